@@ -1,0 +1,35 @@
+// Deadlines: computed once from a timeout, then passed down.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
+namespace p2pkv {
+
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // `seconds` from now; negative counts as zero, and more than a day as a day.
+  static Deadline after(double seconds) {
+    const double bounded = std::clamp(seconds, 0.0, 86400.0);
+    return Deadline(Clock::now() + std::chrono::nanoseconds(static_cast<int64_t>(bounded * 1e9)));
+  }
+
+  bool passed() const { return Clock::now() >= at_; }
+
+  // Milliseconds left for poll(2), rounded up so that a wait never spins on its last fraction.
+  int poll_ms() const {
+    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(at_ - Clock::now()).count();
+    return left <= 0 ? 0 : static_cast<int>((left + 999) / 1000);
+  }
+
+  Clock::time_point at() const { return at_; }
+
+ private:
+  explicit Deadline(Clock::time_point at) : at_(at) {}
+  Clock::time_point at_;
+};
+
+}  // namespace p2pkv

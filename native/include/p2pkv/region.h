@@ -1,0 +1,55 @@
+// Memory that peers on the same host can map: a sealed memfd.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace p2pkv {
+
+// A memfd mapped writable by its owner only. After `create` it is prefaulted and sealed (SHRINK, GROW, FUTURE_WRITE,
+// SEAL): nobody, the owner included, can resize it, and nobody else can map it writable, write to it or punch holes.
+// The destructor unmaps and closes it; readers' mappings live on until they unmap.
+class SharedRegion {
+ public:
+  // Null, with the reason in `error`, when the memory is not to be had.
+  static std::unique_ptr<SharedRegion> create(size_t nbytes, std::string* error);
+  ~SharedRegion();
+  SharedRegion(const SharedRegion&) = delete;
+  SharedRegion& operator=(const SharedRegion&) = delete;
+
+  uint8_t* base() const { return base_; }
+  size_t nbytes() const { return nbytes_; }
+  int fd() const { return fd_; }
+
+ private:
+  SharedRegion(uint8_t* base, size_t nbytes, int fd) : base_(base), nbytes_(nbytes), fd_(fd) {}
+  uint8_t* base_;
+  size_t nbytes_;
+  int fd_;
+};
+
+// A reader's read-only mapping of a peer's memfd. `map` refuses a descriptor that is not sealed or has another size:
+// a peer that could shrink it would kill the reader with SIGBUS.
+class ReadOnlyMapping {
+ public:
+  // Null, with the reason in `error`. The caller keeps `fd`.
+  static std::unique_ptr<ReadOnlyMapping> map(int fd, size_t nbytes, std::string* error);
+  ~ReadOnlyMapping();
+  ReadOnlyMapping(const ReadOnlyMapping&) = delete;
+  ReadOnlyMapping& operator=(const ReadOnlyMapping&) = delete;
+
+  const uint8_t* base() const { return base_; }
+  size_t nbytes() const { return nbytes_; }
+
+  // Maps `[offset, offset + nbytes)` in ahead of its first use; a hint, so failures are of no consequence.
+  void prefault(size_t offset, size_t nbytes) const;
+
+ private:
+  ReadOnlyMapping(const uint8_t* base, size_t nbytes) : base_(base), nbytes_(nbytes) {}
+  const uint8_t* base_;
+  size_t nbytes_;
+};
+
+}  // namespace p2pkv

@@ -1,0 +1,82 @@
+// The native transport interface: the same names as p2pkv/transports/base.py, which says what each promises.
+//
+// Threads: every method may be called from any thread. Only Transfer::wait and close() block on the peer.
+// Nothing here touches Python or throws; failures are statuses or an error string.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "p2pkv/status.h"
+#include "p2pkv/words.h"
+
+namespace p2pkv {
+
+// One piece of memory to read; bytes. Mirrors a row of the (n, 3) int64 array.
+struct Span {
+  int64_t local;   // offset in the local region
+  int64_t remote;  // offset in the remote region
+  int64_t length;
+};
+
+// Local memory known to a transport. `base` stays valid until close() has returned.
+class MemoryRegion {
+ public:
+  virtual ~MemoryRegion() = default;
+  virtual uint8_t* base() const = 0;
+  virtual uint64_t nbytes() const = 0;
+  // What a peer hands to Endpoint::attach; empty if not readable.
+  virtual std::string describe() const = 0;
+  // From its return on, nothing reads this memory for a peer. Idempotent.
+  virtual void close() = 0;
+};
+
+class RemoteRegion {
+ public:
+  virtual ~RemoteRegion() = default;
+  virtual uint64_t nbytes() const = 0;
+};
+
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  // Makes what progress it can without blocking; true once every span has settled.
+  virtual bool done() = 0;
+  // Blocks at most `timeout` seconds; afterwards every span has settled and nothing touches local memory.
+  virtual void wait(double timeout) = 0;
+  // Valid once settled.
+  virtual const std::vector<Status>& statuses() const = 0;
+};
+
+class Endpoint {
+ public:
+  virtual ~Endpoint() = default;
+  virtual std::string describe() = 0;
+  // False, with the reason in `error`, when the blob is not a peer's half of this transport.
+  virtual bool bind(std::string_view remote, std::string* error) = 0;
+  virtual std::shared_ptr<RemoteRegion> attach(std::string_view region, std::string* error) = 0;
+  // `words` is empty or holds one word per span. Never null: what cannot be posted has settled already.
+  virtual std::shared_ptr<Transfer> read(std::shared_ptr<MemoryRegion> local, std::shared_ptr<RemoteRegion> remote,
+                                         std::vector<Span> spans, std::vector<Word> words) = 0;
+  virtual void close() = 0;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual std::string domain() const = 0;
+  // Null, with the reason in `error`. `fd` is the memfd behind the memory, or -1.
+  virtual std::shared_ptr<MemoryRegion> register_memory(uint8_t* base, uint64_t nbytes, int fd, bool readable,
+                                                        std::string* error) = 0;
+  virtual std::shared_ptr<Endpoint> open() = 0;
+  // The owner's half of a handshake in one call: opens an endpoint, binds it to the reader's half and returns its own.
+  // The transport owns that endpoint until the peer is gone. The control loop calls this, so that a new reader is let
+  // in without the interpreter. Empty, with the reason in `error`, when the peer is refused.
+  virtual std::string accept(std::string_view remote, std::string* error) = 0;
+  virtual void close() = 0;
+};
+
+}  // namespace p2pkv

@@ -1,0 +1,12 @@
+// One function per part of the core; module.cc calls them all.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace p2pkv {
+
+void bind_pool(nanobind::module_& m);
+void bind_transports(nanobind::module_& m);
+void bind_control(nanobind::module_& m);
+
+}  // namespace p2pkv

@@ -1,0 +1,57 @@
+"""The errors p2pkv raises, chosen by what the caller must rebuild.
+
+Expected outcomes (a miss, a span that was rejected) are values, never exceptions. ::
+
+    P2PKVError
+    ├── ConfigError             a setting is unknown, malformed or contradicts another: fix the configuration
+    ├── UsageError              the call's arguments are wrong; nothing was changed: fix the call
+    │   └── NotRegisteredError  memory that no ``register_memory`` covers: register it first
+    ├── ClosedError             the object was closed: start a new one
+    ├── TransportError          a transport can't do this here, or the way to one peer is gone: open a new endpoint
+    ├── ControlError            the control plane can't start, or a peer refused a request
+    │   └── VersionError        the peer speaks another protocol version: upgrade one of the two
+    └── MembershipError         the node can't be a member
+        └── DuplicateNodeError  a live node has this id: choose another ``node_id`` or stop that node
+"""
+
+from __future__ import annotations
+
+
+class P2PKVError(Exception):
+    """Anything p2pkv raises on purpose."""
+
+
+class ConfigError(P2PKVError, ValueError):
+    """A setting is unknown, malformed or contradicts another."""
+
+
+class UsageError(P2PKVError, ValueError):
+    """The arguments of a call are wrong; nothing was changed."""
+
+
+class NotRegisteredError(UsageError):
+    """A call names memory that no ``register_memory`` covers."""
+
+
+class ClosedError(P2PKVError):
+    """The object was closed."""
+
+
+class TransportError(P2PKVError):
+    """A transport can't do this here, or the way to one peer is gone."""
+
+
+class ControlError(P2PKVError):
+    """The control plane can't start, or a peer refused a request."""
+
+
+class VersionError(ControlError):
+    """The peer speaks another protocol version."""
+
+
+class MembershipError(P2PKVError):
+    """The node can't be a member of the cluster."""
+
+
+class DuplicateNodeError(MembershipError):
+    """A live node has this id already."""

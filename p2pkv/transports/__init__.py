@@ -1,0 +1,1 @@
+"""The transports p2pkv knows, and the choice between them."""

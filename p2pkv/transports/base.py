@@ -1,0 +1,197 @@
+"""The transport interface: how one node reads registered memory of another.
+
+Data moves by pull only. An owner registers memory as readable; a reader opens an :class:`Endpoint`, exchanges
+``describe()`` blobs with the owner over the control plane, attaches the owner's region and reads spans of it. No
+transport ever grants remote write.
+
+Rules every transport keeps (``p2pkv.testing.transport_contract`` checks them):
+
+* methods are thread-safe, and only ``wait`` and ``close`` block on the peer;
+* after ``wait`` has returned, local memory is the caller's again, time-outs included;
+* a dead peer is ``PEER_LOST`` on its endpoint only, and an endpoint that timed out or lost its peer is done for;
+* ``close`` is idempotent, closes children, and settles what is pending as ``CANCELED``;
+* a span out of range is refused before posting and harms only itself;
+* nothing that was not registered readable can be read, and nothing can be written;
+* a span is ``OK`` only if its generation word, **loaded after the span's last byte was**, has the expected value.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Spans = NDArray[np.int64]
+"""``(n, 3)``: local offset, remote offset, length; bytes."""
+
+Words = NDArray[np.uint64]
+"""``(n, 2)``: the remote offset of the span's generation word, and the value it must have. See :data:`NO_WORD`."""
+
+Statuses = NDArray[np.uint8]
+"""``(n,)`` of :class:`Status`."""
+
+NO_WORD = np.uint64(2**64 - 1)
+"""As a word's offset: this span is read unvalidated."""
+
+
+class Status(IntEnum):
+    """What became of one span of a batched read."""
+
+    OK = 0
+    PENDING = 1
+    OUT_OF_RANGE = 2
+    REJECTED = 3
+    CANCELED = 4
+    PEER_LOST = 5
+    TIMED_OUT = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What a transport can do."""
+
+    one_sided: bool
+    """Reads don't need the owner's processor."""
+    device_memory: bool
+    """Local regions may lie in GPU memory."""
+    same_host: bool
+    """Both ends must run on one host."""
+    max_span: int
+    """The longest span, in bytes, that one read takes."""
+
+
+class Resource(ABC):
+    """Something that is closed when no longer needed; usable in a ``with`` statement."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release it and everything opened from it. Idempotent; may be called while others use it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class FdBacked(Protocol):
+    """Memory that other processes of this host can map, as ``p2pkv._native.SharedRegion`` is."""
+
+    @property
+    def fd(self) -> int: ...
+
+
+class MemoryRegion(Resource):
+    """Memory this process registered with a transport. From ``close`` on, no peer reads it."""
+
+    address: int
+    nbytes: int
+
+    @abstractmethod
+    def describe(self) -> bytes:
+        """Return what a peer hands to :meth:`Endpoint.attach`.
+
+        Raises :class:`~p2pkv.errors.TransportError` if the region was not registered readable.
+        """
+
+
+class RemoteRegion(ABC):
+    """A peer's readable region, as one endpoint sees it. Lives as long as its endpoint."""
+
+    nbytes: int
+
+
+class Transfer(ABC):
+    """A batch of reads on its way."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Make what progress is possible without blocking; true once every span has settled."""
+
+    @abstractmethod
+    def wait(self, timeout: float) -> Statuses:
+        """Block until every span has settled, at most ``timeout`` seconds.
+
+        Spans still pending then become ``TIMED_OUT`` and the endpoint is dead: open a new one. The local memory is
+        the caller's again. Repeated calls return the same statuses.
+        """
+
+
+class Endpoint(Resource):
+    """One peer over one transport. Leased to one batch at a time."""
+
+    @abstractmethod
+    def describe(self) -> bytes:
+        """Return this end's half of the handshake."""
+
+    @abstractmethod
+    def bind(self, remote: bytes) -> None:
+        """Take the peer's half of the handshake. Never blocks on the peer: what is wrong there shows in reads.
+
+        Raises :class:`~p2pkv.errors.TransportError` for a blob that no end of this transport could have written.
+        """
+
+    @abstractmethod
+    def attach(self, region: bytes) -> RemoteRegion:
+        """Make a peer's region readable through this endpoint. Never blocks on the peer.
+
+        Raises :class:`~p2pkv.errors.TransportError` for a malformed blob.
+        """
+
+    @abstractmethod
+    def read(
+        self, local: MemoryRegion, remote: RemoteRegion, spans: Spans, *, words: Words | None
+    ) -> Transfer:
+        """Start reading ``spans`` of ``remote`` into ``local``.
+
+        With ``words``, one per span, a span is ``OK`` only if its word had the expected value after the last byte
+        was read. ``None`` reads unvalidated: for memory that nobody reuses, and for tests. The local memory belongs
+        to the transfer until :meth:`Transfer.wait` has returned. Raises :class:`~p2pkv.errors.UsageError` for
+        arrays of the wrong shape or dtype.
+        """
+
+
+class Transport(Resource):
+    """One way for nodes to read each other's memory."""
+
+    name: ClassVar[str]
+    caps: Caps
+    domain: str
+    """Two ends can connect if and only if their domains are equal."""
+
+    @classmethod
+    @abstractmethod
+    def unavailable(cls) -> str | None:
+        """Return None, or one sentence saying what is missing on this machine."""
+
+    @abstractmethod
+    def register_memory(
+        self, buffer: object, address: int, nbytes: int, *, readable: bool
+    ) -> MemoryRegion:
+        """Make ``nbytes`` at ``address`` usable as the local side of reads and, if ``readable``, by peers.
+
+        ``buffer`` owns the memory and is kept alive until the region is closed. Raises
+        :class:`~p2pkv.errors.TransportError` when this transport can't use the memory that way.
+        """
+
+    @abstractmethod
+    def open(self) -> Endpoint:
+        """Open an endpoint, not yet bound to a peer."""
+
+    @abstractmethod
+    def accept(self, remote: bytes) -> bytes:
+        """Answer a reader's handshake: open an endpoint, bind it to ``remote`` and return its own half.
+
+        The transport keeps that endpoint until the peer is gone or the transport is closed.
+        """
+    @property
+    def native(self) -> Any | None:
+        """The native object that accepts readers without the interpreter, or None for a transport in Python."""
+        return None
