@@ -23,7 +23,6 @@ class ZeroedArray {
   T& operator[](size_t i) { return values_.get()[i]; }
   const T& operator[](size_t i) const { return values_.get()[i]; }
   size_t size() const { return size_; }
-  T* data() { return values_.get(); }
 
  private:
   struct Free {
