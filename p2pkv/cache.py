@@ -219,15 +219,16 @@ class PageCache:
             cached, raw = self.locations.get(ids[rows])
             known = cached.astype(bool)
             locations[rows[known]] = as_locations(raw)[known]
+            known &= self._owner_is_present(locations[rows], known)
             self._metrics.looked_up_pages.labels("location_cache").inc(int(known.sum()))
         unknown = np.flatnonzero(~known)
         if len(unknown):
             asked = rows[unknown]
             found, there = self._directory.get(ids[asked], deadline)
+            found &= self._owner_is_present(there, found)
             locations[asked[found]] = there[found]
             known[unknown[found]] = True
             self.locations.put(ids[asked[found]], as_bytes(there[found]))
-        known &= self._owner_is_present(locations[rows], known)
         return rows[known]
 
     def _owner_is_present(self, locations: Locations, known: NDArray[np.bool_]) -> NDArray[np.bool_]:

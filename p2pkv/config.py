@@ -126,7 +126,7 @@ class Config:
 
     @property
     def transport_names(self) -> tuple[str, ...]:
-        """``transports`` as a tuple."""
+        """``transports`` as a tuple; ``("auto",)`` where the node chooses."""
         return tuple(self.transports)
 
     @property

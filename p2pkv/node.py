@@ -87,7 +87,9 @@ class Node:
         undo.callback(self._server.close)
         self._server.start()
         host, _ = split_address("listen", config.listen)
-        self._transports = [*extra_transports, *transports.create(config.transport_names, host=host)]
+        advertise, _ = split_address("address", self._server.address)
+        wanted = "auto" if config.transport_names == ("auto",) else config.transport_names
+        self._transports = [*extra_transports, *transports.create(wanted, host=host, advertise=advertise)]
         for transport in self._transports:
             undo.callback(transport.close)
         self._transfers = TransferEngine(self._transports, self._connect, self.metrics)
@@ -110,8 +112,8 @@ class Node:
         config = self.config
         engine = EmbeddedMembership if config.membership == "embedded" else StaticMembership
         membership = engine(
-            Identity(config.node_id, self._transfers.domains),
             ControlNetwork(self._server, self._client),
+            Identity(config.node_id, self._transfers.domains),
             join=config.join_addresses,
             listeners=Listeners(self._view_changed, self._resurrected, self._expelled),
         )

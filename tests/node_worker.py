@@ -17,7 +17,9 @@ import pages
 from numpy.typing import NDArray
 
 from p2pkv import Config, Node, Outcome, P2PKVError
-from p2pkv.testing.hunting import transports_for
+from p2pkv.transports.base import Transport
+from p2pkv.transports.faulty import Faults, FaultyTransport
+from p2pkv.transports.native import ShmTransport, TcpTransport
 
 
 class Worker:
@@ -26,7 +28,7 @@ class Worker:
         self.memory: NDArray[np.uint8] = np.zeros(0, np.uint8)
 
     def start(self, config: dict[str, Any], memory: int = 16 << 20, sabotage: str = "") -> dict[str, Any]:
-        extra = transports_for(sabotage, config)
+        extra = _sabotaged(sabotage, config["transports"][0]) if sabotage else []
         self.node = Node.start(Config.load(config, environ={}), extra_transports=extra)
         self.memory = np.zeros(memory, np.uint8)
         self.node.register_memory(self.memory)
@@ -123,6 +125,11 @@ class Worker:
                 n_hits += int(outcomes.sum())
                 bad += pages.wrong(rows, keys, outcomes)
         return {"hits": n_hits, "asked": n_asked, "wrong": bad[:10], "n_wrong": len(bad)}
+
+
+def _sabotaged(fault: str, transport: str) -> list[Transport]:
+    inner = {"shm": ShmTransport, "tcp": TcpTransport}[transport]()
+    return [FaultyTransport(inner, Faults(**{fault: True}))]
 
 
 def main() -> None:

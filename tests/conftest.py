@@ -1,0 +1,15 @@
+"""Fixtures for tests that run whole nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cluster import Cluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """Node processes that are gone when the test ends, however it ends."""
+    with Cluster() as cluster:
+        yield cluster
