@@ -43,6 +43,8 @@ class Wakeup {
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t n = write(fd_.get(), &one, sizeof one);  // can only fail when set already
   }
+  // Frees the descriptor; nobody may poll it any more. set() does nothing from then on.
+  void close() { fd_.reset(); }
   void clear() const {
     uint64_t count;
     [[maybe_unused]] const ssize_t n = read(fd_.get(), &count, sizeof count);

@@ -30,6 +30,7 @@ void Doorman::close() {
   stop_.set();
   thread_.join();
   listener_.reset();
+  stop_.close();
 }
 
 void Doorman::run() {

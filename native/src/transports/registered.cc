@@ -22,6 +22,7 @@ void RegisteredRegion::close() {
   }
   if (!is_first) return;
   table_->remove(id_);
+  options_.fd.reset();
   if (options_.on_closed) options_.on_closed(id_);
 }
 

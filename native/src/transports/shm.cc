@@ -80,6 +80,7 @@ class ShmTransport final : public Transport {
   }
 
   void close() override {
+    const std::lock_guard closing(closing_);
     endpoints_.close();
     regions_->close();
     if (server_) server_->close();
@@ -108,6 +109,7 @@ class ShmTransport final : public Transport {
   std::unique_ptr<shm::Server> server_;
   shm::Mappings mappings_;
   EndpointList endpoints_;
+  std::mutex closing_;  // held by the one close() that does the work, so that the others return after it
 };
 
 }  // namespace

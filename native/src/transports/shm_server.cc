@@ -84,6 +84,7 @@ void Server::close() {
   }
   wake_.set();
   thread_.join();
+  wake_.close();
   const std::lock_guard lock(mutex_);
   readers_.clear();
 }

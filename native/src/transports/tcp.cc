@@ -53,6 +53,7 @@ class TcpTransport final : public TcpTransportBase {
   }
 
   void close() override {
+    const std::lock_guard closing(closing_);
     endpoints_.close();
     regions_->close();
     if (server_) server_->close();
@@ -63,6 +64,7 @@ class TcpTransport final : public TcpTransportBase {
   const std::shared_ptr<RegionTable> regions_ = std::make_shared<RegionTable>();
   std::unique_ptr<tcp::Server> server_;
   EndpointList endpoints_;
+  std::mutex closing_;  // held by the one close() that does the work, so that the others return after it
 };
 
 }  // namespace

@@ -118,6 +118,7 @@ void Server::close() {
   is_closing_ = true;
   emptied_.wait(lock, [this] { return connections_.empty(); });
   last_to_leave_.join();
+  stop_.close();
 }
 
 void Server::drop_grant(uint64_t grant) {
