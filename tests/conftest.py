@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 from cluster import Cluster
 
+pytest.register_assert_rewrite("p2pkv.testing.transport_contract")
+
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:

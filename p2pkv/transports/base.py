@@ -20,10 +20,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from p2pkv.errors import UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -81,6 +83,7 @@ class Resource(ABC):
         self.close()
 
 
+@runtime_checkable
 class FdBacked(Protocol):
     """Memory that other processes of this host can map, as ``p2pkv._native.SharedRegion`` is."""
 
@@ -153,8 +156,10 @@ class Endpoint(Resource):
 
         With ``words``, one per span, a span is ``OK`` only if its word had the expected value after the last byte
         was read. ``None`` reads unvalidated: for memory that nobody reuses, and for tests. The local memory belongs
-        to the transfer until :meth:`Transfer.wait` has returned. Raises :class:`~p2pkv.errors.UsageError` for
-        arrays of the wrong shape or dtype.
+        to the transfer until :meth:`Transfer.wait` has returned; a transfer that is dropped before that is canceled,
+        and its endpoint is done for. While one transfer is pending, another settles as ``CANCELED`` at once. Raises
+        :class:`~p2pkv.errors.UsageError` for arrays of the wrong shape or dtype, and for regions that are not this
+        transport's and this endpoint's.
         """
 
 
@@ -172,9 +177,7 @@ class Transport(Resource):
         """Return None, or one sentence saying what is missing on this machine."""
 
     @abstractmethod
-    def register_memory(
-        self, buffer: object, address: int, nbytes: int, *, readable: bool
-    ) -> MemoryRegion:
+    def register_memory(self, buffer: object, address: int, nbytes: int, *, readable: bool) -> MemoryRegion:
         """Make ``nbytes`` at ``address`` usable as the local side of reads and, if ``readable``, by peers.
 
         ``buffer`` owns the memory and is kept alive until the region is closed. Raises
@@ -189,9 +192,40 @@ class Transport(Resource):
     def accept(self, remote: bytes) -> bytes:
         """Answer a reader's handshake: open an endpoint, bind it to ``remote`` and return its own half.
 
-        The transport keeps that endpoint until the peer is gone or the transport is closed.
+        The transport keeps what is needed of it until the peer is gone or the transport is closed. Raises
+        :class:`~p2pkv.errors.TransportError` for a blob that no end of this transport could have written.
         """
+
     @property
     def native(self) -> Any | None:
         """The native object that accepts readers without the interpreter, or None for a transport in Python."""
         return None
+
+
+def check_batch(spans: Spans, words: Words | None) -> tuple[Spans, Words | None]:
+    """Return the arrays of a read, contiguous, or raise UsageError: for implementations of :meth:`Endpoint.read`."""
+    if spans.dtype != np.int64 or spans.ndim != 2 or spans.shape[1] != 3:
+        raise UsageError(f"spans must be an (n, 3) int64 array, not {spans.shape} {spans.dtype}")
+    spans = np.ascontiguousarray(spans)
+    if words is None:
+        return spans, None
+    if words.dtype != np.uint64 or words.shape != (len(spans), 2):
+        raise UsageError(f"words must be a ({len(spans)}, 2) uint64 array, not {words.shape} {words.dtype}")
+    return spans, np.ascontiguousarray(words)
+
+
+def screen_spans(spans: Spans, words: Words | None, *, local_nbytes: int, remote_nbytes: int) -> Statuses:
+    """Return ``PENDING`` for each span that may be posted and ``OUT_OF_RANGE`` for the others."""
+    local, remote, length = spans[:, 0], spans[:, 1], spans[:, 2]
+    fits = (local >= 0) & (remote >= 0) & (length >= 0)
+    # Compared as room left, which can't overflow as a sum could.
+    fits &= (length <= local_nbytes - np.maximum(local, 0)) & (
+        length <= remote_nbytes - np.maximum(remote, 0)
+    )
+    if words is not None:
+        at = words[:, 0]
+        has_room = remote_nbytes >= 8
+        fits &= (at == NO_WORD) | (
+            (at % np.uint64(8) == 0) & (at <= np.uint64(max(remote_nbytes - 8, 0))) & has_room
+        )
+    return np.where(fits, np.uint8(Status.PENDING), np.uint8(Status.OUT_OF_RANGE))

@@ -23,7 +23,7 @@ struct Span {
 };
 
 // Local memory known to a transport. `base` stays valid until close() has returned.
-class MemoryRegion {
+class MemoryRegion : public std::enable_shared_from_this<MemoryRegion> {
  public:
   virtual ~MemoryRegion() = default;
   virtual uint8_t* base() const = 0;
@@ -34,13 +34,13 @@ class MemoryRegion {
   virtual void close() = 0;
 };
 
-class RemoteRegion {
+class RemoteRegion : public std::enable_shared_from_this<RemoteRegion> {
  public:
   virtual ~RemoteRegion() = default;
   virtual uint64_t nbytes() const = 0;
 };
 
-class Transfer {
+class Transfer : public std::enable_shared_from_this<Transfer> {
  public:
   virtual ~Transfer() = default;
   // Makes what progress it can without blocking; true once every span has settled.
@@ -51,7 +51,7 @@ class Transfer {
   virtual const std::vector<Status>& statuses() const = 0;
 };
 
-class Endpoint {
+class Endpoint : public std::enable_shared_from_this<Endpoint> {
  public:
   virtual ~Endpoint() = default;
   virtual std::string describe() = 0;
@@ -65,7 +65,7 @@ class Endpoint {
   virtual void close() = 0;
 };
 
-class Transport {
+class Transport : public std::enable_shared_from_this<Transport> {
  public:
   virtual ~Transport() = default;
   virtual std::string domain() const = 0;

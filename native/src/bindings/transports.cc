@@ -1,7 +1,201 @@
+// Python's view of the native transports and of shared memory. p2pkv/transports/native.py adapts it to the
+// interface.
+#include "p2pkv/transports.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
 #include "bindings.h"
+#include "p2pkv/region.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace p2pkv {
+namespace {
 
-void bind_transports(nanobind::module_& m) {}
+using SpanArray = nb::ndarray<const int64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
+using WordArray = nb::ndarray<const uint64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
+using StatusArray = nb::ndarray<nb::numpy, uint8_t, nb::shape<-1>, nb::c_contig>;
+using ByteArray = nb::ndarray<nb::numpy, uint8_t, nb::shape<-1>, nb::c_contig>;
+
+static_assert(sizeof(Span) == 3 * sizeof(int64_t) && sizeof(Word) == 2 * sizeof(uint64_t) &&
+                  sizeof(Status) == 1,
+              "rows of the arrays are copied as they are");
+
+template <typename Row, typename Array>
+std::vector<Row> to_rows(const Array& array) {
+  std::vector<Row> rows(array.shape(0));
+  if (!rows.empty()) std::memcpy(rows.data(), array.data(), rows.size() * sizeof(Row));
+  return rows;
+}
+
+// Every refusal of the core is a RuntimeError with its reason; the adapter says what kind it is.
+template <typename T>
+T or_raise(T value, const std::string& error) {
+  if (!value) throw std::runtime_error(error);
+  return value;
+}
+
+nb::bytes to_bytes(const std::string& text) {
+  return nb::bytes(text.data(), text.size());
+}
+
+std::string_view view(const nb::bytes& bytes) {
+  return {static_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+void bind_shared_region(nb::module_& m) {
+  nb::class_<SharedRegion>(m, "SharedRegion",
+                           "Sealed memory that peers on this host can map; writable here only.")
+      .def_static(
+          "create",
+          [](size_t nbytes) {
+            std::string error;
+            std::unique_ptr<SharedRegion> region;
+            {
+              const nb::gil_scoped_release unlocked;
+              region = SharedRegion::create(nbytes, &error);
+            }
+            if (!region) {
+              PyErr_SetString(PyExc_OSError, error.c_str());
+              throw nb::python_error();
+            }
+            return region;
+          },
+          "nbytes"_a)
+      .def_prop_ro("address",
+                   [](const SharedRegion& self) { return reinterpret_cast<uintptr_t>(self.base()); })
+      .def_prop_ro("nbytes", &SharedRegion::nbytes)
+      .def_prop_ro("fd", &SharedRegion::fd)
+      .def_prop_ro("array", [](nb::object self) {
+        const auto& region = nb::cast<const SharedRegion&>(self);
+        return ByteArray(region.base(), {region.nbytes()}, self);  // keeps the region alive
+      });
+}
+
+void bind_transfer(nb::module_& m) {
+  nb::class_<Transfer>(m, "Transfer")
+      .def("done", &Transfer::done, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "wait",
+          [](Transfer& self, double timeout) {
+            {
+              const nb::gil_scoped_release unlocked;
+              self.wait(timeout);
+            }
+            const auto& statuses = self.statuses();
+            auto* copy = new uint8_t[statuses.size()];
+            if (!statuses.empty()) std::memcpy(copy, statuses.data(), statuses.size());
+            nb::capsule owner(copy, [](void* at) noexcept { delete[] static_cast<uint8_t*>(at); });
+            return StatusArray(copy, {statuses.size()}, owner);
+          },
+          "timeout"_a);
+}
+
+void bind_endpoint(nb::module_& m) {
+  nb::class_<MemoryRegion>(m, "MemoryRegion")
+      .def_prop_ro("address",
+                   [](const MemoryRegion& self) { return reinterpret_cast<uintptr_t>(self.base()); })
+      .def_prop_ro("nbytes", &MemoryRegion::nbytes)
+      .def("describe", [](const MemoryRegion& self) { return to_bytes(self.describe()); })
+      .def("close", &MemoryRegion::close, nb::call_guard<nb::gil_scoped_release>());
+
+  nb::class_<RemoteRegion>(m, "RemoteRegion").def_prop_ro("nbytes", &RemoteRegion::nbytes);
+
+  nb::class_<Endpoint>(m, "Endpoint")
+      .def("describe", [](Endpoint& self) { return to_bytes(self.describe()); })
+      .def(
+          "bind",
+          [](Endpoint& self, const nb::bytes& remote) {
+            std::string error;
+            or_raise(self.bind(view(remote), &error), error);
+          },
+          "remote"_a)
+      .def(
+          "attach",
+          [](Endpoint& self, const nb::bytes& region) {
+            std::string error;
+            return or_raise(self.attach(view(region), &error), error);
+          },
+          "region"_a)
+      .def(
+          "read",
+          [](Endpoint& self, std::shared_ptr<MemoryRegion> local, std::shared_ptr<RemoteRegion> remote,
+             const SpanArray& spans, const std::optional<WordArray>& words) {
+            auto span_rows = to_rows<Span>(spans);
+            auto word_rows = words ? to_rows<Word>(*words) : std::vector<Word>();
+            if (words && word_rows.size() != span_rows.size())
+              throw nb::value_error("one word per span is needed");
+            const nb::gil_scoped_release unlocked;
+            return self.read(std::move(local), std::move(remote), std::move(span_rows), std::move(word_rows));
+          },
+          "local"_a, "remote"_a, "spans"_a.noconvert(), "words"_a.noconvert().none())
+      .def("close", &Endpoint::close, nb::call_guard<nb::gil_scoped_release>());
+}
+
+void bind_transport(nb::module_& m) {
+  nb::class_<Transport>(m, "Transport")
+      .def_prop_ro("domain", &Transport::domain)
+      .def(
+          "register_memory",
+          [](Transport& self, uintptr_t address, uint64_t nbytes, int fd, bool readable) {
+            std::string error;
+            auto region =
+                self.register_memory(reinterpret_cast<uint8_t*>(address), nbytes, fd, readable, &error);
+            return or_raise(std::move(region), error);
+          },
+          "address"_a, "nbytes"_a, "fd"_a, "readable"_a)
+      .def("open", &Transport::open, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "accept",
+          [](Transport& self, const nb::bytes& remote) {
+            std::string error;
+            const std::string blob = self.accept(view(remote), &error);
+            if (blob.empty()) throw std::runtime_error(error);
+            return to_bytes(blob);
+          },
+          "remote"_a)
+      .def("close", &Transport::close, nb::call_guard<nb::gil_scoped_release>());
+
+  nb::class_<TcpTransportBase, Transport>(m, "TcpTransport").def_prop_ro("port", &TcpTransportBase::port);
+
+  m.def("shm_transport", [] {
+    std::string error;
+    return or_raise(make_shm_transport(&error), error);
+  });
+  m.def(
+      "tcp_transport",
+      [](const std::string& host, uint16_t port, uint32_t streams, const std::string& advertise) {
+        std::string error;
+        std::shared_ptr<TcpTransportBase> transport;
+        {
+          const nb::gil_scoped_release unlocked;  // a host name may take its time
+          transport = make_tcp_transport({host, port, streams, advertise}, &error);
+        }
+        return or_raise(std::move(transport), error);
+      },
+      "host"_a = "127.0.0.1", "port"_a = 0, "streams"_a = 2, "advertise"_a = "");
+}
+
+}  // namespace
+
+void bind_transports(nb::module_& m) {
+  bind_shared_region(m);
+  bind_transfer(m);
+  bind_endpoint(m);
+  bind_transport(m);
+}
 
 }  // namespace p2pkv

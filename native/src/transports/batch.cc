@@ -1,0 +1,93 @@
+#include "batch.h"
+
+namespace p2pkv {
+
+bool Batch::done() {
+  if (has_settled()) return true;
+  // Another thread is moving the bytes: its progress is ours.
+  if (!take_turn(nullptr, false)) return has_settled();
+  if (!has_settled() && (drive(nullptr) || is_aborted())) finish();
+  end_turn();
+  return has_settled();
+}
+
+void Batch::wait(double timeout) {
+  if (has_settled()) return;
+  const Deadline deadline = Deadline::after(timeout);
+  if (!take_turn(&deadline, true)) {
+    abort(Status::kTimedOut);
+    take_turn(nullptr, true);
+  }
+  if (!has_settled()) {
+    if (!drive(&deadline)) abort(Status::kTimedOut);
+    finish();
+  }
+  end_turn();
+}
+
+void Batch::abort(Status reason) {
+  Status none = Status::kPending;
+  if (abort_reason_.compare_exchange_strong(none, reason, std::memory_order_acq_rel)) interrupt();
+}
+
+void Batch::settle(Status reason) {
+  if (has_settled()) return;
+  abort(reason);
+  take_turn(nullptr, true);
+  if (!has_settled()) finish();
+  end_turn();
+}
+
+// Makes the caller the one thread that drives. Without a deadline it waits as long as it takes, if it may
+// block.
+bool Batch::take_turn(const Deadline* deadline, bool may_block) {
+  std::unique_lock lock(mutex_);
+  const auto is_free = [this] { return !is_driven_; };
+  if (!may_block) {
+    if (is_driven_) return false;
+  } else if (deadline == nullptr) {
+    turn_ended_.wait(lock, is_free);
+  } else if (!turn_ended_.wait_until(lock, deadline->at(), is_free)) {
+    return false;
+  }
+  is_driven_ = true;
+  return true;
+}
+
+void Batch::end_turn() {
+  // Notified under the lock: a waiter may destroy the batch as soon as it has its turn.
+  const std::lock_guard lock(mutex_);
+  is_driven_ = false;
+  turn_ended_.notify_all();
+}
+
+void Batch::finish() {
+  const Status reason = abort_reason_.load(std::memory_order_acquire);
+  if (reason != Status::kPending) {
+    quiesce();
+    for (Status& status : statuses_) {
+      if (status == Status::kPending) status = reason;
+    }
+  }
+  has_settled_.store(true, std::memory_order_release);
+}
+
+std::vector<Status> screen_spans(const std::vector<Span>& spans, const std::vector<Word>& words,
+                                 uint64_t local_nbytes, uint64_t remote_nbytes) {
+  std::vector<Status> statuses(spans.size(), Status::kPending);
+  const auto lies_within = [](int64_t offset, int64_t length, uint64_t nbytes) {
+    return offset >= 0 && length >= 0 && static_cast<uint64_t>(length) <= nbytes &&
+           static_cast<uint64_t>(offset) <= nbytes - static_cast<uint64_t>(length);
+  };
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const bool bytes_fit = lies_within(spans[i].local, spans[i].length, local_nbytes) &&
+                           lies_within(spans[i].remote, spans[i].length, remote_nbytes);
+    const bool word_fits =
+        words.empty() || words[i].offset == kNoWord ||
+        (words[i].offset % 8 == 0 && remote_nbytes >= 8 && words[i].offset <= remote_nbytes - 8);
+    if (!bytes_fit || !word_fits) statuses[i] = Status::kOutOfRange;
+  }
+  return statuses;
+}
+
+}  // namespace p2pkv

@@ -1,0 +1,85 @@
+// A transfer of a built-in transport: who drives it, how it ends early, and when local memory is the caller's
+// again.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "p2pkv/clock.h"
+#include "p2pkv/transport.h"
+#include "registered.h"
+
+namespace p2pkv {
+
+// One batch of reads. Its bytes are moved by the threads that call done() and wait(), one at a time, plus
+// what helpers the subclass has. It ends in one of two ways: drive() reports every span settled, or somebody
+// aborts it; then no helper touches local memory any more once quiesce() has returned, and pending spans
+// become what abort() said.
+class Batch : public Transfer {
+ public:
+  bool done() final;
+  void wait(double timeout) final;
+  const std::vector<Status>& statuses() const final { return statuses_; }
+
+  // Ends the batch early, for the first reason given; returns at once.
+  void abort(Status reason);
+  // Ends the batch early and returns when nothing touches local memory. Does nothing once it has settled.
+  void settle(Status reason);
+  bool has_settled() const { return has_settled_.load(std::memory_order_acquire); }
+
+ protected:
+  Batch(std::shared_ptr<RegisteredRegion> local, std::vector<Span> spans, std::vector<Word> words,
+        std::vector<Status> statuses)
+      : local_(std::move(local)),
+        spans_(std::move(spans)),
+        words_(std::move(words)),
+        statuses_(std::move(statuses)) {}
+
+  // Moves bytes until `deadline`, or without blocking if it is null. True once every span has settled; false
+  // at the deadline, when it would block, and soon after abort().
+  virtual bool drive(const Deadline* deadline) = 0;
+  // Makes a drive() that blocks in another thread, and the helpers, return soon.
+  virtual void interrupt() = 0;
+  // Called after abort(), by the thread that drives: returns when helpers are out of local memory.
+  virtual void quiesce() = 0;
+
+  bool is_aborted() const { return abort_reason_.load(std::memory_order_acquire) != Status::kPending; }
+  bool is_validated(size_t span) const { return !words_.empty() && words_[span].offset != kNoWord; }
+
+  const std::shared_ptr<RegisteredRegion> local_;
+  const std::vector<Span> spans_;
+  const std::vector<Word> words_;  // empty, or one per span
+  std::vector<Status> statuses_;   // written by the driving thread, and by helpers for their own spans
+
+ private:
+  bool take_turn(const Deadline* deadline, bool may_block);
+  void end_turn();
+  void finish();
+
+  std::atomic<Status> abort_reason_{Status::kPending};
+  std::atomic<bool> has_settled_{false};
+  std::mutex mutex_;  // guards is_driven_
+  std::condition_variable turn_ended_;
+  bool is_driven_ = false;
+};
+
+// The outcome of a read that could not be posted.
+class SettledTransfer final : public Transfer {
+ public:
+  explicit SettledTransfer(std::vector<Status> statuses) : statuses_(std::move(statuses)) {}
+  bool done() override { return true; }
+  void wait(double) override {}
+  const std::vector<Status>& statuses() const override { return statuses_; }
+
+ private:
+  const std::vector<Status> statuses_;
+};
+
+// kPending for each span that may be posted, kOutOfRange for the others.
+std::vector<Status> screen_spans(const std::vector<Span>& spans, const std::vector<Word>& words,
+                                 uint64_t local_nbytes, uint64_t remote_nbytes);
+
+}  // namespace p2pkv

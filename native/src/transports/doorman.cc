@@ -1,0 +1,97 @@
+#include "doorman.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace p2pkv {
+namespace {
+
+bool is_own_user(int connection) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
+}
+
+}  // namespace
+
+Doorman::Doorman(UniqueFd listener, Rules rules, Admit admit)
+    : listener_(std::move(listener)), rules_(rules), admit_(std::move(admit)) {}
+
+bool Doorman::start(std::string* error) {
+  if (thread_.start(rules_.thread_name, [this] { run(); })) return true;
+  *error = "cannot start a thread for incoming connections";
+  return false;
+}
+
+void Doorman::close() {
+  stop_.set();
+  thread_.join();
+  listener_.reset();
+  stop_.close();
+}
+
+void Doorman::run() {
+  std::vector<pollfd> fds;
+  for (;;) {
+    fds.assign(
+        {{stop_.fd(), POLLIN, 0}, {listener_.get(), static_cast<short>(is_out_of_fds_ ? 0 : POLLIN), 0}});
+    for (const Visitor& visitor : visitors_) fds.push_back({visitor.connection.get(), POLLIN, 0});
+    if (poll(fds.data(), fds.size(), poll_ms()) < 0 && errno != EINTR) return;
+    if (fds[0].revents) break;
+    is_out_of_fds_ = false;
+
+    size_t n_kept = 0;
+    for (size_t i = 0; i < visitors_.size(); ++i) {
+      uint64_t grant = 0;
+      Verdict verdict = fds[i + 2].revents ? hear(visitors_[i], &grant) : Verdict::kWaiting;
+      if (verdict == Verdict::kAdmitted) admit_(std::move(visitors_[i].connection), grant);
+      if (verdict != Verdict::kWaiting || visitors_[i].deadline.passed()) continue;
+      if (n_kept != i) visitors_[n_kept] = std::move(visitors_[i]);
+      ++n_kept;
+    }
+    visitors_.erase(visitors_.begin() + static_cast<std::ptrdiff_t>(n_kept), visitors_.end());
+    if (fds[1].revents) accept_all();
+  }
+  visitors_.clear();
+}
+
+void Doorman::accept_all() {
+  // A bound, so that a flood of connections can't keep those that wait from being heard.
+  for (size_t i = 0; i < kMaxVisitors; ++i) {
+    UniqueFd connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!connection) {
+      if (errno == ECONNABORTED || errno == EINTR) continue;
+      if (errno != EAGAIN) {
+        // Out of descriptors or memory: the oldest visitor makes room, and the next try comes after a pause.
+        if (!visitors_.empty()) visitors_.erase(visitors_.begin());
+        is_out_of_fds_ = true;
+      }
+      return;
+    }
+    if (rules_.same_user_only && !is_own_user(connection.get())) continue;
+    if (visitors_.size() >= kMaxVisitors) visitors_.erase(visitors_.begin());
+    visitors_.push_back({std::move(connection), Deadline::after(kPatience), 0, {}});
+  }
+}
+
+Doorman::Verdict Doorman::hear(Visitor& visitor, uint64_t* grant) {
+  auto* at = reinterpret_cast<uint8_t*>(&visitor.hello) + visitor.n_received;
+  const ssize_t n = recv(visitor.connection.get(), at, sizeof(Hello) - visitor.n_received, MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return Verdict::kWaiting;
+  if (n <= 0) return Verdict::kDropped;
+  visitor.n_received += static_cast<size_t>(n);
+  if (visitor.n_received < sizeof(Hello)) return Verdict::kWaiting;
+  const Hello& hello = visitor.hello;
+  const bool is_ours = hello.magic == rules_.magic && hello.version == kFrameVersion;
+  return is_ours && tokens_.redeem(hello.token, grant) ? Verdict::kAdmitted : Verdict::kDropped;
+}
+
+int Doorman::poll_ms() const {
+  if (is_out_of_fds_) return 100;
+  return visitors_.empty() ? -1 : std::max(1, visitors_.front().deadline.poll_ms());
+}
+
+}  // namespace p2pkv

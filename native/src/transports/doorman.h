@@ -1,0 +1,66 @@
+// The door of a listening transport: lets in peers that show a live token, and nobody else.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "frames.h"
+#include "p2pkv/clock.h"
+#include "p2pkv/fd.h"
+#include "p2pkv/thread.h"
+#include "p2pkv/tokens.h"
+
+namespace p2pkv {
+
+// One thread accepts connections and reads their Hello, however slowly each comes, without any of them
+// holding up the others. At most kMaxVisitors wait at a time (the oldest is dropped), each for at most
+// kPatience.
+class Doorman {
+ public:
+  static constexpr size_t kMaxVisitors = 256;
+  static constexpr double kPatience = 5.0;
+
+  struct Rules {
+    uint32_t magic;       // of the Hello
+    bool same_user_only;  // Unix sockets: the peer's uid must be ours
+    const char* thread_name;
+  };
+  // Called on the doorman's thread with the connection of an admitted peer.
+  using Admit = std::function<void(UniqueFd connection, uint64_t grant)>;
+
+  Doorman(UniqueFd listener, Rules rules, Admit admit);
+  ~Doorman() { close(); }
+  bool start(std::string* error);
+  // Returns when the thread has ended; connections that were waiting are dropped.
+  void close();
+
+  TokenTable& tokens() { return tokens_; }
+
+ private:
+  struct Visitor {
+    UniqueFd connection;
+    Deadline deadline;
+    size_t n_received;
+    Hello hello;
+  };
+  enum class Verdict { kWaiting, kAdmitted, kDropped };
+
+  void run();
+  void accept_all();
+  Verdict hear(Visitor& visitor, uint64_t* grant);
+  int poll_ms() const;
+
+  UniqueFd listener_;
+  const Rules rules_;
+  const Admit admit_;
+  TokenTable tokens_;
+  Wakeup stop_;
+  NamedThread thread_;
+  // Of the thread alone.
+  std::vector<Visitor> visitors_;  // oldest first
+  bool is_out_of_fds_ = false;
+};
+
+}  // namespace p2pkv

@@ -1,0 +1,89 @@
+#include "leased_endpoint.h"
+
+#include <algorithm>
+
+namespace p2pkv {
+namespace {
+
+std::shared_ptr<Transfer> all_settled(size_t n_spans, Status status) {
+  return std::make_shared<SettledTransfer>(std::vector<Status>(n_spans, status));
+}
+
+}  // namespace
+
+std::shared_ptr<Transfer> LeasedEndpoint::read(std::shared_ptr<MemoryRegion> local,
+                                               std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
+                                               std::vector<Word> words) {
+  auto registered = std::dynamic_pointer_cast<RegisteredRegion>(local);
+  const bool is_well_formed = registered && remote && (words.empty() || words.size() == spans.size());
+  if (!is_well_formed) return all_settled(spans.size(), Status::kOutOfRange);
+  auto statuses = screen_spans(spans, words, registered->nbytes(), remote->nbytes());
+
+  const bool has_work = std::find(statuses.begin(), statuses.end(), Status::kPending) != statuses.end();
+  if (!has_work) return std::make_shared<SettledTransfer>(std::move(statuses));
+
+  std::shared_ptr<Batch>
+      active;  // outlives the lock: if this is its last owner, its end takes the lock again
+  const std::lock_guard lock(mutex_);
+  active = active_.lock();
+  const bool is_busy = active && !active->has_settled();
+  Status refusal = Status::kPending;
+  if (is_closed_ || is_busy) refusal = Status::kCanceled;
+  if (refusal == Status::kPending && (is_severed_ || !is_bound())) refusal = Status::kPeerLost;
+  if (refusal != Status::kPending) {
+    for (Status& status : statuses) {
+      if (status == Status::kPending) status = refusal;
+    }
+    return std::make_shared<SettledTransfer>(std::move(statuses));
+  }
+  const size_t n_spans = spans.size();
+  auto batch = start_batch(std::move(registered), std::move(remote), std::move(spans), std::move(words),
+                           std::move(statuses));
+  if (!batch) return all_settled(n_spans, Status::kOutOfRange);
+  active_ = batch;
+  return batch;
+}
+
+void LeasedEndpoint::sever() {
+  const std::lock_guard lock(mutex_);
+  if (is_severed_) return;
+  is_severed_ = true;
+  shutdown_sockets();
+}
+
+void LeasedEndpoint::close() {
+  const std::lock_guard closing(closing_);
+  if (is_released_) return;
+  std::shared_ptr<Batch> active;
+  {
+    const std::lock_guard lock(mutex_);
+    is_closed_ = true;
+    active = active_.lock();
+  }
+  if (active) active->settle(Status::kCanceled);
+  sever();
+  release();
+  is_released_ = true;
+}
+
+bool EndpointList::add(const std::shared_ptr<Endpoint>& endpoint) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(endpoints_, [](const auto& known) { return known.expired(); });
+  if (is_closed_) return false;
+  endpoints_.push_back(endpoint);
+  return true;
+}
+
+void EndpointList::close() {
+  std::vector<std::shared_ptr<Endpoint>> endpoints;
+  {
+    const std::lock_guard lock(mutex_);
+    is_closed_ = true;
+    for (auto& known : endpoints_) {
+      if (auto endpoint = known.lock()) endpoints.push_back(std::move(endpoint));
+    }
+  }
+  for (auto& endpoint : endpoints) endpoint->close();
+}
+
+}  // namespace p2pkv

@@ -1,0 +1,60 @@
+// What the endpoints of the built-in transports have in common: one batch at a time, and a clean end.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "batch.h"
+#include "p2pkv/transport.h"
+#include "registered.h"
+
+namespace p2pkv {
+
+class LeasedEndpoint : public Endpoint {
+ public:
+  std::shared_ptr<Transfer> read(std::shared_ptr<MemoryRegion> local, std::shared_ptr<RemoteRegion> remote,
+                                 std::vector<Span> spans, std::vector<Word> words) final;
+  void close() final;
+
+  // Breaks the way to the peer, so that system calls of other threads on it return. The endpoint is done for.
+  void sever();
+
+ protected:
+  // All called with mutex_ held; none blocks.
+  // The start of a batch whose `statuses` say which spans to post; null if `remote` is not of this endpoint.
+  virtual std::shared_ptr<Batch> start_batch(std::shared_ptr<RegisteredRegion> local,
+                                             std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
+                                             std::vector<Word> words, std::vector<Status> statuses) = 0;
+  virtual bool is_bound() const = 0;
+  virtual void shutdown_sockets() = 0;
+  // Called once, without mutex_, when nothing is in flight any more: closes sockets, ends helpers, revokes
+  // the grant.
+  virtual void release() = 0;
+
+  std::mutex mutex_;  // guards the members below and those of subclasses
+  bool is_closed_ = false;
+  bool is_severed_ = false;
+
+ private:
+  std::weak_ptr<Batch> active_;
+  bool is_released_ = false;
+  std::mutex closing_;  // held by the one close() that does the work, so that the others return after it
+};
+
+// The endpoints a transport has opened and not yet forgotten.
+class EndpointList {
+ public:
+  // False once closed.
+  bool add(const std::shared_ptr<Endpoint>& endpoint);
+  void close();
+
+ private:
+  std::mutex mutex_;  // guards all below
+  std::vector<std::weak_ptr<Endpoint>> endpoints_;
+  bool is_closed_ = false;
+};
+
+}  // namespace p2pkv

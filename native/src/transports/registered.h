@@ -1,0 +1,89 @@
+// Memory registered with a built-in transport, and the table in which peers' requests find it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "p2pkv/fd.h"
+#include "p2pkv/transport.h"
+
+namespace p2pkv {
+
+class RegionTable;
+
+class RegisteredRegion final : public MemoryRegion {
+ public:
+  struct Options {
+    uint8_t* base;
+    uint64_t nbytes;
+    UniqueFd fd;                                 // the memfd behind it, if peers map it
+    bool readable;                               // by peers
+    uint32_t blob_magic;                         // of the transport
+    std::function<void(uint32_t id)> on_closed;  // called by the first close(), after the last use
+  };
+
+  RegisteredRegion(Options options, std::shared_ptr<RegionTable> table, uint32_t id);
+  ~RegisteredRegion() override { close(); }
+
+  uint8_t* base() const override { return options_.base; }
+  uint64_t nbytes() const override { return options_.nbytes; }
+  std::string describe() const override;
+  // Waits for uses to end; each lasts for one system call or one copy of a MiB, never for a peer.
+  void close() override;
+
+  uint32_t id() const { return id_; }
+  int fd() const { return options_.fd.get(); }
+
+  // Held while this memory is touched. False once the region is closed: then it must not be.
+  class Use {
+   public:
+    explicit Use(RegisteredRegion& region) : region_(region.enter() ? &region : nullptr) {}
+    ~Use() {
+      if (region_) region_->leave();
+    }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    explicit operator bool() const { return region_ != nullptr; }
+
+   private:
+    RegisteredRegion* region_;
+  };
+
+ private:
+  static constexpr uint32_t kClosed = 1u << 31;
+  bool enter();
+  void leave();
+
+  Options options_;
+  const std::shared_ptr<RegionTable> table_;
+  const uint32_t id_;
+  std::atomic<uint32_t> uses_{0};  // how many; kClosed is set by the first close()
+};
+
+// The regions of one transport. Ids are random, so that a blob of an owner's earlier life names nothing in
+// this one.
+class RegionTable : public std::enable_shared_from_this<RegionTable> {
+ public:
+  // Local-only regions get an id as well, but `find` does not know them. Null once the table is closed.
+  std::shared_ptr<RegisteredRegion> add(RegisteredRegion::Options options);
+  std::shared_ptr<RegisteredRegion> find(uint32_t id);
+  void remove(uint32_t id);
+  // Closes every region.
+  void close();
+
+ private:
+  struct Entry {
+    std::weak_ptr<RegisteredRegion> region;
+    bool readable;
+  };
+  std::mutex mutex_;  // guards all below
+  std::unordered_map<uint32_t, Entry> entries_;
+  bool is_closed_ = false;
+};
+
+}  // namespace p2pkv

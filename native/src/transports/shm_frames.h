@@ -1,0 +1,51 @@
+// The packets of the shm transport's Unix socket (SOCK_SEQPACKET) and its half of a handshake.
+#pragma once
+
+#include <cstdint>
+
+#include "frames.h"
+
+namespace p2pkv::shm {
+
+constexpr uint32_t kHelloMagic = 0x48533250;     // "P2SH"
+constexpr uint32_t kEndpointMagic = 0x45533250;  // "P2SE"
+constexpr uint32_t kRegionMagic = 0x52533250;    // "P2SR"
+constexpr uint32_t kRequestMagic = 0x51533250;   // "P2SQ"
+constexpr uint32_t kReplyMagic = 0x41533250;     // "P2SA"
+
+constexpr size_t kNameBytes = 40;
+
+// Endpoint::describe: where to connect (a name in the abstract namespace, padded with zeros) and the token to
+// show.
+struct EndpointBlob {
+  uint32_t magic;
+  uint16_t version;
+  uint16_t reserved;
+  char socket_name[kNameBytes];
+  Token token;
+};
+static_assert(sizeof(EndpointBlob) == 80);
+
+// Reader to owner: send me this region's memfd.
+struct MapRequest {
+  uint32_t magic;
+  uint16_t version;
+  uint16_t reserved;
+  uint32_t region;
+  uint32_t reserved2;
+};
+static_assert(sizeof(MapRequest) == 16);
+
+enum class MapStatus : uint32_t { kGranted = 0, kNoSuchRegion = 1 };
+
+// Owner to reader, in the order of the requests. If granted, the memfd comes along as SCM_RIGHTS.
+struct MapReply {
+  uint32_t magic;
+  uint32_t status;
+  uint32_t region;
+  uint32_t reserved;
+  uint64_t nbytes;
+};
+static_assert(sizeof(MapReply) == 24);
+
+}  // namespace p2pkv::shm

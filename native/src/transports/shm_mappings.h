@@ -1,0 +1,44 @@
+// The peers' regions a process has mapped, shared by all endpoints of its shm transport.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "p2pkv/region.h"
+#include "p2pkv/thread.h"
+
+namespace p2pkv::shm {
+
+// A mapping lives for as long as an endpoint uses it. A thread maps the pages of new ones in ahead of their
+// first use, a step at a time, so that neither a deadline nor an unmapping waits for it.
+class Mappings {
+ public:
+  static constexpr size_t kPrefaultStep = 16 << 20;
+
+  Mappings() = default;
+  ~Mappings() { close(); }
+  bool start(std::string* error);
+  void close();
+
+  // The mapping of a region of the owner that listens on `socket_name`, made from `fd` unless there is one
+  // already. Null, with the reason in `error`.
+  std::shared_ptr<ReadOnlyMapping> get(const std::string& socket_name, uint32_t region, int fd, size_t nbytes,
+                                       std::string* error);
+
+ private:
+  void run();
+
+  std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  std::map<std::pair<std::string, uint32_t>, std::weak_ptr<ReadOnlyMapping>> known_;
+  std::deque<std::weak_ptr<ReadOnlyMapping>> to_prefault_;
+  bool is_closing_ = false;
+  NamedThread thread_;
+};
+
+}  // namespace p2pkv::shm

@@ -1,0 +1,116 @@
+// The reader's side of the tcp transport: several streams to one owner, a batch spread over them.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "leased_endpoint.h"
+#include "p2pkv/thread.h"
+#include "tcp_server.h"
+#include "tcp_stream.h"
+
+namespace p2pkv::tcp {
+
+class TcpEndpoint;
+
+class TcpRemoteRegion final : public RemoteRegion {
+ public:
+  TcpRemoteRegion(const TcpEndpoint* endpoint, uint32_t id, uint64_t nbytes)
+      : endpoint(endpoint), id(id), size(nbytes) {}
+  uint64_t nbytes() const override { return size; }
+
+  const TcpEndpoint* const endpoint;  // for comparison only
+  const uint32_t id;
+  const uint64_t size;
+};
+
+// A thread that drives one stream beside the caller's.
+class Helper {
+ public:
+  ~Helper() { close(); }
+  bool start();
+  void close();
+  // The task before must have ended.
+  void give(std::function<void()> task);
+
+ private:
+  void run();
+
+  std::mutex mutex_;  // guards all below
+  std::condition_variable given_;
+  std::function<void()> task_;
+  bool is_closing_ = false;
+  NamedThread thread_;
+};
+
+// What the endpoint needs of its transport, which it keeps alive.
+struct TcpHome {
+  std::shared_ptr<Transport> transport;
+  Server* server;
+  uint32_t n_streams;
+};
+
+// How `server` presents itself to a reader that makes up to `n_tokens` connections under one grant.
+std::string make_blob(Server& server, uint32_t n_streams, uint32_t n_tokens, uint64_t grant);
+
+class TcpEndpoint final : public LeasedEndpoint {
+ public:
+  explicit TcpEndpoint(TcpHome home);
+  ~TcpEndpoint() override { close(); }
+
+  std::string describe() override;
+  bool bind(std::string_view remote, std::string* error) override;
+  std::shared_ptr<RemoteRegion> attach(std::string_view region, std::string* error) override;
+
+ protected:
+  std::shared_ptr<Batch> start_batch(std::shared_ptr<RegisteredRegion> local,
+                                     std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
+                                     std::vector<Word> words, std::vector<Status> statuses) override;
+  bool is_bound() const override { return !streams_.empty(); }
+  void shutdown_sockets() override;
+  void release() override;
+
+ private:
+  friend class TcpBatch;
+
+  const TcpHome home_;
+  const uint64_t grant_;
+  std::string blob_;
+  std::vector<Stream> streams_;  // fixed from bind() on; each driven by one thread of the batch
+  std::vector<std::unique_ptr<Helper>> helpers_;  // for streams_[1] and so on, from the first large batch on
+};
+
+class TcpBatch final : public Batch {
+ public:
+  TcpBatch(std::shared_ptr<TcpEndpoint> endpoint, std::shared_ptr<RegisteredRegion> local,
+           uint32_t remote_region, std::vector<Span> spans, std::vector<Word> words,
+           std::vector<Status> statuses);
+  ~TcpBatch() override { settle(Status::kCanceled); }
+
+  // Sends the requests and sets the helpers to work. With the endpoint's mutex held.
+  void start();
+
+ protected:
+  bool drive(const Deadline* deadline) override;
+  void interrupt() override { endpoint_->sever(); }
+  void quiesce() override;
+
+ private:
+  std::vector<std::vector<uint32_t>> split(size_t n_shares) const;
+  void help(Stream& stream);
+  bool drive_own_stream(const Deadline* deadline);
+  void give_up(Stream::Progress why);
+
+  const std::shared_ptr<TcpEndpoint> endpoint_;
+  const uint32_t remote_region_;
+  bool is_own_done_ = false;  // of the driving thread
+  std::mutex helpers_mutex_;  // guards n_helping_
+  std::condition_variable helpers_done_;
+  size_t n_helping_ = 0;
+};
+
+}  // namespace p2pkv::tcp

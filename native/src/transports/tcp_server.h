@@ -1,0 +1,65 @@
+// The owner's side of the tcp transport: listens, lets readers in and gives each connection a thread.
+#pragma once
+
+#include <condition_variable>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "doorman.h"
+#include "registered.h"
+#include "tcp_frames.h"
+
+namespace p2pkv::tcp {
+
+// Where peers connect to, as it stands in EndpointBlob.
+struct Address {
+  uint8_t family = 4;  // 4 or 6
+  uint16_t port = 0;
+  uint32_t scope = 0;
+  uint8_t bytes[16] = {};
+};
+
+// At most kMaxConnections are served at a time; further ones are hung up on.
+class Server {
+ public:
+  static constexpr size_t kMaxConnections = 1024;
+
+  // Listens on `host`; peers are told `advertise`, or `host` if that is empty.
+  static std::unique_ptr<Server> start(const std::string& host, uint16_t port, const std::string& advertise,
+                                       std::shared_ptr<RegionTable> regions, std::string* error);
+  ~Server() { close(); }
+  void close();
+
+  const Address& address() const { return address_; }
+  TokenTable& tokens() { return doorman_->tokens(); }
+  // Hangs up on the connections of one grant.
+  void drop_grant(uint64_t grant);
+
+ private:
+  struct Connection {
+    UniqueFd fd;
+    uint64_t grant;
+    NamedThread thread;
+  };
+
+  explicit Server(std::shared_ptr<RegionTable> regions) : regions_(std::move(regions)) {}
+  bool listen_on(const std::string& host, uint16_t port, const std::string& advertise, UniqueFd* listener,
+                 std::string* error);
+  void admit(UniqueFd fd, uint64_t grant);
+  void serve(std::list<Connection>::iterator connection);
+
+  const pid_t pid_ = getpid();
+  const std::shared_ptr<RegionTable> regions_;
+  Address address_;
+  std::unique_ptr<Doorman> doorman_;
+  Wakeup stop_;       // set once, and never cleared: wakes every connection's thread
+  std::mutex mutex_;  // guards all below
+  std::condition_variable emptied_;
+  std::list<Connection> connections_;
+  NamedThread last_to_leave_;  // joined by the next one that leaves, so that at most one ended thread lingers
+  bool is_closing_ = false;
+};
+
+}  // namespace p2pkv::tcp

@@ -1,0 +1,183 @@
+"""A process that owns readable memory, for contract tests to read from, stop and kill.
+
+Run as ``python -m p2pkv.testing.transport_peer FACTORY``, with FACTORY as ``module:callable`` returning a Transport.
+Commands are JSON lines on standard input, each answered by one on standard output. See :class:`PeerProcess`.
+
+The region holds a table of words and then pages; every 8 bytes of a page equal its word, so that a page's reader can
+tell whether its bytes belong together.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from p2pkv._native import SharedRegion
+from p2pkv.transports.base import MemoryRegion, Spans, Transport, Words
+
+PAGE = 256 * 1024
+N_PAGES = 16
+TABLE = 4096
+NBYTES = TABLE + N_PAGES * PAGE
+
+
+class PagedMemory:
+    """Readable memory of :data:`N_PAGES` pages with their words, as an owner holds it."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.shared = SharedRegion.create(NBYTES)
+        self.bytes = self.shared.array
+        self.words = self.bytes[: 8 * N_PAGES].view(np.uint64)
+        self._pages = self.bytes[TABLE:].view(np.uint64).reshape(N_PAGES, PAGE // 8)
+        for page in range(N_PAGES):
+            self.rewrite(page, 2)
+        self.region: MemoryRegion = transport.register_memory(
+            self.shared, self.shared.address, self.shared.nbytes, readable=True
+        )
+
+    def close(self) -> None:
+        """Close the region and let go of the memory."""
+        self.region.close()
+        del self.bytes, self.words, self._pages, self.shared
+
+    def rewrite(self, page: int, word: int) -> None:
+        """Give a page other bytes, in the order that generation words ask for."""
+        self.words[page] = word - 1
+        self._pages[page] = word
+        self.words[page] = word
+
+
+def page_spans(pages: list[int]) -> Spans:
+    """Return spans that read ``pages``, one behind the other, to the start of the local region."""
+    local = np.arange(len(pages), dtype=np.int64) * PAGE
+    remote = TABLE + np.array(pages, np.int64) * PAGE
+    return np.stack([local, remote, np.full(len(pages), PAGE, np.int64)], axis=1)
+
+
+def page_words(pages: list[int], values: list[int]) -> Words:
+    """Return the words that ``pages`` must have."""
+    return np.stack([np.array(pages, np.uint64) * np.uint64(8), np.array(values, np.uint64)], axis=1)
+
+
+def load_factory(name: str) -> Callable[[], Transport]:
+    """Return the callable that ``module:callable`` names."""
+    module, _, attribute = name.partition(":")
+    factory: Callable[[], Transport] = getattr(importlib.import_module(module), attribute)
+    return factory
+
+
+class PeerProcess:
+    """The owner, seen from the test that started it."""
+
+    def __init__(self, factory: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "p2pkv.testing.transport_peer", factory],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        greeting = self._answer()
+        self.domain: str = greeting["domain"]
+        self.region: bytes = bytes.fromhex(greeting["region"])
+        self._is_stopped = False
+
+    def accept(self, half: bytes) -> bytes:
+        """Have the owner accept a reader's half of a handshake; returns the owner's."""
+        return bytes.fromhex(self._ask({"do": "accept", "half": half.hex()})["half"])
+
+    def churn(self) -> None:
+        """Have the owner rewrite its pages over and over, from now on."""
+        self._ask({"do": "churn"})
+
+    def usage(self) -> dict[str, int]:
+        """Return the owner's numbers of descriptors, threads and mappings, and its resident bytes."""
+        counts: dict[str, int] = self._ask({"do": "usage"})
+        return counts
+
+    def stop(self) -> None:
+        """Stop it (SIGSTOP), and return when it has stopped."""
+        self._is_stopped = True
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+        self._is_stopped = False
+
+    def kill(self) -> None:
+        """Kill it (SIGKILL), and return when it is dead. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _ask(self, command: dict[str, str]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the peer process ended with status {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def usage() -> dict[str, int]:
+    """Return this process's numbers of descriptors, threads and mappings, and its resident bytes."""
+    with open("/proc/self/statm") as statm, open("/proc/self/maps") as maps:
+        resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+        n_maps = sum(1 for _ in maps)
+    return {
+        "fds": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "maps": n_maps,
+        "resident": resident,
+    }
+
+
+def _churn(memory: PagedMemory) -> None:
+    # Paced so that a batch meets pages in every state: untouched, being rewritten, and done since.
+    word = 2
+    while True:
+        word += 2
+        for page in range(N_PAGES):
+            memory.rewrite(page, word)
+            time.sleep(0.0002)
+
+
+def main() -> None:
+    transport = load_factory(sys.argv[1])()
+    memory = PagedMemory(transport)
+
+    def answer(**values: object) -> None:
+        print(json.dumps(values), flush=True)
+
+    answer(domain=transport.domain, region=memory.region.describe().hex())
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command["do"] == "accept":
+            answer(half=transport.accept(bytes.fromhex(command["half"])).hex())
+        elif command["do"] == "churn":
+            threading.Thread(target=_churn, args=(memory,), name="p2pkv-churn", daemon=True).start()
+            answer()
+        elif command["do"] == "usage":
+            answer(**usage())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""The transports of the native core, shm and tcp, behind the interface of :mod:`p2pkv.transports.base`.
+
+Only arguments and errors are looked at here; promises are kept in ``native/src/transports``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from p2pkv import _native
+from p2pkv.errors import ClosedError, TransportError, UsageError
+from p2pkv.transports.base import (
+    Caps,
+    Endpoint,
+    FdBacked,
+    MemoryRegion,
+    RemoteRegion,
+    Spans,
+    Statuses,
+    Transfer,
+    Transport,
+    Words,
+    check_batch,
+)
+
+_MAX_SPAN = 2**62
+
+
+class NativeMemoryRegion(MemoryRegion):
+    """Keeps the buffer alive for as long as native threads may touch it."""
+
+    def __init__(self, native: _native.MemoryRegion, buffer: object) -> None:
+        self.native = native
+        self.address = native.address
+        self.nbytes = native.nbytes
+        self._buffer: object = buffer
+
+    def describe(self) -> bytes:
+        blob = self.native.describe()
+        if not blob:
+            raise TransportError("memory that was not registered readable has nothing to describe")
+        return blob
+
+    def close(self) -> None:
+        self.native.close()
+        self._buffer = None
+
+
+class NativeRemoteRegion(RemoteRegion):
+    def __init__(self, native: _native.RemoteRegion, endpoint: NativeEndpoint) -> None:
+        self.native = native
+        self.nbytes = native.nbytes
+        self.endpoint = endpoint
+
+
+class NativeTransfer(Transfer):
+    def __init__(self, native: _native.Transfer, local: NativeMemoryRegion) -> None:
+        self._native = native
+        self._local = local  # and through it the buffer that is written to
+
+    def done(self) -> bool:
+        return self._native.done()
+
+    def wait(self, timeout: float) -> Statuses:
+        return self._native.wait(timeout)
+
+
+class NativeEndpoint(Endpoint):
+    def __init__(self, native: _native.Endpoint) -> None:
+        self._native = native
+
+    def describe(self) -> bytes:
+        blob = self._native.describe()
+        if not blob:
+            raise ClosedError("the endpoint is closed")
+        return blob
+
+    def bind(self, remote: bytes) -> None:
+        try:
+            self._native.bind(remote)
+        except RuntimeError as error:
+            raise TransportError(f"cannot bind to the peer: {error}") from error
+
+    def attach(self, region: bytes) -> NativeRemoteRegion:
+        try:
+            return NativeRemoteRegion(self._native.attach(region), self)
+        except RuntimeError as error:
+            raise TransportError(f"cannot attach the peer's region: {error}") from error
+
+    def read(
+        self, local: MemoryRegion, remote: RemoteRegion, spans: Spans, *, words: Words | None
+    ) -> NativeTransfer:
+        if not isinstance(local, NativeMemoryRegion):
+            raise UsageError("the local region is not registered with this transport")
+        if not isinstance(remote, NativeRemoteRegion) or remote.endpoint is not self:
+            raise UsageError("the remote region is not attached to this endpoint")
+        spans, words = check_batch(spans, words)
+        return NativeTransfer(self._native.read(local.native, remote.native, spans, words), local)
+
+    def close(self) -> None:
+        self._native.close()
+
+
+class _NativeTransport(Transport):
+    """What shm and tcp have in common on this side: everything but how they start."""
+
+    def __init__(self, native: _native.Transport) -> None:
+        self._native = native
+        self._is_closed = False
+        self.domain = native.domain
+
+    def register_memory(
+        self, buffer: object, address: int, nbytes: int, *, readable: bool
+    ) -> NativeMemoryRegion:
+        fd = buffer.fd if isinstance(buffer, FdBacked) else -1
+        try:
+            return NativeMemoryRegion(self._native.register_memory(address, nbytes, fd, readable), buffer)
+        except RuntimeError as error:
+            raise TransportError(f"cannot register {nbytes} bytes at {address:#x}: {error}") from error
+
+    def open(self) -> NativeEndpoint:
+        if self._is_closed:
+            raise ClosedError(f"the {self.name} transport is closed")
+        return NativeEndpoint(self._native.open())
+
+    def accept(self, remote: bytes) -> bytes:
+        if self._is_closed:
+            raise ClosedError(f"the {self.name} transport is closed")
+        try:
+            return self._native.accept(remote)
+        except RuntimeError as error:
+            raise TransportError(f"cannot accept the peer: {error}") from error
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._native.close()
+
+    @property
+    def native(self) -> _native.Transport:
+        return self._native
+
+
+class ShmTransport(_NativeTransport):
+    """Processes of one host and user map each other's sealed memory. Readable memory must be fd-backed."""
+
+    name = "shm"
+    caps = Caps(one_sided=True, device_memory=False, same_host=True, max_span=_MAX_SPAN)
+
+    def __init__(self) -> None:
+        try:
+            super().__init__(_native.shm_transport())
+        except RuntimeError as error:
+            raise TransportError(f"cannot start the shm transport: {error}") from error
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        if sys.platform != "linux":
+            return f"shm needs Linux, this is {sys.platform}"
+        try:
+            # The smallest region shows whether memfds and their seals are there; containers may forbid them.
+            _native.SharedRegion.create(os.sysconf("SC_PAGESIZE"))
+        except OSError as error:
+            return f"shm needs sealed shared memory: {error}"
+        return None
+
+
+class TcpTransport(_NativeTransport):
+    """Any network.
+
+    Listens on ``host`` and ``port`` (0: any). An endpoint reads over ``streams`` connections (1 to 8). ``advertise``
+    is what peers connect to, needed if ``host`` is a wildcard.
+    """
+
+    name = "tcp"
+    caps = Caps(one_sided=False, device_memory=False, same_host=False, max_span=_MAX_SPAN)
+
+    def __init__(
+        self, host: str = "127.0.0.1", *, port: int = 0, streams: int = 2, advertise: str = ""
+    ) -> None:
+        try:
+            native = _native.tcp_transport(host, port, streams, advertise)
+        except RuntimeError as error:
+            raise TransportError(f"cannot start the tcp transport: {error}") from error
+        super().__init__(native)
+        self.port = native.port
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        return None

@@ -1,0 +1,19 @@
+"""The contract suite over every transport there is: a new one adds a line."""
+
+from __future__ import annotations
+
+from p2pkv.testing.transport_contract import TransportContract
+
+
+class TestShm(TransportContract):
+    factory = "p2pkv.transports.native:ShmTransport"
+
+
+class TestTcp(TransportContract):
+    factory = "p2pkv.transports.native:TcpTransport"
+    secret_at = 32  # in the first of several tokens
+
+
+class TestLocal(TransportContract):
+    factory = "p2pkv.transports.local:LocalTransport"
+    crosses_processes = False
