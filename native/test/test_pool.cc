@@ -189,6 +189,21 @@ TEST(pool_the_front_of_a_batch_is_stored_and_stays_longest) {
   }
 }
 
+TEST(pool_a_batch_does_not_evict_what_it_is_about_to_find) {
+  const auto pool = make_pool(2);
+  publish(*pool, 1, kGranule);  // used longest ago, but asked for again
+  publish(*pool, 2, kGranule);
+  const Bytes bytes(kGranule, 5);
+  const Key keys[] = {key_of(3), key_of(1)};
+  const Piece pieces[] = {piece_of(bytes), piece_of(bytes)};
+  PoolStatus statuses[2];
+  Location locations[2];
+  pool->publish({2, 1, keys, pieces}, statuses, locations);
+  CHECK(statuses[0] == PoolStatus::kStored);
+  CHECK(statuses[1] == PoolStatus::kExists);
+  CHECK(!contains(*pool, 2));
+}
+
 TEST(pool_a_large_page_gets_in_among_small_ones_and_the_other_way_round) {
   const auto pool = make_pool(8);
   for (uint64_t name = 0; name < 8; ++name) publish(*pool, name, kGranule);
