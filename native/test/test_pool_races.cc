@@ -27,9 +27,11 @@ using p2pkv::test::key_of;
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr int kBatches = 150;
+constexpr uint64_t kEnoughHits = 500;
 constexpr bool kIsSanitized = true;
 #else
 constexpr int kBatches = 1500;
+constexpr uint64_t kEnoughHits = 10000;
 constexpr bool kIsSanitized = false;
 #endif
 
@@ -75,11 +77,12 @@ struct Outcome {
   std::atomic<uint64_t> wrong{0};
 };
 
-// A batch of writers' work: publish, and now and then retract or hold a pin.
-void write_pages(Pool& pool, uint64_t seed) {
+// Publishes, and now and then pins, retracts and purges, until both have seen enough hits for the race to
+// mean much.
+void write_pages(Pool& pool, uint64_t seed, const Outcome& fetched, const Outcome& read) {
   std::mt19937_64 random(seed);
   Batch batch;
-  for (int i = 0; i < kBatches; ++i) {
+  for (int i = 0; i < kBatches || fetched.hits < kEnoughHits || read.hits < kEnoughHits; ++i) {
     batch.choose(random);
     for (size_t k = 0; k < kBatch; ++k)
       std::fill(batch.memory[k].begin(), batch.memory[k].end(), batch.names[k]);
@@ -93,14 +96,14 @@ void write_pages(Pool& pool, uint64_t seed) {
       pool.retract(batch.keys.data(), 2, found, locations);
       pool.unpin(tickets, kBatch, found);
     }
-    if (random() % 200 == 0 && i + 1 < kBatches) pool.purge();
+    if (random() % 200 == 0) pool.purge();
   }
 }
 
 void fetch_pages(Pool& pool, uint64_t seed, const std::atomic<bool>& is_over, Outcome& outcome) {
   std::mt19937_64 random(seed);
   Batch batch;
-  while (!is_over || outcome.hits == 0) {  // the writers leave pages behind, so there will be one
+  while (!is_over) {
     batch.choose(random);
     FetchStatus statuses[kBatch];
     pool.fetch(batch.view(), statuses);
@@ -119,7 +122,7 @@ void read_pages(Pool& pool, uint64_t seed, bool checks_words, const std::atomic<
   std::mt19937_64 random(seed);
   Batch batch;
   const uint8_t* base = pool.region().base();
-  while (!is_over || outcome.hits == 0) {  // the writers leave pages behind, so there will be one
+  while (!is_over) {
     batch.choose(random);
     uint8_t found[kBatch];
     Location locations[kBatch];
@@ -156,8 +159,8 @@ void race(bool checks_words, Outcome& fetched, Outcome& read) {
   std::thread drainer([&] {
     while (!is_over) pool->drain_evicted(64, 60);
   });
-  std::thread writer([&] { write_pages(*pool, seed + 3); });
-  write_pages(*pool, seed + 4);
+  std::thread writer([&] { write_pages(*pool, seed + 3, fetched, read); });
+  write_pages(*pool, seed + 4, fetched, read);
   writer.join();
   is_over = true;
   pool->close();
@@ -172,8 +175,6 @@ TEST(pool_race_no_byte_is_ever_wrong) {
   Outcome read;
   race(true, fetched, read);
   std::cout << "fetched " << fetched.hits << ", read " << read.hits << ", stale " << read.stale << "\n";
-  CHECK(fetched.hits > 0);
-  CHECK(read.hits > 0);
   CHECK_EQ(fetched.wrong.load(), 0u);
   CHECK_EQ(read.wrong.load(), 0u);
 }
