@@ -202,5 +202,5 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 # Hypothesis prints the failing steps and how to replay them.
-PoolMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 test_the_pool_keeps_its_promises = PoolMachine.TestCase
