@@ -1,9 +1,9 @@
 """The published pool: committed pages in a shared region that peers read without asking.
 
 A node copies each page it publishes into its pool and forgets about readers. The pool makes room by itself:
-what was used longest ago is evicted, and readers notice, because every page has a *generation word* that turns
-odd before its block is reused and even only when the next page is complete. So a location may be as old as it
-likes: it leads to the bytes that were published, or to a miss.
+what was used longest ago is evicted, and readers notice, because every page has a *generation word* that
+turns odd before its block is reused and even only when the next page is complete. So a location may be as old
+as it likes: it leads to the bytes that were published, or to a miss.
 
 This module names things and describes shapes; the work is native (``native/src/pool.cc``), a whole batch a
 call, without the GIL. Everything here is thread-safe, and only :meth:`Pool.drain_evicted` waits for anything.
@@ -63,10 +63,10 @@ def as_bytes(locations: Locations) -> NDArray[np.uint8]:
 class Pool:
     """A pool of ``nbytes`` of pages in a sealed memfd, laid out ``[generation words | data]``.
 
-    Blocks are powers of two of ``granule`` bytes, so a page just above one takes up twice its size: where pages
-    have one odd size, make that the granule. ``owner``, ``boot`` and ``region`` go into every location. Pins hold
-    at most ``pinned_limit`` bytes of blocks (default: half of the pool). The memory lives until the last
-    reference is gone.
+    Blocks are powers of two of ``granule`` bytes, so a page just above one takes up twice its size: where
+    pages have one odd size, make that the granule. ``owner``, ``boot`` and ``region`` go into every location.
+    Pins hold at most ``pinned_limit`` bytes of blocks (default: half of the pool). The memory lives until the
+    last reference is gone.
     """
 
     def __init__(
@@ -139,8 +139,8 @@ class Pool:
         """Copy in the pages that are not there yet, evicting what was used longest ago.
 
         Returns ``(n,)`` of :class:`PoolStatus` and the locations of those that can be read (``STORED``,
-        ``EXISTS`` and ``OTHER_LENGTH``). The keys of a batch must differ. The pieces' memory is read during the
-        call only.
+        ``EXISTS`` and ``OTHER_LENGTH``). The keys of a batch must differ. The pieces' memory is read during
+        the call only.
         """
         statuses, locations = self._native.publish(keys, pieces)
         return statuses, as_locations(locations)
@@ -166,7 +166,8 @@ class Pool:
     def unpin(self, tickets: NDArray[np.uint64]) -> Mask:
         """Give pins back; 1 where the pin held until now.
 
-        Where it did not, what was read under it counts for nothing. A ticket is good once: repeated, expired or zero, it does nothing.
+        Where it did not, what was read under it counts for nothing. A ticket is good once: repeated, expired
+        or zero, it does nothing.
         """
         return self._native.unpin(tickets)
 
@@ -180,7 +181,7 @@ class Pool:
         return self._native.purge()
 
     def list(self, cursor: int, limit: int) -> tuple[Keys, Locations, int]:
-        """List at most ``limit`` pages from ``cursor`` on (0: the beginning), and the next cursor (0: at the end).
+        """List at most ``limit`` pages from ``cursor`` on (0: all), and the next cursor (0: that was all).
 
         Pages that stay throughout are listed exactly once, whatever else comes and goes between the calls.
         """

@@ -1,9 +1,9 @@
 #include "p2pkv/pool.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <random>
 
 #include "p2pkv/checksum.h"
@@ -55,6 +55,14 @@ std::unique_ptr<Pool> Pool::create(const PoolOptions& options, std::string* erro
         "a pool has fewer than 2^31 granules, not " + std::to_string(n_granules) + "; use a larger granule";
     return nullptr;
   }
+  // Allocating more than there is would not fail: it would wake the kernel's killer of processes.
+  const uint64_t memory =
+      static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  if (options.nbytes > memory) {
+    *error = "a pool of " + std::to_string(options.nbytes) + " bytes does not fit this machine's memory of " +
+             std::to_string(memory);
+    return nullptr;
+  }
   const uint64_t words = n_granules * sizeof(uint64_t);
   const uint64_t data_offset = (words + kDataAlignment - 1) / kDataAlignment * kDataAlignment;
   auto region = SharedRegion::create(data_offset + options.nbytes, error);
@@ -98,6 +106,7 @@ void Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* locat
   {
     const Lock lock(mutex_);
     expire_pins();
+    touch_existing(batch);
     bool is_full = false;
     for (size_t i = 0; i < batch.n_pages; ++i) {
       drafts[i].length = length_of(batch, i);
@@ -122,6 +131,16 @@ void Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* locat
       --pages_[granule].n_copies;
       release_if_unheld(granule);
     }
+  }
+}
+
+// Before the batch makes room for its new pages, so that it does not evict what it is about to find. From the
+// back: if it must after all, the front stays.
+void Pool::touch_existing(const PageBatch& batch) {
+  for (size_t i = 0; i < batch.n_pages; ++i) pages_.prefetch(batch.keys[i]);
+  for (size_t i = batch.n_pages; i-- > 0;) {
+    const uint32_t existing = pages_.find(batch.keys[i]);
+    if (existing != PageTable::kNone) pages_.touch(existing);
   }
 }
 
@@ -177,88 +196,6 @@ PoolStatus Pool::commit(const Key& key, const Draft& draft, Location* location) 
   ++n_stored_;
   *location = location_of(draft.granule);
   return PoolStatus::kStored;
-}
-
-// --- blocks
-
-uint32_t Pool::allocate(uint32_t order) {
-  uint32_t granule = buddy_.allocate(order);
-  if (granule == Buddy::kNone && make_room(order)) granule = buddy_.allocate(order);
-  if (granule == Buddy::kNone) return granule;
-  const uint64_t word = load_word(word_at(granule));
-  if (is_committed(word)) {
-    // Going on would hand readers another page's bytes as right.
-    std::fprintf(stderr, "p2pkv: bug: the pool's free granule %u has the even word %llu\n", granule,
-                 static_cast<unsigned long long>(word));
-    std::abort();
-  }
-  pages_[granule] = Page{};
-  pages_[granule].generation = word;
-  pages_[granule].state = PageState::kReserved;
-  return granule;
-}
-
-// Frees a block of this order by evicting the page used longest ago, with all that shares the aligned window
-// such a block would take: else many small pages, each in use now and then, would keep a large one out for
-// ever.
-bool Pool::make_room(uint32_t order) {
-  uint32_t victim = pages_.oldest();
-  for (uint32_t left = pages_.size(); left > 0 && victim != PageTable::kNone; --left) {
-    const uint32_t next = pages_.newer(victim);
-    if (pages_[victim].is_held()) {
-      pages_.touch(victim);  // it is in use; and the next search need not pass it again
-    } else if (collect_window(victim, order)) {
-      for (const uint32_t granule : window_) {
-        log_.push(pages_[granule].key, location_of(granule));
-        hide(granule);
-        ++n_evicted_;
-      }
-      for (const uint32_t granule : window_) drop(granule);
-      return true;
-    }
-    victim = next;
-  }
-  return false;
-}
-
-// Collects in `window_` the pages of the aligned window of this order around `granule`; false if one of them
-// must stay.
-bool Pool::collect_window(uint32_t granule, uint32_t order) {
-  window_.clear();
-  if (buddy_.order_of(granule) >= order) {
-    window_.push_back(granule);
-    return true;
-  }
-  const uint64_t nbits = uint64_t{1} << order;
-  const uint64_t begin = granule & ~(nbits - 1);
-  const uint64_t end = begin + nbits;
-  if (end > buddy_.n_granules()) return false;
-  for (uint64_t at = begin; at < end; at += uint64_t{1} << buddy_.order_of(static_cast<uint32_t>(at))) {
-    const auto block = static_cast<uint32_t>(at);
-    if (buddy_.is_free(block)) continue;
-    if (pages_[block].state != PageState::kCommitted || pages_[block].is_held()) return false;
-    window_.push_back(block);
-  }
-  return true;
-}
-
-// Takes a committed page out of sight; its block stays allocated.
-void Pool::hide(uint32_t granule) {
-  Page& page = pages_[granule];
-  // Before the block can be freed: a reader that overlaps its reuse must find the page stale.
-  ++page.generation;
-  store_word(word_at(granule), page.generation);
-  pages_.erase(granule);
-  page.state = PageState::kRetracted;
-}
-
-void Pool::drop(uint32_t granule) {
-  pages_[granule].state = PageState::kNone;
-  buddy_.release(granule);
-}
-
-void Pool::release_if_unheld(uint32_t granule) {
-  if (pages_[granule].state == PageState::kRetracted && !pages_[granule].is_held()) drop(granule);
 }
 
 // --- fetch, lookup

@@ -1,8 +1,8 @@
 """Build and run the native tests under ASan and UBSan, under TSan, and plain.
 
 The plain run is there for the tests that break a safeguard on purpose: sanitizers slow the race down so much
-that the harm they must see does not happen. ``run.py asan`` (or ``tsan``, ``plain``) runs one; a further argument
-is a filter on the tests' names.
+that the harm they must see does not happen. ``run.py asan`` (or ``tsan``, ``plain``) runs one; a further
+argument is a filter on the tests' names.
 """
 
 from __future__ import annotations

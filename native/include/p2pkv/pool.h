@@ -126,6 +126,7 @@ class Pool {
   void copy_in(const PageBatch& batch, size_t i, Draft* draft);
 
   // All below with the lock.
+  void touch_existing(const PageBatch& batch);
   PoolStatus reserve(const Key& key, Draft* draft, bool* is_full);
   PoolStatus commit(const Key& key, const Draft& draft, Location* location);
   uint32_t allocate(uint32_t order);

@@ -20,7 +20,11 @@ constexpr int64_t kAnySize = -1;
 
 inline std::string describe_shape(std::initializer_list<int64_t> shape) {
   std::string text = "(";
-  for (const int64_t size : shape) text += (size == kAnySize ? "n" : std::to_string(size)) + ", ";
+  for (const int64_t size : shape) {
+    if (text.size() > 1) text += ", ";
+    text += size == kAnySize ? "n" : std::to_string(size);
+  }
+  if (shape.size() == 1) text += ",";
   return text + ")";
 }
 
