@@ -107,7 +107,7 @@ class Worker:
             self.kill()
             self._process.wait()
         for reader in self._readers:
-            reader.join()
+            reader.join(CLOSE_SECONDS)
 
     def kill(self) -> None:
         """End the process at once."""
@@ -116,10 +116,12 @@ class Worker:
     def _read_answers(self) -> None:
         assert self._process.stdout is not None
         decoder = msgspec.json.Decoder(messages.Answer)
-        with self._process.stdout as lines:
-            for line in lines:
-                self._answers.put(decoder.decode(line))
-        self._answers.put(None)
+        try:
+            with self._process.stdout as lines:
+                for line in lines:
+                    self._answers.put(decoder.decode(line))
+        finally:
+            self._answers.put(None)
 
     def _read_stderr(self) -> None:
         assert self._process.stderr is not None
@@ -134,8 +136,10 @@ class Worker:
             how = ""
         else:
             how = f" (exit status {status})"
+            for reader in self._readers:
+                reader.join(1.0)
         lines = [line.decode(errors="replace").rstrip() for line in list(self._last_words)]
-        return "\n".join([f"{self.node_id} {what}{how}; the end of its stderr:", *lines])
+        return "\n".join([f"{self.node_id} {what}{how}; the end of its stderr:", *(lines or ["(nothing)"])])
 
 
 class Cluster:

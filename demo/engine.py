@@ -113,7 +113,7 @@ class Engine:
         *,
         after_fetch: Callable[[Spans], None] = lambda spans: None,
     ) -> Generated:
-        """Generate ``n_new`` tokens behind the prompt.
+        """Generate ``n_new`` tokens, at least one, behind a prompt of at least one.
 
         ``after_fetch`` is called with the spans of the fetched pages, for tests that spoil them.
         """

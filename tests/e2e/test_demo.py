@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from demo.cluster import WorkerError, running
+
 ROOT = Path(__file__).parents[2]
 SECONDS = 60.0  # it takes 4 to 8; the rest is for busy machines
 
@@ -100,3 +102,9 @@ def test_a_worker_that_dies_is_named(started: subprocess.Popen[str]) -> None:
     assert started.returncode == 1
     assert "decode-0" in output
     assert "exit status -9" in output
+
+
+def test_a_worker_that_cannot_start_is_quoted() -> None:
+    with pytest.raises(WorkerError, match=r"(?s)decode-0 ended \(exit status 2\).*--no-such-option"):
+        with running(["decode-0"], ["--no-such-option"]) as cluster:
+            cluster.meet(lambda *_: None)
