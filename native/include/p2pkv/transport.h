@@ -59,8 +59,9 @@ class Endpoint {
   virtual bool bind(std::string_view remote, std::string* error) = 0;
   virtual std::shared_ptr<RemoteRegion> attach(std::string_view region, std::string* error) = 0;
   // `words` is empty or holds one word per span. Never null: what cannot be posted has settled already.
-  virtual std::shared_ptr<Transfer> read(std::shared_ptr<MemoryRegion> local, std::shared_ptr<RemoteRegion> remote,
-                                         std::vector<Span> spans, std::vector<Word> words) = 0;
+  virtual std::shared_ptr<Transfer> read(std::shared_ptr<MemoryRegion> local,
+                                         std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
+                                         std::vector<Word> words) = 0;
   virtual void close() = 0;
 };
 
@@ -72,9 +73,10 @@ class Transport {
   virtual std::shared_ptr<MemoryRegion> register_memory(uint8_t* base, uint64_t nbytes, int fd, bool readable,
                                                         std::string* error) = 0;
   virtual std::shared_ptr<Endpoint> open() = 0;
-  // The owner's half of a handshake in one call: opens an endpoint, binds it to the reader's half and returns its own.
-  // The transport owns that endpoint until the peer is gone. The control loop calls this, so that a new reader is let
-  // in without the interpreter. Empty, with the reason in `error`, when the peer is refused.
+  // The owner's half of a handshake in one call: opens an endpoint, binds it to the reader's half and returns
+  // its own. The transport owns that endpoint until the peer is gone. The control loop calls this, so that a
+  // new reader is let in without the interpreter. Empty, with the reason in `error`, when the peer is
+  // refused.
   virtual std::string accept(std::string_view remote, std::string* error) = 0;
   virtual void close() = 0;
 };
