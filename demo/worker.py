@@ -70,7 +70,7 @@ class Worker:
     def _members(self) -> messages.Members:
         return messages.Members(
             [
-                messages.Member(m.node_id, str(m.state), str(m.address), ", ".join(m.transports))
+                messages.Member(m.node_id, m.state.name.lower(), m.address, ", ".join(m.transports))
                 for m in self._node.members()
             ]
         )
