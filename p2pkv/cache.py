@@ -22,7 +22,7 @@ from p2pkv.directory.view import View
 from p2pkv.errors import NotRegisteredError, UsageError
 from p2pkv.metrics import Metrics
 from p2pkv.page import LOCATION, Keys, Locations, Namespace, Outcome, Outcomes, Pieces
-from p2pkv.pool import Pool, PoolStatus
+from p2pkv.pool import FetchStatus, Pool, PoolStatus, as_bytes, as_locations
 from p2pkv.transfer import Connection, Memory, TransferEngine
 from p2pkv.transports.base import Status, Statuses, Transfer
 
@@ -97,9 +97,8 @@ class PageCache:
         batch = self._batch(keys, pages, writable=False)
         self._check_room(batch)
         self._check_lengths(batch, *self._own_locations(batch.ids))
-        statuses, raw = self._pool.publish(batch.ids, batch.pieces)
+        statuses, locations = self._pool.publish(batch.ids, batch.pieces)
         there = (statuses == PoolStatus.STORED) | (statuses == PoolStatus.EXISTS)
-        locations = _locations(raw)
         outcomes = batch.outcomes
         if there.any():
             acked = self._directory.put(batch.ids[there], locations[there], deadline)
@@ -119,7 +118,7 @@ class PageCache:
         if len(rows):
             located, locations = self._directory.get(ids[rows], deadline)
             located &= self._owner_is_present(locations, located)
-            self.locations.put(ids[rows[located]], _raw(locations[located]))
+            self.locations.put(ids[rows[located]], as_bytes(locations[located]))
             outcomes[rows[located]] = Outcome.HIT
         return outcomes
 
@@ -127,9 +126,9 @@ class PageCache:
         """Bring pages into registered memory; ``HIT`` for those whose bytes are exactly the published ones."""
         batch = self._batch(keys, pages, writable=True)
         own = self._pool.fetch(batch.ids, batch.pieces)
-        if (own == 2).any():
+        if (own == FetchStatus.OTHER_LENGTH).any():
             self._check_lengths(batch, *self._own_locations(batch.ids))
-        outcomes = (own == 1).astype(np.uint8)
+        outcomes = (own == FetchStatus.HIT).astype(np.uint8)
         self._count_fetched("own_pool", batch, outcomes.astype(bool))
         rows = np.flatnonzero(outcomes == Outcome.MISS)
         locations = np.empty(len(batch.ids), LOCATION)
@@ -152,10 +151,10 @@ class PageCache:
     def retract(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
         """Take back pages that this node published; ``HIT`` for those it had."""
         ids = self._hash(keys)
-        found, raw = self._pool.retract(ids)
+        found, locations = self._pool.retract(ids)
         mask = found.astype(bool)
         if mask.any():
-            self._directory.drop(ids[mask], _locations(raw)[mask], deadline, by_owner=True)
+            self._directory.drop(ids[mask], locations[mask], deadline, by_owner=True)
         return mask.astype(np.uint8)
 
     def _hash(self, keys: Sequence[str | bytes]) -> Keys:
@@ -208,8 +207,8 @@ class PageCache:
             )
 
     def _own_locations(self, ids: Keys) -> tuple[NDArray[np.bool_], Locations]:
-        found, raw = self._pool.lookup(ids)
-        return found.astype(bool), _locations(raw)
+        found, locations = self._pool.lookup(ids)
+        return found.astype(bool), locations
 
     def _locate(
         self, ids: Keys, rows: Rows, locations: Locations, deadline: float, *, fresh: bool
@@ -219,7 +218,7 @@ class PageCache:
         if not fresh:
             cached, raw = self.locations.get(ids[rows])
             known = cached.astype(bool)
-            locations[rows[known]] = _locations(raw)[known]
+            locations[rows[known]] = as_locations(raw)[known]
             self._metrics.looked_up_pages.labels("location_cache").inc(int(known.sum()))
         unknown = np.flatnonzero(~known)
         if len(unknown):
@@ -227,7 +226,7 @@ class PageCache:
             found, there = self._directory.get(ids[asked], deadline)
             locations[asked[found]] = there[found]
             known[unknown[found]] = True
-            self.locations.put(ids[asked[found]], _raw(there[found]))
+            self.locations.put(ids[asked[found]], as_bytes(there[found]))
         known &= self._owner_is_present(locations[rows], known)
         return rows[known]
 
@@ -271,7 +270,7 @@ class PageCache:
         if connection is None:
             return None
         memory = batch.memories[batch.memory_of[rows[0]]]
-        spans, words = _native.plan_reads(batch.pieces, _raw(locations), rows, memory.address)
+        spans, words = _native.plan_reads(batch.pieces, as_bytes(locations), rows, memory.address)
         local = memory.region(connection.transport)
         transfer = connection.endpoint.read(local, connection.remote, spans, words=words)
         return _Flight(connection, transfer, rows, time.monotonic())
@@ -330,14 +329,6 @@ class PageCache:
     def _count_unpublished(self, reason: str, n_pages: int) -> None:
         if n_pages:
             self._metrics.unpublished_pages.labels(reason).inc(n_pages)
-
-
-def _locations(raw: NDArray[np.uint8]) -> Locations:
-    return raw.view(LOCATION).reshape(-1)
-
-
-def _raw(locations: Locations) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(locations).view(np.uint8).reshape(-1, LOCATION.itemsize)
 
 
 def _mask(rows: Rows, n: int) -> NDArray[np.bool_]:

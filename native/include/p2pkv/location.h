@@ -45,4 +45,10 @@ struct Location {
 };
 static_assert(sizeof(Location) == 64 && std::is_trivially_copyable_v<Location>);
 
+// A stretch of local memory: one piece of a page. Mirrors a row of the (n, p, 2) int64 array.
+struct Piece {
+  int64_t address;
+  int64_t nbytes;
+};
+
 }  // namespace p2pkv

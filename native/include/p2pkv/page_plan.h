@@ -12,12 +12,6 @@
 
 namespace p2pkv {
 
-// A piece of a page in local memory, as in the (n, p, 2) int64 arrays of Python.
-struct Piece {
-  int64_t address;
-  int64_t nbytes;
-};
-
 // Memory that `register_memory` covers.
 struct Registered {
   int64_t address;

@@ -79,15 +79,17 @@ void bind_shard(nb::module_& m) {
       .def(nb::init<uint64_t>(), "max_entries"_a)
       .def(
           "get",
-          [](Shard& self, KeysArray keys) {
-            auto found = make_array<uint8_t>({keys.shape(0)});
-            auto locations = make_array<uint8_t>({keys.shape(0), sizeof(Location)});
-            std::memset(locations.data, 0, keys.shape(0) * sizeof(Location));
+          [](Shard& self, const AnyArray& keys) {
+            const Key* rows = require_keys(keys);
+            const size_t n = keys.shape(0);
+            std::vector<uint8_t> found(n);
+            std::vector<Location> locations(n);
             {
               nb::gil_scoped_release release;
-              self.get(keys_of(keys), keys.shape(0), found.data, reinterpret_cast<Location*>(locations.data));
+              self.get(rows, n, found.data(), locations.data());
             }
-            return nb::make_tuple(found.array, locations.array);
+            return nb::make_tuple(give<uint8_t>(std::move(found), {n}),
+                                  give<uint8_t>(std::move(locations), {n, sizeof(Location)}));
           },
           "keys"_a)
       .def(
@@ -199,13 +201,13 @@ void bind_loop(nb::module_& m) {
       });
 }
 
-// BLAKE2b of (namespace digest, key string). Empty where libsodium is not bundled: Python then falls back to
+// BLAKE2b of (namespace digest, key string). None where libsodium is not bundled: Python then falls back to
 // hashlib.
 nb::object hash_keys(const nb::bytes& prefix, nb::sequence keys) {
   const ZmqApi& zmq = ZmqApi::get();
   if (zmq.generichash == nullptr) return nb::none();
   const size_t n = nb::len(keys);
-  auto out = make_array<uint8_t>({n, sizeof(Key)});
+  std::vector<Key> out(n);
   std::string message(prefix.c_str(), prefix.size());
   for (size_t i = 0; i < n; ++i) {
     const nb::object key = keys[i];
@@ -220,50 +222,50 @@ nb::object hash_keys(const nb::bytes& prefix, nb::sequence keys) {
     } else {
       throw nb::type_error(("key " + std::to_string(i) + " is neither str nor bytes").c_str());
     }
-    zmq.generichash(out.data + i * sizeof(Key), sizeof(Key),
-                    reinterpret_cast<const unsigned char*>(message.data()), message.size(), nullptr, 0);
+    zmq.generichash(out[i].bytes, sizeof(Key), reinterpret_cast<const unsigned char*>(message.data()),
+                    message.size(), nullptr, 0);
   }
-  return nb::cast(out.array);
+  return nb::cast(give<uint8_t>(std::move(out), {n, sizeof(Key)}));
+}
+
+nb::tuple locate(const AnyArray& pieces, const AnyArray& regions) {
+  const auto* of_pages =
+      reinterpret_cast<const Piece*>(require<int64_t>(pieces, "pieces", {kAnySize, kAnySize, 2}));
+  const auto* rows = reinterpret_cast<const Registered*>(require<int64_t>(regions, "regions", {kAnySize, 2}));
+  const size_t n = pieces.shape(0);
+  std::vector<int32_t> region_of(n);
+  std::vector<int64_t> length_of(n);
+  locate_pages(of_pages, n, pieces.shape(1), {rows, rows + regions.shape(0)}, region_of.data(),
+               length_of.data());
+  return nb::make_tuple(give<int32_t>(std::move(region_of), {n}), give<int64_t>(std::move(length_of), {n}));
+}
+
+nb::tuple plan(const AnyArray& pieces, const AnyArray& locations, const AnyArray& rows, int64_t base) {
+  const auto* of_pages =
+      reinterpret_cast<const Piece*>(require<int64_t>(pieces, "pieces", {kAnySize, kAnySize, 2}));
+  const auto* where = reinterpret_cast<const Location*>(
+      require<uint8_t>(locations, "locations", {kAnySize, static_cast<int64_t>(sizeof(Location))}));
+  const auto* chosen = require<int64_t>(rows, "rows", {kAnySize});
+  if (locations.shape(0) != pieces.shape(0)) throw nb::value_error("pieces and locations differ in length");
+  const std::vector<int64_t> pages(chosen, chosen + rows.shape(0));
+  for (const int64_t page : pages) {
+    if (page < 0 || static_cast<size_t>(page) >= pieces.shape(0)) throw nb::index_error("row out of range");
+  }
+  const size_t n_spans = pages.size() * pieces.shape(1);
+  std::vector<Span> spans(n_spans);
+  std::vector<Word> words(n_spans);
+  plan_reads(of_pages, pieces.shape(1), where, pages, base, spans.data(), words.data());
+  return nb::make_tuple(give<int64_t>(std::move(spans), {n_spans, 3}),
+                        give<uint64_t>(std::move(words), {n_spans, 2}));
 }
 
 void bind_page_plan(nb::module_& m) {
   m.def("hash_keys", &hash_keys, "prefix"_a, "keys"_a);
   m.def(
-      "find_duplicate", [](KeysArray keys) { return find_duplicate(keys_of(keys), keys.shape(0)); },
-      "keys"_a);
-  m.def(
-      "locate_pages",
-      [](PiecesArray pieces,
-         nb::ndarray<const int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> regions) {
-        const auto* rows = reinterpret_cast<const Registered*>(regions.data());
-        const std::vector<Registered> registered(rows, rows + regions.shape(0));
-        auto region_of = make_array<int32_t>({pieces.shape(0)});
-        auto length_of = make_array<int64_t>({pieces.shape(0)});
-        locate_pages(reinterpret_cast<const Piece*>(pieces.data()), pieces.shape(0), pieces.shape(1),
-                     registered, region_of.data, length_of.data);
-        return nb::make_tuple(region_of.array, length_of.array);
-      },
-      "pieces"_a, "regions"_a);
-  m.def(
-      "plan_reads",
-      [](PiecesArray pieces, LocationsArray locations,
-         nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> rows, int64_t base) {
-        const size_t n_pieces = pieces.shape(1);
-        if (locations.shape(0) != pieces.shape(0))
-          throw nb::value_error("pieces and locations differ in length");
-        const std::vector<int64_t> chosen(rows.data(), rows.data() + rows.shape(0));
-        for (const int64_t row : chosen) {
-          if (row < 0 || static_cast<size_t>(row) >= pieces.shape(0))
-            throw nb::index_error("row out of range");
-        }
-        auto spans = make_array<int64_t>({chosen.size() * n_pieces, 3});
-        auto words = make_array<uint64_t>({chosen.size() * n_pieces, 2});
-        plan_reads(reinterpret_cast<const Piece*>(pieces.data()), n_pieces,
-                   reinterpret_cast<const Location*>(locations.data()), chosen, base,
-                   reinterpret_cast<Span*>(spans.data), reinterpret_cast<Word*>(words.data));
-        return nb::make_tuple(spans.array, words.array);
-      },
-      "pieces"_a, "locations"_a, "rows"_a, "base"_a);
+      "find_duplicate",
+      [](const AnyArray& keys) { return find_duplicate(require_keys(keys), keys.shape(0)); }, "keys"_a);
+  m.def("locate_pages", &locate, "pieces"_a, "regions"_a);
+  m.def("plan_reads", &plan, "pieces"_a, "locations"_a, "rows"_a, "base"_a);
 }
 
 }  // namespace
