@@ -144,7 +144,7 @@ class Report:
 
     def problem(self, what: str) -> None:
         """Say why the demo fails."""
-        self._print(Text(what, style="bold red"))
+        self._console.print(Text(what, style="bold red"), soft_wrap=True)  # it may quote a traceback
 
     def _moved(self, served: Served) -> None:
         """Show which pages came from where."""
