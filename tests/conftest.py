@@ -1,13 +1,19 @@
-"""Fixtures for tests that run whole nodes."""
+"""What holds for all tests, before any of them imports numpy, and fixtures for tests that run whole nodes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
-from cluster import Cluster
+
+# BLAS threads wait by spinning: on busy cores the demo's model is ten times slower with two than with one
+for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
 
 pytest.register_assert_rewrite("p2pkv.testing.transport_contract")
+
+from cluster import Cluster  # noqa: E402
 
 
 @pytest.fixture
