@@ -95,12 +95,17 @@ class ControlLoop:
 
 def hash_keys(prefix: bytes, keys: Sequence[str | bytes]) -> NDArray[np.uint8] | None: ...
 def find_duplicate(keys: NDArray[np.uint8]) -> int | None: ...
-def locate_pages(
+def locate_pieces(
     pieces: NDArray[np.int64], regions: NDArray[np.int64]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]: ...
 def plan_reads(
-    pieces: NDArray[np.int64], locations: NDArray[np.uint8], rows: NDArray[np.int64], base: int
-) -> tuple[NDArray[np.int64], NDArray[np.uint64]]: ...
+    pieces: NDArray[np.int64],
+    region_of: NDArray[np.int32],
+    locations: NDArray[np.uint8],
+    rows: NDArray[np.int64],
+    region: int,
+    base: int,
+) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64]]: ...
 
 # --- transports.cc: transports and shared memory; refusals are RuntimeErrors with the reason ---
 

@@ -47,7 +47,7 @@ class _Batch:
     ids: Keys
     pieces: NDArray[np.int64]  # (n, p, 2)
     lengths: NDArray[np.int64]
-    memory_of: NDArray[np.int32]  # index into memories
+    memory_of: NDArray[np.int32]  # (n, p): index into memories
     memories: list[Memory]
 
     @property
@@ -57,11 +57,14 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Flight:
-    """One owner's part of a fetch, under way."""
+    """One owner's part of a fetch, under way: a leg for each registered memory, one after another."""
 
     connection: Connection
-    transfer: Transfer
     rows: Rows
+    legs: list[int]  # indexes of memories; the first is in the air
+    transfer: Transfer
+    pieces: NDArray[np.int64]  # which of the rows' pieces the transfer brings
+    statuses: Statuses  # of all the rows' pieces
     began: float
     landed: bool = False
 
@@ -177,14 +180,15 @@ class PageCache:
             raise UsageError(f"{len(ids)} keys, but memory for {len(pieces)} pages")
         memories = self._transfers.memories()
         registered = np.array([(m.address, m.nbytes) for m in memories], np.int64).reshape(-1, 2)
-        memory_of, lengths = _native.locate_pages(pieces, registered)
+        memory_of, lengths = _native.locate_pieces(pieces, registered)
         if (lengths < 0).any():
             page = int(np.flatnonzero(lengths < 0)[0])
             raise UsageError(f"page {page} has a piece of no or negative length: {pieces[page].tolist()}")
         if (memory_of < 0).any():
-            page = int(np.flatnonzero(memory_of < 0)[0])
+            page, piece = np.argwhere(memory_of < 0)[0].tolist()
+            address, nbytes = pieces[page, piece].tolist()
             raise NotRegisteredError(
-                f"page {page} does not lie in one registered memory: [address, bytes] {pieces[page].tolist()}; "
+                f"piece {piece} of page {page}, {nbytes} bytes at {address:#x}, lies in no registered memory; "
                 "call register_memory first"
             )
         return _Batch(ids, pieces, lengths, memory_of, memories)
@@ -250,13 +254,11 @@ class PageCache:
                     continue  # the pool was asked already: the entry is stale
                 mine = rows[locations["owner"][rows] == owner]
                 statuses[np.isin(rows, mine)] = Status.PEER_LOST
-                for memory in np.unique(batch.memory_of[mine]):
-                    part = mine[batch.memory_of[mine] == memory]
-                    flight = self._take_off(batch, part, locations, int(owner), deadline)
-                    if flight is not None:
-                        flights.append(flight)
+                flight = self._take_off(batch, mine, locations, int(owner), deadline)
+                if flight is not None:
+                    flights.append(flight)
             for flight in flights:
-                statuses[np.isin(rows, flight.rows)] = self._land(flight, batch, deadline)
+                statuses[np.isin(rows, flight.rows)] = self._land(flight, batch, locations, deadline)
         finally:
             for flight in flights:
                 if not flight.landed:
@@ -270,21 +272,28 @@ class PageCache:
         connection = self._transfers.lease(member, deadline) if member is not None else None
         if connection is None:
             return None
-        memory = batch.memories[batch.memory_of[rows[0]]]
-        spans, words = _native.plan_reads(batch.pieces, as_bytes(locations), rows, memory.address)
-        local = memory.region(connection.transport)
-        transfer = connection.endpoint.read(local, connection.remote, spans, words=words)
-        return _Flight(connection, transfer, rows, time.monotonic())
+        legs = np.unique(batch.memory_of[rows]).tolist()
+        transfer, pieces = _read_leg(connection, batch, rows, locations, legs[0])
+        statuses = np.full(len(rows) * batch.pieces.shape[1], Status.PEER_LOST, np.uint8)
+        return _Flight(connection, rows, legs, transfer, pieces, statuses, time.monotonic())
 
-    def _land(self, flight: _Flight, batch: _Batch, deadline: float) -> Statuses:
+    def _land(self, flight: _Flight, batch: _Batch, locations: Locations, deadline: float) -> Statuses:
         """Wait for one owner's part; return a status a page: the worst of its pieces'."""
-        of_pieces = flight.transfer.wait(max(0.0, deadline - time.monotonic()))
+        while True:
+            arrived = flight.transfer.wait(max(0.0, deadline - time.monotonic()))
+            flight.statuses[flight.pieces] = arrived
+            flight.legs.pop(0)
+            if not flight.legs or not TransferEngine.is_usable_after(arrived):
+                break
+            flight.transfer, flight.pieces = _read_leg(
+                flight.connection, batch, flight.rows, locations, flight.legs[0]
+            )
         flight.landed = True
-        worst: Statuses = of_pieces.reshape(len(flight.rows), -1).max(axis=1)
+        worst: Statuses = flight.statuses.reshape(len(flight.rows), -1).max(axis=1)
         good = flight.rows[worst == Status.OK]
         self._transfers.release(
             flight.connection,
-            of_pieces,
+            arrived,
             n_pages=len(good),
             nbytes=int(batch.lengths[good].sum()),
             seconds=time.monotonic() - flight.began,
@@ -330,6 +339,18 @@ class PageCache:
     def _count_unpublished(self, reason: str, n_pages: int) -> None:
         if n_pages:
             self._metrics.unpublished_pages.labels(reason).inc(n_pages)
+
+
+def _read_leg(
+    connection: Connection, batch: _Batch, rows: Rows, locations: Locations, leg: int
+) -> tuple[Transfer, NDArray[np.int64]]:
+    """Start reading those pieces of ``rows`` that lie in one registered memory."""
+    memory = batch.memories[leg]
+    spans, words, pieces = _native.plan_reads(
+        batch.pieces, batch.memory_of, as_bytes(locations), rows, leg, memory.address
+    )
+    local = memory.region(connection.transport)
+    return connection.endpoint.read(local, connection.remote, spans, words=words), pieces
 
 
 def _mask(rows: Rows, n: int) -> NDArray[np.bool_]:

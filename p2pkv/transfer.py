@@ -187,11 +187,16 @@ class TransferEngine(Resource):
         endpoint.close()
         return None
 
+    @staticmethod
+    def is_usable_after(statuses: Statuses) -> bool:
+        """Whether an endpoint can go on reading when its last batch ended so."""
+        return _BAD.isdisjoint(statuses.tolist())
+
     def release(
         self, connection: Connection, statuses: Statuses, *, n_pages: int, nbytes: int, seconds: float
     ) -> None:
         """Give a connection back after its batch: what became of the spans, what it brought, how long it took."""
-        bad = _BAD.intersection(int(status) for status in set(statuses.tolist()))
+        bad = _BAD.intersection(statuses.tolist())
         with self._lock:
             peer = self._peers.get(connection.member.node_id)
             current = peer is not None and peer.member.boot_epoch == connection.member.boot_epoch

@@ -34,39 +34,38 @@ int32_t region_index(const Piece& piece, const std::vector<Registered>& regions)
 
 }  // namespace
 
-void locate_pages(const Piece* pieces, size_t n_pages, size_t n_pieces,
-                  const std::vector<Registered>& regions, int32_t* region_of, int64_t* length_of) {
+void locate_pieces(const Piece* pieces, size_t n_pages, size_t n_pieces,
+                   const std::vector<Registered>& regions, int32_t* region_of, int64_t* length_of) {
   for (size_t page = 0; page < n_pages; ++page) {
-    const Piece* own = pieces + page * n_pieces;
     int64_t length = 0;
-    int32_t region = -1;
     for (size_t i = 0; i < n_pieces; ++i) {
-      if (own[i].nbytes <= 0 || __builtin_add_overflow(length, own[i].nbytes, &length)) {
+      const Piece& piece = pieces[page * n_pieces + i];
+      if (piece.nbytes <= 0 || length < 0 || __builtin_add_overflow(length, piece.nbytes, &length))
         length = -1;
-        break;
-      }
-      const int32_t index = region_index(own[i], regions);
-      region = i == 0 || index == region ? index : -1;
-      if (region < 0) break;
+      region_of[page * n_pieces + i] = region_index(piece, regions);
     }
-    region_of[page] = region;
     length_of[page] = length;
   }
 }
 
-void plan_reads(const Piece* pieces, size_t n_pieces, const Location* locations,
-                const std::vector<int64_t>& rows, int64_t base, Span* spans, Word* words) {
-  size_t out = 0;
-  for (const int64_t row : rows) {
-    const Location& location = locations[row];
+ReadPlan plan_reads(const Piece* pieces, const int32_t* region_of, size_t n_pieces, const Location* locations,
+                    const std::vector<int64_t>& rows, int32_t region, int64_t base) {
+  ReadPlan plan;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const size_t first = static_cast<size_t>(rows[i]) * n_pieces;
+    const Location& location = locations[rows[i]];
     auto remote = static_cast<int64_t>(location.offset);
-    for (size_t i = 0; i < n_pieces; ++i, ++out) {
-      const Piece& piece = pieces[static_cast<size_t>(row) * n_pieces + i];
-      spans[out] = {piece.address - base, remote, piece.nbytes};
-      words[out] = {location.word_offset, location.generation};
+    for (size_t j = 0; j < n_pieces; ++j) {
+      const Piece& piece = pieces[first + j];
+      if (region_of[first + j] == region) {
+        plan.spans.push_back({piece.address - base, remote, piece.nbytes});
+        plan.words.push_back({location.word_offset, location.generation});
+        plan.indexes.push_back(static_cast<int64_t>(i * n_pieces + j));
+      }
       remote += piece.nbytes;
     }
   }
+  return plan;
 }
 
 }  // namespace p2pkv

@@ -21,14 +21,21 @@ struct Registered {
 // The first index whose key occurred before, if any.
 std::optional<size_t> find_duplicate(const Key* keys, size_t n);
 
-// For each page the index of the registered region that holds all its pieces, or -1; and its length in bytes,
+// For each piece the index of the registered region that holds it, or -1; for each page its length in bytes,
 // or -1 if a piece is empty or negative. `regions` is sorted by address and free of overlaps.
-void locate_pages(const Piece* pieces, size_t n_pages, size_t n_pieces,
-                  const std::vector<Registered>& regions, int32_t* region_of, int64_t* length_of);
+void locate_pieces(const Piece* pieces, size_t n_pages, size_t n_pieces,
+                   const std::vector<Registered>& regions, int32_t* region_of, int64_t* length_of);
 
-// Appends one span and one word a piece for each of `rows`: the page's pieces lie one after another at its
-// location. Local offsets count from `base`.
-void plan_reads(const Piece* pieces, size_t n_pieces, const Location* locations,
-                const std::vector<int64_t>& rows, int64_t base, Span* spans, Word* words);
+// The reads that bring some pages' pieces into one local region.
+struct ReadPlan {
+  std::vector<Span> spans;
+  std::vector<Word> words;       // one a span
+  std::vector<int64_t> indexes;  // of each span's piece, counted over the pieces of `rows`
+};
+
+// Plans those pieces of the pages `rows` that lie in `region`; local offsets count from its `base`. A page's
+// pieces lie one after another at its location.
+ReadPlan plan_reads(const Piece* pieces, const int32_t* region_of, size_t n_pieces, const Location* locations,
+                    const std::vector<int64_t>& rows, int32_t region, int64_t base);
 
 }  // namespace p2pkv

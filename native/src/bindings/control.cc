@@ -233,30 +233,35 @@ nb::tuple locate(const AnyArray& pieces, const AnyArray& regions) {
       reinterpret_cast<const Piece*>(require<int64_t>(pieces, "pieces", {kAnySize, kAnySize, 2}));
   const auto* rows = reinterpret_cast<const Registered*>(require<int64_t>(regions, "regions", {kAnySize, 2}));
   const size_t n = pieces.shape(0);
-  std::vector<int32_t> region_of(n);
+  const size_t n_pieces = pieces.shape(1);
+  std::vector<int32_t> region_of(n * n_pieces);
   std::vector<int64_t> length_of(n);
-  locate_pages(of_pages, n, pieces.shape(1), {rows, rows + regions.shape(0)}, region_of.data(),
-               length_of.data());
-  return nb::make_tuple(give<int32_t>(std::move(region_of), {n}), give<int64_t>(std::move(length_of), {n}));
+  locate_pieces(of_pages, n, n_pieces, {rows, rows + regions.shape(0)}, region_of.data(), length_of.data());
+  return nb::make_tuple(give<int32_t>(std::move(region_of), {n, n_pieces}),
+                        give<int64_t>(std::move(length_of), {n}));
 }
 
-nb::tuple plan(const AnyArray& pieces, const AnyArray& locations, const AnyArray& rows, int64_t base) {
+nb::tuple plan(const AnyArray& pieces, const AnyArray& region_of, const AnyArray& locations,
+               const AnyArray& rows, int32_t region, int64_t base) {
   const auto* of_pages =
       reinterpret_cast<const Piece*>(require<int64_t>(pieces, "pieces", {kAnySize, kAnySize, 2}));
+  const auto* regions = require<int32_t>(region_of, "region_of", {kAnySize, kAnySize});
   const auto* where = reinterpret_cast<const Location*>(
       require<uint8_t>(locations, "locations", {kAnySize, static_cast<int64_t>(sizeof(Location))}));
   const auto* chosen = require<int64_t>(rows, "rows", {kAnySize});
-  if (locations.shape(0) != pieces.shape(0)) throw nb::value_error("pieces and locations differ in length");
+  if (locations.shape(0) != pieces.shape(0) || region_of.shape(0) != pieces.shape(0) ||
+      region_of.shape(1) != pieces.shape(1)) {
+    throw nb::value_error("pieces, region_of and locations differ in length");
+  }
   const std::vector<int64_t> pages(chosen, chosen + rows.shape(0));
   for (const int64_t page : pages) {
     if (page < 0 || static_cast<size_t>(page) >= pieces.shape(0)) throw nb::index_error("row out of range");
   }
-  const size_t n_spans = pages.size() * pieces.shape(1);
-  std::vector<Span> spans(n_spans);
-  std::vector<Word> words(n_spans);
-  plan_reads(of_pages, pieces.shape(1), where, pages, base, spans.data(), words.data());
-  return nb::make_tuple(give<int64_t>(std::move(spans), {n_spans, 3}),
-                        give<uint64_t>(std::move(words), {n_spans, 2}));
+  ReadPlan plan = plan_reads(of_pages, regions, pieces.shape(1), where, pages, region, base);
+  const size_t n = plan.spans.size();
+  return nb::make_tuple(give<int64_t>(std::move(plan.spans), {n, 3}),
+                        give<uint64_t>(std::move(plan.words), {n, 2}),
+                        give<int64_t>(std::move(plan.indexes), {n}));
 }
 
 void bind_page_plan(nb::module_& m) {
@@ -264,8 +269,8 @@ void bind_page_plan(nb::module_& m) {
   m.def(
       "find_duplicate",
       [](const AnyArray& keys) { return find_duplicate(require_keys(keys), keys.shape(0)); }, "keys"_a);
-  m.def("locate_pages", &locate, "pieces"_a, "regions"_a);
-  m.def("plan_reads", &plan, "pieces"_a, "locations"_a, "rows"_a, "base"_a);
+  m.def("locate_pieces", &locate, "pieces"_a, "regions"_a);
+  m.def("plan_reads", &plan, "pieces"_a, "region_of"_a, "locations"_a, "rows"_a, "region"_a, "base"_a);
 }
 
 }  // namespace
