@@ -86,7 +86,9 @@ class Config:
             if not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name} must be a string, not {type(getattr(self, name)).__name__}")
         if not 1 <= len(self.node_id) <= MAX_NODE_ID or not self.node_id.isprintable():
-            raise ConfigError(f"node_id must be 1 to {MAX_NODE_ID} printable characters, not {self.node_id!r}")
+            raise ConfigError(
+                f"node_id must be 1 to {MAX_NODE_ID} printable characters, not {self.node_id!r}"
+            )
         _check_choice("membership", self.membership, ("embedded", "static"))
         _check_choice("verify", self.verify, ("generation", "checksum"))
         if self.pool_nbytes < MIN_POOL_SIZE:
@@ -103,7 +105,9 @@ class Config:
             raise ConfigError("transports: 'auto' chooses by itself and can't stand beside other names")
         for name in ("disk_path", "disk_size", "disk_layout"):
             if getattr(self, name) is not None:
-                raise ConfigError(f"{name} is set, but this version of p2pkv has no disk tier; leave it unset")
+                raise ConfigError(
+                    f"{name} is set, but this version of p2pkv has no disk tier; leave it unset"
+                )
 
     def _check_addresses(self) -> None:
         host, _ = split_address("listen", self.listen)
@@ -201,7 +205,7 @@ def _as_tuple(name: str, value: object) -> tuple[str, ...]:
     raise ConfigError(f"{name} must be a list of strings or a comma-separated string, not {value!r}")
 
 
-def _as_number(name: str, value: object, kind: type[int] | type[float]) -> int | float:
+def _as_number(name: str, value: object, kind: type[int | float]) -> int | float:
     if not isinstance(value, bool) and isinstance(value, (int, float, str)):
         try:
             return kind(value)
@@ -212,7 +216,9 @@ def _as_number(name: str, value: object, kind: type[int] | type[float]) -> int |
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}; not {value!r}{_nearest(value, choices)}")
+        raise ConfigError(
+            f"{name} must be one of {', '.join(choices)}; not {value!r}{_nearest(value, choices)}"
+        )
 
 
 def _check_known(what: str, key: str, names: Collection[str]) -> None:

@@ -26,12 +26,16 @@ class Metrics:
         """``reason``: no_room, too_large, no_directory."""
         self.looked_up_pages = self._counter("p2pkv_looked_up_pages", "Pages looked up", "source")
         """``source``: own_pool, location_cache, own_shard, peers."""
-        self.evicted_pages = self._counter("p2pkv_evicted_pages", "Pages evicted and retracted from the directory")
+        self.evicted_pages = self._counter(
+            "p2pkv_evicted_pages", "Pages evicted and retracted from the directory"
+        )
         self.reannounced_pages = self._counter(
             "p2pkv_reannounced_pages", "Pages put again after the cluster changed"
         )
         self.transport_fallbacks = self._counter(
-            "p2pkv_transport_fallbacks", "Times a peer was not reached over the preferred transport", "transport"
+            "p2pkv_transport_fallbacks",
+            "Times a peer was not reached over the preferred transport",
+            "transport",
         )
         self.silent_owners = self._counter(
             "p2pkv_silent_owners", "Directory requests a healthy owner did not answer in time"
@@ -40,6 +44,12 @@ class Metrics:
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(name, help_text, labels, registry=self.registry)
+
+    @staticmethod
+    def count(counter: Counter, label: str, n: int) -> None:
+        """Add ``n`` under a counter's only label; a label that never counted anything does not show."""
+        if n:
+            counter.labels(label).inc(n)
 
     def counters(self) -> dict[str, float]:
         """Return every counter by its name, labels in braces: ``p2pkv_fetched_pages_total{source="shm"}``."""

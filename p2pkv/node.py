@@ -139,6 +139,7 @@ class Node:
             pool=self._pool,
             directory=self._directory,
             transfers=self._transfers,
+            shard=self._shard,
             view=self._membership.view,
             own_key=self._key,
             check_sums=config.verify == "checksum",
@@ -160,7 +161,9 @@ class Node:
         with self._gate:
             if not isinstance(buffer, np.ndarray) or not buffer.flags.c_contiguous:
                 raise UsageError("memory to register must be a C-contiguous numpy array")
-            return self.register_address(buffer.ctypes.data, buffer.nbytes if nbytes is None else nbytes, buffer)
+            return self.register_address(
+                buffer.ctypes.data, buffer.nbytes if nbytes is None else nbytes, buffer
+            )
 
     def register_address(self, address: int, nbytes: int, owner: object = None) -> Memory:
         """Let calls read and write ``nbytes`` at ``address``.
@@ -170,7 +173,7 @@ class Node:
         with self._gate:
             if nbytes <= 0:
                 raise UsageError(f"cannot register {nbytes} bytes of memory")
-            for other in self._transfers.memories():
+            for other in self._transfers.memory_table.memories:
                 if address < other.address + other.nbytes and other.address < address + nbytes:
                     raise UsageError(
                         f"memory at {address:#x} of {nbytes} bytes overlaps what is registered at "
@@ -276,7 +279,9 @@ class Node:
         if reply is None:
             return None
         if not reply.ok:
-            _log.warning("peer %s refused a connection over %s: %s", member.node_id, name, reply.body.decode())
+            _log.warning(
+                "peer %s refused a connection over %s: %s", member.node_id, name, reply.body.decode()
+            )
             return None
         try:
             return unpack_connected(reply.body)

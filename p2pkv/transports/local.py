@@ -1,5 +1,4 @@
-"""The in-process transport: the reference implementation, in plain Python, and what tests use where no sockets are
-wanted.
+"""The in-process transport: the reference implementation, and what tests use where no sockets are wanted.
 
 Slow on purpose: one lock per region, a copy in the caller's thread, and nothing hidden. It keeps every rule of
 :mod:`p2pkv.transports.base`; read it first when writing a transport of your own.

@@ -20,7 +20,14 @@ def test_every_setting_has_a_default() -> None:
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("64MiB", 64 << 20), ("1.5 GiB", 3 << 29), ("2GB", 2_000_000_000), ("4096", 4096), (512, 512), ("8kib", 8192)],
+    [
+        ("64MiB", 64 << 20),
+        ("1.5 GiB", 3 << 29),
+        ("2GB", 2_000_000_000),
+        ("4096", 4096),
+        (512, 512),
+        ("8kib", 8192),
+    ],
 )
 def test_sizes_are_read_in_every_unit(text: str | int, nbytes: int) -> None:
     assert parse_size("pool_size", text) == nbytes
@@ -43,7 +50,9 @@ def test_an_unknown_environment_variable_is_refused_with_the_nearest_name() -> N
 
 
 def test_the_host_engines_own_keys_are_let_through() -> None:
-    config = Config.load({"backend_name": "p2pkv", "pool_size": "1MiB"}, environ={}, host_keys={"backend_name"})
+    config = Config.load(
+        {"backend_name": "p2pkv", "pool_size": "1MiB"}, environ={}, host_keys={"backend_name"}
+    )
     assert config.pool_nbytes == 1 << 20
 
 
