@@ -18,8 +18,11 @@ $(STAMP): pyproject.toml $(NATIVE)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
+# through the environment and unexpanded, so that $$, quotes and the empty text arrive as they were typed
+unexport PROMPT
+demo: export DEMO_PROMPT := $(value PROMPT)
 demo: $(STAMP)  ## two prefill nodes and a decode node share KV pages; PROMPT="..." takes your text
-	@$(BIN)/python -m demo $(if $(PROMPT),"$(PROMPT)")
+	@$(BIN)/python -m demo $(if $(filter command,$(origin PROMPT))$(value PROMPT),-- "$$DEMO_PROMPT")
 
 test: $(STAMP)  ## all fast tests
 	$(BIN)/python -m pytest

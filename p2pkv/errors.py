@@ -9,7 +9,8 @@ Expected outcomes (a miss, a span that was rejected) are values, never exception
     ├── ClosedError             the object was closed: start a new one
     ├── TransportError          a transport can't do this here, or the way to one peer is gone: open a new endpoint
     ├── ControlError            the control plane can't start, or a peer refused a request
-    │   └── VersionError        the peer speaks another protocol version: upgrade one of the two
+    │   ├── VersionError        the peer speaks another protocol version: upgrade one of the two
+    │   └── ViewError           a peer's cluster view is malformed: it was dropped, nothing was changed
     └── MembershipError         the node can't be a member
         └── DuplicateNodeError  a live node has this id: choose another ``node_id`` or stop that node
 """
@@ -47,6 +48,10 @@ class ControlError(P2PKVError):
 
 class VersionError(ControlError):
     """The peer speaks another protocol version."""
+
+
+class ViewError(ControlError, ValueError):
+    """A peer's cluster view is malformed; it was dropped."""
 
 
 class MembershipError(P2PKVError):

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from p2pkv import _native
+from p2pkv.errors import UsageError
 
 KEY_BYTES = 16
 
@@ -27,6 +34,9 @@ LOCATION = np.dtype(
 )
 """Where a page lies: 64 bytes, the same in Python, C++ and on the wire."""
 
+Locations = NDArray[np.void]
+"""``(n,)`` of :data:`LOCATION`."""
+
 RESIDENT = 1
 """Flag of a location: the page is in the owner's pool."""
 
@@ -38,3 +48,59 @@ class Outcome(IntEnum):
     """Not there, not provably right, or not in time. The memory given for it holds anything."""
     HIT = 1
     """Fetched: the bytes are exactly those published. Exists: some live node has it. Published: it can be fetched."""
+
+
+Outcomes = NDArray[np.uint8]
+"""``(n,)`` of :class:`Outcome`, one a page."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Where pages lie in local memory when a page is not one contiguous row, such as K and V in arrays of their own.
+
+    ``array`` is ``(n, p, 2)`` int64: of each of ``p`` pieces of each of ``n`` pages the absolute address and the
+    length in bytes. A page is its pieces one after another; every page of a batch has the same number of them. The
+    memory must be registered and stay so for the whole call.
+    """
+
+    array: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        array = self.array
+        if array.ndim != 3 or array.shape[2] != 2 or array.shape[1] == 0 or array.dtype != np.int64:
+            raise UsageError(f"pieces must be (n, p, 2) int64, not {array.shape} {array.dtype}")
+        object.__setattr__(self, "array", np.ascontiguousarray(array))
+
+    @classmethod
+    def of_rows(cls, array: NDArray[Any]) -> Pieces:
+        """Take each row ``array[i]`` as page ``i`` of one piece. Rows must be C-contiguous."""
+        if array.ndim < 1 or not array[:1].flags.c_contiguous:
+            raise UsageError(f"an array of pages needs C-contiguous rows; this has strides {array.strides}")
+        n = len(array)
+        nbytes = array[:1].nbytes if n else 0
+        pieces = np.empty((n, 1, 2), np.int64)
+        pieces[:, 0, 0] = array.ctypes.data + np.arange(n) * (array.strides[0] if n else 0)
+        pieces[:, 0, 1] = nbytes
+        return cls(pieces)
+
+
+class Namespace:
+    """Hashes the keys of one namespace: 16 bytes of BLAKE2b over the namespace's digest and the key."""
+
+    def __init__(self, name: str) -> None:
+        self._prefix = hashlib.blake2b(name.encode(), digest_size=KEY_BYTES).digest()
+
+    def hash(self, keys: Sequence[str | bytes]) -> Keys:
+        """Return the ``(n, 16)`` uint8 hashes of ``keys``. Raises :class:`UsageError` for other types."""
+        try:
+            hashed: Keys | None = _native.hash_keys(self._prefix, keys)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise UsageError(f"keys must be a sequence of str or bytes: {error}") from error
+        if hashed is None:  # a libzmq without libsodium
+            raw = b"".join(self._hash_slowly(key) for key in keys)
+            hashed = np.frombuffer(raw, np.uint8).reshape(-1, KEY_BYTES)
+        return hashed
+
+    def _hash_slowly(self, key: str | bytes) -> bytes:
+        data = key.encode() if isinstance(key, str) else key
+        return hashlib.blake2b(self._prefix + data, digest_size=KEY_BYTES).digest()

@@ -90,7 +90,9 @@ std::unique_ptr<ReadOnlyMapping> ReadOnlyMapping::map(int fd, size_t nbytes, std
   return std::unique_ptr<ReadOnlyMapping>(new ReadOnlyMapping(static_cast<const uint8_t*>(base), nbytes));
 }
 
-ReadOnlyMapping::~ReadOnlyMapping() { munmap(const_cast<uint8_t*>(base_), nbytes_); }
+ReadOnlyMapping::~ReadOnlyMapping() {
+  munmap(const_cast<uint8_t*>(base_), nbytes_);
+}
 
 void ReadOnlyMapping::prefault(size_t offset, size_t nbytes) const {
   madvise(const_cast<uint8_t*>(base_) + offset, nbytes, MADV_POPULATE_READ);

@@ -178,7 +178,7 @@ class TransportContract(FaultRules):
     ) -> None:
         endpoint, remote = pair
         spans = page_spans([0])
-        wrong: list[Spans] = [spans.astype(np.int32), spans[:, :2], spans[0]]  # type: ignore[list-item]
+        wrong: list[Spans] = [spans.astype(np.int32), spans[:, :2], spans[0]]
         for array in wrong:
             with pytest.raises(UsageError):
                 endpoint.read(reader.local, remote, array, words=None)

@@ -72,6 +72,19 @@ def wanted(setting: str | Sequence[str]) -> list[str]:
     return asked
 
 
+def create(setting: str | Sequence[str], *, host: str, advertise: str) -> list[Transport]:
+    """Start the transports that ``setting`` asks for, best first; if one can't start, none is left running."""
+    started: list[Transport] = []
+    try:
+        for name in wanted(setting):
+            started.append(transport_class(name).create(host=host, advertise=advertise))
+    except BaseException:
+        for transport in started:
+            transport.close()
+        raise
+    return started
+
+
 def select(ours: Mapping[str, str], theirs: Mapping[str, str], preference: Sequence[str]) -> str:
     """Return the first of ``preference`` that connects two nodes.
 

@@ -228,4 +228,5 @@ def screen_spans(spans: Spans, words: Words | None, *, local_nbytes: int, remote
         fits &= (at == NO_WORD) | (
             (at % np.uint64(8) == 0) & (at <= np.uint64(max(remote_nbytes - 8, 0))) & has_room
         )
-    return np.where(fits, np.uint8(Status.PENDING), np.uint8(Status.OUT_OF_RANGE))
+    statuses: Statuses = np.where(fits, np.uint8(Status.PENDING), np.uint8(Status.OUT_OF_RANGE))
+    return statuses

@@ -186,5 +186,9 @@ class TcpTransport(_NativeTransport):
         self.port = native.port
 
     @classmethod
+    def create(cls, *, host: str, advertise: str) -> TcpTransport:
+        return cls(host, advertise=advertise)
+
+    @classmethod
     def unavailable(cls) -> str | None:
         return None

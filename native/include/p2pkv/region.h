@@ -8,9 +8,9 @@
 
 namespace p2pkv {
 
-// A memfd mapped writable by its owner only. After `create` it is prefaulted and sealed (SHRINK, GROW, FUTURE_WRITE,
-// SEAL): nobody, the owner included, can resize it, and nobody else can map it writable, write to it or punch holes.
-// The destructor unmaps and closes it; readers' mappings live on until they unmap.
+// A memfd mapped writable by its owner only. After `create` it is prefaulted and sealed (SHRINK, GROW,
+// FUTURE_WRITE, SEAL): nobody, the owner included, can resize it, and nobody else can map it writable, write
+// to it or punch holes. The destructor unmaps and closes it; readers' mappings live on until they unmap.
 class SharedRegion {
  public:
   // Null, with the reason in `error`, when the memory is not to be had.
@@ -30,8 +30,8 @@ class SharedRegion {
   int fd_;
 };
 
-// A reader's read-only mapping of a peer's memfd. `map` refuses a descriptor that is not sealed or has another size:
-// a peer that could shrink it would kill the reader with SIGBUS.
+// A reader's read-only mapping of a peer's memfd. `map` refuses a descriptor that is not sealed or has
+// another size: a peer that could shrink it would kill the reader with SIGBUS.
 class ReadOnlyMapping {
  public:
   // Null, with the reason in `error`. The caller keeps `fd`.

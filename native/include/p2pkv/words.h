@@ -1,8 +1,9 @@
 // Generation words: how a reader proves that nobody overwrote what it read.
 //
-// A readable region may hold a table of 64-bit words, one per smallest block (docs/design.md, "Generation words").
-// A word is even only while a committed page starts at its block. Owners store words with `store_word`; readers,
-// often through a read-only mapping in another process, load them with `load_word_after_bytes`.
+// A readable region may hold a table of 64-bit words, one per smallest block (docs/design.md, "Generation
+// words"). A word is even only while a committed page starts at its block. Owners store words with
+// `store_word`; readers, often through a read-only mapping in another process, load them with
+// `load_word_after_bytes`.
 #pragma once
 
 #include <atomic>
@@ -21,18 +22,22 @@ struct Word {
 };
 constexpr uint64_t kNoWord = UINT64_MAX;
 
-constexpr bool is_committed(uint64_t word) { return (word & 1) == 0; }
+constexpr bool is_committed(uint64_t word) {
+  return (word & 1) == 0;
+}
 
 inline uint64_t load_word(const void* at) {
   auto* word = static_cast<uint64_t*>(const_cast<void*>(at));
   return std::atomic_ref<uint64_t>(*word).load(std::memory_order_acquire);
 }
 
-// Loads the word after every earlier load of this thread: call it when the last byte of the span has been copied.
+// Loads the word after every earlier load of this thread: call it when the last byte of the span has been
+// copied.
 inline uint64_t load_word_after_bytes(const void* at) {
   std::atomic_thread_fence(std::memory_order_acquire);
 #if defined(__x86_64__)
-  // Loads are ordered on x86 except for non-temporal ones from write-combining memory; free beside a page's copy.
+  // Loads are ordered on x86 except for non-temporal ones from write-combining memory; free beside a page's
+  // copy.
   _mm_lfence();
 #endif
   return load_word(at);

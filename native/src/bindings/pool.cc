@@ -1,7 +1,270 @@
+// Pool, LocationCache and checksums. Every batch call releases the GIL for as long as it works.
+#include "p2pkv/pool.h"
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+
+#include <tuple>
+
+#include "arrays.h"
 #include "bindings.h"
+#include "p2pkv/checksum.h"
+#include "p2pkv/copy.h"
+#include "p2pkv/location_cache.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace p2pkv {
+namespace {
 
-void bind_pool(nanobind::module_& m) {}
+using Bytes = Array<uint8_t>;
+
+Bytes give_locations(std::vector<Location> locations) {
+  const size_t n = locations.size();
+  return give<uint8_t>(std::move(locations), {n, sizeof(Location)});
+}
+
+PageBatch require_batch(const AnyArray* keys, const AnyArray& pieces) {
+  const auto* values = require<int64_t>(pieces, "pieces", {kAnySize, kAnySize, 2});
+  const PageBatch batch{pieces.shape(0), pieces.shape(1), keys ? require_keys(*keys) : nullptr,
+                        reinterpret_cast<const Piece*>(values)};
+  if (keys && keys->shape(0) != batch.n_pages)
+    throw nb::value_error("keys and pieces must have equal lengths");
+  for (size_t i = 0; i < batch.n_pages * batch.n_pieces; ++i) {
+    if (batch.pieces[i].nbytes < 0) throw nb::value_error("pieces must not have negative lengths");
+  }
+  return batch;
+}
+
+Pool* create_pool(uint64_t nbytes, uint32_t granule, uint64_t owner, uint64_t boot, uint32_t region,
+                  uint64_t pinned_limit, size_t evictions_kept) {
+  PoolOptions options{};
+  options.nbytes = nbytes;
+  options.granule = granule;
+  options.owner = owner;
+  options.boot = boot;
+  options.region = region;
+  options.pinned_limit = pinned_limit;
+  options.evictions_kept = evictions_kept;
+  std::string error;
+  std::unique_ptr<Pool> pool;
+  {
+    const nb::gil_scoped_release unlocked;
+    pool = Pool::create(options, &error);
+  }
+  if (!pool) throw nb::value_error(error.c_str());
+  return pool.release();
+}
+
+std::pair<Bytes, Bytes> publish(Pool& pool, const AnyArray& keys, const AnyArray& pieces) {
+  const PageBatch batch = require_batch(&keys, pieces);
+  std::vector<PoolStatus> statuses(batch.n_pages);
+  std::vector<Location> locations(batch.n_pages);
+  {
+    const nb::gil_scoped_release unlocked;
+    pool.publish(batch, statuses.data(), locations.data());
+  }
+  return {give<uint8_t>(std::move(statuses), {batch.n_pages}), give_locations(std::move(locations))};
+}
+
+Bytes fetch(Pool& pool, const AnyArray& keys, const AnyArray& pieces) {
+  const PageBatch batch = require_batch(&keys, pieces);
+  std::vector<FetchStatus> statuses(batch.n_pages);
+  {
+    const nb::gil_scoped_release unlocked;
+    pool.fetch(batch, statuses.data());
+  }
+  return give<uint8_t>(std::move(statuses), {batch.n_pages});
+}
+
+// For the calls that take keys and say which were found and where: look-ups of pool and cache, and retract.
+template <typename Owner, void (Owner::*method)(const Key*, size_t, uint8_t*, Location*)>
+std::pair<Bytes, Bytes> find(Owner& owner, const AnyArray& keys) {
+  const Key* data = require_keys(keys);
+  const size_t n = keys.shape(0);
+  std::vector<uint8_t> found(n);
+  std::vector<Location> locations(n);
+  {
+    const nb::gil_scoped_release unlocked;
+    (owner.*method)(data, n, found.data(), locations.data());
+  }
+  return {give<uint8_t>(std::move(found), {n}), give_locations(std::move(locations))};
+}
+
+std::pair<Bytes, Bytes> lookup(Pool& pool, const AnyArray& keys) {
+  return find<Pool, &Pool::lookup>(pool, keys);
+}
+
+std::pair<Bytes, Bytes> retract(Pool& pool, const AnyArray& keys) {
+  return find<Pool, &Pool::retract>(pool, keys);
+}
+
+std::pair<Bytes, Bytes> get(LocationCache& cache, const AnyArray& keys) {
+  return find<LocationCache, &LocationCache::get>(cache, keys);
+}
+
+std::tuple<Bytes, Array<uint64_t>, Bytes> pin(Pool& pool, const AnyArray& keys, double lease_seconds) {
+  const Key* data = require_keys(keys);
+  const size_t n = keys.shape(0);
+  std::vector<uint8_t> found(n);
+  std::vector<uint64_t> tickets(n);
+  std::vector<Location> locations(n);
+  {
+    const nb::gil_scoped_release unlocked;
+    pool.pin(data, n, lease_seconds, found.data(), tickets.data(), locations.data());
+  }
+  return {give<uint8_t>(std::move(found), {n}), give<uint64_t>(std::move(tickets), {n}),
+          give_locations(std::move(locations))};
+}
+
+Bytes unpin(Pool& pool, const AnyArray& tickets) {
+  const auto* data = require<uint64_t>(tickets, "tickets", {kAnySize});
+  const size_t n = tickets.shape(0);
+  std::vector<uint8_t> held(n);
+  {
+    const nb::gil_scoped_release unlocked;
+    pool.unpin(data, n, held.data());
+  }
+  return give<uint8_t>(std::move(held), {n});
+}
+
+std::pair<Bytes, Bytes> give_pages(const std::vector<Eviction>& pages) {
+  std::vector<Key> keys;
+  std::vector<Location> locations;
+  keys.reserve(pages.size());
+  locations.reserve(pages.size());
+  for (const Eviction& page : pages) {
+    keys.push_back(page.key);
+    locations.push_back(page.location);
+  }
+  return {give<uint8_t>(std::move(keys), {pages.size(), sizeof(Key)}), give_locations(std::move(locations))};
+}
+
+std::pair<Bytes, Bytes> drain_evicted(Pool& pool, size_t limit, double timeout) {
+  std::vector<Eviction> pages;
+  {
+    const nb::gil_scoped_release unlocked;
+    pages = pool.drain_evicted(limit, timeout);
+  }
+  return give_pages(pages);
+}
+
+std::tuple<Bytes, Bytes, uint64_t> list(Pool& pool, uint64_t cursor, size_t limit) {
+  if (limit == 0) throw nb::value_error("limit must be positive");
+  std::vector<Eviction> pages;
+  uint64_t next;
+  {
+    const nb::gil_scoped_release unlocked;
+    next = pool.list(cursor, limit, &pages);
+  }
+  auto [keys, locations] = give_pages(pages);
+  return {keys, locations, next};
+}
+
+nb::dict stats(Pool& pool) {
+  PoolStats stats;
+  {
+    const nb::gil_scoped_release unlocked;
+    stats = pool.stats();
+  }
+  nb::dict named;
+  named["capacity"] = stats.capacity;
+  named["used"] = stats.used;
+  named["pages"] = stats.pages;
+  named["pinned_bytes"] = stats.pinned_bytes;
+  named["stored_pages"] = stats.stored_pages;
+  named["evicted_pages"] = stats.evicted_pages;
+  named["no_room_pages"] = stats.no_room_pages;
+  named["dropped_evictions"] = stats.dropped_evictions;
+  return named;
+}
+
+Array<uint64_t> checksum_pages(const AnyArray& pieces) {
+  const PageBatch batch = require_batch(nullptr, pieces);
+  std::vector<uint64_t> sums(batch.n_pages);
+  {
+    const nb::gil_scoped_release unlocked;
+    for (size_t i = 0; i < batch.n_pages; ++i) {
+      Checksum sum;
+      for (size_t k = 0; k < batch.n_pieces; ++k) {
+        const Piece& piece = batch.pieces[i * batch.n_pieces + k];
+        sum.update(reinterpret_cast<const void*>(piece.address), static_cast<size_t>(piece.nbytes));
+      }
+      sums[i] = sum.finish();
+    }
+  }
+  return give<uint64_t>(std::move(sums), {batch.n_pages});
+}
+
+void put(LocationCache& cache, const AnyArray& keys, const AnyArray& locations) {
+  const Key* data = require_keys(keys);
+  const auto n = static_cast<int64_t>(keys.shape(0));
+  const auto* values = require<uint8_t>(locations, "locations", {n, sizeof(Location)});
+  const nb::gil_scoped_release unlocked;
+  cache.put(data, reinterpret_cast<const Location*>(values), static_cast<size_t>(n));
+}
+
+void drop(LocationCache& cache, const AnyArray& keys) {
+  const Key* data = require_keys(keys);
+  const size_t n = keys.shape(0);
+  const nb::gil_scoped_release unlocked;
+  cache.drop(data, n);
+}
+
+void bind_checksum(nb::module_& m) {
+  m.def(
+      "checksum",
+      [](uintptr_t address, size_t nbytes) {
+        return checksum(reinterpret_cast<const void*>(address), nbytes);
+      },
+      "address"_a, "nbytes"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def("checksum_pages", checksum_pages, "pieces"_a.noconvert());
+  m.def(
+      "copy_bytes",
+      [](uintptr_t to, uintptr_t from, size_t nbytes) {
+        copy_bytes(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), nbytes);
+      },
+      "to"_a, "from_"_a, "nbytes"_a, nb::call_guard<nb::gil_scoped_release>());
+}
+
+void bind_location_cache(nb::module_& m) {
+  using Released = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<LocationCache>(m, "LocationCache")
+      .def(nb::init<size_t, double>(), "capacity"_a, "ttl"_a)
+      .def("put", put, "keys"_a.noconvert(), "locations"_a.noconvert())
+      .def("get", get, "keys"_a.noconvert())
+      .def("drop", drop, "keys"_a.noconvert())
+      .def("drop_owner", &LocationCache::drop_owner, "owner"_a, Released())
+      .def("__len__", &LocationCache::size, Released());
+}
+
+}  // namespace
+
+void bind_pool(nb::module_& m) {
+  using Released = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<Pool>(m, "Pool")
+      .def(nb::new_(&create_pool), "nbytes"_a, nb::kw_only(), "granule"_a = 4096, "owner"_a = 0, "boot"_a = 0,
+           "region"_a = 0, "pinned_limit"_a = 0, "evictions_kept"_a = 65536)
+      .def("publish", publish, "keys"_a.noconvert(), "pieces"_a.noconvert())
+      .def("fetch", fetch, "keys"_a.noconvert(), "pieces"_a.noconvert())
+      .def("lookup", lookup, "keys"_a.noconvert())
+      .def("pin", pin, "keys"_a.noconvert(), "lease_seconds"_a)
+      .def("unpin", unpin, "tickets"_a.noconvert())
+      .def("retract", retract, "keys"_a.noconvert())
+      .def("purge", &Pool::purge, Released())
+      .def("list", list, "cursor"_a, "limit"_a)
+      .def("drain_evicted", drain_evicted, "limit"_a, "timeout"_a)
+      .def("close", &Pool::close, Released())
+      .def("stats", stats)
+      .def_prop_ro("address", [](Pool& pool) { return reinterpret_cast<uintptr_t>(pool.region().base()); })
+      .def_prop_ro("nbytes", [](Pool& pool) { return pool.region().nbytes(); })
+      .def_prop_ro("fd", [](Pool& pool) { return pool.region().fd(); })
+      .def_prop_ro("granule", &Pool::granule)
+      .def_prop_ro("words_offset", [](Pool&) { return 0; })
+      .def_prop_ro("data_offset", &Pool::data_offset);
+  bind_location_cache(m);
+  bind_checksum(m);
+}
 
 }  // namespace p2pkv

@@ -1,0 +1,47 @@
+// Which pages a pool evicted, for the thread that tells the directory.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "p2pkv/location.h"
+#include "p2pkv/zeroed_array.h"
+
+namespace p2pkv {
+
+struct Eviction {
+  Key key;
+  Location location;  // where it was until then
+};
+
+// A bounded ring: when nobody drains it the oldest records are dropped and counted, for a directory entry
+// that stays too long only costs its reader a miss. Thread-safe.
+class EvictionLog {
+ public:
+  explicit EvictionLog(size_t capacity) : ring_(capacity) {}
+
+  // Doesn't wake the drainer: call `announce` after a batch, without the pool's lock.
+  void push(const Key& key, const Location& location);
+  void announce() { filled_.notify_one(); }
+
+  // The oldest records, at most `max`; waits at most `timeout` seconds while there are none and the log is
+  // open.
+  std::vector<Eviction> drain(size_t max, double timeout);
+  // Wakes the drainers; from now on they don't wait.
+  void close();
+  uint64_t n_dropped() const;
+
+ private:
+  mutable std::mutex mutex_;  // guards all below; taken after the pool's
+  std::condition_variable filled_;
+  ZeroedArray<Eviction> ring_;
+  size_t first_ = 0;
+  size_t size_ = 0;
+  uint64_t n_dropped_ = 0;
+  bool is_closed_ = false;
+};
+
+}  // namespace p2pkv

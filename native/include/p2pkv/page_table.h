@@ -1,0 +1,84 @@
+// The pool's bookkeeping of pages: a record per granule, a hash table from key to record, and the order of
+// last use.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "p2pkv/location.h"
+#include "p2pkv/zeroed_array.h"
+
+namespace p2pkv {
+
+enum class PageState : uint8_t {
+  kNone = 0,   // no page starts at this granule
+  kReserved,   // being copied in; not in the table
+  kCommitted,  // in the table, its word is even
+  kRetracted,  // out of the table, its word is odd; its block is freed when the last hold is gone
+};
+
+// What the pool knows of the page that starts at a granule.
+struct Page {
+  Key key;
+  uint64_t length;
+  uint64_t checksum;
+  uint64_t generation;  // what the word holds
+  uint32_t newer;       // neighbours in the order of last use, while committed
+  uint32_t older;
+  uint32_t n_leases;  // pins that callers hold
+  uint32_t n_copies;  // batches that are copying it out, or rely on its staying
+  PageState state;
+
+  bool is_held() const { return n_leases > 0 || n_copies > 0; }
+};
+static_assert(sizeof(Page) == 64, "a record should be one cache line");
+
+// Open addressing with linear probing; nothing is allocated after the constructor. Not thread-safe.
+//
+// Invariant: exactly the committed pages are in the hash table and in the order of last use.
+class PageTable {
+ public:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  explicit PageTable(uint32_t n_granules);
+
+  Page& operator[](uint32_t granule) { return pages_[granule]; }
+  const Page& operator[](uint32_t granule) const { return pages_[granule]; }
+
+  // The granule of the page with this key, or kNone.
+  uint32_t find(const Key& key) const;
+  // Starts loading what `find` will need; pays when some other keys' prefetches lie between.
+  void prefetch(const Key& key) const { __builtin_prefetch(&slots_[home(hash_of(key))]); }
+
+  // Enters the page at `granule`, whose key is set and not in the table, as the one used last.
+  void insert(uint32_t granule);
+  void erase(uint32_t granule);
+  // Makes it the one used last.
+  void touch(uint32_t granule);
+
+  uint32_t oldest() const { return oldest_; }
+  uint32_t newer(uint32_t granule) const { return pages_[granule].newer; }
+  uint32_t size() const { return size_; }
+
+ private:
+  // `tag` is a part of the hash that spares most looks at the wrong page's record.
+  struct Slot {
+    uint32_t tag;
+    uint32_t page;  // granule + 1; 0: empty
+  };
+
+  size_t home(uint64_t hash) const { return static_cast<uint32_t>(hash) & mask_; }
+  size_t slot_of(uint32_t granule) const;
+  void link_newest(uint32_t granule);
+  void unlink(uint32_t granule);
+
+  ZeroedArray<Page> pages_;
+  ZeroedArray<Slot> slots_;
+  size_t mask_;
+  uint32_t newest_ = kNone;
+  uint32_t oldest_ = kNone;
+  uint32_t size_ = 0;
+};
+
+}  // namespace p2pkv

@@ -1,0 +1,163 @@
+// The published pool: committed pages in a shared region that peers read without asking.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "p2pkv/buddy.h"
+#include "p2pkv/clock.h"
+#include "p2pkv/eviction_log.h"
+#include "p2pkv/location.h"
+#include "p2pkv/page_table.h"
+#include "p2pkv/pin_table.h"
+#include "p2pkv/region.h"
+
+namespace p2pkv {
+
+// What became of one page of a publish. Mirrors PoolStatus in p2pkv/pool.py.
+enum class PoolStatus : uint8_t {
+  kStored = 0,
+  kExists = 1,       // was there already, or another thread was faster; nothing is kept of this copy
+  kNoRoom = 2,       // everything else is reserved or held
+  kTooLarge = 3,     // larger than the pool's largest block
+  kOtherLength = 4,  // the key is there with another length: somebody's namespace is wrong
+};
+
+// What became of one page of a fetch.
+enum class FetchStatus : uint8_t { kMiss = 0, kHit = 1, kOtherLength = 2 };
+
+// `n_pages` keys, each with `n_pieces` pieces that make up the page, one after the other. Borrowed for the
+// call.
+struct PageBatch {
+  size_t n_pages;
+  size_t n_pieces;
+  const Key* keys;
+  const Piece* pieces;
+};
+
+// Steady time in nanoseconds.
+int64_t steady_now_ns();
+
+struct PoolOptions {
+  uint64_t nbytes;                // of pages; a multiple of `granule`
+  uint32_t granule = 4096;        // the smallest block; a multiple of 64. A page takes 2^k of them
+  uint64_t owner = 0;             // goes into every location
+  uint64_t boot = 0;              // goes into every location
+  uint32_t region = 0;            // goes into every location
+  uint64_t pinned_limit = 0;      // bytes of blocks that pins may hold; 0: half of the pool
+  size_t evictions_kept = 65536;  // a guess: a second of evictions of 64 KiB pages at 4 GB/s
+  int64_t (*now_ns)() = steady_now_ns;
+};
+
+struct PoolStats {
+  uint64_t capacity;      // bytes
+  uint64_t used;          // bytes of allocated blocks; the rest of `capacity` is free
+  uint64_t pages;         // committed
+  uint64_t pinned_bytes;  // of blocks held by pins
+  uint64_t stored_pages;  // the counters below only grow
+  uint64_t evicted_pages;
+  uint64_t no_room_pages;
+  uint64_t dropped_evictions;  // records the log had no room for
+};
+
+// Thread-safe. One mutex guards all bookkeeping; bytes are copied without it.
+//
+// The region is [generation words, one per granule | padding to 4096 | data]. Invariants, of which the
+// readers' proof is made (docs/design.md, "Generation words"):
+//  - a word is even only at the first granule of a committed page, and words only grow, so no value comes
+//  twice;
+//  - a page's word turns odd before its block is freed, and even after its last byte was copied in;
+//  - a held page's block is not freed: its bytes stay, even if it is retracted.
+class Pool {
+ public:
+  // Null, with the reason in `error`.
+  static std::unique_ptr<Pool> create(const PoolOptions& options, std::string* error);
+
+  // Copies in what is not there yet, evicting what was used longest ago. When room runs out the front of the
+  // batch is kept: pages at the front of a prefix matter most; for the same reason they become the last to be
+  // evicted. `locations` are of the pages that can be read now, stored or found; zeros for others.
+  void publish(const PageBatch& batch, PoolStatus* statuses, Location* locations);
+  // Copies out. A page whose length differs from its pieces' sum is left alone.
+  void fetch(const PageBatch& batch, FetchStatus* statuses);
+  void lookup(const Key* keys, size_t n, uint8_t* found, Location* locations);
+
+  // Keeps the blocks of the pages found from being reused until unpin or the lease's end, at most
+  // `pinned_limit` bytes of them. A ticket is 0 where `found` is.
+  void pin(const Key* keys, size_t n, double lease_seconds, uint8_t* found, uint64_t* tickets,
+           Location* locations);
+  // `held`: 1 where the pin held until now, so that what was read under it is right.
+  void unpin(const uint64_t* tickets, size_t n, uint8_t* held);
+
+  // Takes pages out; `locations` are where they were. Readers find them stale from then on; a held page's
+  // block is freed when the last hold goes.
+  void retract(const Key* keys, size_t n, uint8_t* found, Location* locations);
+  // Takes out all pages, logging them as evicted; returns their number.
+  uint64_t purge();
+
+  // Appends to `pages` at most `max` committed pages from `cursor` on (0: the beginning); returns the next
+  // cursor, 0 at the end. What is there throughout is listed exactly once.
+  uint64_t list(uint64_t cursor, size_t max, std::vector<Eviction>* pages);
+
+  std::vector<Eviction> drain_evicted(size_t max, double timeout) { return log_.drain(max, timeout); }
+  // Wakes those who drain. The memory stays until the destructor.
+  void close() { log_.close(); }
+
+  PoolStats stats();
+  const SharedRegion& region() const { return *region_; }
+  uint64_t data_offset() const { return data_offset_; }
+  uint32_t granule() const { return options_.granule; }
+
+ private:
+  // One page of a publish between its reservation and its commit.
+  struct Draft {
+    uint32_t granule = Buddy::kNone;
+    uint64_t length = 0;
+    uint64_t checksum = 0;
+  };
+  using Lock = std::lock_guard<std::mutex>;
+
+  Pool(const PoolOptions& options, uint64_t data_offset, std::unique_ptr<SharedRegion> region);
+
+  // Without the lock.
+  void copy_in(const PageBatch& batch, size_t i, Draft* draft);
+
+  // All below with the lock.
+  void touch_existing(const PageBatch& batch);
+  PoolStatus reserve(const Key& key, Draft* draft, bool* is_full);
+  PoolStatus commit(const Key& key, const Draft& draft, Location* location);
+  uint32_t allocate(uint32_t order);
+  bool make_room(uint32_t order);
+  bool collect_window(uint32_t first, uint32_t order);
+  void hide(uint32_t granule);
+  void drop(uint32_t granule);
+  void release_if_unheld(uint32_t granule);
+  void unpin_page(uint32_t granule);
+  void expire_pins();
+
+  Location location_of(uint32_t granule) const;
+  uint8_t* word_at(uint32_t granule) const { return region_->base() + uint64_t{granule} * sizeof(uint64_t); }
+  uint8_t* data_at(uint32_t granule) const;
+  uint64_t block_nbytes(uint32_t granule) const {
+    return uint64_t{options_.granule} << buddy_.order_of(granule);
+  }
+
+  const PoolOptions options_;
+  const uint64_t data_offset_;
+  const std::unique_ptr<SharedRegion> region_;
+  EvictionLog log_;
+  std::mutex mutex_;  // guards all below, and the words
+  Buddy buddy_;
+  PageTable pages_;
+  PinTable pins_;
+  uint64_t pinned_bytes_ = 0;
+  uint64_t n_stored_ = 0;
+  uint64_t n_evicted_ = 0;
+  uint64_t n_no_room_ = 0;
+  std::vector<uint32_t> window_;  // scratch of make_room
+};
+
+}  // namespace p2pkv

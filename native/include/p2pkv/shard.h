@@ -1,0 +1,99 @@
+// A node's part of the directory: which owner holds a page, and where.
+//
+// Soft state. Everything in it may be stale, and a stale entry costs its reader a miss, never a wrong byte:
+// reads are validated. A key may have several owners; a look-up answers with one that is in the view.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "p2pkv/location.h"
+#include "p2pkv/wire.h"
+
+namespace p2pkv {
+
+// Thread-safe. The table is cut into stripes, each with its own lock, so that growing one never stalls a
+// look-up for long. Times are whole seconds of the steady clock, given by the caller.
+class Shard {
+ public:
+  struct Stats {
+    uint64_t entries;
+    uint64_t tombstones;
+    uint64_t nbytes;
+  };
+
+  explicit Shard(uint64_t max_entries);
+
+  // Sets `found[i]` to 1 and `locations[i]` when an owner in the view holds `keys[i]`, else `found[i]` to 0.
+  void get(const Key* keys, size_t n, uint8_t* found, Location* locations);
+
+  // Stores the entries whose sequence is newer than what their owner said before. Returns how many were
+  // refused because the shard is full.
+  size_t put(const wire::PutEntry* entries, size_t n, uint32_t now);
+
+  // Deletes the entries that still are the ones named, leaving a tombstone against late retries of their put.
+  void drop(const wire::DropEntry* entries, size_t n, uint32_t now);
+
+  // From now on only entries of these (owner, boot epoch) pairs count.
+  void set_view(const uint64_t* owners, const uint64_t* boots, size_t n);
+
+  // Drops what no longer counts in the next stripe; call it regularly. Bounded work: one stripe of kStripes.
+  void sweep(uint32_t now);
+
+  Stats stats();
+
+  static constexpr size_t kStripes = 64;
+
+ private:
+  // How long an entry of an owner outside the view is kept: gossip about a newcomer may come after its first
+  // put.
+  static constexpr uint32_t kUnknownOwnerSeconds = 10;
+  // How long a tombstone outlives its entry: longer than any retry of a put can be under way.
+  static constexpr uint32_t kTombstoneSeconds = 30;
+  // Owners kept a key: enough to survive losing some, bounded so that a hot key can't fill the table.
+  static constexpr int kMaxOwners = 4;
+
+  struct Entry {
+    Key key;
+    uint64_t sequence;
+    Location location;
+    uint32_t stamp;
+    uint8_t state;  // EntryState
+    uint8_t padding[3];
+  };
+  static_assert(sizeof(Entry) == 96);
+
+  // Open addressing with linear probing and backward-shift deletion; a key's entries lie on one probe path.
+  struct Stripe {
+    std::mutex mutex;
+    std::vector<Entry> table;
+    size_t used = 0;
+    size_t tombstones = 0;
+  };
+
+  using Owners = std::unordered_map<uint64_t, uint64_t>;  // owner -> boot epoch
+
+  // By other bits than the ring goes by: a shard's keys lie on few arcs of it.
+  Stripe& stripe_of(const Key& key) { return stripes_[key.bytes[15] % kStripes]; }
+  static size_t slot_of(const Stripe& stripe, const Key& key) {
+    return hash_of(key) & (stripe.table.size() - 1);
+  }
+  static bool insert(Stripe& stripe, const Entry& entry);
+  static void grow(Stripe& stripe);
+  static void erase(Stripe& stripe, size_t slot);
+  bool put_one(Stripe& stripe, const wire::PutEntry& entry, uint32_t now);
+  void drop_one(Stripe& stripe, const wire::DropEntry& entry, uint32_t now);
+  std::shared_ptr<const Owners> owners();
+
+  const uint64_t max_entries_a_stripe_;
+  std::array<Stripe, kStripes> stripes_;
+  std::mutex owners_mutex_;
+  std::shared_ptr<const Owners> owners_;  // guarded by owners_mutex_; replaced, never changed
+  size_t next_sweep_ = 0;                 // used by the sweeping thread only
+};
+
+}  // namespace p2pkv

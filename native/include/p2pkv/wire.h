@@ -1,0 +1,118 @@
+// The binary frames that native threads answer (docs/wire.md has the byte tables; p2pkv/wire.py is the other
+// side).
+//
+// Everything is little-endian, as on every machine p2pkv builds for (asserted below).
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "p2pkv/location.h"
+
+namespace p2pkv::wire {
+
+static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
+
+constexpr uint32_t kMagic = 0x766b3270;  // "p2kv"
+constexpr uint16_t kVersion = 1;
+constexpr uint32_t kMaxEntries = 8192;  // a frame; larger batches are split by the client
+
+enum class Kind : uint16_t {
+  kProbe = 1,
+  kGet = 2,
+  kPut = 3,
+  kDrop = 4,
+  kConnect = 5,
+  kExchange = 6,
+  kReply = 0x8000,  // set in the kind of every reply
+};
+
+enum class ReplyStatus : uint32_t {
+  kOk = 0,
+  kVersion = 1,    // the body is empty; the header's version is the answering node's
+  kWrongBoot = 2,  // meant for an earlier boot of this node; the header's boot is the current one
+  kMalformed = 3,
+  kRefused = 4,  // the body is a sentence saying why
+  kFull = 5,     // the shard holds as many entries as it may
+};
+
+struct Header {
+  uint32_t magic;
+  uint16_t version;
+  uint16_t kind;
+  uint64_t request_id;
+  uint64_t boot;  // request: the boot epoch it is meant for, 0 for any; reply: that of the answering node
+  uint32_t count;
+  uint32_t status;
+};
+static_assert(sizeof(Header) == 32);
+
+struct ProbeReply {
+  uint64_t node_key;
+  uint64_t digest;
+};
+
+struct PutEntry {
+  Key key;
+  uint64_t sequence;
+  Location location;
+};
+static_assert(sizeof(PutEntry) == 88);
+
+// Deletes an entry if it is the one named; `sequence` 0 from readers, who found it stale.
+struct DropEntry {
+  Key key;
+  uint64_t sequence;
+  uint64_t owner;
+  uint64_t boot;
+  uint64_t generation;
+};
+static_assert(sizeof(DropEntry) == 48);
+
+inline Header make_reply(const Header& request, ReplyStatus status, uint64_t boot, uint32_t count) {
+  return {kMagic,
+          kVersion,
+          static_cast<uint16_t>(request.kind | static_cast<uint16_t>(Kind::kReply)),
+          request.request_id,
+          boot,
+          count,
+          static_cast<uint32_t>(status)};
+}
+
+// Reads fields off the front of a message; every accessor answers nothing once the message is too short.
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : rest_(bytes) {}
+
+  template <typename T>
+  std::optional<T> value() {
+    if (rest_.size() < sizeof(T)) return std::nullopt;
+    T out;
+    std::memcpy(&out, rest_.data(), sizeof(T));
+    rest_.remove_prefix(sizeof(T));
+    return out;
+  }
+
+  std::optional<std::string_view> bytes(size_t nbytes) {
+    if (rest_.size() < nbytes) return std::nullopt;
+    const std::string_view out = rest_.substr(0, nbytes);
+    rest_.remove_prefix(nbytes);
+    return out;
+  }
+
+  std::string_view rest() const { return rest_; }
+
+ private:
+  std::string_view rest_;
+};
+
+template <typename T>
+void append(std::string& out, const T& value) {
+  out.append(reinterpret_cast<const char*>(&value), sizeof(T));
+}
+
+}  // namespace p2pkv::wire

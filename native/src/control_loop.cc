@@ -1,0 +1,285 @@
+#include "p2pkv/control_loop.h"
+
+#include <cerrno>
+#include <chrono>
+#include <utility>
+#include <vector>
+
+namespace p2pkv {
+namespace {
+
+using wire::Header;
+using wire::Kind;
+using wire::ReplyStatus;
+
+constexpr int kTickMs = 100;
+// Events Python has not taken yet; beyond that the oldest goes: its sender will ask again.
+constexpr size_t kMaxEvents = 256;
+constexpr size_t kMaxTransportName = 64;
+
+template <typename T>
+const T* array_of(const wire::Reader& body, uint32_t count) {
+  if (count > wire::kMaxEntries || body.rest().size() != count * sizeof(T)) return nullptr;
+  return reinterpret_cast<const T*>(body.rest().data());
+}
+
+// Frames arrive as std::string, whose bytes need not be aligned for the structs in them.
+template <typename T>
+std::vector<T> aligned_copy(const T* from, uint32_t count) {
+  std::vector<T> out(count);
+  if (count > 0)
+    std::memcpy(static_cast<void*>(out.data()), static_cast<const void*>(from), count * sizeof(T));
+  return out;
+}
+
+}  // namespace
+
+uint32_t steady_seconds() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::seconds>(now).count());
+}
+
+ControlLoop::ControlLoop(void* socket, std::shared_ptr<Shard> shard) : shard_(std::move(shard)) {
+  thread_ = std::make_unique<ZmqServerThread>(
+      socket, "p2pkv-control", kTickMs,
+      ZmqServerThread::Callbacks{[this](Frames frames) { received(std::move(frames)); }, [this] { woken(); },
+                                 [this] { shard_->sweep(steady_seconds()); }});
+}
+
+void ControlLoop::announce(uint64_t node_key, uint64_t boot) {
+  node_key_ = node_key;
+  boot_ = boot;
+}
+
+void ControlLoop::stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
+  thread_->stop();
+  std::lock_guard lock(mutex_);
+  for (BindRequest* request : binds_) *request = {request->address, ECANCELED, true};
+  binds_.clear();
+  changed_.notify_all();
+}
+
+void ControlLoop::received(Frames frames) {
+  ++requests_;
+  // The ROUTER's identity frame and one body; anything else is not from a node of ours.
+  if (frames.size() != 2 || frames[1].size() < sizeof(Header)) {
+    ++malformed_;
+    return;
+  }
+  wire::Reader body(frames[1]);
+  const Header header = *body.value<Header>();
+  if (header.magic != wire::kMagic) {
+    ++malformed_;
+    return;
+  }
+  if (boot_ == 0) return;  // not a member yet, or no longer
+  if (header.version != wire::kVersion) return refuse(frames[0], header, ReplyStatus::kVersion);
+  if (header.boot != 0 && header.boot != boot_) return refuse(frames[0], header, ReplyStatus::kWrongBoot);
+  answer(frames[0], header, body);
+}
+
+void ControlLoop::answer(const std::string& peer, const Header& header, wire::Reader body) {
+  switch (static_cast<Kind>(header.kind)) {
+    case Kind::kProbe:
+      return probe(peer, header);
+    case Kind::kGet:
+      return get(peer, header, body);
+    case Kind::kPut:
+      return put(peer, header, body);
+    case Kind::kDrop:
+      return drop(peer, header, body);
+    case Kind::kConnect:
+      return connect(peer, header, body);
+    case Kind::kExchange:
+      return exchange(peer, header, body);
+    default:
+      return refuse(peer, header, ReplyStatus::kMalformed, "unknown kind of request");
+  }
+}
+
+void ControlLoop::refuse(const std::string& peer, const Header& header, ReplyStatus status,
+                         std::string_view reason) {
+  if (status == ReplyStatus::kMalformed) ++malformed_;
+  send(peer, wire::make_reply(header, status, boot_, 0), reason);
+}
+
+void ControlLoop::send(const std::string& peer, const Header& header, std::string_view body) {
+  std::string message;
+  message.reserve(sizeof header + body.size());
+  wire::append(message, header);
+  message.append(body);
+  thread_->send({peer, std::move(message)});
+}
+
+void ControlLoop::probe(const std::string& peer, const Header& header) {
+  wire::ProbeReply reply{node_key_, 0};
+  {
+    std::lock_guard lock(mutex_);
+    reply.digest = digest_;
+  }
+  std::string body;
+  wire::append(body, reply);
+  send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, 1), body);
+}
+
+void ControlLoop::get(const std::string& peer, const Header& header, wire::Reader body) {
+  const Key* keys = array_of<Key>(body, header.count);
+  if (keys == nullptr) return refuse(peer, header, ReplyStatus::kMalformed, "wrong length of a get");
+  std::string reply(header.count, '\0');
+  std::vector<Location> locations(header.count);
+  auto* found = reinterpret_cast<uint8_t*>(reply.data());
+  shard_->get(keys, header.count, found, locations.data());
+  size_t n_found = 0;
+  for (uint32_t i = 0; i < header.count; ++i) {
+    if (found[i] != 0) locations[n_found++] = locations[i];
+  }
+  reply.append(reinterpret_cast<const char*>(locations.data()), n_found * sizeof(Location));
+  send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, header.count), reply);
+}
+
+void ControlLoop::put(const std::string& peer, const Header& header, wire::Reader body) {
+  const auto* entries = array_of<wire::PutEntry>(body, header.count);
+  if (entries == nullptr) return refuse(peer, header, ReplyStatus::kMalformed, "wrong length of a put");
+  const auto copies = aligned_copy(entries, header.count);
+  if (shard_->put(copies.data(), copies.size(), steady_seconds()) > 0) {
+    return refuse(peer, header, ReplyStatus::kFull);
+  }
+  send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, header.count), {});
+}
+
+void ControlLoop::drop(const std::string& peer, const Header& header, wire::Reader body) {
+  const auto* entries = array_of<wire::DropEntry>(body, header.count);
+  if (entries == nullptr) return refuse(peer, header, ReplyStatus::kMalformed, "wrong length of a drop");
+  const auto copies = aligned_copy(entries, header.count);
+  shard_->drop(copies.data(), copies.size(), steady_seconds());
+  send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, header.count), {});
+}
+
+void ControlLoop::connect(const std::string& peer, const Header& header, wire::Reader body) {
+  const auto name_size = body.value<uint32_t>();
+  const auto name = name_size && *name_size <= kMaxTransportName ? body.bytes(*name_size) : std::nullopt;
+  if (!name) return refuse(peer, header, ReplyStatus::kMalformed, "wrong length of a connect");
+  Served served;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = served_.find(std::string(*name));
+    if (found == served_.end()) {
+      return refuse(peer, header, ReplyStatus::kRefused, "this transport is not served here");
+    }
+    served = found->second;
+  }
+  if (served.transport == nullptr) {
+    std::string route;
+    wire::append(route, header);
+    std::string rest;  // what Python parses: the name's length, the name, the reader's half
+    wire::append(rest, *name_size);
+    rest.append(*name).append(body.rest());
+    return queue({Kind::kConnect, route + peer, std::move(rest)});
+  }
+  std::string error;
+  const std::string half = served.transport->accept(body.rest(), &error);
+  if (half.empty()) return refuse(peer, header, ReplyStatus::kRefused, error);
+  std::string reply;
+  wire::append(reply, static_cast<uint32_t>(half.size()));
+  reply += half;
+  reply += served.regions;
+  send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, 1), reply);
+}
+
+void ControlLoop::exchange(const std::string& peer, const Header& header, wire::Reader body) {
+  std::string view;
+  {
+    std::lock_guard lock(mutex_);
+    view = view_;
+  }
+  send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, 1), view);
+  queue({Kind::kExchange, {}, std::string(body.rest())});
+}
+
+void ControlLoop::queue(ControlEvent event) {
+  std::lock_guard lock(mutex_);
+  auto& events = queues_[event.kind].events;
+  if (events.size() >= kMaxEvents) {
+    events.pop_front();
+    ++dropped_events_;
+  }
+  events.push_back(std::move(event));
+  changed_.notify_all();
+}
+
+std::optional<ControlEvent> ControlLoop::take(Kind kind, double timeout) {
+  std::unique_lock lock(mutex_);
+  Queue& queue = queues_[kind];
+  changed_.wait_for(lock, std::chrono::duration<double>(timeout),
+                    [&] { return stopped_ || queue.woken || !queue.events.empty(); });
+  queue.woken = false;
+  if (stopped_ || queue.events.empty()) return std::nullopt;
+  ControlEvent event = std::move(queue.events.front());
+  queue.events.pop_front();
+  return event;
+}
+
+void ControlLoop::wake(Kind kind) {
+  std::lock_guard lock(mutex_);
+  queues_[kind].woken = true;
+  changed_.notify_all();
+}
+
+void ControlLoop::reply(const std::string& route, ReplyStatus status, const std::string& body) {
+  if (route.size() < sizeof(Header)) return;
+  Header header;
+  std::memcpy(&header, route.data(), sizeof header);
+  std::string message;
+  wire::append(message, wire::make_reply(header, status, boot_, 1));
+  message += body;
+  {
+    std::lock_guard lock(mutex_);
+    outgoing_.push_back({route.substr(sizeof header), std::move(message)});
+  }
+  thread_->wake();
+}
+
+int ControlLoop::bind(const std::string& address) {
+  BindRequest request{address};
+  std::unique_lock lock(mutex_);
+  if (stopped_) return ECANCELED;
+  binds_.push_back(&request);
+  thread_->wake();
+  changed_.wait(lock, [&] { return request.done; });
+  return request.result;
+}
+
+void ControlLoop::woken() {
+  std::deque<Frames> outgoing;
+  std::unique_lock lock(mutex_);
+  outgoing.swap(outgoing_);
+  for (BindRequest* request : binds_) {
+    request->result = thread_->bind(request->address.c_str());
+    request->done = true;
+  }
+  binds_.clear();
+  changed_.notify_all();
+  lock.unlock();
+  for (const Frames& frames : outgoing) thread_->send(frames);
+}
+
+void ControlLoop::set_view(std::string view, uint64_t digest) {
+  std::lock_guard lock(mutex_);
+  view_ = std::move(view);
+  digest_ = digest;
+}
+
+void ControlLoop::serve(const std::string& name, std::shared_ptr<Transport> transport, std::string regions) {
+  std::lock_guard lock(mutex_);
+  served_[name] = {std::move(transport), std::move(regions)};
+}
+
+ControlLoop::Stats ControlLoop::stats() {
+  return {requests_, malformed_, dropped_events_};
+}
+
+}  // namespace p2pkv

@@ -1,0 +1,61 @@
+#include "p2pkv/eviction_log.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace p2pkv {
+namespace {
+
+#if defined(__SANITIZE_THREAD__)
+// gcc 12's thread sanitizer doesn't know pthread_cond_clockwait and reports the mutex as locked twice.
+using WaitClock = std::chrono::system_clock;
+#else
+using WaitClock = std::chrono::steady_clock;
+#endif
+
+}  // namespace
+
+void EvictionLog::push(const Key& key, const Location& location) {
+  const std::lock_guard lock(mutex_);
+  if (ring_.size() == 0) {
+    ++n_dropped_;
+    return;
+  }
+  if (size_ == ring_.size()) {
+    first_ = (first_ + 1) % ring_.size();
+    --size_;
+    ++n_dropped_;
+  }
+  ring_[(first_ + size_) % ring_.size()] = {key, location};
+  ++size_;
+}
+
+std::vector<Eviction> EvictionLog::drain(size_t max, double timeout) {
+  const auto bounded =
+      std::chrono::nanoseconds(static_cast<int64_t>(std::clamp(timeout, 0.0, 86400.0) * 1e9));
+  const auto until = WaitClock::now() + std::chrono::duration_cast<WaitClock::duration>(bounded);
+  std::unique_lock lock(mutex_);
+  filled_.wait_until(lock, until, [this] { return size_ > 0 || is_closed_; });
+  std::vector<Eviction> drained(std::min(max, size_));
+  for (Eviction& eviction : drained) {
+    eviction = ring_[first_];
+    first_ = (first_ + 1) % ring_.size();
+  }
+  size_ -= drained.size();
+  return drained;
+}
+
+void EvictionLog::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_closed_ = true;
+  }
+  filled_.notify_all();
+}
+
+uint64_t EvictionLog::n_dropped() const {
+  const std::lock_guard lock(mutex_);
+  return n_dropped_;
+}
+
+}  // namespace p2pkv

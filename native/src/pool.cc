@@ -1,0 +1,351 @@
+#include "p2pkv/pool.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+
+#include "p2pkv/checksum.h"
+#include "p2pkv/copy.h"
+#include "p2pkv/words.h"
+
+namespace p2pkv {
+namespace {
+
+constexpr uint64_t kDataAlignment = 4096;
+// Pins are bounded in bytes, but many may share a page. A guess.
+constexpr size_t kMaxPins = 1 << 20;
+
+uint64_t length_of(const PageBatch& batch, size_t i) {
+  uint64_t length = 0;
+  for (size_t k = 0; k < batch.n_pieces; ++k) {
+    length += static_cast<uint64_t>(batch.pieces[i * batch.n_pieces + k].nbytes);
+  }
+  return length;
+}
+
+// Odd, and of 62 bits: a location of an earlier boot is not taken for one of this, and no word ever wraps.
+uint64_t random_start() {
+  std::random_device random;
+  const uint64_t bits = uint64_t{random()} << 32 | random();
+  return (bits >> 2) | 1;
+}
+
+}  // namespace
+
+int64_t steady_now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Deadline::Clock::now().time_since_epoch())
+      .count();
+}
+
+std::unique_ptr<Pool> Pool::create(const PoolOptions& options, std::string* error) {
+  if (options.granule == 0 || options.granule % 64 != 0) {
+    *error = "granule must be a positive multiple of 64, not " + std::to_string(options.granule);
+    return nullptr;
+  }
+  const uint64_t n_granules = options.nbytes / options.granule;
+  if (n_granules == 0 || options.nbytes % options.granule != 0) {
+    *error = "nbytes must be a positive multiple of the granule of " + std::to_string(options.granule) +
+             ", not " + std::to_string(options.nbytes);
+    return nullptr;
+  }
+  if (n_granules >= uint64_t{1} << 31) {
+    *error =
+        "a pool has fewer than 2^31 granules, not " + std::to_string(n_granules) + "; use a larger granule";
+    return nullptr;
+  }
+  // Allocating more than there is would not fail: it would wake the kernel's killer of processes.
+  const uint64_t memory =
+      static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  if (options.nbytes > memory) {
+    *error = "a pool of " + std::to_string(options.nbytes) + " bytes does not fit this machine's memory of " +
+             std::to_string(memory);
+    return nullptr;
+  }
+  const uint64_t words = n_granules * sizeof(uint64_t);
+  const uint64_t data_offset = (words + kDataAlignment - 1) / kDataAlignment * kDataAlignment;
+  auto region = SharedRegion::create(data_offset + options.nbytes, error);
+  if (!region) return nullptr;
+  return std::unique_ptr<Pool>(new Pool(options, data_offset, std::move(region)));
+}
+
+Pool::Pool(const PoolOptions& options, uint64_t data_offset, std::unique_ptr<SharedRegion> region)
+    : options_(options),
+      data_offset_(data_offset),
+      region_(std::move(region)),
+      log_(options.evictions_kept),
+      buddy_(static_cast<uint32_t>(options.nbytes / options.granule)),
+      pages_(buddy_.n_granules()) {
+  const uint64_t start = random_start();
+  std::fill_n(reinterpret_cast<uint64_t*>(region_->base()), buddy_.n_granules(), start);
+  store_fence();
+}
+
+uint8_t* Pool::data_at(uint32_t granule) const {
+  return region_->base() + data_offset_ + uint64_t{granule} * options_.granule;
+}
+
+Location Pool::location_of(uint32_t granule) const {
+  const Page& page = pages_[granule];
+  return {options_.owner,
+          options_.boot,
+          data_offset_ + uint64_t{granule} * options_.granule,
+          page.length,
+          uint64_t{granule} * sizeof(uint64_t),
+          page.generation,
+          page.checksum,
+          options_.region,
+          kResident};
+}
+
+// --- publish
+
+void Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* locations) {
+  std::vector<Draft> drafts(batch.n_pages);
+  {
+    const Lock lock(mutex_);
+    expire_pins();
+    touch_existing(batch);
+    bool is_full = false;
+    for (size_t i = 0; i < batch.n_pages; ++i) {
+      drafts[i].length = length_of(batch, i);
+      statuses[i] = reserve(batch.keys[i], &drafts[i], &is_full);
+      // Now, because the page may be retracted during the copies.
+      const bool is_there = statuses[i] == PoolStatus::kExists || statuses[i] == PoolStatus::kOtherLength;
+      locations[i] = is_there ? location_of(drafts[i].granule) : Location{};
+    }
+  }
+  log_.announce();
+  for (size_t i = 0; i < batch.n_pages; ++i) {
+    if (statuses[i] == PoolStatus::kStored) copy_in(batch, i, &drafts[i]);
+  }
+  const Lock lock(mutex_);
+  // From the back, so that the front of the batch counts as used last.
+  for (size_t i = batch.n_pages; i-- > 0;) {
+    const uint32_t granule = drafts[i].granule;
+    if (statuses[i] == PoolStatus::kStored) {
+      statuses[i] = commit(batch.keys[i], drafts[i], &locations[i]);
+    } else if (granule != Buddy::kNone) {
+      if (pages_[granule].state == PageState::kCommitted) pages_.touch(granule);
+      --pages_[granule].n_copies;
+      release_if_unheld(granule);
+    }
+  }
+}
+
+// Before the batch makes room for its new pages, so that it does not evict what it is about to find. From the
+// back: if it must after all, the front stays.
+void Pool::touch_existing(const PageBatch& batch) {
+  for (size_t i = 0; i < batch.n_pages; ++i) pages_.prefetch(batch.keys[i]);
+  for (size_t i = batch.n_pages; i-- > 0;) {
+    const uint32_t existing = pages_.find(batch.keys[i]);
+    if (existing != PageTable::kNone) pages_.touch(existing);
+  }
+}
+
+// kStored means that the draft has a block now. What is there already is held until the batch's commit: the
+// batch's own reservations must not evict its front.
+PoolStatus Pool::reserve(const Key& key, Draft* draft, bool* is_full) {
+  const uint32_t existing = pages_.find(key);
+  if (existing != PageTable::kNone) {
+    draft->granule = existing;
+    ++pages_[existing].n_copies;
+    return pages_[existing].length == draft->length ? PoolStatus::kExists : PoolStatus::kOtherLength;
+  }
+  const uint64_t n_granules = draft->length / options_.granule + (draft->length % options_.granule != 0);
+  const uint32_t order = Buddy::order_for(n_granules);
+  if (order > buddy_.max_order()) return PoolStatus::kTooLarge;
+  if (!*is_full) draft->granule = allocate(order);
+  if (draft->granule == Buddy::kNone) {
+    *is_full = true;
+    ++n_no_room_;
+    return PoolStatus::kNoRoom;
+  }
+  return PoolStatus::kStored;
+}
+
+void Pool::copy_in(const PageBatch& batch, size_t i, Draft* draft) {
+  uint8_t* to = data_at(draft->granule);
+  Checksum sum;
+  for (size_t k = 0; k < batch.n_pieces; ++k) {
+    const Piece& piece = batch.pieces[i * batch.n_pieces + k];
+    copy_and_checksum(to, reinterpret_cast<const void*>(piece.address), static_cast<size_t>(piece.nbytes),
+                      sum);
+    to += piece.nbytes;
+  }
+  draft->checksum = sum.finish();
+}
+
+PoolStatus Pool::commit(const Key& key, const Draft& draft, Location* location) {
+  const uint32_t existing = pages_.find(key);
+  if (existing != PageTable::kNone) {  // another thread was faster
+    drop(draft.granule);
+    pages_.touch(existing);
+    *location = location_of(existing);
+    return pages_[existing].length == draft.length ? PoolStatus::kExists : PoolStatus::kOtherLength;
+  }
+  Page& page = pages_[draft.granule];
+  page.key = key;
+  page.length = draft.length;
+  page.checksum = draft.checksum;
+  page.state = PageState::kCommitted;
+  ++page.generation;
+  store_word(word_at(draft.granule), page.generation);
+  pages_.insert(draft.granule);
+  ++n_stored_;
+  *location = location_of(draft.granule);
+  return PoolStatus::kStored;
+}
+
+// --- fetch, lookup
+
+void Pool::fetch(const PageBatch& batch, FetchStatus* statuses) {
+  std::vector<uint32_t> granules(batch.n_pages, PageTable::kNone);
+  {
+    const Lock lock(mutex_);
+    for (size_t i = 0; i < batch.n_pages; ++i) pages_.prefetch(batch.keys[i]);
+    for (size_t i = batch.n_pages; i-- > 0;) {
+      const uint32_t granule = pages_.find(batch.keys[i]);
+      statuses[i] = FetchStatus::kMiss;
+      if (granule == PageTable::kNone) continue;
+      statuses[i] = FetchStatus::kOtherLength;
+      if (pages_[granule].length != length_of(batch, i)) continue;
+      statuses[i] = FetchStatus::kHit;
+      ++pages_[granule].n_copies;
+      pages_.touch(granule);
+      granules[i] = granule;
+    }
+  }
+  for (size_t i = 0; i < batch.n_pages; ++i) {
+    if (granules[i] == PageTable::kNone) continue;
+    const uint8_t* from = data_at(granules[i]);
+    for (size_t k = 0; k < batch.n_pieces; ++k) {
+      const Piece& piece = batch.pieces[i * batch.n_pieces + k];
+      copy_bytes(reinterpret_cast<void*>(piece.address), from, static_cast<size_t>(piece.nbytes));
+      from += piece.nbytes;
+    }
+  }
+  const Lock lock(mutex_);
+  for (const uint32_t granule : granules) {
+    if (granule == PageTable::kNone) continue;
+    --pages_[granule].n_copies;
+    release_if_unheld(granule);
+  }
+}
+
+void Pool::lookup(const Key* keys, size_t n, uint8_t* found, Location* locations) {
+  const Lock lock(mutex_);
+  for (size_t i = 0; i < n; ++i) pages_.prefetch(keys[i]);
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t granule = pages_.find(keys[i]);
+    found[i] = granule != PageTable::kNone;
+    locations[i] = found[i] ? location_of(granule) : Location{};
+  }
+}
+
+// --- pins
+
+void Pool::pin(const Key* keys, size_t n, double lease_seconds, uint8_t* found, uint64_t* tickets,
+               Location* locations) {
+  const uint64_t limit = options_.pinned_limit > 0 ? options_.pinned_limit : options_.nbytes / 2;
+  const Lock lock(mutex_);
+  expire_pins();
+  const auto deadline_ns =
+      options_.now_ns() + static_cast<int64_t>(std::clamp(lease_seconds, 0.0, 86400.0) * 1e9);
+  for (size_t i = 0; i < n; ++i) {
+    found[i] = 0;
+    tickets[i] = 0;
+    locations[i] = Location{};
+    const uint32_t granule = pages_.find(keys[i]);
+    if (granule == PageTable::kNone || pins_.size() >= kMaxPins) continue;
+    Page& page = pages_[granule];
+    if (page.n_leases == 0) {
+      if (block_nbytes(granule) > limit - std::min(limit, pinned_bytes_)) continue;
+      pinned_bytes_ += block_nbytes(granule);
+    }
+    ++page.n_leases;
+    found[i] = 1;
+    tickets[i] = pins_.add(granule, deadline_ns);
+    locations[i] = location_of(granule);
+  }
+}
+
+void Pool::unpin(const uint64_t* tickets, size_t n, uint8_t* held) {
+  const Lock lock(mutex_);
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t granule = pins_.remove(tickets[i]);
+    held[i] = granule != PinTable::kNone;
+    if (held[i]) unpin_page(granule);
+  }
+}
+
+void Pool::unpin_page(uint32_t granule) {
+  if (--pages_[granule].n_leases == 0) pinned_bytes_ -= block_nbytes(granule);
+  release_if_unheld(granule);
+}
+
+void Pool::expire_pins() {
+  pins_.expire(options_.now_ns(), [this](uint32_t granule) { unpin_page(granule); });
+}
+
+// --- retract, purge, list
+
+void Pool::retract(const Key* keys, size_t n, uint8_t* found, Location* locations) {
+  const Lock lock(mutex_);
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t granule = pages_.find(keys[i]);
+    found[i] = granule != PageTable::kNone;
+    locations[i] = found[i] ? location_of(granule) : Location{};
+    if (!found[i]) continue;
+    hide(granule);
+    release_if_unheld(granule);
+  }
+}
+
+uint64_t Pool::purge() {
+  uint64_t n_purged = 0;
+  {
+    const Lock lock(mutex_);
+    expire_pins();
+    for (; pages_.size() > 0; ++n_purged) {
+      const uint32_t granule = pages_.oldest();
+      log_.push(pages_[granule].key, location_of(granule));
+      hide(granule);
+      release_if_unheld(granule);
+    }
+    n_evicted_ += n_purged;
+  }
+  log_.announce();
+  return n_purged;
+}
+
+uint64_t Pool::list(uint64_t cursor, size_t max, std::vector<Eviction>* pages) {
+  const Lock lock(mutex_);
+  uint64_t at = cursor;
+  for (size_t n_listed = 0; at < buddy_.n_granules();) {
+    const auto granule = static_cast<uint32_t>(at);
+    // Blocks may have merged since the last call, so that the cursor lies inside one.
+    if (!buddy_.starts_block(granule)) {
+      ++at;
+      continue;
+    }
+    if (!buddy_.is_free(granule) && pages_[granule].state == PageState::kCommitted) {
+      if (n_listed == max) return at;
+      pages->push_back({pages_[granule].key, location_of(granule)});
+      ++n_listed;
+    }
+    at += uint64_t{1} << buddy_.order_of(granule);
+  }
+  return 0;
+}
+
+PoolStats Pool::stats() {
+  const Lock lock(mutex_);
+  expire_pins();
+  const uint64_t free = uint64_t{buddy_.n_free()} * options_.granule;
+  return {options_.nbytes, options_.nbytes - free, pages_.size(), pinned_bytes_, n_stored_, n_evicted_,
+          n_no_room_,      log_.n_dropped()};
+}
+
+}  // namespace p2pkv

@@ -1,0 +1,57 @@
+// The native tests' own few lines of framework: TEST(name) { CHECK(expr); CHECK_EQ(a, b); }
+#pragma once
+
+#include <atomic>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace p2pkv::test {
+
+struct Test {
+  const char* name;
+  void (*run)();
+};
+
+inline std::vector<Test>& tests() {
+  static std::vector<Test> all;
+  return all;
+}
+
+// Failed checks of the test that runs; atomic because tests check in threads too.
+inline std::atomic<int> failures{0};
+
+struct Registration {
+  Registration(const char* name, void (*run)()) { tests().push_back({name, run}); }
+};
+
+inline void fail(const char* file, int line, const std::string& what) {
+  ++failures;
+  std::ostringstream message;
+  message << file << ":" << line << ": " << what << "\n";
+  std::cerr << message.str();
+}
+
+template <typename A, typename B>
+void check_equal(const A& a, const B& b, const char* what, const char* file, int line) {
+  if (a == b) return;
+  std::ostringstream message;
+  message << what << ": " << +a << " is not " << +b;
+  fail(file, line, message.str());
+}
+
+}  // namespace p2pkv::test
+
+#define TEST(name)                                                                  \
+  static void test_##name();                                                        \
+  static const ::p2pkv::test::Registration registration_##name(#name, test_##name); \
+  static void test_##name()
+
+#define CHECK(expression)                                                               \
+  do {                                                                                  \
+    if (!(expression)) ::p2pkv::test::fail(__FILE__, __LINE__, "not so: " #expression); \
+  } while (false)
+
+// For numbers: values are printed as such when they differ.
+#define CHECK_EQ(a, b) ::p2pkv::test::check_equal((a), (b), #a " == " #b, __FILE__, __LINE__)

@@ -1,0 +1,238 @@
+"""A node's settings: what they are, what they may be, and where they come from.
+
+Every setting has a default. The same keys work in Python, as JSON, as ``P2PKV_<KEY>`` environment variables and in the
+extra configuration of SGLang and vLLM. An unknown key is refused with the nearest name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import ipaddress
+import json
+import os
+import re
+import secrets
+import socket
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from p2pkv.errors import ConfigError
+
+_SIZE_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _SIZE_UNITS[_letter + "ib"] = 1024**_power
+    _SIZE_UNITS[_letter + "b"] = 1000**_power
+
+MAX_NODE_ID = 128
+MIN_POOL_SIZE = 64 * 1024
+MAX_REPLICAS = 8
+
+
+def _default_node_id() -> str:
+    # Random, because two containers of one host may share both host name and process id.
+    return f"{socket.gethostname()[:96]}-{secrets.token_hex(3)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Settings of one node, checked when made. Raises :class:`~p2pkv.errors.ConfigError`."""
+
+    namespace: str = "default"
+    """What makes bytes incompatible: model, dtype, layout, page size, TP and PP rank and size, tenant."""
+    node_id: str = dataclasses.field(default_factory=_default_node_id)
+    """Unique among the live nodes of a cluster; a restarted node may have its id again."""
+    listen: str = "127.0.0.1:0"
+    """``HOST:PORT`` of the control socket; port 0 takes a free one. Data ports bind the same host."""
+    join: tuple[str, ...] | list[str] | str = ()
+    """Addresses ``HOST:PORT`` of nodes to meet; a list or a comma-separated string."""
+    membership: str = "embedded"
+    """``embedded`` (gossip, nothing to install) or ``static`` (exactly the nodes named in ``join``)."""
+    secret_file: str | None = None
+    """The cluster's secret, mode 0600. Without one a private one is made and the node stays on loopback."""
+    transports: tuple[str, ...] | list[str] | str = "auto"
+    """Transports in order of preference, or ``auto``."""
+    pool_size: int | str = "256MiB"
+    """Memory for published pages; an int in bytes or a text such as ``64MiB``."""
+    deadline: float = 1.0
+    """Seconds a call may take when it does not say otherwise."""
+    replicas: int = 2
+    """Nodes that hold each directory entry."""
+    verify: str = "generation"
+    """``generation``: reads are proven by the page's generation word; ``checksum``: by its checksum as well."""
+    disk_path: str | None = None
+    """Reserved for the disk tier, which this version does not have."""
+    disk_size: int | str | None = None
+    """Reserved for the disk tier."""
+    disk_layout: str | None = None
+    """Reserved for the disk tier."""
+    metrics_port: int | None = None
+    """Where to serve Prometheus metrics; None serves none, 0 takes a free port."""
+
+    def __post_init__(self) -> None:
+        _set = object.__setattr__
+        _set(self, "join", _as_tuple("join", self.join))
+        _set(self, "transports", _as_tuple("transports", self.transports))
+        _set(self, "pool_size", parse_size("pool_size", self.pool_size))
+        _set(self, "deadline", _as_number("deadline", self.deadline, float))
+        _set(self, "replicas", _as_number("replicas", self.replicas, int))
+        if self.metrics_port is not None:
+            _set(self, "metrics_port", _as_number("metrics_port", self.metrics_port, int))
+        self._check_values()
+        self._check_addresses()
+
+    def _check_values(self) -> None:
+        for name in ("namespace", "node_id", "listen", "membership", "verify"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name} must be a string, not {type(getattr(self, name)).__name__}")
+        if not 1 <= len(self.node_id) <= MAX_NODE_ID or not self.node_id.isprintable():
+            raise ConfigError(f"node_id must be 1 to {MAX_NODE_ID} printable characters, not {self.node_id!r}")
+        _check_choice("membership", self.membership, ("embedded", "static"))
+        _check_choice("verify", self.verify, ("generation", "checksum"))
+        if self.pool_nbytes < MIN_POOL_SIZE:
+            raise ConfigError(f"pool_size is {self.pool_nbytes} bytes; at least {MIN_POOL_SIZE} are needed")
+        if not 0 < self.deadline <= 3600:
+            raise ConfigError(f"deadline must be above 0 and at most 3600 seconds, not {self.deadline}")
+        if not 1 <= self.replicas <= MAX_REPLICAS:
+            raise ConfigError(f"replicas must be 1 to {MAX_REPLICAS}, not {self.replicas}")
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
+            raise ConfigError(f"metrics_port must be 0 to 65535, not {self.metrics_port}")
+        if not self.transport_names:
+            raise ConfigError("transports is empty; name at least one, or leave it at 'auto'")
+        if "auto" in self.transport_names and len(self.transport_names) > 1:
+            raise ConfigError("transports: 'auto' chooses by itself and can't stand beside other names")
+        for name in ("disk_path", "disk_size", "disk_layout"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{name} is set, but this version of p2pkv has no disk tier; leave it unset")
+
+    def _check_addresses(self) -> None:
+        host, _ = split_address("listen", self.listen)
+        for address in self.join_addresses:
+            _, port = split_address("join", address)
+            if port == 0:
+                raise ConfigError(f"join address {address!r} needs a port other than 0")
+        if self.secret_file is None and not is_loopback(host):
+            raise ConfigError(
+                f"listen is {self.listen!r}, which other machines can reach, but there is no secret_file; "
+                "give every node the same secret_file, or listen on 127.0.0.1"
+            )
+        if self.membership == "static" and not self.join_addresses:
+            raise ConfigError("membership is 'static', so join must name every node of the cluster")
+
+    @property
+    def join_addresses(self) -> tuple[str, ...]:
+        """``join`` as a tuple."""
+        return tuple(self.join)
+
+    @property
+    def transport_names(self) -> tuple[str, ...]:
+        """``transports`` as a tuple; ``("auto",)`` where the node chooses."""
+        return tuple(self.transports)
+
+    @property
+    def pool_nbytes(self) -> int:
+        """``pool_size`` in bytes."""
+        return int(self.pool_size)
+
+    @classmethod
+    def load(
+        cls,
+        settings: Mapping[str, object] | str | os.PathLike[str] | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        host_keys: Collection[str] = (),
+    ) -> Config:
+        """Make a configuration from ``settings`` (a mapping, or the path of a JSON file) and the environment.
+
+        ``settings`` wins over ``P2PKV_*`` variables (default: ``os.environ``), which win over the defaults.
+        ``host_keys`` are the host engine's own keys in the same mapping: they are let through. Raises
+        :class:`~p2pkv.errors.ConfigError` for unknown keys, naming the nearest one.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        values: dict[str, object] = {}
+        for variable, text in (os.environ if environ is None else environ).items():
+            if variable.startswith("P2PKV_"):
+                key = variable.removeprefix("P2PKV_").lower()
+                _check_known(f"environment variable {variable}", key, names)
+                values[key] = text
+        given = settings if isinstance(settings, Mapping) else _read_json(settings)
+        for key, value in given.items():
+            if key not in host_keys:
+                _check_known("setting", key, names)
+                values[key] = value
+        return cls(**values)  # type: ignore[arg-type]  # __post_init__ checks every value
+
+
+def parse_size(name: str, value: object) -> int:
+    """Return ``value`` in bytes; accepts an int or a text such as ``64MiB``, ``1.5GB`` or ``4096``."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
+        if match is not None and match[2].lower() in _SIZE_UNITS:
+            return int(float(match[1]) * _SIZE_UNITS[match[2].lower()])
+    raise ConfigError(f"{name} must be a size such as 67108864 or '64MiB', not {value!r}")
+
+
+def split_address(name: str, address: str) -> tuple[str, int]:
+    """Split ``HOST:PORT`` (IPv6 hosts in brackets)."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{name} must be HOST:PORT, not {address!r}")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _as_tuple(name: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if isinstance(value, (tuple, list)) and all(isinstance(part, str) for part in value):
+        return tuple(value)
+    raise ConfigError(f"{name} must be a list of strings or a comma-separated string, not {value!r}")
+
+
+def _as_number(name: str, value: object, kind: type[int] | type[float]) -> int | float:
+    if not isinstance(value, bool) and isinstance(value, (int, float, str)):
+        try:
+            return kind(value)
+        except ValueError:
+            pass  # said below, with the name of the setting
+    raise ConfigError(f"{name} must be a number, not {value!r}")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}; not {value!r}{_nearest(value, choices)}")
+
+
+def _check_known(what: str, key: str, names: Collection[str]) -> None:
+    if key not in names:
+        raise ConfigError(f"unknown {what} {key!r}{_nearest(key, names)}")
+
+
+def _nearest(value: str, choices: Collection[str]) -> str:
+    near = difflib.get_close_matches(value, choices, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _read_json(path: str | os.PathLike[str] | None) -> Mapping[str, object]:
+    if path is None:
+        return {}
+    try:
+        with open(path, encoding="utf-8") as file:
+            settings = json.load(file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read settings from {os.fspath(path)}: {error}") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{os.fspath(path)} must hold a JSON object, not {type(settings).__name__}")
+    return settings

@@ -1,0 +1,278 @@
+"""The control plane: small authenticated messages between nodes, over ZMQ with CURVE.
+
+The server's socket is made and secured here and then served by a native thread (``_native.ControlLoop``), so that
+peers are answered while this interpreter is busy. The client side runs in the calling thread: every request leases a
+socket of its own, so a call waits for its own peer only, and one that was not answered throws its socket away.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+
+import zmq
+import zmq.backend.cython._zmq
+
+from p2pkv import _native
+from p2pkv.config import split_address
+from p2pkv.errors import ClosedError, ControlError, VersionError
+from p2pkv.secret import ClusterKeys
+from p2pkv.wire import MAX_MESSAGE, Kind, Reply, pack_request, unpack_reply
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_log = logging.getLogger(__name__)
+_native.load_zmq(zmq.backend.cython._zmq.__file__)
+
+_ZAP_DOMAIN = "p2pkv"
+_HANDSHAKE_MS = 2000
+"""A connection that has not proven itself by then is dropped; ZMQ's own default is 30 s."""
+_HEARTBEAT_MS = 5000
+_REPLIES_QUEUED = 64
+"""For a peer that does not read; what comes after is dropped and runs into that peer's deadline."""
+_IDLE_SOCKETS = 64
+"""Kept a peer; as many threads can ask it at once without a new handshake."""
+
+Socket = zmq.Socket[bytes]
+
+
+class ControlServer:
+    """A node's control socket. Strangers without the cluster's key are not admitted.
+
+    The native thread runs from :meth:`start` to :meth:`close`. ``loop`` is the native side: what it answers by itself
+    and what it queues for Python is in ``native/include/p2pkv/control_loop.h``.
+    """
+
+    def __init__(
+        self, context: zmq.Context[Socket], keys: ClusterKeys, listen: str, shard: _native.Shard
+    ) -> None:
+        # The handler must be there before a server socket is: without one, nobody may be admitted.
+        self._zap_socket = context.socket(zmq.ROUTER)
+        self._zap_socket.linger = 0
+        self._zap_socket.bind("inproc://zeromq.zap.01")
+        self._zap = _native.ZapHandler(self._zap_socket, _ZAP_DOMAIN, [keys.public_raw])
+        self._socket = context.socket(zmq.ROUTER)
+        try:
+            self._secure(keys)
+            self.address = self._bind(listen)
+        except BaseException:
+            self._close_sockets()
+            raise
+        self.loop = _native.ControlLoop(self._socket, shard)
+
+    def _secure(self, keys: ClusterKeys) -> None:
+        socket = self._socket
+        socket.linger = 0
+        socket.curve_server = True
+        socket.curve_secretkey = keys.private
+        socket.curve_publickey = keys.public
+        socket.setsockopt_string(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
+        # Without this a stranger who knows the server's key is admitted while no handler answers.
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        socket.setsockopt(zmq.SNDHWM, _REPLIES_QUEUED)
+        socket.setsockopt(zmq.IPV6, 1)
+
+    def _bind(self, listen: str) -> str:
+        host, port = split_address("listen", listen)
+        bracketed = f"[{host}]" if ":" in host else host
+        try:
+            self._socket.bind(f"tcp://{bracketed}:{port or '*'}")
+        except zmq.ZMQError as error:
+            raise ControlError(f"cannot listen on {listen}: {error.strerror}") from error
+        bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return f"{bracketed}:{bound.rpartition(':')[2]}"
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self.loop.start()
+
+    def listen_also(self, address: str) -> bool:
+        """Bind a second address; False if it isn't this host's or is taken. Blocks for the native thread only."""
+        return self.loop.bind(f"tcp://{address}") == 0
+
+    def stop_admitting(self) -> None:
+        """Stop the ZAP handler: from now on no new connection is admitted, with or without the secret."""
+        self._zap.stop()
+
+    @property
+    def refused(self) -> int:
+        """How many connections had a wrong key."""
+        return self._zap.refused
+
+    def close(self) -> None:
+        """Stop answering. Idempotent."""
+        self.loop.stop()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        self._socket.close()
+        self._zap.stop()
+        self._zap_socket.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One message to one peer; ``boot`` is the boot epoch it is meant for, 0 for any."""
+
+    address: str
+    kind: Kind
+    body: bytes = b""
+    count: int = 1
+    boot: int = 0
+
+
+class ControlClient:
+    """Asks peers. Thread-safe; blocks in :meth:`Calls.next` only, and never past what that is given."""
+
+    def __init__(self, context: zmq.Context[Socket], keys: ClusterKeys) -> None:
+        self._context = context
+        self._keys = keys
+        self._lock = threading.Lock()  # guards _idle and _closed
+        self._idle: dict[str, list[Socket]] = {}
+        self._closed = False
+        self._request_ids = count(1)
+
+    def send(self, requests: Sequence[Request]) -> Calls:
+        """Send every request at once. Use the result in a ``with`` statement."""
+        return Calls(self, requests)
+
+    def ask(self, request: Request, timeout: float) -> Reply | None:
+        """Send one request and wait for its reply; None if there is none within ``timeout`` seconds."""
+        with self.send([request]) as calls:
+            for _, reply in calls.replies(timeout):
+                return reply
+        return None
+
+    def forget(self, address: str) -> None:
+        """Close the idle sockets to a peer that is gone."""
+        with self._lock:
+            sockets = self._idle.pop(address, [])
+        for socket in sockets:
+            socket.close()
+
+    def close(self) -> None:
+        """Close idle sockets. Calls under way end with :class:`ClosedError` once the context is shut down."""
+        with self._lock:
+            self._closed = True
+            idle = [socket for sockets in self._idle.values() for socket in sockets]
+            self._idle.clear()
+        for socket in idle:
+            socket.close()
+
+    def _lease(self, address: str) -> Socket:
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the node is closed")
+            if idle := self._idle.get(address):
+                return idle.pop()
+        try:
+            socket = self._context.socket(zmq.DEALER)
+        except zmq.ZMQError as error:
+            raise ClosedError("the node is closed") from error
+        socket.linger = 0
+        socket.curve_serverkey = self._keys.public
+        socket.curve_publickey = self._keys.public
+        socket.curve_secretkey = self._keys.private
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        socket.setsockopt(zmq.IPV6, 1)
+        socket.connect(f"tcp://{address}")
+        return socket
+
+    def _give_back(self, address: str, socket: Socket) -> None:
+        with self._lock:
+            idle = self._idle.setdefault(address, [])
+            if not self._closed and len(idle) < _IDLE_SOCKETS:
+                idle.append(socket)
+                return
+        socket.close()
+
+
+class Calls:
+    """Requests under way. Used by one thread; leaving the ``with`` block gives up those not answered."""
+
+    def __init__(self, client: ControlClient, requests: Sequence[Request]) -> None:
+        self._client = client
+        self._requests = requests
+        self._pending: dict[Socket, tuple[int, int]] = {}  # socket -> (index, request id)
+        self._poller = zmq.Poller()
+        try:
+            for index, request in enumerate(requests):
+                self._send(index, request)
+        except BaseException:
+            self.close()
+            raise
+
+    def _send(self, index: int, request: Request) -> None:
+        socket = self._client._lease(request.address)
+        request_id = next(self._client._request_ids)
+        self._pending[socket] = (index, request_id)
+        self._poller.register(socket, zmq.POLLIN)
+        message = pack_request(
+            request.kind, request_id, boot=request.boot, count=request.count, body=request.body
+        )
+        socket.send(message, zmq.DONTWAIT)
+
+    def next(self, timeout: float) -> tuple[int, Reply] | None:
+        """Return the index of a request and its reply; None after ``timeout`` seconds or when all are answered.
+
+        A peer that answers nonsense counts as one that does not answer. Raises :class:`ClosedError`.
+        """
+        until = time.monotonic() + timeout
+        while self._pending:
+            left = until - time.monotonic()
+            try:
+                ready = self._poller.poll(max(0, math.ceil(left * 1000)))
+                for socket, _ in ready:
+                    if (answer := self._receive(socket)) is not None:
+                        return answer
+            except zmq.ContextTerminated as error:
+                raise ClosedError("the node is closed") from error
+            if left <= 0:
+                return None
+        return None
+
+    def replies(self, timeout: float) -> Iterator[tuple[int, Reply]]:
+        """Yield replies as they come, for at most ``timeout`` seconds in all."""
+        until = time.monotonic() + timeout
+        while (answer := self.next(until - time.monotonic())) is not None:
+            yield answer
+
+    def _receive(self, socket: Socket) -> tuple[int, Reply] | None:
+        index, request_id = self._pending[socket]
+        request = self._requests[index]
+        try:
+            reply = unpack_reply(socket.recv(zmq.DONTWAIT), request.kind, request_id)
+        except (ControlError, VersionError) as error:
+            _log.warning("peer %s gave an answer that can't be used: %s", request.address, error)
+            self._poller.unregister(socket)
+            del self._pending[socket]
+            socket.close()
+            return None
+        if reply is None:
+            return None
+        self._poller.unregister(socket)
+        del self._pending[socket]
+        self._client._give_back(request.address, socket)
+        return index, reply
+
+    def close(self) -> None:
+        """Give up what is not answered: a late reply must not meet the socket's next request."""
+        for socket in self._pending:
+            socket.close()
+        self._pending.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

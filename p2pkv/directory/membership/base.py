@@ -1,0 +1,122 @@
+"""The membership interface, and the network the engines stand on.
+
+An engine keeps one :class:`~p2pkv.directory.view.View` up to date and says when it changes. Promises:
+
+* a node that dies is dead in everybody's view within 3 seconds, however many die at once;
+* a node that merely can't run Python for a while is not suspected: probes are answered without the
+  interpreter;
+* a node that itself could not run suspects nobody for what it missed;
+* two live nodes never keep one id: one of them is refused or expelled;
+* with no peer in reach the node is a cluster of its own, at once.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from p2pkv.directory.view import View
+from p2pkv.transports.base import Resource
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReply:
+    """What a node answers to a probe, whether or not its interpreter runs."""
+
+    node_key: int
+    boot_epoch: int
+    digest: int
+
+
+class Network(Protocol):
+    """The control plane as membership needs it. Used by one thread at a time, except for :meth:`wake`."""
+
+    @property
+    def address(self) -> str:
+        """Our own advertised control address, ``host:port``."""
+
+    def announce(self, node_key: int, boot_epoch: int) -> None:
+        """Answer probes and exchanges as this node from now on. Before it, and after withdraw: neither."""
+
+    def withdraw(self) -> None:
+        """Answer no probe and no exchange any more. Idempotent."""
+
+    def set_view(self, blob: bytes, digest: int) -> None:
+        """Answer exchanges with ``blob`` and probes with ``digest`` from now on."""
+
+    def probe(self, addresses: Sequence[str], timeout: float) -> list[ProbeReply | None]:
+        """Probe all in parallel; return when all answered or after ``timeout``. None: no answer."""
+
+    def exchange(self, addresses: Sequence[str], blob: bytes, timeout: float) -> list[bytes | None]:
+        """Hand our view to all in parallel, return theirs; each queues ours for its engine. None: silent."""
+
+    def received(self, timeout: float) -> list[bytes]:
+        """Return the views peers handed to us since the last call; without any, block at most ``timeout``."""
+
+    def listen_also(self, address: str) -> bool:
+        """Serve a second control address; False if it isn't one of this host's, or is taken."""
+
+    def wake(self) -> None:
+        """Make a blocked :meth:`received`, or the next one, return. Thread-safe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a node says about itself."""
+
+    node_id: str
+    transports: Mapping[str, str] = field(default_factory=dict)
+    """Name to domain."""
+    weight: float = 1.0
+    last_boot_epoch: int = 0
+    """The highest this node remembers of itself, if it remembers; the next one is above it."""
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Whom an engine tells, from its own thread and with no lock held; the first change comes from ``start``.
+
+    They must return soon: while they run the node neither probes nor learns (peers don't suffer from it).
+    """
+
+    on_change: Callable[[View, View], None] = _ignore
+    """``(old, new)``: somebody came, went, or changed state."""
+    on_resurrected: Callable[[], None] = _ignore
+    """Peers had taken this node for dead, and dropped its entries: publish them again."""
+    on_expelled: Callable[[str], None] = _ignore
+    """This node is no member any more, for this reason. Close it; it may be started again."""
+
+
+class Membership(Resource):
+    """One node's part in the cluster, from ``start`` to ``close``."""
+
+    @abstractmethod
+    def start(self, deadline_s: float) -> None:
+        """Become a member, within ``deadline_s`` seconds.
+
+        Raises :class:`~p2pkv.errors.DuplicateNodeError` if a live node has this id, and
+        :class:`~p2pkv.errors.MembershipError` if this node can't be a member for another reason.
+        """
+
+    @abstractmethod
+    def view(self) -> View:
+        """Return what is believed now, this node included. Never blocks; empty before ``start``."""
+
+    @property
+    @abstractmethod
+    def boot_epoch(self) -> int:
+        """The boot epoch of this node; fixed from ``start`` on, 0 before."""
+
+    @abstractmethod
+    def counters(self) -> dict[str, int]:
+        """Return what happened so far, by the names of the metrics."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Say good-bye to the peers, within half a second, and stop. The network is the caller's to close."""

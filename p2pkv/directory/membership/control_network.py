@@ -1,0 +1,61 @@
+"""Membership's network, over the control plane: probes and exchanges are answered by the peers' native threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from p2pkv.control import ControlClient, ControlServer, Request
+from p2pkv.directory.membership.base import ProbeReply
+from p2pkv.wire import PROBE_REPLY, Kind
+
+
+class ControlNetwork:
+    """Implements :class:`~p2pkv.directory.membership.base.Network`. The server and client stay the caller's."""
+
+    def __init__(self, server: ControlServer, client: ControlClient) -> None:
+        self._server = server
+        self._client = client
+
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    def announce(self, node_key: int, boot_epoch: int) -> None:
+        self._server.loop.announce(node_key, boot_epoch)
+
+    def withdraw(self) -> None:
+        self._server.loop.withdraw()
+
+    def set_view(self, blob: bytes, digest: int) -> None:
+        self._server.loop.set_view(blob, digest)
+
+    def probe(self, addresses: Sequence[str], timeout: float) -> list[ProbeReply | None]:
+        out: list[ProbeReply | None] = [None] * len(addresses)
+        with self._client.send([Request(address, Kind.PROBE) for address in addresses]) as calls:
+            for index, reply in calls.replies(timeout):
+                if reply.ok and len(reply.body) == PROBE_REPLY.size:
+                    key, digest = PROBE_REPLY.unpack(reply.body)
+                    out[index] = ProbeReply(node_key=key, boot_epoch=reply.boot, digest=digest)
+        return out
+
+    def exchange(self, addresses: Sequence[str], blob: bytes, timeout: float) -> list[bytes | None]:
+        out: list[bytes | None] = [None] * len(addresses)
+        with self._client.send([Request(address, Kind.EXCHANGE, blob) for address in addresses]) as calls:
+            for index, reply in calls.replies(timeout):
+                if reply.ok:
+                    out[index] = reply.body
+        return out
+
+    def received(self, timeout: float) -> list[bytes]:
+        blobs: list[bytes] = []
+        event = self._server.loop.take(Kind.EXCHANGE, timeout)
+        while event is not None:
+            blobs.append(event[1])
+            event = self._server.loop.take(Kind.EXCHANGE, 0.0)
+        return blobs
+
+    def listen_also(self, address: str) -> bool:
+        return self._server.listen_also(address)
+
+    def wake(self) -> None:
+        self._server.loop.wake(Kind.EXCHANGE)

@@ -1,0 +1,72 @@
+"""The failure detector: from missed probes to suspicion, and from suspicion to death.
+
+Rules only: it sends nothing and reads no clock. A suspect that answers us is not declared dead by us, whoever
+spread the rumour; it stays suspected until it objects itself.
+"""
+
+from __future__ import annotations
+
+import math
+
+from p2pkv.directory.membership.timing import Timing
+from p2pkv.directory.view import Member, State, View
+
+_Boot = tuple[str, int]
+
+
+class FailureDetector:
+    """What our own probes say about each member; forgotten with the member's boot."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._misses: dict[_Boot, int] = {}
+        self._answered: dict[_Boot, float] = {}
+        self._suspected: dict[tuple[str, int, int], float] = {}
+
+    def answered(self, member: Member, now: float) -> None:
+        """Note that the member answered a probe, in this boot."""
+        boot = (member.node_id, member.boot_epoch)
+        self._misses.pop(boot, None)
+        self._answered[boot] = now
+        suspicion = (*boot, member.incarnation)
+        if suspicion in self._suspected:
+            self._suspected[suspicion] = now
+
+    def missed(self, member: Member) -> bool:
+        """Note that a probe went unanswered; true when it is time to suspect the member."""
+        boot = (member.node_id, member.boot_epoch)
+        self._misses[boot] = self._misses.get(boot, 0) + 1
+        return self._misses[boot] >= self._timing.misses_to_suspect
+
+    def is_doubtful(self, member: Member) -> bool:
+        """Whether the member is to be probed in every round until this is settled."""
+        return member.state is State.SUSPECT or (member.node_id, member.boot_epoch) in self._misses
+
+    def is_proven(self, member: Member, now: float) -> bool:
+        """Whether our own latest probe, a recent one, says that the member lives: rumours count less then."""
+        boot = (member.node_id, member.boot_epoch)
+        recent = self._timing.probe_interval + 2 * self._timing.probe_timeout
+        return boot not in self._misses and now - self._answered.get(boot, -math.inf) <= recent
+
+    def observe(self, view: View, now: float) -> None:
+        """Start a timer for each new suspicion in ``view``; forget what is settled."""
+        present = {(member.node_id, member.boot_epoch) for member in view.present()}
+        self._misses = {boot: n for boot, n in self._misses.items() if boot in present}
+        self._answered = {boot: at for boot, at in self._answered.items() if boot in present}
+        suspects = [member for member in view.present() if member.state is State.SUSPECT]
+        suspicions = [(member.node_id, member.boot_epoch, member.incarnation) for member in suspects]
+        self._suspected = {suspicion: self._suspected.get(suspicion, now) for suspicion in suspicions}
+
+    def overdue(self, now: float) -> list[str]:
+        """Return the ids of those suspected for too long."""
+        # the same sum as in next_deadline: rounding must not let one say "now" and the other "not yet"
+        limit = self._timing.suspicion
+        return [node_id for (node_id, _, _), since in self._suspected.items() if since + limit <= now]
+
+    def next_deadline(self) -> float:
+        """Return when the next suspicion runs out; infinity without any."""
+        return min(self._suspected.values(), default=math.inf) + self._timing.suspicion
+
+    def postpone(self, seconds: float) -> None:
+        """Take ``seconds`` that this node slept through out of every timer."""
+        self._suspected = {suspicion: since + seconds for suspicion, since in self._suspected.items()}

@@ -1,0 +1,67 @@
+"""Membership with nothing to install: nodes find each other through join addresses, and gossip.
+
+Any live node can be joined through, every node's word counts about every other, and there is no master. In
+the manner of SWIM (Das, Gupta, Motivala: "SWIM: scalable weakly-consistent infection-style process group
+membership protocol", 2002), without its indirect probes: a rumour of death doesn't outweigh an own probe
+that was answered just now, so that a single broken path takes nobody off the others' rings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from random import Random
+
+from p2pkv.directory.membership.base import Identity, Listeners, Network, ProbeReply
+from p2pkv.directory.membership.join_addresses import JoinAddresses
+from p2pkv.directory.membership.probing import ProbingMembership, Targets
+from p2pkv.directory.membership.timing import Clock, Timing
+from p2pkv.directory.view import Member, Report, State
+
+
+class EmbeddedMembership(ProbingMembership):
+    """Joins whatever cluster answers at ``join``; alone, it is a cluster of its own and keeps looking."""
+
+    def __init__(
+        self,
+        network: Network,
+        identity: Identity,
+        *,
+        join: Sequence[str] = (),
+        listeners: Listeners | None = None,
+        clock: Clock | None = None,
+        timing: Timing | None = None,
+        random: Random | None = None,
+    ) -> None:
+        super().__init__(network, identity, listeners=listeners, clock=clock, timing=timing, random=random)
+        self._join = JoinAddresses(join, network, self._timing, self._random)
+
+    def _settle(self) -> str:
+        self._join.take_free()
+        return self._network.address
+
+    def _contacts(self) -> list[str]:
+        return self._join.others()
+
+    def _targets(self, now: float) -> Targets:
+        others = [member for member in self._view.values() if member.node_id != self._identity.node_id]
+        present = [member for member in others if member.is_present]
+        doubtful = [member for member in present if self._detector.is_doubtful(member)]
+        chosen = {member.node_id: member for member in (*self._rotation.next(present), *doubtful)}
+        addresses = self._join.due(now)
+        dead = [member.address for member in others if member.state is State.DEAD]
+        if dead:
+            # a partition may have cut us off from every join address: the other side is among our dead
+            addresses.append(self._random.choice(dead))
+        return Targets(list(chosen.values()), addresses)
+
+    def _credible(self, report: Report) -> Iterable[Member]:
+        return report.members
+
+    def _probed(self, replies: Mapping[str, ProbeReply | None]) -> None:
+        own = self._view[self._identity.node_id]
+        for address, reply in replies.items():
+            if reply is None:
+                self._join.silent(address)
+            elif reply == ProbeReply(own.key, own.boot_epoch, self._view.digest):
+                # one of our own addresses under another name
+                self._join.held.add(address)

@@ -1,0 +1,68 @@
+"""Entering a cluster: a boot epoch above all earlier ones of this id, and no live node under the same id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from p2pkv.directory.membership.base import Identity, Network
+from p2pkv.directory.membership.timing import Clock, Timing
+from p2pkv.directory.view import Member, Report, State, flaw, node_key
+from p2pkv.errors import ConfigError, DuplicateNodeError, MembershipError
+
+
+def claim_boot_epoch(
+    network: Network,
+    identity: Identity,
+    reports: Sequence[Report],
+    address: str,
+    *,
+    clock: Clock,
+    timing: Timing,
+    deadline: float,
+) -> int:
+    """Return the boot epoch to start with, given what the cluster says.
+
+    Raises :class:`~p2pkv.errors.DuplicateNodeError` if a node of this id answers, and
+    :class:`~p2pkv.errors.MembershipError` if another id has the same key. A predecessor that doesn't answer
+    is replaced: whether it is dead or only stopped, it will find itself expelled.
+    """
+    records = [member for report in reports for member in report.members]
+    key = node_key(identity.node_id)
+    for member in records:
+        if member.key == key and member.node_id != identity.node_id:
+            raise MembershipError(
+                f"node id {identity.node_id!r} has the same key as node {member.node_id!r} "
+                f"at {member.address}; choose another node_id"
+            )
+    earlier = [member for member in records if member.node_id == identity.node_id]
+    # at our own address nobody but us can answer; those who left said so themselves
+    rivals = {m.address for m in earlier if m.address != address and m.state is not State.LEFT}
+    left = max(0.0, deadline - clock.monotonic())
+    addresses = sorted(rivals)
+    replies = network.probe(addresses, min(timing.duplicate_timeout, left)) if addresses else []
+    for rival, reply in zip(addresses, replies, strict=True):
+        if reply is not None and reply.node_key == key:
+            raise DuplicateNodeError(
+                f"node id {identity.node_id!r} is in use by a live node at {rival} "
+                f"(boot epoch {reply.boot_epoch}); stop that node, or give this one another node_id"
+            )
+    last = max((member.boot_epoch for member in earlier), default=0)
+    return max(clock.wall_ns(), last + 1, identity.last_boot_epoch + 1)
+
+
+def own_record(identity: Identity, address: str) -> Member:
+    """Return this node's record, still without a boot.
+
+    Raises :class:`~p2pkv.errors.ConfigError` if peers would refuse it.
+    """
+    own = Member(
+        identity.node_id,
+        0,
+        address,
+        transports=dict(identity.transports),
+        weight=identity.weight,
+    )
+    wrong = flaw(own)
+    if wrong is not None:
+        raise ConfigError(f"this node can't be a member: {wrong}")
+    return own

@@ -1,0 +1,113 @@
+"""The ring: which members hold the directory entry of a page.
+
+Consistent hashing: each member has virtual nodes on a circle of 64 bits, a key belongs to the first distinct
+members at or after its position. An immutable function of the members' ids and weights alone, so that two
+nodes with the same view agree without talking. Looking up is numpy throughout: nothing in Python is done
+per key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pkv.directory.view import Member
+from p2pkv.errors import UsageError
+from p2pkv.page import KEY_BYTES, Keys
+
+VIRTUAL_NODES = 160
+"""For a member of weight 1: the busiest of 32 has about a fifth more than its share."""
+
+NOBODY = -1
+"""As an owner's index: there are fewer members than replicas."""
+
+_POINTS_A_DIGEST = 8
+
+Owners = NDArray[np.int32]
+"""``(n, replicas)``: indexes into :attr:`Ring.members`, the first choice first."""
+
+
+class Ring:
+    """Where directory entries belong, for one view. Immutable, so any thread may use it."""
+
+    members: tuple[Member, ...]
+    """Those on the ring, alive or suspected, by node id."""
+    replicas: int
+
+    def __init__(self, members: Iterable[Member], replicas: int) -> None:
+        if replicas < 1:
+            raise UsageError(f"a ring of {replicas} replicas; at least 1")
+        present = (member for member in members if member.is_present)
+        self.members = tuple(sorted(present, key=lambda member: member.node_id))
+        self.replicas = replicas
+        owners = [np.empty(0, np.int32)]
+        points = [np.empty(0, np.uint64)]
+        for index, member in enumerate(self.members):
+            points.append(_points(member))
+            owners.append(np.full(len(points[-1]), index, np.int32))
+        # stable: should two points ever coincide, the order of node ids decides, on every node alike
+        order = np.argsort(np.concatenate(points), kind="stable")
+        self._points = np.concatenate(points)[order]
+        self._successors = _successors(
+            np.concatenate(owners)[order], min(replicas, len(self.members)), replicas
+        )
+
+    def owners(self, keys: Keys) -> Owners:
+        """Return who holds the entries of ``keys``: distinct members, :data:`NOBODY` where none is left."""
+        if keys.ndim != 2 or keys.shape[1] != KEY_BYTES or keys.dtype != np.uint8:
+            raise UsageError(
+                f"keys of shape {keys.shape} and dtype {keys.dtype}; (n, {KEY_BYTES}) uint8 needed"
+            )
+        if not self.members:
+            return np.full((len(keys), self.replicas), NOBODY, np.int32)
+        positions = np.ascontiguousarray(keys[:, :8]).view("<u8").reshape(len(keys))
+        slots = np.searchsorted(self._points, positions)
+        slots[slots == len(self._points)] = 0
+        found: Owners = self._successors[slots]
+        return found
+
+
+def moved(old: Ring, new: Ring, keys: Keys) -> NDArray[np.bool_]:
+    """Return a mask ``(n,)`` of the keys whose entries must be put again: an owner was gained.
+
+    A member that came back in another boot counts as gained: it has forgotten what it was told.
+    """
+    index = {(member.node_id, member.boot_epoch): i for i, member in enumerate(new.members)}
+    gone = -2  # equals neither an index nor NOBODY
+    known = [index.get((member.node_id, member.boot_epoch), gone) for member in old.members]
+    # the last place is where NOBODY, as an index, points
+    translate = np.array([*known, gone], np.int32)
+    before = translate[old.owners(keys)]
+    now = new.owners(keys)
+    kept = (now[:, :, None] == before[:, None, :]).any(axis=2)
+    gained: NDArray[np.bool_] = (~kept & (now != NOBODY)).any(axis=1)
+    return gained
+
+
+def _points(member: Member) -> NDArray[np.uint64]:
+    n_points = max(1, round(VIRTUAL_NODES * member.weight))
+    n_digests = -(-n_points // _POINTS_A_DIGEST)
+    digests = (blake2b(b"%d/%s" % (i, member.node_id.encode())).digest() for i in range(n_digests))
+    return np.frombuffer(b"".join(digests), "<u8")[:n_points].astype(np.uint64)
+
+
+def _successors(owners: NDArray[np.int32], n_distinct: int, replicas: int) -> Owners:
+    """Return for each point the first distinct owners at or after it, padded with ``NOBODY``."""
+    n_points = len(owners)
+    table = np.full((n_points, replicas), NOBODY, np.int32)
+    if n_points == 0:
+        return table
+    table[:, 0] = owners
+    ahead = np.arange(n_points)
+    for column in range(1, n_distinct):
+        pending = np.arange(n_points)
+        while len(pending):
+            ahead[pending] = (ahead[pending] + 1) % n_points
+            candidates = owners[ahead[pending]]
+            is_new = (table[pending, :column] != candidates[:, None]).all(axis=1)
+            table[pending[is_new], column] = candidates[is_new]
+            pending = pending[~is_new]
+    return table

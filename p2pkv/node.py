@@ -1,0 +1,319 @@
+"""A node: builds the parts from a :class:`~p2pkv.config.Config`, starts them in order and closes them in reverse."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from p2pkv import _native, transports
+from p2pkv.cache import PageCache
+from p2pkv.config import Config, split_address
+from p2pkv.control import ControlClient, ControlServer, Request, Socket
+from p2pkv.directory.announcer import Announcer
+from p2pkv.directory.client import DirectoryClient
+from p2pkv.directory.membership.base import Identity, Listeners, Membership
+from p2pkv.directory.membership.control_network import ControlNetwork
+from p2pkv.directory.membership.embedded import EmbeddedMembership
+from p2pkv.directory.membership.static import StaticMembership
+from p2pkv.directory.view import Member, View, node_key
+from p2pkv.errors import ControlError, TransportError, UsageError
+from p2pkv.gate import Gate
+from p2pkv.metrics import Metrics
+from p2pkv.page import Namespace, Outcomes, Pieces
+from p2pkv.pool import Pool
+from p2pkv.secret import cluster_keys
+from p2pkv.transfer import Memory, PeerTraffic, TransferEngine
+from p2pkv.transports.base import Transport
+from p2pkv.wire import Kind, ReplyStatus, pack_connect, pack_connected, unpack_connect, unpack_connected
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_log = logging.getLogger(__name__)
+
+_JOIN_S = 5.0
+_MAX_SHARD_ENTRIES = 1 << 26
+_GRANULE = 4096
+"""The pool's smallest block: a page of memory."""
+
+
+class Node:
+    """One process's part of a cluster: a pool of published pages, a shard of the directory, and ways to the peers.
+
+    Make one with :meth:`start`. Every method may be called from any thread; calls take at most ``timeout`` seconds
+    (the configured ``deadline`` by default) plus 100 ms, whatever hangs, and after they have returned nothing writes
+    to the caller's memory any more.
+    """
+
+    def __init__(self, config: Config, extra_transports: Sequence[Transport] = ()) -> None:
+        """Build without joining; use :meth:`start`."""
+        self.config = config
+        self._gate = Gate(f"node {config.node_id}")
+        self._key = node_key(config.node_id)
+        self._closing = threading.Event()
+        with ExitStack() as undo:
+            self._build(undo, extra_transports)
+            self._undo = undo.pop_all()
+
+    @classmethod
+    def start(cls, config: Config, *, extra_transports: Sequence[Transport] = ()) -> Self:
+        """Start a node and join its cluster; blocks until it is a member, a few seconds at most.
+
+        ``extra_transports`` come before the configured ones in the order of preference; the node closes them.
+        Raises :class:`~p2pkv.errors.ConfigError`, :class:`~p2pkv.errors.DuplicateNodeError` if a live node has this
+        id, and :class:`~p2pkv.errors.ControlError` if the address can't be listened on.
+        """
+        return cls(config, extra_transports)
+
+    def _build(self, undo: ExitStack, extra_transports: Sequence[Transport]) -> None:
+        config = self.config
+        keys = cluster_keys(config.secret_file)
+        self.metrics = Metrics()
+        undo.callback(self.metrics.close)
+        context: zmq.Context[Socket] = zmq.Context()
+        undo.callback(context.term)
+        self._client = ControlClient(context, keys)
+        undo.callback(self._client.close)
+        self._shard = _native.Shard(_MAX_SHARD_ENTRIES)
+        self._server = ControlServer(context, keys, config.listen, self._shard)
+        undo.callback(self._server.close)
+        self._server.start()
+        host, _ = split_address("listen", config.listen)
+        advertise, _ = split_address("address", self._server.address)
+        wanted = "auto" if config.transport_names == ("auto",) else config.transport_names
+        self._transports = [*extra_transports, *transports.create(wanted, host=host, advertise=advertise)]
+        for transport in self._transports:
+            undo.callback(transport.close)
+        self._transfers = TransferEngine(self._transports, self._connect, self.metrics)
+        undo.callback(self._transfers.close)
+        self._directory = DirectoryClient(
+            own_key=self._key,
+            shard=self._shard,
+            client=self._client,
+            replicas=config.replicas,
+            metrics=self.metrics,
+        )
+        self._announcer: Announcer | None = None
+        self._cache: PageCache | None = None
+        self._membership = self._join(undo)
+        self._serve_pool(undo)
+        if config.metrics_port is not None:
+            self.metrics_port = self.metrics.serve(host, config.metrics_port)
+
+    def _join(self, undo: ExitStack) -> Membership:
+        config = self.config
+        engine = EmbeddedMembership if config.membership == "embedded" else StaticMembership
+        membership = engine(
+            ControlNetwork(self._server, self._client),
+            Identity(config.node_id, self._transfers.domains),
+            join=config.join_addresses,
+            listeners=Listeners(self._view_changed, self._resurrected, self._expelled),
+        )
+        undo.callback(membership.close)
+        membership.start(_JOIN_S)
+        return membership
+
+    def _serve_pool(self, undo: ExitStack) -> None:
+        config = self.config
+        boot = self._membership.boot_epoch
+        self._pool = Pool(config.pool_nbytes, granule=_GRANULE, owner=self._key, boot=boot)
+        undo.callback(self._pool.close)
+        self._regions: dict[str, bytes] = {}
+        for transport in self._transports:
+            region = transport.register_memory(
+                self._pool, self._pool.address, self._pool.nbytes, readable=True
+            )
+            undo.callback(region.close)
+            self._regions[transport.name] = region.describe()
+            self._server.loop.serve(transport.name, transport.native, self._regions[transport.name])
+        self._cache = PageCache(
+            namespace=Namespace(config.namespace),
+            pool=self._pool,
+            directory=self._directory,
+            transfers=self._transfers,
+            view=self._membership.view,
+            own_key=self._key,
+            check_sums=config.verify == "checksum",
+            metrics=self.metrics,
+        )
+        self._announcer = Announcer(self._pool, self._directory, self.metrics)
+        undo.callback(self._announcer.close)
+        self._directory.on_missed = self._announcer.owe
+        if any(transport.native is None for transport in self._transports):
+            thread = threading.Thread(target=self._accept, name="p2pkv-accept", daemon=True)
+            undo.callback(thread.join)
+            thread.start()
+
+    def register_memory(self, buffer: NDArray[Any], *, nbytes: int | None = None) -> Memory:
+        """Let calls read and write ``buffer``, a C-contiguous array; it is kept alive until the result is closed.
+
+        ``nbytes`` registers only its beginning. Registrations must not overlap.
+        """
+        with self._gate:
+            if not isinstance(buffer, np.ndarray) or not buffer.flags.c_contiguous:
+                raise UsageError("memory to register must be a C-contiguous numpy array")
+            return self.register_address(buffer.ctypes.data, buffer.nbytes if nbytes is None else nbytes, buffer)
+
+    def register_address(self, address: int, nbytes: int, owner: object = None) -> Memory:
+        """Let calls read and write ``nbytes`` at ``address``.
+
+        The memory must stay valid until the result is closed; ``owner``, if given, is kept alive until then.
+        """
+        with self._gate:
+            if nbytes <= 0:
+                raise UsageError(f"cannot register {nbytes} bytes of memory")
+            for other in self._transfers.memories():
+                if address < other.address + other.nbytes and other.address < address + nbytes:
+                    raise UsageError(
+                        f"memory at {address:#x} of {nbytes} bytes overlaps what is registered at "
+                        f"{other.address:#x} of {other.nbytes} bytes"
+                    )
+            return self._transfers.register_memory(owner, address, nbytes)
+
+    def publish(
+        self, keys: Sequence[str | bytes], pages: Pieces | NDArray[Any], *, timeout: float | None = None
+    ) -> Outcomes:
+        """Copy pages into this node's pool and announce them; blocks until the directory knows.
+
+        ``pages`` lies in registered memory: an array whose row ``i`` is page ``i``, or :class:`Pieces`. Pages of one
+        namespace and key always have the same bytes: a key that is published already is not copied again. Returns
+        ``(n,)`` uint8: ``Outcome.HIT`` for each page that any node can fetch now. When the pool is full, the least
+        recently used pages go; if a batch is larger than the pool, its first pages are kept.
+
+        Raises :class:`~p2pkv.errors.UsageError`, before anything is stored, for an empty batch, a key twice, a page
+        that no pool of this size holds, a length that differs from the published one, and memory that is not
+        registered.
+        """
+        with self._gate:
+            return self._started.publish(keys, pages, self._deadline(timeout))
+
+    def fetch(
+        self, keys: Sequence[str | bytes], pages: Pieces | NDArray[Any], *, timeout: float | None = None
+    ) -> Outcomes:
+        """Bring pages into registered memory, from whichever node has them.
+
+        Returns ``(n,)`` uint8: ``Outcome.HIT`` where the memory holds exactly the published bytes; the memory of a
+        ``MISS`` holds anything. ``pages`` and errors are as in :meth:`publish`.
+        """
+        with self._gate:
+            return self._started.fetch(keys, pages, self._deadline(timeout))
+
+    def exists(self, keys: Sequence[str | bytes], *, timeout: float | None = None) -> Outcomes:
+        """Say which pages some live node has: ``(n,)`` uint8 of :class:`Outcome`. A hint: pages may be evicted."""
+        with self._gate:
+            return self._started.exists(keys, self._deadline(timeout))
+
+    def retract(self, keys: Sequence[str | bytes], *, timeout: float | None = None) -> Outcomes:
+        """Take back pages that this node published: ``Outcome.HIT`` for those it had."""
+        with self._gate:
+            return self._started.retract(keys, self._deadline(timeout))
+
+    def members(self) -> list[Member]:
+        """Return a record for each live node, this one included: id, boot epoch, state, addresses."""
+        with self._gate:
+            return sorted(self._membership.view().present(), key=lambda member: member.node_id)
+
+    def peers(self) -> list[PeerTraffic]:
+        """Return what this node has read from whom, over which transport."""
+        with self._gate:
+            return self._transfers.traffic()
+
+    def counters(self) -> dict[str, float]:
+        """Return every counter by the name of its metric."""
+        with self._gate:
+            gauges = {f"p2pkv_pool_{name}": float(value) for name, value in self._pool.stats().items()}
+            gauges |= {f"p2pkv_shard_{name}": float(value) for name, value in self._shard.stats().items()}
+            gauges |= {f"p2pkv_control_{name}": float(v) for name, v in self._server.loop.stats().items()}
+            gauges["p2pkv_control_strangers_refused_total"] = float(self._server.refused)
+            gauges |= {name: float(value) for name, value in self._membership.counters().items()}
+            return self.metrics.counters() | gauges
+
+    @property
+    def node_id(self) -> str:
+        """The id this node has in the cluster."""
+        return self.config.node_id
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the control socket."""
+        return self._server.address
+
+    def close(self) -> None:
+        """Leave the cluster and release everything. Idempotent; calls under way end with a miss or an error."""
+        if self._gate.shut():
+            self._closing.set()
+            self._gate.drain()
+            self._undo.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def _started(self) -> PageCache:
+        assert self._cache is not None
+        return self._cache
+
+    def _deadline(self, timeout: float | None) -> float:
+        seconds = self.config.deadline if timeout is None else timeout
+        if not 0 < seconds <= 3600:
+            raise UsageError(f"timeout must be above 0 and at most 3600 seconds, not {seconds}")
+        return time.monotonic() + seconds
+
+    def _connect(self, member: Member, name: str, half: bytes, deadline: float) -> tuple[bytes, bytes] | None:
+        request = Request(member.address, Kind.CONNECT, pack_connect(name, half), boot=member.boot_epoch)
+        reply = self._client.ask(request, max(0.0, deadline - time.monotonic()))
+        if reply is None:
+            return None
+        if not reply.ok:
+            _log.warning("peer %s refused a connection over %s: %s", member.node_id, name, reply.body.decode())
+            return None
+        try:
+            return unpack_connected(reply.body)
+        except ControlError as error:
+            raise TransportError(f"peer {member.node_id}: {error}") from error
+
+    def _accept(self) -> None:
+        """Answer the handshakes of transports written in Python; the native ones are answered without this."""
+        serving = {transport.name: transport for transport in self._transports}
+        while not self._closing.is_set():
+            event = self._server.loop.take(Kind.CONNECT, 0.2)
+            if event is None:
+                continue
+            route, body = event
+            name, half = unpack_connect(body)
+            try:
+                answer = pack_connected(serving[name].accept(half), self._regions[name])
+            except TransportError as error:
+                self._server.loop.reply(route, ReplyStatus.REFUSED, str(error).encode())
+            else:
+                self._server.loop.reply(route, ReplyStatus.OK, answer)
+
+    def _view_changed(self, old: View, new: View) -> None:
+        self._directory.set_view(new)
+        self._transfers.set_view(new)
+        for member in old.present():
+            now = new.get(member.node_id)
+            if now is None or not now.is_present or now.boot_epoch != member.boot_epoch:
+                self._client.forget(member.address)
+                if self._cache is not None:
+                    self._cache.locations.drop_owner(node_key(member.node_id))
+        if self._announcer is not None:
+            self._announcer.ring_changed()
+
+    def _resurrected(self) -> None:
+        if self._announcer is not None:
+            self._announcer.owe_everything()
+
+    def _expelled(self, reason: str) -> None:
+        _log.error("node %s is no member of its cluster any more: %s", self.config.node_id, reason)

@@ -1,0 +1,210 @@
+"""The published pool: committed pages in a shared region that peers read without asking.
+
+A node copies each page it publishes into its pool and forgets about readers. The pool makes room by itself:
+what was used longest ago is evicted, and readers notice, because every page has a *generation word* that
+turns odd before its block is reused and even only when the next page is complete. So a location may be as old
+as it likes: it leads to the bytes that were published, or to a miss.
+
+This module names things and describes shapes; the work is native (``native/src/pool.cc``), a whole batch a
+call, without the GIL. Everything here is thread-safe, and only :meth:`Pool.drain_evicted` waits for anything.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pkv import _native
+from p2pkv.errors import ConfigError
+from p2pkv.page import LOCATION, Keys, Locations
+
+Pieces = NDArray[np.int64]
+"""``(n, p, 2)``: address and length of each of a page's pieces; bytes. The page is their concatenation."""
+
+Mask = NDArray[np.uint8]
+"""``(n,)``: 1 where it is so, else 0."""
+
+
+class PoolStatus(IntEnum):
+    """What became of one page of a publish."""
+
+    STORED = 0
+    EXISTS = 1
+    """The key was there already, or another thread was faster. The page there now has the same length."""
+    NO_ROOM = 2
+    """All other blocks are reserved or held. The back of a batch gets it: readers need the front first."""
+    TOO_LARGE = 3
+    """Larger than the pool's largest block: it can never be stored here."""
+    OTHER_LENGTH = 4
+    """The key is there with another length: two kinds of pages share a namespace."""
+
+
+class FetchStatus(IntEnum):
+    """What became of one page of a fetch. Nothing is copied but for a ``HIT``."""
+
+    MISS = 0
+    HIT = 1
+    OTHER_LENGTH = 2
+    """The page is not as long as the pieces given for it."""
+
+
+def as_locations(raw: NDArray[np.uint8]) -> Locations:
+    """View native ``(n, 64)`` bytes as ``(n,)`` locations, without a copy."""
+    return raw.reshape(-1).view(LOCATION)
+
+
+def as_bytes(locations: Locations) -> NDArray[np.uint8]:
+    """View ``(n,)`` locations as the ``(n, 64)`` bytes that native calls take."""
+    return np.ascontiguousarray(locations).view(np.uint8).reshape(-1, LOCATION.itemsize)
+
+
+class Pool:
+    """A pool of ``nbytes`` of pages in a sealed memfd, laid out ``[generation words | data]``.
+
+    Blocks are powers of two of ``granule`` bytes, so a page just above one takes up twice its size: where
+    pages have one odd size, make that the granule. ``owner``, ``boot`` and ``region`` go into every location.
+    Pins hold at most ``pinned_limit`` bytes of blocks (default: half of the pool). The memory lives until the
+    last reference is gone.
+    """
+
+    def __init__(
+        self,
+        nbytes: int,
+        *,
+        owner: int,
+        boot: int,
+        region: int = 0,
+        granule: int = 4096,
+        pinned_limit: int | None = None,
+        evictions_kept: int = 65536,
+    ) -> None:
+        """Allocate, prefault and seal the memory: 0.6 s a GiB. ``ConfigError`` if it is not to be had."""
+        try:
+            self._native = _native.Pool(
+                nbytes,
+                granule=granule,
+                owner=owner,
+                boot=boot,
+                region=region,
+                pinned_limit=pinned_limit or 0,
+                evictions_kept=evictions_kept,
+            )
+        except ValueError as error:
+            raise ConfigError(f"cannot make a pool: {error}") from error
+
+    @property
+    def native(self) -> _native.Pool:
+        """The native pool, for the parts of the core that use it directly."""
+        return self._native
+
+    @property
+    def address(self) -> int:
+        """Where the region is mapped in this process; register it readable with each transport."""
+        return self._native.address
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the region: words, padding and data."""
+        return self._native.nbytes
+
+    @property
+    def fd(self) -> int:
+        """The memfd; the pool's own, don't close it."""
+        return self._native.fd
+
+    @property
+    def granule(self) -> int:
+        """Size of the smallest block; bytes."""
+        return self._native.granule
+
+    @property
+    def largest_page(self) -> int:
+        """The longest page that fits when the pool is empty; bytes."""
+        n_granules = (self.nbytes - self.data_offset) // self.granule
+        return self.granule << (n_granules.bit_length() - 1)
+
+    @property
+    def words_offset(self) -> int:
+        """Where the table of generation words begins in the region: one 64-bit word a granule."""
+        return self._native.words_offset
+
+    @property
+    def data_offset(self) -> int:
+        """Where the first granule begins in the region."""
+        return self._native.data_offset
+
+    def publish(self, keys: Keys, pieces: Pieces) -> tuple[NDArray[np.uint8], Locations]:
+        """Copy in the pages that are not there yet, evicting what was used longest ago.
+
+        Returns ``(n,)`` of :class:`PoolStatus` and the locations of those that can be read (``STORED``,
+        ``EXISTS`` and ``OTHER_LENGTH``). The keys of a batch must differ. The pieces' memory is read during
+        the call only.
+        """
+        statuses, locations = self._native.publish(keys, pieces)
+        return statuses, as_locations(locations)
+
+    def fetch(self, keys: Keys, pieces: Pieces) -> NDArray[np.uint8]:
+        """Copy pages of this pool into local memory; returns ``(n,)`` of :class:`FetchStatus`."""
+        return self._native.fetch(keys, pieces)
+
+    def lookup(self, keys: Keys) -> tuple[Mask, Locations]:
+        """Say which pages are there, and where. Doesn't count as a use of them."""
+        found, locations = self._native.lookup(keys)
+        return found, as_locations(locations)
+
+    def pin(self, keys: Keys, lease_seconds: float) -> tuple[Mask, NDArray[np.uint64], Locations]:
+        """Keep pages in place until :meth:`unpin`, at most ``lease_seconds``.
+
+        Returns which could be pinned (it is there, and within ``pinned_limit``), their ``(n,)`` tickets (0:
+        none) and where they are. A pinned page can be retracted, but its bytes stay.
+        """
+        found, tickets, locations = self._native.pin(keys, lease_seconds)
+        return found, tickets, as_locations(locations)
+
+    def unpin(self, tickets: NDArray[np.uint64]) -> Mask:
+        """Give pins back; 1 where the pin held until now.
+
+        Where it did not, what was read under it counts for nothing. A ticket is good once: repeated, expired
+        or zero, it does nothing.
+        """
+        return self._native.unpin(tickets)
+
+    def retract(self, keys: Keys) -> tuple[Mask, Locations]:
+        """Take pages out; returns which were there, and where, for the directory's compare-and-delete."""
+        found, locations = self._native.retract(keys)
+        return found, as_locations(locations)
+
+    def purge(self) -> int:
+        """Take out all pages; returns their number. They pass through :meth:`drain_evicted` too."""
+        return self._native.purge()
+
+    def list(self, cursor: int, limit: int) -> tuple[Keys, Locations, int]:
+        """List at most ``limit`` pages from ``cursor`` on (0: all), and the next cursor (0: that was all).
+
+        Pages that stay throughout are listed exactly once, whatever else comes and goes between the calls.
+        """
+        keys, locations, following = self._native.list(cursor, limit)
+        return keys, as_locations(locations), following
+
+    def drain_evicted(self, limit: int, timeout: float) -> tuple[Keys, Locations]:
+        """Take the oldest records of evicted pages: their keys and where they were.
+
+        Waits at most ``timeout`` seconds while there are none. Beyond ``evictions_kept`` records the oldest
+        are dropped, counted in ``stats()["dropped_evictions"]``.
+        """
+        keys, locations = self._native.drain_evicted(limit, timeout)
+        return keys, as_locations(locations)
+
+    def stats(self) -> dict[str, int]:
+        """Count what is there and what happened.
+
+        ``capacity``, ``used`` and ``pinned_bytes`` are bytes, ``pages`` those there now; ``stored_pages``,
+        ``evicted_pages``, ``no_room_pages`` and ``dropped_evictions`` only grow.
+        """
+        return self._native.stats()
+
+    def close(self) -> None:
+        """Wake whoever waits in :meth:`drain_evicted`; from now on it returns at once. Idempotent."""
+        self._native.close()

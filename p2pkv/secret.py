@@ -1,0 +1,89 @@
+"""The cluster's secret, and the CURVE keys that follow from it.
+
+Every node of a cluster derives one and the same key pair from the secret. A client has to know the server's public key
+to speak CURVE at all, and the server admits that one client key only: whoever lacks the secret gets neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+import zmq.utils.z85
+
+from p2pkv.errors import ConfigError
+
+MIN_SECRET_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ClusterKeys:
+    """A CURVE key pair in Z85, as ZMQ takes it."""
+
+    public: bytes
+    private: bytes
+
+    @property
+    def public_raw(self) -> bytes:
+        """The public key as 32 bytes, as ZAP delivers it."""
+        return zmq.utils.z85.decode(self.public)
+
+
+def cluster_keys(secret_file: str | None) -> ClusterKeys:
+    """Derive the cluster's keys from ``secret_file``, or from this user's private secret, made if there is none.
+
+    Raises :class:`~p2pkv.errors.ConfigError` if the file can't be read, is readable by others, or is too short.
+    """
+    path = Path(secret_file) if secret_file is not None else _private_secret()
+    secret = _read_secret(path)
+    raw = hashlib.blake2b(secret, digest_size=32, person=b"p2pkv-curve-1").digest()
+    private = zmq.utils.z85.encode(raw)
+    return ClusterKeys(public=zmq.curve_public(private), private=private)
+
+
+def _read_secret(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            secret = file.read(65536).strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read secret_file {path}: {error.strerror}") from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise ConfigError(
+            f"secret_file {path} has mode {stat.S_IMODE(mode):04o}, so others can read it; chmod 600 it"
+        )
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(
+            f"secret_file {path} holds {len(secret)} bytes; at least {MIN_SECRET_BYTES} are needed, "
+            f"for example from: head -c 32 /dev/urandom | base64 > {path}"
+        )
+    return secret
+
+
+def _private_secret() -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    path = Path(home) / "p2pkv" / "secret"
+    if path.exists():
+        return path
+    fresh = path.with_name(f"secret.{secrets.token_hex(8)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+        try:
+            os.link(fresh, path)  # whole or not at all, and never over another process's
+        except FileExistsError:
+            return path
+        finally:
+            fresh.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make a private secret at {path}: {error.strerror}; set secret_file"
+        ) from error
+    return path

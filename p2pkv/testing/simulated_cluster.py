@@ -1,0 +1,118 @@
+"""Membership engines of one kind on a simulated network, with a record of all they told their listeners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from p2pkv.directory.membership.base import Identity, Listeners
+from p2pkv.directory.membership.embedded import EmbeddedMembership
+from p2pkv.directory.membership.static import StaticMembership
+from p2pkv.directory.membership.timing import Timing
+from p2pkv.directory.view import State, View
+from p2pkv.testing.simulated_network import SimulatedNetwork, Simulation
+
+EngineClass = type[EmbeddedMembership] | type[StaticMembership]
+
+
+class SimulatedNode:
+    """One node: its network, its engine, and what the engine said."""
+
+    def __init__(self, network: SimulatedNetwork, node_id: str) -> None:
+        self.network = network
+        self.node_id = node_id
+        self.engine: EmbeddedMembership | StaticMembership
+        self.changes: list[tuple[View, View]] = []
+        self.died: dict[str, float] = {}
+        """When this node last took which other off its ring."""
+        self.n_resurrections = 0
+        self.expulsions: list[str] = []
+
+    def state_of(self, node_id: str) -> State | None:
+        """Return what this node believes of another, or None if it knows nothing."""
+        member = self.engine.view().get(node_id)
+        return None if member is None else member.state
+
+    def present(self) -> set[str]:
+        """Return the ids on this node's ring."""
+        return {member.node_id for member in self.engine.view().present()}
+
+    def changed(self, old: View, new: View) -> None:
+        """Record a change; a listener."""
+        self.changes.append((old, new))
+        for node_id in {member.node_id for member in old.present()}:
+            if not new[node_id].is_present:
+                self.died[node_id] = self.network.clock.now
+
+    def resurrected(self) -> None:
+        """Record a resurrection; a listener."""
+        self.n_resurrections += 1
+
+
+class SimulatedCluster:
+    """Starts and harms nodes; every random number comes from ``seed``."""
+
+    def __init__(self, engine_class: EngineClass, seed: int = 1, timing: Timing | None = None) -> None:
+        self.simulation = Simulation()
+        self._engine_class = engine_class
+        self._timing = timing or Timing()
+        self._random = Random(seed)  # noqa: S311 - a simulation
+        self.nodes: dict[str, SimulatedNode] = {}
+        """The running ones, by node id."""
+
+    def start(
+        self,
+        node_id: str,
+        address: str,
+        *,
+        join: Sequence[str] = (),
+        last_boot_epoch: int = 0,
+        wall_offset_ns: int | None = None,
+    ) -> SimulatedNode:
+        """Start a node; raises what its engine raises, and has freed the address then."""
+        network = self.simulation.network(address)
+        if wall_offset_ns is not None:
+            network.clock.wall_offset_ns = wall_offset_ns
+        node = SimulatedNode(network, node_id)
+        node.engine = self._engine_class(
+            network,
+            Identity(node_id, {"tcp": "net"}, last_boot_epoch=last_boot_epoch),
+            join=join,
+            listeners=Listeners(node.changed, node.resurrected, node.expulsions.append),
+            clock=network.clock,
+            timing=self._timing,
+            random=Random(self._random.getrandbits(64)),  # noqa: S311 - a simulation
+        )
+        try:
+            self.simulation.enter(network, node.engine)
+        except BaseException:
+            self.simulation.kill(network)
+            raise
+        self.nodes[node_id] = node
+        return node
+
+    def start_many(self, n_nodes: int) -> list[SimulatedNode]:
+        """Start nodes ``n0``... each on its own host, knowing all addresses; wait until they agree."""
+        addresses = [f"h{i}:7000" for i in range(n_nodes)]
+        nodes = [self.start(f"n{i}", addresses[i], join=addresses) for i in range(n_nodes)]
+        self.run(5.0)
+        assert self.agree(), [sorted(node.present()) for node in nodes]
+        return nodes
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        self.simulation.run(seconds)
+
+    def kill(self, *nodes: SimulatedNode) -> None:
+        """End the processes without a word."""
+        for node in nodes:
+            self.simulation.kill(node.network)
+            self.nodes.pop(node.node_id, None)
+
+    def agree(self) -> bool:
+        """Whether all running nodes see exactly each other, alive."""
+        ids = set(self.nodes)
+        views = [node.engine.view() for node in self.nodes.values()]
+        return all({member.node_id for member in view.alive()} == ids for view in views) and (
+            len({view.digest for view in views}) <= 1
+        )

@@ -1,0 +1,246 @@
+"""Reading peers' memory: which transport reaches whom, handshakes, and endpoints leased to one batch at a time.
+
+A peer's endpoints are opened on demand, one more for each batch that runs at the same time, and kept for the next.
+An endpoint that timed out or lost its peer is closed. A peer that made a batch time out is left alone for
+:data:`AVOID_S`, so that one stopped node costs its deadline once and not in every call.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from p2pkv.directory.view import Member, State, View
+from p2pkv.errors import TransportError
+from p2pkv.metrics import Metrics
+from p2pkv.transports.base import Endpoint, MemoryRegion, RemoteRegion, Resource, Status, Statuses, Transport
+
+_log = logging.getLogger(__name__)
+
+AVOID_S = 1.0
+"""About as long as membership takes to suspect a node that has stopped."""
+FAIR_CHANCE_S = 0.1
+"""A peer that was given less time than this is not blamed for a time-out."""
+RETRY_TRANSPORT_S = 30.0
+"""Until a transport that did not reach a peer is tried again with it."""
+_BAD = frozenset({Status.PEER_LOST, Status.TIMED_OUT, Status.CANCELED})
+
+Connect = Callable[[Member, str, bytes, float], "tuple[bytes, bytes] | None"]
+"""``(member, transport, our half, deadline)`` to the peer's half and its region's description; None: no answer or
+refused. The control plane's part of a handshake."""
+
+
+class Memory(Resource):
+    """Registered local memory, usable over every transport. Keeps its buffer alive until closed."""
+
+    def __init__(
+        self, address: int, nbytes: int, regions: dict[str, MemoryRegion], forget: Callable[[Memory], None]
+    ) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self._regions = regions
+        self._forget = forget
+
+    def region(self, transport: str) -> MemoryRegion:
+        """Return the registration with one transport."""
+        return self._regions[transport]
+
+    def close(self) -> None:
+        """Unregister. Calls under way with this memory must have returned."""
+        self._forget(self)
+        for region in self._regions.values():
+            region.close()
+
+
+@dataclass(slots=True)
+class PeerTraffic:
+    """What this node has read from one peer."""
+
+    node_id: str
+    transport: str
+    n_pages: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Peer:
+    member: Member
+    idle: list[Connection] = field(default_factory=list)
+    traffic: dict[str, PeerTraffic] = field(default_factory=dict)  # by transport
+    unusable: dict[str, float] = field(default_factory=dict)  # transport -> until when
+    avoid_until: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """An endpoint bound to a peer's pool, leased to one batch."""
+
+    member: Member
+    transport: str
+    endpoint: Endpoint
+    remote: RemoteRegion
+    has_read: bool = False
+
+
+class TransferEngine(Resource):
+    """Thread-safe. Leases block for one handshake at most, bounded by their deadline (``time.monotonic()``)."""
+
+    def __init__(self, transports: Sequence[Transport], connect: Connect, metrics: Metrics) -> None:
+        self._transports = {transport.name: transport for transport in transports}
+        self._connect = connect
+        self._metrics = metrics
+        self._lock = threading.Lock()  # guards _peers, what is in it, and _memories
+        self._peers: dict[str, _Peer] = {}
+        self._memories: list[Memory] = []
+        self._closed = False
+
+    @property
+    def domains(self) -> dict[str, str]:
+        """Name to domain of every transport, in order of preference."""
+        return {name: transport.domain for name, transport in self._transports.items()}
+
+    def register_memory(self, buffer: object, address: int, nbytes: int) -> Memory:
+        """Make local memory usable as a destination; ``buffer`` is kept alive until it is closed.
+
+        Raises :class:`~p2pkv.errors.TransportError` naming the transport that can't use it.
+        """
+        regions: dict[str, MemoryRegion] = {}
+        try:
+            for name, transport in self._transports.items():
+                regions[name] = transport.register_memory(buffer, address, nbytes, readable=False)
+        except TransportError:
+            for region in regions.values():
+                region.close()
+            raise
+        memory = Memory(address, nbytes, regions, self._forget)
+        with self._lock:
+            self._memories.append(memory)
+        return memory
+
+    def memories(self) -> list[Memory]:
+        """Return what is registered, by address."""
+        with self._lock:
+            return sorted(self._memories, key=lambda memory: memory.address)
+
+    def _forget(self, memory: Memory) -> None:
+        with self._lock:
+            if memory in self._memories:
+                self._memories.remove(memory)
+
+    def set_view(self, view: View) -> None:
+        """Drop the connections to nodes that are gone or were restarted."""
+        with self._lock:
+            gone = [
+                node_id
+                for node_id, peer in self._peers.items()
+                if (now := view.get(node_id)) is None
+                or not now.is_present
+                or now.boot_epoch != peer.member.boot_epoch
+            ]
+            closing = [connection for node_id in gone for connection in self._peers.pop(node_id).idle]
+        for connection in closing:
+            connection.endpoint.close()
+
+    def lease(self, member: Member, deadline: float) -> Connection | None:
+        """Return a connection to ``member``, or None if it can't be reached now. Give it back with :meth:`release`."""
+        with self._lock:
+            if self._closed:
+                return None
+            peer = self._peers.setdefault(member.node_id, _Peer(member))
+            now = time.monotonic()
+            if now < peer.avoid_until or member.state is not State.ALIVE:
+                return None
+            while peer.idle:
+                connection = peer.idle.pop()
+                if now >= peer.unusable.get(connection.transport, 0.0):
+                    return connection
+            candidates = [
+                name
+                for name, domain in self.domains.items()
+                if member.transports.get(name) == domain and now >= peer.unusable.get(name, 0.0)
+            ]
+        for name in candidates:
+            connected = self._open(member, name, deadline)
+            if connected is not None:
+                return connected
+            if time.monotonic() >= deadline:
+                if deadline - now >= FAIR_CHANCE_S:
+                    self._avoid(member)
+                return None
+            self._fall_back(member, name, "the handshake failed")
+        return None
+
+    def _open(self, member: Member, name: str, deadline: float) -> Connection | None:
+        endpoint = self._transports[name].open()
+        try:
+            answer = self._connect(member, name, endpoint.describe(), deadline)
+            if answer is not None:
+                half, region = answer
+                endpoint.bind(half)
+                return Connection(member, name, endpoint, endpoint.attach(region))
+        except TransportError as error:
+            _log.warning("cannot reach peer %s over %s: %s", member.node_id, name, error)
+        endpoint.close()
+        return None
+
+    def release(
+        self, connection: Connection, statuses: Statuses, *, n_pages: int, nbytes: int, seconds: float
+    ) -> None:
+        """Give a connection back after its batch: what became of the spans, what it brought, how long it took."""
+        bad = _BAD.intersection(int(status) for status in set(statuses.tolist()))
+        with self._lock:
+            peer = self._peers.get(connection.member.node_id)
+            current = peer is not None and peer.member.boot_epoch == connection.member.boot_epoch
+            if peer is not None and current:
+                traffic = peer.traffic.setdefault(
+                    connection.transport, PeerTraffic(connection.member.node_id, connection.transport)
+                )
+                traffic.n_pages += n_pages
+                traffic.nbytes += nbytes
+                traffic.seconds += seconds
+                if not bad and not self._closed:
+                    connection.has_read = True
+                    peer.idle.append(connection)
+                    return
+        connection.endpoint.close()
+        if Status.TIMED_OUT in bad and seconds >= FAIR_CHANCE_S:
+            self._avoid(connection.member)
+        elif Status.PEER_LOST in bad and not connection.has_read:
+            self._fall_back(connection.member, connection.transport, "the connection failed")
+
+    def traffic(self) -> list[PeerTraffic]:
+        """Return what was read from whom, over what."""
+        with self._lock:
+            return [traffic for peer in self._peers.values() for traffic in peer.traffic.values()]
+
+    def _avoid(self, member: Member) -> None:
+        with self._lock:
+            if (peer := self._peers.get(member.node_id)) is not None:
+                peer.avoid_until = time.monotonic() + AVOID_S
+
+    def _fall_back(self, member: Member, name: str, why: str) -> None:
+        with self._lock:
+            peer = self._peers.get(member.node_id)
+            if peer is None:
+                return
+            first = name not in peer.unusable
+            peer.unusable[name] = time.monotonic() + RETRY_TRANSPORT_S
+        self._metrics.transport_fallbacks.labels(name).inc()
+        if first:
+            _log.warning("peer %s is not reached over %s (%s); trying others", member.node_id, name, why)
+
+    def close(self) -> None:
+        """Close every connection and registration. Idempotent; the transports stay the caller's."""
+        with self._lock:
+            self._closed = True
+            connections = [connection for peer in self._peers.values() for connection in peer.idle]
+            self._peers.clear()
+            memories = list(self._memories)
+        for connection in connections:
+            connection.endpoint.close()
+        for memory in memories:
+            memory.close()

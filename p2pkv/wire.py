@@ -1,0 +1,124 @@
+"""The control plane's frames: the Python side of ``native/include/p2pkv/wire.h``. docs/wire.md has every byte.
+
+A message is one ZMQ frame: a 32-byte header and a body. Bodies that native threads answer are arrays of fixed records;
+bodies that Python deals with are msgpack. Everything is little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from p2pkv.errors import ControlError, VersionError
+from p2pkv.page import LOCATION
+
+MAGIC = 0x766B3270
+VERSION = 1
+MAX_ENTRIES = 8192
+"""Keys or entries a frame; larger batches are split."""
+MAX_MESSAGE = 1 << 20
+"""Bytes of the largest message a node takes; the sender of a larger one is disconnected."""
+
+HEADER = struct.Struct("<IHHQQII")
+PROBE_REPLY = struct.Struct("<QQ")
+U32 = struct.Struct("<I")
+
+PUT_ENTRY = np.dtype([("key", "u1", 16), ("sequence", "<u8"), ("location", LOCATION)])
+DROP_ENTRY = np.dtype(
+    [("key", "u1", 16), ("sequence", "<u8"), ("owner", "<u8"), ("boot", "<u8"), ("generation", "<u8")]
+)
+
+
+class Kind(IntEnum):
+    """What a request asks for. A reply has :data:`REPLY` added."""
+
+    PROBE = 1
+    GET = 2
+    PUT = 3
+    DROP = 4
+    CONNECT = 5
+    EXCHANGE = 6
+
+
+REPLY = 0x8000
+
+
+class ReplyStatus(IntEnum):
+    """How a request ended."""
+
+    OK = 0
+    VERSION = 1
+    WRONG_BOOT = 2
+    MALFORMED = 3
+    REFUSED = 4
+    FULL = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer: ``boot`` is the boot epoch of the node that gave it."""
+
+    status: ReplyStatus
+    boot: int
+    count: int
+    body: bytes
+
+    @property
+    def ok(self) -> bool:
+        """Whether the request was done."""
+        return self.status is ReplyStatus.OK
+
+
+def pack_request(kind: Kind, request_id: int, *, boot: int, count: int, body: bytes) -> bytes:
+    """Build a request for the node that runs under boot epoch ``boot``, or under any if 0."""
+    return HEADER.pack(MAGIC, VERSION, kind, request_id, boot, count, 0) + body
+
+
+def unpack_reply(message: bytes, kind: Kind, request_id: int) -> Reply | None:
+    """Read the reply to a request; None if it answers another one.
+
+    Raises :class:`~p2pkv.errors.VersionError` for another protocol version, and
+    :class:`~p2pkv.errors.ControlError` for what no node could have sent.
+    """
+    if len(message) < HEADER.size:
+        raise ControlError(f"a reply of {len(message)} bytes is shorter than its header")
+    magic, version, reply_kind, answered_id, boot, count, status = HEADER.unpack_from(message)
+    if magic != MAGIC:
+        raise ControlError(f"a reply starts with {magic:#x}, not {MAGIC:#x}")
+    if version != VERSION or status == ReplyStatus.VERSION:
+        raise VersionError(f"the peer speaks protocol version {version}, this node {VERSION}; upgrade one of them")
+    if answered_id != request_id or reply_kind != kind | REPLY:
+        return None
+    if status not in ReplyStatus._value2member_map_ or count > MAX_ENTRIES:
+        raise ControlError(f"a reply has status {status} and count {count}, which this node does not know")
+    return Reply(ReplyStatus(status), boot, count, message[HEADER.size :])
+
+
+def pack_connect(transport: str, half: bytes) -> bytes:
+    """Build the body of a CONNECT: the transport's name and the reader's half of its handshake."""
+    name = transport.encode()
+    return U32.pack(len(name)) + name + half
+
+
+def unpack_connect(body: bytes) -> tuple[str, bytes]:
+    """Read the body of a CONNECT whose lengths the native loop has checked."""
+    (size,) = U32.unpack_from(body)
+    return body[4 : 4 + size].decode(), body[4 + size :]
+
+
+def pack_connected(half: bytes, region: bytes) -> bytes:
+    """Build the answer to a CONNECT: the owner's half and the description of its pool's region."""
+    return U32.pack(len(half)) + half + region
+
+
+def unpack_connected(body: bytes) -> tuple[bytes, bytes]:
+    """Read the answer to a CONNECT."""
+    if len(body) < U32.size:
+        raise ControlError("the answer to a connect is too short")
+    (size,) = U32.unpack_from(body)
+    if size > len(body) - U32.size:
+        raise ControlError(f"the answer to a connect names {size} bytes and has {len(body) - U32.size}")
+    return body[4 : 4 + size], body[4 + size :]

@@ -1,0 +1,145 @@
+"""Nodes as processes that a test starts, stops, kills and asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any
+
+_WORKER = Path(__file__).with_name("node_worker.py")
+
+
+class NodeError(Exception):
+    """The node raised one of p2pkv's errors; ``args[0]`` is its class's name."""
+
+
+class NodeProcess:
+    """One ``node_worker.py``. ``call`` waits for the answer, ``send`` and ``answer`` are its two halves."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(_WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )
+        self._answers: Queue[str] = Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.settings = settings
+        self.node_id = settings.get("config", {}).get("node_id", "?")
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(line)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, command: str, **arguments: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"command": command, "arguments": arguments}) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self, timeout: float = 30.0) -> Any:
+        try:
+            answer = json.loads(self._answers.get(timeout=timeout))
+        except Empty:
+            raise TimeoutError(f"node {self.node_id} did not answer within {timeout} s") from None
+        if "error" in answer:
+            raise NodeError(answer["error"], answer["message"])
+        return answer.get("result", answer)
+
+    def call(self, command: str, *, patience: float = 30.0, **arguments: Any) -> Any:
+        self.send(command, **arguments)
+        return self.answer(patience)
+
+    def start(self) -> NodeProcess:
+        self.call("start", **self.settings)
+        return self
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    continue  # a command the dead process never read
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Cluster:
+    """Several node processes that meet at one join address."""
+
+    def __init__(self, **defaults: Any) -> None:
+        self.join = f"127.0.0.1:{free_port()}"
+        self._defaults = {"join": [self.join], "pool_size": "16MiB", "deadline": 1.0} | defaults
+        self.nodes: list[NodeProcess] = []
+
+    def spawn(self, node_id: str, *, memory: int = 16 << 20, sabotage: str = "", **config: Any) -> NodeProcess:
+        """Make a process without starting its node."""
+        settings = self._defaults | {"node_id": node_id} | config
+        node = NodeProcess(config=settings, memory=memory, sabotage=sabotage)
+        self.nodes.append(node)
+        return node
+
+    def start(self, node_id: str, **options: Any) -> NodeProcess:
+        return self.spawn(node_id, **options).start()
+
+    def meet(self, *nodes: NodeProcess) -> None:
+        """Wait until each of ``nodes`` knows all of them alive."""
+        ids = {node.node_id for node in nodes}
+
+        def met() -> bool:
+            return all(
+                ids <= {m["node_id"] for m in node.call("members") if m["state"] == "ALIVE"} for node in nodes
+            )
+
+        eventually(met, 10.0)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def eventually(condition: Callable[[], bool], seconds: float) -> float:
+    """Poll until ``condition`` holds; return how long it took, fail after ``seconds``."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, f"not so within {seconds} s"
+        time.sleep(0.02)
+    return time.monotonic() - began

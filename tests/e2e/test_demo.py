@@ -1,0 +1,110 @@
+"""`python -m demo` as a person runs it: exit status, what it prints, and that no process is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from demo.cluster import WorkerError, running
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 60.0  # it takes 4 to 8; the rest is for busy machines
+
+
+def demo(*arguments: str | bytes) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "demo", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env=os.environ | {"COLUMNS": "120"},
+    )
+
+
+def test_both_prefill_nodes_serve_and_the_output_is_the_same() -> None:
+    done = demo()
+    assert done.returncode == 0, done.stdout + done.stderr
+    for fact in ("prefill-0", "prefill-1", "decode-0", "GB/s", "time to first token"):
+        assert fact in done.stdout
+    assert "prefill-1: reused 608 tokens, computed 96" in done.stdout
+    assert done.stdout.count("same output, token for token") == 2
+    assert done.stdout.count("same KV, bit for bit") == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("", "no KV to reuse"),
+        ("x", "no KV to reuse"),
+        ("--help is 你好 🙂 in [bold]rich[/] markup \\ 'quoted'", "3 whole pages"),
+        (b"no text: \xff\xfe\x80", "no KV to reuse"),
+        ("long " * 1000, "it has 5,000 bytes; the demo uses the first 1,024 and cuts the rest"),
+    ],
+    ids=["empty", "one byte", "unicode", "not unicode", "too long"],
+)
+def test_any_text_is_served(prompt: str | bytes, said: str) -> None:
+    done = demo("--", prompt)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert said in done.stdout
+    assert "prefill-0" in done.stdout
+    assert "prefill-1" in done.stdout
+
+
+def test_spoiled_kv_fails_the_demo() -> None:
+    done = demo("--sabotage")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "output differs from that of one process alone" in done.stdout
+    assert "KV differs from that of one process alone" in done.stdout
+
+
+@pytest.fixture
+def started() -> Iterator[subprocess.Popen[str]]:
+    """A demo that has got as far as having its members."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "demo"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    watchdog = threading.Timer(SECONDS, process.kill)
+    watchdog.start()
+    with process:
+        assert process.stdout is not None
+        assert any(line.startswith("members") for line in process.stdout), "the demo ended too early"
+        yield process
+        process.kill()
+    watchdog.cancel()
+    watchdog.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_the_demo(started: subprocess.Popen[str], number: signal.Signals) -> None:
+    workers = psutil.Process(started.pid).children()
+    assert len(workers) == 3
+    started.send_signal(number)
+    started.communicate(timeout=SECONDS)
+    _gone, alive = psutil.wait_procs(workers, timeout=10.0)
+    assert alive == []
+    assert started.returncode in (-number, 128 + number)
+
+
+def test_a_worker_that_dies_is_named(started: subprocess.Popen[str]) -> None:
+    for worker in psutil.Process(started.pid).children():
+        if "decode-0" in worker.cmdline():
+            worker.kill()
+    output, _ = started.communicate(timeout=SECONDS)
+    assert started.returncode == 1
+    assert "decode-0" in output
+    assert "exit status -9" in output
+
+
+def test_a_worker_that_cannot_start_is_quoted() -> None:
+    quoted = pytest.raises(WorkerError, match=r"(?s)decode-0 ended \(exit status 2\).*--no-such-option")
+    with quoted, running(["decode-0"], ["--no-such-option"]) as cluster:
+        cluster.meet(lambda *_: None)

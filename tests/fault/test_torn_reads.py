@@ -1,0 +1,67 @@
+"""The torn-read hunt: a producer churns fresh pages through a small pool while readers fetch and check every byte.
+
+With validation on nothing wrong may ever be found; with it off, or with words that are loaded before the bytes, the
+same hunt must find wrong bytes: a hunt that finds nothing then proves nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+
+ONE_GRANULE = [4096]
+SEVERAL = [16 << 10]
+MIXED = [16 << 10, 24 << 10, 64 << 10, 128 << 10, 256 << 10]
+
+
+def hunt(
+    cluster: Cluster, tmp_path: Path, transport: str, sizes: list[int], *, hits: int, seconds: float, sabotage: str = ""
+) -> tuple[int, int]:
+    """Return the hits of all readers, and how many of them had a wrong byte."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    progress = tmp_path / "progress"
+    progress.write_bytes(bytes(8))
+    options = {"transports": [transport], "sabotage": sabotage}
+    producer = cluster.start("producer", pool_size="6MiB", **options)
+    readers = [cluster.start(f"reader-{i}", **options) for i in range(2)]
+    cluster.meet(producer, *readers)
+    producer.send("churn", progress=str(progress), sizes=sizes, seed=seed, seconds=seconds)
+    for i, reader in enumerate(readers):
+        share = -(-hits // len(readers))
+        reader.send("hunt", progress=str(progress), sizes=sizes, seed=seed + i, hits=share, seconds=seconds)
+    found = [reader.answer(seconds + 30) for reader in readers]
+    print(found)
+    return sum(f["hits"] for f in found), sum(f["n_wrong"] for f in found)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("sizes", [ONE_GRANULE, SEVERAL, MIXED], ids=["one-granule", "several", "mixed"])
+def test_no_hit_is_ever_wrong(cluster: Cluster, tmp_path: Path, transport: str, sizes: list[int]) -> None:
+    n_hits, n_wrong = hunt(cluster, tmp_path, transport, sizes, hits=4000, seconds=15.0)
+    assert n_wrong == 0
+    assert n_hits >= 1000, "too few hits to prove anything"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("sizes", [ONE_GRANULE, SEVERAL, MIXED], ids=["one-granule", "several", "mixed"])
+def test_no_hit_is_ever_wrong_in_a_long_hunt(
+    cluster: Cluster, tmp_path: Path, transport: str, sizes: list[int]
+) -> None:
+    n_hits, n_wrong = hunt(cluster, tmp_path, transport, sizes, hits=100_000, seconds=600.0)
+    assert n_wrong == 0
+    assert n_hits >= 100_000
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("sabotage", ["unvalidated", "words_too_early"])
+def test_the_hunt_finds_what_a_broken_safeguard_lets_through(
+    cluster: Cluster, tmp_path: Path, transport: str, sabotage: str
+) -> None:
+    _, n_wrong = hunt(cluster, tmp_path, transport, MIXED, hits=10**9, seconds=8.0, sabotage=sabotage)
+    assert n_wrong > 0

@@ -1,0 +1,149 @@
+"""A node in a process of its own, told what to do in JSON lines on stdin, answering in JSON lines on stdout."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pages
+from numpy.typing import NDArray
+
+from p2pkv import Config, Node, Outcome, P2PKVError
+from p2pkv.transports.base import Transport
+from p2pkv.transports.faulty import Faults, FaultyTransport
+from p2pkv.transports.native import ShmTransport, TcpTransport
+
+
+class Worker:
+    def __init__(self) -> None:
+        self.node: Node | None = None
+        self.memory: NDArray[np.uint8] = np.zeros(0, np.uint8)
+
+    def start(self, config: dict[str, Any], memory: int = 16 << 20, sabotage: str = "") -> dict[str, Any]:
+        extra = _sabotaged(sabotage, config["transports"][0]) if sabotage else []
+        self.node = Node.start(Config.load(config, environ={}), extra_transports=extra)
+        self.memory = np.zeros(memory, np.uint8)
+        self.node.register_memory(self.memory)
+        return {"address": self.node.address, "pid": os.getpid()}
+
+    def _rows(self, n_pages: int, nbytes: int) -> NDArray[np.uint8]:
+        return self.memory[: n_pages * nbytes].reshape(n_pages, nbytes)
+
+    def publish(self, keys: list[str], nbytes: int, timeout: float = 2.0) -> list[int]:
+        assert self.node is not None
+        rows = self._rows(len(keys), nbytes)
+        pages.fill(rows, keys)
+        return [int(outcome) for outcome in self.node.publish(keys, rows, timeout=timeout)]
+
+    def fetch(self, keys: list[str], nbytes: int, timeout: float = 2.0) -> dict[str, Any]:
+        assert self.node is not None
+        rows = self._rows(len(keys), nbytes)
+        rows[:] = 0
+        began = time.monotonic()
+        outcomes = self.node.fetch(keys, rows, timeout=timeout)
+        seconds = time.monotonic() - began
+        return {
+            "hits": [int(outcome) for outcome in outcomes],
+            "wrong": pages.wrong(rows, keys, outcomes),
+            "seconds": seconds,
+        }
+
+    def exists(self, keys: list[str], timeout: float = 2.0) -> dict[str, Any]:
+        assert self.node is not None
+        began = time.monotonic()
+        outcomes = self.node.exists(keys, timeout=timeout)
+        return {"hits": [int(o) for o in outcomes], "seconds": time.monotonic() - began}
+
+    def members(self) -> list[dict[str, Any]]:
+        assert self.node is not None
+        return [
+            {"node_id": m.node_id, "boot_epoch": m.boot_epoch, "state": m.state.name}
+            for m in self.node.members()
+        ]
+
+    def counters(self) -> dict[str, float]:
+        assert self.node is not None
+        return self.node.counters()
+
+    def hold_gil(self, seconds: float) -> float:
+        sys.stdout.write(json.dumps({"holding": True}) + "\n")
+        sys.stdout.flush()
+        began = time.monotonic()
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+        return time.monotonic() - began
+
+    def close(self) -> None:
+        assert self.node is not None
+        self.node.close()
+
+    def churn(self, progress: str, sizes: list[int], seed: int, seconds: float) -> int:
+        """Publish fresh keys for ``seconds``; the number of the last one stands in the file ``progress``."""
+        assert self.node is not None
+        rng = random.Random(seed)
+        counter = 0
+        with open(progress, "r+b") as file, mmap.mmap(file.fileno(), 8) as shared:
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                nbytes = rng.choice(sizes)
+                keys = [f"hunt-{nbytes}-{counter + i}" for i in range(8)]
+                rows = self._rows(len(keys), nbytes)
+                pages.fill(rows, keys)
+                self.node.publish(keys, rows)
+                counter += 8
+                shared[:] = counter.to_bytes(8, "little")
+        return counter
+
+    def hunt(self, progress: str, sizes: list[int], seed: int, hits: int, seconds: float) -> dict[str, Any]:
+        """Look up recent pages of :meth:`churn`, wait a little, fetch, and check every byte."""
+        assert self.node is not None
+        rng = random.Random(seed)
+        n_hits, bad, n_asked = 0, [], 0
+        with open(progress, "rb") as file, mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ) as shared:
+            until = time.monotonic() + seconds
+            while time.monotonic() < until and n_hits < hits:
+                last = int.from_bytes(shared[:], "little")
+                first = max(0, last - 8 * rng.randrange(1, 12))
+                nbytes = rng.choice(sizes)
+                keys = [f"hunt-{nbytes}-{first + i}" for i in range(8)]
+                there = self.node.exists(keys)
+                keys = [key for key, outcome in zip(keys, there, strict=True) if outcome == Outcome.HIT]
+                if not keys:
+                    continue
+                if rng.random() < 0.3:
+                    time.sleep(rng.uniform(0, 0.05))
+                rows = self._rows(len(keys), nbytes)
+                outcomes = self.node.fetch(keys, rows)
+                n_asked += len(keys)
+                n_hits += int(outcomes.sum())
+                bad += pages.wrong(rows, keys, outcomes)
+        return {"hits": n_hits, "asked": n_asked, "wrong": bad[:10], "n_wrong": len(bad)}
+
+
+def _sabotaged(fault: str, transport: str) -> list[Transport]:
+    inner = {"shm": ShmTransport, "tcp": TcpTransport}[transport]()
+    return [FaultyTransport(inner, Faults(**{fault: True}))]
+
+
+def main() -> None:
+    worker = Worker()
+    for line in sys.stdin:
+        request = json.loads(line)
+        command: Callable[..., Any] = getattr(worker, request["command"])
+        try:
+            answer = {"result": command(**request["arguments"])}
+        except P2PKVError as error:
+            answer = {"error": type(error).__name__, "message": str(error)}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

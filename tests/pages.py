@@ -1,0 +1,34 @@
+"""Pages whose every byte follows from their key, so that a reader can tell a wrong one from any other."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_WORDS = (np.arange(1, (8 << 20) // 8, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
+
+
+def _salt(key: str) -> np.uint64:
+    digest = zlib.crc32(key.encode()) | zlib.crc32(key.encode(), 0xFFFF) << 32
+    return np.uint64(digest)
+
+
+def fill(pages: NDArray[Any], keys: Sequence[str]) -> None:
+    """Write into row ``i`` the page of ``keys[i]``; rows are a multiple of 8 bytes."""
+    for row, key in zip(pages, keys, strict=True):
+        words = row.view(np.uint64)
+        np.bitwise_xor(_WORDS[: len(words)], _salt(key), out=words)
+
+
+def wrong(pages: NDArray[Any], keys: Sequence[str], hits: NDArray[np.uint8]) -> list[str]:
+    """Return the keys of the hits whose bytes are not those of :func:`fill`."""
+    bad = []
+    for row, key, hit in zip(pages, keys, hits, strict=True):
+        words = row.view(np.uint64)
+        if hit and not np.array_equal(words, _WORDS[: len(words)] ^ _salt(key)):
+            bad.append(key)
+    return bad

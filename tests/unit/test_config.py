@@ -1,0 +1,128 @@
+"""Settings: clear errors, nothing guessed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from p2pkv.config import Config, parse_size
+from p2pkv.errors import ConfigError
+from p2pkv.secret import cluster_keys
+
+
+def test_every_setting_has_a_default() -> None:
+    config = Config()
+    assert config.pool_nbytes == 256 << 20
+    assert config.listen == "127.0.0.1:0"
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("64MiB", 64 << 20), ("1.5 GiB", 3 << 29), ("2GB", 2_000_000_000), ("4096", 4096), (512, 512), ("8kib", 8192)],
+)
+def test_sizes_are_read_in_every_unit(text: str | int, nbytes: int) -> None:
+    assert parse_size("pool_size", text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "64 MiBs", "1e6", True, None])
+def test_a_size_that_is_none_is_refused(text: object) -> None:
+    with pytest.raises(ConfigError, match="pool_size must be a size such as 67108864 or '64MiB'"):
+        parse_size("pool_size", text)
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="unknown setting 'pool_sise'; did you mean 'pool_size'"):
+        Config.load({"pool_sise": "1GiB"}, environ={})
+
+
+def test_an_unknown_environment_variable_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="environment variable P2PKV_JION 'jion'; did you mean 'join'"):
+        Config.load(environ={"P2PKV_JION": "127.0.0.1:7400"})
+
+
+def test_the_host_engines_own_keys_are_let_through() -> None:
+    config = Config.load({"backend_name": "p2pkv", "pool_size": "1MiB"}, environ={}, host_keys={"backend_name"})
+    assert config.pool_nbytes == 1 << 20
+
+
+def test_settings_win_over_the_environment_and_that_over_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "p2pkv.json"
+    path.write_text(json.dumps({"deadline": 0.5}))
+    config = Config.load(path, environ={"P2PKV_DEADLINE": "3", "P2PKV_JOIN": "127.0.0.1:1, 127.0.0.1:2"})
+    assert config.deadline == 0.5
+    assert config.join_addresses == ("127.0.0.1:1", "127.0.0.1:2")
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"membership": "embeded"}, "did you mean 'embedded'"),
+        ({"membership": "static"}, "join must name every node"),
+        ({"listen": "0.0.0.0:7400"}, "there is no secret_file"),
+        ({"listen": "127.0.0.1"}, "listen must be HOST:PORT"),
+        ({"join": ["127.0.0.1:0"]}, "needs a port other than 0"),
+        ({"pool_size": 100}, "at least 65536"),
+        ({"deadline": 0}, "deadline must be above 0"),
+        ({"deadline": "soon"}, "deadline must be a number"),
+        ({"replicas": 0}, "replicas must be 1 to 8"),
+        ({"verify": "off"}, "verify must be one of generation, checksum"),
+        ({"transports": []}, "transports is empty"),
+        ({"transports": ["auto", "tcp"]}, "'auto' chooses by itself"),
+        ({"node_id": ""}, "node_id must be 1 to 128 printable"),
+        ({"node_id": "a\nb"}, "node_id must be 1 to 128 printable"),
+        ({"disk_path": "/tmp/x"}, "has no disk tier"),
+        ({"metrics_port": 70000}, "metrics_port must be 0 to 65535"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_name(settings: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        Config.load(settings, environ={})
+
+
+def test_a_settings_file_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "p2pkv.json"
+    path.write_text("[1]")
+    with pytest.raises(ConfigError, match="must hold a JSON object, not list"):
+        Config.load(path, environ={})
+    with pytest.raises(ConfigError, match="cannot read settings from"):
+        Config.load(tmp_path / "missing.json", environ={})
+
+
+def _secret(path: Path, content: str, mode: int = 0o600) -> str:
+    path.write_text(content)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_one_secret_gives_one_key_pair_and_another_another(tmp_path: Path) -> None:
+    first = cluster_keys(_secret(tmp_path / "a", "correct horse battery\n"))
+    again = cluster_keys(_secret(tmp_path / "b", "  correct horse battery"))
+    other = cluster_keys(_secret(tmp_path / "c", "correct horse batterz"))
+    assert first == again
+    assert first.public != other.public
+    assert first.private != other.private
+
+
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has mode 0644, so others can read it; chmod 600"):
+        cluster_keys(_secret(tmp_path / "a", "correct horse battery", 0o644))
+
+
+def test_a_short_or_missing_secret_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds 5 bytes; at least 16"):
+        cluster_keys(_secret(tmp_path / "a", "short"))
+    with pytest.raises(ConfigError, match="No such file"):
+        cluster_keys(str(tmp_path / "missing"))
+
+
+def test_a_private_secret_is_made_once_and_for_its_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    first = cluster_keys(None)
+    assert cluster_keys(None) == first
+    path = tmp_path / "p2pkv" / "secret"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(path.parent.iterdir()) == [path]

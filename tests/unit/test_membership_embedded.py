@@ -1,0 +1,253 @@
+"""The embedded engine: joining, merging, join addresses, one id twice."""
+
+import pytest
+
+from p2pkv.directory.membership.base import Identity, Listeners
+from p2pkv.directory.membership.embedded import EmbeddedMembership
+from p2pkv.directory.view import Member, State, encode, node_key
+from p2pkv.errors import ConfigError, MembershipError
+from p2pkv.testing.simulated_cluster import SimulatedCluster
+
+
+@pytest.fixture
+def cluster():
+    return SimulatedCluster(EmbeddedMembership)
+
+
+def test_any_live_node_can_be_joined_through(cluster):
+    cluster.start("a", "h0:7000")
+    cluster.start("b", "h1:7000", join=["h0:7000"])
+    cluster.start("c", "h2:7000", join=["h1:7000"])
+    cluster.run(1)
+    assert cluster.agree()
+
+
+def test_a_newcomer_knows_the_cluster_at_once(cluster):
+    nodes = cluster.start_many(5)
+    newcomer = cluster.start("new", "h9:7000", join=["h3:7000"])
+    assert newcomer.present() == {"new", *(node.node_id for node in nodes)}
+    cluster.run(0.2)
+    assert cluster.agree()
+
+
+def test_two_clusters_that_learn_of_each_other_become_one(cluster):
+    cluster.start("a0", "h0:7000")
+    cluster.start("a1", "h1:7000", join=["h0:7000"])
+    # the first address to join is not there yet: a cluster of its own
+    cluster.start("b0", "h2:7000", join=["h3:7000"])
+    cluster.start("b1", "h4:7000", join=["h2:7000"])
+    cluster.run(3)
+    assert cluster.nodes["b1"].present() == {"b0", "b1"}
+    cluster.start("bridge", "h3:7000", join=["h0:7000"])
+    cluster.run(3)
+    assert cluster.agree()
+
+
+def test_a_healed_partition_does_not_empty_the_rings(cluster):
+    nodes = cluster.start_many(8)
+    networks = [node.network for node in nodes]
+    cluster.simulation.partition(networks[:1], networks[1:])
+    cluster.run(10)
+    for node in nodes:
+        node.changes.clear()
+    cluster.simulation.heal()
+    cluster.run(10)
+    assert cluster.agree()
+    # the one that had been cut off buried them all; among themselves they know better
+    for node in nodes[1:]:
+        assert node.changes
+        assert all(len(new.present()) >= 7 for _, new in node.changes)
+
+
+def test_a_partition_heals_without_a_join_address_in_reach(cluster):
+    start = cluster.start("start", "h0:7000")
+    nodes = [cluster.start(f"n{i}", f"h{i}:7000", join=["h0:7000"]) for i in range(1, 5)]
+    cluster.run(3)
+    cluster.kill(start)
+    networks = [node.network for node in nodes]
+    cluster.simulation.partition(networks[:2], networks[2:])
+    cluster.run(10)
+    assert nodes[0].present() == {"n1", "n2"}
+    cluster.simulation.heal()
+    cluster.run(5)
+    assert cluster.agree()
+
+
+def test_the_first_process_of_a_host_takes_the_join_address(cluster):
+    for i in range(4):
+        cluster.start(f"n{i}", f"h0:{9000 + i}", join=["h0:7000"])
+    cluster.run(2)
+    assert cluster.agree()
+    assert cluster.simulation.holder("h0:7000") is cluster.nodes["n0"].network
+
+
+def test_a_dead_holder_of_a_join_address_is_succeeded_on_its_host(cluster):
+    nodes = [cluster.start(f"n{i}", f"h0:{9000 + i}", join=["h0:7000", "h1:7000"]) for i in range(3)]
+    cluster.start("far", "h1:9000", join=["h0:7000", "h1:7000"])
+    cluster.run(2)
+    cluster.kill(nodes[0])
+    cluster.run(3)
+    holder = cluster.simulation.holder("h0:7000")
+    assert holder in (nodes[1].network, nodes[2].network)
+    assert cluster.simulation.holder("h1:7000") is cluster.nodes["far"].network
+    newcomer = cluster.start("new", "h2:9000", join=["h0:7000"])
+    assert newcomer.present() == {"n1", "n2", "far", "new"}
+
+
+def test_a_silent_holder_is_passed_over_within_half_a_second(cluster):
+    holder = cluster.start("holder", "h0:7000")
+    cluster.start("other", "h1:7000")
+    cluster.simulation.stop(holder.network)
+    node = cluster.start("new", "h2:7000", join=["h0:7000", "h1:7000"])
+    assert node.network.clock.now <= 0.5
+    assert node.present() == {"other", "new"}
+
+
+def test_of_two_that_started_apart_under_one_id_the_higher_boot_stays(cluster):
+    first = cluster.start("twin", "h0:7000", join=["h1:7000"])
+    cluster.run(1)
+    cluster.simulation.partition([first.network], [])
+    second = cluster.start("twin", "h1:7000", join=["h0:7000"])
+    cluster.simulation.heal()
+    cluster.run(5)
+    assert second.engine.boot_epoch > first.engine.boot_epoch
+    assert len(first.expulsions) == 1
+    assert second.expulsions == []
+    assert not first.network.is_announced
+
+
+def test_of_two_of_one_id_and_one_boot_the_greater_address_stays(cluster):
+    first = cluster.start("twin", "h0:7000", join=["h1:7000"], last_boot_epoch=2**61)
+    cluster.simulation.partition([first.network], [])
+    second = cluster.start("twin", "h1:7000", join=["h0:7000"], last_boot_epoch=2**61)
+    cluster.simulation.heal()
+    cluster.run(5)
+    assert len(first.expulsions) == 1
+    assert second.expulsions == []
+
+
+def test_an_expelled_node_says_nothing_when_it_closes(cluster):
+    cluster.start("peer", "h2:7000")
+    first = cluster.start("twin", "h0:7000", join=["h2:7000"])
+    cluster.simulation.stop(first.network)
+    second = cluster.start("twin", "h1:7000", join=["h2:7000"])
+    cluster.simulation.resume(first.network)
+    cluster.run(3)
+    assert first.expulsions
+    first.engine.close()
+    cluster.kill(first)
+    cluster.run(3)
+    assert cluster.nodes["peer"].state_of("twin") is State.ALIVE
+    assert second.expulsions == []
+
+
+def test_a_death_in_a_cluster_beyond_one_round_of_probes_is_noticed_in_time(cluster):
+    nodes = [cluster.start(f"n{i}", f"h{i}:7000", join=["h0:7000"]) for i in range(70)]
+    cluster.run(5)
+    assert cluster.agree()
+    killed_at = cluster.simulation.now
+    victims = nodes[1:70:10]
+    cluster.kill(*victims)
+    cluster.run(5)
+    assert cluster.agree()
+    assert max(max(node.died.values()) for node in cluster.nodes.values()) - killed_at <= 3.5
+
+
+def test_a_rumour_of_death_about_itself_is_refuted(cluster):
+    nodes = cluster.start_many(3)
+    own = nodes[0].engine.view()["n0"]
+    rumour = Member("n0", own.boot_epoch, own.address, own.incarnation, State.DEAD)
+    nodes[0].network.deliver(encode("n1", [rumour]), 0.0)
+    cluster.run(2)
+    assert nodes[0].n_resurrections == 1
+    assert nodes[1].engine.view()["n0"].incarnation == own.incarnation + 1
+    assert cluster.agree()
+
+
+def test_a_rumour_of_death_about_a_member_that_answers_is_a_suspicion_only(cluster):
+    nodes = cluster.start_many(3)
+    victim = nodes[0].engine.view()["n2"]
+    rumour = Member("n2", victim.boot_epoch, victim.address, victim.incarnation, State.DEAD)
+    nodes[0].network.deliver(encode("n1", [rumour]), 0.0)
+    cluster.run(3)
+    assert all(node.died == {} for node in nodes)
+    assert nodes[0].engine.view()["n2"].incarnation == victim.incarnation + 1
+
+
+def test_the_death_of_a_stranger_is_not_passed_round(cluster):
+    nodes = cluster.start_many(2)
+    rumour = Member("stranger", 1, "h9:7000", state=State.DEAD)
+    nodes[0].network.deliver(encode("n1", [rumour]), 0.0)
+    cluster.run(2)
+    assert nodes[0].state_of("stranger") is None
+
+
+def test_the_dead_are_forgotten_after_a_while(cluster):
+    nodes = cluster.start_many(3)
+    cluster.kill(nodes[2])
+    cluster.run(300)
+    assert nodes[0].state_of("n2") is State.DEAD
+    cluster.run(400)
+    assert nodes[0].state_of("n2") is None
+    assert nodes[1].state_of("n2") is None
+
+
+def test_the_number_of_dead_is_bounded(cluster):
+    node = cluster.start("n0", "h0:7000")
+    for batch in range(3):
+        ghosts = [Member(f"ghost-{batch}-{i}", 1, "h9:7000", state=State.SUSPECT) for i in range(1000)]
+        node.network.deliver(encode("x", ghosts), 0.0)
+        cluster.run(5)
+    assert node.present() == {"n0"}
+    assert len(node.engine.view()) == 1025
+
+
+def test_more_members_than_a_view_holds_are_refused_and_counted(cluster):
+    node = cluster.start("n0", "h0:7000")
+    for batch in range(2):
+        crowd = [Member(f"n-{batch}-{i}", 1, "h9:7000") for i in range(3000)]
+        node.network.deliver(encode("x", crowd), 0.0)
+    cluster.run(0.1)
+    assert len(node.engine.view()) == 4096
+    assert node.engine.counters()["p2pkv_membership_refused_records_total"] == 6001 - 4096
+
+
+def test_an_id_that_shares_its_key_with_another_is_refused(cluster, monkeypatch):
+    # no two ids with one 64-bit key are known; a hash of the first letter has plenty
+    monkeypatch.setattr("p2pkv.directory.view.node_key", lambda node_id: ord(node_id[0]))
+    monkeypatch.setattr("p2pkv.directory.membership.roster.node_key", lambda node_id: ord(node_id[0]))
+    monkeypatch.setattr("p2pkv.directory.membership.entry.node_key", lambda node_id: ord(node_id[0]))
+    first = cluster.start("alpha", "h0:7000")
+    with pytest.raises(MembershipError, match=r"'alarm' has the same key as node 'alpha' at h0:7000"):
+        cluster.start("alarm", "h1:7000", join=["h0:7000"])
+    first.network.deliver(encode("x", [Member("axe", 1, "h5:7000")]), 0.0)
+    cluster.run(1)
+    assert first.present() == {"alpha"}
+    assert first.engine.counters()["p2pkv_membership_refused_records_total"] == 1
+
+
+@pytest.mark.parametrize("node_id", ["", "a\nb", "x" * 129])
+def test_an_id_that_peers_would_refuse_is_refused_at_home(cluster, node_id):
+    with pytest.raises(ConfigError, match="printable"):
+        cluster.start(node_id, "h0:7000")
+
+
+def test_the_key_of_a_probe_is_the_node_key(cluster):
+    node = cluster.start("n0", "h0:7000")
+    reply = node.network.reply()
+    assert (reply.node_key, reply.boot_epoch) == (node_key("n0"), node.engine.boot_epoch)
+    assert reply.digest == node.engine.view().digest
+
+
+def test_the_state_a_listener_sees_is_already_served_to_peers(cluster):
+    network = cluster.simulation.network("h0:7000")
+    served = []
+
+    def look(_old, new):
+        served.append(network.announced_digest == new.digest)
+
+    engine = EmbeddedMembership(network, Identity("n0"), listeners=Listeners(look), clock=network.clock)
+    cluster.simulation.enter(network, engine)
+    cluster.start("n1", "h1:7000", join=["h0:7000"])
+    cluster.run(1)
+    assert served == [True, True]

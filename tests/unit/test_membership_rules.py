@@ -1,0 +1,98 @@
+"""The rules the engines are made of: detector, roster, rotation, punctuality."""
+
+from dataclasses import replace
+from random import Random
+
+from p2pkv.directory.membership.detector import FailureDetector
+from p2pkv.directory.membership.roster import Roster
+from p2pkv.directory.membership.rotation import PROBES_A_ROUND, Rotation
+from p2pkv.directory.membership.timing import Punctuality, Timing
+from p2pkv.directory.view import Member, State, View
+from p2pkv.testing.simulated_network import SimulatedClock
+
+OWN = Member("own", 5, "h0:7000")
+PEER = Member("peer", 5, "h1:7000")
+SUSPECT = replace(PEER, state=State.SUSPECT)
+
+
+def roster_with(*members):
+    roster = Roster(OWN, burial=600.0)
+    for member in members:
+        roster.take(member, now=0.0, is_proven=lambda _: False)
+    return roster
+
+
+def test_time_slept_through_does_not_count_against_a_suspect():
+    detector = FailureDetector(Timing())
+    detector.observe(View([OWN, SUSPECT]), now=0.0)
+    assert detector.overdue(1.0) == ["peer"]
+    detector.postpone(10.0)
+    assert detector.overdue(10.9) == []
+    assert detector.overdue(detector.next_deadline()) == ["peer"]
+
+
+def test_a_suspect_that_answers_has_its_time_anew():
+    detector = FailureDetector(Timing())
+    detector.observe(View([OWN, SUSPECT]), now=0.0)
+    detector.answered(SUSPECT, 0.9)
+    assert detector.overdue(1.5) == []
+    assert detector.overdue(2.0) == ["peer"]
+
+
+def test_one_miss_is_doubt_and_two_are_suspicion():
+    detector = FailureDetector(Timing())
+    assert [detector.missed(PEER), detector.is_doubtful(PEER), detector.missed(PEER)] == [False, True, True]
+    detector.answered(PEER, 1.0)
+    assert not detector.is_doubtful(PEER)
+
+
+def test_proof_of_life_is_of_one_boot_and_does_not_last():
+    detector = FailureDetector(Timing())
+    detector.answered(PEER, 1.0)
+    assert detector.is_proven(PEER, 1.5)
+    assert not detector.is_proven(replace(PEER, boot_epoch=6), 1.5)
+    assert not detector.is_proven(PEER, 9.0)
+    detector.missed(PEER)
+    assert not detector.is_proven(PEER, 1.5)
+
+
+def test_silence_of_an_earlier_boot_does_not_harm_the_next():
+    rebooted = replace(PEER, boot_epoch=6)
+    roster = roster_with(PEER, rebooted)
+    roster.suspect(PEER, 1.0)
+    assert roster.view()["peer"] == rebooted
+    roster.suspect(rebooted, 1.0)
+    assert roster.view()["peer"].state is State.SUSPECT
+
+
+def test_an_older_record_is_not_believed():
+    roster = roster_with(replace(PEER, incarnation=1), SUSPECT, replace(PEER, boot_epoch=4, incarnation=9))
+    assert roster.view()["peer"] == replace(PEER, incarnation=1)
+
+
+def test_a_view_stays_the_same_object_until_something_changes():
+    roster = roster_with(PEER)
+    view = roster.view()
+    roster.take(PEER, now=1.0, is_proven=lambda _: False)
+    assert roster.view() is view
+
+
+def test_the_rotation_probes_everybody_before_anybody_twice():
+    members = [Member(f"n{i}", 1, "h:1") for i in range(3 * PROBES_A_ROUND)]
+    rotation = Rotation(Random(1))  # noqa: S311 - a test
+    rounds = [{member.node_id for member in rotation.next(members)} for _ in range(3)]
+    assert [len(probed) for probed in rounds] == [PROBES_A_ROUND] * 3
+    assert set.union(*rounds) == {member.node_id for member in members}
+
+
+def test_lateness_is_what_exceeds_the_promises():
+    clock = SimulatedClock(0.0)
+    punctuality = Punctuality(clock, tolerance=0.3)
+    punctuality.promise(1.0)
+    clock.now = 1.2
+    assert punctuality.lateness() == 0.0
+    punctuality.promise(1.0)
+    clock.now = 4.2
+    assert punctuality.lateness() == 2.0
+    clock.now = 4.6
+    assert punctuality.lateness() > 0.3

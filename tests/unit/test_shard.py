@@ -1,0 +1,133 @@
+"""The shard: newer entries win, stale messages change nothing, dead owners don't count."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from p2pkv import _native
+from p2pkv.page import LOCATION, Namespace
+from p2pkv.wire import DROP_ENTRY, PUT_ENTRY
+
+A, B = 11, 22
+BOOT = 5
+
+
+def key(name: str = "page") -> np.ndarray:
+    return Namespace("test").hash([name])
+
+
+def put(shard: _native.Shard, name: str = "page", *, owner: int = A, boot: int = BOOT, seq: int, gen: int) -> int:
+    entry = np.zeros(1, PUT_ENTRY)
+    entry["key"] = key(name)
+    entry["sequence"] = seq
+    entry["location"]["owner"] = owner
+    entry["location"]["boot"] = boot
+    entry["location"]["generation"] = gen
+    return shard.put(entry.tobytes())
+
+
+def drop(shard: _native.Shard, *, owner: int = A, boot: int = BOOT, seq: int = 0, gen: int) -> None:
+    entry = np.zeros(1, DROP_ENTRY)
+    entry["key"] = key()
+    entry["sequence"], entry["owner"], entry["boot"], entry["generation"] = seq, owner, boot, gen
+    shard.drop(entry.tobytes())
+
+
+def generation(shard: _native.Shard, name: str = "page") -> int | None:
+    found, raw = shard.get(key(name))
+    return int(raw.view(LOCATION)["generation"][0, 0]) if found[0] else None
+
+
+@pytest.fixture
+def shard() -> _native.Shard:
+    shard = _native.Shard(1 << 16)
+    shard.set_view([A, B], [BOOT, BOOT])
+    return shard
+
+
+def test_an_older_sequence_is_ignored(shard: _native.Shard) -> None:
+    put(shard, seq=7, gen=2)
+    put(shard, seq=6, gen=4)
+    put(shard, seq=7, gen=6)
+    assert generation(shard) == 2
+    put(shard, seq=8, gen=8)
+    assert generation(shard) == 8
+
+
+def test_a_later_boot_wins_whatever_its_sequence(shard: _native.Shard) -> None:
+    put(shard, seq=100, gen=2)
+    shard.set_view([A], [BOOT + 1])
+    assert generation(shard) is None
+    put(shard, boot=BOOT + 1, seq=1, gen=4)
+    assert generation(shard) == 4
+    put(shard, boot=BOOT, seq=200, gen=6)
+    assert generation(shard) == 4
+
+
+def test_a_delete_names_what_it_deletes(shard: _native.Shard) -> None:
+    put(shard, seq=1, gen=4)
+    drop(shard, gen=2)
+    drop(shard, gen=4, boot=BOOT - 1)
+    drop(shard, gen=4, owner=B)
+    assert generation(shard) == 4
+    drop(shard, gen=4)
+    assert generation(shard) is None
+
+
+def test_a_late_retry_does_not_bring_a_dropped_entry_back(shard: _native.Shard) -> None:
+    put(shard, seq=1, gen=4)
+    drop(shard, gen=4, seq=2)
+    put(shard, seq=1, gen=4)
+    assert generation(shard) is None
+    put(shard, seq=3, gen=6)
+    assert generation(shard) == 6
+
+
+def test_entries_of_nodes_outside_the_view_do_not_count(shard: _native.Shard) -> None:
+    put(shard, seq=1, gen=2, owner=A)
+    put(shard, seq=1, gen=4, owner=B)
+    shard.set_view([B], [BOOT])
+    assert generation(shard) == 4
+    shard.set_view([], [])
+    assert generation(shard) is None
+
+
+def test_a_key_keeps_at_most_four_owners(shard: _native.Shard) -> None:
+    owners = list(range(100, 110))
+    shard.set_view(owners, [BOOT] * len(owners))
+    for owner in owners:
+        put(shard, owner=owner, seq=1, gen=2)
+    assert shard.stats()["entries"] == 4
+
+
+def test_a_full_shard_refuses_and_says_so() -> None:
+    shard = _native.Shard(64)
+    shard.set_view([A], [BOOT])
+    refused = sum(put(shard, f"page-{i}", seq=1, gen=2) for i in range(500))
+    assert refused == 500 - shard.stats()["entries"]
+    assert refused > 0
+
+
+def test_it_agrees_with_a_dict_over_random_operations(shard: _native.Shard) -> None:
+    seed = np.random.SeedSequence().entropy
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    model: dict[str, tuple[int, int]] = {}
+    for sequence in range(1, 20_000):
+        name = f"page-{rng.integers(3000)}"
+        if rng.random() < 0.6:
+            put(shard, name, seq=sequence, gen=2 * sequence)
+            model[name] = (sequence, 2 * sequence)
+        elif name in model:
+            entry = np.zeros(1, DROP_ENTRY)
+            entry["key"] = key(name)
+            entry["sequence"], entry["owner"], entry["boot"] = sequence, A, BOOT
+            entry["generation"] = model.pop(name)[1]
+            shard.drop(entry.tobytes())
+    names = [f"page-{i}" for i in range(3000)]
+    found, raw = shard.get(Namespace("test").hash(names))
+    generations = raw.view(LOCATION)["generation"][:, 0]
+    assert {n: int(g) for n, f, g in zip(names, found, generations, strict=True) if f} == {
+        name: generation for name, (_, generation) in model.items()
+    }
