@@ -176,6 +176,11 @@ class Transport(Resource):
     def unavailable(cls) -> str | None:
         """Return None, or one sentence saying what is missing on this machine."""
 
+    @classmethod
+    def create(cls, *, host: str, advertise: str) -> Self:
+        """Start the transport for a node that binds ``host`` and that peers reach at the host ``advertise``."""
+        return cls()
+
     @abstractmethod
     def register_memory(self, buffer: object, address: int, nbytes: int, *, readable: bool) -> MemoryRegion:
         """Make ``nbytes`` at ``address`` usable as the local side of reads and, if ``readable``, by peers.
