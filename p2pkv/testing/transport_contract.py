@@ -9,8 +9,9 @@ A package that has a transport of its own runs it like this, and nothing more::
     class TestMyTransport(TransportContract):
         factory = "my_package:MyTransport"      # importable by a child process as well
 
-``factory`` is ``module:callable`` without arguments; the callable makes a new, independent transport each time. Set
-``crosses_processes = False`` for one that stays within a process. Seeds are printed; ``P2PKV_TEST_SEED`` replays one.
+``factory`` is ``module:callable`` without arguments; the callable makes a new, independent transport each
+time. Set ``crosses_processes = False`` for one that stays within a process. Seeds are printed;
+``P2PKV_TEST_SEED`` replays one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The part of the transport contract that is about what goes wrong: peers that die, torn reads, leaks, strangers."""
+"""The rules of transports for what goes wrong: peers that die, torn reads, leaks, strangers."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ class TornReads:
         return counts[0], counts[1], counts[2]
 
     def _read_once(self) -> Iterator[tuple[int, NDArray[np.uint64], int]]:
-        """Look the words up, as a directory would have told them, and read the pages that had been committed."""
+        """Look the words up, as a directory would have told them, and read the committed pages."""
         local = self._reader.local
         table = np.array([(0, 0, 8 * N_PAGES)], np.int64)
         assert settled(self._endpoint.read(local, self._remote, table, words=None).wait(ENOUGH)) == ["OK"]

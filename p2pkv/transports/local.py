@@ -119,7 +119,8 @@ class LocalTransfer(Transfer):
                 self._copy_slice()
         finally:
             self._turn.release()
-        return self._statuses.copy()
+        statuses: Statuses = self._statuses.copy()
+        return statuses
 
     def abort(self, reason: Status) -> None:
         """Settle what is pending as ``reason``, soon: the thread that copies sees to it."""
