@@ -35,7 +35,7 @@ Spans = NDArray[np.int64]
 """``(n, 3)``: local offset, remote offset, length; bytes."""
 
 Words = NDArray[np.uint64]
-"""``(n, 2)``: the remote offset of the span's generation word or :data:`NO_WORD`, and the value it must have."""
+"""``(n, 2)``: the remote offset of the span's generation word, or :data:`NO_WORD`, and its expected value."""
 
 Statuses = NDArray[np.uint8]
 """``(n,)`` of :class:`Status`."""

@@ -53,7 +53,7 @@ class Faults:
 
 
 class FaultyTransport(Transport):
-    """``inner``, broken as ``faults`` says; assign other ``faults`` at any time. Closing it closes ``inner``."""
+    """``inner``, broken as ``faults`` says, which may change at any time. Closing it closes ``inner``."""
 
     name = "faulty"
 
