@@ -1,6 +1,4 @@
 // The native transports against themselves, in one process: what the sanitizers should see.
-#include "p2pkv/transports.h"
-
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -9,6 +7,7 @@
 #include "check.h"
 #include "p2pkv/region.h"
 #include "p2pkv/tokens.h"
+#include "p2pkv/transports.h"
 
 using namespace p2pkv;
 

@@ -283,3 +283,28 @@ def test_shm_mappings_go_with_the_last_endpoint() -> None:
         for endpoint, _ in endpoints:
             endpoint.close()
         assert eventually(lambda: n_mapped() == 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_that_closes_everything_takes_nothing_down(owner: Owner) -> None:
+    with type(owner.transport)() as transport:
+        reader = Reader(transport)
+        endpoint, remote = reader.connect(owner.transport.accept, owner.memory.region.describe())
+        assert settled(endpoint.read(reader.local, remote, page_spans([0]), words=None).wait(ENOUGH)) == [
+            "OK"
+        ]
+        child = os.fork()
+        if child == 0:
+            try:
+                endpoint.close()
+                transport.close()
+                owner.memory.region.close()
+                owner.transport.close()
+                del endpoint, remote, reader, transport
+            finally:
+                os._exit(0)
+        assert eventually(lambda: os.waitpid(child, os.WNOHANG)[0] == child), "the child hangs"
+        assert settled(endpoint.read(reader.local, remote, page_spans([0]), words=None).wait(ENOUGH)) == [
+            "OK"
+        ]
+    assert owner.serves_well()
