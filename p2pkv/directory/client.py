@@ -112,7 +112,7 @@ class DirectoryClient:
         entries["location"] = locations
         route = self._route
         owners = route.ring.owners(keys)
-        acked = (owners == route.own_index).any(axis=1)
+        acked: Mask = (owners == route.own_index).any(axis=1)
         if acked.any():
             self._shard.put(entries[acked].tobytes())
 

@@ -69,7 +69,7 @@ class TransportFixtures:
     def rng(self) -> random.Random:
         seed = int(os.environ.get("P2PKV_TEST_SEED", random.SystemRandom().randrange(2**32)))
         print(f"P2PKV_TEST_SEED={seed}")
-        return random.Random(seed)  # noqa: S311 - a seed that can be replayed is the point
+        return random.Random(seed)
 
     @pytest.fixture
     def nothing_leaks(self) -> Iterator[None]:
