@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import ipaddress
 import json
 import os
 import re
@@ -17,6 +16,7 @@ import socket
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from p2pkv.address import is_loopback, split_address
 from p2pkv.errors import ConfigError
 
 _SIZE_UNITS = {"": 1, "b": 1}
@@ -176,25 +176,6 @@ def parse_size(name: str, value: object) -> int:
         if match is not None and match[2].lower() in _SIZE_UNITS:
             return int(float(match[1]) * _SIZE_UNITS[match[2].lower()])
     raise ConfigError(f"{name} must be a size such as 67108864 or '64MiB', not {value!r}")
-
-
-def split_address(name: str, address: str) -> tuple[str, int]:
-    """Split ``HOST:PORT`` (IPv6 hosts in brackets)."""
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{name} must be HOST:PORT, not {address!r}")
-    return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _as_tuple(name: str, value: object) -> tuple[str, ...]:

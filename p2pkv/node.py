@@ -14,8 +14,9 @@ import zmq
 from numpy.typing import NDArray
 
 from p2pkv import _native, transports
+from p2pkv.address import split_address
 from p2pkv.cache import PageCache
-from p2pkv.config import Config, split_address
+from p2pkv.config import Config
 from p2pkv.control import ControlClient, ControlServer, Request, Socket
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.client import DirectoryClient
@@ -83,7 +84,7 @@ class Node:
         self._client = ControlClient(context, keys)
         undo.callback(self._client.close)
         self._shard = _native.Shard(_MAX_SHARD_ENTRIES)
-        self._server = ControlServer(context, keys, config.listen, self._shard)
+        self._server = ControlServer(context, keys, config.listen, self._shard, join=config.join_addresses)
         undo.callback(self._server.close)
         self._server.start()
         host, _ = split_address("listen", config.listen)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from p2pkv.address import reachable_host
 from p2pkv.config import Config, parse_size
 from p2pkv.errors import ConfigError
 from p2pkv.secret import cluster_keys
@@ -135,3 +136,10 @@ def test_a_private_secret_is_made_once_and_for_its_user_alone(
     path = tmp_path / "p2pkv" / "secret"
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_wildcard_is_advertised_as_the_address_peers_reach() -> None:
+    assert reachable_host("10.1.2.3", []) == "10.1.2.3"
+    assert reachable_host("0.0.0.0", ["127.0.0.1:7400"]) == "127.0.0.1"
+    with pytest.raises(ConfigError, match="listen on that address"):
+        reachable_host("0.0.0.0", [])
