@@ -106,6 +106,7 @@ class Node:
         self._cache: PageCache | None = None
         self._membership = self._join(undo)
         self._serve_pool(undo)
+        self.metrics.watch(self._readings)
         if config.metrics_port is not None:
             self.metrics_port = self.metrics.serve(host, config.metrics_port)
 
@@ -231,14 +232,31 @@ class Node:
             return self._transfers.traffic()
 
     def counters(self) -> dict[str, float]:
-        """Return every counter by the name of its metric."""
+        """Return every counter and reading by the name of its metric, labels in braces."""
         with self._gate:
-            gauges = {f"p2pkv_pool_{name}": float(value) for name, value in self._pool.stats().items()}
-            gauges |= {f"p2pkv_shard_{name}": float(value) for name, value in self._shard.stats().items()}
-            gauges |= {f"p2pkv_control_{name}": float(v) for name, v in self._server.loop.stats().items()}
-            gauges["p2pkv_control_strangers_refused_total"] = float(self._server.refused)
-            gauges |= {name: float(value) for name, value in self._membership.counters().items()}
-            return self.metrics.counters() | gauges
+            return self.metrics.counters()
+
+    def _readings(self) -> dict[str, float]:
+        pool, shard, loop = self._pool.stats(), self._shard.stats(), self._server.loop.stats()
+        return {
+            "p2pkv_members": len(self._membership.view().present()),
+            "p2pkv_pool_capacity_bytes": pool["capacity"],
+            "p2pkv_pool_used_bytes": pool["used"],
+            "p2pkv_pool_pinned_bytes": pool["pinned_bytes"],
+            "p2pkv_pool_pages": pool["pages"],
+            "p2pkv_stored_pages_total": pool["stored_pages"],
+            "p2pkv_evicted_pages_total": pool["evicted_pages"],
+            "p2pkv_no_room_pages_total": pool["no_room_pages"],
+            "p2pkv_dropped_evictions_total": pool["dropped_evictions"],
+            "p2pkv_shard_entries": shard["entries"],
+            "p2pkv_shard_tombstones": shard["tombstones"],
+            "p2pkv_shard_bytes": shard["nbytes"],
+            "p2pkv_control_requests_total": loop["requests"],
+            "p2pkv_malformed_requests_total": loop["malformed"],
+            "p2pkv_dropped_events_total": loop["dropped_events"],
+            "p2pkv_refused_strangers_total": self._server.refused,
+            **self._membership.counters(),
+        }
 
     @property
     def node_id(self) -> str:

@@ -83,7 +83,7 @@ class Announcer(Resource):
         keys, locations = self._pool.drain_evicted(_BATCH, 0.5)
         if len(keys):
             self._directory.drop(keys, locations, time.monotonic() + _REQUEST_S, by_owner=True)
-            self._metrics.evicted_pages.inc(len(keys))
+            self._metrics.retracted_pages.inc(len(keys))
 
     def _announce(self) -> None:
         with self._changed:
