@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from p2pkv.directory.view import Member, State, View
 from p2pkv.errors import TransportError
@@ -55,6 +57,15 @@ class Memory(Resource):
             region.close()
 
 
+class MemoryTable:
+    """What is registered at one moment, by address. Never changes: a call uses one from beginning to end."""
+
+    def __init__(self, memories: Iterable[Memory] = ()) -> None:
+        self.memories = sorted(memories, key=lambda memory: memory.address)
+        self.bases = [memory.address for memory in self.memories]
+        self.extents = np.array([(m.address, m.nbytes) for m in self.memories], np.int64).reshape(-1, 2)
+
+
 @dataclass(slots=True)
 class PeerTraffic:
     """What this node has read from one peer."""
@@ -93,9 +104,9 @@ class TransferEngine(Resource):
         self._transports = {transport.name: transport for transport in transports}
         self._connect = connect
         self._metrics = metrics
-        self._lock = threading.Lock()  # guards _peers, what is in it, and _memories
+        self._lock = threading.Lock()  # guards _peers, what is in it, and the replacing of memory_table
         self._peers: dict[str, _Peer] = {}
-        self._memories: list[Memory] = []
+        self.memory_table = MemoryTable()
         self._closed = False
 
     @property
@@ -118,18 +129,12 @@ class TransferEngine(Resource):
             raise
         memory = Memory(address, nbytes, regions, self._forget)
         with self._lock:
-            self._memories.append(memory)
+            self.memory_table = MemoryTable([*self.memory_table.memories, memory])
         return memory
-
-    def memories(self) -> list[Memory]:
-        """Return what is registered, by address."""
-        with self._lock:
-            return sorted(self._memories, key=lambda memory: memory.address)
 
     def _forget(self, memory: Memory) -> None:
         with self._lock:
-            if memory in self._memories:
-                self._memories.remove(memory)
+            self.memory_table = MemoryTable(m for m in self.memory_table.memories if m is not memory)
 
     def set_view(self, view: View) -> None:
         """Drop the connections to nodes that are gone or were restarted."""
@@ -190,13 +195,13 @@ class TransferEngine(Resource):
     @staticmethod
     def is_usable_after(statuses: Statuses) -> bool:
         """Whether an endpoint can go on reading when its last batch ended so."""
-        return _BAD.isdisjoint(statuses.tolist())
+        return not statuses.any() or _BAD.isdisjoint(statuses.tolist())
 
     def release(
         self, connection: Connection, statuses: Statuses, *, n_pages: int, nbytes: int, seconds: float
     ) -> None:
         """Give a connection back after its batch: what became of the spans, what it brought, how long it took."""
-        bad = _BAD.intersection(statuses.tolist())
+        bad = _BAD.intersection(statuses.tolist()) if statuses.any() else frozenset[Status]()
         with self._lock:
             peer = self._peers.get(connection.member.node_id)
             current = peer is not None and peer.member.boot_epoch == connection.member.boot_epoch
@@ -244,7 +249,7 @@ class TransferEngine(Resource):
             self._closed = True
             connections = [connection for peer in self._peers.values() for connection in peer.idle]
             self._peers.clear()
-            memories = list(self._memories)
+            memories = self.memory_table.memories
         for connection in connections:
             connection.endpoint.close()
         for memory in memories:
