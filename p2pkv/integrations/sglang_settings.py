@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from p2pkv.config import Config, split_address
+from p2pkv.address import split_address
+from p2pkv.config import Config
 from p2pkv.errors import ConfigError
 
 HOST_KEYS = frozenset(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import urllib.error
@@ -29,15 +30,15 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "no_proxy": "127.0.0.1",
 }
-OPTIONS = (
+OPTIONS = shlex.split(
     "--device cpu --host 127.0.0.1 --dtype float32 --attention-backend torch_native --disable-overlap-schedule "
     "--max-total-tokens 4096 --page-size 16 --mem-fraction-static 0.3 --skip-server-warmup --enable-cache-report"
-).split()
-HICACHE = (
+)
+HICACHE = shlex.split(
     "--enable-hierarchical-cache --hicache-ratio 2 --hicache-io-backend direct "
     "--hicache-write-policy write_through --hicache-storage-prefetch-policy wait_complete "
     "--hicache-storage-backend dynamic"
-).split()
+)
 
 
 class SGLangServer:
@@ -86,7 +87,7 @@ class SGLangServer:
         """Return the ids that follow ``tokens``, and what SGLang says about its caches."""
         sampling = {"temperature": 0, "max_new_tokens": n_tokens, "ignore_eos": True}
         body = json.dumps({"input_ids": tokens, "sampling_params": sampling}).encode()
-        request = urllib.request.Request(  # noqa: S310 - http to this machine
+        request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/generate", body, {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=120) as response:  # noqa: S310
@@ -124,5 +125,5 @@ class SGLangServer:
 
     @staticmethod
     def _get(port: int, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:  # noqa: S310
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
             return str(response.read().decode())

@@ -86,7 +86,11 @@ def main(folder: Path) -> None:
     tokens = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": POSITIONS, **SPECIAL}
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer().save(str(folder / "tokenizer.json"))
-    for name, content in (("config", config), ("tokenizer_config", tokens), ("generation_config", SPECIAL_IDS)):
+    for name, content in (
+        ("config", config),
+        ("tokenizer_config", tokens),
+        ("generation_config", SPECIAL_IDS),
+    ):
         (folder / f"{name}.json").write_text(json.dumps(content, indent=1))
     save_file(weights(), folder / "model.safetensors", metadata={"format": "pt"})
 

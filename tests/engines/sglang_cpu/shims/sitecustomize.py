@@ -53,8 +53,7 @@ class Stream:
         event.record()
         return event
 
-    def __enter__(self) -> Stream:
-        return self
+    def __enter__(self) -> None: ...
 
     def __exit__(self, *_: object) -> None: ...
 

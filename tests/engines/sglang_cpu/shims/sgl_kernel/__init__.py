@@ -5,6 +5,7 @@ Only ``kvcacheio`` does something: copies between the device's KV and the host p
 
 from __future__ import annotations
 
+import shlex
 import sys
 from types import ModuleType
 from typing import Any
@@ -38,10 +39,10 @@ def copy_all_layer_kv_cache_cpu(*_: Any, **__: Any) -> Any:
     raise NotImplementedError("copy_all_layer_kv_cache_cpu has no stand-in on a CPU")
 
 
-for _name in (
+for _name in shlex.split(
     "allreduce attention elementwise flash_attn flash_mla gemm load_utils mamba moe quantization sampling "
     "scalar_type sparse_flash_attn spatial speculative top_k"
-).split():
+):
     _module = ModuleType(f"sgl_kernel.{_name}")
     _module.__getattr__ = __getattr__  # type: ignore[method-assign]
     sys.modules[f"sgl_kernel.{_name}"] = _module
