@@ -7,12 +7,17 @@ the node's namespace here or, where it depends on the host pool, into the pool's
 from __future__ import annotations
 
 import dataclasses
+import logging
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from p2pkv.address import split_address
 from p2pkv.config import Config
 from p2pkv.errors import ConfigError
+from p2pkv.integrations.sglang_installed import kv_precision
+
+_log = logging.getLogger(__name__)
 
 HOST_KEYS = frozenset(
     {
@@ -52,6 +57,7 @@ class Rank:
     topology: tuple[tuple[str, int], ...]
     """Every other rank and size that is not trivial, also those that this version of p2pkv has never heard of."""
     is_page_first: bool
+    precision: str
 
     @classmethod
     def read(cls, offered: object) -> Rank:
@@ -81,6 +87,7 @@ class Rank:
                 if name not in _NOT_IN_KEYS and value != (0 if name.endswith("_rank") else 1)
             ),
             is_page_first=bool(getattr(offered, "is_page_first_layout", False)),
+            precision=kv_precision(),
         )
 
     def namespace(self, tenant: str) -> str:
@@ -88,7 +95,7 @@ class Rank:
         places = "".join(f" {name}={value}" for name, value in self.topology)
         kind = "replicated" if self.is_replicated else "sharded"
         order = " page_first" if self.is_page_first else ""
-        return f"{tenant} sglang model={self.model!r} {kind}{order}{places}"
+        return f"{tenant} sglang model={self.model!r} {kind}{order}{places} {self.precision}".rstrip()
 
 
 def node_config(offered: object, rank: Rank) -> Config:
@@ -106,7 +113,14 @@ def node_config(offered: object, rank: Rank) -> Config:
             f"deadline is {config.deadline} s, but SGLang waits 10 s at most for its storage threads; "
             f"at most {MAX_DEADLINE_S} s"
         )
-    config = dataclasses.replace(config, namespace=rank.namespace(config.namespace))
+    tenant = config.namespace
+    if not rank.model and tenant == Config().namespace:
+        tenant = secrets.token_hex(16)
+        _log.warning(
+            "SGLang names no model, so nobody shares this server's KV; set 'namespace' to a name that all servers of "
+            "this model have, and no others"
+        )
+    config = dataclasses.replace(config, namespace=rank.namespace(tenant))
     if rank.index == 0:
         return config
     host, _, port = config.listen.rpartition(":")

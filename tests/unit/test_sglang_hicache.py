@@ -9,13 +9,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cluster import free_port
+from cluster import eventually, free_port
 from host_pools import MHA, MLA, HostPoolFake
 from p2pkv import Config, ConfigError, Node, UsageError
 from p2pkv.integrations.sglang_hicache import P2PKVHiCache
@@ -63,6 +63,7 @@ def open_backend() -> Iterator[Open]:
         opened.append(P2PKVHiCache(config, {}))
         if pool is not None:
             opened[-1].register_mem_pool_host(pool)
+        eventually(lambda: all(len(backend.node.members()) == len(opened) for backend in opened), 10.0)
         return opened[-1]
 
     yield open_one
@@ -190,9 +191,7 @@ def test_only_the_prefix_without_a_gap_counts(open_backend: Open) -> None:
         pool.fill(0, i)
         assert writer.batch_set_v1([key], pool.indices(0)) == [True]
         writer.batch_get_v1(keys[: min(i + 1, 3)], pool.indices(*[0] * min(i + 1, 3)))
-    deadline = time.monotonic() + 5
-    while reader.batch_exists(keys) != 3:  # evictions reach the directory a little later
-        assert time.monotonic() < deadline
+    eventually(lambda: reader.batch_exists(keys) == 3, 10.0)  # evictions reach the directory a little later
     assert reader.batch_exists(keys[-8:]) == 8
     assert reader.batch_exists(keys[10:11] + keys[-8:]) == 0
 
@@ -430,9 +429,26 @@ def test_settings_that_would_hang_or_mix_ranks_are_refused() -> None:
         P2PKVHiCache(SimpleNamespace(tp_size=2, extra_config={}))
 
 
-def test_only_the_ranks_are_needed_of_sglangs_configuration() -> None:
-    backend = P2PKVHiCache(SimpleNamespace(tp_rank=0, tp_size=1), start_node=FailingNode)
-    assert backend.node.config.namespace == "default sglang model='' sharded"
+def test_servers_that_name_no_model_share_nothing_unless_told_to(caplog: pytest.LogCaptureFixture) -> None:
+    def namespace(**settings: str) -> str:
+        offered = SimpleNamespace(tp_rank=0, tp_size=1, extra_config=settings)  # the least any SGLang offers
+        return P2PKVHiCache(offered, start_node=FailingNode).node.config.namespace
+
+    assert namespace() != namespace()
+    assert "set 'namespace'" in caplog.text
+    assert namespace(namespace="mine") == namespace(namespace="mine")
+
+
+def test_formats_that_a_host_pool_keeps_as_bytes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def namespace(kv_cache_dtype: str) -> str:
+        server_args = SimpleNamespace(kv_cache_dtype=kv_cache_dtype, quantization=None)
+        for name in ("sglang", "sglang.srt", "sglang.srt.runtime_context"):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        sys.modules["sglang.srt.runtime_context"].get_server_args = lambda: server_args
+        return P2PKVHiCache(storage_config(), start_node=FailingNode).node.config.namespace
+
+    assert namespace("fp8_e4m3") == namespace("fp8_e4m3")
+    assert namespace("fp8_e4m3") != namespace("fp8_e5m2")
 
 
 def test_the_ranks_of_a_server_are_nodes_of_their_own() -> None:
