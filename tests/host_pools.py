@@ -16,16 +16,21 @@ class TensorFake:
     """The part of a torch tensor that tells where its memory is."""
 
     def __init__(self, array: np.ndarray) -> None:
-        self._array = array
-        self.nbytes = array.nbytes
+        self.array = array
         self.dtype = array.dtype
         self.shape = array.shape
 
     def data_ptr(self) -> int:
-        return int(self._array.ctypes.data)
+        return int(self.array.ctypes.data)
+
+    def numel(self) -> int:
+        return self.array.size
+
+    def element_size(self) -> int:
+        return self.array.itemsize
 
     def is_contiguous(self) -> bool:
-        return bool(self._array.flags.c_contiguous)
+        return bool(self.array.flags.c_contiguous)
 
 
 class HostPoolFake:

@@ -201,7 +201,7 @@ class P2PKVHiCache(StorageBase):
                 outcomes = self._read_through.fetch(self._keys([keys[row] for row in rows]), targets)
                 self._reads.add(outcomes, targets[0].nbytes, time.monotonic() - began)
                 for i in np.flatnonzero(outcomes == Outcome.HIT).tolist():
-                    found[rows[i]] = targets[i].owner
+                    found[rows[i]] = (target_locations or ())[rows[i]]
             return found
 
         return self._boundary.call("get", fetch, miss=[None] * len(keys))

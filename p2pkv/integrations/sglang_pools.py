@@ -50,18 +50,27 @@ class Range:
 
     @classmethod
     def of(cls, buffer: object) -> Range:
-        """Take a torch tensor or a numpy array; it must be contiguous and in this machine's memory."""
-        if isinstance(buffer, np.ndarray):
-            if not buffer.flags.c_contiguous:
-                raise UsageError(f"an array of strides {buffer.strides} is not contiguous")
-            return cls(buffer.ctypes.data, buffer.nbytes, buffer)
-        address = getattr(buffer, "data_ptr", None)
-        if not callable(address):
-            raise UsageError(f"{type(buffer).__name__} is neither a tensor nor an array")
+        """Take a torch tensor, or anything that lends its memory as numpy arrays do; it must be contiguous."""
+        data_ptr = getattr(buffer, "data_ptr", None)
+        if data_ptr is None:
+            return cls._of_array(buffer)
         is_contiguous = getattr(buffer, "is_contiguous", None)
-        if callable(is_contiguous) and not is_contiguous():
+        if is_contiguous is not None and not is_contiguous():
             raise UsageError(f"a {type(buffer).__name__} that is not contiguous can't be read as one page")
-        return cls(address(), int(buffer.nbytes), buffer)  # type: ignore[attr-defined]
+        nbytes = getattr(buffer, "nbytes", None)  # of every tensor since torch 2.1
+        if nbytes is None:
+            nbytes = buffer.numel() * buffer.element_size()  # type: ignore[attr-defined]
+        return cls(data_ptr(), int(nbytes), buffer)
+
+    @classmethod
+    def _of_array(cls, buffer: object) -> Range:
+        try:
+            array = buffer if isinstance(buffer, np.ndarray) else np.asarray(memoryview(buffer))  # type: ignore[arg-type]
+        except TypeError:
+            raise UsageError(f"{type(buffer).__name__} is neither a tensor nor an array") from None
+        if not array.flags.c_contiguous:
+            raise UsageError(f"an array of strides {array.strides} is not contiguous")
+        return cls(array.ctypes.data, array.nbytes, array)
 
 
 class HostPool:

@@ -68,9 +68,8 @@ def meet(*servers: SGLangServer) -> None:
 
 
 def test_kv_computed_by_one_server_serves_another_through_death_and_return(start: Start) -> None:
-    first = start("first")
+    first, second = start("first"), start("second")
     first.wait_until_ready()
-    second = start("second")
     second.wait_until_ready()
     meet(first, second)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 from cluster import eventually
 from hicache_backends import PAGES, Open, failed, storage_config
-from host_pools import MHA, MLA, HostPoolFake
+from host_pools import MHA, MLA, HostPoolFake, TensorFake
 from p2pkv import Config, ConfigError, Node, UsageError
 from p2pkv.integrations.sglang_hicache import P2PKVHiCache
 from p2pkv.metrics import Metrics
@@ -180,6 +181,15 @@ def test_memory_that_is_no_tensor_is_a_miss_and_counted(open_backend: Open) -> N
     assert backend.batch_get(["page"]) == [None]
     assert failed(backend, "set", "UsageError") == 2
     assert failed(backend, "get", "UsageError") == 2
+
+
+def test_any_memory_will_do_for_a_flat_page(open_backend: Open) -> None:
+    backend = open_backend()
+    filled = (ctypes.c_uint8 * 4096)(*[7] * 4096)
+    assert backend.set("page", filled)
+    for target in (TensorFake(np.zeros(1024, np.float32)), bytearray(4096), (ctypes.c_uint8 * 4096)()):
+        assert backend.get("page", target) is target
+        assert bytes(getattr(target, "array", target)) == b"\x07" * 4096
 
 
 def test_a_closed_backend_misses(open_backend: Open) -> None:
