@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shlex
 import signal
+import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -13,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster import eventually, free_port
+from cluster import eventually
 
 ROOT = Path(__file__).parents[2]
 VENV = ROOT / ".venv-sglang"
@@ -41,12 +43,21 @@ HICACHE = shlex.split(
 )
 
 
+def lasting_port() -> int:
+    """Return a free port that is free in a minute still: below those that the kernel hands out to connections."""
+    for port in random.sample(range(15000, 32000), 100):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
+    raise OSError("no free port")
+
+
 class SGLangServer:
     """One server whose L3 is p2pkv, with ``settings`` for its node."""
 
     def __init__(self, log: Path, *, layout: str, settings: Mapping[str, object]) -> None:
         self.log = log
-        self.port, self._metrics_port = free_port(), free_port()
+        self.port, self._metrics_port = lasting_port(), lasting_port()
         extra = {
             "backend_name": "p2pkv",
             "module_path": "p2pkv.integrations.sglang_hicache",

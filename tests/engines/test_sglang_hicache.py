@@ -8,9 +8,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from sglang_server import SGLangServer
+from sglang_server import SGLangServer, lasting_port
 
-from cluster import eventually, free_port
+from cluster import eventually
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1200)]
 
@@ -26,7 +26,7 @@ Start = Callable[[str], SGLangServer]
 @pytest.fixture(params=["page_first_direct", "layer_first"])
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
     """Start servers by name that meet at one join address; all are gone when the test ends."""
-    join = f"127.0.0.1:{free_port()}"
+    join = f"127.0.0.1:{lasting_port()}"
     servers: list[SGLangServer] = []
 
     def start(name: str) -> SGLangServer:
