@@ -1,13 +1,14 @@
-# p2pkv: `make` by itself lists the targets. Everything lives in .venv and build/; nothing is installed elsewhere.
+# p2pkv: `make` by itself lists the targets. Everything lives in .venv, .venv-sglang and build/.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+SGLANG := .venv-sglang
 NATIVE := $(shell find native -type f -not -path '*/.*')
 PROMPT ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-native test-slow check format clean
+.PHONY: help demo test test-native test-slow test-sglang check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -34,6 +35,22 @@ test-native: $(STAMP)  ## the native tests under ASan + UBSan, then under TSan
 test-slow: $(STAMP)  ## the long tests: 1,000 connect and kill cycles, the full torn-read hunt
 	$(BIN)/python -m pytest -m slow
 
+SGLANG_CPU := tests/engines/sglang_cpu
+$(SGLANG)/.requirements: $(SGLANG_CPU)/requirements.txt $(SGLANG_CPU)/make_model.py
+	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	@echo "installing SGLang for CPUs into $(SGLANG): 2 GB, some minutes ..."
+	@$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@$(SGLANG)/bin/python $(SGLANG_CPU)/make_model.py $(SGLANG)/tiny-model
+	@touch $@
+
+$(SGLANG)/.installed: $(SGLANG)/.requirements pyproject.toml $(NATIVE)
+	@echo "installing p2pkv into $(SGLANG) ..."
+	@$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+test-sglang: $(STAMP) $(SGLANG)/.installed  ## two real SGLang servers share their KV; needs no GPU
+	$(BIN)/python -m pytest -m sglang tests/engines
+
 check: $(STAMP)  ## formatting, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -45,5 +62,5 @@ format:  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
 	git ls-files 'native/*.h' 'native/*.cc' | xargs $(BIN)/clang-format -i
 
-clean:  ## remove .venv and build/
-	rm -rf $(VENV) build
+clean:  ## remove .venv, .venv-sglang and build/
+	rm -rf $(VENV) $(SGLANG) build

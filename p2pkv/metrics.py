@@ -83,6 +83,13 @@ class Metrics:
         self.silent_owners = self._counter(
             "p2pkv_silent_owners", "Directory requests a healthy owner did not answer in time"
         )
+        self.failed_calls = self._counter(
+            "p2pkv_failed_calls",
+            "Calls of a serving engine answered with misses because of an error",
+            "operation",
+            "cause",
+        )
+        """``operation``: exists, get, set, clear, register. ``cause``: the class of the error."""
         self._server: object | None = None
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:

@@ -221,6 +221,11 @@ class Node:
         with self._gate:
             return self._started.retract(keys, self._deadline(timeout))
 
+    def clear(self) -> int:
+        """Take back every page that this node published; return their number. The directory hears of it soon."""
+        with self._gate:
+            return self._pool.purge()
+
     def members(self) -> list[Member]:
         """Return a record for each live node, this one included: id, boot epoch, state, addresses."""
         with self._gate:

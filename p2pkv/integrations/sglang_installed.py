@@ -1,0 +1,38 @@
+"""The one place that looks for SGLang. Where it isn't installed, ``object`` does as well for a base class."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["StorageBase", "kv_precision"]
+
+
+def _find(module: str, name: str) -> Any | None:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "sglang":
+            raise  # SGLang is there, but something it needs is not
+        return None
+
+
+if TYPE_CHECKING:
+    StorageBase = object
+else:
+    StorageBase = _find("sglang.srt.mem_cache.hicache_storage", "HiCacheStorage") or object
+
+
+def kv_precision() -> str:
+    """Return what this process's server was told of its KV's precision; empty where there is no server.
+
+    Host pools keep every FP8 format as bytes, so their dtype does not tell which it is.
+    """
+    server_args = _find("sglang.srt.runtime_context", "get_server_args")
+    if server_args is None:
+        return ""
+    try:
+        told = server_args()
+    except ValueError:  # SGLang is installed, but this is no server
+        return ""
+    return f"kv_cache_dtype={told.kv_cache_dtype} quantization={told.quantization}"

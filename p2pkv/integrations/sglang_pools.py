@@ -1,0 +1,148 @@
+"""SGLang's host pools as p2pkv sees them: where pages lie, how long they are, and how their keys begin.
+
+What a pool offers is looked at once, when it is registered. A page is stored as one entry, whatever the number of its
+pieces (K and V; or K and V of each layer). In a pool of one buffer the pieces are taken in the order of their
+addresses: that is the order of SGLang's flat pages too, so both of its interfaces find the same entries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pkv.errors import UsageError
+from p2pkv.integrations.sglang_settings import Rank
+from p2pkv.page import Pieces
+
+SHARDED_SIDE_POOLS = frozenset({"mamba"})
+"""Pools whose pages differ from rank to rank even where the model's KV is the same on all."""
+
+
+class Indices(Protocol):
+    """Token numbers in a host pool, such as a tensor; ``page_size`` of them a page."""
+
+    def __len__(self) -> int: ...
+    def tolist(self) -> list[int]: ...
+
+
+class SGLangPool(Protocol):
+    """The part of SGLang's ``HostKVCache`` that is relied on; ``layout``, ``dtype`` are taken too where offered."""
+
+    page_size: int
+    kv_buffer: object
+
+    def get_page_buffer_meta(self, indices: Indices) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the address and the length of every piece of every page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A tensor's or array's memory; ``owner`` keeps it alive."""
+
+    address: int
+    nbytes: int
+    owner: object
+
+    @classmethod
+    def of(cls, buffer: object) -> Range:
+        """Take a torch tensor, or anything that lends its memory as numpy arrays do; it must be contiguous."""
+        data_ptr = getattr(buffer, "data_ptr", None)
+        if data_ptr is None:
+            return cls._of_array(buffer)
+        is_contiguous = getattr(buffer, "is_contiguous", None)
+        if is_contiguous is not None and not is_contiguous():
+            raise UsageError(f"a {type(buffer).__name__} that is not contiguous can't be read as one page")
+        nbytes = getattr(buffer, "nbytes", None)  # of every tensor since torch 2.1
+        if nbytes is None:
+            nbytes = buffer.numel() * buffer.element_size()  # type: ignore[attr-defined]
+        return cls(data_ptr(), int(nbytes), buffer)
+
+    @classmethod
+    def _of_array(cls, buffer: object) -> Range:
+        try:
+            array = buffer if isinstance(buffer, np.ndarray) else np.asarray(memoryview(buffer))  # type: ignore[arg-type]
+        except TypeError:
+            raise UsageError(f"{type(buffer).__name__} is neither a tensor nor an array") from None
+        if not array.flags.c_contiguous:
+            raise UsageError(f"an array of strides {array.strides} is not contiguous")
+        return cls(array.ctypes.data, array.nbytes, array)
+
+
+class HostPool:
+    """One host pool; immutable. ``page_size`` is the tokens of a page, ``page_nbytes`` its length."""
+
+    def __init__(self, pool: SGLangPool, name: str, rank: Rank) -> None:
+        """Look at ``pool``. Raises :class:`~p2pkv.errors.UsageError` if it can't say where its pages lie."""
+        self._pool = pool
+        # with decode context parallelism a page is spread over ranks: so many tokens, of which this rank has its part
+        self.page_size = int(getattr(pool, "logical_page_size", None) or pool.page_size)
+        self.ranges = [Range.of(buffer) for buffer in _leaves(pool.kv_buffer)]
+        try:
+            addresses, lengths = pool.get_page_buffer_meta(np.arange(self.page_size))
+        except (NotImplementedError, ValueError) as error:
+            raise UsageError(f"host pool {name!r} can't say where its pages lie: {error}") from error
+        self.page_nbytes = sum(lengths)
+        self._order = self._address_order(addresses, lengths)
+        self.prefix = self._prefix(name, lengths, rank)
+
+    def keys(self, hashes: Sequence[str]) -> list[str]:
+        """Return the keys of pages of this pool."""
+        return [self.prefix + page for page in hashes]
+
+    def pieces(self, n_pages: int, indices: Indices | None) -> Pieces:
+        """Return where ``n_pages`` pages lie, whose tokens are ``indices``; nothing of those is kept."""
+        n_indices = 0 if indices is None else len(indices)
+        if indices is None or n_indices != n_pages * self.page_size:
+            raise UsageError(f"{n_pages} pages of {self.page_size} tokens, but {n_indices} token indices")
+        addresses, lengths = self._pool.get_page_buffer_meta(indices)
+        if len(addresses) != len(lengths) or len(addresses) % n_pages:
+            raise UsageError(f"{len(addresses)} addresses and {len(lengths)} lengths for {n_pages} pages")
+        pieces = np.empty((n_pages, len(addresses) // n_pages, 2), np.int64)
+        pieces[:, :, 0] = np.asarray(addresses, np.int64).reshape(n_pages, -1)
+        pieces[:, :, 1] = np.asarray(lengths, np.int64).reshape(n_pages, -1)
+        wrong = np.flatnonzero(pieces[:, :, 1].sum(axis=1) != self.page_nbytes)
+        if len(wrong):
+            raise UsageError(
+                f"page {wrong[0]} is not {self.page_nbytes} bytes long, as this pool's pages are"
+            )
+        return Pieces(pieces if self._order is None else pieces[:, self._order])
+
+    def _address_order(self, addresses: Sequence[int], lengths: Sequence[int]) -> NDArray[np.int64] | None:
+        for address, nbytes in zip(addresses, lengths, strict=True):
+            if not any(
+                r.address <= address and address + nbytes <= r.address + r.nbytes for r in self.ranges
+            ):
+                raise UsageError(
+                    f"a piece of {nbytes} bytes at {address:#x} lies outside of the pool's kv_buffer"
+                )
+        # of several buffers the addresses have no order that another process would have too
+        if len(self.ranges) > 1:
+            return None
+        order = np.argsort(np.asarray(addresses, np.int64), kind="stable")
+        return None if (order == np.arange(len(order))).all() else order
+
+    def _prefix(self, name: str, lengths: Sequence[int], rank: Rank) -> str:
+        buffer = next(_leaves(self._pool.kv_buffer))
+        dtype = getattr(self._pool, "dtype", None) or getattr(buffer, "dtype", "unknown")
+        layout = getattr(self._pool, "layout", None) or f"of {len(getattr(buffer, 'shape', ()))} dimensions"
+        kind = f"{name} {layout} {dtype} page={self.page_size} pieces={list(lengths)}"
+        return key_prefix(kind, rank, is_shared=rank.is_replicated and name not in SHARDED_SIDE_POOLS)
+
+
+def key_prefix(kind: str, rank: Rank, *, is_shared: bool) -> str:
+    """Return how the keys of one kind of pages begin; with the tensor-parallel rank unless all ranks share them."""
+    place = "every tp rank" if is_shared else f"tp {rank.tp_rank}/{rank.tp_size}"
+    return hashlib.blake2b(f"{kind} {place}".encode(), digest_size=16).hexdigest() + "/"
+
+
+def _leaves(buffers: object) -> Iterator[object]:
+    if isinstance(buffers, (list, tuple)):
+        for buffer in buffers:
+            yield from _leaves(buffer)
+    elif buffers is not None:
+        yield buffers

@@ -1,0 +1,131 @@
+"""What SGLang tells its storage backend at start, read once: who this rank is, and the settings of its node.
+
+SGLang's page hashes say which tokens a page holds and nothing else. Whatever else makes the bytes differ is put into
+the node's namespace here or, where it depends on the host pool, into the pool's key prefix (``sglang_pools.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from p2pkv.address import split_address
+from p2pkv.config import Config
+from p2pkv.errors import ConfigError
+from p2pkv.integrations.sglang_installed import kv_precision
+
+_log = logging.getLogger(__name__)
+
+HOST_KEYS = frozenset(
+    {
+        "allocator",
+        "backend_name",
+        "class_name",
+        "file_storage_path",
+        "hicache_storage_pass_prefix_keys",
+        "interface_v1",
+        "module_path",
+        "prefetch_threshold",
+        "prefetch_timeout_base",
+        "prefetch_timeout_per_ki_token",
+        "tp_lcm_size",
+    }
+)
+"""SGLang's own keys of ``--hicache-storage-backend-extra-config``."""
+
+MAX_DEADLINE_S = 5.0
+"""SGLang waits 10 s for its storage threads when it detaches a backend; a call must be over well before."""
+
+_NOT_IN_KEYS = frozenset({"tp_rank", "tp_size", "dp_rank", "dp_size"})
+"""Replicas (dp) have the same pages; the tensor-parallel rank is the pools' business, some share across it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One scheduler process of a server: its model, and its place among the ranks."""
+
+    model: str
+    tp_rank: int
+    tp_size: int
+    is_replicated: bool
+    """Every tensor-parallel rank has the same KV (MLA): one of them writes, all read."""
+    index: int
+    """Number of this process among those of its server, which share one configuration."""
+    topology: tuple[tuple[str, int], ...]
+    """Every other rank and size that is not trivial, also those that this version of p2pkv has never heard of."""
+    is_page_first: bool
+    precision: str
+
+    @classmethod
+    def read(cls, offered: object) -> Rank:
+        """Take what ``HiCacheStorageConfig`` offers in this version of SGLang."""
+        numbers = {
+            name: value
+            for name in dir(offered)
+            if name.endswith(("_rank", "_size")) and isinstance(value := getattr(offered, name), int)
+        }
+        for name in ("tp_rank", "tp_size"):
+            if name not in numbers:
+                raise ConfigError(
+                    f"SGLang's storage configuration has no {name}; without it ranks would share keys"
+                )
+        index = 0
+        for part in ("dp", "attn_cp", "pp", "tp"):
+            index = index * numbers.get(f"{part}_size", 1) + numbers.get(f"{part}_rank", 0)
+        return cls(
+            model=str(getattr(offered, "model_name", None) or ""),
+            tp_rank=numbers["tp_rank"],
+            tp_size=numbers["tp_size"],
+            is_replicated=bool(getattr(offered, "is_mla_model", False)),
+            index=index,
+            topology=tuple(
+                (name, value)
+                for name, value in sorted(numbers.items())
+                if name not in _NOT_IN_KEYS and value != (0 if name.endswith("_rank") else 1)
+            ),
+            is_page_first=bool(getattr(offered, "is_page_first_layout", False)),
+            precision=kv_precision(),
+        )
+
+    def namespace(self, tenant: str) -> str:
+        """Return what all this rank's pages have in common, whatever their pool."""
+        places = "".join(f" {name}={value}" for name, value in self.topology)
+        kind = "replicated" if self.is_replicated else "sharded"
+        order = " page_first" if self.is_page_first else ""
+        return f"{tenant} sglang model={self.model!r} {kind}{order}{places} {self.precision}".rstrip()
+
+
+def node_config(offered: object, rank: Rank) -> Config:
+    """Make the node's configuration of ``extra_config``. Raises :class:`~p2pkv.errors.ConfigError`.
+
+    The ranks of a server are given the same settings, but each is a node: all but the first add their number to
+    ``node_id`` and to the ports, where those are fixed.
+    """
+    settings = getattr(offered, "extra_config", None) or {}
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"extra_config must be a JSON object, not {type(settings).__name__}")
+    config = Config.load(settings, host_keys=HOST_KEYS)
+    if config.deadline > MAX_DEADLINE_S:
+        raise ConfigError(
+            f"deadline is {config.deadline} s, but SGLang waits 10 s at most for its storage threads; "
+            f"at most {MAX_DEADLINE_S} s"
+        )
+    tenant = config.namespace
+    if not rank.model and tenant == Config().namespace:
+        tenant = secrets.token_hex(16)
+        _log.warning(
+            "SGLang names no model, so nobody shares this server's KV; set 'namespace' to a name that all servers of "
+            "this model have, and no others"
+        )
+    config = dataclasses.replace(config, namespace=rank.namespace(tenant))
+    if rank.index == 0:
+        return config
+    host, _, port = config.listen.rpartition(":")
+    if split_address("listen", config.listen)[1]:
+        config = dataclasses.replace(config, listen=f"{host}:{int(port) + rank.index}")
+    if config.metrics_port:
+        config = dataclasses.replace(config, metrics_port=config.metrics_port + rank.index)
+    return dataclasses.replace(config, node_id=f"{config.node_id}-rank{rank.index}")

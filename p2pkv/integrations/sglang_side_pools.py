@@ -1,0 +1,72 @@
+"""Models with more than one host pool (states, indexers, drafts): which prefixes are complete in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pkv.integrations.sglang_pools import Indices
+
+_ALL_PAGES, _TRAILING_PAGES, _BLOCK_GROUPS = "all_pages", "trailing_pages", "block_groups"
+
+
+class PoolTransfer(Protocol):
+    """The part of SGLang's ``PoolTransfer`` that is relied on."""
+
+    name: str
+    keys: Sequence[str] | None
+    host_indices: Indices | None
+    hit_policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHits:
+    """As SGLang's ``PoolTransferResult``: pages of the longest prefix, of each pool's own, and every good length."""
+
+    kv_hit_pages: int
+    extra_pool_hit_pages: dict[str, int]
+    restorable_prefix_pages: list[int]
+
+    @classmethod
+    def none(cls) -> PoolHits:
+        """Return that nothing is there."""
+        return cls(0, {}, [])
+
+
+def prefixes_served(
+    kv: NDArray[np.bool_], transfers: Sequence[PoolTransfer], found: Mapping[str, NDArray[np.bool_]]
+) -> PoolHits:
+    """Say how long a prefix every pool can serve; ``found`` lacks the pools that are not stored, which serve none.
+
+    ``kv[i]`` and ``found[pool][i]`` say whether page ``i`` is there.
+    """
+    n_pages = _run(kv)
+    lengths = np.arange(1, n_pages + 1)
+    restorable = np.ones(n_pages, bool)  # [i]: a prefix of i + 1 pages is good
+    hits = {"kv": n_pages} if n_pages else {}
+    for transfer in transfers:
+        if transfer.hit_policy == _BLOCK_GROUPS:
+            continue  # it has no say in the KV's hits, and what is not named counts as not known
+        pages = found.get(str(transfer.name), np.zeros(len(kv), bool))[:n_pages]
+        if transfer.hit_policy == _ALL_PAGES:
+            good = lengths <= _run(pages)
+        elif transfer.hit_policy == _TRAILING_PAGES:
+            tail = np.minimum(lengths, max(1, len(transfer.keys or ())))
+            there = np.concatenate([[0], np.cumsum(pages)])
+            good = there[lengths] - there[lengths - tail] == tail
+        else:
+            good = np.zeros(n_pages, bool)
+        if good.any():
+            hits[transfer.name] = int(lengths[good][-1])
+        restorable &= good
+    served = lengths[restorable].tolist()
+    return PoolHits(served[-1] if served else 0, hits, served)
+
+
+def _run(pages: NDArray[np.bool_]) -> int:
+    missing = np.flatnonzero(~pages)
+    return int(missing[0]) if len(missing) else len(pages)

@@ -1,0 +1,140 @@
+"""A real SGLang server on a CPU, with the tiny model, as a process that a test starts, asks and kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cluster import eventually
+
+ROOT = Path(__file__).parents[2]
+VENV = ROOT / ".venv-sglang"
+SHIMS = Path(__file__).with_name("sglang_cpu") / "shims"
+READY_S = 300.0
+"""Starting takes 40 to 120 s on two cores, most of it imports."""
+
+ENVIRONMENT = {
+    "PYTHONPATH": str(SHIMS),
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "no_proxy": "127.0.0.1",
+}
+OPTIONS = shlex.split(
+    "--device cpu --host 127.0.0.1 --dtype float32 --attention-backend torch_native --disable-overlap-schedule "
+    "--max-total-tokens 4096 --page-size 16 --mem-fraction-static 0.3 --skip-server-warmup --enable-cache-report"
+)
+HICACHE = shlex.split(
+    "--enable-hierarchical-cache --hicache-ratio 2 --hicache-io-backend direct "
+    "--hicache-write-policy write_through --hicache-storage-prefetch-policy wait_complete "
+    "--hicache-storage-backend dynamic"
+)
+
+
+def lasting_port() -> int:
+    """Return a free port that is free in a minute still: below those that the kernel hands out to connections."""
+    for port in random.sample(range(15000, 32000), 100):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
+    raise OSError("no free port")
+
+
+class SGLangServer:
+    """One server whose L3 is p2pkv, with ``settings`` for its node."""
+
+    def __init__(self, log: Path, *, layout: str, settings: Mapping[str, object]) -> None:
+        self.log = log
+        self.port, self._metrics_port = lasting_port(), lasting_port()
+        extra = {
+            "backend_name": "p2pkv",
+            "module_path": "p2pkv.integrations.sglang_hicache",
+            "class_name": "P2PKVHiCache",
+            "interface_v1": 1,
+            "metrics_port": self._metrics_port,
+            **settings,
+        }
+        command = [str(VENV / "bin" / "python"), "-m", "sglang.launch_server", "--port", str(self.port)]
+        command += ["--model-path", str(VENV / "tiny-model"), *OPTIONS, *HICACHE]
+        command += ["--hicache-mem-layout", layout]
+        command += ["--hicache-storage-backend-extra-config", json.dumps(extra)]
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | ENVIRONMENT,
+                cwd=log.parent,  # not the repository: its p2pkv has no native core for this interpreter
+                start_new_session=True,  # SGLang is several processes; they go together
+            )
+
+    def wait_until_ready(self) -> None:
+        """Block until it answers."""
+
+        def answers() -> bool:
+            assert self._process.poll() is None, f"the server ended; see the end of its log:\n{self.tail()}"
+            try:
+                self._get(self.port, "/model_info")
+            except (urllib.error.URLError, ConnectionError):
+                return False
+            return True
+
+        eventually(answers, READY_S)
+
+    def generate(self, tokens: list[int], n_tokens: int = 16) -> dict[str, Any]:
+        """Return the ids that follow ``tokens``, and what SGLang says about its caches."""
+        sampling = {"temperature": 0, "max_new_tokens": n_tokens, "ignore_eos": True}
+        body = json.dumps({"input_ids": tokens, "sampling_params": sampling}).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/generate", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=120) as response:  # noqa: S310
+            answer: dict[str, Any] = json.load(response)
+        return answer
+
+    def counters(self) -> dict[str, float]:
+        """Return the counters of its node."""
+        lines = self._get(self._metrics_port, "/metrics").splitlines()
+        samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
+
+    def published_pages(self) -> int:
+        """Return how many pages its node has published."""
+        return int(self.counters().get("p2pkv_published_pages_total", 0))
+
+    def fetched_pages(self) -> int:
+        """Return how many pages its node has fetched from others."""
+        prefix = "p2pkv_fetched_pages_total"
+        counters = self.counters().items()
+        return int(sum(n for name, n in counters if name.startswith(prefix) and "own_pool" not in name))
+
+    def tail(self) -> str:
+        """Return the end of its log."""
+        return self.log.read_text(errors="replace")[-4000:]
+
+    def kill(self) -> None:
+        """End all its processes at once, without a word to anybody. Idempotent."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        finally:
+            self._process.wait()
+
+    @staticmethod
+    def _get(port: int, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
+            return str(response.read().decode())

@@ -1,0 +1,109 @@
+"""Two real SGLang servers share their KV through p2pkv: ``make test-sglang``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from sglang_server import SGLangServer, lasting_port
+
+from cluster import eventually
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1200)]
+
+PAGE = 16
+N_PAGES = 24
+PUBLISHED_S = 20.0
+NOTICED_S = 30.0
+"""The death of a node takes a few seconds to be certain, and longer where cores are scarce."""
+
+Start = Callable[[str], SGLangServer]
+
+
+@pytest.fixture(params=["page_first_direct", "layer_first"])
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
+    """Start servers by name that meet at one join address; all are gone when the test ends."""
+    join = f"127.0.0.1:{lasting_port()}"
+    servers: list[SGLangServer] = []
+
+    def start(name: str) -> SGLangServer:
+        settings = {"node_id": name, "join": [join], "pool_size": "64MiB"}
+        log = tmp_path / f"{name}-{len(servers)}.log"
+        servers.append(SGLangServer(log, layout=request.param, settings=settings))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.kill()
+
+
+def prompt(seed: int) -> list[int]:
+    """Return a prompt of :data:`N_PAGES` pages and a few tokens more; the last of them is always computed."""
+    random = Random(seed)
+    return [random.randrange(300, 4000) for _ in range(N_PAGES * PAGE + 9)]
+
+
+def cached(answer: dict[str, Any]) -> dict[str, int]:
+    """Return how many prompt tokens came from where."""
+    meta = answer["meta_info"]
+    details = meta.get("cached_tokens_details") or {}
+    return {"all": meta["cached_tokens"], "storage": details.get("storage", 0)}
+
+
+def serve_anew(server: SGLangServer, tokens: list[int]) -> list[int]:
+    """Have ``server`` compute a prompt it can't know from anywhere; return when others can fetch its pages."""
+    before = server.published_pages()
+    answer = server.generate(tokens)
+    assert cached(answer)["all"] == 0
+    eventually(lambda: server.published_pages() >= before + N_PAGES, PUBLISHED_S)
+    return list(answer["output_ids"])
+
+
+def meet(*servers: SGLangServer) -> None:
+    """Wait until the node of each of ``servers`` knows those of all."""
+    eventually(lambda: all(s.counters()["p2pkv_members"] == len(servers) for s in servers), NOTICED_S)
+
+
+def test_kv_computed_by_one_server_serves_another_through_death_and_return(start: Start) -> None:
+    first, second = start("first"), start("second")
+    first.wait_until_ready()
+    second.wait_until_ready()
+    meet(first, second)
+
+    # what the first has computed, the second has from outside, and goes on exactly as if it had computed it
+    outputs = []
+    for seed in (1, 2, 3):
+        outputs.append(serve_anew(first, prompt(seed)))
+        fetched = second.fetched_pages()
+        answer = second.generate(prompt(seed))
+        assert cached(answer)["storage"] == N_PAGES * PAGE
+        assert answer["output_ids"] == outputs[-1]
+        assert second.fetched_pages() == fetched + N_PAGES
+    assert outputs[0] != outputs[1] != outputs[2], "outputs that are all the same would hide wrong KV"
+
+    # the first dies while its pages are in the directory; the second notices and goes on without them
+    lost = [serve_anew(first, prompt(seed)) for seed in (4, 5)]
+    first.kill()
+    assert second.generate(prompt(4))["output_ids"] == lost[0]
+    eventually(lambda: second.counters()["p2pkv_members"] == 1, NOTICED_S)
+    answer = second.generate(prompt(5))
+    assert cached(answer)["storage"] == 0
+    assert answer["output_ids"] == lost[1]
+    output = serve_anew(second, prompt(6))
+
+    # the first comes back under its old name, finds the cluster through the same address, and all its pages
+    first = start("first")
+    first.wait_until_ready()
+    meet(first, second)
+    pages = second.counters()[
+        "p2pkv_pool_pages"
+    ]  # the first's part of the directory is empty until told of them
+    eventually(lambda: first.counters()["p2pkv_shard_entries"] >= pages, NOTICED_S)
+    answer = first.generate(prompt(6))
+    assert cached(answer)["storage"] == N_PAGES * PAGE
+    assert answer["output_ids"] == output
+    for server in (first, second):
+        assert not [name for name in server.counters() if name.startswith("p2pkv_failed_calls_total")]

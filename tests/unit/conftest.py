@@ -1,0 +1,32 @@
+"""Fixtures for tests in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cluster import eventually, free_port
+from hicache_backends import Open, storage_config
+from p2pkv.integrations.sglang_hicache import P2PKVHiCache
+
+
+@pytest.fixture
+def open_backend() -> Iterator[Open]:
+    """Open backends of one cluster: ``open(pool, settings={...}, **changes of the storage configuration)``."""
+    join = f"127.0.0.1:{free_port()}"
+    opened: list[P2PKVHiCache] = []
+
+    def open_one(pool: Any = None, settings: dict[str, Any] | None = None, **changes: Any) -> P2PKVHiCache:
+        config = storage_config(**changes)
+        config.extra_config |= {"join": join, "pool_size": "4MiB", **(settings or {})}
+        opened.append(P2PKVHiCache(config, {}))
+        if pool is not None:
+            opened[-1].register_mem_pool_host(pool)
+        eventually(lambda: all(len(backend.node.members()) == len(opened) for backend in opened), 10.0)
+        return opened[-1]
+
+    yield open_one
+    for backend in opened:
+        backend.close()

@@ -1,0 +1,455 @@
+"""The HiCache backend without SGLang: whole nodes in this process, pools of every layout SGLang has."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster import eventually
+from hicache_backends import PAGES, Open, failed, storage_config
+from host_pools import MHA, MLA, HostPoolFake, TensorFake
+from p2pkv import Config, ConfigError, Node, UsageError
+from p2pkv.integrations.sglang_hicache import P2PKVHiCache
+from p2pkv.metrics import Metrics
+
+POOLS = [("mha", layout) for layout in MHA] + [("mla", layout) for layout in MLA] + [("mixed", "page_first")]
+
+
+@pytest.mark.parametrize(("kind", "layout"), POOLS)
+def test_pages_of_every_layout_arrive_byte_for_byte(open_backend: Open, kind: str, layout: str) -> None:
+    ours, theirs = HostPoolFake(layout, kind=kind), HostPoolFake(layout, kind=kind, n_pages=24)
+    writer, reader = open_backend(ours), open_backend(theirs)
+    sources, targets = [3, 1, 15, 0, 7, 6, 9, 2], [20, 2, 4, 23, 0, 11, 7, 5]
+    for seed, page in enumerate(sources):
+        ours.fill(page, seed)
+    assert writer.batch_set_v1(PAGES, ours.indices(*sources)) == [True] * 8
+    assert writer.node.counters()["p2pkv_published_pages_total"] == 8  # one entry a page, whatever its pieces
+    assert reader.batch_exists(PAGES) == 8
+    assert reader.batch_get_v1(PAGES, theirs.indices(*targets)) == [True] * 8
+    assert [theirs.content(page) for page in targets] == [ours.content(page) for page in sources]
+    untouched = set(range(24)) - set(targets)
+    assert not any(any(theirs.content(page)) for page in untouched)
+
+
+@pytest.mark.parametrize(("kind", "layout"), [pool for pool in POOLS if pool[0] != "mixed"])
+def test_both_interfaces_find_the_same_pages(open_backend: Open, kind: str, layout: str) -> None:
+    ours, theirs = HostPoolFake(layout, kind=kind), HostPoolFake(layout, kind=kind)
+    flat, zero_copy = open_backend(ours), open_backend(theirs)
+    for page in range(8):
+        ours.fill(page, page)
+    assert flat.batch_set(PAGES[:4], [ours.flat_page(page) for page in range(4)])
+    assert flat.set(PAGES[4], ours.flat_page(4))
+    assert zero_copy.batch_get_v1(PAGES[:5], theirs.indices(0, 1, 2, 3, 4)) == [True] * 5
+    assert [theirs.content(page) for page in range(5)] == [ours.content(page) for page in range(5)]
+
+    theirs.fill(5, 5)
+    assert zero_copy.batch_set_v1([PAGES[5]], theirs.indices(5)) == [True]
+    targets = [np.zeros_like(ours.flat_page(0)) for _ in range(3)]
+    got = flat.batch_get([PAGES[5], PAGES[6], PAGES[0]], targets)
+    assert [tensor is target for tensor, target in zip(got, targets, strict=True)] == [True, False, True]
+    assert got[1] is None
+    assert (targets[0] == theirs.flat_page(5)).all()
+    assert not targets[1].any(), "a miss leaves the flat tensor alone"
+    assert (targets[2] == ours.flat_page(0)).all()
+    assert flat.get(PAGES[7], targets[1]) is None
+
+
+def test_flat_batches_larger_than_the_staging_buffer_arrive(open_backend: Open) -> None:
+    writer = open_backend(settings={"pool_size": "64MiB"})
+    reader = open_backend()
+    values = [np.full(1 << 20, i, np.uint8) for i in range(20)]
+    keys = [f"{i:064x}" for i in range(20)]
+    assert writer.batch_set(keys, values)
+    targets = [np.zeros(1 << 20, np.uint8) for _ in keys]
+    assert all(got is target for got, target in zip(reader.batch_get(keys, targets), targets, strict=True))
+    assert all((target == value).all() for target, value in zip(targets, values, strict=True))
+
+
+ELSEWHERE = [
+    ({"model_name": "other"}, {}, {}),
+    ({"tp_rank": 1, "tp_size": 2}, {}, {}),
+    ({"tp_size": 2}, {}, {}),
+    ({"pp_rank": 1, "pp_size": 2}, {}, {}),
+    ({"pp_size": 2}, {}, {}),
+    ({"attn_cp_rank": 1, "attn_cp_size": 2}, {}, {}),
+    ({"dcp_rank": 1, "dcp_size": 2}, {}, {}),
+    ({"newly_invented_rank": 1, "newly_invented_size": 2}, {}, {}),
+    ({"is_mla_model": True}, {}, {}),
+    ({}, {"dtype": "int16"}, {}),
+    ({}, {"layout": "page_head"}, {}),
+    ({}, {"layout": "page_first_direct"}, {}),
+    ({}, {"page_size": 32, "n_pages": 8}, {}),
+    ({}, {"heads": 8}, {}),
+    ({}, {}, {"namespace": "another tenant"}),
+]
+
+
+@pytest.mark.parametrize(("rank", "geometry", "settings"), ELSEWHERE)
+def test_whatever_makes_bytes_differ_never_hits(
+    open_backend: Open, rank: dict[str, Any], geometry: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    ours, theirs = HostPoolFake(), HostPoolFake(**{"layout": "page_first"} | geometry)
+    writer, same, other = open_backend(ours), open_backend(ours), open_backend(theirs, settings, **rank)
+    assert writer.batch_set_v1(PAGES[:1], ours.indices(0)) == [True]
+    assert writer.set(PAGES[1], ours.flat_page(1))
+    assert same.batch_exists(PAGES) == 2
+    for page in PAGES[:2]:
+        assert other.batch_exists([page]) == 0
+        assert not other.exists(page)
+        assert other.batch_get_v1([page], theirs.indices(0)) == [False]
+        assert other.get(page, theirs.flat_page(0)) is None
+
+
+@pytest.mark.parametrize(
+    "rank", [{"tp_rank": 1, "tp_size": 2}, {"dp_rank": 1}, {"tp_rank": 3, "tp_size": 4, "dp_rank": 2}]
+)
+def test_ranks_that_have_the_same_kv_share_it(open_backend: Open, rank: dict[str, int]) -> None:
+    is_mla = "tp_rank" in rank
+    kind = "mla" if is_mla else "mha"
+    ours, theirs = HostPoolFake(kind=kind), HostPoolFake(kind=kind)
+    ours.fill(0, 1)
+    sizes = {"tp_size": rank.get("tp_size", 1), "is_mla_model": is_mla}
+    writer, reader = open_backend(ours, **sizes), open_backend(theirs, **sizes | rank)
+    assert writer.batch_set_v1(PAGES[:1], ours.indices(0)) == [True]
+    assert reader.batch_get_v1(PAGES[:1], theirs.indices(0)) == [True]
+    assert theirs.content(0) == ours.content(0)
+
+
+def test_only_the_prefix_without_a_gap_counts(open_backend: Open) -> None:
+    pool = HostPoolFake(n_pages=1)
+    writer, reader = open_backend(pool, {"pool_size": "1MiB"}), open_backend(HostPoolFake())
+    keys = [f"{i:064x}" for i in range(64)]
+    for i, key in enumerate(keys):  # the first three stay in use, those after them are evicted
+        pool.fill(0, i)
+        assert writer.batch_set_v1([key], pool.indices(0)) == [True]
+        writer.batch_get_v1(keys[: min(i + 1, 3)], pool.indices(*[0] * min(i + 1, 3)))
+    eventually(lambda: reader.batch_exists(keys) == 3, 10.0)  # evictions reach the directory a little later
+    assert reader.batch_exists(keys[-8:]) == 8
+    assert reader.batch_exists(keys[10:11] + keys[-8:]) == 0
+
+
+def test_a_page_that_was_set_can_be_fetched_and_one_that_was_not_can_not(open_backend: Open) -> None:
+    ours, theirs = HostPoolFake(n_pages=64), HostPoolFake(n_pages=64)
+    writer, reader = open_backend(ours, {"pool_size": "1MiB"}), open_backend(theirs)
+    keys = [f"{i:064x}" for i in range(64)]
+    for page in range(64):
+        ours.fill(page, page)
+    stored = writer.batch_set_v1(keys, ours.indices(*range(64)))
+    assert 0 < sum(stored) < 64, "the pool holds some of the batch"
+    assert reader.batch_get_v1(keys, theirs.indices(*range(64))) == stored
+    assert all(theirs.content(page) == ours.content(page) for page in range(64) if stored[page])
+
+
+def test_a_wrong_length_is_a_miss_and_counted(open_backend: Open) -> None:
+    pool = HostPoolFake()
+    backend = open_backend(pool)
+    right, short = pool.flat_page(0), np.zeros(10, np.uint8)
+    assert not backend.set(PAGES[0], short)
+    assert not backend.batch_set(PAGES[:2], [right, short])
+    assert backend.batch_get(PAGES[:2], [right, short])[1] is None
+    assert backend.batch_get(PAGES[:1], [right])[0] is right, "the others of the batch are not harmed"
+    assert backend.batch_set_v1(PAGES[:2], pool.indices(0)) == [False, False]
+    assert backend.batch_get_v1(PAGES[:2], pool.indices(0, 1, 2)) == [False, False]
+    assert failed(backend, "set", "UsageError") == 3
+    assert failed(backend, "get", "UsageError") == 2
+    assert backend.batch_exists(PAGES) == 1
+
+
+def test_a_wrong_length_without_a_pool_is_a_miss_and_counted(open_backend: Open) -> None:
+    writer, reader = open_backend(), open_backend()
+    assert writer.set("page", np.ones(4096, np.uint8))
+    assert reader.exists("page")
+    assert reader.get("page", np.zeros(2048, np.uint8)) is None
+    assert failed(reader, "get", "UsageError") == 1
+
+
+def test_memory_that_is_no_tensor_is_a_miss_and_counted(open_backend: Open) -> None:
+    backend = open_backend()
+    assert not backend.set("page", None)
+    assert not backend.set("page", np.zeros((8, 8))[:, ::2])
+    assert backend.get("page") is None
+    assert backend.batch_get(["page"]) == [None]
+    assert failed(backend, "set", "UsageError") == 2
+    assert failed(backend, "get", "UsageError") == 2
+
+
+def test_any_memory_will_do_for_a_flat_page(open_backend: Open) -> None:
+    backend = open_backend()
+    filled = (ctypes.c_uint8 * 4096)(*[7] * 4096)
+    assert backend.set("page", filled)
+    for target in (TensorFake(np.zeros(1024, np.float32)), bytearray(4096), (ctypes.c_uint8 * 4096)()):
+        assert backend.get("page", target) is target
+        assert bytes(getattr(target, "array", target)) == b"\x07" * 4096
+
+
+def test_a_closed_backend_misses(open_backend: Open) -> None:
+    pool = HostPoolFake()
+    backend = open_backend(pool)
+    assert backend.batch_set_v1(PAGES, pool.indices(*range(8))) == [True] * 8
+    began = time.monotonic()
+    backend.close()
+    backend.close()
+    assert time.monotonic() - began < 10
+    assert backend.batch_exists(PAGES) == 0
+    assert backend.batch_get_v1(PAGES, pool.indices(*range(8))) == [False] * 8
+    assert backend.batch_set_v1(PAGES, pool.indices(*range(8))) == [False] * 8
+    assert backend.get(PAGES[0], pool.flat_page(0)) is None
+    assert not backend.batch_set(PAGES[:1], [pool.flat_page(0)])
+    assert not backend.clear()
+    assert failed(backend, "exists", "ClosedError") == 1
+
+
+def test_an_empty_batch_is_no_failure(open_backend: Open) -> None:
+    pool = HostPoolFake()
+    backend = open_backend(pool)
+    assert backend.batch_exists([]) == 0
+    assert backend.batch_get_v1([], np.arange(0)) == []
+    assert backend.batch_set_v1([], np.arange(0)) == []
+    assert backend.batch_get([], []) == []
+    assert backend.batch_set([], [])
+    assert not [name for name in backend.node.counters() if name.startswith("p2pkv_failed_calls")]
+
+
+class FailingNode:
+    """A node all of whose calls end in a bug."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.metrics = Metrics()
+
+    def register_address(self, address: int, nbytes: int, owner: object) -> None: ...
+    def close(self) -> None: ...
+    def __getattr__(self, name: str) -> Any:
+        def fail(*_: object, **__: object) -> Any:
+            raise ZeroDivisionError(f"in {name}")
+
+        return fail
+
+
+def test_no_exception_reaches_sglang_and_each_cause_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    backend = P2PKVHiCache(storage_config(), start_node=FailingNode)
+    pool = HostPoolFake()
+    backend.register_mem_pool_host(pool)
+    for _ in range(3):
+        assert backend.batch_exists(PAGES) == 0
+        assert backend.batch_get_v1(PAGES, pool.indices(*range(8))) == [False] * 8
+        assert backend.batch_set_v1(PAGES, pool.indices(*range(8))) == [False] * 8
+        assert backend.batch_get(PAGES[:1], [pool.flat_page(0)]) == [None]
+        assert not backend.batch_set(PAGES[:1], [pool.flat_page(0)])
+        assert not backend.clear()
+        transfer = SimpleNamespace(name="kv", keys=PAGES[:1], host_indices=None, hit_policy="all_pages")
+        assert backend.batch_exists_v2(PAGES, [transfer]).kv_hit_pages == 0
+        assert backend.batch_get_v2([transfer]) == {"kv": [False]}
+    assert failed(backend, "exists", "ZeroDivisionError") == 6
+    assert failed(backend, "get", "ZeroDivisionError") == 6
+    warnings = [
+        r for r in caplog.records if r.levelno == logging.WARNING and "ZeroDivisionError" in r.message
+    ]
+    assert len(warnings) == 4  # exists, get, set, clear
+
+
+def test_a_prefix_is_looked_up_in_one_round(open_backend: Open) -> None:
+    pool = HostPoolFake()
+    asked: list[int] = []
+
+    class CountingNode(Node):
+        def exists(self, keys: Any, *, timeout: float | None = None) -> Any:
+            asked.append(len(keys))
+            return super().exists(keys, timeout=timeout)
+
+    backend = P2PKVHiCache(storage_config(), {}, start_node=CountingNode.start)
+    try:
+        backend.register_mem_pool_host(pool)
+        assert backend.batch_exists([f"{i:064x}" for i in range(2000)]) == 0
+        assert asked == [2000]
+    finally:
+        backend.close()
+
+
+def test_three_threads_at_once_never_see_a_wrong_byte(open_backend: Open) -> None:
+    ours, theirs = HostPoolFake(n_pages=32), HostPoolFake(n_pages=8)
+    writer, reader = open_backend(ours, {"pool_size": "1MiB"}), open_backend(theirs)
+    n_batches, errors, hits = 60, [], [0]
+    done = threading.Event()
+
+    def keys_of(batch: int) -> list[str]:
+        return [f"{batch * 8 + i:064x}" for i in range(8)]
+
+    def write() -> None:
+        for batch in range(n_batches):
+            pages = range(batch % 4 * 8, batch % 4 * 8 + 8)
+            for i, page in enumerate(pages):
+                ours.fill(page, batch * 8 + i)
+            if writer.batch_set_v1(keys_of(batch), ours.indices(*pages)) != [True] * 8:
+                errors.append(f"batch {batch} was not stored")
+        done.set()
+
+    def look() -> None:
+        while not done.is_set():
+            for batch in range(n_batches):
+                n_found = reader.batch_exists(keys_of(batch))
+                if not 0 <= n_found <= 8:
+                    errors.append(f"{n_found} of 8 pages")
+
+    def read() -> None:
+        right = HostPoolFake(n_pages=1)
+        batch = 0
+        while not done.is_set() or batch % n_batches:
+            keys = keys_of(batch % n_batches)
+            got = reader.batch_get_v1(keys, theirs.indices(*range(8)))
+            for page in np.flatnonzero(got).tolist():
+                right.fill(0, batch % n_batches * 8 + page)
+                if theirs.content(page) != right.content(0):
+                    errors.append(f"page {page} of batch {batch} is wrong")
+            hits[0] += sum(got)
+            batch += 1
+
+    threads = [threading.Thread(target=work) for work in (write, look, read)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert hits[0] > 0, "nothing was ever found: nothing was tested"
+
+
+def test_indices_of_sglang_are_not_kept(open_backend: Open) -> None:
+    class Indices(np.ndarray):
+        pass
+
+    pool = HostPoolFake()
+    backend = open_backend(pool)
+    indices = pool.indices(*range(8)).view(Indices)
+    alive = weakref.ref(indices)
+    assert backend.batch_set_v1(PAGES, indices) == [True] * 8
+    assert backend.batch_get_v1(PAGES, indices) == [True] * 8
+    del indices
+    assert alive() is None
+
+
+def test_clear_takes_back_what_this_rank_published(open_backend: Open) -> None:
+    pool = HostPoolFake()
+    writer, reader = open_backend(pool), open_backend(HostPoolFake())
+    assert writer.batch_set_v1(PAGES, pool.indices(*range(8))) == [True] * 8
+    assert reader.batch_exists(PAGES) == 8
+    assert writer.clear()
+    assert reader.batch_get_v1(PAGES, pool.indices(*range(8))) == [False] * 8
+    assert writer.batch_exists(PAGES) == 0
+
+
+def test_stats_are_what_happened_since_the_last_time(open_backend: Open) -> None:
+    pool = HostPoolFake()
+    backend = open_backend(pool, enable_storage_metrics=True)
+    backend.batch_set_v1(PAGES, pool.indices(*range(8)))
+    backend.batch_get_v1(PAGES[:3], pool.indices(0, 1, 2))
+    backend.batch_get_v1(["nowhere"], pool.indices(0))
+    stats = backend.get_stats()
+    assert (stats.prefetch_pgs, stats.backup_pgs) == ([3], [8])
+    assert len(stats.prefetch_bandwidth) == len(stats.backup_bandwidth) == 1
+    assert stats.prefetch_bandwidth[0] > 0
+    stats.prefetch_stats = object()  # as SGLang does
+    assert backend.get_stats().prefetch_pgs == []
+
+
+def test_sglangs_own_keys_pass_and_unknown_ones_name_the_nearest() -> None:
+    known = ["prefetch_threshold", "prefetch_timeout_base", "hicache_storage_pass_prefix_keys", "tp_lcm_size"]
+    backend = P2PKVHiCache(storage_config(extra_config=dict.fromkeys(known, 1)), start_node=FailingNode)
+    assert backend.node.config.deadline == Config().deadline
+    with pytest.raises(ConfigError, match=r"unknown setting 'pool_sise'; did you mean 'pool_size'\?"):
+        P2PKVHiCache(storage_config(extra_config={"pool_sise": 1}))
+
+
+def test_settings_that_would_hang_or_mix_ranks_are_refused() -> None:
+    with pytest.raises(ConfigError, match="10 s at most"):
+        P2PKVHiCache(storage_config(extra_config={"deadline": 9}))
+    with pytest.raises(ConfigError, match="extra_config must be a JSON object"):
+        P2PKVHiCache(storage_config(extra_config=[1]))
+    with pytest.raises(UsageError, match="split by heads"):
+        P2PKVHiCache(storage_config(should_split_heads=True))
+    with pytest.raises(ConfigError, match="no tp_rank"):
+        P2PKVHiCache(SimpleNamespace(tp_size=2, extra_config={}))
+
+
+def test_servers_that_name_no_model_share_nothing_unless_told_to(caplog: pytest.LogCaptureFixture) -> None:
+    def namespace(**settings: str) -> str:
+        offered = SimpleNamespace(tp_rank=0, tp_size=1, extra_config=settings)  # the least any SGLang offers
+        return P2PKVHiCache(offered, start_node=FailingNode).node.config.namespace
+
+    assert namespace() != namespace()
+    assert "set 'namespace'" in caplog.text
+    assert namespace(namespace="mine") == namespace(namespace="mine")
+
+
+def test_formats_that_a_host_pool_keeps_as_bytes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def namespace(kv_cache_dtype: str) -> str:
+        server_args = SimpleNamespace(kv_cache_dtype=kv_cache_dtype, quantization=None)
+        for name in ("sglang", "sglang.srt", "sglang.srt.runtime_context"):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        sys.modules["sglang.srt.runtime_context"].get_server_args = lambda: server_args
+        return P2PKVHiCache(storage_config(), start_node=FailingNode).node.config.namespace
+
+    assert namespace("fp8_e4m3") == namespace("fp8_e4m3")
+    assert namespace("fp8_e4m3") != namespace("fp8_e5m2")
+
+
+def test_the_ranks_of_a_server_are_nodes_of_their_own() -> None:
+    settings = {"node_id": "server", "listen": "127.0.0.1:7000", "metrics_port": 9000}
+    made = []
+    for dp in range(2):
+        for pp in range(2):
+            for tp in range(2):
+                ranks = {"tp_rank": tp, "tp_size": 2, "pp_rank": pp, "pp_size": 2, "dp_rank": dp}
+                made.append(
+                    P2PKVHiCache(storage_config(**ranks, extra_config=settings), start_node=FailingNode)
+                )
+    configs = [backend.node.config for backend in made]
+    assert configs[0].node_id == "server"
+    for values in zip(*[(c.node_id, c.listen, c.metrics_port) for c in configs], strict=True):
+        assert len(set(values)) == 8
+
+
+def test_a_pool_that_can_not_be_stored_is_refused_at_start() -> None:
+    class Opaque(HostPoolFake):
+        def get_page_buffer_meta(self, indices: Any) -> tuple[list[int], list[int]]:
+            raise ValueError(f"Unsupported layout: {self.layout}")
+
+    class Elsewhere(HostPoolFake):
+        def get_page_buffer_meta(self, indices: Any) -> tuple[list[int], list[int]]:
+            return [4096], [4096]
+
+    backend = P2PKVHiCache(storage_config(), start_node=FailingNode)
+    with pytest.raises(UsageError, match="Unsupported layout: page_first"):
+        backend.register_mem_pool_host(Opaque())
+    with pytest.raises(UsageError, match="outside of the pool's kv_buffer"):
+        backend.register_mem_pool_host(Elsewhere())
+
+
+def test_registering_the_kv_pool_by_name_too_changes_nothing(open_backend: Open) -> None:
+    pool = HostPoolFake()
+    backend = open_backend(pool)
+    backend.register_mem_host_pool_v2(pool, "kv")
+    backend.on_host_pools_registered()
+    assert backend.batch_set_v1(PAGES, pool.indices(*range(8))) == [True] * 8
+
+
+def test_the_backend_is_one_of_sglangs_where_sglang_is_installed() -> None:
+    script = """
+import sys, types
+class HiCacheStorage: pass
+for name in ("sglang", "sglang.srt", "sglang.srt.mem_cache", "sglang.srt.mem_cache.hicache_storage"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules["sglang.srt.mem_cache.hicache_storage"].HiCacheStorage = HiCacheStorage
+from p2pkv.integrations.sglang_hicache import P2PKVHiCache
+assert issubclass(P2PKVHiCache, HiCacheStorage)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
