@@ -18,7 +18,7 @@ from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.sglang_installed import StorageBase
 from p2pkv.integrations.sglang_pools import HostPool, Indices, Range, SGLangPool, key_prefix
 from p2pkv.integrations.sglang_settings import Rank, node_config
-from p2pkv.integrations.sglang_side_pools import PoolHits, PoolTransfer, prefixes_served
+from p2pkv.integrations.sglang_side_pools import ALL_PAGES, PoolHits, PoolTransfer, prefixes_served
 from p2pkv.integrations.sglang_staging import Staging
 from p2pkv.integrations.sglang_stats import Stats, TrafficLog
 from p2pkv.node import Node
@@ -100,7 +100,7 @@ class P2PKVHiCache(StorageBase):
     def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
         """Return how many pages from the first on are there without a gap; one look-up round for all."""
         if not keys or self._is_logical:
-            return len(keys)
+            return 0  # pages that are nowhere but in side pools, of which this call knows nothing
         return self._boundary.call("exists", lambda: _leading(self.node.exists(self._keys(keys))), miss=0)
 
     def batch_exists_v2(
@@ -123,7 +123,9 @@ class P2PKVHiCache(StorageBase):
             asked += self._pools[str(transfer.name)].keys(keys)
         there = self.node.exists(asked) == Outcome.HIT if asked else np.zeros(0, bool)
         rows = iter(there.reshape(-1, len(keys)))
-        kv = np.ones(len(keys), bool) if self._is_logical else next(rows)
+        # without pages of its own the KV is there if a side pool that holds something of every page is
+        is_carried = any(transfer.hit_policy == ALL_PAGES for transfer in stored)
+        kv = np.full(len(keys), is_carried) if self._is_logical else next(rows)
         found = {str(transfer.name): next(rows) for transfer in stored}
         return prefixes_served(kv, transfers, found)
 

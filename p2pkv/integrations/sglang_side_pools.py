@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from p2pkv.integrations.sglang_pools import Indices
 
-_ALL_PAGES, _TRAILING_PAGES, _BLOCK_GROUPS = "all_pages", "trailing_pages", "block_groups"
+ALL_PAGES, TRAILING_PAGES, BLOCK_GROUPS = "all_pages", "trailing_pages", "block_groups"
+"""SGLang's ``PoolHitPolicy``: which of a prefix's pages a pool must have."""
 
 
 class PoolTransfer(Protocol):
@@ -49,12 +50,12 @@ def prefixes_served(
     restorable = np.ones(n_pages, bool)  # [i]: a prefix of i + 1 pages is good
     hits = {"kv": n_pages} if n_pages else {}
     for transfer in transfers:
-        if transfer.hit_policy == _BLOCK_GROUPS:
+        if transfer.hit_policy == BLOCK_GROUPS:
             continue  # it has no say in the KV's hits, and what is not named counts as not known
         pages = found.get(str(transfer.name), np.zeros(len(kv), bool))[:n_pages]
-        if transfer.hit_policy == _ALL_PAGES:
+        if transfer.hit_policy == ALL_PAGES:
             good = lengths <= _run(pages)
-        elif transfer.hit_policy == _TRAILING_PAGES:
+        elif transfer.hit_policy == TRAILING_PAGES:
             tail = np.minimum(lengths, max(1, len(transfer.keys or ())))
             there = np.concatenate([[0], np.cumsum(pages)])
             good = there[lengths] - there[lengths - tail] == tail

@@ -125,4 +125,9 @@ def test_where_the_kv_pool_has_no_memory_the_side_pools_decide(open_backend: Ope
     assert writer.batch_set_v1(PAGES, anchor.indices(*range(8))) == [True] * 8
     assert writer.batch_set_v2([sent]) == {"deepseek_v4_c4": [True] * 3}
     assert reader.batch_exists_v2(PAGES, [sent]).kv_hit_pages == 3
+    assert reader.batch_exists(PAGES) == 0, "nothing says that the side pools have them"
+    for policy in ("trailing_pages", "block_groups"):
+        sent.hit_policy = policy
+        assert reader.batch_exists_v2(PAGES, [sent]).kv_hit_pages == 0, "no pool has something of every page"
+    assert reader.batch_exists_v2(PAGES, []).kv_hit_pages == 0
     assert reader.batch_get_v1(PAGES, anchor.indices(*range(8))) == [True] * 8
