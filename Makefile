@@ -5,9 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 NATIVE := $(shell find native -type f -not -path '*/.*')
 PROMPT ?=
+ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-native test-slow check format clean
+.PHONY: help demo bench bench-peers test test-native test-slow check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -23,6 +24,9 @@ unexport PROMPT
 demo: export DEMO_PROMPT := $(value PROMPT)
 demo: $(STAMP)  ## two prefill nodes and a decode node share KV pages; PROMPT="..." takes your text
 	@$(BIN)/python -m demo $(if $(filter command,$(origin PROMPT))$(value PROMPT),-- "$$DEMO_PROMPT")
+
+bench: $(STAMP)  ## every path beside memcpy, raw streams and a bare echo; ARGS="--quick --only fetch" chooses
+	$(BIN)/p2pkv bench $(ARGS)
 
 test: $(STAMP)  ## all fast tests
 	$(BIN)/python -m pytest

@@ -67,7 +67,8 @@ def _figure(value: Spread, unit: str) -> str:
 
 def _compared(reference: Reference) -> str:
     ratio = reference.ratio
-    return f"{_short(reference.value.median)}: {ratio.median:.2f} [{ratio.low:.2f}..{ratio.high:.2f}] {reference.best:.2f}"
+    spread = f"{ratio.median:.2f} [{ratio.low:.2f}..{ratio.high:.2f}]"
+    return f"{_short(reference.value.median)}: {spread} {reference.best:.2f}"
 
 
 def _verdict(row: Row) -> Text:
