@@ -11,8 +11,8 @@ from p2pkv.bench.keys import keys_at
 from p2pkv.bench.pair import OWNER, Pair
 from p2pkv.bench.peer import Meeting
 from p2pkv.bench.plan import Plan
-from p2pkv.bench.rounds import percentile, take_turns
-from p2pkv.bench.rows import MIB, Row, Spread, Target, make_row
+from p2pkv.bench.rounds import percentile, take_turns, timed_calls
+from p2pkv.bench.rows import MIB, Row, Target, make_row
 
 _KEYS = (1, 32, 128, 1024)
 _ECHO = "bare ZMQ + CURVE echo"
@@ -73,16 +73,7 @@ def _exists(pair: Pair, keys: list[str]) -> None:
 
 
 def _median_us(call: Callable[[], object]) -> float:
-    return percentile(_timed_calls(call, _CALLS), 50) * 1e6
-
-
-def _timed_calls(call: Callable[[], object], n: int) -> list[float]:
-    seconds = []
-    for _ in range(n):
-        began = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - began)
-    return seconds
+    return percentile(timed_calls([call] * _CALLS), 50) * 1e6
 
 
 def _p99_us(pair: Pair, keys: list[str], seconds: float) -> list[float]:
@@ -92,12 +83,6 @@ def _p99_us(pair: Pair, keys: list[str], seconds: float) -> list[float]:
         calls: list[float] = []
         until = time.perf_counter() + seconds / 5
         while time.perf_counter() < until:
-            calls += _timed_calls(lambda: _exists(pair, keys), 20)
+            calls += timed_calls([lambda: _exists(pair, keys)] * 20)
         figures.append(percentile(calls, 99) * 1e6)
     return figures
-
-
-def spread_us(seconds: list[float], percent: float) -> Spread:
-    """Return a percentile of calls as a value without rounds."""
-    value = percentile(seconds, percent) * 1e6
-    return Spread(value, value, value)

@@ -11,7 +11,7 @@ from p2pkv.bench.errors import BenchError
 from p2pkv.bench.pair import Move, Pages, Pair
 from p2pkv.bench.peer import Meeting
 from p2pkv.bench.plan import Plan
-from p2pkv.bench.rounds import take_turns, timed
+from p2pkv.bench.rounds import Call, take_turns, timed
 from p2pkv.bench.rows import KIB, MIB, Row, Target, make_row
 from p2pkv.node import Node
 from p2pkv.page import Namespace
@@ -43,7 +43,8 @@ def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
 
 def _read_once(node: Node, pages: Pages) -> None:
     batch = max(1, min(pages.n_pages // 8, 16 * MIB // pages.nbytes))
-    _fetch_all(node, pages.next_moves(pages.n_pages // batch, batch))
+    for move in pages.next_moves(pages.n_pages // batch, batch):
+        _fetch_all(node, move)
 
 
 def _name(transport: str) -> str:
@@ -85,10 +86,9 @@ class _Case:
                 )
         else:
             for n in (1, 2, 4):
-                jobs = partial(self._streams.jobs, n_streams=n, batch=batch)
-                contestants[references.stream_name(n)] = partial(run, jobs)
-            everything = partial(self._streams.jobs, n_streams=1, batch=1 << 20)
-            contestants[references.CONTINUOUS] = partial(run, everything)
+                share = partial(self._streams.by_call, n_streams=n)
+                contestants[references.stream_name(n)] = partial(run, share)
+            contestants[references.CONTINUOUS] = partial(run, self._streams.at_once)
         return make_row(
             take_turns(contestants, self._plan.rounds),
             suite="fetch",
@@ -112,17 +112,16 @@ class _Case:
         self,
         batch: int,
         threads: int,
-        prepare: Callable[[Sequence[Sequence[Move]]], Sequence[Callable[[], None]]],
+        prepare: Callable[[Sequence[Sequence[Move]]], Sequence[Sequence[Call]]],
     ) -> float:
         n_calls = self._plan.n_calls(self._pages.nbytes, batch, threads)
         moves = [self._pages.next_moves(n_calls, batch) for _ in range(threads)]
-        jobs = prepare(moves)
-        seconds = timed(jobs)
+        seconds = timed(prepare(moves))
         for part in moves:
             self._pages.verify(part)
         return threads * n_calls * batch * self._pages.nbytes / seconds / 1e9
 
-    def _fetch(self, is_cached: bool, moves: Sequence[Sequence[Move]]) -> list[Callable[[], None]]:
+    def _fetch(self, is_cached: bool, moves: Sequence[Sequence[Move]]) -> list[list[Call]]:
         for part in moves:
             for move in part:
                 if is_cached:
@@ -130,11 +129,9 @@ class _Case:
                 else:
                     # there is no public way to forget, because nothing but a benchmark needs one
                     self._node._started.locations.drop(self._hash(move.keys))
-        return [partial(_fetch_all, self._node, part) for part in moves]
+        return [[partial(_fetch_all, self._node, move) for move in part] for part in moves]
 
 
-def _fetch_all(node: Node, moves: Sequence[Move]) -> None:
-    outcomes = [node.fetch(move.keys, move.rows) for move in moves]
-    missed = sum(len(outcome) - int(outcome.sum()) for outcome in outcomes)
-    if missed:
-        raise BenchError(f"{missed} pages that are there were not fetched")
+def _fetch_all(node: Node, move: Move) -> None:
+    if not node.fetch(move.keys, move.rows).all():
+        raise BenchError("pages that are there were not fetched")

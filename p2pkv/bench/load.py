@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -52,5 +53,5 @@ class Load:
                 publishes[index].append(time.perf_counter() - began)
                 self._node.retract(batch)
 
-        timed([lambda index=index: ask(index) for index in range(self._n_threads)])  # type: ignore[misc]
+        timed([[partial(ask, index)] for index in range(self._n_threads)])
         return {"look_ups": list(chain(*look_ups)), "publishes": list(chain(*publishes))}

@@ -6,7 +6,6 @@ same bytes page by page, less that of asking a location cache for the same keys.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -18,7 +17,7 @@ from p2pkv.bench.errors import BenchError
 from p2pkv.bench.pair import Move, Pages, Pair
 from p2pkv.bench.peer import Meeting
 from p2pkv.bench.plan import Plan
-from p2pkv.bench.rounds import percentile, take_turns
+from p2pkv.bench.rounds import percentile, take_turns, timed_calls
 from p2pkv.bench.rows import MIB, Row, Target, make_row
 from p2pkv.page import LOCATION, Keys, Namespace
 
@@ -85,9 +84,4 @@ class _Case:
 
 
 def _median_us(call: Callable[[], object]) -> float:
-    seconds = []
-    for _ in range(_CALLS):
-        began = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - began)
-    return percentile(seconds, 50) * 1e6
+    return percentile(timed_calls([call] * _CALLS), 50) * 1e6

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count
 
@@ -92,17 +92,13 @@ class _Case:
             for i in range(0, len(keys), self._batch)
         ]
         parts = [calls[i :: self._threads] for i in range(self._threads)]
-        seconds = timed([partial(self._publish_all, part) for part in parts])
+        seconds = timed([[partial(self._publish_one, *call) for call in part] for part in parts])
         self._verify(calls)
         return len(keys) * self._page_nbytes / seconds / 1e9
 
-    def _publish_all(self, calls: Sequence[tuple[list[str], int]]) -> None:
-        n_lost = 0
-        for keys, page in calls:
-            outcomes = self._pair.node.publish(keys, self._pages[page : page + self._batch])
-            n_lost += len(keys) - int(outcomes.sum())
-        if n_lost:
-            raise BenchError(f"{n_lost} pages were not published")
+    def _publish_one(self, keys: list[str], page: int) -> None:
+        if not self._pair.node.publish(keys, self._pages[page : page + self._batch]).all():
+            raise BenchError("pages were not published")
 
     def _verify(self, calls: Sequence[tuple[list[str], int]]) -> None:
         """Fetch from this node's own pool all that was published."""
@@ -115,24 +111,17 @@ class _Case:
                 raise BenchError("the pool does not hold what was published")
 
     def _copy(self, *, non_temporal: bool) -> float:
-        spans = [self._next_spans() for _ in range(self._threads)]
-        jobs: list[Callable[[], None]] = [
-            partial(
-                references.copy_spans,
-                self._pair.destination.address,
-                self._pair.source.address,
-                part,
-                non_temporal=non_temporal,
-            )
-            for part in spans
+        addresses = self._pair.destination.address, self._pair.source.address
+        copy = partial(references.copy_spans, *addresses, non_temporal=non_temporal)
+        calls = [
+            [partial(copy, self._next_spans()) for _ in range(self._n_calls)] for _ in range(self._threads)
         ]
-        seconds = timed(jobs)
-        return sum(int(part[:, 2].sum()) for part in spans) / seconds / 1e9
+        seconds = timed(calls)
+        return self._threads * self._n_calls * self._batch * self._page_nbytes / seconds / 1e9
 
     def _next_spans(self) -> NDArray[np.int64]:
-        spans = np.empty((self._n_calls, self._batch, 3), np.int64)
-        for call in spans:
-            call[:, 0] = (self._slot_rotation.take(self._batch) + np.arange(self._batch)) * self._page_nbytes
-            call[:, 1] = (self._rotation.take(self._batch) + np.arange(self._batch)) * self._page_nbytes
-            call[:, 2] = self._page_nbytes
-        return spans.reshape(-1, 3)
+        spans = np.empty((self._batch, 3), np.int64)
+        spans[:, 0] = (self._slot_rotation.take(self._batch) + np.arange(self._batch)) * self._page_nbytes
+        spans[:, 1] = (self._rotation.take(self._batch) + np.arange(self._batch)) * self._page_nbytes
+        spans[:, 2] = self._page_nbytes
+        return spans

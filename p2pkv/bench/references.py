@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.bench.errors import BenchError
 from p2pkv.bench.pair import Move, Pair, spans_of
+from p2pkv.bench.rounds import Call
 
 copy_spans = _native.bench_copy_spans
 
@@ -17,18 +21,10 @@ MEMCPY = "memcpy"
 NON_TEMPORAL = "non-temporal copy"
 
 
-def copy(pair: Pair, moves: Sequence[Sequence[Move]], *, non_temporal: bool) -> list[Callable[[], None]]:
-    """Return a job a thread that copies from shared memory of this process to where the moves go."""
-    return [
-        partial(
-            copy_spans,
-            pair.destination.address,
-            pair.source.address,
-            spans_of(part),
-            non_temporal=non_temporal,
-        )
-        for part in moves
-    ]
+def copy(pair: Pair, moves: Sequence[Sequence[Move]], *, non_temporal: bool) -> list[list[Call]]:
+    """Return calls that copy from shared memory of this process to where the moves go."""
+    run = partial(copy_spans, pair.destination.address, pair.source.address, non_temporal=non_temporal)
+    return [[partial(run, move.spans) for move in part] for part in moves]
 
 
 def stream_name(n: int) -> str:
@@ -50,18 +46,22 @@ class Streams:
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stream.settimeout(None)
 
-    def jobs(self, moves: Sequence[Sequence[Move]], n_streams: int, batch: int) -> list[Callable[[], None]]:
-        """Return a job a stream, each with a share of the moves, that asks for ``batch`` pages at a time."""
+    def by_call(self, moves: Sequence[Sequence[Move]], *, n_streams: int) -> list[list[Call]]:
+        """Return calls that each ask for one move; every stream, in a thread of its own, takes a share of them."""
         flat = [move for part in moves for move in part]
-        shares = [share for i in range(n_streams) if (share := flat[i::n_streams])]
         return [
-            partial(self._receive, stream, share, batch)
-            for stream, share in zip(self._sockets, shares, strict=False)
+            [partial(self._receive, stream, move.spans) for move in flat[i::n_streams]]
+            for i, stream in enumerate(self._sockets[:n_streams])
         ]
 
-    def _receive(self, stream: socket.socket, moves: Sequence[Move], batch: int) -> None:
+    def at_once(self, moves: Sequence[Sequence[Move]]) -> list[list[Call]]:
+        """Return one call that asks one stream for everything."""
+        spans = spans_of([move for part in moves for move in part])
+        return [[partial(self._receive, self._sockets[0], spans)]]
+
+    def _receive(self, stream: socket.socket, spans: NDArray[np.int64]) -> None:
         address = self._pair.destination.address
-        error = _native.bench_receive_spans(stream.fileno(), address, spans_of(moves), batch)
+        error = _native.bench_receive_spans(stream.fileno(), address, spans, len(spans))
         if error:
             raise BenchError(f"a raw stream broke: {os.strerror(error)}")
 

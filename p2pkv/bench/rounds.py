@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from threading import Barrier, BrokenBarrierError, Thread
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from threading import Barrier, Thread
 
 Contestant = Callable[[], float]
 """Does one round and returns its figure. Preparing and verifying happen inside, outside of what it times."""
@@ -23,34 +24,49 @@ def take_turns(contestants: Mapping[str, Contestant], n_rounds: int) -> dict[str
     return figures
 
 
-def timed(jobs: Sequence[Callable[[], None]]) -> float:
-    """Run the jobs, several in a thread each; return the seconds from the first beginning to the last end."""
-    if len(jobs) == 1:
-        began = time.perf_counter()
-        jobs[0]()
-        return time.perf_counter() - began
-    barrier = Barrier(len(jobs) + 1)
+Call = Callable[[], object]
+
+
+def timed(threads: Sequence[Sequence[Call]]) -> float:
+    """Make the calls of each thread in a thread of its own; return how many seconds they take.
+
+    One thread's calls are timed one by one, and count as their median each: a call is over before other programs take
+    the processor away, so that on a busy machine most are undisturbed. Several threads are timed together.
+    """
+    if len(threads) == 1:
+        seconds = timed_calls(threads[0])
+        return median(seconds) * len(seconds)
+    barrier = Barrier(len(threads) + 1)
     failures: list[BaseException] = []
 
-    def run(job: Callable[[], None]) -> None:
+    def run(calls: Sequence[Call]) -> None:
         try:
             barrier.wait()
-            job()
-        except BrokenBarrierError:
-            return
+            for call in calls:
+                call()
         except BaseException as error:  # noqa: BLE001  # raised again below, in the thread that asked
             failures.append(error)
 
-    threads = [Thread(target=run, args=(job,), name="p2pkv-bench") for job in jobs]
-    for thread in threads:
+    running = [Thread(target=run, args=(calls,), name="p2pkv-bench") for calls in threads]
+    for thread in running:
         thread.start()
     barrier.wait()
     began = time.perf_counter()
-    for thread in threads:
+    for thread in running:
         thread.join()
-    seconds = time.perf_counter() - began
+    seconds_of_all = time.perf_counter() - began
     if failures:
         raise failures[0]
+    return seconds_of_all
+
+
+def timed_calls(calls: Iterable[Call]) -> list[float]:
+    """Make the calls; return the seconds of each."""
+    seconds = []
+    for call in calls:
+        began = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - began)
     return seconds
 
 

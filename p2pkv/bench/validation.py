@@ -14,7 +14,7 @@ from p2pkv.bench.errors import BenchError
 from p2pkv.bench.pair import Move, Pages, Pair
 from p2pkv.bench.peer import Meeting
 from p2pkv.bench.plan import Plan
-from p2pkv.bench.rounds import take_turns, timed
+from p2pkv.bench.rounds import Call, take_turns, timed
 from p2pkv.bench.rows import KIB, Row, Target, make_row
 from p2pkv.pool import as_locations
 from p2pkv.transports import transport_class
@@ -33,7 +33,7 @@ def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
         with Pair(meeting, transport, plan.arena) as pair:
             for page_nbytes in plan.pages:
                 with _Bare(pair, meeting, page_nbytes) as bare:
-                    bare.read(bare.pages.next_moves(bare.pages.n_pages // 8, 8), validated=True)()
+                    timed([bare.read(bare.pages.next_moves(bare.pages.n_pages // 8, 8), validated=True)])
                     for batch in [batch for batch in _BATCHES if plan.fits(page_nbytes, batch, 1)]:
                         plan.tell(f"validation, {transport}, {page_nbytes // KIB} KiB, {batch} a call")
                         yield _row(bare, plan, batch)
@@ -42,10 +42,9 @@ def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
 def _row(bare: _Bare, plan: Plan, batch: int) -> Row:
     n_calls = plan.n_calls(bare.pages.nbytes, batch, 1)
 
-    def one_round(prepare: Callable[[list[Move]], Callable[[], None]]) -> float:
+    def one_round(prepare: Callable[[list[Move]], list[Call]]) -> float:
         moves = bare.pages.next_moves(n_calls, batch)
-        job = prepare(moves)
-        seconds = timed([job])
+        seconds = timed([prepare(moves)])
         bare.pages.verify(moves)
         return n_calls * batch * bare.pages.nbytes / seconds / 1e9
 
@@ -90,8 +89,8 @@ class _Bare:
         self._remote: RemoteRegion = self._endpoint.attach(bytes.fromhex(region))
         self.pages = Pages(pair, page_nbytes, publish=False)
 
-    def read(self, moves: list[Move], *, validated: bool) -> Callable[[], None]:
-        calls = []
+    def read(self, moves: list[Move], *, validated: bool) -> list[Call]:
+        calls: list[Call] = []
         for move in moves:
             there = self._locations[move.page : move.page + move.batch]
             spans = move.spans.copy()
@@ -99,14 +98,13 @@ class _Bare:
             words: Words | None = None
             if validated:
                 words = np.stack([there["word_offset"], there["generation"]], axis=1)
-            calls.append((spans, words))
-        return partial(self._read_all, calls)
+            calls.append(partial(self._read_one, spans, words))
+        return calls
 
-    def _read_all(self, calls: list[tuple[NDArray[np.int64], Words | None]]) -> None:
-        for spans, words in calls:
-            statuses = self._endpoint.read(self._local, self._remote, spans, words=words).wait(10.0)
-            if (statuses != Status.OK).any():
-                raise BenchError(f"a read ended with statuses {np.unique(statuses).tolist()}")
+    def _read_one(self, spans: NDArray[np.int64], words: Words | None) -> None:
+        statuses = self._endpoint.read(self._local, self._remote, spans, words=words).wait(10.0)
+        if (statuses != Status.OK).any():
+            raise BenchError(f"a read ended with statuses {np.unique(statuses).tolist()}")
 
     def __enter__(self) -> Self:
         return self
