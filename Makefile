@@ -6,6 +6,8 @@ STAMP  := $(VENV)/.installed
 NATIVE := $(shell find native -type f -not -path '*/.*')
 PROMPT ?=
 ARGS   ?=
+PEERS  := peercache==0.8.4 mooncake-transfer-engine-non-cuda==0.3.13.post1
+PEERS_ALONE := nixl==1.5.1 nixl-cu12==1.5.1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo bench bench-peers test test-native test-slow check format clean
@@ -28,6 +30,17 @@ demo: $(STAMP)  ## two prefill nodes and a decode node share KV pages; PROMPT=".
 bench: $(STAMP)  ## every path beside memcpy, raw streams and a bare echo; ARGS="--quick --only fetch" chooses
 	$(BIN)/p2pkv bench $(ARGS)
 
+# not one pip run: nixl asks for torch and CUDA, neither of which moving host memory needs
+.venv-peers/.installed: pyproject.toml $(NATIVE) $(shell find p2pkv -name '*.py')
+	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	@echo "installing p2pkv and the systems to compare it with into .venv-peers ..."
+	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check . $(PEERS)
+	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(PEERS_ALONE)
+	@touch $@
+
+bench-peers: .venv-peers/.installed  ## the same pages through other systems, in an environment of its own
+	cd / && $(CURDIR)/.venv-peers/bin/python -m p2pkv.bench.peers
+
 test: $(STAMP)  ## all fast tests
 	$(BIN)/python -m pytest
 
@@ -48,5 +61,5 @@ format:  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
 	git ls-files 'native/*.h' 'native/*.cc' | xargs $(BIN)/clang-format -i
 
-clean:  ## remove .venv and build/
-	rm -rf $(VENV) build
+clean:  ## remove the environments and build/
+	rm -rf $(VENV) .venv-peers build

@@ -28,15 +28,17 @@ _PATIENCE_S = 120.0
 
 
 class Peer:
-    """One ``p2pkv.bench.worker``. It ends with this process, however that ends."""
+    """A process that runs ``module``. It ends with this process, however that ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "p2pkv.bench.worker") -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("P2PKV_")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "p2pkv.bench.worker"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            # python -m looks into the working directory first, and a checkout there would come before what is installed
+            cwd="/",
             env=environ | {"PYTHONUNBUFFERED": "1"},
         )
         self._answers: Queue[str] = Queue()
