@@ -119,8 +119,7 @@ int serve_spans(int fd, const uint8_t* base, size_t nbytes) {
 
 Echo::Echo(void* socket)
     : zeros_(kMaxReply, '\0'),
-      thread_(socket, "p2pkv-echo", 1000,
-              {[this](Frames frames) { received(std::move(frames)); }, {}, {}}) {}
+      thread_(socket, "p2pkv-echo", 1000, {[this](Frames frames) { received(std::move(frames)); }, {}, {}}) {}
 
 void Echo::received(Frames frames) {
   if (frames.size() != 2 || frames[1].size() < sizeof(uint64_t)) return;

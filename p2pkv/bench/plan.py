@@ -25,9 +25,9 @@ class Plan:
     batches: tuple[int, ...] = BATCHES
     threads: tuple[int, ...] = THREADS
     rounds: int = 5
-    round_nbytes: int = 128 * MIB
+    round_nbytes: int = 64 * MIB
     """What one contestant moves in one round, at least a call a thread."""
-    round_calls: int = 400
+    round_calls: int = 300
     """The most calls of one round, for small ones."""
     gil_seconds: float = 10.0
     load_seconds: float = 3.0
@@ -53,8 +53,9 @@ def quick(plan: Plan) -> Plan:
         pages=(64 * KIB, MIB),
         batches=(32,),
         threads=(1,),
-        round_nbytes=64 * MIB,
+        round_nbytes=32 * MIB,
         round_calls=150,
         gil_seconds=2.0,
         load_seconds=1.0,
+        arena=min(plan.arena, 256 * MIB),
     )

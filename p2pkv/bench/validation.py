@@ -23,7 +23,6 @@ from p2pkv.transports.base import Endpoint, MemoryRegion, RemoteRegion, Status, 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_BATCHES = (32, 128)
 _UNPROVEN = "the same read, not validated"
 
 
@@ -34,7 +33,9 @@ def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
             for page_nbytes in plan.pages:
                 with _Bare(pair, meeting, page_nbytes) as bare:
                     timed([bare.read(bare.pages.next_moves(bare.pages.n_pages // 8, 8), validated=True)])
-                    for batch in [batch for batch in _BATCHES if plan.fits(page_nbytes, batch, 1)]:
+                    for batch in [
+                        batch for batch in plan.batches if batch >= 32 and plan.fits(page_nbytes, batch, 1)
+                    ]:
                         plan.tell(f"validation, {transport}, {page_nbytes // KIB} KiB, {batch} a call")
                         yield _row(bare, plan, batch)
 
