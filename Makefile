@@ -1,4 +1,4 @@
-# p2pkv: `make` by itself lists the targets. Everything lives in .venv, .venv-sglang and build/.
+# p2pkv: `make` by itself lists the targets. Everything lives in .venv* and build/.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -6,9 +6,12 @@ STAMP  := $(VENV)/.installed
 SGLANG := .venv-sglang
 NATIVE := $(shell find native -type f -not -path '*/.*')
 PROMPT ?=
+ARGS   ?=
+PEERS  := peercache==0.8.4 mooncake-transfer-engine-non-cuda==0.3.13.post1
+PEERS_ALONE := nixl==1.5.1 nixl-cu12==1.5.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-native test-slow test-sglang check format clean
+.PHONY: help demo bench bench-peers test test-native test-slow test-sglang check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -25,6 +28,20 @@ unexport PROMPT
 demo: export DEMO_PROMPT := $(value PROMPT)
 demo: $(STAMP)  ## two prefill nodes and a decode node share KV pages; PROMPT="..." takes your text
 	@$(BIN)/python -m demo $(if $(filter command,$(origin PROMPT))$(value PROMPT),-- "$$DEMO_PROMPT")
+
+bench: $(STAMP)  ## every path beside memcpy, raw streams and a bare echo; ARGS="--quick --only fetch" chooses
+	$(BIN)/p2pkv bench $(ARGS)
+
+# not one pip run: nixl asks for torch and CUDA, neither of which moving host memory needs
+.venv-peers/.installed: pyproject.toml $(NATIVE) $(shell find p2pkv -name '*.py')
+	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	@echo "installing p2pkv and the systems to compare it with into .venv-peers ..."
+	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check . $(PEERS)
+	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(PEERS_ALONE)
+	@touch $@
+
+bench-peers: .venv-peers/.installed  ## the same pages through other systems, in an environment of its own
+	cd / && $(CURDIR)/.venv-peers/bin/python -m p2pkv.bench.peers
 
 test: $(STAMP)  ## all fast tests
 	$(BIN)/python -m pytest
@@ -62,5 +79,5 @@ format:  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
 	git ls-files 'native/*.h' 'native/*.cc' | xargs $(BIN)/clang-format -i
 
-clean:  ## remove .venv, .venv-sglang and build/
-	rm -rf $(VENV) $(SGLANG) build
+clean:  ## remove the environments and build/
+	rm -rf $(VENV) $(SGLANG) .venv-peers build

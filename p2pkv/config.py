@@ -159,7 +159,7 @@ class Config:
                 key = variable.removeprefix("P2PKV_").lower()
                 _check_known(f"environment variable {variable}", key, names)
                 values[key] = text
-        given = settings if isinstance(settings, Mapping) else _read_json(settings)
+        given = settings if isinstance(settings, Mapping) else read_settings(settings)
         for key, value in given.items():
             if key not in host_keys:
                 _check_known("setting", key, names)
@@ -212,7 +212,8 @@ def _nearest(value: str, choices: Collection[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _read_json(path: str | os.PathLike[str] | None) -> Mapping[str, object]:
+def read_settings(path: str | os.PathLike[str] | None) -> Mapping[str, object]:
+    """Return the settings in a JSON file; none without a path. Keys and values are not checked yet."""
     if path is None:
         return {}
     try:

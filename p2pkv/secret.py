@@ -65,9 +65,14 @@ def _read_secret(path: Path) -> bytes:
     return secret
 
 
-def _private_secret() -> Path:
+def private_secret_path() -> Path:
+    """Return where this user's private secret lies, or will."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    path = Path(home) / "p2pkv" / "secret"
+    return Path(home) / "p2pkv" / "secret"
+
+
+def _private_secret() -> Path:
+    path = private_secret_path()
     if path.exists():
         return path
     fresh = path.with_name(f"secret.{secrets.token_hex(8)}")

@@ -1,0 +1,74 @@
+"""The least that a question and an answer cost over ZMQ with CURVE: a native thread answers with zeros."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import zmq
+
+from p2pkv import _native
+from p2pkv.control import Socket
+from p2pkv.page import KEY_BYTES, LOCATION
+from p2pkv.wire import HEADER
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class EchoServer:
+    """Admits whoever knows its key: what it tells nobody needs to hide."""
+
+    def __init__(self) -> None:
+        public, private = zmq.curve_keypair()
+        self.public = public.decode()
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        self._socket.curve_server = True
+        self._socket.curve_secretkey = private
+        self._socket.curve_publickey = public
+        self._socket.bind("tcp://127.0.0.1:*")
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._native = _native.BenchEcho(self._socket)
+        self._native.start()
+
+    def close(self) -> None:
+        self._native.stop()
+        self._socket.close()
+        self._context.term()
+
+
+class EchoClient:
+    """Asks one question at a time, of as many bytes as a look-up has, and gets as many back."""
+
+    def __init__(self, address: str, server_key: str) -> None:
+        public, private = zmq.curve_keypair()
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.rcvtimeo = 10_000
+        self._socket.curve_serverkey = server_key.encode()
+        self._socket.curve_secretkey = private
+        self._socket.curve_publickey = public
+        self._socket.connect(address)
+
+    @staticmethod
+    def question(n_keys: int) -> bytes:
+        """Return a request as long as a look-up of ``n_keys``; it asks for an answer as long as if all are found."""
+        n_reply = HEADER.size + n_keys * (1 + LOCATION.itemsize)
+        return struct.pack("<Q", n_reply).ljust(HEADER.size + n_keys * KEY_BYTES, b"\0")
+
+    def ask(self, question: bytes) -> bytes:
+        self._socket.send(question)
+        return self._socket.recv()
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

@@ -1,0 +1,61 @@
+"""What a run measures: which suites, pages, batches and threads, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from p2pkv.bench.rows import KIB, MIB
+
+SUITES = ("fetch", "publish", "exists", "gil", "validation", "overhead", "load", "memory")
+TRANSPORTS = ("shm", "tcp")
+PAGES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
+BATCHES = (1, 32, 128)
+THREADS = (1, 4)
+_MOST_AT_ONCE = 256 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One run."""
+
+    suites: tuple[str, ...] = SUITES
+    transports: tuple[str, ...] = TRANSPORTS
+    pages: tuple[int, ...] = PAGES
+    batches: tuple[int, ...] = BATCHES
+    threads: tuple[int, ...] = THREADS
+    rounds: int = 5
+    round_nbytes: int = 64 * MIB
+    """What one contestant moves in one round, at least a call a thread."""
+    round_calls: int = 300
+    """The most calls of one round, for small ones."""
+    gil_seconds: float = 10.0
+    load_seconds: float = 3.0
+    arena: int = 512 * MIB
+    tell: Callable[[str], None] = print
+    """Told what is measured now."""
+
+    def n_calls(self, page_nbytes: int, batch: int, threads: int) -> int:
+        """Return how many calls each thread makes in a round."""
+        wanted = min(self.round_calls, -(-self.round_nbytes // (page_nbytes * batch)))
+        return max(1, wanted // threads)
+
+    def fits(self, page_nbytes: int, batch: int, threads: int) -> bool:
+        """Whether so many pages can be on their way at once without using up the memory they rotate over."""
+        return page_nbytes * batch * threads <= min(_MOST_AT_ONCE, self.arena // 2)
+
+
+def quick(plan: Plan) -> Plan:
+    """Return a run of less than a minute."""
+    return replace(
+        plan,
+        suites=tuple(suite for suite in SUITES if suite != "load"),
+        pages=(64 * KIB, MIB),
+        batches=(32,),
+        threads=(1,),
+        round_nbytes=32 * MIB,
+        round_calls=150,
+        gil_seconds=2.0,
+        load_seconds=1.0,
+        arena=min(plan.arena, 256 * MIB),
+    )

@@ -1,0 +1,70 @@
+"""What moves the same bytes with nothing around it: copies within this process, raw streams from the other."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pkv import _native
+from p2pkv.bench.errors import BenchError
+from p2pkv.bench.pair import Move, Pair, spans_of
+from p2pkv.bench.rounds import Call
+
+copy_spans = _native.bench_copy_spans
+
+MEMCPY = "memcpy"
+NON_TEMPORAL = "non-temporal copy"
+
+
+def copy(pair: Pair, moves: Sequence[Sequence[Move]], *, non_temporal: bool) -> list[list[Call]]:
+    """Return calls that copy from shared memory of this process to where the moves go."""
+    run = partial(copy_spans, pair.destination.address, pair.source.address, non_temporal=non_temporal)
+    return [[partial(run, move.spans) for move in part] for part in moves]
+
+
+def stream_name(n: int) -> str:
+    """Return what ``n`` raw streams are called."""
+    return f"{n} raw stream{'s' if n > 1 else ''}"
+
+
+CONTINUOUS = "1 raw stream, not asked by call"
+
+
+class Streams:
+    """Connections over which the owner sends what it is asked for, with scatter-gather on both sides."""
+
+    def __init__(self, pair: Pair, n: int) -> None:
+        self._pair = pair
+        port = pair.owner.call("serve_streams")
+        self._sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(n)]
+        for stream in self._sockets:
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream.settimeout(None)
+
+    def by_call(self, moves: Sequence[Sequence[Move]], *, n_streams: int) -> list[list[Call]]:
+        """Return calls that each ask for one move; every stream, in a thread of its own, takes a share of them."""
+        flat = [move for part in moves for move in part]
+        return [
+            [partial(self._receive, stream, move.spans) for move in flat[i::n_streams]]
+            for i, stream in enumerate(self._sockets[:n_streams])
+        ]
+
+    def at_once(self, moves: Sequence[Sequence[Move]]) -> list[list[Call]]:
+        """Return one call that asks one stream for everything."""
+        spans = spans_of([move for part in moves for move in part])
+        return [[partial(self._receive, self._sockets[0], spans)]]
+
+    def _receive(self, stream: socket.socket, spans: NDArray[np.int64]) -> None:
+        address = self._pair.destination.address
+        error = _native.bench_receive_spans(stream.fileno(), address, spans, len(spans))
+        if error:
+            raise BenchError(f"a raw stream broke: {os.strerror(error)}")
+
+    def close(self) -> None:
+        for stream in self._sockets:
+            stream.close()

@@ -1,0 +1,51 @@
+"""The command ``p2pkv``: one module a subcommand, each of which only reads options and prints.
+
+What p2pkv itself raises becomes one line on stderr and exit status 1; a traceback means a bug of ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+
+import typer
+
+from p2pkv.cli import bench, demo, doctor, node, status
+from p2pkv.errors import P2PKVError
+
+app = typer.Typer(
+    name="p2pkv",
+    help="A peer-to-peer KV-cache engine for LLM serving.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("doctor")(doctor.doctor)
+app.command("node")(node.run)
+app.command("status")(status.status)
+app.command("bench")(bench.bench)
+app.command("demo", context_settings={"ignore_unknown_options": True})(demo.demo)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"p2pkv {version('p2pkv')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None:
+    """Start nodes, look at them, and measure."""
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except P2PKVError as error:
+        typer.echo(f"p2pkv: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,68 @@
+"""The benchmark runs, verifies what it moves, and prints what programs can read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from p2pkv.bench.errors import BenchError
+from p2pkv.bench.pair import Pages, Pair
+from p2pkv.bench.peer import Meeting
+from p2pkv.bench.rows import MIB, Spread, Target, make_row
+
+COMMAND = (sys.executable, "-c", "from p2pkv.cli import main; main()", "bench")
+
+
+def test_a_quick_run_compares_and_prints_json() -> None:
+    options = [
+        "--quick",
+        "--only",
+        "fetch",
+        "--transport",
+        "shm",
+        "--pages",
+        "64KiB",
+        "--rounds",
+        "1",
+        "--json",
+    ]
+    result = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=110, check=False)
+    assert result.returncode == 0, result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {row["case"] for row in rows} == {"look-up cached", "look-up asked for"}
+    for row in rows:
+        assert row["page_nbytes"] == 65536
+        assert row["value"]["median"] > 0
+        assert [reference["name"] for reference in row["references"]] == ["memcpy", "non-temporal copy"]
+
+
+def test_a_wrong_byte_ends_the_benchmark() -> None:
+    with Meeting() as meeting, Pair(meeting, "shm", 64 * MIB) as pair:
+        pages = Pages(pair, 65536)
+        moves = pages.next_moves(2, 8)
+        for move in moves:
+            pair.node.fetch(move.keys, move.rows)
+        pages.verify(moves)
+        moves[1].rows[7, 65535] ^= np.uint8(1)
+        with pytest.raises(BenchError, match="wrong bytes"):
+            pages.verify(moves)
+
+
+@pytest.mark.parametrize("option", ["--only=fetsch", "--pages=100", "--threads=0"])
+def test_a_case_that_there_is_not_is_refused(option: str) -> None:
+    result = subprocess.run([*COMMAND, option], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"p2pkv: {option.partition('=')[0]} takes")
+
+
+def test_a_target_is_met_by_the_median_ratio_to_its_reference() -> None:
+    rounds = {"p2pkv": [3.0, 1.0, 2.0], "memcpy": [2.0, 2.0, 2.0]}
+    row = make_row(rounds, suite="fetch", case="", unit="GB/s", target=Target(1.0, "memcpy"))
+    assert row.value == Spread(2.0, 1.0, 3.0)
+    assert (row.judged, row.is_met) == (1.0, True)
+    row = make_row(rounds, suite="fetch", case="", unit="GB/s", target=Target(0.9, "memcpy", at_most=True))
+    assert row.is_met is False

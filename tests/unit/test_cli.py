@@ -1,0 +1,171 @@
+"""The command line: what works prints, what doesn't is one clear line on stderr and exit status 1."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from p2pkv import Config, Node
+from p2pkv.cli import app
+
+COMMAND = (sys.executable, "-c", "from p2pkv.cli import main; main()")
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=_environ(**environ),
+        check=False,
+    )
+
+
+def _environ(**more: str) -> dict[str, str]:
+    return {"PATH": "/usr/bin:/bin", "PYTHONUNBUFFERED": "1", "HOME": "/nonexistent"} | more
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> str:
+    return _secret(tmp_path / "secret", "an example of a secret")
+
+
+def _secret(path: Path, text: str) -> str:
+    path.touch(mode=0o600)
+    path.write_text(text)
+    return str(path)
+
+
+def _assert_is_one_clear_line(result: subprocess.CompletedProcess[str]) -> None:
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert result.stderr.startswith("p2pkv: ")
+
+
+@contextmanager
+def _node_command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*COMMAND, "node", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environ(),
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_it_knows_its_version() -> None:
+    result = run("--version")
+    assert (result.returncode, result.stdout[:6]) == (0, "p2pkv ")
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_name() -> None:
+    result = run("doctor", "--set", "pool_sise=1GiB")
+    _assert_is_one_clear_line(result)
+    assert "did you mean 'pool_size'?" in result.stderr
+
+
+def test_doctor_finds_a_node_can_run_here(secret: str) -> None:
+    result = run("doctor", "--set", f"secret_file={secret}")
+    assert result.returncode == 0, result.stdout
+    for subject in ("transport shm", "transport tcp", "CURVE", "secret", "memory", "cores"):
+        assert subject in result.stdout
+
+
+def test_doctor_says_what_to_do_about_a_secret_that_others_can_read(secret: str) -> None:
+    Path(secret).chmod(0o644)
+    result = run("doctor", P2PKV_SECRET_FILE=secret)
+    assert result.returncode == 1
+    assert f"chmod 600 {secret}" in result.stdout
+
+
+def test_doctor_without_a_secret_makes_none(tmp_path: Path) -> None:
+    result = run("doctor", XDG_STATE_HOME=str(tmp_path))
+    assert result.returncode == 0, result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_come_from_options_then_the_file_then_the_environment(tmp_path: Path, secret: str) -> None:
+    file = tmp_path / "node.json"
+    file.write_text(json.dumps({"transports": "shm,tcp", "secret_file": secret}))
+    result = run("doctor", "--config", str(file), "--set", "transports=tcp", P2PKV_TRANSPORTS="local")
+    assert "a node uses tcp" in result.stdout
+
+
+def test_status_shows_the_members_of_a_cluster_without_joining_it(secret: str) -> None:
+    with Node.start(Config(node_id="alone", secret_file=secret, pool_size="1MiB")) as node:
+        result = run("status", "--join", node.address, "--set", f"secret_file={secret}", "--json")
+        assert result.returncode == 0, result.stderr
+        (member,) = json.loads(result.stdout)["members"]
+        assert (member["node_id"], member["state"], member["address"]) == ("alone", "ALIVE", node.address)
+        assert set(member["transports"]) >= {"tcp"}
+        table = run("status", "--join", node.address, "--set", f"secret_file={secret}")
+        assert "alone" in table.stdout
+        assert [member.node_id for member in node.members()] == ["alone"]
+
+
+def test_status_hints_at_a_wrong_secret(secret: str, tmp_path: Path) -> None:
+    other = _secret(tmp_path / "other", "the secret of another cluster")
+    with Node.start(Config(node_id="alone", secret_file=secret, pool_size="1MiB")) as node:
+        result = run("status", "--join", node.address, "--set", f"secret_file={other}", "--timeout", "0.5")
+    _assert_is_one_clear_line(result)
+    assert "is secret_file the cluster's?" in result.stderr
+
+
+def test_status_says_when_nobody_is_there(secret: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        result = run("status", "--join", address, "--set", f"secret_file={secret}", "--timeout", "0.3")
+    _assert_is_one_clear_line(result)
+    assert "is a node running there?" in result.stderr
+
+
+def test_status_needs_an_address(secret: str) -> None:
+    result = run("status", P2PKV_SECRET_FILE=secret)
+    _assert_is_one_clear_line(result)
+    assert "--join" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_node_says_who_comes_and_goes_and_leaves_when_told(secret: str, number: signal.Signals) -> None:
+    options = ("--set", f"secret_file={secret}", "--set", "pool_size=1MiB", "--set", "node_id=first")
+    with _node_command(*options) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[4].rstrip(",")
+        with Node.start(
+            Config(node_id="second", secret_file=secret, pool_size="1MiB", join=[address])
+        ) as node:
+            assert process.stdout.readline().startswith("+ second at ")
+            process.send_signal(number)
+            output, _ = process.communicate(timeout=20)
+            assert process.returncode == 0
+            assert output.endswith("node first left its cluster\n")
+            assert [member.node_id for member in node.members()] == ["second"]
+
+
+def test_without_a_checkout_the_demo_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "__init__.py").touch()  # some other package of that name
+    elsewhere = [path for path in sys.path if not (Path(path) / "demo" / "paged_kv.py").exists()]
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *elsewhere])
+    result = CliRunner().invoke(app, ["demo"])
+    assert result.exit_code == 1
+    assert "make demo" in result.output
