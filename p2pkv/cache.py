@@ -171,11 +171,7 @@ class PageCache:
 
     def _batch(self, keys: Sequence[str | bytes], pages: Pieces | NDArray[Any], *, writable: bool) -> _Batch:
         ids = self._hash(keys)
-        if isinstance(pages, np.ndarray):
-            if writable and not pages.flags.writeable:
-                raise UsageError("the pages are to be written, but their array is read-only")
-            pages = Pieces.of_rows(pages)
-        pieces = pages.array
+        pieces = _pieces(pages, writable=writable)
         if len(pieces) != len(ids):
             raise UsageError(f"{len(ids)} keys, but memory for {len(pieces)} pages")
         memories = self._transfers.memories()
@@ -191,6 +187,9 @@ class PageCache:
                 f"piece {piece} of page {page}, {nbytes} bytes at {address:#x}, lies in no registered memory; "
                 "call register_memory first"
             )
+        read_only = [index for index, memory in enumerate(memories) if not memory.is_writable]
+        if writable and read_only and np.isin(memory_of, read_only).any():
+            raise UsageError("the pages are to be written, but their memory was registered from a read-only array")
         return _Batch(ids, pieces, lengths, memory_of, memories)
 
     def _check_room(self, batch: _Batch) -> None:
@@ -339,6 +338,19 @@ class PageCache:
     def _count_unpublished(self, reason: str, n_pages: int) -> None:
         if n_pages:
             self._metrics.unpublished_pages.labels(reason).inc(n_pages)
+
+
+def _pieces(pages: Pieces | NDArray[Any], *, writable: bool) -> NDArray[np.int64]:
+    if isinstance(pages, Pieces):
+        return pages.array
+    if not isinstance(pages, np.ndarray):
+        raise UsageError(f"pages must be a numpy array or Pieces, not {type(pages).__name__}")
+    pieces = Pieces.of_rows(pages).array
+    if writable and not pages.flags.writeable:
+        raise UsageError("the pages are to be written, but their array is read-only")
+    if writable and len(pages) > 1 and abs(pages.strides[0]) < pages[:1].nbytes:
+        raise UsageError("the pages are to be written, but the rows of their array overlap")
+    return pieces
 
 
 def _read_leg(
