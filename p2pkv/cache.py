@@ -261,7 +261,7 @@ class PageCache:
         finally:
             for flight in flights:
                 if not flight.landed:
-                    flight.connection.endpoint.close()  # nothing may write to the caller's memory from now on
+                    self._transfers.discard(flight.connection)
         return statuses
 
     def _take_off(
