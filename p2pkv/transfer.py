@@ -37,10 +37,17 @@ class Memory(Resource):
     """Registered local memory, usable over every transport. Keeps its buffer alive until closed."""
 
     def __init__(
-        self, address: int, nbytes: int, regions: dict[str, MemoryRegion], forget: Callable[[Memory], None]
+        self,
+        address: int,
+        nbytes: int,
+        regions: dict[str, MemoryRegion],
+        *,
+        is_writable: bool,
+        forget: Callable[[Memory], None],
     ) -> None:
         self.address = address
         self.nbytes = nbytes
+        self.is_writable = is_writable
         self._regions = regions
         self._forget = forget
 
@@ -93,8 +100,9 @@ class TransferEngine(Resource):
         self._transports = {transport.name: transport for transport in transports}
         self._connect = connect
         self._metrics = metrics
-        self._lock = threading.Lock()  # guards _peers, what is in it, and _memories
+        self._lock = threading.Lock()  # guards _peers, what is in it, _leased, _memories and _closed
         self._peers: dict[str, _Peer] = {}
+        self._leased: set[Connection] = set()
         self._memories: list[Memory] = []
         self._closed = False
 
@@ -103,8 +111,10 @@ class TransferEngine(Resource):
         """Name to domain of every transport, in order of preference."""
         return {name: transport.domain for name, transport in self._transports.items()}
 
-    def register_memory(self, buffer: object, address: int, nbytes: int) -> Memory:
-        """Make local memory usable as a destination; ``buffer`` is kept alive until it is closed.
+    def register_memory(
+        self, buffer: object, address: int, nbytes: int, *, is_writable: bool = True
+    ) -> Memory:
+        """Make local memory usable for calls; ``buffer`` is kept alive until it is closed.
 
         Raises :class:`~p2pkv.errors.TransportError` naming the transport that can't use it.
         """
@@ -116,7 +126,7 @@ class TransferEngine(Resource):
             for region in regions.values():
                 region.close()
             raise
-        memory = Memory(address, nbytes, regions, self._forget)
+        memory = Memory(address, nbytes, regions, is_writable=is_writable, forget=self._forget)
         with self._lock:
             self._memories.append(memory)
         return memory
@@ -147,6 +157,17 @@ class TransferEngine(Resource):
 
     def lease(self, member: Member, deadline: float) -> Connection | None:
         """Return a connection to ``member``, or None if it can't be reached now. Give it back with :meth:`release`."""
+        connection = self._find(member, deadline)
+        if connection is not None:
+            with self._lock:
+                self._leased.add(connection)
+                is_late = self._closed
+            if is_late:
+                self.discard(connection)
+                return None
+        return connection
+
+    def _find(self, member: Member, deadline: float) -> Connection | None:
         with self._lock:
             if self._closed:
                 return None
@@ -184,6 +205,9 @@ class TransferEngine(Resource):
                 return Connection(member, name, endpoint, endpoint.attach(region))
         except TransportError as error:
             _log.warning("cannot reach peer %s over %s: %s", member.node_id, name, error)
+        except BaseException:
+            endpoint.close()
+            raise
         endpoint.close()
         return None
 
@@ -198,6 +222,7 @@ class TransferEngine(Resource):
         """Give a connection back after its batch: what became of the spans, what it brought, how long it took."""
         bad = _BAD.intersection(statuses.tolist())
         with self._lock:
+            self._leased.discard(connection)
             peer = self._peers.get(connection.member.node_id)
             current = peer is not None and peer.member.boot_epoch == connection.member.boot_epoch
             if peer is not None and current:
@@ -216,6 +241,12 @@ class TransferEngine(Resource):
             self._avoid(connection.member)
         elif Status.PEER_LOST in bad and not connection.has_read:
             self._fall_back(connection.member, connection.transport, "the connection failed")
+
+    def discard(self, connection: Connection) -> None:
+        """Close a leased connection instead of giving it back: from now on nothing writes to local memory."""
+        with self._lock:
+            self._leased.discard(connection)
+        connection.endpoint.close()
 
     def traffic(self) -> list[PeerTraffic]:
         """Return what was read from whom, over what."""
@@ -238,10 +269,18 @@ class TransferEngine(Resource):
         if first:
             _log.warning("peer %s is not reached over %s (%s); trying others", member.node_id, name, why)
 
-    def close(self) -> None:
-        """Close every connection and registration. Idempotent; the transports stay the caller's."""
+    def interrupt(self) -> None:
+        """Settle what is under way as ``CANCELED`` and lease nothing any more."""
         with self._lock:
             self._closed = True
+            connections = list(self._leased)
+        for connection in connections:
+            connection.endpoint.close()
+
+    def close(self) -> None:
+        """Close every connection and registration. Idempotent; the transports stay the caller's."""
+        self.interrupt()
+        with self._lock:
             connections = [connection for peer in self._peers.values() for connection in peer.idle]
             self._peers.clear()
             memories = list(self._memories)
