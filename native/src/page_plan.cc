@@ -54,15 +54,15 @@ ReadPlan plan_reads(const Piece* pieces, const int32_t* region_of, size_t n_piec
   for (size_t i = 0; i < rows.size(); ++i) {
     const size_t first = static_cast<size_t>(rows[i]) * n_pieces;
     const Location& location = locations[rows[i]];
-    auto remote = static_cast<int64_t>(location.offset);
+    uint64_t remote = location.offset;  // off the wire: it may be anything, and wrap
     for (size_t j = 0; j < n_pieces; ++j) {
       const Piece& piece = pieces[first + j];
       if (region_of[first + j] == region) {
-        plan.spans.push_back({piece.address - base, remote, piece.nbytes});
+        plan.spans.push_back({piece.address - base, static_cast<int64_t>(remote), piece.nbytes});
         plan.words.push_back({location.word_offset, location.generation});
         plan.indexes.push_back(static_cast<int64_t>(i * n_pieces + j));
       }
-      remote += piece.nbytes;
+      remote += static_cast<uint64_t>(piece.nbytes);
     }
   }
   return plan;
