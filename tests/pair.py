@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
 import pages
 from cluster import eventually, free_port
-
 from p2pkv import Config, Node
 from p2pkv.transports.base import Transport
 
@@ -25,7 +25,11 @@ class Pair:
         secret = folder / "secret"
         secret.write_text("the secret of a test, long enough\n")
         secret.chmod(0o600)
-        settings = {"secret_file": str(secret), "join": [f"127.0.0.1:{free_port()}"], "pool_size": POOL} | settings
+        settings = {
+            "secret_file": str(secret),
+            "join": [f"127.0.0.1:{free_port()}"],
+            "pool_size": POOL,
+        } | settings
         self.owner = self.start("owner", extra, settings)
         self.reader = self.start("reader", extra, settings)
         self.source = np.zeros((N, NBYTES), np.uint8)

@@ -104,7 +104,9 @@ def test_every_public_error_is_exported() -> None:
     from p2pkv import errors
 
     defined = {
-        name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
     }
     # ViewError stays inside: a malformed view is dropped and counted, never raised to the user.
     assert defined - {"ViewError"} <= set(p2pkv.__all__)

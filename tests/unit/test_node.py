@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import pages
 import pytest
 from numpy.typing import NDArray
-from pair import NBYTES, POOL, N, Pair, run_all
 
+import pages
 from p2pkv import (
     ClosedError,
     Config,
@@ -22,12 +21,12 @@ from p2pkv import (
     NotRegisteredError,
     Outcome,
     Pieces,
-    TransportError,
     UsageError,
 )
 from p2pkv.transports.base import Transport
 from p2pkv.transports.faulty import Faults, FaultyTransport
 from p2pkv.transports.native import TcpTransport
+from pair import NBYTES, POOL, N, Pair, run_all
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,9 @@ def pair(shared_pair: Pair) -> Iterator[Pair]:
     kept = shared_pair.publish()
     before = [len(node._transfers.memories()) for node in shared_pair.nodes]
     yield shared_pair
-    assert [len(node._transfers.memories()) for node in shared_pair.nodes] == before, "a registration was left over"
+    assert [len(node._transfers.memories()) for node in shared_pair.nodes] == before, (
+        "a registration was left over"
+    )
     assert shared_pair.fetch_is_right(kept), "pages published before were lost"
     assert shared_pair.fetch_is_right(shared_pair.publish())
 
@@ -81,7 +82,11 @@ def refuses(call: Callable[[], object], error: type[Exception], *words: str) -> 
     ids=repr,
 )
 def test_wrong_keys_are_refused(pair: Pair, method: str, keys: object, words: tuple[str, ...]) -> None:
-    rows = (pair.destination[: len(keys)],) if isinstance(keys, (list, str, bytes, dict)) else (pair.destination,)
+    rows = (
+        (pair.destination[: len(keys)],)
+        if isinstance(keys, (list, str, bytes, dict))
+        else (pair.destination,)
+    )
     arguments = rows if method in ("publish", "fetch") else ()
     refuses(lambda: getattr(pair.reader, method)(keys, *arguments), UsageError, *words)
 
@@ -150,7 +155,9 @@ def test_pieces_of_a_wrong_shape_are_refused() -> None:
 def test_a_page_larger_than_the_pool_is_refused_and_evicts_nothing(pair: Pair) -> None:
     big = np.zeros((2, 2 * POOL), np.uint8)
     with pair.owner.register_memory(big):
-        refuses(lambda: pair.owner.publish(["big-0", "big-1"], big), UsageError, f"{2 * POOL} bytes", "pool_size")
+        refuses(
+            lambda: pair.owner.publish(["big-0", "big-1"], big), UsageError, f"{2 * POOL} bytes", "pool_size"
+        )
     assert not pair.reader.exists(["big-0", "big-1"]).any()
 
 
@@ -159,7 +166,12 @@ def test_another_length_than_the_published_is_refused(pair: Pair) -> None:
     half = pair.destination.reshape(2 * N, NBYTES // 2)[:N]
     for node, memory in ((pair.owner, pair.source), (pair.reader, pair.destination)):
         half = memory.reshape(2 * N, NBYTES // 2)[:N]
-        refuses(lambda node=node, half=half: node.fetch(keys, half), UsageError, f"{NBYTES} bytes", f"{NBYTES // 2}")
+        refuses(
+            lambda node=node, half=half: node.fetch(keys, half),
+            UsageError,
+            f"{NBYTES} bytes",
+            f"{NBYTES // 2}",
+        )
     half = pair.source.reshape(2 * N, NBYTES // 2)[:N]
     refuses(lambda: pair.owner.publish(keys, half), UsageError, "page 0", "namespace")
     assert pair.fetch_is_right(keys)

@@ -11,17 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pages
 import pytest
-from cluster import Cluster
-from pair import NBYTES, N, Pair, run_all
 
+import pages
+from cluster import Cluster
 from p2pkv import ClosedError, Config, Node
 from p2pkv.transports.faulty import Faults, FaultyTransport
 from p2pkv.transports.native import TcpTransport
+from pair import NBYTES, N, Pair, run_all
 
-SOON = 1.0
-"""Seconds a close may take with calls under way; its good-bye alone may take half of it."""
+SOON = 2.0
+"""Seconds a close may take with calls under way: a membership round and a good-bye that nobody answers take 1."""
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -32,7 +32,9 @@ def test_a_node_closes_under_the_calls_of_many_threads(tmp_path: Path, transport
         running = threading.Semaphore(0)
         took: list[float] = []
 
-        def use(pair: Pair = pair, published: list[str] = published, running: threading.Semaphore = running) -> None:
+        def use(
+            pair: Pair = pair, published: list[str] = published, running: threading.Semaphore = running
+        ) -> None:
             memory = np.zeros((N, NBYTES), np.uint8)
             keys = [f"{threading.get_ident()}-{i}" for i in range(N)]
             with pytest.raises(ClosedError):
@@ -48,7 +50,9 @@ def test_a_node_closes_under_the_calls_of_many_threads(tmp_path: Path, transport
                     pair.reader.members()
                     pair.reader.retract(keys)
 
-        def close(pair: Pair = pair, running: threading.Semaphore = running, took: list[float] = took) -> None:
+        def close(
+            pair: Pair = pair, running: threading.Semaphore = running, took: list[float] = took
+        ) -> None:
             for _ in range(20):
                 running.acquire()
             began = time.monotonic()
@@ -135,7 +139,8 @@ def test_closing_does_not_wait_for_a_directory_that_hangs(cluster: Cluster) -> N
 # processes
 
 PROGRAM = """
-import os, sys, threading
+import logging, os, sys, threading
+logging.disable()  # on a busy machine membership warns that it came late
 import numpy as np
 from p2pkv import ClosedError, Config, Node
 def start(name):
