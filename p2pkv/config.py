@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import ipaddress
 import json
 import os
 import re
@@ -17,6 +16,7 @@ import socket
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from p2pkv.address import is_loopback, split_address
 from p2pkv.errors import ConfigError
 
 _SIZE_UNITS = {"": 1, "b": 1}
@@ -86,7 +86,9 @@ class Config:
             if not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name} must be a string, not {type(getattr(self, name)).__name__}")
         if not 1 <= len(self.node_id) <= MAX_NODE_ID or not self.node_id.isprintable():
-            raise ConfigError(f"node_id must be 1 to {MAX_NODE_ID} printable characters, not {self.node_id!r}")
+            raise ConfigError(
+                f"node_id must be 1 to {MAX_NODE_ID} printable characters, not {self.node_id!r}"
+            )
         _check_choice("membership", self.membership, ("embedded", "static"))
         _check_choice("verify", self.verify, ("generation", "checksum"))
         if self.pool_nbytes < MIN_POOL_SIZE:
@@ -103,7 +105,9 @@ class Config:
             raise ConfigError("transports: 'auto' chooses by itself and can't stand beside other names")
         for name in ("disk_path", "disk_size", "disk_layout"):
             if getattr(self, name) is not None:
-                raise ConfigError(f"{name} is set, but this version of p2pkv has no disk tier; leave it unset")
+                raise ConfigError(
+                    f"{name} is set, but this version of p2pkv has no disk tier; leave it unset"
+                )
 
     def _check_addresses(self) -> None:
         host, _ = split_address("listen", self.listen)
@@ -174,25 +178,6 @@ def parse_size(name: str, value: object) -> int:
     raise ConfigError(f"{name} must be a size such as 67108864 or '64MiB', not {value!r}")
 
 
-def split_address(name: str, address: str) -> tuple[str, int]:
-    """Split ``HOST:PORT`` (IPv6 hosts in brackets)."""
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{name} must be HOST:PORT, not {address!r}")
-    return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _as_tuple(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
@@ -201,7 +186,7 @@ def _as_tuple(name: str, value: object) -> tuple[str, ...]:
     raise ConfigError(f"{name} must be a list of strings or a comma-separated string, not {value!r}")
 
 
-def _as_number(name: str, value: object, kind: type[int] | type[float]) -> int | float:
+def _as_number(name: str, value: object, kind: type[int | float]) -> int | float:
     if not isinstance(value, bool) and isinstance(value, (int, float, str)):
         try:
             return kind(value)
@@ -212,7 +197,9 @@ def _as_number(name: str, value: object, kind: type[int] | type[float]) -> int |
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}; not {value!r}{_nearest(value, choices)}")
+        raise ConfigError(
+            f"{name} must be one of {', '.join(choices)}; not {value!r}{_nearest(value, choices)}"
+        )
 
 
 def _check_known(what: str, key: str, names: Collection[str]) -> None:

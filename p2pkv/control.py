@@ -20,7 +20,7 @@ import zmq
 import zmq.backend.cython._zmq
 
 from p2pkv import _native
-from p2pkv.config import split_address
+from p2pkv.address import reachable_host, split_address
 from p2pkv.errors import ClosedError, ControlError, VersionError
 from p2pkv.secret import ClusterKeys
 from p2pkv.wire import MAX_MESSAGE, Kind, Reply, pack_request, unpack_reply
@@ -53,7 +53,13 @@ class ControlServer:
     """
 
     def __init__(
-        self, context: zmq.Context[Socket], keys: ClusterKeys, listen: str, shard: _native.Shard
+        self,
+        context: zmq.Context[Socket],
+        keys: ClusterKeys,
+        listen: str,
+        shard: _native.Shard,
+        *,
+        join: Sequence[str] = (),
     ) -> None:
         # The handler must be there before a server socket is: without one, nobody may be admitted.
         self._zap_socket = context.socket(zmq.ROUTER)
@@ -63,7 +69,7 @@ class ControlServer:
         self._socket = context.socket(zmq.ROUTER)
         try:
             self._secure(keys)
-            self.address = self._bind(listen)
+            self.address = self._bind(listen, join)
         except BaseException:
             self._close_sockets()
             raise
@@ -84,7 +90,7 @@ class ControlServer:
         socket.setsockopt(zmq.SNDHWM, _REPLIES_QUEUED)
         socket.setsockopt(zmq.IPV6, 1)
 
-    def _bind(self, listen: str) -> str:
+    def _bind(self, listen: str, join: Sequence[str]) -> str:
         host, port = split_address("listen", listen)
         bracketed = f"[{host}]" if ":" in host else host
         try:
@@ -92,7 +98,8 @@ class ControlServer:
         except zmq.ZMQError as error:
             raise ControlError(f"cannot listen on {listen}: {error.strerror}") from error
         bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        return f"{bracketed}:{bound.rpartition(':')[2]}"
+        host = reachable_host(host, join)
+        return f"[{host}]:{bound.rpartition(':')[2]}" if ":" in host else f"{host}:{bound.rpartition(':')[2]}"
 
     def start(self) -> None:
         """Begin to answer."""

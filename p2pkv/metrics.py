@@ -2,10 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+
 from prometheus_client import CollectorRegistry, Counter, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from p2pkv.errors import ConfigError
+
+READINGS = {
+    "p2pkv_members": "Nodes in the view, alive or suspected",
+    "p2pkv_pool_capacity_bytes": "Room for pages",
+    "p2pkv_pool_used_bytes": "Bytes of allocated blocks",
+    "p2pkv_pool_pinned_bytes": "Bytes of blocks held by pins",
+    "p2pkv_pool_pages": "Committed pages",
+    "p2pkv_stored_pages_total": "Pages copied into the pool",
+    "p2pkv_evicted_pages_total": "Pages evicted or purged from the pool",
+    "p2pkv_no_room_pages_total": "Pages the pool had no room for",
+    "p2pkv_dropped_evictions_total": "Evictions the directory was not told of: their entries cost a miss each",
+    "p2pkv_shard_entries": "Live entries of this node's shard",
+    "p2pkv_shard_tombstones": "Dropped entries kept against late messages",
+    "p2pkv_shard_bytes": "Memory of this node's shard",
+    "p2pkv_control_requests_total": "Requests this node's native thread took",
+    "p2pkv_malformed_requests_total": "Requests that no node could have sent",
+    "p2pkv_dropped_events_total": "Handshakes and views overtaken before Python took them",
+    "p2pkv_refused_strangers_total": "Connections with a wrong key",
+    "p2pkv_membership_malformed_views_total": "Views that no node could have sent",
+    "p2pkv_membership_late_rounds_total": "Rounds that came too late to suspect anybody",
+    "p2pkv_membership_suspicions_total": "Nodes suspected",
+    "p2pkv_membership_deaths_total": "Nodes declared dead",
+    "p2pkv_membership_refused_records_total": "Records of members that were not believed",
+}
+"""What is read from the parts when asked; names in ``_total`` only grow."""
+
+
+class _Readings(Collector):
+    """Shows what ``read`` returns under the names of :data:`READINGS`."""
+
+    def __init__(self, read: Callable[[], Mapping[str, float]]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        for name, value in self._read().items():
+            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield family(name.removesuffix("_total"), READINGS[name], value=value)
 
 
 class Metrics:
@@ -26,12 +69,16 @@ class Metrics:
         """``reason``: no_room, too_large, no_directory."""
         self.looked_up_pages = self._counter("p2pkv_looked_up_pages", "Pages looked up", "source")
         """``source``: own_pool, location_cache, own_shard, peers."""
-        self.evicted_pages = self._counter("p2pkv_evicted_pages", "Pages evicted and retracted from the directory")
+        self.retracted_pages = self._counter(
+            "p2pkv_retracted_pages", "Evicted pages taken back from the directory"
+        )
         self.reannounced_pages = self._counter(
             "p2pkv_reannounced_pages", "Pages put again after the cluster changed"
         )
         self.transport_fallbacks = self._counter(
-            "p2pkv_transport_fallbacks", "Times a peer was not reached over the preferred transport", "transport"
+            "p2pkv_transport_fallbacks",
+            "Times a peer was not reached over the preferred transport",
+            "transport",
         )
         self.silent_owners = self._counter(
             "p2pkv_silent_owners", "Directory requests a healthy owner did not answer in time"
@@ -40,6 +87,12 @@ class Metrics:
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(name, help_text, labels, registry=self.registry)
+
+    @staticmethod
+    def count(counter: Counter, label: str, n: int) -> None:
+        """Add ``n`` under a counter's only label; a label that never counted anything does not show."""
+        if n:
+            counter.labels(label).inc(n)
 
     def counters(self) -> dict[str, float]:
         """Return every counter by its name, labels in braces: ``p2pkv_fetched_pages_total{source="shm"}``."""
@@ -52,9 +105,9 @@ class Metrics:
                 out[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
         return out
 
-    def register(self, collector: Collector) -> None:
-        """Add a collector that reads its values when asked, such as the pool's."""
-        self.registry.register(collector)
+    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """Show what ``read`` returns, by the names of :data:`READINGS`, whenever the metrics are asked for."""
+        self.registry.register(_Readings(read))
 
     def serve(self, host: str, port: int) -> int:
         """Serve ``/metrics`` on a thread of its own; return the port. Raises :class:`ConfigError` if it is taken."""

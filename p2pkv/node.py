@@ -18,8 +18,9 @@ import zmq
 from numpy.typing import NDArray
 
 from p2pkv import _native, transports
+from p2pkv.address import split_address
 from p2pkv.cache import PageCache
-from p2pkv.config import Config, split_address
+from p2pkv.config import Config
 from p2pkv.control import ControlClient, ControlServer, Request, Socket
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.client import DirectoryClient
@@ -113,7 +114,7 @@ class Node:
         self._client = ControlClient(context, keys)
         undo.callback(self._client.close)
         self._shard = _native.Shard(_MAX_SHARD_ENTRIES)
-        self._server = ControlServer(context, keys, config.listen, self._shard)
+        self._server = ControlServer(context, keys, config.listen, self._shard, join=config.join_addresses)
         undo.callback(self._server.close)
         self._server.start()
         host, _ = split_address("listen", config.listen)
@@ -135,6 +136,7 @@ class Node:
         self._cache: PageCache | None = None
         self._membership = self._join(undo)
         self._serve_pool(undo)
+        self.metrics.watch(self._readings)
         if config.metrics_port is not None:
             self.metrics_port = self.metrics.serve(host, config.metrics_port)
 
@@ -169,6 +171,7 @@ class Node:
             pool=self._pool,
             directory=self._directory,
             transfers=self._transfers,
+            shard=self._shard,
             view=self._membership.view,
             own_key=self._key,
             check_sums=config.verify == "checksum",
@@ -214,7 +217,7 @@ class Node:
         if not 0 < address <= _HIGHEST_ADDRESS - nbytes:
             raise UsageError(f"no process has {nbytes} bytes of memory at {address:#x}")
         with self._registering:
-            for other in self._transfers.memories():
+            for other in self._transfers.memory_table.memories:
                 if address < other.address + other.nbytes and other.address < address + nbytes:
                     raise UsageError(
                         f"memory at {address:#x} of {nbytes} bytes overlaps what is registered at "
@@ -271,14 +274,31 @@ class Node:
             return self._transfers.traffic()
 
     def counters(self) -> dict[str, float]:
-        """Return every counter by the name of its metric."""
+        """Return every counter and reading by the name of its metric, labels in braces."""
         with self._gate:
-            gauges = {f"p2pkv_pool_{name}": float(value) for name, value in self._pool.stats().items()}
-            gauges |= {f"p2pkv_shard_{name}": float(value) for name, value in self._shard.stats().items()}
-            gauges |= {f"p2pkv_control_{name}": float(v) for name, v in self._server.loop.stats().items()}
-            gauges["p2pkv_control_strangers_refused_total"] = float(self._server.refused)
-            gauges |= {name: float(value) for name, value in self._membership.counters().items()}
-            return self.metrics.counters() | gauges
+            return self.metrics.counters()
+
+    def _readings(self) -> dict[str, float]:
+        pool, shard, loop = self._pool.stats(), self._shard.stats(), self._server.loop.stats()
+        return {
+            "p2pkv_members": len(self._membership.view().present()),
+            "p2pkv_pool_capacity_bytes": pool["capacity"],
+            "p2pkv_pool_used_bytes": pool["used"],
+            "p2pkv_pool_pinned_bytes": pool["pinned_bytes"],
+            "p2pkv_pool_pages": pool["pages"],
+            "p2pkv_stored_pages_total": pool["stored_pages"],
+            "p2pkv_evicted_pages_total": pool["evicted_pages"],
+            "p2pkv_no_room_pages_total": pool["no_room_pages"],
+            "p2pkv_dropped_evictions_total": pool["dropped_evictions"],
+            "p2pkv_shard_entries": shard["entries"],
+            "p2pkv_shard_tombstones": shard["tombstones"],
+            "p2pkv_shard_bytes": shard["nbytes"],
+            "p2pkv_control_requests_total": loop["requests"],
+            "p2pkv_malformed_requests_total": loop["malformed"],
+            "p2pkv_dropped_events_total": loop["dropped_events"],
+            "p2pkv_refused_strangers_total": self._server.refused,
+            **self._membership.counters(),
+        }
 
     @property
     def node_id(self) -> str:
@@ -329,7 +349,9 @@ class Node:
         if reply is None:
             return None
         if not reply.ok:
-            _log.warning("peer %s refused a connection over %s: %s", member.node_id, name, reply.body.decode())
+            _log.warning(
+                "peer %s refused a connection over %s: %s", member.node_id, name, reply.body.decode()
+            )
             return None
         try:
             return unpack_connected(reply.body)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from p2pkv.directory.view import Member, State, View
 from p2pkv.errors import TransportError
@@ -62,6 +64,16 @@ class Memory(Resource):
             region.close()
 
 
+class MemoryTable:
+    """What is registered at one moment, by address. Never changes: a call uses one from beginning to end."""
+
+    def __init__(self, memories: Iterable[Memory] = ()) -> None:
+        self.memories = sorted(memories, key=lambda memory: memory.address)
+        self.read_only = [i for i, memory in enumerate(self.memories) if not memory.is_writable]
+        self.bases = [memory.address for memory in self.memories]
+        self.extents = np.array([(m.address, m.nbytes) for m in self.memories], np.int64).reshape(-1, 2)
+
+
 @dataclass(slots=True)
 class PeerTraffic:
     """What this node has read from one peer."""
@@ -100,10 +112,11 @@ class TransferEngine(Resource):
         self._transports = {transport.name: transport for transport in transports}
         self._connect = connect
         self._metrics = metrics
-        self._lock = threading.Lock()  # guards _peers, what is in it, _leased, _memories and _closed
+        # guards _peers, what is in it, _leased, _closed, and the replacing of memory_table
+        self._lock = threading.Lock()
         self._peers: dict[str, _Peer] = {}
         self._leased: set[Connection] = set()
-        self._memories: list[Memory] = []
+        self.memory_table = MemoryTable()
         self._closed = False
 
     @property
@@ -128,18 +141,12 @@ class TransferEngine(Resource):
             raise
         memory = Memory(address, nbytes, regions, is_writable=is_writable, forget=self._forget)
         with self._lock:
-            self._memories.append(memory)
+            self.memory_table = MemoryTable([*self.memory_table.memories, memory])
         return memory
-
-    def memories(self) -> list[Memory]:
-        """Return what is registered, by address."""
-        with self._lock:
-            return sorted(self._memories, key=lambda memory: memory.address)
 
     def _forget(self, memory: Memory) -> None:
         with self._lock:
-            if memory in self._memories:
-                self._memories.remove(memory)
+            self.memory_table = MemoryTable(m for m in self.memory_table.memories if m is not memory)
 
     def set_view(self, view: View) -> None:
         """Drop the connections to nodes that are gone or were restarted."""
@@ -214,13 +221,13 @@ class TransferEngine(Resource):
     @staticmethod
     def is_usable_after(statuses: Statuses) -> bool:
         """Whether an endpoint can go on reading when its last batch ended so."""
-        return _BAD.isdisjoint(statuses.tolist())
+        return not statuses.any() or _BAD.isdisjoint(statuses.tolist())
 
     def release(
         self, connection: Connection, statuses: Statuses, *, n_pages: int, nbytes: int, seconds: float
     ) -> None:
         """Give a connection back after its batch: what became of the spans, what it brought, how long it took."""
-        bad = _BAD.intersection(statuses.tolist())
+        bad = _BAD.intersection(statuses.tolist()) if statuses.any() else frozenset[Status]()
         with self._lock:
             self._leased.discard(connection)
             peer = self._peers.get(connection.member.node_id)
@@ -283,7 +290,7 @@ class TransferEngine(Resource):
         with self._lock:
             connections = [connection for peer in self._peers.values() for connection in peer.idle]
             self._peers.clear()
-            memories = list(self._memories)
+            memories = self.memory_table.memories
         for connection in connections:
             connection.endpoint.close()
         for memory in memories:

@@ -89,7 +89,9 @@ def unpack_reply(message: bytes, kind: Kind, request_id: int) -> Reply | None:
     if magic != MAGIC:
         raise ControlError(f"a reply starts with {magic:#x}, not {MAGIC:#x}")
     if version != VERSION or status == ReplyStatus.VERSION:
-        raise VersionError(f"the peer speaks protocol version {version}, this node {VERSION}; upgrade one of them")
+        raise VersionError(
+            f"the peer speaks protocol version {version}, this node {VERSION}; upgrade one of them"
+        )
     if answered_id != request_id or reply_kind != kind | REPLY:
         return None
     if status not in ReplyStatus._value2member_map_ or count > MAX_ENTRIES:

@@ -13,7 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, Queue
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _WORKER = Path(__file__).with_name("node_worker.py")
 
@@ -104,7 +107,9 @@ class Cluster:
         self._defaults = {"join": [self.join], "pool_size": "16MiB", "deadline": 1.0} | defaults
         self.nodes: list[NodeProcess] = []
 
-    def spawn(self, node_id: str, *, memory: int = 16 << 20, sabotage: str = "", **config: Any) -> NodeProcess:
+    def spawn(
+        self, node_id: str, *, memory: int = 16 << 20, sabotage: str = "", **config: Any
+    ) -> NodeProcess:
         """Make a process without starting its node."""
         settings = self._defaults | {"node_id": node_id} | config
         node = NodeProcess(config=settings, memory=memory, sabotage=sabotage)
@@ -129,7 +134,7 @@ class Cluster:
         for node in self.nodes:
             node.close()
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -11,7 +11,9 @@ import pytest
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
-pytest.register_assert_rewrite("p2pkv.testing.transport_contract")
+pytest.register_assert_rewrite(
+    "p2pkv.testing.transport_contract", "p2pkv.testing.transport_faults", "p2pkv.testing.transport_fixtures"
+)
 
 from cluster import Cluster  # noqa: E402
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pages
 from numpy.typing import NDArray
 
+import pages
 from p2pkv import Config, Node, Outcome, P2PKVError
 from p2pkv.transports.base import Transport
 from p2pkv.transports.faulty import Faults, FaultyTransport

@@ -75,7 +75,7 @@ def run_all(bodies: list[Callable[[], None]], seconds: float = 60.0) -> None:
     def run(body: Callable[[], None]) -> None:
         try:
             body()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(body,), daemon=True) for body in bodies]

@@ -50,6 +50,15 @@ void Shard::get(const Key* keys, size_t n, uint8_t* found, Location* locations) 
   }
 }
 
+void Shard::keep_present(const Location* locations, uint8_t* found, size_t n) {
+  const auto alive = owners();
+  for (size_t i = 0; i < n; ++i) {
+    if (found[i] == 0) continue;
+    const auto owner = alive->find(locations[i].owner);
+    if (owner == alive->end() || owner->second != locations[i].boot) found[i] = 0;
+  }
+}
+
 size_t Shard::put(const wire::PutEntry* entries, size_t n, uint32_t now) {
   size_t refused = 0;
   for (size_t i = 0; i < n; ++i) {

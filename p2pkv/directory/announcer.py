@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.ring import Ring, moved
+from p2pkv.errors import ClosedError
 from p2pkv.metrics import Metrics
-from p2pkv.page import LOCATION
 from p2pkv.pool import Pool
 from p2pkv.transports.base import Resource
 
@@ -64,22 +65,25 @@ class Announcer(Resource):
             self._all_owed = True
             self._changed.notify_all()
 
-    def _run(self, step: object) -> None:
-        assert callable(step)
-        while not self._closed:
+    def _run(self, step: Callable[[], None]) -> None:
+        while not self._is_closed():
             try:
                 step()
-            except Exception:
-                if self._closed:
-                    return
+            except ClosedError:
+                return
+            except Exception:  # noqa: BLE001  # the top of a thread's loop: what is not told now is told again
                 _log.exception("the directory was not told of a change; trying again")
                 time.sleep(_RETRY_S)
+
+    def _is_closed(self) -> bool:
+        with self._changed:
+            return self._closed
 
     def _retract(self) -> None:
         keys, locations = self._pool.drain_evicted(_BATCH, 0.5)
         if len(keys):
             self._directory.drop(keys, locations, time.monotonic() + _REQUEST_S, by_owner=True)
-            self._metrics.evicted_pages.inc(len(keys))
+            self._metrics.retracted_pages.inc(len(keys))
 
     def _announce(self) -> None:
         with self._changed:
@@ -100,13 +104,12 @@ class Announcer(Resource):
     def _repair(self, before: Ring, now: Ring, owed: set[str], *, everything: bool) -> None:
         owing = [index for index, member in enumerate(now.members) if member.node_id in owed]
         cursor = 0
-        while not self._closed:
-            keys, raw, cursor = self._pool.list(cursor, _BATCH)
+        while not self._is_closed():
+            keys, locations, cursor = self._pool.list(cursor, _BATCH)
             if len(keys):
                 chosen = moved(before, now, keys) | np.isin(now.owners(keys), owing).any(axis=1)
                 chosen |= everything
                 if chosen.any():
-                    locations = raw.view(LOCATION).reshape(-1)
                     self._directory.put(keys[chosen], locations[chosen], time.monotonic() + _REQUEST_S)
                     self._metrics.reannounced_pages.inc(int(chosen.sum()))
             if cursor == 0:

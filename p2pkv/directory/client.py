@@ -60,7 +60,10 @@ class DirectoryClient:
         ring = Ring(view.present(), self._replicas)
         keys = [node_key(member.node_id) for member in ring.members]
         healthy = np.array(
-            [m.state is State.ALIVE and key != self._own_key for m, key in zip(ring.members, keys, strict=True)],
+            [
+                m.state is State.ALIVE and key != self._own_key
+                for m, key in zip(ring.members, keys, strict=True)
+            ],
             bool,
         )
         own_index = keys.index(self._own_key) if self._own_key in keys else -2
@@ -72,16 +75,21 @@ class DirectoryClient:
         """The ring that requests go by now."""
         return self._route.ring
 
-    def get(self, keys: Keys, deadline: float) -> tuple[Mask, Locations]:
-        """Look up where pages lie: a mask of those found, and their locations (undefined where not found)."""
+    def get(self, keys: Keys, deadline: float) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Look up where pages lie.
+
+        Returns ``(n,)`` 1 for those found at an owner that is in the view, and ``(n, 64)`` raw locations, undefined
+        where not found.
+        """
         found, raw = self._shard.get(keys)
-        locations: Locations = raw.view(LOCATION).reshape(len(keys))
         rows = np.flatnonzero(found == 0)
         self._metrics.looked_up_pages.labels("own_shard").inc(len(keys) - len(rows))
         if len(rows):
             self._metrics.looked_up_pages.labels("peers").inc(len(rows))
+            locations: Locations = raw.view(LOCATION).reshape(len(keys))
             self._get_remote(keys, rows, (found, locations), deadline)
-        return found.view(bool), locations
+            found = self._shard.keep_present(raw, found)
+        return found, raw
 
     def _get_remote(
         self, keys: Keys, rows: Rows, result: tuple[NDArray[np.uint8], Locations], deadline: float
@@ -104,7 +112,7 @@ class DirectoryClient:
         entries["location"] = locations
         route = self._route
         owners = route.ring.owners(keys)
-        acked = (owners == route.own_index).any(axis=1)
+        acked: Mask = (owners == route.own_index).any(axis=1)
         if acked.any():
             self._shard.put(entries[acked].tobytes())
 
@@ -205,7 +213,8 @@ class _Tally:
 
     def index(self, part: Rows) -> Rows:
         """Return where the rows of ``part`` stand in this tally; both are sorted."""
-        return np.searchsorted(self._rows, part)
+        where: Rows = np.searchsorted(self._rows, part)
+        return where
 
     def settled(self) -> bool:
         return bool((self.done | (self.waiting == 0)).all())

@@ -1,1 +1,1 @@
-"""Contract suites that implementations outside this repository can run. They need pytest; nothing else imports it."""
+"""Contract suites for implementations outside this repository. They need pytest; nothing else does."""

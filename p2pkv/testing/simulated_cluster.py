@@ -56,7 +56,7 @@ class SimulatedCluster:
         self.simulation = Simulation()
         self._engine_class = engine_class
         self._timing = timing or Timing()
-        self._random = Random(seed)  # noqa: S311 - a simulation
+        self._random = Random(seed)
         self.nodes: dict[str, SimulatedNode] = {}
         """The running ones, by node id."""
 
@@ -81,7 +81,7 @@ class SimulatedCluster:
             listeners=Listeners(node.changed, node.resurrected, node.expulsions.append),
             clock=network.clock,
             timing=self._timing,
-            random=Random(self._random.getrandbits(64)),  # noqa: S311 - a simulation
+            random=Random(self._random.getrandbits(64)),
         )
         try:
             self.simulation.enter(network, node.engine)

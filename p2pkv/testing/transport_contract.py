@@ -9,136 +9,30 @@ A package that has a transport of its own runs it like this, and nothing more::
     class TestMyTransport(TransportContract):
         factory = "my_package:MyTransport"      # importable by a child process as well
 
-``factory`` is ``module:callable`` without arguments; the callable makes a new, independent transport each time. Set
-``crosses_processes = False`` for one that stays within a process. Seeds are printed; ``P2PKV_TEST_SEED`` replays one.
+``factory`` is ``module:callable`` without arguments; the callable makes a new, independent transport each
+time. Set ``crosses_processes = False`` for one that stays within a process. Seeds are printed;
+``P2PKV_TEST_SEED`` replays one.
 """
 
 from __future__ import annotations
 
-import gc
-import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import ClassVar
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from p2pkv.errors import P2PKVError, TransportError, UsageError
-from p2pkv.testing import listening
-from p2pkv.testing.transport_peer import (
-    N_PAGES,
-    NBYTES,
-    PAGE,
-    TABLE,
-    PagedMemory,
-    PeerProcess,
-    load_factory,
-    page_spans,
-    page_words,
-    usage,
-)
-from p2pkv.transports.base import NO_WORD, Endpoint, MemoryRegion, RemoteRegion, Spans, Status, Transport
-from p2pkv.transports.faulty import Faults, FaultyTransport
-
-ENOUGH = 20.0
-"""Seconds that nothing here should ever take."""
-
-SLACK = 0.1
-"""Seconds by which a call may miss its deadline."""
-
-_HOG_SLACK = 0.15
-"""Seconds that a machine busy with other tests may add."""
+from p2pkv.testing.transport_faults import FaultRules
+from p2pkv.testing.transport_fixtures import ENOUGH, Reader, eventually, settled
+from p2pkv.testing.transport_peer import N_PAGES, NBYTES, PAGE, TABLE, PagedMemory, page_spans, page_words
+from p2pkv.transports.base import NO_WORD, Endpoint, RemoteRegion, Spans, Status, Transport
 
 
-def settled(statuses: NDArray[np.uint8]) -> list[str]:
-    """Return the names of statuses, which read better in a failure than numbers."""
-    return [Status(status).name for status in statuses.tolist()]
-
-
-def eventually(predicate: Callable[[], bool], timeout: float = 5.0) -> bool:
-    """Return whether ``predicate`` comes true in time: for what another process or thread does by itself."""
-    deadline = time.monotonic() + timeout
-    while not predicate():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
-
-
-class Reader:
-    """A transport, an endpoint bound to an owner, and local memory with a canary around what is read."""
-
-    def __init__(self, transport: Transport, nbytes: int = NBYTES) -> None:
-        self.transport = transport
-        self.bytes = np.full(nbytes, 0xEE, np.uint8)
-        self.local: MemoryRegion = transport.register_memory(
-            self.bytes, self.bytes.ctypes.data, nbytes, readable=False
-        )
-
-    def connect(self, accept: Callable[[bytes], bytes], region: bytes) -> tuple[Endpoint, RemoteRegion]:
-        endpoint = self.transport.open()
-        endpoint.bind(accept(endpoint.describe()))
-        return endpoint, endpoint.attach(region)
-
-
-@pytest.mark.usefixtures("nothing_leaks")
-class TransportContract:
+class TransportContract(FaultRules):
     """Subclass it and set ``factory``."""
-
-    factory: ClassVar[str]
-    crosses_processes: ClassVar[bool] = True
-    secret_at: ClassVar[int] = -1
-    """Where in the owner's half of a handshake a byte stands without which the owner lets nobody in."""
-
-    # --- fixtures ---
-
-    @pytest.fixture
-    def rng(self) -> random.Random:
-        seed = int(os.environ.get("P2PKV_TEST_SEED", random.SystemRandom().randrange(2**32)))
-        print(f"P2PKV_TEST_SEED={seed}")
-        return random.Random(seed)
-
-    @pytest.fixture
-    def nothing_leaks(self) -> Iterator[None]:
-        """No test leaves a thread or a descriptor behind."""
-        before = usage()
-        yield
-        gc.collect()
-        assert eventually(
-            lambda: usage()["threads"] <= before["threads"] and usage()["fds"] <= before["fds"]
-        ), (before, usage())
-
-    @pytest.fixture
-    def owner(self) -> Iterator[Transport]:
-        with load_factory(self.factory)() as transport:
-            yield transport
-
-    @pytest.fixture
-    def memory(self, owner: Transport) -> Iterator[PagedMemory]:
-        memory = PagedMemory(owner)
-        yield memory
-        memory.close()
-
-    @pytest.fixture
-    def reader(self) -> Iterator[Reader]:
-        with load_factory(self.factory)() as transport:
-            yield Reader(transport)
-
-    @pytest.fixture
-    def pair(self, owner: Transport, memory: PagedMemory, reader: Reader) -> tuple[Endpoint, RemoteRegion]:
-        return reader.connect(owner.accept, memory.region.describe())
-
-    @pytest.fixture
-    def peer(self) -> Iterator[PeerProcess]:
-        if not self.crosses_processes:
-            pytest.skip("stays within a process")
-        peer = PeerProcess(self.factory)
-        yield peer
-        peer.kill()
 
     # --- reads ---
 
@@ -285,7 +179,7 @@ class TransportContract:
     ) -> None:
         endpoint, remote = pair
         spans = page_spans([0])
-        wrong: list[Spans] = [spans.astype(np.int32), spans[:, :2], spans[0]]  # type: ignore[list-item]
+        wrong: list[Spans] = [spans.astype(np.int32), spans[:, :2], spans[0]]
         for array in wrong:
             with pytest.raises(UsageError):
                 endpoint.read(reader.local, remote, array, words=None)
@@ -411,196 +305,3 @@ class TransportContract:
         statuses = transfer.wait(ENOUGH)
         assert set(settled(statuses)) <= {"OK", "CANCELED"}
         assert (reader.bytes == 0x11).all(), "written to after close"
-
-    # --- peers that die ---
-
-    def test_a_dead_peer_is_lost_on_its_endpoint_only(
-        self, owner: Transport, memory: PagedMemory, reader: Reader, pair: tuple[Endpoint, RemoteRegion]
-    ) -> None:
-        endpoint, remote = pair
-        with load_factory(self.factory)() as mortal:
-            mortal_memory = PagedMemory(mortal)
-            doomed, doomed_remote = reader.connect(mortal.accept, mortal_memory.region.describe())
-            assert settled(
-                doomed.read(reader.local, doomed_remote, page_spans([0]), words=None).wait(ENOUGH)
-            ) == ["OK"]
-        before = time.monotonic()
-        statuses = doomed.read(reader.local, doomed_remote, page_spans([0]), words=None).wait(ENOUGH)
-        assert settled(statuses) == ["PEER_LOST"]
-        assert time.monotonic() - before < 1
-        assert settled(endpoint.read(reader.local, remote, page_spans([0]), words=None).wait(ENOUGH)) == [
-            "OK"
-        ]
-
-    def test_a_process_is_read(self, peer: PeerProcess, reader: Reader) -> None:
-        assert peer.domain == reader.transport.domain
-        endpoint, remote = reader.connect(peer.accept, peer.region)
-        pages = list(range(N_PAGES))
-        words = page_words(pages, [2] * N_PAGES)
-        statuses = endpoint.read(reader.local, remote, page_spans(pages), words=words).wait(ENOUGH)
-        assert (statuses == Status.OK).all()
-        assert (reader.bytes[: N_PAGES * PAGE].view(np.uint64) == 2).all()
-
-    def test_a_stopped_peer_costs_the_deadline_and_nothing_writes_afterwards(
-        self, peer: PeerProcess, reader: Reader
-    ) -> None:
-        for has_read_before in (False, True):
-            endpoint, remote = reader.connect(peer.accept, peer.region)
-            if has_read_before:
-                endpoint.read(reader.local, remote, page_spans([0]), words=None).wait(ENOUGH)
-            peer.stop()
-            transfer = endpoint.read(reader.local, remote, page_spans(list(range(N_PAGES))), words=None)
-            before = time.monotonic()
-            statuses = transfer.wait(0.2)
-            took = time.monotonic() - before
-            reader.bytes[:] = 0x11
-            assert took < 0.2 + SLACK + _HOG_SLACK
-            assert set(settled(statuses)) <= {"OK", "TIMED_OUT"}
-            peer.resume()
-            # The peer has run, and sent what it had to send, once it has answered another.
-            other, other_remote = reader.connect(peer.accept, peer.region)
-            with reader.transport.register_memory(
-                (scratch := np.zeros(PAGE, np.uint8)), scratch.ctypes.data, PAGE, readable=False
-            ) as local:
-                assert settled(other.read(local, other_remote, page_spans([0]), words=None).wait(ENOUGH)) == [
-                    "OK"
-                ]
-            assert (reader.bytes == 0x11).all(), "written to after wait() returned"
-            assert np.array_equal(transfer.wait(ENOUGH), statuses)
-            if (statuses == Status.TIMED_OUT).any():
-                statuses = endpoint.read(reader.local, remote, page_spans([0]), words=None).wait(ENOUGH)
-                assert settled(statuses) == ["PEER_LOST"]
-
-    def test_a_killed_peer_is_lost_not_hung(self, peer: PeerProcess, reader: Reader) -> None:
-        endpoint, remote = reader.connect(peer.accept, peer.region)
-        assert settled(endpoint.read(reader.local, remote, page_spans([0]), words=None).wait(ENOUGH)) == [
-            "OK"
-        ]
-        peer.stop()
-        transfer = endpoint.read(reader.local, remote, page_spans(list(range(N_PAGES))), words=None)
-        outcome: list[NDArray[np.uint8]] = []
-        waiting = threading.Thread(target=lambda: outcome.append(transfer.wait(ENOUGH)))
-        waiting.start()
-        peer.kill()
-        before = time.monotonic()
-        waiting.join(ENOUGH)
-        assert time.monotonic() - before < 1
-        assert set(settled(outcome[0])) <= {"OK", "PEER_LOST"}
-        statuses = endpoint.read(reader.local, remote, page_spans([0]), words=None).wait(ENOUGH)
-        assert settled(statuses) == ["PEER_LOST"]
-
-    # --- torn reads ---
-
-    def test_no_torn_page_is_ok(self, peer: PeerProcess, reader: Reader) -> None:
-        hunt = TornReads(peer, reader.transport)
-        n_ok, n_rejected, n_wrong = hunt.run(seconds=1.0, until_wrong=False)
-        print(f"{n_ok} ok, {n_rejected} rejected")
-        assert n_wrong == 0
-        assert n_ok > 0
-        assert n_rejected > 0, "nothing was rewritten while it was read: the test proves nothing"
-
-    @pytest.mark.parametrize(
-        "lie", [Faults(words_too_early=True), Faults(unvalidated=True)], ids=["early", "never"]
-    )
-    def test_the_hunt_for_torn_pages_finds_a_transport_that_lies(
-        self, peer: PeerProcess, reader: Reader, lie: Faults
-    ) -> None:
-        hunt = TornReads(peer, FaultyTransport(reader.transport, lie))
-        assert hunt.run(seconds=ENOUGH, until_wrong=True)[2] > 0
-
-    # --- leaks and strangers ---
-
-    def cycle(self, reader: Reader, n: int) -> None:
-        """Let owners come, be read from and die with a read in flight, and readers go without a word."""
-        for i in range(n):
-            owner = load_factory(self.factory)()
-            memory = PagedMemory(owner)
-            endpoint, remote = reader.connect(owner.accept, memory.region.describe())
-            transfer = endpoint.read(reader.local, remote, page_spans([0, 1, 2, 3, 4]), words=None)
-            if i % 2:
-                owner.close()
-                statuses = transfer.wait(ENOUGH)
-                assert set(settled(statuses)) <= {"OK", "PEER_LOST", "REJECTED"}, settled(statuses)
-                endpoint.close()
-            else:
-                transfer.wait(ENOUGH)
-                endpoint.close()
-                owner.close()
-
-    def test_connections_that_come_and_go_leave_nothing(self, reader: Reader) -> None:
-        self.check_cycles(reader, 200)
-
-    @pytest.mark.slow
-    def test_a_thousand_connections_that_come_and_go_leave_nothing(self, reader: Reader) -> None:
-        self.check_cycles(reader, 1000)
-
-    def check_cycles(self, reader: Reader, n: int) -> None:
-        """Check that nothing of this process grows with the number of peers it has seen."""
-        self.cycle(reader, 20)  # allocators and caches warm up
-        gc.collect()
-        before = usage()
-        self.cycle(reader, n)
-        gc.collect()
-        assert eventually(lambda: usage()["threads"] <= before["threads"]), (before, usage())
-        after = usage()
-        assert after["fds"] <= before["fds"]
-        assert after["maps"] <= before["maps"] + 12, (before, after)  # malloc's arenas vary
-        assert after["resident"] <= before["resident"] + (24 << 20), (before, after)
-
-    def test_strangers_at_the_sockets_are_dropped_and_the_server_goes_on(
-        self, owner: Transport, memory: PagedMemory, reader: Reader, rng: random.Random
-    ) -> None:
-        before = usage()
-        addresses = listening.addresses()
-        for address in addresses:
-            strangers = [listening.connect(address) for _ in range(40)]
-            for i, stranger in enumerate(strangers):
-                listening.send(stranger, rng.randbytes(rng.choice((1, 39, 40, 41, 4096, 65536))))
-                if i % 3 == 0:
-                    stranger.close()
-            endpoint, remote = reader.connect(owner.accept, memory.region.describe())
-            statuses = endpoint.read(reader.local, remote, page_spans([0]), words=None).wait(ENOUGH)
-            assert settled(statuses) == ["OK"]
-            endpoint.close()
-            for stranger in strangers:
-                stranger.close()
-        assert eventually(
-            lambda: usage()["fds"] <= before["fds"] and usage()["threads"] <= before["threads"]
-        ), (before, usage())
-
-
-class TornReads:
-    """Reads pages that their owner rewrites all the time, and counts what came of it."""
-
-    def __init__(self, peer: PeerProcess, transport: Transport) -> None:
-        self._reader = Reader(transport)
-        self._endpoint, self._remote = self._reader.connect(peer.accept, peer.region)
-        peer.churn()
-
-    def run(self, *, seconds: float, until_wrong: bool) -> tuple[int, int, int]:
-        """Return how many pages were OK and right, how many rejected, and how many OK and wrong."""
-        counts = [0, 0, 0]
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not (until_wrong and counts[2]):
-            for page, values, status in self._read_once():
-                if status == Status.OK:
-                    counts[0 if bool((values == page).all()) else 2] += 1
-                else:
-                    assert status == Status.REJECTED, Status(status).name
-                    counts[1] += 1
-        self._endpoint.close()
-        self._reader.local.close()
-        return counts[0], counts[1], counts[2]
-
-    def _read_once(self) -> Iterator[tuple[int, NDArray[np.uint64], int]]:
-        """Look the words up, as a directory would have told them, and read the pages that had been committed."""
-        local = self._reader.local
-        table = np.array([(0, 0, 8 * N_PAGES)], np.int64)
-        assert settled(self._endpoint.read(local, self._remote, table, words=None).wait(ENOUGH)) == ["OK"]
-        words = self._reader.bytes[: 8 * N_PAGES].view(np.uint64).copy()
-        pages = [page for page in range(N_PAGES) if words[page] % 2 == 0]
-        expected = [int(words[page]) for page in pages]
-        batch = page_words(pages, expected)
-        statuses = self._endpoint.read(local, self._remote, page_spans(pages), words=batch).wait(ENOUGH)
-        for i, (value, status) in enumerate(zip(expected, statuses.tolist(), strict=True)):
-            yield value, self._reader.bytes[i * PAGE : (i + 1) * PAGE].view(np.uint64), status

@@ -1,10 +1,11 @@
 """A process that owns readable memory, for contract tests to read from, stop and kill.
 
-Run as ``python -m p2pkv.testing.transport_peer FACTORY``, with FACTORY as ``module:callable`` returning a Transport.
-Commands are JSON lines on standard input, each answered by one on standard output. See :class:`PeerProcess`.
+Run as ``python -m p2pkv.testing.transport_peer FACTORY``, with FACTORY as ``module:callable`` returning a
+Transport. Commands are JSON lines on standard input, each answered by one on standard output. See
+:class:`PeerProcess`.
 
-The region holds a table of words and then pages; every 8 bytes of a page equal its word, so that a page's reader can
-tell whether its bytes belong together.
+The region holds a table of words and then pages; every 8 bytes of a page equal its word, so that a page's
+reader can tell whether its bytes belong together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The transports p2pkv knows, and the choice between them.
 
 Built in are ``shm``, ``tcp`` and ``local``; a package adds its own with an entry point of the group
-``p2pkv.transports`` whose name is the transport's and whose value is the class. ``docs/transports.md`` tells how.
+``p2pkv.transports`` whose name is the transport's and whose value is the class. ``docs/transports.md`` tells
+how.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ def names() -> list[str]:
 
 
 def available() -> dict[str, str | None]:
-    """Return for each transport None if it can run on this machine, or one sentence saying what is missing."""
+    """Return for each transport None if it can run here, or one sentence saying what is missing."""
     return {name: _look_up(name)[1] for name in names()}
 
 
 def transport_class(name: str) -> type[Transport]:
     """Return the class of a transport that can run here.
 
-    Raises :class:`~p2pkv.errors.ConfigError` for a name nobody has, :class:`~p2pkv.errors.TransportError` with what
-    is missing for one that can't run on this machine.
+    Raises :class:`~p2pkv.errors.ConfigError` for a name nobody has, :class:`~p2pkv.errors.TransportError`
+    with what is missing for one that can't run on this machine.
     """
     check_name(name)
     transport, missing = _look_up(name)
@@ -73,7 +74,7 @@ def wanted(setting: str | Sequence[str]) -> list[str]:
 
 
 def create(setting: str | Sequence[str], *, host: str, advertise: str) -> list[Transport]:
-    """Start the transports that ``setting`` asks for, best first; if one can't start, none is left running."""
+    """Start the transports that ``setting`` asks for, best first; all of them, or none is left running."""
     started: list[Transport] = []
     try:
         for name in wanted(setting):

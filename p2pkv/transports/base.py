@@ -1,18 +1,19 @@
 """The transport interface: how one node reads registered memory of another.
 
 Data moves by pull only. An owner registers memory as readable; a reader opens an :class:`Endpoint`, exchanges
-``describe()`` blobs with the owner over the control plane, attaches the owner's region and reads spans of it. No
-transport ever grants remote write.
+``describe()`` blobs with the owner over the control plane, attaches the owner's region and reads spans of it.
+No transport ever grants remote write.
 
 Rules every transport keeps (``p2pkv.testing.transport_contract`` checks them):
 
 * methods are thread-safe, and only ``wait`` and ``close`` block on the peer;
 * after ``wait`` has returned, local memory is the caller's again, time-outs included;
-* a dead peer is ``PEER_LOST`` on its endpoint only, and an endpoint that timed out or lost its peer is done for;
+* a dead peer is ``PEER_LOST`` on its endpoint only; an endpoint that timed out or lost its peer is done for;
 * ``close`` is idempotent, closes children, and settles what is pending as ``CANCELED``;
 * a span out of range is refused before posting and harms only itself;
 * nothing that was not registered readable can be read, and nothing can be written;
-* a span is ``OK`` only if its generation word, **loaded after the span's last byte was**, has the expected value.
+* a span is ``OK`` only if its generation word, **loaded after the span's last byte was**, has the expected
+  value.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Spans = NDArray[np.int64]
 """``(n, 3)``: local offset, remote offset, length; bytes."""
 
 Words = NDArray[np.uint64]
-"""``(n, 2)``: the remote offset of the span's generation word, and the value it must have. See :data:`NO_WORD`."""
+"""``(n, 2)``: the remote offset of the span's generation word, or :data:`NO_WORD`, and its expected value."""
 
 Statuses = NDArray[np.uint8]
 """``(n,)`` of :class:`Status`."""
@@ -122,8 +123,8 @@ class Transfer(ABC):
     def wait(self, timeout: float) -> Statuses:
         """Block until every span has settled, at most ``timeout`` seconds.
 
-        Spans still pending then become ``TIMED_OUT`` and the endpoint is dead: open a new one. The local memory is
-        the caller's again. Repeated calls return the same statuses.
+        Spans still pending then become ``TIMED_OUT`` and the endpoint is dead: open a new one. The local
+        memory is the caller's again. Repeated calls return the same statuses.
         """
 
 
@@ -136,9 +137,10 @@ class Endpoint(Resource):
 
     @abstractmethod
     def bind(self, remote: bytes) -> None:
-        """Take the peer's half of the handshake. Never blocks on the peer: what is wrong there shows in reads.
+        """Take the peer's half of the handshake. Never blocks on it: what is wrong there shows in reads.
 
-        Raises :class:`~p2pkv.errors.TransportError` for a blob that no end of this transport could have written.
+        Raises :class:`~p2pkv.errors.TransportError` for a blob that no end of this transport could have
+        written.
         """
 
     @abstractmethod
@@ -154,12 +156,12 @@ class Endpoint(Resource):
     ) -> Transfer:
         """Start reading ``spans`` of ``remote`` into ``local``.
 
-        With ``words``, one per span, a span is ``OK`` only if its word had the expected value after the last byte
-        was read. ``None`` reads unvalidated: for memory that nobody reuses, and for tests. The local memory belongs
-        to the transfer until :meth:`Transfer.wait` has returned; a transfer that is dropped before that is canceled,
-        and its endpoint is done for. While one transfer is pending, another settles as ``CANCELED`` at once. Raises
-        :class:`~p2pkv.errors.UsageError` for arrays of the wrong shape or dtype, and for regions that are not this
-        transport's and this endpoint's.
+        With ``words``, one per span, a span is ``OK`` only if its word had the expected value after the last
+        byte was read. ``None`` reads unvalidated: for memory that nobody reuses, and for tests. The local
+        memory belongs to the transfer until :meth:`Transfer.wait` has returned; a transfer that is dropped
+        before that is canceled, and its endpoint is done for. While one transfer is pending, another settles
+        as ``CANCELED`` at once. Raises :class:`~p2pkv.errors.UsageError` for arrays of the wrong shape or
+        dtype, and for regions that are not this transport's and this endpoint's.
         """
 
 
@@ -178,7 +180,7 @@ class Transport(Resource):
 
     @classmethod
     def create(cls, *, host: str, advertise: str) -> Self:
-        """Start the transport for a node that binds ``host`` and that peers reach at the host ``advertise``."""
+        """Start the transport for a node that binds ``host`` and that peers reach at ``advertise``."""
         return cls()
 
     @abstractmethod
@@ -203,12 +205,12 @@ class Transport(Resource):
 
     @property
     def native(self) -> Any | None:
-        """The native object that accepts readers without the interpreter, or None for a transport in Python."""
+        """The object that accepts readers without the interpreter, or None for a transport in Python."""
         return None
 
 
 def check_batch(spans: Spans, words: Words | None) -> tuple[Spans, Words | None]:
-    """Return the arrays of a read, contiguous, or raise UsageError: for implementations of :meth:`Endpoint.read`."""
+    """Return the arrays of a read, contiguous, or raise UsageError; for :meth:`Endpoint.read`."""
     if spans.dtype != np.int64 or spans.ndim != 2 or spans.shape[1] != 3:
         raise UsageError(f"spans must be an (n, 3) int64 array, not {spans.shape} {spans.dtype}")
     spans = np.ascontiguousarray(spans)
@@ -233,4 +235,5 @@ def screen_spans(spans: Spans, words: Words | None, *, local_nbytes: int, remote
         fits &= (at == NO_WORD) | (
             (at % np.uint64(8) == 0) & (at <= np.uint64(max(remote_nbytes - 8, 0))) & has_room
         )
-    return np.where(fits, np.uint8(Status.PENDING), np.uint8(Status.OUT_OF_RANGE))
+    statuses: Statuses = np.where(fits, np.uint8(Status.PENDING), np.uint8(Status.OUT_OF_RANGE))
+    return statuses

@@ -1,7 +1,7 @@
 """A transport that wraps another and breaks it on purpose, as :class:`Faults` says.
 
-For tests of what stands on transports, and for tests of the tests: ``words_too_early`` and ``unvalidated`` are
-transports that lie, and a suite that does not find them out proves nothing.
+For tests of what stands on transports, and for tests of the tests: ``words_too_early`` and ``unvalidated``
+are transports that lie, and a suite that does not find them out proves nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Faults:
 
 
 class FaultyTransport(Transport):
-    """``inner``, broken as ``faults`` says; assign another ``faults`` at any time. Closing it closes ``inner``."""
+    """``inner``, broken as ``faults`` says, which may change at any time. Closing it closes ``inner``."""
 
     name = "faulty"
 
@@ -169,7 +169,8 @@ class _Spoiled(Transfer):
             deadline = time.monotonic() + timeout
             self._endpoint.closed.wait(max(min(self._ready_at, deadline) - time.monotonic(), 0))
             self._statuses = self._spoil(self._inner.wait(max(deadline - time.monotonic(), 0)))
-        return self._statuses.copy()
+        copy: Statuses = self._statuses.copy()
+        return copy
 
     def _spoil(self, statuses: Statuses) -> Statuses:
         good = np.flatnonzero(statuses == Status.OK)
@@ -217,7 +218,8 @@ class _TooEarly(Transfer):
             statuses[is_stale & (statuses == Status.OK)] = Status.REJECTED
             self._statuses = statuses
             self._scratch.close()
-        return self._statuses.copy()
+        copy: Statuses = self._statuses.copy()
+        return copy
 
     def _read_words(self, timeout: float) -> None:
         (asked,) = np.nonzero(self._words[:, 0] != NO_WORD)

@@ -1,8 +1,7 @@
-"""The in-process transport: the reference implementation, in plain Python, and what tests use where no sockets are
-wanted.
+"""The in-process transport: the reference implementation, in plain Python, for tests that want no sockets.
 
-Slow on purpose: one lock per region, a copy in the caller's thread, and nothing hidden. It keeps every rule of
-:mod:`p2pkv.transports.base`; read it first when writing a transport of your own.
+Slow on purpose: one lock per region, a copy in the caller's thread, and nothing hidden. It keeps every rule
+of :mod:`p2pkv.transports.base`; read it first when writing a transport of your own.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def _parse(blob: bytes, tag: bytes) -> tuple[bytes, int]:
 
 
 class LocalMemoryRegion(MemoryRegion):
-    """``lock`` is held while the memory is touched for a transfer, so that ``close`` returns after the last touch."""
+    """``lock`` is held while the memory is touched for a transfer: ``close`` returns after the last touch."""
 
     def __init__(self, buffer: object, address: int, nbytes: int, *, readable: bool) -> None:
         self.address = address
@@ -120,7 +119,8 @@ class LocalTransfer(Transfer):
                 self._copy_slice()
         finally:
             self._turn.release()
-        return self._statuses.copy()
+        statuses: Statuses = self._statuses.copy()
+        return statuses
 
     def abort(self, reason: Status) -> None:
         """Settle what is pending as ``reason``, soon: the thread that copies sees to it."""

@@ -168,8 +168,8 @@ class ShmTransport(_NativeTransport):
 class TcpTransport(_NativeTransport):
     """Any network.
 
-    Listens on ``host`` and ``port`` (0: any). An endpoint reads over ``streams`` connections (1 to 8). ``advertise``
-    is what peers connect to, needed if ``host`` is a wildcard.
+    Listens on ``host`` and ``port`` (0: any). An endpoint reads over ``streams`` connections (1 to 8).
+    ``advertise`` is what peers connect to, needed if ``host`` is a wildcard.
     """
 
     name = "tcp"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from cluster import Cluster, NodeError, eventually
+
+from cluster import Cluster, NodeError, eventually, free_port
 
 KEYS = [f"page-{i}" for i in range(32)]
 
@@ -121,7 +122,7 @@ def test_a_node_that_leaves_is_gone_at_once(cluster: Cluster) -> None:
 
 def test_static_membership_serves_the_nodes_it_names() -> None:
     with Cluster() as cluster:
-        addresses = [cluster.join, "127.0.0.1:%d" % (int(cluster.join.split(":")[1]) + 1)]
+        addresses = [cluster.join, f"127.0.0.1:{free_port()}"]
         settings = {"membership": "static", "join": addresses}
         nodes = [
             cluster.spawn(f"node-{i}", listen=address, **settings) for i, address in enumerate(addresses)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,11 +15,11 @@ NBYTES = 4096
 
 
 @pytest.fixture
-def trio(cluster: Cluster) -> Iterator[tuple[NodeProcess, NodeProcess, NodeProcess]]:
+def trio(cluster: Cluster) -> tuple[NodeProcess, NodeProcess, NodeProcess]:
     """A producer, a reader and a third node: each owns two thirds of the entries."""
     producer, reader, third = (cluster.start(name) for name in ("producer", "reader", "third"))
     cluster.meet(producer, reader, third)
-    yield producer, reader, third
+    return producer, reader, third
 
 
 def publish(node: NodeProcess, keys: list[str], timeout: float = 0.5) -> int:

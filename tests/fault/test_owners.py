@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+
 from cluster import Cluster, NodeProcess, eventually
 
 GRACE = 0.1

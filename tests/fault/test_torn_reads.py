@@ -10,6 +10,7 @@ import random
 from pathlib import Path
 
 import pytest
+
 from cluster import Cluster
 
 ONE_GRANULE = [4096]
@@ -18,7 +19,14 @@ MIXED = [16 << 10, 24 << 10, 64 << 10, 128 << 10, 256 << 10]
 
 
 def hunt(
-    cluster: Cluster, tmp_path: Path, transport: str, sizes: list[int], *, hits: int, seconds: float, sabotage: str = ""
+    cluster: Cluster,
+    tmp_path: Path,
+    transport: str,
+    sizes: list[int],
+    *,
+    hits: int,
+    seconds: float,
+    sabotage: str = "",
 ) -> tuple[int, int]:
     """Return the hits of all readers, and how many of them had a wrong byte."""
     seed = random.randrange(2**32)

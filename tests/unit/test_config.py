@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from p2pkv.address import reachable_host
 from p2pkv.config import Config, parse_size
 from p2pkv.errors import ConfigError
 from p2pkv.secret import cluster_keys
@@ -20,7 +21,14 @@ def test_every_setting_has_a_default() -> None:
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("64MiB", 64 << 20), ("1.5 GiB", 3 << 29), ("2GB", 2_000_000_000), ("4096", 4096), (512, 512), ("8kib", 8192)],
+    [
+        ("64MiB", 64 << 20),
+        ("1.5 GiB", 3 << 29),
+        ("2GB", 2_000_000_000),
+        ("4096", 4096),
+        (512, 512),
+        ("8kib", 8192),
+    ],
 )
 def test_sizes_are_read_in_every_unit(text: str | int, nbytes: int) -> None:
     assert parse_size("pool_size", text) == nbytes
@@ -43,7 +51,9 @@ def test_an_unknown_environment_variable_is_refused_with_the_nearest_name() -> N
 
 
 def test_the_host_engines_own_keys_are_let_through() -> None:
-    config = Config.load({"backend_name": "p2pkv", "pool_size": "1MiB"}, environ={}, host_keys={"backend_name"})
+    config = Config.load(
+        {"backend_name": "p2pkv", "pool_size": "1MiB"}, environ={}, host_keys={"backend_name"}
+    )
     assert config.pool_nbytes == 1 << 20
 
 
@@ -126,3 +136,10 @@ def test_a_private_secret_is_made_once_and_for_its_user_alone(
     path = tmp_path / "p2pkv" / "secret"
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_wildcard_is_advertised_as_the_address_peers_reach() -> None:
+    assert reachable_host("10.1.2.3", []) == "10.1.2.3"
+    assert reachable_host("0.0.0.0", ["127.0.0.1:7400"]) == "127.0.0.1"
+    with pytest.raises(ConfigError, match="listen on that address"):
+        reachable_host("0.0.0.0", [])

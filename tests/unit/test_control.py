@@ -195,7 +195,7 @@ def test_a_request_returns_by_its_deadline_when_nobody_answers(plane: Plane) -> 
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         began = time.monotonic()
-        assert plane.client().ask(Request("127.0.0.1:%d" % silent.getsockname()[1], Kind.PROBE), 0.3) is None
+        assert plane.client().ask(Request(f"127.0.0.1:{silent.getsockname()[1]}", Kind.PROBE), 0.3) is None
         assert time.monotonic() - began < 0.4
 
 
@@ -203,7 +203,7 @@ def test_one_silent_peer_does_not_hold_up_the_others(plane: Plane) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        requests = [Request("127.0.0.1:%d" % silent.getsockname()[1], Kind.PROBE)]
+        requests = [Request(f"127.0.0.1:{silent.getsockname()[1]}", Kind.PROBE)]
         requests.append(replace(requests[0], address=plane.server.address))
         with plane.client().send(requests) as calls:
             answer = calls.next(2.0)
@@ -220,7 +220,9 @@ def test_closing_ends_calls_under_way(plane: Plane) -> None:
 
 def test_an_address_that_is_taken_is_named(plane: Plane) -> None:
     context: zmq.Context[Socket] = zmq.Context()
-    with pytest.raises(ControlError, match=f"cannot listen on {plane.server.address}: Address already in use"):
+    with pytest.raises(
+        ControlError, match=f"cannot listen on {plane.server.address}: Address already in use"
+    ):
         ControlServer(context, plane.keys, plane.server.address, plane.shard)
     context.term()
 
@@ -228,7 +230,7 @@ def test_an_address_that_is_taken_is_named(plane: Plane) -> None:
 def test_a_second_address_is_served_too(plane: Plane) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        address = "127.0.0.1:%d" % probe.getsockname()[1]
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
         assert not plane.server.listen_also(address)
     assert plane.server.listen_also(address)
     assert not plane.server.listen_also("203.0.113.1:7400")

@@ -62,9 +62,8 @@ def violations(part: str, source: str, found: list[tuple[int, str]]) -> Iterator
         where = f"{source}:{line} imports p2pkv.{target}"
         if floor_of(imported) > floor_of(part):
             yield f"{where}, which stands above {part}"
-        elif imported != part and any({part, imported} <= pair for pair in PARALLEL):
-            if (part, target) not in ALLOWED:
-                yield f"{where}, its neighbour"
+        elif part != imported and {part, imported} in PARALLEL and (part, target) not in ALLOWED:
+            yield f"{where}, its neighbour"
 
 
 def test_imports_point_down_only() -> None:

@@ -79,7 +79,7 @@ def test_a_view_stays_the_same_object_until_something_changes():
 
 def test_the_rotation_probes_everybody_before_anybody_twice():
     members = [Member(f"n{i}", 1, "h:1") for i in range(3 * PROBES_A_ROUND)]
-    rotation = Rotation(Random(1))  # noqa: S311 - a test
+    rotation = Rotation(Random(1))
     rounds = [{member.node_id for member in rotation.next(members)} for _ in range(3)]
     assert [len(probed) for probed in rounds] == [PROBES_A_ROUND] * 3
     assert set.union(*rounds) == {member.node_id for member in members}

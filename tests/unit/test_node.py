@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -40,9 +41,9 @@ def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 def pair(shared_pair: Pair) -> Iterator[Pair]:
     """The pair that all tests of this module share: what one of them gets wrong must not harm the next."""
     kept = shared_pair.publish()
-    before = [len(node._transfers.memories()) for node in shared_pair.nodes]
+    before = [len(node._transfers.memory_table.memories) for node in shared_pair.nodes]
     yield shared_pair
-    assert [len(node._transfers.memories()) for node in shared_pair.nodes] == before, (
+    assert [len(node._transfers.memory_table.memories) for node in shared_pair.nodes] == before, (
         "a registration was left over"
     )
     assert shared_pair.fetch_is_right(kept), "pages published before were lost"
@@ -315,7 +316,7 @@ def test_every_method_of_a_closed_node_says_so(tmp_path: Path) -> None:
 
 def split(at: int, nbytes: int, n_pieces: int, rng: random.Random) -> list[tuple[int, int]]:
     cuts = [0, *sorted(rng.sample(range(1, nbytes), n_pieces - 1)), nbytes]
-    return [(at + a, b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [(at + a, b - a) for a, b in pairwise(cuts)]
 
 
 def test_pages_are_read_with_another_split_than_they_were_published_with(pair: Pair) -> None:

@@ -17,7 +17,9 @@ def key(name: str = "page") -> np.ndarray:
     return Namespace("test").hash([name])
 
 
-def put(shard: _native.Shard, name: str = "page", *, owner: int = A, boot: int = BOOT, seq: int, gen: int) -> int:
+def put(
+    shard: _native.Shard, name: str = "page", *, owner: int = A, boot: int = BOOT, seq: int, gen: int
+) -> int:
     entry = np.zeros(1, PUT_ENTRY)
     entry["key"] = key(name)
     entry["sequence"] = seq

@@ -40,6 +40,8 @@ class Wakeup {
   Wakeup() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
   int fd() const { return fd_.get(); }
   void set() const {
+    if (getpid() != pid_)
+      return;  // a forked child shares the eventfd, and must not stop its parent's threads
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t n = write(fd_.get(), &one, sizeof one);  // can only fail when set already
   }
@@ -52,6 +54,7 @@ class Wakeup {
 
  private:
   UniqueFd fd_;
+  const pid_t pid_ = getpid();
 };
 
 }  // namespace p2pkv

@@ -41,6 +41,9 @@ class Shard {
   // From now on only entries of these (owner, boot epoch) pairs count.
   void set_view(const uint64_t* owners, const uint64_t* boots, size_t n);
 
+  // Clears `found[i]` where `locations[i]` is of an owner, or a boot of one, that is not in the view.
+  void keep_present(const Location* locations, uint8_t* found, size_t n);
+
   // Drops what no longer counts in the next stripe; call it regularly. Bounded work: one stripe of kStripes.
   void sweep(uint32_t now);
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <functional>
+#include <memory>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -57,5 +58,17 @@ class NamedThread {
   std::thread thread_;
   pid_t pid_ = 0;
 };
+
+// Owns an object that has threads. In a forked child it leaks it: the threads are not there to be joined, and
+// destroying a condition variable they were waiting on would wait for them for ever.
+template <typename T>
+struct DeleteUnlessForked {
+  pid_t pid = getpid();
+  void operator()(T* object) const {
+    if (getpid() == pid) delete object;
+  }
+};
+template <typename T>
+using ThreadOwner = std::unique_ptr<T, DeleteUnlessForked<T>>;
 
 }  // namespace p2pkv

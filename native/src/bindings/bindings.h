@@ -8,5 +8,6 @@ namespace p2pkv {
 void bind_pool(nanobind::module_& m);
 void bind_transports(nanobind::module_& m);
 void bind_control(nanobind::module_& m);
+void bind_fetch(nanobind::module_& m);
 
 }  // namespace p2pkv

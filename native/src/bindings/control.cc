@@ -1,4 +1,4 @@
-// Bindings of what answers and plans: ZAP, the control loop, the shard, and the per-page work of a call.
+// Bindings of what answers peers: ZAP, the control loop and the shard.
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -12,7 +12,6 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "p2pkv/control_loop.h"
-#include "p2pkv/page_plan.h"
 #include "p2pkv/zap.h"
 
 namespace nb = nanobind;
@@ -115,6 +114,18 @@ void bind_shard(nb::module_& m) {
           },
           "entries"_a)
       .def(
+          "keep_present",
+          [](Shard& self, const AnyArray& locations, const AnyArray& found) {
+            const auto* where = reinterpret_cast<const Location*>(
+                require<uint8_t>(locations, "locations", {kAnySize, static_cast<int64_t>(sizeof(Location))}));
+            const size_t n = locations.shape(0);
+            const auto* there = require<uint8_t>(found, "found", {static_cast<int64_t>(n)});
+            std::vector<uint8_t> present(there, there + n);
+            self.keep_present(where, present.data(), n);
+            return give<uint8_t>(std::move(present), {n});
+          },
+          "locations"_a, "found"_a)
+      .def(
           "set_view",
           [](Shard& self, const std::vector<uint64_t>& owners, const std::vector<uint64_t>& boots) {
             if (owners.size() != boots.size()) throw nb::value_error("owners and boots differ in length");
@@ -201,85 +212,12 @@ void bind_loop(nb::module_& m) {
       });
 }
 
-// BLAKE2b of (namespace digest, key string). None where libsodium is not bundled: Python then falls back to
-// hashlib.
-nb::object hash_keys(const nb::bytes& prefix, nb::sequence keys) {
-  const ZmqApi& zmq = ZmqApi::get();
-  if (zmq.generichash == nullptr) return nb::none();
-  const size_t n = nb::len(keys);
-  std::vector<Key> out(n);
-  std::string message(prefix.c_str(), prefix.size());
-  for (size_t i = 0; i < n; ++i) {
-    const nb::object key = keys[i];
-    message.resize(prefix.size());
-    Py_ssize_t size = 0;
-    if (PyUnicode_Check(key.ptr())) {
-      const char* text = PyUnicode_AsUTF8AndSize(key.ptr(), &size);
-      if (text == nullptr) throw nb::python_error();
-      message.append(text, static_cast<size_t>(size));
-    } else if (PyBytes_Check(key.ptr())) {
-      message.append(PyBytes_AS_STRING(key.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(key.ptr())));
-    } else {
-      throw nb::type_error(("key " + std::to_string(i) + " is neither str nor bytes").c_str());
-    }
-    zmq.generichash(out[i].bytes, sizeof(Key), reinterpret_cast<const unsigned char*>(message.data()),
-                    message.size(), nullptr, 0);
-  }
-  return nb::cast(give<uint8_t>(std::move(out), {n, sizeof(Key)}));
-}
-
-nb::tuple locate(const AnyArray& pieces, const AnyArray& regions) {
-  const auto* of_pages =
-      reinterpret_cast<const Piece*>(require<int64_t>(pieces, "pieces", {kAnySize, kAnySize, 2}));
-  const auto* rows = reinterpret_cast<const Registered*>(require<int64_t>(regions, "regions", {kAnySize, 2}));
-  const size_t n = pieces.shape(0);
-  const size_t n_pieces = pieces.shape(1);
-  std::vector<int32_t> region_of(n * n_pieces);
-  std::vector<int64_t> length_of(n);
-  locate_pieces(of_pages, n, n_pieces, {rows, rows + regions.shape(0)}, region_of.data(), length_of.data());
-  return nb::make_tuple(give<int32_t>(std::move(region_of), {n, n_pieces}),
-                        give<int64_t>(std::move(length_of), {n}));
-}
-
-nb::tuple plan(const AnyArray& pieces, const AnyArray& region_of, const AnyArray& locations,
-               const AnyArray& rows, int32_t region, int64_t base) {
-  const auto* of_pages =
-      reinterpret_cast<const Piece*>(require<int64_t>(pieces, "pieces", {kAnySize, kAnySize, 2}));
-  const auto* regions = require<int32_t>(region_of, "region_of", {kAnySize, kAnySize});
-  const auto* where = reinterpret_cast<const Location*>(
-      require<uint8_t>(locations, "locations", {kAnySize, static_cast<int64_t>(sizeof(Location))}));
-  const auto* chosen = require<int64_t>(rows, "rows", {kAnySize});
-  if (locations.shape(0) != pieces.shape(0) || region_of.shape(0) != pieces.shape(0) ||
-      region_of.shape(1) != pieces.shape(1)) {
-    throw nb::value_error("pieces, region_of and locations differ in length");
-  }
-  const std::vector<int64_t> pages(chosen, chosen + rows.shape(0));
-  for (const int64_t page : pages) {
-    if (page < 0 || static_cast<size_t>(page) >= pieces.shape(0)) throw nb::index_error("row out of range");
-  }
-  ReadPlan plan = plan_reads(of_pages, regions, pieces.shape(1), where, pages, region, base);
-  const size_t n = plan.spans.size();
-  return nb::make_tuple(give<int64_t>(std::move(plan.spans), {n, 3}),
-                        give<uint64_t>(std::move(plan.words), {n, 2}),
-                        give<int64_t>(std::move(plan.indexes), {n}));
-}
-
-void bind_page_plan(nb::module_& m) {
-  m.def("hash_keys", &hash_keys, "prefix"_a, "keys"_a);
-  m.def(
-      "find_duplicate",
-      [](const AnyArray& keys) { return find_duplicate(require_keys(keys), keys.shape(0)); }, "keys"_a);
-  m.def("locate_pieces", &locate, "pieces"_a, "regions"_a);
-  m.def("plan_reads", &plan, "pieces"_a, "region_of"_a, "locations"_a, "rows"_a, "region"_a, "base"_a);
-}
-
 }  // namespace
 
 void bind_control(nb::module_& m) {
   bind_zap(m);
   bind_shard(m);
   bind_loop(m);
-  bind_page_plan(m);
 }
 
 }  // namespace p2pkv

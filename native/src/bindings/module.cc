@@ -7,4 +7,5 @@ NB_MODULE(_native, m) {
   p2pkv::bind_pool(m);
   p2pkv::bind_transports(m);
   p2pkv::bind_control(m);
+  p2pkv::bind_fetch(m);
 }

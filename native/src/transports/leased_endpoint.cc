@@ -45,6 +45,8 @@ std::shared_ptr<Transfer> LeasedEndpoint::read(std::shared_ptr<MemoryRegion> loc
 }
 
 void LeasedEndpoint::sever() {
+  if (getpid() != pid_)
+    return;  // a forked child shares the sockets: shutting them down would cut its parent off
   const std::lock_guard lock(mutex_);
   if (is_severed_) return;
   is_severed_ = true;
@@ -52,6 +54,7 @@ void LeasedEndpoint::sever() {
 }
 
 void LeasedEndpoint::close() {
+  if (getpid() != pid_) return;
   const std::lock_guard closing(closing_);
   if (is_released_) return;
   std::shared_ptr<Batch> active;

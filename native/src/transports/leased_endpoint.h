@@ -1,6 +1,8 @@
 // What the endpoints of the built-in transports have in common: one batch at a time, and a clean end.
 #pragma once
 
+#include <unistd.h>
+
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -34,6 +36,7 @@ class LeasedEndpoint : public Endpoint {
   // the grant.
   virtual void release() = 0;
 
+  const pid_t pid_ = getpid();
   std::mutex mutex_;  // guards the members below and those of subclasses
   bool is_closed_ = false;
   bool is_severed_ = false;

@@ -38,8 +38,8 @@ class ShmTransport final : public Transport {
           "read";
       return nullptr;
     }
-    transport->server_ = shm::Server::start(transport->regions_, error);
-    return transport->server_ && transport->mappings_.start(error) ? transport : nullptr;
+    transport->server_.reset(shm::Server::start(transport->regions_, error).release());
+    return transport->server_ && transport->mappings_->start(error) ? transport : nullptr;
   }
   ~ShmTransport() override { close(); }
 
@@ -64,7 +64,7 @@ class ShmTransport final : public Transport {
 
   std::shared_ptr<Endpoint> open() override {
     auto endpoint =
-        std::make_shared<shm::ShmEndpoint>(shm::ShmHome{shared_from_this(), server_.get(), &mappings_});
+        std::make_shared<shm::ShmEndpoint>(shm::ShmHome{shared_from_this(), server_.get(), mappings_.get()});
     if (!endpoints_.add(endpoint)) endpoint->close();
     return endpoint;
   }
@@ -80,11 +80,12 @@ class ShmTransport final : public Transport {
   }
 
   void close() override {
+    if (getpid() != pid_) return;  // in a forked child all of it is the parent's
     const std::lock_guard closing(closing_);
     endpoints_.close();
     regions_->close();
     if (server_) server_->close();
-    mappings_.close();
+    mappings_->close();
   }
 
  private:
@@ -106,9 +107,10 @@ class ShmTransport final : public Transport {
 
   std::string domain_;
   const std::shared_ptr<RegionTable> regions_ = std::make_shared<RegionTable>();
-  std::unique_ptr<shm::Server> server_;
-  shm::Mappings mappings_;
+  ThreadOwner<shm::Server> server_;
+  const ThreadOwner<shm::Mappings> mappings_{new shm::Mappings};
   EndpointList endpoints_;
+  const pid_t pid_ = getpid();
   std::mutex closing_;  // held by the one close() that does the work, so that the others return after it
 };
 

@@ -77,6 +77,7 @@ std::unique_ptr<Server> Server::start(std::shared_ptr<RegionTable> regions, std:
 }
 
 void Server::close() {
+  if (getpid() != pid_) return;  // a forked child has none of the threads, and must not touch the connections
   if (doorman_) doorman_->close();
   {
     const std::lock_guard lock(mutex_);
@@ -107,6 +108,7 @@ void Server::drop_grant(uint64_t grant) {
 }
 
 void Server::drop_region(uint32_t region) {
+  if (getpid() != pid_) return;
   const std::lock_guard lock(mutex_);
   for (const Reader& reader : readers_) {
     const bool has_it =

@@ -42,6 +42,7 @@ class Server {
   void run();
   bool answer(size_t reader);
 
+  const pid_t pid_ = getpid();
   const std::shared_ptr<RegionTable> regions_;
   std::string socket_name_;
   std::unique_ptr<Doorman> doorman_;

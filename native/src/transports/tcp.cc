@@ -1,4 +1,6 @@
 // The tcp transport: puts the owner's and the reader's side together.
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "leased_endpoint.h"
@@ -20,8 +22,9 @@ class TcpTransport final : public TcpTransportBase {
     }
     auto transport = std::make_shared<TcpTransport>();
     transport->n_streams_ = options.streams;
-    transport->server_ =
-        tcp::Server::start(options.host, options.port, options.advertise, transport->regions_, error);
+    transport->server_.reset(
+        tcp::Server::start(options.host, options.port, options.advertise, transport->regions_, error)
+            .release());
     return transport->server_ ? transport : nullptr;
   }
   ~TcpTransport() override { close(); }
@@ -53,6 +56,7 @@ class TcpTransport final : public TcpTransportBase {
   }
 
   void close() override {
+    if (getpid() != pid_) return;  // in a forked child all of it is the parent's
     const std::lock_guard closing(closing_);
     endpoints_.close();
     regions_->close();
@@ -62,8 +66,9 @@ class TcpTransport final : public TcpTransportBase {
  private:
   uint32_t n_streams_ = 1;
   const std::shared_ptr<RegionTable> regions_ = std::make_shared<RegionTable>();
-  std::unique_ptr<tcp::Server> server_;
+  ThreadOwner<tcp::Server> server_;
   EndpointList endpoints_;
+  const pid_t pid_ = getpid();
   std::mutex closing_;  // held by the one close() that does the work, so that the others return after it
 };
 

@@ -138,7 +138,7 @@ void TcpBatch::start() {
   }
   if (n_bytes >= kSpreadFromBytes) {
     while (helpers.size() + 1 < streams.size()) {
-      auto helper = std::make_unique<Helper>();
+      ThreadOwner<Helper> helper(new Helper);
       if (!helper->start()) break;
       helpers.push_back(std::move(helper));
     }

@@ -80,8 +80,8 @@ class TcpEndpoint final : public LeasedEndpoint {
   const TcpHome home_;
   const uint64_t grant_;
   std::string blob_;
-  std::vector<Stream> streams_;  // fixed from bind() on; each driven by one thread of the batch
-  std::vector<std::unique_ptr<Helper>> helpers_;  // for streams_[1] and so on, from the first large batch on
+  std::vector<Stream> streams_;               // fixed from bind() on; each driven by one thread of the batch
+  std::vector<ThreadOwner<Helper>> helpers_;  // for streams_[1] and so on, from the first large batch on
 };
 
 class TcpBatch final : public Batch {

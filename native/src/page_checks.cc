@@ -1,4 +1,4 @@
-#include "p2pkv/page_plan.h"
+#include "p2pkv/page_checks.h"
 
 #include <algorithm>
 #include <bit>
@@ -46,26 +46,6 @@ void locate_pieces(const Piece* pieces, size_t n_pages, size_t n_pieces,
     }
     length_of[page] = length;
   }
-}
-
-ReadPlan plan_reads(const Piece* pieces, const int32_t* region_of, size_t n_pieces, const Location* locations,
-                    const std::vector<int64_t>& rows, int32_t region, int64_t base) {
-  ReadPlan plan;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const size_t first = static_cast<size_t>(rows[i]) * n_pieces;
-    const Location& location = locations[rows[i]];
-    uint64_t remote = location.offset;  // off the wire: it may be anything, and wrap
-    for (size_t j = 0; j < n_pieces; ++j) {
-      const Piece& piece = pieces[first + j];
-      if (region_of[first + j] == region) {
-        plan.spans.push_back({piece.address - base, static_cast<int64_t>(remote), piece.nbytes});
-        plan.words.push_back({location.word_offset, location.generation});
-        plan.indexes.push_back(static_cast<int64_t>(i * n_pieces + j));
-      }
-      remote += static_cast<uint64_t>(piece.nbytes);
-    }
-  }
-  return plan;
 }
 
 }  // namespace p2pkv

@@ -1,0 +1,211 @@
+// Bindings of the per-page work of a call: keys, checks, and a fetch from its keys to its outcomes.
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <utility>
+
+#include "arrays.h"
+#include "bindings.h"
+#include "p2pkv/fetch_batch.h"
+#include "p2pkv/page_checks.h"
+#include "p2pkv/zmq_api.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace p2pkv {
+namespace {
+
+const Piece* require_pieces(const AnyArray& pieces) {
+  return reinterpret_cast<const Piece*>(require<int64_t>(pieces, "pieces", {kAnySize, kAnySize, 2}));
+}
+
+const Location* require_locations(const AnyArray& locations) {
+  return reinterpret_cast<const Location*>(
+      require<uint8_t>(locations, "locations", {kAnySize, static_cast<int64_t>(sizeof(Location))}));
+}
+
+// BLAKE2b of (namespace digest, key string). None where libsodium is not bundled: Python then falls back to
+// hashlib.
+nb::object hash_keys(const nb::bytes& prefix, nb::sequence keys) {
+  const ZmqApi& zmq = ZmqApi::get();
+  if (zmq.generichash == nullptr) return nb::none();
+  const size_t n = nb::len(keys);
+  std::vector<Key> out(n);
+  std::string message(prefix.c_str(), prefix.size());
+  for (size_t i = 0; i < n; ++i) {
+    const nb::object key = keys[i];
+    message.resize(prefix.size());
+    Py_ssize_t size = 0;
+    if (PyUnicode_Check(key.ptr())) {
+      const char* text = PyUnicode_AsUTF8AndSize(key.ptr(), &size);
+      if (text == nullptr) throw nb::python_error();
+      message.append(text, static_cast<size_t>(size));
+    } else if (PyBytes_Check(key.ptr())) {
+      message.append(PyBytes_AS_STRING(key.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(key.ptr())));
+    } else {
+      throw nb::type_error(("key " + std::to_string(i) + " is neither str nor bytes").c_str());
+    }
+    zmq.generichash(out[i].bytes, sizeof(Key), reinterpret_cast<const unsigned char*>(message.data()),
+                    message.size(), nullptr, 0);
+  }
+  return nb::cast(give<uint8_t>(std::move(out), {n, sizeof(Key)}));
+}
+
+nb::tuple locate(const AnyArray& pieces, const AnyArray& regions) {
+  const Piece* of_pages = require_pieces(pieces);
+  const auto* rows = reinterpret_cast<const Registered*>(require<int64_t>(regions, "regions", {kAnySize, 2}));
+  const size_t n = pieces.shape(0);
+  const size_t n_pieces = pieces.shape(1);
+  std::vector<int32_t> region_of(n * n_pieces);
+  std::vector<int64_t> length_of(n);
+  locate_pieces(of_pages, n, n_pieces, {rows, rows + regions.shape(0)}, region_of.data(), length_of.data());
+  return nb::make_tuple(give<int32_t>(std::move(region_of), {n, n_pieces}),
+                        give<int64_t>(std::move(length_of), {n}));
+}
+
+void make_batch(FetchBatch* self, const AnyArray& keys, const AnyArray& pieces, const AnyArray& memory_of) {
+  const Key* rows = require_keys(keys);
+  const Piece* of_pages = require_pieces(pieces);
+  const auto* memories = require<int32_t>(memory_of, "memory_of", {kAnySize, kAnySize});
+  const size_t n = keys.shape(0);
+  const size_t n_pieces = pieces.shape(1);
+  if (pieces.shape(0) != n || memory_of.shape(0) != n || memory_of.shape(1) != n_pieces || n_pieces == 0) {
+    throw nb::value_error("keys, pieces and memory_of differ in length");
+  }
+  new (self) FetchBatch({rows, rows + n}, {of_pages, of_pages + n * n_pieces},
+                        {memories, memories + n * n_pieces}, n_pieces);
+}
+
+nb::tuple take_own(FetchBatch& self, Pool& pool) {
+  FetchBatch::Taken taken;
+  bool lengths_agree = false;
+  {
+    nb::gil_scoped_release release;
+    lengths_agree = self.take_own(&pool, &taken);
+  }
+  return nb::make_tuple(lengths_agree, taken.n_pages, taken.nbytes);
+}
+
+nb::tuple unlocated(const FetchBatch& self) {
+  std::vector<int64_t> pages = self.unlocated();
+  std::vector<Key> keys;
+  keys.reserve(pages.size());
+  for (const int64_t page : pages) keys.push_back(self.key(page));
+  const size_t n = pages.size();
+  return nb::make_tuple(give<int64_t>(std::move(pages), {n}),
+                        give<uint8_t>(std::move(keys), {n, sizeof(Key)}));
+}
+
+void locate_pages(FetchBatch& self, const AnyArray& pages, const AnyArray& found, const AnyArray& locations,
+                  Shard& shard, LocationCache& cache) {
+  const auto* rows = require<int64_t>(pages, "pages", {kAnySize});
+  const size_t n = pages.shape(0);
+  const auto* there = require<uint8_t>(found, "found", {static_cast<int64_t>(n)});
+  const Location* where = require_locations(locations);
+  if (locations.shape(0) != n) throw nb::value_error("pages and locations differ in length");
+  for (size_t i = 0; i < n; ++i) {
+    if (rows[i] < 0 || static_cast<size_t>(rows[i]) >= self.n_pages())
+      throw nb::index_error("page out of range");
+  }
+  self.locate(rows, there, where, n, &shard, &cache);
+}
+
+nb::object other_length(const FetchBatch& self) {
+  uint64_t length = 0;
+  uint64_t expected = 0;
+  const int64_t page = self.find_other_length(&length, &expected);
+  if (page < 0) return nb::none();
+  return nb::make_tuple(page, length, expected);
+}
+
+// An owner of a batch, valid until the batch is grouped again; keeps the batch alive.
+struct BoundOwner {
+  nb::object keeper;
+  FetchBatch* batch;
+  const FetchBatch::Owner* owner;
+};
+
+std::vector<BoundOwner> group_by_owner(nb::object self, uint64_t own_key) {
+  auto* batch = nb::cast<FetchBatch*>(self);
+  std::vector<BoundOwner> owners;
+  for (const FetchBatch::Owner& owner : batch->group_by_owner(own_key))
+    owners.push_back({self, batch, &owner});
+  return owners;
+}
+
+nb::tuple plan(const BoundOwner& self, int32_t leg, const std::vector<int64_t>& bases) {
+  FetchBatch::Plan plan = self.batch->plan(*self.owner, leg, bases);
+  const size_t n = plan.spans.size();
+  return nb::make_tuple(give<int64_t>(std::move(plan.spans), {n, 3}),
+                        give<uint64_t>(std::move(plan.words), {n, 2}));
+}
+
+nb::tuple settle(const BoundOwner& self, bool check_sums) {
+  FetchBatch::Taken taken;
+  {
+    nb::gil_scoped_release release;
+    taken = self.batch->settle(*self.owner, check_sums);
+  }
+  return nb::make_tuple(taken.n_pages, taken.nbytes);
+}
+
+nb::tuple forget_stale(FetchBatch& self, LocationCache& cache) {
+  std::vector<Key> keys;
+  std::vector<Location> locations;
+  const size_t n_worth = self.forget_stale(&cache, &keys, &locations);
+  const size_t n = keys.size();
+  return nb::make_tuple(n_worth, give<uint8_t>(std::move(keys), {n, sizeof(Key)}),
+                        give<uint8_t>(std::move(locations), {n, sizeof(Location)}));
+}
+
+void bind_batch(nb::module_& m) {
+  nb::class_<BoundOwner>(m, "FetchOwner")
+      .def_prop_ro("key", [](const BoundOwner& self) { return self.owner->key; })
+      .def_prop_ro("boot", [](const BoundOwner& self) { return self.owner->boot; })
+      .def_prop_ro("legs", [](const BoundOwner& self) { return self.owner->legs; })
+      .def("plan", &plan, "leg"_a, "bases"_a)
+      .def(
+          "land",
+          [](const BoundOwner& self, int32_t leg, const AnyArray& statuses) {
+            self.batch->land(*self.owner, leg, require<uint8_t>(statuses, "statuses", {kAnySize}),
+                             statuses.shape(0));
+          },
+          "leg"_a, "statuses"_a)
+      .def("settle", &settle, "check_sums"_a);
+  nb::class_<FetchBatch>(m, "FetchBatch")
+      .def("__init__", &make_batch, "keys"_a, "pieces"_a, "memory_of"_a)
+      .def("take_own", &take_own, "pool"_a)
+      .def("locate_cached", &FetchBatch::locate_cached, "cache"_a, "shard"_a)
+      .def("unlocated", &unlocated)
+      .def("locate", &locate_pages, "pages"_a, "found"_a, "locations"_a, "shard"_a, "cache"_a)
+      .def("find_other_length", &other_length)
+      .def("group_by_owner", &group_by_owner, "own_key"_a)
+      .def("forget_stale", &forget_stale, "cache"_a)
+      .def("outcomes",
+           [](const FetchBatch& self) {
+             std::vector<uint8_t> hits = self.outcomes();
+             const size_t n = hits.size();
+             return give<uint8_t>(std::move(hits), {n});
+           })
+      .def("misses", [](const FetchBatch& self) {
+        const auto counts = self.misses();
+        return std::vector<uint64_t>(counts.begin(), counts.end());
+      });
+}
+
+}  // namespace
+
+void bind_fetch(nb::module_& m) {
+  m.def("hash_keys", &hash_keys, "prefix"_a, "keys"_a);
+  m.def(
+      "find_duplicate",
+      [](const AnyArray& keys) { return find_duplicate(require_keys(keys), keys.shape(0)); }, "keys"_a);
+  m.def("locate_pieces", &locate, "pieces"_a, "regions"_a);
+  bind_batch(m);
+}
+
+}  // namespace p2pkv

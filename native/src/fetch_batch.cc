@@ -1,0 +1,224 @@
+#include "p2pkv/fetch_batch.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "p2pkv/checksum.h"
+
+namespace p2pkv {
+namespace {
+
+FetchBatch::Miss miss_of(Status status) {
+  switch (status) {
+    case Status::kPeerLost:
+    case Status::kCanceled:
+    case Status::kPending:
+      return FetchBatch::kPeerLost;
+    case Status::kTimedOut:
+      return FetchBatch::kTimedOut;
+    default:
+      return FetchBatch::kRejected;
+  }
+}
+
+}  // namespace
+
+FetchBatch::FetchBatch(std::vector<Key> keys, std::vector<Piece> pieces, std::vector<int32_t> memory_of,
+                       size_t n_pieces)
+    : keys_(std::move(keys)),
+      pieces_(std::move(pieces)),
+      memory_of_(std::move(memory_of)),
+      n_pieces_(n_pieces),
+      lengths_(keys_.size()),
+      locations_(keys_.size()),
+      states_(keys_.size(), State::kUnlocated),
+      hits_(keys_.size()),
+      miss_kinds_(keys_.size(), kNotFound),
+      of_pieces_(pieces_.size(), Status::kPeerLost) {
+  for (size_t i = 0; i < pieces_.size(); ++i)
+    lengths_[i / n_pieces_] += static_cast<uint64_t>(pieces_[i].nbytes);
+}
+
+bool FetchBatch::take_own(Pool* pool, Taken* taken) {
+  std::vector<FetchStatus> statuses(n_pages());
+  pool->fetch(as_page_batch(), statuses.data());
+  bool lengths_agree = true;
+  for (size_t page = 0; page < n_pages(); ++page) {
+    if (statuses[page] == FetchStatus::kOtherLength) lengths_agree = false;
+    if (statuses[page] != FetchStatus::kHit) continue;
+    hits_[page] = 1;
+    states_[page] = State::kSettled;
+    ++taken->n_pages;
+    taken->nbytes += lengths_[page];
+  }
+  return lengths_agree;
+}
+
+size_t FetchBatch::locate_cached(LocationCache* cache, Shard* shard) {
+  const std::vector<int64_t> pages = unlocated();
+  if (pages.empty()) return 0;
+  std::vector<Key> keys;
+  keys.reserve(pages.size());
+  for (const int64_t page : pages) keys.push_back(key(page));
+  std::vector<uint8_t> found(pages.size());
+  std::vector<Location> locations(pages.size());
+  cache->get(keys.data(), keys.size(), found.data(), locations.data());
+  shard->keep_present(locations.data(), found.data(), pages.size());
+  size_t n_located = 0;
+  for (size_t i = 0; i < pages.size(); ++i) {
+    if (found[i] == 0) continue;
+    const auto page = static_cast<size_t>(pages[i]);
+    locations_[page] = locations[i];
+    states_[page] = State::kLocated;
+    ++n_located;
+  }
+  return n_located;
+}
+
+std::vector<int64_t> FetchBatch::unlocated() const {
+  std::vector<int64_t> pages;
+  for (size_t page = 0; page < n_pages(); ++page) {
+    if (states_[page] == State::kUnlocated) pages.push_back(static_cast<int64_t>(page));
+  }
+  return pages;
+}
+
+void FetchBatch::locate(const int64_t* pages, const uint8_t* found, const Location* locations, size_t n,
+                        Shard* shard, LocationCache* cache) {
+  std::vector<uint8_t> present(found, found + n);
+  shard->keep_present(locations, present.data(), n);
+  std::vector<Key> keys;
+  std::vector<Location> fresh;
+  for (size_t i = 0; i < n; ++i) {
+    if (present[i] == 0) continue;
+    const auto page = static_cast<size_t>(pages[i]);
+    locations_[page] = locations[i];
+    states_[page] = State::kLocated;
+    keys.push_back(keys_[page]);
+    fresh.push_back(locations[i]);
+  }
+  cache->put(keys.data(), fresh.data(), keys.size());
+}
+
+int64_t FetchBatch::find_other_length(uint64_t* length, uint64_t* expected) const {
+  for (size_t page = 0; page < n_pages(); ++page) {
+    if (states_[page] != State::kLocated || locations_[page].length == lengths_[page]) continue;
+    *length = locations_[page].length;
+    *expected = lengths_[page];
+    return static_cast<int64_t>(page);
+  }
+  return -1;
+}
+
+const std::vector<FetchBatch::Owner>& FetchBatch::group_by_owner(uint64_t own_key) {
+  owners_.clear();
+  for (size_t page = 0; page < n_pages(); ++page) {
+    if (states_[page] != State::kLocated) continue;
+    const Location& location = locations_[page];
+    if (location.owner == own_key) {
+      fail(page, Status::kRejected);
+      continue;
+    }
+    auto owner = std::find_if(owners_.begin(), owners_.end(), [&](const Owner& other) {
+      return other.key == location.owner && other.boot == location.boot;
+    });
+    if (owner == owners_.end()) owner = owners_.insert(owner, Owner{location.owner, location.boot, {}, {}});
+    owner->pages.push_back(page);
+    for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
+      of_pieces_[i] = Status::kPeerLost;  // until a read says otherwise
+      if (std::find(owner->legs.begin(), owner->legs.end(), memory_of_[i]) == owner->legs.end()) {
+        owner->legs.push_back(memory_of_[i]);
+      }
+    }
+  }
+  return owners_;
+}
+
+FetchBatch::Plan FetchBatch::plan(const Owner& owner, int32_t leg, const std::vector<int64_t>& bases) const {
+  Plan plan;
+  plan.spans.reserve(owner.pages.size() * n_pieces_);
+  plan.words.reserve(owner.pages.size() * n_pieces_);
+  const int64_t base = bases.at(static_cast<size_t>(leg));
+  for (const size_t page : owner.pages) {
+    const Location& location = locations_[page];
+    uint64_t remote = location.offset;  // off the wire: it may be anything, and wrap
+    for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
+      if (memory_of_[i] == leg) {
+        plan.spans.push_back({pieces_[i].address - base, static_cast<int64_t>(remote), pieces_[i].nbytes});
+        plan.words.push_back({location.word_offset, location.generation});
+      }
+      remote += static_cast<uint64_t>(pieces_[i].nbytes);
+    }
+  }
+  return plan;
+}
+
+void FetchBatch::land(const Owner& owner, int32_t leg, const uint8_t* statuses, size_t n) {
+  size_t next = 0;
+  for (const size_t page : owner.pages) {
+    for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
+      if (memory_of_[i] == leg && next < n) of_pieces_[i] = static_cast<Status>(statuses[next++]);
+    }
+  }
+}
+
+FetchBatch::Taken FetchBatch::settle(const Owner& owner, bool check_sums) {
+  Taken taken;
+  for (const size_t page : owner.pages) {
+    const auto first = of_pieces_.begin() + static_cast<ptrdiff_t>(page * n_pieces_);
+    // The statuses are ordered by how bad they are: a page is as good as its worst piece.
+    const Status worst = *std::max_element(first, first + static_cast<ptrdiff_t>(n_pieces_));
+    if (worst != Status::kOk) {
+      fail(page, worst);
+      continue;
+    }
+    states_[page] = State::kSettled;
+    if (check_sums && !has_right_checksum(page)) {
+      miss_kinds_[page] = kChecksum;
+      continue;
+    }
+    hits_[page] = 1;
+    ++taken.n_pages;
+    taken.nbytes += lengths_[page];
+  }
+  return taken;
+}
+
+void FetchBatch::fail(size_t page, Status status) {
+  states_[page] = State::kSettled;
+  miss_kinds_[page] = static_cast<uint8_t>(miss_of(status));
+}
+
+bool FetchBatch::has_right_checksum(size_t page) const {
+  Checksum sum;
+  for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
+    sum.update(reinterpret_cast<const void*>(pieces_[i].address), static_cast<size_t>(pieces_[i].nbytes));
+  }
+  return sum.finish() == locations_[page].checksum;
+}
+
+size_t FetchBatch::forget_stale(LocationCache* cache, std::vector<Key>* keys,
+                                std::vector<Location>* locations) {
+  std::vector<Key> forgotten;
+  for (size_t page = 0; page < n_pages(); ++page) {
+    if (hits_[page] != 0 || states_[page] != State::kSettled) continue;
+    if (miss_kinds_[page] != kRejected && miss_kinds_[page] != kPeerLost) continue;
+    states_[page] = State::kUnlocated;
+    forgotten.push_back(keys_[page]);
+    if (miss_kinds_[page] != kRejected) continue;
+    keys->push_back(keys_[page]);
+    locations->push_back(locations_[page]);
+  }
+  cache->drop(forgotten.data(), forgotten.size());
+  return forgotten.size();
+}
+
+std::array<uint64_t, FetchBatch::kMissKinds> FetchBatch::misses() const {
+  std::array<uint64_t, kMissKinds> counts{};
+  for (size_t page = 0; page < n_pages(); ++page) {
+    if (hits_[page] == 0) ++counts[miss_kinds_[page]];
+  }
+  return counts;
+}
+
+}  // namespace p2pkv

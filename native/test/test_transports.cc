@@ -1,0 +1,228 @@
+// The native transports against themselves, in one process: what the sanitizers should see.
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "check.h"
+#include "p2pkv/region.h"
+#include "p2pkv/tokens.h"
+#include "p2pkv/transports.h"
+
+using namespace p2pkv;
+
+namespace {
+
+constexpr uint64_t kPage = 64 * 1024;
+constexpr uint64_t kPages = 48;  // enough for the second tcp stream to be used
+constexpr uint64_t kTable = 4096;
+constexpr uint64_t kBytes = kTable + kPages * kPage;
+
+void rewrite(uint8_t* base, uint64_t page, uint64_t word) {
+  // Every 8 bytes equal the word. Relaxed atomics: readers overlap this on purpose.
+  auto* words = reinterpret_cast<uint64_t*>(base);
+  auto* bytes = reinterpret_cast<uint64_t*>(base + kTable + page * kPage);
+  store_word(words + page, word - 1);
+  for (uint64_t i = 0; i < kPage / 8; ++i)
+    std::atomic_ref<uint64_t>(bytes[i]).store(word, std::memory_order_relaxed);
+  store_word(words + page, word);
+}
+
+// An owner and a reader of one kind of transport.
+struct Pair {
+  explicit Pair(bool is_shm) {
+    std::string error;
+    const auto make = [&]() -> std::shared_ptr<Transport> {
+      if (is_shm) return make_shm_transport(&error);
+      return make_tcp_transport({}, &error);
+    };
+    owner = make();
+    reader = make();
+    CHECK(owner && reader);
+    memory = SharedRegion::create(kBytes, &error);
+    CHECK(memory);
+    for (uint64_t page = 0; page < kPages; ++page) rewrite(memory->base(), page, 2);
+    region = owner->register_memory(memory->base(), kBytes, memory->fd(), true, &error);
+    CHECK(region);
+    bytes.resize(kBytes);
+    local = reader->register_memory(bytes.data(), kBytes, -1, false, &error);
+    CHECK(local);
+  }
+
+  std::shared_ptr<Endpoint> connect() {
+    std::string error;
+    auto endpoint = reader->open();
+    CHECK(endpoint->bind(owner->accept(endpoint->describe(), &error), &error));
+    remote = endpoint->attach(region->describe(), &error);
+    CHECK(remote);
+    return endpoint;
+  }
+
+  std::shared_ptr<Transfer> read(Endpoint& endpoint, const std::vector<uint64_t>& words) {
+    std::vector<Span> spans;
+    std::vector<Word> wanted;
+    for (uint64_t page = 0; page < kPages; ++page) {
+      const auto at = static_cast<int64_t>(kTable + page * kPage);
+      spans.push_back({at, at, static_cast<int64_t>(kPage)});
+      wanted.push_back({page * 8, words[page]});
+    }
+    return endpoint.read(local, remote, spans, wanted);
+  }
+
+  bool holds(uint64_t page, uint64_t word) const {
+    for (uint64_t i = 0; i < kPage; i += 8) {
+      uint64_t found;
+      std::memcpy(&found, bytes.data() + kTable + page * kPage + i, 8);
+      if (found != word) return false;
+    }
+    return true;
+  }
+
+  std::shared_ptr<Transport> owner, reader;
+  std::unique_ptr<SharedRegion> memory;
+  std::shared_ptr<MemoryRegion> region, local;
+  std::shared_ptr<RemoteRegion> remote;
+  std::vector<uint8_t> bytes;
+};
+
+void read_pages(bool is_shm) {
+  Pair pair(is_shm);
+  auto endpoint = pair.connect();
+  const std::vector<uint64_t> words(kPages, 2);
+  for (int round = 0; round < 20; ++round) {
+    auto transfer = pair.read(*endpoint, words);
+    transfer->wait(20);
+    for (const Status status : transfer->statuses()) CHECK(status == Status::kOk);
+  }
+  for (uint64_t page = 0; page < kPages; ++page) CHECK(pair.holds(page, 2));
+  endpoint->close();
+}
+
+void read_while_rewritten(bool is_shm) {
+  Pair pair(is_shm);
+  auto endpoint = pair.connect();
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    for (uint64_t word = 4; !stop; word += 2) {
+      for (uint64_t page = 0; page < kPages && !stop; ++page) {
+        rewrite(pair.memory->base(), page, word);
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
+    }
+  });
+  size_t n_ok = 0, n_rejected = 0;
+  for (int round = 0; round < 100; ++round) {
+    std::vector<uint64_t> words;
+    for (uint64_t page = 0; page < kPages; ++page) words.push_back(load_word(pair.memory->base() + page * 8));
+    auto transfer = pair.read(*endpoint, words);
+    transfer->wait(20);
+    for (uint64_t page = 0; page < kPages; ++page) {
+      const Status status = transfer->statuses()[page];
+      CHECK(status == Status::kOk || status == Status::kRejected);
+      if (status == Status::kRejected) ++n_rejected;
+      if (status != Status::kOk || !is_committed(words[page])) continue;
+      ++n_ok;
+      CHECK(pair.holds(page, words[page]));
+    }
+  }
+  stop = true;
+  writer.join();
+  std::printf("  %zu ok, %zu rejected\n", n_ok, n_rejected);
+  CHECK(n_ok > 0);
+  endpoint->close();
+}
+
+void close_during_wait(bool is_shm) {
+  Pair pair(is_shm);
+  const std::vector<uint64_t> words(kPages, 2);
+  for (int round = 0; round < 40; ++round) {
+    auto endpoint = pair.connect();
+    auto transfer = pair.read(*endpoint, words);
+    std::thread waiting([&] { transfer->wait(20); });
+    std::thread polling([&] {
+      while (!transfer->done()) std::this_thread::yield();
+    });
+    std::this_thread::sleep_for(std::chrono::microseconds(round * 30));
+    if (round % 3 == 0) pair.region->describe();
+    endpoint->close();
+    std::memset(pair.bytes.data(), 0x11, kBytes);  // the caller's again
+    waiting.join();
+    polling.join();
+    for (const Status status : transfer->statuses())
+      CHECK(status == Status::kOk || status == Status::kCanceled);
+    for (const uint8_t byte : pair.bytes) CHECK(byte == 0x11);
+  }
+}
+
+void close_region_during_reads(bool is_shm) {
+  for (int round = 0; round < 10; ++round) {
+    Pair pair(is_shm);
+    auto endpoint = pair.connect();
+    const std::vector<uint64_t> words(kPages, 2);
+    std::thread reading([&] {
+      for (bool is_open = true; is_open;) {
+        auto transfer = pair.read(*endpoint, words);
+        transfer->wait(20);
+        for (const Status status : transfer->statuses()) is_open &= status == Status::kOk;
+      }
+    });
+    std::this_thread::sleep_for(std::chrono::microseconds(500 * round));
+    pair.region->close();
+    if (!is_shm) pair.memory.reset();  // no thread of the owner touches it any more; the sanitizers would see
+    reading.join();
+    endpoint->close();
+  }
+}
+
+}  // namespace
+
+TEST(shm_reads_pages) {
+  read_pages(true);
+}
+TEST(tcp_reads_pages) {
+  read_pages(false);
+}
+TEST(shm_reads_while_rewritten) {
+  read_while_rewritten(true);
+}
+TEST(tcp_reads_while_rewritten) {
+  read_while_rewritten(false);
+}
+TEST(shm_closes_during_wait) {
+  close_during_wait(true);
+}
+TEST(tcp_closes_during_wait) {
+  close_during_wait(false);
+}
+TEST(shm_closes_region_during_reads) {
+  close_region_during_reads(true);
+}
+TEST(tcp_closes_region_during_reads) {
+  close_region_during_reads(false);
+}
+
+TEST(tokens_admit_once) {
+  TokenTable tokens;
+  const Token token = tokens.mint(7);
+  uint64_t grant = 0;
+  Token wrong = token;
+  wrong[31] ^= 1;
+  CHECK(!tokens.redeem(wrong, &grant));
+  CHECK(tokens.redeem(token, &grant));
+  CHECK_EQ(grant, uint64_t{7});
+  CHECK(!tokens.redeem(token, &grant));
+  const Token revoked = tokens.mint(8);
+  tokens.revoke(8);
+  CHECK(!tokens.redeem(revoked, &grant));
+}
+
+TEST(tokens_are_bounded_and_the_oldest_goes_first) {
+  TokenTable tokens;
+  const Token first = tokens.mint(1);
+  Token last{};
+  for (size_t i = 0; i < TokenTable::kMaxOutstanding; ++i) last = tokens.mint(2);
+  CHECK_EQ(tokens.outstanding(), TokenTable::kMaxOutstanding);
+  uint64_t grant = 0;
+  CHECK(!tokens.redeem(first, &grant));
+  CHECK(tokens.redeem(last, &grant));
+}

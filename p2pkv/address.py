@@ -1,0 +1,51 @@
+"""Addresses, ``HOST:PORT``: read from settings, and made for peers."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+
+from p2pkv.errors import ConfigError
+
+
+def split_address(name: str, address: str) -> tuple[str, int]:
+    """Split ``HOST:PORT`` (IPv6 hosts in brackets)."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{name} must be HOST:PORT, not {address!r}")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def reachable_host(host: str, join: Sequence[str]) -> str:
+    """Return the host that peers reach a node at that listens on ``host``, which may be a wildcard.
+
+    For a wildcard that is the address this machine sends from towards the first ``join`` address. Raises
+    :class:`~p2pkv.errors.ConfigError` if that can't be told.
+    """
+    if host not in ("0.0.0.0", "::", "*"):
+        return host
+    for address in join:
+        target, port = split_address("join", address)
+        family = socket.AF_INET6 if ":" in target else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((target, port))  # sends nothing; asks for the route only
+                return str(probe.getsockname()[0])
+        except OSError:
+            continue
+    raise ConfigError(
+        f"listen is {host}, and no join address tells which of this machine's addresses peers reach; "
+        "listen on that address"
+    )

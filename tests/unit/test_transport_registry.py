@@ -1,0 +1,47 @@
+"""Choosing transports: by preference, by domain, and with errors that say what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2pkv import transports
+from p2pkv.errors import ConfigError, TransportError
+
+
+def test_auto_prefers_shm_to_tcp() -> None:
+    assert transports.wanted("auto") == ["shm", "tcp"]
+
+
+def test_names_are_taken_in_the_order_given() -> None:
+    assert transports.wanted(["tcp", "shm"]) == ["tcp", "shm"]
+    assert transports.wanted("local") == ["local"]
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown transport 'tpc'; did you mean 'tcp'"):
+        transports.wanted(["tpc"])
+    with pytest.raises(ConfigError, match=r"there are .*local.*shm.*tcp"):
+        transports.transport_class("quantum")
+    with pytest.raises(ConfigError, match="empty"):
+        transports.wanted([])
+
+
+def test_everything_built_in_says_whether_it_can_run() -> None:
+    assert transports.available()["tcp"] is None
+    assert set(transports.available()) >= {"shm", "tcp", "local"}
+
+
+def test_a_pair_gets_the_first_transport_whose_domains_are_equal() -> None:
+    ours = {"shm": "host-1", "tcp": "tcp"}
+    assert transports.select(ours, {"shm": "host-1", "tcp": "tcp"}, ["shm", "tcp"]) == "shm"
+    assert transports.select(ours, {"shm": "host-2", "tcp": "tcp"}, ["shm", "tcp"]) == "tcp"
+    assert transports.select(ours, {"shm": "host-1", "tcp": "tcp"}, ["tcp", "shm"]) == "tcp"
+
+
+def test_a_pair_without_a_common_transport_is_told_why() -> None:
+    with pytest.raises(
+        TransportError, match=r"shm \(the peer is out of its reach\), tcp \(the peer does not"
+    ):
+        transports.select({"shm": "a", "tcp": "tcp"}, {"shm": "b"}, ["shm", "tcp"])
+    with pytest.raises(TransportError, match=r"tcp \(not started here\)"):
+        transports.select({}, {"tcp": "tcp"}, ["tcp"])
