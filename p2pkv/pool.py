@@ -188,13 +188,13 @@ class Pool:
         keys, locations, following = self._native.list(cursor, limit)
         return keys, as_locations(locations), following
 
-    def drain_evicted(self, limit: int, timeout: float) -> tuple[Keys, Locations]:
+    def drain_evicted(self, limit: int, timeout: float, *, gather: float = 0.0) -> tuple[Keys, Locations]:
         """Take the oldest records of evicted pages: their keys and where they were.
 
-        Waits at most ``timeout`` seconds while there are none. Beyond ``evictions_kept`` records the oldest
+        Waits at most ``timeout`` seconds while there are none, and then ``gather`` seconds for more. Beyond ``evictions_kept`` records the oldest
         are dropped, counted in ``stats()["dropped_evictions"]``.
         """
-        keys, locations = self._native.drain_evicted(limit, timeout)
+        keys, locations = self._native.drain_evicted(limit, timeout, gather)
         return keys, as_locations(locations)
 
     def stats(self) -> dict[str, int]:

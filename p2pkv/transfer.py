@@ -18,7 +18,7 @@ import numpy as np
 from p2pkv.directory.view import Member, State, View
 from p2pkv.errors import TransportError
 from p2pkv.metrics import Metrics
-from p2pkv.transports.base import Endpoint, MemoryRegion, RemoteRegion, Resource, Status, Statuses, Transport
+from p2pkv.transports.base import Endpoint, MemoryRegion, RemoteRegion, Resource, Status, Transport
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,8 @@ FAIR_CHANCE_S = 0.1
 """A peer that was given less time than this is not blamed for a time-out."""
 RETRY_TRANSPORT_S = 30.0
 """Until a transport that did not reach a peer is tried again with it."""
-_BAD = frozenset({Status.PEER_LOST, Status.TIMED_OUT, Status.CANCELED})
+UNUSABLE = frozenset({Status.PEER_LOST, Status.TIMED_OUT, Status.CANCELED})
+"""An endpoint whose batch had one of these is done for."""
 
 Connect = Callable[[Member, str, bytes, float], "tuple[bytes, bytes] | None"]
 """``(member, transport, our half, deadline)`` to the peer's half and its region's description; None: no answer or
@@ -218,16 +219,10 @@ class TransferEngine(Resource):
         endpoint.close()
         return None
 
-    @staticmethod
-    def is_usable_after(statuses: Statuses) -> bool:
-        """Whether an endpoint can go on reading when its last batch ended so."""
-        return not statuses.any() or _BAD.isdisjoint(statuses.tolist())
-
     def release(
-        self, connection: Connection, statuses: Statuses, *, n_pages: int, nbytes: int, seconds: float
+        self, connection: Connection, worst: Status, *, n_pages: int, nbytes: int, seconds: float
     ) -> None:
-        """Give a connection back after its batch: what became of the spans, what it brought, how long it took."""
-        bad = _BAD.intersection(statuses.tolist()) if statuses.any() else frozenset[Status]()
+        """Give a connection back after its batch, with the worst that became of a span."""
         with self._lock:
             self._leased.discard(connection)
             peer = self._peers.get(connection.member.node_id)
@@ -239,14 +234,14 @@ class TransferEngine(Resource):
                 traffic.n_pages += n_pages
                 traffic.nbytes += nbytes
                 traffic.seconds += seconds
-                if not bad and not self._closed:
+                if worst not in UNUSABLE and not self._closed:
                     connection.has_read = True
                     peer.idle.append(connection)
                     return
         connection.endpoint.close()
-        if Status.TIMED_OUT in bad and seconds >= FAIR_CHANCE_S:
+        if worst is Status.TIMED_OUT and seconds >= FAIR_CHANCE_S:
             self._avoid(connection.member)
-        elif Status.PEER_LOST in bad and not connection.has_read:
+        elif worst is Status.PEER_LOST and not connection.has_read:
             self._fall_back(connection.member, connection.transport, "the connection failed")
 
     def discard(self, connection: Connection) -> None:

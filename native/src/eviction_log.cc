@@ -30,12 +30,22 @@ void EvictionLog::push(const Key& key, const Location& location) {
   ++size_;
 }
 
-std::vector<Eviction> EvictionLog::drain(size_t max, double timeout) {
+namespace {
+
+WaitClock::time_point seconds_from_now(double seconds) {
   const auto bounded =
-      std::chrono::nanoseconds(static_cast<int64_t>(std::clamp(timeout, 0.0, 86400.0) * 1e9));
-  const auto until = WaitClock::now() + std::chrono::duration_cast<WaitClock::duration>(bounded);
+      std::chrono::nanoseconds(static_cast<int64_t>(std::clamp(seconds, 0.0, 86400.0) * 1e9));
+  return WaitClock::now() + std::chrono::duration_cast<WaitClock::duration>(bounded);
+}
+
+}  // namespace
+
+std::vector<Eviction> EvictionLog::drain(size_t max, double timeout, double gather) {
   std::unique_lock lock(mutex_);
-  filled_.wait_until(lock, until, [this] { return size_ > 0 || is_closed_; });
+  filled_.wait_until(lock, seconds_from_now(timeout), [this] { return size_ > 0 || is_closed_; });
+  if (size_ > 0 && gather > 0) {
+    filled_.wait_until(lock, seconds_from_now(gather), [&] { return size_ >= max || is_closed_; });
+  }
   std::vector<Eviction> drained(std::min(max, size_));
   for (Eviction& eviction : drained) {
     eviction = ring_[first_];

@@ -153,13 +153,14 @@ FetchBatch::Plan FetchBatch::plan(const Owner& owner, int32_t leg, const std::ve
   return plan;
 }
 
-void FetchBatch::land(const Owner& owner, int32_t leg, const uint8_t* statuses, size_t n) {
+Status FetchBatch::land(const Owner& owner, int32_t leg, const uint8_t* statuses, size_t n) {
   size_t next = 0;
   for (const size_t page : owner.pages) {
     for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
       if (memory_of_[i] == leg && next < n) of_pieces_[i] = static_cast<Status>(statuses[next++]);
     }
   }
+  return n == 0 ? Status::kOk : static_cast<Status>(*std::max_element(statuses, statuses + n));
 }
 
 FetchBatch::Taken FetchBatch::settle(const Owner& owner, bool check_sums) {

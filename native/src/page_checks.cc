@@ -34,18 +34,20 @@ int32_t region_index(const Piece& piece, const std::vector<Registered>& regions)
 
 }  // namespace
 
-void locate_pieces(const Piece* pieces, size_t n_pages, size_t n_pieces,
+bool locate_pieces(const Piece* pieces, size_t n_pages, size_t n_pieces,
                    const std::vector<Registered>& regions, int32_t* region_of, int64_t* length_of) {
+  bool is_good = true;
   for (size_t page = 0; page < n_pages; ++page) {
     int64_t length = 0;
-    for (size_t i = 0; i < n_pieces; ++i) {
-      const Piece& piece = pieces[page * n_pieces + i];
-      if (piece.nbytes <= 0 || length < 0 || __builtin_add_overflow(length, piece.nbytes, &length))
-        length = -1;
-      region_of[page * n_pieces + i] = region_index(piece, regions);
+    for (size_t i = page * n_pieces; i < (page + 1) * n_pieces; ++i) {
+      const int64_t nbytes = pieces[i].nbytes;
+      if (nbytes <= 0 || length < 0 || __builtin_add_overflow(length, nbytes, &length)) length = -1;
+      region_of[i] = region_index(pieces[i], regions);
+      is_good = is_good && region_of[i] >= 0 && length > 0;
     }
     length_of[page] = length;
   }
+  return is_good;
 }
 
 }  // namespace p2pkv

@@ -36,6 +36,10 @@ class Ring:
     members: tuple[Member, ...]
     """Those on the ring, alive or suspected, by node id."""
     replicas: int
+    points: NDArray[np.uint64]
+    """``(m,)``: the virtual nodes' positions, sorted."""
+    successors: Owners
+    """``(m, replicas)``: who owns the keys at or before each point, back to the one before."""
 
     def __init__(self, members: Iterable[Member], replicas: int) -> None:
         if replicas < 1:
@@ -50,8 +54,8 @@ class Ring:
             owners.append(np.full(len(points[-1]), index, np.int32))
         # stable: should two points ever coincide, the order of node ids decides, on every node alike
         order = np.argsort(np.concatenate(points), kind="stable")
-        self._points = np.concatenate(points)[order]
-        self._successors = _successors(
+        self.points = np.concatenate(points)[order]
+        self.successors = _successors(
             np.concatenate(owners)[order], min(replicas, len(self.members)), replicas
         )
 
@@ -64,9 +68,9 @@ class Ring:
         if not self.members:
             return np.full((len(keys), self.replicas), NOBODY, np.int32)
         positions = np.ascontiguousarray(keys[:, :8]).view("<u8").reshape(len(keys))
-        slots = np.searchsorted(self._points, positions)
-        slots[slots == len(self._points)] = 0
-        found: Owners = self._successors[slots]
+        slots = np.searchsorted(self.points, positions)
+        slots[slots == len(self.points)] = 0
+        found: Owners = self.successors[slots]
         return found
 
 

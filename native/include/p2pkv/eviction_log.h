@@ -28,8 +28,8 @@ class EvictionLog {
   void announce() { filled_.notify_one(); }
 
   // The oldest records, at most `max`; waits at most `timeout` seconds while there are none and the log is
-  // open.
-  std::vector<Eviction> drain(size_t max, double timeout);
+  // open. Once there are some, waits `gather` seconds for more.
+  std::vector<Eviction> drain(size_t max, double timeout, double gather = 0);
   // Wakes the drainers; from now on they don't wait.
   void close();
   uint64_t n_dropped() const;

@@ -61,8 +61,8 @@ class FetchBatch {
   // stale: the own pool did not have them.
   const std::vector<Owner>& group_by_owner(uint64_t own_key);
   Plan plan(const Owner& owner, int32_t leg, const std::vector<int64_t>& bases) const;
-  // Takes what became of the spans of a plan.
-  void land(const Owner& owner, int32_t leg, const uint8_t* statuses, size_t n);
+  // Takes what became of the spans of a plan; returns the worst of it.
+  Status land(const Owner& owner, int32_t leg, const uint8_t* statuses, size_t n);
   // Counts an owner's pages as hits if all their pieces are OK and, if asked for, their checksum is right.
   Taken settle(const Owner& owner, bool check_sums);
 

@@ -102,7 +102,9 @@ class Pool {
   // cursor, 0 at the end. What is there throughout is listed exactly once.
   uint64_t list(uint64_t cursor, size_t max, std::vector<Eviction>* pages);
 
-  std::vector<Eviction> drain_evicted(size_t max, double timeout) { return log_.drain(max, timeout); }
+  std::vector<Eviction> drain_evicted(size_t max, double timeout, double gather = 0) {
+    return log_.drain(max, timeout, gather);
+  }
   // Wakes those who drain. The memory stays until the destructor.
   void close() { log_.close(); }
 

@@ -1,4 +1,4 @@
-// Bindings of what answers peers: ZAP, the control loop and the shard.
+// Bindings of what answers peers: ZAP and the control loop.
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -71,75 +71,6 @@ void bind_zap(nb::module_& m) {
              self.native->stop();
            })
       .def_prop_ro("refused", [](BoundZap& self) { return self.native->refused(); });
-}
-
-void bind_shard(nb::module_& m) {
-  nb::class_<Shard>(m, "Shard")
-      .def(nb::init<uint64_t>(), "max_entries"_a)
-      .def(
-          "get",
-          [](Shard& self, const AnyArray& keys) {
-            const Key* rows = require_keys(keys);
-            const size_t n = keys.shape(0);
-            std::vector<uint8_t> found(n);
-            std::vector<Location> locations(n);
-            {
-              nb::gil_scoped_release release;
-              self.get(rows, n, found.data(), locations.data());
-            }
-            return nb::make_tuple(give<uint8_t>(std::move(found), {n}),
-                                  give<uint8_t>(std::move(locations), {n, sizeof(Location)}));
-          },
-          "keys"_a)
-      .def(
-          "put",
-          [](Shard& self, const nb::bytes& entries) {
-            if (entries.size() % sizeof(wire::PutEntry) != 0)
-              throw nb::value_error("entries have a wrong length");
-            std::vector<wire::PutEntry> copies(entries.size() / sizeof(wire::PutEntry));
-            std::memcpy(static_cast<void*>(copies.data()), entries.c_str(), entries.size());
-            nb::gil_scoped_release release;
-            return self.put(copies.data(), copies.size(), steady_seconds());
-          },
-          "entries"_a)
-      .def(
-          "drop",
-          [](Shard& self, const nb::bytes& entries) {
-            if (entries.size() % sizeof(wire::DropEntry) != 0)
-              throw nb::value_error("entries have a wrong length");
-            std::vector<wire::DropEntry> copies(entries.size() / sizeof(wire::DropEntry));
-            std::memcpy(static_cast<void*>(copies.data()), entries.c_str(), entries.size());
-            nb::gil_scoped_release release;
-            self.drop(copies.data(), copies.size(), steady_seconds());
-          },
-          "entries"_a)
-      .def(
-          "keep_present",
-          [](Shard& self, const AnyArray& locations, const AnyArray& found) {
-            const auto* where = reinterpret_cast<const Location*>(
-                require<uint8_t>(locations, "locations", {kAnySize, static_cast<int64_t>(sizeof(Location))}));
-            const size_t n = locations.shape(0);
-            const auto* there = require<uint8_t>(found, "found", {static_cast<int64_t>(n)});
-            std::vector<uint8_t> present(there, there + n);
-            self.keep_present(where, present.data(), n);
-            return give<uint8_t>(std::move(present), {n});
-          },
-          "locations"_a, "found"_a)
-      .def(
-          "set_view",
-          [](Shard& self, const std::vector<uint64_t>& owners, const std::vector<uint64_t>& boots) {
-            if (owners.size() != boots.size()) throw nb::value_error("owners and boots differ in length");
-            self.set_view(owners.data(), boots.data(), owners.size());
-          },
-          "owners"_a, "boots"_a)
-      .def("stats", [](Shard& self) {
-        const auto stats = self.stats();
-        nb::dict out;
-        out["entries"] = stats.entries;
-        out["tombstones"] = stats.tombstones;
-        out["nbytes"] = stats.nbytes;
-        return out;
-      });
 }
 
 void bind_loop(nb::module_& m) {
@@ -216,7 +147,6 @@ void bind_loop(nb::module_& m) {
 
 void bind_control(nb::module_& m) {
   bind_zap(m);
-  bind_shard(m);
   bind_loop(m);
 }
 

@@ -62,8 +62,9 @@ nb::tuple locate(const AnyArray& pieces, const AnyArray& regions) {
   const size_t n_pieces = pieces.shape(1);
   std::vector<int32_t> region_of(n * n_pieces);
   std::vector<int64_t> length_of(n);
-  locate_pieces(of_pages, n, n_pieces, {rows, rows + regions.shape(0)}, region_of.data(), length_of.data());
-  return nb::make_tuple(give<int32_t>(std::move(region_of), {n, n_pieces}),
+  const bool is_good = locate_pieces(of_pages, n, n_pieces, {rows, rows + regions.shape(0)}, region_of.data(),
+                                     length_of.data());
+  return nb::make_tuple(is_good, give<int32_t>(std::move(region_of), {n, n_pieces}),
                         give<int64_t>(std::move(length_of), {n}));
 }
 
@@ -171,8 +172,8 @@ void bind_batch(nb::module_& m) {
       .def(
           "land",
           [](const BoundOwner& self, int32_t leg, const AnyArray& statuses) {
-            self.batch->land(*self.owner, leg, require<uint8_t>(statuses, "statuses", {kAnySize}),
-                             statuses.shape(0));
+            const auto* values = require<uint8_t>(statuses, "statuses", {kAnySize});
+            return static_cast<int>(self.batch->land(*self.owner, leg, values, statuses.shape(0)));
           },
           "leg"_a, "statuses"_a)
       .def("settle", &settle, "check_sums"_a);

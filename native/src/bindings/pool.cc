@@ -141,11 +141,11 @@ std::pair<Bytes, Bytes> give_pages(const std::vector<Eviction>& pages) {
   return {give<uint8_t>(std::move(keys), {pages.size(), sizeof(Key)}), give_locations(std::move(locations))};
 }
 
-std::pair<Bytes, Bytes> drain_evicted(Pool& pool, size_t limit, double timeout) {
+std::pair<Bytes, Bytes> drain_evicted(Pool& pool, size_t limit, double timeout, double gather) {
   std::vector<Eviction> pages;
   {
     const nb::gil_scoped_release unlocked;
-    pages = pool.drain_evicted(limit, timeout);
+    pages = pool.drain_evicted(limit, timeout, gather);
   }
   return give_pages(pages);
 }
@@ -254,7 +254,7 @@ void bind_pool(nb::module_& m) {
       .def("retract", retract, "keys"_a.noconvert())
       .def("purge", &Pool::purge, Released())
       .def("list", list, "cursor"_a, "limit"_a)
-      .def("drain_evicted", drain_evicted, "limit"_a, "timeout"_a)
+      .def("drain_evicted", drain_evicted, "limit"_a, "timeout"_a, "gather"_a = 0.0)
       .def("close", &Pool::close, Released())
       .def("stats", stats)
       .def_prop_ro("address", [](Pool& pool) { return reinterpret_cast<uintptr_t>(pool.region().base()); })

@@ -103,6 +103,7 @@ class ProbingMembership(Membership):
 
     def start(self, deadline_s: float) -> None:
         self.enter(deadline_s)
+        self._await_agreement()
         self._thread = threading.Thread(target=self._run, name="p2pkv-membership", daemon=True)
         self._thread.start()
 
@@ -162,6 +163,32 @@ class ProbingMembership(Membership):
         self._roster = roster
         self._commit(roster)
         self._has_news = False  # the introduction above told it
+        self._next_round = self._clock.monotonic()
+        self._punctuality.lateness()
+
+    def _await_agreement(self) -> None:
+        """Return when every peer that answers believes what we do, or after ``Timing.agreement`` seconds.
+
+        A peer's native thread takes our view at once, its engine a little later; until then nothing that this
+        node publishes would count there.
+        """
+        roster = self._roster
+        assert roster is not None
+        until = self._clock.monotonic() + self._timing.agreement
+        while self._clock.monotonic() < until and roster.expelled is None:
+            peers = [peer.address for peer in self._sample(roster.view().alive(), roster)]
+            replies = self._network.probe(peers, self._timing.probe_timeout) if peers else []
+            behind = [
+                address
+                for address, reply in zip(peers, replies, strict=True)
+                if reply is not None and reply.digest != self._view.digest
+            ]
+            if not behind:
+                break
+            for blob in self._network.received(0.005):
+                self._learn(roster, blob)
+            self._exchange(roster, behind)
+            self._commit(roster)
         self._next_round = self._clock.monotonic()
         self._punctuality.lateness()
 

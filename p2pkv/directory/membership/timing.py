@@ -45,6 +45,9 @@ class Timing:
     misses_to_suspect: int = 2
     suspicion: float = 1.0
     duplicate_timeout: float = 1.0
+    agreement: float = 0.5
+    """How long a starting node waits until its peers know it. One whose interpreter is held does not hold it
+    up for longer."""
     leave_timeout: float = 0.5
     join_interval: float = 1.0
     lateness_tolerance: float = 0.3

@@ -1,0 +1,101 @@
+#include "p2pkv/ask_batch.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "p2pkv/wire.h"
+
+namespace p2pkv {
+
+const int32_t* RingTable::owners_of(const Key& key) const {
+  const auto point = std::lower_bound(points.begin(), points.end(), hash_of(key));
+  const size_t index = point == points.end() ? 0 : static_cast<size_t>(point - points.begin());
+  return successors.data() + index * replicas;
+}
+
+AskBatch::AskBatch(const Key* keys, size_t n, const uint8_t* is_done, std::shared_ptr<const RingTable> ring)
+    : ring_(std::move(ring)), latest_ask_of_(ring_->is_healthy.size(), -1), rows_(n), answered_(n) {
+  if (ring_->points.empty()) return;
+  for (uint32_t row = 0; row < n; ++row) {
+    if (is_done != nullptr && is_done[row] != 0) continue;
+    const int32_t* owners = ring_->owners_of(keys[row]);
+    for (size_t i = 0; i < ring_->replicas && owners[i] >= 0; ++i) assign(row, owners[i]);
+    n_open_ += is_open(row) ? 1 : 0;
+    n_unheard_ += is_open(row) && answered_[row] == 0 ? 1 : 0;
+  }
+}
+
+void AskBatch::assign(uint32_t row, int32_t owner) {
+  if (owner == ring_->own_index) {
+    answered_[row] = 1;
+    return;
+  }
+  const auto member = static_cast<size_t>(owner);
+  if (ring_->is_healthy[member] == 0) {
+    if (std::find(passed_over_.begin(), passed_over_.end(), owner) == passed_over_.end()) {
+      passed_over_.push_back(owner);
+    }
+    return;
+  }
+  int& latest = latest_ask_of_[member];
+  if (latest < 0 || asks_[static_cast<size_t>(latest)].rows.size() >= wire::kMaxEntries) {
+    latest = static_cast<int>(asks_.size());
+    asks_.push_back({owner, {}});
+  }
+  asks_[static_cast<size_t>(latest)].rows.push_back(row);
+  ++rows_[row].waiting;
+}
+
+std::string AskBatch::body(size_t ask, const uint8_t* records, size_t record_size) const {
+  const std::vector<uint32_t>& rows = asks_.at(ask).rows;
+  std::string body(rows.size() * record_size, '\0');
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::memcpy(body.data() + i * record_size, records + rows[i] * record_size, record_size);
+  }
+  return body;
+}
+
+void AskBatch::update(uint32_t row, bool has_answered, bool is_done) {
+  const bool was_open = is_open(row);
+  const bool was_unheard = was_open && answered_[row] == 0;
+  --rows_[row].waiting;
+  if (has_answered) answered_[row] = 1;
+  if (is_done) rows_[row].is_done = true;
+  const bool is_unheard = is_open(row) && answered_[row] == 0;
+  n_open_ -= was_open && !is_open(row) ? 1 : 0;
+  n_unheard_ -= was_unheard && !is_unheard ? 1 : 0;
+}
+
+void AskBatch::acknowledge(size_t ask) {
+  asks_.at(ask).is_answered = true;
+  for (const uint32_t row : asks_[ask].rows) update(row, true, false);
+}
+
+void AskBatch::refuse(size_t ask) {
+  for (const uint32_t row : asks_.at(ask).rows) update(row, false, false);
+}
+
+bool AskBatch::take_found(size_t ask, std::string_view reply, uint8_t* found, Location* locations) {
+  const std::vector<uint32_t>& rows = asks_.at(ask).rows;
+  size_t n_found = 0;
+  for (size_t i = 0; i < std::min(rows.size(), reply.size()); ++i) n_found += reply[i] != 0 ? 1 : 0;
+  if (reply.size() != rows.size() + n_found * sizeof(Location)) {
+    refuse(ask);
+    return false;
+  }
+  asks_[ask].is_answered = true;
+  const char* next = reply.data() + rows.size();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const bool is_found = reply[i] != 0;
+    if (is_found) {
+      found[rows[i]] = 1;
+      std::memcpy(static_cast<void*>(locations + rows[i]), next, sizeof(Location));
+      next += sizeof(Location);
+    }
+    update(rows[i], true, is_found);
+  }
+  return true;
+}
+
+}  // namespace p2pkv
