@@ -142,7 +142,9 @@ class PageCache:
             self._metrics.count(self._metrics.looked_up_pages, "location_cache", n_cached)
         pages, ids = batch.unlocated()
         if len(pages):
-            found, raw = self._directory.get(ids, deadline)
+            now = time.monotonic()
+            # Half: an owner of entries that stays silent must not cost the pages that were found.
+            found, raw = self._directory.get(ids, now + (deadline - now) / 2)
             batch.locate(pages, found, raw, self._shard, self.locations)
         wrong = batch.find_other_length()
         if wrong is not None:
@@ -165,7 +167,7 @@ class PageCache:
         finally:
             for flight in flights:
                 if not flight.has_landed:
-                    flight.connection.endpoint.close()  # nothing may write to the caller's memory from now on
+                    self._transfers.discard(flight.connection)
 
     def _take_off(self, call: _Call, owner: _native.FetchOwner, deadline: float) -> _Flight | None:
         member = self._view().by_key(owner.key)
@@ -221,17 +223,17 @@ class PageCache:
 
     def _check(self, keys: Sequence[str | bytes], pages: Pieces | NDArray[Any], *, writable: bool) -> _Call:
         ids = self._hash(keys)
-        if isinstance(pages, np.ndarray):
-            if writable and not pages.flags.writeable:
-                raise UsageError("the pages are to be written, but their array is read-only")
-            pages = Pieces.of_rows(pages)
-        pieces = pages.array
+        pieces = _pieces(pages, writable=writable)
         if len(pieces) != len(ids):
             raise UsageError(f"{len(ids)} keys, but memory for {len(pieces)} pages")
         table = self._transfers.memory_table
         is_good, memory_of, lengths = _native.locate_pieces(pieces, table.extents)
         if not is_good:
             raise _bad_pieces(pieces, memory_of, lengths)
+        if writable and table.read_only and np.isin(memory_of, table.read_only).any():
+            raise UsageError(
+                "the pages are to be written, but their memory was registered from a read-only array"
+            )
         return _Call(ids, pieces, lengths, memory_of, table)
 
     def _check_room(self, call: _Call) -> None:
@@ -253,6 +255,19 @@ class PageCache:
         if n_pages:
             self._metrics.fetched_pages.labels(source).inc(n_pages)
             self._metrics.fetched_bytes.labels(source).inc(nbytes)
+
+
+def _pieces(pages: Pieces | NDArray[Any], *, writable: bool) -> NDArray[np.int64]:
+    if isinstance(pages, Pieces):
+        return pages.array
+    if not isinstance(pages, np.ndarray):
+        raise UsageError(f"pages must be a numpy array or Pieces, not {type(pages).__name__}")
+    pieces = Pieces.of_rows(pages).array
+    if writable and not pages.flags.writeable:
+        raise UsageError("the pages are to be written, but their array is read-only")
+    if writable and len(pages) > 1 and abs(pages.strides[0]) < pages[:1].nbytes:
+        raise UsageError("the pages are to be written, but the rows of their array overlap")
+    return pieces
 
 
 def _read_leg(connection: Connection, call: _Call, owner: _native.FetchOwner, leg: int) -> Transfer:

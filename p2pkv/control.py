@@ -37,6 +37,8 @@ _HANDSHAKE_MS = 2000
 _HEARTBEAT_MS = 5000
 _REPLIES_QUEUED = 64
 """For a peer that does not read; what comes after is dropped and runs into that peer's deadline."""
+_GLANCE_MS = 50
+"""How often a call that waits looks whether its client was closed."""
 _IDLE_SOCKETS = 64
 """Kept a peer; as many threads can ask it at once without a new handshake."""
 
@@ -168,13 +170,18 @@ class ControlClient:
             socket.close()
 
     def close(self) -> None:
-        """Close idle sockets. Calls under way end with :class:`ClosedError` once the context is shut down."""
+        """Close idle sockets. Calls under way end with :class:`ClosedError` within :data:`_GLANCE_MS`."""
         with self._lock:
             self._closed = True
             idle = [socket for sockets in self._idle.values() for socket in sockets]
             self._idle.clear()
         for socket in idle:
             socket.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether calls are to end."""
+        return self._closed
 
     def _lease(self, address: str) -> Socket:
         with self._lock:
@@ -235,9 +242,12 @@ class Calls:
         until = time.monotonic() + timeout
         while self._pending:
             left = until - time.monotonic()
+            if self._client.is_closed:
+                raise ClosedError("the node is closed")
             try:
                 waiting = list(self._pending)
-                zmq.zmq_poll([(socket, zmq.POLLIN) for socket in waiting], max(0, math.ceil(left * 1000)))
+                wait_ms = max(0, min(math.ceil(left * 1000), _GLANCE_MS))
+                zmq.zmq_poll([(socket, zmq.POLLIN) for socket in waiting], wait_ms)
                 for socket in waiting:
                     if (answer := self._receive(socket)) is not None:
                         return answer

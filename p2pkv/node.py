@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import operator
+import os
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -44,6 +48,27 @@ _JOIN_S = 5.0
 _MAX_SHARD_ENTRIES = 1 << 26
 _GRANULE = 4096
 """The pool's smallest block: a page of memory."""
+_HIGHEST_ADDRESS = 2**63 - 1
+"""Above it are kernels; and addresses travel to native code as signed numbers."""
+
+
+_running: weakref.WeakSet[Node] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    # Later the interpreter would end our threads wherever they are, and C++ does not survive that.
+    for node in list(_running):
+        node.close()
+
+
+def _forget_all() -> None:
+    for node in list(_running):
+        node._gate.forked()
+    _running.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_all)
 
 
 class Node:
@@ -60,9 +85,11 @@ class Node:
         self._gate = Gate(f"node {config.node_id}")
         self._key = node_key(config.node_id)
         self._closing = threading.Event()
+        self._registering = threading.Lock()  # held from the look for overlaps to the registration
         with ExitStack() as undo:
             self._build(undo, extra_transports)
             self._undo = undo.pop_all()
+        _running.add(self)
 
     @classmethod
     def start(cls, config: Config, *, extra_transports: Sequence[Transport] = ()) -> Self:
@@ -81,6 +108,9 @@ class Node:
         undo.callback(self.metrics.close)
         context: zmq.Context[Socket] = zmq.Context()
         undo.callback(context.term)
+        # Membership has a client of its own: closing cuts calls short, but still says good-bye to the peers.
+        self._gossip = ControlClient(context, keys)
+        undo.callback(self._gossip.close)
         self._client = ControlClient(context, keys)
         undo.callback(self._client.close)
         self._shard = _native.Shard(_MAX_SHARD_ENTRIES)
@@ -114,7 +144,7 @@ class Node:
         config = self.config
         engine = EmbeddedMembership if config.membership == "embedded" else StaticMembership
         membership = engine(
-            ControlNetwork(self._server, self._client),
+            ControlNetwork(self._server, self._gossip),
             Identity(config.node_id, self._transfers.domains),
             join=config.join_addresses,
             listeners=Listeners(self._view_changed, self._resurrected, self._expelled),
@@ -161,11 +191,13 @@ class Node:
         ``nbytes`` registers only its beginning. Registrations must not overlap.
         """
         with self._gate:
-            if not isinstance(buffer, np.ndarray) or not buffer.flags.c_contiguous:
-                raise UsageError("memory to register must be a C-contiguous numpy array")
-            return self.register_address(
-                buffer.ctypes.data, buffer.nbytes if nbytes is None else nbytes, buffer
-            )
+            if not isinstance(buffer, np.ndarray) or not buffer.flags.c_contiguous or buffer.dtype.hasobject:
+                raise UsageError("memory to register must be a C-contiguous numpy array of plain values")
+            if nbytes is None:
+                nbytes = buffer.nbytes
+            elif nbytes > buffer.nbytes:
+                raise UsageError(f"cannot register {nbytes} bytes of an array of {buffer.nbytes}")
+            return self._register(buffer.ctypes.data, nbytes, buffer, is_writable=buffer.flags.writeable)
 
     def register_address(self, address: int, nbytes: int, owner: object = None) -> Memory:
         """Let calls read and write ``nbytes`` at ``address``.
@@ -173,15 +205,25 @@ class Node:
         The memory must stay valid until the result is closed; ``owner``, if given, is kept alive until then.
         """
         with self._gate:
-            if nbytes <= 0:
-                raise UsageError(f"cannot register {nbytes} bytes of memory")
+            return self._register(address, nbytes, owner, is_writable=True)
+
+    def _register(self, address: int, nbytes: int, owner: object, *, is_writable: bool) -> Memory:
+        try:
+            address, nbytes = operator.index(address), operator.index(nbytes)
+        except TypeError as error:
+            raise UsageError(f"address and length of memory to register must be integers: {error}") from error
+        if nbytes <= 0:
+            raise UsageError(f"cannot register {nbytes} bytes of memory")
+        if not 0 < address <= _HIGHEST_ADDRESS - nbytes:
+            raise UsageError(f"no process has {nbytes} bytes of memory at {address:#x}")
+        with self._registering:
             for other in self._transfers.memory_table.memories:
                 if address < other.address + other.nbytes and other.address < address + nbytes:
                     raise UsageError(
                         f"memory at {address:#x} of {nbytes} bytes overlaps what is registered at "
                         f"{other.address:#x} of {other.nbytes} bytes"
                     )
-            return self._transfers.register_memory(owner, address, nbytes)
+            return self._transfers.register_memory(owner, address, nbytes, is_writable=is_writable)
 
     def publish(
         self, keys: Sequence[str | bytes], pages: Pieces | NDArray[Any], *, timeout: float | None = None
@@ -274,9 +316,18 @@ class Node:
         return self._server.address
 
     def close(self) -> None:
-        """Leave the cluster and release everything. Idempotent; calls under way end with a miss or an error."""
+        """Leave the cluster and release everything. Idempotent.
+
+        Calls under way end at once, with misses or :class:`~p2pkv.errors.ClosedError`. A node that is not closed when
+        the interpreter ends is closed then. In a forked child it is closed from the beginning; the parent's goes on.
+        """
         if self._gate.shut():
+            _running.discard(self)
             self._closing.set()
+            if self._announcer is not None:
+                self._announcer.stop()
+            self._client.close()
+            self._transfers.interrupt()
             self._gate.drain()
             self._undo.close()
 
@@ -293,8 +344,8 @@ class Node:
 
     def _deadline(self, timeout: float | None) -> float:
         seconds = self.config.deadline if timeout is None else timeout
-        if not 0 < seconds <= 3600:
-            raise UsageError(f"timeout must be above 0 and at most 3600 seconds, not {seconds}")
+        if isinstance(seconds, (bool, str, bytes)) or not 0 < seconds <= 3600:
+            raise UsageError(f"timeout must be above 0 and at most 3600 seconds, not {seconds!r}")
         return time.monotonic() + seconds
 
     def _connect(self, member: Member, name: str, half: bytes, deadline: float) -> tuple[bytes, bytes] | None:
@@ -335,6 +386,7 @@ class Node:
             now = new.get(member.node_id)
             if now is None or not now.is_present or now.boot_epoch != member.boot_epoch:
                 self._client.forget(member.address)
+                self._gossip.forget(member.address)
                 if self._cache is not None:
                     self._cache.locations.drop_owner(node_key(member.node_id))
         if self._announcer is not None:

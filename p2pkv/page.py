@@ -60,13 +60,15 @@ class Pieces:
 
     ``array`` is ``(n, p, 2)`` int64: of each of ``p`` pieces of each of ``n`` pages the absolute address and the
     length in bytes. A page is its pieces one after another; every page of a batch has the same number of them. The
-    memory must be registered and stay so for the whole call.
+    memory must be registered and stay so for the whole call; pieces to fetch into must not overlap.
     """
 
     array: NDArray[np.int64]
 
     def __post_init__(self) -> None:
         array = self.array
+        if not isinstance(array, np.ndarray):
+            raise UsageError(f"pieces must be (n, p, 2) int64, not {type(array).__name__}")
         if array.ndim != 3 or array.shape[2] != 2 or array.shape[1] == 0 or array.dtype != np.int64:
             raise UsageError(f"pieces must be (n, p, 2) int64, not {array.shape} {array.dtype}")
         object.__setattr__(self, "array", np.ascontiguousarray(array))
@@ -93,6 +95,8 @@ class Namespace:
 
     def hash(self, keys: Sequence[str | bytes]) -> Keys:
         """Return the ``(n, 16)`` uint8 hashes of ``keys``. Raises :class:`UsageError` for other types."""
+        if isinstance(keys, (str, bytes)) or not isinstance(keys, (Sequence, np.ndarray)):
+            raise UsageError(f"keys must be a sequence of str or bytes, not {type(keys).__name__}")
         try:
             hashed: Keys | None = _native.hash_keys(self._prefix, keys)
         except (TypeError, UnicodeEncodeError) as error:

@@ -191,8 +191,8 @@ class Pool:
     def drain_evicted(self, limit: int, timeout: float, *, gather: float = 0.0) -> tuple[Keys, Locations]:
         """Take the oldest records of evicted pages: their keys and where they were.
 
-        Waits at most ``timeout`` seconds while there are none, and then ``gather`` seconds for more. Beyond ``evictions_kept`` records the oldest
-        are dropped, counted in ``stats()["dropped_evictions"]``.
+        Waits at most ``timeout`` seconds while there are none, and then ``gather`` seconds for more. Beyond
+        ``evictions_kept`` records the oldest are dropped, counted in ``stats()["dropped_evictions"]``.
         """
         keys, locations = self._native.drain_evicted(limit, timeout, gather)
         return keys, as_locations(locations)

@@ -40,10 +40,17 @@ class Memory(Resource):
     """Registered local memory, usable over every transport. Keeps its buffer alive until closed."""
 
     def __init__(
-        self, address: int, nbytes: int, regions: dict[str, MemoryRegion], forget: Callable[[Memory], None]
+        self,
+        address: int,
+        nbytes: int,
+        regions: dict[str, MemoryRegion],
+        *,
+        is_writable: bool,
+        forget: Callable[[Memory], None],
     ) -> None:
         self.address = address
         self.nbytes = nbytes
+        self.is_writable = is_writable
         self._regions = regions
         self._forget = forget
 
@@ -63,6 +70,7 @@ class MemoryTable:
 
     def __init__(self, memories: Iterable[Memory] = ()) -> None:
         self.memories = sorted(memories, key=lambda memory: memory.address)
+        self.read_only = [i for i, memory in enumerate(self.memories) if not memory.is_writable]
         self.bases = [memory.address for memory in self.memories]
         self.extents = np.array([(m.address, m.nbytes) for m in self.memories], np.int64).reshape(-1, 2)
 
@@ -105,8 +113,10 @@ class TransferEngine(Resource):
         self._transports = {transport.name: transport for transport in transports}
         self._connect = connect
         self._metrics = metrics
-        self._lock = threading.Lock()  # guards _peers, what is in it, and the replacing of memory_table
+        # guards _peers, what is in it, _leased, _closed, and the replacing of memory_table
+        self._lock = threading.Lock()
         self._peers: dict[str, _Peer] = {}
+        self._leased: set[Connection] = set()
         self.memory_table = MemoryTable()
         self._closed = False
 
@@ -115,8 +125,10 @@ class TransferEngine(Resource):
         """Name to domain of every transport, in order of preference."""
         return {name: transport.domain for name, transport in self._transports.items()}
 
-    def register_memory(self, buffer: object, address: int, nbytes: int) -> Memory:
-        """Make local memory usable as a destination; ``buffer`` is kept alive until it is closed.
+    def register_memory(
+        self, buffer: object, address: int, nbytes: int, *, is_writable: bool = True
+    ) -> Memory:
+        """Make local memory usable for calls; ``buffer`` is kept alive until it is closed.
 
         Raises :class:`~p2pkv.errors.TransportError` naming the transport that can't use it.
         """
@@ -128,7 +140,7 @@ class TransferEngine(Resource):
             for region in regions.values():
                 region.close()
             raise
-        memory = Memory(address, nbytes, regions, self._forget)
+        memory = Memory(address, nbytes, regions, is_writable=is_writable, forget=self._forget)
         with self._lock:
             self.memory_table = MemoryTable([*self.memory_table.memories, memory])
         return memory
@@ -153,6 +165,17 @@ class TransferEngine(Resource):
 
     def lease(self, member: Member, deadline: float) -> Connection | None:
         """Return a connection to ``member``, or None if it can't be reached now. Give it back with :meth:`release`."""
+        connection = self._find(member, deadline)
+        if connection is not None:
+            with self._lock:
+                self._leased.add(connection)
+                is_late = self._closed
+            if is_late:
+                self.discard(connection)
+                return None
+        return connection
+
+    def _find(self, member: Member, deadline: float) -> Connection | None:
         with self._lock:
             if self._closed:
                 return None
@@ -190,6 +213,9 @@ class TransferEngine(Resource):
                 return Connection(member, name, endpoint, endpoint.attach(region))
         except TransportError as error:
             _log.warning("cannot reach peer %s over %s: %s", member.node_id, name, error)
+        except BaseException:
+            endpoint.close()
+            raise
         endpoint.close()
         return None
 
@@ -198,6 +224,7 @@ class TransferEngine(Resource):
     ) -> None:
         """Give a connection back after its batch, with the worst that became of a span."""
         with self._lock:
+            self._leased.discard(connection)
             peer = self._peers.get(connection.member.node_id)
             current = peer is not None and peer.member.boot_epoch == connection.member.boot_epoch
             if peer is not None and current:
@@ -216,6 +243,12 @@ class TransferEngine(Resource):
             self._avoid(connection.member)
         elif worst is Status.PEER_LOST and not connection.has_read:
             self._fall_back(connection.member, connection.transport, "the connection failed")
+
+    def discard(self, connection: Connection) -> None:
+        """Close a leased connection instead of giving it back: from now on nothing writes to local memory."""
+        with self._lock:
+            self._leased.discard(connection)
+        connection.endpoint.close()
 
     def traffic(self) -> list[PeerTraffic]:
         """Return what was read from whom, over what."""
@@ -238,10 +271,18 @@ class TransferEngine(Resource):
         if first:
             _log.warning("peer %s is not reached over %s (%s); trying others", member.node_id, name, why)
 
-    def close(self) -> None:
-        """Close every connection and registration. Idempotent; the transports stay the caller's."""
+    def interrupt(self) -> None:
+        """Settle what is under way as ``CANCELED`` and lease nothing any more."""
         with self._lock:
             self._closed = True
+            connections = list(self._leased)
+        for connection in connections:
+            connection.endpoint.close()
+
+    def close(self) -> None:
+        """Close every connection and registration. Idempotent; the transports stay the caller's."""
+        self.interrupt()
+        with self._lock:
             connections = [connection for peer in self._peers.values() for connection in peer.idle]
             self._peers.clear()
             memories = self.memory_table.memories

@@ -141,13 +141,13 @@ FetchBatch::Plan FetchBatch::plan(const Owner& owner, int32_t leg, const std::ve
   const int64_t base = bases.at(static_cast<size_t>(leg));
   for (const size_t page : owner.pages) {
     const Location& location = locations_[page];
-    auto remote = static_cast<int64_t>(location.offset);
+    uint64_t remote = location.offset;  // off the wire: it may be anything, and wrap
     for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
       if (memory_of_[i] == leg) {
-        plan.spans.push_back({pieces_[i].address - base, remote, pieces_[i].nbytes});
+        plan.spans.push_back({pieces_[i].address - base, static_cast<int64_t>(remote), pieces_[i].nbytes});
         plan.words.push_back({location.word_offset, location.generation});
       }
-      remote += pieces_[i].nbytes;
+      remote += static_cast<uint64_t>(pieces_[i].nbytes);
     }
   }
   return plan;

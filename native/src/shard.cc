@@ -168,7 +168,8 @@ void Shard::sweep(uint32_t now) {
   std::lock_guard lock(stripe.mutex);
   for (size_t slot = 0; slot < stripe.table.size();) {
     const Entry& entry = stripe.table[slot];
-    const uint32_t age = now - entry.stamp;
+    // Stored since `now` was taken: as young as can be, not 2^32 seconds old.
+    const uint32_t age = now > entry.stamp ? now - entry.stamp : 0;
     bool gone = entry.state == kTombstone && age > kTombstoneSeconds;
     if (entry.state == kLive && age > kUnknownOwnerSeconds) {
       const auto owner = alive->find(entry.location.owner);

@@ -119,10 +119,14 @@ class Announcer(Resource):
                 return
             time.sleep(_PAUSE_S)
 
-    def close(self) -> None:
-        """Stop both threads; what was not told costs readers a miss. Idempotent."""
+    def stop(self) -> None:
+        """Begin nothing new, and don't mind if the directory is closed under what has begun."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop both threads; what was not told costs readers a miss. Idempotent."""
+        self.stop()
         for thread in self._threads:
             thread.join()

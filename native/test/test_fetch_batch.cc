@@ -1,0 +1,144 @@
+// The plans of a fetch: which bytes of an owner's region go where, however the pages are cut.
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "check.h"
+#include "keys.h"
+#include "p2pkv/fetch_batch.h"
+#include "seed.h"
+
+namespace {
+
+using p2pkv::FetchBatch;
+using p2pkv::Key;
+using p2pkv::Location;
+using p2pkv::LocationCache;
+using p2pkv::Piece;
+using p2pkv::Shard;
+using p2pkv::Status;
+using p2pkv::test::key_of;
+
+constexpr uint64_t kBoot = 5;
+
+// A batch of which every page is located, at one of two owners.
+struct Located {
+  Shard shard{1 << 12};
+  LocationCache cache{1 << 12, 100.0};
+  FetchBatch batch;
+
+  Located(const std::vector<Piece>& pieces, const std::vector<int32_t>& memory_of, size_t n_pieces,
+          const std::vector<uint64_t>& offsets)
+      : batch(keys(pieces.size() / n_pieces), pieces, memory_of, n_pieces) {
+    const uint64_t owners[] = {1, 2};
+    const uint64_t boots[] = {kBoot, kBoot};
+    shard.set_view(owners, boots, 2);
+    std::vector<Location> locations;
+    std::vector<int64_t> pages;
+    for (size_t page = 0; page < batch.n_pages(); ++page) {
+      uint64_t length = 0;
+      for (size_t i = 0; i < n_pieces; ++i)
+        length += static_cast<uint64_t>(pieces[page * n_pieces + i].nbytes);
+      locations.push_back({1 + page % 2, kBoot, offsets[page], length, 8 * page, 2 * page, 0, 0, 1});
+      pages.push_back(static_cast<int64_t>(page));
+    }
+    const std::vector<uint8_t> found(pages.size(), 1);
+    batch.locate(pages.data(), found.data(), locations.data(), pages.size(), &shard, &cache);
+  }
+
+  static std::vector<Key> keys(size_t n) {
+    std::vector<Key> keys;
+    for (uint64_t name = 0; name < n; ++name) keys.push_back(key_of(name));
+    return keys;
+  }
+};
+
+TEST(fetch_batch_plans_each_piece_once_whatever_the_split) {
+  std::mt19937_64 random(p2pkv::test::seed("fetch_batch_plans_each_piece_once"));
+  const std::vector<int64_t> bases{1 << 20, 1 << 22, 1 << 24};
+  for (int round = 0; round < 200; ++round) {
+    const size_t n_pages = 1 + random() % 20;
+    const size_t n_pieces = 1 + random() % 5;
+    std::vector<Piece> pieces;
+    std::vector<int32_t> memory_of;
+    for (size_t i = 0; i < n_pages * n_pieces; ++i) {
+      memory_of.push_back(static_cast<int32_t>(random() % 3));
+      const int64_t address =
+          bases[static_cast<size_t>(memory_of.back())] + static_cast<int64_t>(random() % 100'000);
+      pieces.push_back({address, static_cast<int64_t>(1 + random() % 1000)});
+    }
+    std::vector<uint64_t> offsets;
+    for (size_t page = 0; page < n_pages; ++page) offsets.push_back(page << 16);
+    Located located(pieces, memory_of, n_pieces, offsets);
+    std::multiset<int64_t> planned, expected;
+    for (const Piece& piece : pieces) expected.insert(piece.address);
+    for (const auto& owner : located.batch.group_by_owner(99)) {
+      for (const int32_t leg : owner.legs) {
+        const auto plan = located.batch.plan(owner, leg, bases);
+        CHECK_EQ(plan.words.size(), plan.spans.size());
+        size_t next = 0;
+        for (const size_t page : owner.pages) {
+          auto remote = static_cast<int64_t>(offsets[page]);
+          for (size_t i = page * n_pieces; i < (page + 1) * n_pieces; ++i) {
+            if (memory_of[i] == leg) {
+              const auto& span = plan.spans.at(next);
+              CHECK_EQ(span.local + bases[static_cast<size_t>(leg)], pieces[i].address);
+              CHECK_EQ(span.remote, remote);
+              CHECK_EQ(span.length, pieces[i].nbytes);
+              CHECK_EQ(plan.words.at(next).value, 2 * page);
+              planned.insert(pieces[i].address);
+              ++next;
+            }
+            remote += pieces[i].nbytes;
+          }
+        }
+        CHECK_EQ(next, plan.spans.size());
+      }
+    }
+    CHECK(planned == expected);
+  }
+}
+
+TEST(fetch_batch_a_page_is_as_good_as_its_worst_piece) {
+  const std::vector<Piece> pieces{{16, 8}, {32, 8}, {48, 8}, {64, 8}, {80, 8}, {96, 8}};
+  Located located(pieces, {0, 1, 0, 1, 0, 1}, 2, {0, 4096, 8192});
+  for (const auto& owner : located.batch.group_by_owner(2)) {  // page 1 leads to the own pool: it is stale
+    CHECK_EQ(owner.key, 1u);
+    const auto ok = static_cast<uint8_t>(Status::kOk);
+    const uint8_t first[] = {ok, ok};
+    const uint8_t second[] = {static_cast<uint8_t>(Status::kRejected), ok};
+    located.batch.land(owner, 0, first, 2);
+    located.batch.land(owner, 1, second, 2);
+    CHECK_EQ(located.batch.settle(owner, false).n_pages, 1u);
+  }
+  CHECK(located.batch.outcomes() == (std::vector<uint8_t>{0, 0, 1}));
+  CHECK_EQ(located.batch.misses()[FetchBatch::kRejected], 2u);
+}
+
+TEST(fetch_batch_a_piece_that_was_never_read_makes_no_hit) {
+  const std::vector<Piece> pieces{{16, 8}, {32, 8}};
+  Located located(pieces, {0, 1}, 2, {0});
+  for (const auto& owner : located.batch.group_by_owner(99)) {
+    const auto ok = static_cast<uint8_t>(Status::kOk);
+    located.batch.land(owner, 0, &ok, 1);
+    CHECK_EQ(located.batch.settle(owner, false).n_pages, 0u);
+  }
+  CHECK_EQ(located.batch.misses()[FetchBatch::kPeerLost], 1u);
+}
+
+TEST(fetch_batch_survives_a_location_beyond_all_memory) {
+  // Locations come off the wire; the transport refuses such a span, but computing it must be sound.
+  constexpr auto kMax = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  for (const uint64_t offset : {kMax, kMax - 4, ~uint64_t{0}, uint64_t{1} << 63}) {
+    Located located({{16, 8}, {32, 8}}, {0, 0}, 2, {offset});
+    for (const auto& owner : located.batch.group_by_owner(99)) {
+      const auto plan = located.batch.plan(owner, 0, {0});
+      CHECK_EQ(plan.spans.size(), 2u);
+      CHECK_EQ(static_cast<uint64_t>(plan.spans[1].remote), offset + 8);
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,185 @@
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "keys.h"
+#include "p2pkv/shard.h"
+#include "seed.h"
+
+namespace {
+
+using p2pkv::Key;
+using p2pkv::Location;
+using p2pkv::Shard;
+using p2pkv::wire::DropEntry;
+using p2pkv::wire::PutEntry;
+
+constexpr uint64_t kBoot = 5;
+
+// Spread over stripes as BLAKE2b would.
+Key key_of(uint64_t name) {
+  Key key = p2pkv::test::key_of(name);
+  key.bytes[15] = static_cast<uint8_t>(name);
+  return key;
+}
+
+// Every field follows from the others, so that a reader can tell a torn location from a whole one.
+Location location_of(uint64_t name, uint64_t owner, uint64_t generation, uint64_t boot = kBoot) {
+  return {owner,           boot, name, owner ^ name, generation ^ name, generation, generation * 31 + name, 0,
+          p2pkv::kResident};
+}
+
+bool is_whole(const Location& at, uint64_t name) {
+  const Location expected = location_of(name, at.owner, at.generation, at.boot);
+  return std::memcmp(&at, &expected, sizeof at) == 0;
+}
+
+void put(Shard& shard, uint64_t name, uint64_t owner, uint64_t sequence, uint32_t now,
+         uint64_t boot = kBoot) {
+  const PutEntry entry{key_of(name), sequence, location_of(name, owner, sequence * 2, boot)};
+  shard.put(&entry, 1, now);
+}
+
+void drop(Shard& shard, uint64_t name, uint64_t owner, uint64_t sequence, uint64_t generation, uint32_t now) {
+  const DropEntry entry{key_of(name), sequence, owner, kBoot, generation};
+  shard.drop(&entry, 1, now);
+}
+
+// The generation found under `name`, 0 for none.
+uint64_t get(Shard& shard, uint64_t name) {
+  const Key key = key_of(name);
+  uint8_t found = 0;
+  Location at{};
+  shard.get(&key, 1, &found, &at);
+  if (found == 0) return 0;
+  CHECK(is_whole(at, name));
+  return at.generation;
+}
+
+void set_view(Shard& shard, const std::vector<uint64_t>& owners) {
+  const std::vector<uint64_t> boots(owners.size(), kBoot);
+  shard.set_view(owners.data(), boots.data(), owners.size());
+}
+
+void sweep_all(Shard& shard, uint32_t now) {
+  for (size_t i = 0; i < Shard::kStripes; ++i) shard.sweep(now);
+}
+
+TEST(shard_forgets_tombstones_after_their_time_and_not_before) {
+  Shard shard(1 << 12);
+  set_view(shard, {1});
+  put(shard, 7, 1, 3, 100);
+  drop(shard, 7, 1, 4, 6, 100);
+  sweep_all(shard, 130);
+  put(shard, 7, 1, 3, 130);  // a late retry
+  CHECK_EQ(get(shard, 7), 0u);
+  CHECK_EQ(shard.stats().tombstones, 1u);
+  sweep_all(shard, 131);
+  CHECK_EQ(shard.stats().tombstones, 0u);
+  put(shard, 7, 1, 5, 131);
+  CHECK_EQ(get(shard, 7), 10u);
+}
+
+TEST(shard_keeps_what_is_stamped_after_the_sweep_began) {
+  // A sweep takes its time first and the stripe's lock later: in between another thread stores something
+  // newer.
+  Shard shard(1 << 12);
+  set_view(shard, {1});
+  put(shard, 7, 1, 3, 101);
+  drop(shard, 7, 1, 4, 6, 101);
+  put(shard, 8, 2, 1, 101);
+  sweep_all(shard, 100);
+  put(shard, 7, 1, 3, 101);
+  CHECK_EQ(get(shard, 7), 0u);
+  set_view(shard, {1, 2});
+  CHECK_EQ(get(shard, 8), 2u);
+}
+
+TEST(shard_drops_entries_of_owners_that_stay_outside_the_view) {
+  Shard shard(1 << 12);
+  set_view(shard, {1});
+  for (uint64_t name = 0; name < 1000; ++name) put(shard, name, 1 + name % 2, 1, 100);
+  sweep_all(shard, 110);
+  CHECK_EQ(shard.stats().entries, 1000u);
+  sweep_all(shard, 111);
+  CHECK_EQ(shard.stats().entries, 500u);
+  for (uint64_t name = 0; name < 1000; ++name) CHECK_EQ(get(shard, name), name % 2 == 0 ? 2u : 0u);
+}
+
+TEST(shard_agrees_with_a_map_whatever_the_order) {
+  std::mt19937_64 random(p2pkv::test::seed("shard_agrees_with_a_map"));
+  Shard shard(1 << 16);
+  set_view(shard, {1, 2, 3});
+  std::map<std::pair<uint64_t, uint64_t>, uint64_t> model;  // name, owner -> generation
+  uint32_t now = 0;
+  for (uint64_t sequence = 1; sequence < 40'000; ++sequence) {
+    // Few names a stripe, so that erasing moves entries about all the time.
+    const uint64_t name = random() % 600;
+    const uint64_t owner = 1 + random() % 3;
+    switch (random() % 4) {
+      case 0:
+      case 1:
+        put(shard, name, owner, sequence, now);
+        model[{name, owner}] = sequence * 2;
+        break;
+      case 2: {
+        const auto entry = model.find({name, owner});
+        if (entry == model.end()) break;
+        drop(shard, name, owner, sequence, entry->second, now);
+        model.erase(entry);
+        break;
+      }
+      default:
+        if (random() % 16 == 0) sweep_all(shard, now += 40);
+    }
+    if (sequence % 100 != 0) continue;
+    const uint64_t asked = random() % 600;
+    bool is_known = false;
+    uint64_t found = get(shard, asked);
+    for (uint64_t each = 1; each <= 3; ++each) {
+      const auto entry = model.find({asked, each});
+      is_known |= entry != model.end() && entry->second == found;
+    }
+    CHECK(found == 0 ? model.lower_bound({asked, 0}) == model.lower_bound({asked + 1, 0}) : is_known);
+  }
+  CHECK_EQ(shard.stats().entries, model.size());
+}
+
+TEST(shard_serves_threads_whole_locations) {
+  Shard shard(1 << 14);
+  set_view(shard, {1, 2, 3, 4});
+  constexpr uint64_t kNames = 512;
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (uint64_t owner = 1; owner <= 2; ++owner) {
+    threads.emplace_back([&, owner] {
+      for (uint64_t sequence = 1; sequence < 12'000; ++sequence) {
+        const uint64_t name = sequence * 7 % kNames;
+        put(shard, name, owner, sequence, static_cast<uint32_t>(sequence / 100));
+        if (sequence % 3 == 0)
+          drop(shard, name, owner, sequence, sequence * 2, static_cast<uint32_t>(sequence / 100));
+      }
+      stop = true;
+    });
+  }
+  threads.emplace_back([&] {
+    for (uint64_t name = 0; !stop; name = (name + 1) % kNames) get(shard, name);
+  });
+  threads.emplace_back([&] {
+    for (uint32_t now = 0; !stop; ++now) {
+      shard.sweep(now);
+      set_view(shard, now % 2 == 0 ? std::vector<uint64_t>{1} : std::vector<uint64_t>{1, 2});
+      shard.stats();
+    }
+  });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(shard.stats().entries <= 2 * kNames);
+}
+
+}  // namespace

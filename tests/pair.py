@@ -1,0 +1,89 @@
+"""Two nodes in one process, and threads that use them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import pages
+from cluster import eventually, free_port
+from p2pkv import Config, Node
+from p2pkv.transports.base import Transport
+
+N, NBYTES = 8, 4096
+POOL = 1 << 20
+
+
+class Pair:
+    """Two nodes, ``owner`` and ``reader``, each with registered memory for ``N`` pages."""
+
+    def __init__(self, folder: Path, extra: Callable[[], list[Transport]] = list, **settings: object) -> None:
+        secret = folder / "secret"
+        secret.write_text("the secret of a test, long enough\n")
+        secret.chmod(0o600)
+        settings = {
+            "secret_file": str(secret),
+            "join": [f"127.0.0.1:{free_port()}"],
+            "pool_size": POOL,
+        } | settings
+        self.owner = self.start("owner", extra, settings)
+        self.reader = self.start("reader", extra, settings)
+        self.source = np.zeros((N, NBYTES), np.uint8)
+        self.destination = np.zeros((N, NBYTES), np.uint8)
+        self.owner.register_memory(self.source)
+        self.reader.register_memory(self.destination)
+        eventually(lambda: all(len(node.members()) == 2 for node in self.nodes), 10.0)
+        self._counter = 0
+
+    @staticmethod
+    def start(node_id: str, extra: Callable[[], list[Transport]], settings: dict[str, object]) -> Node:
+        config = Config.load(settings | {"node_id": node_id}, environ={})
+        return Node.start(config, extra_transports=extra())
+
+    @property
+    def nodes(self) -> tuple[Node, Node]:
+        return self.owner, self.reader
+
+    def fresh_keys(self) -> list[str]:
+        self._counter += 1
+        return [f"{self._counter}-{i}" for i in range(N)]
+
+    def publish(self) -> list[str]:
+        keys = self.fresh_keys()
+        pages.fill(self.source, keys)
+        assert self.owner.publish(keys, self.source).all()
+        return keys
+
+    def fetch_is_right(self, keys: list[str]) -> bool:
+        self.destination[:] = 0
+        outcomes = self.reader.fetch(keys, self.destination)
+        return bool(outcomes.all()) and pages.wrong(self.destination, keys, outcomes) == []
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+
+
+def run_all(bodies: list[Callable[[], None]], seconds: float = 60.0) -> None:
+    """Run each in a thread of its own; raise the first error of any."""
+    errors: list[BaseException] = []
+
+    def run(body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(body,), daemon=True) for body in bodies]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+        assert not thread.is_alive(), "a call hangs"
+    if errors:
+        raise errors[0]
