@@ -126,7 +126,9 @@ class AskBatch:
 
 # --- fetch (native/src/bindings/fetch.cc): see native/include/p2pkv/{page_checks,fetch_batch}.h.
 
-def hash_keys(prefix: bytes, keys: Sequence[str | bytes]) -> NDArray[np.uint8] | None: ...
+def hash_keys(
+    prefix: bytes, keys: Sequence[str | bytes], library_only: bool = False
+) -> NDArray[np.uint8] | None: ...
 def find_duplicate(keys: NDArray[np.uint8]) -> int | None: ...
 def locate_pieces(
     pieces: NDArray[np.int64], regions: NDArray[np.int64]

@@ -4,14 +4,15 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "arrays.h"
 #include "bindings.h"
 #include "p2pkv/fetch_batch.h"
+#include "p2pkv/key_hash.h"
 #include "p2pkv/page_checks.h"
-#include "p2pkv/zmq_api.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -28,31 +29,30 @@ const Location* require_locations(const AnyArray& locations) {
       require<uint8_t>(locations, "locations", {kAnySize, static_cast<int64_t>(sizeof(Location))}));
 }
 
-// BLAKE2b of (namespace digest, key string). None where libsodium is not bundled: Python then falls back to
-// hashlib.
-nb::object hash_keys(const nb::bytes& prefix, nb::sequence keys) {
-  const ZmqApi& zmq = ZmqApi::get();
-  if (zmq.generichash == nullptr) return nb::none();
-  const size_t n = nb::len(keys);
-  std::vector<Key> out(n);
-  std::string message(prefix.c_str(), prefix.size());
+// None where libsodium is not bundled: Python then falls back to hashlib. The texts are borrowed from `keys`,
+// so the GIL is kept.
+nb::object hash_key_texts(const nb::bytes& prefix, nb::sequence keys, bool library_only) {
+  const nb::object list = nb::steal(PySequence_Fast(keys.ptr(), "keys must be a sequence"));
+  if (!list.is_valid()) throw nb::python_error();
+  const auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(list.ptr()));
+  std::vector<std::string_view> texts(n);
   for (size_t i = 0; i < n; ++i) {
-    const nb::object key = keys[i];
-    message.resize(prefix.size());
+    PyObject* key = PySequence_Fast_GET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i));
     Py_ssize_t size = 0;
-    if (PyUnicode_Check(key.ptr())) {
-      const char* text = PyUnicode_AsUTF8AndSize(key.ptr(), &size);
+    if (PyUnicode_Check(key)) {
+      const char* text = PyUnicode_AsUTF8AndSize(key, &size);
       if (text == nullptr) throw nb::python_error();
-      message.append(text, static_cast<size_t>(size));
-    } else if (PyBytes_Check(key.ptr())) {
-      message.append(PyBytes_AS_STRING(key.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(key.ptr())));
+      texts[i] = {text, static_cast<size_t>(size)};
+    } else if (PyBytes_Check(key)) {
+      texts[i] = {PyBytes_AS_STRING(key), static_cast<size_t>(PyBytes_GET_SIZE(key))};
     } else {
       throw nb::type_error(("key " + std::to_string(i) + " is neither str nor bytes").c_str());
     }
-    zmq.generichash(out[i].bytes, sizeof(Key), reinterpret_cast<const unsigned char*>(message.data()),
-                    message.size(), nullptr, 0);
   }
-  return nb::cast(give<uint8_t>(std::move(out), {n, sizeof(Key)}));
+  std::vector<Key> hashed(n);
+  const HashPath path = library_only ? HashPath::kLibrary : HashPath::kBest;
+  if (!hash_keys({prefix.c_str(), prefix.size()}, texts.data(), n, hashed.data(), path)) return nb::none();
+  return nb::cast(give<uint8_t>(std::move(hashed), {n, sizeof(Key)}));
 }
 
 nb::tuple locate(const AnyArray& pieces, const AnyArray& regions) {
@@ -201,7 +201,7 @@ void bind_batch(nb::module_& m) {
 }  // namespace
 
 void bind_fetch(nb::module_& m) {
-  m.def("hash_keys", &hash_keys, "prefix"_a, "keys"_a);
+  m.def("hash_keys", &hash_key_texts, "prefix"_a, "keys"_a, "library_only"_a = false);
   m.def(
       "find_duplicate",
       [](const AnyArray& keys) { return find_duplicate(require_keys(keys), keys.shape(0)); }, "keys"_a);

@@ -1,0 +1,21 @@
+// Page keys: 16 bytes of BLAKE2b (RFC 7693) over the namespace's digest and the key's text.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+#include "p2pkv/location.h"
+
+namespace p2pkv {
+
+enum class HashPath {
+  kBest,     // four keys at a time where the processor has AVX2 and the keys are short
+  kLibrary,  // libsodium alone
+};
+
+// Hashes `prefix` followed by each of `texts`. False if the loaded libzmq brings no libsodium: then nothing
+// is hashed.
+bool hash_keys(std::string_view prefix, const std::string_view* texts, size_t n, Key* keys,
+               HashPath path = HashPath::kBest);
+
+}  // namespace p2pkv
