@@ -29,6 +29,7 @@ class Pair:
             "secret_file": str(secret),
             "join": [f"127.0.0.1:{free_port()}"],
             "pool_size": POOL,
+            "deadline": 5.0,  # of which a healthy peer takes none, but a busy machine may
         } | settings
         self.owner = self.start("owner", extra, settings)
         self.reader = self.start("reader", extra, settings)
@@ -59,9 +60,15 @@ class Pair:
         return keys
 
     def fetch_is_right(self, keys: list[str]) -> bool:
+        """Whether the reader gets every page; a wrong byte is an error at once."""
         self.destination[:] = 0
         outcomes = self.reader.fetch(keys, self.destination)
-        return bool(outcomes.all()) and pages.wrong(self.destination, keys, outcomes) == []
+        assert pages.wrong(self.destination, keys, outcomes) == []
+        if not outcomes.all():
+            print(
+                outcomes, {k: v for k, v in self.reader.counters().items() if "missed" in k or "silent" in k}
+            )
+        return bool(outcomes.all())
 
     def close(self) -> None:
         for node in self.nodes:
