@@ -251,3 +251,11 @@ def test_the_state_a_listener_sees_is_already_served_to_peers(cluster):
     cluster.start("n1", "h1:7000", join=["h0:7000"])
     cluster.run(1)
     assert served == [True, True]
+
+
+def test_a_join_address_that_leads_nowhere_is_named_once(cluster, caplog):
+    cluster.start("alone", "h0:7000", join=["h9:7000"])
+    cluster.run(20)
+    warnings = [text for text in caplog.messages if "h9:7000" in text]
+    assert len(warnings) == 1
+    assert "no node answers at join address" in warnings[0]

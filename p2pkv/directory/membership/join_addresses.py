@@ -7,11 +7,19 @@ over by whichever live process of that host notices first.
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
 from p2pkv.directory.membership.base import Network
 from p2pkv.directory.membership.timing import Timing
+
+
+log = logging.getLogger(__name__)
+
+_SILENCES_TO_WARN = 5
+"""Five seconds or so: a restart of the address's holder takes less."""
 
 
 class JoinAddresses:
@@ -22,6 +30,7 @@ class JoinAddresses:
         self._timing = timing
         self._random = random
         self._due = dict.fromkeys(addresses, 0.0)
+        self._silences: Counter[str] = Counter()
         self.held: set[str] = set()
         """Those that lead to this very process."""
 
@@ -46,3 +55,11 @@ class JoinAddresses:
         """Take over an address nobody answers at, if it is this host's and free."""
         if address in self._due and (address == self._network.address or self._network.listen_also(address)):
             self.held.add(address)
+            return
+        self._silences[address] += 1
+        if self._silences[address] == _SILENCES_TO_WARN:
+            log.warning(
+                "no node answers at join address %s, and it can't be taken over from here (another machine's, or "
+                "another program's); this node goes on without it",
+                address,
+            )
