@@ -15,7 +15,6 @@ from random import Random
 from p2pkv.directory.membership.base import Network
 from p2pkv.directory.membership.timing import Timing
 
-
 log = logging.getLogger(__name__)
 
 _SILENCES_TO_WARN = 5
