@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from p2pkv import _native
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.view import View
-from p2pkv.errors import NotRegisteredError, UsageError
+from p2pkv.errors import NotRegisteredError, P2PKVError, UsageError
 from p2pkv.metrics import Metrics
 from p2pkv.page import Keys, Namespace, Outcome, Outcomes, Pieces
 from p2pkv.pool import Pool, PoolStatus, as_locations
@@ -177,7 +177,12 @@ class PageCache:
         if connection is None:
             return None
         legs = owner.legs
-        return _Flight(connection, owner, legs, _read_leg(connection, call, owner, legs[0]), time.monotonic())
+        try:
+            transfer = _read_leg(connection, call, owner, legs[0])
+        except P2PKVError:
+            self._transfers.discard(connection)
+            raise
+        return _Flight(connection, owner, legs, transfer, time.monotonic())
 
     def _land(self, flight: _Flight, call: _Call, deadline: float) -> None:
         """Wait for one owner's part, leg after leg, and settle its pages."""
