@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cluster import eventually
 from p2pkv import Config, Node
 from p2pkv.cli import app
 
@@ -155,7 +156,7 @@ def test_a_node_says_who_comes_and_goes_and_leaves_when_told(secret: str, number
             output, _ = process.communicate(timeout=20)
             assert process.returncode == 0
             assert output.endswith("node first left its cluster\n")
-            assert [member.node_id for member in node.members()] == ["second"]
+            eventually(lambda: [member.node_id for member in node.members()] == ["second"], 5.0)
 
 
 def test_without_a_checkout_the_demo_says_where_it_is(
