@@ -156,7 +156,8 @@ class Node:
     def _serve_pool(self, undo: ExitStack) -> None:
         config = self.config
         boot = self._membership.boot_epoch
-        self._pool = Pool(config.pool_nbytes, granule=_GRANULE, owner=self._key, boot=boot)
+        pool_nbytes = -(-config.pool_nbytes // _GRANULE) * _GRANULE
+        self._pool = Pool(pool_nbytes, granule=_GRANULE, owner=self._key, boot=boot)
         undo.callback(self._pool.close)
         self._regions: dict[str, bytes] = {}
         for transport in self._transports:

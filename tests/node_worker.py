@@ -85,39 +85,38 @@ class Worker:
         self.node.close()
 
     def churn(self, progress: str, sizes: list[int], seed: int, seconds: float) -> int:
-        """Publish fresh keys for ``seconds``; the number of the last one stands in the file ``progress``."""
+        """Publish fresh batches for ``seconds``; the number of the next one stands in the file ``progress``."""
         assert self.node is not None
-        rng = random.Random(seed)
         counter = 0
         with open(progress, "r+b") as file, mmap.mmap(file.fileno(), 8) as shared:
             until = time.monotonic() + seconds
             while time.monotonic() < until:
-                nbytes = rng.choice(sizes)
-                keys = [f"hunt-{nbytes}-{counter + i}" for i in range(8)]
+                keys, nbytes = _hunted(counter, sizes, seed)
                 rows = self._rows(len(keys), nbytes)
                 pages.fill(rows, keys)
                 self.node.publish(keys, rows)
-                counter += 8
+                counter += 1
                 shared[:] = counter.to_bytes(8, "little")
         return counter
 
-    def hunt(self, progress: str, sizes: list[int], seed: int, hits: int, seconds: float) -> dict[str, Any]:
-        """Look up recent pages of :meth:`churn`, wait a little, fetch, and check every byte."""
+    def hunt(
+        self, progress: str, sizes: list[int], seed: int, reader: int, hits: int, seconds: float
+    ) -> dict[str, Any]:
+        """Look up recent batches of :meth:`churn`, wait a little, fetch, and check every byte."""
         assert self.node is not None
-        rng = random.Random(seed)
+        rng = random.Random(seed + reader)
         n_hits, bad, n_asked = 0, [], 0
         with open(progress, "rb") as file, mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ) as shared:
             until = time.monotonic() + seconds
-            while time.monotonic() < until and n_hits < hits:
+            # One wrong byte says it all: with a safeguard in place that is a failure, without one what was looked for.
+            while time.monotonic() < until and n_hits < hits and not bad:
                 last = int.from_bytes(shared[:], "little")
-                first = max(0, last - 8 * rng.randrange(1, 12))
-                nbytes = rng.choice(sizes)
-                keys = [f"hunt-{nbytes}-{first + i}" for i in range(8)]
+                keys, nbytes = _hunted(max(0, last - rng.randrange(1, 12)), sizes, seed)
                 there = self.node.exists(keys)
                 keys = [key for key, outcome in zip(keys, there, strict=True) if outcome == Outcome.HIT]
                 if not keys:
                     continue
-                if rng.random() < 0.3:
+                if rng.random() < 0.1:
                     time.sleep(rng.uniform(0, 0.05))
                 rows = self._rows(len(keys), nbytes)
                 outcomes = self.node.fetch(keys, rows)
@@ -125,6 +124,12 @@ class Worker:
                 n_hits += int(outcomes.sum())
                 bad += pages.wrong(rows, keys, outcomes)
         return {"hits": n_hits, "asked": n_asked, "wrong": bad[:10], "n_wrong": len(bad)}
+
+
+def _hunted(number: int, sizes: list[int], seed: int) -> tuple[list[str], int]:
+    """Return the keys of a batch of the hunt, and the size of its pages."""
+    nbytes = random.Random(f"{seed}/{number}").choice(sizes)
+    return [f"hunt-{number}-{i}" for i in range(8)], nbytes
 
 
 def _sabotaged(fault: str, transport: str) -> list[Transport]:

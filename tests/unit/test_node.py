@@ -423,3 +423,8 @@ def test_without_the_checksum_the_same_sabotage_goes_unseen(tmp_path: Path) -> N
     assert pages.wrong(pair.destination, keys, outcomes) == keys
     assert missed_by_checksum(pair.reader) == 0
     pair.close()
+
+
+def test_any_pool_size_will_do() -> None:
+    with Node.start(Config(node_id="odd", pool_size="100001")) as node:
+        assert node.counters()["p2pkv_pool_capacity_bytes"] == 25 * 4096
