@@ -1,7 +1,7 @@
 """The torn-read hunt: a producer churns fresh pages through a small pool while readers fetch and check every byte.
 
-Six hunts find 100,000 hits. With validation on nothing wrong may ever be found; with it off, or with words that are loaded before the bytes, the
-same hunt must find wrong bytes: a hunt that finds nothing then proves nothing.
+Six hunts find 100,000 hits. With validation on nothing wrong may ever be found; with it off, or with words that are
+loaded before the bytes, the same hunt must find wrong bytes: a hunt that finds nothing then proves nothing.
 """
 
 from __future__ import annotations
