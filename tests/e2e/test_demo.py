@@ -70,7 +70,13 @@ def test_spoiled_kv_fails_the_demo() -> None:
 def started() -> Iterator[subprocess.Popen[str]]:
     """A demo that has got as far as having its members."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "demo"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-m", "demo"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # A test run in a shell's background is started with SIGINT ignored, and would hand that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     watchdog = threading.Timer(SECONDS, process.kill)
     watchdog.start()

@@ -81,5 +81,5 @@ def test_no_hit_is_ever_wrong_in_a_long_hunt(
 def test_the_hunt_finds_what_a_broken_safeguard_lets_through(
     cluster: Cluster, tmp_path: Path, transport: str, sabotage: str
 ) -> None:
-    _, n_wrong = hunt(cluster, tmp_path, transport, MIXED, hits=10**9, seconds=30.0, sabotage=sabotage)
+    _, n_wrong = hunt(cluster, tmp_path, transport, MIXED, hits=10**9, seconds=80.0, sabotage=sabotage)
     assert n_wrong > 0
