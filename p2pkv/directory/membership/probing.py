@@ -338,20 +338,24 @@ class ProbingMembership(Membership):
             self._network.set_view(encode(roster.own.node_id, view.values()), view.digest)
 
     def _commit(self, roster: Roster) -> None:
-        """Serve what changed to peers, then tell the listeners."""
+        """Tell the listeners what changed, then show it: to ``view()`` and to peers.
+
+        In this order, because whoever sees a view acts on it: a node that is a member in ours must count in our
+        part of the directory by then.
+        """
         if roster.expelled is not None:
             self._stopping.set()
             self._network.withdraw()
             log.error("this node is expelled: %s", roster.expelled)
             self._listeners.on_expelled(roster.expelled)
             return
-        self._serve(roster)
         old, new = self._view, roster.view()
-        self._view = new
         if old.digest != new.digest:
             self._has_news = True
             self._account(old, new)
             self._listeners.on_change(old, new)
+        self._view = new
+        self._serve(roster)
         if roster.was_dead:
             roster.was_dead = False
             log.warning(
