@@ -21,8 +21,8 @@ from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.view import View
 from p2pkv.errors import NotRegisteredError, P2PKVError, UsageError
 from p2pkv.metrics import Metrics
-from p2pkv.page import Keys, Namespace, Outcome, Outcomes, Pieces
-from p2pkv.pool import Pool, PoolStatus, as_locations
+from p2pkv.page import Keys, Namespace, Outcomes, Pieces, as_locations
+from p2pkv.pool import Pool, PoolStatus
 from p2pkv.transfer import UNUSABLE, Connection, MemoryTable, TransferEngine
 from p2pkv.transports.base import Status, Transfer
 
@@ -89,17 +89,20 @@ class PageCache:
         """Copy pages into the pool and tell the directory; ``HIT`` for those that can be fetched now."""
         call = self._check(keys, pages, writable=False)
         self._check_room(call)
-        self._check_published_lengths(call)
-        statuses, locations = self._pool.publish(call.ids, call.pieces)
-        there = (statuses == PoolStatus.STORED) | (statuses == PoolStatus.EXISTS)
-        outcomes = np.zeros(len(call.ids), np.uint8)
-        if there.any():
-            acked = self._directory.put(call.ids[there], locations[there], deadline)
-            outcomes[np.flatnonzero(there)[acked]] = Outcome.HIT
-            self._metrics.count(self._metrics.unpublished_pages, "no_directory", int((~acked).sum()))
-        self._metrics.count(self._metrics.unpublished_pages, "no_room", int((~there).sum()))
-        self._metrics.published_pages.inc(int(outcomes.sum()))
-        self._metrics.published_bytes.inc(int(call.lengths[statuses == PoolStatus.STORED].sum()))
+        statuses, locations, n_readable, nbytes = self._pool.publish(call.ids, call.pieces)
+        if n_readable == len(statuses):
+            outcomes = self._directory.put(call.ids, locations, deadline)
+        else:
+            self._check_published_lengths(call)
+            outcomes = np.zeros(len(statuses), np.uint8)
+            there = np.flatnonzero(statuses <= PoolStatus.EXISTS)
+            if n_readable:
+                outcomes[there] = self._directory.put(call.ids[there], locations[there], deadline)
+        n_published = int(np.count_nonzero(outcomes))
+        self._metrics.count(self._metrics.unpublished_pages, "no_room", len(statuses) - n_readable)
+        self._metrics.count(self._metrics.unpublished_pages, "no_directory", n_readable - n_published)
+        self._metrics.published_pages.inc(n_published)
+        self._metrics.published_bytes.inc(nbytes)
         return outcomes
 
     def exists(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
@@ -257,9 +260,8 @@ class PageCache:
             raise _other_length(page, int(locations["length"][page]), int(call.lengths[page]))
 
     def _count_fetched(self, source: str, n_pages: int, nbytes: int) -> None:
-        if n_pages:
-            self._metrics.fetched_pages.labels(source).inc(n_pages)
-            self._metrics.fetched_bytes.labels(source).inc(nbytes)
+        self._metrics.count(self._metrics.fetched_pages, source, n_pages)
+        self._metrics.count(self._metrics.fetched_bytes, source, nbytes)
 
 
 def _pieces(pages: Pieces | NDArray[Any], *, writable: bool) -> NDArray[np.int64]:

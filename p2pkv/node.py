@@ -23,6 +23,7 @@ from p2pkv.cache import PageCache
 from p2pkv.config import Config
 from p2pkv.control import ControlClient, ControlServer, Request, Socket
 from p2pkv.directory.announcer import Announcer
+from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.membership.base import Identity, Listeners, Membership
 from p2pkv.directory.membership.control_network import ControlNetwork
@@ -125,10 +126,16 @@ class Node:
             undo.callback(transport.close)
         self._transfers = TransferEngine(self._transports, self._connect, self.metrics)
         undo.callback(self._transfers.close)
+        self._directory_server = _native.directory_server(host, advertise, self._shard)
+        undo.callback(self._directory_server.close)
+        self._server.loop.serve_directory(self._directory_server)
+        self._channels = DirectoryChannels(self._connect)
+        undo.callback(self._channels.close)
         self._directory = DirectoryClient(
             own_key=self._key,
             shard=self._shard,
             client=self._client,
+            channels=self._channels,
             replicas=config.replicas,
             metrics=self.metrics,
         )
@@ -286,6 +293,7 @@ class Node:
 
     def _readings(self) -> dict[str, float]:
         pool, shard, loop = self._pool.stats(), self._shard.stats(), self._server.loop.stats()
+        directory = self._directory_server.stats()
         return {
             "p2pkv_members": len(self._membership.view().present()),
             "p2pkv_pool_capacity_bytes": pool["capacity"],
@@ -300,6 +308,8 @@ class Node:
             "p2pkv_shard_tombstones": shard["tombstones"],
             "p2pkv_shard_bytes": shard["nbytes"],
             "p2pkv_control_requests_total": loop["requests"],
+            "p2pkv_directory_requests_total": directory["requests"],
+            "p2pkv_directory_channels": directory["channels"],
             "p2pkv_malformed_requests_total": loop["malformed"],
             "p2pkv_dropped_events_total": loop["dropped_events"],
             "p2pkv_refused_strangers_total": self._server.refused,
@@ -328,6 +338,7 @@ class Node:
             if self._announcer is not None:
                 self._announcer.stop()
             self._client.close()
+            self._channels.close()
             self._transfers.interrupt()
             self._gate.drain()
             self._undo.close()

@@ -198,9 +198,17 @@ void bind_batch(nb::module_& m) {
       });
 }
 
+// Of each of `n` rows its one piece.
+Array<int64_t> row_pieces(int64_t address, int64_t stride, int64_t nbytes, size_t n) {
+  std::vector<Piece> pieces(n);
+  for (size_t i = 0; i < n; ++i) pieces[i] = {address + static_cast<int64_t>(i) * stride, nbytes};
+  return give<int64_t>(std::move(pieces), {n, 1, 2});
+}
+
 }  // namespace
 
 void bind_fetch(nb::module_& m) {
+  m.def("row_pieces", &row_pieces, "address"_a, "stride"_a, "nbytes"_a, "n"_a);
   m.def("hash_keys", &hash_key_texts, "prefix"_a, "keys"_a, "library_only"_a = false);
   m.def(
       "find_duplicate",
