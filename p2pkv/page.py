@@ -87,12 +87,17 @@ class Pieces:
     @classmethod
     def of_rows(cls, array: NDArray[Any]) -> Pieces:
         """Take each row ``array[i]`` as page ``i`` of one piece. Rows must be C-contiguous."""
-        if array.ndim < 1 or not array[:1].flags.c_contiguous:
-            raise UsageError(f"an array of pages needs C-contiguous rows; this has strides {array.strides}")
-        n_pages = len(array)
-        address: int = array.__array_interface__["data"][0]  # an eighth of the time of ``array.ctypes``
-        row_nbytes = array.nbytes // n_pages if n_pages else 0
-        return cls(_native.row_pieces(address, array.strides[0], row_nbytes, n_pages))
+        return cls(row_pieces(array))
+
+
+def row_pieces(array: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the array of :meth:`Pieces.of_rows`."""
+    flags = array.flags
+    if array.ndim < 1 or not (flags.c_contiguous or array[:1].flags.c_contiguous):
+        raise UsageError(f"an array of pages needs C-contiguous rows; this has strides {array.strides}")
+    n_pages = len(array)
+    address: int = array.__array_interface__["data"][0]  # an eighth of the time of ``array.ctypes``
+    return _native.row_pieces(address, array.strides[0], array.nbytes // n_pages if n_pages else 0, n_pages)
 
 
 class Namespace:
