@@ -113,8 +113,11 @@ class PageCache:
         if len(rows):
             asked = ids if len(rows) == len(ids) else ids[rows]
             found, raw = self._directory.get(asked, deadline)
-            there = found.view(bool)
-            self.locations.put(asked[there], raw[there])
+            if found.all():  # as before a fetch; picking rows out costs more than remembering them
+                self.locations.put(asked, raw)
+            else:
+                there = found.view(bool)
+                self.locations.put(asked[there], raw[there])
             outcomes[rows] = found
         return outcomes
 

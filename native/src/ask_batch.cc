@@ -39,7 +39,7 @@ void AskBatch::assign(uint32_t row, int32_t owner) {
     return;
   }
   int& latest = latest_ask_of_[member];
-  if (latest < 0 || asks_[static_cast<size_t>(latest)].rows.size() >= wire::kMaxEntries) {
+  if (latest < 0 || asks_[static_cast<size_t>(latest)].rows.size() >= kMaxRows) {
     latest = static_cast<int>(asks_.size());
     asks_.push_back({owner, {}});
   }

@@ -84,7 +84,7 @@ Answer look_up(const std::shared_ptr<DirectoryChannel>& channel, const std::vect
   const auto usable = exchange(batch,
                                {Kind::kGet, reinterpret_cast<const uint8_t*>(keys.data()), sizeof(Key),
                                 found.data(), locations.data()},
-                               {channel}, Deadline::after(timeout), Deadline::after(timeout));
+                               {{0, channel}}, Deadline::after(timeout), Deadline::after(timeout));
   Answer answer;
   answer.is_usable = usable.front() != 0;
   answer.is_answered = batch.asks().front().is_answered;
@@ -115,7 +115,7 @@ bool tell(const std::shared_ptr<DirectoryChannel>& channel, Kind kind, const std
   const auto* records =
       is_put ? reinterpret_cast<const uint8_t*>(puts.data()) : reinterpret_cast<const uint8_t*>(drops.data());
   const size_t size = is_put ? sizeof puts[0] : sizeof drops[0];
-  exchange(batch, {kind, records, size}, {channel}, Deadline::after(10.0), Deadline::after(10.0));
+  exchange(batch, {kind, records, size}, {{0, channel}}, Deadline::after(10.0), Deadline::after(10.0));
   return batch.asks().front().is_answered;
 }
 

@@ -8,7 +8,7 @@ for :data:`SILENT_OWNER_S` and no longer. The node's own shard is called directl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
@@ -19,7 +19,7 @@ from p2pkv import _native
 from p2pkv.control import ControlClient, Request
 from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.ring import Ring
-from p2pkv.directory.view import Member, State, View, node_key
+from p2pkv.directory.view import State, View, node_key
 from p2pkv.errors import ClosedError
 from p2pkv.metrics import Metrics
 from p2pkv.page import Keys, Locations, as_bytes
@@ -47,10 +47,12 @@ class _Question:
     found: NDArray[np.uint8] | None = None
     locations: NDArray[np.uint8] | None = None
 
-    def exchange(self, channels: list[_native.DirectoryChannel], timeout: float) -> list[bool]:
+    def exchange(
+        self, owners: list[int], channels: list[_native.DirectoryChannel], timeout: float
+    ) -> list[bool]:
         """Ask over channels, one an owner; say which of them can be used again."""
         return self.ask.exchange(
-            self.kind, self.records, channels, timeout, SILENT_OWNER_S, self.found, self.locations
+            self.kind, self.records, owners, channels, timeout, SILENT_OWNER_S, self.found, self.locations
         )
 
     def take(self, index: int, reply: Reply) -> None:
@@ -144,24 +146,24 @@ class DirectoryClient:
         Returns when no key needs another answer, or when those who are silent have had their time.
         """
         ask = question.ask
-        owners = [route.ring.members[owner] for owner, _ in ask.asks()]
-        channels = self._channels.lease(owners)
+        owners = ask.owners()
+        members = [route.ring.members[owner] for owner in owners]
+        channels = self._channels.lease(members)
         if channels is not None:
             is_usable = [False] * len(channels)
             try:
-                is_usable = question.exchange(channels, deadline - time.monotonic())
+                is_usable = question.exchange(owners, channels, deadline - time.monotonic())
             finally:
-                self._channels.give_back(owners, channels, is_usable)
+                self._channels.give_back(members, channels, is_usable)
             if self._client.is_closed:
                 raise ClosedError("the node is closed")
         else:
-            self._ask_over_control_socket(owners, question, deadline)
+            self._ask_over_control_socket(route, question, deadline)
         self._metrics.silent_owners.inc(len(ask.silent()))
 
-    def _ask_over_control_socket(
-        self, owners: Sequence[Member], question: _Question, deadline: float
-    ) -> None:
+    def _ask_over_control_socket(self, route: _Route, question: _Question, deadline: float) -> None:
         ask = question.ask
+        owners = [route.ring.members[owner] for owner, _ in ask.asks()]
         requests = [
             Request(owner.address, question.kind, ask.body(index, question.records), n, owner.boot_epoch)
             for index, (owner, (_, n)) in enumerate(zip(owners, ask.asks(), strict=True))

@@ -29,6 +29,11 @@ struct RingTable {
 // Used by one thread.
 class AskBatch {
  public:
+  // Rows of one ask: few enough that an owner answers the first while the next are still on their way, many
+  // enough that what a message costs by itself is little. Measured with 1,024 keys: 128, 256 and 512 differ
+  // by less than the noise, one message of all takes a fifth longer.
+  static constexpr size_t kMaxRows = 256;
+
   struct Ask {
     int32_t owner;
     std::vector<uint32_t> rows;

@@ -52,11 +52,16 @@ struct DirectoryQuestion {
   Location* locations = nullptr;
 };
 
-// Sends each ask of a batch over its channel and takes the answers into it. Returns when no row needs another
-// answer, at `deadline`, or, if each row has been answered by someone, at `patience`. Says of each channel
-// whether it can be used again.
+// The channel to an owner, by its index in the ring's table.
+struct DirectoryLine {
+  int32_t owner;
+  std::shared_ptr<DirectoryChannel> channel;
+};
+
+// Sends every ask of a batch over its owner's channel, one after another, and takes the answers as they come.
+// Returns when no row needs another answer, at `deadline`, or, if each row has been answered by someone, at
+// `patience`. Says of each line whether its channel can be used again.
 std::vector<uint8_t> exchange(AskBatch& batch, const DirectoryQuestion& question,
-                              const std::vector<std::shared_ptr<DirectoryChannel>>& channels,
-                              Deadline deadline, Deadline patience);
+                              const std::vector<DirectoryLine>& lines, Deadline deadline, Deadline patience);
 
 }  // namespace p2pkv

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -170,13 +171,16 @@ bool take_found(AskBatch& self, size_t ask, const nb::bytes& reply, Found found,
 
 // `records` has a row for each key; `found` and `locations`, if given, are written.
 nb::object exchange_with_owners(AskBatch& self, uint16_t kind, const AnyArray& records,
+                                const std::vector<int32_t>& owners,
                                 const std::vector<std::shared_ptr<DirectoryChannel>>& channels,
                                 double timeout, double patience, std::optional<Found> found,
                                 std::optional<Locations> locations) {
   const size_t n = self.answered().size();
   const auto* bytes = require<uint8_t>(records, "records", {static_cast<int64_t>(n), kAnySize});
   DirectoryQuestion question{static_cast<wire::Kind>(kind), bytes, records.shape(1)};
-  if (channels.size() != self.asks().size()) throw nb::value_error("asks and channels differ in length");
+  if (owners.size() != channels.size()) throw nb::value_error("owners and channels differ in length");
+  std::vector<DirectoryLine> lines;
+  for (size_t i = 0; i < owners.size(); ++i) lines.push_back({owners[i], channels[i]});
   if (found && locations) {
     if (found->shape(0) != n || locations->shape(0) != n) {
       throw nb::value_error("found, locations and keys differ in length");
@@ -187,7 +191,7 @@ nb::object exchange_with_owners(AskBatch& self, uint16_t kind, const AnyArray& r
   std::vector<uint8_t> is_usable;
   {
     nb::gil_scoped_release release;
-    is_usable = exchange(self, question, channels, Deadline::after(timeout), Deadline::after(patience));
+    is_usable = exchange(self, question, lines, Deadline::after(timeout), Deadline::after(patience));
   }
   nb::list out;
   for (const uint8_t usable : is_usable) out.append(usable != 0);
@@ -226,8 +230,8 @@ void bind_ask(nb::module_& m) {
       .def("take_found", &take_found, "ask"_a, "reply"_a, "found"_a, "locations"_a)
       .def("refuse", &AskBatch::refuse, "ask"_a)
       .def("put_own", &put_own, "shard"_a, "entries"_a)
-      .def("exchange", &exchange_with_owners, "kind"_a, "records"_a, "channels"_a, "timeout"_a, "patience"_a,
-           "found"_a.none(), "locations"_a.none())
+      .def("exchange", &exchange_with_owners, "kind"_a, "records"_a, "owners"_a, "channels"_a, "timeout"_a,
+           "patience"_a, "found"_a.none(), "locations"_a.none())
       .def("is_settled", &AskBatch::is_settled)
       .def("is_heard", &AskBatch::is_heard)
       .def("answered",
@@ -235,6 +239,15 @@ void bind_ask(nb::module_& m) {
              std::vector<uint8_t> answered = self.answered();
              const size_t n = answered.size();
              return give<uint8_t>(std::move(answered), {n});
+           })
+      .def("owners",
+           [](const AskBatch& self) {
+             std::vector<int32_t> owners;
+             for (const AskBatch::Ask& ask : self.asks()) {
+               if (std::find(owners.begin(), owners.end(), ask.owner) == owners.end())
+                 owners.push_back(ask.owner);
+             }
+             return owners;
            })
       .def("silent",
            [](const AskBatch& self) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <iterator>
 #include <thread>
 #include <utility>
@@ -42,6 +43,11 @@ class SpinPermit {
   const bool is_granted_;
 };
 
+struct Sent {
+  size_t ask;
+  uint64_t id;
+};
+
 SealedStream::Progress receive_by(SealedStream& stream, const Deadline& deadline) {
   for (;;) {
     if (!stream.flush()) return SealedStream::Progress::kLost;
@@ -58,40 +64,52 @@ SealedStream::Progress receive_by(SealedStream& stream, const Deadline& deadline
 // One call of `exchange`.
 class DirectoryExchange {
  public:
-  using Channels = std::vector<std::shared_ptr<DirectoryChannel>>;
-
-  DirectoryExchange(AskBatch& batch, const DirectoryQuestion& question, const Channels& channels)
-      : batch_(batch), question_(question), channels_(channels), is_waiting_(channels.size(), 1) {}
+  DirectoryExchange(AskBatch& batch, const DirectoryQuestion& question,
+                    const std::vector<DirectoryLine>& lines)
+      : batch_(batch), question_(question) {
+    for (const DirectoryLine& line : lines) lines_.push_back({line.channel.get(), line.owner, {}, false});
+  }
 
   std::vector<uint8_t> run(const Deadline& deadline, const Deadline& patience) {
-    for (size_t ask = 0; ask < channels_.size(); ++ask) send(ask);
+    for (size_t ask = 0; ask < batch_.asks().size(); ++ask) send(ask);
     spin();
     while (!batch_.is_settled() && is_any_waiting()) {
       const bool is_patient = !patience.passed();
       if (deadline.passed() || (!is_patient && batch_.is_heard())) break;
       wait_until(is_patient && patience.at() < deadline.at() ? patience : deadline);
     }
-    std::vector<uint8_t> is_usable(channels_.size());
-    for (size_t ask = 0; ask < channels_.size(); ++ask) {
-      is_usable[ask] = is_waiting_[ask] == 0 && is_lost_[ask] == 0 ? 1 : 0;
-    }
+    std::vector<uint8_t> is_usable;
+    for (const Line& line : lines_) is_usable.push_back(line.waiting.empty() && !line.is_lost ? 1 : 0);
     return is_usable;
   }
 
  private:
-  SealedStream& stream(size_t ask) { return *channels_[ask]->stream_; }
+  struct Line {
+    DirectoryChannel* channel;
+    int32_t owner;
+    std::deque<Sent> waiting;  // for answers, which come in this order
+    bool is_lost;
+
+    SealedStream& stream() const { return *channel->stream_; }
+  };
+
   bool is_any_waiting() const {
-    return std::any_of(is_waiting_.begin(), is_waiting_.end(), [](uint8_t waiting) { return waiting != 0; });
+    return std::any_of(lines_.begin(), lines_.end(), [](const Line& line) { return !line.waiting.empty(); });
   }
 
   void send(size_t ask) {
-    DirectoryChannel& channel = *channels_[ask];
-    const auto n = static_cast<uint32_t>(batch_.asks()[ask].rows.size());
+    const AskBatch::Ask& asked = batch_.asks()[ask];
+    const auto line = std::find_if(lines_.begin(), lines_.end(), [&asked](const Line& candidate) {
+      return candidate.owner == asked.owner;
+    });
+    if (line == lines_.end() || line->is_lost) return batch_.refuse(ask);
+    const uint64_t id = ++line->channel->last_id_;
     std::string head;
-    wire::append(head, Header{wire::kMagic, wire::kVersion, static_cast<uint16_t>(question_.kind),
-                              ++channel.last_id_, channel.boot_, n, 0});
-    stream(ask).put(head, batch_.body(ask, question_.records, question_.record_size));
-    if (!stream(ask).flush()) lose(ask);
+    wire::append(head, Header{wire::kMagic, wire::kVersion, static_cast<uint16_t>(question_.kind), id,
+                              line->channel->boot_, static_cast<uint32_t>(asked.rows.size()), 0});
+    line->stream().put(head, batch_.body(ask, question_.records, question_.record_size));
+    line->waiting.push_back({ask, id});
+    if (!line->stream().flush()) lose(*line);
   }
 
   // Waits awake for the first kSpin: a core that goes to sleep takes longer to wake than a look-up takes.
@@ -100,67 +118,60 @@ class DirectoryExchange {
     if (!permit.is_granted()) return;
     const auto until = Deadline::Clock::now() + kSpin;
     while (!batch_.is_settled() && is_any_waiting() && Deadline::Clock::now() < until) {
-      for (size_t ask = 0; ask < channels_.size(); ++ask) {
-        if (is_waiting_[ask] != 0) advance(ask);
-      }
+      for (Line& line : lines_) advance(line);
     }
   }
 
   void wait_until(const Deadline& until) {
     std::vector<pollfd> fds;
-    std::vector<size_t> asks;
-    for (size_t ask = 0; ask < channels_.size(); ++ask) {
-      if (is_waiting_[ask] == 0) continue;
-      const short events = stream(ask).has_outgoing() ? POLLIN | POLLOUT : POLLIN;
-      fds.push_back({stream(ask).fd(), events, 0});
-      asks.push_back(ask);
+    for (const Line& line : lines_) {
+      const short events = line.stream().has_outgoing() ? POLLIN | POLLOUT : POLLIN;
+      fds.push_back({line.waiting.empty() ? -1 : line.stream().fd(), events, 0});
     }
     poll(fds.data(), fds.size(), until.poll_ms());
     for (size_t i = 0; i < fds.size(); ++i) {
-      if (fds[i].revents != 0) advance(asks[i]);
+      if (fds[i].revents != 0) advance(lines_[i]);
     }
   }
 
-  void advance(size_t ask) {
-    if (!stream(ask).flush()) return lose(ask);
-    while (is_waiting_[ask] != 0) {
-      const auto progress = stream(ask).receive();
-      if (progress == SealedStream::Progress::kLost) return lose(ask);
+  void advance(Line& line) {
+    if (line.waiting.empty()) return;
+    if (!line.stream().flush()) return lose(line);
+    while (!line.waiting.empty()) {
+      const auto progress = line.stream().receive();
+      if (progress == SealedStream::Progress::kLost) return lose(line);
       if (progress == SealedStream::Progress::kBlocked) return;
-      take(ask, stream(ask).message());
+      take(line, line.stream().message());
     }
   }
 
-  void take(size_t ask, std::string_view message) {
+  void take(Line& line, std::string_view message) {
     wire::Reader body(message);
     const auto header = body.value<Header>();
-    // One request at a time: an answer to another one can only be nonsense.
-    if (!header || header->magic != wire::kMagic || header->request_id != channels_[ask]->last_id_)
-      return lose(ask);
-    is_waiting_[ask] = 0;
+    const Sent sent = line.waiting.front();
+    if (!header || header->magic != wire::kMagic || header->request_id != sent.id) return lose(line);
+    line.waiting.pop_front();
     const bool is_ok = header->version == wire::kVersion &&
                        header->status == static_cast<uint32_t>(ReplyStatus::kOk) &&
-                       header->count == batch_.asks()[ask].rows.size();
+                       header->count == batch_.asks()[sent.ask].rows.size();
     if (!is_ok) {
-      batch_.refuse(ask);
+      batch_.refuse(sent.ask);
     } else if (question_.found != nullptr) {
-      batch_.take_found(ask, body.rest(), question_.found, question_.locations);
+      batch_.take_found(sent.ask, body.rest(), question_.found, question_.locations);
     } else {
-      batch_.acknowledge(ask);
+      batch_.acknowledge(sent.ask);
     }
   }
 
-  void lose(size_t ask) {
-    is_waiting_[ask] = 0;
-    is_lost_[ask] = 1;
-    batch_.refuse(ask);
+  void lose(Line& line) {
+    for (const Sent& sent : line.waiting) batch_.refuse(sent.ask);
+    line.waiting.clear();
+    line.is_lost = true;
   }
 
   AskBatch& batch_;
   const DirectoryQuestion& question_;
-  const Channels& channels_;
-  std::vector<uint8_t> is_waiting_;
-  std::vector<uint8_t> is_lost_ = std::vector<uint8_t>(is_waiting_.size());
+  std::vector<Line> lines_;
 };
 
 std::string DirectoryChannel::request() {
@@ -204,9 +215,8 @@ void DirectoryChannel::interrupt() {
 }
 
 std::vector<uint8_t> exchange(AskBatch& batch, const DirectoryQuestion& question,
-                              const std::vector<std::shared_ptr<DirectoryChannel>>& channels,
-                              Deadline deadline, Deadline patience) {
-  return DirectoryExchange(batch, question, channels).run(deadline, patience);
+                              const std::vector<DirectoryLine>& lines, Deadline deadline, Deadline patience) {
+  return DirectoryExchange(batch, question, lines).run(deadline, patience);
 }
 
 }  // namespace p2pkv
