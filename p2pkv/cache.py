@@ -28,9 +28,11 @@ from p2pkv.transports.base import Status, Transfer
 
 _ROUNDS = 2
 """A page whose location turns out stale is looked up once more; twice stale is being evicted right now: a miss."""
+_PROMOTE_SHARE = 0.75
+"""Of the time left, for an owner's disk; the rest is for reading what it brought."""
 _DROP_S = 0.02
 """For taking a stale entry back before the second look-up."""
-_MISS_REASONS = ("not_found", "rejected", "peer_lost", "timed_out", "checksum")
+_MISS_REASONS = ("not_found", "rejected", "peer_lost", "timed_out", "checksum", "not_promoted")
 """In the order of ``FetchBatch::Miss``."""
 
 
@@ -131,6 +133,7 @@ class PageCache:
         self._count_fetched("own_pool", n_own, own_bytes)
         for attempt in range(_ROUNDS):
             self._locate(batch, deadline, use_cache=attempt == 0)
+            self._promote(batch, deadline)
             owners = batch.group_by_owner(self._own_key)
             self._read(call, batch, owners, deadline)
             if attempt + 1 == _ROUNDS or not self._forget_stale(batch, deadline):
@@ -152,9 +155,19 @@ class PageCache:
             # Half: an owner of entries that stays silent must not cost the pages that were found.
             found, raw = self._directory.get(ids, now + (deadline - now) / 2)
             batch.locate(pages, found, raw, self._shard, self.locations)
-        wrong = batch.find_other_length()
-        if wrong is not None:
-            raise _other_length(*wrong)
+        _check_lengths(batch)
+
+    def _promote(self, batch: _native.FetchBatch, deadline: float) -> None:
+        """Have the owners of pages that lie on their disks bring them into their pools, each asked once."""
+        pages, ids, raw = batch.cold(self._own_key)
+        if len(pages):
+            seconds = max(0.0, deadline - time.monotonic())
+            until = deadline - seconds * (1 - _PROMOTE_SHARE)
+            # An owner that answers at its last moment must still be heard.
+            answer_s = seconds * _PROMOTE_SHARE * 0.8
+            found, where = self._directory.promote(ids, raw, until, answer_s=answer_s, lease_s=seconds)
+            batch.locate(pages, found, where, self._shard, self.locations)
+            _check_lengths(batch)
 
     def _read(
         self, call: _Call, batch: _native.FetchBatch, owners: Sequence[_native.FetchOwner], deadline: float
@@ -299,6 +312,12 @@ def _bad_pieces(
         f"piece {piece} of page {page}, {nbytes} bytes at {address:#x}, lies in no registered memory; "
         "call register_memory first"
     )
+
+
+def _check_lengths(batch: _native.FetchBatch) -> None:
+    wrong = batch.find_other_length()
+    if wrong is not None:
+        raise _other_length(*wrong)
 
 
 def _other_length(page: int, published: int, given: int) -> UsageError:

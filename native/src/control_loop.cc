@@ -40,6 +40,12 @@ void ControlLoop::withdraw() {
   announce(node_key_, 0);
 }
 
+void ControlLoop::serve_promotions(std::shared_ptr<Promoter> promoter) {
+  const std::lock_guard lock(mutex_);
+  if (directory_) directory_->serve_promotions(promoter);
+  promoter_ = std::move(promoter);
+}
+
 void ControlLoop::serve_directory(std::shared_ptr<DirectoryServer> server) {
   serve(kDirectory, server, {});
   server->announce(boot_);
@@ -86,6 +92,8 @@ void ControlLoop::answer(const std::string& peer, const Header& header, wire::Re
     case Kind::kPut:
     case Kind::kDrop:
       return answer_directory(peer, header, body);
+    case Kind::kPromote:
+      return promote(peer, header, body);
     case Kind::kConnect:
       return connect(peer, header, body);
     case Kind::kExchange:
@@ -126,6 +134,16 @@ void ControlLoop::answer_directory(const std::string& peer, const Header& header
   std::memcpy(&answered, reply.data(), sizeof answered);
   if (answered.status == static_cast<uint32_t>(ReplyStatus::kMalformed)) ++malformed_;
   thread_->send({peer, std::move(reply)});
+}
+
+void ControlLoop::promote(const std::string& peer, const Header& header, wire::Reader body) {
+  std::shared_ptr<Promoter> promoter;
+  {
+    const std::lock_guard lock(mutex_);
+    promoter = promoter_;
+  }
+  answer_promotion(promoter.get(), header, body, boot_,
+                   [this, peer](std::string reply) { send_from_anywhere({peer, std::move(reply)}); });
 }
 
 void ControlLoop::connect(const std::string& peer, const Header& header, wire::Reader body) {
@@ -205,9 +223,14 @@ void ControlLoop::reply(const std::string& route, ReplyStatus status, const std:
   std::string message;
   wire::append(message, wire::make_reply(header, status, boot_, 1));
   message += body;
+  send_from_anywhere({route.substr(sizeof header), std::move(message)});
+}
+
+void ControlLoop::send_from_anywhere(Frames frames) {
   {
     std::lock_guard lock(mutex_);
-    outgoing_.push_back({route.substr(sizeof header), std::move(message)});
+    if (stopped_) return;
+    outgoing_.push_back(std::move(frames));
   }
   thread_->wake();
 }

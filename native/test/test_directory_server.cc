@@ -3,9 +3,12 @@
 #include <sys/socket.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -94,6 +97,62 @@ Answer look_up(const std::shared_ptr<DirectoryChannel>& channel, const std::vect
     CHECK_EQ(locations[i].owner, kOwner);
     CHECK_EQ(locations[i].offset, keys[i].bytes[0] * uint64_t{4096});
   }
+  return answer;
+}
+
+// Holds promotions until the test answers them.
+class HeldPromoter final : public p2pkv::Promoter {
+ public:
+  void promote(std::vector<Key> keys, double lease_seconds, Deadline, Done done) override {
+    const std::lock_guard lock(mutex_);
+    CHECK_EQ(lease_seconds, 2.0);
+    held_.push_back({std::move(keys), std::move(done)});
+    came_.notify_all();
+  }
+  // Waits for one, and finds every other key of it.
+  void answer_one() {
+    std::unique_lock lock(mutex_);
+    came_.wait(lock, [this] { return !held_.empty(); });
+    const Held held = std::move(held_.front());
+    held_.pop_front();
+    lock.unlock();
+    std::vector<uint8_t> found(held.keys.size());
+    std::vector<Location> locations(held.keys.size());
+    for (size_t i = 0; i < found.size(); i += 2) {
+      found[i] = 1;
+      locations[i].owner = kOwner;
+      locations[i].offset = held.keys[i].bytes[0] * uint64_t{4096};
+      locations[i].flags = p2pkv::kResident;
+    }
+    held.done(std::move(found), std::move(locations));
+  }
+
+ private:
+  struct Held {
+    std::vector<Key> keys;
+    Done done;
+  };
+  std::mutex mutex_;  // guards all below
+  std::condition_variable came_;
+  std::deque<Held> held_;
+};
+
+Answer promote(const std::shared_ptr<DirectoryChannel>& channel, const std::vector<Key>& keys,
+               double timeout = 10.0) {
+  const std::vector<int32_t> members(keys.size(), 0);
+  AskBatch batch(members.data(), members.size(), ring_of_one());
+  std::vector<p2pkv::wire::PromoteEntry> entries;
+  for (const Key& key : keys) entries.push_back({key, 1000, 2000});
+  std::vector<uint8_t> found(keys.size());
+  std::vector<Location> locations(keys.size());
+  const auto usable = exchange(batch,
+                               {Kind::kPromote, reinterpret_cast<const uint8_t*>(entries.data()),
+                                sizeof entries[0], found.data(), locations.data()},
+                               {{0, channel}}, Deadline::after(timeout), Deadline::after(timeout));
+  Answer answer;
+  answer.is_usable = usable.front() != 0;
+  answer.is_answered = batch.asks().front().is_answered;
+  for (const uint8_t there : found) answer.n_found += there;
   return answer;
 }
 
@@ -265,6 +324,42 @@ TEST(directory_channel_finds_its_owner_gone) {
   CHECK(!answer.is_answered);
   CHECK(!answer.is_usable);
   CHECK(served.channel() == nullptr);
+}
+
+TEST(directory_server_answers_others_while_a_promotion_takes_its_time) {
+  Served served;
+  const auto slow = served.channel();
+  const auto other = served.channel();
+  CHECK_EQ(promote(slow, keys_from(1, 10)).n_found, 0u);  // there is no disk tier
+  const auto promoter = std::make_shared<HeldPromoter>();
+  served.server->serve_promotions(promoter);
+  std::thread asking([&slow] {
+    const Answer answer = promote(slow, keys_from(1, 10));
+    CHECK_EQ(answer.n_found, 5u);
+    CHECK(answer.is_usable);
+  });
+  CHECK(look_up(other, keys_from(1, 10)).is_answered);
+  promoter->answer_one();
+  asking.join();
+  CHECK(look_up(slow, keys_from(1, 10)).is_answered);
+}
+
+TEST(directory_server_outlives_who_does_not_wait_for_a_promotion) {
+  Served served;
+  const auto promoter = std::make_shared<HeldPromoter>();
+  served.server->serve_promotions(promoter);
+  auto impatient = served.channel();
+  const Answer answer = promote(impatient, keys_from(1, 10), 0.01);
+  CHECK(!answer.is_answered);
+  CHECK(!answer.is_usable);
+  impatient.reset();
+  CHECK(look_up(served.channel(), keys_from(1, 10)).is_answered);
+  promoter->answer_one();  // to nobody
+  CHECK(look_up(served.channel(), keys_from(1, 10)).is_answered);
+  auto closing = served.channel();
+  CHECK(!promote(closing, keys_from(1, 10), 0.01).is_answered);
+  served.server->close();
+  promoter->answer_one();
 }
 
 TEST(directory_server_answers_many_at_once_and_closes_under_load) {

@@ -22,7 +22,7 @@ from p2pkv.directory.ring import Ring
 from p2pkv.directory.view import State, View, node_key
 from p2pkv.errors import ClosedError
 from p2pkv.metrics import Metrics
-from p2pkv.page import Keys, Locations, as_bytes
+from p2pkv.page import LOCATION, Keys, Locations, as_bytes
 from p2pkv.wire import Kind, Reply
 
 SILENT_OWNER_S = 0.020
@@ -35,6 +35,7 @@ class _Route:
 
     ring: Ring
     table: _native.RingTable
+    member_keys: NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,8 @@ class DirectoryClient:
         self._shard.set_view(keys, [member.boot_epoch for member in ring.members])
         is_healthy = np.array([member.state is State.ALIVE for member in ring.members], np.uint8)
         own_index = keys.index(self._own_key) if self._own_key in keys else -1
-        self._route = _Route(ring, _native.RingTable(ring.points, ring.successors, is_healthy, own_index))
+        table = _native.RingTable(ring.points, ring.successors, is_healthy, own_index)
+        self._route = _Route(ring, table, np.array(keys, np.uint64))
 
     @property
     def ring(self) -> Ring:
@@ -119,6 +121,22 @@ class DirectoryClient:
             self._ask_owners(route, _Question(Kind.GET, ask, keys, found, locations), deadline)
             found = self._shard.keep_present(locations, found)
         return found, locations
+
+    def promote(
+        self, keys: Keys, locations: NDArray[np.uint8], deadline: float, *, answer_s: float, lease_s: float
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Ask the owners of pages that lie on disk to bring them into their pools.
+
+        ``locations`` is ``(n, 64)`` raw. They answer within ``answer_s`` seconds (0: at once, and load meanwhile) and
+        keep what is there for ``lease_s``. Returns, as :meth:`get` does, what can be read now and where.
+        """
+        route = self._route
+        found = np.zeros(len(keys), np.uint8)
+        where = np.zeros((len(keys), LOCATION.itemsize), np.uint8)
+        ask = _native.AskBatch.of_page_owners(locations, route.member_keys, route.table)
+        entries = _native.promote_entries(keys, int(answer_s * 1000), int(lease_s * 1000))
+        self._ask_owners(route, _Question(Kind.PROMOTE, ask, entries, found, where), deadline)
+        return found, where
 
     def put(self, keys: Keys, locations: Locations, deadline: float) -> NDArray[np.uint8]:
         """Store where pages lie. Returns ``(n,)`` 1 for those that at least one owner has acknowledged."""

@@ -42,6 +42,8 @@ class AskBatch {
 
   // Rows with `is_done` set are left out; null: none is.
   AskBatch(const Key* keys, size_t n, const uint8_t* is_done, std::shared_ptr<const RingTable> ring);
+  // Each row is asked of one member, whether or not that owns its entry; -1: of nobody.
+  AskBatch(const int32_t* members, size_t n, std::shared_ptr<const RingTable> ring);
 
   const std::vector<Ask>& asks() const { return asks_; }
   // The records of an ask's rows, one after another.

@@ -62,6 +62,9 @@ class ControlLoop {
   // Handshakes for kDirectory are answered by `server`, which answers as this node does.
   void serve_directory(std::shared_ptr<DirectoryServer> server);
 
+  // Hands promotions to `promoter` from now on; null: there is no disk tier.
+  void serve_promotions(std::shared_ptr<Promoter> promoter);
+
   // Binds one more address. 0 or an errno; blocks until the loop has done it.
   int bind(const std::string& address);
 
@@ -95,9 +98,11 @@ class ControlLoop {
   void send(const std::string& peer, const wire::Header& header, std::string_view body);
   void probe(const std::string& peer, const wire::Header& header);
   void answer_directory(const std::string& peer, const wire::Header& header, wire::Reader body);
+  void promote(const std::string& peer, const wire::Header& header, wire::Reader body);
   void connect(const std::string& peer, const wire::Header& header, wire::Reader body);
   void exchange(const std::string& peer, const wire::Header& header, wire::Reader body);
   void queue(ControlEvent event);
+  void send_from_anywhere(Frames frames);
 
   std::atomic<uint64_t> node_key_{0};
   std::atomic<uint64_t> boot_{0};  // 0: not announced
@@ -110,6 +115,7 @@ class ControlLoop {
   uint64_t digest_ = 0;
   std::map<std::string, Served> served_;
   std::shared_ptr<DirectoryServer> directory_;
+  std::shared_ptr<Promoter> promoter_;
   std::map<wire::Kind, Queue> queues_;
   std::deque<Frames> outgoing_;
   std::deque<BindRequest*> binds_;

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "p2pkv/acceptor.h"
+#include "p2pkv/promoter.h"
 #include "p2pkv/shard.h"
 
 namespace p2pkv {
@@ -33,6 +34,9 @@ class DirectoryServer : public Acceptor {
 
   // Answers as this boot from now on; 0, as in the beginning: hangs up on who asks.
   virtual void announce(uint64_t boot) = 0;
+  // Hands promotions to `promoter` from now on; with null, nothing is ever there to be promoted. Whoever
+  // promotes calls back nothing any more when this server is destroyed.
+  virtual void serve_promotions(std::shared_ptr<Promoter> promoter) = 0;
   virtual Stats stats() = 0;
   // Hangs up on everybody and waits for the threads. Idempotent.
   virtual void close() = 0;

@@ -140,6 +140,30 @@ void make_ring(RingTable* self, const AnyArray& points, const AnyArray& successo
                        own_index};
 }
 
+// Asks the owners of pages, of which `member_keys` has the node keys by their index in the ring's table.
+AskBatch* ask_page_owners(const AnyArray& locations, const AnyArray& member_keys,
+                          std::shared_ptr<RingTable> ring) {
+  const auto* where = reinterpret_cast<const Location*>(
+      require<uint8_t>(locations, "locations", {kAnySize, static_cast<int64_t>(sizeof(Location))}));
+  const auto* keys =
+      require<uint64_t>(member_keys, "member_keys", {static_cast<int64_t>(ring->is_healthy.size())});
+  const size_t n_members = ring->is_healthy.size();
+  std::vector<int32_t> members(locations.shape(0));
+  for (size_t i = 0; i < members.size(); ++i) {
+    const auto* found = std::find(keys, keys + n_members, where[i].owner);
+    members[i] = found == keys + n_members ? -1 : static_cast<int32_t>(found - keys);
+  }
+  return new AskBatch(members.data(), members.size(), std::move(ring));
+}
+
+Array<uint8_t> make_promote_entries(const AnyArray& keys, uint32_t answer_ms, uint32_t lease_ms) {
+  const Key* rows = require_keys(keys);
+  const size_t n = keys.shape(0);
+  std::vector<wire::PromoteEntry> entries(n);
+  for (size_t i = 0; i < n; ++i) entries[i] = {rows[i], answer_ms, lease_ms};
+  return give<uint8_t>(std::move(entries), {n, sizeof(wire::PromoteEntry)});
+}
+
 void make_ask(AskBatch* self, const AnyArray& keys, nb::object is_done, std::shared_ptr<RingTable> ring) {
   const Key* rows = require_keys(keys);
   const size_t n = keys.shape(0);
@@ -212,12 +236,15 @@ void put_own(const AskBatch& self, Shard& shard, const AnyArray& entries) {
 }
 
 void bind_ask(nb::module_& m) {
+  m.def("promote_entries", &make_promote_entries, "keys"_a, "answer_ms"_a, "lease_ms"_a);
   m.def("put_entries", &make_put_entries, "keys"_a, "locations"_a, "sequence"_a);
   m.def("drop_entries", &make_drop_entries, "keys"_a, "locations"_a, "sequence"_a);
   nb::class_<RingTable>(m, "RingTable")
       .def("__init__", &make_ring, "points"_a, "successors"_a, "is_healthy"_a, "own_index"_a);
   nb::class_<AskBatch>(m, "AskBatch")
       .def("__init__", &make_ask, "keys"_a, "is_done"_a.none(), "ring"_a)
+      .def_static("of_page_owners", &ask_page_owners, "locations"_a, "member_keys"_a, "ring"_a,
+                  nb::rv_policy::take_ownership)
       .def("asks",
            [](const AskBatch& self) {
              nb::list out;

@@ -115,6 +115,20 @@ void locate_pages(FetchBatch& self, const AnyArray& pages, const AnyArray& found
   self.locate(rows, there, where, n, &shard, &cache);
 }
 
+nb::tuple cold(const FetchBatch& self, uint64_t own_key) {
+  std::vector<int64_t> pages = self.cold(own_key);
+  std::vector<Key> keys;
+  std::vector<Location> locations;
+  for (const int64_t page : pages) {
+    keys.push_back(self.key(page));
+    locations.push_back(self.location(page));
+  }
+  const size_t n = pages.size();
+  return nb::make_tuple(give<int64_t>(std::move(pages), {n}),
+                        give<uint8_t>(std::move(keys), {n, sizeof(Key)}),
+                        give<uint8_t>(std::move(locations), {n, sizeof(Location)}));
+}
+
 nb::object other_length(const FetchBatch& self) {
   uint64_t length = 0;
   uint64_t expected = 0;
@@ -183,6 +197,7 @@ void bind_batch(nb::module_& m) {
       .def("locate_cached", &FetchBatch::locate_cached, "cache"_a, "shard"_a)
       .def("unlocated", &unlocated)
       .def("locate", &locate_pages, "pages"_a, "found"_a, "locations"_a, "shard"_a, "cache"_a)
+      .def("cold", &cold, "own_key"_a)
       .def("find_other_length", &other_length)
       .def("group_by_owner", &group_by_owner, "own_key"_a)
       .def("forget_stale", &forget_stale, "cache"_a)

@@ -30,6 +30,18 @@ bool take_records(const wire::Reader& body, uint32_t count, std::vector<T>* reco
   return true;
 }
 
+std::string found_reply(const Header& header, uint64_t boot, const std::vector<uint8_t>& found,
+                        const std::vector<Location>& locations) {
+  std::string message;
+  message.reserve(sizeof header + found.size() * (1 + sizeof(Location)));
+  wire::append(message, wire::make_reply(header, ReplyStatus::kOk, boot, header.count));
+  message.append(reinterpret_cast<const char*>(found.data()), found.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (found[i] != 0) wire::append(message, locations[i]);
+  }
+  return message;
+}
+
 std::string get(Shard& shard, const Header& header, const wire::Reader& body, uint64_t boot) {
   std::vector<Key> keys;
   if (!take_records(body, header.count, &keys)) {
@@ -39,14 +51,7 @@ std::string get(Shard& shard, const Header& header, const wire::Reader& body, ui
   std::vector<uint8_t> found(n);
   std::vector<Location> locations(n);
   shard.get(keys.data(), n, found.data(), locations.data());
-  std::string message;
-  message.reserve(sizeof header + n * (1 + sizeof(Location)));
-  wire::append(message, wire::make_reply(header, ReplyStatus::kOk, boot, header.count));
-  message.append(reinterpret_cast<const char*>(found.data()), n);
-  for (size_t i = 0; i < n; ++i) {
-    if (found[i] != 0) wire::append(message, locations[i]);
-  }
-  return message;
+  return found_reply(header, boot, found, locations);
 }
 
 std::string put(Shard& shard, const Header& header, const wire::Reader& body, uint64_t boot) {
@@ -86,6 +91,28 @@ std::string answer_directory_request(Shard& shard, const Header& header, wire::R
     default:
       return reply_to(header, ReplyStatus::kMalformed, boot, "unknown kind of request");
   }
+}
+
+void answer_promotion(Promoter* promoter, const Header& header, wire::Reader body, uint64_t boot,
+                      std::function<void(std::string)> reply) {
+  if (header.version != wire::kVersion) return reply(reply_to(header, ReplyStatus::kVersion, boot));
+  if (header.boot != 0 && header.boot != boot) return reply(reply_to(header, ReplyStatus::kWrongBoot, boot));
+  std::vector<wire::PromoteEntry> entries;
+  if (!take_records(body, header.count, &entries)) {
+    return reply(reply_to(header, ReplyStatus::kMalformed, boot, "wrong length of a promote"));
+  }
+  const size_t n = entries.size();
+  if (promoter == nullptr || n == 0) {
+    return reply(found_reply(header, boot, std::vector<uint8_t>(n), std::vector<Location>(n)));
+  }
+  std::vector<Key> keys;
+  keys.reserve(n);
+  for (const wire::PromoteEntry& entry : entries) keys.push_back(entry.key);
+  promoter->promote(
+      std::move(keys), entries[0].lease_ms / 1e3, Deadline::after(entries[0].answer_ms / 1e3),
+      [header, boot, reply = std::move(reply)](std::vector<uint8_t> found, std::vector<Location> locations) {
+        reply(found_reply(header, boot, found, locations));
+      });
 }
 
 }  // namespace p2pkv

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "../transports/doorman.h"
 #include "../transports/listener.h"
@@ -24,9 +25,15 @@ constexpr int kEventsPerWait = 64;
 // Of one peer; then the others get theirs.
 constexpr size_t kRequestsPerTurn = 16;
 
+// What epoll says is ready: one of these two, or the id of a channel.
+constexpr uint64_t kStop = 0;
+constexpr uint64_t kReplies = 1;
+
 struct Channel {
+  uint64_t id;
   SealedStream stream;
-  bool awaits_room = false;  // for what it sends; otherwise it awaits requests
+  uint32_t events = EPOLLIN;  // that it waits for
+  bool is_promoting = false;  // its question is not answered yet, and no other one is heard
 };
 
 class EpollDirectoryServer final : public DirectoryServer {
@@ -43,7 +50,8 @@ class EpollDirectoryServer final : public DirectoryServer {
     }
     UniqueFd listener = listen_on(host, 0, advertise, &address_, error);
     if (!listener) return false;
-    watch(stop_.fd(), nullptr, EPOLL_CTL_ADD, EPOLLIN);
+    watch(stop_.fd(), kStop, EPOLL_CTL_ADD, EPOLLIN);
+    watch(replied_.fd(), kReplies, EPOLL_CTL_ADD, EPOLLIN);
     doorman_.reset(new Doorman(std::move(listener), {kDirectoryHelloMagic, false, "p2pkv-dir-door"},
                                [this](UniqueFd fd, uint64_t grant) { admit(std::move(fd), grant); }));
     if (!doorman_->start(error)) return false;
@@ -53,6 +61,11 @@ class EpollDirectoryServer final : public DirectoryServer {
   }
 
   void announce(uint64_t boot) override { boot_ = boot; }
+
+  void serve_promotions(std::shared_ptr<Promoter> promoter) override {
+    const std::lock_guard lock(mutex_);
+    promoter_ = std::move(promoter);
+  }
 
   std::string accept(std::string_view remote, std::string* error) override {
     DirectoryRequestBlob request;
@@ -84,6 +97,7 @@ class EpollDirectoryServer final : public DirectoryServer {
     const std::lock_guard lock(mutex_);
     is_closing_ = true;
     channels_.clear();
+    replies_.clear();
   }
 
  private:
@@ -95,23 +109,22 @@ class EpollDirectoryServer final : public DirectoryServer {
     return key;
   }
 
-  void watch(int fd, Channel* channel, int operation, uint32_t events) const {
+  void watch(int fd, uint64_t id, int operation, uint32_t events) const {
     epoll_event event{};
     event.events = events;
-    event.data.ptr = channel;
+    event.data.u64 = id;
     epoll_ctl(epoll_.get(), operation, fd, &event);
   }
 
   void admit(UniqueFd connection, uint64_t grant) {
     set_liveness(connection.get());
     const int fd = connection.get();
-    auto channel =
-        std::make_unique<Channel>(Channel{SealedStream(std::move(connection), key_of(grant), Side::kOwner)});
-    Channel* watched = channel.get();
     const std::lock_guard lock(mutex_);
     if (is_closing_ || channels_.size() >= kMaxChannels) return;
-    channels_.emplace(watched, std::move(channel));
-    watch(fd, watched, EPOLL_CTL_ADD, EPOLLIN);
+    const uint64_t id = next_id_++;
+    SealedStream stream(std::move(connection), key_of(grant), Side::kOwner);
+    channels_.emplace(id, std::make_unique<Channel>(Channel{id, std::move(stream)}));
+    watch(fd, id, EPOLL_CTL_ADD, EPOLLIN);
   }
 
   void run() {
@@ -120,45 +133,98 @@ class EpollDirectoryServer final : public DirectoryServer {
       const int n = epoll_wait(epoll_.get(), events.data(), kEventsPerWait, -1);
       if (n < 0 && errno != EINTR) return;
       for (int i = 0; i < n; ++i) {
-        auto* channel = static_cast<Channel*>(events[static_cast<size_t>(i)].data.ptr);
-        if (channel == nullptr) return;  // told to stop
-        if (serve(*channel)) continue;
-        const std::lock_guard lock(mutex_);
-        channels_.erase(channel);
+        const epoll_event& event = events[static_cast<size_t>(i)];
+        if (event.data.u64 == kStop) return;
+        if (event.data.u64 == kReplies) {
+          send_replies();
+        } else if (Channel* channel = find(event.data.u64)) {
+          if (!serve(*channel, event.events)) hang_up(channel->id);
+        }
       }
     }
   }
 
+  // Channels are erased by the thread that calls this alone.
+  Channel* find(uint64_t id) {
+    const std::lock_guard lock(mutex_);
+    const auto found = channels_.find(id);
+    return found == channels_.end() ? nullptr : found->second.get();
+  }
+
+  void hang_up(uint64_t id) {
+    const std::lock_guard lock(mutex_);
+    channels_.erase(id);
+  }
+
   // Answers what has come. False: hang up.
-  bool serve(Channel& channel) {
+  bool serve(Channel& channel, uint32_t events) {
+    if (channel.is_promoting && (events & (EPOLLHUP | EPOLLERR)) != 0) return false;
     SealedStream& stream = channel.stream;
     if (!stream.flush()) return false;
     size_t n_answered = 0;
     // A peer that does not read its answers is not heard: it costs the memory of one, and others nothing.
-    while (n_answered < kRequestsPerTurn && !stream.has_outgoing()) {
+    while (n_answered < kRequestsPerTurn && !stream.has_outgoing() && !channel.is_promoting) {
       const auto progress = stream.receive();
       if (progress == SealedStream::Progress::kLost) return false;
       if (progress == SealedStream::Progress::kBlocked) break;
-      if (!answer(stream) || !stream.flush()) return false;
+      if (!answer(channel) || !stream.flush()) return false;
       ++n_answered;
     }
     // Requests beyond its turn may have been received already: there is room to send, so epoll comes back at
     // once.
     const bool awaits_room = stream.has_outgoing() || n_answered == kRequestsPerTurn;
-    if (awaits_room != channel.awaits_room) {
-      channel.awaits_room = awaits_room;
-      watch(stream.fd(), &channel, EPOLL_CTL_MOD, awaits_room ? EPOLLOUT : EPOLLIN);
+    await(channel, awaits_room ? EPOLLOUT : channel.is_promoting ? 0 : EPOLLIN);
+    return true;
+  }
+
+  void await(Channel& channel, uint32_t events) const {
+    if (channel.events == events) return;
+    channel.events = events;
+    watch(channel.stream.fd(), channel.id, EPOLL_CTL_MOD, events);
+  }
+
+  bool answer(Channel& channel) {
+    wire::Reader body(channel.stream.message());
+    const auto header = body.value<wire::Header>();
+    if (!header || header->magic != wire::kMagic || boot_ == 0) return false;
+    ++n_requests_;
+    if (static_cast<wire::Kind>(header->kind) == wire::Kind::kPromote) {
+      channel.is_promoting = true;
+      answer_promotion(promoter().get(), *header, body, boot_,
+                       [this, id = channel.id](std::string reply) { add_reply(id, std::move(reply)); });
+    } else {
+      channel.stream.put(answer_directory_request(*shard_, *header, body, boot_), {});
     }
     return true;
   }
 
-  bool answer(SealedStream& stream) {
-    wire::Reader body(stream.message());
-    const auto header = body.value<wire::Header>();
-    if (!header || header->magic != wire::kMagic || boot_ == 0) return false;
-    ++n_requests_;
-    stream.put(answer_directory_request(*shard_, *header, body, boot_), {});
-    return true;
+  std::shared_ptr<Promoter> promoter() {
+    const std::lock_guard lock(mutex_);
+    return promoter_;
+  }
+
+  // From any thread.
+  void add_reply(uint64_t id, std::string message) {
+    const std::lock_guard lock(mutex_);
+    if (is_closing_) return;
+    replies_.emplace_back(id, std::move(message));
+    replied_.set();
+  }
+
+  void send_replies() {
+    std::vector<std::pair<uint64_t, std::string>> replies;
+    {
+      const std::lock_guard lock(mutex_);
+      replied_.clear();
+      replies.swap(replies_);
+    }
+    for (const auto& [id, message] : replies) {
+      Channel* channel = find(id);
+      if (channel == nullptr) continue;
+      channel->is_promoting = false;
+      channel->stream.put(message, {});
+      if (!serve(*channel, 0)) hang_up(id);
+    }
   }
 
   const std::shared_ptr<Shard> shard_;
@@ -169,11 +235,15 @@ class EpollDirectoryServer final : public DirectoryServer {
   Address address_;
   const UniqueFd epoll_{epoll_create1(EPOLL_CLOEXEC)};
   Wakeup stop_;
+  Wakeup replied_;
   ThreadOwner<Doorman> doorman_;
   NamedThread thread_;
   std::mutex closing_;  // held by the one close() that does the work
   std::mutex mutex_;    // guards all below
-  std::unordered_map<Channel*, std::unique_ptr<Channel>> channels_;
+  std::unordered_map<uint64_t, std::unique_ptr<Channel>> channels_;
+  uint64_t next_id_ = kReplies + 1;
+  std::shared_ptr<Promoter> promoter_;
+  std::vector<std::pair<uint64_t, std::string>> replies_;  // to promotions: channel and message
   bool is_closing_ = false;
 };
 
