@@ -80,14 +80,14 @@ class _Bare:
             array, array.ctypes.data, array.nbytes, readable=False
         )
         file = meeting.folder / "locations.npy"
-        region = pair.owner.call(
-            "serve_pool", transport=pair.transport, page_nbytes=page_nbytes, locations=str(file)
+        regions = pair.owner.call(
+            "serve_pool", transports=[pair.transport], page_nbytes=page_nbytes, locations=str(file)
         )
         self._locations = as_locations(np.load(file))
         self._endpoint: Endpoint = self._transport.open()
-        half = pair.owner.call("accept", half=self._endpoint.describe().hex())
+        half = pair.owner.call("accept", transport=pair.transport, half=self._endpoint.describe().hex())
         self._endpoint.bind(bytes.fromhex(half))
-        self._remote: RemoteRegion = self._endpoint.attach(bytes.fromhex(region))
+        self._remote: RemoteRegion = self._endpoint.attach(bytes.fromhex(regions[pair.transport]))
         self.pages = Pages(pair, page_nbytes, publish=False)
 
     def read(self, moves: list[Move], *, validated: bool) -> list[Call]:
