@@ -1,0 +1,92 @@
+// The verbs transport: puts the owner's and the reader's side together.
+#include <unistd.h>
+
+#include "leased_endpoint.h"
+#include "p2pkv/transports.h"
+#include "verbs_memory.h"
+#include "verbs_owner.h"
+#include "verbs_reader.h"
+
+namespace p2pkv {
+namespace {
+
+class VerbsTransport final : public Transport {
+ public:
+  static std::shared_ptr<VerbsTransport> start(const std::vector<std::string>& devices, std::string* error) {
+    std::vector<verbs::DeviceChoice> choices(devices.size());
+    for (size_t i = 0; i < devices.size(); ++i) {
+      if (!verbs::parse_choice(devices[i], &choices[i], error)) return nullptr;
+    }
+    auto transport = std::make_shared<VerbsTransport>();
+    transport->rails_ = verbs::Rail::open(choices, error);
+    if (transport->rails_.empty()) return nullptr;
+    transport->owner_.reset(verbs::Owner::start(transport->rails_, error).release());
+    return transport->owner_ ? transport : nullptr;
+  }
+  ~VerbsTransport() override { close(); }
+
+  // Who reaches whom within a fabric only connecting can tell.
+  std::string domain() const override { return "verbs:" + rails_[0]->fabric(); }
+
+  std::shared_ptr<MemoryRegion> register_memory(uint8_t* base, uint64_t nbytes, int, bool readable,
+                                                std::string* error) override {
+    auto registration = readable ? verbs::Registration::create(rails_, base, nbytes, true, error)
+                                 : cache_.get(rails_, base, nbytes, error);
+    if (!registration) return nullptr;
+    RegisteredRegion::Options options{base, nbytes, UniqueFd(), readable, verbs::kRegionMagic, {}};
+    options.keys = registration->keys();
+    options.registration = std::move(registration);
+    // A device may be writing there for as long as a peer takes to answer.
+    options.on_closing = [home = weak_from_this()](const RegisteredRegion& region) {
+      const auto transport = std::static_pointer_cast<VerbsTransport>(home.lock());
+      if (!transport) return;
+      for (const auto& endpoint : transport->endpoints_.all()) {
+        static_cast<LeasedEndpoint&>(*endpoint).cancel_reads_into(region);
+      }
+    };
+    auto region = regions_->add(std::move(options));
+    if (!region) *error = "the transport is closed";
+    return region;
+  }
+
+  std::shared_ptr<Endpoint> open() override {
+    auto endpoint = std::make_shared<verbs::VerbsEndpoint>(
+        verbs::VerbsHome{shared_from_this(), rails_, failed_ways_});
+    if (!endpoints_.add(endpoint)) endpoint->close();
+    return endpoint;
+  }
+
+  std::string accept(std::string_view remote, std::string* error) override {
+    return owner_->accept(remote, error);
+  }
+
+  void close() override {
+    if (getpid() != pid_) return;  // in a forked child all of it is the parent's
+    const std::lock_guard closing(closing_);
+    endpoints_.close();
+    regions_->close();
+    if (owner_) owner_->close();
+  }
+
+ private:
+  verbs::Rails rails_;
+  const std::shared_ptr<RegionTable> regions_ = std::make_shared<RegionTable>();
+  verbs::RegistrationCache cache_;
+  const std::shared_ptr<verbs::FailedWays> failed_ways_ = std::make_shared<verbs::FailedWays>();
+  ThreadOwner<verbs::Owner> owner_;
+  EndpointList endpoints_;
+  const pid_t pid_ = getpid();
+  std::mutex closing_;  // held by the one close() that does the work, so that the others return after it
+};
+
+}  // namespace
+
+std::vector<VerbsPort> verbs_ports(std::string* error) {
+  return verbs::Rail::survey(error);
+}
+
+std::shared_ptr<Transport> make_verbs_transport(const std::vector<std::string>& devices, std::string* error) {
+  return VerbsTransport::start(devices, error);
+}
+
+}  // namespace p2pkv

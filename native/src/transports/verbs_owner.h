@@ -1,0 +1,65 @@
+// The owner's side of the verbs transport: queue pairs of readers that the control loop let in, and how it is
+// noticed that they are gone.
+//
+// The device answers reads by itself. A reader that closes says good-bye, a message of nothing. One that was
+// killed does not, and its device tells nobody: so every kKeepAlive the owner RDMA READs nothing from each
+// reader's queue pair, which the reader's device answers for as long as the pair exists, even while its process
+// is stopped. Without an answer the pair is destroyed.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "p2pkv/fd.h"
+#include "p2pkv/thread.h"
+#include "verbs_memory.h"
+#include "verbs_queue_pair.h"
+
+namespace p2pkv::verbs {
+
+// Thread-safe.
+class Owner {
+ public:
+  // Null, with the reason in `error`.
+  static std::unique_ptr<Owner> start(const Rails& rails, std::string* error);
+  ~Owner() { close(); }
+
+  // The answer to a reader's half of a handshake; empty, with the reason in `error`, if it is refused.
+  std::string accept(std::string_view remote, std::string* error);
+  // Says good-bye to all readers. Idempotent.
+  void close();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Reader {
+    size_t rail;
+    std::unique_ptr<QueuePair> pair;
+    Clock::time_point next_probe;
+    bool is_probing = false;
+  };
+  using Readers = std::unordered_map<uint64_t, Reader>;  // by serial number, never used again
+
+  Owner() = default;
+  LaneBlob let_in(size_t rail, const LaneBlob& reader, uint32_t packet, std::string* error);
+  void run();
+  void look_at(CompletionQueue& completions, std::vector<Readers::node_type>* gone);
+  void probe(std::vector<Readers::node_type>* gone);
+  void wait_for_good_byes(size_t n);
+
+  Rails rails_;
+  std::vector<std::unique_ptr<CompletionQueue>> completions_;  // by rail
+  Wakeup stop_;
+  NamedThread thread_;
+  std::mutex closing_;  // held by the one close() that does the work
+  std::mutex mutex_;    // guards all below
+  bool is_closed_ = false;
+  uint64_t last_serial_ = 0;
+  Readers readers_;
+};
+
+}  // namespace p2pkv::verbs
