@@ -63,6 +63,10 @@ class TransportFixtures:
     secret_at: ClassVar[int] = -1
     """Where in the owner's half of a handshake a byte stands without which the owner lets nobody in."""
 
+    survives_a_closed_region: ClassVar[bool] = True
+    """Whether a connection over which a closed region was asked for is good for other regions. A connection of an
+    RDMA device is not: the peer's device ends it."""
+
     # --- fixtures ---
 
     @pytest.fixture

@@ -1,6 +1,6 @@
 """The transports p2pkv knows, and the choice between them.
 
-Built in are ``shm``, ``tcp`` and ``local``; a package adds its own with an entry point of the group
+Built in are ``shm``, ``verbs``, ``tcp`` and ``local``; a package adds its own with an entry point of the group
 ``p2pkv.transports`` whose name is the transport's and whose value is the class. ``docs/transports.md`` tells
 how.
 """
@@ -15,14 +15,15 @@ from p2pkv.errors import ConfigError, TransportError
 from p2pkv.transports.base import Transport
 from p2pkv.transports.local import LocalTransport
 from p2pkv.transports.native import ShmTransport, TcpTransport
+from p2pkv.transports.verbs import VerbsTransport
 
 ENTRY_POINT_GROUP = "p2pkv.transports"
 
-AUTO = ("shm", "tcp")
+AUTO = ("shm", "verbs", "tcp")
 """What ``transports: auto`` stands for, best first."""
 
 _BUILT_IN: Mapping[str, type[Transport]] = {
-    transport.name: transport for transport in (ShmTransport, TcpTransport, LocalTransport)
+    transport.name: transport for transport in (ShmTransport, VerbsTransport, TcpTransport, LocalTransport)
 }
 
 
@@ -73,12 +74,18 @@ def wanted(setting: str | Sequence[str]) -> list[str]:
     return asked
 
 
-def create(setting: str | Sequence[str], *, host: str, advertise: str) -> list[Transport]:
+def create(
+    setting: str | Sequence[str], *, host: str, advertise: str, verbs_devices: Sequence[str] = ()
+) -> list[Transport]:
     """Start the transports that ``setting`` asks for, best first; all of them, or none is left running."""
     started: list[Transport] = []
     try:
         for name in wanted(setting):
-            started.append(transport_class(name).create(host=host, advertise=advertise))
+            wanted_class = transport_class(name)
+            if issubclass(wanted_class, VerbsTransport):
+                started.append(wanted_class.create(host=host, advertise=advertise, devices=verbs_devices))
+            else:
+                started.append(wanted_class.create(host=host, advertise=advertise))
     except BaseException:
         for transport in started:
             transport.close()

@@ -18,20 +18,27 @@ class VerbsTransport final : public Transport {
       if (!verbs::parse_choice(devices[i], &choices[i], error)) return nullptr;
     }
     auto transport = std::make_shared<VerbsTransport>();
-    transport->rails_ = verbs::Rail::open(choices, error);
-    if (transport->rails_.empty()) return nullptr;
-    transport->owner_.reset(verbs::Owner::start(transport->rails_, error).release());
-    return transport->owner_ ? transport : nullptr;
+    auto& devices_in_use = transport->in_use_;
+    devices_in_use.rails = verbs::Rail::open(choices, error);
+    if (devices_in_use.rails.empty()) return nullptr;
+    transport->domain_ = "verbs:" + devices_in_use.rails[0]->fabric();
+    devices_in_use.owner = verbs::Owner::start(devices_in_use.rails, error);
+    return devices_in_use.owner ? transport : nullptr;
   }
   ~VerbsTransport() override { close(); }
 
   // Who reaches whom within a fabric only connecting can tell.
-  std::string domain() const override { return "verbs:" + rails_[0]->fabric(); }
+  std::string domain() const override { return domain_; }
 
   std::shared_ptr<MemoryRegion> register_memory(uint8_t* base, uint64_t nbytes, int, bool readable,
                                                 std::string* error) override {
-    auto registration = readable ? verbs::Registration::create(rails_, base, nbytes, true, error)
-                                 : cache_.get(rails_, base, nbytes, error);
+    const verbs::Rails rails = in_use().rails;
+    if (rails.empty()) {
+      *error = "the transport is closed";
+      return nullptr;
+    }
+    auto registration = readable ? verbs::Registration::create(rails, base, nbytes, true, error)
+                                 : cache_.get(rails, base, nbytes, error);
     if (!registration) return nullptr;
     RegisteredRegion::Options options{base, nbytes, UniqueFd(), readable, verbs::kRegionMagic, {}};
     options.keys = registration->keys();
@@ -51,13 +58,16 @@ class VerbsTransport final : public Transport {
 
   std::shared_ptr<Endpoint> open() override {
     auto endpoint = std::make_shared<verbs::VerbsEndpoint>(
-        verbs::VerbsHome{shared_from_this(), rails_, failed_ways_});
+        verbs::VerbsHome{shared_from_this(), in_use().rails, failed_ways_});
     if (!endpoints_.add(endpoint)) endpoint->close();
     return endpoint;
   }
 
   std::string accept(std::string_view remote, std::string* error) override {
-    return owner_->accept(remote, error);
+    const auto owner = in_use().owner;
+    if (owner) return owner->accept(remote, error);
+    *error = "the transport is closed";
+    return {};
   }
 
   void close() override {
@@ -65,15 +75,28 @@ class VerbsTransport final : public Transport {
     const std::lock_guard closing(closing_);
     endpoints_.close();
     regions_->close();
-    if (owner_) owner_->close();
+    if (const auto owner = in_use().owner) owner->close();
+    const std::lock_guard lock(mutex_);
+    in_use_ = {};
   }
 
  private:
-  verbs::Rails rails_;
+  // What keeps devices open; gone when the transport is closed.
+  struct InUse {
+    verbs::Rails rails;
+    std::shared_ptr<verbs::Owner> owner;
+  };
+  InUse in_use() {
+    const std::lock_guard lock(mutex_);
+    return in_use_;
+  }
+
+  std::string domain_;
+  std::mutex mutex_;  // guards in_use_
+  InUse in_use_;
   const std::shared_ptr<RegionTable> regions_ = std::make_shared<RegionTable>();
   verbs::RegistrationCache cache_;
   const std::shared_ptr<verbs::FailedWays> failed_ways_ = std::make_shared<verbs::FailedWays>();
-  ThreadOwner<verbs::Owner> owner_;
   EndpointList endpoints_;
   const pid_t pid_ = getpid();
   std::mutex closing_;  // held by the one close() that does the work, so that the others return after it

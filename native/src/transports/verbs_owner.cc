@@ -29,8 +29,8 @@ constexpr uint64_t id_of(uint64_t serial, Kind kind) {
 
 }  // namespace
 
-std::unique_ptr<Owner> Owner::start(const Rails& rails, std::string* error) {
-  std::unique_ptr<Owner> owner(new Owner);
+std::shared_ptr<Owner> Owner::start(const Rails& rails, std::string* error) {
+  std::shared_ptr<Owner> owner(new Owner, DeleteUnlessForked<Owner>());
   owner->rails_ = rails;
   for (const auto& rail : rails) {
     owner->completions_.push_back(CompletionQueue::create(rail, kMaxReaders * kCompletionsEach, error));

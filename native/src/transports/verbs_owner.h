@@ -26,7 +26,7 @@ namespace p2pkv::verbs {
 class Owner {
  public:
   // Null, with the reason in `error`.
-  static std::unique_ptr<Owner> start(const Rails& rails, std::string* error);
+  static std::shared_ptr<Owner> start(const Rails& rails, std::string* error);
   ~Owner() { close(); }
 
   // The answer to a reader's half of a handshake; empty, with the reason in `error`, if it is refused.

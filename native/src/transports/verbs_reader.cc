@@ -163,6 +163,8 @@ void VerbsEndpoint::release() {
   for (Connected& connected : lanes_) connected.lane->say_good_bye();
   const std::lock_guard lock(mutex_);
   lanes_.clear();
+  home_.rails.clear();
+  interrupted_.close();
 }
 
 VerbsBatch::VerbsBatch(std::shared_ptr<VerbsEndpoint> endpoint, std::shared_ptr<RegisteredRegion> local,

@@ -85,8 +85,8 @@ class VerbsEndpoint final : public LeasedEndpoint {
   bool make_lanes(std::string* error);
   void connect_lanes(const std::vector<LaneBlob>& peer, uint32_t packet, std::string* error);
 
-  const VerbsHome home_;
-  const Wakeup interrupted_;
+  VerbsHome home_;  // fixed until release()
+  Wakeup interrupted_;
   uint32_t nonce_ = 0;
   std::string blob_;
   std::string failure_;
