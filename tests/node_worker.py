@@ -20,6 +20,7 @@ from p2pkv import Config, Node, Outcome, P2PKVError
 from p2pkv.transports.base import Transport
 from p2pkv.transports.faulty import Faults, FaultyTransport
 from p2pkv.transports.native import ShmTransport, TcpTransport
+from p2pkv.transports.verbs import VerbsTransport
 
 
 class Worker:
@@ -133,7 +134,8 @@ def _hunted(number: int, sizes: list[int], seed: int) -> tuple[list[str], int]:
 
 
 def _sabotaged(fault: str, transport: str) -> list[Transport]:
-    inner = {"shm": ShmTransport, "tcp": TcpTransport}[transport]()
+    built_in: list[type[Transport]] = [ShmTransport, TcpTransport, VerbsTransport]
+    inner = next(way for way in built_in if way.name == transport)()
     return [FaultyTransport(inner, Faults(**{fault: True}))]
 
 

@@ -15,9 +15,11 @@ class TestVerbs(TransportContract):
     factory = "p2pkv.transports.verbs:VerbsTransport"
     secret_at = 10  # the highest byte of the nonce
     survives_a_closed_region = False
+    churn_pause = 0.005  # an emulated machine reads a batch in 0.1 s
 
 
 class TestVerbsOverOneRail(TransportContract):
     factory = "tests.rdma_vm.one_rail:one_rail"
     secret_at = 10
     survives_a_closed_region = False
+    churn_pause = 0.005  # an emulated machine reads a batch in 0.1 s
