@@ -253,6 +253,9 @@ class VerbsPort:
     @property
     def missing(self) -> str: ...
 
+HAS_VERBS: bool
+"""Whether this build knows verbs: its headers were there."""
+
 def verbs_ports() -> list[VerbsPort]: ...
 def verbs_transport(devices: list[str]) -> Transport: ...
 

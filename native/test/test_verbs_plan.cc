@@ -126,7 +126,8 @@ TEST(verbs_plans_read_every_byte_and_word_of_random_batches) {
                        static_cast<int64_t>(length)});
       if (below(2) && spans.size() > 1) {
         const Span& before = spans[spans.size() - 2];
-        if (before.remote + before.length + static_cast<int64_t>(length) <= static_cast<int64_t>(remote.size()))
+        if (before.remote + before.length + static_cast<int64_t>(length) <=
+            static_cast<int64_t>(remote.size()))
           spans.back().remote = before.remote + before.length;
       }
       words.push_back({below(4) ? 8 * below(below(2) ? 4096 : remote.size() / 8) : kNoWord, 0});

@@ -173,7 +173,9 @@ def main() -> None:
         if command["do"] == "accept":
             answer(half=transport.accept(bytes.fromhex(command["half"])).hex())
         elif command["do"] == "churn":
-            threading.Thread(target=_churn, args=(memory, command["pause"]), name="p2pkv-churn", daemon=True).start()
+            threading.Thread(
+                target=_churn, args=(memory, command["pause"]), name="p2pkv-churn", daemon=True
+            ).start()
             answer()
         elif command["do"] == "usage":
             answer(**usage())

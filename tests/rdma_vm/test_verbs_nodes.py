@@ -24,7 +24,9 @@ NBYTES = 16384
 def fetched(node: NodeProcess, transport: str) -> float:
     """Return how many pages a node has fetched over a transport."""
     counters = node.call("counters")
-    return sum(n for name, n in counters.items() if name.startswith("p2pkv_fetched_pages") and transport in name)
+    return sum(
+        n for name, n in counters.items() if name.startswith("p2pkv_fetched_pages") and transport in name
+    )
 
 
 def two_nodes(cluster: Cluster, **settings: object) -> tuple[NodeProcess, NodeProcess]:

@@ -26,10 +26,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parents[1] / "build" / "rdma-vm"
 # before the root file system is there, and RDMA
-MODULES = (
-    "virtio_pci virtio_console 9pnet_virtio 9p overlay veth crc32_generic crc32_pclmul "
-    "ib_uverbs ib_umad rdma_ucm rdma_rxe"
-).split()
+MODULES = [
+    *("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay"),
+    *("veth", "crc32_generic", "crc32_pclmul", "ib_uverbs", "ib_umad", "rdma_ucm", "rdma_rxe"),
+]
 KERNEL_PACKAGES = ("linux-image-amd64", "linux-image-generic")
 MEMORY_MIB = 3072
 MAX_CPUS = 4
@@ -171,9 +171,10 @@ def run(command: list[str], timeout: float) -> int:
         job = Path(folder)
         write_job(job, command)
         # the pipe is never written to: at the end of its input QEMU would close the guest's output
-        with open(job / "qemu", "wb") as errors, subprocess.Popen(
-            qemu(image, job), stdin=subprocess.PIPE, stderr=errors
-        ) as guest:
+        with (
+            open(job / "qemu", "wb") as errors,
+            subprocess.Popen(qemu(image, job), stdin=subprocess.PIPE, stderr=errors) as guest,
+        ):
             try:
                 guest.wait(timeout)
             except subprocess.TimeoutExpired:

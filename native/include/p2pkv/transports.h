@@ -41,11 +41,14 @@ struct VerbsPort {
   std::string missing;  // why it can't be used; empty if it can
 };
 
+// Whether the headers were there when p2pkv was built.
+bool has_verbs();
+
 // The ports of this machine, usable or not. Empty, with what is missing in `error`, where there are none.
 std::vector<VerbsPort> verbs_ports(std::string* error);
 
-// Peers with RDMA devices. `devices`: which to use, each NAME[:PORT][=ADDRESS]; empty: every usable one. Null,
-// with the reason in `error`.
+// Peers with RDMA devices. `devices`: which to use, each NAME[:PORT][=ADDRESS]; empty: every usable one.
+// Null, with the reason in `error`.
 std::shared_ptr<Transport> make_verbs_transport(const std::vector<std::string>& devices, std::string* error);
 
 }  // namespace p2pkv

@@ -172,7 +172,8 @@ void bind_transport(nb::module_& m) {
             std::shared_ptr<MemoryRegion> region;
             {
               const nb::gil_scoped_release unlocked;  // locking gigabytes takes seconds
-              region = self.register_memory(reinterpret_cast<uint8_t*>(address), nbytes, fd, readable, &error);
+              region =
+                  self.register_memory(reinterpret_cast<uint8_t*>(address), nbytes, fd, readable, &error);
             }
             return or_raise(std::move(region), error);
           },
@@ -224,6 +225,7 @@ void bind_verbs(nb::module_& m) {
       .def_ro("numa_node", &VerbsPort::numa_node)
       .def_ro("missing", &VerbsPort::missing);
 
+  m.attr("HAS_VERBS") = has_verbs();
   m.def("verbs_ports", [] {
     std::string error;
     std::vector<VerbsPort> ports;

@@ -104,6 +104,10 @@ class VerbsTransport final : public Transport {
 
 }  // namespace
 
+bool has_verbs() {
+  return true;
+}
+
 std::vector<VerbsPort> verbs_ports(std::string* error) {
   return verbs::Rail::survey(error);
 }

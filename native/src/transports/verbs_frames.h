@@ -19,8 +19,8 @@ struct EndpointBlob {
   uint32_t magic;
   uint16_t version;
   uint8_t n_lanes;
-  uint8_t reserved;
-  uint32_t nonce;  // the 24 bits from which packets are numbered are the XOR of both ends' nonces
+  uint8_t n_rails;  // this end has, those that are down included
+  uint32_t nonce;   // the 24 bits from which packets are numbered are the XOR of both ends' nonces
   uint32_t reserved2;
 };
 static_assert(sizeof(EndpointBlob) == 16);

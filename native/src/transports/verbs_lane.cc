@@ -9,8 +9,8 @@
 namespace p2pkv::verbs {
 namespace {
 
-// 256 reads of a page of 64 KiB are 16 MiB: more than any link holds. 8 pieces are a page in 8 layers' worth of
-// places; more make the device's entries larger than they are worth (a guess).
+// 256 reads of a page of 64 KiB are 16 MiB: more than any link holds. 8 pieces are a page in 8 layers' worth
+// of places; more make the device's entries larger than they are worth (a guess).
 constexpr uint32_t kDepth = 256;
 constexpr uint32_t kPieces = 8;
 // Longer ones gain nothing, and a read that has to be repeated is repeated as a whole.

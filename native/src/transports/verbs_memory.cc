@@ -15,8 +15,8 @@ std::string lock_limit() {
 }
 
 std::string why_not(const Rail& rail, uint64_t nbytes, int error) {
-  std::string text = rail.name() + " can't register " + std::to_string(nbytes) + " bytes: " +
-                     std::strerror(error);
+  std::string text =
+      rail.name() + " can't register " + std::to_string(nbytes) + " bytes: " + std::strerror(error);
   if (nbytes > rail.limits().max_mr_size) {
     return text + "; the device takes " + std::to_string(rail.limits().max_mr_size) + " at a time";
   }

@@ -11,8 +11,8 @@
 namespace p2pkv::verbs {
 namespace {
 
-// A packet every 5 seconds for each reader; with kAckTimeout and kRetries (verbs_queue_pair.cc) the queue pair of
-// a killed reader lives on for about 10 seconds.
+// A packet every 5 seconds for each reader; with kAckTimeout and kRetries (verbs_queue_pair.cc) the queue
+// pair of a killed reader lives on for about 10 seconds.
 constexpr auto kKeepAlive = std::chrono::seconds(5);
 constexpr int kLookMs = 1000;
 // Queue pairs of readers. Each can have three completions outstanding, and devices have queues of 32,767
@@ -49,6 +49,7 @@ std::string Owner::accept(std::string_view remote, std::string* error) {
   EndpointBlob blob{};
   blob.magic = kEndpointMagic;
   blob.version = kFrameVersion;
+  blob.n_rails = static_cast<uint8_t>(rails_.size());
   fill_random(&blob.nonce, sizeof blob.nonce);
   blob.nonce &= 0xffffff;
   std::string answer;
@@ -56,8 +57,7 @@ std::string Owner::accept(std::string_view remote, std::string* error) {
   for (size_t rail = 0; rail < rails_.size() && blob.n_lanes < lanes.size(); ++rail) {
     Rail::Address now;
     if (!rails_[rail]->address(&now)) continue;  // the next rail takes its place
-    const LaneBlob lane =
-        let_in(rail, lanes[blob.n_lanes], first_packet(blob.nonce, reader.nonce), error);
+    const LaneBlob lane = let_in(rail, lanes[blob.n_lanes], first_packet(blob.nonce, reader.nonce), error);
     n_good += lane.queue_pair != 0;
     ++blob.n_lanes;
     answer += to_blob(lane);
@@ -82,7 +82,8 @@ LaneBlob Owner::let_in(size_t rail, const LaneBlob& reader, uint32_t packet, std
   lane.mtu = reader.mtu;
   // A completion queue for reads is not needed here: the only request is the probe or the good-bye.
   auto pair = QueuePair::create(rails_[rail], *completions_[rail], {2, 1}, error);
-  if (!pair || !pair->post_receive(id_of(serial, kReceive)) || !pair->connect(reader, packet, error)) return lane;
+  if (!pair || !pair->post_receive(id_of(serial, kReceive)) || !pair->connect(reader, packet, error))
+    return lane;
   lane = pair->describe(static_cast<uint8_t>(rail));
   const std::lock_guard lock(mutex_);
   if (is_closed_) return {};

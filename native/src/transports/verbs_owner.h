@@ -3,8 +3,8 @@
 //
 // The device answers reads by itself. A reader that closes says good-bye, a message of nothing. One that was
 // killed does not, and its device tells nobody: so every kKeepAlive the owner RDMA READs nothing from each
-// reader's queue pair, which the reader's device answers for as long as the pair exists, even while its process
-// is stopped. Without an answer the pair is destroyed.
+// reader's queue pair, which the reader's device answers for as long as the pair exists, even while its
+// process is stopped. Without an answer the pair is destroyed.
 #pragma once
 
 #include <chrono>

@@ -13,8 +13,8 @@
 
 namespace p2pkv::verbs {
 
-// Bounds how long words stay unread, and so how often an overwritten page is noticed late; the fence costs one
-// round trip a chunk, which is less than 2 % of it at 25 GB/s.
+// Bounds how long words stay unread, and so how often an overwritten page is noticed late; the fence costs
+// one round trip a chunk, which is less than 2 % of it at 25 GB/s.
 constexpr uint64_t kChunkBytes = 8 << 20;
 // So that a chunk of tiny pages is not longer on its way than one of large pages.
 constexpr uint32_t kChunkSpans = 4096;
@@ -85,7 +85,7 @@ class ReadPlan {
   std::vector<Piece> pieces_;
   std::vector<Expected> expected_;
   std::vector<Chunk> chunks_;
-  uint32_t first_expected_ = 0;                          // of the chunk being built
+  uint32_t first_expected_ = 0;                           // of the chunk being built
   std::vector<std::pair<uint64_t, uint32_t>> by_offset_;  // its words' offsets and whose they are
 };
 

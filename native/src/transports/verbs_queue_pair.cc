@@ -12,8 +12,8 @@ namespace {
 // 4.096 us * 2^17 = 0.54 s until a packet that was lost is asked for again: within the default deadline of a
 // call, and long enough for a busy machine with Soft-RoCE (at 2^14, 67 ms, its reads fell to a twentieth).
 constexpr uint8_t kAckTimeout = 17;
-// The most that counts: Soft-RoCE takes 7, the largest value, for "forever". A peer that is gone is noticed after
-// 7 time-outs, 3.8 s (mlx5 waits up to four times as long); calls return by their own deadline before.
+// The most that counts: Soft-RoCE takes 7, the largest value, for "forever". A peer that is gone is noticed
+// after 7 time-outs, 3.8 s (mlx5 waits up to four times as long); calls return by their own deadline before.
 constexpr uint8_t kRetries = 6;
 // Nobody waits for receives: a good-bye that finds none posted is not worth repeating.
 constexpr uint8_t kReceiverNotReadyRetries = 0;

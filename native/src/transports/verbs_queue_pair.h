@@ -52,8 +52,8 @@ class QueuePair {
   QueuePair& operator=(const QueuePair&) = delete;
 
   LaneBlob describe(uint8_t rail_number) const;
-  // Connects to the peer's; both number their packets from `first_packet`. The kernel may have to find out the
-  // peer's hardware address, for which it takes a second at most.
+  // Connects to the peer's; both number their packets from `first_packet`. The kernel may have to find out
+  // the peer's hardware address, for which it takes a second at most.
   bool connect(const LaneBlob& peer, uint32_t first_packet, std::string* error);
   bool is_connected() const { return is_connected_; }
 

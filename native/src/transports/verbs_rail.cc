@@ -85,8 +85,8 @@ bool parse_choice(const std::string& text, DeviceChoice* choice, std::string* er
   if (colon != std::string::npos) {
     const char* end = front.data() + front.size();
     const auto parsed = std::from_chars(front.data() + colon + 1, end, choice->port);
-    is_good = is_good && parsed.ec == std::errc() && parsed.ptr == end && choice->port >= 1 &&
-              choice->port <= 255;
+    is_good =
+        is_good && parsed.ec == std::errc() && parsed.ptr == end && choice->port >= 1 && choice->port <= 255;
   }
   if (equals != std::string::npos) {
     uint8_t bytes[16];
@@ -213,8 +213,9 @@ std::vector<std::shared_ptr<Rail>> Rail::open(const std::vector<DeviceChoice>& c
   std::vector<std::shared_ptr<Rail>> rails;
   std::vector<VerbsPort> ports = survey(error);
   if (ports.empty()) return rails;
-  std::sort(ports.begin(), ports.end(),
-            [](const auto& a, const auto& b) { return std::tie(a.device, a.port) < std::tie(b.device, b.port); });
+  std::sort(ports.begin(), ports.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.device, a.port) < std::tie(b.device, b.port);
+  });
   const Api* api = Api::get(error);
   const DeviceList list(*api);
   const auto open_seen = [&](const VerbsPort& port, const DeviceChoice& choice) -> std::shared_ptr<Rail> {
@@ -234,8 +235,8 @@ std::vector<std::shared_ptr<Rail>> Rail::open(const std::vector<DeviceChoice>& c
     const size_t n_before = rails.size();
     *error = "there is no device " + choice_text(choice);
     for (const VerbsPort& port : ports) {
-      const bool is_chosen = choice.name.empty() || (choice.name == port.device &&
-                                                     (choice.port == 0 || choice.port == port.port));
+      const bool is_chosen = choice.name.empty() ||
+                             (choice.name == port.device && (choice.port == 0 || choice.port == port.port));
       if (!is_chosen || rails.size() == kMaxRails) continue;
       auto rail = open_seen(port, choice);
       if (rail && (rails.empty() || rails[0]->fabric() == rail->fabric())) rails.push_back(std::move(rail));

@@ -10,8 +10,8 @@
 namespace p2pkv::verbs {
 namespace {
 
-// Below this a second lane's completions cost more than its bandwidth brings (a guess from wake-ups of 5 us at
-// 25 GB/s).
+// Below this a second lane's completions cost more than its bandwidth brings (a guess from wake-ups of 5 us
+// at 25 GB/s).
 constexpr uint64_t kSpreadFromBytes = 256 << 10;
 // A wake-up by interrupt costs some 5 us; what comes sooner is waited for.
 constexpr auto kSpin = std::chrono::microseconds(50);
@@ -89,6 +89,7 @@ std::string VerbsEndpoint::describe() {
   blob.magic = kEndpointMagic;
   blob.version = kFrameVersion;
   blob.n_lanes = static_cast<uint8_t>(lanes_.size());
+  blob.n_rails = static_cast<uint8_t>(home_.rails.size());
   blob.nonce = nonce_;
   blob_ = to_blob(blob);
   for (const Connected& connected : lanes_) blob_ += to_blob(connected.lane->describe());
@@ -106,6 +107,9 @@ bool VerbsEndpoint::bind(std::string_view remote, std::string* error) {
   }
   if (lanes_.empty() && !make_lanes(error)) return false;
   connect_lanes(peer, first_packet(nonce_, blob.nonce), error);
+  if (lanes_.size() < std::min<size_t>(home_.rails.size(), blob.n_rails)) {
+    retire_at_ = Clock::now() + kRetryRail;
+  }
   is_bound_ = true;
   return true;
 }
@@ -121,7 +125,6 @@ void VerbsEndpoint::connect_lanes(const std::vector<LaneBlob>& peer, uint32_t pa
     if (is_good) connected.push_back(std::move(lane));
   }
   lanes_ = std::move(connected);
-  if (lanes_.size() < home_.rails.size()) retire_at_ = Clock::now() + kRetryRail;
   const int here = own_numa_node();
   std::stable_partition(lanes_.begin(), lanes_.end(),
                         [&](const Connected& lane) { return lane.lane->numa_node() == here; });
@@ -198,7 +201,8 @@ void VerbsBatch::start() {
 }
 
 BatchMemory VerbsBatch::memory() {
-  return {spans_, words_, statuses_, *static_cast<const Registration*>(local_->registration()), remote_->keys};
+  return {spans_, words_, statuses_, *static_cast<const Registration*>(local_->registration()),
+          remote_->keys};
 }
 
 bool VerbsBatch::drive(const Deadline* deadline) {
@@ -261,8 +265,8 @@ bool VerbsBatch::hand_over(size_t failed) {
   return true;
 }
 
-// Gives up on lanes from which nothing comes, if another will do or it never was any good. A peer that answered
-// before may be slow: that is for the deadline to end.
+// Gives up on lanes from which nothing comes, if another will do or it never was any good. A peer that
+// answered before may be slow: that is for the deadline to end.
 bool VerbsBatch::drop_stalled() {
   const auto now = Lane::Clock::now();
   for (size_t i = 0; i < endpoint_->lanes_.size(); ++i) {

@@ -13,7 +13,9 @@ NOBODY = "02:00:00:00:00:99"
 
 def count(kind: str, pid: int) -> int:
     """Return how many queue pairs (``qp``), regions (``mr``) or completion queues (``cq``) a process has."""
-    told = subprocess.run(["rdma", "-j", "resource", "show", kind], capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        ["rdma", "-j", "resource", "show", kind], capture_output=True, text=True, check=True
+    )
     return sum(entry.get("pid") == pid for entry in json.loads(told.stdout or "[]"))
 
 
@@ -35,7 +37,8 @@ def black_hole(device: str, address: str) -> Iterator[None]:
 
 def _neighbour(device: str, address: str, mac: str) -> None:
     subprocess.run(
-        ["/sbin/ip", "neigh", "replace", address, "dev", device, "lladdr", mac, "nud", "permanent"], check=True
+        ["/sbin/ip", "neigh", "replace", address, "dev", device, "lladdr", mac, "nud", "permanent"],
+        check=True,
     )
 
 
