@@ -1,8 +1,8 @@
 """Readers that connect to one node and are killed, one after another; told how many on stdin, says when it is done.
 
-``raw`` and ``verbs`` readers are children that connect and read as a node would, over shm and tcp or over verbs, but join
-no cluster; ``node`` readers are nodes. The
-process that forks them runs no thread of its own. Half of them are killed while a read is under way.
+``raw`` and ``verbs`` readers are children that connect and read as a node would, over shm and tcp or over verbs, but
+join no cluster; ``node`` readers are nodes. The process that forks them runs no thread of its own. Half of them are
+killed while a read is under way.
 """
 
 from __future__ import annotations

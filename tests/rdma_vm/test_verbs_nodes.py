@@ -44,6 +44,10 @@ def all_right(node: NodeProcess, timeout: float = 2.0) -> bool:
     answer = node.call("fetch", keys=KEYS, nbytes=NBYTES, timeout=timeout)
     assert answer["wrong"] == []
     assert answer["seconds"] < timeout + GRACE
+    if not all(answer["hits"]):
+        print(
+            {name: n for name, n in node.call("counters").items() if "missed" in name or "fallbacks" in name}
+        )
     return all(answer["hits"])
 
 

@@ -22,7 +22,8 @@ class VerbsTransport final : public Transport {
     devices_in_use.rails = verbs::Rail::open(choices, error);
     if (devices_in_use.rails.empty()) return nullptr;
     transport->domain_ = "verbs:" + devices_in_use.rails[0]->fabric();
-    devices_in_use.owner = verbs::Owner::start(devices_in_use.rails, error);
+    devices_in_use.connector.reset(new verbs::Connector, DeleteUnlessForked<verbs::Connector>());
+    devices_in_use.owner = verbs::Owner::start(devices_in_use.rails, devices_in_use.connector, error);
     return devices_in_use.owner ? transport : nullptr;
   }
   ~VerbsTransport() override { close(); }
@@ -57,8 +58,9 @@ class VerbsTransport final : public Transport {
   }
 
   std::shared_ptr<Endpoint> open() override {
+    const InUse now = in_use();
     auto endpoint = std::make_shared<verbs::VerbsEndpoint>(
-        verbs::VerbsHome{shared_from_this(), in_use().rails, failed_ways_});
+        verbs::VerbsHome{shared_from_this(), now.rails, now.connector, failed_ways_});
     if (!endpoints_.add(endpoint)) endpoint->close();
     return endpoint;
   }
@@ -75,7 +77,9 @@ class VerbsTransport final : public Transport {
     const std::lock_guard closing(closing_);
     endpoints_.close();
     regions_->close();
-    if (const auto owner = in_use().owner) owner->close();
+    const InUse last = in_use();
+    if (last.connector) last.connector->close();
+    if (last.owner) last.owner->close();
     const std::lock_guard lock(mutex_);
     in_use_ = {};
   }
@@ -84,6 +88,7 @@ class VerbsTransport final : public Transport {
   // What keeps devices open; gone when the transport is closed.
   struct InUse {
     verbs::Rails rails;
+    std::shared_ptr<verbs::Connector> connector;
     std::shared_ptr<verbs::Owner> owner;
   };
   InUse in_use() {

@@ -64,9 +64,10 @@ std::unique_ptr<Lane> Lane::create(std::shared_ptr<Rail> rail, uint8_t rail_numb
   return lane->pair_ ? std::move(lane) : nullptr;
 }
 
-bool Lane::connect(const LaneBlob& peer, uint32_t first_packet, std::string* error) {
+void Lane::connect(const LaneBlob& peer, uint32_t first_packet, Connector& connector) {
   peer_rail_ = peer.rail;
-  return pair_ && pair_->post_receive(kReceive) && pair_->connect(peer, first_packet, error);
+  pair_->post_receive(kReceive);
+  outcome_ = connector.connect({completions_, pair_, peer, first_packet});
 }
 
 void Lane::begin(const BatchMemory& batch, const std::vector<uint32_t>& share) {
@@ -78,18 +79,16 @@ void Lane::begin(const BatchMemory& batch, const std::vector<uint32_t>& share) {
     last_arrival_ = Clock::now();
   }
   plan_->append(share);
-  if (is_proven_ || is_probing_) return;
-  is_probing_ = true;
-  if (!pair_->post_probe(kProbe)) destroy();
 }
 
 void Lane::post_first() {
   bool has_moved = false;
-  if (is_alive() && !post(&has_moved)) destroy();
+  if (is_alive() && !is_connecting() && !post(&has_moved)) destroy();
 }
 
 Lane::Progress Lane::advance() {
   if (!is_alive()) return Progress::kLost;
+  if (is_connecting()) return Progress::kBlocked;
   bool has_moved = false;
   const Progress progress = take_completions(&has_moved);
   settle_chunks();
@@ -137,6 +136,11 @@ void Lane::settle_chunks() {
 
 // Posts what the queue and the buffer for words have room for, with one doorbell.
 bool Lane::post(bool* has_moved) {
+  if (!pair_->is_connected()) return false;
+  if (!is_proven_ && !is_probing_) {
+    is_probing_ = true;
+    if (!pair_->post_probe(kProbe)) return false;
+  }
   const auto& reads = plan_->reads();
   const auto& chunks = plan_->chunks();
   requests_.clear();
@@ -205,7 +209,8 @@ void Lane::destroy() {
 }
 
 void Lane::say_good_bye() {
-  if (!is_alive() || !pair_->is_connected() || !pair_->post_good_bye(kGoodBye)) return;
+  const bool is_connected = is_alive() && outcome_.valid() && !is_connecting() && pair_->is_connected();
+  if (!is_connected || !pair_->post_good_bye(kGoodBye)) return;
   const Deadline deadline = Deadline::after(kGoodByeS);
   while (!deadline.passed()) {
     completions_->arm();

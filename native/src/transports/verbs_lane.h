@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "verbs_connector.h"
 #include "verbs_memory.h"
 #include "verbs_plan.h"
 #include "verbs_queue_pair.h"
@@ -40,7 +41,9 @@ class Lane {
   ~Lane() { destroy(); }
 
   LaneBlob describe() const { return pair_->describe(rail_number_); }
-  bool connect(const LaneBlob& peer, uint32_t first_packet, std::string* error);
+  // Begins to connect; what comes of it advance() finds.
+  void connect(const LaneBlob& peer, uint32_t first_packet, Connector& connector);
+  const Outcome& outcome() const { return outcome_; }
 
   // Begins to read a share of the batch; while another is under way, after it.
   void begin(const BatchMemory& batch, const std::vector<uint32_t>& share);
@@ -69,6 +72,7 @@ class Lane {
 
  private:
   Lane() = default;
+  bool is_connecting() const { return !is_known(outcome_, 0.0); }
   bool post(bool* has_moved);
   Progress take_completions(bool* has_moved);
   void settle_chunks();
@@ -81,8 +85,9 @@ class Lane {
   uint8_t peer_rail_ = 0;
   std::vector<uint8_t> word_buffer_;
   std::shared_ptr<Registration> word_memory_;
-  std::unique_ptr<CompletionQueue> completions_;
-  std::unique_ptr<QueuePair> pair_;  // destroyed before its completion queue
+  std::shared_ptr<CompletionQueue> completions_;
+  std::shared_ptr<QueuePair> pair_;  // destroyed before its completion queue
+  Outcome outcome_;                  // of connecting it; nothing is posted before it is known
 
   // Of the batch under way. Reads are numbered as in the plan.
   std::optional<BatchMemory> batch_;

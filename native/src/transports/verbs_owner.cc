@@ -20,6 +20,8 @@ constexpr int kLookMs = 1000;
 constexpr uint32_t kMaxReaders = 4096;
 constexpr uint32_t kCompletionsEach = 3;
 constexpr double kGoodByeS = 0.05;
+// The most that the control loop waits; connecting takes the device about a millisecond.
+constexpr double kConnectS = 0.05;
 
 // What a completion is about, in the low bits of its id; the reader's serial number is above them.
 enum Kind : uint64_t { kProbe = 0, kGoodBye = 1, kReceive = 2 };
@@ -29,9 +31,11 @@ constexpr uint64_t id_of(uint64_t serial, Kind kind) {
 
 }  // namespace
 
-std::shared_ptr<Owner> Owner::start(const Rails& rails, std::string* error) {
+std::shared_ptr<Owner> Owner::start(const Rails& rails, std::shared_ptr<Connector> connector,
+                                    std::string* error) {
   std::shared_ptr<Owner> owner(new Owner, DeleteUnlessForked<Owner>());
   owner->rails_ = rails;
+  owner->connector_ = std::move(connector);
   for (const auto& rail : rails) {
     owner->completions_.push_back(CompletionQueue::create(rail, kMaxReaders * kCompletionsEach, error));
     if (!owner->completions_.back()) return nullptr;
@@ -52,22 +56,33 @@ std::string Owner::accept(std::string_view remote, std::string* error) {
   blob.n_rails = static_cast<uint8_t>(rails_.size());
   fill_random(&blob.nonce, sizeof blob.nonce);
   blob.nonce &= 0xffffff;
-  std::string answer;
-  size_t n_good = 0;
-  for (size_t rail = 0; rail < rails_.size() && blob.n_lanes < lanes.size(); ++rail) {
+  std::vector<Lane> answer;
+  for (size_t rail = 0; rail < rails_.size() && answer.size() < lanes.size(); ++rail) {
     Rail::Address now;
     if (!rails_[rail]->address(&now)) continue;  // the next rail takes its place
-    const LaneBlob lane = let_in(rail, lanes[blob.n_lanes], first_packet(blob.nonce, reader.nonce), error);
-    n_good += lane.queue_pair != 0;
-    ++blob.n_lanes;
-    answer += to_blob(lane);
+    const uint32_t packet = first_packet(blob.nonce, reader.nonce);
+    answer.push_back(let_in(rail, lanes[answer.size()], packet, error));
+  }
+  blob.n_lanes = static_cast<uint8_t>(answer.size());
+  std::string text = to_blob(blob);
+  const Deadline deadline = Deadline::after(kConnectS);
+  size_t n_good = 0;
+  for (Lane& lane : answer) {
+    const bool is_there = lane.blob.queue_pair != 0;
+    // One that takes longer may yet be connected when the reader's first packet comes.
+    if (is_there && is_known(lane.outcome, deadline.poll_ms() / 1e3)) {
+      const std::string& failure = lane.outcome.get();
+      if (!failure.empty()) *error = failure;
+      if (!failure.empty()) lane.blob = {};
+    }
+    n_good += lane.blob.queue_pair != 0;
+    text += to_blob(lane.blob);
   }
   if (n_good == 0 && error->empty()) *error = "every rail of this node is down";
-  return n_good == 0 ? std::string() : to_blob(blob) + answer;
+  return n_good == 0 ? std::string() : text;
 }
 
-// A lane of zeros, with the reason in `error`, if it can't be had.
-LaneBlob Owner::let_in(size_t rail, const LaneBlob& reader, uint32_t packet, std::string* error) {
+Owner::Lane Owner::let_in(size_t rail, const LaneBlob& reader, uint32_t packet, std::string* error) {
   uint64_t serial;
   {
     const std::lock_guard lock(mutex_);
@@ -78,17 +93,14 @@ LaneBlob Owner::let_in(size_t rail, const LaneBlob& reader, uint32_t packet, std
     }
     serial = ++last_serial_;
   }
-  LaneBlob lane{};
-  lane.mtu = reader.mtu;
-  // A completion queue for reads is not needed here: the only request is the probe or the good-bye.
-  auto pair = QueuePair::create(rails_[rail], *completions_[rail], {2, 1}, error);
-  if (!pair || !pair->post_receive(id_of(serial, kReceive)) || !pair->connect(reader, packet, error))
-    return lane;
-  lane = pair->describe(static_cast<uint8_t>(rail));
+  // Room for a probe and a good-bye: nothing else is ever asked of the reader.
+  std::shared_ptr<QueuePair> pair = QueuePair::create(rails_[rail], *completions_[rail], {2, 1}, error);
+  if (!pair || !pair->post_receive(id_of(serial, kReceive))) return {};
+  const LaneBlob blob = pair->describe(static_cast<uint8_t>(rail));
+  const Outcome outcome = connector_->connect({completions_[rail], pair, reader, packet});
   const std::lock_guard lock(mutex_);
-  if (is_closed_) return {};
-  readers_[serial] = {rail, std::move(pair), Clock::now() + kKeepAlive};
-  return lane;
+  if (!is_closed_) readers_[serial] = {rail, std::move(pair), outcome, Clock::now() + kKeepAlive};
+  return {blob, outcome};
 }
 
 void Owner::run() {
@@ -130,11 +142,12 @@ void Owner::probe(std::vector<Readers::node_type>* gone) {
   const std::lock_guard lock(mutex_);
   for (auto at = readers_.begin(); at != readers_.end();) {
     const auto reader = at++;
-    auto& [rail, pair, next_probe, is_probing] = reader->second;
-    if (is_probing || now < next_probe) continue;
+    auto& [rail, pair, outcome, next_probe, is_probing] = reader->second;
+    if (is_probing || now < next_probe || !is_known(outcome, 0.0)) continue;
     next_probe = now + kKeepAlive;
     is_probing = true;
-    if (!pair->post_probe(id_of(reader->first, kProbe))) gone->push_back(readers_.extract(reader));
+    const bool is_posted = pair->is_connected() && pair->post_probe(id_of(reader->first, kProbe));
+    if (!is_posted) gone->push_back(readers_.extract(reader));
   }
 }
 
@@ -149,7 +162,10 @@ void Owner::close() {
     readers.swap(readers_);
   }
   size_t n_leaving = 0;
-  for (auto& [serial, reader] : readers) n_leaving += reader.pair->post_good_bye(id_of(serial, kGoodBye));
+  for (auto& [serial, reader] : readers) {
+    const bool is_connected = is_known(reader.outcome, 0.0) && reader.pair->is_connected();
+    n_leaving += is_connected && reader.pair->post_good_bye(id_of(serial, kGoodBye));
+  }
   wait_for_good_byes(n_leaving);
 }
 

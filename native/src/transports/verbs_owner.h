@@ -17,6 +17,7 @@
 
 #include "p2pkv/fd.h"
 #include "p2pkv/thread.h"
+#include "verbs_connector.h"
 #include "verbs_memory.h"
 #include "verbs_queue_pair.h"
 
@@ -26,7 +27,8 @@ namespace p2pkv::verbs {
 class Owner {
  public:
   // Null, with the reason in `error`.
-  static std::shared_ptr<Owner> start(const Rails& rails, std::string* error);
+  static std::shared_ptr<Owner> start(const Rails& rails, std::shared_ptr<Connector> connector,
+                                      std::string* error);
   ~Owner() { close(); }
 
   // The answer to a reader's half of a handshake; empty, with the reason in `error`, if it is refused.
@@ -38,21 +40,28 @@ class Owner {
   using Clock = std::chrono::steady_clock;
   struct Reader {
     size_t rail;
-    std::unique_ptr<QueuePair> pair;
+    std::shared_ptr<QueuePair> pair;
+    Outcome outcome;  // of connecting it
     Clock::time_point next_probe;
     bool is_probing = false;
   };
   using Readers = std::unordered_map<uint64_t, Reader>;  // by serial number, never used again
 
   Owner() = default;
-  LaneBlob let_in(size_t rail, const LaneBlob& reader, uint32_t packet, std::string* error);
+  struct Lane {
+    LaneBlob blob{};
+    Outcome outcome;
+  };
+  // With a blob of zeros, and the reason in `error`, if it can't be had.
+  Lane let_in(size_t rail, const LaneBlob& reader, uint32_t packet, std::string* error);
   void run();
   void look_at(CompletionQueue& completions, std::vector<Readers::node_type>* gone);
   void probe(std::vector<Readers::node_type>* gone);
   void wait_for_good_byes(size_t n);
 
   Rails rails_;
-  std::vector<std::unique_ptr<CompletionQueue>> completions_;  // by rail
+  std::shared_ptr<Connector> connector_;
+  std::vector<std::shared_ptr<CompletionQueue>> completions_;  // by rail
   Wakeup stop_;
   NamedThread thread_;
   std::mutex closing_;  // held by the one close() that does the work

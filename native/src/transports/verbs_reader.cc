@@ -16,6 +16,8 @@ constexpr uint64_t kSpreadFromBytes = 256 << 10;
 // A wake-up by interrupt costs some 5 us; what comes sooner is waited for.
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr int kStallLookMs = 50;
+// Connecting takes the device about a millisecond; what takes longer goes on beside the first batch.
+constexpr double kConnectS = 0.02;
 constexpr int kStepsPerPoll = 8;
 // Until a way that failed is tried again, and a connection with fewer lanes than it could have is replaced.
 constexpr auto kRetryRail = std::chrono::seconds(30);
@@ -64,7 +66,8 @@ bool parse_endpoint(std::string_view text, EndpointBlob* blob, std::vector<LaneB
   for (size_t i = 0; i < lanes->size(); ++i) {
     LaneBlob& lane = (*lanes)[i];
     std::memcpy(&lane, text.data() + sizeof *blob + i * sizeof lane, sizeof lane);
-    const bool is_lane_sane = lane.rail < kMaxRails && lane.mtu >= IBV_MTU_256 && lane.mtu <= IBV_MTU_4096;
+    const bool is_lane_sane = lane.queue_pair == 0 ||  // one that can't be used
+                              (lane.rail < kMaxRails && lane.mtu >= IBV_MTU_256 && lane.mtu <= IBV_MTU_4096);
     if (!is_lane_sane) lanes->clear();
   }
   if (lanes->empty()) *error = "handshake is malformed";
@@ -106,7 +109,7 @@ bool VerbsEndpoint::bind(std::string_view remote, std::string* error) {
     return false;
   }
   if (lanes_.empty() && !make_lanes(error)) return false;
-  connect_lanes(peer, first_packet(nonce_, blob.nonce), error);
+  connect_lanes(peer, first_packet(nonce_, blob.nonce));
   if (lanes_.size() < std::min<size_t>(home_.rails.size(), blob.n_rails)) {
     retire_at_ = Clock::now() + kRetryRail;
   }
@@ -115,15 +118,16 @@ bool VerbsEndpoint::bind(std::string_view remote, std::string* error) {
 }
 
 // What can't be connected is left out; if that is all, reads find the peer lost.
-void VerbsEndpoint::connect_lanes(const std::vector<LaneBlob>& peer, uint32_t packet, std::string* error) {
+void VerbsEndpoint::connect_lanes(const std::vector<LaneBlob>& peer, uint32_t packet) {
   std::vector<Connected> connected;
   for (size_t i = 0; i < std::min(lanes_.size(), peer.size()); ++i) {
     Connected& lane = lanes_[i];
     lane.way = {gid_of(lane.lane->describe()), gid_of(peer[i])};
-    const bool is_good = peer[i].queue_pair != 0 && !home_.failed_ways->contains(lane.way) &&
-                         lane.lane->connect(peer[i], packet, error);
-    if (is_good) connected.push_back(std::move(lane));
+    if (peer[i].queue_pair == 0 || home_.failed_ways->contains(lane.way)) continue;
+    lane.lane->connect(peer[i], packet, *home_.connector);
+    connected.push_back(std::move(lane));
   }
+  for (const Connected& lane : connected) is_known(lane.lane->outcome(), kConnectS);
   lanes_ = std::move(connected);
   const int here = own_numa_node();
   std::stable_partition(lanes_.begin(), lanes_.end(),
@@ -167,6 +171,7 @@ void VerbsEndpoint::release() {
   const std::lock_guard lock(mutex_);
   lanes_.clear();
   home_.rails.clear();
+  home_.connector.reset();
   interrupted_.close();
 }
 

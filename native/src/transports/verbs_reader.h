@@ -46,6 +46,7 @@ class FailedWays {
 struct VerbsHome {
   std::shared_ptr<Transport> transport;
   Rails rails;
+  std::shared_ptr<Connector> connector;
   std::shared_ptr<FailedWays> failed_ways;
 };
 
@@ -83,7 +84,7 @@ class VerbsEndpoint final : public LeasedEndpoint {
     FailedWays::Way way;
   };
   bool make_lanes(std::string* error);
-  void connect_lanes(const std::vector<LaneBlob>& peer, uint32_t packet, std::string* error);
+  void connect_lanes(const std::vector<LaneBlob>& peer, uint32_t packet);
 
   VerbsHome home_;  // fixed until release()
   Wakeup interrupted_;
