@@ -35,9 +35,10 @@ struct LaneBlob {
   uint8_t reads_in;    // RDMA READs it answers at a time
   uint8_t link_layer;  // 1 InfiniBand, 2 Ethernet
   uint16_t reserved;
-  uint32_t reserved2;
+  uint32_t beacon_key;
+  uint64_t beacon;  // address of 8 readable bytes, which mean nothing: to see whether the queue pair is there
 };
-static_assert(sizeof(LaneBlob) == 32);
+static_assert(sizeof(LaneBlob) == 40);
 
 // Follows the RegionBlob of a readable region.
 struct RegionKeys {

@@ -29,9 +29,7 @@ constexpr uint32_t kExtraRequests = 2;  // a probe and a good-bye beside the rea
 
 Lane::Progress why(ibv_wc_status status) {
   switch (status) {
-    case IBV_WC_REM_ACCESS_ERR:
-    case IBV_WC_REM_INV_REQ_ERR:
-    case IBV_WC_REM_OP_ERR:
+    case IBV_WC_REM_ACCESS_ERR:  // and nothing else: what is refused is struck from the directory
       return Lane::Progress::kRefused;
     case IBV_WC_LOC_PROT_ERR:
     case IBV_WC_LOC_ACCESS_ERR:

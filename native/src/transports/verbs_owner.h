@@ -2,8 +2,8 @@
 // noticed that they are gone.
 //
 // The device answers reads by itself. A reader that closes says good-bye, a message of nothing. One that was
-// killed does not, and its device tells nobody: so every kKeepAlive the owner RDMA READs nothing from each
-// reader's queue pair, which the reader's device answers for as long as the pair exists, even while its
+// killed does not, and its device tells nobody: so every kKeepAlive the owner RDMA READs 8 bytes, the beacon,
+// from each reader, which the reader's device answers for as long as the queue pair exists, even while its
 // process is stopped. Without an answer the pair is destroyed.
 #pragma once
 

@@ -105,11 +105,15 @@ LaneBlob QueuePair::describe(uint8_t rail_number) const {
   blob.mtu = static_cast<uint8_t>(address_.mtu);
   blob.rail = rail_number;
   blob.reads_in = static_cast<uint8_t>(std::clamp(rail_->limits().max_qp_rd_atom, 1, 255));
+  blob.beacon = reinterpret_cast<uint64_t>(rail_->beacon().addr);
+  blob.beacon_key = rail_->beacon().rkey;
   blob.link_layer = rail_->is_infiniband() ? 1 : 2;
   return blob;
 }
 
 bool QueuePair::connect(const LaneBlob& peer, uint32_t first_packet, std::string* error) {
+  peer_beacon_ = peer.beacon;
+  peer_beacon_key_ = peer.beacon_key;
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_RTR;
   attributes.path_mtu = static_cast<ibv_mtu>(std::min<int>(peer.mtu, address_.mtu));
@@ -153,7 +157,13 @@ bool QueuePair::post(ibv_send_wr* first) {
 }
 
 bool QueuePair::post_probe(uint64_t id) {
+  const ibv_mr& own = rail_->beacon();
+  ibv_sge landing{reinterpret_cast<uint64_t>(own.addr) + 8, 8, own.lkey};
   ibv_send_wr request{};
+  request.sg_list = &landing;
+  request.num_sge = 1;
+  request.wr.rdma.remote_addr = peer_beacon_;
+  request.wr.rdma.rkey = peer_beacon_key_;
   request.wr_id = id;
   request.opcode = IBV_WR_RDMA_READ;
   request.send_flags = IBV_SEND_SIGNALED;

@@ -59,7 +59,8 @@ class QueuePair {
 
   // False if the pair takes nothing any more.
   bool post(ibv_send_wr* first);
-  // An RDMA READ of nothing: it completes if the peer's queue pair is there, whatever its process does.
+  // An RDMA READ of the peer's beacon: it completes if its queue pair is there, whatever its process does. (A
+  // READ of nothing would do without a beacon, but Soft-RoCE refuses one that it is asked for twice.)
   bool post_probe(uint64_t id);
   // A message of nothing, for which the peer has posted one receive.
   bool post_good_bye(uint64_t id);
@@ -75,6 +76,8 @@ class QueuePair {
   Rail::Address address_;
   ibv_qp* qp_ = nullptr;
   bool is_connected_ = false;
+  uint64_t peer_beacon_ = 0;
+  uint32_t peer_beacon_key_ = 0;
 };
 
 }  // namespace p2pkv::verbs

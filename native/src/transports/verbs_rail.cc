@@ -106,6 +106,7 @@ std::string gid_text(const Gid& gid) {
 }
 
 Rail::~Rail() {
+  if (beacon_) api_->dereg_mr(beacon_);
   if (pd_) api_->dealloc_pd(pd_);
   if (context_) api_->close_device(context_);
 }
@@ -184,6 +185,14 @@ std::shared_ptr<Rail> Rail::open_port(const Api& api, ibv_device* device, uint8_
   return rail;
 }
 
+bool Rail::allocate(std::string* error) {
+  pd_ = api_->alloc_pd(context_);
+  constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
+  if (pd_) beacon_ = api_->reg_mr(pd_, beacon_bytes_.data(), sizeof beacon_bytes_, kAccess);
+  if (beacon_ == nullptr) *error = name_ + " has no room for another process: " + std::strerror(errno);
+  return beacon_ != nullptr;
+}
+
 std::vector<VerbsPort> Rail::survey(std::string* error) {
   std::vector<VerbsPort> ports;
   const Api* api = Api::get(error);
@@ -223,10 +232,8 @@ std::vector<std::shared_ptr<Rail>> Rail::open(const std::vector<DeviceChoice>& c
       if (port.device != api->get_device_name(list.devices[i])) continue;
       VerbsPort seen;
       auto rail = open_port(*api, list.devices[i], static_cast<uint8_t>(port.port), choice, &seen);
-      if (rail && seen.missing.empty()) rail->pd_ = api->alloc_pd(rail->context_);
-      *error = port.device + ":" + std::to_string(port.port) + ": " +
-               (seen.missing.empty() ? std::string("it has no protection domain left") : seen.missing);
-      return rail && rail->pd_ ? rail : nullptr;
+      *error = port.device + ":" + std::to_string(port.port) + ": " + seen.missing;
+      return rail && seen.missing.empty() && rail->allocate(error) ? rail : nullptr;
     }
     return nullptr;
   };

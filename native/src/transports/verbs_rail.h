@@ -61,6 +61,8 @@ class Rail {
   const std::string& name() const { return name_; }  // as mlx5_0:1
   uint8_t port() const { return port_; }
   bool is_infiniband() const { return is_infiniband_; }
+  // 8 bytes that peers may read, and behind them 8 into which theirs are read.
+  const ibv_mr& beacon() const { return *beacon_; }
   uint64_t max_message() const { return max_message_; }
   int numa_node() const { return numa_node_; }  // -1: unknown
   // Ports of equal fabrics can, as far as can be told from here, reach each other.
@@ -71,10 +73,13 @@ class Rail {
   static std::shared_ptr<Rail> open_port(const Api& api, ibv_device* device, uint8_t port,
                                          const DeviceChoice& choice, VerbsPort* seen);
   bool find_gid(Address* address) const;
+  bool allocate(std::string* error);
 
   const Api* api_ = nullptr;
   ibv_context* context_ = nullptr;
   ibv_pd* pd_ = nullptr;
+  alignas(64) std::array<uint64_t, 2> beacon_bytes_{};
+  ibv_mr* beacon_ = nullptr;
   ibv_device_attr limits_{};
   std::string name_;
   std::string wanted_address_;
