@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,9 @@ def count(kind: str, pid: int) -> int:
     told = subprocess.run(
         ["rdma", "-j", "resource", "show", kind], capture_output=True, text=True, check=True
     )
-    return sum(entry.get("pid") == pid for entry in json.loads(told.stdout or "[]"))
+    # what a thread makes is its own, by the kernel's account
+    threads = {int(name) for name in os.listdir(f"/proc/{pid}/task")}
+    return sum(entry.get("pid") in threads for entry in json.loads(told.stdout or "[]"))
 
 
 def resources(pid: int) -> dict[str, int]:

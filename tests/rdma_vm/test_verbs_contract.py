@@ -18,6 +18,7 @@ class TestVerbs(TransportContract):
     churn_pause = 0.005  # an emulated machine reads a batch in 0.1 s
 
 
+@pytest.mark.slow  # the nodes of test_verbs_nodes.py have one device each
 class TestVerbsOverOneRail(TransportContract):
     factory = "tests.rdma_vm.one_rail:one_rail"
     secret_at = 10

@@ -48,7 +48,9 @@ std::shared_ptr<Registration> Registration::create(const Rails& rails, uint8_t* 
 }
 
 Registration::~Registration() {
-  for (size_t i = 0; i < regions_.size(); ++i) rails_[i]->api().dereg_mr(regions_[i]);
+  for (size_t i = 0; i < regions_.size(); ++i) {
+    if (rails_[i]->is_ours()) rails_[i]->api().dereg_mr(regions_[i]);
+  }
 }
 
 std::string Registration::keys() const {

@@ -49,6 +49,7 @@ std::unique_ptr<CompletionQueue> CompletionQueue::create(std::shared_ptr<Rail> r
 }
 
 CompletionQueue::~CompletionQueue() {
+  if (!rail_->is_ours()) return;
   if (cq_) {
     drain();
     rail_->api().destroy_cq(cq_);
@@ -89,7 +90,7 @@ std::unique_ptr<QueuePair> QueuePair::create(std::shared_ptr<Rail> rail, Complet
 }
 
 QueuePair::~QueuePair() {
-  if (qp_ == nullptr) return;
+  if (qp_ == nullptr || !rail_->is_ours()) return;
   // To error first: what is in flight stops although the peer's packets go on arriving.
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_ERR;

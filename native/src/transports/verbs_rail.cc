@@ -106,6 +106,7 @@ std::string gid_text(const Gid& gid) {
 }
 
 Rail::~Rail() {
+  if (!is_ours()) return;
   if (beacon_) api_->dereg_mr(beacon_);
   if (pd_) api_->dealloc_pd(pd_);
   if (context_) api_->close_device(context_);

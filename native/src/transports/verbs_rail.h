@@ -1,6 +1,8 @@
 // A rail: one port of one RDMA device, opened, with the address that peers reach it at.
 #pragma once
 
+#include <unistd.h>
+
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -54,6 +56,10 @@ class Rail {
   // False while the port is down or has lost its address.
   bool address(Address* now);
 
+  // False in a forked child. It shares the device's file with its parent: what it destroyed would be its
+  // parent's.
+  bool is_ours() const { return getpid() == pid_; }
+
   const Api& api() const { return *api_; }
   ibv_context* context() const { return context_; }
   ibv_pd* domain() const { return pd_; }
@@ -75,6 +81,7 @@ class Rail {
   bool find_gid(Address* address) const;
   bool allocate(std::string* error);
 
+  const pid_t pid_ = getpid();
   const Api* api_ = nullptr;
   ibv_context* context_ = nullptr;
   ibv_pd* pd_ = nullptr;

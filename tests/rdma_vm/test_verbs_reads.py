@@ -1,7 +1,9 @@
-"""Reading pages over verbs beside ``ib_read_bw``, between the same two devices."""
+"""Reading pages over verbs: beside ``ib_read_bw`` between the same two devices, and in a process that forks."""
 
 from __future__ import annotations
 
+import gc
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -58,6 +60,7 @@ def reading_pages() -> tuple[Callable[[], float], Callable[[], None]]:
 
     def close() -> None:
         reader.close()
+        region.close()
         owner.close()
 
     return read, close
@@ -77,3 +80,17 @@ def test_reads_are_about_as_fast_as_ib_read_bw() -> None:
     )
     # the budget is 0.95; an emulated machine that others use meanwhile varies by more than the rest
     assert ratio > 0.7
+
+
+def test_a_forked_child_leaves_its_parents_connections_alone() -> None:
+    read, close = reading_pages()
+    read()
+    child = os.fork()
+    if not child:
+        # what the interpreter would do at its end
+        del read, close
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    read()
+    close()
