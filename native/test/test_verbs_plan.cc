@@ -103,7 +103,8 @@ TEST(verbs_reads_words_of_a_neighbourhood_at_once) {
 
 TEST(verbs_splits_what_a_message_does_not_hold) {
   const std::vector<Span> spans{{0, 0, 200'000}, {200'000, 300'000, 0}};
-  ReadPlan plan(spans, {}, kLimits);
+  const std::vector<Word> words;
+  ReadPlan plan(spans, words, kLimits);
   plan.append(all(2));
   check_shape(plan);
   CHECK_EQ(plan.reads().size(), size_t{4});

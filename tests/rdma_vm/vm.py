@@ -7,9 +7,9 @@ as its own, so everything installed is there at the same paths. What the command
 is dropped at the end; its output arrives on standard output and its exit status is this program's. 124: the time was
 up; 125: the guest died before the command ended, and its last lines follow.
 
-``make test-rdma`` runs every test of this folder that way; a new transport for RDMA adds its files beside those of verbs.
-Needs what ``tools/system-packages PYTHON rdma`` installs. The kernel is the installed one if it has Soft-RoCE, else the
-newest that apt has, fetched once. The boot image is kept in ``build/rdma-vm``.
+``make test-rdma`` runs every test of this folder that way; another transport for RDMA adds its files beside those of
+verbs. Needs what ``tools/system-packages PYTHON rdma`` installs. The kernel is the installed one if it has Soft-RoCE,
+else the newest that apt has, fetched once. The boot image is kept in ``build/rdma-vm``.
 """
 
 from __future__ import annotations
