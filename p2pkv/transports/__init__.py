@@ -8,6 +8,7 @@ how.
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 
@@ -16,6 +17,8 @@ from p2pkv.transports.base import Transport
 from p2pkv.transports.local import LocalTransport
 from p2pkv.transports.native import ShmTransport, TcpTransport
 from p2pkv.transports.verbs import VerbsTransport
+
+_log = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "p2pkv.transports"
 
@@ -77,20 +80,31 @@ def wanted(setting: str | Sequence[str]) -> list[str]:
 def create(
     setting: str | Sequence[str], *, host: str, advertise: str, verbs_devices: Sequence[str] = ()
 ) -> list[Transport]:
-    """Start the transports that ``setting`` asks for, best first; all of them, or none is left running."""
+    """Start the transports that ``setting`` asks for, best first; all of them, or none is left running.
+
+    With ``auto`` one that can't be started is left out, with a warning.
+    """
     started: list[Transport] = []
     try:
         for name in wanted(setting):
-            wanted_class = transport_class(name)
-            if issubclass(wanted_class, VerbsTransport):
-                started.append(wanted_class.create(host=host, advertise=advertise, devices=verbs_devices))
-            else:
-                started.append(wanted_class.create(host=host, advertise=advertise))
+            try:
+                started.append(_start(name, host, advertise, verbs_devices))
+            except TransportError as error:
+                if setting != "auto":
+                    raise
+                _log.warning("transport %s is left out: %s", name, error)
     except BaseException:
         for transport in started:
             transport.close()
         raise
     return started
+
+
+def _start(name: str, host: str, advertise: str, verbs_devices: Sequence[str]) -> Transport:
+    kind = transport_class(name)
+    if issubclass(kind, VerbsTransport):
+        return kind.create(host=host, advertise=advertise, devices=verbs_devices)
+    return kind.create(host=host, advertise=advertise)
 
 
 def select(ours: Mapping[str, str], theirs: Mapping[str, str], preference: Sequence[str]) -> str:
