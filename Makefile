@@ -52,7 +52,7 @@ test-native: $(STAMP)  ## the native tests under ASan + UBSan, then under TSan
 test-slow: $(STAMP)  ## the long tests: 1,000 connect and kill cycles, the full torn-read hunt
 	$(BIN)/python -m pytest -m slow
 
-# bytecode is compiled here: in the virtual machine it would be lost, and every process there would compile again
+# verbs is built in only where its headers were there when p2pkv was installed
 $(VENV)/.rdma: $(STAMP) tools/system-packages
 	@tools/system-packages $(PYTHON) rdma
 	@if $(BIN)/python -c 'from p2pkv import _native; exit(_native.HAS_VERBS)'; then \
@@ -61,6 +61,7 @@ $(VENV)/.rdma: $(STAMP) tools/system-packages
 	fi
 	@touch $@
 
+# bytecode is compiled before: in the virtual machine it would be lost, and every process there would compile again
 test-rdma: $(VENV)/.rdma  ## verbs over Soft-RoCE, in a virtual machine; minutes; needs root
 	@$(BIN)/python -m compileall -q p2pkv tests $(VENV)/lib || true
 	$(BIN)/python tests/rdma_vm/vm.py --timeout 900 $(BIN)/python -m pytest -p no:cacheprovider tests/rdma_vm $(ARGS)
