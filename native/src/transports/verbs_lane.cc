@@ -49,9 +49,8 @@ std::unique_ptr<Lane> Lane::create(std::shared_ptr<Rail> rail, uint8_t rail_numb
   lane->depth_ = std::min<uint32_t>(kDepth, static_cast<uint32_t>(limits.max_qp_wr) - kExtraRequests);
   const int max_pieces = limits.max_sge_rd > 0 ? std::min(limits.max_sge, limits.max_sge_rd) : limits.max_sge;
   lane->max_pieces_ = std::clamp<uint32_t>(static_cast<uint32_t>(max_pieces), 1, kPieces);
-  lane->word_buffer_.resize(kChunksInFlight * kChunkWordBytes);
   lane->word_memory_ =
-      Registration::create({rail}, lane->word_buffer_.data(), lane->word_buffer_.size(), false, error);
+      Registration::create({rail}, lane->word_buffer_.base(), lane->word_buffer_.nbytes(), false, error);
   if (!lane->word_memory_) return nullptr;
   // Unsignalled reads report too when the pair fails.
   const uint32_t n_entries = lane->depth_ + kExtraRequests + 1;
@@ -125,7 +124,7 @@ void Lane::settle_chunks() {
       const ReadPlan::Expected& expected = plan_->expected()[chunk.first_expected + i];
       bool is_good = true;
       if (expected.slot != ReadPlan::kNoSlot) {
-        is_good = load_word(word_buffer_.data() + expected.slot) == batch_->words[expected.span].value;
+        is_good = load_word(word_buffer_.base() + expected.slot) == batch_->words[expected.span].value;
       }
       batch_->statuses[expected.span] = is_good ? Status::kOk : Status::kRejected;
     }

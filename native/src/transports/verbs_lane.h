@@ -83,7 +83,7 @@ class Lane {
   uint32_t depth_ = 0;
   uint32_t max_pieces_ = 0;
   uint8_t peer_rail_ = 0;
-  std::vector<uint8_t> word_buffer_;
+  const Pages word_buffer_{kChunksInFlight * kChunkWordBytes};
   std::shared_ptr<Registration> word_memory_;
   std::shared_ptr<CompletionQueue> completions_;
   std::shared_ptr<QueuePair> pair_;  // destroyed before its completion queue

@@ -1,6 +1,7 @@
 #include "verbs_rail.h"
 
 #include <arpa/inet.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -105,6 +106,15 @@ std::string gid_text(const Gid& gid) {
   return text;
 }
 
+Pages::Pages(size_t nbytes) : nbytes_(nbytes) {
+  void* at = mmap(nullptr, nbytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  base_ = at == MAP_FAILED ? nullptr : static_cast<uint8_t*>(at);
+}
+
+Pages::~Pages() {
+  if (base_) munmap(base_, nbytes_);
+}
+
 Rail::~Rail() {
   if (!is_ours()) return;
   if (beacon_) api_->dereg_mr(beacon_);
@@ -189,7 +199,8 @@ std::shared_ptr<Rail> Rail::open_port(const Api& api, ibv_device* device, uint8_
 bool Rail::allocate(std::string* error) {
   pd_ = api_->alloc_pd(context_);
   constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
-  if (pd_) beacon_ = api_->reg_mr(pd_, beacon_bytes_.data(), sizeof beacon_bytes_, kAccess);
+  const bool has_room = pd_ != nullptr && beacon_page_.base() != nullptr;
+  if (has_room) beacon_ = api_->reg_mr(pd_, beacon_page_.base(), beacon_page_.nbytes(), kAccess);
   if (beacon_ == nullptr) *error = name_ + " has no room for another process: " + std::strerror(errno);
   return beacon_ != nullptr;
 }

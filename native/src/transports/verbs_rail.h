@@ -30,6 +30,23 @@ bool parse_choice(const std::string& text, DeviceChoice* choice, std::string* er
 // "10.0.0.1" for an IPv4-mapped GID, else as IPv6.
 std::string gid_text(const Gid& gid);
 
+// Whole pages of its own, zeroed. Where the kernel does not copy registered memory at a fork() the child has
+// none of it: a page must not hold anything that the child's destructors touch.
+class Pages {
+ public:
+  explicit Pages(size_t nbytes);
+  ~Pages();
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+
+  uint8_t* base() const { return base_; }  // null if there is no memory
+  size_t nbytes() const { return nbytes_; }
+
+ private:
+  const size_t nbytes_;
+  uint8_t* base_;
+};
+
 // Immutable but for the address, which follows the port's GID table. Thread-safe.
 class Rail {
  public:
@@ -85,7 +102,7 @@ class Rail {
   const Api* api_ = nullptr;
   ibv_context* context_ = nullptr;
   ibv_pd* pd_ = nullptr;
-  alignas(64) std::array<uint64_t, 2> beacon_bytes_{};
+  const Pages beacon_page_{16};
   ibv_mr* beacon_ = nullptr;
   ibv_device_attr limits_{};
   std::string name_;
