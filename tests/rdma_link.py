@@ -45,7 +45,7 @@ def _neighbour(device: str, address: str, mac: str) -> None:
     )
 
 
-def n_sent(device: str) -> int:
-    """Return how many packets an RDMA device has sent."""
-    with open(f"/sys/class/infiniband/{device}/ports/1/hw_counters/sent_pkts") as counter:
+def n_received(device: str) -> int:
+    """Return how many packets an RDMA device has received."""
+    with open(f"/sys/class/infiniband/{device}/ports/1/hw_counters/rcvd_pkts") as counter:
         return int(counter.read())

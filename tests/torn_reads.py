@@ -16,20 +16,21 @@ def hunt(
     *,
     hits: int,
     seconds: float,
+    batch: int = 8,
     sabotage: str = "",
 ) -> tuple[int, int]:
-    """Return the hits of all readers, and how many of them had a wrong byte."""
+    """Return the hits of all readers, and how many of them had a wrong byte; ``batch`` pages are read at a time."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     progress = tmp_path / "progress"
     progress.write_bytes(bytes(8))
     options = {"transports": [transport], "sabotage": sabotage}
     # Room for about eight batches, where readers look back up to eleven: many pages go while they wait.
-    pool_size = 8 * 8 * sum(sizes) // len(sizes)
+    pool_size = 8 * batch * sum(sizes) // len(sizes)
     producer = cluster.start("producer", pool_size=max(pool_size, 256 << 10), **options)
     readers = [cluster.start(f"reader-{i}", **options) for i in range(2)]
     cluster.meet(producer, *readers)
-    producer.send("churn", progress=str(progress), sizes=sizes, seed=seed, seconds=seconds)
+    producer.send("churn", progress=str(progress), sizes=sizes, seed=seed, seconds=seconds, batch=batch)
     for i, reader in enumerate(readers):
         share = -(-hits // len(readers))
         reader.send(
@@ -40,6 +41,7 @@ def hunt(
             reader=i,
             hits=share,
             seconds=seconds,
+            batch=batch,
         )
     found = [reader.answer(seconds + 30) for reader in readers]
     print(found)

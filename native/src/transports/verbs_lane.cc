@@ -13,8 +13,9 @@ namespace {
 // of places; more make the device's entries larger than they are worth (a guess).
 constexpr uint32_t kDepth = 256;
 constexpr uint32_t kPieces = 8;
-// Longer ones gain nothing, and a read that has to be repeated is repeated as a whole.
-constexpr uint64_t kMaxRead = 1 << 20;
+// Longer ones gain nothing (cards are at full speed from 16 KiB), and with 16 or more on their way at a time
+// they flood what has small queues, as Soft-RoCE has.
+constexpr uint64_t kMaxRead = 64 << 10;
 // A completion each is cheap beside a MiB; without one a stalled lane would look like a slow one.
 constexpr uint64_t kSignalBytes = 1 << 20;
 // Within the default deadline of a call there is then time for another way to the peer. Soft-RoCE on a busy
