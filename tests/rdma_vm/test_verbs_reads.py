@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import subprocess
 import time
@@ -43,7 +44,8 @@ def reading_pages() -> tuple[Callable[[], float], Callable[[], None]]:
     owner, reader = VerbsTransport(["rxe0"]), VerbsTransport(["rxe1"])
     memory = _native.SharedRegion.create(TABLE + N_PAGES * PAGE)
     region = owner.register_memory(memory, memory.address, memory.nbytes, readable=True)
-    there = np.zeros(N_PAGES * PAGE, np.uint8)
+    # in pages of its own: a forked child may lack pages that are registered, with whatever else lies in them
+    there = np.frombuffer(mmap.mmap(-1, N_PAGES * PAGE), np.uint8)
     local = reader.register_memory(there, there.ctypes.data, there.nbytes, readable=False)
     endpoint = reader.open()
     endpoint.bind(owner.accept(endpoint.describe()))
