@@ -52,6 +52,8 @@ class Config:
     """The cluster's secret, mode 0600. Without one a private one is made and the node stays on loopback."""
     transports: tuple[str, ...] | list[str] | str = "auto"
     """Transports in order of preference, or ``auto``."""
+    verbs_devices: tuple[str, ...] | list[str] | str = ()
+    """RDMA devices to use, each ``NAME[:PORT][=ADDRESS]``; none named: every usable one."""
     pool_size: int | str = "256MiB"
     """Memory for published pages; an int in bytes or a text such as ``64MiB``."""
     deadline: float = 1.0
@@ -73,6 +75,7 @@ class Config:
         _set = object.__setattr__
         _set(self, "join", _as_tuple("join", self.join))
         _set(self, "transports", _as_tuple("transports", self.transports))
+        _set(self, "verbs_devices", _as_tuple("verbs_devices", self.verbs_devices))
         _set(self, "pool_size", parse_size("pool_size", self.pool_size))
         _set(self, "deadline", _as_number("deadline", self.deadline, float))
         _set(self, "replicas", _as_number("replicas", self.replicas, int))

@@ -120,7 +120,10 @@ class Node:
         host, _ = split_address("listen", config.listen)
         advertise, _ = split_address("address", self._server.address)
         wanted = "auto" if config.transport_names == ("auto",) else config.transport_names
-        self._transports = [*extra_transports, *transports.create(wanted, host=host, advertise=advertise)]
+        started = transports.create(
+            wanted, host=host, advertise=advertise, verbs_devices=tuple(config.verbs_devices)
+        )
+        self._transports = [*extra_transports, *started]
         for transport in self._transports:
             undo.callback(transport.close)
         self._handshakes = Handshakes(self._client, self._server.loop)

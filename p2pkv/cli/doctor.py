@@ -24,6 +24,7 @@ from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.config import Config
 from p2pkv.errors import ConfigError, P2PKVError
 from p2pkv.secret import MIN_SECRET_BYTES, cluster_keys, private_secret_path
+from p2pkv.transports import verbs
 
 GIB = 1 << 30
 
@@ -119,13 +120,26 @@ def _memory(config: Config) -> Iterator[Finding]:
             "/dev/shm",
             f"{_size(usage.free)} of {_size(usage.total)} free; pools are memfds, which it does not limit",
         )
-    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    yield Finding(
-        Verdict.GOOD,
-        "locked memory",
-        f"{_limit(soft, ' bytes')} (hard {_limit(hard, ' bytes')}); shm and tcp lock none, RDMA will",
-    )
+    yield _locked_memory(config)
     yield _huge_pages()
+
+
+def _locked_memory(config: Config) -> Finding:
+    """Shm and tcp lock no memory; verbs locks the pool and whatever is registered."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    says = f"{_limit(soft, ' bytes')} (hard {_limit(hard, ' bytes')})"
+    limit = verbs.locked_memory_limit()
+    is_enough = limit is None or limit >= config.pool_nbytes
+    if limit is None and soft != resource.RLIM_INFINITY:
+        says += ", but this process may lock any amount (CAP_IPC_LOCK)"
+    if is_enough or "verbs" not in _wanted(config):
+        return Finding(Verdict.GOOD, "locked memory", f"{says}; only verbs locks any")
+    return Finding(
+        Verdict.BAD,
+        "locked memory",
+        f"{says}; verbs locks the pool of {_size(config.pool_nbytes)} and all registered memory",
+        "raise it (ulimit -l unlimited, LimitMEMLOCK=infinity), lower pool_size, or leave verbs out of transports",
+    )
 
 
 def _memfd() -> Finding:
@@ -157,9 +171,9 @@ def _transports(config: Config) -> Iterator[Finding]:
         yield Finding(
             Verdict.GOOD if missing is None else Verdict.NOTE, f"transport {name}", missing or "can run here"
         )
-    setting = "auto" if config.transport_names == ("auto",) else config.transport_names
+    yield from _rails(config)
     try:
-        chosen = transports.wanted(setting)
+        chosen = transports.wanted(_setting(config))
     except P2PKVError as error:
         yield Finding(Verdict.BAD, "transports", str(error), "change the setting 'transports'")
         return
@@ -167,6 +181,38 @@ def _transports(config: Config) -> Iterator[Finding]:
         yield Finding(Verdict.GOOD, "transports", f"a node uses {', then '.join(chosen)}")
     else:
         yield Finding(Verdict.BAD, "transports", "none can run here", "see the lines above")
+
+
+def _rails(config: Config) -> Iterator[Finding]:
+    """Every port of every RDMA device, and whether the setting ``verbs_devices`` can be had."""
+    try:
+        ports = verbs.ports()
+    except P2PKVError:
+        return  # said of the transport already
+    for port in ports:
+        node = "unknown" if port.numa_node < 0 else str(port.numa_node)
+        yield Finding(
+            Verdict.NOTE if port.missing else Verdict.GOOD,
+            f"{port.device} port {port.port}",
+            f"{port.link}, {port.state}, address {port.gid or 'none'}, MTU {port.mtu}, NUMA node {node}",
+            f"not used: {port.missing}" if port.missing else "",
+        )
+    if config.verbs_devices and "verbs" in _wanted(config):
+        try:
+            verbs.VerbsTransport(config.verbs_devices).close()
+        except P2PKVError as error:
+            yield Finding(Verdict.BAD, "verbs_devices", str(error), "change the setting 'verbs_devices'")
+
+
+def _setting(config: Config) -> str | tuple[str, ...]:
+    return "auto" if config.transport_names == ("auto",) else config.transport_names
+
+
+def _wanted(config: Config) -> list[str]:
+    try:
+        return transports.wanted(_setting(config))
+    except P2PKVError:
+        return []  # said of the setting
 
 
 def _secret(config: Config) -> Finding:

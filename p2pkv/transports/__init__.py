@@ -1,6 +1,6 @@
 """The transports p2pkv knows, and the choice between them.
 
-Built in are ``shm``, ``tcp`` and ``local``; a package adds its own with an entry point of the group
+Built in are ``shm``, ``verbs``, ``tcp`` and ``local``; a package adds its own with an entry point of the group
 ``p2pkv.transports`` whose name is the transport's and whose value is the class. ``docs/transports.md`` tells
 how.
 """
@@ -8,6 +8,7 @@ how.
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 
@@ -15,14 +16,17 @@ from p2pkv.errors import ConfigError, TransportError
 from p2pkv.transports.base import Transport
 from p2pkv.transports.local import LocalTransport
 from p2pkv.transports.native import ShmTransport, TcpTransport
+from p2pkv.transports.verbs import VerbsTransport
+
+_log = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "p2pkv.transports"
 
-AUTO = ("shm", "tcp")
+AUTO = ("shm", "verbs", "tcp")
 """What ``transports: auto`` stands for, best first."""
 
 _BUILT_IN: Mapping[str, type[Transport]] = {
-    transport.name: transport for transport in (ShmTransport, TcpTransport, LocalTransport)
+    transport.name: transport for transport in (ShmTransport, VerbsTransport, TcpTransport, LocalTransport)
 }
 
 
@@ -73,17 +77,34 @@ def wanted(setting: str | Sequence[str]) -> list[str]:
     return asked
 
 
-def create(setting: str | Sequence[str], *, host: str, advertise: str) -> list[Transport]:
-    """Start the transports that ``setting`` asks for, best first; all of them, or none is left running."""
+def create(
+    setting: str | Sequence[str], *, host: str, advertise: str, verbs_devices: Sequence[str] = ()
+) -> list[Transport]:
+    """Start the transports that ``setting`` asks for, best first; all of them, or none is left running.
+
+    With ``auto`` one that can't be started is left out, with a warning.
+    """
     started: list[Transport] = []
     try:
         for name in wanted(setting):
-            started.append(transport_class(name).create(host=host, advertise=advertise))
+            try:
+                started.append(_start(name, host, advertise, verbs_devices))
+            except TransportError as error:
+                if setting != "auto":
+                    raise
+                _log.warning("transport %s is left out: %s", name, error)
     except BaseException:
         for transport in started:
             transport.close()
         raise
     return started
+
+
+def _start(name: str, host: str, advertise: str, verbs_devices: Sequence[str]) -> Transport:
+    kind = transport_class(name)
+    if issubclass(kind, VerbsTransport):
+        return kind.create(host=host, advertise=advertise, devices=verbs_devices)
+    return kind.create(host=host, advertise=advertise)
 
 
 def connecting(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:

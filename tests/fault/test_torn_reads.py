@@ -6,54 +6,16 @@ loaded before the bytes, the same hunt must find wrong bytes: a hunt that finds 
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 
 from cluster import Cluster
+from torn_reads import hunt
 
 ONE_GRANULE = [4096]
 SEVERAL = [16 << 10]
 MIXED = [16 << 10, 24 << 10, 64 << 10, 128 << 10, 256 << 10]
-
-
-def hunt(
-    cluster: Cluster,
-    tmp_path: Path,
-    transport: str,
-    sizes: list[int],
-    *,
-    hits: int,
-    seconds: float,
-    sabotage: str = "",
-) -> tuple[int, int]:
-    """Return the hits of all readers, and how many of them had a wrong byte."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    progress = tmp_path / "progress"
-    progress.write_bytes(bytes(8))
-    options = {"transports": [transport], "sabotage": sabotage}
-    # Room for about eight batches, where readers look back up to eleven: many pages go while they wait.
-    pool_size = 8 * 8 * sum(sizes) // len(sizes)
-    producer = cluster.start("producer", pool_size=max(pool_size, 256 << 10), **options)
-    readers = [cluster.start(f"reader-{i}", **options) for i in range(2)]
-    cluster.meet(producer, *readers)
-    producer.send("churn", progress=str(progress), sizes=sizes, seed=seed, seconds=seconds)
-    for i, reader in enumerate(readers):
-        share = -(-hits // len(readers))
-        reader.send(
-            "hunt",
-            progress=str(progress),
-            sizes=sizes,
-            seed=seed,
-            reader=i,
-            hits=share,
-            seconds=seconds,
-        )
-    found = [reader.answer(seconds + 30) for reader in readers]
-    print(found)
-    return sum(f["hits"] for f in found), sum(f["n_wrong"] for f in found)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "p2pkv/transport.h"
 
@@ -27,5 +28,27 @@ class TcpTransportBase : public Transport {
 
 // Peers anywhere. Null, with the reason in `error`.
 std::shared_ptr<TcpTransportBase> make_tcp_transport(const TcpOptions& options, std::string* error);
+
+// One port of an RDMA device, as `p2pkv doctor` shows it.
+struct VerbsPort {
+  std::string device;
+  int port = 1;
+  std::string link;     // "RoCE v2" or "InfiniBand"
+  std::string state;    // "active", or what it is instead
+  std::string gid;      // the address that would be used; empty if there is none
+  uint32_t mtu = 0;     // bytes
+  int numa_node = -1;   // -1: unknown
+  std::string missing;  // why it can't be used; empty if it can
+};
+
+// Whether the headers were there when p2pkv was built.
+bool has_verbs();
+
+// The ports of this machine, usable or not. Empty, with what is missing in `error`, where there are none.
+std::vector<VerbsPort> verbs_ports(std::string* error);
+
+// Peers with RDMA devices. `devices`: which to use, each NAME[:PORT][=ADDRESS]; empty: every usable one.
+// Null, with the reason in `error`.
+std::shared_ptr<Transport> make_verbs_transport(const std::vector<std::string>& devices, std::string* error);
 
 }  // namespace p2pkv
