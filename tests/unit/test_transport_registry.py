@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2pkv import transports
-from p2pkv.errors import ConfigError
+from p2pkv.errors import ConfigError, TransportError
 
 
 def test_auto_prefers_shm_to_verbs_to_tcp() -> None:
