@@ -37,6 +37,7 @@ from p2pkv.pool import Pool
 from p2pkv.secret import cluster_keys
 from p2pkv.transfer import Memory, PeerTraffic, TransferEngine
 from p2pkv.transports.base import Transport
+from p2pkv.transports.ucx import use_library as use_ucx_library
 from p2pkv.wire import Kind, ReplyStatus, pack_connect, pack_connected, unpack_connect, unpack_connected
 
 if TYPE_CHECKING:
@@ -120,7 +121,10 @@ class Node:
         host, _ = split_address("listen", config.listen)
         advertise, _ = split_address("address", self._server.address)
         wanted = "auto" if config.transport_names == ("auto",) else config.transport_names
-        self._transports = [*extra_transports, *transports.create(wanted, host=host, advertise=advertise)]
+        use_ucx_library(config.ucx_library)
+        trusts = bool(config.ucx_trust_network)
+        configured = transports.create(wanted, host=host, advertise=advertise, ucx_trust_network=trusts)
+        self._transports = [*extra_transports, *configured]
         for transport in self._transports:
             undo.callback(transport.close)
         self._transfers = TransferEngine(self._transports, self._connect, self.metrics)

@@ -1,6 +1,6 @@
 """The transports p2pkv knows, and the choice between them.
 
-Built in are ``shm``, ``tcp`` and ``local``; a package adds its own with an entry point of the group
+Built in are ``shm``, ``tcp``, ``ucx`` and ``local``; a package adds its own with an entry point of the group
 ``p2pkv.transports`` whose name is the transport's and whose value is the class. ``docs/transports.md`` tells
 how.
 """
@@ -15,6 +15,7 @@ from p2pkv.errors import ConfigError, TransportError
 from p2pkv.transports.base import Transport
 from p2pkv.transports.local import LocalTransport
 from p2pkv.transports.native import ShmTransport, TcpTransport
+from p2pkv.transports.ucx import UcxTransport
 
 ENTRY_POINT_GROUP = "p2pkv.transports"
 
@@ -22,7 +23,7 @@ AUTO = ("shm", "tcp")
 """What ``transports: auto`` stands for, best first."""
 
 _BUILT_IN: Mapping[str, type[Transport]] = {
-    transport.name: transport for transport in (ShmTransport, TcpTransport, LocalTransport)
+    transport.name: transport for transport in (ShmTransport, TcpTransport, UcxTransport, LocalTransport)
 }
 
 
@@ -73,12 +74,18 @@ def wanted(setting: str | Sequence[str]) -> list[str]:
     return asked
 
 
-def create(setting: str | Sequence[str], *, host: str, advertise: str) -> list[Transport]:
+def create(
+    setting: str | Sequence[str], *, host: str, advertise: str, ucx_trust_network: bool = False
+) -> list[Transport]:
     """Start the transports that ``setting`` asks for, best first; all of them, or none is left running."""
     started: list[Transport] = []
     try:
         for name in wanted(setting):
-            started.append(transport_class(name).create(host=host, advertise=advertise))
+            kind = transport_class(name)
+            if issubclass(kind, UcxTransport):
+                started.append(kind(host, advertise=advertise, trusts_network=ucx_trust_network))
+            else:
+                started.append(kind.create(host=host, advertise=advertise))
     except BaseException:
         for transport in started:
             transport.close()

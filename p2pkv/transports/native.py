@@ -102,8 +102,8 @@ class NativeEndpoint(Endpoint):
         self._native.close()
 
 
-class _NativeTransport(Transport):
-    """What shm and tcp have in common on this side: everything but how they start."""
+class NativeTransport(Transport):
+    """What the native transports have in common on this side: everything but how they start."""
 
     def __init__(self, native: _native.Transport) -> None:
         self._native = native
@@ -141,7 +141,7 @@ class _NativeTransport(Transport):
         return self._native
 
 
-class ShmTransport(_NativeTransport):
+class ShmTransport(NativeTransport):
     """Processes of one host and user map each other's sealed memory. Readable memory must be fd-backed."""
 
     name = "shm"
@@ -165,7 +165,7 @@ class ShmTransport(_NativeTransport):
         return None
 
 
-class TcpTransport(_NativeTransport):
+class TcpTransport(NativeTransport):
     """Any network.
 
     Listens on ``host`` and ``port`` (0: any). An endpoint reads over ``streams`` connections (1 to 8).

@@ -17,3 +17,8 @@ class TestTcp(TransportContract):
 class TestLocal(TransportContract):
     factory = "p2pkv.transports.local:LocalTransport"
     crosses_processes = False
+
+
+class TestUcx(TransportContract):
+    factory = "p2pkv.transports.ucx:UcxTransport"
+    secret_at = 32

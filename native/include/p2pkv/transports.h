@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "p2pkv/transport.h"
 
@@ -27,5 +28,26 @@ class TcpTransportBase : public Transport {
 
 // Peers anywhere. Null, with the reason in `error`.
 std::shared_ptr<TcpTransportBase> make_tcp_transport(const TcpOptions& options, std::string* error);
+
+struct UcxOptions {
+  std::string host = "127.0.0.1";  // an address of this node, on which UCX listens and from which it connects
+  std::string advertise;           // used instead when `host` is a wildcard
+  bool trusts_network = false;     // that nobody but the cluster is on it: then tcp is used beyond loopback
+};
+
+struct UcxLibrary {
+  std::string path;
+  std::string version;
+};
+
+// Loads libucp, once a process, from a path or by a name the loader knows. Empty, or what is missing.
+std::string ucx_missing(const std::string& library);
+// What was loaded; empty before.
+UcxLibrary ucx_library();
+// UCX's transports and devices, as "tcp/lo", that these options would use. Empty, with the reason in `error`.
+// The library must have been loaded; the same holds below.
+std::vector<std::string> ucx_resources(const UcxOptions& options, std::string* error);
+// Peers that UCX reaches. Null, with the reason in `error`.
+std::shared_ptr<Transport> make_ucx_transport(const UcxOptions& options, std::string* error);
 
 }  // namespace p2pkv

@@ -17,6 +17,7 @@ std::string RegisteredRegion::describe() const {
 void RegisteredRegion::close() {
   uint32_t uses = uses_.fetch_or(kClosed, std::memory_order_acq_rel);
   const bool is_first = (uses & kClosed) == 0;
+  if (is_first && options_.on_closing) options_.on_closing(id_);
   for (uses |= kClosed; uses != kClosed; uses = uses_.load(std::memory_order_acquire)) {
     uses_.wait(uses, std::memory_order_acquire);
   }
