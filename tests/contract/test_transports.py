@@ -21,4 +21,4 @@ class TestLocal(TransportContract):
 
 class TestUcx(TransportContract):
     factory = "p2pkv.transports.ucx:UcxTransport"
-    secret_at = 32
+    secret_at = 16

@@ -120,7 +120,12 @@ void bind_endpoint(nb::module_& m) {
           "bind",
           [](Endpoint& self, const nb::bytes& remote) {
             std::string error;
-            or_raise(self.bind(view(remote), &error), error);
+            bool is_bound;
+            {
+              const nb::gil_scoped_release unlocked;  // some have devices to set up
+              is_bound = self.bind(view(remote), &error);
+            }
+            or_raise(is_bound, error);
           },
           "remote"_a)
       .def(

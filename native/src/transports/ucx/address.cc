@@ -10,14 +10,8 @@
 namespace p2pkv::ucx {
 namespace {
 
-sockaddr_in& as_in4(sockaddr_storage& storage) {
-  return reinterpret_cast<sockaddr_in&>(storage);
-}
 const sockaddr_in& as_in4(const sockaddr_storage& storage) {
   return reinterpret_cast<const sockaddr_in&>(storage);
-}
-sockaddr_in6& as_in6(sockaddr_storage& storage) {
-  return reinterpret_cast<sockaddr_in6&>(storage);
 }
 const sockaddr_in6& as_in6(const sockaddr_storage& storage) {
   return reinterpret_cast<const sockaddr_in6&>(storage);
@@ -31,50 +25,18 @@ bool is_same_host(const sockaddr_storage& a, const sockaddr_storage& b) {
 
 }  // namespace
 
-bool Address::resolve(const std::string& host, uint16_t port, Address* address, std::string* error) {
+bool Address::resolve(const std::string& host, Address* address, std::string* error) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  const int rc = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  const int rc = getaddrinfo(host.c_str(), nullptr, &hints, &found);
   if (rc != 0) {
     *error = "cannot resolve '" + host + "': " + gai_strerror(rc);
     return false;
   }
   std::memcpy(&address->storage, found->ai_addr, found->ai_addrlen);
-  address->size = found->ai_addrlen;
   freeaddrinfo(found);
   return true;
-}
-
-Address Address::from_blob(const EndpointBlob& blob) {
-  Address address;
-  if (blob.family == 6) {
-    sockaddr_in6& in6 = as_in6(address.storage);
-    in6.sin6_family = AF_INET6;
-    in6.sin6_scope_id = blob.scope;
-    std::memcpy(&in6.sin6_addr, blob.address, sizeof in6.sin6_addr);
-    address.size = sizeof in6;
-  } else {
-    sockaddr_in& in4 = as_in4(address.storage);
-    in4.sin_family = AF_INET;
-    std::memcpy(&in4.sin_addr, blob.address, sizeof in4.sin_addr);
-    address.size = sizeof in4;
-  }
-  address.set_port(blob.port);
-  return address;
-}
-
-void Address::to_blob(EndpointBlob* blob) const {
-  blob->port = port();
-  if (storage.ss_family == AF_INET6) {
-    blob->family = 6;
-    blob->scope = as_in6(storage).sin6_scope_id;
-    std::memcpy(blob->address, &as_in6(storage).sin6_addr, sizeof(in6_addr));
-  } else {
-    blob->family = 4;
-    std::memcpy(blob->address, &as_in4(storage).sin_addr, sizeof(in_addr));
-  }
 }
 
 bool Address::is_loopback() const {
@@ -87,19 +49,7 @@ bool Address::is_wildcard() const {
   return as_in4(storage).sin_addr.s_addr == htonl(INADDR_ANY);
 }
 
-uint16_t Address::port() const {
-  return ntohs(storage.ss_family == AF_INET6 ? as_in6(storage).sin6_port : as_in4(storage).sin_port);
-}
-
-void Address::set_port(uint16_t port) {
-  if (storage.ss_family == AF_INET6) {
-    as_in6(storage).sin6_port = htons(port);
-  } else {
-    as_in4(storage).sin_port = htons(port);
-  }
-}
-
-std::string Address::device() const {
+std::string Address::interface() const {
   ifaddrs* all = nullptr;
   if (getifaddrs(&all) != 0) return {};
   std::string found;

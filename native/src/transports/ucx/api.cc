@@ -52,10 +52,8 @@ bool find_all(void* library, std::string* error) {
          find(library, "ucp_worker_get_efd", &api.worker_get_efd, error) &&
          find(library, "ucp_worker_arm", &api.worker_arm, error) &&
          find(library, "ucp_worker_set_am_recv_handler", &api.worker_set_am_recv_handler, error) &&
-         find(library, "ucp_listener_create", &api.listener_create, error) &&
-         find(library, "ucp_listener_query", &api.listener_query, error) &&
-         find(library, "ucp_listener_reject", &api.listener_reject, error) &&
-         find(library, "ucp_listener_destroy", &api.listener_destroy, error) &&
+         find(library, "ucp_worker_get_address", &api.worker_get_address, error) &&
+         find(library, "ucp_worker_release_address", &api.worker_release_address, error) &&
          find(library, "ucp_ep_create", &api.ep_create, error) &&
          find(library, "ucp_ep_close_nbx", &api.ep_close_nbx, error) &&
          find(library, "ucp_am_send_nbx", &api.am_send_nbx, error) &&

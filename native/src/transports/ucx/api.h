@@ -29,10 +29,8 @@ struct Api {
   decltype(&ucp_worker_get_efd) worker_get_efd;
   decltype(&ucp_worker_arm) worker_arm;
   decltype(&ucp_worker_set_am_recv_handler) worker_set_am_recv_handler;
-  decltype(&ucp_listener_create) listener_create;
-  decltype(&ucp_listener_query) listener_query;
-  decltype(&ucp_listener_reject) listener_reject;
-  decltype(&ucp_listener_destroy) listener_destroy;
+  decltype(&ucp_worker_get_address) worker_get_address;
+  decltype(&ucp_worker_release_address) worker_release_address;
   decltype(&ucp_ep_create) ep_create;
   decltype(&ucp_ep_close_nbx) ep_close_nbx;
   decltype(&ucp_am_send_nbx) am_send_nbx;

@@ -14,10 +14,11 @@ constexpr uint32_t kRegionMagic = 0x52553250;    // "P2UR"
 
 // Numbers of active messages; they are UCX's addresses within a worker.
 enum MessageKind : unsigned {
-  kHello = 1,  // reader to owner, the first: a HelloFrame, no payload
-  kAsk = 2,    // reader to owner: an AskFrame, then the spans
-  kBytes = 3,  // owner to reader: a BytesFrame, then the bytes
-  kEnd = 4,    // owner to reader: an EndFrame, then the words
+  kHello = 1,    // reader to owner, the first: a HelloFrame, then the address of the reader's worker
+  kAsk = 2,      // reader to owner: an AskFrame, then the spans
+  kBytes = 3,    // owner to reader: a BytesFrame, then the bytes
+  kEnd = 4,      // owner to reader: an EndFrame, then the words
+  kRefused = 5,  // owner to reader, the answer to a hello without a live token: empty
 };
 
 // Bounds what an owner keeps of one request to 32 KiB, and makes it one message of one segment.
@@ -28,32 +29,30 @@ constexpr uint32_t kMaxRequests = 8;
 // unread. A longer span is a request of its own.
 constexpr uint64_t kMaxRequestBytes = 1 << 20;
 
-// Endpoint::describe: where a reader connects to and the token that lets it in.
+// Endpoint::describe: the token that lets a reader in, and the address of the owner's worker behind it.
 struct EndpointBlob {
   uint32_t magic;
   uint16_t version;
-  uint16_t port;
-  uint8_t family;  // 4 or 6
-  uint8_t reserved[3];
-  uint32_t scope;       // of an IPv6 link-local address, else 0
-  uint8_t address[16];  // an IPv4 address takes the first 4
+  uint16_t address_nbytes;
+  uint64_t reserved;
   Token token;
 };
-static_assert(sizeof(EndpointBlob) == 64);
+static_assert(sizeof(EndpointBlob) == 48);
 
 struct HelloFrame {
   Hello hello;
-  uint64_t reader;  // which the owner writes on what it sends back: one worker of a reader has many endpoints
+  uint64_t reader;  // random; stands in everything that either side sends from now on
 };
 static_assert(sizeof(HelloFrame) == 48);
 
 // `n_spans` SpanRequests are the payload.
 struct AskFrame {
+  uint64_t reader;
   uint64_t id;
   uint32_t n_spans;
   uint32_t reserved;
 };
-static_assert(sizeof(AskFrame) == 16);
+static_assert(sizeof(AskFrame) == 24);
 
 struct SpanRequest {
   uint32_t region;

@@ -11,6 +11,8 @@ namespace {
 // Requests on their way at a time: enough for the owner to have the next one at hand when it ends one.
 constexpr size_t kMaxAsked = 4;
 static_assert(kMaxAsked <= kMaxRequests);
+// Looks of one done() at a line where nothing happens, before it says so.
+constexpr int kIdlePolls = 4;
 
 }  // namespace
 
@@ -18,13 +20,12 @@ std::string make_blob(Server& server, uint64_t grant) {
   EndpointBlob blob{};
   blob.magic = kEndpointMagic;
   blob.version = kFrameVersion;
-  server.address().to_blob(&blob);
+  blob.address_nbytes = static_cast<uint16_t>(server.address().size());
   blob.token = server.tokens().mint(grant);
-  return to_blob(blob);
+  return to_blob(blob) + server.address();
 }
 
-UcxEndpoint::UcxEndpoint(UcxHome home)
-    : home_(std::move(home)), grant_(home_.server->tokens().new_grant()), link_(home_.links->make()) {}
+UcxEndpoint::UcxEndpoint(UcxHome home) : home_(std::move(home)), grant_(home_.server->tokens().new_grant()) {}
 
 std::string UcxEndpoint::describe() {
   const std::lock_guard lock(mutex_);
@@ -35,16 +36,15 @@ std::string UcxEndpoint::describe() {
 bool UcxEndpoint::bind(std::string_view remote, std::string* error) {
   EndpointBlob owner;
   if (!from_blob(remote, kEndpointMagic, &owner, error)) return false;
-  const bool is_sane = (owner.family == 4 || owner.family == 6) && remote.size() == sizeof owner;
+  const bool is_sane = owner.address_nbytes > 0 && remote.size() == sizeof owner + owner.address_nbytes;
   const std::lock_guard lock(mutex_);
-  if (!is_sane || has_peer_ || is_closed_) {
+  if (!is_sane || is_bound() || is_closed_) {
     *error = !is_sane ? "handshake is malformed"
                       : (is_closed_ ? "the endpoint is closed" : "the endpoint is bound already");
     return false;
   }
-  has_peer_ = true;
-  home_.links->connect(link_, Address::from_blob(owner), owner.token);
-  return true;
+  line_.reset(Line::open(home_.context, remote.substr(sizeof owner), owner.token, error).release());
+  return is_bound();
 }
 
 std::shared_ptr<RemoteRegion> UcxEndpoint::attach(std::string_view region, std::string* error) {
@@ -65,17 +65,18 @@ std::shared_ptr<Batch> UcxEndpoint::start_batch(std::shared_ptr<RegisteredRegion
   return batch;
 }
 
-bool UcxEndpoint::is_bound() const {
-  const std::lock_guard lock(link_->mutex);
-  return has_peer_ && !link_->is_lost;
-}
-
 void UcxEndpoint::shutdown_sockets() {
-  home_.links->disconnect(link_);
+  // There is nothing to shut down that another thread may touch: whoever drives the line looks up from it.
+  if (line_) line_->wake();
 }
 
 void UcxEndpoint::release() {
   home_.server->drop_grant(grant_);
+  ThreadOwner<Line> line;
+  {
+    const std::lock_guard lock(mutex_);
+    line = std::move(line_);
+  }
 }
 
 UcxBatch::UcxBatch(std::shared_ptr<UcxEndpoint> endpoint, std::shared_ptr<RegisteredRegion> local,
@@ -85,11 +86,6 @@ UcxBatch::UcxBatch(std::shared_ptr<UcxEndpoint> endpoint, std::shared_ptr<Regist
       endpoint_(std::move(endpoint)),
       remote_region_(remote_region) {
   plan();
-}
-
-UcxBatch::~UcxBatch() {
-  settle(Status::kCanceled);
-  let_go();
 }
 
 // Cuts the spans, in order, into requests that an owner takes.
@@ -110,56 +106,52 @@ void UcxBatch::plan() {
 }
 
 void UcxBatch::start() {
-  {
-    const std::lock_guard lock(endpoint_->link_->mutex);
-    endpoint_->link_->arrivals = this;
+  ask();
+}
+
+void UcxBatch::ask() {
+  while (n_asked_ < requests_.size() && n_asked_ - n_settled_ < kMaxAsked) {
+    endpoint_->line_->send(make_ask(n_asked_));
+    ++n_asked_;
   }
-  endpoint_->home_.links->ask(endpoint_->link_);
 }
 
 bool UcxBatch::drive(const Deadline* deadline) {
-  Link& link = *endpoint_->link_;
-  std::unique_lock lock(link.mutex);
-  const auto is_over = [&] { return is_complete() || link.is_lost || is_local_closed_ || is_aborted(); };
-  if (deadline) link.changed.wait_until(lock, deadline->at(), is_over);
-  if (is_aborted()) return false;
-  if (is_complete()) {
-    link.arrivals = nullptr;
-    return true;
+  Line& line = *endpoint_->line_;
+  line.set_arrivals(this);
+  auto last_event = Deadline::Clock::now();
+  for (int idle = 0; !is_aborted();) {
+    const bool is_busy = line.progress();
+    ask();
+    if (is_complete()) break;
+    if (line.is_lost() || is_local_closed_) {
+      abort(is_local_closed_ ? Status::kCanceled : Status::kPeerLost);
+      break;
+    }
+    const auto now = Deadline::Clock::now();
+    if (deadline ? deadline->passed() : (idle += !is_busy) >= kIdlePolls) break;
+    if (is_busy) {
+      last_event = now;
+    } else if (deadline && now - last_event >= kSpin) {
+      line.sleep(*deadline);
+      last_event = Deadline::Clock::now();
+    }
   }
-  const Status why = is_local_closed_ ? Status::kCanceled : Status::kPeerLost;
-  const bool is_ended = is_local_closed_ || link.is_lost;
-  lock.unlock();
-  if (is_ended) abort(why);
-  return false;
+  line.set_arrivals(nullptr);
+  return is_complete() && !is_aborted();
 }
 
-void UcxBatch::interrupt() {
-  endpoint_->sever();
-  Link& link = *endpoint_->link_;
-  const std::lock_guard lock(link.mutex);
-  link.changed.notify_all();
-}
-
-void UcxBatch::let_go() {
-  Link& link = *endpoint_->link_;
-  const std::lock_guard lock(link.mutex);
-  if (link.arrivals == this) link.arrivals = nullptr;
-}
-
-bool UcxBatch::next_ask(Ask* ask) {
-  if (n_asked_ == requests_.size() || n_asked_ - n_settled_ >= kMaxAsked || is_local_closed_) return false;
-  const Request& request = requests_[n_asked_];
-  ask->frame = {n_asked_, static_cast<uint32_t>(request.end - request.first), 0};
-  ask->spans.reserve(request.end - request.first);
+Ask UcxBatch::make_ask(size_t number) const {
+  const Request& request = requests_[number];
+  Ask ask{{0, number, static_cast<uint32_t>(request.end - request.first), 0}, {}};
+  ask.spans.reserve(request.end - request.first);
   for (size_t at = request.first; at < request.end; ++at) {
     const uint32_t i = order_[at];
     const bool wants_word = is_validated(i);
-    ask->spans.push_back({remote_region_, wants_word ? 1u : 0u, static_cast<uint64_t>(spans_[i].remote),
-                          static_cast<uint64_t>(spans_[i].length), wants_word ? words_[i].offset : 0});
+    ask.spans.push_back({remote_region_, wants_word ? 1u : 0u, static_cast<uint64_t>(spans_[i].remote),
+                         static_cast<uint64_t>(spans_[i].length), wants_word ? words_[i].offset : 0});
   }
-  ++n_asked_;
-  return true;
+  return ask;
 }
 
 bool UcxBatch::take_bytes(const BytesFrame& frame, std::string_view bytes) {
@@ -171,7 +163,6 @@ bool UcxBatch::take_bytes(const BytesFrame& frame, std::string_view bytes) {
   const RegisteredRegion::Use use(*local_);
   if (!use) {
     is_local_closed_ = true;
-    endpoint_->link_->changed.notify_all();
     return true;
   }
   scatter(request.start + frame.position, bytes);
@@ -193,12 +184,16 @@ void UcxBatch::scatter(uint64_t position, std::string_view bytes) {
 
 bool UcxBatch::take_end(const EndFrame& frame, std::string_view words) {
   if (frame.id >= n_asked_ || requests_[frame.id].is_settled) return false;
+  if (is_local_closed_) return true;
   Request& request = requests_[frame.id];
   const bool is_gone = frame.status == static_cast<uint32_t>(EndStatus::kRegionGone);
-  if (is_local_closed_) return true;
   // Messages of one endpoint come in order, so an end before its bytes is no honest owner's.
   if (!is_gone && request.n_arrived != request.nbytes) return false;
-  if (words.size() != frame.n_words * sizeof(uint64_t)) return false;
+  return words.size() == frame.n_words * sizeof(uint64_t) && settle_request(request, is_gone, words);
+}
+
+// False if there are not as many words as were asked for.
+bool UcxBatch::settle_request(Request& request, bool is_gone, std::string_view words) {
   for (size_t at = request.first; at < request.end; ++at) {
     const uint32_t i = order_[at];
     Status status = is_gone ? Status::kRejected : Status::kOk;

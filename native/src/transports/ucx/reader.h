@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "../leased_endpoint.h"
-#include "link.h"
+#include "line.h"
+#include "p2pkv/thread.h"
 #include "server.h"
 
 namespace p2pkv::ucx {
@@ -28,7 +29,7 @@ class UcxRemoteRegion final : public RemoteRegion {
 struct UcxHome {
   std::shared_ptr<Transport> transport;
   Server* server;
-  Links* links;
+  std::shared_ptr<Context> context;
 };
 
 // How `server` presents itself to a reader under one grant.
@@ -47,7 +48,7 @@ class UcxEndpoint final : public LeasedEndpoint {
   std::shared_ptr<Batch> start_batch(std::shared_ptr<RegisteredRegion> local,
                                      std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
                                      std::vector<Word> words, std::vector<Status> statuses) override;
-  bool is_bound() const override;
+  bool is_bound() const override { return line_ != nullptr; }
   void shutdown_sockets() override;
   void release() override;
 
@@ -56,33 +57,33 @@ class UcxEndpoint final : public LeasedEndpoint {
 
   const UcxHome home_;
   const uint64_t grant_;
-  const std::shared_ptr<Link> link_;
   std::string blob_;
-  bool has_peer_ = false;
+  ThreadOwner<Line> line_;  // from bind() to release(); driven by one batch at a time
 };
 
-// The worker's thread copies what arrives to local memory, under the link's mutex, so that a batch that has
-// let go of the link is written to no more.
+// Whoever drives the batch drives the line, and copies what arrives to local memory: when nobody does, nothing
+// is written there.
 class UcxBatch final : public Batch, private Arrivals {
  public:
   UcxBatch(std::shared_ptr<UcxEndpoint> endpoint, std::shared_ptr<RegisteredRegion> local,
            uint32_t remote_region, std::vector<Span> spans, std::vector<Word> words,
            std::vector<Status> statuses);
-  ~UcxBatch() override;
+  ~UcxBatch() override { settle(Status::kCanceled); }
 
+  // Asks for the first spans. With the endpoint's mutex held.
   void start();
 
  protected:
   bool drive(const Deadline* deadline) override;
-  void interrupt() override;
-  void quiesce() override { let_go(); }
+  void interrupt() override { endpoint_->sever(); }
+  void quiesce() override {}
 
  private:
   // Neighbouring spans that are asked for together.
   struct Request {
     size_t first;  // in order_
     size_t end;
-    uint64_t start;  // in starts_
+    uint64_t start;  // of its bytes, among those of all
     uint64_t nbytes;
     uint64_t n_arrived = 0;
     bool is_settled = false;
@@ -90,18 +91,18 @@ class UcxBatch final : public Batch, private Arrivals {
 
   bool take_bytes(const BytesFrame& frame, std::string_view bytes) override;
   bool take_end(const EndFrame& frame, std::string_view words) override;
-  bool next_ask(Ask* ask) override;
-  bool is_complete() const override { return n_settled_ == requests_.size(); }
+  bool is_complete() const { return n_settled_ == requests_.size(); }
 
   void plan();
+  void ask();
+  Ask make_ask(size_t number) const;
   void scatter(uint64_t position, std::string_view bytes);
-  void let_go();
+  bool settle_request(Request& request, bool is_gone, std::string_view words);
 
   const std::shared_ptr<UcxEndpoint> endpoint_;
   const uint32_t remote_region_;
   std::vector<uint32_t> order_;   // the spans to read
   std::vector<uint64_t> starts_;  // where each lies in the bytes of all, one after another
-  // The link's mutex guards all below once the batch has started.
   std::vector<Request> requests_;
   size_t n_asked_ = 0;
   size_t n_settled_ = 0;

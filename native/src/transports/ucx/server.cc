@@ -1,7 +1,6 @@
 #include "server.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "p2pkv/words.h"
@@ -18,7 +17,6 @@ constexpr size_t kMaxGathered = 256;
 constexpr uint64_t kWindowBytes = 8 * kPieceBytes;
 // Messages for one reader before the next one's turn.
 constexpr int kMessagesPerTurn = 16;
-constexpr std::chrono::seconds kVisitSeconds{5};
 constexpr std::chrono::seconds kStallSeconds{30};
 
 template <typename T>
@@ -33,8 +31,8 @@ bool read_frame(std::string_view bytes, T* frame) {
 // A piece of a request's bytes on its way. The region can't be closed meanwhile.
 class Server::Sending final : public Message {
  public:
-  Sending(Server* server, uint64_t number, uint64_t serial, std::shared_ptr<RegisteredRegion> region)
-      : number(number), serial(serial), server_(server), region_(std::move(region)), use_(*region_) {}
+  Sending(Server* server, uint64_t reader, uint64_t serial, std::shared_ptr<RegisteredRegion> region)
+      : reader(reader), serial(serial), server_(server), region_(std::move(region)), use_(*region_) {}
 
   bool may_send() const { return static_cast<bool>(use_); }
   void begin(const BytesFrame& bytes) {
@@ -57,7 +55,7 @@ class Server::Sending final : public Message {
 
   void settled(ucs_status_t status) override { server_->bytes_settled(*this, status == UCS_OK); }
 
-  const uint64_t number;  // of the connection
+  const uint64_t reader;
   const uint64_t serial;  // of the request
   uint64_t nbytes = 0;
 
@@ -83,57 +81,40 @@ class Server::Ending final : public Message {
   const std::vector<uint64_t> words_;
 };
 
-std::unique_ptr<Server> Server::start(const Address& address, const Settings& settings,
-                                      std::shared_ptr<RegionTable> regions, std::string* error) {
+// An empty message, which says what it says by its kind.
+class Server::Refusal final : public Message {};
+
+std::unique_ptr<Server> Server::start(std::shared_ptr<Context> context, std::shared_ptr<RegionTable> regions,
+                                      std::string* error) {
   auto server = std::unique_ptr<Server>(new Server(std::move(regions)));
-  server->address_ = address;
-  server->worker_ = Worker::make(settings, error);
-  if (!server->worker_) return nullptr;
+  auto port = server->make_port(std::move(context), error);
+  if (!port) return nullptr;
+  server->address_ = port->address();
   Server* self = server.get();
-  self->worker_->on_message(
-      kHello, [self](std::string_view frame, std::string_view, ucp_ep_h from) { self->greeted(frame, from); });
-  self->worker_->on_message(kAsk, [self](std::string_view frame, std::string_view payload, ucp_ep_h from) {
-    self->asked(frame, payload, from);
-  });
-  if (!self->listen(error)) return nullptr;
   Worker::Hooks hooks;
   hooks.turn = [self] { return self->serve(); };
   hooks.tick = [self] { self->drop_stalled(); };
   hooks.is_watchful = [self] { return !self->connections_.empty(); };
-  hooks.last = [self] {
-    Api::get().listener_destroy(self->listener_);
-    while (!self->connections_.empty()) self->drop(self->connections_.begin()->first);
-  };
-  if (self->worker_->run("p2pkv-ucx-own", std::move(hooks), error)) return server;
-  Api::get().listener_destroy(self->listener_);
-  return nullptr;
+  server->worker_ = std::make_unique<Worker>(std::move(port), std::move(hooks));
+  return server->worker_->start("p2pkv-ucx", error) ? std::move(server) : nullptr;
 }
 
-bool Server::listen(std::string* error) {
-  const Api& api = Api::get();
-  ucp_listener_params_t params{};
-  params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
-  params.sockaddr = {address_.get(), address_.size};
-  params.conn_handler = {&Server::knocked, this};
-  ucs_status_t status = api.listener_create(worker_->get(), &params, &listener_);
-  ucp_listener_attr_t attr{};
-  attr.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR;
-  if (status == UCS_OK) status = api.listener_query(listener_, &attr);
-  if (status != UCS_OK) {
-    *error = std::string("UCX cannot listen there: ") + api.status_string(status);
-    return false;
-  }
-  Address bound;
-  bound.storage = attr.sockaddr;
-  address_.set_port(bound.port());
-  return true;
+std::unique_ptr<Port> Server::make_port(std::shared_ptr<Context> context, std::string* error) {
+  auto port = Port::make(std::move(context), [this](ucp_ep_h endpoint) { lost(endpoint); }, error);
+  if (!port) return nullptr;
+  port->on_message(kHello, [this](std::string_view frame, std::string_view address, ucp_ep_h from) {
+    greeted(frame, address, from);
+  });
+  port->on_message(
+      kAsk, [this](std::string_view frame, std::string_view spans, ucp_ep_h) { asked(frame, spans); });
+  return port;
 }
 
 void Server::drop_grant(uint64_t grant) {
   tokens_.revoke(grant);
   worker_->post([this, grant] {
-    for (const auto& [number, connection] : connections_) {
-      if (connection.is_admitted && connection.grant == grant) return drop(number);
+    for (const auto& [reader, connection] : connections_) {
+      if (connection.grant == grant) return drop(reader);
     }
   });
 }
@@ -141,101 +122,65 @@ void Server::drop_grant(uint64_t grant) {
 void Server::drop_readers_of(uint32_t region) {
   worker_->post([this, region] {
     std::vector<uint64_t> hit;
-    for (const auto& [number, connection] : connections_) {
+    for (const auto& [reader, connection] : connections_) {
       const auto is_hit = [region](const auto& request) {
         return request->n_in_flight > 0 && request->region->id() == region;
       };
-      if (std::any_of(connection.requests.begin(), connection.requests.end(), is_hit)) hit.push_back(number);
+      if (std::any_of(connection.requests.begin(), connection.requests.end(), is_hit)) hit.push_back(reader);
     }
-    for (const uint64_t number : hit) drop(number);
+    for (const uint64_t reader : hit) drop(reader);
   });
 }
 
-// Called by UCX from within progress, on the worker's thread.
-void Server::knocked(ucp_conn_request_h request, void* server) {
-  static_cast<Server*>(server)->admit(request);
-}
-
-void Server::failed(void* server, ucp_ep_h endpoint, ucs_status_t) {
-  auto* self = static_cast<Server*>(server);
-  if (const uint64_t number = self->number_of(endpoint)) self->failed_.push_back(number);
-}
-
-void Server::admit(ucp_conn_request_h request) {
-  drop_oldest_visitor();
-  if (connections_.size() >= kMaxConnections) {
-    Api::get().listener_reject(listener_, request);
-    return;
+void Server::lost(ucp_ep_h endpoint) {
+  for (const auto& [reader, connection] : connections_) {
+    if (connection.endpoint == endpoint) doomed_.push_back(reader);
   }
-  ucp_ep_params_t params{};
-  params.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST | UCP_EP_PARAM_FIELD_ERR_HANDLER |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
-  params.conn_request = request;
-  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-  params.err_handler = {&Server::failed, this};
-  ucp_ep_h endpoint = nullptr;
-  // On failure UCX has rejected the request itself.
-  if (Api::get().ep_create(worker_->get(), &params, &endpoint) != UCS_OK) return;
-  const uint64_t number = ++last_number_;
-  Connection connection{};
-  connection.endpoint = endpoint;
-  connection.since = Clock::now();
-  connections_.emplace(number, std::move(connection));
-  numbers_.emplace(endpoint, number);
 }
 
-void Server::drop_oldest_visitor() {
-  size_t n_visitors = 0;
-  uint64_t oldest = UINT64_MAX;
-  for (const auto& [number, connection] : connections_) {
-    if (connection.is_admitted) continue;
-    ++n_visitors;
-    oldest = std::min(oldest, number);
-  }
-  if (n_visitors >= kMaxVisitors) failed_.push_back(oldest);
-}
-
-void Server::drop(uint64_t number) {
-  const auto at = connections_.find(number);
+void Server::drop(uint64_t reader) {
+  const auto at = connections_.find(reader);
   if (at == connections_.end()) return;
   const ucp_ep_h endpoint = at->second.endpoint;
-  numbers_.erase(endpoint);
   connections_.erase(at);
-  worker_->close_endpoint(endpoint);
+  worker_->port().close(endpoint);
 }
 
-uint64_t Server::number_of(ucp_ep_h endpoint) const {
-  const auto at = numbers_.find(endpoint);
-  return at == numbers_.end() ? 0 : at->second;
-}
-
-void Server::greeted(std::string_view bytes, ucp_ep_h from) {
-  const uint64_t number = number_of(from);
-  if (number == 0) return;
-  Connection& connection = connections_.at(number);
+void Server::greeted(std::string_view bytes, std::string_view address, ucp_ep_h from) {
   HelloFrame frame;
+  Connection connection;
   const bool is_ours = read_frame(bytes, &frame) && frame.hello.magic == kHelloMagic &&
-                       frame.hello.version == kFrameVersion && !connection.is_admitted;
+                       frame.hello.version == kFrameVersion && !connections_.contains(frame.reader);
   if (!is_ours || !tokens_.redeem(frame.hello.token, &connection.grant)) {
-    failed_.push_back(number);
+    // Said, because a reader with a token that has lived too long is to come again, and not to wait.
+    if (from != nullptr) worker_->port().send(from, kRefused, std::make_unique<Refusal>());
     return;
   }
-  connection.is_admitted = true;
-  connection.reader = frame.reader;
+  make_room();
+  connection.endpoint = worker_->port().connect(address);
+  if (connection.endpoint == nullptr) return;
   connection.since = Clock::now();
+  connections_.emplace(frame.reader, std::move(connection));
 }
 
-void Server::asked(std::string_view bytes, std::string_view payload, ucp_ep_h from) {
-  const uint64_t number = number_of(from);
-  if (number == 0) return;
-  Connection& connection = connections_.at(number);
+void Server::make_room() {
+  if (connections_.size() < kMaxConnections) return;
+  const auto is_older = [](const auto& a, const auto& b) { return a.second.since < b.second.since; };
+  doomed_.push_back(std::min_element(connections_.begin(), connections_.end(), is_older)->first);
+}
+
+void Server::asked(std::string_view bytes, std::string_view payload) {
   AskFrame frame;
+  if (!read_frame(bytes, &frame)) return;
+  const auto at = connections_.find(frame.reader);
+  if (at == connections_.end()) return;
+  Connection& connection = at->second;
   // The count is checked before anything is allocated for it.
-  const bool is_sane = connection.is_admitted && read_frame(bytes, &frame) && frame.n_spans > 0 &&
-                       frame.n_spans <= kMaxSpans && payload.size() == frame.n_spans * sizeof(SpanRequest) &&
+  const bool is_sane = frame.n_spans > 0 && frame.n_spans <= kMaxSpans &&
+                       payload.size() == frame.n_spans * sizeof(SpanRequest) &&
                        connection.requests.size() < kMaxRequests;
   if (!is_sane) {
-    failed_.push_back(number);
+    doomed_.push_back(frame.reader);
     return;
   }
   auto request = std::make_unique<Request>();
@@ -244,7 +189,7 @@ void Server::asked(std::string_view bytes, std::string_view payload, ucp_ep_h fr
   request->spans.resize(frame.n_spans);
   std::memcpy(request->spans.data(), payload.data(), payload.size());
   if (!is_valid(*request)) {
-    failed_.push_back(number);
+    doomed_.push_back(frame.reader);
     return;
   }
   if (connection.requests.empty()) connection.since = Clock::now();
@@ -269,27 +214,27 @@ bool Server::is_valid(Request& request) const {
 }
 
 bool Server::serve() {
-  bool is_busy = !failed_.empty();
-  for (const uint64_t number : std::exchange(failed_, {})) drop(number);
-  for (auto& [number, connection] : connections_) {
-    if (!connection.requests.empty()) is_busy |= serve(number, connection);
+  bool is_busy = !doomed_.empty();
+  for (const uint64_t reader : std::exchange(doomed_, {})) drop(reader);
+  for (auto& [reader, connection] : connections_) {
+    if (!connection.requests.empty()) is_busy |= serve(reader, connection);
   }
   return is_busy;
 }
 
-bool Server::serve(uint64_t number, Connection& connection) {
+bool Server::serve(uint64_t reader, Connection& connection) {
   int n_messages = 0;
   for (auto& request : connection.requests) {
     while (request->has_bytes_left() && n_messages < kMessagesPerTurn &&
            connection.n_bytes_in_flight < kWindowBytes) {
-      if (!send_bytes(number, connection, *request)) break;
+      if (!send_bytes(reader, connection, *request)) break;
       ++n_messages;
     }
     if (request->has_bytes_left()) break;
   }
   auto& requests = connection.requests;
   while (!requests.empty() && !requests.front()->has_bytes_left() && requests.front()->n_in_flight == 0) {
-    send_end(connection, *requests.front());
+    send_end(reader, connection, *requests.front());
     requests.pop_front();
     ++n_messages;
   }
@@ -297,13 +242,13 @@ bool Server::serve(uint64_t number, Connection& connection) {
 }
 
 // False if the region is closed: then the request is over.
-bool Server::send_bytes(uint64_t number, Connection& connection, Request& request) {
-  auto sending = std::make_unique<Sending>(this, number, request.serial, request.region);
+bool Server::send_bytes(uint64_t reader, Connection& connection, Request& request) {
+  auto sending = std::make_unique<Sending>(this, reader, request.serial, request.region);
   if (!sending->may_send()) {
     request.is_gone = true;
     return false;
   }
-  sending->begin({connection.reader, request.id, request.position});
+  sending->begin({reader, request.id, request.position});
   while (request.at < request.spans.size() && sending->nbytes < kPieceBytes &&
          sending->n_gathered() < kMaxGathered) {
     const SpanRequest& span = request.spans[request.at];
@@ -320,12 +265,12 @@ bool Server::send_bytes(uint64_t number, Connection& connection, Request& reques
   request.position += sending->nbytes;
   connection.n_bytes_in_flight += sending->nbytes;
   ++request.n_in_flight;
-  worker_->send(connection.endpoint, kBytes, std::move(sending));
+  worker_->port().send(connection.endpoint, kBytes, std::move(sending));
   return true;
 }
 
 void Server::bytes_settled(const Sending& sending, bool is_sent) {
-  const auto at = connections_.find(sending.number);
+  const auto at = connections_.find(sending.reader);
   if (at == connections_.end()) return;
   Connection& connection = at->second;
   connection.n_bytes_in_flight -= sending.nbytes;
@@ -334,12 +279,12 @@ void Server::bytes_settled(const Sending& sending, bool is_sent) {
     if (request->serial == sending.serial) --request->n_in_flight;
   }
   // Bytes that did not go out can't be vouched for, and an endpoint that failed once is done for.
-  if (!is_sent) failed_.push_back(sending.number);
+  if (!is_sent) doomed_.push_back(sending.reader);
 }
 
 // Called when no send of the request's bytes is under way any more: from here on loads of words come after
 // every load of its bytes.
-void Server::send_end(Connection& connection, Request& request) {
+void Server::send_end(uint64_t reader, Connection& connection, Request& request) {
   std::vector<uint64_t> words;
   if (!request.is_gone) {
     const RegisteredRegion::Use use(*request.region);
@@ -350,16 +295,14 @@ void Server::send_end(Connection& connection, Request& request) {
     }
   }
   const auto status = static_cast<uint32_t>(request.is_gone ? EndStatus::kRegionGone : EndStatus::kOk);
-  const EndFrame end{connection.reader, request.id, status, static_cast<uint32_t>(words.size())};
-  worker_->send(connection.endpoint, kEnd, std::make_unique<Ending>(end, std::move(words)));
+  const EndFrame end{reader, request.id, status, static_cast<uint32_t>(words.size())};
+  worker_->port().send(connection.endpoint, kEnd, std::make_unique<Ending>(end, std::move(words)));
 }
 
 void Server::drop_stalled() {
   const auto now = Clock::now();
-  for (const auto& [number, connection] : connections_) {
-    const bool is_late = !connection.is_admitted && now - connection.since > kVisitSeconds;
-    const bool is_stalled = connection.n_bytes_in_flight > 0 && now - connection.since > kStallSeconds;
-    if (is_late || is_stalled) failed_.push_back(number);
+  for (const auto& [reader, connection] : connections_) {
+    if (connection.n_bytes_in_flight > 0 && now - connection.since > kStallSeconds) doomed_.push_back(reader);
   }
 }
 

@@ -13,27 +13,25 @@
 #include <vector>
 
 #include "../registered.h"
-#include "address.h"
 #include "frames.h"
 #include "p2pkv/tokens.h"
 #include "worker.h"
 
 namespace p2pkv::ucx {
 
-// At most kMaxConnections at a time, of which kMaxVisitors have not shown a token yet; one more visitor drops
-// the oldest.
+// At most kMaxConnections at a time; one more drops the one that has been idle for longest. UCX itself lets
+// anybody connect who reaches its port; what costs memory here, and all data, waits for a live token.
 class Server {
  public:
   static constexpr size_t kMaxConnections = 1024;
-  static constexpr size_t kMaxVisitors = 256;
 
-  static std::unique_ptr<Server> start(const Address& address, const Settings& settings,
-                                       std::shared_ptr<RegionTable> regions, std::string* error);
+  static std::unique_ptr<Server> start(std::shared_ptr<Context> context, std::shared_ptr<RegionTable> regions,
+                                       std::string* error);
   ~Server() { close(); }
   void close() { worker_->close(); }
 
   // Where peers connect to.
-  const Address& address() const { return address_; }
+  const std::string& address() const { return address_; }
   TokenTable& tokens() { return tokens_; }
   // Hangs up on the connection of one grant.
   void drop_grant(uint64_t grant);
@@ -44,6 +42,7 @@ class Server {
  private:
   class Sending;
   class Ending;
+  class Refusal;
   using Clock = std::chrono::steady_clock;
 
   struct Request {
@@ -59,47 +58,37 @@ class Server {
     bool has_bytes_left() const { return !is_gone && at < spans.size(); }
   };
   struct Connection {
-    ucp_ep_h endpoint;
-    uint64_t reader = 0;  // what it calls itself
+    ucp_ep_h endpoint = nullptr;
     uint64_t grant = 0;
-    bool is_admitted = false;
     std::deque<std::unique_ptr<Request>> requests;
     uint64_t n_bytes_in_flight = 0;
-    Clock::time_point since;  // it came, or took something last
+    Clock::time_point since;  // it came, asked or took something last
   };
-  // Numbered, because callbacks of UCX outlive connections.
-  using Connections = std::unordered_map<uint64_t, Connection>;
 
   explicit Server(std::shared_ptr<RegionTable> regions) : regions_(std::move(regions)) {}
-  bool listen(std::string* error);
-  static void knocked(ucp_conn_request_h request, void* server);
-  static void failed(void* server, ucp_ep_h endpoint, ucs_status_t status);
-  void admit(ucp_conn_request_h request);
-  void drop_oldest_visitor();
-  void drop(uint64_t number);
-  uint64_t number_of(ucp_ep_h endpoint) const;
+  std::unique_ptr<Port> make_port(std::shared_ptr<Context> context, std::string* error);
+  void lost(ucp_ep_h endpoint);
+  void make_room();
+  void drop(uint64_t reader);
 
-  void greeted(std::string_view frame, ucp_ep_h from);
-  void asked(std::string_view frame, std::string_view payload, ucp_ep_h from);
+  void greeted(std::string_view frame, std::string_view address, ucp_ep_h from);
+  void asked(std::string_view frame, std::string_view payload);
   bool is_valid(Request& request) const;
   bool serve();
-  bool serve(uint64_t number, Connection& connection);
-  bool send_bytes(uint64_t number, Connection& connection, Request& request);
-  void send_end(Connection& connection, Request& request);
+  bool serve(uint64_t reader, Connection& connection);
+  bool send_bytes(uint64_t reader, Connection& connection, Request& request);
+  void send_end(uint64_t reader, Connection& connection, Request& request);
   void bytes_settled(const Sending& sending, bool is_sent);
   void drop_stalled();
 
   const std::shared_ptr<RegionTable> regions_;
-  Address address_;
+  std::string address_;
   TokenTable tokens_;
   std::unique_ptr<Worker> worker_;
   // All below: the worker's thread only.
-  ucp_listener_h listener_ = nullptr;
-  Connections connections_;
-  std::unordered_map<ucp_ep_h, uint64_t> numbers_;
-  uint64_t last_number_ = 0;
+  std::unordered_map<uint64_t, Connection> connections_;  // by the reader's number
   uint64_t last_serial_ = 0;
-  std::vector<uint64_t> failed_;  // found out within UCX's callbacks, where they can't be closed
+  std::vector<uint64_t> doomed_;  // found out within UCX's callbacks, where they can't be closed
 };
 
 }  // namespace p2pkv::ucx

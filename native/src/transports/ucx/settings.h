@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "address.h"
-#include "worker.h"
+#include "context.h"
 
 namespace p2pkv::ucx {
 
@@ -14,8 +14,7 @@ namespace p2pkv::ucx {
 // UCX_TLS asks for it nevertheless.
 bool choose_settings(const Address& address, bool trusts_network, Settings* settings, std::string* error);
 
-// The transports and devices that a context of these settings has, as "tcp/lo"; empty, with the reason in
-// `error`, if UCX finds none that reaches another process.
-std::vector<std::string> find_resources(const Settings& settings, std::string* error);
+// The transports and devices of a context that reach other processes, as "tcp/lo".
+std::vector<std::string> find_resources(const Context& context);
 
 }  // namespace p2pkv::ucx

@@ -24,29 +24,40 @@ std::string ucx_domain(const ucx::Address& address, bool trusts_network) {
   return "ucx:" + boot_id + ":" + std::to_string(network.st_ino);
 }
 
+// A context for the node's own address, which it finds.
+std::shared_ptr<ucx::Context> open_context(const UcxOptions& options, ucx::Address* address,
+                                           std::string* error) {
+  if (!ucx::Address::resolve(options.host, address, error)) return nullptr;
+  // UCX is given an address of its own, never all of them.
+  if (address->is_wildcard() && !ucx::Address::resolve(options.advertise, address, error)) return nullptr;
+  if (address->interface().empty()) {
+    *error = "no interface of this machine has the address of '" + options.host + "'";
+    return nullptr;
+  }
+  ucx::Settings settings;
+  if (!ucx::choose_settings(*address, options.trusts_network, &settings, error)) return nullptr;
+  auto context = ucx::Context::make(settings, error);
+  if (context && ucx::find_resources(*context).empty()) {
+    *error = "UCX finds no transport that reaches another process";
+    if (!address->is_loopback() && !options.trusts_network) {
+      *error += "; tcp is left out because over it any peer could name any address, unless ucx_trust_network";
+    }
+    return nullptr;
+  }
+  return context;
+}
+
 class UcxTransport final : public Transport {
  public:
   static std::shared_ptr<UcxTransport> start(const UcxOptions& options, std::string* error) {
     ucx::Address address;
-    if (!ucx::Address::resolve(options.host, 0, &address, error)) return nullptr;
-    // UCX listens on an address of its own, never on all of them.
-    if (address.is_wildcard() && !ucx::Address::resolve(options.advertise, 0, &address, error)) return nullptr;
-    if (address.device().empty()) {
-      *error = "no interface of this machine has the address of '" + options.host + "'";
-      return nullptr;
-    }
-    ucx::Settings settings;
-    if (!ucx::choose_settings(address, options.trusts_network, &settings, error) ||
-        ucx::find_resources(settings, error).empty()) {
-      return nullptr;
-    }
+    auto context = open_context(options, &address, error);
+    if (!context) return nullptr;
     auto transport = std::make_shared<UcxTransport>();
     transport->domain_ = ucx_domain(address, options.trusts_network);
-    transport->server_.reset(
-        ucx::Server::start(address, settings, transport->regions_, error).release());
-    if (!transport->server_) return nullptr;
-    transport->links_.reset(ucx::Links::start(address, settings, error).release());
-    return transport->links_ ? transport : nullptr;
+    transport->context_ = std::move(context);
+    transport->server_.reset(ucx::Server::start(transport->context_, transport->regions_, error).release());
+    return transport->server_ ? transport : nullptr;
   }
   ~UcxTransport() override { close(); }
 
@@ -69,7 +80,7 @@ class UcxTransport final : public Transport {
 
   std::shared_ptr<Endpoint> open() override {
     auto endpoint =
-        std::make_shared<ucx::UcxEndpoint>(ucx::UcxHome{shared_from_this(), server_.get(), links_.get()});
+        std::make_shared<ucx::UcxEndpoint>(ucx::UcxHome{shared_from_this(), server_.get(), context_});
     if (!endpoints_.add(endpoint)) endpoint->close();
     return endpoint;
   }
@@ -77,6 +88,10 @@ class UcxTransport final : public Transport {
   std::string accept(std::string_view remote, std::string* error) override {
     ucx::EndpointBlob reader;
     if (!from_blob(remote, ucx::kEndpointMagic, &reader, error)) return {};
+    if (remote.size() != sizeof reader + reader.address_nbytes) {
+      *error = "handshake is malformed";
+      return {};
+    }
     // The owner's half of an endpoint is its token alone: nothing to keep until the reader connects.
     return ucx::make_blob(*server_, server_->tokens().new_grant());
   }
@@ -85,7 +100,6 @@ class UcxTransport final : public Transport {
     if (getpid() != pid_) return;  // in a forked child all of it is the parent's
     const std::lock_guard closing(closing_);
     endpoints_.close();
-    if (links_) links_->close();
     // Before the regions: their close would wait for sends that only this ends.
     if (server_) server_->close();
     regions_->close();
@@ -93,9 +107,9 @@ class UcxTransport final : public Transport {
 
  private:
   std::string domain_;
+  std::shared_ptr<ucx::Context> context_;
   const std::shared_ptr<RegionTable> regions_ = std::make_shared<RegionTable>();
   ThreadOwner<ucx::Server> server_;
-  ThreadOwner<ucx::Links> links_;
   EndpointList endpoints_;
   const pid_t pid_ = getpid();
   std::mutex closing_;  // held by the one close() that does the work, so that the others return after it
@@ -115,12 +129,8 @@ UcxLibrary ucx_library() {
 
 std::vector<std::string> ucx_resources(const UcxOptions& options, std::string* error) {
   ucx::Address address;
-  ucx::Settings settings;
-  if (!ucx::Address::resolve(options.host, 0, &address, error) ||
-      !ucx::choose_settings(address, options.trusts_network, &settings, error)) {
-    return {};
-  }
-  return ucx::find_resources(settings, error);
+  const auto context = open_context(options, &address, error);
+  return context ? ucx::find_resources(*context) : std::vector<std::string>();
 }
 
 std::shared_ptr<Transport> make_ucx_transport(const UcxOptions& options, std::string* error) {
