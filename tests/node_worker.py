@@ -20,6 +20,7 @@ from p2pkv import Config, Node, Outcome, P2PKVError
 from p2pkv.transports.base import Transport
 from p2pkv.transports.faulty import Faults, FaultyTransport
 from p2pkv.transports.native import ShmTransport, TcpTransport
+from p2pkv.transports.ucx import UcxTransport
 
 
 class Worker:
@@ -133,7 +134,7 @@ def _hunted(number: int, sizes: list[int], seed: int) -> tuple[list[str], int]:
 
 
 def _sabotaged(fault: str, transport: str) -> list[Transport]:
-    inner = {"shm": ShmTransport, "tcp": TcpTransport}[transport]()
+    inner = {"shm": ShmTransport, "tcp": TcpTransport, "ucx": UcxTransport}[transport]()
     return [FaultyTransport(inner, Faults(**{fault: True}))]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from p2pkv.bench.rows import KIB, MIB
 
 SUITES = ("fetch", "publish", "exists", "gil", "validation", "overhead", "load", "memory")
-TRANSPORTS = ("shm", "tcp")
+TRANSPORTS = ("shm", "tcp", "ucx")
 PAGES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
 BATCHES = (1, 32, 128)
 THREADS = (1, 4)
@@ -20,7 +20,7 @@ class Plan:
     """One run."""
 
     suites: tuple[str, ...] = SUITES
-    transports: tuple[str, ...] = TRANSPORTS
+    transports: tuple[str, ...] = ("shm", "tcp")
     pages: tuple[int, ...] = PAGES
     batches: tuple[int, ...] = BATCHES
     threads: tuple[int, ...] = THREADS

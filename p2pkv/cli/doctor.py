@@ -20,6 +20,7 @@ from rich.text import Text
 
 from p2pkv import _native, transports
 from p2pkv.address import is_loopback, split_address
+from p2pkv.cli.doctor_ucx import examine_ucx
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.config import Config
 from p2pkv.errors import ConfigError, P2PKVError
@@ -157,6 +158,8 @@ def _transports(config: Config) -> Iterator[Finding]:
         yield Finding(
             Verdict.GOOD if missing is None else Verdict.NOTE, f"transport {name}", missing or "can run here"
         )
+    if (ucx := examine_ucx(config)) is not None:
+        yield Finding(Verdict.GOOD if ucx.is_good else Verdict.NOTE, "UCX", ucx.says, ucx.advice)
     setting = "auto" if config.transport_names == ("auto",) else config.transport_names
     try:
         chosen = transports.wanted(setting)

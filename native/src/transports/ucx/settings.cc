@@ -80,6 +80,8 @@ bool choose_settings(const Address& address, bool trusts_network, Settings* sett
   // Memory is registered by name here: UCX needs no hooks in this process's mmap and free for it.
   set_unless_in_environment(settings, "RCACHE_ENABLE", "n");
   set_unless_in_environment(settings, "MEMTYPE_CACHE", "n");
+  // Waits have deadlines of their own, stalled readers are dropped, and TCP looks after idle connections.
+  set_unless_in_environment(settings, "KEEPALIVE_INTERVAL", "inf");
   return true;
 }
 
