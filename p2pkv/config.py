@@ -67,7 +67,7 @@ class Config:
     disk_layout: str | None = None
     """Reserved for the disk tier."""
     ucx_library: str = "auto"
-    """The libucp to load, one a process: ``system``, ``wheel``, a path, or ``auto``: the system's before the wheel's."""
+    """The libucp to load, one a process: ``system``, ``wheel``, a path, or ``auto``, the first two in turn."""
     ucx_trust_network: bool | str = False
     """Let ``ucx`` use tcp beyond loopback: whoever reaches its port there can write to this process's memory."""
     metrics_port: int | None = None

@@ -58,9 +58,7 @@ class UcxTransport(NativeTransport):
     name = "ucx"
     caps = Caps(one_sided=False, device_memory=False, same_host=False, max_span=_MAX_SPAN)
 
-    def __init__(
-        self, host: str = "127.0.0.1", *, advertise: str = "", trusts_network: bool = False
-    ) -> None:
+    def __init__(self, host: str = "127.0.0.1", *, advertise: str = "", trusts_network: bool = False) -> None:
         if (missing := self.unavailable()) is not None:
             raise TransportError(f"cannot start the ucx transport: {missing}")
         try:
@@ -83,4 +81,6 @@ class UcxTransport(NativeTransport):
                 return None
             reasons.append(reason)
         advice = "install UCX 1.13 or later (Debian: libucx0), or pip install 'p2pkv[ucx]'"
-        return f"no libucp can be loaded ({'; '.join(reasons) or 'the wheel libucx is not installed'}); {advice}"
+        return (
+            f"no libucp can be loaded ({'; '.join(reasons) or 'the wheel libucx is not installed'}); {advice}"
+        )

@@ -25,7 +25,8 @@ class RegisteredRegion final : public MemoryRegion {
     bool readable;                               // by peers
     uint32_t blob_magic;                         // of the transport
     std::function<void(uint32_t id)> on_closed;  // called by the first close(), after the last use
-    std::function<void(uint32_t id)> on_closing = {};  // the same, before it waits: ends uses that may take long
+    std::function<void(uint32_t id)> on_closing =
+        {};  // the same, before it waits: ends uses that may take long
   };
 
   RegisteredRegion(Options options, std::shared_ptr<RegionTable> table, uint32_t id);

@@ -59,9 +59,9 @@ std::string Address::interface() const {
     std::memcpy(&theirs, each->ifa_addr,
                 storage.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in));
     // All of 127.0.0.0/8 is the loopback device's, which lists one.
-    const bool is_found = is_same_host(theirs, storage) ||
-                          (is_loopback() && storage.ss_family == AF_INET &&
-                           (ntohl(as_in4(theirs).sin_addr.s_addr) >> 24) == IN_LOOPBACKNET);
+    const bool is_found =
+        is_same_host(theirs, storage) || (is_loopback() && storage.ss_family == AF_INET &&
+                                          (ntohl(as_in4(theirs).sin_addr.s_addr) >> 24) == IN_LOOPBACKNET);
     if (is_found) found = each->ifa_name;
   }
   freeifaddrs(all);

@@ -29,8 +29,7 @@ std::shared_ptr<Context> Context::make(const Settings& settings, std::string* er
   params.name = "p2pkv";
   params.mt_workers_shared = 1;
   ucp_context_h context = nullptr;
-  if (status == UCS_OK)
-    status = api.init_version(Api::kApiMajor, Api::kApiMinor, &params, config, &context);
+  if (status == UCS_OK) status = api.init_version(Api::kApiMajor, Api::kApiMinor, &params, config, &context);
   api.config_release(config);
   if (status != UCS_OK) {
     *error = what + ": " + api.status_string(status);

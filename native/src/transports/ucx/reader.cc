@@ -172,7 +172,8 @@ bool UcxBatch::take_bytes(const BytesFrame& frame, std::string_view bytes) {
 
 void UcxBatch::scatter(uint64_t position, std::string_view bytes) {
   // The last span that starts at or before it; empty ones before it start there as well.
-  size_t at = static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), position) - starts_.begin()) - 1;
+  size_t at =
+      static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), position) - starts_.begin()) - 1;
   uint64_t done = position - starts_[at];
   for (; !bytes.empty(); ++at, done = 0) {
     const Span& span = spans_[order_[at]];

@@ -61,8 +61,8 @@ class UcxEndpoint final : public LeasedEndpoint {
   ThreadOwner<Line> line_;  // from bind() to release(); driven by one batch at a time
 };
 
-// Whoever drives the batch drives the line, and copies what arrives to local memory: when nobody does, nothing
-// is written there.
+// Whoever drives the batch drives the line, and copies what arrives to local memory: when nobody does,
+// nothing is written there.
 class UcxBatch final : public Batch, private Arrivals {
  public:
   UcxBatch(std::shared_ptr<UcxEndpoint> endpoint, std::shared_ptr<RegisteredRegion> local,

@@ -105,8 +105,8 @@ std::unique_ptr<Port> Server::make_port(std::shared_ptr<Context> context, std::s
   port->on_message(kHello, [this](std::string_view frame, std::string_view address, ucp_ep_h from) {
     greeted(frame, address, from);
   });
-  port->on_message(
-      kAsk, [this](std::string_view frame, std::string_view spans, ucp_ep_h) { asked(frame, spans); });
+  port->on_message(kAsk,
+                   [this](std::string_view frame, std::string_view spans, ucp_ep_h) { asked(frame, spans); });
   return port;
 }
 
@@ -194,6 +194,7 @@ void Server::asked(std::string_view bytes, std::string_view payload) {
   }
   if (connection.requests.empty()) connection.since = Clock::now();
   connection.requests.push_back(std::move(request));
+  busy_.insert(frame.reader);
 }
 
 // The reader has refused what is out of range already: one that asks for it here is not one of ours.
@@ -216,8 +217,14 @@ bool Server::is_valid(Request& request) const {
 bool Server::serve() {
   bool is_busy = !doomed_.empty();
   for (const uint64_t reader : std::exchange(doomed_, {})) drop(reader);
-  for (auto& [reader, connection] : connections_) {
-    if (!connection.requests.empty()) is_busy |= serve(reader, connection);
+  for (auto each = busy_.begin(); each != busy_.end();) {
+    const auto at = connections_.find(*each);
+    if (at == connections_.end() || at->second.requests.empty()) {
+      each = busy_.erase(each);
+      continue;
+    }
+    is_busy |= serve(at->first, at->second);
+    ++each;
   }
   return is_busy;
 }
@@ -291,7 +298,8 @@ void Server::send_end(uint64_t reader, Connection& connection, Request& request)
     request.is_gone = !use;
     for (const SpanRequest& span : request.spans) {
       if (request.is_gone) break;
-      if (span.want_word == 1) words.push_back(load_word_after_bytes(request.region->base() + span.word_offset));
+      if (span.want_word == 1)
+        words.push_back(load_word_after_bytes(request.region->base() + span.word_offset));
     }
   }
   const auto status = static_cast<uint32_t>(request.is_gone ? EndStatus::kRegionGone : EndStatus::kOk);

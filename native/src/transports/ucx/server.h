@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "../registered.h"
@@ -46,12 +47,12 @@ class Server {
   using Clock = std::chrono::steady_clock;
 
   struct Request {
-    uint64_t id;  // the reader's
-    uint64_t serial;  // ours
+    uint64_t id;                               // the reader's
+    uint64_t serial;                           // ours
     std::shared_ptr<RegisteredRegion> region;  // null: gone, or never was
     std::vector<SpanRequest> spans;
-    size_t at = 0;         // the span whose bytes are sent next
-    uint64_t sent = 0;     // of that span
+    size_t at = 0;          // the span whose bytes are sent next
+    uint64_t sent = 0;      // of that span
     uint64_t position = 0;  // in the request's bytes
     size_t n_in_flight = 0;
     bool is_gone = false;
@@ -87,6 +88,7 @@ class Server {
   std::unique_ptr<Worker> worker_;
   // All below: the worker's thread only.
   std::unordered_map<uint64_t, Connection> connections_;  // by the reader's number
+  std::unordered_set<uint64_t> busy_;                     // readers that have asked for something
   uint64_t last_serial_ = 0;
   std::vector<uint64_t> doomed_;  // found out within UCX's callbacks, where they can't be closed
 };

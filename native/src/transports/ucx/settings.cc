@@ -27,7 +27,9 @@ std::vector<std::string> split(const std::string& text, char separator) {
 // Whether a value of UCX_TLS may lead to tcp.
 bool may_use_tcp(const std::string& tls) {
   const auto names = split(tls[0] == '^' ? tls.substr(1) : tls, ',');
-  const auto has = [&names](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
+  const auto has = [&names](const char* name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
   return tls[0] == '^' ? !has("tcp") : has("tcp") || has("all");
 }
 
@@ -69,7 +71,8 @@ bool choose_settings(const Address& address, bool trusts_network, Settings* sett
   const char* tls = address.is_loopback() ? "tcp" : "^posix,sysv,cma,xpmem,knem";
   set_unless_in_environment(settings, "TLS", allows_tcp ? tls : "^tcp,posix,sysv,cma,xpmem,knem");
   std::string devices = allows_tcp ? interface : "";
-  for (const std::string& device : rdma_devices_of(interface)) devices += (devices.empty() ? "" : ",") + device;
+  for (const std::string& device : rdma_devices_of(interface))
+    devices += (devices.empty() ? "" : ",") + device;
   // Otherwise UCX connects over every interface there is.
   if (!devices.empty()) set_unless_in_environment(settings, "NET_DEVICES", devices);
   // Measured over loopback: 1.2 GB/s with UCX's own 8 KiB, 6.7 to 8 with 64 (ucx_perftest -t ucp_am_bw).
@@ -77,9 +80,11 @@ bool choose_settings(const Address& address, bool trusts_network, Settings* sett
   set_unless_in_environment(settings, "TCP_RX_SEG_SIZE", "64k");
   // Sent from where the bytes lie; the kernel's copy is the only one.
   set_unless_in_environment(settings, "ZCOPY_THRESH", "4k");
-  // Memory is registered by name here: UCX needs no hooks in this process's mmap and free for it.
-  set_unless_in_environment(settings, "RCACHE_ENABLE", "n");
-  set_unless_in_environment(settings, "MEMTYPE_CACHE", "n");
+  if (address.is_loopback()) {
+    // Over tcp no memory is registered: UCX needs no hooks in this process's mmap and free for it.
+    set_unless_in_environment(settings, "RCACHE_ENABLE", "n");
+    set_unless_in_environment(settings, "MEMTYPE_CACHE", "n");
+  }
   // Waits have deadlines of their own, stalled readers are dropped, and TCP looks after idle connections.
   set_unless_in_environment(settings, "KEEPALIVE_INTERVAL", "inf");
   return true;
