@@ -53,8 +53,9 @@ def test_a_reader_that_takes_nothing_holds_up_neither_a_region_nor_the_transport
         before = time.monotonic()
         memory.region.close()
         assert time.monotonic() - before < 1
-        statuses = transfer.wait(ENOUGH)
-        assert set(settled(statuses)) <= {"PEER_LOST", "REJECTED", "OK"}
+        # UCX keeps the tcp connection of an endpoint it has closed, so the reader may learn of it at its deadline.
+        statuses = transfer.wait(1.0)
+        assert set(settled(statuses)) <= {"PEER_LOST", "TIMED_OUT", "REJECTED", "OK"}
         assert "OK" not in settled(statuses)[1:], "bytes of a closed region were vouched for"
 
         other = PagedMemory(owner)
