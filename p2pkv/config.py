@@ -68,6 +68,10 @@ class Config:
     """Reserved for the disk tier."""
     disk_layout: str | None = None
     """Reserved for the disk tier."""
+    ucx_library: str = "auto"
+    """The libucp to load, one a process: ``system``, ``wheel``, a path, or ``auto``, the first two in turn."""
+    ucx_trust_network: bool | str = False
+    """Let ``ucx`` use tcp beyond loopback: whoever reaches its port there can write to this process's memory."""
     metrics_port: int | None = None
     """Where to serve Prometheus metrics; None serves none, 0 takes a free port."""
 
@@ -79,13 +83,14 @@ class Config:
         _set(self, "pool_size", parse_size("pool_size", self.pool_size))
         _set(self, "deadline", _as_number("deadline", self.deadline, float))
         _set(self, "replicas", _as_number("replicas", self.replicas, int))
+        _set(self, "ucx_trust_network", _as_bool("ucx_trust_network", self.ucx_trust_network))
         if self.metrics_port is not None:
             _set(self, "metrics_port", _as_number("metrics_port", self.metrics_port, int))
         self._check_values()
         self._check_addresses()
 
     def _check_values(self) -> None:
-        for name in ("namespace", "node_id", "listen", "membership", "verify"):
+        for name in ("namespace", "node_id", "listen", "membership", "verify", "ucx_library"):
             if not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name} must be a string, not {type(getattr(self, name)).__name__}")
         if not 1 <= len(self.node_id) <= MAX_NODE_ID or not self.node_id.isprintable():
@@ -196,6 +201,15 @@ def _as_number(name: str, value: object, kind: type[int | float]) -> int | float
         except ValueError:
             pass  # said below, with the name of the setting
     raise ConfigError(f"{name} must be a number, not {value!r}")
+
+
+def _as_bool(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    choices = {"true": True, "1": True, "false": False, "0": False}
+    if isinstance(value, str) and value.lower() in choices:
+        return choices[value.lower()]
+    raise ConfigError(f"{name} must be true or false, not {value!r}")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -20,6 +20,7 @@ from p2pkv import Config, Node, Outcome, P2PKVError
 from p2pkv.transports.base import Transport
 from p2pkv.transports.faulty import Faults, FaultyTransport
 from p2pkv.transports.native import ShmTransport, TcpTransport
+from p2pkv.transports.ucx import UcxTransport
 from p2pkv.transports.verbs import VerbsTransport
 
 
@@ -134,7 +135,7 @@ def _hunted(number: int, sizes: list[int], seed: int, batch: int) -> tuple[list[
 
 
 def _sabotaged(fault: str, transport: str) -> list[Transport]:
-    built_in: list[type[Transport]] = [ShmTransport, TcpTransport, VerbsTransport]
+    built_in: list[type[Transport]] = [ShmTransport, TcpTransport, VerbsTransport, UcxTransport]
     inner = next(way for way in built_in if way.name == transport)()
     return [FaultyTransport(inner, Faults(**{fault: True}))]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from p2pkv.bench.rows import KIB, MIB
 
 SUITES = ("fetch", "publish", "exists", "gil", "validation", "overhead", "load", "memory", "transports")
-TRANSPORTS = ("shm", "tcp")
+TRANSPORTS = ("shm", "tcp", "ucx", "verbs")
 PAGES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
 BATCHES = (1, 32, 128)
 THREADS = (1, 4)
@@ -20,7 +20,7 @@ class Plan:
     """One run."""
 
     suites: tuple[str, ...] = SUITES
-    transports: tuple[str, ...] = TRANSPORTS
+    transports: tuple[str, ...] = ("shm", "tcp")
     chosen_transports: tuple[str, ...] = ()
     """Those asked for by name; the suite ``transports`` takes all that can run if there are none."""
     pages: tuple[int, ...] = PAGES

@@ -25,7 +25,7 @@ from p2pkv.bench.rounds import Call, Contestant, percentile, take_turns, timed
 from p2pkv.bench.rows import KIB, Reference, Row, Spread, make_row
 from p2pkv.page import Locations, as_locations
 from p2pkv.transports import available, transport_class
-from p2pkv.transports.base import Endpoint, MemoryRegion, RemoteRegion, Status, Transport
+from p2pkv.transports.base import Endpoint, MemoryRegion, RemoteRegion, Status, Transport, TransportSettings
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -57,7 +57,7 @@ class _Way:
 
     def __init__(self, name: str, pair: Pair, n_endpoints: int, region: str) -> None:
         self.name = name
-        self._transport: Transport = transport_class(name).create(host="127.0.0.1", advertise="127.0.0.1")
+        self._transport: Transport = transport_class(name).create(TransportSettings())
         array = pair.destination.array
         self._local: MemoryRegion = self._transport.register_memory(
             array, array.ctypes.data, array.nbytes, readable=False

@@ -18,7 +18,7 @@ from p2pkv.bench.rounds import Call, take_turns, timed
 from p2pkv.bench.rows import KIB, Row, Target, make_row
 from p2pkv.page import as_locations
 from p2pkv.transports import transport_class
-from p2pkv.transports.base import Endpoint, MemoryRegion, RemoteRegion, Status, Words
+from p2pkv.transports.base import Endpoint, MemoryRegion, RemoteRegion, Status, TransportSettings, Words
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -74,7 +74,7 @@ class _Bare:
 
     def __init__(self, pair: Pair, meeting: Meeting, page_nbytes: int) -> None:
         self.pair = pair
-        self._transport = transport_class(pair.transport).create(host="127.0.0.1", advertise="127.0.0.1")
+        self._transport = transport_class(pair.transport).create(TransportSettings())
         array = pair.destination.array
         self._local: MemoryRegion = self._transport.register_memory(
             array, array.ctypes.data, array.nbytes, readable=False

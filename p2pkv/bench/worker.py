@@ -24,7 +24,7 @@ from p2pkv.node import Node
 from p2pkv.page import as_bytes
 from p2pkv.pool import Pool
 from p2pkv.transports import transport_class
-from p2pkv.transports.base import MemoryRegion, Transport
+from p2pkv.transports.base import MemoryRegion, Transport, TransportSettings
 
 _BATCH_NBYTES = 8 << 20
 
@@ -104,7 +104,7 @@ class Worker:
         pages = self.source.pages(page_nbytes)
         pool = Pool(self.source.array.nbytes * 5 // 4, owner=1, boot=1)
         for name in transports:
-            way = transport_class(name).create(host="127.0.0.1", advertise="127.0.0.1")
+            way = transport_class(name).create(TransportSettings())
             region = way.register_memory(pool, pool.address, pool.nbytes, readable=True)
             self._bare[name] = (way, region)  # which keeps the pool
         keys = np.zeros((len(pages), 16), np.uint8)

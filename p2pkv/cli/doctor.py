@@ -20,6 +20,7 @@ from rich.text import Text
 
 from p2pkv import _native, transports
 from p2pkv.address import is_loopback, split_address
+from p2pkv.cli.doctor_ucx import examine_ucx
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.config import Config
 from p2pkv.errors import ConfigError, P2PKVError
@@ -172,6 +173,8 @@ def _transports(config: Config) -> Iterator[Finding]:
             Verdict.GOOD if missing is None else Verdict.NOTE, f"transport {name}", missing or "can run here"
         )
     yield from _rails(config)
+    if (ucx := examine_ucx(config)) is not None:
+        yield Finding(Verdict.GOOD if ucx.is_good else Verdict.NOTE, "UCX", ucx.says, ucx.advice)
     try:
         chosen = transports.wanted(_setting(config))
     except P2PKVError as error:

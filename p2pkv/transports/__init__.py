@@ -1,6 +1,6 @@
 """The transports p2pkv knows, and the choice between them.
 
-Built in are ``shm``, ``verbs``, ``tcp`` and ``local``; a package adds its own with an entry point of the group
+Built in are ``shm``, ``verbs``, ``tcp``, ``ucx`` and ``local``; a package adds its own with an entry point of the group
 ``p2pkv.transports`` whose name is the transport's and whose value is the class. ``docs/transports.md`` tells
 how.
 """
@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 
 from p2pkv.errors import ConfigError, TransportError
-from p2pkv.transports.base import Transport
+from p2pkv.transports.base import Transport, TransportSettings
 from p2pkv.transports.local import LocalTransport
 from p2pkv.transports.native import ShmTransport, TcpTransport
+from p2pkv.transports.ucx import UcxTransport
 from p2pkv.transports.verbs import VerbsTransport
 
 _log = logging.getLogger(__name__)
@@ -26,7 +27,8 @@ AUTO = ("shm", "verbs", "tcp")
 """What ``transports: auto`` stands for, best first."""
 
 _BUILT_IN: Mapping[str, type[Transport]] = {
-    transport.name: transport for transport in (ShmTransport, VerbsTransport, TcpTransport, LocalTransport)
+    transport.name: transport
+    for transport in (ShmTransport, VerbsTransport, TcpTransport, UcxTransport, LocalTransport)
 }
 
 
@@ -77,9 +79,7 @@ def wanted(setting: str | Sequence[str]) -> list[str]:
     return asked
 
 
-def create(
-    setting: str | Sequence[str], *, host: str, advertise: str, verbs_devices: Sequence[str] = ()
-) -> list[Transport]:
+def create(setting: str | Sequence[str], settings: TransportSettings) -> list[Transport]:
     """Start the transports that ``setting`` asks for, best first; all of them, or none is left running.
 
     With ``auto`` one that can't be started is left out, with a warning.
@@ -88,7 +88,7 @@ def create(
     try:
         for name in wanted(setting):
             try:
-                started.append(_start(name, host, advertise, verbs_devices))
+                started.append(transport_class(name).create(settings))
             except TransportError as error:
                 if setting != "auto":
                     raise
@@ -98,13 +98,6 @@ def create(
             transport.close()
         raise
     return started
-
-
-def _start(name: str, host: str, advertise: str, verbs_devices: Sequence[str]) -> Transport:
-    kind = transport_class(name)
-    if issubclass(kind, VerbsTransport):
-        return kind.create(host=host, advertise=advertise, devices=verbs_devices)
-    return kind.create(host=host, advertise=advertise)
 
 
 def connecting(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:

@@ -20,6 +20,7 @@ from p2pkv.transports.base import (
     Statuses,
     Transfer,
     Transport,
+    TransportSettings,
     Words,
     check_batch,
 )
@@ -189,8 +190,8 @@ class TcpTransport(NativeTransport):
         self.port = native.port
 
     @classmethod
-    def create(cls, *, host: str, advertise: str) -> TcpTransport:
-        return cls(host, advertise=advertise)
+    def create(cls, settings: TransportSettings) -> TcpTransport:
+        return cls(settings.host, advertise=settings.advertise)
 
     @classmethod
     def unavailable(cls) -> str | None:

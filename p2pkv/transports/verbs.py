@@ -12,7 +12,7 @@ from pathlib import Path
 
 from p2pkv import _native
 from p2pkv.errors import TransportError
-from p2pkv.transports.base import Caps
+from p2pkv.transports.base import Caps, TransportSettings
 from p2pkv.transports.native import MAX_SPAN, NativeTransport
 
 CAP_IPC_LOCK = 14
@@ -38,8 +38,8 @@ class VerbsTransport(NativeTransport):
             raise TransportError(f"cannot start the verbs transport: {error}") from error
 
     @classmethod
-    def create(cls, *, host: str, advertise: str, devices: Sequence[str] = ()) -> VerbsTransport:
-        return cls(devices)
+    def create(cls, settings: TransportSettings) -> VerbsTransport:
+        return cls(settings.verbs_devices)
 
     @classmethod
     def unavailable(cls) -> str | None:

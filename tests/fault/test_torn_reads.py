@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster
+from cluster import UCX, Cluster
 from torn_reads import hunt
 
 ONE_GRANULE = [4096]
@@ -18,7 +18,7 @@ SEVERAL = [16 << 10]
 MIXED = [16 << 10, 24 << 10, 64 << 10, 128 << 10, 256 << 10]
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", UCX])
 @pytest.mark.parametrize("sizes", [ONE_GRANULE, SEVERAL, MIXED], ids=["one-granule", "several", "mixed"])
 def test_no_hit_is_ever_wrong(cluster: Cluster, tmp_path: Path, transport: str, sizes: list[int]) -> None:
     n_hits, n_wrong = hunt(cluster, tmp_path, transport, sizes, hits=17_000, seconds=100.0)
@@ -28,7 +28,7 @@ def test_no_hit_is_ever_wrong(cluster: Cluster, tmp_path: Path, transport: str, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", UCX])
 @pytest.mark.parametrize("sizes", [ONE_GRANULE, SEVERAL, MIXED], ids=["one-granule", "several", "mixed"])
 def test_no_hit_is_ever_wrong_in_a_long_hunt(
     cluster: Cluster, tmp_path: Path, transport: str, sizes: list[int]
@@ -38,7 +38,7 @@ def test_no_hit_is_ever_wrong_in_a_long_hunt(
     assert n_hits >= 100_000
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", UCX])
 @pytest.mark.parametrize("sabotage", ["unvalidated", "words_too_early"])
 def test_the_hunt_finds_what_a_broken_safeguard_lets_through(
     cluster: Cluster, tmp_path: Path, transport: str, sabotage: str

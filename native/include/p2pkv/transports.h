@@ -50,5 +50,25 @@ std::vector<VerbsPort> verbs_ports(std::string* error);
 // Peers with RDMA devices. `devices`: which to use, each NAME[:PORT][=ADDRESS]; empty: every usable one.
 // Null, with the reason in `error`.
 std::shared_ptr<Transport> make_verbs_transport(const std::vector<std::string>& devices, std::string* error);
+struct UcxOptions {
+  std::string host = "127.0.0.1";  // an address of this node, on which UCX listens and from which it connects
+  std::string advertise;           // used instead when `host` is a wildcard
+  bool trusts_network = false;     // that nobody but the cluster is on it: then tcp is used beyond loopback
+};
+
+struct UcxLibrary {
+  std::string path;
+  std::string version;
+};
+
+// Loads libucp, once a process, from a path or by a name the loader knows. Empty, or what is missing.
+std::string ucx_missing(const std::string& library);
+// What was loaded; empty before.
+UcxLibrary ucx_library();
+// UCX's transports and devices, as "tcp/lo", that these options would use. Empty, with the reason in `error`.
+// The library must have been loaded; the same holds below.
+std::vector<std::string> ucx_resources(const UcxOptions& options, std::string* error);
+// Peers that UCX reaches. Null, with the reason in `error`.
+std::shared_ptr<Transport> make_ucx_transport(const UcxOptions& options, std::string* error);
 
 }  // namespace p2pkv
