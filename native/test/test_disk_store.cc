@@ -1,0 +1,1 @@
+#include "p2pkv/disk/store.h"
