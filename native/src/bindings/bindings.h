@@ -10,6 +10,7 @@ void bind_transports(nanobind::module_& m);
 void bind_directory(nanobind::module_& m);
 void bind_control(nanobind::module_& m);
 void bind_fetch(nanobind::module_& m);
+void bind_disk(nanobind::module_& m);
 void bind_bench(nanobind::module_& m);
 
 }  // namespace p2pkv
