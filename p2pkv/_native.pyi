@@ -206,6 +206,7 @@ class DiskStore:
         retry_seconds: float,
         stall_seconds: float,
         store_id: int,
+        verify: bool,
         faults: FaultyFiles | None,
     ) -> None: ...
     def write(

@@ -44,6 +44,7 @@ def open_store(path: Path | str, **options: Any) -> DiskStore:
     namespace = options.pop("namespace", "ns")
     faults = options.pop("faults", None)
     store_id = options.pop("store_id", 0)
+    verify = options.pop("verify", True)
     settings: dict[str, Any] = {"capacity": 16 << 20, "retry_seconds": 0.05}
     return DiskStore(
         str(path),
@@ -52,6 +53,7 @@ def open_store(path: Path | str, **options: Any) -> DiskStore:
         namespace=namespace,
         faults=faults,
         store_id=store_id,
+        verify=verify,
     )
 
 

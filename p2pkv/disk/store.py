@@ -95,11 +95,13 @@ class DiskStore:
         namespace: str,
         faults: _native.FaultyFiles | None = None,
         store_id: int = 0,
+        verify: bool = True,
     ) -> None:
         """Open it, or make it. ``ConfigError`` says why not: in use, another node's, another version.
 
         What an earlier run left is found in the background (:meth:`drain_recovered`, :attr:`is_recovered`).
-        ``faults`` breaks the file system on purpose, and ``store_id`` makes its bytes reproducible: for tests.
+        ``faults`` breaks the file system on purpose, ``store_id`` makes its bytes reproducible, and without
+        ``verify`` reads believe everything: for tests.
         """
         try:
             self._native = _native.DiskStore(
@@ -118,6 +120,7 @@ class DiskStore:
                 retry_seconds=options.retry_seconds,
                 stall_seconds=options.stall_seconds,
                 store_id=store_id,
+                verify=verify,
                 faults=faults,
             )
         except ValueError as error:

@@ -196,6 +196,10 @@ bool DiskStore::copy_out(const ReadJob& job, size_t i, const Key& key, const Pie
   const uint8_t* record = page.buffer.data() + page.skip;
   RecordHeader header;
   std::memcpy(&header, record, sizeof header);
+  if (!options_.verify) {
+    std::memcpy(reinterpret_cast<void*>(destination.address), record + sizeof header, page.place.length);
+    return true;
+  }
   if (!is_signed(header, kRecordMagic) || header.flags != 0 || !(header.key == key)) return false;
   if (header.stamp != folder_->stamp() || header.length != page.place.length) return false;
   if (header.checksum != page.place.checksum) return false;

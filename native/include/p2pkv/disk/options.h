@@ -38,6 +38,7 @@ struct DiskOptions {
   uint64_t read_buffer = 32 << 20;       // bytes of reads under way; a page above it can't be read
   double retry_seconds = 1;              // between attempts to come back; doubled up to 30
   double stall_seconds = 2;              // a read this old makes others give up at once
+  bool verify = true;                    // false: for the test that shows what it is good for
   size_t keys_logged = size_t{1} << 22;  // 64 MiB of keys at worst
   Files* files = &real_files();
   // Says once for each ticket of an accepted page that its memory is no longer needed. From the writer's
