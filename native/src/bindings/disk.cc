@@ -1,6 +1,6 @@
 // The disk store and the faults its tests inject. Every batch call releases the GIL for as long as it works.
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
@@ -176,14 +176,22 @@ nb::dict stats(BoundStore& bound) {
   named["evicted_pages"] = store.n_evicted();
   named["lost_keys"] = store.n_lost_keys();
   const std::pair<const char*, const std::atomic<uint64_t>*> all[] = {
-      {"stored_pages", &counters.stored_pages},       {"stored_bytes", &counters.stored_bytes},
-      {"known_pages", &counters.known_pages},         {"refused_pages", &counters.refused_pages},
-      {"changed_pages", &counters.changed_pages},     {"lost_pages", &counters.lost_pages},
-      {"hit_pages", &counters.hit_pages},             {"hit_bytes", &counters.hit_bytes},
-      {"missed_pages", &counters.missed_pages},       {"bad_records", &counters.bad_records},
-      {"timed_out_pages", &counters.timed_out_pages}, {"read_errors", &counters.read_errors},
-      {"write_errors", &counters.write_errors},       {"suspensions", &counters.suspensions},
-      {"recovered_pages", &counters.recovered_pages}, {"removed_orphans", &counters.removed_orphans}};
+      {"stored_pages", &counters.stored_pages},
+      {"stored_bytes", &counters.stored_bytes},
+      {"known_pages", &counters.known_pages},
+      {"refused_pages", &counters.refused_pages},
+      {"changed_pages", &counters.changed_pages},
+      {"lost_pages", &counters.lost_pages},
+      {"hit_pages", &counters.hit_pages},
+      {"hit_bytes", &counters.hit_bytes},
+      {"missed_pages", &counters.missed_pages},
+      {"bad_records", &counters.bad_records},
+      {"timed_out_pages", &counters.timed_out_pages},
+      {"read_errors", &counters.read_errors},
+      {"write_errors", &counters.write_errors},
+      {"suspensions", &counters.suspensions},
+      {"recovered_pages", &counters.recovered_pages},
+      {"removed_orphans", &counters.removed_orphans}};
   for (const auto& [name, value] : all) named[name] = value->load();
   return named;
 }
@@ -200,8 +208,8 @@ std::tuple<bool, bool, std::string> health(BoundStore& bound) {
 BoundStore* open_store(const std::string& path, const std::string& node_id, const std::string& name_space,
                        uint64_t capacity, int layout, int fsync, int eviction, bool allow_uring,
                        bool allow_direct, uint64_t bucket_size, uint64_t queue_size, uint64_t read_buffer,
-                       double retry_seconds, double stall_seconds, uint64_t store_id,
-                       bool verify, const std::shared_ptr<FaultyFiles>& faults) {
+                       double retry_seconds, double stall_seconds, uint64_t store_id, bool verify,
+                       const std::shared_ptr<FaultyFiles>& faults) {
   DiskOptions options;
   options.capacity = capacity;
   options.layout = static_cast<disk::LayoutKind>(layout);
@@ -243,9 +251,10 @@ void bind_faults(nb::module_& m) {
 void bind_disk(nb::module_& m) {
   bind_faults(m);
   nb::class_<BoundStore>(m, "DiskStore")
-      .def(nb::new_(&open_store), "path"_a, nb::kw_only(), "node_id"_a, "name_space"_a, "capacity"_a, "layout"_a,
-           "fsync"_a, "eviction"_a, "allow_uring"_a, "allow_direct"_a, "bucket_size"_a, "queue_size"_a,
-           "read_buffer"_a, "retry_seconds"_a, "stall_seconds"_a, "store_id"_a, "verify"_a, "faults"_a.none())
+      .def(nb::new_(&open_store), "path"_a, nb::kw_only(), "node_id"_a, "name_space"_a, "capacity"_a,
+           "layout"_a, "fsync"_a, "eviction"_a, "allow_uring"_a, "allow_direct"_a, "bucket_size"_a,
+           "queue_size"_a, "read_buffer"_a, "retry_seconds"_a, "stall_seconds"_a, "store_id"_a, "verify"_a,
+           "faults"_a.none())
       .def("write", write, "keys"_a.noconvert(), "pages"_a.noconvert(), "checksums"_a.noconvert(),
            "tickets"_a.noconvert())
       .def("contains", contains, "keys"_a.noconvert())

@@ -31,8 +31,7 @@ Arena::Buffer Arena::take(uint64_t nbytes, const Deadline& deadline) {
   if (nbytes > nbytes_) return {};
   uint64_t offset = Extents::kNone;
   std::unique_lock lock(mutex_);
-  wait_until(freed_, lock, deadline,
-             [&] { return (offset = extents_.allocate(nbytes)) != Extents::kNone; });
+  wait_until(freed_, lock, deadline, [&] { return (offset = extents_.allocate(nbytes)) != Extents::kNone; });
   return offset == Extents::kNone ? Buffer() : Buffer(this, offset, nbytes);
 }
 

@@ -74,8 +74,8 @@ class BucketLayout : public Layout {
 
 std::string BucketLayout::open() {
   if (disk_.options.capacity < 4 * bucket_nbytes_ + kOverhead)
-    return "a capacity of " + std::to_string(disk_.options.capacity) + " bytes holds less than four segments of " +
-           std::to_string(bucket_nbytes_);
+    return "a capacity of " + std::to_string(disk_.options.capacity) +
+           " bytes holds less than four segments of " + std::to_string(bucket_nbytes_);
   if (const int made = disk_.files.make_folder(folder_); made < 0)
     return "cannot make " + folder_ + ": " + std::strerror(-made);
   std::vector<std::string> names;

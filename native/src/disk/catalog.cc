@@ -37,7 +37,8 @@ void Catalog::drop(const Key& key, const Place& place) {
   {
     const Lock lock(mutex_);
     const auto found = index_.find(key);
-    if (found == index_.end() || found->second.unit != place.unit || found->second.offset != place.offset) return;
+    if (found == index_.end() || found->second.unit != place.unit || found->second.offset != place.offset)
+      return;
     index_.erase(found);
     gone.push_back(key);
     // a unit that holds nothing else is of no use any more
@@ -168,7 +169,8 @@ std::vector<Unit*> Catalog::take_deletable(const Deadline& deadline) {
 void Catalog::forget(Unit* unit) {
   const Lock lock(mutex_);
   used_ -= unit->nbytes;
-  if (const auto found = by_id_.find(unit->id); found != by_id_.end() && found->second == unit) by_id_.erase(found);
+  if (const auto found = by_id_.find(unit->id); found != by_id_.end() && found->second == unit)
+    by_id_.erase(found);
   retired_.erase(unit->position);
 }
 

@@ -107,8 +107,8 @@ std::string FileLayout::open() {
 
 bool FileLayout::parse(const std::string& folder, const std::string& file, PageName* name) const {
   char key[33];
-  if (std::sscanf(file.c_str(), "%16" SCNx64 "-%32[0-9a-f]-%16" SCNx64 "-%8" SCNx32 ".page", &name->sequence, key,
-                  &name->checksum, &name->length) != 4)
+  if (std::sscanf(file.c_str(), "%16" SCNx64 "-%32[0-9a-f]-%16" SCNx64 "-%8" SCNx32 ".page", &name->sequence,
+                  key, &name->checksum, &name->length) != 4)
     return false;
   for (size_t i = 0; i < sizeof(Key); ++i) {
     unsigned byte = 0;

@@ -66,7 +66,8 @@ std::map<std::string, std::string> fields_of(const std::string& text) {
 
 bool is_whole(const std::string& text) {
   const size_t check = text.rfind("check=");
-  return check != std::string::npos && text.substr(check) == "check=" + hex(checksum(text.data(), check)) + "\n";
+  return check != std::string::npos &&
+         text.substr(check) == "check=" + hex(checksum(text.data(), check)) + "\n";
 }
 
 uint64_t random_store() {
@@ -120,14 +121,15 @@ bool Folder::lock(std::string* error) {
     *error = "cannot open " + path + ": " + std::strerror(-lock_.get());
     return false;
   }
-  struct flock whole {};
+  struct flock whole{};
   whole.l_type = F_WRLCK;
   whole.l_whence = SEEK_SET;
   if (fcntl(lock_.get(), F_SETLK, &whole) < 0) {
     const int reason = errno;
     *error = "cannot lock " + path + ": " + std::strerror(reason);
     if ((reason == EAGAIN || reason == EACCES) && fcntl(lock_.get(), F_GETLK, &whole) == 0) {
-      *error = path_ + " is in use by process " + std::to_string(whole.l_pid) + "; give each node its own folder";
+      *error =
+          path_ + " is in use by process " + std::to_string(whole.l_pid) + "; give each node its own folder";
     }
     return false;
   }
@@ -173,7 +175,8 @@ bool Folder::identify(const DiskIdentity& identity, LayoutKind layout, std::stri
     auto fields = fields_of(text);
     // the version first: another one may sign otherwise
     const std::string version = std::to_string(kFormatVersion);
-    if (text.starts_with(kTitle) && !fields["version"].empty() && fields["version"] != version && is_whole(text)) {
+    if (text.starts_with(kTitle) && !fields["version"].empty() && fields["version"] != version &&
+        is_whole(text)) {
       *error = path_ + " has format version " + fields["version"] + ", this p2pkv reads version " + version +
                "; delete it or use the p2pkv that made it";
       return false;

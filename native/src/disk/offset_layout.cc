@@ -26,7 +26,10 @@ struct Found {
 class OffsetLayout : public Layout {
  public:
   explicit OffsetLayout(Backing backing)
-      : Layout(std::move(backing)), data_path_(disk_.path + "/data"), folder_(disk_.path + "/meta"), extents_(0) {
+      : Layout(std::move(backing)),
+        data_path_(disk_.path + "/data"),
+        folder_(disk_.path + "/meta"),
+        extents_(0) {
     const uint64_t room = disk_.options.capacity > kOverhead ? disk_.options.capacity - kOverhead : 0;
     // the shards take whole blocks, and so does the data
     const uint64_t n_slots = room / (kDataPerSlot + sizeof(MetaSlot));
@@ -82,7 +85,8 @@ class OffsetLayout : public Layout {
 
 std::string OffsetLayout::open() {
   if (slots_per_shard_ == 0)
-    return "a capacity of " + std::to_string(disk_.options.capacity) + " bytes is too small for layout 'offset'";
+    return "a capacity of " + std::to_string(disk_.options.capacity) +
+           " bytes is too small for layout 'offset'";
   if (const int made = disk_.files.make_folder(folder_); made < 0)
     return "cannot make " + folder_ + ": " + std::strerror(-made);
   data_ = UniqueFd(open_data(data_path_, O_RDWR | O_CREAT));
@@ -109,9 +113,10 @@ std::string OffsetLayout::open() {
 void OffsetLayout::load_shard(size_t shard, std::vector<Found>* found) {
   std::vector<MetaSlot> window(kWindow / sizeof(MetaSlot));
   for (uint64_t first = 0; first < slots_per_shard_ && !disk_.is_stopping; first += window.size()) {
-    const int64_t n = disk_.files.read(shards_[shard].fd.get(), window.data(), kWindow, first * sizeof(MetaSlot));
-    const uint64_t n_slots = n < 0 ? 0 : std::min<uint64_t>(static_cast<uint64_t>(n) / sizeof(MetaSlot),
-                                                            slots_per_shard_ - first);
+    const int64_t n =
+        disk_.files.read(shards_[shard].fd.get(), window.data(), kWindow, first * sizeof(MetaSlot));
+    const uint64_t n_slots =
+        n < 0 ? 0 : std::min<uint64_t>(static_cast<uint64_t>(n) / sizeof(MetaSlot), slots_per_shard_ - first);
     if (n < 0) ++disk_.counters.read_errors;
     for (uint64_t i = 0; i < n_slots; ++i) {
       const MetaSlot& slot = window[i];

@@ -52,7 +52,8 @@ class Window {
 
 }  // namespace
 
-bool load_index(Files& files, int fd, uint64_t file_nbytes, const Stamp& stamp, std::vector<IndexEntry>* entries) {
+bool load_index(Files& files, int fd, uint64_t file_nbytes, const Stamp& stamp,
+                std::vector<IndexEntry>* entries) {
   if (file_nbytes < 2 * kBlock || file_nbytes % kBlock != 0) return false;
   const AlignedBytes last(kBlock);
   if (files.read(fd, last.data(), kBlock, file_nbytes - kBlock) != static_cast<int64_t>(kBlock)) return false;
@@ -79,7 +80,8 @@ int scan_records(Files& files, int fd, uint64_t file_nbytes, const Stamp& stamp,
     if (at == nullptr) break;
     RecordHeader header;
     std::memcpy(&header, at, sizeof header);
-    const bool is_record = header.magic == kRecordMagic && is_signed(header, kRecordMagic) && header.stamp == stamp;
+    const bool is_record =
+        header.magic == kRecordMagic && is_signed(header, kRecordMagic) && header.stamp == stamp;
     const uint64_t nbytes = is_record ? record_nbytes(header.length) : kRecordAlign;
     const uint8_t* page = is_record ? window.at(offset, sizeof header + header.length) : nullptr;
     if (page != nullptr && checksum(page + sizeof header, header.length) == header.checksum) {

@@ -15,7 +15,8 @@ constexpr uint64_t index_nbytes(uint64_t n_entries) {
 }
 
 // The entries of a sealed segment; false if it is not sealed, or its index is damaged.
-bool load_index(Files& files, int fd, uint64_t file_nbytes, const Stamp& stamp, std::vector<IndexEntry>* entries);
+bool load_index(Files& files, int fd, uint64_t file_nbytes, const Stamp& stamp,
+                std::vector<IndexEntry>* entries);
 
 // The entries of all records of a segment whose headers and pages are whole, wherever they are; what is torn
 // is passed over. `end` is where the last of them ends. 0 or -errno; `is_stopping` ends it early.

@@ -23,8 +23,8 @@ void DiskStore::Dispose::operator()(DiskStore* store) const {
   if (getpid() == pid && store->close(Deadline::after(kLastWords))) delete store;
 }
 
-DiskStore::Owner DiskStore::open(const std::string& path, const DiskIdentity& identity, const DiskOptions& options,
-                                 std::string* error) {
+DiskStore::Owner DiskStore::open(const std::string& path, const DiskIdentity& identity,
+                                 const DiskOptions& options, std::string* error) {
   Owner store(new DiskStore(options));
   *error = store->start(path, identity);
   if (!error->empty()) return nullptr;
@@ -46,7 +46,7 @@ std::string DiskStore::start(const std::string& path, const DiskIdentity& identi
   if (!io_) io_ = thread_io(*options_.files);
   if (!io_) return "the system has no thread to give";
   io_name_ = io_->name();
-  Backing backing{*options_.files,  *io_,       catalog_,  counters_, options_, folder_->path(),
+  Backing backing{*options_.files,  *io_,       catalog_,    counters_, options_, folder_->path(),
                   folder_->stamp(), is_direct_, is_stopping_};
   switch (options_.layout) {
     case LayoutKind::kFile:

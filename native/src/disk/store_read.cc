@@ -1,4 +1,5 @@
-// Reads: a batch goes to the disk together, into buffers of the store's; the caller's thread checks and copies.
+// Reads: a batch goes to the disk together, into buffers of the store's; the caller's thread checks and
+// copies.
 #include <fcntl.h>
 
 #include <algorithm>
@@ -141,8 +142,7 @@ std::shared_ptr<DiskStore::ReadJob> DiskStore::prepare(const Key* keys, const Pi
     const uint64_t wanted = round_up(op.offset + sizeof(RecordHeader) + place.length, kBlock) - start;
     if (wanted > read_arena_->nbytes()) continue;  // of a run with larger buffers
     const bool may_wait = job->pages.empty() && patience != nullptr;
-    Arena::Buffer buffer =
-        may_wait ? read_arena_->take(wanted, *patience) : read_arena_->try_take(wanted);
+    Arena::Buffer buffer = may_wait ? read_arena_->take(wanted, *patience) : read_arena_->try_take(wanted);
     if (!buffer) {
       is_full = true;
       break;
@@ -184,7 +184,8 @@ void DiskStore::land(ReadJob& job, const Key* keys, const Piece* destinations, c
       catalog_.drop(key, page.place);
     }
     if (!is_direct_ && job.ops[i].fd >= 0)
-      posix_fadvise(job.ops[i].fd, static_cast<off_t>(job.ops[i].offset), job.ops[i].nbytes, POSIX_FADV_DONTNEED);
+      posix_fadvise(job.ops[i].fd, static_cast<off_t>(job.ops[i].offset), job.ops[i].nbytes,
+                    POSIX_FADV_DONTNEED);
   }
 }
 

@@ -14,10 +14,11 @@ namespace {
 constexpr size_t kChunksUnderWay = 2;
 constexpr size_t kMaxRecords = 4096;  // of a chunk; bounds what is taken from the queue at once
 constexpr double kLongestBackoff = 30;
-// How often the writer looks whether the folder is still there.
-constexpr double kLookSeconds = 5;
+// How often the writer looks whether the folder is still there, in times of `retry_seconds`.
+constexpr double kLookEvery = 5;
 // How long the disk may take for one chunk before it counts as broken.
 constexpr double kWritePatience = 30;
+constexpr double kReaderPatience = 1;
 
 }  // namespace
 
@@ -262,7 +263,7 @@ int DiskStore::probe() {
 
 void DiskStore::look_after_folder() {
   if (!next_look_.passed()) return;
-  next_look_ = Deadline::after(kLookSeconds);
+  next_look_ = Deadline::after(kLookEvery * options_.retry_seconds);
   if (health().is_suspended || folder_->is_intact()) return;
   finish_all();
   suspend("files were deleted", -ENOENT);
@@ -271,11 +272,21 @@ void DiskStore::look_after_folder() {
 int DiskStore::restore_folder() {
   // Recovery walks the same folder.
   if (!is_recovered_) return -EBUSY;
-  layout_->reset();
+  {
+    // nobody may be reading from the files that are closed below
+    std::unique_lock lock(mutex_);
+    health_.is_unreadable = true;
+    if (!wait_until(finished_, lock, Deadline::after(kReaderPatience), [this] { return n_calls_ == 0; }))
+      return -EBUSY;
+  }
+  if (!io_->drain(Deadline::after(kReaderPatience))) return -EBUSY;
   catalog_.retire_all();
-  layout_->delete_due(Deadline::after(1));
+  layout_->delete_due(Deadline::after(0));
+  layout_->reset();
   if (const int restored = folder_->restore(); restored < 0) return restored;
-  return layout_->open().empty() ? 0 : -EIO;
+  if (!layout_->open().empty()) return -EIO;
+  layout_->recover();
+  return 0;
 }
 
 }  // namespace p2pkv::disk

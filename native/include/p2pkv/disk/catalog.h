@@ -56,7 +56,8 @@ enum class Source : uint8_t { kWritten, kRecovered };
 // its bytes. Those count until `forget`.
 class Catalog {
  public:
-  Catalog(EvictionOrder order, size_t keys_logged) : order_(order), dropped_(keys_logged), recovered_(keys_logged) {}
+  Catalog(EvictionOrder order, size_t keys_logged)
+      : order_(order), dropped_(keys_logged), recovered_(keys_logged) {}
 
   // --- readers
   void contains(const Key* keys, size_t n, uint8_t* found);
@@ -65,7 +66,9 @@ class Catalog {
   void release(Unit* unit);
   // Takes out a page that turned out bad, unless the key is somewhere else by now.
   void drop(const Key& key, const Place& place);
-  std::vector<Key> drain_dropped(size_t max, const Deadline& deadline) { return dropped_.drain(max, deadline); }
+  std::vector<Key> drain_dropped(size_t max, const Deadline& deadline) {
+    return dropped_.drain(max, deadline);
+  }
   // Pages found by recovery that are still there.
   std::vector<CatalogEntry> drain_recovered(size_t max, const Deadline& deadline);
   void close();

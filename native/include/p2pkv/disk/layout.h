@@ -45,7 +45,8 @@ struct Backing {
 // Bytes of the capacity kept for the store's file, the lock, the probe and the folders.
 constexpr uint64_t kOverhead = 128 << 10;
 
-// `recover` runs once on a thread of its own, `locate` on any; everything else on the writer's. Errors are
+// `recover` runs after `open`, the first time on a thread of its own; `locate` on any; everything else on the
+// writer's. Errors are
 // -errno; -ENOBUFS means that there is no room because of readers, and nothing is wrong with the disk.
 class Layout {
  public:

@@ -53,7 +53,7 @@ struct DiskCounters {
   std::atomic<uint64_t> known_pages{0};    // not written: there already
   std::atomic<uint64_t> refused_pages{0};  // queue full, suspended or too large
   std::atomic<uint64_t> changed_pages{0};  // their bytes were not those of the checksum any more
-  std::atomic<uint64_t> lost_pages{0};     // accepted, and not written because of an error or for lack of room
+  std::atomic<uint64_t> lost_pages{0};  // accepted, and not written because of an error or for lack of room
   std::atomic<uint64_t> hit_pages{0};
   std::atomic<uint64_t> hit_bytes{0};
   std::atomic<uint64_t> missed_pages{0};

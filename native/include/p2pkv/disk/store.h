@@ -42,8 +42,8 @@ struct DiskHealth {
   std::string reason;
 };
 
-// Thread-safe. Two threads of its own: one writes, one recovers and ends; and those of the I/O engine. Nothing
-// that a caller does waits for the disk but `read`, `flush` and `close`, each until its deadline.
+// Thread-safe. Two threads of its own: one writes, one recovers and ends; and those of the I/O engine.
+// Nothing that a caller does waits for the disk but `read`, `flush` and `close`, each until its deadline.
 //
 // Promises: a hit is exactly the bytes of that key, checked against header, index and checksum after the last
 // byte was read; the folder never exceeds the capacity; after `read` has returned nobody writes to the
@@ -66,10 +66,13 @@ class DiskStore {
   void write(const WriteBatch& batch, uint8_t* accepted);
   void contains(const Key* keys, size_t n, uint8_t* found);
   // Only a hit says anything about the destination's bytes.
-  void read(const Key* keys, const Piece* destinations, size_t n, const Deadline& deadline, ReadStatus* statuses);
+  void read(const Key* keys, const Piece* destinations, size_t n, const Deadline& deadline,
+            ReadStatus* statuses);
 
   // Keys that are not here any more: evicted, or found bad.
-  std::vector<Key> drain_dropped(size_t max, const Deadline& deadline) { return catalog_.drain_dropped(max, deadline); }
+  std::vector<Key> drain_dropped(size_t max, const Deadline& deadline) {
+    return catalog_.drain_dropped(max, deadline);
+  }
   // Pages an earlier run left, as they are found.
   std::vector<CatalogEntry> drain_recovered(size_t max, const Deadline& deadline) {
     return catalog_.drain_recovered(max, deadline);
@@ -105,7 +108,8 @@ class DiskStore {
   class ReadJob;
   class Call;
 
-  explicit DiskStore(const DiskOptions& options) : options_(options), catalog_(options.eviction, options.keys_logged) {}
+  explicit DiskStore(const DiskOptions& options)
+      : options_(options), catalog_(options.eviction, options.keys_logged) {}
 
   // store.cc
   std::string start(const std::string& path, const DiskIdentity& identity);
@@ -156,7 +160,7 @@ class DiskStore {
   std::atomic<bool> is_recovered_{false};
   std::atomic<uint32_t> n_failed_reads_{0};  // in a row
 
-  mutable std::mutex mutex_;  // guards all below but the last part
+  mutable std::mutex mutex_;          // guards all below but the last part
   std::condition_variable wanted_;    // the writer waits
   std::condition_variable finished_;  // flushes and close wait
   std::deque<Pending> queue_;

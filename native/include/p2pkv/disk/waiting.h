@@ -17,8 +17,8 @@ bool wait_until(std::condition_variable& changed, std::unique_lock<std::mutex>& 
 #if defined(__SANITIZE_THREAD__)
   // gcc 12's thread sanitizer doesn't know pthread_cond_clockwait and reports the mutex as locked twice.
   const auto left = std::max(Deadline::Clock::duration::zero(), deadline.at() - Deadline::Clock::now());
-  const auto at =
-      std::chrono::system_clock::now() + std::chrono::duration_cast<std::chrono::system_clock::duration>(left);
+  const auto at = std::chrono::system_clock::now() +
+                  std::chrono::duration_cast<std::chrono::system_clock::duration>(left);
   return changed.wait_until(lock, at, is_so);
 #else
   return changed.wait_until(lock, deadline.at(), is_so);
