@@ -41,7 +41,9 @@ def child(path: Path, layout: str, first: int, said: int, plan: dict[str, int]) 
     if plan["at_call"] >= 0:
         faults = _native.FaultyFiles()
         faults.kill_at(plan["at_call"], bool(plan["half"]))
-    store = open_store(path, layout=layout, capacity=CAPACITY, bucket_size=1 << 20, faults=faults, fsync="never")
+    store = open_store(
+        path, layout=layout, capacity=CAPACITY, bucket_size=1 << 20, faults=faults, fsync="never"
+    )
     os.write(said, b"\0" * 8)
     write_until_killed(store, first, said)
 

@@ -58,7 +58,12 @@ def open_store(path: Path | str, **options: Any) -> DiskStore:
 
 
 def write(
-    store: DiskStore, numbers: list[int] | range, nbytes: int = PAGE, *, flush: bool = True, timeout: float = 30.0
+    store: DiskStore,
+    numbers: list[int] | range,
+    nbytes: int = PAGE,
+    *,
+    flush: bool = True,
+    timeout: float = 30.0,
 ) -> Flags:
     """Write pages and wait until their memory is free again; returns which were accepted."""
     memory = pages_of(numbers, nbytes)

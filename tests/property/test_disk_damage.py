@@ -153,7 +153,9 @@ def damage_metadata(folder: Path, layout: str, chance: random.Random) -> None:
     if layout == "bucket":
         path = chance.choice(sorted(folder.glob("segments/*.seg")))
         content = path.read_bytes()
-        (start,) = struct.unpack_from("<Q", content, len(content) - 32) if content[-64:-60] == b"p2kf" else (0,)
+        (start,) = (
+            struct.unpack_from("<Q", content, len(content) - 32) if content[-64:-60] == b"p2kf" else (0,)
+        )
         start = start if 0 < start < len(content) else len(content) - 64
         regions = [(start, len(content))]
         head = (0, 40)

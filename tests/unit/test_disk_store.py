@@ -59,7 +59,11 @@ def test_pages_survive_a_restart_and_are_handed_out(tmp_path: Path, layout: str,
     assert (lengths == PAGE).all()
     memory = pages_of(numbers)
     expected = dict(
-        zip(map(bytes, keys_of(numbers)), _native.checksum_pages(spans_of(memory).reshape(-1, 1, 2)), strict=True)
+        zip(
+            map(bytes, keys_of(numbers)),
+            _native.checksum_pages(spans_of(memory).reshape(-1, 1, 2)),
+            strict=True,
+        )
     )
     assert [expected[bytes(key)] for key in keys] == checksums.tolist()
     assert hits(store, numbers) == list(numbers)
