@@ -23,16 +23,17 @@ from p2pkv import _native
 from p2pkv.disk.store import DiskStore
 
 CAPACITY = 8 << 20
+SEGMENT = 1 << 20
 STEP = 24
 """Pages a write."""
 
 
-def write_until_killed(store: DiskStore, first: int, said: int) -> None:
-    """Write pages from ``first`` on; say through ``said`` up to which they are flushed."""
+def write_until_killed(store: DiskStore, first: int, said: int, lie: int) -> None:
+    """Write pages from ``first`` on; say through ``said`` up to which they are flushed, and ``lie`` more."""
     for start in range(first, 1 << 40, STEP):
         write(store, range(start, start + STEP), flush=start % (3 * STEP) == 0)
         if start % (3 * STEP) == 0:
-            os.write(said, (start + STEP).to_bytes(8, "little"))
+            os.write(said, (start + STEP + lie).to_bytes(8, "little"))
 
 
 def child(path: Path, layout: str, first: int, said: int, plan: dict[str, int]) -> None:
@@ -42,10 +43,10 @@ def child(path: Path, layout: str, first: int, said: int, plan: dict[str, int]) 
         faults = _native.FaultyFiles()
         faults.kill_at(plan["at_call"], bool(plan["half"]))
     store = open_store(
-        path, layout=layout, capacity=CAPACITY, bucket_size=1 << 20, faults=faults, fsync="never"
+        path, layout=layout, capacity=CAPACITY, bucket_size=SEGMENT, faults=faults, fsync="never"
     )
     os.write(said, b"\0" * 8)
-    write_until_killed(store, first, said)
+    write_until_killed(store, first, said, plan["lie"])
 
 
 def run_one(path: Path, layout: str, first: int, plan: dict[str, int]) -> int:
@@ -76,14 +77,19 @@ def run_one(path: Path, layout: str, first: int, plan: dict[str, int]) -> int:
 def check(path: Path, layout: str, flushed: list[int], newest: int) -> list[int]:
     """Open what is left; return which of the flushed pages are there."""
     assert occupied(path) <= CAPACITY
-    store = open_store(path, layout=layout, capacity=CAPACITY, bucket_size=1 << 20, fsync="never")
+    store = open_store(path, layout=layout, capacity=CAPACITY, bucket_size=SEGMENT, fsync="never")
     wait_recovered(store)
     first = flushed[0] if flushed else 0
     present = set(hits(store, range(first, newest)))
     assert store.stats()["bad_records"] == 0 or layout != "bucket"
     kept = [number for number in flushed if number in present]
-    # what is missing is older than all that is there, and was evicted for room
-    assert kept == flushed[len(flushed) - len(kept) :], f"flushed pages are missing after {kept[:1]}"
+    # What is missing was evicted for room, oldest first. But a segment that was evicted while the scanner held it
+    # is deleted later than the next one: the kill may come in between, and then it is back.
+    youngest_missing = max((number for number in flushed if number not in present), default=-1)
+    n_back = sum(number < youngest_missing for number in kept)
+    assert n_back <= (SEGMENT // PAGE if layout == "bucket" else 0), (
+        f"flushed pages are missing: {youngest_missing}, though {n_back} older ones are there"
+    )
     if len(kept) < len(flushed):
         assert len(present) * PAGE > CAPACITY // 4, f"evicted down to {len(present)} pages"
     assert store.close()
@@ -91,7 +97,7 @@ def check(path: Path, layout: str, flushed: list[int], newest: int) -> list[int]
     return kept
 
 
-def main(path: Path, layout: str, rounds: int, seed: int) -> dict[str, int]:
+def main(path: Path, layout: str, rounds: int, seed: int, lie: int = 0) -> dict[str, int]:
     """Kill ``rounds`` writers, one after the other on one folder."""
     chance = random.Random(seed)
     flushed: list[int] = []
@@ -100,6 +106,7 @@ def main(path: Path, layout: str, rounds: int, seed: int) -> dict[str, int]:
         by_call = number % 2 == 0
         plan = {
             "at_call": chance.randrange(0, 120 if layout == "bucket" else 400) if by_call else -1,
+            "lie": lie,
             "half": chance.randrange(2),
             "after_us": chance.randrange(0, 60_000),
         }
@@ -117,5 +124,5 @@ def main(path: Path, layout: str, rounds: int, seed: int) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    folder, kind, count, chosen_seed = sys.argv[1:]
-    print(json.dumps(main(Path(folder), kind, int(count), int(chosen_seed))))
+    folder, kind, *numbers = sys.argv[1:]
+    print(json.dumps(main(Path(folder), kind, *map(int, numbers))))

@@ -35,3 +35,11 @@ def test_killed_writers_lose_no_flushed_page(tmp_path: Path, layout: str) -> Non
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_thousand_killed_writers_lose_no_flushed_page(tmp_path: Path, layout: str) -> None:
     assert run(tmp_path, layout, 1000, 1100)["pages_checked"] > 100_000
+
+
+def test_the_oracle_notices_pages_that_were_never_flushed(tmp_path: Path) -> None:
+    # The safeguard broken on purpose: the writer claims pages it has not written.
+    command = [sys.executable, str(PROGRAM), str(tmp_path), "bucket", "12", "1", "240"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode != 0
+    assert "flushed pages are missing" in done.stderr

@@ -52,7 +52,8 @@ void DiskStore::write_all() {
     } else if (!batch.empty()) {
       if (const std::shared_ptr<Chunk> chunk = fill(batch); chunk != nullptr) put(chunk);
     }
-    layout_->delete_due(Deadline::after(0));
+    // recovery still deals out the room, where it comes first
+    if (may_place()) layout_->delete_due(Deadline::after(0));
     if (is_queue_empty()) {
       finish_all();
       flush_layout();
@@ -69,10 +70,9 @@ bool DiskStore::wait_for_work(std::vector<Pending>* batch) {
   const bool needs_attention = health_.is_suspended || health_.is_unreadable;
   const Deadline& next = needs_attention && next_probe_.at() < next_look_.at() ? next_probe_ : next_look_;
   wait_until(wanted_, lock, next, [this] {
-    return is_stopping_ || (wants_flush_ && queue_.empty()) ||
-           (!queue_.empty() && (is_recovered_ || !layout_->recovers_first()));
+    return is_stopping_ || (wants_flush_ && queue_.empty()) || (!queue_.empty() && may_place());
   });
-  const bool may_take = is_stopping_ || health_.is_suspended || is_recovered_ || !layout_->recovers_first();
+  const bool may_take = is_stopping_ || health_.is_suspended || may_place();
   uint64_t nbytes = 0;
   while (may_take && !queue_.empty() && (is_stopping_ || batch->size() < kMaxRecords)) {
     const uint64_t record = round_up(record_nbytes(queue_.front().length), layout_->alignment());

@@ -122,6 +122,7 @@ class DiskStore {
   void write_all();
   bool wait_for_work(std::vector<Pending>* batch);
   bool is_queue_empty();
+  bool may_place() const { return is_recovered_ || !layout_->recovers_first(); }
   void discard(const std::vector<Pending>& batch);
   std::shared_ptr<Chunk> fill(const std::vector<Pending>& batch);
   void put(const std::shared_ptr<Chunk>& chunk);
