@@ -196,8 +196,11 @@ def test_a_store_with_damaged_metadata_starts_and_serves_no_wrong_byte(
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_hundred_thousand_damages_are_all_found(tmp_path: Path, layout: str, chance: random.Random) -> None:
-    n_found = hunt(tmp_path / "records", layout, chance, 106)
-    assert n_found + hunt_in_metadata(tmp_path / "metadata", layout, chance, 250) >= 100_000
+    records, metadata = tmp_path / "records", tmp_path / "metadata"
+    records.mkdir()
+    metadata.mkdir()
+    n_found = hunt(records, layout, chance, 106)
+    assert n_found + hunt_in_metadata(metadata, layout, chance, 250) >= 100_000
 
 
 def test_without_the_check_damage_becomes_wrong_bytes(tmp_path: Path, chance: random.Random) -> None:
