@@ -21,20 +21,22 @@ from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.view import View
 from p2pkv.errors import NotRegisteredError, P2PKVError, UsageError
 from p2pkv.metrics import Metrics
-from p2pkv.page import Keys, Namespace, Outcome, Outcomes, Pieces
-from p2pkv.pool import Pool, PoolStatus, as_locations
+from p2pkv.page import Keys, Namespace, Outcomes, Pieces, as_locations, row_pieces
+from p2pkv.pool import Pool, PoolStatus
 from p2pkv.transfer import UNUSABLE, Connection, MemoryTable, TransferEngine
 from p2pkv.transports.base import Status, Transfer
 
 _ROUNDS = 2
 """A page whose location turns out stale is looked up once more; twice stale is being evicted right now: a miss."""
+_PROMOTE_SHARE = 0.75
+"""Of the time left, for an owner's disk; the rest is for reading what it brought."""
 _DROP_S = 0.02
 """For taking a stale entry back before the second look-up."""
-_MISS_REASONS = ("not_found", "rejected", "peer_lost", "timed_out", "checksum")
+_MISS_REASONS = ("not_found", "rejected", "peer_lost", "timed_out", "checksum", "not_promoted")
 """In the order of ``FetchBatch::Miss``."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that triples the time it takes to make one
 class _Call:
     """A call's pages, checked: in registered memory, of positive length, no key twice."""
 
@@ -89,17 +91,20 @@ class PageCache:
         """Copy pages into the pool and tell the directory; ``HIT`` for those that can be fetched now."""
         call = self._check(keys, pages, writable=False)
         self._check_room(call)
-        self._check_published_lengths(call)
-        statuses, locations = self._pool.publish(call.ids, call.pieces)
-        there = (statuses == PoolStatus.STORED) | (statuses == PoolStatus.EXISTS)
-        outcomes = np.zeros(len(call.ids), np.uint8)
-        if there.any():
-            acked = self._directory.put(call.ids[there], locations[there], deadline)
-            outcomes[np.flatnonzero(there)[acked]] = Outcome.HIT
-            self._metrics.count(self._metrics.unpublished_pages, "no_directory", int((~acked).sum()))
-        self._metrics.count(self._metrics.unpublished_pages, "no_room", int((~there).sum()))
-        self._metrics.published_pages.inc(int(outcomes.sum()))
-        self._metrics.published_bytes.inc(int(call.lengths[statuses == PoolStatus.STORED].sum()))
+        statuses, locations, n_readable, nbytes = self._pool.publish(call.ids, call.pieces)
+        if n_readable == len(statuses):
+            outcomes = self._directory.put(call.ids, locations, deadline)
+        else:
+            self._check_published_lengths(call)
+            outcomes = np.zeros(len(statuses), np.uint8)
+            there = np.flatnonzero(statuses <= PoolStatus.EXISTS)
+            if n_readable:
+                outcomes[there] = self._directory.put(call.ids[there], locations[there], deadline)
+        n_published = int(np.count_nonzero(outcomes))
+        self._metrics.count(self._metrics.unpublished_pages, "no_room", len(statuses) - n_readable)
+        self._metrics.count(self._metrics.unpublished_pages, "no_directory", n_readable - n_published)
+        self._metrics.published_pages.inc(n_published)
+        self._metrics.published_bytes.inc(nbytes)
         return outcomes
 
     def exists(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
@@ -110,8 +115,11 @@ class PageCache:
         if len(rows):
             asked = ids if len(rows) == len(ids) else ids[rows]
             found, raw = self._directory.get(asked, deadline)
-            there = found.view(bool)
-            self.locations.put(asked[there], raw[there])
+            if found.all():  # as before a fetch; picking rows out costs more than remembering them
+                self.locations.put(asked, raw)
+            else:
+                there = found.view(bool)
+                self.locations.put(asked[there], raw[there])
             outcomes[rows] = found
         return outcomes
 
@@ -125,6 +133,7 @@ class PageCache:
         self._count_fetched("own_pool", n_own, own_bytes)
         for attempt in range(_ROUNDS):
             self._locate(batch, deadline, use_cache=attempt == 0)
+            self._promote(batch, deadline)
             owners = batch.group_by_owner(self._own_key)
             self._read(call, batch, owners, deadline)
             if attempt + 1 == _ROUNDS or not self._forget_stale(batch, deadline):
@@ -146,9 +155,19 @@ class PageCache:
             # Half: an owner of entries that stays silent must not cost the pages that were found.
             found, raw = self._directory.get(ids, now + (deadline - now) / 2)
             batch.locate(pages, found, raw, self._shard, self.locations)
-        wrong = batch.find_other_length()
-        if wrong is not None:
-            raise _other_length(*wrong)
+        _check_lengths(batch)
+
+    def _promote(self, batch: _native.FetchBatch, deadline: float) -> None:
+        """Have the owners of pages that lie on their disks bring them into their pools, each asked once."""
+        pages, ids, raw = batch.cold(self._own_key)
+        if len(pages):
+            seconds = max(0.0, deadline - time.monotonic())
+            until = deadline - seconds * (1 - _PROMOTE_SHARE)
+            # An owner that answers at its last moment must still be heard.
+            answer_s = seconds * _PROMOTE_SHARE * 0.8
+            found, where = self._directory.promote(ids, raw, until, answer_s=answer_s, lease_s=seconds)
+            batch.locate(pages, found, where, self._shard, self.locations)
+            _check_lengths(batch)
 
     def _read(
         self, call: _Call, batch: _native.FetchBatch, owners: Sequence[_native.FetchOwner], deadline: float
@@ -257,9 +276,8 @@ class PageCache:
             raise _other_length(page, int(locations["length"][page]), int(call.lengths[page]))
 
     def _count_fetched(self, source: str, n_pages: int, nbytes: int) -> None:
-        if n_pages:
-            self._metrics.fetched_pages.labels(source).inc(n_pages)
-            self._metrics.fetched_bytes.labels(source).inc(nbytes)
+        self._metrics.count(self._metrics.fetched_pages, source, n_pages)
+        self._metrics.count(self._metrics.fetched_bytes, source, nbytes)
 
 
 def _pieces(pages: Pieces | NDArray[Any], *, writable: bool) -> NDArray[np.int64]:
@@ -267,10 +285,10 @@ def _pieces(pages: Pieces | NDArray[Any], *, writable: bool) -> NDArray[np.int64
         return pages.array
     if not isinstance(pages, np.ndarray):
         raise UsageError(f"pages must be a numpy array or Pieces, not {type(pages).__name__}")
-    pieces = Pieces.of_rows(pages).array
+    pieces = row_pieces(pages)
     if writable and not pages.flags.writeable:
         raise UsageError("the pages are to be written, but their array is read-only")
-    if writable and len(pages) > 1 and abs(pages.strides[0]) < pages[:1].nbytes:
+    if writable and len(pages) > 1 and abs(pages.strides[0]) < pages.nbytes // len(pages):
         raise UsageError("the pages are to be written, but the rows of their array overlap")
     return pieces
 
@@ -294,6 +312,12 @@ def _bad_pieces(
         f"piece {piece} of page {page}, {nbytes} bytes at {address:#x}, lies in no registered memory; "
         "call register_memory first"
     )
+
+
+def _check_lengths(batch: _native.FetchBatch) -> None:
+    wrong = batch.find_other_length()
+    if wrong is not None:
+        raise _other_length(*wrong)
 
 
 def _other_length(page: int, published: int, given: int) -> UsageError:

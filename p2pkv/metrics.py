@@ -23,7 +23,9 @@ READINGS = {
     "p2pkv_shard_entries": "Live entries of this node's shard",
     "p2pkv_shard_tombstones": "Dropped entries kept against late messages",
     "p2pkv_shard_bytes": "Memory of this node's shard",
-    "p2pkv_control_requests_total": "Requests this node's native thread took",
+    "p2pkv_control_requests_total": "Requests this node's control socket took",
+    "p2pkv_directory_requests_total": "Requests peers sent this node's shard over channels",
+    "p2pkv_directory_channels": "Channels peers have to this node's shard",
     "p2pkv_malformed_requests_total": "Requests that no node could have sent",
     "p2pkv_dropped_events_total": "Handshakes and views overtaken before Python took them",
     "p2pkv_refused_strangers_total": "Connections with a wrong key",
@@ -90,16 +92,20 @@ class Metrics:
             "cause",
         )
         """``operation``: exists, get, set, clear, register. ``cause``: the class of the error."""
+        # Looking a label up takes several times as long as counting.
+        self._children: dict[tuple[Counter, str], Counter] = {}
         self._server: object | None = None
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(name, help_text, labels, registry=self.registry)
 
-    @staticmethod
-    def count(counter: Counter, label: str, n: int) -> None:
+    def count(self, counter: Counter, label: str, n: int) -> None:
         """Add ``n`` under a counter's only label; a label that never counted anything does not show."""
         if n:
-            counter.labels(label).inc(n)
+            child = self._children.get((counter, label))
+            if child is None:
+                child = self._children[counter, label] = counter.labels(label)
+            child.inc(n)
 
     def counters(self) -> dict[str, float]:
         """Return every counter by its name, labels in braces: ``p2pkv_fetched_pages_total{source="shm"}``."""

@@ -21,23 +21,24 @@ from p2pkv import _native, transports
 from p2pkv.address import split_address
 from p2pkv.cache import PageCache
 from p2pkv.config import Config
-from p2pkv.control import ControlClient, ControlServer, Request, Socket
+from p2pkv.control import ControlClient, ControlServer, Socket
 from p2pkv.directory.announcer import Announcer
+from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.membership.base import Identity, Listeners, Membership
 from p2pkv.directory.membership.control_network import ControlNetwork
 from p2pkv.directory.membership.embedded import EmbeddedMembership
 from p2pkv.directory.membership.static import StaticMembership
 from p2pkv.directory.view import Member, View, node_key
-from p2pkv.errors import ControlError, TransportError, UsageError
+from p2pkv.errors import UsageError
 from p2pkv.gate import Gate
+from p2pkv.handshakes import Handshakes
 from p2pkv.metrics import Metrics
 from p2pkv.page import Namespace, Outcomes, Pieces
 from p2pkv.pool import Pool
 from p2pkv.secret import cluster_keys
 from p2pkv.transfer import Memory, PeerTraffic, TransferEngine
 from p2pkv.transports.base import Transport
-from p2pkv.wire import Kind, ReplyStatus, pack_connect, pack_connected, unpack_connect, unpack_connected
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -84,7 +85,6 @@ class Node:
         self.config = config
         self._gate = Gate(f"node {config.node_id}")
         self._key = node_key(config.node_id)
-        self._closing = threading.Event()
         self._registering = threading.Lock()  # held from the look for overlaps to the registration
         with ExitStack() as undo:
             self._build(undo, extra_transports)
@@ -123,12 +123,19 @@ class Node:
         self._transports = [*extra_transports, *transports.create(wanted, host=host, advertise=advertise)]
         for transport in self._transports:
             undo.callback(transport.close)
-        self._transfers = TransferEngine(self._transports, self._connect, self.metrics)
+        self._handshakes = Handshakes(self._client, self._server.loop)
+        self._transfers = TransferEngine(self._transports, self._handshakes.connect, self.metrics)
         undo.callback(self._transfers.close)
+        self._directory_server = _native.directory_server(host, advertise, self._shard)
+        undo.callback(self._directory_server.close)
+        self._server.loop.serve_directory(self._directory_server)
+        self._channels = DirectoryChannels(self._handshakes.connect)
+        undo.callback(self._channels.close)
         self._directory = DirectoryClient(
             own_key=self._key,
             shard=self._shard,
             client=self._client,
+            channels=self._channels,
             replicas=config.replicas,
             metrics=self.metrics,
         )
@@ -159,14 +166,15 @@ class Node:
         pool_nbytes = -(-config.pool_nbytes // _GRANULE) * _GRANULE
         self._pool = Pool(pool_nbytes, granule=_GRANULE, owner=self._key, boot=boot)
         undo.callback(self._pool.close)
-        self._regions: dict[str, bytes] = {}
+        regions: dict[str, bytes] = {}
         for transport in self._transports:
             region = transport.register_memory(
                 self._pool, self._pool.address, self._pool.nbytes, readable=True
             )
             undo.callback(region.close)
-            self._regions[transport.name] = region.describe()
-            self._server.loop.serve(transport.name, transport.native, self._regions[transport.name])
+            regions[transport.name] = region.describe()
+        self._handshakes.serve(self._transports, regions)
+        undo.callback(self._handshakes.close)
         self._cache = PageCache(
             namespace=Namespace(config.namespace),
             pool=self._pool,
@@ -181,10 +189,6 @@ class Node:
         self._announcer = Announcer(self._pool, self._directory, self.metrics)
         undo.callback(self._announcer.close)
         self._directory.on_missed = self._announcer.owe
-        if any(transport.native is None for transport in self._transports):
-            thread = threading.Thread(target=self._accept, name="p2pkv-accept", daemon=True)
-            undo.callback(thread.join)
-            thread.start()
 
     def register_memory(self, buffer: NDArray[Any], *, nbytes: int | None = None) -> Memory:
         """Let calls read and write ``buffer``, a C-contiguous array; it is kept alive until the result is closed.
@@ -286,6 +290,7 @@ class Node:
 
     def _readings(self) -> dict[str, float]:
         pool, shard, loop = self._pool.stats(), self._shard.stats(), self._server.loop.stats()
+        directory = self._directory_server.stats()
         return {
             "p2pkv_members": len(self._membership.view().present()),
             "p2pkv_pool_capacity_bytes": pool["capacity"],
@@ -300,6 +305,8 @@ class Node:
             "p2pkv_shard_tombstones": shard["tombstones"],
             "p2pkv_shard_bytes": shard["nbytes"],
             "p2pkv_control_requests_total": loop["requests"],
+            "p2pkv_directory_requests_total": directory["requests"],
+            "p2pkv_directory_channels": directory["channels"],
             "p2pkv_malformed_requests_total": loop["malformed"],
             "p2pkv_dropped_events_total": loop["dropped_events"],
             "p2pkv_refused_strangers_total": self._server.refused,
@@ -324,10 +331,10 @@ class Node:
         """
         if self._gate.shut():
             _running.discard(self)
-            self._closing.set()
             if self._announcer is not None:
                 self._announcer.stop()
             self._client.close()
+            self._channels.close()
             self._transfers.interrupt()
             self._gate.drain()
             self._undo.close()
@@ -348,37 +355,6 @@ class Node:
         if isinstance(seconds, (bool, str, bytes)) or not 0 < seconds <= 3600:
             raise UsageError(f"timeout must be above 0 and at most 3600 seconds, not {seconds!r}")
         return time.monotonic() + seconds
-
-    def _connect(self, member: Member, name: str, half: bytes, deadline: float) -> tuple[bytes, bytes] | None:
-        request = Request(member.address, Kind.CONNECT, pack_connect(name, half), boot=member.boot_epoch)
-        reply = self._client.ask(request, max(0.0, deadline - time.monotonic()))
-        if reply is None:
-            return None
-        if not reply.ok:
-            _log.warning(
-                "peer %s refused a connection over %s: %s", member.node_id, name, reply.body.decode()
-            )
-            return None
-        try:
-            return unpack_connected(reply.body)
-        except ControlError as error:
-            raise TransportError(f"peer {member.node_id}: {error}") from error
-
-    def _accept(self) -> None:
-        """Answer the handshakes of transports written in Python; the native ones are answered without this."""
-        serving = {transport.name: transport for transport in self._transports}
-        while not self._closing.is_set():
-            event = self._server.loop.take(Kind.CONNECT, 0.2)
-            if event is None:
-                continue
-            route, body = event
-            name, half = unpack_connect(body)
-            try:
-                answer = pack_connected(serving[name].accept(half), self._regions[name])
-            except TransportError as error:
-                self._server.loop.reply(route, ReplyStatus.REFUSED, str(error).encode())
-            else:
-                self._server.loop.reply(route, ReplyStatus.OK, answer)
 
     def _view_changed(self, old: View, new: View) -> None:
         self._directory.set_view(new)

@@ -37,6 +37,17 @@ LOCATION = np.dtype(
 Locations = NDArray[np.void]
 """``(n,)`` of :data:`LOCATION`."""
 
+
+def as_locations(raw: NDArray[np.uint8]) -> Locations:
+    """View native ``(n, 64)`` bytes as ``(n,)`` locations, without a copy."""
+    return raw.reshape(-1).view(LOCATION)
+
+
+def as_bytes(locations: Locations) -> NDArray[np.uint8]:
+    """View ``(n,)`` locations as the ``(n, 64)`` bytes that native calls take."""
+    return np.ascontiguousarray(locations).view(np.uint8).reshape(-1, LOCATION.itemsize)
+
+
 RESIDENT = 1
 """Flag of a location: the page is in the owner's pool."""
 
@@ -76,15 +87,17 @@ class Pieces:
     @classmethod
     def of_rows(cls, array: NDArray[Any]) -> Pieces:
         """Take each row ``array[i]`` as page ``i`` of one piece. Rows must be C-contiguous."""
-        if array.ndim < 1 or not array[:1].flags.c_contiguous:
-            raise UsageError(f"an array of pages needs C-contiguous rows; this has strides {array.strides}")
-        pieces = np.empty((len(array), 1, 2), np.int64)
-        if len(array):
-            address: int = array.__array_interface__["data"][0]  # an eighth of the time of ``array.ctypes``
-            stride = array.strides[0]
-            pieces[:, 0, 0] = np.arange(address, address + stride * len(array), stride)
-            pieces[:, 0, 1] = array[0].nbytes
-        return cls(pieces)
+        return cls(row_pieces(array))
+
+
+def row_pieces(array: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the array of :meth:`Pieces.of_rows`."""
+    flags = array.flags
+    if array.ndim < 1 or not (flags.c_contiguous or array[:1].flags.c_contiguous):
+        raise UsageError(f"an array of pages needs C-contiguous rows; this has strides {array.strides}")
+    n_pages = len(array)
+    address: int = array.__array_interface__["data"][0]  # an eighth of the time of ``array.ctypes``
+    return _native.row_pieces(address, array.strides[0], array.nbytes // n_pages if n_pages else 0, n_pages)
 
 
 class Namespace:

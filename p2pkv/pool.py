@@ -12,13 +12,14 @@ call, without the GIL. Everything here is thread-safe, and only :meth:`Pool.drai
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.errors import ConfigError
-from p2pkv.page import LOCATION, Keys, Locations
+from p2pkv.page import Keys, Locations, as_locations
 
 Pieces = NDArray[np.int64]
 """``(n, p, 2)``: address and length of each of a page's pieces; bytes. The page is their concatenation."""
@@ -39,6 +40,20 @@ class PoolStatus(IntEnum):
     """Larger than the pool's largest block: it can never be stored here."""
     OTHER_LENGTH = 4
     """The key is there with another length: two kinds of pages share a namespace."""
+    NOT_TRIED = 5
+    """Another page of the batch is there with another length; nothing was stored."""
+
+
+class Published(NamedTuple):
+    """What became of the pages of a publish."""
+
+    statuses: NDArray[np.uint8]
+    """``(n,)`` of :class:`PoolStatus`."""
+    locations: Locations
+    """Of those that can be read now (``STORED``, ``EXISTS``) or that have another length; zeros for the others."""
+    n_readable: int
+    nbytes: int
+    """Copied, of pages that were stored."""
 
 
 class FetchStatus(IntEnum):
@@ -48,16 +63,6 @@ class FetchStatus(IntEnum):
     HIT = 1
     OTHER_LENGTH = 2
     """The page is not as long as the pieces given for it."""
-
-
-def as_locations(raw: NDArray[np.uint8]) -> Locations:
-    """View native ``(n, 64)`` bytes as ``(n,)`` locations, without a copy."""
-    return raw.reshape(-1).view(LOCATION)
-
-
-def as_bytes(locations: Locations) -> NDArray[np.uint8]:
-    """View ``(n,)`` locations as the ``(n, 64)`` bytes that native calls take."""
-    return np.ascontiguousarray(locations).view(np.uint8).reshape(-1, LOCATION.itemsize)
 
 
 class Pool:
@@ -135,15 +140,14 @@ class Pool:
         """Where the first granule begins in the region."""
         return self._native.data_offset
 
-    def publish(self, keys: Keys, pieces: Pieces) -> tuple[NDArray[np.uint8], Locations]:
+    def publish(self, keys: Keys, pieces: Pieces) -> Published:
         """Copy in the pages that are not there yet, evicting what was used longest ago.
 
-        Returns ``(n,)`` of :class:`PoolStatus` and the locations of those that can be read (``STORED``,
-        ``EXISTS`` and ``OTHER_LENGTH``). The keys of a batch must differ. The pieces' memory is read during
-        the call only.
+        Nothing is stored if one of them is there with another length. The keys of a batch must differ. The pieces'
+        memory is read during the call only.
         """
-        statuses, locations = self._native.publish(keys, pieces)
-        return statuses, as_locations(locations)
+        statuses, locations, n_readable, nbytes = self._native.publish(keys, pieces)
+        return Published(statuses, as_locations(locations), n_readable, nbytes)
 
     def fetch(self, keys: Keys, pieces: Pieces) -> NDArray[np.uint8]:
         """Copy pages of this pool into local memory; returns ``(n,)`` of :class:`FetchStatus`."""

@@ -18,6 +18,7 @@ import numpy as np
 from p2pkv.directory.view import Member, State, View
 from p2pkv.errors import TransportError
 from p2pkv.metrics import Metrics
+from p2pkv.transports import connecting
 from p2pkv.transports.base import Endpoint, MemoryRegion, RemoteRegion, Resource, Status, Transport
 
 _log = logging.getLogger(__name__)
@@ -189,8 +190,8 @@ class TransferEngine(Resource):
                     return connection
             candidates = [
                 name
-                for name, domain in self.domains.items()
-                if member.transports.get(name) == domain and now >= peer.unusable.get(name, 0.0)
+                for name in connecting(self.domains, member.transports)
+                if now >= peer.unusable.get(name, 0.0)
             ]
         for name in candidates:
             connected = self._open(member, name, deadline)

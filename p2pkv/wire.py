@@ -41,6 +41,7 @@ class Kind(IntEnum):
     DROP = 4
     CONNECT = 5
     EXCHANGE = 6
+    PROMOTE = 7
 
 
 REPLY = 0x8000

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from p2pkv import Config
 from p2pkv.integrations.sglang_hicache import P2PKVHiCache
+from p2pkv.metrics import Metrics
 
 PAGES = [f"{i:064x}" for i in range(8)]
 
@@ -40,3 +42,19 @@ def storage_config(**changes: Any) -> SimpleNamespace:
 def failed(backend: P2PKVHiCache, operation: str, cause: str) -> float:
     name = f'p2pkv_failed_calls_total{{operation="{operation}",cause="{cause}"}}'
     return backend.node.metrics.counters().get(name, 0)
+
+
+class FailingNode:
+    """A node all of whose calls end in a bug."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.metrics = Metrics()
+
+    def register_address(self, address: int, nbytes: int, owner: object) -> None: ...
+    def close(self) -> None: ...
+    def __getattr__(self, name: str) -> Any:
+        def fail(*_: object, **__: object) -> Any:
+            raise ZeroDivisionError(f"in {name}")
+
+        return fail

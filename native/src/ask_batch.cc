@@ -26,6 +26,15 @@ AskBatch::AskBatch(const Key* keys, size_t n, const uint8_t* is_done, std::share
   }
 }
 
+AskBatch::AskBatch(const int32_t* members, size_t n, std::shared_ptr<const RingTable> ring)
+    : ring_(std::move(ring)), latest_ask_of_(ring_->is_healthy.size(), -1), rows_(n), answered_(n) {
+  for (uint32_t row = 0; row < n; ++row) {
+    if (members[row] >= 0) assign(row, members[row]);
+    n_open_ += is_open(row) ? 1 : 0;
+    n_unheard_ += is_open(row) && answered_[row] == 0 ? 1 : 0;
+  }
+}
+
 void AskBatch::assign(uint32_t row, int32_t owner) {
   if (owner == ring_->own_index) {
     answered_[row] = 1;
@@ -39,7 +48,7 @@ void AskBatch::assign(uint32_t row, int32_t owner) {
     return;
   }
   int& latest = latest_ask_of_[member];
-  if (latest < 0 || asks_[static_cast<size_t>(latest)].rows.size() >= wire::kMaxEntries) {
+  if (latest < 0 || asks_[static_cast<size_t>(latest)].rows.size() >= kMaxRows) {
     latest = static_cast<int>(asks_.size());
     asks_.push_back({owner, {}});
   }

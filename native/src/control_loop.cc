@@ -2,8 +2,11 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <utility>
-#include <vector>
+
+#include "directory/directory_requests.h"
+#include "p2pkv/clock.h"
 
 namespace p2pkv {
 namespace {
@@ -17,27 +20,7 @@ constexpr int kTickMs = 100;
 constexpr size_t kMaxEvents = 256;
 constexpr size_t kMaxTransportName = 64;
 
-template <typename T>
-const T* array_of(const wire::Reader& body, uint32_t count) {
-  if (count > wire::kMaxEntries || body.rest().size() != count * sizeof(T)) return nullptr;
-  return reinterpret_cast<const T*>(body.rest().data());
-}
-
-// Frames arrive as std::string, whose bytes need not be aligned for the structs in them.
-template <typename T>
-std::vector<T> aligned_copy(const T* from, uint32_t count) {
-  std::vector<T> out(count);
-  if (count > 0)
-    std::memcpy(static_cast<void*>(out.data()), static_cast<const void*>(from), count * sizeof(T));
-  return out;
-}
-
 }  // namespace
-
-uint32_t steady_seconds() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::seconds>(now).count());
-}
 
 ControlLoop::ControlLoop(void* socket, std::shared_ptr<Shard> shard) : shard_(std::move(shard)) {
   thread_ = std::make_unique<ZmqServerThread>(
@@ -49,6 +32,25 @@ ControlLoop::ControlLoop(void* socket, std::shared_ptr<Shard> shard) : shard_(st
 void ControlLoop::announce(uint64_t node_key, uint64_t boot) {
   node_key_ = node_key;
   boot_ = boot;
+  const std::lock_guard lock(mutex_);
+  if (directory_) directory_->announce(boot);
+}
+
+void ControlLoop::withdraw() {
+  announce(node_key_, 0);
+}
+
+void ControlLoop::serve_promotions(std::shared_ptr<Promoter> promoter) {
+  const std::lock_guard lock(mutex_);
+  if (directory_) directory_->serve_promotions(promoter);
+  promoter_ = std::move(promoter);
+}
+
+void ControlLoop::serve_directory(std::shared_ptr<DirectoryServer> server) {
+  serve(kDirectory, server, {});
+  server->announce(boot_);
+  const std::lock_guard lock(mutex_);
+  directory_ = std::move(server);
 }
 
 void ControlLoop::stop() {
@@ -87,11 +89,11 @@ void ControlLoop::answer(const std::string& peer, const Header& header, wire::Re
     case Kind::kProbe:
       return probe(peer, header);
     case Kind::kGet:
-      return get(peer, header, body);
     case Kind::kPut:
-      return put(peer, header, body);
     case Kind::kDrop:
-      return drop(peer, header, body);
+      return answer_directory(peer, header, body);
+    case Kind::kPromote:
+      return promote(peer, header, body);
     case Kind::kConnect:
       return connect(peer, header, body);
     case Kind::kExchange:
@@ -126,37 +128,22 @@ void ControlLoop::probe(const std::string& peer, const Header& header) {
   send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, 1), body);
 }
 
-void ControlLoop::get(const std::string& peer, const Header& header, wire::Reader body) {
-  const Key* keys = array_of<Key>(body, header.count);
-  if (keys == nullptr) return refuse(peer, header, ReplyStatus::kMalformed, "wrong length of a get");
-  std::string reply(header.count, '\0');
-  std::vector<Location> locations(header.count);
-  auto* found = reinterpret_cast<uint8_t*>(reply.data());
-  shard_->get(keys, header.count, found, locations.data());
-  size_t n_found = 0;
-  for (uint32_t i = 0; i < header.count; ++i) {
-    if (found[i] != 0) locations[n_found++] = locations[i];
-  }
-  reply.append(reinterpret_cast<const char*>(locations.data()), n_found * sizeof(Location));
-  send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, header.count), reply);
+void ControlLoop::answer_directory(const std::string& peer, const Header& header, wire::Reader body) {
+  std::string reply = answer_directory_request(*shard_, header, body, boot_);
+  Header answered;
+  std::memcpy(&answered, reply.data(), sizeof answered);
+  if (answered.status == static_cast<uint32_t>(ReplyStatus::kMalformed)) ++malformed_;
+  thread_->send({peer, std::move(reply)});
 }
 
-void ControlLoop::put(const std::string& peer, const Header& header, wire::Reader body) {
-  const auto* entries = array_of<wire::PutEntry>(body, header.count);
-  if (entries == nullptr) return refuse(peer, header, ReplyStatus::kMalformed, "wrong length of a put");
-  const auto copies = aligned_copy(entries, header.count);
-  if (shard_->put(copies.data(), copies.size(), steady_seconds()) > 0) {
-    return refuse(peer, header, ReplyStatus::kFull);
+void ControlLoop::promote(const std::string& peer, const Header& header, wire::Reader body) {
+  std::shared_ptr<Promoter> promoter;
+  {
+    const std::lock_guard lock(mutex_);
+    promoter = promoter_;
   }
-  send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, header.count), {});
-}
-
-void ControlLoop::drop(const std::string& peer, const Header& header, wire::Reader body) {
-  const auto* entries = array_of<wire::DropEntry>(body, header.count);
-  if (entries == nullptr) return refuse(peer, header, ReplyStatus::kMalformed, "wrong length of a drop");
-  const auto copies = aligned_copy(entries, header.count);
-  shard_->drop(copies.data(), copies.size(), steady_seconds());
-  send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, header.count), {});
+  answer_promotion(promoter.get(), header, body, boot_,
+                   [this, peer](std::string reply) { send_from_anywhere({peer, std::move(reply)}); });
 }
 
 void ControlLoop::connect(const std::string& peer, const Header& header, wire::Reader body) {
@@ -172,7 +159,7 @@ void ControlLoop::connect(const std::string& peer, const Header& header, wire::R
     }
     served = found->second;
   }
-  if (served.transport == nullptr) {
+  if (served.acceptor == nullptr) {
     std::string route;
     wire::append(route, header);
     std::string rest;  // what Python parses: the name's length, the name, the reader's half
@@ -181,7 +168,7 @@ void ControlLoop::connect(const std::string& peer, const Header& header, wire::R
     return queue({Kind::kConnect, route + peer, std::move(rest)});
   }
   std::string error;
-  const std::string half = served.transport->accept(body.rest(), &error);
+  const std::string half = served.acceptor->accept(body.rest(), &error);
   if (half.empty()) return refuse(peer, header, ReplyStatus::kRefused, error);
   std::string reply;
   wire::append(reply, static_cast<uint32_t>(half.size()));
@@ -236,9 +223,14 @@ void ControlLoop::reply(const std::string& route, ReplyStatus status, const std:
   std::string message;
   wire::append(message, wire::make_reply(header, status, boot_, 1));
   message += body;
+  send_from_anywhere({route.substr(sizeof header), std::move(message)});
+}
+
+void ControlLoop::send_from_anywhere(Frames frames) {
   {
     std::lock_guard lock(mutex_);
-    outgoing_.push_back({route.substr(sizeof header), std::move(message)});
+    if (stopped_) return;
+    outgoing_.push_back(std::move(frames));
   }
   thread_->wake();
 }
@@ -273,9 +265,9 @@ void ControlLoop::set_view(std::string view, uint64_t digest) {
   digest_ = digest;
 }
 
-void ControlLoop::serve(const std::string& name, std::shared_ptr<Transport> transport, std::string regions) {
+void ControlLoop::serve(const std::string& name, std::shared_ptr<Acceptor> acceptor, std::string regions) {
   std::lock_guard lock(mutex_);
-  served_[name] = {std::move(transport), std::move(regions)};
+  served_[name] = {std::move(acceptor), std::move(regions)};
 }
 
 ControlLoop::Stats ControlLoop::stats() {

@@ -100,6 +100,16 @@ void FetchBatch::locate(const int64_t* pages, const uint8_t* found, const Locati
   cache->put(keys.data(), fresh.data(), keys.size());
 }
 
+std::vector<int64_t> FetchBatch::cold(uint64_t own_key) const {
+  std::vector<int64_t> pages;
+  for (size_t page = 0; page < n_pages(); ++page) {
+    const Location& location = locations_[page];
+    if (states_[page] != State::kLocated || location.owner == own_key) continue;
+    if ((location.flags & kResident) == 0) pages.push_back(static_cast<int64_t>(page));
+  }
+  return pages;
+}
+
 int64_t FetchBatch::find_other_length(uint64_t* length, uint64_t* expected) const {
   for (size_t page = 0; page < n_pages(); ++page) {
     if (states_[page] != State::kLocated || locations_[page].length == lengths_[page]) continue;
@@ -117,6 +127,11 @@ const std::vector<FetchBatch::Owner>& FetchBatch::group_by_owner(uint64_t own_ke
     const Location& location = locations_[page];
     if (location.owner == own_key) {
       fail(page, Status::kRejected);
+      continue;
+    }
+    if ((location.flags & kResident) == 0) {
+      states_[page] = State::kSettled;
+      miss_kinds_[page] = kNotPromoted;
       continue;
     }
     auto owner = std::find_if(owners_.begin(), owners_.end(), [&](const Owner& other) {

@@ -106,10 +106,10 @@ void Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* locat
   {
     const Lock lock(mutex_);
     expire_pins();
-    touch_existing(batch);
+    for (size_t i = 0; i < batch.n_pages; ++i) drafts[i].length = length_of(batch, i);
+    if (!touch_existing(batch, drafts, statuses, locations)) return;
     bool is_full = false;
     for (size_t i = 0; i < batch.n_pages; ++i) {
-      drafts[i].length = length_of(batch, i);
       statuses[i] = reserve(batch.keys[i], &drafts[i], &is_full);
       // Now, because the page may be retracted during the copies.
       const bool is_there = statuses[i] == PoolStatus::kExists || statuses[i] == PoolStatus::kOtherLength;
@@ -135,13 +135,24 @@ void Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* locat
 }
 
 // Before the batch makes room for its new pages, so that it does not evict what it is about to find. From the
-// back: if it must after all, the front stays.
-void Pool::touch_existing(const PageBatch& batch) {
+// back: if it must after all, the front stays. False, with all the answers, if a page is there with another
+// length: then nothing of the batch may be stored.
+bool Pool::touch_existing(const PageBatch& batch, const std::vector<Draft>& drafts, PoolStatus* statuses,
+                          Location* locations) {
+  bool lengths_agree = true;
   for (size_t i = 0; i < batch.n_pages; ++i) pages_.prefetch(batch.keys[i]);
   for (size_t i = batch.n_pages; i-- > 0;) {
     const uint32_t existing = pages_.find(batch.keys[i]);
-    if (existing != PageTable::kNone) pages_.touch(existing);
+    statuses[i] = PoolStatus::kNotTried;
+    locations[i] = Location{};
+    if (existing == PageTable::kNone) continue;
+    pages_.touch(existing);
+    const bool is_same = pages_[existing].length == drafts[i].length;
+    statuses[i] = is_same ? PoolStatus::kExists : PoolStatus::kOtherLength;
+    locations[i] = location_of(existing);
+    lengths_agree = lengths_agree && is_same;
   }
+  return lengths_agree;
 }
 
 // kStored means that the draft has a block now. What is there already is held until the batch's commit: the

@@ -45,7 +45,7 @@ void Shard::get(const Key* keys, size_t n, uint8_t* found, Location* locations) 
       if (owner == alive->end() || owner->second != entry.location.boot) continue;
       found[i] = 1;
       locations[i] = entry.location;
-      break;
+      if ((entry.location.flags & kResident) != 0) break;  // no other copy is nearer
     }
   }
 }

@@ -26,6 +26,10 @@ bool ZmqApi::load(const char* path, std::string* error) {
     return false;
   }
   api.generichash = reinterpret_cast<decltype(api.generichash)>(dlsym(library, "crypto_generichash"));
+  api.aead_seal =
+      reinterpret_cast<decltype(api.aead_seal)>(dlsym(library, "crypto_aead_chacha20poly1305_ietf_encrypt"));
+  api.aead_open =
+      reinterpret_cast<decltype(api.aead_open)>(dlsym(library, "crypto_aead_chacha20poly1305_ietf_decrypt"));
   return find(library, "zmq_msg_init", &api.msg_init, error) &&
          find(library, "zmq_msg_init_size", &api.msg_init_size, error) &&
          find(library, "zmq_msg_data", &api.msg_data, error) &&

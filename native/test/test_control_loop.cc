@@ -12,6 +12,7 @@
 #include "check.h"
 #include "keys.h"
 #include "p2pkv/control_loop.h"
+#include "p2pkv/transport.h"
 #include "seed.h"
 #include "zmq_library.h"
 

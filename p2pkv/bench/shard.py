@@ -81,7 +81,7 @@ def memory_rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
         entries["location"]["boot"] = 1
         entries["location"]["length"] = 4096
         entries["location"]["generation"] = 2
-        shard.put(entries.tobytes())
+        shard.put(entries.view(np.uint8).reshape(n, -1))
     stats = shard.stats()
     value = stats["nbytes"] / max(1, stats["entries"])
     yield make_row(

@@ -16,7 +16,7 @@ from p2pkv.bench.peer import Meeting
 from p2pkv.bench.plan import Plan
 from p2pkv.bench.rounds import Call, take_turns, timed
 from p2pkv.bench.rows import KIB, Row, Target, make_row
-from p2pkv.pool import as_locations
+from p2pkv.page import as_locations
 from p2pkv.transports import transport_class
 from p2pkv.transports.base import Endpoint, MemoryRegion, RemoteRegion, Status, Words
 

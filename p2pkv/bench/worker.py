@@ -21,7 +21,8 @@ from p2pkv.bench.load import Load
 from p2pkv.config import Config
 from p2pkv.errors import P2PKVError
 from p2pkv.node import Node
-from p2pkv.pool import Pool, as_bytes
+from p2pkv.page import as_bytes
+from p2pkv.pool import Pool
 from p2pkv.transports import transport_class
 from p2pkv.transports.base import MemoryRegion, Transport
 
@@ -109,7 +110,7 @@ class Worker:
         pieces = np.empty((len(pages), 1, 2), np.int64)
         pieces[:, 0, 0] = pages.ctypes.data + np.arange(len(pages)) * page_nbytes
         pieces[:, 0, 1] = page_nbytes
-        _, where = pool.publish(keys, pieces)
+        _, where, *_ = pool.publish(keys, pieces)
         np.save(locations, as_bytes(where))
         self._bare = (way, region)  # which keeps the pool
         return region.describe().hex()

@@ -21,6 +21,9 @@ from p2pkv.errors import ConfigError
 
 
 def bench(
+    suite: Annotated[
+        str, typer.Argument(metavar="[SUITE]", help="One suite, as --only names them.", show_default=False)
+    ] = "",
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer cases and smaller rounds: less than a minute.")
     ] = False,
@@ -38,6 +41,8 @@ def bench(
     ] = None,
 ) -> None:
     """Compare fetch, publish and exists with copies, raw streams and a bare echo of the same bytes."""
+    if suite and only:
+        raise ConfigError("give a suite or --only, not both")
     if plot_file is not None and (missing := plot.unavailable()) is not None:
         raise ConfigError(missing)
     # a file has no width: a table cut to 80 columns there would be of no use
@@ -46,7 +51,7 @@ def bench(
     chosen = _plan(quick=quick, rounds=rounds)
     chosen = replace(
         chosen,
-        suites=_names("--only", only, plan.SUITES) or chosen.suites,
+        suites=_names("--only", only or suite, plan.SUITES) or chosen.suites,
         transports=_names("--transport", transport, plan.TRANSPORTS) or chosen.transports,
         pages=tuple(parse_size("--pages", size) for size in _split(pages)) or chosen.pages,
         batches=_numbers("--batches", batches) or chosen.batches,

@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.control import ControlClient, Request
+from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.ring import Ring
 from p2pkv.directory.view import State, View, node_key
+from p2pkv.errors import ClosedError
 from p2pkv.metrics import Metrics
-from p2pkv.page import Keys, Locations
-from p2pkv.wire import DROP_ENTRY, PUT_ENTRY, Kind, Reply
+from p2pkv.page import LOCATION, Keys, Locations, as_bytes
+from p2pkv.wire import Kind, Reply
 
 SILENT_OWNER_S = 0.020
 """Twenty round trips on a busy machine, and no more than a fetch may lose to a peer that has stopped."""
-
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,52 @@ class _Route:
 
     ring: Ring
     table: _native.RingTable
+    member_keys: NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What a call asks the owners: ``kind``, and for each key a record. Answers to GET fill the last two."""
+
+    kind: Kind
+    ask: _native.AskBatch
+    records: NDArray[np.uint8]
+    found: NDArray[np.uint8] | None = None
+    locations: NDArray[np.uint8] | None = None
+
+    def exchange(
+        self, owners: list[int], channels: list[_native.DirectoryChannel], timeout: float
+    ) -> list[bool]:
+        """Ask over channels, one an owner; say which of them can be used again."""
+        return self.ask.exchange(
+            self.kind, self.records, owners, channels, timeout, SILENT_OWNER_S, self.found, self.locations
+        )
+
+    def take(self, index: int, reply: Reply) -> None:
+        """Take an owner's good reply."""
+        if self.found is not None and self.locations is not None:
+            self.ask.take_found(index, reply.body, self.found, self.locations)
+        else:
+            self.ask.acknowledge(index)
 
 
 class DirectoryClient:
     """Thread-safe. Calls block at most until their deadline, a time of ``time.monotonic()``."""
 
     def __init__(
-        self, *, own_key: int, shard: _native.Shard, client: ControlClient, replicas: int, metrics: Metrics
+        self,
+        *,
+        own_key: int,
+        shard: _native.Shard,
+        client: ControlClient,
+        channels: DirectoryChannels,
+        replicas: int,
+        metrics: Metrics,
     ) -> None:
         self._own_key = own_key
         self._shard = shard
         self._client = client
+        self._channels = channels
         self._replicas = replicas
         self._metrics = metrics
         self._sequences = count(1)
@@ -55,12 +90,14 @@ class DirectoryClient:
 
     def set_view(self, view: View) -> None:
         """Route by ``view`` from now on; entries of owners outside it stop counting."""
+        self._channels.set_view(view)
         ring = Ring(view.present(), self._replicas)
         keys = [node_key(member.node_id) for member in ring.members]
         self._shard.set_view(keys, [member.boot_epoch for member in ring.members])
         is_healthy = np.array([member.state is State.ALIVE for member in ring.members], np.uint8)
         own_index = keys.index(self._own_key) if self._own_key in keys else -1
-        self._route = _Route(ring, _native.RingTable(ring.points, ring.successors, is_healthy, own_index))
+        table = _native.RingTable(ring.points, ring.successors, is_healthy, own_index)
+        self._route = _Route(ring, table, np.array(keys, np.uint64))
 
     @property
     def ring(self) -> Ring:
@@ -81,65 +118,73 @@ class DirectoryClient:
             route = self._route
             ask = _native.AskBatch(keys, found, route.table)
 
-            def take(index: int, reply: Reply) -> None:
-                ask.take_found(index, reply.body, found, locations)
-
-            self._ask_owners(route, Kind.GET, (ask, keys), take, deadline)
+            self._ask_owners(route, _Question(Kind.GET, ask, keys, found, locations), deadline)
             found = self._shard.keep_present(locations, found)
         return found, locations
 
-    def put(self, keys: Keys, locations: Locations, deadline: float) -> Mask:
-        """Store where pages lie. Returns a mask of the pages that at least one owner has acknowledged."""
-        entries = np.empty(len(keys), PUT_ENTRY)
-        entries["key"] = keys
-        entries["sequence"] = next(self._sequences)
-        entries["location"] = locations
+    def promote(
+        self, keys: Keys, locations: NDArray[np.uint8], deadline: float, *, answer_s: float, lease_s: float
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Ask the owners of pages that lie on disk to bring them into their pools.
+
+        ``locations`` is ``(n, 64)`` raw. They answer within ``answer_s`` seconds (0: at once, and load meanwhile) and
+        keep what is there for ``lease_s``. Returns, as :meth:`get` does, what can be read now and where.
+        """
+        route = self._route
+        found = np.zeros(len(keys), np.uint8)
+        where = np.zeros((len(keys), LOCATION.itemsize), np.uint8)
+        ask = _native.AskBatch.of_page_owners(locations, route.member_keys, route.table)
+        entries = _native.promote_entries(keys, int(answer_s * 1000), int(lease_s * 1000))
+        self._ask_owners(route, _Question(Kind.PROMOTE, ask, entries, found, where), deadline)
+        return found, where
+
+    def put(self, keys: Keys, locations: Locations, deadline: float) -> NDArray[np.uint8]:
+        """Store where pages lie. Returns ``(n,)`` 1 for those that at least one owner has acknowledged."""
+        entries = _native.put_entries(keys, as_bytes(locations), next(self._sequences))
         route = self._route
         ask = _native.AskBatch(keys, None, route.table)
-        own = ask.answered().view(bool)
-        if own.any():
-            self._shard.put(entries[own].tobytes())
-        silent = self._tell_owners(route, Kind.PUT, ask, entries, deadline)
-        for index in {*silent, *ask.passed_over()}:
+        ask.put_own(self._shard, entries)
+        self._ask_owners(route, _Question(Kind.PUT, ask, entries), deadline)
+        for index in {*ask.silent(), *ask.passed_over()}:
             self.on_missed(route.ring.members[index].node_id)
-        return ask.answered().view(bool)
+        return ask.answered()
 
     def drop(self, keys: Keys, locations: Locations, deadline: float, *, by_owner: bool) -> None:
         """Delete the entries that still are the ones named; ``by_owner`` if this node published them."""
-        entries = np.empty(len(keys), DROP_ENTRY)
-        entries["key"] = keys
-        entries["sequence"] = next(self._sequences) if by_owner else 0
-        for field in ("owner", "boot", "generation"):
-            entries[field] = locations[field]
-        self._shard.drop(entries.tobytes())
+        sequence = next(self._sequences) if by_owner else 0
+        entries = _native.drop_entries(keys, as_bytes(locations), sequence)
+        self._shard.drop(entries)
         route = self._route
-        self._tell_owners(route, Kind.DROP, _native.AskBatch(keys, None, route.table), entries, deadline)
+        ask = _native.AskBatch(keys, None, route.table)
+        self._ask_owners(route, _Question(Kind.DROP, ask, entries), deadline)
 
-    def _tell_owners(
-        self, route: _Route, kind: Kind, ask: _native.AskBatch, entries: NDArray[np.void], deadline: float
-    ) -> list[int]:
-        """Send each owner its entries; return the members that did not acknowledge them."""
-        records = entries.view(np.uint8).reshape(len(entries), -1)
-        self._ask_owners(route, kind, (ask, records), lambda index, _: ask.acknowledge(index), deadline)
-        return ask.silent()
-
-    def _ask_owners(
-        self,
-        route: _Route,
-        kind: Kind,
-        question: tuple[_native.AskBatch, NDArray[np.uint8]],
-        take: Callable[[int, Reply], None],
-        deadline: float,
-    ) -> None:
-        """Send each owner its records in parallel and hand good replies to ``take``.
+    def _ask_owners(self, route: _Route, question: _Question, deadline: float) -> None:
+        """Ask the owners in parallel and take their answers.
 
         Returns when no key needs another answer, or when those who are silent have had their time.
         """
-        ask, records = question
-        members = route.ring.members
+        ask = question.ask
+        owners = ask.owners()
+        members = [route.ring.members[owner] for owner in owners]
+        channels = self._channels.lease(members)
+        if channels is not None:
+            is_usable = [False] * len(channels)
+            try:
+                is_usable = question.exchange(owners, channels, deadline - time.monotonic())
+            finally:
+                self._channels.give_back(members, channels, is_usable)
+            if self._client.is_closed:
+                raise ClosedError("the node is closed")
+        else:
+            self._ask_over_control_socket(route, question, deadline)
+        self._metrics.silent_owners.inc(len(ask.silent()))
+
+    def _ask_over_control_socket(self, route: _Route, question: _Question, deadline: float) -> None:
+        ask = question.ask
+        owners = [route.ring.members[owner] for owner, _ in ask.asks()]
         requests = [
-            Request(members[owner].address, kind, ask.body(index, records), n, members[owner].boot_epoch)
-            for index, (owner, n) in enumerate(ask.asks())
+            Request(owner.address, question.kind, ask.body(index, question.records), n, owner.boot_epoch)
+            for index, (owner, (_, n)) in enumerate(zip(owners, ask.asks(), strict=True))
         ]
         patience = time.monotonic() + SILENT_OWNER_S
         with self._client.send(requests) as calls:
@@ -155,7 +200,6 @@ class DirectoryClient:
                     continue
                 index, reply = answer
                 if reply.ok and reply.count == requests[index].count:
-                    take(index, reply)
+                    question.take(index, reply)
                 else:
                     ask.refuse(index)
-        self._metrics.silent_owners.inc(len(ask.silent()))

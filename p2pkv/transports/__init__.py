@@ -86,23 +86,13 @@ def create(setting: str | Sequence[str], *, host: str, advertise: str) -> list[T
     return started
 
 
-def select(ours: Mapping[str, str], theirs: Mapping[str, str], preference: Sequence[str]) -> str:
-    """Return the first of ``preference`` that connects two nodes.
+def connecting(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """Return the names of the transports that connect two nodes: those of the same domain on both sides.
 
-    ``ours`` and ``theirs`` map the names of each node's transports to their domains. Raises
-    :class:`~p2pkv.errors.TransportError` if there is none.
+    ``ours`` and ``theirs`` map the names of each node's transports to their domains; the result is in the order of
+    ``ours``, best first.
     """
-    for name in preference:
-        if name in ours and ours[name] == theirs.get(name):
-            return name
-    reasons = [f"{name} ({_mismatch(name, ours, theirs)})" for name in preference]
-    raise TransportError(f"no transport connects to the peer: {', '.join(reasons) or 'none is wanted'}")
-
-
-def _mismatch(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    if name not in ours:
-        return "not started here"
-    return "the peer is out of its reach" if name in theirs else "the peer does not offer it"
+    return [name for name, domain in ours.items() if theirs.get(name) == domain]
 
 
 def _look_up(name: str) -> tuple[type[Transport] | None, str | None]:

@@ -79,15 +79,21 @@ class PoolMachine(RuleBasedStateMachine):
     def publish(self, chosen: list[int], lengths: list[int]) -> None:
         pages = [page_of(name, nbytes) for name, nbytes in zip(chosen, lengths, strict=False)]
         was_pinned = set(self.pins.values())
-        statuses, locations = self.pool.publish(keys_of(chosen), pieces_of(pages))
+        statuses, locations, *_ = self.pool.publish(keys_of(chosen), pieces_of(pages))
+        other_length = [
+            name in self.pages and self.pages[name] != len(page)
+            for name, page in zip(chosen, pages, strict=True)
+        ]
+        if any(other_length):
+            self.is_refused(chosen, statuses, other_length)
+            return
         gone = self.forget_evicted()  # perhaps the back of this very batch, which is then stored anew or not
         before = dict(self.pages)
         assert not was_pinned.intersection(gone)
         is_full = False
         for name, page, status, location in zip(chosen, pages, statuses, locations, strict=True):
             if name in before:
-                same = before[name] == len(page)
-                assert status == (PoolStatus.EXISTS if same else PoolStatus.OTHER_LENGTH)
+                assert status == PoolStatus.EXISTS
                 assert location["length"] == before[name]
             elif block_of(len(page)) > GRANULE << (self.n_granules.bit_length() - 1):
                 assert status == PoolStatus.TOO_LARGE
@@ -99,6 +105,13 @@ class PoolMachine(RuleBasedStateMachine):
                 is_full = True
             is_there = status not in (PoolStatus.NO_ROOM, PoolStatus.TOO_LARGE)
             assert bool(location["flags"]) == is_there
+
+    def is_refused(self, chosen: list[int], statuses: NDArray[np.uint8], other_length: list[bool]) -> None:
+        """A batch with a page of another length stores and evicts nothing."""
+        for name, status, is_other in zip(chosen, statuses, other_length, strict=True):
+            there = PoolStatus.EXISTS if name in self.pages else PoolStatus.NOT_TRIED
+            assert status == (PoolStatus.OTHER_LENGTH if is_other else there)
+        assert not self.forget_evicted()
 
     @rule(chosen=names, cut=st.sampled_from([0, 0, 0, 1]))
     def fetch(self, chosen: list[int], cut: int) -> None:

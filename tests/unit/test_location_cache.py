@@ -7,8 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from p2pkv._native import LocationCache
-from p2pkv.page import LOCATION, Keys
-from p2pkv.pool import Locations, as_bytes, as_locations
+from p2pkv.page import LOCATION, Keys, Locations, as_bytes, as_locations
 
 
 def random_keys(n: int, seed: int = 0) -> Keys:

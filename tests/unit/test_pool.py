@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.errors import ConfigError
-from p2pkv.page import LOCATION, RESIDENT, Keys
-from p2pkv.pool import FetchStatus, Pieces, Pool, PoolStatus, as_bytes, as_locations
+from p2pkv.page import LOCATION, RESIDENT, Keys, as_bytes, as_locations
+from p2pkv.pool import FetchStatus, Pieces, Pool, PoolStatus
 
 PAGE = 8192
 
@@ -43,7 +43,7 @@ def pieces_of(memory: NDArray[np.uint8], n_pieces: int = 2) -> Pieces:
 
 def publish(pool: Pool, *names: int) -> list[int]:
     memory = pages_of(*names)
-    statuses, _ = pool.publish(keys_of(*names), pieces_of(memory))
+    statuses, *_ = pool.publish(keys_of(*names), pieces_of(memory))
     return [int(status) for status in statuses]
 
 
@@ -54,7 +54,7 @@ def found(pool: Pool, *names: int) -> list[int]:
 def test_a_published_page_is_fetched_however_its_bytes_are_cut() -> None:
     pool = make_pool()
     memory = pages_of(1, 2)
-    statuses, locations = pool.publish(keys_of(1, 2), pieces_of(memory, n_pieces=4))
+    statuses, locations, *_ = pool.publish(keys_of(1, 2), pieces_of(memory, n_pieces=4))
     assert statuses.tolist() == [PoolStatus.STORED, PoolStatus.STORED]
     out = np.zeros((3, PAGE), np.uint8)
     statuses = pool.fetch(keys_of(1, 3, 2), pieces_of(out, n_pieces=1))
@@ -69,7 +69,7 @@ def test_a_published_page_is_fetched_however_its_bytes_are_cut() -> None:
 def test_a_location_leads_to_the_bytes_and_to_the_word_that_vouches_for_them() -> None:
     pool = make_pool()
     memory = pages_of(5)
-    _, locations = pool.publish(keys_of(5), pieces_of(memory))
+    _, locations, *_ = pool.publish(keys_of(5), pieces_of(memory))
     location = locations[0]
     assert (location["owner"], location["boot"], location["region"]) == (11, 12, 13)
     assert location["flags"] == RESIDENT
@@ -203,7 +203,7 @@ def test_read_only_arrays_and_empty_batches_are_welcome() -> None:
     keys.flags.writeable = False
     assert pool.lookup(keys)[0].tolist() == [0]
     nothing, no_pieces = np.zeros((0, 16), np.uint8), np.zeros((0, 2, 2), np.int64)
-    statuses, locations = pool.publish(nothing, no_pieces)
+    statuses, locations, *_ = pool.publish(nothing, no_pieces)
     assert statuses.shape == locations.shape == (0,)
     assert pool.pin(nothing, 1.0)[1].shape == (0,)
 

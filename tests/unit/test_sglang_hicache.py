@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import subprocess
-import sys
 import threading
 import time
 import weakref
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cluster import eventually
-from hicache_backends import PAGES, Open, failed, storage_config
+from hicache_backends import PAGES, FailingNode, Open, failed, storage_config
 from host_pools import MHA, MLA, HostPoolFake, TensorFake
-from p2pkv import Config, ConfigError, Node, UsageError
+from p2pkv import Node
 from p2pkv.integrations.sglang_hicache import P2PKVHiCache
-from p2pkv.metrics import Metrics
 
 POOLS = [("mha", layout) for layout in MHA] + [("mla", layout) for layout in MLA] + [("mixed", "page_first")]
 
@@ -73,56 +70,6 @@ def test_flat_batches_larger_than_the_staging_buffer_arrive(open_backend: Open) 
     targets = [np.zeros(1 << 20, np.uint8) for _ in keys]
     assert all(got is target for got, target in zip(reader.batch_get(keys, targets), targets, strict=True))
     assert all((target == value).all() for target, value in zip(targets, values, strict=True))
-
-
-ELSEWHERE = [
-    ({"model_name": "other"}, {}, {}),
-    ({"tp_rank": 1, "tp_size": 2}, {}, {}),
-    ({"tp_size": 2}, {}, {}),
-    ({"pp_rank": 1, "pp_size": 2}, {}, {}),
-    ({"pp_size": 2}, {}, {}),
-    ({"attn_cp_rank": 1, "attn_cp_size": 2}, {}, {}),
-    ({"dcp_rank": 1, "dcp_size": 2}, {}, {}),
-    ({"newly_invented_rank": 1, "newly_invented_size": 2}, {}, {}),
-    ({"is_mla_model": True}, {}, {}),
-    ({}, {"dtype": "int16"}, {}),
-    ({}, {"layout": "page_head"}, {}),
-    ({}, {"layout": "page_first_direct"}, {}),
-    ({}, {"page_size": 32, "n_pages": 8}, {}),
-    ({}, {"heads": 8}, {}),
-    ({}, {}, {"namespace": "another tenant"}),
-]
-
-
-@pytest.mark.parametrize(("rank", "geometry", "settings"), ELSEWHERE)
-def test_whatever_makes_bytes_differ_never_hits(
-    open_backend: Open, rank: dict[str, Any], geometry: dict[str, Any], settings: dict[str, Any]
-) -> None:
-    ours, theirs = HostPoolFake(), HostPoolFake(**{"layout": "page_first"} | geometry)
-    writer, same, other = open_backend(ours), open_backend(ours), open_backend(theirs, settings, **rank)
-    assert writer.batch_set_v1(PAGES[:1], ours.indices(0)) == [True]
-    assert writer.set(PAGES[1], ours.flat_page(1))
-    assert same.batch_exists(PAGES) == 2
-    for page in PAGES[:2]:
-        assert other.batch_exists([page]) == 0
-        assert not other.exists(page)
-        assert other.batch_get_v1([page], theirs.indices(0)) == [False]
-        assert other.get(page, theirs.flat_page(0)) is None
-
-
-@pytest.mark.parametrize(
-    "rank", [{"tp_rank": 1, "tp_size": 2}, {"dp_rank": 1}, {"tp_rank": 3, "tp_size": 4, "dp_rank": 2}]
-)
-def test_ranks_that_have_the_same_kv_share_it(open_backend: Open, rank: dict[str, int]) -> None:
-    is_mla = "tp_rank" in rank
-    kind = "mla" if is_mla else "mha"
-    ours, theirs = HostPoolFake(kind=kind), HostPoolFake(kind=kind)
-    ours.fill(0, 1)
-    sizes = {"tp_size": rank.get("tp_size", 1), "is_mla_model": is_mla}
-    writer, reader = open_backend(ours, **sizes), open_backend(theirs, **sizes | rank)
-    assert writer.batch_set_v1(PAGES[:1], ours.indices(0)) == [True]
-    assert reader.batch_get_v1(PAGES[:1], theirs.indices(0)) == [True]
-    assert theirs.content(0) == ours.content(0)
 
 
 def test_only_the_prefix_without_a_gap_counts(open_backend: Open) -> None:
@@ -218,22 +165,6 @@ def test_an_empty_batch_is_no_failure(open_backend: Open) -> None:
     assert backend.batch_get([], []) == []
     assert backend.batch_set([], [])
     assert not [name for name in backend.node.counters() if name.startswith("p2pkv_failed_calls")]
-
-
-class FailingNode:
-    """A node all of whose calls end in a bug."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.metrics = Metrics()
-
-    def register_address(self, address: int, nbytes: int, owner: object) -> None: ...
-    def close(self) -> None: ...
-    def __getattr__(self, name: str) -> Any:
-        def fail(*_: object, **__: object) -> Any:
-            raise ZeroDivisionError(f"in {name}")
-
-        return fail
 
 
 def test_no_exception_reaches_sglang_and_each_cause_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -359,97 +290,3 @@ def test_stats_are_what_happened_since_the_last_time(open_backend: Open) -> None
     assert stats.prefetch_bandwidth[0] > 0
     stats.prefetch_stats = object()  # as SGLang does
     assert backend.get_stats().prefetch_pgs == []
-
-
-def test_sglangs_own_keys_pass_and_unknown_ones_name_the_nearest() -> None:
-    known = ["prefetch_threshold", "prefetch_timeout_base", "hicache_storage_pass_prefix_keys", "tp_lcm_size"]
-    backend = P2PKVHiCache(storage_config(extra_config=dict.fromkeys(known, 1)), start_node=FailingNode)
-    assert backend.node.config.deadline == Config().deadline
-    with pytest.raises(ConfigError, match=r"unknown setting 'pool_sise'; did you mean 'pool_size'\?"):
-        P2PKVHiCache(storage_config(extra_config={"pool_sise": 1}))
-
-
-def test_settings_that_would_hang_or_mix_ranks_are_refused() -> None:
-    with pytest.raises(ConfigError, match="10 s at most"):
-        P2PKVHiCache(storage_config(extra_config={"deadline": 9}))
-    with pytest.raises(ConfigError, match="extra_config must be a JSON object"):
-        P2PKVHiCache(storage_config(extra_config=[1]))
-    with pytest.raises(UsageError, match="split by heads"):
-        P2PKVHiCache(storage_config(should_split_heads=True))
-    with pytest.raises(ConfigError, match="no tp_rank"):
-        P2PKVHiCache(SimpleNamespace(tp_size=2, extra_config={}))
-
-
-def test_servers_that_name_no_model_share_nothing_unless_told_to(caplog: pytest.LogCaptureFixture) -> None:
-    def namespace(**settings: str) -> str:
-        offered = SimpleNamespace(tp_rank=0, tp_size=1, extra_config=settings)  # the least any SGLang offers
-        return P2PKVHiCache(offered, start_node=FailingNode).node.config.namespace
-
-    assert namespace() != namespace()
-    assert "set 'namespace'" in caplog.text
-    assert namespace(namespace="mine") == namespace(namespace="mine")
-
-
-def test_formats_that_a_host_pool_keeps_as_bytes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    def namespace(kv_cache_dtype: str) -> str:
-        server_args = SimpleNamespace(kv_cache_dtype=kv_cache_dtype, quantization=None)
-        for name in ("sglang", "sglang.srt", "sglang.srt.runtime_context"):
-            monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        sys.modules["sglang.srt.runtime_context"].get_server_args = lambda: server_args
-        return P2PKVHiCache(storage_config(), start_node=FailingNode).node.config.namespace
-
-    assert namespace("fp8_e4m3") == namespace("fp8_e4m3")
-    assert namespace("fp8_e4m3") != namespace("fp8_e5m2")
-
-
-def test_the_ranks_of_a_server_are_nodes_of_their_own() -> None:
-    settings = {"node_id": "server", "listen": "127.0.0.1:7000", "metrics_port": 9000}
-    made = []
-    for dp in range(2):
-        for pp in range(2):
-            for tp in range(2):
-                ranks = {"tp_rank": tp, "tp_size": 2, "pp_rank": pp, "pp_size": 2, "dp_rank": dp}
-                made.append(
-                    P2PKVHiCache(storage_config(**ranks, extra_config=settings), start_node=FailingNode)
-                )
-    configs = [backend.node.config for backend in made]
-    assert configs[0].node_id == "server"
-    for values in zip(*[(c.node_id, c.listen, c.metrics_port) for c in configs], strict=True):
-        assert len(set(values)) == 8
-
-
-def test_a_pool_that_can_not_be_stored_is_refused_at_start() -> None:
-    class Opaque(HostPoolFake):
-        def get_page_buffer_meta(self, indices: Any) -> tuple[list[int], list[int]]:
-            raise ValueError(f"Unsupported layout: {self.layout}")
-
-    class Elsewhere(HostPoolFake):
-        def get_page_buffer_meta(self, indices: Any) -> tuple[list[int], list[int]]:
-            return [4096], [4096]
-
-    backend = P2PKVHiCache(storage_config(), start_node=FailingNode)
-    with pytest.raises(UsageError, match="Unsupported layout: page_first"):
-        backend.register_mem_pool_host(Opaque())
-    with pytest.raises(UsageError, match="outside of the pool's kv_buffer"):
-        backend.register_mem_pool_host(Elsewhere())
-
-
-def test_registering_the_kv_pool_by_name_too_changes_nothing(open_backend: Open) -> None:
-    pool = HostPoolFake()
-    backend = open_backend(pool)
-    backend.register_mem_host_pool_v2(pool, "kv")
-    backend.on_host_pools_registered()
-    assert backend.batch_set_v1(PAGES, pool.indices(*range(8))) == [True] * 8
-
-
-def test_the_backend_is_one_of_sglangs_where_sglang_is_installed() -> None:
-    script = """
-import sys, types
-class HiCacheStorage: pass
-for name in ("sglang", "sglang.srt", "sglang.srt.mem_cache", "sglang.srt.mem_cache.hicache_storage"):
-    sys.modules[name] = types.ModuleType(name)
-sys.modules["sglang.srt.mem_cache.hicache_storage"].HiCacheStorage = HiCacheStorage
-from p2pkv.integrations.sglang_hicache import P2PKVHiCache
-assert issubclass(P2PKVHiCache, HiCacheStorage)
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

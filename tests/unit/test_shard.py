@@ -26,14 +26,14 @@ def put(
     entry["location"]["owner"] = owner
     entry["location"]["boot"] = boot
     entry["location"]["generation"] = gen
-    return shard.put(entry.tobytes())
+    return shard.put(entry.view(np.uint8).reshape(1, -1))
 
 
 def drop(shard: _native.Shard, *, owner: int = A, boot: int = BOOT, seq: int = 0, gen: int) -> None:
     entry = np.zeros(1, DROP_ENTRY)
     entry["key"] = key()
     entry["sequence"], entry["owner"], entry["boot"], entry["generation"] = seq, owner, boot, gen
-    shard.drop(entry.tobytes())
+    shard.drop(entry.view(np.uint8).reshape(1, -1))
 
 
 def generation(shard: _native.Shard, name: str = "page") -> int | None:
@@ -126,7 +126,7 @@ def test_it_agrees_with_a_dict_over_random_operations(shard: _native.Shard) -> N
             entry["key"] = key(name)
             entry["sequence"], entry["owner"], entry["boot"] = sequence, A, BOOT
             entry["generation"] = model.pop(name)[1]
-            shard.drop(entry.tobytes())
+            shard.drop(entry.view(np.uint8).reshape(1, -1))
     names = [f"page-{i}" for i in range(3000)]
     found, raw = shard.get(Namespace("test").hash(names))
     generations = raw.view(LOCATION)["generation"][:, 0]

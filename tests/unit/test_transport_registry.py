@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2pkv import transports
-from p2pkv.errors import ConfigError, TransportError
+from p2pkv.errors import ConfigError
 
 
 def test_auto_prefers_shm_to_tcp() -> None:
@@ -31,17 +31,8 @@ def test_everything_built_in_says_whether_it_can_run() -> None:
     assert set(transports.available()) >= {"shm", "tcp", "local"}
 
 
-def test_a_pair_gets_the_first_transport_whose_domains_are_equal() -> None:
+def test_transports_of_equal_domains_connect_a_pair_best_first() -> None:
     ours = {"shm": "host-1", "tcp": "tcp"}
-    assert transports.select(ours, {"shm": "host-1", "tcp": "tcp"}, ["shm", "tcp"]) == "shm"
-    assert transports.select(ours, {"shm": "host-2", "tcp": "tcp"}, ["shm", "tcp"]) == "tcp"
-    assert transports.select(ours, {"shm": "host-1", "tcp": "tcp"}, ["tcp", "shm"]) == "tcp"
-
-
-def test_a_pair_without_a_common_transport_is_told_why() -> None:
-    with pytest.raises(
-        TransportError, match=r"shm \(the peer is out of its reach\), tcp \(the peer does not"
-    ):
-        transports.select({"shm": "a", "tcp": "tcp"}, {"shm": "b"}, ["shm", "tcp"])
-    with pytest.raises(TransportError, match=r"tcp \(not started here\)"):
-        transports.select({}, {"tcp": "tcp"}, ["tcp"])
+    assert transports.connecting(ours, {"tcp": "tcp", "shm": "host-1"}) == ["shm", "tcp"]
+    assert transports.connecting(ours, {"shm": "host-2", "tcp": "tcp"}) == ["tcp"]
+    assert transports.connecting(ours, {"other": "tcp"}) == []

@@ -29,6 +29,11 @@ struct RingTable {
 // Used by one thread.
 class AskBatch {
  public:
+  // Rows of one ask: few enough that an owner answers the first while the next are still on their way, many
+  // enough that what a message costs by itself is little. Measured with 1,024 keys: 128, 256 and 512 differ
+  // by less than the noise, one message of all takes a fifth longer.
+  static constexpr size_t kMaxRows = 256;
+
   struct Ask {
     int32_t owner;
     std::vector<uint32_t> rows;
@@ -37,6 +42,8 @@ class AskBatch {
 
   // Rows with `is_done` set are left out; null: none is.
   AskBatch(const Key* keys, size_t n, const uint8_t* is_done, std::shared_ptr<const RingTable> ring);
+  // Each row is asked of one member, whether or not that owns its entry; -1: of nobody.
+  AskBatch(const int32_t* members, size_t n, std::shared_ptr<const RingTable> ring);
 
   const std::vector<Ask>& asks() const { return asks_; }
   // The records of an ask's rows, one after another.

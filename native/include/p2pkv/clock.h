@@ -32,4 +32,10 @@ class Deadline {
   Clock::time_point at_;
 };
 
+// Seconds of the steady clock, as the shard counts them.
+inline uint32_t steady_seconds() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::seconds>(now).count());
+}
+
 }  // namespace p2pkv

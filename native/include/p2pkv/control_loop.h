@@ -16,8 +16,9 @@
 #include <optional>
 #include <string>
 
+#include "p2pkv/acceptor.h"
+#include "p2pkv/directory_server.h"
 #include "p2pkv/shard.h"
-#include "p2pkv/transport.h"
 #include "p2pkv/wire.h"
 #include "p2pkv/zmq_socket.h"
 
@@ -32,6 +33,9 @@ struct ControlEvent {
 
 class ControlLoop {
  public:
+  // What CONNECT asks for to get a channel to the shard; no transport is called so.
+  static constexpr const char* kDirectory = "directory";
+
   struct Stats {
     uint64_t requests;
     uint64_t malformed;       // dropped or answered kMalformed
@@ -48,12 +52,18 @@ class ControlLoop {
 
   // Answers as this node, in this boot, from now on; before it, and after `withdraw`, nothing is answered.
   void announce(uint64_t node_key, uint64_t boot);
-  void withdraw() { boot_ = 0; }
+  void withdraw();
   // What probes and exchanges are answered with from now on.
   void set_view(std::string view, uint64_t digest);
-  // Handshakes for `name` are answered by `transport`, or queued for Python if that is null. `regions` goes
-  // to the reader with the transport's half.
-  void serve(const std::string& name, std::shared_ptr<Transport> transport, std::string regions);
+  // Handshakes for `name` are answered by `acceptor`, or queued for Python if that is null. `regions` goes to
+  // the reader with the acceptor's half.
+  void serve(const std::string& name, std::shared_ptr<Acceptor> acceptor, std::string regions);
+
+  // Handshakes for kDirectory are answered by `server`, which answers as this node does.
+  void serve_directory(std::shared_ptr<DirectoryServer> server);
+
+  // Hands promotions to `promoter` from now on; null: there is no disk tier.
+  void serve_promotions(std::shared_ptr<Promoter> promoter);
 
   // Binds one more address. 0 or an errno; blocks until the loop has done it.
   int bind(const std::string& address);
@@ -67,7 +77,7 @@ class ControlLoop {
 
  private:
   struct Served {
-    std::shared_ptr<Transport> transport;
+    std::shared_ptr<Acceptor> acceptor;
     std::string regions;
   };
   struct Queue {
@@ -87,12 +97,12 @@ class ControlLoop {
               std::string_view reason = {});
   void send(const std::string& peer, const wire::Header& header, std::string_view body);
   void probe(const std::string& peer, const wire::Header& header);
-  void get(const std::string& peer, const wire::Header& header, wire::Reader body);
-  void put(const std::string& peer, const wire::Header& header, wire::Reader body);
-  void drop(const std::string& peer, const wire::Header& header, wire::Reader body);
+  void answer_directory(const std::string& peer, const wire::Header& header, wire::Reader body);
+  void promote(const std::string& peer, const wire::Header& header, wire::Reader body);
   void connect(const std::string& peer, const wire::Header& header, wire::Reader body);
   void exchange(const std::string& peer, const wire::Header& header, wire::Reader body);
   void queue(ControlEvent event);
+  void send_from_anywhere(Frames frames);
 
   std::atomic<uint64_t> node_key_{0};
   std::atomic<uint64_t> boot_{0};  // 0: not announced
@@ -104,6 +114,8 @@ class ControlLoop {
   std::string view_;
   uint64_t digest_ = 0;
   std::map<std::string, Served> served_;
+  std::shared_ptr<DirectoryServer> directory_;
+  std::shared_ptr<Promoter> promoter_;
   std::map<wire::Kind, Queue> queues_;
   std::deque<Frames> outgoing_;
   std::deque<BindRequest*> binds_;
@@ -113,8 +125,5 @@ class ControlLoop {
 
   std::unique_ptr<ZmqServerThread> thread_;
 };
-
-// Seconds of the steady clock, as the shard counts them.
-uint32_t steady_seconds();
 
 }  // namespace p2pkv

@@ -20,7 +20,7 @@ namespace p2pkv {
 class FetchBatch {
  public:
   // Why a page was missed, as counted by `misses`.
-  enum Miss : size_t { kNotFound, kRejected, kPeerLost, kTimedOut, kChecksum, kMissKinds };
+  enum Miss : size_t { kNotFound, kRejected, kPeerLost, kTimedOut, kChecksum, kNotPromoted, kMissKinds };
 
   // The pages that one owner is read for. A plan is a leg: the pieces that lie in one registered memory.
   struct Owner {
@@ -54,11 +54,14 @@ class FetchBatch {
   // the view count for nothing.
   void locate(const int64_t* pages, const uint8_t* found, const Location* locations, size_t n, Shard* shard,
               LocationCache* cache);
+  // The located pages that lie on their owners' disks only, and not on this node's.
+  std::vector<int64_t> cold(uint64_t own_key) const;
+  const Location& location(int64_t page) const { return locations_[static_cast<size_t>(page)]; }
   // The first located page whose length differs from its memory's, or -1, and the length it has.
   int64_t find_other_length(uint64_t* length, uint64_t* expected) const;
 
   // Groups what is located by owner; the groups stay until the next call. Pages that lead to `own_key` are
-  // stale: the own pool did not have them.
+  // stale: the own pool did not have them. Those still cold are missed.
   const std::vector<Owner>& group_by_owner(uint64_t own_key);
   Plan plan(const Owner& owner, int32_t leg, const std::vector<int64_t>& bases) const;
   // Takes what became of the spans of a plan; returns the worst of it.

@@ -25,6 +25,7 @@ enum class PoolStatus : uint8_t {
   kNoRoom = 2,       // everything else is reserved or held
   kTooLarge = 3,     // larger than the pool's largest block
   kOtherLength = 4,  // the key is there with another length: somebody's namespace is wrong
+  kNotTried = 5,     // another page of the batch is there with another length, so nothing was stored
 };
 
 // What became of one page of a fetch.
@@ -79,7 +80,8 @@ class Pool {
 
   // Copies in what is not there yet, evicting what was used longest ago. When room runs out the front of the
   // batch is kept: pages at the front of a prefix matter most; for the same reason they become the last to be
-  // evicted. `locations` are of the pages that can be read now, stored or found; zeros for others.
+  // evicted. `locations` are of the pages that can be read now, stored or found; zeros for others. Stores
+  // nothing if a page of the batch is there with another length.
   void publish(const PageBatch& batch, PoolStatus* statuses, Location* locations);
   // Copies out. A page whose length differs from its pieces' sum is left alone.
   void fetch(const PageBatch& batch, FetchStatus* statuses);
@@ -128,7 +130,8 @@ class Pool {
   void copy_in(const PageBatch& batch, size_t i, Draft* draft);
 
   // All below with the lock.
-  void touch_existing(const PageBatch& batch);
+  bool touch_existing(const PageBatch& batch, const std::vector<Draft>& drafts, PoolStatus* statuses,
+                      Location* locations);
   PoolStatus reserve(const Key& key, Draft* draft, bool* is_full);
   PoolStatus commit(const Key& key, const Draft& draft, Location* location);
   uint32_t allocate(uint32_t order);

@@ -28,7 +28,8 @@ class Shard {
 
   explicit Shard(uint64_t max_entries);
 
-  // Sets `found[i]` to 1 and `locations[i]` when an owner in the view holds `keys[i]`, else `found[i]` to 0.
+  // Sets `found[i]` to 1 and `locations[i]` when an owner in the view holds `keys[i]`, in its pool if there
+  // is such a one; else `found[i]` to 0.
   void get(const Key* keys, size_t n, uint8_t* found, Location* locations);
 
   // Stores the entries whose sequence is newer than what their owner said before. Returns how many were

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "p2pkv/acceptor.h"
 #include "p2pkv/status.h"
 #include "p2pkv/words.h"
 
@@ -65,9 +66,8 @@ class Endpoint : public std::enable_shared_from_this<Endpoint> {
   virtual void close() = 0;
 };
 
-class Transport : public std::enable_shared_from_this<Transport> {
+class Transport : public Acceptor, public std::enable_shared_from_this<Transport> {
  public:
-  virtual ~Transport() = default;
   virtual std::string domain() const = 0;
   // Null, with the reason in `error`. `fd` is the memfd behind the memory, or -1.
   virtual std::shared_ptr<MemoryRegion> register_memory(uint8_t* base, uint64_t nbytes, int fd, bool readable,
@@ -75,9 +75,8 @@ class Transport : public std::enable_shared_from_this<Transport> {
   virtual std::shared_ptr<Endpoint> open() = 0;
   // The owner's half of a handshake in one call: opens an endpoint, binds it to the reader's half and returns
   // its own. The transport owns that endpoint until the peer is gone. The control loop calls this, so that a
-  // new reader is let in without the interpreter. Empty, with the reason in `error`, when the peer is
-  // refused.
-  virtual std::string accept(std::string_view remote, std::string* error) = 0;
+  // new reader is let in without the interpreter.
+  std::string accept(std::string_view remote, std::string* error) override = 0;
   virtual void close() = 0;
 };
 

@@ -28,6 +28,7 @@ enum class Kind : uint16_t {
   kDrop = 4,
   kConnect = 5,
   kExchange = 6,
+  kPromote = 7,
   kReply = 0x8000,  // set in the kind of every reply
 };
 
@@ -72,6 +73,15 @@ struct DropEntry {
   uint64_t generation;
 };
 static_assert(sizeof(DropEntry) == 48);
+
+// Asks the owner of a page that lies on its disk to bring it back into its pool. The times count from the
+// arrival of the request; those of its first entry hold for all.
+struct PromoteEntry {
+  Key key;
+  uint32_t answer_ms;  // by then it must be answered; 0: at once, with what is in the pool
+  uint32_t lease_ms;   // for so long what was promoted is to stay
+};
+static_assert(sizeof(PromoteEntry) == 24);
 
 inline Header make_reply(const Header& request, ReplyStatus status, uint64_t boot, uint32_t count) {
   return {kMagic,

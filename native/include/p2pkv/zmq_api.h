@@ -36,6 +36,13 @@ struct ZmqApi {
   // libsodium's BLAKE2b, bundled beside libzmq; null where libzmq was built without it.
   int (*generichash)(unsigned char* out, size_t out_size, const unsigned char* in, unsigned long long in_size,
                      const unsigned char* key, size_t key_size);
+  // Its ChaCha20-Poly1305 of RFC 8439, which may work in place; null likewise.
+  int (*aead_seal)(unsigned char* sealed, unsigned long long* sealed_size, const unsigned char* message,
+                   unsigned long long size, const unsigned char* also, unsigned long long also_size,
+                   const unsigned char* unused, const unsigned char* nonce, const unsigned char* key);
+  int (*aead_open)(unsigned char* message, unsigned long long* size, unsigned char* unused,
+                   const unsigned char* sealed, unsigned long long sealed_size, const unsigned char* also,
+                   unsigned long long also_size, const unsigned char* nonce, const unsigned char* key);
 
   // Finds the functions in the loaded library at `path`. False, with the reason in `error`.
   static bool load(const char* path, std::string* error);

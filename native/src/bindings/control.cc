@@ -12,6 +12,8 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "p2pkv/control_loop.h"
+#include "p2pkv/directory_server.h"
+#include "p2pkv/transport.h"
 #include "p2pkv/zap.h"
 
 namespace nb = nanobind;
@@ -106,6 +108,12 @@ void bind_loop(nb::module_& m) {
             self.native->serve(name, std::move(transport), string_of(regions));
           },
           "name"_a, "transport"_a.none(), "regions"_a)
+      .def(
+          "serve_directory",
+          [](BoundLoop& self, std::shared_ptr<DirectoryServer> server) {
+            self.native->serve_directory(std::move(server));
+          },
+          "server"_a)
       .def(
           "bind",
           [](BoundLoop& self, const std::string& address) {

@@ -1,8 +1,11 @@
 // Bindings of the directory: the shard, and what asking its owners takes per key.
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -10,7 +13,9 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "p2pkv/ask_batch.h"
-#include "p2pkv/control_loop.h"
+#include "p2pkv/clock.h"
+#include "p2pkv/directory_channel.h"
+#include "p2pkv/directory_server.h"
 #include "p2pkv/shard.h"
 
 namespace nb = nanobind;
@@ -18,6 +23,40 @@ using namespace nb::literals;
 
 namespace p2pkv {
 namespace {
+
+const Location* require_locations(const AnyArray& locations, const AnyArray& keys) {
+  return reinterpret_cast<const Location*>(
+      require<uint8_t>(locations, "locations", {static_cast<int64_t>(keys.shape(0)), sizeof(Location)}));
+}
+
+Array<uint8_t> make_put_entries(const AnyArray& keys, const AnyArray& locations, uint64_t sequence) {
+  const Key* rows = require_keys(keys);
+  const Location* where = require_locations(locations, keys);
+  const size_t n = keys.shape(0);
+  std::vector<wire::PutEntry> entries(n);
+  for (size_t i = 0; i < n; ++i) entries[i] = {rows[i], sequence, where[i]};
+  return give<uint8_t>(std::move(entries), {n, sizeof(wire::PutEntry)});
+}
+
+Array<uint8_t> make_drop_entries(const AnyArray& keys, const AnyArray& locations, uint64_t sequence) {
+  const Key* rows = require_keys(keys);
+  const Location* where = require_locations(locations, keys);
+  const size_t n = keys.shape(0);
+  std::vector<wire::DropEntry> entries(n);
+  for (size_t i = 0; i < n; ++i) {
+    entries[i] = {rows[i], sequence, where[i].owner, where[i].boot, where[i].generation};
+  }
+  return give<uint8_t>(std::move(entries), {n, sizeof(wire::DropEntry)});
+}
+
+// The records of a put or drop, one a row.
+template <typename Entry>
+std::vector<Entry> take_entries(const AnyArray& entries) {
+  const auto* bytes = require<uint8_t>(entries, "entries", {kAnySize, static_cast<int64_t>(sizeof(Entry))});
+  std::vector<Entry> copies(entries.shape(0));
+  if (!copies.empty()) std::memcpy(static_cast<void*>(copies.data()), bytes, copies.size() * sizeof(Entry));
+  return copies;
+}
 
 void bind_shard(nb::module_& m) {
   nb::class_<Shard>(m, "Shard")
@@ -39,22 +78,16 @@ void bind_shard(nb::module_& m) {
           "keys"_a)
       .def(
           "put",
-          [](Shard& self, const nb::bytes& entries) {
-            if (entries.size() % sizeof(wire::PutEntry) != 0)
-              throw nb::value_error("entries have a wrong length");
-            std::vector<wire::PutEntry> copies(entries.size() / sizeof(wire::PutEntry));
-            std::memcpy(static_cast<void*>(copies.data()), entries.c_str(), entries.size());
+          [](Shard& self, const AnyArray& entries) {
+            const auto copies = take_entries<wire::PutEntry>(entries);
             nb::gil_scoped_release release;
             return self.put(copies.data(), copies.size(), steady_seconds());
           },
           "entries"_a)
       .def(
           "drop",
-          [](Shard& self, const nb::bytes& entries) {
-            if (entries.size() % sizeof(wire::DropEntry) != 0)
-              throw nb::value_error("entries have a wrong length");
-            std::vector<wire::DropEntry> copies(entries.size() / sizeof(wire::DropEntry));
-            std::memcpy(static_cast<void*>(copies.data()), entries.c_str(), entries.size());
+          [](Shard& self, const AnyArray& entries) {
+            const auto copies = take_entries<wire::DropEntry>(entries);
             nb::gil_scoped_release release;
             self.drop(copies.data(), copies.size(), steady_seconds());
           },
@@ -107,6 +140,30 @@ void make_ring(RingTable* self, const AnyArray& points, const AnyArray& successo
                        own_index};
 }
 
+// Asks the owners of pages, of which `member_keys` has the node keys by their index in the ring's table.
+AskBatch* ask_page_owners(const AnyArray& locations, const AnyArray& member_keys,
+                          std::shared_ptr<RingTable> ring) {
+  const auto* where = reinterpret_cast<const Location*>(
+      require<uint8_t>(locations, "locations", {kAnySize, static_cast<int64_t>(sizeof(Location))}));
+  const auto* keys =
+      require<uint64_t>(member_keys, "member_keys", {static_cast<int64_t>(ring->is_healthy.size())});
+  const size_t n_members = ring->is_healthy.size();
+  std::vector<int32_t> members(locations.shape(0));
+  for (size_t i = 0; i < members.size(); ++i) {
+    const auto* found = std::find(keys, keys + n_members, where[i].owner);
+    members[i] = found == keys + n_members ? -1 : static_cast<int32_t>(found - keys);
+  }
+  return new AskBatch(members.data(), members.size(), std::move(ring));
+}
+
+Array<uint8_t> make_promote_entries(const AnyArray& keys, uint32_t answer_ms, uint32_t lease_ms) {
+  const Key* rows = require_keys(keys);
+  const size_t n = keys.shape(0);
+  std::vector<wire::PromoteEntry> entries(n);
+  for (size_t i = 0; i < n; ++i) entries[i] = {rows[i], answer_ms, lease_ms};
+  return give<uint8_t>(std::move(entries), {n, sizeof(wire::PromoteEntry)});
+}
+
 void make_ask(AskBatch* self, const AnyArray& keys, nb::object is_done, std::shared_ptr<RingTable> ring) {
   const Key* rows = require_keys(keys);
   const size_t n = keys.shape(0);
@@ -124,11 +181,11 @@ nb::bytes body_of(const AskBatch& self, size_t ask, const AnyArray& records) {
   return nb::bytes(body.data(), body.size());
 }
 
-// `found` and `locations` are written: they are the arrays that Shard.get returned.
-bool take_found(
-    AskBatch& self, size_t ask, const nb::bytes& reply,
-    nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> found,
-    nb::ndarray<uint8_t, nb::shape<-1, sizeof(Location)>, nb::c_contig, nb::device::cpu> locations) {
+// The arrays that Shard.get returned, to be written.
+using Found = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Locations = nb::ndarray<uint8_t, nb::shape<-1, sizeof(Location)>, nb::c_contig, nb::device::cpu>;
+
+bool take_found(AskBatch& self, size_t ask, const nb::bytes& reply, Found found, Locations locations) {
   if (found.shape(0) != self.answered().size() || locations.shape(0) != found.shape(0)) {
     throw nb::value_error("found, locations and keys differ in length");
   }
@@ -136,11 +193,58 @@ bool take_found(
                          reinterpret_cast<Location*>(locations.data()));
 }
 
+// `records` has a row for each key; `found` and `locations`, if given, are written.
+nb::object exchange_with_owners(AskBatch& self, uint16_t kind, const AnyArray& records,
+                                const std::vector<int32_t>& owners,
+                                const std::vector<std::shared_ptr<DirectoryChannel>>& channels,
+                                double timeout, double patience, std::optional<Found> found,
+                                std::optional<Locations> locations) {
+  const size_t n = self.answered().size();
+  const auto* bytes = require<uint8_t>(records, "records", {static_cast<int64_t>(n), kAnySize});
+  DirectoryQuestion question{static_cast<wire::Kind>(kind), bytes, records.shape(1)};
+  if (owners.size() != channels.size()) throw nb::value_error("owners and channels differ in length");
+  std::vector<DirectoryLine> lines;
+  for (size_t i = 0; i < owners.size(); ++i) lines.push_back({owners[i], channels[i]});
+  if (found && locations) {
+    if (found->shape(0) != n || locations->shape(0) != n) {
+      throw nb::value_error("found, locations and keys differ in length");
+    }
+    question.found = found->data();
+    question.locations = reinterpret_cast<Location*>(locations->data());
+  }
+  std::vector<uint8_t> is_usable;
+  {
+    nb::gil_scoped_release release;
+    is_usable = exchange(self, question, lines, Deadline::after(timeout), Deadline::after(patience));
+  }
+  nb::list out;
+  for (const uint8_t usable : is_usable) out.append(usable != 0);
+  return out;
+}
+
+// Puts the entries that belong to the asking member's own shard.
+void put_own(const AskBatch& self, Shard& shard, const AnyArray& entries) {
+  std::vector<wire::PutEntry> own = take_entries<wire::PutEntry>(entries);
+  if (own.size() != self.answered().size()) throw nb::value_error("entries and keys differ in length");
+  size_t n_own = 0;
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (self.answered()[i] != 0) own[n_own++] = own[i];
+  }
+  if (n_own == 0) return;
+  nb::gil_scoped_release release;
+  shard.put(own.data(), n_own, steady_seconds());
+}
+
 void bind_ask(nb::module_& m) {
+  m.def("promote_entries", &make_promote_entries, "keys"_a, "answer_ms"_a, "lease_ms"_a);
+  m.def("put_entries", &make_put_entries, "keys"_a, "locations"_a, "sequence"_a);
+  m.def("drop_entries", &make_drop_entries, "keys"_a, "locations"_a, "sequence"_a);
   nb::class_<RingTable>(m, "RingTable")
       .def("__init__", &make_ring, "points"_a, "successors"_a, "is_healthy"_a, "own_index"_a);
   nb::class_<AskBatch>(m, "AskBatch")
       .def("__init__", &make_ask, "keys"_a, "is_done"_a.none(), "ring"_a)
+      .def_static("of_page_owners", &ask_page_owners, "locations"_a, "member_keys"_a, "ring"_a,
+                  nb::rv_policy::take_ownership)
       .def("asks",
            [](const AskBatch& self) {
              nb::list out;
@@ -152,6 +256,9 @@ void bind_ask(nb::module_& m) {
       .def("acknowledge", &AskBatch::acknowledge, "ask"_a)
       .def("take_found", &take_found, "ask"_a, "reply"_a, "found"_a, "locations"_a)
       .def("refuse", &AskBatch::refuse, "ask"_a)
+      .def("put_own", &put_own, "shard"_a, "entries"_a)
+      .def("exchange", &exchange_with_owners, "kind"_a, "records"_a, "owners"_a, "channels"_a, "timeout"_a,
+           "patience"_a, "found"_a.none(), "locations"_a.none())
       .def("is_settled", &AskBatch::is_settled)
       .def("is_heard", &AskBatch::is_heard)
       .def("answered",
@@ -159,6 +266,15 @@ void bind_ask(nb::module_& m) {
              std::vector<uint8_t> answered = self.answered();
              const size_t n = answered.size();
              return give<uint8_t>(std::move(answered), {n});
+           })
+      .def("owners",
+           [](const AskBatch& self) {
+             std::vector<int32_t> owners;
+             for (const AskBatch::Ask& ask : self.asks()) {
+               if (std::find(owners.begin(), owners.end(), ask.owner) == owners.end())
+                 owners.push_back(ask.owner);
+             }
+             return owners;
            })
       .def("silent",
            [](const AskBatch& self) {
@@ -171,10 +287,55 @@ void bind_ask(nb::module_& m) {
       .def("passed_over", &AskBatch::passed_over);
 }
 
+void bind_channels(nb::module_& m) {
+  nb::class_<DirectoryServer>(m, "DirectoryServer")
+      .def("announce", &DirectoryServer::announce, "boot"_a)
+      .def("stats",
+           [](DirectoryServer& self) {
+             const auto stats = self.stats();
+             nb::dict out;
+             out["requests"] = stats.requests;
+             out["channels"] = stats.channels;
+             return out;
+           })
+      .def("close", &DirectoryServer::close, nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "directory_server",
+      [](const std::string& host, const std::string& advertise, std::shared_ptr<Shard> shard) {
+        std::string error;
+        auto server = DirectoryServer::start(host, advertise, std::move(shard), &error);
+        if (server == nullptr) throw std::runtime_error(error);
+        return server;
+      },
+      "host"_a, "advertise"_a, "shard"_a);
+  nb::class_<DirectoryChannel>(m, "DirectoryChannel")
+      .def_static("request",
+                  [] {
+                    const std::string half = DirectoryChannel::request();
+                    return nb::bytes(half.data(), half.size());
+                  })
+      .def_static(
+          "open",
+          [](const nb::bytes& door, uint64_t boot, double timeout) {
+            const std::string half(door.c_str(), door.size());
+            std::string error;
+            std::shared_ptr<DirectoryChannel> channel;
+            {
+              nb::gil_scoped_release release;
+              channel = DirectoryChannel::open(half, boot, timeout, &error);
+            }
+            if (channel == nullptr) throw std::runtime_error(error);
+            return channel;
+          },
+          "door"_a, "boot"_a, "timeout"_a)
+      .def("interrupt", &DirectoryChannel::interrupt);
+}
+
 }  // namespace
 
 void bind_directory(nb::module_& m) {
   bind_shard(m);
+  bind_channels(m);
   bind_ask(m);
 }
 

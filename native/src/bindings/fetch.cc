@@ -115,6 +115,20 @@ void locate_pages(FetchBatch& self, const AnyArray& pages, const AnyArray& found
   self.locate(rows, there, where, n, &shard, &cache);
 }
 
+nb::tuple cold(const FetchBatch& self, uint64_t own_key) {
+  std::vector<int64_t> pages = self.cold(own_key);
+  std::vector<Key> keys;
+  std::vector<Location> locations;
+  for (const int64_t page : pages) {
+    keys.push_back(self.key(page));
+    locations.push_back(self.location(page));
+  }
+  const size_t n = pages.size();
+  return nb::make_tuple(give<int64_t>(std::move(pages), {n}),
+                        give<uint8_t>(std::move(keys), {n, sizeof(Key)}),
+                        give<uint8_t>(std::move(locations), {n, sizeof(Location)}));
+}
+
 nb::object other_length(const FetchBatch& self) {
   uint64_t length = 0;
   uint64_t expected = 0;
@@ -183,6 +197,7 @@ void bind_batch(nb::module_& m) {
       .def("locate_cached", &FetchBatch::locate_cached, "cache"_a, "shard"_a)
       .def("unlocated", &unlocated)
       .def("locate", &locate_pages, "pages"_a, "found"_a, "locations"_a, "shard"_a, "cache"_a)
+      .def("cold", &cold, "own_key"_a)
       .def("find_other_length", &other_length)
       .def("group_by_owner", &group_by_owner, "own_key"_a)
       .def("forget_stale", &forget_stale, "cache"_a)
@@ -198,9 +213,17 @@ void bind_batch(nb::module_& m) {
       });
 }
 
+// Of each of `n` rows its one piece.
+Array<int64_t> row_pieces(int64_t address, int64_t stride, int64_t nbytes, size_t n) {
+  std::vector<Piece> pieces(n);
+  for (size_t i = 0; i < n; ++i) pieces[i] = {address + static_cast<int64_t>(i) * stride, nbytes};
+  return give<int64_t>(std::move(pieces), {n, 1, 2});
+}
+
 }  // namespace
 
 void bind_fetch(nb::module_& m) {
+  m.def("row_pieces", &row_pieces, "address"_a, "stride"_a, "nbytes"_a, "n"_a);
   m.def("hash_keys", &hash_key_texts, "prefix"_a, "keys"_a, "library_only"_a = false);
   m.def(
       "find_duplicate",

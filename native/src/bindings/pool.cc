@@ -57,7 +57,8 @@ Pool* create_pool(uint64_t nbytes, uint32_t granule, uint64_t owner, uint64_t bo
   return pool.release();
 }
 
-std::pair<Bytes, Bytes> publish(Pool& pool, const AnyArray& keys, const AnyArray& pieces) {
+// Beside statuses and locations: how many pages can be read now, and the bytes that were copied.
+std::tuple<Bytes, Bytes, size_t, uint64_t> publish(Pool& pool, const AnyArray& keys, const AnyArray& pieces) {
   const PageBatch batch = require_batch(&keys, pieces);
   std::vector<PoolStatus> statuses(batch.n_pages);
   std::vector<Location> locations(batch.n_pages);
@@ -65,7 +66,14 @@ std::pair<Bytes, Bytes> publish(Pool& pool, const AnyArray& keys, const AnyArray
     const nb::gil_scoped_release unlocked;
     pool.publish(batch, statuses.data(), locations.data());
   }
-  return {give<uint8_t>(std::move(statuses), {batch.n_pages}), give_locations(std::move(locations))};
+  size_t n_there = 0;
+  uint64_t stored_bytes = 0;
+  for (size_t i = 0; i < batch.n_pages; ++i) {
+    if (statuses[i] == PoolStatus::kStored || statuses[i] == PoolStatus::kExists) ++n_there;
+    if (statuses[i] == PoolStatus::kStored) stored_bytes += locations[i].length;
+  }
+  return {give<uint8_t>(std::move(statuses), {batch.n_pages}), give_locations(std::move(locations)), n_there,
+          stored_bytes};
 }
 
 Bytes fetch(Pool& pool, const AnyArray& keys, const AnyArray& pieces) {

@@ -8,18 +8,11 @@
 #include <string>
 
 #include "doorman.h"
+#include "listener.h"
 #include "registered.h"
 #include "tcp_frames.h"
 
 namespace p2pkv::tcp {
-
-// Where peers connect to, as it stands in EndpointBlob.
-struct Address {
-  uint8_t family = 4;  // 4 or 6
-  uint16_t port = 0;
-  uint32_t scope = 0;
-  uint8_t bytes[16] = {};
-};
 
 // At most kMaxConnections are served at a time; further ones are hung up on.
 class Server {
@@ -45,8 +38,6 @@ class Server {
   };
 
   explicit Server(std::shared_ptr<RegionTable> regions) : regions_(std::move(regions)) {}
-  bool listen_on(const std::string& host, uint16_t port, const std::string& advertise, UniqueFd* listener,
-                 std::string* error);
   void admit(UniqueFd fd, uint64_t grant);
   void serve(std::list<Connection>::iterator connection);
 

@@ -1,7 +1,5 @@
 #include "tcp_stream.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -15,23 +13,6 @@ namespace {
 
 constexpr size_t kMaxPieces = 256;  // of one recvmsg; the kernel takes up to 1024
 
-socklen_t to_sockaddr(const Address& address, sockaddr_storage* storage) {
-  *storage = {};
-  if (address.family == 6) {
-    auto* in6 = reinterpret_cast<sockaddr_in6*>(storage);
-    in6->sin6_family = AF_INET6;
-    in6->sin6_port = htons(address.port);
-    in6->sin6_scope_id = address.scope;
-    std::memcpy(&in6->sin6_addr, address.bytes, 16);
-    return sizeof *in6;
-  }
-  auto* in4 = reinterpret_cast<sockaddr_in*>(storage);
-  in4->sin_family = AF_INET;
-  in4->sin_port = htons(address.port);
-  std::memcpy(&in4->sin_addr, address.bytes, 4);
-  return sizeof *in4;
-}
-
 template <typename T>
 void append(std::vector<uint8_t>& to, const T& value) {
   const auto* bytes = reinterpret_cast<const uint8_t*>(&value);
@@ -41,13 +22,7 @@ void append(std::vector<uint8_t>& to, const T& value) {
 }  // namespace
 
 void Stream::connect(const Address& address, const Token& token) {
-  sockaddr_storage storage;
-  const socklen_t size = to_sockaddr(address, &storage);
-  socket_ = UniqueFd(socket(storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int on = 1;
-  setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  // In progress or refused: sending tells.
-  (void)::connect(socket_.get(), reinterpret_cast<sockaddr*>(&storage), size);
+  socket_ = start_connecting(address);
   append(outgoing_, Hello{kHelloMagic, kFrameVersion, 0, token});
   flush();
 }

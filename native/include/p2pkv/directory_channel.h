@@ -1,0 +1,67 @@
+// A connection to another node's shard, and asking several of them at once.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "p2pkv/ask_batch.h"
+#include "p2pkv/clock.h"
+#include "p2pkv/location.h"
+#include "p2pkv/wire.h"
+
+namespace p2pkv {
+
+class SealedStream;
+
+// Leased to one call at a time; `interrupt` may be called by any thread.
+class DirectoryChannel {
+ public:
+  // What to send the owner with CONNECT.
+  static std::string request();
+
+  // Connects to `door`, the owner's answer, and asks it for nothing, so that a channel that is there works.
+  // Blocks for `timeout` seconds at most. `boot`: the boot epoch that requests are meant for. Null, with the
+  // reason in `error`.
+  static std::shared_ptr<DirectoryChannel> open(std::string_view door, uint64_t boot, double timeout,
+                                                std::string* error);
+  DirectoryChannel(std::unique_ptr<SealedStream> stream, uint64_t boot);
+  ~DirectoryChannel();
+
+  // A call under way finds its owner gone, and so does every later one.
+  void interrupt();
+
+ private:
+  friend class DirectoryExchange;
+
+  const std::unique_ptr<SealedStream> stream_;
+  const uint64_t boot_;
+  const int pid_;
+  uint64_t last_id_ = 0;
+};
+
+// What is asked: `kind` and for each row of the batch a record.
+struct DirectoryQuestion {
+  wire::Kind kind;
+  const uint8_t* records;
+  size_t record_size;
+  // Where answers to GET go, a row each; null for the other kinds.
+  uint8_t* found = nullptr;
+  Location* locations = nullptr;
+};
+
+// The channel to an owner, by its index in the ring's table.
+struct DirectoryLine {
+  int32_t owner;
+  std::shared_ptr<DirectoryChannel> channel;
+};
+
+// Sends every ask of a batch over its owner's channel, one after another, and takes the answers as they come.
+// Returns when no row needs another answer, at `deadline`, or, if each row has been answered by someone, at
+// `patience`. Says of each line whether its channel can be used again.
+std::vector<uint8_t> exchange(AskBatch& batch, const DirectoryQuestion& question,
+                              const std::vector<DirectoryLine>& lines, Deadline deadline, Deadline patience);
+
+}  // namespace p2pkv

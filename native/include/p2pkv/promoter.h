@@ -1,0 +1,25 @@
+// Bringing pages of the disk tier back into the pool, as peers and the data path ask for it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "p2pkv/clock.h"
+#include "p2pkv/location.h"
+
+namespace p2pkv {
+
+class Promoter {
+ public:
+  // By key, in the order of the question: 1 for what can be read from the pool now, and where it lies.
+  using Done = std::function<void(std::vector<uint8_t> found, std::vector<Location> locations)>;
+
+  virtual ~Promoter() = default;
+  // Loads pages into the pool and keeps them there for `lease_seconds`. Never blocks. `done` is called
+  // exactly once, on any thread, with what is there: as soon as that is settled, and at `answer_by` at the
+  // latest. Loading goes on after that. An `answer_by` that has passed asks for nothing but to begin.
+  virtual void promote(std::vector<Key> keys, double lease_seconds, Deadline answer_by, Done done) = 0;
+};
+
+}  // namespace p2pkv

@@ -1,0 +1,26 @@
+// What a shard answers to GET, PUT and DROP, whichever way they come.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "p2pkv/promoter.h"
+#include "p2pkv/shard.h"
+#include "p2pkv/wire.h"
+
+namespace p2pkv {
+
+bool is_directory_request(wire::Kind kind);
+
+// The whole reply, header included, of the node that runs under `boot`. `body` is what follows the header.
+std::string answer_directory_request(Shard& shard, const wire::Header& header, wire::Reader body,
+                                     uint64_t boot);
+
+// The reply to a request for which that takes time: hands it to `promoter`, which may be null, and calls
+// `reply` with the whole message, perhaps later and on another thread.
+void answer_promotion(Promoter* promoter, const wire::Header& header, wire::Reader body, uint64_t boot,
+                      std::function<void(std::string)> reply);
+
+}  // namespace p2pkv

@@ -1,0 +1,87 @@
+"""Handshakes between nodes: each side's half of a connection travels over the authenticated control plane.
+
+The native control loop answers for transports of the native core and for the directory's channels; those of
+transports written in Python are answered by a thread here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from p2pkv import _native
+from p2pkv.control import ControlClient, Request
+from p2pkv.directory.view import Member
+from p2pkv.errors import ControlError, TransportError
+from p2pkv.transports.base import Transport
+from p2pkv.wire import Kind, ReplyStatus, pack_connect, pack_connected, unpack_connect, unpack_connected
+
+_log = logging.getLogger(__name__)
+
+_TAKE_S = 0.2
+"""How often the accepting thread looks whether it is to end."""
+
+
+class Handshakes:
+    """Both sides of them. Thread-safe."""
+
+    def __init__(self, client: ControlClient, loop: _native.ControlLoop) -> None:
+        self._client = client
+        self._loop = loop
+        self._transports: dict[str, Transport] = {}
+        self._regions: Mapping[str, bytes] = {}
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def connect(self, member: Member, name: str, half: bytes, deadline: float) -> tuple[bytes, bytes] | None:
+        """Hand our half of a connection over ``name`` to a peer.
+
+        Returns the peer's half and the description of its pool's region; None if there was no answer by
+        ``deadline``, or a refusal, which is logged. Raises :class:`~p2pkv.errors.TransportError` for an answer that
+        can't be used.
+        """
+        request = Request(member.address, Kind.CONNECT, pack_connect(name, half), boot=member.boot_epoch)
+        reply = self._client.ask(request, max(0.0, deadline - time.monotonic()))
+        if reply is None:
+            return None
+        if not reply.ok:
+            _log.warning(
+                "peer %s refused a connection over %s: %s", member.node_id, name, reply.body.decode()
+            )
+            return None
+        try:
+            return unpack_connected(reply.body)
+        except ControlError as error:
+            raise TransportError(f"peer {member.node_id}: {error}") from error
+
+    def serve(self, transports: Sequence[Transport], regions: Mapping[str, bytes]) -> None:
+        """Let peers in from now on; ``regions`` has the pool's description for each transport, by name."""
+        self._transports = {transport.name: transport for transport in transports}
+        self._regions = regions
+        for name, transport in self._transports.items():
+            self._loop.serve(name, transport.native, regions[name])
+        if any(transport.native is None for transport in transports):
+            self._thread = threading.Thread(target=self._accept, name="p2pkv-accept", daemon=True)
+            self._thread.start()
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            event = self._loop.take(Kind.CONNECT, _TAKE_S)
+            if event is None:
+                continue
+            route, body = event
+            name, half = unpack_connect(body)
+            try:
+                answer = pack_connected(self._transports[name].accept(half), self._regions[name])
+            except TransportError as error:
+                self._loop.reply(route, ReplyStatus.REFUSED, str(error).encode())
+            else:
+                self._loop.reply(route, ReplyStatus.OK, answer)
+
+    def close(self) -> None:
+        """Answer no more; waits for the thread. Idempotent."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()

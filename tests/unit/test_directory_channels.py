@@ -1,0 +1,110 @@
+"""Channels to other nodes' shards: used as soon as they are there, and nothing is lost where they are not."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import eventually
+from p2pkv import _native
+from p2pkv.directory.channels import DirectoryChannels
+from p2pkv.directory.view import Member, View
+from p2pkv.errors import TransportError
+from pair import Pair
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    pair = Pair(tmp_path)
+    yield pair
+    for node in pair.nodes:
+        node.close()
+
+
+def requests(pair: Pair) -> float:
+    return float(pair.owner.counters()["p2pkv_directory_requests_total"])
+
+
+def use_until_there_is_a_channel(pair: Pair) -> list[str]:
+    """Publish, and look up from the other node until that goes over a channel."""
+    published = pair.publish()
+
+    def asks_over_a_channel() -> bool:
+        before = requests(pair)
+        pair.reader.exists([f"nobody-has-{os.urandom(4).hex()}"])
+        return requests(pair) > before
+
+    eventually(asks_over_a_channel, 10.0)
+    return published
+
+
+def test_look_ups_go_over_a_channel_once_there_is_one(pair: Pair) -> None:
+    published = use_until_there_is_a_channel(pair)
+    before = pair.owner.counters()["p2pkv_control_requests_total"], requests(pair)
+    for _ in range(50):
+        keys = [f"missing-{os.urandom(4).hex()}", *published]
+        assert pair.reader.exists(keys).tolist() == [0] + [1] * len(published)
+    assert requests(pair) >= before[1] + 50
+    assert pair.owner.counters()["p2pkv_control_requests_total"] < before[0] + 50  # probes
+
+
+def test_where_no_channel_leads_the_control_socket_does(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    published = use_until_there_is_a_channel(pair)
+    pair.owner._directory_server.close()  # as a firewall would, that lets nothing but the control port through
+    for _ in range(20):
+        pair.reader.exists(["a key that no location cache has", *published])
+    assert pair.reader.exists(published).all()
+    assert pair.reader.fetch(published, pair.destination).all()
+    assert pair.owner.publish(pair.fresh_keys(), pair.source).all()
+    eventually(lambda: "no directory channel to owner" in caplog.text, 10.0)
+    assert caplog.text.count("no directory channel to owner") == 1
+
+
+class Owner:
+    """A shard with a door, and what a control plane would answer for it."""
+
+    def __init__(self) -> None:
+        self.server = _native.directory_server("127.0.0.1", "", _native.Shard(1024))
+        self.server.announce(7)
+        self.member = Member("owner", 7, "127.0.0.1:1")
+        self.asked = 0
+
+    def refuse(self, member: Member, name: str, half: bytes, deadline: float) -> tuple[bytes, bytes] | None:
+        self.asked += 1
+        raise TransportError("not today")
+
+
+def test_a_node_that_refuses_a_channel_is_left_alone_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    owner = Owner()
+    channels = DirectoryChannels(owner.refuse)
+    channels.set_view(View([owner.member]))
+    assert channels.lease([owner.member]) is None
+    eventually(lambda: "its shard is asked over the control socket: not today" in caplog.text, 5.0)
+    for _ in range(100):
+        assert channels.lease([owner.member]) is None
+    assert owner.asked == 1
+    channels.close()
+    owner.server.close()
+
+
+def test_closing_ends_a_wait_for_a_handshake_nobody_answers() -> None:
+    owner = Owner()
+    asked = threading.Event()
+    closing = threading.Event()
+
+    def answer_late(*_: object) -> None:
+        asked.set()
+        closing.wait(10.0)
+
+    channels = DirectoryChannels(answer_late)
+    channels.set_view(View([owner.member]))
+    assert channels.lease([owner.member]) is None
+    assert asked.wait(10.0)
+    closing.set()
+    channels.close()
+    assert channels.lease([owner.member]) is None
+    owner.server.close()
