@@ -81,7 +81,7 @@ struct Batch {
   size_t read(DiskStore& store, double timeout) {
     for (auto& page : memory) std::fill(page.begin(), page.end(), ~uint64_t{0});
     ReadStatus statuses[kBatch];
-    store.read(keys.data(), pages.data(), kBatch, Deadline::after(timeout), statuses);
+    store.read({kBatch, 1, keys.data(), pages.data()}, Deadline::after(timeout), statuses);
     size_t n_hits = 0;
     for (size_t i = 0; i < kBatch; ++i) {
       if (statuses[i] != ReadStatus::kHit) continue;

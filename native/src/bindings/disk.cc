@@ -10,6 +10,7 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "bound_store.h"
 #include "p2pkv/disk/faulty_files.h"
 #include "p2pkv/disk/store.h"
 #include "p2pkv/disk/waiting.h"
@@ -29,38 +30,6 @@ using disk::FaultyFiles;
 using disk::FileCall;
 using disk::ReadStatus;
 using Bytes = Array<uint8_t>;
-
-// Tickets whose memory is free again, until Python asks for them: native threads never call Python.
-class ReleasedTickets {
- public:
-  void push(const uint64_t* tickets, size_t n) {
-    {
-      const std::lock_guard lock(mutex_);
-      tickets_.insert(tickets_.end(), tickets, tickets + n);
-    }
-    filled_.notify_all();
-  }
-  std::vector<uint64_t> drain(size_t max, const Deadline& deadline) {
-    std::unique_lock lock(mutex_);
-    disk::wait_until(filled_, lock, deadline, [this] { return !tickets_.empty(); });
-    const auto end = tickets_.begin() + static_cast<std::ptrdiff_t>(std::min(max, tickets_.size()));
-    std::vector<uint64_t> drained(tickets_.begin(), end);
-    tickets_.erase(tickets_.begin(), end);
-    return drained;
-  }
-
- private:
-  std::mutex mutex_;  // guards `tickets_`
-  std::condition_variable filled_;
-  std::deque<uint64_t> tickets_;
-};
-
-// A store with what must outlive it.
-struct BoundStore {
-  std::shared_ptr<ReleasedTickets> released = std::make_shared<ReleasedTickets>();
-  std::shared_ptr<FaultyFiles> faults;
-  DiskStore::Owner store;
-};
 
 BoundStore* open(const std::string& path, const DiskIdentity& identity, DiskOptions& options,
                  const std::shared_ptr<FaultyFiles>& faults) {
@@ -118,11 +87,11 @@ Bytes read(BoundStore& bound, const AnyArray& keys, const AnyArray& pages, doubl
   const Deadline deadline = Deadline::after(timeout);
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
-  const Piece* destinations = require_pages(pages, n);
+  const disk::ReadBatch batch{n, 1, data, require_pages(pages, n)};
   std::vector<ReadStatus> statuses(n);
   {
     const nb::gil_scoped_release unlocked;
-    bound.store->read(data, destinations, n, deadline, statuses.data());
+    bound.store->read(batch, deadline, statuses.data());
   }
   return give<uint8_t>(std::move(statuses), {n});
 }
@@ -135,6 +104,18 @@ Bytes drain_dropped(BoundStore& bound, size_t limit, double timeout) {
   }
   const size_t n = keys.size();
   return give<uint8_t>(std::move(keys), {n, sizeof(Key)});
+}
+
+std::pair<Bytes, uint64_t> list(BoundStore& bound, uint64_t cursor, size_t limit) {
+  if (limit == 0) throw nb::value_error("limit must be positive");
+  std::vector<Key> keys;
+  uint64_t next;
+  {
+    const nb::gil_scoped_release unlocked;
+    next = bound.store->list(cursor, limit, &keys);
+  }
+  const size_t n = keys.size();
+  return {give<uint8_t>(std::move(keys), {n, sizeof(Key)}), next};
 }
 
 std::tuple<Bytes, Array<uint64_t>, Array<uint64_t>> drain_recovered(BoundStore& bound, size_t limit,
@@ -259,6 +240,7 @@ void bind_disk(nb::module_& m) {
            "tickets"_a.noconvert())
       .def("contains", contains, "keys"_a.noconvert())
       .def("read", read, "keys"_a.noconvert(), "pages"_a.noconvert(), "timeout"_a)
+      .def("list", list, "cursor"_a, "limit"_a)
       .def("drain_dropped", drain_dropped, "limit"_a, "timeout"_a)
       .def("drain_recovered", drain_recovered, "limit"_a, "timeout"_a)
       .def("drain_released", drain_released, "limit"_a, "timeout"_a)

@@ -5,10 +5,70 @@
 #include "p2pkv/disk/waiting.h"
 
 namespace p2pkv::disk {
+namespace {
+
+// More keys than a segment can hold: 512 MiB of records of 128 bytes. Leaves 40 bits for a unit's id.
+constexpr uint64_t kPositions = 1 << 24;
+
+}  // namespace
 
 void Catalog::contains(const Key* keys, size_t n, uint8_t* found) {
   const Lock lock(mutex_);
   for (size_t i = 0; i < n; ++i) found[i] = index_.contains(keys[i]);
+}
+
+void Catalog::look_up(const Key* keys, size_t n, uint8_t* found, CatalogEntry* entries) {
+  const Lock lock(mutex_);
+  for (size_t i = 0; i < n; ++i) {
+    const auto place = index_.find(keys[i]);
+    found[i] = place != index_.end();
+    entries[i] = {keys[i], found[i] != 0 ? place->second : Place{}};
+  }
+}
+
+// The cursor is a unit's id and a position in its list of keys, which only grows while it is not retired.
+uint64_t Catalog::list(uint64_t cursor, size_t max, std::vector<Key>* keys) {
+  const Lock lock(mutex_);
+  size_t at = cursor % kPositions;
+  auto next = by_id_.lower_bound(cursor / kPositions);
+  if (next == by_id_.end() || next->first != cursor / kPositions) at = 0;
+  for (size_t n = 0; next != by_id_.end(); ++next, at = 0) {
+    const Unit& unit = *next->second;
+    for (; at < unit.keys.size(); ++at) {
+      if (n == max) return next->first * kPositions + at;
+      const auto found = index_.find(unit.keys[at]);
+      if (found == index_.end() || found->second.unit != &unit) continue;
+      keys->push_back(unit.keys[at]);
+      ++n;
+    }
+  }
+  return 0;
+}
+
+void Catalog::forget_keys(const Key* keys, size_t n) {
+  std::vector<Key> gone;
+  {
+    const Lock lock(mutex_);
+    for (size_t i = 0; i < n; ++i) {
+      const auto found = index_.find(keys[i]);
+      if (found == index_.end()) continue;
+      Unit* unit = found->second.unit;
+      index_.erase(found);
+      gone.push_back(keys[i]);
+      if (!unit->is_open && unit->keys.size() == 1) retire_locked(unit, &gone);
+    }
+  }
+  dropped_.push(gone.data(), gone.size());
+}
+
+void Catalog::forget_all_keys() {
+  std::vector<Key> gone;
+  {
+    const Lock lock(mutex_);
+    for (const auto& [key, place] : index_) gone.push_back(key);
+    index_.clear();
+  }
+  dropped_.push(gone.data(), gone.size());
 }
 
 void Catalog::hold_pages(const Key* keys, size_t n, Place* places) {

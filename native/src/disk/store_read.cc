@@ -20,6 +20,13 @@ constexpr uint64_t kMaxBytes = 8 << 20;
 // In a row; then the disk is left alone until a probe works.
 constexpr uint32_t kTooManyErrors = 16;
 
+uint64_t length_of(const ReadBatch& batch, size_t page) {
+  uint64_t length = 0;
+  for (size_t k = page * batch.n_pieces; k < (page + 1) * batch.n_pieces; ++k)
+    length += static_cast<uint64_t>(batch.pieces[k].nbytes);
+  return length;
+}
+
 }  // namespace
 
 // Pages read together. Holds their units and buffers until the last read is done, whoever still waits.
@@ -82,8 +89,8 @@ void DiskStore::contains(const Key* keys, size_t n, uint8_t* found) {
   }
 }
 
-void DiskStore::read(const Key* keys, const Piece* destinations, size_t n, const Deadline& deadline,
-                     ReadStatus* statuses) {
+void DiskStore::read(const ReadBatch& batch, const Deadline& deadline, ReadStatus* statuses) {
+  const size_t n = batch.n_pages;
   std::fill(statuses, statuses + n, ReadStatus::kMiss);
   const Call call(this);
   if (call.is_open() && can_read()) {
@@ -92,14 +99,14 @@ void DiskStore::read(const Key* keys, const Piece* destinations, size_t n, const
     while (next < n || !jobs.empty()) {
       while (next < n && jobs.size() < kJobs) {
         // waits for buffers only while it has none itself: else two calls could wait for each other
-        auto job = prepare(keys, destinations, n, &next, jobs.empty() ? &deadline : nullptr, statuses);
+        auto job = prepare(batch, &next, jobs.empty() ? &deadline : nullptr, statuses);
         if (job == nullptr) break;
         io_->submit(job);
         jobs.push_back(std::move(job));
       }
       if (jobs.empty() && next < n && !deadline.passed()) continue;
       if (jobs.empty() || !jobs.front()->wait(deadline)) break;
-      land(*jobs.front(), keys, destinations, deadline, statuses);
+      land(*jobs.front(), batch, deadline, statuses);
       jobs.pop_front();
     }
     // what is under way stays with its jobs; nobody copies it
@@ -115,13 +122,12 @@ void DiskStore::read(const Key* keys, const Piece* destinations, size_t n, const
   counters_.missed_pages += counts[static_cast<size_t>(ReadStatus::kMiss)];
 }
 
-std::shared_ptr<DiskStore::ReadJob> DiskStore::prepare(const Key* keys, const Piece* destinations, size_t n,
-                                                       size_t* next, const Deadline* patience,
-                                                       ReadStatus* statuses) {
-  const size_t n_looked_up = std::min(kMaxPages, n - *next);
+std::shared_ptr<DiskStore::ReadJob> DiskStore::prepare(const ReadBatch& batch, size_t* next,
+                                                       const Deadline* patience, ReadStatus* statuses) {
+  const size_t n_looked_up = std::min(kMaxPages, batch.n_pages - *next);
   std::vector<Place> places(n_looked_up);
   auto job = std::make_shared<ReadJob>(&catalog_);
-  catalog_.hold_pages(keys + *next, n_looked_up, places.data());
+  catalog_.hold_pages(batch.keys + *next, n_looked_up, places.data());
   for (const Place& place : places) {
     if (place.unit != nullptr) job->hold(place.unit);
   }
@@ -132,12 +138,12 @@ std::shared_ptr<DiskStore::ReadJob> DiskStore::prepare(const Key* keys, const Pi
     const size_t index = *next + i;
     const Place& place = places[i];
     if (place.unit == nullptr) continue;
-    if (static_cast<int64_t>(place.length) != destinations[index].nbytes) {
+    if (place.length != length_of(batch, index)) {
       statuses[index] = ReadStatus::kOtherLength;
       continue;
     }
     IoOp op;
-    layout_->locate(keys[index], place, &op);
+    layout_->locate(batch.keys[index], place, &op);
     const uint64_t start = op.offset / kBlock * kBlock;
     const uint64_t wanted = round_up(op.offset + sizeof(RecordHeader) + place.length, kBlock) - start;
     if (wanted > read_arena_->nbytes()) continue;  // of a run with larger buffers
@@ -160,15 +166,14 @@ std::shared_ptr<DiskStore::ReadJob> DiskStore::prepare(const Key* keys, const Pi
   return job->ops.empty() ? nullptr : job;
 }
 
-void DiskStore::land(ReadJob& job, const Key* keys, const Piece* destinations, const Deadline& deadline,
-                     ReadStatus* statuses) {
+void DiskStore::land(ReadJob& job, const ReadBatch& batch, const Deadline& deadline, ReadStatus* statuses) {
   for (size_t i = 0; i < job.pages.size(); ++i) {
     const ReadJob::Page& page = job.pages[i];
     if (deadline.passed()) {
       statuses[page.index] = ReadStatus::kTimedOut;
       continue;
     }
-    const Key& key = keys[page.index];
+    const Key& key = batch.keys[page.index];
     if (const int64_t result = job.ops[i].result; result < 0) {
       note_failed_read(static_cast<int>(-result));
       // a file that is gone and a sector that can't be read stay so; anything else may pass
@@ -176,7 +181,7 @@ void DiskStore::land(ReadJob& job, const Key* keys, const Piece* destinations, c
       continue;
     }
     n_failed_reads_ = 0;
-    if (copy_out(job, i, key, destinations[page.index])) {
+    if (copy_out(job, i, batch)) {
       statuses[page.index] = ReadStatus::kHit;
       counters_.hit_bytes += page.place.length;
     } else {
@@ -190,23 +195,27 @@ void DiskStore::land(ReadJob& job, const Key* keys, const Piece* destinations, c
 }
 
 // Whether the record is this key's in every respect, the bytes that arrived at the destination included.
-bool DiskStore::copy_out(const ReadJob& job, size_t i, const Key& key, const Piece& destination) {
+bool DiskStore::copy_out(const ReadJob& job, size_t i, const ReadBatch& batch) {
   const ReadJob::Page& page = job.pages[i];
   const uint64_t wanted = page.skip + sizeof(RecordHeader) + page.place.length;
   if (static_cast<uint64_t>(job.ops[i].result) < wanted) return false;
-  const uint8_t* record = page.buffer.data() + page.skip;
+  const uint8_t* from = page.buffer.data() + page.skip;
   RecordHeader header;
-  std::memcpy(&header, record, sizeof header);
-  if (!options_.verify) {
-    std::memcpy(reinterpret_cast<void*>(destination.address), record + sizeof header, page.place.length);
-    return true;
+  std::memcpy(&header, from, sizeof header);
+  if (options_.verify) {
+    const Key& key = batch.keys[page.index];
+    if (!is_signed(header, kRecordMagic) || header.flags != 0 || !(header.key == key)) return false;
+    if (header.stamp != folder_->stamp() || header.length != page.place.length) return false;
+    if (header.checksum != page.place.checksum) return false;
   }
-  if (!is_signed(header, kRecordMagic) || header.flags != 0 || !(header.key == key)) return false;
-  if (header.stamp != folder_->stamp() || header.length != page.place.length) return false;
-  if (header.checksum != page.place.checksum) return false;
+  from += sizeof header;
   Checksum sum;
-  copy_and_checksum(reinterpret_cast<void*>(destination.address), record + sizeof header, header.length, sum);
-  return sum.finish() == header.checksum;
+  for (size_t k = page.index * batch.n_pieces; k < (page.index + 1) * batch.n_pieces; ++k) {
+    const Piece& piece = batch.pieces[k];
+    copy_and_checksum(reinterpret_cast<void*>(piece.address), from, static_cast<size_t>(piece.nbytes), sum);
+    from += piece.nbytes;
+  }
+  return !options_.verify || sum.finish() == header.checksum;
 }
 
 void DiskStore::note_failed_read(int error) {

@@ -34,7 +34,7 @@ void DiskStore::write(const WriteBatch& batch, uint8_t* accepted) {
         continue;
       }
       queue_.push_back({batch.keys[i], reinterpret_cast<const uint8_t*>(batch.pages[i].address),
-                        static_cast<uint32_t>(nbytes), batch.checksums[i], batch.tickets[i]});
+                        static_cast<uint32_t>(nbytes), batch.checksums[i], batch.tickets[i], false});
       queued_bytes_ += nbytes;
       ++n_accepted_;
     }
@@ -46,6 +46,7 @@ void DiskStore::write_all() {
   std::vector<Pending> batch;
   while (wait_for_work(&batch)) {
     look_after_folder();
+    clear_layout();
     if (const DiskHealth before = health(); before.is_suspended || before.is_unreadable) try_to_resume();
     if (health().is_suspended) {
       discard(batch);
@@ -70,7 +71,7 @@ bool DiskStore::wait_for_work(std::vector<Pending>* batch) {
   const bool needs_attention = health_.is_suspended || health_.is_unreadable;
   const Deadline& next = needs_attention && next_probe_.at() < next_look_.at() ? next_probe_ : next_look_;
   wait_until(wanted_, lock, next, [this] {
-    return is_stopping_ || (wants_flush_ && queue_.empty()) || (!queue_.empty() && may_place());
+    return is_stopping_ || wants_clear_ || (wants_flush_ && queue_.empty()) || (!queue_.empty() && may_place());
   });
   const bool may_take = is_stopping_ || health_.is_suspended || may_place();
   uint64_t nbytes = 0;
@@ -136,8 +137,8 @@ std::shared_ptr<Chunk> DiskStore::fill(const std::vector<Pending>& batch) {
     tickets.push_back(page.ticket);
     queued += page.length;
     Checksum sum;
-    if (known[i]) {
-      ++counters_.known_pages;
+    if (known[i] || page.is_void) {
+      counters_.known_pages += known[i];
       ++n_settled;
       continue;
     }
@@ -216,6 +217,28 @@ void DiskStore::flush_layout() {
     wants_flush_ = n_synced_ < n_accepted_;
   }
   finished_.notify_all();
+}
+
+void DiskStore::clear() {
+  catalog_.forget_all_keys();
+  {
+    const std::lock_guard lock(mutex_);
+    wants_clear_ = true;
+    // what was queued before is told apart from what comes after by having no key any more
+    for (Pending& pending : queue_) pending.is_void = true;
+  }
+  wanted_.notify_all();
+}
+
+void DiskStore::clear_layout() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!wants_clear_ || health_.is_suspended) return;
+    wants_clear_ = false;
+  }
+  finish_all();
+  if (const int sealed = layout_->seal(); sealed < 0) ++counters_.write_errors;
+  catalog_.retire_all();
 }
 
 void DiskStore::suspend(const char* what, int error) {

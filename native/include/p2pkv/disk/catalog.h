@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -61,6 +62,14 @@ class Catalog {
 
   // --- readers
   void contains(const Key* keys, size_t n, uint8_t* found);
+  // Only key, length and checksum of the entries may be used: nothing is held.
+  void look_up(const Key* keys, size_t n, uint8_t* found, CatalogEntry* entries);
+  // Appends at most `max` keys from `cursor` on (0: the beginning), oldest unit first; returns the next cursor,
+  // 0 at the end. What is there throughout is listed.
+  uint64_t list(uint64_t cursor, size_t max, std::vector<Key>* keys);
+  // Takes pages out, whatever they are.
+  void forget_keys(const Key* keys, size_t n);
+  void forget_all_keys();
   // Where the pages are (unit null: nowhere), each with a hold on its unit. Counts as a read of it.
   void hold_pages(const Key* keys, size_t n, Place* places);
   void release(Unit* unit);
@@ -110,7 +119,7 @@ class Catalog {
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable deletable_;
   std::unordered_map<Key, Place, KeyHash> index_;
-  std::unordered_map<uint64_t, Unit*> by_id_;
+  std::map<uint64_t, Unit*> by_id_;
   Units live_;     // the next to go first
   Units retired_;  // waiting for their holds, or for deletion
   std::vector<Unit*> due_;

@@ -36,6 +36,14 @@ struct WriteBatch {
   const uint64_t* tickets;  // handed to `release`
 };
 
+// Pages to be read, each of as many pieces; all borrowed for the call.
+struct ReadBatch {
+  size_t n_pages;
+  size_t n_pieces;
+  const Key* keys;
+  const Piece* pieces;
+};
+
 struct DiskHealth {
   bool is_suspended = false;  // writes are refused; the store tries by itself to come back
   bool is_unreadable = false;
@@ -65,9 +73,21 @@ class DiskStore {
   // which the bytes no longer have its checksum when its turn comes is not written.
   void write(const WriteBatch& batch, uint8_t* accepted);
   void contains(const Key* keys, size_t n, uint8_t* found);
+  // What the index knows, whether or not the disk can be read now; only `key`, and of the place `length` and
+  // `checksum`, say something. `found`: 1 where there is such a page.
+  void look_up(const Key* keys, size_t n, uint8_t* found, CatalogEntry* entries) {
+    catalog_.look_up(keys, n, found, entries);
+  }
+  // Appends keys from `cursor` on (0: the beginning), `max` at most; returns the next cursor, 0 at the end.
+  uint64_t list(uint64_t cursor, size_t max, std::vector<Key>* keys) {
+    return catalog_.list(cursor, max, keys);
+  }
+  // Takes pages out of the index; their bytes go with what lies beside them.
+  void forget(const Key* keys, size_t n) { catalog_.forget_keys(keys, n); }
+  // Takes out all pages, those queued included, and deletes their bytes soon.
+  void clear();
   // Only a hit says anything about the destination's bytes.
-  void read(const Key* keys, const Piece* destinations, size_t n, const Deadline& deadline,
-            ReadStatus* statuses);
+  void read(const ReadBatch& batch, const Deadline& deadline, ReadStatus* statuses);
 
   // Keys that are not here any more: evicted, or found bad.
   std::vector<Key> drain_dropped(size_t max, const Deadline& deadline) {
@@ -104,6 +124,7 @@ class DiskStore {
     uint32_t length;
     uint64_t checksum;
     uint64_t ticket;
+    bool is_void;  // not to be written any more
   };
   class ReadJob;
   class Call;
@@ -130,6 +151,7 @@ class DiskStore {
   void finish_all();
   void settle(size_t n_pages, uint64_t nbytes);
   void flush_layout();
+  void clear_layout();
   void suspend(const char* what, int error);
   void try_to_resume();
   void look_after_folder();
@@ -138,11 +160,10 @@ class DiskStore {
 
   // store_read.cc
   bool can_read();
-  std::shared_ptr<ReadJob> prepare(const Key* keys, const Piece* destinations, size_t n, size_t* next,
-                                   const Deadline* patience, ReadStatus* statuses);
-  void land(ReadJob& job, const Key* keys, const Piece* destinations, const Deadline& deadline,
-            ReadStatus* statuses);
-  bool copy_out(const ReadJob& job, size_t i, const Key& key, const Piece& destination);
+  std::shared_ptr<ReadJob> prepare(const ReadBatch& batch, size_t* next, const Deadline* patience,
+                                   ReadStatus* statuses);
+  void land(ReadJob& job, const ReadBatch& batch, const Deadline& deadline, ReadStatus* statuses);
+  bool copy_out(const ReadJob& job, size_t i, const ReadBatch& batch);
   void note_failed_read(int error);
 
   const DiskOptions options_;
@@ -170,6 +191,7 @@ class DiskStore {
   uint64_t n_settled_ = 0;
   uint64_t n_synced_ = 0;  // settled when the layout was last synced
   bool wants_flush_ = false;
+  bool wants_clear_ = false;
   bool is_closed_ = false;
   bool is_gone_ = false;  // closed, and everything let go
   size_t n_calls_ = 0;
