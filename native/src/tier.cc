@@ -5,7 +5,6 @@
 
 #include "p2pkv/disk/waiting.h"
 #include "promotions.h"
-#include "use_sketch.h"
 
 namespace p2pkv {
 namespace {
@@ -61,7 +60,7 @@ void Tier::close() {
 
 // --- to the disk
 
-void Tier::note_used(const Key* keys, size_t n) {
+void Tier::note_published(const Key* keys, size_t n) {
   std::vector<Key> admitted;
   if (uses_) {
     for (size_t i = 0; i < n; ++i) {

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
+from p2pkv.config import DISK_FSYNC, DISK_LAYOUTS
 from p2pkv.errors import ConfigError
 from p2pkv.page import Keys
 
@@ -30,12 +31,14 @@ Pages = NDArray[np.int64]
 Flags = NDArray[np.uint8]
 """``(n,)``: 1 where it is so, else 0."""
 
-LAYOUTS = ("bucket", "file", "offset")
-"""How pages lie on disk; ``docs/disk.md`` says which is good for what."""
-FSYNC = ("never", "seal", "batch")
-"""What is forced to the device, and when."""
+LAYOUTS = DISK_LAYOUTS
+FSYNC = DISK_FSYNC
 EVICTION = ("oldest", "least_recently_read")
 """What goes first when room is needed."""
+
+
+class UnusableDiskError(ConfigError):
+    """The folder can't be used now, but nothing says that it is not this node's: a full or broken disk."""
 
 
 class ReadStatus(IntEnum):
@@ -99,6 +102,8 @@ class DiskStore:
     ) -> None:
         """Open it, or make it. ``ConfigError`` says why not: in use, another node's, another version.
 
+        :class:`UnusableDiskError` if it is the disk that is in the way.
+
         What an earlier run left is found in the background (:meth:`drain_recovered`, :attr:`is_recovered`).
         ``faults`` breaks the file system on purpose, ``store_id`` makes its bytes reproducible, and without
         ``verify`` reads believe everything: for tests.
@@ -124,8 +129,15 @@ class DiskStore:
                 faults=faults,
             )
         except ValueError as error:
-            raise ConfigError(f"cannot open the disk tier: {error}") from error
+            # the core says "cannot" of what the system refused, and what is wrong of anything else
+            kind = UnusableDiskError if str(error).startswith(("cannot ", "no memory")) else ConfigError
+            raise kind(f"cannot open the disk tier: {error}") from error
         self._trouble = ""
+
+    @property
+    def native(self) -> _native.DiskStore:
+        """The native store, for the tier."""
+        return self._native
 
     @property
     def io(self) -> str:
@@ -166,6 +178,10 @@ class DiskStore:
         When it has returned nothing writes to the memory any more, however slow the disk is.
         """
         return self._native.read(keys, pages, timeout)
+
+    def list(self, cursor: int, limit: int) -> tuple[Keys, int]:
+        """List at most ``limit`` keys from ``cursor`` on (0: all), and the next cursor (0: that was all)."""
+        return self._native.list(cursor, limit)
 
     def drain_dropped(self, limit: int, timeout: float) -> Keys:
         """Take keys of pages that are not here any more; waits at most ``timeout`` seconds for one."""

@@ -17,13 +17,13 @@
 #include "p2pkv/pool.h"
 #include "p2pkv/promoter.h"
 #include "p2pkv/thread.h"
+#include "p2pkv/use_sketch.h"
 
 namespace p2pkv {
 
 class Promotions;
-class UseSketch;
 
-// When a page is written. Mirrors DISK_WRITE in p2pkv/disk/settings.py.
+// When a page is written. Mirrors DISK_WRITE in p2pkv/config.py.
 enum class WritePolicy : uint8_t { kWriteThrough = 0, kOnEvict = 1 };
 // Which pages are. Mirrors DISK_ADMISSION.
 enum class Admission : uint8_t { kAll = 0, kSecondUse = 1 };
@@ -59,8 +59,12 @@ class Tier : public Promoter {
   // Begins to use a store, once. Its `release` must unpin the pool's tickets.
   void attach(std::shared_ptr<disk::DiskStore> store);
 
-  // Pages that were just published or used: to be written, as far as the policies say so. Never waits.
-  void note_used(const Key* keys, size_t n);
+  // Pages that were just published: to be written, as far as the policies say so. Never waits.
+  void note_published(const Key* keys, size_t n);
+  // Pages that were just asked for here: where a second use is what admits them, this may be it.
+  void note_fetched(const Key* keys, size_t n) {
+    if (uses_) note_published(keys, n);
+  }
   // Where pages are now: in the pool, else on disk (then the location is not resident).
   void locate(const Key* keys, size_t n, uint8_t* found, Location* locations);
   // Which pages could be read from disk now.

@@ -109,7 +109,8 @@ void bind_tier(nb::module_& m) {
       .def(nb::new_(&start), "pool"_a, nb::kw_only(), "owner"_a, "boot"_a, "write"_a, "admission"_a,
            "queue_size"_a, "warm_rate"_a)
       .def("attach", attach, "pool"_a, "store"_a)
-      .def("note_used", tell<&Tier::note_used>, "keys"_a.noconvert())
+      .def("note_published", tell<&Tier::note_published>, "keys"_a.noconvert())
+      .def("note_fetched", tell<&Tier::note_fetched>, "keys"_a.noconvert())
       .def("locate", locate, "keys"_a.noconvert())
       .def("contains", contains, "keys"_a.noconvert())
       .def("warm", warm, "keys"_a.noconvert())
