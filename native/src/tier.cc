@@ -139,7 +139,7 @@ size_t Tier::write_pinned(DiskStore& disk, const std::vector<Key>& keys, uint64_
 
 // Offers what is evicted next, so that it is on disk by the time it must go. Eviction itself never waits.
 void Tier::spill_all() {
-  const uint64_t ahead = std::min(options_.queue_size, pool_->data_nbytes() / 8);
+  const uint64_t ahead = std::min(options_.queue_size, pool_->data_nbytes() / 4);
   bool is_behind = false;
   while (true) {
     {
