@@ -1,7 +1,8 @@
 """The data path: publish pages, see where they are, fetch them.
 
-A fetch, from top to bottom: pages of this node's own pool are copied, those on its disk read; for the others the location is looked up, in the
-location cache and then in the directory; the pages are read from their owners' pools, all owners at once; every read
+A fetch, from top to bottom: pages of this node's own pool are copied, those on its disk read; for the others the
+location is looked up, in the location cache and then in the directory; owners bring back into their pools what lies on
+their disks; the pages are read from their owners' pools, all owners at once; every read
 is validated by the page's generation word, and what fails that is looked up once more. What is not proven right by the
 deadline is a miss. Nothing here is done per page: batches go to native code and come back as arrays.
 """

@@ -75,7 +75,7 @@ class Config:
     disk_path: str | None = None
     """Folder of the disk tier, one a node; without one a folder of this user's, named after node and namespace."""
     disk_size: int | str = 0
-    """Bytes of that folder, never exceeded; 0: no disk tier. Needs a ``node_id``, by which the folder is found again."""
+    """Bytes of that folder, never exceeded; 0: no disk tier. Needs a ``node_id``: by it the folder is found again."""
     disk_layout: str = "bucket"
     """How pages lie on disk: ``bucket``, ``file`` or ``offset``."""
     disk_fsync: str = "seal"

@@ -124,7 +124,7 @@ class DiskTier:
             except UnusableDiskError:
                 self._n_failed_opens += 1
                 pause = min(2 * pause, _LONGEST_RETRY_S)
-            except Exception:
+            except Exception:  # noqa: BLE001  # the top of a thread's loop
                 _log.exception("node %s stays without its disk", self._config.node_id)
                 return
             else:

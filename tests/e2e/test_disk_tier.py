@@ -1,5 +1,6 @@
-"""The disk tier from end to end: what the pool evicted is fetched by its owner and by a peer, before and after a
-restart, and whatever the disk does nobody waits for it."""
+"""The disk tier from end to end: what the pool evicted is fetched by its owner and by a peer, before and after
+a restart, and whatever the disk does nobody waits for it.
+"""
 
 from __future__ import annotations
 
