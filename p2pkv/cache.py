@@ -167,9 +167,7 @@ class PageCache:
                 self._metrics.count(self._metrics.missed_pages, reason, n_pages)
         return outcomes
 
-    def _read_own_disk(
-        self, tier: DiskTier, batch: _native.FetchBatch, call: _Call, deadline: float
-    ) -> None:
+    def _read_own_disk(self, tier: DiskTier, batch: _native.FetchBatch, call: _Call, deadline: float) -> None:
         left = deadline - time.monotonic()
         n_pages, nbytes = batch.take_from_disk(tier.native, left * _DISK_SHARE)
         self._count_fetched("disk", n_pages, nbytes)

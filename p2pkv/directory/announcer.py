@@ -1,7 +1,8 @@
 """Keeps the directory true to this node's pool and disk.
 
 Two threads: one takes back the entries of evicted pages, or says that they lie on disk now; one puts entries again that
-the cluster has lost or never got: after a change of the ring those that moved, after an owner missed some those it owns, spread over time.
+the cluster has lost or never got: after a change of the ring those that moved, after an owner missed some those it
+owns, spread over time.
 """
 
 from __future__ import annotations

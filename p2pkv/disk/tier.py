@@ -239,7 +239,9 @@ class DiskTier:
         with self._opening:
             store = self._store
         if store is not None and not store.close(_CLOSE_S):
-            _log.warning("node %s: the disk hangs; its folder %s stays locked", self._config.node_id, self.path)
+            _log.warning(
+                "node %s: the disk hangs; its folder %s stays locked", self._config.node_id, self.path
+            )
 
 
 def _make_private(folder: Path) -> None:

@@ -1,6 +1,4 @@
-"""The disk tier from end to end: what the pool evicted is fetched by its owner and by a peer, before and after
-a restart, and whatever the disk does nobody waits for it.
-"""
+"""The disk tier from end to end: what the pool evicted is fetched, by its owner and by a peer, after a restart too."""
 
 from __future__ import annotations
 

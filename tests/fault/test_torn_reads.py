@@ -27,6 +27,7 @@ def hunt(
     hits: int,
     seconds: float,
     sabotage: str = "",
+    disk: Path | None = None,
 ) -> tuple[int, int]:
     """Return the hits of all readers, and how many of them had a wrong byte."""
     seed = random.randrange(2**32)
@@ -36,7 +37,8 @@ def hunt(
     options = {"transports": [transport], "sabotage": sabotage}
     # Room for about eight batches, where readers look back up to eleven: many pages go while they wait.
     pool_size = 8 * 8 * sum(sizes) // len(sizes)
-    producer = cluster.start("producer", pool_size=max(pool_size, 256 << 10), **options)
+    below = {"disk_path": str(disk), "disk_size": "256MiB"} if disk is not None else {}
+    producer = cluster.start("producer", pool_size=max(pool_size, 256 << 10), **options, **below)
     readers = [cluster.start(f"reader-{i}", **options) for i in range(2)]
     cluster.meet(producer, *readers)
     producer.send("churn", progress=str(progress), sizes=sizes, seed=seed, seconds=seconds)
@@ -62,6 +64,19 @@ def test_no_hit_is_ever_wrong(cluster: Cluster, tmp_path: Path, transport: str, 
     n_hits, n_wrong = hunt(cluster, tmp_path, transport, sizes, hits=17_000, seconds=100.0)
     assert n_wrong == 0
     assert n_hits >= 17_000, "too few hits to prove anything"
+
+
+@pytest.mark.parametrize("sizes", [ONE_GRANULE, MIXED], ids=["one-granule", "mixed"])
+def test_no_hit_is_wrong_while_pages_go_to_disk_and_back(
+    cluster: Cluster, tmp_path: Path, sizes: list[int]
+) -> None:
+    n_hits, n_wrong = hunt(
+        cluster, tmp_path, "shm", sizes, hits=10_000, seconds=100.0, disk=tmp_path / "disk"
+    )
+    assert n_wrong == 0
+    assert n_hits >= 10_000, "too few hits to prove anything"
+    counters = cluster.nodes[0].call("counters")
+    assert counters["p2pkv_promoted_pages_total"] > 100, "too few promotions to prove anything"
 
 
 @pytest.mark.slow
