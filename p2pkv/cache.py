@@ -1,7 +1,8 @@
 """The data path: publish pages, see where they are, fetch them.
 
-A fetch, from top to bottom: pages of this node's own pool are copied; for the others the location is looked up, in the
-location cache and then in the directory; the pages are read from their owners' pools, all owners at once; every read
+A fetch, from top to bottom: pages of this node's own pool are copied, those on its disk read; for the others the
+location is looked up, in the location cache and then in the directory; owners bring back into their pools what lies on
+their disks; the pages are read from their owners' pools, all owners at once; every read
 is validated by the page's generation word, and what fails that is looked up once more. What is not proven right by the
 deadline is a miss. Nothing here is done per page: batches go to native code and come back as arrays.
 """
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 from p2pkv import _native
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.view import View
+from p2pkv.directory.warmer import Warmer
+from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import NotRegisteredError, P2PKVError, UsageError
 from p2pkv.metrics import Metrics
 from p2pkv.page import Keys, Namespace, Outcomes, Pieces, as_locations, row_pieces
@@ -30,6 +33,8 @@ _ROUNDS = 2
 """A page whose location turns out stale is looked up once more; twice stale is being evicted right now: a miss."""
 _PROMOTE_SHARE = 0.75
 """Of the time left, for an owner's disk; the rest is for reading what it brought."""
+_DISK_SHARE = 0.5
+"""Of the time left, for this node's own disk; the rest is for the peers, who may have what it doesn't bring."""
 _DROP_S = 0.02
 """For taking a stale entry back before the second look-up."""
 _MISS_REASONS = ("not_found", "rejected", "peer_lost", "timed_out", "checksum", "not_promoted")
@@ -74,6 +79,7 @@ class PageCache:
         own_key: int,
         check_sums: bool,
         metrics: Metrics,
+        tier: DiskTier | None = None,
     ) -> None:
         self._namespace = namespace
         self._pool = pool
@@ -83,6 +89,8 @@ class PageCache:
         self._view = view
         self._own_key = own_key
         self._check_sums = check_sums
+        self._tier = tier
+        self._warmer = Warmer(directory, own_key)
         self._metrics = metrics
         # Bounded in time, so that a page that moved is found again; stale entries cost a second look-up, no more.
         self.locations = _native.LocationCache(65536, 10.0)
@@ -92,6 +100,8 @@ class PageCache:
         call = self._check(keys, pages, writable=False)
         self._check_room(call)
         statuses, locations, n_readable, nbytes = self._pool.publish(call.ids, call.pieces)
+        if self._tier is not None:
+            self._tier.note_published(call.ids)
         if n_readable == len(statuses):
             outcomes = self._directory.put(call.ids, locations, deadline)
         else:
@@ -100,6 +110,8 @@ class PageCache:
             there = np.flatnonzero(statuses <= PoolStatus.EXISTS)
             if n_readable:
                 outcomes[there] = self._directory.put(call.ids[there], locations[there], deadline)
+        if self._tier is not None:
+            self._recheck_evicted(self._tier, call.ids)
         n_published = int(np.count_nonzero(outcomes))
         self._metrics.count(self._metrics.unpublished_pages, "no_room", len(statuses) - n_readable)
         self._metrics.count(self._metrics.unpublished_pages, "no_directory", n_readable - n_published)
@@ -107,19 +119,28 @@ class PageCache:
         self._metrics.published_bytes.inc(nbytes)
         return outcomes
 
+    def _recheck_evicted(self, tier: DiskTier, ids: Keys) -> None:
+        """Have the directory told again of pages that were evicted while it was told that they are in the pool."""
+        found, _ = self._pool.lookup(ids)
+        if not found.all():
+            tier.recheck(ids[found == 0])
+
     def exists(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
         """Say which pages some live node has; their locations are remembered for the fetch that follows."""
         ids = self._hash(keys)
         outcomes, _ = self._pool.lookup(ids)
         rows = np.flatnonzero(outcomes == 0)
+        if len(rows) and self._tier is not None:
+            outcomes[rows] = self._tier.contains(ids[rows])
+            rows = np.flatnonzero(outcomes == 0)
         if len(rows):
             asked = ids if len(rows) == len(ids) else ids[rows]
             found, raw = self._directory.get(asked, deadline)
-            if found.all():  # as before a fetch; picking rows out costs more than remembering them
-                self.locations.put(asked, raw)
-            else:
+            if not found.all():  # rarely so before a fetch; picking rows out costs more than remembering them
                 there = found.view(bool)
-                self.locations.put(asked[there], raw[there])
+                asked, raw = asked[there], raw[there]
+            self.locations.put(asked, raw)
+            self._warmer.warm(asked, raw)
             outcomes[rows] = found
         return outcomes
 
@@ -131,6 +152,8 @@ class PageCache:
         if not lengths_agree:
             self._check_published_lengths(call)
         self._count_fetched("own_pool", n_own, own_bytes)
+        if self._tier is not None:
+            self._read_own_disk(self._tier, batch, call, deadline)
         for attempt in range(_ROUNDS):
             self._locate(batch, deadline, use_cache=attempt == 0)
             self._promote(batch, deadline)
@@ -143,6 +166,12 @@ class PageCache:
             for reason, n_pages in zip(_MISS_REASONS, batch.misses(), strict=True):
                 self._metrics.count(self._metrics.missed_pages, reason, n_pages)
         return outcomes
+
+    def _read_own_disk(self, tier: DiskTier, batch: _native.FetchBatch, call: _Call, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        n_pages, nbytes = batch.take_from_disk(tier.native, left * _DISK_SHARE)
+        self._count_fetched("disk", n_pages, nbytes)
+        tier.note_fetched(call.ids)
 
     def _locate(self, batch: _native.FetchBatch, deadline: float, *, use_cache: bool) -> None:
         """Find out where the pages lie that are not there yet. Raises UsageError if one has another length."""
@@ -230,11 +259,27 @@ class PageCache:
     def retract(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
         """Take back pages that this node published; ``HIT`` for those it had."""
         ids = self._hash(keys)
+        on_disk = np.zeros(len(ids), np.uint8)
+        if self._tier is not None:
+            # before the pool: its eviction would be announced as a page on disk
+            on_disk, cold = self._tier.forget(ids)
+            if on_disk.any():
+                self._directory.drop(ids[on_disk == 1], cold[on_disk == 1], deadline, by_owner=True)
         found, locations = self._pool.retract(ids)
         mask = found.astype(bool)
         if mask.any():
             self._directory.drop(ids[mask], locations[mask], deadline, by_owner=True)
-        return found
+        return found | on_disk
+
+    def clear(self) -> int:
+        """Take back all pages that this node published; return the number of those in its pool."""
+        if self._tier is not None:
+            self._tier.clear()
+        return self._pool.purge()
+
+    def close(self) -> None:
+        """Stop warming. Idempotent."""
+        self._warmer.close()
 
     def _hash(self, keys: Sequence[str | bytes]) -> Keys:
         ids = self._namespace.hash(keys)

@@ -24,14 +24,26 @@ for _power, _letter in enumerate("kmgt", start=1):
     _SIZE_UNITS[_letter + "ib"] = 1024**_power
     _SIZE_UNITS[_letter + "b"] = 1000**_power
 
+DISK_LAYOUTS = ("bucket", "file", "offset")
+"""How pages lie on disk; ``docs/disk.md`` says which is good for what."""
+DISK_FSYNC = ("never", "seal", "batch")
+"""What is forced to the device, and when."""
+DISK_WRITE = ("write_through", "on_evict")
+"""When a page goes to the disk."""
+DISK_ADMISSION = ("all", "second_use")
+"""Which pages do."""
 MAX_NODE_ID = 128
 MIN_POOL_SIZE = 64 * 1024
 MAX_REPLICAS = 8
 
 
+class _DrawnId(str):
+    """A node id that nobody chose: another one at each start."""
+
+
 def _default_node_id() -> str:
     # Random, because two containers of one host may share both host name and process id.
-    return f"{socket.gethostname()[:96]}-{secrets.token_hex(3)}"
+    return _DrawnId(f"{socket.gethostname()[:96]}-{secrets.token_hex(3)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +75,17 @@ class Config:
     verify: str = "generation"
     """``generation``: reads are proven by the page's generation word; ``checksum``: by its checksum as well."""
     disk_path: str | None = None
-    """Reserved for the disk tier, which this version does not have."""
-    disk_size: int | str | None = None
-    """Reserved for the disk tier."""
-    disk_layout: str | None = None
-    """Reserved for the disk tier."""
+    """Folder of the disk tier, one a node; without one a folder of this user's, named after node and namespace."""
+    disk_size: int | str = 0
+    """Bytes of that folder, never exceeded; 0: no disk tier. Needs a ``node_id``: by it the folder is found again."""
+    disk_layout: str = "bucket"
+    """How pages lie on disk: ``bucket``, ``file`` or ``offset``."""
+    disk_fsync: str = "seal"
+    """What is forced to the device: ``never``, ``seal`` or ``batch``."""
+    disk_write: str = "write_through"
+    """When pages are written: when published (``write_through``), or before the pool evicts them (``on_evict``)."""
+    disk_admission: str = "all"
+    """Which pages are written: ``all``, or those published or fetched here twice (``second_use``)."""
     ucx_library: str = "auto"
     """The libucp to load, one a process: ``system``, ``wheel``, a path, or ``auto``, the first two in turn."""
     ucx_trust_network: bool | str = False
@@ -81,6 +99,7 @@ class Config:
         _set(self, "transports", _as_tuple("transports", self.transports))
         _set(self, "verbs_devices", _as_tuple("verbs_devices", self.verbs_devices))
         _set(self, "pool_size", parse_size("pool_size", self.pool_size))
+        _set(self, "disk_size", parse_size("disk_size", self.disk_size))
         _set(self, "deadline", _as_number("deadline", self.deadline, float))
         _set(self, "replicas", _as_number("replicas", self.replicas, int))
         _set(self, "ucx_trust_network", _as_bool("ucx_trust_network", self.ucx_trust_network))
@@ -111,11 +130,23 @@ class Config:
             raise ConfigError("transports is empty; name at least one, or leave it at 'auto'")
         if "auto" in self.transport_names and len(self.transport_names) > 1:
             raise ConfigError("transports: 'auto' chooses by itself and can't stand beside other names")
-        for name in ("disk_path", "disk_size", "disk_layout"):
-            if getattr(self, name) is not None:
-                raise ConfigError(
-                    f"{name} is set, but this version of p2pkv has no disk tier; leave it unset"
-                )
+        self._check_disk()
+
+    def _check_disk(self) -> None:
+        _check_choice("disk_layout", self.disk_layout, DISK_LAYOUTS)
+        _check_choice("disk_fsync", self.disk_fsync, DISK_FSYNC)
+        _check_choice("disk_write", self.disk_write, DISK_WRITE)
+        _check_choice("disk_admission", self.disk_admission, DISK_ADMISSION)
+        if self.disk_path is not None and (not isinstance(self.disk_path, str) or not self.disk_path):
+            raise ConfigError(f"disk_path must be the path of a folder, not {self.disk_path!r}")
+        if self.disk_nbytes < 0:
+            raise ConfigError(f"disk_size must not be negative, and is {self.disk_nbytes}")
+        if self.disk_path is not None and not self.disk_nbytes:
+            raise ConfigError(f"disk_path is {self.disk_path!r}, but disk_size is 0; set it as well")
+        if self.disk_nbytes and isinstance(self.node_id, _DrawnId):
+            raise ConfigError(
+                "disk_size is set, but node_id is not: a node finds its disk again by its id; set node_id as well"
+            )
 
     def _check_addresses(self) -> None:
         host, _ = split_address("listen", self.listen)
@@ -145,6 +176,11 @@ class Config:
     def pool_nbytes(self) -> int:
         """``pool_size`` in bytes."""
         return int(self.pool_size)
+
+    @property
+    def disk_nbytes(self) -> int:
+        """``disk_size`` in bytes."""
+        return int(self.disk_size)
 
     @classmethod
     def load(

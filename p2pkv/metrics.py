@@ -34,6 +34,30 @@ READINGS = {
     "p2pkv_membership_suspicions_total": "Nodes suspected",
     "p2pkv_membership_deaths_total": "Nodes declared dead",
     "p2pkv_membership_refused_records_total": "Records of members that were not believed",
+    "p2pkv_disk_capacity_bytes": "Room of the disk tier",
+    "p2pkv_disk_used_bytes": "Bytes the disk tier's folder occupies at most",
+    "p2pkv_disk_pages": "Pages on disk",
+    "p2pkv_disk_queued_bytes": "Bytes of pages that wait to be written to disk",
+    "p2pkv_disk_suspended": "1 while the disk can't be used: the node works from memory",
+    "p2pkv_disk_stored_pages_total": "Pages written to disk",
+    "p2pkv_disk_stored_bytes_total": "Bytes of pages written to disk",
+    "p2pkv_disk_known_pages_total": "Pages not written because they were on disk already",
+    "p2pkv_disk_skipped_pages_total": "Pages not offered to the disk: its queue was full, or the pool's pins used up",
+    "p2pkv_disk_refused_pages_total": "Pages the disk did not take: its queue was full, or it was suspended",
+    "p2pkv_disk_changed_pages_total": "Pages not written because their bytes were gone by their turn",
+    "p2pkv_disk_lost_pages_total": "Pages the disk took and failed to write",
+    "p2pkv_disk_evicted_pages_total": "Pages evicted from disk",
+    "p2pkv_disk_read_pages_total": "Pages read from disk, for this node's calls and for promotions",
+    "p2pkv_disk_read_bytes_total": "Bytes of pages read from disk",
+    "p2pkv_disk_bad_records_total": "Pages on disk that failed a check and were dropped",
+    "p2pkv_disk_timed_out_pages_total": "Pages the disk did not bring in time",
+    "p2pkv_disk_recovered_pages_total": "Pages found on disk that an earlier run had left",
+    "p2pkv_disk_suspensions_total": "Times the disk could not be used any more",
+    "p2pkv_disk_failed_opens_total": "Attempts to open the disk tier that failed",
+    "p2pkv_promoted_pages_total": "Pages brought back from disk into the pool",
+    "p2pkv_promoted_bytes_total": "Bytes of pages brought back from disk into the pool",
+    "p2pkv_unpromoted_pages_total": "Pages asked for that could not be brought back",
+    "p2pkv_late_promotions_total": "Pages asked for that were not back when the answer was due",
 }
 """What is read from the parts when asked; names in ``_total`` only grow."""
 
@@ -59,7 +83,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.fetched_pages = self._counter("p2pkv_fetched_pages", "Pages fetched", "source")
-        """``source``: own_pool, or the transport that brought them."""
+        """``source``: own_pool, disk, or the transport that brought them."""
         self.fetched_bytes = self._counter("p2pkv_fetched_bytes", "Bytes of pages fetched", "source")
         self.missed_pages = self._counter("p2pkv_missed_pages", "Pages asked for and not delivered", "reason")
         """``reason``: not_found, rejected, peer_lost, timed_out, unreachable, checksum."""

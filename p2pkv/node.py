@@ -30,6 +30,7 @@ from p2pkv.directory.membership.control_network import ControlNetwork
 from p2pkv.directory.membership.embedded import EmbeddedMembership
 from p2pkv.directory.membership.static import StaticMembership
 from p2pkv.directory.view import Member, View, node_key
+from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import UsageError
 from p2pkv.gate import Gate
 from p2pkv.handshakes import Handshakes
@@ -177,6 +178,7 @@ class Node:
         pool_nbytes = -(-config.pool_nbytes // _GRANULE) * _GRANULE
         self._pool = Pool(pool_nbytes, granule=_GRANULE, owner=self._key, boot=boot)
         undo.callback(self._pool.close)
+        self._tier = self._open_disk(undo) if config.disk_nbytes else None
         regions: dict[str, bytes] = {}
         for transport in self._transports:
             region = transport.register_memory(
@@ -196,10 +198,18 @@ class Node:
             own_key=self._key,
             check_sums=config.verify == "checksum",
             metrics=self.metrics,
+            tier=self._tier,
         )
-        self._announcer = Announcer(self._pool, self._directory, self.metrics)
+        undo.callback(self._cache.close)
+        self._announcer = Announcer(self._pool, self._directory, self.metrics, self._tier)
         undo.callback(self._announcer.close)
         self._directory.on_missed = self._announcer.owe
+
+    def _open_disk(self, undo: ExitStack) -> DiskTier:
+        tier = DiskTier(self.config, self._pool, own_key=self._key, boot=self._membership.boot_epoch)
+        undo.callback(tier.close)
+        self._server.loop.serve_promotions(tier.native)
+        return tier
 
     def register_memory(self, buffer: NDArray[Any], *, nbytes: int | None = None) -> Memory:
         """Let calls read and write ``buffer``, a C-contiguous array; it is kept alive until the result is closed.
@@ -282,7 +292,7 @@ class Node:
     def clear(self) -> int:
         """Take back every page that this node published; return their number. The directory hears of it soon."""
         with self._gate:
-            return self._pool.purge()
+            return self._started.clear()
 
     def members(self) -> list[Member]:
         """Return a record for each live node, this one included: id, boot epoch, state, addresses."""
@@ -322,6 +332,7 @@ class Node:
             "p2pkv_dropped_events_total": loop["dropped_events"],
             "p2pkv_refused_strangers_total": self._server.refused,
             **self._membership.counters(),
+            **(self._tier.readings() if self._tier is not None else {}),
         }
 
     @property

@@ -64,6 +64,14 @@ class Worker:
         outcomes = self.node.exists(keys, timeout=timeout)
         return {"hits": [int(o) for o in outcomes], "seconds": time.monotonic() - began}
 
+    def retract(self, keys: list[str]) -> list[int]:
+        assert self.node is not None
+        return [int(outcome) for outcome in self.node.retract(keys)]
+
+    def clear(self) -> int:
+        assert self.node is not None
+        return self.node.clear()
+
     def members(self) -> list[dict[str, Any]]:
         assert self.node is not None
         return [

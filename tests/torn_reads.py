@@ -18,8 +18,12 @@ def hunt(
     seconds: float,
     batch: int = 8,
     sabotage: str = "",
+    disk: Path | None = None,
 ) -> tuple[int, int]:
-    """Return the hits of all readers, and how many of them had a wrong byte; ``batch`` pages are read at a time."""
+    """Return the hits of all readers, and how many of them had a wrong byte; ``batch`` pages are read at a time.
+
+    With ``disk`` the producer has a disk tier there, so that pages go to it and come back.
+    """
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     progress = tmp_path / "progress"
@@ -27,7 +31,8 @@ def hunt(
     options = {"transports": [transport], "sabotage": sabotage}
     # Room for about eight batches, where readers look back up to eleven: many pages go while they wait.
     pool_size = 8 * batch * sum(sizes) // len(sizes)
-    producer = cluster.start("producer", pool_size=max(pool_size, 256 << 10), **options)
+    below = {"disk_path": str(disk), "disk_size": "256MiB"} if disk is not None else {}
+    producer = cluster.start("producer", pool_size=max(pool_size, 256 << 10), **options, **below)
     readers = [cluster.start(f"reader-{i}", **options) for i in range(2)]
     cluster.meet(producer, *readers)
     producer.send("churn", progress=str(progress), sizes=sizes, seed=seed, seconds=seconds, batch=batch)

@@ -54,6 +54,33 @@ bool FetchBatch::take_own(Pool* pool, Taken* taken) {
   return lengths_agree;
 }
 
+void FetchBatch::take_from_disk(Tier* tier, const Deadline& deadline, Taken* taken) {
+  std::vector<int64_t> pages = unlocated();
+  std::vector<Key> keys;
+  for (const int64_t page : pages) keys.push_back(key(page));
+  std::vector<uint8_t> found(pages.size());
+  tier->contains(keys.data(), keys.size(), found.data());
+  keys.clear();
+  std::erase_if(pages, [&, i = size_t{0}](int64_t) mutable { return found[i++] == 0; });
+  if (pages.empty()) return;
+  std::vector<Piece> pieces;
+  for (const int64_t page : pages) {
+    keys.push_back(key(page));
+    const auto first = pieces_.begin() + page * static_cast<int64_t>(n_pieces_);
+    pieces.insert(pieces.end(), first, first + static_cast<int64_t>(n_pieces_));
+  }
+  std::vector<disk::ReadStatus> statuses(pages.size());
+  tier->read({pages.size(), n_pieces_, keys.data(), pieces.data()}, deadline, statuses.data());
+  for (size_t i = 0; i < pages.size(); ++i) {
+    if (statuses[i] != disk::ReadStatus::kHit) continue;
+    const auto page = static_cast<size_t>(pages[i]);
+    hits_[page] = 1;
+    states_[page] = State::kSettled;
+    ++taken->n_pages;
+    taken->nbytes += lengths_[page];
+  }
+}
+
 size_t FetchBatch::locate_cached(LocationCache* cache, Shard* shard) {
   const std::vector<int64_t> pages = unlocated();
   if (pages.empty()) return 0;
@@ -125,13 +152,13 @@ const std::vector<FetchBatch::Owner>& FetchBatch::group_by_owner(uint64_t own_ke
   for (size_t page = 0; page < n_pages(); ++page) {
     if (states_[page] != State::kLocated) continue;
     const Location& location = locations_[page];
-    if (location.owner == own_key) {
-      fail(page, Status::kRejected);
-      continue;
-    }
     if ((location.flags & kResident) == 0) {
       states_[page] = State::kSettled;
       miss_kinds_[page] = kNotPromoted;
+      continue;
+    }
+    if (location.owner == own_key) {
+      fail(page, Status::kRejected);
       continue;
     }
     auto owner = std::find_if(owners_.begin(), owners_.end(), [&](const Owner& other) {

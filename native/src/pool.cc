@@ -39,7 +39,7 @@ int64_t steady_now_ns() {
       .count();
 }
 
-std::unique_ptr<Pool> Pool::create(const PoolOptions& options, std::string* error) {
+std::shared_ptr<Pool> Pool::create(const PoolOptions& options, std::string* error) {
   if (options.granule == 0 || options.granule % 64 != 0) {
     *error = "granule must be a positive multiple of 64, not " + std::to_string(options.granule);
     return nullptr;
@@ -67,7 +67,7 @@ std::unique_ptr<Pool> Pool::create(const PoolOptions& options, std::string* erro
   const uint64_t data_offset = (words + kDataAlignment - 1) / kDataAlignment * kDataAlignment;
   auto region = SharedRegion::create(data_offset + options.nbytes, error);
   if (!region) return nullptr;
-  return std::unique_ptr<Pool>(new Pool(options, data_offset, std::move(region)));
+  return std::shared_ptr<Pool>(new Pool(options, data_offset, std::move(region)));
 }
 
 Pool::Pool(const PoolOptions& options, uint64_t data_offset, std::unique_ptr<SharedRegion> region)
@@ -259,27 +259,32 @@ void Pool::lookup(const Key* keys, size_t n, uint8_t* found, Location* locations
 
 void Pool::pin(const Key* keys, size_t n, double lease_seconds, uint8_t* found, uint64_t* tickets,
                Location* locations) {
-  const uint64_t limit = options_.pinned_limit > 0 ? options_.pinned_limit : options_.nbytes / 2;
   const Lock lock(mutex_);
   expire_pins();
-  const auto deadline_ns =
-      options_.now_ns() + static_cast<int64_t>(std::clamp(lease_seconds, 0.0, 86400.0) * 1e9);
+  const int64_t deadline_ns = lease_end(lease_seconds);
   for (size_t i = 0; i < n; ++i) {
-    found[i] = 0;
-    tickets[i] = 0;
-    locations[i] = Location{};
     const uint32_t granule = pages_.find(keys[i]);
-    if (granule == PageTable::kNone || pins_.size() >= kMaxPins) continue;
-    Page& page = pages_[granule];
-    if (page.n_leases == 0) {
-      if (block_nbytes(granule) > limit - std::min(limit, pinned_bytes_)) continue;
-      pinned_bytes_ += block_nbytes(granule);
-    }
-    ++page.n_leases;
-    found[i] = 1;
-    tickets[i] = pins_.add(granule, deadline_ns);
-    locations[i] = location_of(granule);
+    tickets[i] = granule == PageTable::kNone ? 0 : pin_one(granule, deadline_ns);
+    found[i] = tickets[i] != 0;
+    locations[i] = found[i] ? location_of(granule) : Location{};
   }
+}
+
+int64_t Pool::lease_end(double seconds) const {
+  return options_.now_ns() + static_cast<int64_t>(std::clamp(seconds, 0.0, 86400.0) * 1e9);
+}
+
+// 0 if the limit doesn't allow it.
+uint64_t Pool::pin_one(uint32_t granule, int64_t deadline_ns) {
+  if (pins_.size() >= kMaxPins) return 0;
+  const uint64_t limit = options_.pinned_limit > 0 ? options_.pinned_limit : options_.nbytes / 2;
+  Page& page = pages_[granule];
+  if (page.n_leases == 0) {
+    if (block_nbytes(granule) > limit - std::min(limit, pinned_bytes_)) return 0;
+    pinned_bytes_ += block_nbytes(granule);
+  }
+  ++page.n_leases;
+  return pins_.add(granule, deadline_ns);
 }
 
 void Pool::unpin(const uint64_t* tickets, size_t n, uint8_t* held) {

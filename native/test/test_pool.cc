@@ -35,7 +35,7 @@ int64_t fake_now_ns() {
   return now_ns;
 }
 
-std::unique_ptr<Pool> make_pool(uint64_t n_granules, uint64_t pinned_limit = 0,
+std::shared_ptr<Pool> make_pool(uint64_t n_granules, uint64_t pinned_limit = 0,
                                 size_t evictions_kept = 1024) {
   PoolOptions options{};
   options.nbytes = n_granules * kGranule;

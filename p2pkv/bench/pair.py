@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -40,10 +40,18 @@ class Pair:
             self.owner.call("wait_for", n_members=2)
             self._undo = undo.pop_all()
 
-    def reader(self, node_id: str, extra: Sequence[Transport], pool_size: int = 16 * MIB) -> Node:
+    def reader(
+        self,
+        node_id: str,
+        extra: Sequence[Transport],
+        pool_size: int = 16 * MIB,
+        disk: Mapping[str, object] | None = None,
+    ) -> Node:
         """Start one more node in this process, with the same memory registered; the caller closes it."""
         names = ["local"] if extra else [self.transport]
-        node = self._meeting.start(node_id, extra=extra, transports=names, pool_size=pool_size)
+        node = self._meeting.start(
+            node_id, extra=extra, transports=names, pool_size=pool_size, **(disk or {})
+        )
         node.register_memory(self.source.array)
         node.register_memory(self.destination.array)
         return node

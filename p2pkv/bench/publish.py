@@ -18,28 +18,34 @@ from p2pkv.bench.peer import Meeting
 from p2pkv.bench.plan import Plan
 from p2pkv.bench.rounds import Contestant, take_turns, timed
 from p2pkv.bench.rows import KIB, MIB, Row, Target, make_row
+from p2pkv.node import Node
 
-_POOL_NBYTES = 256 * MIB
-_ROUND_NBYTES = 96 * MIB
+POOL_NBYTES = 256 * MIB
+ROUND_NBYTES = 96 * MIB
 """At most this is published in one round, so that all of it is still there to be verified afterwards."""
 
 
 def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
     """Measure every case of the plan; the transport takes no part in it."""
-    with Pair(meeting, plan.transports[0], plan.arena, reader_pool=_POOL_NBYTES) as pair:
+    with Pair(meeting, plan.transports[0], plan.arena, reader_pool=POOL_NBYTES) as pair:
         for page_nbytes in plan.pages:
             for batch in plan.batches:
                 for threads in plan.threads:
-                    if page_nbytes * batch * threads <= _ROUND_NBYTES:
+                    if page_nbytes * batch * threads <= ROUND_NBYTES:
                         plan.tell(f"publish, {page_nbytes // KIB} KiB, {batch} a call, {threads} threads")
-                        yield _Case(pair, plan, page_nbytes, batch, threads).row()
+                        yield Case(pair, plan, page_nbytes, batch, threads).row()
 
 
-class _Case:
+class Case:
+    """One size of pages and batches, published at ``node``: the pair's reader unless told otherwise."""
+
     _serial = count()
 
-    def __init__(self, pair: Pair, plan: Plan, page_nbytes: int, batch: int, threads: int) -> None:
+    def __init__(
+        self, pair: Pair, plan: Plan, page_nbytes: int, batch: int, threads: int, *, node: Node | None = None
+    ) -> None:
         self._pair = pair
+        self._node = node or pair.node
         self._plan = plan
         self._page_nbytes = page_nbytes
         self._batch = batch
@@ -49,15 +55,16 @@ class _Case:
         self._rotation = Rotation(len(self._pages))
         self._slots = pair.destination.slots(page_nbytes)
         self._slot_rotation = Rotation(len(self._slots))
-        most = max(1, _ROUND_NBYTES // (page_nbytes * batch * threads))
+        most = max(1, ROUND_NBYTES // (page_nbytes * batch * threads))
         self._n_calls = min(plan.n_calls(page_nbytes, batch, threads), most)
 
     def row(self) -> Row:
-        self._fill()
+        """Compare with copies."""
+        self.fill()
         contestants: dict[str, Contestant] = {
-            "p2pkv": self._publish,
-            references.MEMCPY: partial(self._copy, non_temporal=False),
-            references.NON_TEMPORAL: partial(self._copy, non_temporal=True),
+            "p2pkv": self.publish,
+            references.MEMCPY: partial(self.copy, non_temporal=False),
+            references.NON_TEMPORAL: partial(self.copy, non_temporal=True),
         }
         is_judged = self._page_nbytes >= 64 * KIB and self._batch >= 32 and self._threads == 1
         return make_row(
@@ -71,20 +78,21 @@ class _Case:
             target=Target(0.7, references.MEMCPY) if is_judged else None,
         )
 
-    def _fill(self) -> None:
+    def fill(self) -> None:
         """Fill the pool with pages of this size, so that each further one evicts exactly one."""
-        n_pages = _POOL_NBYTES // self._page_nbytes
+        n_pages = POOL_NBYTES // self._page_nbytes
         keys = self._keys(n_pages)
         step = max(1, min(1024, 8 * MIB // self._page_nbytes))
         for first in range(0, n_pages, step):
             part = keys[first : first + step]
             page = self._rotation.take(len(part))
-            self._pair.node.publish(part, self._pages[page : page + len(part)])
+            self._node.publish(part, self._pages[page : page + len(part)])
 
     def _keys(self, n: int) -> list[str]:
-        return keys_at(self._pair.node, OWNER, f"publish-{next(self._serial)}", n)
+        return keys_at(self._node, OWNER, f"publish-{next(self._serial)}", n)
 
-    def _publish(self) -> float:
+    def publish(self) -> float:
+        """Publish a round; return GB/s."""
         n = self._n_calls * self._batch
         keys = self._keys(n * self._threads)
         calls = [
@@ -97,7 +105,7 @@ class _Case:
         return len(keys) * self._page_nbytes / seconds / 1e9
 
     def _publish_one(self, keys: list[str], page: int) -> None:
-        if not self._pair.node.publish(keys, self._pages[page : page + self._batch]).all():
+        if not self._node.publish(keys, self._pages[page : page + self._batch]).all():
             raise BenchError("pages were not published")
 
     def _verify(self, calls: Sequence[tuple[list[str], int]]) -> None:
@@ -105,12 +113,13 @@ class _Case:
         for keys, page in calls:
             rows = self._slots[: self._batch]
             rows[:, :8] = 0
-            outcomes = self._pair.node.fetch(keys, rows)
+            outcomes = self._node.fetch(keys, rows)
             expected = self._expected[page : page + self._batch]
             if not outcomes.all() or not np.array_equal(checksums(rows), expected):
                 raise BenchError("the pool does not hold what was published")
 
-    def _copy(self, *, non_temporal: bool) -> float:
+    def copy(self, *, non_temporal: bool) -> float:
+        """Copy as much; return GB/s."""
         addresses = self._pair.destination.address, self._pair.source.address
         copy = partial(references.copy_spans, *addresses, non_temporal=non_temporal)
         calls = [

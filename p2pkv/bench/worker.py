@@ -63,8 +63,13 @@ class Worker:
         assert self._source is not None
         return self._source
 
-    def publish(self, page_nbytes: int, prefix: str, shard: str, n_pages: int = 0) -> int:
-        """Publish all pages of one size under keys of one shard; the pool must have room for them."""
+    def publish(
+        self, page_nbytes: int, prefix: str, shard: str, n_pages: int = 0, is_paced: bool = False
+    ) -> int:
+        """Publish all pages of one size under keys of one shard; the pool must have room for them.
+
+        Or the disk has it, which is waited for if ``is_paced``.
+        """
         pages = self.source.pages(page_nbytes)
         pages = pages[: n_pages or len(pages)]
         keys = keys_at(self.node, shard, prefix, len(pages))
@@ -73,6 +78,8 @@ class Worker:
         for first in range(0, len(keys), step):
             part = slice(first, first + step)
             n_published += int(self.node.publish(keys[part], pages[part]).sum())
+            while is_paced and self.node.counters()["p2pkv_disk_queued_bytes"]:
+                time.sleep(0.001)
         return n_published
 
     def serve_streams(self) -> int:

@@ -1,7 +1,8 @@
-"""Keeps the directory true to this node's pool.
+"""Keeps the directory true to this node's pool and disk.
 
-Two threads: one takes back the entries of evicted pages, one puts entries again that the cluster has lost or never
-got: after a change of the ring those that moved, after an owner missed some those it owns, spread over time.
+Two threads: one takes back the entries of evicted pages, or says that they lie on disk now; one puts entries again that
+the cluster has lost or never got: after a change of the ring those that moved, after an owner missed some those it
+owns, spread over time.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.ring import Ring, moved
+from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import ClosedError
 from p2pkv.metrics import Metrics
+from p2pkv.page import RESIDENT, Keys, Locations
 from p2pkv.pool import Pool
 from p2pkv.transports.base import Resource
 
@@ -27,6 +30,9 @@ _GATHER_S = 0.01
 """How long evictions are gathered before the directory is told; until then they cost their readers a miss."""
 _PAUSE_S = 0.005
 """Between two batches of a repair: 200,000 entries a second at most, so that a change of view is no storm."""
+_IDLE_S = 0.5
+_DISK_IDLE_S = 0.05
+"""The same with a disk tier: how long a change on disk waits for the directory's hearing of it."""
 _RETRY_S = 1.0
 """How soon an owner that missed entries is given them again."""
 _REQUEST_S = 1.0
@@ -35,8 +41,11 @@ _REQUEST_S = 1.0
 class Announcer(Resource):
     """Runs from construction to :meth:`close`; close it before the pool."""
 
-    def __init__(self, pool: Pool, directory: DirectoryClient, metrics: Metrics) -> None:
+    def __init__(
+        self, pool: Pool, directory: DirectoryClient, metrics: Metrics, tier: DiskTier | None = None
+    ) -> None:
         self._pool = pool
+        self._tier = tier
         self._directory = directory
         self._metrics = metrics
         self._changed = threading.Condition()  # guards what follows
@@ -83,10 +92,34 @@ class Announcer(Resource):
 
     def _retract(self) -> None:
         # A publish into a full pool evicts in every call; told call by call, that would cost it the interpreter.
-        keys, locations = self._pool.drain_evicted(_BATCH, 0.5, gather=_GATHER_S)
+        if self._tier is None:
+            keys, locations = self._pool.drain_evicted(_BATCH, _IDLE_S, gather=_GATHER_S)
+            if len(keys):
+                self._drop(keys, locations)
+            return
+        changed = self._tier.drain_changed(_BATCH)
+        keys, locations = self._pool.drain_evicted(
+            _BATCH, 0 if len(changed) else _DISK_IDLE_S, gather=0 if len(changed) else _GATHER_S
+        )
+        self._tell(self._tier, keys, locations)
+        self._tell(self._tier, changed, self._tier.on_disk(len(changed)))
+
+    def _tell(self, tier: DiskTier, keys: Keys, before: Locations) -> None:
+        """Say where pages are now, or take back where they were ``before``.
+
+        Looked up now, not when they changed: a page that goes back and forth ends as what it was seen to be last.
+        """
         if len(keys):
-            self._directory.drop(keys, locations, time.monotonic() + _REQUEST_S, by_owner=True)
-            self._metrics.retracted_pages.inc(len(keys))
+            found, locations = tier.locate(keys)
+            there = found.astype(bool)
+            if there.any():
+                self._directory.put(keys[there], locations[there], time.monotonic() + _REQUEST_S)
+            if not there.all():
+                self._drop(keys[~there], before[~there])
+
+    def _drop(self, keys: Keys, locations: Locations) -> None:
+        self._directory.drop(keys, locations, time.monotonic() + _REQUEST_S, by_owner=True)
+        self._metrics.retracted_pages.inc(len(keys))
 
     def _announce(self) -> None:
         with self._changed:
@@ -106,18 +139,30 @@ class Announcer(Resource):
 
     def _repair(self, before: Ring, now: Ring, owed: set[str], *, everything: bool) -> None:
         owing = [index for index, member in enumerate(now.members) if member.node_id in owed]
-        cursor = 0
-        while not self._is_closed():
-            keys, locations, cursor = self._pool.list(cursor, _BATCH)
+        for keys, locations in self._all_pages():
             if len(keys):
                 chosen = moved(before, now, keys) | np.isin(now.owners(keys), owing).any(axis=1)
                 chosen |= everything
                 if chosen.any():
                     self._directory.put(keys[chosen], locations[chosen], time.monotonic() + _REQUEST_S)
                     self._metrics.reannounced_pages.inc(int(chosen.sum()))
+            time.sleep(_PAUSE_S)
+
+    def _all_pages(self) -> Iterator[tuple[Keys, Locations]]:
+        """Yield what there is, a batch at a time: first the pool's pages, then those on disk only."""
+        cursor = 0
+        while not self._is_closed():
+            keys, locations, cursor = self._pool.list(cursor, _BATCH)
+            yield keys, locations
+            if cursor == 0:
+                break
+        while self._tier is not None and not self._is_closed():
+            keys, cursor = self._tier.list(cursor, _BATCH)
+            found, locations = self._tier.locate(keys)
+            cold = found.astype(bool) & (locations["flags"] & RESIDENT == 0)
+            yield keys[cold], locations[cold]
             if cursor == 0:
                 return
-            time.sleep(_PAUSE_S)
 
     def stop(self) -> None:
         """Begin nothing new, and don't mind if the directory is closed under what has begun."""

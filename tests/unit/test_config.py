@@ -82,7 +82,12 @@ def test_settings_win_over_the_environment_and_that_over_defaults(tmp_path: Path
         ({"transports": ["auto", "tcp"]}, "'auto' chooses by itself"),
         ({"node_id": ""}, "node_id must be 1 to 128 printable"),
         ({"node_id": "a\nb"}, "node_id must be 1 to 128 printable"),
-        ({"disk_path": "/tmp/x"}, "has no disk tier"),
+        ({"disk_path": "/tmp/x"}, "disk_size is 0; set it as well"),
+        ({"disk_size": "1GiB"}, "set node_id as well"),
+        ({"disk_size": "1GiB", "node_id": "n", "disk_layout": "buckets"}, "did you mean 'bucket'"),
+        ({"disk_fsync": "always"}, "disk_fsync must be one of never, seal, batch"),
+        ({"disk_write": "later"}, "disk_write must be one of write_through, on_evict"),
+        ({"disk_admission": "none"}, "disk_admission must be one of all, second_use"),
         ({"metrics_port": 70000}, "metrics_port must be 0 to 65535"),
     ],
 )

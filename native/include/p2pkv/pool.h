@@ -40,6 +40,16 @@ struct PageBatch {
   const Piece* pieces;
 };
 
+// A block for a page that comes from elsewhere than a caller's memory, between `reserve_blocks` and
+// `commit_blocks`: nobody else sees it, and `data` may be written.
+struct Block {
+  Key key;
+  uint64_t length = 0;
+  uint64_t checksum = 0;
+  uint32_t granule = UINT32_MAX;
+  uint8_t* data = nullptr;
+};
+
 // Steady time in nanoseconds.
 int64_t steady_now_ns();
 
@@ -73,10 +83,10 @@ struct PoolStats {
 //  twice;
 //  - a page's word turns odd before its block is freed, and even after its last byte was copied in;
 //  - a held page's block is not freed: its bytes stay, even if it is retracted.
-class Pool {
+class Pool : public std::enable_shared_from_this<Pool> {
  public:
   // Null, with the reason in `error`.
-  static std::unique_ptr<Pool> create(const PoolOptions& options, std::string* error);
+  static std::shared_ptr<Pool> create(const PoolOptions& options, std::string* error);
 
   // Copies in what is not there yet, evicting what was used longest ago. When room runs out the front of the
   // batch is kept: pages at the front of a prefix matter most; for the same reason they become the last to be
@@ -86,6 +96,17 @@ class Pool {
   // Copies out. A page whose length differs from its pieces' sum is left alone.
   void fetch(const PageBatch& batch, FetchStatus* statuses);
   void lookup(const Key* keys, size_t n, uint8_t* found, Location* locations);
+
+  // Finds room for pages whose key, length and checksum are set, evicting as a publish does. `kStored`: it
+  // has a block, which must be committed.
+  void reserve_blocks(Block* blocks, size_t n, PoolStatus* statuses);
+  // Makes pages visible where `is_filled`, which says that `data` holds bytes of the checksum, and gives the
+  // other blocks back; each block once. Pages that can be read then are `found`, and pinned for the lease as
+  // far as the limit allows.
+  void commit_blocks(const Block* blocks, size_t n, const uint8_t* is_filled, double lease_seconds,
+                     uint8_t* found, Location* locations);
+  // The pages that are evicted next, at most `max` of at most `nbytes` together: oldest use first.
+  void list_oldest(size_t max, uint64_t nbytes, std::vector<Key>* keys);
 
   // Keeps the blocks of the pages found from being reused until unpin or the lease's end, at most
   // `pinned_limit` bytes of them. A ticket is 0 where `found` is.
@@ -114,6 +135,7 @@ class Pool {
   const SharedRegion& region() const { return *region_; }
   uint64_t data_offset() const { return data_offset_; }
   uint32_t granule() const { return options_.granule; }
+  uint64_t data_nbytes() const { return options_.nbytes; }
 
  private:
   // One page of a publish between its reservation and its commit.
@@ -137,6 +159,8 @@ class Pool {
   uint32_t allocate(uint32_t order);
   bool make_room(uint32_t order);
   bool collect_window(uint32_t first, uint32_t order);
+  int64_t lease_end(double seconds) const;
+  uint64_t pin_one(uint32_t granule, int64_t deadline_ns);
   void hide(uint32_t granule);
   void drop(uint32_t granule);
   void release_if_unheld(uint32_t granule);

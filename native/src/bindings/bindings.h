@@ -11,6 +11,8 @@ void bind_ucx(nanobind::module_& m);
 void bind_directory(nanobind::module_& m);
 void bind_control(nanobind::module_& m);
 void bind_fetch(nanobind::module_& m);
+void bind_disk(nanobind::module_& m);
+void bind_tier(nanobind::module_& m);
 void bind_bench(nanobind::module_& m);
 
 }  // namespace p2pkv

@@ -13,6 +13,7 @@
 #include "bindings.h"
 #include "p2pkv/control_loop.h"
 #include "p2pkv/directory_server.h"
+#include "p2pkv/tier.h"
 #include "p2pkv/transport.h"
 #include "p2pkv/zap.h"
 
@@ -114,6 +115,12 @@ void bind_loop(nb::module_& m) {
             self.native->serve_directory(std::move(server));
           },
           "server"_a)
+      .def(
+          "serve_promotions",
+          [](BoundLoop& self, std::shared_ptr<Tier> tier) {
+            self.native->serve_promotions(std::move(tier));
+          },
+          "tier"_a.none())
       .def(
           "bind",
           [](BoundLoop& self, const std::string& address) {

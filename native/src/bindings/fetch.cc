@@ -91,6 +91,15 @@ nb::tuple take_own(FetchBatch& self, Pool& pool) {
   return nb::make_tuple(lengths_agree, taken.n_pages, taken.nbytes);
 }
 
+nb::tuple take_from_disk(FetchBatch& self, Tier& tier, double timeout) {
+  FetchBatch::Taken taken;
+  {
+    nb::gil_scoped_release release;
+    self.take_from_disk(&tier, Deadline::after(timeout), &taken);
+  }
+  return nb::make_tuple(taken.n_pages, taken.nbytes);
+}
+
 nb::tuple unlocated(const FetchBatch& self) {
   std::vector<int64_t> pages = self.unlocated();
   std::vector<Key> keys;
@@ -194,6 +203,7 @@ void bind_batch(nb::module_& m) {
   nb::class_<FetchBatch>(m, "FetchBatch")
       .def("__init__", &make_batch, "keys"_a, "pieces"_a, "memory_of"_a)
       .def("take_own", &take_own, "pool"_a)
+      .def("take_from_disk", &take_from_disk, "tier"_a, "timeout"_a)
       .def("locate_cached", &FetchBatch::locate_cached, "cache"_a, "shard"_a)
       .def("unlocated", &unlocated)
       .def("locate", &locate_pages, "pages"_a, "found"_a, "locations"_a, "shard"_a, "cache"_a)

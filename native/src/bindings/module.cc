@@ -10,5 +10,7 @@ NB_MODULE(_native, m) {
   p2pkv::bind_directory(m);
   p2pkv::bind_control(m);
   p2pkv::bind_fetch(m);
+  p2pkv::bind_disk(m);
+  p2pkv::bind_tier(m);
   p2pkv::bind_bench(m);
 }

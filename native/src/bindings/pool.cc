@@ -2,6 +2,7 @@
 #include "p2pkv/pool.h"
 
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 
 #include <tuple>
@@ -37,7 +38,7 @@ PageBatch require_batch(const AnyArray* keys, const AnyArray& pieces) {
   return batch;
 }
 
-Pool* create_pool(uint64_t nbytes, uint32_t granule, uint64_t owner, uint64_t boot, uint32_t region,
+std::shared_ptr<Pool> create_pool(uint64_t nbytes, uint32_t granule, uint64_t owner, uint64_t boot, uint32_t region,
                   uint64_t pinned_limit, size_t evictions_kept) {
   PoolOptions options{};
   options.nbytes = nbytes;
@@ -48,13 +49,13 @@ Pool* create_pool(uint64_t nbytes, uint32_t granule, uint64_t owner, uint64_t bo
   options.pinned_limit = pinned_limit;
   options.evictions_kept = evictions_kept;
   std::string error;
-  std::unique_ptr<Pool> pool;
+  std::shared_ptr<Pool> pool;
   {
     const nb::gil_scoped_release unlocked;
     pool = Pool::create(options, &error);
   }
   if (!pool) throw nb::value_error(error.c_str());
-  return pool.release();
+  return pool;
 }
 
 // Beside statuses and locations: how many pages can be read now, and the bytes that were copied.

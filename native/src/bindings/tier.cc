@@ -1,0 +1,124 @@
+// The disk tier. Every batch call releases the GIL for as long as it works.
+#include "p2pkv/tier.h"
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+
+#include <utility>
+
+#include "arrays.h"
+#include "bindings.h"
+#include "bound_store.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace p2pkv {
+namespace {
+
+using Bytes = Array<uint8_t>;
+
+std::shared_ptr<Tier> start(std::shared_ptr<Pool> pool, uint64_t owner, uint64_t boot, int write,
+                            int admission, uint64_t queue_size, uint64_t warm_rate) {
+  TierOptions options;
+  options.write = static_cast<WritePolicy>(write);
+  options.admission = static_cast<Admission>(admission);
+  options.owner = owner;
+  options.boot = boot;
+  options.queue_size = queue_size;
+  options.warm_rate = warm_rate;
+  std::shared_ptr<Tier> tier = Tier::start(std::move(pool), options);
+  if (!tier) throw std::runtime_error("the system has no thread to give to the disk tier");
+  return tier;
+}
+
+// The store keeps the pool for as long as its writer may copy from it: a disk that hangs outlives the node.
+void attach(Tier& tier, std::shared_ptr<Pool> pool, BoundStore& bound) {
+  bound.released->hand_to([pool = std::move(pool)](const uint64_t* tickets, size_t n) {
+    std::vector<uint8_t> held(n);
+    pool->unpin(tickets, n, held.data());
+  });
+  tier.attach(bound.store);
+}
+
+std::pair<Bytes, Bytes> locate(Tier& tier, const AnyArray& keys) {
+  const Key* data = require_keys(keys);
+  const size_t n = keys.shape(0);
+  std::vector<uint8_t> found(n);
+  std::vector<Location> locations(n);
+  {
+    const nb::gil_scoped_release unlocked;
+    tier.locate(data, n, found.data(), locations.data());
+  }
+  return {give<uint8_t>(std::move(found), {n}), give<uint8_t>(std::move(locations), {n, sizeof(Location)})};
+}
+
+Bytes contains(Tier& tier, const AnyArray& keys) {
+  const Key* data = require_keys(keys);
+  const size_t n = keys.shape(0);
+  std::vector<uint8_t> found(n);
+  {
+    const nb::gil_scoped_release unlocked;
+    tier.contains(data, n, found.data());
+  }
+  return give<uint8_t>(std::move(found), {n});
+}
+
+template <void (Tier::*method)(const Key*, size_t)>
+void tell(Tier& tier, const AnyArray& keys) {
+  const Key* data = require_keys(keys);
+  const size_t n = keys.shape(0);
+  const nb::gil_scoped_release unlocked;
+  (tier.*method)(data, n);
+}
+
+void warm(Tier& tier, const AnyArray& keys) {
+  const Key* data = require_keys(keys);
+  std::vector<Key> wanted(data, data + keys.shape(0));
+  const nb::gil_scoped_release unlocked;
+  tier.promote(std::move(wanted), 0, Deadline::after(0), [](const auto&, const auto&) {});
+}
+
+Bytes drain_promoted(Tier& tier, size_t limit) {
+  std::vector<Key> keys;
+  {
+    const nb::gil_scoped_release unlocked;
+    keys = tier.drain_promoted(limit);
+  }
+  const size_t n = keys.size();
+  return give<uint8_t>(std::move(keys), {n, sizeof(Key)});
+}
+
+nb::dict stats(Tier& tier) {
+  const TierCounters& counters = tier.counters();
+  const std::pair<const char*, const std::atomic<uint64_t>*> all[] = {
+      {"unpinned_pages", &counters.unpinned_pages}, {"skipped_pages", &counters.skipped_pages},
+      {"promoted_pages", &counters.promoted_pages}, {"promoted_bytes", &counters.promoted_bytes},
+      {"failed_pages", &counters.failed_pages},     {"late_pages", &counters.late_pages},
+      {"refused_pages", &counters.refused_pages}};
+  nb::dict named;
+  for (const auto& [name, value] : all) named[name] = value->load();
+  return named;
+}
+
+}  // namespace
+
+void bind_tier(nb::module_& m) {
+  using Released = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<Tier>(m, "Tier")
+      .def(nb::new_(&start), "pool"_a, nb::kw_only(), "owner"_a, "boot"_a, "write"_a, "admission"_a,
+           "queue_size"_a, "warm_rate"_a)
+      .def("attach", attach, "pool"_a, "store"_a)
+      .def("note_published", tell<&Tier::note_published>, "keys"_a.noconvert())
+      .def("note_fetched", tell<&Tier::note_fetched>, "keys"_a.noconvert())
+      .def("locate", locate, "keys"_a.noconvert())
+      .def("contains", contains, "keys"_a.noconvert())
+      .def("warm", warm, "keys"_a.noconvert())
+      .def("drain_promoted", drain_promoted, "limit"_a)
+      .def("forget", tell<&Tier::forget>, "keys"_a.noconvert())
+      .def("clear", &Tier::clear, Released())
+      .def("stats", stats)
+      .def("close", &Tier::close, Released());
+}
+
+}  // namespace p2pkv

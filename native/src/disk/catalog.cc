@@ -1,0 +1,247 @@
+#include "p2pkv/disk/catalog.h"
+
+#include <utility>
+
+#include "p2pkv/disk/waiting.h"
+
+namespace p2pkv::disk {
+namespace {
+
+// More keys than a segment can hold: 512 MiB of records of 128 bytes. Leaves 40 bits for a unit's id.
+constexpr uint64_t kPositions = 1 << 24;
+
+}  // namespace
+
+void Catalog::contains(const Key* keys, size_t n, uint8_t* found) {
+  const Lock lock(mutex_);
+  for (size_t i = 0; i < n; ++i) found[i] = index_.contains(keys[i]);
+}
+
+void Catalog::look_up(const Key* keys, size_t n, uint8_t* found, CatalogEntry* entries) {
+  const Lock lock(mutex_);
+  for (size_t i = 0; i < n; ++i) {
+    const auto place = index_.find(keys[i]);
+    found[i] = place != index_.end();
+    entries[i] = {keys[i], found[i] != 0 ? place->second : Place{}};
+  }
+}
+
+// The cursor is a unit's id and a position in its list of keys, which only grows while it is not retired.
+uint64_t Catalog::list(uint64_t cursor, size_t max, std::vector<Key>* keys) {
+  const Lock lock(mutex_);
+  size_t at = cursor % kPositions;
+  auto next = by_id_.lower_bound(cursor / kPositions);
+  if (next == by_id_.end() || next->first != cursor / kPositions) at = 0;
+  for (size_t n = 0; next != by_id_.end(); ++next, at = 0) {
+    const Unit& unit = *next->second;
+    for (; at < unit.keys.size(); ++at) {
+      if (n == max) return next->first * kPositions + at;
+      const auto found = index_.find(unit.keys[at]);
+      if (found == index_.end() || found->second.unit != &unit) continue;
+      keys->push_back(unit.keys[at]);
+      ++n;
+    }
+  }
+  return 0;
+}
+
+void Catalog::forget_keys(const Key* keys, size_t n) {
+  std::vector<Key> gone;
+  {
+    const Lock lock(mutex_);
+    for (size_t i = 0; i < n; ++i) {
+      const auto found = index_.find(keys[i]);
+      if (found == index_.end()) continue;
+      Unit* unit = found->second.unit;
+      index_.erase(found);
+      gone.push_back(keys[i]);
+      if (!unit->is_open && unit->keys.size() == 1) retire_locked(unit, &gone);
+    }
+  }
+  dropped_.push(gone.data(), gone.size());
+}
+
+void Catalog::forget_all_keys() {
+  std::vector<Key> gone;
+  {
+    const Lock lock(mutex_);
+    for (const auto& [key, place] : index_) gone.push_back(key);
+    index_.clear();
+  }
+  dropped_.push(gone.data(), gone.size());
+}
+
+void Catalog::hold_pages(const Key* keys, size_t n, Place* places) {
+  const Lock lock(mutex_);
+  for (size_t i = 0; i < n; ++i) {
+    const auto found = index_.find(keys[i]);
+    places[i] = found == index_.end() ? Place{} : found->second;
+    if (Unit* unit = places[i].unit; unit != nullptr) {
+      ++unit->n_holds;
+      if (order_ == EvictionOrder::kLeastRecentlyRead) live_.splice(live_.end(), live_, unit->position);
+    }
+  }
+}
+
+void Catalog::release(Unit* unit) {
+  {
+    const Lock lock(mutex_);
+    if (--unit->n_holds > 0 || !unit->is_retired) return;
+    due_.push_back(unit);
+  }
+  deletable_.notify_one();
+}
+
+void Catalog::drop(const Key& key, const Place& place) {
+  std::vector<Key> gone;
+  {
+    const Lock lock(mutex_);
+    const auto found = index_.find(key);
+    if (found == index_.end() || found->second.unit != place.unit || found->second.offset != place.offset)
+      return;
+    index_.erase(found);
+    gone.push_back(key);
+    // a unit that holds nothing else is of no use any more
+    if (!place.unit->is_open && place.unit->keys.size() == 1) retire_locked(place.unit, &gone);
+  }
+  dropped_.push(gone.data(), gone.size());
+}
+
+std::vector<CatalogEntry> Catalog::drain_recovered(size_t max, const Deadline& deadline) {
+  const std::vector<Key> keys = recovered_.drain(max, deadline);
+  std::vector<CatalogEntry> entries;
+  const Lock lock(mutex_);
+  for (const Key& key : keys) {
+    if (const auto found = index_.find(key); found != index_.end()) entries.push_back({key, found->second});
+  }
+  return entries;
+}
+
+void Catalog::close() {
+  dropped_.close();
+  recovered_.close();
+}
+
+Unit* Catalog::add_unit(std::unique_ptr<Unit> unit) {
+  const Lock lock(mutex_);
+  used_ += unit->nbytes;
+  Unit* added = unit.get();
+  added->position = live_.insert(live_.end(), std::move(unit));
+  by_id_[added->id] = added;
+  return added;
+}
+
+void Catalog::admit(Unit* unit) {
+  const Lock lock(mutex_);
+  unit->is_open = false;
+}
+
+void Catalog::resize(Unit* unit, uint64_t nbytes) {
+  const Lock lock(mutex_);
+  used_ += nbytes - unit->nbytes;
+  unit->nbytes = nbytes;
+}
+
+Unit* Catalog::hold_unit(uint64_t id) {
+  const Lock lock(mutex_);
+  const auto found = by_id_.find(id);
+  if (found == by_id_.end() || found->second->is_retired) return nullptr;
+  ++found->second->n_holds;
+  return found->second;
+}
+
+size_t Catalog::add(const CatalogEntry* entries, size_t n, Source source) {
+  std::vector<Key> added;
+  {
+    const Lock lock(mutex_);
+    for (size_t i = 0; i < n; ++i) {
+      if (entries[i].place.unit->is_retired) continue;
+      if (!index_.try_emplace(entries[i].key, entries[i].place).second) continue;
+      entries[i].place.unit->keys.push_back(entries[i].key);
+      added.push_back(entries[i].key);
+    }
+  }
+  if (source == Source::kRecovered) recovered_.push(added.data(), added.size());
+  return added.size();
+}
+
+void Catalog::retire_locked(Unit* unit, std::vector<Key>* gone) {
+  for (const Key& key : unit->keys) {
+    const auto found = index_.find(key);
+    if (found == index_.end() || found->second.unit != unit) continue;
+    index_.erase(found);
+    gone->push_back(key);
+  }
+  unit->keys = {};
+  unit->is_retired = true;
+  retired_.splice(retired_.end(), live_, unit->position);
+  if (unit->n_holds == 0) due_.push_back(unit);
+}
+
+bool Catalog::retire_next() {
+  std::vector<Key> gone;
+  {
+    const Lock lock(mutex_);
+    auto next = live_.begin();
+    while (next != live_.end() && (*next)->is_open) ++next;
+    if (next == live_.end()) return false;
+    retire_locked(next->get(), &gone);
+    n_evicted_ += gone.size();
+  }
+  dropped_.push(gone.data(), gone.size());
+  return true;
+}
+
+void Catalog::retire(Unit* unit) {
+  std::vector<Key> gone;
+  {
+    const Lock lock(mutex_);
+    if (unit->is_retired) return;
+    retire_locked(unit, &gone);
+  }
+  dropped_.push(gone.data(), gone.size());
+}
+
+void Catalog::retire_all() {
+  std::vector<Key> gone;
+  {
+    const Lock lock(mutex_);
+    while (!live_.empty()) retire_locked(live_.front().get(), &gone);
+  }
+  dropped_.push(gone.data(), gone.size());
+}
+
+void Catalog::clear() {
+  const Lock lock(mutex_);
+  index_.clear();
+  by_id_.clear();
+  due_.clear();
+  live_.clear();
+  retired_.clear();
+}
+
+std::vector<Unit*> Catalog::take_deletable(const Deadline& deadline) {
+  std::unique_lock lock(mutex_);
+  if (!retired_.empty()) wait_until(deletable_, lock, deadline, [this] { return !due_.empty(); });
+  return std::exchange(due_, {});
+}
+
+void Catalog::forget(Unit* unit) {
+  const Lock lock(mutex_);
+  used_ -= unit->nbytes;
+  if (const auto found = by_id_.find(unit->id); found != by_id_.end() && found->second == unit)
+    by_id_.erase(found);
+  retired_.erase(unit->position);
+}
+
+uint64_t Catalog::used() const {
+  const Lock lock(mutex_);
+  return used_;
+}
+
+uint64_t Catalog::n_pages() const {
+  const Lock lock(mutex_);
+  return index_.size();
+}
+
+}  // namespace p2pkv::disk

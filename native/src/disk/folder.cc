@@ -1,0 +1,213 @@
+#include "p2pkv/disk/folder.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <random>
+#include <set>
+#include <utility>
+
+#include "p2pkv/checksum.h"
+
+namespace p2pkv::disk {
+namespace {
+
+constexpr const char* kTitle = "p2pkv disk store";
+constexpr size_t kMaxIdentity = 64 << 10;
+
+// The stores this process has open: the lock does not keep a process from its own files.
+std::mutex open_mutex;  // guards `open_stores`
+std::set<std::pair<uint64_t, uint64_t>> open_stores;
+
+std::string hex(uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016" PRIx64, value);
+  return text;
+}
+
+// One line, whatever is in it.
+std::string escape(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c >= ' ' && c <= '~' && c != '%') {
+      out += c;
+    } else {
+      char code[4];
+      std::snprintf(code, sizeof code, "%%%02x", static_cast<unsigned char>(c));
+      out += code;
+    }
+  }
+  return out;
+}
+
+std::string identity_text(const DiskIdentity& identity, LayoutKind layout, uint64_t store) {
+  std::string text = std::string(kTitle) + "\nversion=" + std::to_string(kFormatVersion);
+  text += "\nlayout=" + std::string(name_of(layout)) + "\nnode=" + escape(identity.node_id);
+  text += "\nnamespace=" + escape(identity.name_space) + "\nstore=" + hex(store) + "\n";
+  return text + "check=" + hex(checksum(text.data(), text.size())) + "\n";
+}
+
+std::map<std::string, std::string> fields_of(const std::string& text) {
+  std::map<std::string, std::string> fields;
+  size_t start = text.find('\n') + 1;
+  while (start < text.size()) {
+    const size_t end = std::min(text.find('\n', start), text.size());
+    const size_t equals = text.find('=', start);
+    if (equals < end) fields[text.substr(start, equals - start)] = text.substr(equals + 1, end - equals - 1);
+    start = end + 1;
+  }
+  return fields;
+}
+
+bool is_whole(const std::string& text) {
+  const size_t check = text.rfind("check=");
+  return check != std::string::npos &&
+         text.substr(check) == "check=" + hex(checksum(text.data(), check)) + "\n";
+}
+
+uint64_t random_store() {
+  std::random_device device;
+  return (uint64_t{device()} << 32 | device()) | 1;
+}
+
+}  // namespace
+
+const char* name_of(LayoutKind kind) {
+  switch (kind) {
+    case LayoutKind::kFile:
+      return "file";
+    case LayoutKind::kOffset:
+      return "offset";
+    default:
+      return "bucket";
+  }
+}
+
+std::unique_ptr<Folder> Folder::open(const std::string& path, const DiskIdentity& identity, LayoutKind layout,
+                                     Files& files, std::string* error) {
+  std::unique_ptr<Folder> folder(new Folder(path, files));
+  if (const int made = files.make_folder(path); made < 0) {
+    *error = "cannot make " + path + ": " + std::strerror(-made);
+    return nullptr;
+  }
+  if (!folder->lock(error) || !folder->identify(identity, layout, error)) return nullptr;
+  return folder;
+}
+
+Folder::~Folder() {
+  if (!is_listed_) return;
+  const std::lock_guard guard(open_mutex);
+  // first: closing it after another store of this process locked the file would drop that one's lock
+  lock_.reset();
+  open_stores.erase({device_, inode_});
+}
+
+bool Folder::lock(std::string* error) {
+  const std::lock_guard guard(open_mutex);
+  const std::string path = path_ + "/lock";
+  struct stat status;
+  // before opening it: closing a second descriptor would drop this process's lock
+  if (stat(path.c_str(), &status) == 0 && open_stores.contains({status.st_dev, status.st_ino})) {
+    *error = path_ + " is in use by this process already";
+    return false;
+  }
+  lock_ = UniqueFd(files_.open(path, O_RDWR | O_CREAT));
+  if (lock_.get() < 0) {
+    *error = "cannot open " + path + ": " + std::strerror(-lock_.get());
+    return false;
+  }
+  struct flock whole{};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  if (fcntl(lock_.get(), F_SETLK, &whole) < 0) {
+    const int reason = errno;
+    *error = "cannot lock " + path + ": " + std::strerror(reason);
+    if ((reason == EAGAIN || reason == EACCES) && fcntl(lock_.get(), F_GETLK, &whole) == 0) {
+      *error =
+          path_ + " is in use by process " + std::to_string(whole.l_pid) + "; give each node its own folder";
+    }
+    return false;
+  }
+  if (fstat(lock_.get(), &status) < 0) {
+    *error = "cannot examine " + path + ": " + std::strerror(errno);
+    return false;
+  }
+  device_ = status.st_dev;
+  inode_ = status.st_ino;
+  is_listed_ = open_stores.insert({device_, inode_}).second;
+  return true;
+}
+
+int Folder::refuse_strangers(std::string* error) {
+  std::vector<std::string> names;
+  if (const int listed = files_.list(path_, &names); listed < 0) {
+    *error = "cannot list " + path_ + ": " + std::strerror(-listed);
+    return listed;
+  }
+  for (const std::string& name : names) {
+    if (name == "lock" || name == "store.new" || name == "lost+found") continue;
+    *error = path_ + " holds '" + name + "' and no store of p2pkv; give an empty folder or a store's";
+    return -ENOTEMPTY;
+  }
+  return 0;
+}
+
+bool Folder::identify(const DiskIdentity& identity, LayoutKind layout, std::string* error) {
+  std::string text;
+  const int loaded = load_file(files_, path_ + "/store", kMaxIdentity, &text);
+  if (loaded == -ENOENT) {
+    if (refuse_strangers(error) < 0) return false;
+    stamp_.store = identity.store != 0 ? identity.store : random_store();
+    identity_text_ = identity_text(identity, layout, stamp_.store);
+    if (const int restored = restore(); restored < 0) {
+      *error = "cannot make a store in " + path_ + ": " + std::strerror(-restored);
+      return false;
+    }
+  } else if (loaded < 0) {
+    *error = "cannot read " + path_ + "/store: " + std::strerror(-loaded);
+    return false;
+  } else {
+    auto fields = fields_of(text);
+    // the version first: another one may sign otherwise
+    const std::string version = std::to_string(kFormatVersion);
+    if (text.starts_with(kTitle) && !fields["version"].empty() && fields["version"] != version &&
+        is_whole(text)) {
+      *error = path_ + " has format version " + fields["version"] + ", this p2pkv reads version " + version +
+               "; delete it or use the p2pkv that made it";
+      return false;
+    }
+    if (!text.starts_with(kTitle) || !is_whole(text)) {
+      *error = path_ + "/store is damaged, so nobody knows whose pages these are; delete the folder";
+      return false;
+    }
+    const std::pair<const char*, std::string> expected[] = {{"node", escape(identity.node_id)},
+                                                            {"namespace", escape(identity.name_space)},
+                                                            {"layout", name_of(layout)}};
+    for (const auto& [name, value] : expected) {
+      if (fields[name] == value) continue;
+      *error = path_ + " is the store of " + name + " '" + fields[name] + "', not '" + value +
+               "'; delete it or give another folder";
+      return false;
+    }
+    stamp_.store = std::strtoull(fields["store"].c_str(), nullptr, 16);
+    identity_text_ = text;
+  }
+  stamp_.name_space = checksum(identity.name_space.data(), identity.name_space.size());
+  return true;
+}
+
+bool Folder::is_intact() const {
+  return files_.nbytes(path_ + "/store", false) == static_cast<int64_t>(identity_text_.size());
+}
+
+int Folder::restore() {
+  if (const int made = files_.make_folder(path_); made < 0) return made;
+  return replace_file(files_, path_ + "/store", identity_text_);
+}
+
+}  // namespace p2pkv::disk

@@ -1,0 +1,268 @@
+// One preallocated file of pages, and sixteen shards of metadata that say where in it they lie.
+#include <fcntl.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "p2pkv/disk/layout.h"
+
+namespace p2pkv::disk {
+namespace {
+
+constexpr size_t kShards = 16;
+// Of a shard, read at once when recovering.
+constexpr uint64_t kWindow = 1 << 20;
+constexpr size_t kBatch = 4096;
+// Data for each slot of metadata: no page is smaller on disk.
+constexpr uint64_t kDataPerSlot = kBlock;
+
+struct Found {
+  MetaSlot slot;
+  uint64_t where;
+};
+
+class OffsetLayout : public Layout {
+ public:
+  explicit OffsetLayout(Backing backing)
+      : Layout(std::move(backing)),
+        data_path_(disk_.path + "/data"),
+        folder_(disk_.path + "/meta"),
+        extents_(0) {
+    const uint64_t room = disk_.options.capacity > kOverhead ? disk_.options.capacity - kOverhead : 0;
+    // the shards take whole blocks, and so does the data
+    const uint64_t n_slots = room / (kDataPerSlot + sizeof(MetaSlot));
+    slots_per_shard_ = n_slots / kShards / (kBlock / sizeof(MetaSlot)) * (kBlock / sizeof(MetaSlot));
+    data_nbytes_ = (room - kShards * slots_per_shard_ * sizeof(MetaSlot)) / kBlock * kBlock;
+  }
+
+  std::string open() override;
+  void recover() override;
+  bool recovers_first() const override { return true; }
+  uint64_t alignment() const override { return kBlock; }
+  uint64_t largest_page() const override { return data_nbytes_ / 4 - sizeof(RecordHeader); }
+  int begin(const std::shared_ptr<Chunk>& chunk) override;
+  int finish(Chunk& chunk) override;
+  int sync() override;
+  void reset() override {
+    data_ = UniqueFd();
+    for (Shard& shard : shards_) shard = Shard();
+    extents_ = Extents(0);
+  }
+  void locate(const Key& key, const Place& place, IoOp* op) const override {
+    op->fd = data_.get();
+    op->offset = place.unit->offset;
+  }
+
+ private:
+  struct Shard {
+    UniqueFd fd;
+    std::vector<uint32_t> free;  // slots
+  };
+
+  void remove(const Unit& unit) override;
+  static size_t shard_of(const Key& key) { return key.bytes[15] % kShards; }
+  static uint64_t slot_id(size_t shard, uint64_t slot) { return uint64_t{shard} << 32 | slot; }
+  int64_t write_slot(uint64_t id, const MetaSlot& slot) {
+    return disk_.files.write(shards_[id >> 32].fd.get(), &slot, sizeof slot,
+                             (id & 0xffffffff) * sizeof(MetaSlot));
+  }
+  void load_shard(size_t shard, std::vector<Found>* found);
+  CatalogEntry add_unit(const Key& key, uint32_t length, uint64_t checksum, uint64_t offset, uint64_t slot);
+  int place(const Chunk::Record& record, uint64_t nbytes, CatalogEntry* entry);
+  void give_up(Chunk& chunk);
+
+  const std::string data_path_;
+  const std::string folder_;
+  uint64_t slots_per_shard_;
+  uint64_t data_nbytes_;
+  UniqueFd data_;
+  std::array<Shard, kShards> shards_;
+  Extents extents_;
+  uint64_t next_sequence_ = 1;
+};
+
+std::string OffsetLayout::open() {
+  if (slots_per_shard_ == 0)
+    return "a capacity of " + std::to_string(disk_.options.capacity) +
+           " bytes is too small for layout 'offset'";
+  if (const int made = disk_.files.make_folder(folder_); made < 0)
+    return "cannot make " + folder_ + ": " + std::strerror(-made);
+  data_ = UniqueFd(open_data(data_path_, O_RDWR | O_CREAT));
+  int64_t done = data_.get();
+  // an earlier capacity may have been larger
+  if (done >= 0) done = disk_.files.nbytes(data_path_, false);
+  if (done > static_cast<int64_t>(data_nbytes_)) done = disk_.files.truncate(data_.get(), data_nbytes_);
+  if (done >= 0) done = disk_.files.allocate(data_.get(), data_nbytes_);
+  if (done < 0) return "cannot reserve " + data_path_ + ": " + std::strerror(static_cast<int>(-done));
+  for (size_t i = 0; i < kShards; ++i) {
+    const std::string path = folder_ + "/" + "0123456789abcdef"[i];
+    shards_[i].fd = UniqueFd(disk_.files.open(path, O_RDWR | O_CREAT));
+    int64_t sized = shards_[i].fd.get();
+    const uint64_t nbytes = slots_per_shard_ * sizeof(MetaSlot);
+    if (sized >= 0) sized = disk_.files.nbytes(path, false);
+    if (sized > static_cast<int64_t>(nbytes)) sized = disk_.files.truncate(shards_[i].fd.get(), nbytes);
+    if (sized >= 0) sized = disk_.files.allocate(shards_[i].fd.get(), nbytes);
+    if (sized < 0) return "cannot reserve " + path + ": " + std::strerror(static_cast<int>(-sized));
+  }
+  extents_ = Extents(data_nbytes_);
+  return "";
+}
+
+void OffsetLayout::load_shard(size_t shard, std::vector<Found>* found) {
+  std::vector<MetaSlot> window(kWindow / sizeof(MetaSlot));
+  for (uint64_t first = 0; first < slots_per_shard_ && !disk_.is_stopping; first += window.size()) {
+    const int64_t n =
+        disk_.files.read(shards_[shard].fd.get(), window.data(), kWindow, first * sizeof(MetaSlot));
+    const uint64_t n_slots =
+        n < 0 ? 0 : std::min<uint64_t>(static_cast<uint64_t>(n) / sizeof(MetaSlot), slots_per_shard_ - first);
+    if (n < 0) ++disk_.counters.read_errors;
+    for (uint64_t i = 0; i < n_slots; ++i) {
+      const MetaSlot& slot = window[i];
+      const bool is_ours = slot.magic == kSlotMagic && is_signed(slot, kSlotMagic) &&
+                           slot.store == static_cast<uint32_t>(disk_.stamp.store);
+      if (is_ours && slot.offset + record_nbytes(slot.length) <= data_nbytes_) {
+        found->push_back({slot, slot_id(shard, first + i)});
+      } else {
+        shards_[shard].free.push_back(static_cast<uint32_t>(first + i));
+      }
+    }
+  }
+}
+
+void OffsetLayout::recover() {
+  std::vector<Found> found;
+  for (size_t shard = 0; shard < kShards; ++shard) load_shard(shard, &found);
+  // the youngest first: where two claim the same bytes the older one's are gone
+  std::sort(found.begin(), found.end(),
+            [](const Found& a, const Found& b) { return a.slot.sequence > b.slot.sequence; });
+  const auto is_lost = [this](const Found& one) {
+    if (extents_.take(one.slot.offset, round_up(record_nbytes(one.slot.length), kBlock))) return false;
+    write_slot(one.where, MetaSlot{});
+    shards_[one.where >> 32].free.push_back(static_cast<uint32_t>(one.where));
+    ++disk_.counters.removed_orphans;
+    return true;
+  };
+  found.erase(std::remove_if(found.begin(), found.end(), is_lost), found.end());
+  std::vector<CatalogEntry> batch;
+  for (size_t i = found.size(); i-- > 0 && !disk_.is_stopping;) {
+    const MetaSlot& slot = found[i].slot;
+    next_sequence_ = std::max(next_sequence_, slot.sequence + 1);
+    batch.push_back(add_unit(slot.key, slot.length, slot.checksum, slot.offset, found[i].where));
+    if (batch.size() < kBatch && i > 0) continue;
+    disk_.counters.recovered_pages += disk_.catalog.add(batch.data(), batch.size(), Source::kRecovered);
+    for (const CatalogEntry& entry : batch) disk_.catalog.admit(entry.place.unit);
+    batch.clear();
+  }
+}
+
+CatalogEntry OffsetLayout::add_unit(const Key& key, uint32_t length, uint64_t checksum, uint64_t offset,
+                                    uint64_t slot) {
+  auto unit = std::make_unique<Unit>();
+  unit->id = slot;
+  unit->key = key;
+  unit->offset = offset;
+  unit->slot = slot;
+  unit->nbytes = round_up(record_nbytes(length), kBlock) + sizeof(MetaSlot);
+  unit->is_open = true;
+  return {key, {disk_.catalog.add_unit(std::move(unit)), offset, checksum, length}};
+}
+
+void OffsetLayout::remove(const Unit& unit) {
+  // before the bytes are used again: a slot that leads to another page's bytes would only be found when read
+  if (write_slot(unit.slot, MetaSlot{}) < 0) ++disk_.counters.write_errors;
+  shards_[unit.slot >> 32].free.push_back(static_cast<uint32_t>(unit.slot));
+  const uint64_t nbytes = unit.nbytes - sizeof(MetaSlot);
+  // not after a restore: the file it lay in is gone
+  if (unit.offset + nbytes <= data_nbytes_) extents_.free(unit.offset, nbytes);
+}
+
+int OffsetLayout::place(const Chunk::Record& record, uint64_t nbytes, CatalogEntry* entry) {
+  Shard& shard = shards_[shard_of(record.key)];
+  while (shard.free.empty()) {
+    if (const int evicted = evict_one(); evicted < 0) return evicted;
+  }
+  uint64_t offset;
+  while ((offset = extents_.allocate(nbytes)) == Extents::kNone) {
+    if (const int evicted = evict_one(); evicted < 0) return evicted;
+  }
+  const uint64_t slot = slot_id(shard_of(record.key), shard.free.back());
+  shard.free.pop_back();
+  *entry = add_unit(record.key, record.length, record.checksum, offset, slot);
+  return 0;
+}
+
+int OffsetLayout::begin(const std::shared_ptr<Chunk>& chunk) {
+  for (const Chunk::Record& record : chunk->records) {
+    const uint64_t nbytes = round_up(record_nbytes(record.length), kBlock);
+    CatalogEntry entry;
+    if (const int placed = place(record, nbytes, &entry); placed < 0) {
+      give_up(*chunk);
+      return placed;
+    }
+    chunk->entries.push_back(entry);
+    IoOp op;
+    op.is_write = true;
+    op.fd = data_.get();
+    op.offset = entry.place.offset;
+    op.buffer = chunk->buffer.data() + record.at;
+    op.nbytes = static_cast<uint32_t>(nbytes);
+    chunk->ops.push_back(op);
+  }
+  disk_.io.submit(chunk);
+  return 0;
+}
+
+void OffsetLayout::give_up(Chunk& chunk) {
+  for (const CatalogEntry& entry : chunk.entries) disk_.catalog.retire(entry.place.unit);
+  delete_due(Deadline::after(0));
+}
+
+int OffsetLayout::finish(Chunk& chunk) {
+  int64_t done = 0;
+  for (const IoOp& op : chunk.ops) done = std::min(done, op.result);
+  // a slot on the device must not lead to bytes that are not
+  if (done >= 0 && must_sync(FsyncPolicy::kBatch)) done = disk_.files.sync(data_.get());
+  for (size_t i = 0; i < chunk.entries.size() && done >= 0; ++i) {
+    const CatalogEntry& entry = chunk.entries[i];
+    MetaSlot slot{};
+    slot.magic = kSlotMagic;
+    slot.version = kFormatVersion;
+    slot.key = entry.key;
+    slot.offset = entry.place.offset;
+    slot.checksum = entry.place.checksum;
+    slot.sequence = next_sequence_++;
+    slot.length = entry.place.length;
+    slot.store = static_cast<uint32_t>(disk_.stamp.store);
+    sign(&slot);
+    done = write_slot(entry.place.unit->slot, slot);
+  }
+  if (done >= 0 && must_sync(FsyncPolicy::kBatch)) done = sync();
+  if (done < 0) {
+    give_up(chunk);
+    return static_cast<int>(done);
+  }
+  for (const CatalogEntry& entry : chunk.entries) {
+    if (disk_.catalog.add(&entry, 1, Source::kWritten) == 0) {
+      disk_.catalog.retire(entry.place.unit);  // twice in one batch
+    } else {
+      disk_.catalog.admit(entry.place.unit);
+    }
+  }
+  return 0;
+}
+
+int OffsetLayout::sync() {
+  int done = disk_.files.sync(data_.get());
+  for (const Shard& shard : shards_) done = std::min(done, disk_.files.sync(shard.fd.get()));
+  return done;
+}
+
+}  // namespace
+
+std::unique_ptr<Layout> offset_layout(Backing backing) {
+  return std::make_unique<OffsetLayout>(std::move(backing));
+}
+
+}  // namespace p2pkv::disk

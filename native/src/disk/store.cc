@@ -1,0 +1,161 @@
+#include "p2pkv/disk/store.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "p2pkv/disk/waiting.h"
+
+namespace p2pkv::disk {
+namespace {
+
+// Two chunks under way while a third is filled.
+constexpr uint64_t kLargestChunk = 4 << 20;
+// How long a store that nobody closed may take to write what is queued.
+constexpr double kLastWords = 5;
+
+}  // namespace
+
+void DiskStore::Dispose::operator()(DiskStore* store) const {
+  // A forked child has neither the threads nor the lock. Where the disk hangs the kernel may still write to
+  // the buffers. In both cases: leak.
+  if (getpid() == pid && store->close(Deadline::after(kLastWords))) delete store;
+}
+
+DiskStore::Owner DiskStore::open(const std::string& path, const DiskIdentity& identity,
+                                 const DiskOptions& options, std::string* error) {
+  Owner store(new DiskStore(options));
+  *error = store->start(path, identity);
+  if (!error->empty()) return nullptr;
+  return store;
+}
+
+DiskStore::~DiskStore() = default;
+
+std::string DiskStore::start(const std::string& path, const DiskIdentity& identity) {
+  std::string error;
+  folder_ = Folder::open(path, identity, options_.layout, *options_.files, &error);
+  if (!folder_) return error;
+  read_arena_ = Arena::create(round_up(options_.read_buffer, kBlock));
+  write_arena_ = Arena::create(std::max(3 * kLargestChunk, round_up(options_.read_buffer, kBlock)));
+  if (!read_arena_ || !write_arena_) return "no memory for the disk's buffers";
+  if (options_.allow_direct && !probe_direct(&error)) return error;
+  if (options_.allow_uring && options_.files->allows_bypass() && options_.layout != LayoutKind::kFile)
+    io_ = uring_io({read_arena_.get(), write_arena_.get()}, &error);
+  if (!io_) io_ = thread_io(*options_.files);
+  if (!io_) return "the system has no thread to give";
+  io_name_ = io_->name();
+  Backing backing{*options_.files,  *io_,       catalog_,    counters_, options_, folder_->path(),
+                  folder_->stamp(), is_direct_, is_stopping_};
+  switch (options_.layout) {
+    case LayoutKind::kFile:
+      layout_ = file_layout(std::move(backing));
+      break;
+    case LayoutKind::kOffset:
+      layout_ = offset_layout(std::move(backing));
+      break;
+    default:
+      layout_ = bucket_layout(std::move(backing));
+  }
+  if (error = layout_->open(); !error.empty()) return error;
+  // two must fit into the buffers, with their headers and the rest of their blocks
+  largest_page_ = std::min(layout_->largest_page(), options_.read_buffer / 2 - 2 * kBlock);
+  // large chunks are fast, but what doesn't fit at the end of a segment is lost to it
+  chunk_nbytes_ = std::min(kLargestChunk, std::max(layout_->largest_page() / 16, kBlock));
+  return start_threads() ? "" : "the system has no thread to give";
+}
+
+bool DiskStore::probe_direct(std::string* error) {
+  Files& files = *options_.files;
+  const std::string path = folder_->path() + "/probe";
+  const UniqueFd fd(files.open(path, O_RDWR | O_CREAT | O_TRUNC | O_DIRECT));
+  if (fd.get() == -EINVAL || fd.get() == -EOPNOTSUPP) return true;  // this file system only knows its cache
+  AlignedBytes block(kBlock);
+  int64_t done = fd.get();
+  if (done >= 0) done = files.write(fd.get(), block.data(), kBlock, 0);
+  if (done >= 0) done = files.read(fd.get(), block.data(), kBlock, 0);
+  files.remove(path);
+  is_direct_ = done == static_cast<int64_t>(kBlock);
+  if (done >= 0 || done == -EINVAL) return true;
+  *error = "cannot write to " + folder_->path() + ": " + std::strerror(static_cast<int>(-done));
+  return false;
+}
+
+bool DiskStore::start_threads() {
+  n_threads_ = 2;
+  const bool has_scanner = scanner_.start("p2pkv-disk-scan", [this] {
+    recover();
+    end_thread();
+  });
+  const bool has_writer = has_scanner && writer_.start("p2pkv-disk-write", [this] {
+    write_all();
+    end_thread();
+  });
+  const std::lock_guard lock(mutex_);
+  n_threads_ -= !has_scanner + !has_writer;
+  return has_writer;
+}
+
+void DiskStore::recover() {
+  layout_->recover();
+  is_recovered_ = true;
+  // under the lock, or the writer might miss it between its look and its wait
+  const std::lock_guard lock(mutex_);
+  wanted_.notify_all();
+}
+
+void DiskStore::end_thread() {
+  const std::lock_guard lock(mutex_);
+  --n_threads_;
+  finished_.notify_all();
+}
+
+bool DiskStore::flush(const Deadline& deadline) {
+  std::unique_lock lock(mutex_);
+  if (is_closed_) return false;
+  const uint64_t goal = n_accepted_;
+  wants_flush_ = n_synced_ < goal;
+  wanted_.notify_all();
+  return wait_until(finished_, lock, deadline, [&] { return n_synced_ >= goal; });
+}
+
+bool DiskStore::close(const Deadline& deadline) {
+  {
+    std::unique_lock lock(mutex_);
+    if (is_gone_) return true;
+    is_closed_ = true;
+    wanted_.notify_all();
+    // once the queue is written, or the time is over, nothing more is taken up
+    wait_until(finished_, lock, deadline, [this] { return n_settled_ == n_accepted_ || n_threads_ == 0; });
+    is_stopping_ = true;
+    wanted_.notify_all();
+    const auto is_over = [this] { return n_threads_ == 0 && n_calls_ == 0; };
+    // the threads have little left to do unless the disk hangs
+    const Deadline patience = Deadline::after(std::max(1.0, deadline.poll_ms() * 1e-3));
+    if (!wait_until(finished_, lock, patience, is_over)) return false;
+  }
+  catalog_.close();
+  if (io_ && !io_->drain(Deadline::after(1))) return false;
+  writer_.join();
+  scanner_.join();
+  layout_.reset();
+  io_.reset();
+  catalog_.clear();
+  folder_.reset();
+  const std::lock_guard lock(mutex_);
+  is_gone_ = true;
+  return true;
+}
+
+DiskHealth DiskStore::health() const {
+  const std::lock_guard lock(mutex_);
+  return health_;
+}
+
+uint64_t DiskStore::queued_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return queued_bytes_;
+}
+
+}  // namespace p2pkv::disk

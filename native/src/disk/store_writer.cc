@@ -1,0 +1,315 @@
+// The writer's thread: takes pages from the queue, gives their memory back, and brings them to disk.
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "p2pkv/checksum.h"
+#include "p2pkv/disk/store.h"
+#include "p2pkv/disk/waiting.h"
+
+namespace p2pkv::disk {
+namespace {
+
+constexpr size_t kChunksUnderWay = 2;
+constexpr size_t kMaxRecords = 4096;  // of a chunk; bounds what is taken from the queue at once
+constexpr double kLongestBackoff = 30;
+// How often the writer looks whether the folder is still there, in times of `retry_seconds`.
+constexpr double kLookEvery = 5;
+// How long the disk may take for one chunk before it counts as broken.
+constexpr double kWritePatience = 30;
+constexpr double kReaderPatience = 1;
+
+}  // namespace
+
+void DiskStore::write(const WriteBatch& batch, uint8_t* accepted) {
+  {
+    const std::lock_guard lock(mutex_);
+    const bool is_open = !is_closed_ && !health_.is_suspended;
+    for (size_t i = 0; i < batch.n_pages; ++i) {
+      const auto nbytes = static_cast<uint64_t>(batch.pages[i].nbytes);
+      accepted[i] = is_open && nbytes <= largest_page_ && queued_bytes_ + nbytes <= options_.queue_size;
+      if (!accepted[i]) {
+        ++counters_.refused_pages;
+        continue;
+      }
+      queue_.push_back({batch.keys[i], reinterpret_cast<const uint8_t*>(batch.pages[i].address),
+                        static_cast<uint32_t>(nbytes), batch.checksums[i], batch.tickets[i], false});
+      queued_bytes_ += nbytes;
+      ++n_accepted_;
+    }
+  }
+  wanted_.notify_all();
+}
+
+void DiskStore::write_all() {
+  std::vector<Pending> batch;
+  while (wait_for_work(&batch)) {
+    look_after_folder();
+    clear_layout();
+    if (const DiskHealth before = health(); before.is_suspended || before.is_unreadable) try_to_resume();
+    if (health().is_suspended) {
+      discard(batch);
+    } else if (!batch.empty()) {
+      if (const std::shared_ptr<Chunk> chunk = fill(batch); chunk != nullptr) put(chunk);
+    }
+    // recovery still deals out the room, where it comes first
+    if (may_place()) layout_->delete_due(Deadline::after(0));
+    if (is_queue_empty()) {
+      finish_all();
+      flush_layout();
+    }
+  }
+  finish_all();
+  discard(batch);
+  if (const int sealed = layout_->seal(); sealed < 0) ++counters_.write_errors;
+}
+
+bool DiskStore::wait_for_work(std::vector<Pending>* batch) {
+  batch->clear();
+  std::unique_lock lock(mutex_);
+  const bool needs_attention = health_.is_suspended || health_.is_unreadable;
+  const Deadline& next = needs_attention && next_probe_.at() < next_look_.at() ? next_probe_ : next_look_;
+  wait_until(wanted_, lock, next, [this] {
+    return is_stopping_ || wants_clear_ || (wants_flush_ && queue_.empty()) || (!queue_.empty() && may_place());
+  });
+  const bool may_take = is_stopping_ || health_.is_suspended || may_place();
+  uint64_t nbytes = 0;
+  while (may_take && !queue_.empty() && (is_stopping_ || batch->size() < kMaxRecords)) {
+    const uint64_t record = round_up(record_nbytes(queue_.front().length), layout_->alignment());
+    if (!is_stopping_ && !batch->empty() && nbytes + record > chunk_nbytes_) break;
+    nbytes += record;
+    batch->push_back(queue_.front());
+    queue_.pop_front();
+  }
+  return !is_stopping_;
+}
+
+bool DiskStore::is_queue_empty() {
+  const std::lock_guard lock(mutex_);
+  return queue_.empty();
+}
+
+void DiskStore::settle(size_t n_pages, uint64_t nbytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    n_settled_ += n_pages;
+    queued_bytes_ -= nbytes;
+  }
+  finished_.notify_all();
+}
+
+void DiskStore::discard(const std::vector<Pending>& batch) {
+  if (batch.empty()) return;
+  std::vector<uint64_t> tickets;
+  uint64_t nbytes = 0;
+  for (const Pending& pending : batch) {
+    tickets.push_back(pending.ticket);
+    nbytes += pending.length;
+  }
+  options_.release(tickets.data(), tickets.size());
+  counters_.lost_pages += batch.size();
+  settle(batch.size(), nbytes);
+}
+
+std::shared_ptr<Chunk> DiskStore::fill(const std::vector<Pending>& batch) {
+  std::vector<Key> keys;
+  uint64_t nbytes = 0;
+  for (const Pending& pending : batch) {
+    keys.push_back(pending.key);
+    nbytes += round_up(record_nbytes(pending.length), layout_->alignment());
+  }
+  std::vector<uint8_t> known(keys.size());
+  catalog_.contains(keys.data(), keys.size(), known.data());
+  auto chunk = std::make_shared<Chunk>();
+  while (!(chunk->buffer = write_arena_->try_take(nbytes)) && !under_way_.empty()) finish_oldest();
+  if (!chunk->buffer) {
+    discard(batch);
+    return nullptr;
+  }
+  uint8_t* const base = chunk->buffer.data();
+  uint64_t end = 0;
+  std::vector<uint64_t> tickets;
+  uint64_t queued = 0;
+  size_t n_settled = 0;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const Pending& page = batch[i];
+    tickets.push_back(page.ticket);
+    queued += page.length;
+    Checksum sum;
+    if (known[i] || page.is_void) {
+      counters_.known_pages += known[i];
+      ++n_settled;
+      continue;
+    }
+    copy_and_checksum(base + end + sizeof(RecordHeader), page.page, page.length, sum);
+    if (sum.finish() != page.checksum) {
+      // its pin ended and the block was used again: these are some other page's bytes
+      ++counters_.changed_pages;
+      ++n_settled;
+      continue;
+    }
+    const RecordHeader header = header_of(page.key, page.length, page.checksum, folder_->stamp());
+    std::memcpy(base + end, &header, sizeof header);
+    chunk->records.push_back({page.key, page.checksum, page.length, end});
+    const uint64_t used = end + sizeof header + page.length;
+    end = round_up(used, layout_->alignment());
+    std::memset(base + used, 0, end - used);
+  }
+  options_.release(tickets.data(), tickets.size());
+  settle(n_settled, queued);
+  if (chunk->records.empty()) return nullptr;
+  chunk->nbytes = round_up(end, kBlock);
+  std::memset(base + end, 0, chunk->nbytes - end);
+  return chunk;
+}
+
+void DiskStore::put(const std::shared_ptr<Chunk>& chunk) {
+  if (layout_->must_settle_before(*chunk)) finish_all();
+  if (const int begun = layout_->begin(chunk); begun < 0) {
+    counters_.lost_pages += chunk->records.size();
+    settle(chunk->records.size(), 0);
+    if (begun != -ENOBUFS) suspend("cannot make room", begun);
+    return;
+  }
+  under_way_.push_back(chunk);
+  if (under_way_.size() >= kChunksUnderWay) finish_oldest();
+}
+
+void DiskStore::finish_oldest() {
+  const std::shared_ptr<Chunk> chunk = under_way_.front();
+  under_way_.pop_front();
+  const bool is_done = chunk->wait(Deadline::after(kWritePatience));
+  if (!is_done) {
+    // Its place must not be used again while the kernel may still write there: the layout never hears of it.
+    suspend("a write does not end", -ETIMEDOUT);
+    counters_.lost_pages += chunk->records.size();
+  } else if (const int finished = layout_->finish(*chunk); finished < 0) {
+    counters_.lost_pages += chunk->records.size();
+    suspend("cannot write", finished);
+  } else {
+    uint64_t nbytes = 0;
+    for (const Chunk::Record& record : chunk->records) nbytes += record.length;
+    counters_.stored_pages += chunk->records.size();
+    counters_.stored_bytes += nbytes;
+    backoff_ = 0;
+  }
+  settle(chunk->records.size(), 0);
+}
+
+void DiskStore::finish_all() {
+  while (!under_way_.empty()) finish_oldest();
+}
+
+void DiskStore::flush_layout() {
+  uint64_t n_settled;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!wants_flush_ || !queue_.empty()) return;
+    n_settled = n_settled_;
+  }
+  if (options_.fsync != FsyncPolicy::kNever && !health().is_suspended) {
+    if (const int synced = layout_->sync(); synced < 0) suspend("cannot sync", synced);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    n_synced_ = n_settled;
+    wants_flush_ = n_synced_ < n_accepted_;
+  }
+  finished_.notify_all();
+}
+
+void DiskStore::clear() {
+  catalog_.forget_all_keys();
+  {
+    const std::lock_guard lock(mutex_);
+    wants_clear_ = true;
+    // what was queued before is told apart from what comes after by having no key any more
+    for (Pending& pending : queue_) pending.is_void = true;
+  }
+  wanted_.notify_all();
+}
+
+void DiskStore::clear_layout() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!wants_clear_ || health_.is_suspended) return;
+    wants_clear_ = false;
+  }
+  finish_all();
+  if (const int sealed = layout_->seal(); sealed < 0) ++counters_.write_errors;
+  catalog_.retire_all();
+}
+
+void DiskStore::suspend(const char* what, int error) {
+  ++counters_.write_errors;
+  backoff_ = backoff_ == 0 ? options_.retry_seconds : std::min(2 * backoff_, kLongestBackoff);
+  next_probe_ = Deadline::after(backoff_);
+  const std::lock_guard lock(mutex_);
+  if (health_.is_suspended) return;
+  ++counters_.suspensions;
+  health_.is_suspended = true;
+  health_.reason = std::string(what) + " in " + folder_->path() + ": " + std::strerror(-error);
+}
+
+void DiskStore::try_to_resume() {
+  if (!next_probe_.passed()) return;
+  const int probed = probe();
+  if (probed < 0 && probed != -ENOBUFS) {
+    backoff_ = backoff_ == 0 ? options_.retry_seconds : std::min(2 * backoff_, kLongestBackoff);
+    next_probe_ = Deadline::after(backoff_);
+    return;
+  }
+  n_failed_reads_ = 0;
+  const std::lock_guard lock(mutex_);
+  health_ = {};
+}
+
+int DiskStore::probe() {
+  if (!folder_->is_intact()) {
+    if (const int restored = restore_folder(); restored < 0) return restored;
+  }
+  Files& files = *options_.files;
+  const std::string path = folder_->path() + "/probe";
+  const AlignedBytes block(kBlock);
+  int64_t done;
+  {
+    const UniqueFd fd(files.open(path, O_RDWR | O_CREAT | O_TRUNC | (is_direct_ ? O_DIRECT : 0)));
+    done = fd.get();
+    if (done >= 0) done = files.write(fd.get(), block.data(), kBlock, 0);
+    if (done >= 0) done = files.sync(fd.get());
+    if (done >= 0) done = files.read(fd.get(), block.data(), kBlock, 0);
+  }
+  files.remove(path);
+  return done < 0 ? static_cast<int>(done) : layout_->prepare();
+}
+
+void DiskStore::look_after_folder() {
+  if (!next_look_.passed()) return;
+  next_look_ = Deadline::after(kLookEvery * options_.retry_seconds);
+  if (health().is_suspended || folder_->is_intact()) return;
+  finish_all();
+  suspend("files were deleted", -ENOENT);
+}
+
+int DiskStore::restore_folder() {
+  // Recovery walks the same folder.
+  if (!is_recovered_) return -EBUSY;
+  {
+    // nobody may be reading from the files that are closed below
+    std::unique_lock lock(mutex_);
+    health_.is_unreadable = true;
+    if (!wait_until(finished_, lock, Deadline::after(kReaderPatience), [this] { return n_calls_ == 0; }))
+      return -EBUSY;
+  }
+  if (!io_->drain(Deadline::after(kReaderPatience))) return -EBUSY;
+  catalog_.retire_all();
+  layout_->delete_due(Deadline::after(0));
+  layout_->reset();
+  if (const int restored = folder_->restore(); restored < 0) return restored;
+  if (!layout_->open().empty()) return -EIO;
+  layout_->recover();
+  return 0;
+}
+
+}  // namespace p2pkv::disk

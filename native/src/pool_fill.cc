@@ -1,0 +1,57 @@
+// Pages that come into the pool from elsewhere than a caller's memory: promotions of the disk tier.
+#include "p2pkv/pool.h"
+
+namespace p2pkv {
+
+void Pool::reserve_blocks(Block* blocks, size_t n, PoolStatus* statuses) {
+  {
+    const Lock lock(mutex_);
+    expire_pins();
+    bool is_full = false;
+    for (size_t i = 0; i < n; ++i) {
+      Draft draft;
+      draft.length = blocks[i].length;
+      statuses[i] = reserve(blocks[i].key, &draft, &is_full);
+      if (statuses[i] == PoolStatus::kStored) {
+        blocks[i].granule = draft.granule;
+        blocks[i].data = data_at(draft.granule);
+      } else if (draft.granule != Buddy::kNone) {
+        --pages_[draft.granule].n_copies;  // what is there needs no hold here
+      }
+    }
+  }
+  log_.announce();
+}
+
+void Pool::commit_blocks(const Block* blocks, size_t n, const uint8_t* is_filled, double lease_seconds,
+                         uint8_t* found, Location* locations) {
+  const Lock lock(mutex_);
+  const int64_t deadline_ns = lease_end(lease_seconds);
+  // from the back, so that the front of the batch counts as used last
+  for (size_t i = n; i-- > 0;) {
+    found[i] = 0;
+    locations[i] = Location{};
+    if (is_filled[i] != 0) {
+      const PoolStatus status =
+          commit(blocks[i].key, {blocks[i].granule, blocks[i].length, blocks[i].checksum}, &locations[i]);
+      found[i] = status != PoolStatus::kOtherLength;
+      if (found[i] != 0 && lease_seconds > 0) pin_one(pages_.find(blocks[i].key), deadline_ns);
+    } else {
+      drop(blocks[i].granule);
+    }
+  }
+}
+
+void Pool::list_oldest(size_t max, uint64_t nbytes, std::vector<Key>* keys) {
+  const Lock lock(mutex_);
+  uint32_t granule = pages_.oldest();
+  for (size_t i = 0; i < max && granule != PageTable::kNone; ++i) {
+    const uint64_t block = block_nbytes(granule);
+    if (block > nbytes) return;
+    nbytes -= block;
+    keys->push_back(pages_[granule].key);
+    granule = pages_.newer(granule);
+  }
+}
+
+}  // namespace p2pkv

@@ -1,0 +1,222 @@
+// The disk tier under sanitizers: publishers, evictions, writers and promotions at once, and a disk that hangs.
+#include "p2pkv/tier.h"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <future>
+#include <memory>
+#include <random>
+#include <thread>
+
+#include "check.h"
+#include "keys.h"
+#include "p2pkv/checksum.h"
+#include "p2pkv/disk/faulty_files.h"
+#include "seed.h"
+
+namespace {
+
+using p2pkv::Deadline;
+using p2pkv::Key;
+using p2pkv::Location;
+using p2pkv::Piece;
+using p2pkv::Pool;
+using p2pkv::Tier;
+using p2pkv::disk::DiskOptions;
+using p2pkv::disk::DiskStore;
+using p2pkv::disk::FaultyFiles;
+using p2pkv::disk::FileCall;
+using p2pkv::disk::ReadStatus;
+using p2pkv::test::key_of;
+
+constexpr size_t kPage = 8192;
+constexpr size_t kBatch = 8;
+
+// A pool of 32 pages with a tier of a temporary folder below it.
+struct Node {
+  std::string path;
+  std::shared_ptr<Pool> pool;
+  std::shared_ptr<DiskStore> store;
+  std::shared_ptr<Tier> tier;
+  FaultyFiles faults;
+
+  explicit Node(p2pkv::TierOptions options = {}) {
+    char pattern[] = "/tmp/p2pkv-tier-XXXXXX";
+    path = mkdtemp(pattern);
+    std::string error;
+    p2pkv::PoolOptions pool_options{};
+    pool_options.nbytes = 32 * kPage;
+    pool = Pool::create(pool_options, &error);
+    CHECK(pool != nullptr);
+    DiskOptions disk;
+    disk.capacity = 64 << 20;
+    disk.read_buffer = 4 << 20;
+    disk.files = &faults;
+    disk.release = [pool = pool](const uint64_t* tickets, size_t n) {
+      std::vector<uint8_t> held(n);
+      pool->unpin(tickets, n, held.data());
+    };
+    store = DiskStore::open(path, {"n1", "ns"}, disk, &error);
+    if (!store) std::cerr << error << "\n";
+    CHECK(store != nullptr);
+    tier = Tier::start(pool, options);
+    tier->attach(store);
+  }
+  ~Node() {
+    tier->close();
+    CHECK(store->close(Deadline::after(10)));
+    tier.reset();
+    std::filesystem::remove_all(path);
+  }
+
+  // Every 8 bytes of a page are its name.
+  void publish(uint64_t first) {
+    std::vector<std::vector<uint64_t>> memory(kBatch, std::vector<uint64_t>(kPage / 8));
+    Key keys[kBatch];
+    Piece pieces[kBatch];
+    for (size_t i = 0; i < kBatch; ++i) {
+      keys[i] = key_of(first + i);
+      std::fill(memory[i].begin(), memory[i].end(), first + i);
+      pieces[i] = {reinterpret_cast<int64_t>(memory[i].data()), kPage};
+    }
+    p2pkv::PoolStatus statuses[kBatch];
+    Location locations[kBatch];
+    pool->publish({kBatch, 1, keys, pieces}, statuses, locations);
+    tier->note_published(keys, kBatch);
+  }
+  // Publishes until the disk has it all.
+  void fill(uint64_t n) {
+    for (uint64_t first = 0; first < n; first += kBatch) {
+      publish(first);
+      CHECK(store->flush(Deadline::after(20)));
+    }
+    CHECK_EQ(store->n_pages(), n);
+  }
+
+  struct Answer {
+    std::vector<uint8_t> found;
+    std::vector<Location> locations;
+    size_t n_found() const { return static_cast<size_t>(std::count(found.begin(), found.end(), 1)); }
+  };
+  std::future<Answer> ask(uint64_t first, double lease, double answer_in) {
+    std::vector<Key> keys;
+    for (size_t i = 0; i < kBatch; ++i) keys.push_back(key_of(first + i));
+    auto answered = std::make_shared<std::promise<Answer>>();
+    std::future<Answer> answer = answered->get_future();
+    tier->promote(std::move(keys), lease, Deadline::after(answer_in), [answered](auto found, auto locations) {
+      answered->set_value({std::move(found), std::move(locations)});
+    });
+    return answer;
+  }
+  // The pages of this node as a remote reader would validate them; the number of hits.
+  size_t read(const Answer& answer, uint64_t first) {
+    size_t n_hits = 0;
+    for (size_t i = 0; i < kBatch; ++i) {
+      if (answer.found[i] == 0) continue;
+      std::vector<uint64_t> copy(kPage / 8);
+      p2pkv::FetchStatus status;
+      const Key key = key_of(first + i);
+      const Piece piece{reinterpret_cast<int64_t>(copy.data()), kPage};
+      pool->fetch({1, 1, &key, &piece}, &status);
+      if (status != p2pkv::FetchStatus::kHit) continue;
+      ++n_hits;
+      for (const uint64_t word : copy) CHECK(word == first + i);
+    }
+    return n_hits;
+  }
+};
+
+TEST(tier_promotes_what_the_pool_has_evicted) {
+  Node node;
+  node.fill(128);
+  for (uint64_t first = 0; first < 128; first += kBatch) {
+    const Node::Answer answer = node.ask(first, 0.01, 10).get();
+    CHECK_EQ(answer.n_found(), kBatch);
+    CHECK_EQ(node.read(answer, first), kBatch);
+  }
+  CHECK(node.tier->counters().promoted_pages > 0);
+  CHECK_EQ(node.ask(1000, 1, 10).get().n_found(), 0u);
+}
+
+TEST(tier_loads_a_page_once_however_many_ask) {
+  Node node;
+  node.fill(64);
+  node.pool->purge();
+  std::vector<std::future<Node::Answer>> answers;
+  for (int i = 0; i < 20; ++i) answers.push_back(node.ask(0, 1, 10));
+  for (auto& answer : answers) CHECK_EQ(answer.get().n_found(), kBatch);
+  CHECK_EQ(node.tier->counters().promoted_pages.load(), kBatch);
+}
+
+TEST(tier_warms_for_nobody_who_waits) {
+  Node node;
+  node.fill(64);
+  node.pool->purge();
+  CHECK_EQ(node.ask(0, 0, 0).get().n_found(), 0u);
+  while (node.tier->counters().promoted_pages < kBatch) std::this_thread::yield();
+  CHECK_EQ(node.ask(0, 0, 0).get().n_found(), kBatch);
+}
+
+TEST(tier_answers_in_time_while_the_disk_hangs) {
+  Node node;
+  node.fill(64);
+  node.pool->purge();
+  node.faults.hang(FileCall::kRead);
+  const auto began = Deadline::Clock::now();
+  CHECK_EQ(node.ask(0, 1, 0.2).get().n_found(), 0u);
+  const std::chrono::duration<double> taken = Deadline::Clock::now() - began;
+  CHECK(taken.count() >= 0.19 && taken.count() < 2);
+  std::future<Node::Answer> open = node.ask(8, 1, 60);
+  node.publish(1000);  // does not wait
+  node.tier->close();
+  CHECK(open.wait_for(std::chrono::seconds(0)) == std::future_status::ready);
+  CHECK_EQ(node.ask(16, 1, 60).get().n_found(), 0u);
+  node.faults.heal();
+}
+
+TEST(tier_races_give_no_wrong_byte_and_leak_no_pin) {
+  const uint64_t seed = p2pkv::test::seed("tier_races_give_no_wrong_byte_and_leak_no_pin");
+  for (const auto write : {p2pkv::WritePolicy::kWriteThrough, p2pkv::WritePolicy::kOnEvict}) {
+    p2pkv::TierOptions options;
+    options.write = write;
+    Node node(options);
+    std::atomic<bool> is_over{false};
+    std::atomic<uint64_t> n_hits{0};
+    std::vector<std::thread> threads;
+    for (uint64_t number = 0; number < 2; ++number) {
+      threads.emplace_back([&, number] {
+        std::mt19937_64 random(seed + number);
+        while (!is_over) {
+          const uint64_t first = random() % 64 * kBatch;
+          n_hits += node.read(node.ask(first, 0.001, random() % 3 * 0.01).get(), first);
+          if (random() % 50 == 0) {
+            const Key key = key_of(random() % 512);
+            node.tier->forget(&key, 1);
+          }
+        }
+      });
+    }
+    threads.emplace_back([&] {
+      while (!is_over) {
+        node.tier->drain_promoted(100);
+        std::this_thread::yield();
+      }
+    });
+    std::mt19937_64 random(seed);
+    for (int i = 0; i < 300; ++i) node.publish(random() % 64 * kBatch);
+    CHECK(node.store->flush(Deadline::after(20)));
+    is_over = true;
+    for (std::thread& thread : threads) thread.join();
+    CHECK(n_hits > 0);
+    CHECK(node.store->counters().stored_pages > 0);
+    CHECK_EQ(node.store->counters().bad_records.load(), 0u);
+    // the leases of a millisecond have ended, and the writer has given back all it had
+    while (node.pool->stats().pinned_bytes > 0) std::this_thread::yield();
+  }
+}
+
+}  // namespace

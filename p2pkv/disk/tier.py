@@ -1,0 +1,251 @@
+"""The disk tier of a node: what the pool evicts stays fetchable, here and by peers, and survives a restart.
+
+Pages that were published are written behind the publisher's back (``write_through``) or shortly before the pool
+evicts them (``on_evict``). This node reads its own from disk straight into the caller's memory; for a peer they are
+promoted, that is brought back into the pool, where the peer reads them as any other page. Nothing here makes a call
+wait longer than it may: a disk that is slow, full, broken or gone leaves a node that works from memory, one warning
+and ``p2pkv_disk_suspended``; when the disk works again so does the tier.
+
+The per-page work is native (``native/src/tier.cc``, ``native/src/promotions.cc``). ``docs/disk.md`` has the flow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pkv import _native
+from p2pkv.config import DISK_ADMISSION, DISK_WRITE, Config
+from p2pkv.disk.store import DiskOptions, DiskStore, UnusableDiskError
+from p2pkv.page import LOCATION, Keys, Locations, as_locations
+from p2pkv.pool import Pool
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+"""How often the disk's health is looked at, for the one warning."""
+_RETRY_S = 1.0
+_LONGEST_RETRY_S = 30.0
+"""Between attempts to open a folder that could not be used; doubled from the first to the second."""
+_RECOVERED = 4096
+"""Pages of an earlier run that are told to the directory together."""
+_QUEUE = 64 << 20
+_WARM_RATE = 256 << 20
+"""Bytes a second loaded for nobody who waits: a quarter of what a fast disk gives. A guess; not tuned."""
+_CLOSE_S = 5.0
+
+
+def default_disk_path(node_id: str, namespace: str) -> Path:
+    """Return the folder that this node and namespace have when none is configured: the same at each start."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    digest = hashlib.blake2b(f"{len(node_id)}:{node_id}{namespace}".encode(), digest_size=8).hexdigest()
+    readable = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in node_id)
+    return Path(home) / "p2pkv" / "disk" / f"{readable[:64]}-{digest}"
+
+
+class DiskTier:
+    """Thread-safe. Runs from construction to :meth:`close`; close it before the pool.
+
+    Raises :class:`~p2pkv.errors.ConfigError` for a folder that is in use, or another node's; a disk that can't be
+    written to now is tried again in the background.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        pool: Pool,
+        *,
+        own_key: int,
+        boot: int,
+        faults: _native.FaultyFiles | None = None,
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._own_key = own_key
+        self._boot = boot
+        self._faults = faults
+        self.path = config.disk_path or str(default_disk_path(config.node_id, config.namespace))
+        self.native = _native.Tier(
+            pool.native,
+            owner=own_key,
+            boot=boot,
+            write=DISK_WRITE.index(config.disk_write),
+            admission=DISK_ADMISSION.index(config.disk_admission),
+            queue_size=_QUEUE,
+            warm_rate=_WARM_RATE,
+        )
+        self._closing = threading.Event()
+        self._opening = threading.Lock()  # held while the store is opened, so that none appears after `close`
+        self._store: DiskStore | None = None
+        self._n_failed_opens = 0
+        self._lock = threading.Lock()  # guards `_unsure`
+        self._unsure: list[Keys] = []
+        try:
+            self._open()
+        except UnusableDiskError as error:
+            self._n_failed_opens = 1
+            _log.warning("node %s works without its disk until that can be used: %s", config.node_id, error)
+        except BaseException:
+            self.native.close()
+            raise
+        self._thread = threading.Thread(target=self._look_after, name="p2pkv-disk", daemon=True)
+        self._thread.start()
+
+    def _open(self) -> None:
+        with self._opening:
+            if self._closing.is_set():
+                return
+            config = self._config
+            if config.disk_path is None:
+                _make_private(Path(self.path).parent)
+            options = DiskOptions(
+                capacity=config.disk_nbytes, layout=config.disk_layout, fsync=config.disk_fsync
+            )
+            store = DiskStore(
+                self.path, options, node_id=config.node_id, namespace=config.namespace, faults=self._faults
+            )
+            self.native.attach(self._pool.native, store.native)
+            self._store = store
+
+    def _look_after(self) -> None:
+        pause = _RETRY_S
+        while not self._closing.wait(_LOOK_S if self._store is not None else pause):
+            if self._store is not None:
+                self._store.check_health()
+                continue
+            try:
+                self._open()
+            except UnusableDiskError:
+                self._n_failed_opens += 1
+                pause = min(2 * pause, _LONGEST_RETRY_S)
+            except Exception:  # noqa: BLE001  # the top of a thread's loop
+                _log.exception("node %s stays without its disk", self._config.node_id)
+                return
+            else:
+                _log.info("node %s has its disk now", self._config.node_id)
+
+    def note_published(self, keys: Keys) -> None:
+        """Have pages of the pool written that were just published, as the policies say. Never waits."""
+        self.native.note_published(keys)
+
+    def note_fetched(self, keys: Keys) -> None:
+        """The same of pages that were asked for here, which may be the second use that admits them."""
+        self.native.note_fetched(keys)
+
+    def contains(self, keys: Keys) -> NDArray[np.uint8]:
+        """Say which pages could be read from disk now; nothing is read."""
+        return self.native.contains(keys)
+
+    def locate(self, keys: Keys) -> tuple[NDArray[np.uint8], Locations]:
+        """Say where pages are now: in the pool, else on disk, which is a location that is not resident."""
+        found, locations = self.native.locate(keys)
+        return found, as_locations(locations)
+
+    def on_disk(self, n: int) -> Locations:
+        """Return ``n`` locations as the directory knows pages on this disk, but for length and checksum."""
+        locations = np.zeros(n, LOCATION)
+        locations["owner"], locations["boot"] = self._own_key, self._boot
+        return locations
+
+    def list(self, cursor: int, limit: int) -> tuple[Keys, int]:
+        """List at most ``limit`` keys on disk from ``cursor`` on (0: all), and the next cursor (0: that was all)."""
+        if self._store is None:
+            return np.zeros((0, 16), np.uint8), 0
+        return self._store.list(cursor, limit)
+
+    def recheck(self, keys: Keys) -> None:
+        """Have the directory told again where these pages are: what it was told may have been too late."""
+        with self._lock:
+            self._unsure.append(keys)
+
+    def drain_changed(self, limit: int) -> Keys:
+        """Take keys of pages that were promoted, went from the disk or were found on it. Does not wait.
+
+        Where they are now is asked of :meth:`locate`; whoever tells the directory does so in one thread, so that
+        what it says last is what it saw last.
+        """
+        with self._lock:
+            unsure, self._unsure = self._unsure, []
+        changed = [*unsure, self.native.drain_promoted(limit)]
+        if self._store is not None:
+            changed.append(self._store.drain_dropped(limit, 0))
+            changed.append(self._store.drain_recovered(_RECOVERED, 0)[0])
+        return np.concatenate(changed)
+
+    def forget(self, keys: Keys) -> tuple[NDArray[np.uint8], Locations]:
+        """Take pages back; return which were on disk, and as what the directory may know them.
+
+        Those that shared a segment with others may be found again by the next run.
+        """
+        on_disk = self.native.contains(keys)
+        self.native.forget(keys)
+        return on_disk, self.on_disk(len(keys))
+
+    def clear(self) -> None:
+        """Take all pages back; their bytes are deleted soon."""
+        self.native.clear()
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until what was taken is written; False if it was not by then, or there is no disk."""
+        return self._store is not None and self._store.flush(timeout)
+
+    def readings(self) -> dict[str, float]:
+        """Return what the metrics show, by name."""
+        tier = self.native.stats()
+        store = self._store.stats() if self._store is not None else {}
+        is_troubled = self._store is None or self._store.check_health() != ""
+        names = {
+            "p2pkv_disk_capacity_bytes": "capacity",
+            "p2pkv_disk_used_bytes": "used",
+            "p2pkv_disk_pages": "pages",
+            "p2pkv_disk_queued_bytes": "queued_bytes",
+            "p2pkv_disk_stored_pages_total": "stored_pages",
+            "p2pkv_disk_stored_bytes_total": "stored_bytes",
+            "p2pkv_disk_known_pages_total": "known_pages",
+            "p2pkv_disk_refused_pages_total": "refused_pages",
+            "p2pkv_disk_changed_pages_total": "changed_pages",
+            "p2pkv_disk_lost_pages_total": "lost_pages",
+            "p2pkv_disk_evicted_pages_total": "evicted_pages",
+            "p2pkv_disk_read_pages_total": "hit_pages",
+            "p2pkv_disk_read_bytes_total": "hit_bytes",
+            "p2pkv_disk_bad_records_total": "bad_records",
+            "p2pkv_disk_timed_out_pages_total": "timed_out_pages",
+            "p2pkv_disk_recovered_pages_total": "recovered_pages",
+            "p2pkv_disk_suspensions_total": "suspensions",
+        }
+        return {
+            **{name: store.get(key, 0) for name, key in names.items()},
+            "p2pkv_disk_suspended": float(is_troubled),
+            "p2pkv_disk_failed_opens_total": self._n_failed_opens,
+            "p2pkv_disk_skipped_pages_total": tier["skipped_pages"] + tier["unpinned_pages"],
+            "p2pkv_promoted_pages_total": tier["promoted_pages"],
+            "p2pkv_promoted_bytes_total": tier["promoted_bytes"],
+            "p2pkv_unpromoted_pages_total": tier["failed_pages"] + tier["refused_pages"],
+            "p2pkv_late_promotions_total": tier["late_pages"],
+        }
+
+    def close(self) -> None:
+        """Answer who waits, write what is queued, seal the store. Idempotent; takes seconds if the disk hangs."""
+        self._closing.set()
+        self.native.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._opening:
+            store = self._store
+        if store is not None and not store.close(_CLOSE_S):
+            _log.warning(
+                "node %s: the disk hangs; its folder %s stays locked", self._config.node_id, self.path
+            )
+
+
+def _make_private(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UnusableDiskError(f"cannot make {folder}: {error.strerror}; set disk_path") from error

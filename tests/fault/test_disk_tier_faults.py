@@ -1,0 +1,184 @@
+"""A tier whose disk hangs, fails or can't be opened: memory goes on, nobody waits, one warning, and it comes back."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cluster import eventually
+from disk_pages import PAGE, keys_of, pages_of, spans_of
+from p2pkv import Config
+from p2pkv._native import FaultyFiles, FetchBatch, FileCall
+from p2pkv.disk.tier import DiskTier, default_disk_path
+from p2pkv.errors import ConfigError
+from p2pkv.pool import Pool, PoolStatus
+
+N = 16
+OWNER, BOOT = 7, 9
+
+
+class Tiered:
+    """A pool of 32 pages with a tier below it."""
+
+    def __init__(self, folder: Path, faults: FaultyFiles) -> None:
+        config = Config(node_id="n1", namespace="ns", disk_path=str(folder), disk_size="64MiB")
+        self.pool = Pool(32 * PAGE, granule=4096, owner=OWNER, boot=BOOT)
+        self.tier = DiskTier(config, self.pool, own_key=OWNER, boot=BOOT, faults=faults)
+
+    def publish(self, first: int) -> None:
+        numbers = range(first, first + N)
+        memory = pages_of(numbers)
+        keys = keys_of(numbers)
+        statuses, *_ = self.pool.publish(keys, spans_of(memory).reshape(-1, 1, 2))
+        assert (statuses == PoolStatus.STORED).all()
+        self.tier.note_published(keys)
+
+    def fetch(self, first: int, timeout: float = 5.0) -> int:
+        """Read from disk what the pool lacks; return the hits. A wrong byte fails."""
+        numbers = range(first, first + N)
+        out = np.zeros((N, PAGE), np.uint8)
+        batch = FetchBatch(keys_of(numbers), spans_of(out).reshape(-1, 1, 2), np.zeros((N, 1), np.int32))
+        batch.take_from_disk(self.tier.native, timeout)
+        hits = batch.outcomes().astype(bool)
+        assert (out[hits] == pages_of(numbers)[hits]).all()
+        return int(hits.sum())
+
+
+@pytest.fixture
+def faults() -> FaultyFiles:
+    return FaultyFiles()
+
+
+@pytest.fixture
+def start(tmp_path: Path, faults: FaultyFiles) -> Iterator[Callable[[], Tiered]]:
+    started: list[Tiered] = []
+
+    def begin() -> Tiered:
+        started.append(Tiered(tmp_path / "disk", faults))
+        return started[-1]
+
+    yield begin
+    faults.heal()
+    for one in started:
+        one.tier.close()
+        one.pool.close()
+
+
+def reading(one: Tiered, name: str) -> float:
+    return one.tier.readings()[name]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_hanging_disk_makes_no_publish_and_no_read_wait(
+    start: Callable[[], Tiered], faults: FaultyFiles
+) -> None:
+    one = start()
+    one.publish(0)
+    assert one.tier.flush(10)
+    faults.hang(FileCall.WRITE)
+    faults.hang(FileCall.READ)
+    began = time.monotonic()
+    for first in range(N, 50 * N, N):
+        one.publish(first)
+    assert time.monotonic() - began < 2
+    began = time.monotonic()
+    assert one.fetch(0, timeout=0.3) == 0
+    assert time.monotonic() - began < 0.3 + 0.1
+    stats = one.pool.stats()
+    assert stats["pinned_bytes"] <= stats["capacity"] / 4
+    faults.heal()
+    eventually(lambda: one.fetch(0) == N, 20.0)
+
+
+def test_a_failing_disk_warns_once_and_comes_back(
+    start: Callable[[], Tiered], faults: FaultyFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = start()
+    faults.fail(FileCall.WRITE, errno.EIO)
+    first = iter(range(0, 10**6, N))
+
+    def publish_until_suspended() -> bool:
+        one.publish(next(first))
+        return reading(one, "p2pkv_disk_suspended") == 1
+
+    eventually(publish_until_suspended, 20.0)
+    for _ in range(5):
+        one.publish(next(first))
+    assert len(warnings(caplog)) == 1
+    assert "suspended" in warnings(caplog)[0]
+    faults.heal()
+    eventually(lambda: reading(one, "p2pkv_disk_suspended") == 0, 20.0)
+    again = next(first)
+    one.publish(again)
+    assert one.tier.flush(10)
+    assert one.fetch(again) == N
+
+
+def test_a_disk_that_cannot_be_opened_is_tried_again(
+    start: Callable[[], Tiered], faults: FaultyFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults.fail(FileCall.OPEN, errno.EROFS)
+    one = start()
+    assert len(warnings(caplog)) == 1
+    assert reading(one, "p2pkv_disk_suspended") == 1
+    assert reading(one, "p2pkv_disk_failed_opens_total") >= 1
+    one.publish(0)
+    assert one.fetch(0) == 0
+    faults.heal()
+    eventually(lambda: reading(one, "p2pkv_disk_suspended") == 0, 20.0)
+    one.publish(N)
+    assert one.tier.flush(10)
+    assert one.fetch(N) == N
+
+
+def test_a_folder_of_another_node_is_refused(start: Callable[[], Tiered], tmp_path: Path) -> None:
+    one = start()
+    config = Config(node_id="n2", namespace="ns", disk_path=str(tmp_path / "disk"), disk_size="64MiB")
+    with pytest.raises(ConfigError, match="in use by this process"):
+        DiskTier(config, one.pool, own_key=OWNER, boot=BOOT)
+    one.tier.close()
+    with pytest.raises(ConfigError, match="is the store of node 'n1', not 'n2'"):
+        DiskTier(config, one.pool, own_key=OWNER, boot=BOOT)
+
+
+def test_the_directory_is_told_what_was_seen_last(start: Callable[[], Tiered]) -> None:
+    one = start()
+    one.publish(0)
+    assert one.tier.flush(10)
+    keys = keys_of(range(N))
+    found, where = one.tier.locate(keys)
+    assert found.all()
+    assert (where["flags"] == 1).all()
+    one.pool.purge()
+    found, where = one.tier.locate(keys)
+    assert found.all()
+    assert (where["flags"] == 0).all()
+    assert (where["owner"] == OWNER).all()
+    assert (where["boot"] == BOOT).all()
+    assert (where["length"] == PAGE).all()
+    one.tier.native.warm(keys)
+    eventually(lambda: bool((one.tier.locate(keys)[1]["flags"] == 1).all()), 10.0)
+    assert {bytes(key) for key in one.tier.drain_changed(100)} == {bytes(key) for key in keys}
+    one.tier.forget(keys)
+    one.pool.purge()
+    assert not one.tier.locate(keys)[0].any()
+    assert {bytes(key) for key in one.tier.drain_changed(100)} == {bytes(key) for key in keys}
+
+
+def test_the_default_folder_is_one_a_node_and_namespace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folders = {default_disk_path(node, space) for node in ("a", "a/b", "a_b", "..") for space in ("x", "y")}
+    assert len(folders) == 8
+    assert {folder.parent for folder in folders} == {tmp_path / "p2pkv" / "disk"}
+    assert default_disk_path("a", "x") == default_disk_path("a", "x")
