@@ -87,7 +87,7 @@ def _fetch_rows(pair: Pair, plan: Plan, meeting: Meeting) -> Iterator[Row]:
             plan.tell(f"disk, fetch, {page_nbytes // KIB} KiB")
             case = _Fetches(pair, plan, meeting, page_nbytes, undo)
             for batch in plan.batches:
-                if batch > 1 and page_nbytes * batch <= _SMALL_POOL // 4:
+                if batch > 1 and page_nbytes * batch <= _SMALL_POOL // 2:
                     yield from case.rows(batch)
             yield case.restart_row()
 
@@ -100,6 +100,7 @@ class _Fetches:
         self._plan = plan
         self._page_nbytes = page_nbytes
         self._folder = meeting.folder / f"read-{page_nbytes}"
+        self._folder.mkdir()
         settings = {"pool_size": _SMALL_POOL, "transports": [pair.transport]}
         self._peer = undo.enter_context(Peer())
         remote = settings | _disk(self._folder / "remote", plan)

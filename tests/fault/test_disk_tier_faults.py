@@ -24,11 +24,11 @@ OWNER, BOOT = 7, 9
 
 
 class Tiered:
-    """A pool of 32 pages with a tier below it."""
+    """A pool of 128 pages with a tier below it."""
 
     def __init__(self, folder: Path, faults: FaultyFiles) -> None:
         config = Config(node_id="n1", namespace="ns", disk_path=str(folder), disk_size="64MiB")
-        self.pool = Pool(32 * PAGE, granule=4096, owner=OWNER, boot=BOOT)
+        self.pool = Pool(128 * PAGE, granule=4096, owner=OWNER, boot=BOOT)
         self.tier = DiskTier(config, self.pool, own_key=OWNER, boot=BOOT, faults=faults)
 
     def publish(self, first: int) -> None:
