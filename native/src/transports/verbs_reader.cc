@@ -82,12 +82,18 @@ bool VerbsEndpoint::make_lanes(std::string* error) {
     auto lane = Lane::create(home_.rails[i], static_cast<uint8_t>(i), error);
     if (lane) lanes_.push_back({std::move(lane), {}});
   }
+  if (!lanes_.empty()) describe_lanes();
   return !lanes_.empty();
 }
 
 std::string VerbsEndpoint::describe() {
   const std::lock_guard lock(mutex_);
-  if (!blob_.empty() || is_closed_ || !make_lanes(&failure_)) return blob_;
+  if (blob_.empty() && !is_closed_) make_lanes(&failure_);
+  return blob_;
+}
+
+// Says who this end is while its lanes still are in the order in which the peer connects to them.
+void VerbsEndpoint::describe_lanes() {
   EndpointBlob blob{};
   blob.magic = kEndpointMagic;
   blob.version = kFrameVersion;
@@ -96,7 +102,6 @@ std::string VerbsEndpoint::describe() {
   blob.nonce = nonce_;
   blob_ = to_blob(blob);
   for (const Connected& connected : lanes_) blob_ += to_blob(connected.lane->describe());
-  return blob_;
 }
 
 bool VerbsEndpoint::bind(std::string_view remote, std::string* error) {

@@ -84,6 +84,7 @@ class VerbsEndpoint final : public LeasedEndpoint {
     FailedWays::Way way;
   };
   bool make_lanes(std::string* error);
+  void describe_lanes();
   void connect_lanes(const std::vector<LaneBlob>& peer, uint32_t packet);
 
   VerbsHome home_;  // fixed until release()
