@@ -151,9 +151,8 @@ void Promotions::answer_in_time() {
       if (late.empty()) {
         const auto first = open_.empty() ? now + std::chrono::hours(1) : open_.begin()->first;
         const Deadline until = Deadline::after(std::chrono::duration<double>(first - now).count());
-        disk::wait_until(due_soon_, lock, until, [&] {
-          return is_closing_ || (!open_.empty() && open_.begin()->first < first);
-        });
+        disk::wait_until(due_soon_, lock, until,
+                         [&] { return is_closing_ || (!open_.empty() && open_.begin()->first < first); });
         continue;
       }
     }
@@ -204,7 +203,8 @@ bool Promotions::take(std::vector<Block>* blocks, double* lease_seconds) {
     uint8_t is_stored = 0;
     CatalogEntry entry;
     store_->look_up(&key, 1, &is_stored, &entry);
-    if (is_stored == 0) entry.place.length = 1;  // gone since it was asked for: any length will do, its read misses
+    if (is_stored == 0)
+      entry.place.length = 1;  // gone since it was asked for: any length will do, its read misses
     if (!blocks->empty() && nbytes + entry.place.length > limit) break;
     queue.pop_front();
     nbytes += entry.place.length;

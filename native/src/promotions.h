@@ -72,8 +72,8 @@ class Promotions {
   TierCounters& counters_;
   disk::KeyLog promoted_;
 
-  std::mutex mutex_;  // guards all below but the threads; nothing is called back with it held
-  std::condition_variable wanted_;  // loaders wait
+  std::mutex mutex_;                  // guards all below but the threads; nothing is called back with it held
+  std::condition_variable wanted_;    // loaders wait
   std::condition_variable due_soon_;  // the answerer waits
   disk::DiskStore* store_ = nullptr;
   std::unordered_map<Key, Load, KeyHash> loads_;

@@ -1,6 +1,5 @@
-// The disk tier under sanitizers: publishers, evictions, writers and promotions at once, and a disk that hangs.
-#include "p2pkv/tier.h"
-
+// The disk tier under sanitizers: publishers, evictions, writers and promotions at once, and a disk that
+// hangs.
 #include <stdlib.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include "keys.h"
 #include "p2pkv/checksum.h"
 #include "p2pkv/disk/faulty_files.h"
+#include "p2pkv/tier.h"
 #include "seed.h"
 
 namespace {

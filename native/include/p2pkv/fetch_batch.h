@@ -46,7 +46,8 @@ class FetchBatch {
   // Copies the pages that this node's own pool has. False if one of them has another length there.
   bool take_own(Pool* pool, Taken* taken);
 
-  // Reads what is still missing and lies on this node's disk. What is not there by the deadline stays missing.
+  // Reads what is still missing and lies on this node's disk. What is not there by the deadline stays
+  // missing.
   void take_from_disk(Tier* tier, const Deadline& deadline, Taken* taken);
 
   // Takes locations from the cache, as far as their owners are in the shard's view. Returns how many it took.

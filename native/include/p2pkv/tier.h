@@ -1,7 +1,7 @@
 // The disk tier of a node: its pool and its disk store as one.
 //
-// What is published goes to the disk behind the publisher's back; what the pool has evicted is read from there
-// by this node, or brought back into the pool for peers. docs/disk.md shows the flow.
+// What is published goes to the disk behind the publisher's back; what the pool has evicted is read from
+// there by this node, or brought back into the pool for peers. docs/disk.md shows the flow.
 #pragma once
 
 #include <atomic>
@@ -43,9 +43,9 @@ struct TierCounters {
   std::atomic<uint64_t> skipped_pages{0};   // not offered to the disk: its queue is full
   std::atomic<uint64_t> promoted_pages{0};
   std::atomic<uint64_t> promoted_bytes{0};
-  std::atomic<uint64_t> failed_pages{0};    // could not be promoted: no room in the pool, or the disk failed
-  std::atomic<uint64_t> late_pages{0};      // were not there yet when they had to be answered for
-  std::atomic<uint64_t> refused_pages{0};   // too many were asked for already
+  std::atomic<uint64_t> failed_pages{0};   // could not be promoted: no room in the pool, or the disk failed
+  std::atomic<uint64_t> late_pages{0};     // were not there yet when they had to be answered for
+  std::atomic<uint64_t> refused_pages{0};  // too many were asked for already
 };
 
 // Thread-safe. Without a store, or with one whose disk fails, nothing is found here and nothing is written.

@@ -117,9 +117,7 @@ void bind_loop(nb::module_& m) {
           "server"_a)
       .def(
           "serve_promotions",
-          [](BoundLoop& self, std::shared_ptr<Tier> tier) {
-            self.native->serve_promotions(std::move(tier));
-          },
+          [](BoundLoop& self, std::shared_ptr<Tier> tier) { self.native->serve_promotions(std::move(tier)); },
           "tier"_a.none())
       .def(
           "bind",

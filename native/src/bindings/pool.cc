@@ -38,8 +38,8 @@ PageBatch require_batch(const AnyArray* keys, const AnyArray& pieces) {
   return batch;
 }
 
-std::shared_ptr<Pool> create_pool(uint64_t nbytes, uint32_t granule, uint64_t owner, uint64_t boot, uint32_t region,
-                  uint64_t pinned_limit, size_t evictions_kept) {
+std::shared_ptr<Pool> create_pool(uint64_t nbytes, uint32_t granule, uint64_t owner, uint64_t boot,
+                                  uint32_t region, uint64_t pinned_limit, size_t evictions_kept) {
   PoolOptions options{};
   options.nbytes = nbytes;
   options.granule = granule;

@@ -71,7 +71,8 @@ bool DiskStore::wait_for_work(std::vector<Pending>* batch) {
   const bool needs_attention = health_.is_suspended || health_.is_unreadable;
   const Deadline& next = needs_attention && next_probe_.at() < next_look_.at() ? next_probe_ : next_look_;
   wait_until(wanted_, lock, next, [this] {
-    return is_stopping_ || wants_clear_ || (wants_flush_ && queue_.empty()) || (!queue_.empty() && may_place());
+    return is_stopping_ || wants_clear_ || (wants_flush_ && queue_.empty()) ||
+           (!queue_.empty() && may_place());
   });
   const bool may_take = is_stopping_ || health_.is_suspended || may_place();
   uint64_t nbytes = 0;

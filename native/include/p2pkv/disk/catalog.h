@@ -64,8 +64,8 @@ class Catalog {
   void contains(const Key* keys, size_t n, uint8_t* found);
   // Only key, length and checksum of the entries may be used: nothing is held.
   void look_up(const Key* keys, size_t n, uint8_t* found, CatalogEntry* entries);
-  // Appends at most `max` keys from `cursor` on (0: the beginning), oldest unit first; returns the next cursor,
-  // 0 at the end. What is there throughout is listed.
+  // Appends at most `max` keys from `cursor` on (0: the beginning), oldest unit first; returns the next
+  // cursor, 0 at the end. What is there throughout is listed.
   uint64_t list(uint64_t cursor, size_t max, std::vector<Key>* keys);
   // Takes pages out, whatever they are.
   void forget_keys(const Key* keys, size_t n);
