@@ -11,7 +11,7 @@ PEERS  := peercache==0.8.4 mooncake-transfer-engine-non-cuda==0.3.13.post1
 PEERS_ALONE := nixl==1.5.1 nixl-cu12==1.5.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench bench-peers test test-native test-slow test-sglang check format clean
+.PHONY: help demo bench bench-peers test test-native test-slow test-rdma test-sglang check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -51,6 +51,20 @@ test-native: $(STAMP)  ## the native tests under ASan + UBSan, then under TSan
 
 test-slow: $(STAMP)  ## the long tests: 1,000 connect and kill cycles, the full torn-read hunt
 	$(BIN)/python -m pytest -m slow
+
+# verbs is built in only where its headers were there when p2pkv was installed
+$(VENV)/.rdma: $(STAMP) tools/system-packages
+	@tools/system-packages $(PYTHON) rdma
+	@if $(BIN)/python -c 'from p2pkv import _native; exit(_native.HAS_VERBS)'; then \
+	  echo "installing p2pkv again, with verbs ..."; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'; \
+	fi
+	@touch $@
+
+# bytecode is compiled before: in the virtual machine it would be lost, and every process there would compile again
+test-rdma: $(VENV)/.rdma  ## verbs over Soft-RoCE, in a virtual machine; minutes; needs root
+	@$(BIN)/python -m compileall -q p2pkv tests $(VENV)/lib || true
+	$(BIN)/python tests/rdma_vm/vm.py --timeout 900 $(BIN)/python -m pytest -p no:cacheprovider tests/rdma_vm $(ARGS)
 
 SGLANG_CPU := tests/engines/sglang_cpu
 $(SGLANG)/.requirements: $(SGLANG_CPU)/requirements.txt $(SGLANG_CPU)/make_model.py

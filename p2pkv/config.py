@@ -64,6 +64,8 @@ class Config:
     """The cluster's secret, mode 0600. Without one a private one is made and the node stays on loopback."""
     transports: tuple[str, ...] | list[str] | str = "auto"
     """Transports in order of preference, or ``auto``."""
+    verbs_devices: tuple[str, ...] | list[str] | str = ()
+    """RDMA devices to use, each ``NAME[:PORT][=ADDRESS]``; none named: every usable one."""
     pool_size: int | str = "256MiB"
     """Memory for published pages; an int in bytes or a text such as ``64MiB``."""
     deadline: float = 1.0
@@ -84,6 +86,10 @@ class Config:
     """When pages are written: when published (``write_through``), or before the pool evicts them (``on_evict``)."""
     disk_admission: str = "all"
     """Which pages are written: ``all``, or those published or fetched here twice (``second_use``)."""
+    ucx_library: str = "auto"
+    """The libucp to load, one a process: ``system``, ``wheel``, a path, or ``auto``, the first two in turn."""
+    ucx_trust_network: bool | str = False
+    """Let ``ucx`` use tcp beyond loopback: whoever reaches its port there can write to this process's memory."""
     metrics_port: int | None = None
     """Where to serve Prometheus metrics; None serves none, 0 takes a free port."""
 
@@ -91,17 +97,19 @@ class Config:
         _set = object.__setattr__
         _set(self, "join", _as_tuple("join", self.join))
         _set(self, "transports", _as_tuple("transports", self.transports))
+        _set(self, "verbs_devices", _as_tuple("verbs_devices", self.verbs_devices))
         _set(self, "pool_size", parse_size("pool_size", self.pool_size))
         _set(self, "disk_size", parse_size("disk_size", self.disk_size))
         _set(self, "deadline", _as_number("deadline", self.deadline, float))
         _set(self, "replicas", _as_number("replicas", self.replicas, int))
+        _set(self, "ucx_trust_network", _as_bool("ucx_trust_network", self.ucx_trust_network))
         if self.metrics_port is not None:
             _set(self, "metrics_port", _as_number("metrics_port", self.metrics_port, int))
         self._check_values()
         self._check_addresses()
 
     def _check_values(self) -> None:
-        for name in ("namespace", "node_id", "listen", "membership", "verify"):
+        for name in ("namespace", "node_id", "listen", "membership", "verify", "ucx_library"):
             if not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name} must be a string, not {type(getattr(self, name)).__name__}")
         if not 1 <= len(self.node_id) <= MAX_NODE_ID or not self.node_id.isprintable():
@@ -229,6 +237,15 @@ def _as_number(name: str, value: object, kind: type[int | float]) -> int | float
         except ValueError:
             pass  # said below, with the name of the setting
     raise ConfigError(f"{name} must be a number, not {value!r}")
+
+
+def _as_bool(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    choices = {"true": True, "1": True, "false": False, "0": False}
+    if isinstance(value, str) and value.lower() in choices:
+        return choices[value.lower()]
+    raise ConfigError(f"{name} must be true or false, not {value!r}")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -39,7 +39,8 @@ from p2pkv.page import Namespace, Outcomes, Pieces
 from p2pkv.pool import Pool
 from p2pkv.secret import cluster_keys
 from p2pkv.transfer import Memory, PeerTraffic, TransferEngine
-from p2pkv.transports.base import Transport
+from p2pkv.transports.base import Transport, TransportSettings
+from p2pkv.transports.ucx import use_library as use_ucx_library
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -121,7 +122,17 @@ class Node:
         host, _ = split_address("listen", config.listen)
         advertise, _ = split_address("address", self._server.address)
         wanted = "auto" if config.transport_names == ("auto",) else config.transport_names
-        self._transports = [*extra_transports, *transports.create(wanted, host=host, advertise=advertise)]
+        use_ucx_library(config.ucx_library)
+        started = transports.create(
+            wanted,
+            TransportSettings(
+                host=host,
+                advertise=advertise,
+                verbs_devices=tuple(config.verbs_devices),
+                ucx_trust_network=bool(config.ucx_trust_network),
+            ),
+        )
+        self._transports = [*extra_transports, *started]
         for transport in self._transports:
             undo.callback(transport.close)
         self._handshakes = Handshakes(self._client, self._server.loop)

@@ -134,8 +134,10 @@ class TransferEngine(Resource):
         Raises :class:`~p2pkv.errors.TransportError` naming the transport that can't use it.
         """
         regions: dict[str, MemoryRegion] = {}
+        # Nothing is ever read into what is not writable, and a device could not have it: it would be refused.
+        reading = self._transports if is_writable else {}
         try:
-            for name, transport in self._transports.items():
+            for name, transport in reading.items():
                 regions[name] = transport.register_memory(buffer, address, nbytes, readable=False)
         except TransportError:
             for region in regions.values():

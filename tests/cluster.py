@@ -15,8 +15,16 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from p2pkv.transports.ucx import UcxTransport
+
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_NO_UCX = UcxTransport.unavailable()
+UCX = pytest.param("ucx", marks=pytest.mark.skipif(_NO_UCX is not None, reason=str(_NO_UCX)))
+"""The transport as a test's parameter, skipped with the reason where it can't run."""
 
 _WORKER = Path(__file__).with_name("node_worker.py")
 

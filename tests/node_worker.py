@@ -20,6 +20,8 @@ from p2pkv import Config, Node, Outcome, P2PKVError
 from p2pkv.transports.base import Transport
 from p2pkv.transports.faulty import Faults, FaultyTransport
 from p2pkv.transports.native import ShmTransport, TcpTransport
+from p2pkv.transports.ucx import UcxTransport
+from p2pkv.transports.verbs import VerbsTransport
 
 
 class Worker:
@@ -92,14 +94,14 @@ class Worker:
         assert self.node is not None
         self.node.close()
 
-    def churn(self, progress: str, sizes: list[int], seed: int, seconds: float) -> int:
+    def churn(self, progress: str, sizes: list[int], seed: int, seconds: float, batch: int) -> int:
         """Publish fresh batches for ``seconds``; the number of the next one stands in the file ``progress``."""
         assert self.node is not None
         counter = 0
         with open(progress, "r+b") as file, mmap.mmap(file.fileno(), 8) as shared:
             until = time.monotonic() + seconds
             while time.monotonic() < until:
-                keys, nbytes = _hunted(counter, sizes, seed)
+                keys, nbytes = _hunted(counter, sizes, seed, batch)
                 rows = self._rows(len(keys), nbytes)
                 pages.fill(rows, keys)
                 self.node.publish(keys, rows)
@@ -108,7 +110,7 @@ class Worker:
         return counter
 
     def hunt(
-        self, progress: str, sizes: list[int], seed: int, reader: int, hits: int, seconds: float
+        self, progress: str, sizes: list[int], seed: int, reader: int, hits: int, seconds: float, batch: int
     ) -> dict[str, Any]:
         """Look up recent batches of :meth:`churn`, wait a little, fetch, and check every byte."""
         assert self.node is not None
@@ -119,7 +121,7 @@ class Worker:
             # One wrong byte says it all: with a safeguard in place that is a failure, without one what was looked for.
             while time.monotonic() < until and n_hits < hits and not bad:
                 last = int.from_bytes(shared[:], "little")
-                keys, nbytes = _hunted(max(0, last - rng.randrange(1, 12)), sizes, seed)
+                keys, nbytes = _hunted(max(0, last - rng.randrange(1, 12)), sizes, seed, batch)
                 there = self.node.exists(keys)
                 keys = [key for key, outcome in zip(keys, there, strict=True) if outcome == Outcome.HIT]
                 if not keys:
@@ -134,14 +136,15 @@ class Worker:
         return {"hits": n_hits, "asked": n_asked, "wrong": bad[:10], "n_wrong": len(bad)}
 
 
-def _hunted(number: int, sizes: list[int], seed: int) -> tuple[list[str], int]:
+def _hunted(number: int, sizes: list[int], seed: int, batch: int) -> tuple[list[str], int]:
     """Return the keys of a batch of the hunt, and the size of its pages."""
     nbytes = random.Random(f"{seed}/{number}").choice(sizes)
-    return [f"hunt-{number}-{i}" for i in range(8)], nbytes
+    return [f"hunt-{number}-{i}" for i in range(batch)], nbytes
 
 
 def _sabotaged(fault: str, transport: str) -> list[Transport]:
-    inner = {"shm": ShmTransport, "tcp": TcpTransport}[transport]()
+    built_in: list[type[Transport]] = [ShmTransport, TcpTransport, VerbsTransport, UcxTransport]
+    inner = next(way for way in built_in if way.name == transport)()
     return [FaultyTransport(inner, Faults(**{fault: True}))]
 
 

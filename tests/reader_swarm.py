@@ -1,15 +1,18 @@
 """Readers that connect to one node and are killed, one after another; told how many on stdin, says when it is done.
 
-``raw`` readers are children that connect and read as a node would, but join no cluster; ``node`` readers are nodes. The
-process that forks them runs no thread of its own. Half of them are killed while a read is under way.
+``raw`` and ``verbs`` readers are children that connect and read as a node would, over shm and tcp or over verbs, but
+join no cluster; ``node`` readers are nodes. The process that forks them runs no thread of its own. Half of them are
+killed while a read is under way.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import zmq
@@ -19,16 +22,24 @@ from p2pkv.control import ControlClient, Request
 from p2pkv.secret import cluster_keys
 from p2pkv.transports.base import Transport
 from p2pkv.transports.native import ShmTransport, TcpTransport
+from p2pkv.transports.verbs import VerbsTransport
 from p2pkv.wire import Kind, pack_connect, unpack_connected
 
 N_PAGES, NBYTES = 64, 65536
 
 
 def read_raw(number: int, address: str, done: Callable[[], None]) -> None:
+    read_over([ShmTransport(), TcpTransport()], number, address, done)
+
+
+def read_verbs(number: int, address: str, done: Callable[[], None]) -> None:
+    read_over([VerbsTransport()], number, address, done)
+
+
+def read_over(transports: list[Transport], number: int, address: str, done: Callable[[], None]) -> None:
     client = ControlClient(zmq.Context(), cluster_keys(None))
     memory = np.zeros((N_PAGES, NBYTES), np.uint8)
     spans = np.array([(i * NBYTES, i * NBYTES, NBYTES) for i in range(N_PAGES)], np.int64)
-    transports: list[Transport] = [ShmTransport(), TcpTransport()]
     for transport in transports:
         endpoint = transport.open()
         reply = client.ask(
@@ -41,7 +52,7 @@ def read_raw(number: int, address: str, done: Callable[[], None]) -> None:
         remote = endpoint.attach(region)
         local = transport.register_memory(memory, memory.ctypes.data, memory.nbytes, readable=False)
         transfer = endpoint.read(local, remote, spans, words=None)
-        if number % 2 or transport is transports[0]:
+        if number % 2 or transport is not transports[-1]:
             assert (transfer.wait(20.0) == 0).all()
     done()
 
@@ -66,7 +77,9 @@ def cycle(number: int, kind: str, address: str) -> None:
     if not child:
         os.close(pipe)
         try:
-            {"raw": read_raw, "node": read_as_node}[kind](number, address, lambda: _tell(told))
+            {"raw": read_raw, "verbs": read_verbs, "node": read_as_node}[kind](
+                number, address, lambda: _tell(told)
+            )
             signal.pause()
         finally:
             os._exit(1)
@@ -80,6 +93,28 @@ def cycle(number: int, kind: str, address: str) -> None:
 
 def _tell(pipe: int) -> None:
     os.write(pipe, b"1")
+
+
+@contextmanager
+def swarm(kind: str, address: str) -> Iterator[Callable[[int], None]]:
+    """Yield a function that lets so many readers come and be killed."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, kind, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    stdin, stdout = process.stdin, process.stdout
+
+    def run(n_readers: int) -> None:
+        stdin.write(f"{n_readers}\n")
+        stdin.flush()
+        assert stdout.readline().strip().isdecimal(), "a reader failed: see above"
+
+    with process:
+        try:
+            yield run
+        finally:
+            process.kill()
 
 
 def main() -> None:

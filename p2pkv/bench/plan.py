@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 
 from p2pkv.bench.rows import KIB, MIB
 
-SUITES = ("fetch", "publish", "exists", "gil", "validation", "overhead", "load", "memory", "disk")
-TRANSPORTS = ("shm", "tcp")
+SUITES = (
+    *("fetch", "publish", "exists", "gil", "validation", "overhead", "load", "memory"),
+    *("transports", "disk"),
+)
+TRANSPORTS = ("shm", "tcp", "ucx", "verbs")
 PAGES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
 BATCHES = (1, 32, 128)
 THREADS = (1, 4)
@@ -20,7 +23,9 @@ class Plan:
     """One run."""
 
     suites: tuple[str, ...] = SUITES
-    transports: tuple[str, ...] = TRANSPORTS
+    transports: tuple[str, ...] = ("shm", "tcp")
+    chosen_transports: tuple[str, ...] = ()
+    """Those asked for by name; the suite ``transports`` takes all that can run if there are none."""
     pages: tuple[int, ...] = PAGES
     batches: tuple[int, ...] = BATCHES
     threads: tuple[int, ...] = THREADS
@@ -49,7 +54,7 @@ def quick(plan: Plan) -> Plan:
     """Return a run of less than a minute."""
     return replace(
         plan,
-        suites=tuple(suite for suite in SUITES if suite not in {"load", "disk"}),
+        suites=tuple(suite for suite in SUITES if suite not in {"load", "transports", "disk"}),
         pages=(64 * KIB, MIB),
         batches=(32,),
         threads=(1,),

@@ -18,7 +18,7 @@ from p2pkv.bench.rounds import Call, take_turns, timed
 from p2pkv.bench.rows import KIB, Row, Target, make_row
 from p2pkv.page import as_locations
 from p2pkv.transports import transport_class
-from p2pkv.transports.base import Endpoint, MemoryRegion, RemoteRegion, Status, Words
+from p2pkv.transports.base import Endpoint, MemoryRegion, RemoteRegion, Status, TransportSettings, Words
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -74,20 +74,20 @@ class _Bare:
 
     def __init__(self, pair: Pair, meeting: Meeting, page_nbytes: int) -> None:
         self.pair = pair
-        self._transport = transport_class(pair.transport).create(host="127.0.0.1", advertise="127.0.0.1")
+        self._transport = transport_class(pair.transport).create(TransportSettings())
         array = pair.destination.array
         self._local: MemoryRegion = self._transport.register_memory(
             array, array.ctypes.data, array.nbytes, readable=False
         )
         file = meeting.folder / "locations.npy"
-        region = pair.owner.call(
-            "serve_pool", transport=pair.transport, page_nbytes=page_nbytes, locations=str(file)
+        regions = pair.owner.call(
+            "serve_pool", transports=[pair.transport], page_nbytes=page_nbytes, locations=str(file)
         )
         self._locations = as_locations(np.load(file))
         self._endpoint: Endpoint = self._transport.open()
-        half = pair.owner.call("accept", half=self._endpoint.describe().hex())
+        half = pair.owner.call("accept", transport=pair.transport, half=self._endpoint.describe().hex())
         self._endpoint.bind(bytes.fromhex(half))
-        self._remote: RemoteRegion = self._endpoint.attach(bytes.fromhex(region))
+        self._remote: RemoteRegion = self._endpoint.attach(bytes.fromhex(regions[pair.transport]))
         self.pages = Pages(pair, page_nbytes, publish=False)
 
     def read(self, moves: list[Move], *, validated: bool) -> list[Call]:

@@ -24,7 +24,7 @@ from p2pkv.node import Node
 from p2pkv.page import as_bytes
 from p2pkv.pool import Pool
 from p2pkv.transports import transport_class
-from p2pkv.transports.base import MemoryRegion, Transport
+from p2pkv.transports.base import MemoryRegion, Transport, TransportSettings
 
 _BATCH_NBYTES = 8 << 20
 
@@ -35,7 +35,7 @@ class Worker:
     def __init__(self) -> None:
         self._node: Node | None = None
         self._source: Source | None = None
-        self._bare: tuple[Transport, MemoryRegion] | None = None
+        self._bare: dict[str, tuple[Transport, MemoryRegion]] = {}
         self._echo: EchoServer | None = None
         self._load: Load | None = None
 
@@ -106,12 +106,14 @@ class Worker:
         self._echo = EchoServer()
         return self._echo.address, self._echo.public
 
-    def serve_pool(self, transport: str, page_nbytes: int, locations: str) -> str:
-        """Make a pool without a node around it; writes where its pages lie, returns its region in hex."""
-        way = transport_class(transport).create(host="127.0.0.1", advertise="127.0.0.1")
+    def serve_pool(self, transports: list[str], page_nbytes: int, locations: str) -> dict[str, str]:
+        """Make a pool without a node around it; writes where its pages lie, returns a region in hex a transport."""
         pages = self.source.pages(page_nbytes)
         pool = Pool(self.source.array.nbytes * 5 // 4, owner=1, boot=1)
-        region = way.register_memory(pool, pool.address, pool.nbytes, readable=True)
+        for name in transports:
+            way = transport_class(name).create(TransportSettings())
+            region = way.register_memory(pool, pool.address, pool.nbytes, readable=True)
+            self._bare[name] = (way, region)  # which keeps the pool
         keys = np.zeros((len(pages), 16), np.uint8)
         keys.view(np.uint64)[:, 0] = np.arange(len(pages))
         pieces = np.empty((len(pages), 1, 2), np.int64)
@@ -119,19 +121,17 @@ class Worker:
         pieces[:, 0, 1] = page_nbytes
         _, where, *_ = pool.publish(keys, pieces)
         np.save(locations, as_bytes(where))
-        self._bare = (way, region)  # which keeps the pool
-        return region.describe().hex()
+        return {name: region.describe().hex() for name, (_, region) in self._bare.items()}
 
-    def accept(self, half: str) -> str:
+    def accept(self, transport: str, half: str) -> str:
         """Answer a handshake for :meth:`serve_pool`."""
-        assert self._bare is not None
-        return self._bare[0].accept(bytes.fromhex(half)).hex()
+        return self._bare[transport][0].accept(bytes.fromhex(half)).hex()
 
     def drop_pool(self) -> None:
         """End :meth:`serve_pool`."""
-        assert self._bare is not None
-        self._bare[0].close()
-        self._bare = None
+        for way, _ in self._bare.values():
+            way.close()
+        self._bare.clear()
 
     def hold_gil(self, seconds: float) -> None:
         """Sleep without letting any other Python code of this process run."""

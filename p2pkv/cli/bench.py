@@ -53,6 +53,7 @@ def bench(
         chosen,
         suites=_names("--only", only or suite, plan.SUITES) or chosen.suites,
         transports=_names("--transport", transport, plan.TRANSPORTS) or chosen.transports,
+        chosen_transports=_names("--transport", transport, plan.TRANSPORTS),
         pages=tuple(parse_size("--pages", size) for size in _split(pages)) or chosen.pages,
         batches=_numbers("--batches", batches) or chosen.batches,
         threads=_numbers("--threads", threads) or chosen.threads,

@@ -111,7 +111,7 @@ class FaultRules(TransportFixtures):
     # --- torn reads ---
 
     def test_no_torn_page_is_ok(self, peer: PeerProcess, reader: Reader) -> None:
-        hunt = TornReads(peer, reader.transport)
+        hunt = TornReads(peer, reader.transport, self.churn_pause)
         n_ok, n_rejected, n_wrong = hunt.run(seconds=1.0, until_wrong=False)
         print(f"{n_ok} ok, {n_rejected} rejected")
         assert n_wrong == 0
@@ -124,7 +124,7 @@ class FaultRules(TransportFixtures):
     def test_the_hunt_for_torn_pages_finds_a_transport_that_lies(
         self, peer: PeerProcess, reader: Reader, lie: Faults
     ) -> None:
-        hunt = TornReads(peer, FaultyTransport(reader.transport, lie))
+        hunt = TornReads(peer, FaultyTransport(reader.transport, lie), self.churn_pause)
         assert hunt.run(seconds=ENOUGH, until_wrong=True)[2] > 0
 
     # --- leaks and strangers ---
@@ -191,10 +191,10 @@ class FaultRules(TransportFixtures):
 class TornReads:
     """Reads pages that their owner rewrites all the time, and counts what came of it."""
 
-    def __init__(self, peer: PeerProcess, transport: Transport) -> None:
+    def __init__(self, peer: PeerProcess, transport: Transport, pause: float) -> None:
         self._reader = Reader(transport)
         self._endpoint, self._remote = self._reader.connect(peer.accept, peer.region)
-        peer.churn()
+        peer.churn(pause)
 
     def run(self, *, seconds: float, until_wrong: bool) -> tuple[int, int, int]:
         """Return how many pages were OK and right, how many rejected, and how many OK and wrong."""

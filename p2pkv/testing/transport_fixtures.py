@@ -63,6 +63,14 @@ class TransportFixtures:
     secret_at: ClassVar[int] = -1
     """Where in the owner's half of a handshake a byte stands without which the owner lets nobody in."""
 
+    survives_a_closed_region: ClassVar[bool] = True
+    """Whether a connection over which a closed region was asked for is good for other regions. A connection of an
+    RDMA device is not: the peer's device ends it."""
+
+    churn_pause: ClassVar[float] = 0.0002
+    """Seconds between two pages that the owner rewrites, in the hunt for torn reads. A batch should meet pages in every
+    state: untouched, being rewritten, and done since; so the slower the machine, the longer the pause."""
+
     # --- fixtures ---
 
     @pytest.fixture

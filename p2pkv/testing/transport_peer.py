@@ -96,9 +96,9 @@ class PeerProcess:
         """Have the owner accept a reader's half of a handshake; returns the owner's."""
         return bytes.fromhex(self._ask({"do": "accept", "half": half.hex()})["half"])
 
-    def churn(self) -> None:
-        """Have the owner rewrite its pages over and over, from now on."""
-        self._ask({"do": "churn"})
+    def churn(self, pause: float) -> None:
+        """Have the owner rewrite its pages over and over, from now on, with a pause of so many seconds between two."""
+        self._ask({"do": "churn", "pause": pause})
 
     def usage(self) -> dict[str, int]:
         """Return the owner's numbers of descriptors, threads and mappings, and its resident bytes."""
@@ -123,7 +123,7 @@ class PeerProcess:
             if pipe is not None:
                 pipe.close()
 
-    def _ask(self, command: dict[str, str]) -> dict[str, Any]:
+    def _ask(self, command: dict[str, str | float]) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
@@ -151,14 +151,13 @@ def usage() -> dict[str, int]:
     }
 
 
-def _churn(memory: PagedMemory) -> None:
-    # Paced so that a batch meets pages in every state: untouched, being rewritten, and done since.
+def _churn(memory: PagedMemory, pause: float) -> None:
     word = 2
     while True:
         word += 2
         for page in range(N_PAGES):
             memory.rewrite(page, word)
-            time.sleep(0.0002)
+            time.sleep(pause)
 
 
 def main() -> None:
@@ -174,7 +173,9 @@ def main() -> None:
         if command["do"] == "accept":
             answer(half=transport.accept(bytes.fromhex(command["half"])).hex())
         elif command["do"] == "churn":
-            threading.Thread(target=_churn, args=(memory,), name="p2pkv-churn", daemon=True).start()
+            threading.Thread(
+                target=_churn, args=(memory, command["pause"]), name="p2pkv-churn", daemon=True
+            ).start()
             answer()
         elif command["do"] == "usage":
             answer(**usage())

@@ -1,6 +1,6 @@
 """The transports p2pkv knows, and the choice between them.
 
-Built in are ``shm``, ``tcp`` and ``local``; a package adds its own with an entry point of the group
+Built in are ``shm``, ``verbs``, ``tcp``, ``ucx`` and ``local``; a package adds its own with an entry point of the group
 ``p2pkv.transports`` whose name is the transport's and whose value is the class. ``docs/transports.md`` tells
 how.
 """
@@ -8,21 +8,27 @@ how.
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 
 from p2pkv.errors import ConfigError, TransportError
-from p2pkv.transports.base import Transport
+from p2pkv.transports.base import Transport, TransportSettings
 from p2pkv.transports.local import LocalTransport
 from p2pkv.transports.native import ShmTransport, TcpTransport
+from p2pkv.transports.ucx import UcxTransport
+from p2pkv.transports.verbs import VerbsTransport
+
+_log = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "p2pkv.transports"
 
-AUTO = ("shm", "tcp")
+AUTO = ("shm", "verbs", "tcp")
 """What ``transports: auto`` stands for, best first."""
 
 _BUILT_IN: Mapping[str, type[Transport]] = {
-    transport.name: transport for transport in (ShmTransport, TcpTransport, LocalTransport)
+    transport.name: transport
+    for transport in (ShmTransport, VerbsTransport, TcpTransport, UcxTransport, LocalTransport)
 }
 
 
@@ -73,12 +79,20 @@ def wanted(setting: str | Sequence[str]) -> list[str]:
     return asked
 
 
-def create(setting: str | Sequence[str], *, host: str, advertise: str) -> list[Transport]:
-    """Start the transports that ``setting`` asks for, best first; all of them, or none is left running."""
+def create(setting: str | Sequence[str], settings: TransportSettings) -> list[Transport]:
+    """Start the transports that ``setting`` asks for, best first; all of them, or none is left running.
+
+    With ``auto`` one that can't be started is left out, with a warning.
+    """
     started: list[Transport] = []
     try:
         for name in wanted(setting):
-            started.append(transport_class(name).create(host=host, advertise=advertise))
+            try:
+                started.append(transport_class(name).create(settings))
+            except TransportError as error:
+                if setting != "auto":
+                    raise
+                _log.warning("transport %s is left out: %s", name, error)
     except BaseException:
         for transport in started:
             transport.close()

@@ -165,6 +165,18 @@ class Endpoint(Resource):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class TransportSettings:
+    """What a node tells the transports that it starts."""
+
+    host: str = "127.0.0.1"
+    """The address that the node binds."""
+    advertise: str = "127.0.0.1"
+    """The address at which peers reach it."""
+    verbs_devices: tuple[str, ...] = ()
+    ucx_trust_network: bool = False
+
+
 class Transport(Resource):
     """One way for nodes to read each other's memory."""
 
@@ -179,8 +191,8 @@ class Transport(Resource):
         """Return None, or one sentence saying what is missing on this machine."""
 
     @classmethod
-    def create(cls, *, host: str, advertise: str) -> Self:
-        """Start the transport for a node that binds ``host`` and that peers reach at ``advertise``."""
+    def create(cls, settings: TransportSettings) -> Self:
+        """Start the transport for a node; the settings that are not its own say nothing to it."""
         return cls()
 
     @abstractmethod

@@ -20,11 +20,12 @@ from p2pkv.transports.base import (
     Statuses,
     Transfer,
     Transport,
+    TransportSettings,
     Words,
     check_batch,
 )
 
-_MAX_SPAN = 2**62
+MAX_SPAN = 2**62
 
 
 class NativeMemoryRegion(MemoryRegion):
@@ -71,7 +72,10 @@ class NativeEndpoint(Endpoint):
         self._native = native
 
     def describe(self) -> bytes:
-        blob = self._native.describe()
+        try:
+            blob = self._native.describe()
+        except RuntimeError as error:
+            raise TransportError(f"cannot open an endpoint: {error}") from error
         if not blob:
             raise ClosedError("the endpoint is closed")
         return blob
@@ -102,8 +106,8 @@ class NativeEndpoint(Endpoint):
         self._native.close()
 
 
-class _NativeTransport(Transport):
-    """What shm and tcp have in common on this side: everything but how they start."""
+class NativeTransport(Transport):
+    """What the transports of the native core have in common on this side: everything but how they start."""
 
     def __init__(self, native: _native.Transport) -> None:
         self._native = native
@@ -141,11 +145,11 @@ class _NativeTransport(Transport):
         return self._native
 
 
-class ShmTransport(_NativeTransport):
+class ShmTransport(NativeTransport):
     """Processes of one host and user map each other's sealed memory. Readable memory must be fd-backed."""
 
     name = "shm"
-    caps = Caps(one_sided=True, device_memory=False, same_host=True, max_span=_MAX_SPAN)
+    caps = Caps(one_sided=True, device_memory=False, same_host=True, max_span=MAX_SPAN)
 
     def __init__(self) -> None:
         try:
@@ -165,7 +169,7 @@ class ShmTransport(_NativeTransport):
         return None
 
 
-class TcpTransport(_NativeTransport):
+class TcpTransport(NativeTransport):
     """Any network.
 
     Listens on ``host`` and ``port`` (0: any). An endpoint reads over ``streams`` connections (1 to 8).
@@ -173,7 +177,7 @@ class TcpTransport(_NativeTransport):
     """
 
     name = "tcp"
-    caps = Caps(one_sided=False, device_memory=False, same_host=False, max_span=_MAX_SPAN)
+    caps = Caps(one_sided=False, device_memory=False, same_host=False, max_span=MAX_SPAN)
 
     def __init__(
         self, host: str = "127.0.0.1", *, port: int = 0, streams: int = 2, advertise: str = ""
@@ -186,8 +190,8 @@ class TcpTransport(_NativeTransport):
         self.port = native.port
 
     @classmethod
-    def create(cls, *, host: str, advertise: str) -> TcpTransport:
-        return cls(host, advertise=advertise)
+    def create(cls, settings: TransportSettings) -> TcpTransport:
+        return cls(settings.host, advertise=settings.advertise)
 
     @classmethod
     def unavailable(cls) -> str | None:

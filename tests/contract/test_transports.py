@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from p2pkv.testing.transport_contract import TransportContract
+from p2pkv.transports.ucx import UcxTransport
 
 
 class TestShm(TransportContract):
@@ -17,3 +20,12 @@ class TestTcp(TransportContract):
 class TestLocal(TransportContract):
     factory = "p2pkv.transports.local:LocalTransport"
     crosses_processes = False
+
+
+_NO_UCX = UcxTransport.unavailable()
+
+
+@pytest.mark.skipif(_NO_UCX is not None, reason=str(_NO_UCX))
+class TestUcx(TransportContract):
+    factory = "p2pkv.transports.ucx:UcxTransport"
+    secret_at = 16

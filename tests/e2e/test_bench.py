@@ -40,6 +40,18 @@ def test_a_quick_run_compares_and_prints_json() -> None:
         assert [reference["name"] for reference in row["references"]] == ["memcpy", "non-temporal copy"]
 
 
+def test_transports_are_compared_side_by_side() -> None:
+    options = ["transports", "--quick", "--pages", "64KiB", "--rounds", "1", "--json"]
+    result = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=110, check=False)
+    assert result.returncode == 0, result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {"shm", "tcp"} <= {row["transport"] for row in rows}
+    for row in rows:
+        assert row["value"]["median"] > 0
+        names = [reference["name"] for reference in row["references"]]
+        assert names[:3] == (["memcpy", "1 raw stream", "2 raw streams"] if row["unit"] == "GB/s" else [])
+
+
 def test_a_wrong_byte_ends_the_benchmark() -> None:
     with Meeting() as meeting, Pair(meeting, "shm", 64 * MIB) as pair:
         pages = Pages(pair, 65536)

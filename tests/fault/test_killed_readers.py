@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from cluster import Cluster, NodeProcess, eventually
 from footprint import Footprint
+from reader_swarm import swarm
 
 KEYS = [f"page-{i}" for i in range(64)]
 NBYTES = 65536
-SWARM = Path(__file__).parents[1] / "reader_swarm.py"
-
-
-@contextmanager
-def swarm(kind: str, address: str) -> Iterator[Callable[[int], None]]:
-    """Yield a function that lets so many readers come and be killed."""
-    process = subprocess.Popen(
-        [sys.executable, str(SWARM), kind, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    stdin, stdout = process.stdin, process.stdout
-
-    def run(n_readers: int) -> None:
-        stdin.write(f"{n_readers}\n")
-        stdin.flush()
-        assert stdout.readline().strip().isdecimal(), "a reader failed: see above"
-
-    with process:
-        try:
-            yield run
-        finally:
-            process.kill()
 
 
 def start_owner(cluster: Cluster) -> tuple[NodeProcess, str]:

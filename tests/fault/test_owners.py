@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cluster import Cluster, NodeProcess, eventually
+from cluster import UCX, Cluster, NodeProcess, eventually
 
 GRACE = 0.1
 KEYS = [f"page-{i}" for i in range(64)]
@@ -24,7 +24,7 @@ def states(node: NodeProcess) -> dict[str, str]:
     return {member["node_id"]: member["state"] for member in node.call("members")}
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", UCX])
 def test_a_killed_owner_costs_misses_only(cluster: Cluster, transport: str) -> None:
     owner, reader, survivor = trio(cluster, transports=[transport])
     assert all(owner.call("publish", keys=KEYS, nbytes=NBYTES))
@@ -54,7 +54,7 @@ def test_a_dead_node_is_noticed_within_three_seconds(cluster: Cluster) -> None:
         eventually(lambda node=node: "owner" not in states(node), 3.0)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", UCX])
 def test_a_stopped_owner_holds_nobody_up(cluster: Cluster, transport: str) -> None:
     owner, reader, survivor = trio(cluster, transports=[transport])
     mine = [f"mine-{i}" for i in range(16)]
@@ -77,7 +77,7 @@ def test_a_stopped_owner_holds_nobody_up(cluster: Cluster, transport: str) -> No
     eventually(lambda: all(reader.call("fetch", keys=KEYS, nbytes=NBYTES)["hits"]), 5.0)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", UCX])
 def test_an_owner_whose_gil_is_held_serves_and_is_not_suspected(cluster: Cluster, transport: str) -> None:
     owner, reader, survivor = trio(cluster, transports=[transport])
     assert all(owner.call("publish", keys=KEYS, nbytes=NBYTES))

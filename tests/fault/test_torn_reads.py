@@ -6,59 +6,19 @@ loaded before the bytes, the same hunt must find wrong bytes: a hunt that finds 
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 
-from cluster import Cluster
+from cluster import UCX, Cluster
+from torn_reads import hunt
 
 ONE_GRANULE = [4096]
 SEVERAL = [16 << 10]
 MIXED = [16 << 10, 24 << 10, 64 << 10, 128 << 10, 256 << 10]
 
 
-def hunt(
-    cluster: Cluster,
-    tmp_path: Path,
-    transport: str,
-    sizes: list[int],
-    *,
-    hits: int,
-    seconds: float,
-    sabotage: str = "",
-    disk: Path | None = None,
-) -> tuple[int, int]:
-    """Return the hits of all readers, and how many of them had a wrong byte."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    progress = tmp_path / "progress"
-    progress.write_bytes(bytes(8))
-    options = {"transports": [transport], "sabotage": sabotage}
-    # Room for about eight batches, where readers look back up to eleven: many pages go while they wait.
-    pool_size = 8 * 8 * sum(sizes) // len(sizes)
-    below = {"disk_path": str(disk), "disk_size": "256MiB"} if disk is not None else {}
-    producer = cluster.start("producer", pool_size=max(pool_size, 256 << 10), **options, **below)
-    readers = [cluster.start(f"reader-{i}", **options) for i in range(2)]
-    cluster.meet(producer, *readers)
-    producer.send("churn", progress=str(progress), sizes=sizes, seed=seed, seconds=seconds)
-    for i, reader in enumerate(readers):
-        share = -(-hits // len(readers))
-        reader.send(
-            "hunt",
-            progress=str(progress),
-            sizes=sizes,
-            seed=seed,
-            reader=i,
-            hits=share,
-            seconds=seconds,
-        )
-    found = [reader.answer(seconds + 30) for reader in readers]
-    print(found)
-    return sum(f["hits"] for f in found), sum(f["n_wrong"] for f in found)
-
-
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", UCX])
 @pytest.mark.parametrize("sizes", [ONE_GRANULE, SEVERAL, MIXED], ids=["one-granule", "several", "mixed"])
 def test_no_hit_is_ever_wrong(cluster: Cluster, tmp_path: Path, transport: str, sizes: list[int]) -> None:
     n_hits, n_wrong = hunt(cluster, tmp_path, transport, sizes, hits=17_000, seconds=100.0)
@@ -81,7 +41,7 @@ def test_no_hit_is_wrong_while_pages_go_to_disk_and_back(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", UCX])
 @pytest.mark.parametrize("sizes", [ONE_GRANULE, SEVERAL, MIXED], ids=["one-granule", "several", "mixed"])
 def test_no_hit_is_ever_wrong_in_a_long_hunt(
     cluster: Cluster, tmp_path: Path, transport: str, sizes: list[int]
@@ -91,7 +51,7 @@ def test_no_hit_is_ever_wrong_in_a_long_hunt(
     assert n_hits >= 100_000
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", UCX])
 @pytest.mark.parametrize("sabotage", ["unvalidated", "words_too_early"])
 def test_the_hunt_finds_what_a_broken_safeguard_lets_through(
     cluster: Cluster, tmp_path: Path, transport: str, sabotage: str

@@ -148,3 +148,11 @@ def test_a_wildcard_is_advertised_as_the_address_peers_reach() -> None:
     assert reachable_host("0.0.0.0", ["127.0.0.1:7400"]) == "127.0.0.1"
     with pytest.raises(ConfigError, match="listen on that address"):
         reachable_host("0.0.0.0", [])
+
+
+def test_a_network_is_trusted_only_in_so_many_words() -> None:
+    assert Config().ucx_trust_network is False
+    assert Config(ucx_trust_network="true").ucx_trust_network is True
+    assert Config.load({}, environ={"P2PKV_UCX_TRUST_NETWORK": "0"}).ucx_trust_network is False
+    with pytest.raises(ConfigError, match="ucx_trust_network must be true or false"):
+        Config(ucx_trust_network="maybe")

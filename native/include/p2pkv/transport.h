@@ -55,7 +55,9 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
 class Endpoint : public std::enable_shared_from_this<Endpoint> {
  public:
   virtual ~Endpoint() = default;
+  // Empty if there is nothing to describe; failure() then says why, or nothing if the endpoint is closed.
   virtual std::string describe() = 0;
+  virtual std::string failure() { return {}; }
   // False, with the reason in `error`, when the blob is not a peer's half of this transport.
   virtual bool bind(std::string_view remote, std::string* error) = 0;
   virtual std::shared_ptr<RemoteRegion> attach(std::string_view region, std::string* error) = 0;

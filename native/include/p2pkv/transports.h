@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "p2pkv/transport.h"
 
@@ -27,5 +28,47 @@ class TcpTransportBase : public Transport {
 
 // Peers anywhere. Null, with the reason in `error`.
 std::shared_ptr<TcpTransportBase> make_tcp_transport(const TcpOptions& options, std::string* error);
+
+// One port of an RDMA device, as `p2pkv doctor` shows it.
+struct VerbsPort {
+  std::string device;
+  int port = 1;
+  std::string link;     // "RoCE v2" or "InfiniBand"
+  std::string state;    // "active", or what it is instead
+  std::string gid;      // the address that would be used; empty if there is none
+  uint32_t mtu = 0;     // bytes
+  int numa_node = -1;   // -1: unknown
+  std::string missing;  // why it can't be used; empty if it can
+};
+
+// Whether the headers were there when p2pkv was built.
+bool has_verbs();
+
+// The ports of this machine, usable or not. Empty, with what is missing in `error`, where there are none.
+std::vector<VerbsPort> verbs_ports(std::string* error);
+
+// Peers with RDMA devices. `devices`: which to use, each NAME[:PORT][=ADDRESS]; empty: every usable one.
+// Null, with the reason in `error`.
+std::shared_ptr<Transport> make_verbs_transport(const std::vector<std::string>& devices, std::string* error);
+struct UcxOptions {
+  std::string host = "127.0.0.1";  // an address of this node, on which UCX listens and from which it connects
+  std::string advertise;           // used instead when `host` is a wildcard
+  bool trusts_network = false;     // that nobody but the cluster is on it: then tcp is used beyond loopback
+};
+
+struct UcxLibrary {
+  std::string path;
+  std::string version;
+};
+
+// Loads libucp, once a process, from a path or by a name the loader knows. Empty, or what is missing.
+std::string ucx_missing(const std::string& library);
+// What was loaded; empty before.
+UcxLibrary ucx_library();
+// UCX's transports and devices, as "tcp/lo", that these options would use. Empty, with the reason in `error`.
+// The library must have been loaded; the same holds below.
+std::vector<std::string> ucx_resources(const UcxOptions& options, std::string* error);
+// Peers that UCX reaches. Null, with the reason in `error`.
+std::shared_ptr<Transport> make_ucx_transport(const UcxOptions& options, std::string* error);
 
 }  // namespace p2pkv

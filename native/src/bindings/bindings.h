@@ -7,6 +7,7 @@ namespace p2pkv {
 
 void bind_pool(nanobind::module_& m);
 void bind_transports(nanobind::module_& m);
+void bind_ucx(nanobind::module_& m);
 void bind_directory(nanobind::module_& m);
 void bind_control(nanobind::module_& m);
 void bind_fetch(nanobind::module_& m);

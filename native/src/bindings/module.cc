@@ -6,6 +6,7 @@ NB_MODULE(_native, m) {
   nanobind::set_leak_warnings(false);
   p2pkv::bind_pool(m);
   p2pkv::bind_transports(m);
+  p2pkv::bind_ucx(m);
   p2pkv::bind_directory(m);
   p2pkv::bind_control(m);
   p2pkv::bind_fetch(m);

@@ -8,6 +8,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstring>
 #include <memory>
@@ -115,12 +116,28 @@ void bind_endpoint(nb::module_& m) {
   nb::class_<RemoteRegion>(m, "RemoteRegion").def_prop_ro("nbytes", &RemoteRegion::nbytes);
 
   nb::class_<Endpoint>(m, "Endpoint")
-      .def("describe", [](Endpoint& self) { return to_bytes(self.describe()); })
+      .def("describe",
+           [](Endpoint& self) {
+             std::string blob, failure;
+             {
+               const nb::gil_scoped_release unlocked;
+               blob = self.describe();
+               if (blob.empty()) failure = self.failure();
+             }
+             if (!failure.empty()) throw std::runtime_error(failure);
+             return to_bytes(blob);
+           })
       .def(
           "bind",
           [](Endpoint& self, const nb::bytes& remote) {
             std::string error;
-            or_raise(self.bind(view(remote), &error), error);
+            bool is_bound;
+            {
+              const std::string_view blob = view(remote);
+              const nb::gil_scoped_release unlocked;
+              is_bound = self.bind(blob, &error);
+            }
+            or_raise(is_bound, error);
           },
           "remote"_a)
       .def(
@@ -152,8 +169,12 @@ void bind_transport(nb::module_& m) {
           "register_memory",
           [](Transport& self, uintptr_t address, uint64_t nbytes, int fd, bool readable) {
             std::string error;
-            auto region =
-                self.register_memory(reinterpret_cast<uint8_t*>(address), nbytes, fd, readable, &error);
+            std::shared_ptr<MemoryRegion> region;
+            {
+              const nb::gil_scoped_release unlocked;  // locking gigabytes takes seconds
+              region =
+                  self.register_memory(reinterpret_cast<uint8_t*>(address), nbytes, fd, readable, &error);
+            }
             return or_raise(std::move(region), error);
           },
           "address"_a, "nbytes"_a, "fd"_a, "readable"_a)
@@ -161,8 +182,12 @@ void bind_transport(nb::module_& m) {
       .def(
           "accept",
           [](Transport& self, const nb::bytes& remote) {
-            std::string error;
-            const std::string blob = self.accept(view(remote), &error);
+            std::string error, blob;
+            {
+              const std::string_view half = view(remote);
+              const nb::gil_scoped_release unlocked;
+              blob = self.accept(half, &error);
+            }
             if (blob.empty()) throw std::runtime_error(error);
             return to_bytes(blob);
           },
@@ -189,6 +214,42 @@ void bind_transport(nb::module_& m) {
       "host"_a = "127.0.0.1", "port"_a = 0, "streams"_a = 2, "advertise"_a = "");
 }
 
+void bind_verbs(nb::module_& m) {
+  nb::class_<VerbsPort>(m, "VerbsPort")
+      .def_ro("device", &VerbsPort::device)
+      .def_ro("port", &VerbsPort::port)
+      .def_ro("link", &VerbsPort::link)
+      .def_ro("state", &VerbsPort::state)
+      .def_ro("gid", &VerbsPort::gid)
+      .def_ro("mtu", &VerbsPort::mtu)
+      .def_ro("numa_node", &VerbsPort::numa_node)
+      .def_ro("missing", &VerbsPort::missing);
+
+  m.attr("HAS_VERBS") = has_verbs();
+  m.def("verbs_ports", [] {
+    std::string error;
+    std::vector<VerbsPort> ports;
+    {
+      const nb::gil_scoped_release unlocked;
+      ports = verbs_ports(&error);
+    }
+    or_raise(!ports.empty(), error);
+    return ports;
+  });
+  m.def(
+      "verbs_transport",
+      [](const std::vector<std::string>& devices) {
+        std::string error;
+        std::shared_ptr<Transport> transport;
+        {
+          const nb::gil_scoped_release unlocked;
+          transport = make_verbs_transport(devices, &error);
+        }
+        return or_raise(std::move(transport), error);
+      },
+      "devices"_a);
+}
+
 }  // namespace
 
 void bind_transports(nb::module_& m) {
@@ -196,6 +257,7 @@ void bind_transports(nb::module_& m) {
   bind_transfer(m);
   bind_endpoint(m);
   bind_transport(m);
+  bind_verbs(m);
 }
 
 }  // namespace p2pkv

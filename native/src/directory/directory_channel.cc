@@ -1,7 +1,6 @@
 #include "p2pkv/directory_channel.h"
 
 #include <poll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -211,7 +210,7 @@ DirectoryChannel::~DirectoryChannel() = default;
 
 void DirectoryChannel::interrupt() {
   if (getpid() != pid_) return;  // a forked child shares the connection with its parent, who goes on using it
-  shutdown(stream_->fd(), SHUT_RDWR);
+  stream_->shut_down();
 }
 
 std::vector<uint8_t> exchange(AskBatch& batch, const DirectoryQuestion& question,

@@ -96,6 +96,7 @@ class EpollDirectoryServer final : public DirectoryServer {
     thread_.join();
     const std::lock_guard lock(mutex_);
     is_closing_ = true;
+    for (const auto& [id, channel] : channels_) channel->stream.shut_down();
     channels_.clear();
     replies_.clear();
   }
@@ -153,7 +154,9 @@ class EpollDirectoryServer final : public DirectoryServer {
 
   void hang_up(uint64_t id) {
     const std::lock_guard lock(mutex_);
-    channels_.erase(id);
+    const auto channel = channels_.find(id);
+    channel->second->stream.shut_down();
+    channels_.erase(channel);
   }
 
   // Answers what has come. False: hang up.

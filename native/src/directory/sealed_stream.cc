@@ -102,6 +102,10 @@ SealedStream::Progress SealedStream::open_frame() {
   return Progress::kFrame;
 }
 
+void SealedStream::shut_down() {
+  shutdown(fd(), SHUT_RDWR);
+}
+
 void SealedStream::shrink() {
   if (outgoing_.empty() && outgoing_.capacity() > kMaxIdleBytes) outgoing_.shrink_to_fit();
   if (n_incoming_ == 0 && incoming_.size() > kMaxIdleBytes)

@@ -45,6 +45,9 @@ class SealedStream {
   Progress receive();
   std::string_view message() const { return message_; }
 
+  // The other side finds the connection ended, even if a forked child has a copy of it.
+  void shut_down();
+
   int fd() const { return connection_.get(); }
 
  private:

@@ -72,6 +72,31 @@ void Batch::finish() {
   has_settled_.store(true, std::memory_order_release);
 }
 
+uint64_t n_pending_bytes(const std::vector<Span>& spans, const std::vector<Status>& statuses) {
+  uint64_t total = 0;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    if (statuses[i] == Status::kPending) total += static_cast<uint64_t>(spans[i].length);
+  }
+  return total;
+}
+
+std::vector<std::vector<uint32_t>> split_spans(const std::vector<Span>& spans, const std::vector<Word>& words,
+                                               const std::vector<Status>& statuses, size_t n_shares) {
+  std::vector<std::vector<uint32_t>> shares(n_shares);
+  const uint64_t total = n_pending_bytes(spans, statuses);
+  const auto word_of = [&](size_t span) { return words.empty() ? kNoWord : words[span].offset; };
+  uint64_t done = 0;
+  size_t share = 0;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    if (statuses[i] != Status::kPending) continue;
+    const bool is_same_page = i > 0 && word_of(i) != kNoWord && word_of(i) == word_of(i - 1);
+    if (!is_same_page && share + 1 < n_shares && done >= total * (share + 1) / n_shares) ++share;
+    shares[share].push_back(static_cast<uint32_t>(i));
+    done += static_cast<uint64_t>(spans[i].length);
+  }
+  return shares;
+}
+
 std::vector<Status> screen_spans(const std::vector<Span>& spans, const std::vector<Word>& words,
                                  uint64_t local_nbytes, uint64_t remote_nbytes) {
   std::vector<Status> statuses(spans.size(), Status::kPending);

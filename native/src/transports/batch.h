@@ -29,6 +29,7 @@ class Batch : public Transfer {
   // Ends the batch early and returns when nothing touches local memory. Does nothing once it has settled.
   void settle(Status reason);
   bool has_settled() const { return has_settled_.load(std::memory_order_acquire); }
+  bool reads_into(const RegisteredRegion& region) const { return local_.get() == &region; }
 
  protected:
   Batch(std::shared_ptr<RegisteredRegion> local, std::vector<Span> spans, std::vector<Word> words,
@@ -77,6 +78,14 @@ class SettledTransfer final : public Transfer {
  private:
   const std::vector<Status> statuses_;
 };
+
+// What the pending spans hold.
+uint64_t n_pending_bytes(const std::vector<Span>& spans, const std::vector<Status>& statuses);
+
+// The numbers of the pending spans in shares of about equal size, in order. Neighbouring spans of one page,
+// which share a word, stay together.
+std::vector<std::vector<uint32_t>> split_spans(const std::vector<Span>& spans, const std::vector<Word>& words,
+                                               const std::vector<Status>& statuses, size_t n_shares);
 
 // kPending for each span that may be posted, kOutOfRange for the others.
 std::vector<Status> screen_spans(const std::vector<Span>& spans, const std::vector<Word>& words,

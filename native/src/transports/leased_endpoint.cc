@@ -44,6 +44,15 @@ std::shared_ptr<Transfer> LeasedEndpoint::read(std::shared_ptr<MemoryRegion> loc
   return batch;
 }
 
+void LeasedEndpoint::cancel_reads_into(const RegisteredRegion& region) {
+  std::shared_ptr<Batch> active;
+  {
+    const std::lock_guard lock(mutex_);
+    active = active_.lock();
+  }
+  if (active && active->reads_into(region)) active->settle(Status::kCanceled);
+}
+
 void LeasedEndpoint::sever() {
   if (getpid() != pid_)
     return;  // a forked child shares the sockets: shutting them down would cut its parent off
@@ -77,16 +86,21 @@ bool EndpointList::add(const std::shared_ptr<Endpoint>& endpoint) {
   return true;
 }
 
-void EndpointList::close() {
+std::vector<std::shared_ptr<Endpoint>> EndpointList::all() {
+  const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<Endpoint>> endpoints;
+  for (auto& known : endpoints_) {
+    if (auto endpoint = known.lock()) endpoints.push_back(std::move(endpoint));
+  }
+  return endpoints;
+}
+
+void EndpointList::close() {
   {
     const std::lock_guard lock(mutex_);
     is_closed_ = true;
-    for (auto& known : endpoints_) {
-      if (auto endpoint = known.lock()) endpoints.push_back(std::move(endpoint));
-    }
   }
-  for (auto& endpoint : endpoints) endpoint->close();
+  for (auto& endpoint : all()) endpoint->close();
 }
 
 }  // namespace p2pkv

@@ -21,6 +21,8 @@ class LeasedEndpoint : public Endpoint {
                                  std::vector<Span> spans, std::vector<Word> words) final;
   void close() final;
 
+  // Ends the batch under way if it reads into `region`; returns when nothing writes there any more.
+  void cancel_reads_into(const RegisteredRegion& region);
   // Breaks the way to the peer, so that system calls of other threads on it return. The endpoint is done for.
   void sever();
 
@@ -52,6 +54,7 @@ class EndpointList {
  public:
   // False once closed.
   bool add(const std::shared_ptr<Endpoint>& endpoint);
+  std::vector<std::shared_ptr<Endpoint>> all();
   void close();
 
  private:

@@ -11,18 +11,20 @@ RegisteredRegion::RegisteredRegion(Options options, std::shared_ptr<RegionTable>
 
 std::string RegisteredRegion::describe() const {
   if (!options_.readable) return {};
-  return to_blob(RegionBlob{options_.blob_magic, kFrameVersion, 0, id_, 0, options_.nbytes});
+  return to_blob(RegionBlob{options_.blob_magic, kFrameVersion, 0, id_, 0, options_.nbytes}) + options_.keys;
 }
 
 void RegisteredRegion::close() {
   uint32_t uses = uses_.fetch_or(kClosed, std::memory_order_acq_rel);
   const bool is_first = (uses & kClosed) == 0;
+  if (is_first && options_.on_closing) options_.on_closing(*this);
   for (uses |= kClosed; uses != kClosed; uses = uses_.load(std::memory_order_acquire)) {
     uses_.wait(uses, std::memory_order_acquire);
   }
   if (!is_first) return;
   table_->remove(id_);
   options_.fd.reset();
+  options_.registration.reset();
   if (options_.on_closed) options_.on_closed(id_);
 }
 

@@ -25,6 +25,10 @@ class RegisteredRegion final : public MemoryRegion {
     bool readable;                               // by peers
     uint32_t blob_magic;                         // of the transport
     std::function<void(uint32_t id)> on_closed;  // called by the first close(), after the last use
+    // Called by the first close(), before it waits for the last use: ends uses that last longer than a copy.
+    std::function<void(const RegisteredRegion&)> on_closing = {};
+    std::shared_ptr<void> registration = {};  // with devices; ends after the last use
+    std::string keys = {};                    // appended to describe()
   };
 
   RegisteredRegion(Options options, std::shared_ptr<RegionTable> table, uint32_t id);
@@ -38,6 +42,8 @@ class RegisteredRegion final : public MemoryRegion {
 
   uint32_t id() const { return id_; }
   int fd() const { return options_.fd.get(); }
+  // Only during a Use.
+  const void* registration() const { return options_.registration.get(); }
 
   // Held while this memory is touched. False once the region is closed: then it must not be.
   class Use {

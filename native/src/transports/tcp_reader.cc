@@ -132,10 +132,7 @@ TcpBatch::TcpBatch(std::shared_ptr<TcpEndpoint> endpoint, std::shared_ptr<Regist
 void TcpBatch::start() {
   auto& streams = endpoint_->streams_;
   auto& helpers = endpoint_->helpers_;
-  uint64_t n_bytes = 0;
-  for (size_t i = 0; i < spans_.size(); ++i) {
-    if (statuses_[i] == Status::kPending) n_bytes += static_cast<uint64_t>(spans_[i].length);
-  }
+  const uint64_t n_bytes = n_pending_bytes(spans_, statuses_);
   if (n_bytes >= kSpreadFromBytes) {
     while (helpers.size() + 1 < streams.size()) {
       ThreadOwner<Helper> helper(new Helper);
@@ -143,7 +140,8 @@ void TcpBatch::start() {
       helpers.push_back(std::move(helper));
     }
   }
-  auto shares = split(n_bytes >= kSpreadFromBytes ? helpers.size() + 1 : 1);
+  const size_t n_shares = n_bytes >= kSpreadFromBytes ? helpers.size() + 1 : 1;
+  auto shares = split_spans(spans_, words_, statuses_, n_shares);
   const ReadPlan plan{local_.get(), remote_region_, &spans_, &words_, &statuses_};
   for (size_t i = 0; i < shares.size(); ++i) streams[i].begin(plan, std::move(shares[i]));
   for (size_t i = shares.size(); i < streams.size(); ++i) streams[i].flush();
@@ -151,26 +149,6 @@ void TcpBatch::start() {
   for (size_t i = 1; i < shares.size(); ++i) {
     helpers[i - 1]->give([this, stream = &streams[i]] { help(*stream); });
   }
-}
-
-// Shares of about equal size, in order. Neighbouring spans of one page, which share a word, stay together.
-std::vector<std::vector<uint32_t>> TcpBatch::split(size_t n_shares) const {
-  std::vector<std::vector<uint32_t>> shares(n_shares);
-  uint64_t total = 0;
-  for (size_t i = 0; i < spans_.size(); ++i) {
-    if (statuses_[i] == Status::kPending) total += static_cast<uint64_t>(spans_[i].length);
-  }
-  uint64_t done = 0;
-  size_t share = 0;
-  for (size_t i = 0; i < spans_.size(); ++i) {
-    if (statuses_[i] != Status::kPending) continue;
-    const bool is_same_page =
-        i > 0 && is_validated(i) && is_validated(i - 1) && words_[i].offset == words_[i - 1].offset;
-    if (!is_same_page && share + 1 < n_shares && done >= total * (share + 1) / n_shares) ++share;
-    shares[share].push_back(static_cast<uint32_t>(i));
-    done += static_cast<uint64_t>(spans_[i].length);
-  }
-  return shares;
 }
 
 bool TcpBatch::drive(const Deadline* deadline) {

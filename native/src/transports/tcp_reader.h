@@ -100,7 +100,6 @@ class TcpBatch final : public Batch {
   void quiesce() override;
 
  private:
-  std::vector<std::vector<uint32_t>> split(size_t n_shares) const;
   void help(Stream& stream);
   bool drive_own_stream(const Deadline* deadline);
   void give_up(Stream::Progress why);

@@ -1,0 +1,115 @@
+"""What the machine has: libraries, cores, limits, memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import zmq
+
+from p2pkv import _native
+from p2pkv.cli.doctor.finding import Finding, Verdict, limit, size
+from p2pkv.config import Config
+
+
+def examine_machine(config: Config) -> Iterator[Finding]:
+    """Look at what every node needs."""
+    yield from _versions()
+    yield from _cores()
+    yield from _memory(config)
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding(Verdict.GOOD, "p2pkv", f"{version('p2pkv')} on Python {platform.python_version()}")
+    yield Finding(
+        Verdict.GOOD,
+        "libraries",
+        f"numpy {version('numpy')}, pyzmq {version('pyzmq')}, libzmq {zmq.zmq_version()}",
+    )
+    if zmq.has("curve"):
+        yield Finding(Verdict.GOOD, "CURVE", "libzmq encrypts and authenticates")
+    else:
+        yield Finding(
+            Verdict.BAD, "CURVE", "this libzmq was built without it", "install pyzmq from PyPI's wheels"
+        )
+
+
+def _cores() -> Iterator[Finding]:
+    usable = len(os.sched_getaffinity(0))
+    advice = "an engine beside p2pkv's threads wants 2 or more" if usable < 2 else ""
+    yield Finding(
+        Verdict.GOOD if usable >= 2 else Verdict.NOTE, "cores", f"{usable} of {os.cpu_count()} usable", advice
+    )
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft != resource.RLIM_INFINITY and soft < 4096
+    yield Finding(
+        Verdict.NOTE if few else Verdict.GOOD,
+        "open files",
+        limit(soft, ""),
+        "raise it (ulimit -n 65536) for clusters of hundreds of nodes" if few else "",
+    )
+
+
+def _memory(config: Config) -> Iterator[Finding]:
+    available = _available_memory()
+    too_large = available is not None and config.pool_nbytes > available
+    yield Finding(
+        Verdict.BAD if too_large else Verdict.GOOD,
+        "memory",
+        f"{size(available)} available, the pool takes {size(config.pool_nbytes)}",
+        "lower pool_size" if too_large else "",
+    )
+    yield _memfd()
+    if Path("/dev/shm").is_dir():
+        usage = shutil.disk_usage("/dev/shm")
+        yield Finding(
+            Verdict.GOOD,
+            "/dev/shm",
+            f"{size(usage.free)} of {size(usage.total)} free; pools are memfds, which it does not limit",
+        )
+    yield _huge_pages()
+
+
+def _memfd() -> Finding:
+    try:
+        _native.SharedRegion.create(os.sysconf("SC_PAGESIZE"))
+    except OSError as error:
+        return Finding(Verdict.BAD, "memfd", str(error), "let the container use memfd_create and F_ADD_SEALS")
+    return Finding(Verdict.GOOD, "memfd", "shared memory can be made and sealed")
+
+
+def _huge_pages() -> Finding:
+    path = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    try:
+        chosen = path.read_text().partition("[")[2].partition("]")[0]
+    except OSError:
+        return Finding(Verdict.NOTE, "huge pages", "the kernel does not say", "")
+    if chosen in ("never", "deny"):
+        return Finding(
+            Verdict.NOTE,
+            "huge pages",
+            f"shared memory has none (shmem_enabled is {chosen})",
+            f"root may `echo advise > {path}`",
+        )
+    return Finding(Verdict.GOOD, "huge pages", f"shmem_enabled is {chosen}")
+
+
+def _available_memory() -> int | None:
+    """Return what the kernel or the container's limit leaves, whichever is less."""
+    left = []
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                left.append(int(line.split()[1]) * 1024)
+        group = Path("/sys/fs/cgroup")
+        limit = (group / "memory.max").read_text().strip()
+        if limit != "max":
+            left.append(int(limit) - int((group / "memory.current").read_text()))
+    except OSError:
+        pass  # no such limit, or a kernel that does not show it
+    return min(left, default=None)

@@ -1,0 +1,86 @@
+"""The transport over UCX: RDMA and cloud fabrics through libucp, behind the interface of :mod:`p2pkv.transports.base`.
+
+libucp is loaded at run time, once a process: the machine's own first, because it knows the machine's network, else the
+one of the wheel ``libucx-cu12`` or ``-cu13``, which has tcp, shared memory and CUDA only. The promises are kept in
+``native/src/transports/ucx``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from p2pkv import _native
+from p2pkv.errors import ConfigError, TransportError
+from p2pkv.transports.base import Caps, TransportSettings
+from p2pkv.transports.native import NativeTransport
+
+_SONAME = "libucp.so.0"
+_MAX_SPAN = 2**62
+
+_choice = os.environ.get("P2PKV_UCX_LIBRARY", "auto")
+
+
+def use_library(choice: str) -> None:
+    """Say which libucp to load: ``auto``, ``system``, ``wheel`` or a path. Of no effect once one is loaded."""
+    global _choice
+    if choice not in ("auto", "system", "wheel") and not Path(choice).is_file():
+        raise ConfigError(f"ucx_library is {choice!r}: neither auto, system, wheel nor a file")
+    if choice != "auto":
+        _choice = choice
+
+
+def libraries() -> list[str]:
+    """Return what to try for libucp, in order: names the loader knows, or paths."""
+    found = wheel_library()
+    wheel = [] if found is None else [found]
+    return {"auto": [_SONAME, *wheel], "system": [_SONAME], "wheel": wheel}.get(_choice, [_choice])
+
+
+def wheel_library() -> str | None:
+    """Return where the wheel ``libucx`` has its libucp, if it is installed."""
+    spec = find_spec("libucx")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = Path(folder) / "lib" / _SONAME
+        if path.is_file():
+            return str(path)
+    return None
+
+
+class UcxTransport(NativeTransport):
+    """Any fabric UCX has a transport for; over tcp on loopback only, unless the network is trusted.
+
+    Binds ``host``, or ``advertise`` if that is a wildcard: UCX would otherwise connect over every interface.
+    """
+
+    name = "ucx"
+    caps = Caps(one_sided=False, device_memory=False, same_host=False, max_span=_MAX_SPAN)
+
+    def __init__(self, host: str = "127.0.0.1", *, advertise: str = "", trusts_network: bool = False) -> None:
+        if (missing := self.unavailable()) is not None:
+            raise TransportError(f"cannot start the ucx transport: {missing}")
+        try:
+            super().__init__(_native.ucx_transport(host, advertise, trusts_network))
+        except RuntimeError as error:
+            raise TransportError(f"cannot start the ucx transport: {error}") from error
+
+    @classmethod
+    def create(cls, settings: TransportSettings) -> UcxTransport:
+        return cls(settings.host, advertise=settings.advertise, trusts_network=settings.ucx_trust_network)
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        if sys.platform != "linux":
+            return f"ucx needs Linux, this is {sys.platform}"
+        reasons = []
+        for library in libraries():
+            reason = _native.ucx_missing(library)
+            if not reason:
+                return None
+            reasons.append(reason)
+        advice = "install UCX 1.13 or later (Debian: libucx0), or pip install 'p2pkv[ucx]'"
+        return (
+            f"no libucp can be loaded ({'; '.join(reasons) or 'the wheel libucx is not installed'}); {advice}"
+        )

@@ -1,0 +1,80 @@
+"""RDMA: InfiniBand, RoCE v2 and Soft-RoCE, by reliable queue pairs of libibverbs.
+
+Only arguments and errors are looked at here; promises are kept in ``native/src/transports/verbs*``. The library is
+loaded at run time: where it or the devices are missing, everything but this transport works.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+
+from p2pkv import _native
+from p2pkv.errors import TransportError
+from p2pkv.transports.base import Caps, TransportSettings
+from p2pkv.transports.native import MAX_SPAN, NativeTransport
+
+CAP_IPC_LOCK = 14
+"""The number of the capability that lets a process lock memory without limit."""
+MIN_LOCKED_MEMORY = 64 << 20
+"""Below this limit no pool of a useful size can be registered: the usual default, 8 MiB or less, is too low."""
+
+
+class VerbsTransport(NativeTransport):
+    """One-sided reads by RDMA devices, striped over all of them.
+
+    ``devices`` names those to use, each ``NAME[:PORT][=ADDRESS]``; none means every usable one. Memory is locked from
+    its registration until that is closed.
+    """
+
+    name = "verbs"
+    caps = Caps(one_sided=True, device_memory=False, same_host=False, max_span=MAX_SPAN)
+
+    def __init__(self, devices: Sequence[str] = ()) -> None:
+        try:
+            super().__init__(_native.verbs_transport(list(devices)))
+        except RuntimeError as error:
+            raise TransportError(f"cannot start the verbs transport: {error}") from error
+
+    @classmethod
+    def create(cls, settings: TransportSettings) -> VerbsTransport:
+        return cls(settings.verbs_devices)
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        try:
+            found = ports()
+        except TransportError as error:
+            return str(error)
+        if all(port.missing for port in found):
+            return "; ".join(f"{port.device} port {port.port}: {port.missing}" for port in found)
+        limit = locked_memory_limit()
+        if limit is not None and limit < MIN_LOCKED_MEMORY:
+            return (
+                f"RDMA needs locked memory, and this process may lock {limit >> 10} KiB; raise RLIMIT_MEMLOCK "
+                "(ulimit -l unlimited, LimitMEMLOCK=infinity, docker run --ulimit memlock=-1)"
+            )
+        return None
+
+
+def ports() -> Sequence[_native.VerbsPort]:
+    """Return every port of every RDMA device, usable or not; at least one.
+
+    Raises :class:`~p2pkv.errors.TransportError`, saying what is missing, where there are none.
+    """
+    try:
+        return _native.verbs_ports()
+    except RuntimeError as error:
+        raise TransportError(str(error)) from error
+
+
+def locked_memory_limit() -> int | None:
+    """Return how many bytes this process may lock, or None if there is no limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return None
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:") and int(line.split()[1], 16) >> CAP_IPC_LOCK & 1:
+            return None
+    return soft

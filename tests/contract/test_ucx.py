@@ -1,0 +1,97 @@
+"""What ucx promises beyond the contract of all transports: which network it takes, and readers that take nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from p2pkv import transports
+from p2pkv.errors import TransportError
+from p2pkv.testing.transport_fixtures import ENOUGH, Reader, eventually, settled
+from p2pkv.testing.transport_peer import NBYTES, PagedMemory, page_spans
+from p2pkv.transports.ucx import UcxTransport
+
+_MISSING = UcxTransport.unavailable()
+needs_ucx = pytest.mark.skipif(_MISSING is not None, reason=str(_MISSING))
+
+
+def network_address() -> str:
+    """Return an address of this machine that others may reach."""
+    for addresses in psutil.net_if_addrs().values():
+        for address in addresses:
+            if address.family == socket.AF_INET and not address.address.startswith("127."):
+                return address.address
+    pytest.skip("this machine has no network")
+
+
+def sockets_are_full() -> bool:
+    """Whether something waits in a socket for a peer to take it: the owner has begun to send."""
+    with open("/proc/self/net/tcp") as table:
+        return any(line.split()[4].split(":")[0] != "00000000" for line in table.readlines()[1:])
+
+
+@needs_ucx
+def test_a_reader_that_takes_nothing_holds_up_neither_a_region_nor_the_transport() -> None:
+    with UcxTransport() as owner, UcxTransport() as ours:
+        memory = PagedMemory(owner)
+        reader = Reader(ours)
+        endpoint, remote = reader.connect(owner.accept, memory.region.describe())
+        assert settled(endpoint.read(reader.local, remote, page_spans([0]), words=None).wait(ENOUGH)) == [
+            "OK"
+        ]
+        # Far more than sockets hold, and nobody drives the transfer.
+        everything = np.array([(0, 0, NBYTES)] * 8, np.int64)
+        transfer = endpoint.read(reader.local, remote, everything, words=None)
+        assert eventually(sockets_are_full)
+        before = time.monotonic()
+        memory.region.close()
+        assert time.monotonic() - before < 1
+        # UCX keeps the tcp connection of an endpoint it has closed, so the reader may learn of it at its deadline.
+        statuses = transfer.wait(1.0)
+        assert set(settled(statuses)) <= {"PEER_LOST", "TIMED_OUT", "REJECTED", "OK"}
+        assert "OK" not in settled(statuses)[1:], "bytes of a closed region were vouched for"
+
+        other = PagedMemory(owner)
+        endpoint, remote = reader.connect(owner.accept, other.region.describe())
+        assert settled(endpoint.read(reader.local, remote, page_spans([0]), words=None).wait(ENOUGH)) == [
+            "OK"
+        ]
+        transfer = endpoint.read(reader.local, remote, everything, words=None)
+        before = time.monotonic()
+        owner.close()
+        assert time.monotonic() - before < 1
+        transfer.wait(ENOUGH)
+
+
+@needs_ucx
+def test_tcp_beyond_loopback_needs_a_network_that_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = network_address()
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    with pytest.raises(TransportError, match="ucx_trust_network"):
+        UcxTransport(host)
+    monkeypatch.delenv("UCX_TLS")
+    with UcxTransport(host, trusts_network=True) as trusting, UcxTransport() as local:
+        assert trusting.domain != local.domain, "one that is on loopback can't be reached from a network"
+
+
+def test_auto_never_chooses_it() -> None:
+    assert "ucx" not in transports.wanted("auto")
+
+
+def test_asking_for_it_where_it_is_absent_says_what_is_missing() -> None:
+    program = "from p2pkv import transports; transports.wanted(['ucx'])"
+    environment = os.environ | {"P2PKV_UCX_LIBRARY": "/nowhere/libucp.so.0"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "TransportError" in done.stderr
+    assert "/nowhere/libucp.so.0" in done.stderr
+    assert "pip install 'p2pkv[ucx]'" in done.stderr

@@ -1,0 +1,53 @@
+"""The hunt for torn reads: a producer churns fresh pages through a small pool while two readers check every byte."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from cluster import Cluster
+
+
+def hunt(
+    cluster: Cluster,
+    tmp_path: Path,
+    transport: str,
+    sizes: list[int],
+    *,
+    hits: int,
+    seconds: float,
+    batch: int = 8,
+    sabotage: str = "",
+    disk: Path | None = None,
+) -> tuple[int, int]:
+    """Return the hits of all readers, and how many of them had a wrong byte; ``batch`` pages are read at a time.
+
+    With ``disk`` the producer has a disk tier there, so that pages go to it and come back.
+    """
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    progress = tmp_path / "progress"
+    progress.write_bytes(bytes(8))
+    options = {"transports": [transport], "sabotage": sabotage}
+    # Room for about eight batches, where readers look back up to eleven: many pages go while they wait.
+    pool_size = 8 * batch * sum(sizes) // len(sizes)
+    below = {"disk_path": str(disk), "disk_size": "256MiB"} if disk is not None else {}
+    producer = cluster.start("producer", pool_size=max(pool_size, 256 << 10), **options, **below)
+    readers = [cluster.start(f"reader-{i}", **options) for i in range(2)]
+    cluster.meet(producer, *readers)
+    producer.send("churn", progress=str(progress), sizes=sizes, seed=seed, seconds=seconds, batch=batch)
+    for i, reader in enumerate(readers):
+        share = -(-hits // len(readers))
+        reader.send(
+            "hunt",
+            progress=str(progress),
+            sizes=sizes,
+            seed=seed,
+            reader=i,
+            hits=share,
+            seconds=seconds,
+            batch=batch,
+        )
+    found = [reader.answer(seconds + 30) for reader in readers]
+    print(found)
+    return sum(f["hits"] for f in found), sum(f["n_wrong"] for f in found)

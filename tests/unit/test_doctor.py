@@ -1,0 +1,46 @@
+"""The doctor's self-test notices a transport that does not do what it says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from test_cli import run
+
+from p2pkv.cli.doctor.selftest import read_from_itself
+from p2pkv.errors import TransportError
+from p2pkv.transports.faulty import Faults, FaultyTransport
+from p2pkv.transports.native import ShmTransport, TcpTransport
+
+
+@pytest.mark.parametrize("kind", [ShmTransport, TcpTransport])
+def test_a_transport_that_works_is_said_to(kind: type[ShmTransport | TcpTransport]) -> None:
+    transport = kind()
+    assert "read from itself and right" in read_from_itself(transport)
+    transport.close()
+
+
+@pytest.mark.parametrize(
+    ("faults", "says"),
+    [
+        (Faults(corrupt=True), "have wrong bytes"),
+        (Faults(reject=True), "ended as REJECTED"),
+        (Faults(lose_peer_after=0), "ended as PEER_LOST"),
+        (Faults(unvalidated=True), "was not rejected"),
+    ],
+    ids=["corrupt", "reject", "lost", "unvalidated"],
+)
+def test_a_transport_that_does_not_is_found_out(faults: Faults, says: str) -> None:
+    transport = FaultyTransport(TcpTransport(), faults)
+    with pytest.raises(TransportError, match=says):
+        read_from_itself(transport)
+    transport.close()
+
+
+def test_findings_can_be_read_by_programs() -> None:
+    result = run("doctor", "--json")
+    findings = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {"transport shm", "transport tcp", "transport verbs", "UCX", "GPU"} <= {
+        finding["what"] for finding in findings
+    } | {"UCX"}
+    assert all(set(finding) == {"verdict", "what", "says", "advice"} for finding in findings)
