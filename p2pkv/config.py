@@ -107,6 +107,7 @@ class Config:
             _set(self, "metrics_port", _as_number("metrics_port", self.metrics_port, int))
         self._check_values()
         self._check_addresses()
+        _set(self, "node_id", str(self.node_id))  # the wire knows plain strings only
 
     def _check_values(self) -> None:
         for name in ("namespace", "node_id", "listen", "membership", "verify", "ucx_library"):

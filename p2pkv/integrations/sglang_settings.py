@@ -102,7 +102,7 @@ def node_config(offered: object, rank: Rank) -> Config:
     """Make the node's configuration of ``extra_config``. Raises :class:`~p2pkv.errors.ConfigError`.
 
     The ranks of a server are given the same settings, but each is a node: all but the first add their number to
-    ``node_id`` and to the ports, where those are fixed.
+    ``node_id``, to ``disk_path`` and to the ports, where those are given.
     """
     settings = getattr(offered, "extra_config", None) or {}
     if not isinstance(settings, Mapping):
@@ -128,4 +128,6 @@ def node_config(offered: object, rank: Rank) -> Config:
         config = dataclasses.replace(config, listen=f"{host}:{int(port) + rank.index}")
     if config.metrics_port:
         config = dataclasses.replace(config, metrics_port=config.metrics_port + rank.index)
+    if config.disk_path:
+        config = dataclasses.replace(config, disk_path=f"{config.disk_path}-rank{rank.index}")
     return dataclasses.replace(config, node_id=f"{config.node_id}-rank{rank.index}")

@@ -65,6 +65,10 @@ def test_settings_win_over_the_environment_and_that_over_defaults(tmp_path: Path
     assert config.join_addresses == ("127.0.0.1:1", "127.0.0.1:2")
 
 
+def test_a_drawn_node_id_is_a_plain_string() -> None:
+    assert type(Config().node_id) is str
+
+
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
