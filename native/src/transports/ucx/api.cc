@@ -113,4 +113,12 @@ std::string Api::version() {
   return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(release);
 }
 
+bool Api::is_at_least(unsigned minor) {
+  const std::lock_guard lock(loading);
+  if (!is_loaded) return false;
+  unsigned major, loaded_minor, release;
+  api.get_version(&major, &loaded_minor, &release);
+  return loaded_minor >= minor;
+}
+
 }  // namespace p2pkv::ucx

@@ -47,6 +47,8 @@ struct Api {
   static std::string path();
   // "1.22.0"; empty before.
   static std::string version();
+  // Whether what was loaded is 1.`minor` or later.
+  static bool is_at_least(unsigned minor);
 };
 
 }  // namespace p2pkv::ucx

@@ -12,6 +12,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// The first 1.x whose tcp survives peers that leave while they connect.
+constexpr unsigned kTcpMinor = 14;
+
 std::string environment(const char* name) {
   const char* value = getenv(name);
   return value == nullptr ? "" : value;
@@ -59,6 +62,16 @@ void set_unless_in_environment(Settings* settings, const char* name, const std::
 
 bool choose_settings(const Address& address, bool trusts_network, Settings* settings, std::string* error) {
   const bool allows_tcp = address.is_loopback() || trusts_network;
+  // 1.13 answers a reader's connection request over a connection of its own, and asserts that no such answer
+  // is ever waiting when an endpoint goes away (ucp_request.c:684; upstream dropped it with pull request
+  // 8175).
+  if (allows_tcp && !Api::is_at_least(kTcpMinor)) {
+    *error =
+        Api::path() + " is UCX " + Api::version() +
+        ", which ends its process when a tcp peer leaves while it connects: UCX 1.14 or later is needed for "
+        "tcp and loopback; install it, or pip install 'p2pkv[ucx]' and set ucx_library to wheel";
+    return false;
+  }
   const std::string asked = environment("UCX_TLS");
   if (!allows_tcp && !asked.empty() && may_use_tcp(asked)) {
     *error = "UCX_TLS=" + asked +
