@@ -80,7 +80,7 @@ class UcxTransport(NativeTransport):
             if not reason:
                 return None
             reasons.append(reason)
-        advice = "install UCX 1.13 or later (Debian: libucx0), or pip install 'p2pkv[ucx]'"
+        advice = "install UCX 1.14 or later, or pip install 'p2pkv[ucx]'"
         return (
             f"no libucp can be loaded ({'; '.join(reasons) or 'the wheel libucx is not installed'}); {advice}"
         )
