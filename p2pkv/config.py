@@ -87,7 +87,7 @@ class Config:
     disk_admission: str = "all"
     """Which pages are written: ``all``, or those published or fetched here twice (``second_use``)."""
     ucx_library: str = "auto"
-    """The libucp to load, one a process: ``system``, ``wheel``, a path, or ``auto``, the first two in turn."""
+    """The libucp to load, one a process: ``system``, ``wheel``, a path, or ``auto``, ``system`` before ``wheel`` where there are RDMA devices."""
     ucx_trust_network: bool | str = False
     """Let ``ucx`` use tcp beyond loopback: whoever reaches its port there can write to this process's memory."""
     metrics_port: int | None = None

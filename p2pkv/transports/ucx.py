@@ -1,7 +1,8 @@
 """The transport over UCX: RDMA and cloud fabrics through libucp, behind the interface of :mod:`p2pkv.transports.base`.
 
-libucp is loaded at run time, once a process: the machine's own first, because it knows the machine's network, else the
-one of the wheel ``libucx-cu12`` or ``-cu13``, which has tcp, shared memory and CUDA only. The promises are kept in
+libucp is loaded at run time, once a process. Where there are RDMA devices the machine's own comes first, because it knows
+them; elsewhere the one of the wheel ``libucx-cu12`` or ``-cu13``, which has tcp, shared memory and CUDA only and is the
+newer one: distributions still have 1.13, which is refused over tcp. The promises are kept in
 ``native/src/transports/ucx``.
 """
 
@@ -18,6 +19,7 @@ from p2pkv.transports.base import Caps, TransportSettings
 from p2pkv.transports.native import NativeTransport
 
 _SONAME = "libucp.so.0"
+_DEVICES = Path("/sys/class/infiniband")
 _MAX_SPAN = 2**62
 
 _choice = os.environ.get("P2PKV_UCX_LIBRARY", "auto")
@@ -36,7 +38,13 @@ def libraries() -> list[str]:
     """Return what to try for libucp, in order: names the loader knows, or paths."""
     found = wheel_library()
     wheel = [] if found is None else [found]
-    return {"auto": [_SONAME, *wheel], "system": [_SONAME], "wheel": wheel}.get(_choice, [_choice])
+    in_turn = [_SONAME, *wheel] if has_rdma_devices() else [*wheel, _SONAME]
+    return {"auto": in_turn, "system": [_SONAME], "wheel": wheel}.get(_choice, [_choice])
+
+
+def has_rdma_devices() -> bool:
+    """Return whether the kernel knows an RDMA device, which the wheel's UCX could not use."""
+    return _DEVICES.is_dir() and any(_DEVICES.iterdir())
 
 
 def wheel_library() -> str | None:

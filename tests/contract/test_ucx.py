@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -16,6 +17,7 @@ from p2pkv import transports
 from p2pkv.errors import TransportError
 from p2pkv.testing.transport_fixtures import ENOUGH, Reader, eventually, settled
 from p2pkv.testing.transport_peer import NBYTES, PagedMemory, page_spans
+from p2pkv.transports import ucx
 from p2pkv.transports.ucx import UcxTransport
 
 _MISSING = UcxTransport.unavailable()
@@ -95,3 +97,14 @@ def test_asking_for_it_where_it_is_absent_says_what_is_missing() -> None:
     assert "TransportError" in done.stderr
     assert "/nowhere/libucp.so.0" in done.stderr
     assert "pip install 'p2pkv[ucx]'" in done.stderr
+
+
+def test_the_machines_own_library_comes_first_only_where_it_has_devices_to_know(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ucx, "_choice", "auto")
+    monkeypatch.setattr(ucx, "wheel_library", lambda: "/wheel/libucp.so.0")
+    monkeypatch.setattr(ucx, "_DEVICES", tmp_path)
+    assert ucx.libraries() == ["/wheel/libucp.so.0", "libucp.so.0"]
+    (tmp_path / "mlx5_0").mkdir()
+    assert ucx.libraries() == ["libucp.so.0", "/wheel/libucp.so.0"]
