@@ -87,8 +87,8 @@ class Config:
     disk_admission: str = "all"
     """Which pages are written: ``all``, or those published or fetched here twice (``second_use``)."""
     ucx_library: str = "auto"
-    """The libucp to load, one a process: ``system``, ``wheel``, a path, or ``auto``: the machine's own first where there
-    are RDMA devices, elsewhere the wheel's."""
+    """The libucp to load, one a process: ``system``, ``wheel``, a path, or ``auto``: the machine's own first where
+    there are RDMA devices, elsewhere the wheel's."""
     ucx_trust_network: bool | str = False
     """Let ``ucx`` use tcp beyond loopback: whoever reaches its port there can write to this process's memory."""
     metrics_port: int | None = None

@@ -1,8 +1,8 @@
 """The transport over UCX: RDMA and cloud fabrics through libucp, behind the interface of :mod:`p2pkv.transports.base`.
 
 libucp is loaded at run time, once a process. Where there are RDMA devices the machine's own comes first, because it
-knows them; elsewhere the one of the wheel ``libucx-cu12`` or ``-cu13``, which has tcp, shared memory and CUDA only and is
-the newer one: distributions still have 1.13, which is refused over tcp. The promises are kept in
+knows them; elsewhere the one of the wheel ``libucx-cu12`` or ``-cu13``, which has tcp, shared memory and CUDA only
+and is the newer one: distributions still have 1.13, which is refused over tcp. The promises are kept in
 ``native/src/transports/ucx``.
 """
 
