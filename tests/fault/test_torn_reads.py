@@ -37,9 +37,9 @@ def test_no_hit_is_ever_wrong_over_ucx(cluster: Cluster, tmp_path: Path, transpo
 def test_no_hit_is_wrong_while_pages_go_to_disk_and_back(
     cluster: Cluster, tmp_path: Path, sizes: list[int]
 ) -> None:
-    n_hits, n_wrong = hunt(cluster, tmp_path, "shm", sizes, hits=3_000, seconds=20.0, disk=tmp_path / "disk")
+    n_hits, n_wrong = hunt(cluster, tmp_path, "shm", sizes, hits=6_000, seconds=20.0, disk=tmp_path / "disk")
     assert n_wrong == 0
-    assert n_hits >= 3_000, "too few hits to prove anything"
+    assert n_hits >= 6_000, "too few hits to prove anything"
     producer = cluster.nodes[0]
     producer.answer()  # its churn has ended
     counters = producer.call("counters")
@@ -58,7 +58,7 @@ def test_no_hit_is_ever_wrong_in_a_long_hunt(
     assert n_hits >= 100_000
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", UCX])
 @pytest.mark.parametrize("sabotage", ["unvalidated", "words_too_early"])
 def test_the_hunt_finds_what_a_broken_safeguard_lets_through(
     cluster: Cluster, tmp_path: Path, transport: str, sabotage: str
