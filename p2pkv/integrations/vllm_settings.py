@@ -119,7 +119,12 @@ class Instance:
     def scheduler_config(self, namespace: str) -> Config:
         """Return the settings of the scheduler's node, which looks pages up and holds none."""
         config = dataclasses.replace(
-            self.config, pool_size=MIN_POOL_SIZE, disk_path=None, disk_size=0, buffer_size=0, buddy_pool_size=0
+            self.config,
+            pool_size=MIN_POOL_SIZE,
+            disk_path=None,
+            disk_size=0,
+            buffer_size=0,
+            buddy_pool_size=0,
         )
         return _numbered(config, self.first_index + self.world_size, "-scheduler", namespace)
 

@@ -120,7 +120,9 @@ class VLLMServer:
         params: dict[str, Any] = answer["kv_transfer_params"]
         return params
 
-    def ids(self, tokens: list[int], n_tokens: int = 16, *, params: Mapping[str, Any] | None = None) -> list[int]:
+    def ids(
+        self, tokens: list[int], n_tokens: int = 16, *, params: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """Return the ids that follow ``tokens``."""
         answer = self.complete(tokens, n_tokens, params=params)
         ids: list[int] = answer["choices"][0]["token_ids"]
