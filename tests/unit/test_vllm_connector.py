@@ -52,6 +52,7 @@ def hand_off(prefill: EngineFake, prompt: list[int]) -> dict[str, Any]:
     """Compute a prompt for another instance; its blocks are kept from now on."""
     answer = prefill.run(prefill.submit(prompt, PREFILL)).answer
     assert answer is not None
+    prefill.step()  # a worker hears of it with the next step, which vLLM takes at once
     return copy.deepcopy(answer)
 
 
@@ -172,12 +173,12 @@ def test_what_nobody_takes_is_freed_when_its_lease_ends(open_engine: Open) -> No
 
 def test_blocks_that_are_not_kept_reach_decode_as_another_prompts(open_engine: Open) -> None:
     """The safeguard broken on purpose: an engine that frees what is offered has decode load wrong KV."""
-    prefill, decode = open_engine(keeps_blocks=False), open_engine()
+    prefill, decode = open_engine(role="kv_producer", keeps_blocks=False), open_engine()
     prompt = tokens(5 * BLOCK)
     request = prefill.submit(prompt, PREFILL)
     prefill.step()
     prefill.overwrite(request.block_ids)
-    prefill.worker.handle_preemptions(prefill.scheduler.build_connector_meta(prefill.output({})))
+    prefill.step()
     assert request.answer is not None
     loaded = load(decode, prompt, copy.deepcopy(request.answer))
     assert loaded.loaded_tokens == 5 * BLOCK
@@ -241,7 +242,7 @@ def slow() -> Iterator[type[SlowToPublish]]:
 def test_blocks_are_kept_until_they_are_published(
     open_engine: Open, slow: type[SlowToPublish], *, keeps_blocks: bool
 ) -> None:
-    first = open_engine({}, n_blocks=8, keeps_blocks=keeps_blocks, start_node=slow.start)
+    first = open_engine(role="kv_producer", keeps_blocks=keeps_blocks, start_node=slow.start)
     second = open_engine()
     request = first.submit(tokens(4 * BLOCK))
     first.step()
@@ -262,7 +263,7 @@ def test_blocks_are_kept_until_they_are_published(
 def test_a_preempted_requests_blocks_are_not_published_any_more(
     open_engine: Open, slow: type[SlowToPublish]
 ) -> None:
-    first = open_engine({}, start_node=slow.start)
+    first = open_engine(role="kv_producer", start_node=slow.start)
     blocker = first.submit(tokens(2 * BLOCK))
     first.step()
     slow.has_begun.wait(10.0)
