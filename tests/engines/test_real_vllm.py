@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from vllm_server import BLOCK, VLLMServer, lasting_port
+from vllm_server import BLOCK, VLLMServer, lasting_port, p2pkv
 
 from cluster import eventually
 
@@ -51,7 +51,7 @@ class Servers:
 
     def _start(self, name: str, **options: str) -> VLLMServer:
         log = self._folder / f"{name}-{len(self._started)}.log"
-        self._started.append(VLLMServer(log, {"node_id": name, **self._settings}, **options))
+        self._started.append(VLLMServer(log, p2pkv({"node_id": name, **self._settings}, **options)))
         return self._started[-1]
 
     def restart_prefill(self) -> None:
@@ -87,7 +87,7 @@ class Difference:
             "handoffs_expired",
             "handoffs_offered",
         )
-        return tokens | {name: self._server.p2pkv(name) for name in names}
+        return tokens | {name: self._server.counted(name) for name in names}
 
     def now(self, name: str) -> int:
         return self._read()[name] - self._before[name]
@@ -181,9 +181,9 @@ def test_what_nobody_takes_is_freed_when_its_lease_ends(servers: Servers) -> Non
 
 def test_a_prefix_that_one_server_has_computed_is_loaded_by_another(servers: Servers) -> None:
     tokens = prompt(10 * BLOCK + 9, seed=50)
-    published = servers.prefill.p2pkv("prefix_blocks_published")
+    published = servers.prefill.counted("prefix_blocks_published")
     ids = servers.prefill.ids(tokens)
-    eventually(lambda: servers.prefill.p2pkv("prefix_blocks_published") >= published + 10, NOTICED_S)
+    eventually(lambda: servers.prefill.counted("prefix_blocks_published") >= published + 10, NOTICED_S)
     loaded = Difference(servers.decode)
     assert servers.decode.ids(tokens) == ids
     assert loaded.now("external_kv_transfer") == 10 * BLOCK
@@ -194,7 +194,7 @@ def test_a_prefix_that_one_server_has_computed_is_loaded_by_another(servers: Ser
     loaded = Difference(servers.decode)
     assert servers.decode.ids(other) == servers.prefill.ids(other)
     assert loaded.now("external_kv_transfer") == 4 * BLOCK
-    assert servers.decode.p2pkv("prefix_blocks_missed") == 0
+    assert servers.decode.counted("prefix_blocks_missed") == 0
 
 
 def test_a_killed_prefill_costs_its_own_requests_only(servers: Servers) -> None:

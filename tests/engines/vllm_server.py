@@ -41,31 +41,34 @@ OPTIONS = shlex.split(
 )
 
 
+def p2pkv(settings: Mapping[str, object], *, role: str = "kv_both", policy: str = "fail") -> dict[str, Any]:
+    """Return the ``--kv-transfer-config`` that makes p2pkv the KV connector, with ``settings``."""
+    return {
+        "kv_connector": "P2PKVConnector",
+        "kv_connector_module_path": "p2pkv.integrations.vllm",
+        "kv_role": role,
+        "kv_load_failure_policy": policy,
+        "kv_connector_extra_config": dict(settings),
+    }
+
+
 class VLLMServer:
-    """One server; with ``settings`` its KV connector is p2pkv's, and these are its ``kv_connector_extra_config``."""
+    """One server; ``transfer`` is its ``--kv-transfer-config``."""
 
     def __init__(
         self,
         log: Path,
-        settings: Mapping[str, object] | None = None,
+        transfer: Mapping[str, object] | None = None,
         *,
-        role: str = "kv_both",
-        policy: str = "fail",
         block_size: int = BLOCK,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.log = log
         self.port = lasting_port()
         command = [str(VENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(VENV / "tiny-model"), "--port", str(self.port), *OPTIONS]
         command += ["--block-size", str(block_size)]
-        if settings is not None:
-            transfer = {
-                "kv_connector": "P2PKVConnector",
-                "kv_connector_module_path": "p2pkv.integrations.vllm",
-                "kv_role": role,
-                "kv_load_failure_policy": policy,
-                "kv_connector_extra_config": dict(settings),
-            }
+        if transfer is not None:
             command += ["--kv-transfer-config", json.dumps(transfer)]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -73,7 +76,7 @@ class VLLMServer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=os.environ | ENVIRONMENT,
+                env={**os.environ, **ENVIRONMENT, **(environment or {})},
                 cwd=log.parent,  # not the repository: its p2pkv has no native core for this interpreter
                 start_new_session=True,  # vLLM is several processes; they go together
             )
@@ -139,8 +142,8 @@ class VLLMServer:
                     total += float(sample[3])
         return total
 
-    def p2pkv(self, name: str) -> int:
-        """Return one of the connector's counters."""
+    def counted(self, name: str) -> int:
+        """Return one of p2pkv's counters."""
         return int(self.count(f"vllm:p2pkv_{name}_total"))
 
     def prompt_tokens(self, source: str) -> int:
