@@ -19,8 +19,8 @@ from p2pkv.config import Config
 from p2pkv.integrations.vllm import P2PKVConnector
 
 BLOCK, LAYERS = 4, 3
-SHAPE = (2, BLOCK, 64)
-"""Heads, tokens, width: a row of 2 KiB."""
+SHAPE = (2, BLOCK, 16)
+"""Heads, tokens, width: a row of 512 bytes."""
 
 _STATUS = {name: SimpleNamespace(name=name) for name in ("FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED")}
 
@@ -60,10 +60,9 @@ class CacheFake:
         )
 
 
-def caches(n_blocks: int, *, dtype: str = "float32", device: str = "cpu") -> dict[str, CacheFake]:
-    """Return the caches of a model, all layers in one storage, as vLLM's CPU backend lays them out."""
-    storage = np.zeros((LAYERS, n_blocks, *SHAPE), dtype)
-    return {f"layers.{i}": CacheFake(storage, storage[i], device) for i in range(LAYERS)}
+def caches(storage: np.ndarray, device: str = "cpu") -> dict[str, CacheFake]:
+    """Return the caches of all layers in one storage, as vLLM's CPU backend lays them out."""
+    return {f"layers.{i}": CacheFake(storage, storage[i], device) for i in range(len(storage))}
 
 
 def vllm_config(settings: dict[str, Any], role: str, policy: str, **cache: Any) -> SimpleNamespace:
@@ -117,11 +116,10 @@ def prefix_hash(tokens: list[int]) -> bytes:
     return hashlib.sha256(np.asarray(tokens, np.int64).tobytes()).digest()
 
 
-def expected(tokens: list[int], block: int, layer: int) -> np.ndarray:
-    """Return what the model would compute for a block of a prompt; the end of a part-filled block is nobody's."""
-    seed = prefix_hash(tokens[: (block + 1) * BLOCK]) + bytes([layer])
-    random = np.random.default_rng(np.frombuffer(seed, np.uint8))
-    return random.standard_normal(SHAPE, np.float32)
+def expected(tokens: list[int], block: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return what the model would compute for a block of a prompt, over all layers."""
+    seed = np.frombuffer(prefix_hash(tokens[: (block + 1) * BLOCK]), np.uint8)
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
 class EngineFake:
@@ -135,16 +133,17 @@ class EngineFake:
         policy: str = "recompute",
         n_blocks: int = 64,
         keeps_blocks: bool = True,
+        n_layers: int = LAYERS,
         dtype: str = "float32",
         start_node: Callable[[Config], Node] = Node.start,
     ) -> None:
         """``keeps_blocks`` off is an engine that frees blocks although somebody may still read them."""
         config, cache_config = vllm_config(settings, role, policy), kv_cache_config()
-        self.caches = caches(n_blocks, dtype=dtype)
+        self._blocks = np.zeros((n_layers, n_blocks, *SHAPE), dtype)
         self.scheduler, self.worker = (
             P2PKVConnector(config, None, cache_config, start_node=start_node) for _ in range(2)
         )
-        self.worker.register_kv_caches(self.caches)
+        self.worker.register_kv_caches(caches(self._blocks))
         self.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): self.worker.get_handshake_metadata()})
         assert self.worker.node is not None
         self.node, self._policy, self._keeps_blocks = self.worker.node, policy, keeps_blocks
@@ -246,23 +245,24 @@ class EngineFake:
             self._write(request, block)
 
     def _write(self, request: RequestFake, block: int) -> None:
-        for layer, cache in enumerate(self.caches.values()):
-            cache.array[request.block_ids[block]] = expected(request.prompt_token_ids, block, layer)
+        self._blocks[:, request.block_ids[block]] = self._expected(request, block)
+
+    def _expected(self, request: RequestFake, block: int) -> np.ndarray:
+        shape = (len(self._blocks), *SHAPE)
+        return expected(request.prompt_token_ids, block, shape).astype(self._blocks.dtype)
 
     def is_right(self, request: RequestFake, n_blocks: int | None = None) -> bool:
         """Whether a request's blocks, or the first of them, hold its KV."""
         assert request.block_ids
         return all(
-            (cache.array[block_id] == expected(request.prompt_token_ids, block, layer)).all()
+            (self._blocks[:, block_id] == self._expected(request, block)).all()
             for block, block_id in enumerate(request.block_ids[:n_blocks])
-            for layer, cache in enumerate(self.caches.values())
         )
 
     def overwrite(self, block_ids: list[int]) -> None:
         """Put other KV into blocks, as the next request would that is given them."""
         assert set(block_ids) <= set(self.free), "an engine gives out only what is free"
-        for cache in self.caches.values():
-            cache.array[block_ids] = -1
+        self._blocks[:, block_ids] = -1
 
     def _invalidate(self, invalid: set[int]) -> None:
         for request in self.requests.values():

@@ -114,7 +114,7 @@ class Instance:
         """Return the settings of one rank's node."""
         # nothing is ever put to it: what it wants, it gets
         config = dataclasses.replace(self.config, buffer_size=0, buddy_pool_size=0)
-        return _numbered(config, self.first_index + rank, f"-rank{rank}" if rank else "", namespace)
+        return _numbered(config, self.first_index + rank, namespace)
 
     def scheduler_config(self, namespace: str) -> Config:
         """Return the settings of the scheduler's node, which looks pages up and holds none."""
@@ -126,15 +126,14 @@ class Instance:
             buffer_size=0,
             buddy_pool_size=0,
         )
-        return _numbered(config, self.first_index + self.world_size, "-scheduler", namespace)
+        return _numbered(config, self.first_index + self.world_size, namespace)
 
 
-def _numbered(config: Config, index: int, suffix: str, namespace: str) -> Config:
-    """Make the settings of process ``index``: none may have another's id, port or folder."""
+def _numbered(config: Config, index: int, namespace: str) -> Config:
+    """Make the settings of process ``index``: all but the first add it to their id, their ports and their folder."""
     changes: dict[str, Any] = {"namespace": namespace}
-    if suffix:
-        changes["node_id"] = f"{config.node_id}{suffix}"
     if index:
+        changes["node_id"] = f"{config.node_id}-{index}"
         host, _, port = config.listen.rpartition(":")
         if split_address("listen", config.listen)[1]:
             changes["listen"] = f"{host}:{int(port) + index}"

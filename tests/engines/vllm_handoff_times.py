@@ -2,7 +2,7 @@
 
 ``python tests/engines/vllm_handoff_times.py p2pkv nixl folder`` starts a prefill and a decode server for each, of
 2.4 GiB each, and hands prompts off in turns. What is timed is the decode request for one token, sent when prefill has
-answered: the load of the whole prompt and one step. ``alone`` is the same request without a hand-off, computed by decode.
+answered: the load of the whole prompt and one step. ``alone`` is the same without a hand-off, computed by decode.
 NixlConnector needs ``pip install --no-deps nixl==1.5.1 nixl-cu12==1.5.1`` in ``.venv-vllm``.
 """
 
