@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_caches import KVCaches
@@ -25,11 +26,10 @@ from p2pkv.integrations.vllm_stats import Tally
 from p2pkv.node import Node
 from p2pkv.page import Outcome
 from p2pkv.transfers import Grant, RowStatus
+from p2pkv.transfers.transfers import MAX_ROWS
 
 _log = logging.getLogger(__name__)
 
-_MAX_ROWS = 32768
-"""Of one offer; a longer request is several."""
 _CONNECTING, _FETCHING = 8, 4
 """Threads. A pull needs one only until its node is found and connected; a fetch until its pages are there."""
 _MEET_S = 2.0
@@ -37,11 +37,14 @@ _MEET_S = 2.0
 _LOOK_S = 0.02
 
 
-def chunks(n_blocks: int, n_rows: int) -> Iterator[tuple[int, int]]:
-    """Yield first and last (exclusive) block of each offer of a request of ``n_blocks`` blocks."""
-    size = max(1, _MAX_ROWS // n_rows)
+def offers(name: str, n_blocks: int, n_rows: int) -> Iterator[tuple[str, int, int]]:
+    """Yield the name, the first and the last (exclusive) block of each offer that a hand-off consists of.
+
+    Both sides count alike: an offer has as many blocks as fit.
+    """
+    size = max(1, MAX_ROWS // n_rows)
     for first in range(0, n_blocks, size):
-        yield first, min(first + size, n_blocks)
+        yield f"{name}/{first}", first, min(first + size, n_blocks)
 
 
 @dataclass(slots=True)
@@ -146,21 +149,19 @@ class Loads:
         """Ask for what is wanted of every offer; of those of which nothing is, for a row that tells prefill so."""
         n_rows, first_wanted = self._caches.n_rows, pull.first_block
         wanted = self._caches.rows(load.block_ids)
-        for first, last in chunks(-(-handoff.n_tokens // self._block_size), n_rows):
+        for name, first, last in offers(handoff.name, -(-handoff.n_tokens // self._block_size), n_rows):
             start = max(first, first_wanted)
             rows = wanted[(start - first_wanted) * n_rows : max(0, last - first_wanted) * n_rows]
-            left = max(0.001, load.deadline - time.monotonic())
             if len(rows):
-                grant = self._node.transfers.get_async(
-                    rank.node_id, handoff.name, rows, first_row=start * n_rows, timeout=left
-                )
+                grant = self._get(load, rank, name, rows, (start - first) * n_rows)
                 load.grants.append((grant, start - first_wanted))
             else:
                 unwanted = np.array([[self._unwanted_memory.address, self._caches.row_nbytes[0]]], np.int64)
-                grant = self._node.transfers.get_async(
-                    rank.node_id, handoff.name, unwanted, first_row=first * n_rows, timeout=left
-                )
-                load.releases.append(grant)
+                load.releases.append(self._get(load, rank, name, unwanted, 0))
+
+    def _get(self, load: _Load, rank: Rank, name: str, rows: NDArray[np.int64], first_row: int) -> Grant:
+        left = max(0.001, load.deadline - time.monotonic())
+        return self._node.transfers.get_async(rank.node_id, name, rows, first_row=first_row, timeout=left)
 
     def _fetch(self, load: _Load, fetch: Fetch) -> str:
         keys = [page_key(self._rank, block_hash) for block_hash in fetch.hashes]

@@ -16,7 +16,7 @@ import numpy as np
 from p2pkv.config import Config
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_caches import KVCaches
-from p2pkv.integrations.vllm_loads import Loads, chunks
+from p2pkv.integrations.vllm_loads import Loads, offers
 from p2pkv.integrations.vllm_messages import Leave, RankDescription, StepMetadata
 from p2pkv.integrations.vllm_publishing import Publishing
 from p2pkv.integrations.vllm_settings import Fingerprint, Instance
@@ -92,9 +92,9 @@ class WorkerSide:
         if leave.name is None:
             return
         n_rows, rows = self._caches.n_rows, self._caches.rows(leave.block_ids)
-        for first, last in chunks(len(leave.block_ids), n_rows):
+        for name, first, last in offers(leave.name, len(leave.block_ids), n_rows):
             part = np.ascontiguousarray(rows[first * n_rows : last * n_rows])
-            left.offers.append(self.node.transfers.offer(leave.name, part, first_row=first * n_rows))
+            left.offers.append(self.node.transfers.offer(name, part))
         self._tally.count("handoffs_offered")
 
     def load(self, metadata: StepMetadata) -> None:
