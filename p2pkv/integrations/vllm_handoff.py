@@ -91,7 +91,8 @@ def _name(value: object) -> str:
 
 def draw_name(request_id: str) -> str:
     """Return a name that no other hand-off has, and that nobody guesses."""
-    return f"{request_id[: _MAX_NAME // 2]}/{secrets.token_hex(16)}"
+    readable = request_id.encode("ascii", "replace").decode()[: _MAX_NAME // 2]
+    return f"{readable}/{secrets.token_hex(16)}"
 
 
 def prompt_digest(tokens: Sequence[int], others: Sequence[str] = ()) -> str:
