@@ -121,7 +121,7 @@ class Loads:
     def _pull(self, load: _Load, pull: Pull) -> str:
         """Ask prefill for the blocks; return what speaks against it."""
         handoff = pull.handoff
-        if handoff is None:
+        if handoff is None or (pull.refusal and pull.block_ids):
             return pull.refusal
         difference = self._fingerprint.difference(handoff.fingerprint)
         if difference is not None:
