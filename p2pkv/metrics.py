@@ -57,6 +57,7 @@ READINGS = {
     "p2pkv_promoted_pages_total": "Pages brought back from disk into the pool",
     "p2pkv_promoted_bytes_total": "Bytes of pages brought back from disk into the pool",
     "p2pkv_unpromoted_pages_total": "Pages asked for that could not be brought back",
+    "p2pkv_unwarmed_pages_total": "Pages of an exists that were not loaded ahead: others would have had to go for them",
     "p2pkv_late_promotions_total": "Pages asked for that were not back when the answer was due",
 }
 """What is read from the parts when asked; names in ``_total`` only grow."""

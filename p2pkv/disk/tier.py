@@ -228,6 +228,7 @@ class DiskTier:
             "p2pkv_promoted_bytes_total": tier["promoted_bytes"],
             "p2pkv_unpromoted_pages_total": tier["failed_pages"] + tier["refused_pages"],
             "p2pkv_late_promotions_total": tier["late_pages"],
+            "p2pkv_unwarmed_pages_total": tier["unwarmed_pages"],
         }
 
     def close(self) -> None:
