@@ -122,6 +122,19 @@ def test_an_owner_stopped_during_a_promotion_costs_misses_within_the_deadline(
         owner.signal(signal.SIGCONT)
 
 
+def test_a_change_of_the_ring_tells_the_new_shards_of_pages_on_disk(tmp_path: Path) -> None:
+    with Cluster(pool_size=POOL, namespace="disk", deadline=2.0, replicas=1) as cluster:
+        owner = start_owner(cluster, tmp_path / "disk")
+        keys = batches()
+        publish_all(owner, keys)
+        # one entry a key, and half of them at the shard of a node that was not there when they were published
+        reader = cluster.start("reader")
+        cluster.meet(owner, reader)
+        eventually(lambda: all(all(reader.call("exists", keys=batch)["hits"]) for batch in keys), 20.0)
+        assert fetched(reader, keys) == N * N_BATCHES
+        assert counter(reader, "p2pkv_shard_entries") > N * N_BATCHES / 4
+
+
 def test_a_second_process_on_the_path_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     start_owner(cluster, tmp_path / "disk")
     thief = cluster.spawn("thief", disk_path=str(tmp_path / "disk"), disk_size="128MiB")
