@@ -252,6 +252,8 @@ class FileCall(Enum):
     REMOVE = ...
     RENAME = ...
 
+def zstd_missing(library: str = "libzstd.so.1") -> str: ...
+
 class FaultyFiles:
     def __init__(self) -> None: ...
     def fail(self, call: FileCall, error: int, n: int = ...) -> None: ...
@@ -276,6 +278,7 @@ class DiskStore:
         bucket_size: int,
         queue_size: int,
         read_buffer: int,
+        compression: int,
         retry_seconds: float,
         stall_seconds: float,
         store_id: int,

@@ -190,9 +190,7 @@ class PageCache:
             batch.locate(pages, found, raw, self._shard, self.locations)
         _check_lengths(batch)
 
-    def _promote(
-        self, batch: _native.FetchBatch, deadline: float
-    ) -> tuple[Lease, NDArray[np.uint8]] | None:
+    def _promote(self, batch: _native.FetchBatch, deadline: float) -> tuple[Lease, NDArray[np.uint8]] | None:
         """Have the owners of pages that lie on their disks bring them into their pools, each asked once.
 
         Returns what to release once the pages are read, or None if there was nothing to ask for.

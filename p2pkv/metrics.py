@@ -41,6 +41,7 @@ READINGS = {
     "p2pkv_disk_suspended": "1 while the disk can't be used: the node works from memory",
     "p2pkv_disk_stored_pages_total": "Pages written to disk",
     "p2pkv_disk_stored_bytes_total": "Bytes of pages written to disk",
+    "p2pkv_disk_written_bytes_total": "The same as they are there: fewer where they are compressed",
     "p2pkv_disk_known_pages_total": "Pages not written because they were on disk already",
     "p2pkv_disk_skipped_pages_total": "Pages not offered to the disk: its queue was full, or the pool's pins used up",
     "p2pkv_disk_refused_pages_total": "Pages the disk did not take: its queue was full, or it was suspended",

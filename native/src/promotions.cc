@@ -23,7 +23,8 @@ constexpr double kReadSeconds = 2;
 constexpr size_t kKeysLogged = 1 << 18;
 // While only pages wait that nobody waits for, and their time has not come.
 constexpr double kWarmPause = 0.01;
-// Of the pool that may be evicted for them, and in which time: as long as a reader remembers that it saw them.
+// Of the pool that may be evicted for them, and in which time: as long as a reader remembers that it saw
+// them.
 constexpr uint64_t kWarmPart = 4;
 constexpr double kWarmSeconds = 10;
 // Leases that can be released; those beyond end by time alone. A guess.
@@ -172,8 +173,7 @@ void Promotions::enlist(const Key& key, const Shared& question, size_t row, bool
     load.is_urgent = is_urgent;
   }
   if (!is_urgent) return;
-  if (question->lease != nullptr)
-    load.lease_seconds = std::max(load.lease_seconds, question->lease->seconds);
+  if (question->lease != nullptr) load.lease_seconds = std::max(load.lease_seconds, question->lease->seconds);
   load.waiting.emplace_back(question, row);
   ++question->n_open;
 }
@@ -274,7 +274,8 @@ bool Promotions::take(std::vector<Block>* blocks, double* lease_seconds) {
   return true;
 }
 
-// With the lock. Takes pages of at most `limit` bytes off the front; at least one of those somebody waits for.
+// With the lock. Takes pages of at most `limit` bytes off the front; at least one of those somebody waits
+// for.
 uint64_t Promotions::take_from(std::deque<Key>& queue, uint64_t limit, std::vector<Block>* blocks,
                                double* lease_seconds) {
   uint64_t nbytes = 0;

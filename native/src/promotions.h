@@ -107,10 +107,10 @@ class Promotions {
   std::deque<Key> warm_;
   std::unordered_map<uint64_t, std::shared_ptr<Lease>> leases_;  // by id, of those that can be released
   Clock::time_point swept_ = Clock::now();                       // when those that had ended were forgotten
-  std::multimap<Clock::time_point, Shared> open_;  // by when they must be answered
-  double warm_bytes_;                              // may be loaded for nobody now; below 0: in debt
-  double share_bytes_;                             // may be evicted for that now
-  Clock::time_point warmed_ = Clock::now();        // when these two were counted
+  std::multimap<Clock::time_point, Shared> open_;                // by when they must be answered
+  double warm_bytes_;                        // may be loaded for nobody now; below 0: in debt
+  double share_bytes_;                       // may be evicted for that now
+  Clock::time_point warmed_ = Clock::now();  // when these two were counted
   bool is_closing_ = false;
   NamedThread loaders_[2];
   NamedThread answerer_;

@@ -142,9 +142,7 @@ class DirectoryClient:
         found = np.zeros(len(keys), np.uint8)
         where = np.zeros((len(keys), LOCATION.itemsize), np.uint8)
         ask = _native.AskBatch.of_page_owners(locations, route.member_keys, route.table)
-        entries = _native.promote_entries(
-            keys, int(answer_s * 1000), int(lease.seconds * 1000), lease.number
-        )
+        entries = _native.promote_entries(keys, int(answer_s * 1000), int(lease.seconds * 1000), lease.number)
         self._ask_owners(route, _Question(Kind.PROMOTE, ask, entries, found, where), deadline)
         return found, where
 

@@ -22,9 +22,9 @@ class Promoter {
   };
 
   virtual ~Promoter() = default;
-  // Loads pages into the pool and keeps them there for the lease. Never blocks. `done` is called exactly once,
-  // on any thread, with what is there: as soon as that is settled, and at `answer_by` at the latest. Loading
-  // goes on after that. An `answer_by` that has passed asks for nothing but to begin.
+  // Loads pages into the pool and keeps them there for the lease. Never blocks. `done` is called exactly
+  // once, on any thread, with what is there: as soon as that is settled, and at `answer_by` at the latest.
+  // Loading goes on after that. An `answer_by` that has passed asks for nothing but to begin.
   virtual void promote(std::vector<Key> keys, Lease lease, Deadline answer_by, Done done) = 0;
   // Ends a lease: its reader has read, or given up. What is still loaded for it is not kept either.
   virtual void release(uint64_t lease) = 0;

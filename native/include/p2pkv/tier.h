@@ -43,8 +43,8 @@ struct TierCounters {
   std::atomic<uint64_t> skipped_pages{0};   // not offered to the disk: its queue is full
   std::atomic<uint64_t> promoted_pages{0};
   std::atomic<uint64_t> promoted_bytes{0};
-  std::atomic<uint64_t> failed_pages{0};   // could not be promoted: no room in the pool, or the disk failed
-  std::atomic<uint64_t> late_pages{0};     // were not there yet when they had to be answered for
+  std::atomic<uint64_t> failed_pages{0};    // could not be promoted: no room in the pool, or the disk failed
+  std::atomic<uint64_t> late_pages{0};      // were not there yet when they had to be answered for
   std::atomic<uint64_t> refused_pages{0};   // too many were asked for already
   std::atomic<uint64_t> unwarmed_pages{0};  // not loaded for nobody who waits: others would have had to go
 };

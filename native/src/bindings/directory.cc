@@ -237,8 +237,7 @@ void put_own(const AskBatch& self, Shard& shard, const AnyArray& entries) {
 }
 
 void bind_ask(nb::module_& m) {
-  m.def("promote_entries", &make_promote_entries, "keys"_a, "answer_ms"_a, "lease_ms"_a,
-        "lease"_a);
+  m.def("promote_entries", &make_promote_entries, "keys"_a, "answer_ms"_a, "lease_ms"_a, "lease"_a);
   m.def("put_entries", &make_put_entries, "keys"_a, "locations"_a, "sequence"_a);
   m.def("drop_entries", &make_drop_entries, "keys"_a, "locations"_a, "sequence"_a);
   nb::class_<RingTable>(m, "RingTable")
