@@ -184,7 +184,7 @@ void bind_transfers(nb::module_& m) {
                   })
       .def("announce", &Transfers::announce, "node_key"_a, "boot"_a)
       .def("add_memory", &add_memory, "address"_a, "nbytes"_a, "is_writable"_a, "n_ways"_a, "registrations"_a)
-      .def("remove_memory", &Transfers::remove_memory, "id"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("remove_memory", &Transfers::remove_memory, "number"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("connect", &connect, "node_key"_a, "boot"_a, "door"_a, "timeout"_a)
       .def("is_connected", &Transfers::is_connected, "node_key"_a)
       .def("forget", &Transfers::forget, "node_key"_a, nb::call_guard<nb::gil_scoped_release>())
