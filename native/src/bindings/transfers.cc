@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <memory>
@@ -30,12 +31,14 @@ namespace {
 struct OwnedGrant {
   explicit OwnedGrant(std::shared_ptr<Grant> grant) : native(std::move(grant)) {}
   ~OwnedGrant() {
+    if (getpid() != pid) return;  // in a forked child it is its parent's
     const nb::gil_scoped_release unlocked;
     native->revoke(RowStatus::kCanceled);
   }
   OwnedGrant(const OwnedGrant&) = delete;
   OwnedGrant& operator=(const OwnedGrant&) = delete;
   const std::shared_ptr<Grant> native;
+  const pid_t pid = getpid();
 };
 
 Array<uint8_t> give_statuses(RowStatuses statuses) {
