@@ -108,9 +108,12 @@ void Inbox::close_grant(Granted& grant, RowStatus reason) {
       wire::append(body, request->ask);
       if (request->from) request->from->post(Kind::kAskEnd, 0, 1, body);
       // What the producer offered stays with it. What is being proven is its answer's to end.
+      // Ending the last of it clears the lanes, so they can't be walked meanwhile.
+      std::vector<std::shared_ptr<Incoming>> waiting;
       for (const auto& [link, lane] : request->lanes) {
-        for (const auto waiting = lane->waiting; const auto& incoming : waiting) end(*incoming);
+        waiting.insert(waiting.end(), lane->waiting.begin(), lane->waiting.end());
       }
+      for (const auto& incoming : waiting) end(*incoming);
     }
     drop_unused(request);
     grant.changed.notify_all();
