@@ -11,7 +11,7 @@ PEERS  := peercache==0.8.4 mooncake-transfer-engine-non-cuda==0.3.13.post1
 PEERS_ALONE := nixl==1.5.1 nixl-cu12==1.5.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench bench-peers test test-native test-slow test-rdma test-sglang check format clean
+.PHONY: help demo bench bench-peers test test-native test-slow test-rdma test-sglang test-sglang-pd check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -80,7 +80,10 @@ $(SGLANG)/.installed: $(SGLANG)/.requirements pyproject.toml $(NATIVE)
 	@touch $@
 
 test-sglang: $(STAMP) $(SGLANG)/.installed  ## two real SGLang servers share their KV; needs no GPU
-	$(BIN)/python -m pytest -m sglang tests/engines
+	$(BIN)/python -m pytest -m sglang tests/engines/test_real_sglang.py
+
+test-sglang-pd: $(STAMP) $(SGLANG)/.installed  ## a real prefill and a real decode server; needs no GPU
+	$(BIN)/python -m pytest -m sglang tests/engines/test_real_sglang_pd.py
 
 check: $(STAMP)  ## formatting, lint and types
 	$(BIN)/ruff format --check .
