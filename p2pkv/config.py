@@ -139,7 +139,9 @@ class Config:
             if not 0 <= getattr(self, name) <= MAX_BUFFER_SIZE:
                 raise ConfigError(f"{name} must be 0 to {MAX_BUFFER_SIZE} bytes, not {getattr(self, name)}")
         if not 0 < self.transfer_lease <= 3600:
-            raise ConfigError(f"transfer_lease must be above 0 and at most 3600 seconds, not {self.transfer_lease}")
+            raise ConfigError(
+                f"transfer_lease must be above 0 and at most 3600 seconds, not {self.transfer_lease}"
+            )
         if not 1 <= self.replicas <= MAX_REPLICAS:
             raise ConfigError(f"replicas must be 1 to {MAX_REPLICAS}, not {self.replicas}")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:

@@ -125,7 +125,7 @@ class TransferEngine(Resource):
         metrics: Metrics,
         offers: _native.Transfers | None = None,
     ) -> None:
-        """``offers`` are told of the memory that is registered; their ways are :func:`native_ways` of ``transports``."""
+        """``offers`` hear of what is registered; their ways are :func:`native_ways` of ``transports``."""
         self._transports = {transport.name: transport for transport in transports}
         self._offers = offers
         self._ways = [name for name, _ in native_ways(transports)]

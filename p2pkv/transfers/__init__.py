@@ -1,4 +1,4 @@
-"""Bytes that go from one named node to another: offers, grants and pulls. ``docs/transfers.md`` says how to use them."""
+"""Bytes that go from one named node to another: offers, grants and pulls. ``docs/transfers.md`` has the calls."""
 
 from p2pkv.transfers.heads import HeadMap, PageLayout
 from p2pkv.transfers.requests import Grant, Offer, RowStatus, RowStatuses

@@ -1,7 +1,7 @@
 """Unequal parallelism: which bytes of a page go from which prefill rank to which decode rank, by ranges of heads.
 
-A rank of ``tp`` holds a range of the model's KV heads. Where there are more ranks than heads, ranks in a row hold copies
-of one head, as serving engines lay them out. Rows are made with numpy, a batch of pages at a time.
+A rank of ``tp`` holds a range of the model's KV heads. Where there are more ranks than heads, ranks in a row hold
+copies of one head, as serving engines lay them out. Rows are made with numpy, a batch of pages at a time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class HeadMap:
         for name, tp in (("from_tp", self.from_tp), ("to_tp", self.to_tp)):
             n_heads = self.layout.n_heads
             if tp < 1 or (n_heads % tp and tp % n_heads):
-                raise UsageError(f"{name} is {tp}: it must divide the {n_heads} heads or be a multiple of them")
+                raise UsageError(
+                    f"{name} is {tp}: it must divide the {n_heads} heads or be a multiple of them"
+                )
 
     def heads(self, rank: int, tp: int) -> tuple[int, int]:
         """Return the first head of a rank and the one after its last."""
@@ -115,7 +117,9 @@ class HeadMap:
     def _place(self, from_rank: int, to_rank: int) -> int:
         sources = self.sources(to_rank)
         if from_rank not in sources:
-            raise UsageError(f"rank {to_rank} of {self.to_tp} takes nothing from rank {from_rank} of {self.from_tp}")
+            raise UsageError(
+                f"rank {to_rank} of {self.to_tp} takes nothing from rank {from_rank} of {self.from_tp}"
+            )
         return sources.index(from_rank)
 
     def _shared(self, from_rank: int, to_rank: int) -> tuple[int, int]:
@@ -126,7 +130,9 @@ class HeadMap:
 
     def _spans(self, rank: int, tp: int, shared: tuple[int, int], pages: NDArray[np.int64]) -> RowSpans:
         if pages.dtype != np.int64 or pages.ndim != 1:
-            raise UsageError(f"pages must be an (n,) int64 array of addresses, not {pages.shape} {pages.dtype}")
+            raise UsageError(
+                f"pages must be an (n,) int64 array of addresses, not {pages.shape} {pages.dtype}"
+            )
         layout = self.layout
         first, end = self.heads(rank, tp)
         n_shared, skipped = shared[1] - shared[0], shared[0] - first

@@ -94,7 +94,11 @@ class Grant(Resource):
 
         What is under way is broken off and not waited for. Idempotent.
         """
-        self._native.revoke(RowStatus.CANCELED)
+        return self.end(RowStatus.CANCELED)
+
+    def end(self, reason: RowStatus) -> RowStatuses:
+        """Revoke, and say why in the rows that were pending."""
+        self._native.revoke(reason)
         return self._native.statuses()
 
     def statuses(self) -> RowStatuses:

@@ -80,7 +80,10 @@ class Transfers:
     ) -> Offer:
         """Leave rows with this node, for whoever asks for ``request``, until one took them or the lease ends."""
         with self._gate:
-            spans, seconds = self._checked(request, spans, first_row), self._seconds("lease", lease, self._lease)
+            spans, seconds = (
+                self._checked(request, spans, first_row),
+                self._seconds("lease", lease, self._lease),
+            )
             return self._offer(None, request, spans, first_row, seconds)
 
     def put(
@@ -127,8 +130,9 @@ class Transfers:
     ) -> RowStatuses:
         """Bring rows that were or will be put to this node into these spans; blocks until all came, or the deadline."""
         seconds = self._seconds("timeout", timeout, self._timeout)
-        with self.grant(request, spans, first_row=first_row, timeout=seconds) as grant:
-            return grant.wait(seconds)
+        grant = self.grant(request, spans, first_row=first_row, timeout=seconds)
+        grant.wait(seconds)
+        return grant.end(RowStatus.TIMED_OUT)
 
     def get(
         self,
@@ -142,8 +146,11 @@ class Transfers:
         """Bring rows that ``node_id`` offers into these spans, waiting for those it has not offered yet."""
         seconds = self._seconds("timeout", timeout, self._timeout)
         deadline = time.monotonic() + seconds
-        with self._get(node_id, request, spans, first_row=first_row, connect_by=deadline, deadline=deadline) as grant:
-            return grant.wait(max(0.0, deadline - time.monotonic()))
+        grant = self._get(
+            node_id, request, spans, first_row=first_row, connect_by=deadline, deadline=deadline
+        )
+        grant.wait(max(0.0, deadline - time.monotonic()))
+        return grant.end(RowStatus.TIMED_OUT)
 
     def get_async(
         self,
@@ -163,7 +170,14 @@ class Transfers:
         )
 
     def _get(
-        self, node_id: str, request: str, spans: RowSpans, *, first_row: int, connect_by: float, deadline: float
+        self,
+        node_id: str,
+        request: str,
+        spans: RowSpans,
+        *,
+        first_row: int,
+        connect_by: float,
+        deadline: float,
     ) -> Grant:
         with self._gate:
             spans = self._checked(request, spans, first_row)

@@ -230,7 +230,8 @@ void Inbox::tick() {
     const std::lock_guard lock(mutex_);
     std::vector<std::shared_ptr<Incoming>> lapsed;
     for (const auto& [key, incoming] : incoming_) {
-      if (incoming->state == Incoming::State::kWaiting && incoming->lease.passed()) lapsed.push_back(incoming);
+      if (incoming->state == Incoming::State::kWaiting && incoming->lease.passed())
+        lapsed.push_back(incoming);
     }
     for (const auto& [name, request] : requests_) {
       if (request->grant) continue;
@@ -284,18 +285,18 @@ void Inbox::close() {
 std::vector<Transfers::Reading> Inbox::readings() {
   auto readings = store_.readings();
   const std::lock_guard lock(mutex_);
-  for (const Transfers::Reading& reading : std::initializer_list<Transfers::Reading>{
-           {"p2pkv_open_grants", grants_.size()},
-           {"p2pkv_granted_rows_total", n_granted_rows_},
-           {"p2pkv_pulled_bytes_total", n_pulled_bytes_},
-           {"p2pkv_buffered_rows_total", n_buffered_rows_},
-           {"p2pkv_pooled_rows_total", n_pooled_rows_},
-           {"p2pkv_parked_offers_total", n_parked_offers_},
-           {"p2pkv_claimed_rows_total", n_claimed_rows_},
-           {"p2pkv_rejected_rows_total", n_rejected_rows_},
-           {"p2pkv_failed_rows_total", n_failed_rows_},
-           {"p2pkv_duplicate_rows_total", n_duplicate_rows_},
-           {"p2pkv_expired_rows_total", n_expired_rows_}}) {
+  for (const Transfers::Reading& reading :
+       std::initializer_list<Transfers::Reading>{{"p2pkv_open_grants", grants_.size()},
+                                                 {"p2pkv_granted_rows_total", n_granted_rows_},
+                                                 {"p2pkv_pulled_bytes_total", n_pulled_bytes_},
+                                                 {"p2pkv_buffered_rows_total", n_buffered_rows_},
+                                                 {"p2pkv_pooled_rows_total", n_pooled_rows_},
+                                                 {"p2pkv_parked_offers_total", n_parked_offers_},
+                                                 {"p2pkv_claimed_rows_total", n_claimed_rows_},
+                                                 {"p2pkv_rejected_rows_total", n_rejected_rows_},
+                                                 {"p2pkv_failed_rows_total", n_failed_rows_},
+                                                 {"p2pkv_duplicate_rows_total", n_duplicate_rows_},
+                                                 {"p2pkv_expired_rows_total", n_expired_rows_}}) {
     readings.push_back(reading);
   }
   return readings;

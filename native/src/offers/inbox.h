@@ -87,7 +87,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
 
   const Transfers::Options options_;
   Store store_;
-  std::mutex mutex_;  // guards all below, and what is in it
+  std::mutex mutex_;                                                    // guards all below, and what is in it
   std::unordered_map<std::string, std::shared_ptr<Request>> requests_;  // that are put
   std::map<uint64_t, std::shared_ptr<Request>> asks_;                   // that are asked for
   std::map<OfferKey, std::shared_ptr<Incoming>> incoming_;              // not stored yet

@@ -8,8 +8,8 @@ namespace p2pkv::offers {
 // Where rows of a request go.
 class Inbox::Granted final : public Grant, public std::enable_shared_from_this<Inbox::Granted> {
  public:
-  Granted(std::shared_ptr<Inbox> home, std::shared_ptr<Request> request, uint32_t first_row, PlacedRows placed,
-          const Deadline& deadline)
+  Granted(std::shared_ptr<Inbox> home, std::shared_ptr<Request> request, uint32_t first_row,
+          PlacedRows placed, const Deadline& deadline)
       : request(std::move(request)),
         first_row(first_row),
         placed(std::move(placed)),
@@ -49,8 +49,8 @@ struct Inbox::Request {
   uint64_t ask = 0;            // 0: they are put
   std::shared_ptr<Link> from;  // that is asked
   std::shared_ptr<Granted> grant;
-  std::map<uint64_t, std::shared_ptr<Lane>> lanes;          // by link
-  std::map<uint32_t, std::shared_ptr<Incoming>> live;       // by first row; they don't overlap
+  std::map<uint64_t, std::shared_ptr<Lane>> lanes;     // by link
+  std::map<uint32_t, std::shared_ptr<Incoming>> live;  // by first row; they don't overlap
   std::vector<std::shared_ptr<Incoming>> stored;
 };
 
@@ -82,9 +82,9 @@ struct Inbox::Incoming {
   std::weak_ptr<Request> request;
   State state = State::kWaiting;
   bool is_parked = false;
-  RowStatuses statuses;            // a row
-  std::shared_ptr<Granted> into;   // or
-  std::shared_ptr<Block> block;    // into which they are pulled
+  RowStatuses statuses;           // a row
+  std::shared_ptr<Granted> into;  // or
+  std::shared_ptr<Block> block;   // into which they are pulled
   bool is_in_pool = false;
   Clock::time_point expires_at{};  // once stored
 
@@ -99,7 +99,7 @@ struct Inbox::Batch {
   std::shared_ptr<Granted> grant;  // null: into the store
   std::vector<std::shared_ptr<Incoming>> offers;
   std::vector<PullRow> rows;
-  std::vector<std::pair<size_t, size_t>> places;  // of each row: its offer, and its number there
+  std::vector<std::pair<size_t, size_t>> places;   // of each row: its offer, and its number there
   std::vector<std::shared_ptr<Incoming>> at_once;  // nothing of them is to be pulled
   uint64_t nbytes = 0;
   Deadline deadline = Deadline::after(0);

@@ -174,9 +174,11 @@ void Inbox::conclude_one(Batch& batch, const std::shared_ptr<Incoming>& incoming
   size_t n_failed = 0;
   RowStatus worst = RowStatus::kOk;
   for (RowStatus& status : incoming->statuses) {
-    if (is_revoked && (status == RowStatus::kOk || status == RowStatus::kPending)) status = RowStatus::kCanceled;
+    if (is_revoked && (status == RowStatus::kOk || status == RowStatus::kPending))
+      status = RowStatus::kCanceled;
     if (status == RowStatus::kOk) ++n_here;
-    if (status == RowStatus::kOk || status == RowStatus::kOutOfRange || status == RowStatus::kDuplicate) continue;
+    if (status == RowStatus::kOk || status == RowStatus::kOutOfRange || status == RowStatus::kDuplicate)
+      continue;
     ++n_failed;
     worst = status;
   }

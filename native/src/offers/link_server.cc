@@ -97,8 +97,8 @@ std::shared_ptr<Link> LinkServer::connect(std::string_view door, const Introduce
   auto stream = std::make_unique<SealedStream>(std::move(connection), blob.key, Side::kReader);
   stream->put_plain(to_blob(Hello{kLinkHelloMagic, kFrameVersion, 0, blob.token}));
   std::string head;
-  wire::append(head, wire::Header{wire::kMagic, wire::kVersion, static_cast<uint16_t>(Kind::kIntroduce), 0, 0,
-                                  1, 0});
+  wire::append(
+      head, wire::Header{wire::kMagic, wire::kVersion, static_cast<uint16_t>(Kind::kIntroduce), 0, 0, 1, 0});
   stream->put(head, to_blob(own));
   for (;;) {
     const bool is_open = stream->flush();
@@ -200,7 +200,8 @@ void LinkServer::serve(const std::shared_ptr<Link>& link, uint32_t events) {
     if (!link->send_rest(&is_blocked)) return hang_up(link);
     if (!is_blocked) {
       watch(link->fd(), link->id(), EPOLL_CTL_MOD, EPOLLIN);
-      // Looked at again: somebody may have been blocked, and asked for this event, just before it was given up.
+      // Looked at again: somebody may have been blocked, and asked for this event, just before it was given
+      // up.
       if (!link->send_rest(&is_blocked)) return hang_up(link);
       if (is_blocked) watch(link->fd(), link->id(), EPOLL_CTL_MOD, EPOLLIN | EPOLLOUT);
     }

@@ -7,7 +7,8 @@
 namespace p2pkv::offers {
 
 bool Memory::is_readable() const {
-  return std::any_of(descriptions.begin(), descriptions.end(), [](const auto& blob) { return !blob.empty(); });
+  return std::any_of(descriptions.begin(), descriptions.end(),
+                     [](const auto& blob) { return !blob.empty(); });
 }
 
 bool Memory::holds(const RowSpan& span) const {
@@ -78,9 +79,9 @@ PlacedRows Memories::place(const std::vector<RowSpan>& spans, bool for_reading, 
   std::shared_ptr<const Memory> last;
   for (size_t i = 0; i < spans.size(); ++i) {
     if (!last || !last->holds(spans[i])) {
-      const auto after = std::upper_bound(
-          memories_.begin(), memories_.end(), static_cast<uint64_t>(spans[i].address),
-          [](uint64_t address, const auto& memory) { return address < memory->address; });
+      const auto after =
+          std::upper_bound(memories_.begin(), memories_.end(), static_cast<uint64_t>(spans[i].address),
+                           [](uint64_t address, const auto& memory) { return address < memory->address; });
       last = after == memories_.begin() ? nullptr : *std::prev(after);
     }
     if (!last || !last->holds(spans[i]) || !(for_reading ? last->is_readable() : last->is_writable)) {

@@ -254,9 +254,8 @@ void Outbox::lost(const Link& link) {
   std::vector<std::shared_ptr<Outgoing>> ending;
   for (const auto& [id, offer] : live_) {
     if (offer->to == 0) continue;
-    const bool was_told = std::any_of(offer->told.begin(), offer->told.end(), [&link](const auto& told) {
-      return told.lock().get() == &link;
-    });
+    const bool was_told = std::any_of(offer->told.begin(), offer->told.end(),
+                                      [&link](const auto& told) { return told.lock().get() == &link; });
     if (was_told) ending.push_back(offer);
   }
   for (const auto& offer : ending) {

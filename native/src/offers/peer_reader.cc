@@ -98,8 +98,8 @@ Status PeerReader::read_over(Connection& connection, const std::string& region, 
     for (size_t i = 0; i < rows.size(); ++i) {
       // What was lost with a connection may come over another one. So may what was canceled, unless it was
       // this job: another one that had the connection before was broken off.
-      const bool is_lost = statuses[i] == Status::kPeerLost ||
-                           (statuses[i] == Status::kCanceled && !job.is_broken());
+      const bool is_lost =
+          statuses[i] == Status::kPeerLost || (statuses[i] == Status::kCanceled && !job.is_broken());
       if (!is_lost) rows[i]->status = statuses[i];
       const Status here = is_lost ? Status::kPeerLost : statuses[i];
       worst = std::max(worst, is_done_for(here) ? here : Status::kOk);

@@ -17,7 +17,8 @@ std::unique_ptr<Arena> Arena::create(uint64_t nbytes, bool is_pinned, const std:
     *error = "a receive buffer of " + std::to_string(nbytes) + " bytes is too large";
     return nullptr;
   }
-  void* base = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* base =
+      mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) {
     *error = "cannot map " + std::to_string(nbytes) + " bytes to receive into: " + std::strerror(errno);
     return nullptr;
