@@ -15,23 +15,23 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from p2pkv.integrations.sglang_pd_rows import Spans, cut
+from p2pkv.transfers import RowStatus, RowStatuses
 
-RowStatuses = NDArray[np.uint8]
-
-_OK, _PENDING = 0, 1
+_PENDING, _PEER_LOST = RowStatus.PENDING, RowStatus.PEER_LOST
 _WORDS = {
-    2: "differ from what was granted",
-    3: "were withdrawn by prefill",
-    4: "were canceled",
-    5: "were lost with the other node, or with the way to it",
-    6: "did not come in time",
-    7: "were sent twice",
+    RowStatus.OUT_OF_RANGE: "differ from what was granted",
+    RowStatus.REJECTED: "were withdrawn by prefill",
+    RowStatus.CANCELED: "were canceled",
+    RowStatus.PEER_LOST: "were lost with the other node, or with the way to it",
+    RowStatus.TIMED_OUT: "did not come in time",
+    RowStatus.DUPLICATE: "were sent twice",
 }
-"""``docs/transfers.md``, as a person reads it in SGLang's log."""
+"""As a person reads it in SGLang's log."""
+
+
+_ATTEMPTS = 3
+"""To reach a node; each may take a second. On a busy machine the first connection can take longer than that."""
 
 
 class Offer(Protocol):
@@ -79,11 +79,15 @@ def part_name(request: str, part: int) -> str:
 
 def flaw(statuses: RowStatuses) -> str | None:
     """Say what became of the rows that are not there, or None if all are."""
-    counts = Counter(int(s) for s in statuses if s not in (_OK, _PENDING))
-    if not counts:
+    if (statuses <= _PENDING).all():
         return None
-    told = ", ".join(f"{n} {_WORDS.get(s, f'have status {s}')}" for s, n in counts.most_common())
+    counts = Counter(RowStatus(int(s)) for s in statuses if s > _PENDING)
+    told = ", ".join(f"{n} {_WORDS[status]}" for status, n in counts.most_common())
     return f"of {len(statuses)} pieces of KV {told}"
+
+
+def _is_unreached(offer: Offer) -> bool:
+    return offer.done() and bool((offer.statuses() == _PEER_LOST).all())
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +117,15 @@ class Outgoing:
     def offer(self, target: Target, first_row: int, spans: Spans) -> None:
         """Offer rows to ``target``; blocks while its node is being connected to. Does nothing once closed."""
         for part, row, rows in cut(first_row, spans):
-            with self._lock:
-                if self._is_closed or self._failure is not None:
-                    return
-                offer = self._put(target.node_id, part_name(target.request, part), rows, first_row=row)
-                self._offers.append(offer)
+            for attempts_left in reversed(range(_ATTEMPTS)):
+                with self._lock:
+                    if self._is_closed or self._failure is not None:
+                        return
+                    offer = self._put(target.node_id, part_name(target.request, part), rows, first_row=row)
+                    if attempts_left and _is_unreached(offer):
+                        continue
+                    self._offers.append(offer)
+                    break
 
     def complete(self) -> None:
         """Say that everything is offered."""

@@ -20,7 +20,14 @@ def pd_config(host: str, port: int, *, index: int, environ: Mapping[str, str] | 
     The node publishes no pages and has no disk, whatever the environment says: that is meant for HiCache's node in
     the same process. Its id is made, since the other server has to know it. Raises :class:`ConfigError`.
     """
-    settings = {"pool_size": MIN_POOL_SIZE, "disk_size": 0, "disk_path": None, "node_id": node_id(host, port)}
+    settings = {
+        "node_id": node_id(host, port),
+        "pool_size": MIN_POOL_SIZE,
+        "disk_size": 0,
+        "disk_path": None,
+        "buffer_size": 0,  # every request is granted before it is offered; what comes later is not wanted
+        "buddy_pool_size": 0,
+    }
     config = Config.load(settings, environ=environ)
     if not config.join_addresses:
         raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -226,6 +227,22 @@ def test_prefill_fails_with_the_first_row_that_does() -> None:
     assert "lost" in str(outgoing.failure)
     outgoing.offer(Target("d", "r"), 2, np.ones((2, 2), np.int64))
     assert len(transfers.made) == 1, "what can't succeed any more is not offered"
+
+
+@pytest.mark.parametrize(("n_lost", "expected"), [(2, Progress.PENDING), (3, Progress.FAILED)])
+def test_a_node_that_is_slow_to_be_reached_is_tried_again(n_lost: int, expected: Progress) -> None:
+    transfers = Transfers()
+
+    def put(*given: Any, **options: Any) -> Handle:
+        handle = transfers.put_async(*given, **options)
+        if len(transfers.made) <= n_lost:
+            handle.rows[:] = PEER_LOST
+        return handle
+
+    outgoing = Outgoing(put)
+    outgoing.offer(Target("d", "r"), 0, np.ones((2, 2), np.int64))
+    assert outgoing.progress() is expected
+    assert len(transfers.made) == 3
 
 
 def test_nothing_is_offered_once_prefill_may_reuse_its_pages() -> None:
