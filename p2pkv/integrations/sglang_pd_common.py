@@ -17,7 +17,6 @@ from p2pkv.integrations.sglang_pd_rows import Items, KVArgs
 from p2pkv.integrations.sglang_pd_wire import Wanted
 
 __all__ = [
-    "AbortNotification",
     "CommonBootstrapServer",
     "CommonManager",
     "CommonReceiver",
@@ -135,21 +134,12 @@ if TYPE_CHECKING:
     class CommonBootstrapServer:
         """``CommonKVBootstrapServer``: one a prefill server; tells decode where the ranks are."""
 
-    class AbortNotification:
-        """SGLang's message that decode gives a request up."""
-
-        room: int
-
-        @classmethod
-        def from_zmq(cls, msg: list[bytes]) -> AbortNotification | None: ...
-
 else:
     _CONN = "sglang.srt.disaggregation.common.conn"
     CommonManager = find(_CONN, "CommonKVManager") or object
     CommonSender = find(_CONN, "CommonKVSender") or object
     CommonReceiver = find(_CONN, "CommonKVReceiver") or object
     CommonBootstrapServer = find(_CONN, "CommonKVBootstrapServer") or object
-    AbortNotification = find(_CONN, "AbortNotification")
 
 
 def device() -> str:

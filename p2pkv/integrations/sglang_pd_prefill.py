@@ -15,17 +15,16 @@ from dataclasses import dataclass
 
 from p2pkv.errors import UsageError
 from p2pkv.integrations.boundary import Boundary
-from p2pkv.integrations.sglang_pd_common import AbortNotification, CommonManager, CommonSender, Poll
+from p2pkv.integrations.sglang_pd_common import CommonManager, CommonSender, Poll
 from p2pkv.integrations.sglang_pd_rooms import Outgoing, Progress, PutAsync, Target
 from p2pkv.integrations.sglang_pd_rows import Items, RequestRows, state_items
 from p2pkv.integrations.sglang_pd_threads import Mailbox, Worker
-from p2pkv.integrations.sglang_pd_wire import Wanted, unpack
+from p2pkv.integrations.sglang_pd_wire import Wanted, unpack, unpack_abort
 
 _log = logging.getLogger(__name__)
 
 PUTTERS = 4
 """Threads that offer; decode nodes are spread over them, so that one being connected to holds up a quarter at most."""
-_ABORT = b"ABORT"
 _MAX_ABORTED = 4096
 """Requests remembered that decode gave up before they came here; later ones push out earlier ones."""
 
@@ -69,10 +68,9 @@ class PrefillSide:
     # --- what decode says, on the mailbox's thread
 
     def _take(self, frames: list[bytes]) -> None:
-        if frames and frames[0] == _ABORT:
-            notification = AbortNotification.from_zmq(frames)
-            if notification is not None:
-                self._decode_gave_up(notification.room)
+        aborted = unpack_abort(frames)
+        if aborted is not None:
+            self._decode_gave_up(aborted)
             return
         wanted = unpack(frames)
         if wanted is None:

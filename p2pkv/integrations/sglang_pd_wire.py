@@ -74,6 +74,16 @@ def unpack(frames: list[bytes]) -> Wanted | None:
     return wanted
 
 
+def unpack_abort(frames: list[bytes]) -> int | None:
+    """Return the room of SGLang's own message that decode gives a request up, or None if it is another one.
+
+    Raises :class:`ValueError` if it is malformed.
+    """
+    if len(frames) < 2 or frames[0] != b"ABORT":
+        return None
+    return int(frames[1].decode("ascii"))
+
+
 def node_id(host: str, port: int) -> str:
     """Return the id of the node that a rank runs, from the address at which SGLang's messages reach it.
 
