@@ -20,7 +20,7 @@ MAX_ROOM = 2**63 - 1
 
 
 class Refused(Exception):
-    """The decode server gave an error instead of an answer, or none; ``args[0]`` says which."""
+    """The decode server gave an error instead of an answer; ``args[0]`` says which."""
 
 
 class Pair:
@@ -53,7 +53,10 @@ class Pair:
         )
 
     def generate(self, tokens: list[int], n_tokens: int = 16, *, timeout: float = 120.0) -> dict[str, Any]:
-        """Send a request to both, as a router does; return decode's answer. Raises :class:`Refused`."""
+        """Send a request to both, as a router does; return decode's answer.
+
+        Raises :class:`Refused`, and :class:`TimeoutError` if there is no answer in time.
+        """
         place = {
             "bootstrap_host": "127.0.0.1",
             "bootstrap_port": self._bootstrap_port,
@@ -66,8 +69,6 @@ class Pair:
             return self.decode.generate(tokens, n_tokens, timeout=timeout, **place)
         except urllib.error.HTTPError as error:
             raise Refused(f"{error.code}: {error.read().decode(errors='replace')[:500]}") from error
-        except TimeoutError as error:
-            raise Refused("no answer in time") from error
 
     def _ask_prefill(
         self, tokens: list[int], n_tokens: int, place: dict[str, object], timeout: float

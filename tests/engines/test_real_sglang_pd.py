@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import pytest
@@ -22,8 +21,8 @@ N_TOKENS = 8
 LENGTHS = (1, 15, 16, 17, 127, 128, 129, 500, 1025)
 """Around a page (16) and a chunk of prefill (128), and up to several chunks."""
 DEADLINE_S = 60.0
-"""For a request whose prefill is gone. Membership takes seconds to be sure, SGLang asks 15 times, a second apart,
-where a prefill server is before it gives up, and all of it shares two cores with everything else."""
+"""For any request. Membership takes 3 s to be sure that prefill is gone; SGLang asks 15 times, a second apart, where
+a prefill server is before it gives up; and all of it may share its cores with everything else."""
 BACK_S = 60.0
 
 ROWS_OF_A_PAGE = 8
@@ -79,7 +78,7 @@ def n_pages(numbers: range) -> int:
 
 
 def answer(pair: Pair, n: int) -> list[int] | None:
-    """Return the answer to prompt ``n``, or None if there was an error instead."""
+    """Return the answer to prompt ``n``, or None if there was an error instead; one or the other by the deadline."""
     try:
         return list(pair.generate(prompt(n), N_TOKENS, timeout=DEADLINE_S)["output_ids"])
     except Refused:
@@ -111,30 +110,19 @@ def test_prefill_and_decode_give_a_single_servers_answers(pair: Pair, right: Ans
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_a_prefill_that_fails_costs_its_requests_only(pair: Pair, right: Answers, how: str) -> None:
-    numbers = range(N_AROUND_A_FAILURE)
-    began = [time.monotonic()] * len(numbers)
-
-    def ask(n: int) -> list[int] | None:
-        began[n] = time.monotonic()
-        return answer(pair, n)
-
     with ThreadPoolExecutor(N_AT_ONCE) as pool:
-        asked: list[Future[list[int] | None]] = [pool.submit(ask, n) for n in numbers]
+        asked = [pool.submit(answer, pair, n) for n in range(N_AROUND_A_FAILURE)]
         eventually(lambda: sum(one.done() for one in asked) >= N_AROUND_A_FAILURE // 3, DEADLINE_S)
         if how == "stopped":
             pair.prefill.stop()
         else:
             pair.prefill.kill()
-        failed_at = time.monotonic()
-        given = [one.result() for one in asked]
-    took = time.monotonic() - failed_at
+        given = [one.result() for one in asked]  # one without an answer in time raises here
 
-    # every request has ended, the answers there are, are right, and those before the failure are there
+    # the answers there are, are right, and those before the failure are there
     assert all(ids is None or ids == right[n] for n, ids in enumerate(given))
     assert sum(ids is not None for ids in given) >= N_AROUND_A_FAILURE // 3
     assert any(ids is None for ids in given), "the failure came too late to harm anything"
-    rounds = -(-sum(ids is None for ids in given) // N_AT_ONCE)
-    assert took < DEADLINE_S * (rounds + 1)
     if how == "stopped":
         pair.prefill.resume()
     else:
