@@ -217,6 +217,11 @@ def test_nothing_writes_to_pages_that_decode_took_back(servers: Servers) -> None
 
 
 def test_without_revoking_something_does(servers: Servers) -> None:
-    grant = servers.d.node.transfers.grant
-    servers.decode._make_grant = lambda *given, **options: Unstoppable(grant(*given, **options))
+    granted: list[Unstoppable] = []  # one that nobody holds is revoked
+
+    def grant(*given: Any, **options: Any) -> Unstoppable:
+        granted.append(Unstoppable(servers.d.node.transfers.grant(*given, **options)))
+        return granted[-1]
+
+    servers.decode._make_grant = grant
     assert rounds_of_reused_destination(servers, HARM_S) > 0
