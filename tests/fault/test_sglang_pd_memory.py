@@ -71,15 +71,28 @@ class Servers:
         self.p = Side(self._context, [join], readable=True)
         self.d = Side(self._context, [join], readable=False)
         eventually(lambda: len(self.d.members()) == len(self.p.members()) == 2, SETTLE_S)
+        self.heal()
         self.prefill = PrefillSide(
-            self.p.manager, self.p.rows, self.p.boundary, self.p.node.transfers.put_async
+            self.p.manager,
+            self.p.rows,
+            self.p.boundary,
+            lambda *given, **options: self.put(*given, **options),
         )
         self.decode = DecodeSide(
-            self.d.manager, self.d.rows, self.d.boundary, self.d.node.transfers.grant, self.d.members
+            self.d.manager,
+            self.d.rows,
+            self.d.boundary,
+            lambda *given, **options: self.grant(*given, **options),
+            self.d.members,
         )
         self._to_prefill = self._context.socket(zmq.PUSH)
         self._to_prefill.connect(f"tcp://127.0.0.1:{self.p.manager.rank_port}")
         self._n_rooms = 0
+
+    def heal(self) -> None:
+        """Have both sides use their nodes as they are."""
+        self.put: Any = self.p.node.transfers.put_async
+        self.grant: Any = self.d.node.transfers.grant
 
     def ask(self) -> tuple[int, Incoming]:
         """Have decode grant all its pages to a new request, and prefill know of it."""
@@ -114,11 +127,17 @@ class Servers:
         self._context.term()
 
 
-@pytest.fixture
-def servers() -> Iterator[Servers]:
+@pytest.fixture(scope="module")
+def both() -> Iterator[Servers]:
     servers = Servers(f"127.0.0.1:{free_port()}")
     yield servers
     servers.close()
+
+
+@pytest.fixture
+def servers(both: Servers) -> Iterator[Servers]:
+    yield both
+    both.heal()
 
 
 def test_a_request_arrives_byte_for_byte_with_its_metadata(servers: Servers) -> None:
@@ -207,8 +226,8 @@ def test_pages_that_prefill_reuses_are_never_taken_for_the_requests(servers: Ser
 
 
 def test_without_withdrawing_they_are(servers: Servers) -> None:
-    put = servers.p.node.transfers.put_async
-    servers.prefill._put = lambda *given, **options: Unstoppable(put(*given, **options))
+    put = servers.put
+    servers.put = lambda *given, **options: Unstoppable(put(*given, **options))
     assert rounds_of_reused_source(servers, HARM_S) > 0
 
 
@@ -217,11 +236,11 @@ def test_nothing_writes_to_pages_that_decode_took_back(servers: Servers) -> None
 
 
 def test_without_revoking_something_does(servers: Servers) -> None:
-    granted: list[Unstoppable] = []  # one that nobody holds is revoked
+    make, held = servers.grant, []  # a grant that nobody holds is revoked
 
     def grant(*given: Any, **options: Any) -> Unstoppable:
-        granted.append(Unstoppable(servers.d.node.transfers.grant(*given, **options)))
-        return granted[-1]
+        held.append(Unstoppable(make(*given, **options)))
+        return held[-1]
 
-    servers.decode._make_grant = grant
+    servers.grant = grant
     assert rounds_of_reused_destination(servers, HARM_S) > 0
