@@ -271,6 +271,10 @@ class P2PKVReceiver(CommonReceiver):
     def abort(self) -> None:
         self._revoke()
         super().abort()
+        if self.bootstrap_addr not in self.kv_mgr.prefill_info_table:
+            # SGLang aborts when it has asked for a prefill server in vain, and says no more than that it aborted
+            reason = f"aborted; prefill server {self.bootstrap_addr} did not answer so far"
+            self.kv_mgr.record_failure(self.bootstrap_room, reason)
 
     def failure_exception(self) -> None:
         self._revoke()

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(2400)]
 
 N_REQUESTS = 100
 N_AROUND_A_FAILURE = 50
-N_AT_ONCE = 6
+N_AT_ONCE = 10
 N_TOKENS = 8
 LENGTHS = (1, 15, 16, 17, 127, 128, 129, 500, 1025)
 """Around a page (16) and a chunk of prefill (128), and up to several chunks."""
