@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 
 PUTTERS = 4
 """Threads that offer; decode nodes are spread over them, so that one being connected to holds up a quarter at most."""
-_MAX_ABORTED = 4096
-"""Requests remembered that decode gave up before they came here; later ones push out earlier ones."""
+_MAX_REMEMBERED = 4096
+"""Requests remembered that one side gave up before the other had them; later ones push out earlier ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,11 @@ class PrefillSide:
         self._shape = rows.shape
         self._boundary = boundary
         self._put = put
-        self._lock = threading.Lock()  # guards _outgoing, _open and _aborted
+        self._lock = threading.Lock()  # guards what follows
         self._outgoing: dict[int, Outgoing] = {}
         self._open: set[int] = set()
-        self._aborted: OrderedDict[int, None] = OrderedDict()
+        self._given_up_there: OrderedDict[int, str] = OrderedDict()
+        self._given_up_here: OrderedDict[int, str] = OrderedDict()
         self._workers = [Worker(f"p2pkv-pd-put-{i}", boundary) for i in range(PUTTERS)]
         self._notifier = Worker("p2pkv-pd-notify", boundary)
         self._mailbox = Mailbox(manager.server_socket, self._take, boundary)
@@ -80,6 +81,11 @@ class PrefillSide:
 
     def _decode_wants(self, wanted: Wanted) -> None:
         manager, room = self._manager, wanted.room
+        with self._lock:
+            failure = None if room in self._open else self._given_up_here.get(room)
+        if failure is not None:
+            self._tell(room, [wanted], failure)
+            return
         if manager.request_status.get(room) not in (None, Poll.BOOTSTRAPPING):
             return  # under way or over: whoever asks again has missed its chance
         infos = manager.transfer_infos.setdefault(room, {})
@@ -98,9 +104,7 @@ class PrefillSide:
         with self._lock:
             is_open = room in self._open
             if not is_open:
-                self._aborted[room] = None
-                while len(self._aborted) > _MAX_ABORTED:
-                    self._aborted.popitem(last=False)
+                _remember(self._given_up_there, room, "decode gave the request up before it came to prefill")
         if is_open:
             if self._manager.request_status.get(room) not in (None, Poll.SUCCESS):
                 self._fail(room, "decode gave the request up")
@@ -115,9 +119,10 @@ class PrefillSide:
         """Take note that SGLang has the request; fails it if decode gave it up before."""
         with self._lock:
             self._open.add(room)
-            is_aborted = self._aborted.pop(room, 0) is None
-        if is_aborted:
-            self._fail(room, "decode gave the request up before it came to prefill")
+            self._given_up_here.pop(room, None)
+            failure = self._given_up_there.pop(room, None)
+        if failure is not None:
+            self._fail(room, failure)
 
     def send(self, room: int, chunk: Chunk) -> None:
         """Have a chunk offered to whoever wants it."""
@@ -147,6 +152,8 @@ class PrefillSide:
             was_open = room in self._open
             self._open.discard(room)
             outgoing = self._outgoing.pop(room, None)
+            if was_open and failure is not None:
+                _remember(self._given_up_here, room, failure)
         if outgoing is not None:
             outgoing.close()
         if was_open and failure is not None:
@@ -197,6 +204,12 @@ class PrefillSide:
             outgoing, self._outgoing = list(self._outgoing.values()), {}
         for one in outgoing:
             one.close()
+
+
+def _remember(rooms: OrderedDict[int, str], room: int, reason: str) -> None:
+    rooms[room] = reason
+    while len(rooms) > _MAX_REMEMBERED:
+        rooms.popitem(last=False)
 
 
 def _check_counts(want: Wanted, chunk: Chunk, states: Sequence[Items]) -> None:

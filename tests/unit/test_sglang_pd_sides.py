@@ -147,6 +147,15 @@ def test_decode_hears_why_prefill_failed(prefill: Prefill) -> None:
     eventually(lambda: prefill.manager.told[ROOM] == ["reason"], SETTLE_S)
 
 
+def test_decode_that_comes_too_late_hears_it_as_well(prefill: Prefill) -> None:
+    prefill.side.close(ROOM, "reason")
+    prefill.wants()
+    eventually(lambda: prefill.manager.told[ROOM] == ["reason"], SETTLE_S)
+    prefill.side.open(ROOM)
+    prefill.wants()
+    prefill.reaches(Poll.WAITING_FOR_INPUT)
+
+
 def test_an_abort_fails_the_request_at_prefill(prefill: Prefill) -> None:
     prefill.wants()
     prefill.tell([b"ABORT", str(ROOM).encode(), b"10.0.0.2", b"1"])
