@@ -58,6 +58,7 @@ class DecodeSide:
         # weak: a request that SGLang drops takes its grants with it
         self._incoming: weakref.WeakValueDictionary[int, Incoming] = weakref.WeakValueDictionary()
         self._finding: dict[str, Future[bool]] = {}
+        self._unfit: dict[str, str] = {}  # of the scheduler's thread alone
         self._finder = ThreadPoolExecutor(4, thread_name_prefix="p2pkv-pd-find")
         self._mailbox = Mailbox(manager.server_socket, self._take, boundary)
         self._ticker = Ticker(self._watch, period=_WATCH_S, boundary=boundary)
@@ -116,13 +117,22 @@ class DecodeSide:
             if future is None:
                 future = self._finding[address] = self._finder.submit(look, address)
         try:
-            return future.result(_FIND_S)
+            is_found = future.result(_FIND_S)
+            self._unfit.pop(address, None)
+            return is_found
         except FutureTimeout:
             return False
+        except RuntimeError as error:  # SGLang's word for another page size, dtype or layout
+            self._unfit[address] = str(error)
+            raise
         finally:
             if future.done():
                 with self._lock:
                     self._finding.pop(address, None)
+
+    def why_not_found(self, address: str) -> str:
+        """Say why :meth:`find` has found nothing so far."""
+        return self._unfit.get(address, f"prefill server {address} did not answer so far")
 
     # --- what happens meanwhile
 
@@ -273,8 +283,8 @@ class P2PKVReceiver(CommonReceiver):
         super().abort()
         if self.bootstrap_addr not in self.kv_mgr.prefill_info_table:
             # SGLang aborts when it has asked for a prefill server in vain, and says no more than that it aborted
-            reason = f"aborted; prefill server {self.bootstrap_addr} did not answer so far"
-            self.kv_mgr.record_failure(self.bootstrap_room, reason)
+            reason = self._side().why_not_found(self.bootstrap_addr)
+            self.kv_mgr.record_failure(self.bootstrap_room, f"aborted: {reason}")
 
     def failure_exception(self) -> None:
         self._revoke()

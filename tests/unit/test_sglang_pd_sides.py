@@ -255,6 +255,17 @@ def test_a_prefill_server_that_does_not_answer_holds_nobody_up(decode: Decode) -
     assert asked == ["a"]
 
 
+def test_why_a_prefill_server_does_not_fit_is_remembered_until_it_does(decode: Decode) -> None:
+    def look(address: str) -> bool:
+        raise RuntimeError("page_size=16 here, 64 there")
+
+    with pytest.raises(RuntimeError):
+        eventually(lambda: decode.side.find("a", look), SETTLE_S)
+    assert decode.side.why_not_found("a") == "page_size=16 here, 64 there"
+    eventually(lambda: decode.side.find("a", lambda address: True), SETTLE_S)
+    assert "did not answer" in decode.side.why_not_found("a")
+
+
 def test_rows_that_are_lost_fail_the_request(decode: Decode) -> None:
     incoming = decode.grant()
     decode.transfers.made[0].rows[:] = PEER_LOST
