@@ -30,8 +30,10 @@ _WORDS = {
 """As a person reads it in SGLang's log."""
 
 
-_ATTEMPTS = 3
-"""To reach a node; each may take a second. On a busy machine the first connection can take longer than that."""
+_ATTEMPTS = 4
+_PAUSE_S = 0.5
+"""To reach a node, and between. A node that was stopped is known to be back only a second after it asks for KV again,
+and on a busy machine the first connection can take longer than the second it is given."""
 
 
 class Offer(Protocol):
@@ -111,7 +113,7 @@ class Outgoing:
         self._lock = threading.Lock()
         self._offers: list[Offer] = []
         self._is_complete = False
-        self._is_closed = False
+        self._closed = threading.Event()
         self._failure: str | None = None
 
     def offer(self, target: Target, first_row: int, spans: Spans) -> None:
@@ -119,13 +121,13 @@ class Outgoing:
         for part, row, rows in cut(first_row, spans):
             for attempts_left in reversed(range(_ATTEMPTS)):
                 with self._lock:
-                    if self._is_closed or self._failure is not None:
+                    if self._closed.is_set() or self._failure is not None:
                         return
                     offer = self._put(target.node_id, part_name(target.request, part), rows, first_row=row)
-                    if attempts_left and _is_unreached(offer):
-                        continue
-                    self._offers.append(offer)
-                    break
+                    if not attempts_left or not _is_unreached(offer):
+                        self._offers.append(offer)
+                        break
+                self._closed.wait(_PAUSE_S)
 
     def complete(self) -> None:
         """Say that everything is offered."""
@@ -164,7 +166,7 @@ class Outgoing:
     def close(self) -> None:
         """Withdraw what was not pulled: the memory is the caller's. Idempotent."""
         with self._lock:
-            self._is_closed = True
+            self._closed.set()
             offers, self._offers = self._offers, []
             for offer in offers:
                 offer.withdraw()
