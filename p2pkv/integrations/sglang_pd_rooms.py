@@ -108,8 +108,10 @@ class Outgoing:
     connecting to a node takes (1 s), and for none once the two are connected.
     """
 
-    def __init__(self, put: PutAsync) -> None:
+    def __init__(self, put: PutAsync, *, pause: float = _PAUSE_S) -> None:
+        """``pause``: seconds before a node that was not reached is tried again."""
         self._put = put
+        self._pause = pause
         self._lock = threading.Lock()
         self._offers: list[Offer] = []
         self._is_complete = False
@@ -127,7 +129,7 @@ class Outgoing:
                     if not attempts_left or not _is_unreached(offer):
                         self._offers.append(offer)
                         break
-                self._closed.wait(_PAUSE_S)
+                self._closed.wait(self._pause)
 
     def complete(self) -> None:
         """Say that everything is offered."""

@@ -239,7 +239,7 @@ def test_a_node_that_is_slow_to_be_reached_is_tried_again(n_lost: int, expected:
             handle.rows[:] = PEER_LOST
         return handle
 
-    outgoing = Outgoing(put)
+    outgoing = Outgoing(put, pause=0.001)
     outgoing.offer(Target("d", "r"), 0, np.ones((2, 2), np.int64))
     assert outgoing.progress() is expected
 
