@@ -77,6 +77,7 @@ READINGS = {
     "p2pkv_failed_rows_total": "Rows that could not be pulled",
     "p2pkv_duplicate_rows_total": "Rows refused because they had come already",
     "p2pkv_expired_rows_total": "Rows dropped because nobody claimed them in time",
+    "p2pkv_transfer_fallbacks_total": "Times a peer's memory was not reached over the preferred transport",
     "p2pkv_receive_buffer_used_bytes": "Bytes of the receive buffer that hold rows",
     "p2pkv_buddy_pool_used_bytes": "Bytes of the buddy pool that hold rows",
     "p2pkv_buddy_pool_pinned": "1 if the buddy pool is locked in memory",
