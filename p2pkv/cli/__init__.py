@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 import typer
 
-from p2pkv.cli import bench, demo, doctor, node, status
+from p2pkv.cli import announce, bench, demo, doctor, node, status
 from p2pkv.errors import P2PKVError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.command("doctor")(doctor.doctor)
 app.command("node")(node.run)
 app.command("status")(status.status)
+app.command("announce")(announce.announce)
 app.command("bench")(bench.bench)
 app.command("demo", context_settings={"ignore_unknown_options": True})(demo.demo)
 

@@ -365,7 +365,7 @@ class Exchange:
         if why is Cut.CLIENT_GONE:
             return "client_gone"
         if why is Cut.CLIENT_SLOW:
-            self._hang_up()
+            await self._hang_up()
             return "client_gone"
         is_reading = self._deadline < self.began + self._settings.request_timeout
         if self._has_begun:
@@ -377,10 +377,11 @@ class Exchange:
             await self._fail(504, "no instance answered in time")
         return "timed_out"
 
-    def _hang_up(self) -> None:
+    async def _hang_up(self) -> None:
         hang_up = self._scope.get("p2pkv.hang_up")
         if hang_up is not None:
             hang_up()
+            await asyncio.sleep(0)  # the server must notice before it is told that this is all
 
 
 def _uncancel(task: asyncio.Task[object] | None) -> None:
