@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -62,8 +63,9 @@ class Wanted:
 class Endpoint:
     """The routes of one instance; the scheduler is the caller's."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, metrics: CollectorRegistry) -> None:
         self._scheduler = scheduler
+        self._metrics_registry = metrics
         self.is_draining = False
 
     def app(self) -> Starlette:
@@ -75,6 +77,7 @@ class Endpoint:
                 Route("/v1/models", self._models),
                 Route("/health", self._health),
                 Route("/stats", self._stats),
+                Route("/metrics", self._metrics),
             ]
         )
 
@@ -136,6 +139,9 @@ class Endpoint:
 
     async def _health(self, request: Request) -> Response:
         return Response(status_code=503 if self.is_draining else 200)
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(generate_latest(self._metrics_registry), media_type=CONTENT_TYPE_LATEST)
 
     async def _stats(self, request: Request) -> Response:
         running, waiting = self._scheduler.load
@@ -268,18 +274,19 @@ def main() -> int:
             page_size=PAGE,
             tokenizer="bytes",
         )
-        _serve(instance, scheduler, listener, undo, options)
+        endpoint = Endpoint(scheduler, node.metrics.registry)
+        _serve(instance, endpoint, scheduler, listener, undo, options)
     return 0
 
 
 def _serve(
     instance: Instance,
+    endpoint: Endpoint,
     scheduler: Scheduler,
     listener: socket.socket,
     undo: ExitStack,
     options: argparse.Namespace,
 ) -> None:
-    endpoint = Endpoint(scheduler)
     config = uvicorn.Config(
         endpoint.app(), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5
     )
