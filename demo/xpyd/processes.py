@@ -68,12 +68,17 @@ class Process:
         """End it as a crash does."""
         self._process.kill()
 
+    def pause(self) -> None:
+        """Stop it in the middle of whatever it does: it listens, and says nothing."""
+        self._process.send_signal(signal.SIGSTOP)
+
     def stop(self) -> None:
         """Ask it to end."""
         self._process.send_signal(signal.SIGTERM)
 
     def close(self) -> None:
         """Wait until it has ended, and make it if need be."""
+        self._process.send_signal(signal.SIGCONT)
         try:
             self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -87,14 +92,23 @@ class Process:
 class Cluster:
     """A router and its instances, by name. Use it in a ``with`` statement."""
 
-    def __init__(
-        self, router_options: list[str] | None = None, instance_options: list[str] | None = None
-    ) -> None:
+    def __init__(self, router_options: list[str], instance_options: list[str] | None = None) -> None:
         """Start the router."""
         self._join = f"127.0.0.1:{_free_port()}"
-        self._heartbeats = f"127.0.0.1:{_free_port()}"
+        self._heartbeats: list[str] = []
         self._instance_options = instance_options or []
         self.instances: dict[str, Process] = {}
+        self._routers: list[Process] = []
+        self.urls: dict[str, str] = {}
+        try:
+            self.url = self.add_router(router_options)
+        except BaseException:
+            self.close()
+            raise
+
+    def add_router(self, options: list[str]) -> str:
+        """Start one more router before the instances that are started from now on; return its address."""
+        heartbeats = f"127.0.0.1:{_free_port()}"
         command = [
             sys.executable,
             "-c",
@@ -102,19 +116,17 @@ class Cluster:
             "--listen",
             "127.0.0.1:0",
         ]
-        command += ["--heartbeats", self._heartbeats, "--lifetime", "4", "--join", self._join]
-        self.router = Process("the router", command + (router_options or []))
-        try:
-            self.url = self.router.first_line().split("on ")[1].split(",")[0]
-        except BaseException:
-            self.close()
-            raise
-        self.urls: dict[str, str] = {}
+        command += ["--heartbeats", heartbeats, "--lifetime", "4", "--join", self._join, *options]
+        router = Process("the router", command)
+        self._routers.append(router)
+        self._heartbeats.append(heartbeats)
+        return router.first_line().split("on ")[1].split(",")[0]
 
     def start(self, role: Role, name: str) -> None:
         """Start an instance without waiting for it."""
         command = [sys.executable, "-m", "demo.xpyd.server", "--role", role.value, "--node-id", name]
-        command += ["--join", self._join, "--router", self._heartbeats, *self._instance_options]
+        command += ["--join", self._join, *self._instance_options]
+        command += [f"--router={heartbeats}" for heartbeats in self._heartbeats]
         self.instances[name] = Process(name, command)
 
     def wait(self, *names: str) -> None:
@@ -125,7 +137,7 @@ class Cluster:
         while not set(names) <= {one["id"] for one in self.known() if one["state"] == "ready"}:
             if time.monotonic() > deadline:
                 raise StartError(
-                    f"the router has not heard of {', '.join(names)}:\n{self.router.last_words()}"
+                    f"the router has not heard of {', '.join(names)}:\n{self._routers[0].last_words()}"
                 )
             time.sleep(0.05)
 
@@ -133,6 +145,12 @@ class Cluster:
         """Return what the router knows of each instance."""
         found: list[dict[str, Any]] = json.loads(get(f"{self.url}/instances"))
         return found
+
+    def drain(self, name: str) -> None:
+        """Have the router send it nothing new."""
+        request = urllib.request.Request(f"{self.url}/instances/{name}/drain", method="POST")  # noqa: S310
+        with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310 - the router's own
+            response.read()
 
     def metrics(self) -> dict[str, float]:
         """Return the router's counters by name and labels."""
@@ -150,9 +168,9 @@ class Cluster:
 
     def close(self) -> None:
         """End all processes."""
-        for process in [*self.instances.values(), self.router]:
+        for process in [*self.instances.values(), *self._routers]:
             process.stop()
-        for process in [*self.instances.values(), self.router]:
+        for process in [*self.instances.values(), *self._routers]:
             process.close()
 
     def __enter__(self) -> Self:
@@ -162,7 +180,7 @@ class Cluster:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if exc_type is not None:
-            for process in [*self.instances.values(), self.router]:
+            for process in [*self.instances.values(), *self._routers]:
                 process.kill()
         self.close()
 

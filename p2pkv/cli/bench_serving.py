@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,8 +16,11 @@ from rich.console import Console
 from p2pkv.bench import plot as plotting
 from p2pkv.errors import ConfigError
 
+if TYPE_CHECKING:
+    from p2pkv.bench.serving.client import Target
+
 _Targets = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
         metavar="[NAME=]URL...", help="Endpoints to compare; the first is the one to compare with."
     ),
@@ -24,7 +28,13 @@ _Targets = Annotated[
 
 
 def serving(
-    targets: _Targets,
+    targets: _Targets = None,
+    overhead: Annotated[
+        bool,
+        typer.Option(
+            "--overhead", help="Instead: an engine that answers at once, straight and through routers."
+        ),
+    ] = False,
     model: Annotated[str, typer.Option(help="The model's name in requests.")] = "",
     rate: Annotated[float, typer.Option(min=0.01, metavar="PER_SECOND", help="Requests on average.")] = 20.0,
     requests: Annotated[int, typer.Option(min=1, help="Requests a round and target.")] = 200,
@@ -61,16 +71,11 @@ def serving(
     if plot_file is not None and (missing := plotting.unavailable()) is not None:
         raise ConfigError(missing)
     from p2pkv.bench.serving import report
-    from p2pkv.bench.serving.client import Target
     from p2pkv.bench.serving.figures import Promise
+    from p2pkv.bench.serving.overhead import targets as instant_targets
     from p2pkv.bench.serving.run import Plan, measure
     from p2pkv.bench.serving.workload import Load
 
-    named = [
-        text.partition("=") if "=" in text.partition("://")[0] else (text, "=", text) for text in targets
-    ]
-    if len({name for name, _, _ in named}) != len(named):
-        raise ConfigError("two targets have one name")
     load = Load(
         rate=rate,
         n_requests=requests,
@@ -87,9 +92,9 @@ def serving(
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     progress = Console(stderr=True, highlight=False)
     began = time.monotonic()
-    with progress.status("starting") as status:
+    with progress.status("starting") as status, ExitStack() as undo:
         plan = Plan(
-            targets=tuple(Target(name, url.rstrip("/"), model) for name, _, url in named),
+            targets=undo.enter_context(instant_targets()) if overhead else _named(targets or [], model),
             load=load,
             rounds=rounds,
             promise=Promise(slo_first, slo_token),
@@ -104,3 +109,12 @@ def serving(
     if plot_file is not None:
         for path in report.draw(found, plot_file):
             progress.print(f"wrote {path}", markup=False)
+
+
+def _named(texts: list[str], model: str) -> tuple[Target, ...]:
+    from p2pkv.bench.serving.client import Target
+
+    named = [text.partition("=") if "=" in text.partition("://")[0] else (text, "=", text) for text in texts]
+    if not named or len({name for name, _, _ in named}) != len(named):
+        raise ConfigError("give endpoints to measure, each [NAME=]URL with a name of its own; or --overhead")
+    return tuple(Target(name, url.rstrip("/"), model) for name, _, url in named)
