@@ -49,11 +49,6 @@ class Discovery:
         self.address = f"{bracketed}:{bound.rpartition(':')[2]}"
         """``HOST:PORT`` where heartbeats go."""
 
-    @property
-    def n_strangers(self) -> int:
-        """How many connections had a wrong key."""
-        return self._zap.refused
-
     def _secure(self, keys: ClusterKeys) -> None:
         socket = self._socket
         socket.linger = 0
