@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from p2pkv.address import is_loopback
 from p2pkv.heartbeat import Instance, State
 from p2pkv.secret import ClusterKeys
 from p2pkv_proxy.bodies import Receive, Scope, Send, error_body
@@ -163,6 +164,9 @@ class App:
         return self._set_draining(request, to=False)
 
     def _set_draining(self, request: Request, *, to: bool) -> Response:
+        if request.client is None or not is_loopback(request.client.host):
+            error = error_body(403, "instances are drained from the router's own host only")
+            return Response(error, 403, media_type="application/json")
         name = request.path_params["instance"]
         tracked = self.registry.get(name)
         if tracked is None:

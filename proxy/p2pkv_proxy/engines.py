@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 from yarl import URL
 
+from p2pkv.heartbeat import Role
 from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Interrupt
 from p2pkv_proxy.registry import Tracked
 from p2pkv_proxy.settings import Settings
@@ -90,10 +91,11 @@ class Post:
         self.tracked = tracked
         self._request = request
         self._max_answer = max_answer
+        # a prefill's work is what it must compute, a decode's what it must keep and generate
         prompt = call.prompt
-        self._attempt = tracked.begin(
-            prompt.n_tokens + prompt.max_tokens, time.monotonic(), lambda: interrupt(tracked)
-        )
+        is_prefill = tracked.instance.role is Role.PREFILL
+        n_tokens = prompt.n_to_compute + 1 if is_prefill else prompt.n_tokens + prompt.max_tokens
+        self._attempt = tracked.begin(n_tokens, time.monotonic(), lambda: interrupt(tracked))
         self.response: aiohttp.ClientResponse | None = None
 
     async def __aenter__(self) -> Self:

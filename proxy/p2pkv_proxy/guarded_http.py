@@ -24,6 +24,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._in_headers = True
+        self._tail = b""
+        """The end of what came before, should the blank line be cut in two."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -39,7 +41,8 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._expect_headers()
             self._header_bytes += len(data)
             # a body that came with the headers counts here as well; it does not come again
-            if self._header_bytes > MAX_HEADER_BYTES and b"\r\n\r\n" not in data[:MAX_HEADER_BYTES]:
+            seen, self._tail = self._tail + data[:MAX_HEADER_BYTES], data[-3:]
+            if self._header_bytes > MAX_HEADER_BYTES and b"\r\n\r\n" not in seen:
                 self.transport.write(_TOO_LARGE)
                 self.transport.close()
                 return
@@ -53,6 +56,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._in_headers = False
         self._header_bytes = 0
+        self._tail = b""
         self.scope["p2pkv.hang_up"] = self._hang_up  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
 

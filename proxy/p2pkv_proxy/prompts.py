@@ -42,6 +42,12 @@ class Prompt:
     """Why it is not known."""
     _blocks: list[bytes] | None = field(default=None, repr=False)
 
+    @property
+    def n_to_compute(self) -> int:
+        """Tokens of the prompt that no node holds, as far as that is known."""
+        held = max(self.holdings.values(), default=0) if self.holdings else 0
+        return max(0, self.n_tokens - held)
+
     def blocks(self) -> list[bytes]:
         """Return one hash for each block of the first part's beginning, of it and all before."""
         if self._blocks is None:

@@ -112,13 +112,9 @@ class Router:
             return _pair(None, decode, "serves alone")
         if not sides.prefills:
             return _pair(None, decode, "no prefill is there")
-        if sides.mode is not Mode.SGLANG and self._left_to_compute(prompt) < self._settings.direct_below:
-            return _pair(None, decode, f"{self._left_to_compute(prompt)} tokens to compute")
+        if sides.mode is not Mode.SGLANG and prompt.n_to_compute < self._settings.direct_below:
+            return _pair(None, decode, f"{prompt.n_to_compute} tokens to compute")
         return _pair(self.prefill_policy.choose(prompt, sides.prefills), decode, "")
-
-    def _left_to_compute(self, prompt: Prompt) -> int:
-        held = max((prompt.holdings or {}).values(), default=0)
-        return max(0, prompt.n_tokens - held)
 
     def _refusal(self, able: Sequence[Tracked], ready: Sequence[Tracked]) -> RefusedError:
         if any(tracked.is_full() for tracked in ready):

@@ -346,6 +346,8 @@ def test_a_draining_instance_finishes_and_gets_nothing_new() -> None:
         asked = [asyncio.ensure_future(front.post(COMPLETION)) for _ in range(2)]
         await until(lambda: leaving.requests != [])
         name = leaving.instance.id
+        far = {"x-forwarded-for": "192.0.2.1"}
+        assert (await front.post({}, f"/instances/{name}/drain", **far))[0] == 403
         status, answer, _ = await front.post({}, f"/instances/{name}/drain")
         assert (status, answer["state"]) == (200, "draining")
         for _ in range(4):
