@@ -7,6 +7,7 @@ engines, or by ``p2pkv announce`` beside one; ``docs/xpyd.md`` has every field.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ import zmq
 from p2pkv.address import split_address
 from p2pkv.errors import ConfigError, ControlError, VersionError
 from p2pkv.secret import ClusterKeys
+
+_log = logging.getLogger(__name__)
 
 VERSION = 1
 INTERVAL_S = 3.0
@@ -226,10 +229,13 @@ class Heart:
             self._context.term()
 
     def _beat(self) -> None:
-        while not self._closing.is_set():
-            self._send(self._look())
-            self._due.wait(self._interval)
-            self._due.clear()
+        try:
+            while not self._closing.is_set():
+                self._send(self._look())
+                self._due.wait(self._interval)
+                self._due.clear()
+        except Exception:  # noqa: BLE001 - the top of a thread
+            _log.exception("instance %s can't be looked at; it is announced no more", self._instance.id)
         self._send(Load(State.LEFT))
         for socket in self._sockets:
             socket.close()

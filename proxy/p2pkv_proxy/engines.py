@@ -155,10 +155,6 @@ class Post:
         self.tracked.end(self._attempt, time.monotonic(), failed=True)
         return InstanceError(self.tracked, what, status=status, body=body)
 
-    def lost(self) -> None:
-        """Count it as failed: the instance is gone."""
-        self.tracked.end(self._attempt, time.monotonic(), failed=True)
-
     async def __aexit__(
         self,
         exc_type: type[BaseException] | None,

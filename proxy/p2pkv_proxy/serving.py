@@ -145,11 +145,12 @@ class Exchange:
             self.cut(Cut.CLIENT_SLOW)
 
     def cut(self, why: Cut) -> None:
-        """End what the request waits for, once."""
-        if self._cut is None:
+        """End what the request waits for, once. The loss of an instance gives way to what ends all attempts."""
+        is_first = self._cut is None
+        if is_first or self._cut is Cut.INSTANCE_LOST:
             self._cut = why
-            if self._task is not None:
-                self._task.cancel()
+        if is_first and self._task is not None:
+            self._task.cancel()
 
     def _note_lost(self, tracked: Tracked) -> None:
         if self._has_begun and tracked is not self._decode:
@@ -271,6 +272,8 @@ class Exchange:
 
     async def _attempt(self, call: Call, pair: Pair, number: int, read: float) -> None:
         self._lost.clear()
+        if self._cut is Cut.INSTANCE_LOST:
+            self._cut = None  # came when that attempt had failed already
         self._decode = pair.decode
         with self._interruptible():
             async with AsyncExitStack() as undo:

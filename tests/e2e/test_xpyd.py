@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,3 +110,38 @@ def test_a_stopped_prefill_is_noticed_and_passed_over(served: Cluster) -> None:
     check(tally, 60)
     assert not [one for one in tally.answered if one.error]
     assert max(one.seconds for one in tally.answered) < 60
+
+
+def test_the_overhead_of_the_router_can_be_measured() -> None:
+    """The figures are the machine's; that every request was answered through every way is not."""
+    command = [
+        sys.executable,
+        "-c",
+        "from p2pkv.cli import main; main()",
+        "bench",
+        "serving",
+        "--overhead",
+        "--json",
+    ]
+    done = subprocess.run(
+        [*command, "--requests", "20", "--rounds", "1"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [one["target"] for one in found] == ["straight", "router", "router, with a prefill"]
+    assert all(one["n_errors"] == 0 and one["n_requests"] == 20 for one in found)
+    assert all(one["overhead"]["mean"] > 0 for one in found[1:])
+
+
+def test_the_demo_ends_well() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "demo.xpyd", "--requests", "60"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "decode-2 is added" in done.stdout
+    assert "prefill-1 is killed" in done.stdout
+    assert "60 outputs equal to one process alone" in done.stdout
