@@ -66,7 +66,6 @@ class Endpoint:
     def __init__(self, scheduler: Scheduler, metrics: CollectorRegistry) -> None:
         self._scheduler = scheduler
         self._metrics_registry = metrics
-        self.is_draining = False
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -138,7 +137,7 @@ class Endpoint:
         )
 
     async def _health(self, request: Request) -> Response:
-        return Response(status_code=503 if self.is_draining else 200)
+        return Response()
 
     async def _metrics(self, request: Request) -> Response:
         return Response(generate_latest(self._metrics_registry), media_type=CONTENT_TYPE_LATEST)
@@ -288,13 +287,13 @@ def _serve(
     options: argparse.Namespace,
 ) -> None:
     config = uvicorn.Config(
-        endpoint.app(), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5
+        endpoint.app(), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=30
     )
     server = uvicorn.Server(config)
 
     def look() -> Load:
         running, waiting = scheduler.load
-        if endpoint.is_draining:
+        if server.should_exit:
             return Load(State.DRAINING, running, waiting)
         return Load(State.READY if server.started else State.STARTING, running, waiting)
 
