@@ -31,6 +31,7 @@ DISK_FSYNC = ("never", "seal", "batch")
 DISK_WRITE = ("write_through", "on_evict")
 """When a page goes to the disk."""
 DISK_ADMISSION = ("all", "second_use")
+DISK_COMPRESSION = ("off", "zstd")
 """Which pages do."""
 MAX_NODE_ID = 128
 MIN_POOL_SIZE = 64 * 1024
@@ -88,6 +89,8 @@ class Config:
     """When pages are written: when published (``write_through``), or before the pool evicts them (``on_evict``)."""
     disk_admission: str = "all"
     """Which pages are written: ``all``, or those published or fetched here twice (``second_use``)."""
+    disk_compression: str = "off"
+    """What is done to pages before they are written: nothing (``off``), or ``zstd``, which needs libzstd."""
     buffer_size: int | str = "64MiB"
     """Receive buffer for rows that are put to this node before it granted them."""
     buddy_pool_size: int | str = 0
@@ -157,6 +160,7 @@ class Config:
         _check_choice("disk_fsync", self.disk_fsync, DISK_FSYNC)
         _check_choice("disk_write", self.disk_write, DISK_WRITE)
         _check_choice("disk_admission", self.disk_admission, DISK_ADMISSION)
+        _check_choice("disk_compression", self.disk_compression, DISK_COMPRESSION)
         if self.disk_path is not None and (not isinstance(self.disk_path, str) or not self.disk_path):
             raise ConfigError(f"disk_path must be the path of a folder, not {self.disk_path!r}")
         if self.disk_nbytes < 0:

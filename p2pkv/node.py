@@ -187,9 +187,10 @@ class Node:
         boot = self._membership.boot_epoch
         self._offers.announce(self._key, boot)
         pool_nbytes = -(-config.pool_nbytes // _GRANULE) * _GRANULE
-        self._pool = Pool(pool_nbytes, granule=_GRANULE, owner=self._key, boot=boot)
+        has_disk = bool(config.disk_nbytes)
+        self._pool = Pool(pool_nbytes, granule=_GRANULE, owner=self._key, boot=boot, has_disk=has_disk)
         undo.callback(self._pool.close)
-        self._tier = self._open_disk(undo) if config.disk_nbytes else None
+        self._tier = self._open_disk(undo) if has_disk else None
         regions: dict[str, bytes] = {}
         for transport in self._transports:
             region = transport.register_memory(

@@ -3,14 +3,18 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <iostream>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "check.h"
+#include "p2pkv/region.h"
 #include "p2pkv/transfers.h"
 #include "p2pkv/transports.h"
 #include "seed.h"
@@ -34,17 +38,23 @@ constexpr bool kIsSanitized = false;
 
 constexpr size_t kRowBytes = 64 << 10;
 
+enum class Over { kTcp, kShm };
+
 struct Party {
-  Party(uint64_t key, size_t n_rows, bool is_readable, Transfers::Options options) : key(key) {
-    p2pkv::TcpOptions tcp;
-    transport = p2pkv::make_tcp_transport(tcp, &error);
+  Party(uint64_t key, size_t n_rows, bool is_readable, Over over, Transfers::Options options) : key(key) {
+    if (over == Over::kTcp) {
+      transport = p2pkv::make_tcp_transport({}, &error);
+    } else {
+      transport = p2pkv::make_shm_transport(&error);
+    }
     options.host = "127.0.0.1";
-    options.ways = {{"tcp", transport}};
+    options.ways = {{"it", transport}};
     transfers = Transfers::start(std::move(options), &error);
     CHECK(transfers != nullptr);
     transfers->announce(key, 1);
-    bytes.resize(n_rows * kRowBytes);
-    region = transport->register_memory(bytes.data(), bytes.size(), -1, is_readable, &error);
+    shared = p2pkv::SharedRegion::create(n_rows * kRowBytes, &error);
+    bytes = {shared->base(), shared->nbytes()};
+    region = transport->register_memory(bytes.data(), bytes.size(), shared->fd(), is_readable, &error);
     memory = transfers->add_memory(address(), bytes.size(), true, {region}, {region->describe()});
   }
   ~Party() {
@@ -76,16 +86,17 @@ struct Party {
 
   const uint64_t key;
   std::string error;
-  std::shared_ptr<p2pkv::TcpTransportBase> transport;
+  std::shared_ptr<p2pkv::Transport> transport;
   std::shared_ptr<Transfers> transfers;
-  std::vector<uint8_t> bytes;
+  std::unique_ptr<p2pkv::SharedRegion> shared;
+  std::span<uint8_t> bytes;
   std::shared_ptr<p2pkv::MemoryRegion> region;
   uint32_t memory = 0;
 };
 
 struct Pair {
-  explicit Pair(size_t n_rows, Transfers::Options options = {})
-      : producer(1, n_rows, true, options), consumer(2, n_rows, false, options) {
+  explicit Pair(size_t n_rows, Transfers::Options options = {}, Over over = Over::kTcp)
+      : producer(1, n_rows, true, over, options), consumer(2, n_rows, false, over, options) {
     std::string error;
     const std::string door = consumer.transfers->accept(Transfers::request(), &error);
     CHECK(producer.transfers->connect(2, 1, door, 10.0, &error));
@@ -128,11 +139,11 @@ struct Hunted {
 };
 
 // Puts offers into grants, withdraws each at a random moment, and writes over the memory at once.
-Hunted hunt_withdrawals(size_t n_offers, bool is_validating) {
+Hunted hunt_withdrawals(Over over, size_t n_offers, bool is_validating) {
   constexpr size_t kRows = 12;
   Transfers::Options options;
   options.is_validating = is_validating;
-  Pair pair(kRows, options);
+  Pair pair(kRows, options, over);
   std::mt19937_64 random(p2pkv::test::seed("withdrawals"));
   Hunted hunted;
   for (size_t i = 0; i < n_offers; ++i) {
@@ -165,19 +176,28 @@ Hunted hunt_withdrawals(size_t n_offers, bool is_validating) {
 
 }  // namespace
 
+// P2PKV_HUNT sets how many offers each hunt makes.
 TEST(transfers_offers_withdrawn_while_they_are_pulled_are_never_wrong) {
-  const Hunted hunted = hunt_withdrawals(kIsSanitized ? 200 : 2000, true);
-  CHECK_EQ(hunted.n_wrong, size_t{0});
-  CHECK(hunted.n_right > 0);
-  CHECK(hunted.n_rejected > 0);
+  const char* given = std::getenv("P2PKV_HUNT");
+  const size_t n_offers = given != nullptr ? std::strtoull(given, nullptr, 10) : kIsSanitized ? 200 : 1500;
+  for (const Over over : {Over::kTcp, Over::kShm}) {
+    const Hunted hunted = hunt_withdrawals(over, n_offers, true);
+    std::cout << "        " << n_offers << " offers: " << hunted.n_right << " rows right, "
+              << hunted.n_rejected << " rejected, " << hunted.n_wrong << " wrong" << std::endl;
+    CHECK_EQ(hunted.n_wrong, size_t{0});
+    CHECK(hunted.n_right > 0);
+    CHECK(hunted.n_rejected > 0);
+  }
 }
 
 TEST(transfers_without_the_proof_wrong_bytes_are_found) {
   if (kIsSanitized) return;  // the bytes are not written over there
-  size_t n_wrong = 0;
-  for (int attempt = 0; attempt < 10 && n_wrong == 0; ++attempt)
-    n_wrong += hunt_withdrawals(1000, false).n_wrong;
-  CHECK(n_wrong > 0);
+  for (const Over over : {Over::kTcp, Over::kShm}) {
+    size_t n_wrong = 0;
+    for (int attempt = 0; attempt < 10 && n_wrong == 0; ++attempt)
+      n_wrong += hunt_withdrawals(over, 500, false).n_wrong;
+    CHECK(n_wrong > 0);
+  }
 }
 
 TEST(transfers_nothing_is_written_after_a_revocation) {

@@ -17,7 +17,7 @@ PACKAGE = Path(p2pkv.__file__).parent
 FLOORS = [
     {"_native", "address", "errors", "config", "page", "metrics", "gate", "secret"},
     {"wire", "transports"},
-    {"control", "pool", "disk"},
+    {"control", "pool", "disk", "heartbeat"},
     {"directory", "transfer", "handshakes"},
     {"cache", "transfers"},
     {"node"},

@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <memory>
@@ -30,12 +31,14 @@ namespace {
 struct OwnedGrant {
   explicit OwnedGrant(std::shared_ptr<Grant> grant) : native(std::move(grant)) {}
   ~OwnedGrant() {
+    if (getpid() != pid) return;  // in a forked child it is its parent's
     const nb::gil_scoped_release unlocked;
     native->revoke(RowStatus::kCanceled);
   }
   OwnedGrant(const OwnedGrant&) = delete;
   OwnedGrant& operator=(const OwnedGrant&) = delete;
   const std::shared_ptr<Grant> native;
+  const pid_t pid = getpid();
 };
 
 Array<uint8_t> give_statuses(RowStatuses statuses) {
@@ -184,7 +187,7 @@ void bind_transfers(nb::module_& m) {
                   })
       .def("announce", &Transfers::announce, "node_key"_a, "boot"_a)
       .def("add_memory", &add_memory, "address"_a, "nbytes"_a, "is_writable"_a, "n_ways"_a, "registrations"_a)
-      .def("remove_memory", &Transfers::remove_memory, "id"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("remove_memory", &Transfers::remove_memory, "number"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("connect", &connect, "node_key"_a, "boot"_a, "door"_a, "timeout"_a)
       .def("is_connected", &Transfers::is_connected, "node_key"_a)
       .def("forget", &Transfers::forget, "node_key"_a, nb::call_guard<nb::gil_scoped_release>())

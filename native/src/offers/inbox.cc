@@ -64,7 +64,7 @@ bool Inbox::take_offer(const std::shared_ptr<Incoming>& incoming, uint64_t ask, 
   auto& lane = request->lanes[incoming->link->id()];
   if (!lane) {
     auto& puller = pullers_[incoming->link->id()];
-    if (!puller) puller = std::make_shared<Puller>(incoming->link, options_.ways);
+    if (!puller) puller = std::make_shared<Puller>(incoming->link, options_.ways, n_fallbacks_);
     lane = std::make_shared<Lane>();
     lane->request = request;
     lane->puller = puller;
@@ -296,7 +296,8 @@ std::vector<Transfers::Reading> Inbox::readings() {
                                                  {"p2pkv_rejected_rows_total", n_rejected_rows_},
                                                  {"p2pkv_failed_rows_total", n_failed_rows_},
                                                  {"p2pkv_duplicate_rows_total", n_duplicate_rows_},
-                                                 {"p2pkv_expired_rows_total", n_expired_rows_}}) {
+                                                 {"p2pkv_expired_rows_total", n_expired_rows_},
+                                                 {"p2pkv_transfer_fallbacks_total", n_fallbacks_}}) {
     readings.push_back(reading);
   }
   return readings;

@@ -87,6 +87,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
 
   const Transfers::Options options_;
   Store store_;
+  std::atomic<uint64_t> n_fallbacks_{0};
   std::mutex mutex_;                                                    // guards all below, and what is in it
   std::unordered_map<std::string, std::shared_ptr<Request>> requests_;  // that are put
   std::map<uint64_t, std::shared_ptr<Request>> asks_;                   // that are asked for

@@ -180,8 +180,9 @@ void Inbox::copy_stored(Granted& grant, Incoming& incoming, std::unique_lock<std
   --grant.n_writing;
   n_claimed_rows_ += places.size();
   for (const auto& [row, place] : places) {
-    incoming.statuses[row] = RowStatus::kDuplicate;  // it has been had
     settle_row(grant, place, RowStatus::kOk);
+    // What a grant that was revoked meanwhile did not get is there for the next one.
+    if (grant.statuses_now[place] == RowStatus::kOk) incoming.statuses[row] = RowStatus::kDuplicate;
   }
   const bool is_used_up = std::none_of(incoming.statuses.begin(), incoming.statuses.end(),
                                        [](RowStatus status) { return status == RowStatus::kOk; });

@@ -17,7 +17,12 @@ bool Link::post_header(const wire::Header& header, std::string_view body) {
   bool is_blocked;
   {
     const std::lock_guard lock(mutex_);
-    if (is_lost_ || stream_->n_outgoing() > kMaxQueued) return false;
+    if (is_lost_) return false;
+    if (stream_->n_outgoing() > kMaxQueued) {
+      // What can't be told would leave the two sides with different ideas: rather lose all of it.
+      stream_->shut_down();
+      return false;
+    }
     const bool was_blocked = stream_->has_outgoing();
     stream_->put(head, body);
     if (was_blocked) return true;  // the server sends it after the rest

@@ -233,6 +233,8 @@ void LinkServer::hang_up(const std::shared_ptr<Link>& link) {
     const std::lock_guard lock(mutex_);
     if (links_.erase(link->id()) == 0) return;
   }
+  // Others may keep it for a while, and with it the descriptor, which would go on to report its end.
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link->fd(), nullptr);
   link->cut();
   listener_.lost(link);
 }

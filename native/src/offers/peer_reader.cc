@@ -159,6 +159,7 @@ std::unique_ptr<PeerReader::Connection> PeerReader::lease(const std::vector<Desc
     }
     if (auto connection = open(way, deadline, job)) return connection;
     if (job.is_broken() || deadline.passed() || link_->is_lost()) return nullptr;
+    ++n_fallbacks_;
     const std::lock_guard lock(mutex_);
     states_[way].unusable_until = Clock::now() + kRetryWay;
   }
@@ -191,7 +192,10 @@ void PeerReader::give_back(std::unique_ptr<Connection> connection, Status worst)
       return;
     }
     if (worst == Status::kPeerLost) {
-      if (!connection->has_read) state.unusable_until = Clock::now() + kRetryWay;
+      if (!connection->has_read) {
+        ++n_fallbacks_;
+        state.unusable_until = Clock::now() + kRetryWay;
+      }
       // Its fellows were connected to the same, and what was told of the memory may be out of date.
       known_.clear();
     }

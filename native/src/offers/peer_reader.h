@@ -1,6 +1,7 @@
 // Reading one peer's memory: over what it can be reached, and connections leased to one pull at a time.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -44,8 +45,10 @@ struct PullRow {
 // Thread-safe. The handshakes go over the link, so that neither side needs its interpreter.
 class PeerReader {
  public:
-  PeerReader(std::shared_ptr<Link> link, const std::vector<Transfers::Way>& ways)
-      : link_(std::move(link)), ways_(ways), states_(ways.size()) {}
+  // `n_fallbacks` counts how often a way did not lead to the peer and the next was taken.
+  PeerReader(std::shared_ptr<Link> link, const std::vector<Transfers::Way>& ways,
+             std::atomic<uint64_t>& n_fallbacks)
+      : link_(std::move(link)), ways_(ways), n_fallbacks_(n_fallbacks), states_(ways.size()) {}
   ~PeerReader() { close(); }
 
   // Reads the rows, group by group of those that share both memories. Blocks until each has settled, until
@@ -91,6 +94,7 @@ class PeerReader {
 
   const std::shared_ptr<Link> link_;
   const std::vector<Transfers::Way>& ways_;
+  std::atomic<uint64_t>& n_fallbacks_;
   std::mutex mutex_;  // guards all below
   std::condition_variable answered_;
   std::vector<WayState> states_;

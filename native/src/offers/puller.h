@@ -17,7 +17,9 @@ class Puller {
   // As many pulls of one peer go on at a time: one large request does not hold up a small one.
   static constexpr size_t kMaxThreads = 2;
 
-  Puller(const std::shared_ptr<Link>& link, const std::vector<Transfers::Way>& ways) : reader_(link, ways) {}
+  Puller(const std::shared_ptr<Link>& link, const std::vector<Transfers::Way>& ways,
+         std::atomic<uint64_t>& n_fallbacks)
+      : reader_(link, ways, n_fallbacks) {}
   ~Puller() { close(); }
 
   PeerReader& reader() { return reader_; }
