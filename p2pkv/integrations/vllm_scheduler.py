@@ -199,8 +199,8 @@ class SchedulerSide:
         if self._lookups is not None:
             self._lookups.forget(request_id)
         never_loaded = self._handoffs.pop(request_id, None)
-        # it ended before it was scheduled, while prefill keeps blocks for it; where vLLM answers a request with an error
-        # it sends one of these after it, of another prompt, for this very purpose
+        # it ended before it was scheduled, while prefill keeps blocks for it; after a request that fails vLLM sends
+        # one of these, of another prompt, for this very purpose
         if never_loaded is not None:
             self._pull(never_loaded, 0, [])
         self._n_known.pop(request_id, None)
