@@ -79,19 +79,21 @@ def load(decode: EngineFake, prompt: list[int], given: dict[str, Any], *, n_loca
     return request
 
 
-@pytest.mark.parametrize("n", [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK, 5 * BLOCK + 3])
-def test_blocks_arrive_byte_for_byte_and_are_freed(pair: tuple[EngineFake, EngineFake], n: int) -> None:
+def test_blocks_arrive_byte_for_byte_and_are_freed(pair: tuple[EngineFake, EngineFake]) -> None:
     prefill, decode = pair
-    given = hand_off(prefill, tokens(n))
-    n_free = len(prefill.free)
-    request = load(decode, tokens(n), given)
-    assert request.loaded_tokens == n
-    assert decode.is_right(request)
-    decode.run(request)
-    prefill.step_until(lambda: not prefill.requests)
-    assert len(prefill.free) > n_free
-    assert (prefill.counts["handoffs_offered"], prefill.counts["handoffs_taken"]) == (1, 1)
-    assert (decode.counts["handoffs_loaded"], decode.counts["handoff_blocks"]) == (1, -(-n // BLOCK))
+    lengths = [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK, 5 * BLOCK + 3]
+    for seed, n in enumerate(lengths):
+        given = hand_off(prefill, tokens(n, seed))
+        n_free = len(prefill.free)
+        request = load(decode, tokens(n, seed), given)
+        assert request.loaded_tokens == n
+        assert decode.is_right(request)
+        decode.run(request)
+        prefill.step_until(lambda: not prefill.requests)
+        assert len(prefill.free) > n_free
+    assert prefill.counts["handoffs_offered"] == prefill.counts["handoffs_taken"] == len(lengths)
+    assert decode.counts["handoffs_loaded"] == len(lengths)
+    assert decode.counts["handoff_blocks"] == sum(-(-n // BLOCK) for n in lengths)
     assert "handoffs_failed" not in decode.counts
 
 
