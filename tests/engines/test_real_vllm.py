@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 LENGTHS = (7, 31, 32, 33, 63, 64, 65, 100, 257, 511, 1000, 1025)
 LEASE_S = 25.0
-LOAD_S = 8.0
+LOAD_S = 15.0
+"""Cores that are shared with much else may stand still for seconds."""
 NOTICED_S = 40.0
 
 
