@@ -20,6 +20,9 @@ namespace p2pkv {
 // become what abort() said.
 class Batch : public Transfer {
  public:
+  // Asks for the first bytes, without blocking. Called once, with the endpoint's mutex held. If it throws,
+  // the batch's end takes back what it had asked for; that takes the mutex.
+  virtual void start() {}
   bool done() final;
   void wait(double timeout) final;
   const std::vector<Status>& statuses() const final { return statuses_; }
@@ -56,6 +59,7 @@ class Batch : public Transfer {
   std::vector<Status> statuses_;   // written by the driving thread, and by helpers for their own spans
 
  private:
+  class Turn;
   bool take_turn(const Deadline* deadline, bool may_block);
   void end_turn();
   void finish();

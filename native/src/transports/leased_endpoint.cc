@@ -22,8 +22,9 @@ std::shared_ptr<Transfer> LeasedEndpoint::read(std::shared_ptr<MemoryRegion> loc
   const bool has_work = std::find(statuses.begin(), statuses.end(), Status::kPending) != statuses.end();
   if (!has_work) return std::make_shared<SettledTransfer>(std::move(statuses));
 
-  std::shared_ptr<Batch>
-      active;  // outlives the lock: if this is its last owner, its end takes the lock again
+  // They outlive the lock: the end of a batch takes it again, whether this was the last owner of the one
+  // before or an exception ends the new one.
+  std::shared_ptr<Batch> active, batch;
   const std::lock_guard lock(mutex_);
   active = active_.lock();
   const bool is_busy = active && !active->has_settled();
@@ -37,10 +38,11 @@ std::shared_ptr<Transfer> LeasedEndpoint::read(std::shared_ptr<MemoryRegion> loc
     return std::make_shared<SettledTransfer>(std::move(statuses));
   }
   const size_t n_spans = spans.size();
-  auto batch = start_batch(std::move(registered), std::move(remote), std::move(spans), std::move(words),
-                           std::move(statuses));
+  batch = make_batch(std::move(registered), std::move(remote), std::move(spans), std::move(words),
+                     std::move(statuses));
   if (!batch) return all_settled(n_spans, Status::kOutOfRange);
   active_ = batch;
+  batch->start();
   return batch;
 }
 

@@ -28,10 +28,10 @@ class LeasedEndpoint : public Endpoint {
 
  protected:
   // All called with mutex_ held; none blocks.
-  // The start of a batch whose `statuses` say which spans to post; null if `remote` is not of this endpoint.
-  virtual std::shared_ptr<Batch> start_batch(std::shared_ptr<RegisteredRegion> local,
-                                             std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
-                                             std::vector<Word> words, std::vector<Status> statuses) = 0;
+  // A batch, not started, whose `statuses` say which spans to post; null if `remote` is not of this endpoint.
+  virtual std::shared_ptr<Batch> make_batch(std::shared_ptr<RegisteredRegion> local,
+                                            std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
+                                            std::vector<Word> words, std::vector<Status> statuses) = 0;
   virtual bool is_bound() const = 0;
   virtual void shutdown_sockets() = 0;
   // Called once, without mutex_, when nothing is in flight any more: closes sockets, ends helpers, revokes

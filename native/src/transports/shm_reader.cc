@@ -168,9 +168,9 @@ bool ShmEndpoint::take_replies() {
   return true;
 }
 
-std::shared_ptr<Batch> ShmEndpoint::start_batch(std::shared_ptr<RegisteredRegion> local,
-                                                std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
-                                                std::vector<Word> words, std::vector<Status> statuses) {
+std::shared_ptr<Batch> ShmEndpoint::make_batch(std::shared_ptr<RegisteredRegion> local,
+                                               std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
+                                               std::vector<Word> words, std::vector<Status> statuses) {
   auto region = std::dynamic_pointer_cast<ShmRemoteRegion>(remote);
   if (!region || region->endpoint != this) return nullptr;
   return std::make_shared<ShmBatch>(std::static_pointer_cast<ShmEndpoint>(shared_from_this()),

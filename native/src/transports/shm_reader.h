@@ -57,9 +57,9 @@ class ShmEndpoint final : public LeasedEndpoint {
   bool is_owner_alive();
 
  protected:
-  std::shared_ptr<Batch> start_batch(std::shared_ptr<RegisteredRegion> local,
-                                     std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
-                                     std::vector<Word> words, std::vector<Status> statuses) override;
+  std::shared_ptr<Batch> make_batch(std::shared_ptr<RegisteredRegion> local,
+                                    std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
+                                    std::vector<Word> words, std::vector<Status> statuses) override;
   bool is_bound() const override { return is_bound_; }
   void shutdown_sockets() override;
   void release() override;

@@ -99,16 +99,14 @@ std::shared_ptr<RemoteRegion> TcpEndpoint::attach(std::string_view region, std::
   return std::make_shared<TcpRemoteRegion>(this, blob.region, blob.nbytes);
 }
 
-std::shared_ptr<Batch> TcpEndpoint::start_batch(std::shared_ptr<RegisteredRegion> local,
-                                                std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
-                                                std::vector<Word> words, std::vector<Status> statuses) {
+std::shared_ptr<Batch> TcpEndpoint::make_batch(std::shared_ptr<RegisteredRegion> local,
+                                               std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
+                                               std::vector<Word> words, std::vector<Status> statuses) {
   const auto region = std::dynamic_pointer_cast<TcpRemoteRegion>(remote);
   if (!region || region->endpoint != this) return nullptr;
-  auto batch =
-      std::make_shared<TcpBatch>(std::static_pointer_cast<TcpEndpoint>(shared_from_this()), std::move(local),
-                                 region->id, std::move(spans), std::move(words), std::move(statuses));
-  batch->start();
-  return batch;
+  return std::make_shared<TcpBatch>(std::static_pointer_cast<TcpEndpoint>(shared_from_this()),
+                                    std::move(local), region->id, std::move(spans), std::move(words),
+                                    std::move(statuses));
 }
 
 void TcpEndpoint::shutdown_sockets() {
@@ -145,9 +143,14 @@ void TcpBatch::start() {
   const ReadPlan plan{local_.get(), remote_region_, &spans_, &words_, &statuses_};
   for (size_t i = 0; i < shares.size(); ++i) streams[i].begin(plan, std::move(shares[i]));
   for (size_t i = shares.size(); i < streams.size(); ++i) streams[i].flush();
-  n_helping_ = shares.size() - 1;
   for (size_t i = 1; i < shares.size(); ++i) {
-    helpers[i - 1]->give([this, stream = &streams[i]] { help(*stream); });
+    // counted one by one: the batch's end waits for helpers that were given something, and for no others
+    std::function<void()> task = [this, stream = &streams[i]] { help(*stream); };
+    {
+      const std::lock_guard lock(helpers_mutex_);
+      ++n_helping_;
+    }
+    helpers[i - 1]->give(std::move(task));
   }
 }
 

@@ -67,9 +67,9 @@ class TcpEndpoint final : public LeasedEndpoint {
   std::shared_ptr<RemoteRegion> attach(std::string_view region, std::string* error) override;
 
  protected:
-  std::shared_ptr<Batch> start_batch(std::shared_ptr<RegisteredRegion> local,
-                                     std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
-                                     std::vector<Word> words, std::vector<Status> statuses) override;
+  std::shared_ptr<Batch> make_batch(std::shared_ptr<RegisteredRegion> local,
+                                    std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
+                                    std::vector<Word> words, std::vector<Status> statuses) override;
   bool is_bound() const override { return !streams_.empty(); }
   void shutdown_sockets() override;
   void release() override;
@@ -91,8 +91,8 @@ class TcpBatch final : public Batch {
            std::vector<Status> statuses);
   ~TcpBatch() override { settle(Status::kCanceled); }
 
-  // Sends the requests and sets the helpers to work. With the endpoint's mutex held.
-  void start();
+  // Sends the requests and sets the helpers to work.
+  void start() override;
 
  protected:
   bool drive(const Deadline* deadline) override;

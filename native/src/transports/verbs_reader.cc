@@ -153,17 +153,15 @@ std::shared_ptr<RemoteRegion> VerbsEndpoint::attach(std::string_view region, std
   return nullptr;
 }
 
-std::shared_ptr<Batch> VerbsEndpoint::start_batch(std::shared_ptr<RegisteredRegion> local,
-                                                  std::shared_ptr<RemoteRegion> remote,
-                                                  std::vector<Span> spans, std::vector<Word> words,
-                                                  std::vector<Status> statuses) {
+std::shared_ptr<Batch> VerbsEndpoint::make_batch(std::shared_ptr<RegisteredRegion> local,
+                                                 std::shared_ptr<RemoteRegion> remote,
+                                                 std::vector<Span> spans, std::vector<Word> words,
+                                                 std::vector<Status> statuses) {
   auto region = std::dynamic_pointer_cast<VerbsRemoteRegion>(remote);
   if (!region || region->endpoint != this) return nullptr;
-  auto batch = std::make_shared<VerbsBatch>(std::static_pointer_cast<VerbsEndpoint>(shared_from_this()),
-                                            std::move(local), std::move(region), std::move(spans),
-                                            std::move(words), std::move(statuses));
-  batch->start();
-  return batch;
+  return std::make_shared<VerbsBatch>(std::static_pointer_cast<VerbsEndpoint>(shared_from_this()),
+                                      std::move(local), std::move(region), std::move(spans), std::move(words),
+                                      std::move(statuses));
 }
 
 std::string VerbsEndpoint::failure() {

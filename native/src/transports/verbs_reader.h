@@ -68,9 +68,9 @@ class VerbsEndpoint final : public LeasedEndpoint {
   std::shared_ptr<RemoteRegion> attach(std::string_view region, std::string* error) override;
 
  protected:
-  std::shared_ptr<Batch> start_batch(std::shared_ptr<RegisteredRegion> local,
-                                     std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
-                                     std::vector<Word> words, std::vector<Status> statuses) override;
+  std::shared_ptr<Batch> make_batch(std::shared_ptr<RegisteredRegion> local,
+                                    std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
+                                    std::vector<Word> words, std::vector<Status> statuses) override;
   bool is_bound() const override { return is_bound_; }
   void shutdown_sockets() override { interrupted_.set(); }
   void release() override;
@@ -104,8 +104,8 @@ class VerbsBatch final : public Batch {
              std::vector<Status> statuses);
   ~VerbsBatch() override { settle(Status::kCanceled); }
 
-  // Posts what the queues take. With the endpoint's mutex held.
-  void start();
+  // Posts what the queues take.
+  void start() override;
 
  protected:
   bool drive(const Deadline* deadline) override;

@@ -53,16 +53,14 @@ std::shared_ptr<RemoteRegion> UcxEndpoint::attach(std::string_view region, std::
   return std::make_shared<UcxRemoteRegion>(this, blob.region, blob.nbytes);
 }
 
-std::shared_ptr<Batch> UcxEndpoint::start_batch(std::shared_ptr<RegisteredRegion> local,
-                                                std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
-                                                std::vector<Word> words, std::vector<Status> statuses) {
+std::shared_ptr<Batch> UcxEndpoint::make_batch(std::shared_ptr<RegisteredRegion> local,
+                                               std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
+                                               std::vector<Word> words, std::vector<Status> statuses) {
   const auto region = std::dynamic_pointer_cast<UcxRemoteRegion>(remote);
   if (!region || region->endpoint != this) return nullptr;
-  auto batch =
-      std::make_shared<UcxBatch>(std::static_pointer_cast<UcxEndpoint>(shared_from_this()), std::move(local),
-                                 region->id, std::move(spans), std::move(words), std::move(statuses));
-  batch->start();
-  return batch;
+  return std::make_shared<UcxBatch>(std::static_pointer_cast<UcxEndpoint>(shared_from_this()),
+                                    std::move(local), region->id, std::move(spans), std::move(words),
+                                    std::move(statuses));
 }
 
 void UcxEndpoint::shutdown_sockets() {
@@ -118,7 +116,7 @@ void UcxBatch::ask() {
 
 bool UcxBatch::drive(const Deadline* deadline) {
   Line& line = *endpoint_->line_;
-  line.set_arrivals(this);
+  const Line::Listening listening(line, this);
   auto last_event = Deadline::Clock::now();
   for (int idle = 0; !is_aborted();) {
     const bool is_busy = line.progress();
@@ -137,7 +135,6 @@ bool UcxBatch::drive(const Deadline* deadline) {
       last_event = Deadline::Clock::now();
     }
   }
-  line.set_arrivals(nullptr);
   return is_complete() && !is_aborted();
 }
 

@@ -45,9 +45,9 @@ class UcxEndpoint final : public LeasedEndpoint {
   std::shared_ptr<RemoteRegion> attach(std::string_view region, std::string* error) override;
 
  protected:
-  std::shared_ptr<Batch> start_batch(std::shared_ptr<RegisteredRegion> local,
-                                     std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
-                                     std::vector<Word> words, std::vector<Status> statuses) override;
+  std::shared_ptr<Batch> make_batch(std::shared_ptr<RegisteredRegion> local,
+                                    std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
+                                    std::vector<Word> words, std::vector<Status> statuses) override;
   bool is_bound() const override { return line_ != nullptr; }
   void shutdown_sockets() override;
   void release() override;
@@ -70,8 +70,7 @@ class UcxBatch final : public Batch, private Arrivals {
            std::vector<Status> statuses);
   ~UcxBatch() override { settle(Status::kCanceled); }
 
-  // Asks for the first spans. With the endpoint's mutex held.
-  void start();
+  void start() override;
 
  protected:
   bool drive(const Deadline* deadline) override;
