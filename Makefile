@@ -46,7 +46,7 @@ bench-peers: .venv-peers/.installed  ## the same pages through other systems, in
 test: $(STAMP)  ## all fast tests
 	$(BIN)/python -m pytest
 
-test-native: $(STAMP)  ## the native tests under ASan + UBSan, then under TSan
+test-native: $(STAMP)  ## the native tests under ASan + UBSan, under TSan, plain and bare
 	$(BIN)/python native/test/run.py
 
 test-slow: $(STAMP)  ## the long tests: 1,000 connect and kill cycles, the full torn-read hunt
