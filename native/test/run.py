@@ -1,9 +1,9 @@
 """Build and run the native tests under ASan and UBSan, under TSan, plain and bare; say what became of each.
 
 The plain run is there for the tests that break a safeguard on purpose: sanitizers slow the race down so much
-that the harm they must see does not happen. The bare build has the headers of verbs and UCX hidden: it must link,
-and the tests of what p2pkv says then run. ``run.py asan`` (or ``tsan``, ``plain``, ``bare``) runs one; a further argument
-is a filter on the tests' names.
+that the harm they must see does not happen. The bare build has the headers of verbs and UCX hidden: it must
+link, and runs the tests of what p2pkv says then. ``run.py asan`` (or ``tsan``, ``plain``, ``bare``) runs one; a
+further argument is a filter on the tests' names.
 """
 
 from __future__ import annotations

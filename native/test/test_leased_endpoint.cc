@@ -22,22 +22,12 @@ struct Log {
   int n_quiet = 0;
 };
 
-class Remote final : public RemoteRegion {
- public:
-  uint64_t nbytes() const override { return kBytes; }
-};
-
 class ThrowingEndpoint;
 
 class ThrowingBatch final : public Batch {
  public:
-  ThrowingBatch(std::shared_ptr<ThrowingEndpoint> endpoint, Throws throws, Log* log,
-                std::shared_ptr<RegisteredRegion> local, std::vector<Span> spans, std::vector<Word> words,
-                std::vector<Status> statuses)
-      : Batch(std::move(local), std::move(spans), std::move(words), std::move(statuses)),
-        endpoint_(std::move(endpoint)),
-        throws_(throws),
-        log_(log) {}
+  ThrowingBatch(std::shared_ptr<ThrowingEndpoint> endpoint, Throws throws, Log* log, Reads reads)
+      : Batch(std::move(reads)), endpoint_(std::move(endpoint)), throws_(throws), log_(log) {}
   ~ThrowingBatch() override { settle(Status::kCanceled); }
 
   void start() override {
@@ -64,21 +54,17 @@ class ThrowingEndpoint final : public LeasedEndpoint {
   ThrowingEndpoint(Throws throws, Log* log) : throws_(throws), log_(log) {}
   ~ThrowingEndpoint() override { close(); }
 
-  std::string describe() override { return {}; }
-  bool bind(std::string_view, std::string*) override { return true; }
   std::shared_ptr<RemoteRegion> attach(std::string_view, std::string*) override {
-    return std::make_shared<Remote>();
+    return std::make_shared<AttachedRegion>(this, 0, kBytes);
   }
 
  protected:
-  std::shared_ptr<Batch> make_batch(std::shared_ptr<RegisteredRegion> local, std::shared_ptr<RemoteRegion>,
-                                    std::vector<Span> spans, std::vector<Word> words,
-                                    std::vector<Status> statuses) override {
+  std::string make_half() override { return "half"; }
+  bool take_half(std::string_view, std::string*) override { return true; }
+  std::shared_ptr<Batch> make_batch(std::shared_ptr<AttachedRegion>, Reads reads) override {
     return std::make_shared<ThrowingBatch>(std::static_pointer_cast<ThrowingEndpoint>(shared_from_this()),
-                                           throws_, log_, std::move(local), std::move(spans),
-                                           std::move(words), std::move(statuses));
+                                           throws_, log_, std::move(reads));
   }
-  bool is_bound() const override { return true; }
   void shutdown_sockets() override { ++log_->n_severed; }
   void release() override {}
 
@@ -108,6 +94,7 @@ struct Reading {
   explicit Reading(Throws throws) : endpoint(std::make_shared<ThrowingEndpoint>(throws, &log)) {
     std::string error;
     local = table->add({bytes, kBytes, {}, false, 0, [](uint32_t) {}});
+    CHECK(endpoint->bind({}, &error));
     remote = endpoint->attach({}, &error);
   }
   std::shared_ptr<Transfer> read() { return endpoint->read(local, remote, {{0, 0, 8}}, {}); }
