@@ -250,7 +250,7 @@ class PageCache:
 
     def _forget_stale(self, batch: _native.FetchBatch, deadline: float) -> bool:
         """Forget locations that were no good; whether some pages are worth another look-up."""
-        n_pages, ids, raw = batch.forget_stale(self.locations)
+        n_pages, ids, raw = batch.forget_stale(self._own_key, self.locations)
         if len(ids):
             until = min(deadline, time.monotonic() + _DROP_S)
             self._directory.drop(ids, as_locations(raw), until, by_owner=False)

@@ -181,9 +181,10 @@ class Node:
         config = self.config
         boot = self._membership.boot_epoch
         pool_nbytes = _whole_granules(config.pool_nbytes)
-        self._pool = Pool(pool_nbytes, granule=_GRANULE, owner=self._key, boot=boot)
+        has_disk = bool(config.disk_nbytes)
+        self._pool = Pool(pool_nbytes, granule=_GRANULE, owner=self._key, boot=boot, has_disk=has_disk)
         undo.callback(self._pool.close)
-        self._tier = self._open_disk(undo) if config.disk_nbytes else None
+        self._tier = self._open_disk(undo) if has_disk else None
         regions: dict[str, bytes] = {}
         for transport in self._transports:
             region = transport.register_memory(

@@ -51,6 +51,9 @@ def as_bytes(locations: Locations) -> NDArray[np.uint8]:
 RESIDENT = 1
 """Flag of a location: the page is in the owner's pool."""
 
+HAS_DISK = 2
+"""Flag of a location: its owner has a disk tier, and is asked for the page when it is not in the pool any more."""
+
 
 class Outcome(IntEnum):
     """What became of one page of a call. Every doubt is a ``MISS``."""

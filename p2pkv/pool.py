@@ -69,7 +69,8 @@ class Pool:
     """A pool of ``nbytes`` of pages in a sealed memfd, laid out ``[generation words | data]``.
 
     Blocks are powers of two of ``granule`` bytes, so a page just above one takes up twice its size: where
-    pages have one odd size, make that the granule. ``owner``, ``boot`` and ``region`` go into every location.
+    pages have one odd size, make that the granule. ``owner``, ``boot``,
+    ``region`` and ``has_disk`` go into every location.
     Pins hold at most ``pinned_limit`` bytes of blocks (default: half of the pool). The memory lives until the
     last reference is gone.
     """
@@ -81,6 +82,7 @@ class Pool:
         owner: int,
         boot: int,
         region: int = 0,
+        has_disk: bool = False,
         granule: int = 4096,
         pinned_limit: int | None = None,
         evictions_kept: int = 65536,
@@ -93,6 +95,7 @@ class Pool:
                 owner=owner,
                 boot=boot,
                 region=region,
+                has_disk=has_disk,
                 pinned_limit=pinned_limit or 0,
                 evictions_kept=evictions_kept,
             )

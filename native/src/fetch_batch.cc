@@ -240,7 +240,7 @@ bool FetchBatch::has_right_checksum(size_t page) const {
   return sum.finish() == locations_[page].checksum;
 }
 
-size_t FetchBatch::forget_stale(LocationCache* cache, std::vector<Key>* keys,
+size_t FetchBatch::forget_stale(uint64_t own_key, LocationCache* cache, std::vector<Key>* keys,
                                 std::vector<Location>* locations) {
   std::vector<Key> forgotten;
   for (size_t page = 0; page < n_pages(); ++page) {
@@ -249,6 +249,12 @@ size_t FetchBatch::forget_stale(LocationCache* cache, std::vector<Key>* keys,
     states_[page] = State::kUnlocated;
     forgotten.push_back(keys_[page]);
     if (miss_kinds_[page] != kRejected) continue;
+    Location& location = locations_[page];
+    if ((location.flags & kHasDisk) != 0 && location.owner != own_key) {
+      location.flags &= ~kResident;
+      states_[page] = State::kLocated;
+      continue;
+    }
     keys->push_back(keys_[page]);
     locations->push_back(locations_[page]);
   }

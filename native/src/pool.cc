@@ -96,7 +96,7 @@ Location Pool::location_of(uint32_t granule) const {
           page.generation,
           page.checksum,
           options_.region,
-          kResident};
+          options_.has_disk ? kResident | kHasDisk : kResident};
 }
 
 // --- publish

@@ -30,7 +30,7 @@ struct Located {
   FetchBatch batch;
 
   Located(const std::vector<Piece>& pieces, const std::vector<int32_t>& memory_of, size_t n_pieces,
-          const std::vector<uint64_t>& offsets)
+          const std::vector<uint64_t>& offsets, uint32_t flags = p2pkv::kResident)
       : batch(keys(pieces.size() / n_pieces), pieces, memory_of, n_pieces) {
     const uint64_t owners[] = {1, 2};
     const uint64_t boots[] = {kBoot, kBoot};
@@ -41,7 +41,7 @@ struct Located {
       uint64_t length = 0;
       for (size_t i = 0; i < n_pieces; ++i)
         length += static_cast<uint64_t>(pieces[page * n_pieces + i].nbytes);
-      locations.push_back({1 + page % 2, kBoot, offsets[page], length, 8 * page, 2 * page, 0, 0, 1});
+      locations.push_back({1 + page % 2, kBoot, offsets[page], length, 8 * page, 2 * page, 0, 0, flags});
       pages.push_back(static_cast<int64_t>(page));
     }
     const std::vector<uint8_t> found(pages.size(), 1);
@@ -126,6 +126,24 @@ TEST(fetch_batch_a_piece_that_was_never_read_makes_no_hit) {
     CHECK_EQ(located.batch.settle(owner, false).n_pages, 0u);
   }
   CHECK_EQ(located.batch.misses()[FetchBatch::kPeerLost], 1u);
+}
+
+TEST(fetch_batch_asks_an_owner_with_a_disk_itself_for_what_it_rejected) {
+  for (const bool has_disk : {true, false}) {
+    Located located({{16, 8}}, {0}, 1, {0}, has_disk ? p2pkv::kResident | p2pkv::kHasDisk : p2pkv::kResident);
+    const auto rejected = static_cast<uint8_t>(Status::kRejected);
+    for (const auto& owner : located.batch.group_by_owner(99)) {
+      located.batch.land(owner, 0, &rejected, 1);
+      located.batch.settle(owner, false);
+    }
+    std::vector<Key> dropped;
+    std::vector<Location> locations;
+    CHECK_EQ(located.batch.forget_stale(99, &located.cache, &dropped, &locations), 1u);
+    CHECK_EQ(located.batch.cold(99).size(), has_disk ? 1u : 0u);
+    CHECK_EQ(located.batch.unlocated().size(), has_disk ? 0u : 1u);
+    CHECK_EQ(dropped.size(), has_disk ? 0u : 1u);
+    CHECK_EQ(located.cache.size(), 0u);
+  }
 }
 
 TEST(fetch_batch_survives_a_location_beyond_all_memory) {

@@ -1,7 +1,8 @@
 """The torn-read hunt: a producer churns fresh pages through a small pool while readers fetch and check every byte.
 
-Six hunts find 100,000 hits. With validation on nothing wrong may ever be found; with it off, or with words that are
-loaded before the bytes, the same hunt must find wrong bytes: a hunt that finds nothing then proves nothing.
+The slow lane finds 100,000 hits in each hunt. With validation on nothing wrong may ever be found; with it off, or with
+words that are loaded before the bytes, the same hunt must find wrong bytes: a hunt that finds nothing then proves
+nothing.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ MIXED = [16 << 10, 24 << 10, 64 << 10, 128 << 10, 256 << 10]
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("sizes", [ONE_GRANULE, SEVERAL, MIXED], ids=["one-granule", "several", "mixed"])
 def test_no_hit_is_ever_wrong(cluster: Cluster, tmp_path: Path, transport: str, sizes: list[int]) -> None:
-    n_hits, n_wrong = hunt(cluster, tmp_path, transport, sizes, hits=17_000, seconds=100.0)
+    n_hits, n_wrong = hunt(cluster, tmp_path, transport, sizes, hits=6_000, seconds=100.0)
     assert n_wrong == 0
-    assert n_hits >= 17_000, "too few hits to prove anything"
+    assert n_hits >= 6_000, "too few hits to prove anything"
 
 
 @pytest.mark.parametrize("transport", [UCX])
 def test_no_hit_is_ever_wrong_over_ucx(cluster: Cluster, tmp_path: Path, transport: str) -> None:
-    n_hits, n_wrong = hunt(cluster, tmp_path, transport, SEVERAL, hits=10_000, seconds=100.0)
+    n_hits, n_wrong = hunt(cluster, tmp_path, transport, SEVERAL, hits=6_000, seconds=100.0)
     assert n_wrong == 0
-    assert n_hits >= 10_000, "too few hits to prove anything"
+    assert n_hits >= 6_000, "too few hits to prove anything"
 
 
 @pytest.mark.parametrize("sizes", [ONE_GRANULE, MIXED], ids=["one-granule", "mixed"])
 def test_no_hit_is_wrong_while_pages_go_to_disk_and_back(
     cluster: Cluster, tmp_path: Path, sizes: list[int]
 ) -> None:
-    n_hits, n_wrong = hunt(cluster, tmp_path, "shm", sizes, hits=6_000, seconds=20.0, disk=tmp_path / "disk")
+    n_hits, n_wrong = hunt(cluster, tmp_path, "shm", sizes, hits=3_000, seconds=20.0, disk=tmp_path / "disk")
     assert n_wrong == 0
-    assert n_hits >= 6_000, "too few hits to prove anything"
+    assert n_hits >= 3_000, "too few hits to prove anything"
     producer = cluster.nodes[0]
     producer.answer()  # its churn has ended
     counters = producer.call("counters")

@@ -75,9 +75,11 @@ class FetchBatch {
   Taken settle(const Owner& owner, bool check_sums);
 
   // Makes what was rejected, or lost with its peer, unlocated again and forgets where it was said to be.
-  // Appends what was rejected, for the directory's compare-and-delete. Returns the number of pages that are
-  // worth another look-up.
-  size_t forget_stale(LocationCache* cache, std::vector<Key>* keys, std::vector<Location>* locations);
+  // Appends what was rejected, for the directory's compare-and-delete. But what was rejected where the owner
+  // has a disk tier becomes cold: the owner knows best where it is, and tells the directory itself. Returns
+  // the number of pages that are worth another attempt.
+  size_t forget_stale(uint64_t own_key, LocationCache* cache, std::vector<Key>* keys,
+                      std::vector<Location>* locations);
 
   size_t n_pages() const { return keys_.size(); }
   const std::vector<uint8_t>& outcomes() const { return hits_; }

@@ -28,8 +28,10 @@ struct KeyHash {
   size_t operator()(const Key& key) const { return static_cast<size_t>(hash_of(key)); }
 };
 
-// Flag of a location: the page is in the owner's pool.
+// Flags of a location. The page is in the owner's pool:
 constexpr uint32_t kResident = 1;
+// its owner has a disk tier, and is asked for the page when it is not in the pool any more.
+constexpr uint32_t kHasDisk = 2;
 
 // Mirrors LOCATION in p2pkv/page.py, field by field; little-endian on the wire.
 struct Location {

@@ -59,6 +59,7 @@ struct PoolOptions {
   uint64_t owner = 0;             // goes into every location
   uint64_t boot = 0;              // goes into every location
   uint32_t region = 0;            // goes into every location
+  bool has_disk = false;          // goes into every location
   uint64_t pinned_limit = 0;      // bytes of blocks that pins may hold; 0: half of the pool
   size_t evictions_kept = 65536;  // a guess: a second of evictions of 64 KiB pages at 4 GB/s
   int64_t (*now_ns)() = steady_now_ns;

@@ -177,10 +177,10 @@ nb::tuple settle(const BoundOwner& self, bool check_sums) {
   return nb::make_tuple(taken.n_pages, taken.nbytes);
 }
 
-nb::tuple forget_stale(FetchBatch& self, LocationCache& cache) {
+nb::tuple forget_stale(FetchBatch& self, uint64_t own_key, LocationCache& cache) {
   std::vector<Key> keys;
   std::vector<Location> locations;
-  const size_t n_worth = self.forget_stale(&cache, &keys, &locations);
+  const size_t n_worth = self.forget_stale(own_key, &cache, &keys, &locations);
   const size_t n = keys.size();
   return nb::make_tuple(n_worth, give<uint8_t>(std::move(keys), {n, sizeof(Key)}),
                         give<uint8_t>(std::move(locations), {n, sizeof(Location)}));
@@ -210,7 +210,7 @@ void bind_batch(nb::module_& m) {
       .def("cold", &cold, "own_key"_a)
       .def("find_other_length", &other_length)
       .def("group_by_owner", &group_by_owner, "own_key"_a)
-      .def("forget_stale", &forget_stale, "cache"_a)
+      .def("forget_stale", &forget_stale, "own_key"_a, "cache"_a)
       .def("outcomes",
            [](const FetchBatch& self) {
              std::vector<uint8_t> hits = self.outcomes();

@@ -39,13 +39,15 @@ PageBatch require_batch(const AnyArray* keys, const AnyArray& pieces) {
 }
 
 std::shared_ptr<Pool> create_pool(uint64_t nbytes, uint32_t granule, uint64_t owner, uint64_t boot,
-                                  uint32_t region, uint64_t pinned_limit, size_t evictions_kept) {
+                                  uint32_t region, bool has_disk, uint64_t pinned_limit,
+                                  size_t evictions_kept) {
   PoolOptions options{};
   options.nbytes = nbytes;
   options.granule = granule;
   options.owner = owner;
   options.boot = boot;
   options.region = region;
+  options.has_disk = has_disk;
   options.pinned_limit = pinned_limit;
   options.evictions_kept = evictions_kept;
   std::string error;
@@ -254,7 +256,7 @@ void bind_pool(nb::module_& m) {
   using Released = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Pool>(m, "Pool")
       .def(nb::new_(&create_pool), "nbytes"_a, nb::kw_only(), "granule"_a = 4096, "owner"_a = 0, "boot"_a = 0,
-           "region"_a = 0, "pinned_limit"_a = 0, "evictions_kept"_a = 65536)
+           "region"_a = 0, "has_disk"_a = false, "pinned_limit"_a = 0, "evictions_kept"_a = 65536)
       .def("publish", publish, "keys"_a.noconvert(), "pieces"_a.noconvert())
       .def("fetch", fetch, "keys"_a.noconvert(), "pieces"_a.noconvert())
       .def("lookup", lookup, "keys"_a.noconvert())
