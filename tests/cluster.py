@@ -28,7 +28,7 @@ UCX = pytest.param("ucx", marks=pytest.mark.skipif(_NO_UCX is not None, reason=s
 """The transport as a test's parameter, skipped with the reason where it can't run."""
 
 PATIENCE = 4.0 if "RDMA_VM" in os.environ else 1.0
-"""By how much what is no promise may take longer here: an emulated machine on a busy one imports p2pkv in half a minute."""
+"""By how much what is no promise may take longer here: an emulated machine may take half a minute to import p2pkv."""
 
 _WORKER = Path(__file__).with_name("node_worker.py")
 
