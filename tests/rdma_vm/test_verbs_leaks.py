@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster import Cluster, eventually
+from cluster import PATIENCE, Cluster, eventually
 from footprint import Footprint
 from p2pkv.transports.verbs import VerbsTransport
 from rdma_link import resources
@@ -28,7 +28,7 @@ def check(cluster: Cluster, n_readers: int) -> None:
         run(n_readers)
     assert resources(owner.pid)["qp"] > nothing["qp"], "nothing was held, so nothing could be left behind"
     # nobody said good-bye: the owner asks every 5 seconds, and waits 4 for an answer
-    eventually(lambda: resources(owner.pid) == nothing, 30.0)
+    eventually(lambda: resources(owner.pid) == nothing, 30.0 * PATIENCE)
     assert Footprint.of(owner.pid).is_as_flat_as(before, rss=8 << 20)
 
 
