@@ -33,6 +33,11 @@ class PagedKV:
         self.v: Floats = np.full((n_pages, *page_shape), np.nan, dtype=np.float32)
         self._free = list(range(n_pages))
 
+    @property
+    def n_free(self) -> int:
+        """Pages that nobody holds."""
+        return len(self._free)
+
     def take(self, n_pages: int) -> list[int]:
         """Lend ``n_pages`` pages, to be given back with :meth:`give_back`."""
         if n_pages > len(self._free):

@@ -17,9 +17,9 @@ PACKAGE = Path(p2pkv.__file__).parent
 FLOORS = [
     {"_native", "address", "errors", "config", "page", "metrics", "gate", "secret"},
     {"wire", "transports"},
-    {"control", "pool", "disk"},
+    {"control", "pool", "disk", "heartbeat"},
     {"directory", "transfer", "handshakes"},
-    {"cache"},
+    {"cache", "transfers"},
     {"node"},
     {"__init__"},
     {"integrations", "cli", "dashboard", "bench", "testing", "__main__"},

@@ -1,0 +1,199 @@
+"""The xPyD demo's processes: instances and the router, ended whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any
+
+from demo.cluster import ONE_THREAD
+from p2pkv.heartbeat import Role
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+START_SECONDS = 120.0
+"""Imports and a small model: two seconds, or many on a busy machine."""
+CLOSE_SECONDS = 10.0
+ROOT = Path(__file__).parents[2]
+
+
+class StartError(RuntimeError):
+    """A process did not come up; the message has the end of what it said."""
+
+
+class Process:
+    """One child. Its output goes to a file that is gone with it."""
+
+    def __init__(self, name: str, command: list[str]) -> None:
+        self.name = name
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            cwd=ROOT,
+            env=os.environ | ONE_THREAD | {"PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+        )
+
+    def first_line(self) -> str:
+        """Wait for the line that it says when it is up. Raises :class:`StartError`."""
+        assert self._process.stdout is not None
+        is_there, _, _ = select.select([self._process.stdout], [], [], START_SECONDS)
+        line = self._process.stdout.readline().decode() if is_there else ""
+        if not line:
+            raise StartError(f"{self.name} did not start:\n{self.last_words()}")
+        return line.strip()
+
+    def last_words(self) -> str:
+        """Return the end of its stderr."""
+        size = self._said.seek(0, os.SEEK_END)
+        self._said.seek(max(0, size - 4000))
+        return self._said.read().decode(errors="replace")
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        self._process.kill()
+
+    def pause(self) -> None:
+        """Stop it in the middle of whatever it does: it listens, and says nothing."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def stop(self) -> None:
+        """Ask it to end."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """Wait until it has ended, and make it if need be."""
+        self._process.send_signal(signal.SIGCONT)
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._said):
+            if stream is not None:
+                stream.close()
+
+
+class Cluster:
+    """A router and its instances, by name. Use it in a ``with`` statement."""
+
+    def __init__(self, router_options: list[str], instance_options: list[str] | None = None) -> None:
+        """Start the router."""
+        self._join = f"127.0.0.1:{_free_port()}"
+        self._heartbeats: list[str] = []
+        self._instance_options = instance_options or []
+        self.instances: dict[str, Process] = {}
+        self._routers: list[Process] = []
+        self.urls: dict[str, str] = {}
+        try:
+            self.url = self.add_router(router_options)
+        except BaseException:
+            self.close()
+            raise
+
+    def add_router(self, options: list[str]) -> str:
+        """Start one more router before the instances that are started from now on; return its address."""
+        heartbeats = f"127.0.0.1:{_free_port()}"
+        command = [
+            sys.executable,
+            "-c",
+            "from p2pkv_proxy.cli import main; main()",
+            "--listen",
+            "127.0.0.1:0",
+        ]
+        command += ["--heartbeats", heartbeats, "--lifetime", "4", "--join", self._join, *options]
+        router = Process("the router", command)
+        self._routers.append(router)
+        self._heartbeats.append(heartbeats)
+        return router.first_line().split("on ")[1].split(",")[0]
+
+    def start(self, role: Role, name: str) -> None:
+        """Start an instance without waiting for it."""
+        command = [sys.executable, "-m", "demo.xpyd.server", "--role", role.value, "--node-id", name]
+        command += ["--join", self._join, *self._instance_options]
+        command += [f"--router={heartbeats}" for heartbeats in self._heartbeats]
+        self.instances[name] = Process(name, command)
+
+    def wait(self, *names: str) -> None:
+        """Wait until these instances are up and the router knows them."""
+        for name in names:
+            self.urls[name] = json.loads(self.instances[name].first_line())["url"]
+        deadline = time.monotonic() + START_SECONDS
+        while not set(names) <= {one["id"] for one in self.known() if one["state"] == "ready"}:
+            if time.monotonic() > deadline:
+                raise StartError(
+                    f"the router has not heard of {', '.join(names)}:\n{self._routers[0].last_words()}"
+                )
+            time.sleep(0.05)
+
+    def known(self) -> list[dict[str, Any]]:
+        """Return what the router knows of each instance."""
+        found: list[dict[str, Any]] = json.loads(get(f"{self.url}/instances"))
+        return found
+
+    def drain(self, name: str) -> None:
+        """Have the router send it nothing new."""
+        request = urllib.request.Request(f"{self.url}/instances/{name}/drain", method="POST")  # noqa: S310
+        with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310 - the router's own
+            response.read()
+
+    def metrics(self) -> dict[str, float]:
+        """Return the router's counters by name and labels."""
+        lines = get(f"{self.url}/metrics").decode().splitlines()
+        pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, _, value in pairs}
+
+    def stats(self, name: str) -> dict[str, int]:
+        """Return an instance's own counters; empty if it is gone."""
+        try:
+            found: dict[str, int] = json.loads(get(f"{self.urls[name]}/stats"))
+        except OSError:
+            return {}
+        return found
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in [*self.instances.values(), *self._routers]:
+            process.stop()
+        for process in [*self.instances.values(), *self._routers]:
+            process.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if exc_type is not None:
+            for process in [*self.instances.values(), *self._routers]:
+                process.kill()
+        self.close()
+
+
+def get(url: str) -> bytes:
+    """Fetch a page."""
+    with urllib.request.urlopen(url, timeout=10) as response:  # noqa: S310 - the router's own
+        page: bytes = response.read()
+        return page
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,1 @@
+"""The serving benchmark: drives OpenAI-compatible endpoints with a load and says how they answered."""

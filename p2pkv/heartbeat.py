@@ -1,0 +1,259 @@
+"""What a serving instance tells the routers about itself, every few seconds, over ZMQ with the cluster's CURVE keys.
+
+An instance is one engine behind one HTTP address. Heartbeats carry everything a router has to know of it, so that a
+router that was just started knows as much as one that has run for days. They are sent by our integrations inside the
+engines, or by ``p2pkv announce`` beside one; ``docs/xpyd.md`` has every field.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+import msgspec
+import zmq
+
+from p2pkv.address import split_address
+from p2pkv.errors import ConfigError, ControlError, VersionError
+from p2pkv.secret import ClusterKeys
+
+_log = logging.getLogger(__name__)
+
+VERSION = 1
+INTERVAL_S = 3.0
+"""Between two heartbeats."""
+MAX_BYTES = 16384
+"""Of one heartbeat; whoever sends more is disconnected."""
+_MAX_TEXT = 1024
+
+
+class Role(str, Enum):
+    """What an instance does with a request."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+    """An ordinary engine, which computes prompts itself."""
+
+
+class Mode(str, Enum):
+    """How a router hands a request to a prefill and a decode instance."""
+
+    SGLANG = "sglang"
+    """The same body to both at once, with ``bootstrap_host``, ``bootstrap_port`` and a fresh ``bootstrap_room``."""
+    VLLM = "vllm"
+    """Prefill with ``max_tokens`` 1 first; its ``kv_transfer_params`` go with the request to the decode."""
+    VLLM_ADDRESSES = "vllm-addresses"
+    """As ``VLLM``, with both KV addresses in the request id, as older connectors want it."""
+
+
+class State(str, Enum):
+    """Whether an instance takes requests."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    """Finishes what it has; takes nothing new."""
+    FAILING = "failing"
+    """There, but its health check fails."""
+    LEFT = "left"
+    """Said once, as a good-bye."""
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an instance is: all that stays the same while it runs."""
+
+    url: str
+    """Where it serves HTTP: ``http://HOST:PORT``."""
+    role: Role
+    mode: Mode = Mode.VLLM
+    id: str = ""
+    """Unique among the instances; by default its address."""
+    model: str = ""
+    """The model's name as requests have it; without one every model is taken."""
+    bootstrap_host: str = ""
+    """SGLang prefills: where decodes find them; by default the host of ``url``."""
+    bootstrap_port: int | None = None
+    """SGLang prefills: ``--disaggregation-bootstrap-port``; None: the decode's own default."""
+    kv_address: str = ""
+    """``vllm-addresses``: ``HOST:PORT`` of the KV connector."""
+    capacity: int = 0
+    """Requests it may have at once; 0: as many as come."""
+    node_id: str = ""
+    """Its p2pkv node, by which the directory names it as an owner of pages."""
+    namespace: str = ""
+    """The namespace of that node."""
+    page_size: int = 0
+    """Tokens a page; 0: its page keys can't be computed from outside."""
+    tokenizer: str = ""
+    """``bytes``: a begin token 256 and one token a byte; empty: only prompts of token ids have keys."""
+    key_prefix: str = ""
+    """What its page keys start with, before the chained hash."""
+
+    @property
+    def host(self) -> str:
+        """Host of the URL, without brackets."""
+        return split_address("url", self.url.split("://", 1)[1].split("/", 1)[0])[0]
+
+
+def checked(instance: Instance) -> Instance:
+    """Return the instance with its defaults filled in. Raises :class:`ConfigError` for what can't be one."""
+    url = instance.url.rstrip("/")
+    scheme, separator, address = url.partition("://")
+    if scheme not in ("http", "https") or not separator or "/" in address or "@" in address:
+        raise ConfigError(f"an instance's url is http://HOST:PORT, not {instance.url!r}")
+    split_address("url", address)
+    for name in instance.__struct_fields__:
+        value = getattr(instance, name)
+        if isinstance(value, str) and (len(value) > _MAX_TEXT or not value.isprintable()):
+            raise ConfigError(
+                f"instance {instance.url[:100]!r}: {name} has unprintable or too many characters"
+            )
+    port = instance.bootstrap_port
+    if port is not None and not 0 < port < 65536:
+        raise ConfigError(f"instance {url}: bootstrap_port is {port}")
+    if min(instance.capacity, instance.page_size) < 0:
+        raise ConfigError(f"instance {url}: capacity and page_size can't be negative")
+    if instance.mode is Mode.VLLM_ADDRESSES:
+        split_address("kv_address", instance.kv_address)
+    is_named = instance if instance.id else msgspec.structs.replace(instance, id=address)
+    return msgspec.structs.replace(is_named, url=url)
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """One report. ``boot`` and ``sequence`` order the reports of an instance: an older one changes nothing."""
+
+    instance: Instance
+    boot: int
+    """Nanoseconds of the sender's clock when it started."""
+    sequence: int
+    state: State
+    running: int = 0
+    """Requests it works on."""
+    waiting: int = 0
+    """Requests that wait for their turn in it."""
+    version: int = VERSION
+
+
+def pack(heartbeat: Heartbeat) -> bytes:
+    """Encode a heartbeat as msgpack."""
+    return msgspec.msgpack.encode(heartbeat)
+
+
+def unpack(message: bytes) -> Heartbeat:
+    """Read a heartbeat and check it.
+
+    Raises :class:`VersionError` for another version, :class:`ControlError` or :class:`ConfigError` for nonsense.
+    """
+    try:
+        version = msgspec.msgpack.decode(message, type=_Versioned).version
+        if version != VERSION:
+            raise VersionError(f"a heartbeat has version {version}, this router reads {VERSION}; upgrade one")
+        heartbeat = msgspec.msgpack.decode(message, type=Heartbeat)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ControlError(f"a heartbeat can't be read: {error}") from error
+    if min(heartbeat.boot, heartbeat.sequence, heartbeat.running, heartbeat.waiting) < 0:
+        raise ControlError(
+            f"a heartbeat of {heartbeat.instance.id or heartbeat.instance.url} has negative numbers"
+        )
+    return msgspec.structs.replace(heartbeat, instance=checked(heartbeat.instance))
+
+
+class _Versioned(msgspec.Struct):
+    version: int
+
+
+class Load(msgspec.Struct, frozen=True):
+    """How an instance is now."""
+
+    state: State
+    running: int = 0
+    waiting: int = 0
+
+
+class Heart:
+    """Sends an instance's heartbeats to every router, from a thread of its own until :meth:`close`.
+
+    ``look`` is called before each one, on that thread. Routers need not be there: each gets the newest report when
+    it comes. :meth:`close` says good-bye, which routers that listen get at once.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        routers: Sequence[str],
+        keys: ClusterKeys,
+        look: Callable[[], Load],
+        *,
+        interval: float = INTERVAL_S,
+    ) -> None:
+        self._instance = checked(instance)
+        self._look = look
+        self._interval = interval
+        self._boot = time.time_ns()
+        self._sequence = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets = [self._connect(router, keys) for router in routers]
+        self._closing = threading.Event()
+        self._due = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="p2pkv-heart", daemon=True)
+        self._thread.start()
+
+    def _connect(self, router: str, keys: ClusterKeys) -> zmq.Socket[bytes]:
+        host, port = split_address("router", router)
+        socket = self._context.socket(zmq.PUSH)
+        socket.setsockopt(
+            zmq.CONFLATE, 1
+        )  # a router that comes back wants the newest report, not the missed ones
+        socket.linger = 200  # for the good-bye
+        socket.curve_serverkey = keys.public
+        socket.curve_publickey = keys.public
+        socket.curve_secretkey = keys.private
+        socket.setsockopt(zmq.IPV6, 1)
+        socket.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
+        return socket
+
+    def beat_now(self) -> None:
+        """Send the next heartbeat without waiting: something has changed."""
+        self._due.set()
+
+    def close(self) -> None:
+        """Say good-bye and stop. Idempotent."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._due.set()
+            self._thread.join()
+            self._context.term()
+
+    def _beat(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._send(self._look())
+                self._due.wait(self._interval)
+                self._due.clear()
+        except Exception:  # noqa: BLE001 - the top of a thread
+            _log.exception("instance %s can't be looked at; it is announced no more", self._instance.id)
+        self._send(Load(State.LEFT))
+        for socket in self._sockets:
+            socket.close()
+
+    def _send(self, load: Load) -> None:
+        self._sequence += 1
+        message = pack(
+            Heartbeat(
+                instance=self._instance,
+                boot=self._boot,
+                sequence=self._sequence,
+                state=load.state,
+                running=load.running,
+                waiting=load.waiting,
+            )
+        )
+        for socket in self._sockets:
+            try:
+                socket.send(message, zmq.DONTWAIT)
+            except zmq.Again:
+                continue  # not connected yet; the next one will do

@@ -1,0 +1,207 @@
+"""The router as an ASGI application: the engines' endpoints, and its own pages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from p2pkv.address import is_loopback
+from p2pkv.heartbeat import Instance, State
+from p2pkv.secret import ClusterKeys
+from p2pkv_proxy.bodies import Receive, Scope, Send, error_body
+from p2pkv_proxy.call import InstanceError
+from p2pkv_proxy.discovery import Discovery
+from p2pkv_proxy.engines import Engines
+from p2pkv_proxy.holdings import Holdings
+from p2pkv_proxy.listing import follow_file
+from p2pkv_proxy.metrics import Metrics
+from p2pkv_proxy.observer import DirectoryObserver
+from p2pkv_proxy.policies import POLICIES
+from p2pkv_proxy.probing import probe
+from p2pkv_proxy.registry import Registry
+from p2pkv_proxy.routing import RefusedError, Router
+from p2pkv_proxy.serving import READERS, Services, Serving
+from p2pkv_proxy.settings import Settings
+from p2pkv_proxy.status_page import render, snapshot
+
+_log = logging.getLogger(__name__)
+_EXPIRY_S = 0.25
+_ASK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the command line asks for."""
+
+    settings: Settings
+    prefill_policy: str = "prefix"
+    decode_policy: str = "least_loaded"
+    instances: tuple[Instance, ...] = ()
+    instances_file: Path | None = None
+    file_instances: tuple[Instance, ...] = ()
+    heartbeats: str | None = None
+    """``HOST:PORT`` to take heartbeats on; None takes none."""
+    lifetime: float = 10.0
+    join: tuple[str, ...] = ()
+    keys: ClusterKeys | None = None
+    has_own_secret: bool = True
+
+
+class App:
+    """Starlette for the pages; the engines' endpoints are answered before it, since every 10 us counts there."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.registry = Registry(lifetime=plan.lifetime)
+        self.metrics = Metrics(self.registry)
+        self._serving: Serving | None = None
+        self._engines: Engines | None = None
+        self.discovery: Discovery | None = None
+        self._pages = Starlette(
+            lifespan=self._lifespan,
+            routes=[
+                Route("/", self._status),
+                Route("/healthz", self._healthz),
+                Route("/health", self._healthz),
+                Route("/metrics", self._metrics),
+                Route("/instances", self._instances),
+                Route("/instances/{instance}/drain", self._drain, methods=["POST"]),
+                Route("/instances/{instance}/resume", self._resume, methods=["POST"]),
+                Route("/v1/models", self._models),
+                Route("/get_model_info", self._model_info),
+            ],
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or run the lifespan."""
+        if scope["type"] == "http" and scope["path"] in READERS and scope["method"] == "POST":
+            assert self._serving is not None
+            await self._serving.serve(scope, receive, send)
+        else:
+            await self._pages(scope, receive, send)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        plan = self._plan
+        for instance in (*plan.instances, *plan.file_instances):
+            self.registry.list_instance(instance)
+        self._engines = engines = Engines(plan.settings)
+        router = Router(
+            self.registry, plan.settings, POLICIES[plan.prefill_policy](), POLICIES[plan.decode_policy]()
+        )
+        observer = None
+        if plan.join and plan.keys is not None and router.wants_holdings:
+            observer = DirectoryObserver(plan.join, plan.keys)
+        holdings = Holdings(self.registry, observer, self.metrics.lookup)
+        self._serving = Serving(Services(plan.settings, router, engines, self.metrics, holdings))
+        tasks = [asyncio.ensure_future(_forever(work)) for work in self._work(engines)]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self.discovery is not None:
+                self.discovery.close()
+            holdings.close()
+            await engines.close()
+
+    def _work(self, engines: Engines) -> list[Coroutine[object, object, None]]:
+        """Return what runs beside the requests."""
+        plan = self._plan
+        assert self._serving is not None
+        work: list[Coroutine[object, object, None]] = [
+            self._serving.sweep(),
+            probe(self.registry, engines),
+            self._expire(),
+        ]
+        if plan.heartbeats is not None and plan.keys is not None:
+            self.discovery = Discovery(
+                plan.heartbeats, plan.keys, self.registry, has_own_secret=plan.has_own_secret
+            )
+            _log.info("heartbeats are taken on %s", self.discovery.address)
+            work.append(self.discovery.run())
+        if plan.instances_file is not None:
+            work.append(follow_file(plan.instances_file, plan.file_instances, self.registry))
+        return work
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(_EXPIRY_S)
+            self.registry.expire()
+
+    async def _status(self, request: Request) -> Response:
+        assert self._serving is not None
+        return HTMLResponse(render(self.registry, self.metrics, self._serving.in_flight))
+
+    async def _healthz(self, request: Request) -> Response:
+        """200 while requests can be answered; what a load balancer asks."""
+        ready = [t for t in self.registry if t.state is State.READY]
+        roles = sorted({tracked.instance.role.value for tracked in ready})
+        can_serve = any(role != "prefill" for role in roles)
+        return JSONResponse({"ready": can_serve, "roles": roles}, status_code=200 if can_serve else 503)
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def _instances(self, request: Request) -> Response:
+        return JSONResponse(snapshot(self.registry))
+
+    async def _drain(self, request: Request) -> Response:
+        return self._set_draining(request, to=True)
+
+    async def _resume(self, request: Request) -> Response:
+        return self._set_draining(request, to=False)
+
+    def _set_draining(self, request: Request, *, to: bool) -> Response:
+        if request.client is None or not is_loopback(request.client.host):
+            error = error_body(403, "instances are drained from the router's own host only")
+            return Response(error, 403, media_type="application/json")
+        name = request.path_params["instance"]
+        tracked = self.registry.get(name)
+        if tracked is None:
+            return Response(error_body(404, f"no instance {name!r}"), 404, media_type="application/json")
+        tracked.is_draining_here = to
+        return JSONResponse({"id": tracked.id, "state": tracked.state.value, "in_flight": tracked.in_flight})
+
+    async def _models(self, request: Request) -> Response:
+        """The models of all instances; those that don't name theirs are asked."""
+        names = {tracked.instance.model for tracked in self.registry if tracked.instance.model}
+        if names:
+            models = [{"id": name, "object": "model", "owned_by": "p2pkv"} for name in sorted(names)]
+            return JSONResponse({"object": "list", "data": models})
+        return await self._ask("/v1/models")
+
+    async def _model_info(self, request: Request) -> Response:
+        return await self._ask("/get_model_info")
+
+    async def _ask(self, path: str) -> Response:
+        """Pass on the first answer of an instance that is ready."""
+        assert self._engines is not None
+        for tracked in [tracked for tracked in self.registry if tracked.state is State.READY]:
+            try:
+                status, content_type, body = await self._engines.get(tracked, path, _ASK_S)
+            except InstanceError:
+                continue
+            return Response(body, status, media_type=content_type)
+        error = RefusedError(503, "no instance is ready")
+        return Response(error_body(503, str(error)), 503, media_type="application/json")
+
+
+async def _forever(work: Coroutine[object, object, None]) -> None:
+    """Run one of the router's own tasks; without it the router is blind, so it ends with it."""
+    try:
+        await work
+    except Exception:  # noqa: BLE001 - the top of a task
+        _log.exception("a task of the router has failed; the router ends")
+        raise SystemExit(1) from None

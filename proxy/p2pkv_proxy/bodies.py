@@ -1,0 +1,72 @@
+"""Reading a request's body within bounds, and answering without one of an engine's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+import msgspec
+
+Scope: TypeAlias = MutableMapping[str, Any]  # ASGI's own words
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+_KINDS = {
+    400: "invalid_request_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+class TooLargeError(Exception):
+    """The body has more bytes than it may."""
+
+
+class ClientGoneError(Exception):
+    """The client hung up."""
+
+
+async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive, most: int) -> bytes:
+    """Return the request's body. Waits as long as the client takes: the caller bounds that.
+
+    Raises :class:`TooLargeError` as soon as it is known, and :class:`ClientGoneError`.
+    """
+    for name, value in headers:
+        if name == b"content-length" and (not value.isdigit() or int(value) > most):
+            raise TooLargeError
+    message = await receive()
+    chunks = []
+    n_bytes = 0
+    while True:
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        chunk = message.get("body", b"")
+        n_bytes += len(chunk)
+        if n_bytes > most:
+            raise TooLargeError
+        chunks.append(chunk)
+        if not message.get("more_body"):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        message = await receive()
+
+
+def error_body(status: int, message: str) -> bytes:
+    """Return an error as OpenAI's API has it."""
+    kind = _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": status}})
+
+
+async def respond(
+    send: Send,
+    status: int,
+    body: bytes,
+    headers: list[tuple[bytes, bytes]] | None = None,
+    content_type: bytes = b"application/json",
+) -> None:
+    """Send a whole answer."""
+    start = [(b"content-type", content_type), (b"content-length", str(len(body)).encode()), *(headers or ())]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,64 @@
+"""One client request on its way through the router: what protocols and serving hand each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from p2pkv_proxy.prompts import Body, Prompt
+from p2pkv_proxy.registry import Tracked
+
+
+@dataclass(slots=True)
+class Call:
+    """A request that was read and understood. ``body`` has no field that only routers may set."""
+
+    path: str
+    """``/v1/completions`` and the like; the same at the engines."""
+    body: Body
+    prompt: Prompt
+    headers: Mapping[str, str]
+    """For the engines."""
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Where a request goes. Without a prefill the decode computes the prompt."""
+
+    prefill: Tracked | None
+    decode: Tracked
+    reason: str
+    """For the metrics: the policies' words."""
+    detail: str
+    """For whoever asks."""
+
+
+Interrupt = Callable[[Tracked], None]
+"""Called when an instance is lost while it has a part of the request."""
+
+
+class InstanceError(Exception):
+    """An instance did not do its part: another one may. ``status`` and ``body`` are what it answered, if it did.
+
+    ``is_fault``: whether it counts against the instance; being busy does not.
+    """
+
+    def __init__(
+        self, tracked: Tracked, what: str, *, status: int = 502, body: bytes = b"", is_fault: bool = True
+    ) -> None:
+        super().__init__(f"{tracked.instance.role.value} {tracked.id} {what}")
+        self.tracked = tracked
+        self.status = status
+        self.body = body
+        self.is_fault = is_fault
+
+
+class AnsweredError(Exception):
+    """An engine refused the request itself: the client gets its status and body."""
+
+    def __init__(self, status: int, content_type: str, body: bytes) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+        self.content_type = content_type
+        self.body = body

@@ -1,0 +1,134 @@
+"""The command ``p2pkv-proxy``."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from p2pkv.address import split_address
+from p2pkv.errors import ConfigError, P2PKVError
+from p2pkv.heartbeat import Mode, Role
+from p2pkv.secret import cluster_keys
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+_NEEDED = ("aiohttp", "httptools", "starlette", "uvicorn")
+
+
+def unavailable() -> str | None:
+    """Return what is missing to run the router, as one sentence, or None."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    return f"the router needs {', '.join(missing)}; pip install 'p2pkv[proxy]'" if missing else None
+
+
+@app.command()
+def proxy(
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients come.")] = "127.0.0.1:8000",
+    prefill: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL[,KEY=VALUE...]", help="A prefill instance; may be repeated."),
+    ] = None,
+    decode: Annotated[
+        list[str] | None, typer.Option(metavar="URL[,KEY=VALUE...]", help="A decode instance.")
+    ] = None,
+    both: Annotated[
+        list[str] | None, typer.Option(metavar="URL[,KEY=VALUE...]", help="An ordinary engine.")
+    ] = None,
+    mode: Annotated[
+        Mode, typer.Option(help="How the named instances work together; per instance: ,mode=MODE.")
+    ] = Mode.VLLM,
+    instances: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Instances as a JSON list; read again when it changes."),
+    ] = None,
+    heartbeats: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where instances report; empty: nowhere.")
+    ] = "127.0.0.1:8100",
+    secret_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The cluster's secret; without it: this user's.")
+    ] = None,
+    join: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST:PORT", help="A p2pkv node, for cache_aware; may be repeated."),
+    ] = None,
+    policy: Annotated[
+        str, typer.Option(help="For prefills: round_robin, random, least_loaded, prefix or cache_aware.")
+    ] = "prefix",
+    decode_policy: Annotated[str, typer.Option(help="For decodes, of the same.")] = "least_loaded",
+    max_in_flight: Annotated[int, typer.Option(min=1, help="Requests at once; more get 429.")] = 1024,
+    max_body: Annotated[str, typer.Option(metavar="SIZE", help="Of a request.")] = "16MiB",
+    attempts: Annotated[int, typer.Option(min=1, max=10, help="Pairs a request is tried on.")] = 3,
+    answer_timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="For an engine's next bytes.")
+    ] = 120.0,
+    request_timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="For a whole request.")
+    ] = 900.0,
+    body_timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="For a request's body to arrive.")
+    ] = 30.0,
+    direct_below: Annotated[
+        int,
+        typer.Option(min=0, metavar="TOKENS", help="Fewer to compute than this: the decode alone does it."),
+    ] = 0,
+    lifetime: Annotated[
+        float, typer.Option(min=0.5, metavar="SECONDS", help="An instance not heard of for so long is gone.")
+    ] = 10.0,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say more.")] = False,
+) -> None:
+    """Route requests to any number of prefill and decode instances of SGLang or vLLM."""
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s %(message)s"
+    )
+    if (missing := unavailable()) is not None:
+        raise ConfigError(missing)
+    from p2pkv.config import parse_size
+    from p2pkv_proxy.app import Plan
+    from p2pkv_proxy.listing import parse_instance, read_file
+    from p2pkv_proxy.policies import POLICIES
+    from p2pkv_proxy.server import serve
+    from p2pkv_proxy.settings import Settings
+
+    for name in (policy, decode_policy):
+        if name not in POLICIES:
+            raise ConfigError(f"--policy takes {', '.join(POLICIES)}; not {name!r}")
+    named = [
+        parse_instance(text, role, mode)
+        for role, texts in ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.BOTH, both))
+        for text in texts or ()
+    ]
+    plan = Plan(
+        settings=Settings(
+            max_body=parse_size("--max-body", max_body),
+            body_timeout=body_timeout,
+            answer_timeout=answer_timeout,
+            request_timeout=request_timeout,
+            attempts=attempts,
+            max_in_flight=max_in_flight,
+            direct_below=direct_below,
+        ),
+        prefill_policy=policy,
+        decode_policy=decode_policy,
+        instances=tuple(named),
+        instances_file=instances,
+        file_instances=tuple(read_file(instances)) if instances is not None else (),
+        heartbeats=heartbeats or None,
+        lifetime=lifetime,
+        join=tuple(join or ()),
+        keys=cluster_keys(secret_file) if heartbeats or join else None,
+        has_own_secret=secret_file is None,
+    )
+    serve(plan, *split_address("--listen", listen))
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except P2PKVError as error:
+        typer.echo(f"p2pkv-proxy: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,82 @@
+"""Heartbeats of instances: a socket that only holders of the cluster's secret can talk to."""
+
+from __future__ import annotations
+
+import logging
+
+import zmq
+import zmq.asyncio
+
+from p2pkv import _native
+from p2pkv.address import is_loopback, split_address
+from p2pkv.errors import ConfigError, ControlError
+from p2pkv.heartbeat import MAX_BYTES, unpack
+from p2pkv.secret import ClusterKeys
+from p2pkv_proxy.registry import Registry
+
+_log = logging.getLogger(__name__)
+_native.load_zmq(zmq.backend.cython._zmq.__file__)
+
+_ZAP_DOMAIN = "p2pkv-proxy"
+_HANDSHAKE_MS = 2000
+_MOST_UNUSABLE_LOGGED = 20
+
+
+class Discovery:
+    """Takes heartbeats to a registry. :meth:`run` must run; close it afterwards."""
+
+    def __init__(self, listen: str, keys: ClusterKeys, registry: Registry, *, has_own_secret: bool) -> None:
+        """Bind ``listen``. ``has_own_secret``: it is nobody else's, so only this host may come."""
+        self._registry = registry
+        host, port = split_address("--listen", listen)
+        if not has_own_secret or is_loopback(host):
+            bracketed = f"[{host}]" if ":" in host else host
+        else:
+            raise ConfigError(f"without --secret-file heartbeats are taken on loopback only, not on {listen}")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._zap_socket = self._context.socket(zmq.ROUTER)
+        self._zap_socket.linger = 0
+        self._zap_socket.bind("inproc://zeromq.zap.01")
+        self._zap = _native.ZapHandler(self._zap_socket, _ZAP_DOMAIN, [keys.public_raw])
+        self._socket = zmq.asyncio.Context.shadow(self._context.underlying).socket(zmq.PULL)
+        self._secure(keys)
+        try:
+            self._socket.bind(f"tcp://{bracketed}:{port or '*'}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise ControlError(f"cannot take heartbeats on {listen}: {error.strerror}") from error
+        bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.address = f"{bracketed}:{bound.rpartition(':')[2]}"
+        """``HOST:PORT`` where heartbeats go."""
+
+    def _secure(self, keys: ClusterKeys) -> None:
+        socket = self._socket
+        socket.linger = 0
+        socket.curve_server = True
+        socket.curve_secretkey = keys.private
+        socket.curve_publickey = keys.public
+        socket.setsockopt_string(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        socket.setsockopt(zmq.IPV6, 1)
+
+    async def run(self) -> None:
+        """Take heartbeats, for ever."""
+        n_unusable = 0
+        while True:
+            frames = await self._socket.recv_multipart()
+            try:
+                self._registry.note_heartbeat(unpack(b"".join(frames)))
+            except (ControlError, ConfigError) as error:
+                self._registry.refused += 1
+                n_unusable += 1
+                if n_unusable <= _MOST_UNUSABLE_LOGGED:
+                    _log.warning("a heartbeat was not taken: %s", error)
+
+    def close(self) -> None:
+        """Stop listening. Idempotent."""
+        self._socket.close()
+        self._zap.stop()
+        self._zap_socket.close()
+        self._context.term()

@@ -1,0 +1,81 @@
+"""uvicorn's HTTP protocol with bounds on what comes before a request's body: its size, and how long it may take."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEADER_TIMEOUT_S = 10.0
+"""From a connection's or a request's first byte to the end of its headers."""
+MAX_HEADER_BYTES = 64 * 1024
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """Hangs up on who opens a connection and says nothing, sends headers drop by drop, or too many of them.
+
+    A request's scope has ``p2pkv.hang_up``, which ends the connection at once.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._header_bytes = 0
+        self._in_headers = True
+        self._tail = b""
+        """The end of what came before, should the blank line be cut in two."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_headers:
+            if self._header_timer is None:
+                self._expect_headers()
+            self._header_bytes += len(data)
+            # a body that came with the headers counts here as well; it does not come again
+            seen, self._tail = self._tail + data[:MAX_HEADER_BYTES], data[-3:]
+            if self._header_bytes > MAX_HEADER_BYTES and b"\r\n\r\n" not in seen:
+                self.transport.write(_TOO_LARGE)
+                self.transport.close()
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_headers = True
+
+    def on_headers_complete(self) -> None:
+        self._stop_timer()
+        self._in_headers = False
+        self._header_bytes = 0
+        self._tail = b""
+        self.scope["p2pkv.hang_up"] = self._hang_up  # type: ignore[typeddict-unknown-key]
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_headers = True
+
+    def _hang_up(self) -> None:
+        self.transport.abort()
+
+    def _expect_headers(self) -> None:
+        self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, self._late)
+
+    def _late(self) -> None:
+        self._header_timer = None
+        if not self.transport.is_closing():
+            self.transport.abort()
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None

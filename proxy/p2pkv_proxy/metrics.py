@@ -1,0 +1,101 @@
+"""Every metric the router has, declared once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from p2pkv.heartbeat import State
+from p2pkv_proxy.breaker import Phase
+from p2pkv_proxy.registry import Registry
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_SHORT_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1)
+OUTCOMES = (
+    "ok",
+    "client_error",
+    "engine_error",
+    "refused",
+    "timed_out",
+    "client_gone",
+    "broken_off",
+)
+"""``broken_off``: the answer had begun when its instance was lost."""
+
+
+class Metrics:
+    """The router's counters, in a registry of its own."""
+
+    def __init__(self, instances: Registry) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "p2pkv_proxy_requests", "Requests by how they ended", ["outcome"], registry=self.registry
+        )
+        self.choices = Counter(
+            "p2pkv_proxy_choices",
+            "Pairs chosen, by the policies' reasons: prefill/decode",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.pairs = Counter(
+            "p2pkv_proxy_pairs", "Pairs chosen", ["prefill", "decode"], registry=self.registry
+        )
+        self.retries = Counter(
+            "p2pkv_proxy_retries", "Requests tried on another pair", registry=self.registry
+        )
+        self.first_byte = self._histogram(
+            "first_byte", "From a request's end to its answer's first byte", _SECONDS
+        )
+        self.duration = self._histogram(
+            "request", "From a request's first byte to its answer's last", _SECONDS
+        )
+        self.overhead = self._histogram(
+            "overhead", "Of the time to the first byte, what the router took itself", _SHORT_SECONDS
+        )
+        self.lookup = self._histogram("lookup", "Asking the directory", _SHORT_SECONDS)
+        for outcome in OUTCOMES:
+            self.requests.labels(outcome)
+        self.registry.register(_Instances(instances))
+
+    def _histogram(self, what: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"p2pkv_proxy_{what}_seconds", help_text, buckets=buckets, registry=self.registry)
+
+
+class _Instances(Collector):
+    """What the registry knows of each instance."""
+
+    def __init__(self, instances: Registry) -> None:
+        self._instances = instances
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        labels = ["instance", "role"]
+        up = GaugeMetricFamily("p2pkv_proxy_instance_ready", "1 while it takes requests", labels=labels)
+        requests = GaugeMetricFamily(
+            "p2pkv_proxy_instance_requests", "Requests of this router it has", labels=labels
+        )
+        tokens = GaugeMetricFamily("p2pkv_proxy_instance_tokens", "Tokens of those requests", labels=labels)
+        opened = CounterMetricFamily(
+            "p2pkv_proxy_instance_opened_breakers", "Times its circuit breaker opened", labels=labels
+        )
+        for tracked in self._instances:
+            values = [tracked.id, tracked.instance.role.value]
+            is_ready = tracked.state is State.READY and tracked.breaker.phase is Phase.CLOSED
+            up.add_metric(values, float(is_ready))
+            requests.add_metric(values, tracked.in_flight)
+            tokens.add_metric(values, tracked.n_tokens)
+            opened.add_metric(values, tracked.breaker.opened)
+        expired = CounterMetricFamily(
+            "p2pkv_proxy_expired_instances", "Instances that were not heard of in time"
+        )
+        expired.add_metric([], self._instances.expired)
+        refused = CounterMetricFamily(
+            "p2pkv_proxy_refused_heartbeats", "Late, repeated or malformed heartbeats"
+        )
+        refused.add_metric([], self._instances.refused)
+        return [up, requests, tokens, opened, expired, refused]

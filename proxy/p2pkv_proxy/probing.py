@@ -1,0 +1,45 @@
+"""Health checks of the instances that the operator named: those that send heartbeats are checked where they are."""
+
+from __future__ import annotations
+
+import asyncio
+
+from p2pkv_proxy.call import InstanceError
+from p2pkv_proxy.engines import Engines
+from p2pkv_proxy.registry import Registry, Tracked
+
+_EVERY_S = 1.0
+_ANSWER_S = 3.0
+_PATIENCE = 3
+"""Checks in a row that must fail: a busy engine may answer one late."""
+
+
+async def probe(registry: Registry, engines: Engines) -> None:
+    """Check every listed instance about once a second, for ever, each on its own."""
+    running: dict[str, asyncio.Task[None]] = {}
+    try:
+        while True:
+            listed = {tracked.id: tracked for tracked in registry if tracked.is_listed}
+            for gone in [instance for instance in running if instance not in listed]:
+                running.pop(gone).cancel()
+            for instance, tracked in listed.items():
+                if instance not in running:
+                    running[instance] = asyncio.ensure_future(_follow(tracked, registry, engines))
+            await asyncio.sleep(_EVERY_S / 4)
+    finally:
+        for task in running.values():
+            task.cancel()
+
+
+async def _follow(tracked: Tracked, registry: Registry, engines: Engines) -> None:
+    n_failed = 0
+    while True:
+        try:
+            status, _, _ = await engines.get(tracked, "/health", _ANSWER_S)
+            is_healthy = status == 200
+        except InstanceError:
+            is_healthy = False
+        n_failed = 0 if is_healthy else n_failed + 1
+        if n_failed == 0 or n_failed >= _PATIENCE:
+            registry.note_probe(tracked.id, is_healthy=is_healthy)
+        await asyncio.sleep(_EVERY_S)

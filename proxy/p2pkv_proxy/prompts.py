@@ -1,0 +1,167 @@
+"""A request as far as routing needs to understand it: model, length, and what its prompt begins with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import msgspec
+
+Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
+Body: TypeAlias = "dict[str, Json]"
+
+BYTES_A_TOKEN = 4
+"""Of text in English, roughly; only relative sizes matter here."""
+_DEFAULT_OUTPUT = 256
+_MAX_BATCH = 4096
+_BLOCK_BYTES = 128
+"""Of text that the prefix policies compare at a time: about 32 tokens."""
+_BLOCK_TOKENS = 32
+
+
+class MalformedError(ValueError):
+    """The request is none; the message goes to the client."""
+
+
+@dataclass(slots=True)
+class Prompt:
+    """One request's prompts: a text or token ids each. ``batch`` is None if there is one that is not in a list."""
+
+    model: str
+    parts: Sequence[str | Sequence[int]]
+    batch: int | None
+    is_stream: bool
+    max_tokens: int
+    n_tokens: int = 0
+    """Of all parts; an estimate where they are texts."""
+    holdings: Mapping[str, int] | None = None
+    """Tokens of the prompt's beginning that each p2pkv node holds; None: not known."""
+    holdings_flaw: str = ""
+    """Why it is not known."""
+    _blocks: list[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def n_to_compute(self) -> int:
+        """Tokens of the prompt that no node holds, as far as that is known."""
+        held = max(self.holdings.values(), default=0) if self.holdings else 0
+        return max(0, self.n_tokens - held)
+
+    def blocks(self) -> list[bytes]:
+        """Return one hash for each block of the first part's beginning, of it and all before."""
+        if self._blocks is None:
+            self._blocks = _chained(self.parts[0]) if self.parts else []
+        return self._blocks
+
+
+def decode_body(raw: bytes) -> Body:
+    """Parse a request's body. Raises :class:`MalformedError`."""
+    try:
+        body = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"the body is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise MalformedError("the body must be a JSON object")
+    return body
+
+
+def read_completion(body: Body) -> Prompt:
+    """Understand ``/v1/completions``."""
+    if "prompt" not in body:
+        raise MalformedError("prompt is missing")
+    parts, batch = _parts("prompt", body["prompt"])
+    return _prompt(body, parts, batch, _limit(body, "max_tokens", 16))
+
+
+def read_chat(body: Body) -> Prompt:
+    """Understand ``/v1/chat/completions``."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise MalformedError("messages must be a list with at least one message")
+    lines = []
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise MalformedError("every message is an object with a role")
+        lines.append(f"{message['role']}: {_content(message.get('content'))}\n")
+    limit = _limit(body, "max_completion_tokens", _limit(body, "max_tokens", _DEFAULT_OUTPUT))
+    return _prompt(body, ["".join(lines)], None, limit)
+
+
+def read_generate(body: Body) -> Prompt:
+    """Understand SGLang's ``/generate``."""
+    name = "input_ids" if body.get("input_ids") is not None else "text"
+    if body.get(name) is None:
+        raise MalformedError("text or input_ids is missing")
+    parts, batch = _parts(name, body[name])
+    sampling = body.get("sampling_params")
+    if isinstance(sampling, list):
+        sampling = sampling[0] if sampling else None
+    limit = _limit(sampling, "max_new_tokens", 128) if isinstance(sampling, dict) else 128
+    return _prompt(body, parts, batch, limit)
+
+
+def _prompt(body: Body, parts: Sequence[str | Sequence[int]], batch: int | None, limit: int) -> Prompt:
+    model = body.get("model")
+    if model is not None and not isinstance(model, str):
+        raise MalformedError("model must be a string")
+    is_stream = body.get("stream")
+    if is_stream is not None and not isinstance(is_stream, bool):
+        raise MalformedError("stream must be true or false")
+    n_tokens = sum(-(-len(part) // BYTES_A_TOKEN) if isinstance(part, str) else len(part) for part in parts)
+    return Prompt(
+        model=model or "",
+        parts=parts,
+        batch=batch,
+        is_stream=bool(is_stream),
+        max_tokens=limit,
+        n_tokens=n_tokens,
+    )
+
+
+def _parts(name: str, value: Json) -> tuple[Sequence[str | Sequence[int]], int | None]:
+    if isinstance(value, str):
+        return [value], None
+    if not isinstance(value, list) or not value:
+        raise MalformedError(f"{name} must be a text, token ids, or a list of those")
+    if len(value) > _MAX_BATCH and not isinstance(value[0], int):
+        raise MalformedError(f"{name} has {len(value)} prompts; at most {_MAX_BATCH}")
+    if _are_ids(value):
+        return [value], None  # type: ignore[list-item]
+    for part in value:
+        if not isinstance(part, str) and not (isinstance(part, list) and part and _are_ids(part)):
+            raise MalformedError(f"{name} must be a text, token ids, or a list of those")
+    return value, len(value)  # type: ignore[return-value]
+
+
+def _are_ids(values: list[Json]) -> bool:
+    return all(type(value) is int and 0 <= value < 1 << 32 for value in values)
+
+
+def _content(content: Json) -> str:
+    """Return a message's text; pictures and tool calls count as they are written."""
+    if isinstance(content, str):
+        return content
+    return "" if content is None else msgspec.json.encode(content).decode()
+
+
+def _limit(body: Body, name: str, default: int) -> int:
+    value = body.get(name)
+    if value is None:
+        return default
+    if type(value) is not int or value < 0:
+        raise MalformedError(f"{name} must be a number of tokens, not {value!r}"[:200])
+    return value
+
+
+def _chained(part: str | Sequence[int]) -> list[bytes]:
+    if isinstance(part, str):
+        data, size = part.encode(errors="surrogatepass"), _BLOCK_BYTES
+    else:
+        data, size = b"".join(token.to_bytes(4, "little") for token in part), 4 * _BLOCK_TOKENS
+    blocks = []
+    digest = b""
+    for first in range(0, len(data) - size + 1, size):
+        digest = hashlib.blake2b(digest + data[first : first + size], digest_size=12).digest()
+        blocks.append(digest)
+    return blocks

@@ -1,0 +1,85 @@
+"""What a protocol is, and the answer it gives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+
+from p2pkv_proxy.call import Call, Interrupt, Pair
+from p2pkv_proxy.engines import Engines, Post
+
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "content-length",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "date",
+        "server",
+    }
+)
+"""Headers of a connection, not of an answer; and those that the router sets itself."""
+
+ROUTERS_FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room", "kv_transfer_params")
+"""A client must not say where an engine gets its KV from: a made-up room or address crashes engines, or worse."""
+
+
+class Answer:
+    """A decode's answer, whose first bytes are there. Closing what ``undo`` holds cancels what goes on."""
+
+    def __init__(self, post: Post, *, is_stream: bool) -> None:
+        assert post.response is not None
+        self.post = post
+        self.headers: Mapping[str, str] = post.response.headers
+        self.is_stream = is_stream and "text/event-stream" in post.response.headers.get("content-type", "")
+
+    async def whole(self) -> bytes:
+        """Return all of an answer that is no stream."""
+        return await self.post.read()
+
+    def events(self) -> AsyncIterator[bytes]:
+        """Yield a stream in whole events, as they come; raise :class:`InstanceError` if it ends early."""
+        return _whole_events(self.post)
+
+
+class Protocol(ABC):
+    """Stateless."""
+
+    @abstractmethod
+    async def open(
+        self, engines: Engines, call: Call, pair: Pair, undo: AsyncExitStack, interrupt: Interrupt
+    ) -> Answer:
+        """Have the pair begin to answer.
+
+        Raises :class:`~p2pkv_proxy.call.InstanceError` or :class:`~p2pkv_proxy.call.AnsweredError`. Whatever was begun
+        ends with ``undo``.
+        """
+
+
+async def _whole_events(post: Post) -> AsyncIterator[bytes]:
+    """Hold back the beginning of an event until its end is there: it may never come."""
+    rest = b""
+    is_done = False
+    is_first = True
+    async for chunk in post.chunks():
+        data = rest + chunk if rest else chunk
+        end = data.rfind(b"\n\n") + 2
+        if end == 1:
+            end = data.rfind(b"\r\n\r\n") + 4
+            if end == 3:
+                rest = data
+                continue
+        events, rest = (data, b"") if end == len(data) else (data[:end], data[end:])
+        if is_first and events.startswith(b'data: {"error"'):
+            raise post.blame(f"began with an error: {events[6:300].decode(errors='replace').strip()}")
+        is_first = False
+        is_done = is_done or b"data: [DONE]" in events[-64:]
+        yield events
+    if not is_done or rest:
+        raise post.blame("ended its answer early")

@@ -1,0 +1,158 @@
+"""SGLang: prefill and decode get the same request at once, and find each other by the bootstrap room in it.
+
+A room is used once: a second request with it crashes both engines, so every attempt draws new ones. A decode that gets
+a request without a room dies, so none is ever sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Interrupt, Pair
+from p2pkv_proxy.engines import Engines, Post
+from p2pkv_proxy.prompts import Body, Json
+from p2pkv_proxy.protocols.base import Answer, Protocol
+from p2pkv_proxy.registry import Tracked
+
+_BLAME_S = 0.25
+"""For a prefill to say what went wrong there when its decode has failed: often it is the cause."""
+
+
+class SGLang(Protocol):
+    """The same body to both, with a fresh room for each prompt."""
+
+    async def open(
+        self, engines: Engines, call: Call, pair: Pair, undo: AsyncExitStack, interrupt: Interrupt
+    ) -> Answer:
+        if pair.prefill is None:
+            return await _open_alone(engines, call, pair.decode, undo, interrupt)
+        body = msgspec.json.encode(call.body | bootstrap_fields(pair.prefill, call.prompt.batch))
+        prefill = _Prefill(engines, call, pair.prefill, body, interrupt)
+        undo.push_async_callback(prefill.cancel)
+        post = await undo.enter_async_context(engines.post(pair.decode, call, body, interrupt))
+        decoding = asyncio.ensure_future(post.send())
+        undo.callback(decoding.cancel)
+        await asyncio.wait({prefill.task, decoding}, return_when=asyncio.FIRST_COMPLETED)
+        if prefill.has_failed() and not decoding.done():
+            prefill.task.result()  # raises: the decode would wait for pages that never come
+        try:
+            await decoding
+        except InstanceError:
+            await prefill.blame()
+            raise
+        if call.path == "/generate" and call.body.get("return_logprob"):
+            return _MergedAnswer(post, prefill, is_stream=call.prompt.is_stream)
+        return Answer(post, is_stream=call.prompt.is_stream)
+
+
+async def _open_alone(
+    engines: Engines, call: Call, decode: Tracked, undo: AsyncExitStack, interrupt: Interrupt
+) -> Answer:
+    post = await undo.enter_async_context(
+        engines.post(decode, call, msgspec.json.encode(call.body), interrupt)
+    )
+    await post.send()
+    return Answer(post, is_stream=call.prompt.is_stream)
+
+
+def bootstrap_fields(prefill: Tracked, batch: int | None) -> Body:
+    """Return the fields by which both find each other: a value each, or lists for a batch of prompts."""
+    host = prefill.instance.bootstrap_host or prefill.instance.host
+    port = prefill.instance.bootstrap_port
+    if batch is None:
+        return {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": secrets.randbits(63)}
+    return {
+        "bootstrap_host": [host] * batch,
+        "bootstrap_port": [port] * batch,
+        "bootstrap_room": [secrets.randbits(63) for _ in range(batch)],
+    }
+
+
+class _Prefill:
+    """The prefill's half, read in the background: only its log-probabilities are of use."""
+
+    def __init__(
+        self, engines: Engines, call: Call, tracked: Tracked, body: bytes, interrupt: Interrupt
+    ) -> None:
+        self._wants_logprobs = bool(call.body.get("return_logprob"))
+        self.task = asyncio.ensure_future(self._run(engines, call, tracked, body, interrupt))
+
+    async def _run(
+        self, engines: Engines, call: Call, tracked: Tracked, body: bytes, interrupt: Interrupt
+    ) -> bytes:
+        async with engines.post(tracked, call, body, interrupt) as post:
+            await post.send()
+            if self._wants_logprobs:
+                return await post.read()
+            async for _ in post.chunks():
+                pass
+            return b""
+
+    def has_failed(self) -> bool:
+        """Whether it ended with an error."""
+        return self.task.done() and not self.task.cancelled() and self.task.exception() is not None
+
+    async def blame(self) -> None:
+        """Raise the prefill's failure, if it has one to tell."""
+        await asyncio.wait({self.task}, timeout=_BLAME_S)
+        if self.has_failed():
+            self.task.result()
+
+    async def cancel(self) -> None:
+        """End it."""
+        self.task.cancel()
+        await asyncio.wait({self.task})
+        if not self.task.cancelled():
+            self.task.exception()  # was told, or the decode did without
+
+
+class _MergedAnswer(Answer):
+    """Prepends the prefill's log-probabilities of the prompt, which the decode doesn't have."""
+
+    def __init__(self, post: Post, prefill: _Prefill, *, is_stream: bool) -> None:
+        super().__init__(post, is_stream=is_stream)
+        self._prefill = prefill
+
+    async def whole(self) -> bytes:
+        return _merged(await super().whole(), await self._logprobs())
+
+    async def events(self) -> AsyncIterator[bytes]:
+        logprobs = await self._logprobs()
+        async for events in super().events():
+            merged = [_merged_event(event, logprobs) for event in events.split(b"\n\n") if event]
+            yield b"".join(event + b"\n\n" for event in merged)
+
+    async def _logprobs(self) -> list[list[object]]:
+        """Return the prompt's log-probabilities, one list a prompt."""
+        try:
+            raw = await asyncio.shield(self._prefill.task)
+        except AnsweredError as error:
+            raise InstanceError(self.post.tracked, f"went on without its prefill: {error}") from error
+        first = raw.removeprefix(b"data: ").split(b"\n\n", 1)[0]
+        answers = msgspec.json.decode(first)
+        metas = [
+            answer.get("meta_info", {}) for answer in (answers if isinstance(answers, list) else [answers])
+        ]
+        return [meta.get("input_token_logprobs") or [] for meta in metas]
+
+
+def _merged_event(event: bytes, logprobs: list[list[object]]) -> bytes:
+    if not event.startswith(b"data: {"):
+        return event
+    return b"data: " + _merged(event[6:], logprobs)
+
+
+def _merged(raw: bytes, logprobs: list[list[object]]) -> bytes:
+    answer: Json = msgspec.json.decode(raw)
+    for index, one in enumerate(answer if isinstance(answer, list) else [answer]):
+        meta = one.get("meta_info") if isinstance(one, Mapping) else None
+        place = one.get("index", index) if isinstance(one, Mapping) else index
+        if isinstance(meta, dict) and isinstance(place, int) and place < len(logprobs):
+            own = meta.get("input_token_logprobs")
+            meta["input_token_logprobs"] = [*logprobs[place], *(own if isinstance(own, list) else [])]  # type: ignore[list-item]
+    return msgspec.json.encode(answer)

@@ -1,0 +1,229 @@
+"""Which instances there are, how they are, and what they have to do. One event loop uses it; nothing here waits."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+from p2pkv.heartbeat import Heartbeat, Instance, Load, State
+from p2pkv_proxy.breaker import Breaker
+
+_log = logging.getLogger(__name__)
+
+
+class Attempt:
+    """One request at one instance, from :meth:`Tracked.begin` to :meth:`Tracked.end`."""
+
+    __slots__ = ("interrupt", "n_tokens", "started")
+
+    def __init__(self, n_tokens: int, started: float, interrupt: Callable[[], None]) -> None:
+        self.n_tokens = n_tokens
+        self.started = started
+        self.interrupt = interrupt
+        """Called once if the instance is lost, so that nobody waits for it."""
+
+
+class Tracked:
+    """One instance as the router sees it.
+
+    ``in_flight`` and ``n_tokens`` count what this router has sent there and was not answered yet; what other routers
+    sent shows in ``load`` only, a heartbeat late.
+    """
+
+    def __init__(self, instance: Instance, *, is_listed: bool) -> None:
+        self.instance = instance
+        self.is_listed = is_listed
+        """Named by the command line or the file: it is probed, and stays when it fails."""
+        self.load = Load(State.STARTING)
+        self.boot = 0
+        self.sequence = -1
+        self.expires = float("inf")
+        self.breaker = Breaker()
+        self.n_tokens = 0
+        self.served = 0
+        self.is_draining_here = False
+        """The operator said so to this router."""
+        self._attempts: dict[Attempt, None] = {}
+        self._unanswered: dict[Attempt, None] = {}  # in the order they began
+
+    @property
+    def id(self) -> str:
+        """The instance's name."""
+        return self.instance.id
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of this router that it has."""
+        return len(self._attempts)
+
+    @property
+    def state(self) -> State:
+        """Its state, draining if anybody wants so."""
+        is_draining = self.is_draining_here and self.load.state is State.READY
+        return State.DRAINING if is_draining else self.load.state
+
+    @property
+    def busy(self) -> int:
+        """Requests it has, as far as is known: ours, or more if it says so itself."""
+        return max(len(self._attempts), self.load.running + self.load.waiting)
+
+    @property
+    def weight(self) -> float:
+        """Tokens in flight; what others have sent there counts as our own requests do on average."""
+        own = len(self._attempts)
+        others = max(0, self.load.running + self.load.waiting - own)
+        return self.n_tokens + others * (self.n_tokens / own if own else 512.0)
+
+    def is_full(self) -> bool:
+        """Whether it has as many requests as it may."""
+        return 0 < self.instance.capacity <= self.busy
+
+    def keeps_waiting(self, now: float, patience: float) -> bool:
+        """Whether a request has waited there for its first byte longer than ``patience`` seconds."""
+        for attempt in self._unanswered:
+            return now - attempt.started > patience
+        return False
+
+    def begin(self, n_tokens: int, now: float, interrupt: Callable[[], None]) -> Attempt:
+        """Count a request in."""
+        attempt = Attempt(n_tokens, now, interrupt)
+        self._attempts[attempt] = self._unanswered[attempt] = None
+        self.n_tokens += n_tokens
+        self.breaker.begin(attempt)
+        return attempt
+
+    def answered(self, attempt: Attempt) -> None:
+        """Note its first byte: the instance works."""
+        if self._unanswered.pop(attempt, attempt) is None:
+            self.breaker.succeeded(attempt)
+
+    def end(self, attempt: Attempt, now: float, *, failed: bool = False) -> None:
+        """Count a request out. ``failed``: by the instance's fault. Idempotent."""
+        if attempt not in self._attempts:
+            return
+        del self._attempts[attempt]
+        self._unanswered.pop(attempt, None)
+        self.n_tokens -= attempt.n_tokens
+        self.served += not failed
+        if failed:
+            self.breaker.failed(attempt, now)
+        else:
+            self.breaker.abandoned(attempt)
+
+    def interrupt_all(self) -> None:
+        """Tell every request here to go elsewhere."""
+        for attempt in list(self._attempts):
+            attempt.interrupt()
+
+    def interrupt_unanswered(self) -> None:
+        """Tell those to go elsewhere that have not had a byte from it."""
+        for attempt in list(self._unanswered):
+            attempt.interrupt()
+
+
+class Registry:
+    """All instances by id. ``lifetime`` is how long one counts that was not heard of, in seconds."""
+
+    def __init__(self, *, lifetime: float = 10.0, now: Callable[[], float] = time.monotonic) -> None:
+        self._tracked: dict[str, Tracked] = {}
+        self._lifetime = lifetime
+        self._now = now
+        self.refused = 0
+        """Heartbeats that were not taken."""
+        self.expired = 0
+        self.on_gone: list[Callable[[str], None]] = []
+
+    def __iter__(self) -> Iterator[Tracked]:
+        return iter(self._tracked.values())
+
+    def __len__(self) -> int:
+        return len(self._tracked)
+
+    def get(self, instance_id: str) -> Tracked | None:
+        """Return one by its id."""
+        return self._tracked.get(instance_id)
+
+    def list_instance(self, instance: Instance) -> None:
+        """Add one that is named by the operator; its state comes from :meth:`note_probe`."""
+        known = self._tracked.get(instance.id)
+        if known is not None and known.instance == instance:
+            known.is_listed = True
+            return
+        if known is not None:
+            self._remove(known, "its entry has changed")
+        self._tracked[instance.id] = Tracked(instance, is_listed=True)
+        _log.info("instance %s, a %s, is listed", instance.id, instance.role.value)
+
+    def unlist(self, instance_id: str) -> None:
+        """Let one go that the operator has named: it finishes what it has, and gets nothing new."""
+        tracked = self._tracked.get(instance_id)
+        if tracked is not None and tracked.is_listed:
+            tracked.is_listed = False
+            tracked.load = Load(State.DRAINING)
+            tracked.expires = self._now() if not tracked.in_flight else float("inf")
+
+    def note_probe(self, instance_id: str, *, is_healthy: bool) -> None:
+        """Take the result of a health check of a listed instance."""
+        tracked = self._tracked.get(instance_id)
+        if tracked is not None and tracked.is_listed:
+            self._set_load(tracked, Load(State.READY if is_healthy else State.FAILING))
+
+    def note_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Take an instance's report, unless a newer one was here before."""
+        instance = heartbeat.instance
+        tracked = self._tracked.get(instance.id)
+        if tracked is not None and (heartbeat.boot, heartbeat.sequence) <= (tracked.boot, tracked.sequence):
+            self.refused += 1
+            return
+        if heartbeat.state is State.LEFT:
+            if tracked is not None and not tracked.is_listed:
+                self._leave(tracked, heartbeat)
+            return
+        if tracked is not None and tracked.instance != instance:
+            self._remove(tracked, "it was started anew as another")
+            tracked = None
+        if tracked is None:
+            tracked = self._tracked[instance.id] = Tracked(instance, is_listed=False)
+            _log.info("instance %s, a %s, is there", instance.id, instance.role.value)
+        elif tracked.boot != heartbeat.boot:
+            tracked.breaker.reset()
+        tracked.boot, tracked.sequence = heartbeat.boot, heartbeat.sequence
+        tracked.expires = self._now() + self._lifetime
+        self._set_load(tracked, Load(heartbeat.state, heartbeat.running, heartbeat.waiting))
+
+    def _leave(self, tracked: Tracked, heartbeat: Heartbeat) -> None:
+        """A good-bye: nothing new, and what it has may end until it would have expired."""
+        tracked.boot, tracked.sequence = heartbeat.boot, heartbeat.sequence
+        self._set_load(tracked, Load(State.LEFT))
+        tracked.expires = self._now() + (self._lifetime if tracked.in_flight else 0.0)
+        self.expire()
+
+    def _set_load(self, tracked: Tracked, load: Load) -> None:
+        before, tracked.load = tracked.load, load
+        if load.state is not before.state:
+            _log.info("instance %s is %s", tracked.id, load.state.value)
+            if load.state is State.FAILING:
+                tracked.interrupt_unanswered()
+
+    def expire(self) -> None:
+        """Remove those not heard of in time, and send their requests elsewhere. Called by a timer, not by reports."""
+        now = self._now()
+        for tracked in [tracked for tracked in self._tracked.values() if tracked.expires <= now]:
+            has_left = tracked.load.state in (State.LEFT, State.DRAINING)
+            self.expired += not has_left
+            self._remove(tracked, "it has left" if has_left else "it was not heard of in time")
+        for tracked in self._tracked.values():
+            if (
+                tracked.load.state is State.DRAINING
+                and tracked.expires == float("inf")
+                and not tracked.in_flight
+            ):
+                tracked.expires = now  # was unlisted, and has finished
+
+    def _remove(self, tracked: Tracked, why: str) -> None:
+        del self._tracked[tracked.id]
+        _log.info("instance %s is gone: %s", tracked.id, why)
+        tracked.interrupt_all()
+        for gone in self.on_gone:
+            gone(tracked.id)

@@ -1,0 +1,144 @@
+"""Which pair a request goes to: what can take it, what the policies choose among that, and why not if nothing can."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from p2pkv.heartbeat import Mode, Role, State
+from p2pkv_proxy.call import Pair
+from p2pkv_proxy.policies import Choice, Policy
+from p2pkv_proxy.prompts import Prompt
+from p2pkv_proxy.registry import Registry, Tracked
+from p2pkv_proxy.settings import Settings
+
+_RETRY_FULL_S = 1
+_RETRY_NONE_S = 3
+"""For ``Retry-After``: about a heartbeat."""
+
+
+class RefusedError(Exception):
+    """Nobody takes the request now. ``retry_after`` in seconds; None: trying again would not help."""
+
+    def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """The instances of one mode that could take a request."""
+
+    mode: Mode
+    prefills: list[Tracked]
+    decodes: list[Tracked]
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether somebody here can answer; an SGLang decode without a prefill can't."""
+        is_alone = self.mode is not Mode.SGLANG or any(d.instance.role is Role.BOTH for d in self.decodes)
+        return bool(self.decodes) and (bool(self.prefills) or is_alone)
+
+
+class Router:
+    """Chooses pairs. One event loop uses it."""
+
+    def __init__(self, registry: Registry, settings: Settings, prefill: Policy, decode: Policy) -> None:
+        self._registry = registry
+        self._settings = settings
+        self.prefill_policy = prefill
+        self.decode_policy = decode
+        for policy in (prefill, decode):
+            registry.on_gone.append(policy.forget)
+
+    @property
+    def wants_holdings(self) -> bool:
+        """Whether a policy wants to know what the directory knows."""
+        return self.prefill_policy.wants_holdings or self.decode_policy.wants_holdings
+
+    def choose(self, prompt: Prompt, path: str, failed: Collection[str] = ()) -> Pair:
+        """Pick a pair, without the ``failed`` instances as long as there are others.
+
+        Raises :class:`RefusedError`.
+        """
+        able = self._able(prompt, path)
+        now = time.monotonic()
+        ready = [t for t in able if t.state is State.READY and t.breaker.allows(now)]
+        sides = self._sides([t for t in ready if not t.is_full() and t.id not in failed], now)
+        if sides is None:
+            sides = self._sides([t for t in ready if not t.is_full()], now)
+        if sides is None:
+            raise self._refusal(able, ready)
+        return self._pair(prompt, sides)
+
+    def _able(self, prompt: Prompt, path: str) -> list[Tracked]:
+        able = sorted(self._registry, key=lambda tracked: tracked.id)
+        if path == "/generate":
+            able = [tracked for tracked in able if tracked.instance.mode is Mode.SGLANG]
+        if prompt.model and able:
+            of_model = [t for t in able if t.instance.model in ("", prompt.model)]
+            if not of_model:
+                raise RefusedError(404, f"the model {prompt.model[:200]!r} does not exist")
+            able = of_model
+        return able
+
+    def _sides(self, candidates: Iterable[Tracked], now: float) -> _Sides | None:
+        """Return the mode with most decodes that can serve, without those that keep requests waiting if possible."""
+        by_mode: dict[Mode, list[Tracked]] = {}
+        for tracked in candidates:
+            by_mode.setdefault(tracked.instance.mode, []).append(tracked)
+        best = None
+        for mode, instances in by_mode.items():
+            prefills = [t for t in instances if t.instance.role is Role.PREFILL]
+            decodes = [t for t in instances if t.instance.role is not Role.PREFILL]
+            if mode is Mode.SGLANG and not prefills:
+                decodes = [t for t in decodes if t.instance.role is Role.BOTH]
+            sides = _Sides(mode, self._prompt_ones(prefills, now), self._prompt_ones(decodes, now))
+            if sides.can_serve and (best is None or len(sides.decodes) > len(best.decodes)):
+                best = sides
+        return best
+
+    def _prompt_ones(self, candidates: list[Tracked], now: float) -> list[Tracked]:
+        if len(candidates) < 2:
+            return candidates
+        patience = self._settings.slow_after
+        return [t for t in candidates if not t.keeps_waiting(now, patience)] or candidates
+
+    def _pair(self, prompt: Prompt, sides: _Sides) -> Pair:
+        decode = self.decode_policy.choose(prompt, sides.decodes)
+        if decode.tracked.instance.role is Role.BOTH:
+            return _pair(None, decode, "serves alone")
+        if not sides.prefills:
+            return _pair(None, decode, "no prefill is there")
+        if sides.mode is not Mode.SGLANG and prompt.n_to_compute < self._settings.direct_below:
+            return _pair(None, decode, f"{prompt.n_to_compute} tokens to compute")
+        return _pair(self.prefill_policy.choose(prompt, sides.prefills), decode, "")
+
+    def _refusal(self, able: Sequence[Tracked], ready: Sequence[Tracked]) -> RefusedError:
+        if any(tracked.is_full() for tracked in ready):
+            return RefusedError(429, "every instance has as many requests as it may", _RETRY_FULL_S)
+        states = ", ".join(f"{t.id} is {_state(t)}" for t in able[:20]) or "none is known"
+        return RefusedError(503, f"no pair of instances can take the request: {states}", _RETRY_NONE_S)
+
+
+def _state(tracked: Tracked) -> str:
+    if tracked.state is State.READY:
+        return f"ready, its circuit breaker {tracked.breaker.phase.value}"
+    return str(tracked.state.value)
+
+
+def _pair(prefill: Choice | None, decode: Choice, why_alone: str) -> Pair:
+    if prefill is None:
+        return Pair(
+            None, decode.tracked, f"direct/{decode.reason}", f"no prefill ({why_alone}); {_say(decode)}"
+        )
+    detail = f"{_say(prefill)}; {_say(decode)}"
+    return Pair(prefill.tracked, decode.tracked, f"{prefill.reason}/{decode.reason}", detail)
+
+
+def _say(choice: Choice) -> str:
+    tracked = choice.tracked
+    role = "decode" if tracked.instance.role is not Role.PREFILL else "prefill"
+    return f"{role}={tracked.id} ({choice.reason}{': ' if choice.detail else ''}{choice.detail})"

@@ -1,0 +1,402 @@
+"""Seeing a request through: admission, deadlines, a client that leaves, and another pair where one fails in time.
+
+A request has one task. What must end its wait from outside (its deadline, its client leaving, the loss of an
+instance it waits for) goes through :meth:`Exchange.cut`, which cancels what the task waits for and says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from enum import Enum
+
+from prometheus_client import Counter
+
+from p2pkv_proxy.bodies import (
+    ClientGoneError,
+    Receive,
+    Scope,
+    Send,
+    TooLargeError,
+    error_body,
+    read_body,
+    respond,
+)
+from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Pair
+from p2pkv_proxy.engines import Engines
+from p2pkv_proxy.holdings import Holdings
+from p2pkv_proxy.metrics import Metrics
+from p2pkv_proxy.prompts import (
+    Body,
+    MalformedError,
+    Prompt,
+    decode_body,
+    read_chat,
+    read_completion,
+    read_generate,
+)
+from p2pkv_proxy.protocols import PROTOCOLS, Answer
+from p2pkv_proxy.protocols.base import HOP_BY_HOP, ROUTERS_FIELDS
+from p2pkv_proxy.registry import Tracked
+from p2pkv_proxy.routing import RefusedError, Router
+from p2pkv_proxy.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+READERS: dict[str, Callable[[Body], Prompt]] = {
+    "/v1/completions": read_completion,
+    "/v1/chat/completions": read_chat,
+    "/generate": read_generate,
+}
+_NOT_FORWARDED = HOP_BY_HOP | {"host", "expect", "accept-encoding", "x-request-id", "x-p2pkv-explain"}
+_SAFE_ID = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-.:")
+_SWEEP_S = 0.1
+
+
+class Cut(Enum):
+    """Why a request's wait was ended from outside."""
+
+    DEADLINE = "deadline"
+    CLIENT_GONE = "client gone"
+    CLIENT_SLOW = "client slow"
+    INSTANCE_LOST = "instance lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What every request needs."""
+
+    settings: Settings
+    router: Router
+    engines: Engines
+    metrics: Metrics
+    holdings: Holdings
+
+
+class Serving:
+    """The requests under way. :meth:`sweep` must run beside them: it keeps their deadlines."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._exchanges: set[Exchange] = set()
+        self._choices: dict[str, Counter] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """Requests under way."""
+        return len(self._exchanges)
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        exchange = Exchange(self._services, scope, receive, send)
+        metrics = self._services.metrics
+        if len(self._exchanges) >= self._services.settings.max_in_flight:
+            metrics.requests.labels("refused").inc()
+            await exchange.refuse(RefusedError(429, "the router has as many requests as it may", 1))
+            return
+        self._exchanges.add(exchange)
+        try:
+            outcome = await exchange.run()
+        finally:
+            self._exchanges.discard(exchange)
+        metrics.requests.labels(outcome).inc()
+        metrics.duration.observe(time.monotonic() - exchange.began)
+
+    async def sweep(self) -> None:
+        """End waits that are over, for ever."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            now = time.monotonic()
+            for exchange in list(self._exchanges):
+                exchange.check(now)
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(self, services: Services, scope: Scope, receive: Receive, send: Send) -> None:
+        self._services = services
+        self._settings = services.settings
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self.began = time.monotonic()
+        self._deadline = self.began + min(self._settings.body_timeout, self._settings.request_timeout)
+        self._sending_since = 0.0
+        self._task: asyncio.Task[object] | None = None
+        self._cut: Cut | None = None
+        self._lost: list[Tracked] = []
+        self._decode: Tracked | None = None
+        self._has_begun = False
+        """The client has bytes of an answer."""
+        self._failed: set[str] = set()
+        self._own_seconds = 0.0
+
+    def check(self, now: float) -> None:
+        """End the wait if it is over."""
+        if now >= self._deadline:
+            self.cut(Cut.DEADLINE)
+        elif self._sending_since and now - self._sending_since > self._settings.client_timeout:
+            self.cut(Cut.CLIENT_SLOW)
+
+    def cut(self, why: Cut) -> None:
+        """End what the request waits for, once. The loss of an instance gives way to what ends all attempts."""
+        is_first = self._cut is None
+        if is_first or self._cut is Cut.INSTANCE_LOST:
+            self._cut = why
+        if is_first and self._task is not None:
+            self._task.cancel()
+
+    def _note_lost(self, tracked: Tracked) -> None:
+        if self._has_begun and tracked is not self._decode:
+            return  # a prefill whose pages the decode has: it goes on alone
+        self._lost.append(tracked)
+        self.cut(Cut.INSTANCE_LOST)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Let :meth:`cut` end waits of the block; it ends with :class:`_CutError` then."""
+        if (why := self._take_cut()) is not None:
+            raise _CutError(why)
+        self._task = task = asyncio.current_task()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if (why := self._take_cut()) is None:
+                raise
+            _uncancel(task)
+            raise _CutError(why) from None
+        finally:
+            self._task = None
+
+    def _take_cut(self) -> Cut | None:
+        why, self._cut = self._cut, None
+        return why
+
+    async def run(self) -> str:
+        """Serve the request; return its outcome for the metrics."""
+        try:
+            return await self._serve()
+        except _CutError as error:
+            return await self._cut_off(error.why)
+        except ClientGoneError:
+            return "client_gone"
+        except TooLargeError:
+            await self._fail(413, f"the body has more than {self._settings.max_body} bytes", close=True)
+        except MalformedError as error:
+            await self._fail(400, str(error))
+        except RefusedError as error:
+            await self.refuse(error)
+            return "client_error" if error.status == 404 else "refused"
+        except AnsweredError as error:
+            await respond(self._send, error.status, error.body, content_type=error.content_type.encode())
+        return "client_error"
+
+    async def _serve(self) -> str:
+        with self._interruptible():
+            raw = await read_body(self._scope["headers"], self._receive, self._settings.max_body)
+        self._deadline = self.began + self._settings.request_timeout
+        read = time.monotonic()
+        call = self._call(raw)
+        gone = asyncio.ensure_future(self._watch_client())
+        try:
+            if self._services.router.wants_holdings:
+                with self._interruptible():
+                    await self._services.holdings.look_up(call.prompt)
+            self._own_seconds = time.monotonic() - read
+            return await self._attempts(call, read)
+        finally:
+            gone.cancel()
+
+    def _call(self, raw: bytes) -> Call:
+        path = self._scope["path"]
+        body = decode_body(raw)
+        prompt = READERS[path](body)
+        for name in ROUTERS_FIELDS:
+            body.pop(name, None)
+        headers = {}
+        request_id = ""
+        for raw_name, value in self._scope["headers"]:
+            name = raw_name.decode("latin-1")
+            if name == "x-request-id":
+                request_id = value.decode("latin-1")
+            elif name not in _NOT_FORWARDED:
+                headers[name] = value.decode("latin-1")
+        if not 0 < len(request_id) <= 128 or not _SAFE_ID.issuperset(request_id):
+            request_id = str(uuid.uuid4())
+        headers["x-request-id"] = request_id
+        headers["content-type"] = "application/json"
+        return Call(path, body, prompt, headers, request_id)
+
+    async def _watch_client(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.cut(Cut.CLIENT_GONE)
+
+    async def _attempts(self, call: Call, read: float) -> str:
+        """Try pair after pair until one has answered, or the client has a part of an answer that broke off."""
+        error: InstanceError | None = None
+        for number in range(self._settings.attempts):
+            if number:
+                self._services.metrics.retries.inc()
+            try:
+                pair = self._services.router.choose(call.prompt, call.path, self._failed)
+            except RefusedError:
+                if error is None:
+                    raise
+                break
+            self._services.metrics.choices.labels(pair.reason).inc()
+            self._services.metrics.pairs.labels(pair.prefill.id if pair.prefill else "", pair.decode.id).inc()
+            try:
+                await self._attempt(call, pair, number, read)
+                return "ok"
+            except InstanceError as failure:
+                error = failure
+            except _CutError as cut:
+                if cut.why is not Cut.INSTANCE_LOST:
+                    raise
+                error = InstanceError(self._lost[-1], "was lost")
+            self._failed.add(error.tracked.id)
+            _log.warning("request %s, attempt %d: %s", call.request_id, number + 1, error)
+            if self._has_begun:
+                await self._break_off(error)
+                return "broken_off"
+        assert error is not None
+        await self._give_up(error)
+        return "engine_error"
+
+    async def _attempt(self, call: Call, pair: Pair, number: int, read: float) -> None:
+        self._lost.clear()
+        if self._cut is Cut.INSTANCE_LOST:
+            self._cut = None  # came when that attempt had failed already
+        self._decode = pair.decode
+        with self._interruptible():
+            async with AsyncExitStack() as undo:
+                protocol = PROTOCOLS[pair.decode.instance.mode]
+                try:
+                    answer = await protocol.open(self._services.engines, call, pair, undo, self._note_lost)
+                    headers = self._answer_headers(call, pair, answer, number)
+                    if answer.is_stream:
+                        await self._stream(answer, headers, read)
+                    else:
+                        await self._forward(answer, headers, read)
+                finally:
+                    self._sending_since = 0.0
+
+    async def _stream(self, answer: Answer, headers: list[tuple[bytes, bytes]], read: float) -> None:
+        async for events in answer.events():
+            if not self._has_begun:
+                arrived = time.monotonic()
+                await self._begin(200, headers)
+                await self._write(events, more=True)
+                self._observe(read, arrived)
+            else:
+                await self._write(events, more=True)
+        await self._write(b"", more=False)
+
+    async def _forward(self, answer: Answer, headers: list[tuple[bytes, bytes]], read: float) -> None:
+        body = await answer.whole()
+        arrived = time.monotonic()
+        await self._begin(200, [*headers, (b"content-length", str(len(body)).encode())])
+        await self._write(body, more=False)
+        self._observe(read, arrived)
+
+    def _observe(self, read: float, arrived: float) -> None:
+        now = time.monotonic()
+        self._services.metrics.first_byte.observe(now - read)
+        self._services.metrics.overhead.observe(self._own_seconds + (now - arrived))
+
+    def _answer_headers(
+        self, call: Call, pair: Pair, answer: Answer, number: int
+    ) -> list[tuple[bytes, bytes]]:
+        headers = [
+            (name.lower().encode("latin-1"), value.encode("latin-1"))
+            for name, value in answer.headers.items()
+            if name.lower() not in HOP_BY_HOP and name.lower() != "x-request-id"
+        ]
+        headers.append((b"x-request-id", call.request_id.encode("latin-1")))
+        if any(name == b"x-p2pkv-explain" for name, _ in self._scope["headers"]):
+            told = f"{pair.detail}; attempt {number + 1}"
+            headers.append((b"x-p2pkv-route", told.encode("ascii", "replace")))
+        return headers
+
+    async def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._sending_since = time.monotonic()
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        self._has_begun = True
+
+    async def _write(self, body: bytes, *, more: bool) -> None:
+        self._sending_since = time.monotonic()
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        self._sending_since = 0.0
+
+    async def refuse(self, error: RefusedError) -> None:
+        """Say that nobody takes the request now."""
+        headers = [] if error.retry_after is None else [(b"retry-after", str(error.retry_after).encode())]
+        await respond(self._send, error.status, error_body(error.status, str(error)), headers)
+
+    async def _fail(self, status: int, message: str, *, close: bool = False) -> None:
+        headers = [(b"connection", b"close")] if close else []
+        await respond(self._send, status, error_body(status, message), headers)
+
+    async def _give_up(self, error: InstanceError) -> None:
+        """Every attempt failed, and nothing has been sent: the last engine's own words, if it had any."""
+        body = error.body or error_body(error.status, f"{error}, and no other instance did it")
+        headers = [(b"retry-after", b"1")] if error.status in (429, 503) else []
+        await respond(self._send, error.status, body, headers)
+
+    async def _break_off(self, error: InstanceError) -> None:
+        """End an answer that can't go on so that nobody takes it for whole."""
+        told = error_body(502, f"the answer broke off: {error}")
+        await self._end_stream(b"data: " + told + b"\n\n")
+
+    async def _end_stream(self, event: bytes) -> None:
+        """Send a last event, unless the client doesn't take it."""
+        self._deadline = min(self._deadline, time.monotonic() + self._settings.client_timeout)
+        try:
+            with self._interruptible():
+                await self._write(event, more=False)
+        except _CutError:
+            _log.info("a client did not take the end of its answer")
+
+    async def _cut_off(self, why: Cut) -> str:
+        if why is Cut.CLIENT_GONE:
+            return "client_gone"
+        if why is Cut.CLIENT_SLOW:
+            await self._hang_up()
+            return "client_gone"
+        is_reading = self._deadline < self.began + self._settings.request_timeout
+        if self._has_begun:
+            self._deadline = float("inf")
+            await self._end_stream(b"data: " + error_body(504, "the request's time is over") + b"\n\n")
+        elif is_reading:
+            await self._fail(408, "the request did not arrive in time", close=True)
+        else:
+            await self._fail(504, "no instance answered in time")
+        return "timed_out"
+
+    async def _hang_up(self) -> None:
+        hang_up = self._scope.get("p2pkv.hang_up")
+        if hang_up is not None:
+            hang_up()
+            await asyncio.sleep(0)  # the server must notice before it is told that this is all
+
+
+def _uncancel(task: asyncio.Task[object] | None) -> None:
+    """Tell the task that its cancellation is dealt with; before Python 3.11 nobody kept count."""
+    uncancel = getattr(task, "uncancel", None)
+    if uncancel is not None:
+        uncancel()
+
+
+class _CutError(Exception):
+    """A wait was ended from outside."""
+
+    def __init__(self, why: Cut) -> None:
+        super().__init__(why.value)
+        self.why = why

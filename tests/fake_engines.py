@@ -1,0 +1,224 @@
+"""Engines for tests of the router: real HTTP servers on this loop whose answers, deaths and tempers are the test's.
+
+What an engine generates follows from the prompt alone, so that a test can tell a wrong token. SGLang's are as touchy as
+the real ones: a request without a bootstrap room, or with one that was used before, ends them (``crashed`` says why).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from p2pkv.heartbeat import Instance, Mode, Role, checked
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+
+def tokens_of(prompt: object, n: int) -> list[str]:
+    """What any engine generates behind a prompt."""
+    digest = hashlib.sha256(json.dumps(prompt).encode()).hexdigest()
+    return [f"{digest[i % 64]}{i} " for i in range(n)]
+
+
+class Listening:
+    """A uvicorn server on this loop and a port of its own."""
+
+    def __init__(self, app: Any, **options: Any) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.port: int = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", **options)
+        self.server = uvicorn.Server(config)
+        self.server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+
+    async def __aenter__(self) -> Self:
+        self.server.config.load()
+        self.server.lifespan = self.server.config.lifespan_class(self.server.config)
+        await self.server.startup(sockets=[self._socket])
+        return self
+
+    def kill(self) -> None:
+        """Cut every connection and listen no more, as a killed process does."""
+        for server in self.server.servers:
+            server.close()
+        self._socket.close()
+        for connection in list(self.server.server_state.connections):
+            connection.transport.abort()  # type: ignore[union-attr]
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.kill()
+        for task in list(self.server.server_state.tasks):
+            task.cancel()
+        await asyncio.gather(*self.server.server_state.tasks, return_exceptions=True)
+        await self.server.lifespan.shutdown()
+
+
+class FakeEngine:
+    """One engine. Attributes below ``requests`` may be set at any time."""
+
+    def __init__(
+        self, role: Role, mode: Mode = Mode.VLLM, rooms: dict[int, asyncio.Event] | None = None
+    ) -> None:
+        self.role = role
+        self.mode = mode
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.n_cancelled = 0
+        self.crashed = ""
+        self.gate = asyncio.Event()
+        """Cleared: it takes requests and says nothing."""
+        self.gate.set()
+        self.token_gate = asyncio.Semaphore(1_000_000)
+        """Taken once a token."""
+        self.refusal: tuple[int, bytes] | None = None
+        self.die_after: int | None = None
+        """Tokens of one answer, after which the connection is cut."""
+        self.is_healthy = True
+        self.capacity = 0
+        self.kv_address = ""
+        self._rooms = rooms if rooms is not None else {}
+        self._used: set[int] = set()
+        self._listening = Listening(self, lifespan="off")
+
+    async def __aenter__(self) -> Self:
+        await self._listening.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.gate.set()
+        await self._listening.__aexit__(*exc_info)
+
+    def kill(self) -> None:
+        """End as a killed process does."""
+        self._listening.kill()
+
+    @property
+    def instance(self) -> Instance:
+        """How a router knows it."""
+        return checked(
+            Instance(
+                url=self._listening.url,
+                role=self.role,
+                mode=self.mode,
+                capacity=self.capacity,
+                kv_address=self.kv_address,
+                bootstrap_port=8998 if self.role is Role.PREFILL else None,
+            )
+        )
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer as an engine does."""
+        if scope["path"] == "/health":
+            await _whole(send, 200 if self.is_healthy else 503, b"")
+            return
+        raw = b""
+        while (message := await receive())["type"] == "http.request":
+            raw += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        body = json.loads(raw)
+        self.requests.append(body)
+        self.headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
+        answering = asyncio.ensure_future(self._answer(scope, body, send))
+        gone = asyncio.ensure_future(_gone(receive))
+        await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        if not answering.done():
+            answering.cancel()
+            self.n_cancelled += 1
+            return
+        answering.result()
+
+    async def _answer(self, scope: MutableMapping[str, Any], body: dict[str, Any], send: Send) -> None:
+        await self.gate.wait()
+        if self.refusal is not None:
+            await _whole(send, *self.refusal)
+            return
+        if self.mode is Mode.SGLANG and self.role is not Role.BOTH:
+            await self._meet(body)
+        prompt = body.get("prompt", body.get("messages", body.get("text", body.get("input_ids"))))
+        n = body.get("max_tokens", (body.get("sampling_params") or {}).get("max_new_tokens", 4))
+        tokens = tokens_of(prompt, n)
+        if body.get("stream"):
+            await self._stream(tokens, body, send)
+            return
+        answer: dict[str, Any] = {"choices": [{"index": 0, "text": "".join(tokens)}]}
+        if scope["path"] == "/generate":
+            answer = {"text": "".join(tokens), "meta_info": self._meta()}
+        if self.mode is Mode.VLLM and self.role is Role.PREFILL:
+            answer["kv_transfer_params"] = {"remote_block_ids": [1, 2, 3]}
+        await _whole(send, 200, json.dumps(answer).encode())
+
+    def _meta(self) -> dict[str, Any]:
+        return {"input_token_logprobs": [[-1.0, 1, None]] if self.role is Role.PREFILL else [[-2.0, 2, None]]}
+
+    async def _meet(self, body: dict[str, Any]) -> None:
+        """Wait for the other half of the pair."""
+        if not body.get("bootstrap_host") or body.get("bootstrap_room") is None:
+            self.crashed = "a request without a bootstrap room"
+            self.kill()
+            raise asyncio.CancelledError
+        rooms = body["bootstrap_room"]
+        for room in rooms if isinstance(rooms, list) else [rooms]:
+            if room in self._used:
+                self.crashed = f"room {room} was used before"
+            self._used.add(room)
+            event = self._rooms.setdefault(room, asyncio.Event())
+            if self.role is Role.PREFILL:
+                event.set()
+            await event.wait()
+
+    async def _stream(self, tokens: list[str], body: dict[str, Any], send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for i, token in enumerate(tokens):
+            if i == self.die_after:
+                self.kill()
+                return
+            await self.token_gate.acquire()
+            answer: dict[str, Any] = {"choices": [{"index": 0, "text": token}], "meta_info": self._meta()}
+            data = b"data: " + json.dumps(answer).encode() + b"\n\n"
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+class Rig(AsyncExitStack):
+    """Engines and a router before them, all on this loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rooms: dict[int, asyncio.Event] = {}
+
+    async def engine(self, role: Role, mode: Mode = Mode.VLLM, **attributes: Any) -> FakeEngine:
+        """Start one more."""
+        engine = FakeEngine(role, mode, self.rooms)
+        for name, value in attributes.items():
+            setattr(engine, name, value)
+        await self.enter_async_context(engine)
+        return engine
+
+    async def serve(self, app: Any, **options: Any) -> Listening:
+        """Serve an ASGI application."""
+        return await self.enter_async_context(Listening(app, **options))
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _whole(send: Send, status: int, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,157 @@
+"""Requests that are none, too large, too slow, or never end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from test_proxy_requests import COMPLETION, run, start, until
+
+from fake_engines import Rig
+from p2pkv.heartbeat import Role
+from p2pkv_proxy import guarded_http
+
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+
+
+MALFORMED = [
+    b"",
+    b"{",
+    b"[]",
+    b'"text"',
+    b"\xff\xfe",
+    b'{"prompt": NaN}',
+    b"[" * 100_000,
+    b"{}",
+    b'{"prompt": {}}',
+    b'{"prompt": []}',
+    b'{"prompt": [[]]}',
+    b'{"prompt": [-1]}',
+    b'{"prompt": [1.5]}',
+    b'{"prompt": ["a", 1]}',
+    b'{"prompt": "a", "max_tokens": "many"}',
+    b'{"prompt": "a", "max_tokens": -1}',
+    b'{"prompt": "a", "max_tokens": true}',
+    b'{"prompt": "a", "stream": "yes"}',
+    b'{"prompt": "a", "model": 7}',
+]
+
+
+def test_a_malformed_request_is_refused_and_reaches_no_engine() -> None:
+    async def test(rig: Rig) -> None:
+        engine = await rig.engine(Role.BOTH)
+        front = await start(rig, [engine])
+        for body in MALFORMED:
+            status, answer, _ = await front.post(body)
+            assert status == 400, body
+            assert answer["error"]["message"]
+        for messages in (None, [], {}, [7], [{"content": "x"}], [{"role": 7}]):
+            assert (await front.post({"messages": messages}, "/v1/chat/completions"))[0] == 400
+        assert engine.requests == []
+
+    run(test)
+
+
+def test_an_oversized_body_is_refused_before_it_is_read() -> None:
+    async def test(rig: Rig) -> None:
+        front = await start(rig, [await rig.engine(Role.BOTH)], max_body=1000)
+        assert (await front.post({"prompt": "x" * 2000}))[0] == 413
+        head = await _say(front.port, POST + b"content-length: 99999999999\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 413")
+        chunk = b"400\r\n" + b"x" * 0x400 + b"\r\n"
+        assert (await _say(front.port, POST + b"transfer-encoding: chunked\r\n\r\n" + chunk)).startswith(
+            b"HTTP/1.1 413"
+        )
+
+    run(test)
+
+
+def test_a_body_that_trickles_is_given_up() -> None:
+    async def test(rig: Rig) -> None:
+        front = await start(rig, [await rig.engine(Role.BOTH)], body_timeout=0.3)
+        head = await _say(front.port, POST + b"content-length: 100\r\n\r\n{", drops=b" ")
+        assert head.startswith(b"HTTP/1.1 408")
+        assert len(list(front.app.registry)) == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("said", [b"", b"POST /v1/compl", POST + b"x: y\r\n"])
+def test_headers_that_trickle_end_the_connection(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarded_http, "HEADER_TIMEOUT_S", 0.3)
+
+    async def test(rig: Rig) -> None:
+        front = await start(rig, [await rig.engine(Role.BOTH)])
+        assert await _say(front.port, said, drops=b"a" if said else b"") == b""
+
+    run(test)
+
+
+def test_headers_without_an_end_are_refused() -> None:
+    async def test(rig: Rig) -> None:
+        front = await start(rig, [await rig.engine(Role.BOTH)])
+        endless = POST + b"".join(b"x-%d: %s\r\n" % (i, b"y" * 1000) for i in range(200))
+        assert (await _say(front.port, endless)).startswith(b"HTTP/1.1 431")
+        assert (await _say(front.port, b"nonsense\r\n\r\n")).startswith(b"HTTP/1.1 400")
+
+    run(test)
+
+
+def test_a_client_that_does_not_read_is_dropped_and_its_engine_freed() -> None:
+    async def test(rig: Rig) -> None:
+        engine = await rig.engine(Role.BOTH)
+        front = await start(rig, [engine], client_timeout=0.3)
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port, limit=1024)
+        body = json.dumps(COMPLETION | {"stream": True, "max_tokens": 200_000}).encode()
+        writer.write(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
+        await until(lambda: engine.requests != [])
+        await until(lambda: all(tracked.in_flight == 0 for tracked in front.app.registry))
+        assert await front.metric("p2pkv_proxy_requests_total", outcome="client_gone") == 1
+        assert not reader.at_eof()
+        writer.transport.abort()
+
+    run(test)
+
+
+def test_pages_work_and_unknown_paths_do_not() -> None:
+    async def test(rig: Rig) -> None:
+        front = await start(rig, [await rig.engine(Role.BOTH)])
+        await front.text(COMPLETION)
+        for path, word in (
+            ("/", b"instance"),
+            ("/metrics", b"p2pkv_proxy_requests_total"),
+            ("/healthz", b"true"),
+        ):
+            async with front.session.get(front.url + path) as response:
+                assert response.status == 200
+                assert word in await response.read()
+        for method, path in (
+            ("GET", "/v1/completions"),
+            ("POST", "/nothing"),
+            ("POST", "/instances/x/drain"),
+        ):
+            async with front.session.request(method, front.url + path) as response:
+                assert response.status in (404, 405)
+
+    run(test)
+
+
+async def _say(port: int, data: bytes, drops: bytes = b"") -> bytes:
+    """Send bytes, then one drop at a time; return what the router says until it hangs up or has sent a head."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+
+    async def drip() -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            writer.write(drops)
+
+    dripping = asyncio.ensure_future(drip())
+    try:
+        return await reader.read(100)
+    except ConnectionError:
+        return b""
+    finally:
+        dripping.cancel()
+        writer.transport.abort()

@@ -1,0 +1,119 @@
+"""What the router learns from outside: of the directory, without being a member, and of an engine, by its sidecar."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from p2pkv import Config, Node
+from p2pkv.cli.announce import EngineCheck
+from p2pkv.heartbeat import Instance, Load, Role, State, checked
+from p2pkv.secret import cluster_keys
+from p2pkv_proxy.holdings import Holdings
+from p2pkv_proxy.metrics import Metrics
+from p2pkv_proxy.observer import DirectoryObserver
+from p2pkv_proxy.page_keys import Keying
+from p2pkv_proxy.prompts import Prompt
+from p2pkv_proxy.registry import Registry
+
+SECONDS = 30.0
+PAGE = 16
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> str:
+    path = tmp_path / "secret"
+    path.write_text("the secret of this test")
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_the_router_learns_who_holds_a_prompt_without_joining(secret: str) -> None:
+    text = "a prompt of some pages, of which the first three are held by somebody: "
+    with (
+        Node.start(Config(node_id="holder", namespace="n", secret_file=secret, pool_size="1MiB")) as node,
+        Node.start(Config(join=node.address, namespace="n", secret_file=secret, pool_size="1MiB")) as other,
+    ):
+        keying = Keying("n", PAGE, "bytes", "")
+        tokens = keying.tokens(text)
+        assert tokens is not None
+        pages = np.zeros((3, 4096), np.uint8)
+        node.register_memory(pages)
+        assert node.publish(keying.keys(tokens)[:3], pages).all()
+        registry = Registry()
+        instance = Instance(
+            url="http://a:1",
+            role=Role.PREFILL,
+            node_id="holder",
+            namespace="n",
+            page_size=PAGE,
+            tokenizer="bytes",
+        )
+        registry.list_instance(checked(instance))
+        observer = DirectoryObserver([other.address], cluster_keys(secret))
+        holdings = Holdings(registry, observer, Metrics(registry).lookup)
+        try:
+            deadline = time.monotonic() + SECONDS
+            prompt = Prompt("", [text], None, is_stream=False, max_tokens=1)
+            while prompt.holdings != {"holder": 3 * PAGE}:
+                assert time.monotonic() < deadline, prompt.holdings_flaw
+                asyncio.run(holdings.look_up(prompt))
+            assert prompt.n_tokens == len(tokens)
+            assert {member.node_id for member in node.members()} == {"holder", other.node_id}
+            other.close()
+            node.close()
+            while not prompt.holdings_flaw:
+                assert time.monotonic() < deadline
+                asyncio.run(holdings.look_up(prompt))
+        finally:
+            holdings.close()
+
+
+class _Engine(http.server.BaseHTTPRequestHandler):
+    status = 200
+    page = b'vllm:num_requests_running{a="b"} 3.0\nvllm:num_requests_waiting 2.0\nvllm:num_requests_waiting_x 9\n'
+
+    def do_GET(self) -> None:
+        self.send_response(self.status if self.path == "/health" else 200)
+        self.end_headers()
+        self.wfile.write(self.page if self.path == "/metrics" else b"")
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def engine() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Engine) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_sidecar_tells_a_starting_a_ready_and_a_failing_engine_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with engine() as url:
+        check = EngineCheck(url, "/health", timeout=SECONDS)
+        monkeypatch.setattr(_Engine, "status", 503)
+        assert check.look() == Load(State.STARTING)
+        monkeypatch.setattr(_Engine, "status", 200)
+        assert check.look() == Load(State.READY, running=3, waiting=2)
+        check.is_draining = True
+        assert check.look() == Load(State.DRAINING, running=3, waiting=2)
+        check.is_draining = False
+        monkeypatch.setattr(_Engine, "status", 503)
+        assert check.look().state is State.READY  # once may be an accident
+    assert check.look() == Load(State.FAILING)

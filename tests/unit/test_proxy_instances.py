@@ -1,0 +1,284 @@
+"""What the router believes of its instances: heartbeats, expiry, breakers, policies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from p2pkv.errors import ConfigError, ControlError, VersionError
+from p2pkv.heartbeat import Heart, Heartbeat, Instance, Load, Mode, Role, State, checked, pack, unpack
+from p2pkv.secret import cluster_keys
+from p2pkv_proxy.breaker import FAILURES, FIRST_PAUSE_S, Breaker, Phase
+from p2pkv_proxy.discovery import Discovery
+from p2pkv_proxy.listing import follow_file, parse_instance, read_file
+from p2pkv_proxy.page_keys import Keying
+from p2pkv_proxy.policies import POLICIES
+from p2pkv_proxy.policies.prefix import Prefix
+from p2pkv_proxy.prompts import Prompt
+from p2pkv_proxy.registry import Registry, Tracked
+
+SECONDS = 30.0
+
+
+def instance(name: str, role: Role = Role.DECODE, **more: object) -> Instance:
+    return checked(Instance(url=f"http://127.0.0.1:{1000 + len(name)}", id=name, role=role, **more))  # type: ignore[arg-type]
+
+
+def beat(name: str, sequence: int, state: State = State.READY, boot: int = 1, running: int = 0) -> Heartbeat:
+    return Heartbeat(instance=instance(name), boot=boot, sequence=sequence, state=state, running=running)
+
+
+def prompt(text: str) -> Prompt:
+    return Prompt("", [text], None, is_stream=False, max_tokens=8, n_tokens=len(text) // 4)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_instance_that_falls_silent_is_removed_on_time_though_others_say_nothing() -> None:
+    clock = Clock()
+    registry = Registry(lifetime=10.0, now=clock)
+    registry.note_heartbeat(beat("a", 1))
+    interrupted = []
+    tracked = registry.get("a")
+    assert tracked is not None
+    tracked.begin(5, clock.now, lambda: interrupted.append("a"))
+    clock.now += 9.9
+    registry.expire()
+    assert registry.get("a") is not None
+    clock.now += 0.1
+    registry.expire()
+    assert registry.get("a") is None
+    assert interrupted == ["a"]
+
+
+def test_late_and_repeated_heartbeats_change_nothing() -> None:
+    registry = Registry()
+    registry.note_heartbeat(beat("a", 5, State.DRAINING))
+    for late in (beat("a", 5), beat("a", 4), beat("a", 9, boot=0)):
+        registry.note_heartbeat(late)
+    tracked = registry.get("a")
+    assert tracked is not None
+    assert tracked.state is State.DRAINING
+    assert registry.refused == 3
+    registry.note_heartbeat(beat("a", 1, boot=2))
+    assert tracked.state is State.READY
+
+
+def test_a_good_bye_removes_and_unanswered_requests_of_a_failing_one_go_elsewhere() -> None:
+    registry = Registry()
+    registry.note_heartbeat(beat("a", 1))
+    tracked = registry.get("a")
+    assert tracked is not None
+    interrupted: list[int] = []
+    answered = tracked.begin(1, 0.0, lambda: interrupted.append(1))
+    tracked.begin(1, 0.0, lambda: interrupted.append(2))
+    tracked.answered(answered)
+    registry.note_heartbeat(beat("a", 2, State.FAILING))
+    assert interrupted == [2]
+    registry.note_heartbeat(beat("b", 1))
+    registry.note_heartbeat(beat("b", 2, State.LEFT))
+    assert registry.get("b") is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"url": "ftp://x:1"},
+        {"url": "http://x"},
+        {"url": "http://user@x:1"},
+        {"url": "http://x:1/path"},
+        {"url": "http://x:1", "bootstrap_port": 70000},
+        {"url": "http://x:1", "capacity": -1},
+        {"url": "http://x:1", "model": "a\nb"},
+        {"url": "http://x:1", "mode": Mode.VLLM_ADDRESSES},
+    ],
+)
+def test_an_instance_that_can_not_be_one_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        checked(Instance(role=Role.DECODE, **fields))  # type: ignore[arg-type]
+
+
+def test_heartbeats_are_read_back_and_nonsense_is_not() -> None:
+    heartbeat = beat("a", 7, running=3)
+    assert unpack(pack(heartbeat)) == heartbeat
+    for nonsense in (b"", b"\xc1", b"\x80", pack(heartbeat)[:-1], pack(beat("a", -1))):
+        with pytest.raises(ControlError):
+            unpack(nonsense)
+    with pytest.raises(VersionError, match="version 9"):
+        unpack(pack(Heartbeat(instance=instance("a"), boot=1, sequence=1, state=State.READY, version=9)))
+
+
+def test_a_router_hears_hearts_with_its_secret_and_no_others(tmp_path: Path) -> None:
+    secrets = [tmp_path / name for name in ("ours", "theirs")]
+    for number, path in enumerate(secrets):
+        path.write_text(f"secret {number} of this test")
+        path.chmod(0o600)
+    ours, theirs = (cluster_keys(str(path)) for path in secrets)
+
+    async def listen() -> None:
+        registry = Registry()
+        discovery = Discovery("127.0.0.1:0", ours, registry, has_own_secret=False)
+        running = asyncio.ensure_future(discovery.run())
+        stranger = Heart(
+            instance("stranger"), [discovery.address], theirs, lambda: Load(State.READY), interval=0.05
+        )
+        friend = Heart(
+            instance("friend"), [discovery.address], ours, lambda: Load(State.READY, 2), interval=0.05
+        )
+        try:
+            deadline = time.monotonic() + SECONDS
+            # by then the stranger, who began before, had time for as many
+            while (tracked := registry.get("friend")) is None or tracked.sequence < 5:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+            assert tracked.load == Load(State.READY, 2)
+            await asyncio.to_thread(friend.close)
+            while registry.get("friend") is not None:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+            assert len(registry) == 0
+        finally:
+            await asyncio.to_thread(stranger.close)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            discovery.close()
+
+    asyncio.run(listen())
+
+
+def test_a_file_of_instances_is_followed(tmp_path: Path) -> None:
+    path = tmp_path / "instances.json"
+    path.write_text(
+        json.dumps([{"url": "http://a:1", "role": "prefill"}, {"url": "http://b:1", "role": "decode"}])
+    )
+    known = read_file(path)
+    registry = Registry()
+    for one in known:
+        registry.list_instance(one)
+
+    async def follow() -> None:
+        following = asyncio.ensure_future(follow_file(path, known, registry))
+        await asyncio.sleep(0)
+        path.write_text("[{}]")  # of no use: nothing changes
+        path.write_text(
+            json.dumps([{"url": "http://b:1", "role": "decode"}, {"url": "http://c:1", "role": "both"}])
+        )
+        deadline = time.monotonic() + SECONDS
+        while {tracked.id for tracked in registry} != {"b:1", "c:1"}:
+            assert time.monotonic() < deadline
+            registry.expire()
+            await asyncio.sleep(0.01)
+        following.cancel()
+
+    asyncio.run(follow())
+    with pytest.raises(ConfigError, match="colour"):
+        parse_instance("http://a:1,colour=red", Role.DECODE, Mode.VLLM)
+    assert parse_instance("http://a:1,bootstrap_port=8998", Role.PREFILL, Mode.SGLANG).bootstrap_port == 8998
+
+
+def test_a_breaker_opens_lets_one_through_and_closes_again() -> None:
+    breaker = Breaker()
+    attempts = [object() for _ in range(FAILURES)]
+    for attempt in attempts:
+        assert breaker.allows(0.0)
+        breaker.begin(attempt)
+        breaker.failed(attempt, 0.0)
+    assert breaker.phase is Phase.OPEN
+    assert not breaker.allows(FIRST_PAUSE_S / 2)
+    assert breaker.allows(FIRST_PAUSE_S)
+    trial, old = object(), attempts[0]
+    breaker.begin(trial)
+    assert not breaker.allows(FIRST_PAUSE_S)
+    breaker.succeeded(old)  # began before: says nothing
+    breaker.failed(trial, FIRST_PAUSE_S)
+    assert not breaker.allows(2 * FIRST_PAUSE_S)
+    assert breaker.allows(4 * FIRST_PAUSE_S)
+    breaker.begin(trial)
+    breaker.succeeded(trial)
+    assert breaker.phase is Phase.CLOSED
+
+
+def tracked_ones(*names: str) -> list[Tracked]:
+    return [Tracked(instance(name, node_id=name), is_listed=True) for name in names]
+
+
+def test_every_policy_takes_one_of_those_offered() -> None:
+    ones = tracked_ones("a", "b", "c")
+    for name, make in POLICIES.items():
+        policy = make()
+        chosen = {policy.choose(prompt("x" * 1000), ones).tracked.id for _ in range(50)}
+        assert chosen <= {"a", "b", "c"}, name
+        assert policy.choose(prompt(""), ones[1:2]).tracked is ones[1]
+        policy.forget("b")
+
+
+def test_round_robin_goes_on_behind_the_last_whoever_comes_and_goes() -> None:
+    ones = tracked_ones("a", "b", "c")
+    policy = POLICIES["round_robin"]()
+    order = [
+        policy.choose(prompt(""), offered).tracked.id for offered in (ones, ones[:1] + ones[2:], ones, ones)
+    ]
+    assert order == ["a", "c", "a", "b"]
+
+
+def test_least_loaded_counts_tokens() -> None:
+    ones = tracked_ones("a", "b")
+    ones[0].begin(1000, 0.0, lambda: None)
+    for _ in range(3):
+        ones[1].begin(10, 0.0, lambda: None)
+    assert POLICIES["least_loaded"]().choose(prompt(""), ones).tracked.id == "b"
+
+
+def test_prefix_stays_with_who_was_sent_the_beginning_until_it_has_too_much_to_do() -> None:
+    ones = tracked_ones("a", "b")
+    policy = Prefix()
+    first = policy.choose(prompt("a beginning " * 50), ones).tracked
+    choice = policy.choose(prompt("a beginning " * 50 + "and more"), ones)
+    assert (choice.tracked, choice.reason) == (first, "prefix")
+    first.begin(100_000, 0.0, lambda: None)
+    assert policy.choose(prompt("a beginning " * 50), ones).tracked is not first
+
+
+def test_prefix_forgets_the_longest_unused_and_who_is_gone() -> None:
+    ones = tracked_ones("a")
+    policy = Prefix(most_blocks=10)
+    for number in range(20):
+        policy.choose(prompt(f"{number:4}" * 100), ones)
+    assert policy.choose(prompt(f"{19:4}" * 100), ones).reason == "prefix"
+    assert policy.choose(prompt(f"{0:4}" * 100), ones).reason == "load"
+    policy.forget("a")
+    assert policy.choose(prompt(f"{0:4}" * 100), ones).reason == "load"
+
+
+def test_cache_aware_weighs_what_is_held_against_what_is_to_do() -> None:
+    ones = tracked_ones("a", "b")
+    policy = POLICIES["cache_aware"]()
+    asked = prompt("x" * 4000)
+    assert policy.choose(asked, ones).reason == "fallback"
+    asked.holdings = {"b": 800, "a": 100}
+    choice = policy.choose(asked, ones)
+    assert (choice.tracked.id, choice.reason) == ("b", "cache")
+    ones[1].begin(5000, 0.0, lambda: None)
+    assert policy.choose(asked, ones).tracked.id == "a"
+
+
+def test_page_keys_are_those_of_the_demos_engine() -> None:
+    from demo.model import PAGE, encode
+    from demo.paged_kv import page_keys
+
+    keying = Keying("any", PAGE, "bytes", "")
+    tokens = keying.tokens("some text that has a page or two of bytes: ä")
+    assert tokens is not None
+    assert tokens == encode("some text that has a page or two of bytes: ä".encode())
+    assert keying.keys(tokens) == page_keys(tokens, PAGE)
+    assert Keying("any", PAGE, "", "").tokens("text") is None
