@@ -29,10 +29,10 @@ def check(cluster: Cluster, n_readers: int) -> None:
     assert resources(owner.pid)["qp"] > nothing["qp"], "nothing was held, so nothing could be left behind"
     # nobody said good-bye: the owner asks every 5 seconds, and waits 4 for an answer
     eventually(lambda: resources(owner.pid) == nothing, 30.0 * PATIENCE)
-    assert Footprint.of(owner.pid).is_as_flat_as(before, rss=8 << 20)
+    eventually(lambda: Footprint.of(owner.pid).is_as_flat_as(before, rss=8 << 20), 20.0 * PATIENCE)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_killed_readers_leave_no_queue_pair_behind(cluster: Cluster) -> None:
     check(cluster, 40)
 
