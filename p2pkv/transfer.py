@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from p2pkv import _native
 from p2pkv.directory.view import Member, State, View
 from p2pkv.errors import TransportError
 from p2pkv.metrics import Metrics
 from p2pkv.transports import connecting
 from p2pkv.transports.base import Endpoint, MemoryRegion, RemoteRegion, Resource, Status, Transport
+from p2pkv.transports.native import NativeMemoryRegion, NativeTransport
 
 _log = logging.getLogger(__name__)
 
@@ -52,18 +54,24 @@ class Memory(Resource):
         self.address = address
         self.nbytes = nbytes
         self.is_writable = is_writable
-        self._regions = regions
+        self.regions = regions
+        self.offers_id: int | None = None
         self._forget = forget
 
     def region(self, transport: str) -> MemoryRegion:
         """Return the registration with one transport."""
-        return self._regions[transport]
+        return self.regions[transport]
 
     def close(self) -> None:
         """Unregister. Calls under way with this memory must have returned."""
         self._forget(self)
-        for region in self._regions.values():
+        for region in self.regions.values():
             region.close()
+
+
+def native_ways(transports: Sequence[Transport]) -> list[tuple[str, _native.Transport]]:
+    """Return name and native object of the transports that transfers can use: those that need no interpreter."""
+    return [(t.name, t.native) for t in transports if isinstance(t, NativeTransport)]
 
 
 class MemoryTable:
@@ -110,8 +118,17 @@ class Connection:
 class TransferEngine(Resource):
     """Thread-safe. Leases block for one handshake at most, bounded by their deadline (``time.monotonic()``)."""
 
-    def __init__(self, transports: Sequence[Transport], connect: Connect, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        transports: Sequence[Transport],
+        connect: Connect,
+        metrics: Metrics,
+        offers: _native.Transfers | None = None,
+    ) -> None:
+        """``offers`` hear of what is registered; their ways are :func:`native_ways` of ``transports``."""
         self._transports = {transport.name: transport for transport in transports}
+        self._offers = offers
+        self._ways = [name for name, _ in native_ways(transports)]
         self._connect = connect
         self._metrics = metrics
         # guards _peers, what is in it, _leased, _closed, and the replacing of memory_table
@@ -127,18 +144,36 @@ class TransferEngine(Resource):
         return {name: transport.domain for name, transport in self._transports.items()}
 
     def register_memory(
-        self, buffer: object, address: int, nbytes: int, *, is_writable: bool = True
+        self,
+        buffer: object,
+        address: int,
+        nbytes: int,
+        *,
+        is_writable: bool = True,
+        is_readable: bool = False,
     ) -> Memory:
         """Make local memory usable for calls; ``buffer`` is kept alive until it is closed.
 
-        Raises :class:`~p2pkv.errors.TransportError` naming the transport that can't use it.
+        ``is_readable``: peers may read it, over every transport that can let them. Raises
+        :class:`~p2pkv.errors.TransportError` naming the transport that can't use it.
         """
         regions: dict[str, MemoryRegion] = {}
-        # Nothing is ever read into what is not writable, and a device could not have it: it would be refused.
-        reading = self._transports if is_writable else {}
+        described: dict[str, bytes] = {}
+        problems: list[str] = []
         try:
-            for name, transport in reading.items():
-                regions[name] = transport.register_memory(buffer, address, nbytes, readable=False)
+            for name, transport in self._transports.items():
+                if is_readable and name in self._ways:
+                    try:
+                        regions[name] = transport.register_memory(buffer, address, nbytes, readable=True)
+                        described[name] = regions[name].describe()
+                    except TransportError as error:
+                        problems.append(f"{name}: {error}")
+                # Nothing is ever read into what is not writable, and a device could not have it: it would be refused.
+                if is_writable and name not in regions:
+                    regions[name] = transport.register_memory(buffer, address, nbytes, readable=False)
+            if is_readable and not described:
+                reasons = "; ".join(problems) or "none of the native core is in use"
+                raise TransportError(f"no transport can let peers read this memory: {reasons}")
         except TransportError:
             for region in regions.values():
                 region.close()
@@ -146,11 +181,26 @@ class TransferEngine(Resource):
         memory = Memory(address, nbytes, regions, is_writable=is_writable, forget=self._forget)
         with self._lock:
             self.memory_table = MemoryTable([*self.memory_table.memories, memory])
+        self._tell_offers(memory, described)
         return memory
+
+    def _tell_offers(self, memory: Memory, described: dict[str, bytes]) -> None:
+        if self._offers is None:
+            return
+        registrations = []
+        for way, name in enumerate(self._ways):
+            region = memory.regions.get(name)
+            if isinstance(region, NativeMemoryRegion):
+                registrations.append((way, region.native, described.get(name, b"")))
+        memory.offers_id = self._offers.add_memory(
+            memory.address, memory.nbytes, memory.is_writable, len(self._ways), registrations
+        )
 
     def _forget(self, memory: Memory) -> None:
         with self._lock:
             self.memory_table = MemoryTable(m for m in self.memory_table.memories if m is not memory)
+        if self._offers is not None and memory.offers_id is not None:
+            self._offers.remove_memory(memory.offers_id)
 
     def set_view(self, view: View) -> None:
         """Drop the connections to nodes that are gone or were restarted."""

@@ -42,6 +42,7 @@ class Kind(IntEnum):
     CONNECT = 5
     EXCHANGE = 6
     PROMOTE = 7
+    RELEASE = 8
 
 
 REPLY = 0x8000

@@ -117,11 +117,17 @@ class Cluster:
         self.nodes: list[NodeProcess] = []
 
     def spawn(
-        self, node_id: str, *, memory: int = 16 << 20, sabotage: str = "", **config: Any
+        self,
+        node_id: str,
+        *,
+        memory: int = 16 << 20,
+        sabotage: str = "",
+        readable: bool = False,
+        **config: Any,
     ) -> NodeProcess:
         """Make a process without starting its node."""
         settings = self._defaults | {"node_id": node_id} | config
-        node = NodeProcess(config=settings, memory=memory, sabotage=sabotage)
+        node = NodeProcess(config=settings, memory=memory, sabotage=sabotage, readable=readable)
         self.nodes.append(node)
         return node
 

@@ -17,23 +17,28 @@ from numpy.typing import NDArray
 
 import pages
 from p2pkv import Config, Node, Outcome, P2PKVError
+from p2pkv.transfers import Grant, Offer, RowStatus
 from p2pkv.transports.base import Transport
 from p2pkv.transports.faulty import Faults, FaultyTransport
 from p2pkv.transports.native import ShmTransport, TcpTransport
 from p2pkv.transports.ucx import UcxTransport
 from p2pkv.transports.verbs import VerbsTransport
+from transfer_pair import spans_of
 
 
 class Worker:
     def __init__(self) -> None:
         self.node: Node | None = None
         self.memory: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self.handles: dict[str, Offer | Grant] = {}
 
-    def start(self, config: dict[str, Any], memory: int = 16 << 20, sabotage: str = "") -> dict[str, Any]:
+    def start(
+        self, config: dict[str, Any], memory: int = 16 << 20, sabotage: str = "", readable: bool = False
+    ) -> dict[str, Any]:
         extra = _sabotaged(sabotage, config["transports"][0]) if sabotage else []
         self.node = Node.start(Config.load(config, environ={}), extra_transports=extra)
         self.memory = np.zeros(memory, np.uint8)
-        self.node.register_memory(self.memory)
+        self.node.register_memory(self.memory, readable=readable)
         return {"address": self.node.address, "pid": os.getpid()}
 
     def _rows(self, n_pages: int, nbytes: int) -> NDArray[np.uint8]:
@@ -78,6 +83,47 @@ class Worker:
             {"node_id": m.node_id, "boot_epoch": m.boot_epoch, "state": m.state.name}
             for m in self.node.members()
         ]
+
+    def offer(self, request: str, n: int, nbytes: int, seed: int, to: str = "", lease: float = 30.0) -> None:
+        """Offer, or with ``to`` put, rows that anybody can check who knows ``seed``; keep the handle by ``request``."""
+        assert self.node is not None
+        rows = self._rows(n, nbytes)
+        rows[:] = _pattern(n, nbytes, seed)
+        transfers = self.node.transfers
+        self.handles[request] = (
+            transfers.put_async(to, request, spans_of(rows), lease=lease)
+            if to
+            else transfers.offer(request, spans_of(rows), lease=lease)
+        )
+
+    def grant(self, request: str, n: int, nbytes: int, timeout: float, source: str = "") -> None:
+        """Grant, or with ``source`` get, rows; keep the handle by ``request``."""
+        assert self.node is not None
+        rows = self._rows(n, nbytes)
+        rows[:] = 0
+        transfers = self.node.transfers
+        self.handles[request] = (
+            transfers.get_async(source, request, spans_of(rows), timeout=timeout)
+            if source
+            else transfers.grant(request, spans_of(rows), timeout=timeout)
+        )
+
+    def wait(self, request: str, timeout: float, seed: int = -1, nbytes: int = 0) -> dict[str, Any]:
+        """Wait for a handle; with ``seed``, compare the bytes of the rows that are said to be right."""
+        began = time.monotonic()
+        statuses = self.handles[request].wait(timeout)
+        seconds = time.monotonic() - began
+        wrong = 0
+        if seed >= 0:
+            rows = self._rows(len(statuses), nbytes)
+            expected = _pattern(len(statuses), nbytes, seed)
+            wrong = int(((rows != expected).any(axis=1) & (statuses == RowStatus.OK)).sum())
+        return {"statuses": sorted({RowStatus(s).name for s in statuses}), "seconds": seconds, "wrong": wrong}
+
+    def withdraw(self, request: str) -> None:
+        handle = self.handles[request]
+        assert isinstance(handle, Offer)
+        handle.withdraw()
 
     def counters(self) -> dict[str, float]:
         assert self.node is not None
@@ -140,6 +186,10 @@ def _hunted(number: int, sizes: list[int], seed: int, batch: int) -> tuple[list[
     """Return the keys of a batch of the hunt, and the size of its pages."""
     nbytes = random.Random(f"{seed}/{number}").choice(sizes)
     return [f"hunt-{number}-{i}" for i in range(batch)], nbytes
+
+
+def _pattern(n: int, nbytes: int, seed: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, size=(n, nbytes), dtype=np.uint8)
 
 
 def _sabotaged(fault: str, transport: str) -> list[Transport]:

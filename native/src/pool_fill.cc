@@ -24,21 +24,29 @@ void Pool::reserve_blocks(Block* blocks, size_t n, PoolStatus* statuses) {
 }
 
 void Pool::commit_blocks(const Block* blocks, size_t n, const uint8_t* is_filled, double lease_seconds,
-                         uint8_t* found, Location* locations) {
+                         uint8_t* found, uint64_t* tickets, Location* locations) {
   const Lock lock(mutex_);
   const int64_t deadline_ns = lease_end(lease_seconds);
   // from the back, so that the front of the batch counts as used last
   for (size_t i = n; i-- > 0;) {
     found[i] = 0;
+    tickets[i] = 0;
     locations[i] = Location{};
     if (is_filled[i] != 0) {
       const PoolStatus status =
           commit(blocks[i].key, {blocks[i].granule, blocks[i].length, blocks[i].checksum}, &locations[i]);
       found[i] = status != PoolStatus::kOtherLength;
-      if (found[i] != 0 && lease_seconds > 0) pin_one(pages_.find(blocks[i].key), deadline_ns);
+      if (found[i] != 0 && lease_seconds > 0) tickets[i] = pin_one(pages_.find(blocks[i].key), deadline_ns);
     } else {
       drop(blocks[i].granule);
     }
+  }
+}
+
+void Pool::touch(const Key* keys, size_t n) {
+  const Lock lock(mutex_);
+  for (size_t i = n; i-- > 0;) {
+    if (const uint32_t granule = pages_.find(keys[i]); granule != PageTable::kNone) pages_.touch(granule);
   }
 }
 

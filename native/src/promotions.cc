@@ -1,6 +1,7 @@
 #include "promotions.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "p2pkv/disk/waiting.h"
 
@@ -22,6 +23,13 @@ constexpr double kReadSeconds = 2;
 constexpr size_t kKeysLogged = 1 << 18;
 // While only pages wait that nobody waits for, and their time has not come.
 constexpr double kWarmPause = 0.01;
+// Of the pool that may be evicted for them, and in which time: as long as a reader remembers that it saw
+// them.
+constexpr uint64_t kWarmPart = 4;
+constexpr double kWarmSeconds = 10;
+// Leases that can be released; those beyond end by time alone. A guess.
+constexpr size_t kMaxLeases = 1 << 16;
+constexpr std::chrono::seconds kSweepEvery{1};
 
 }  // namespace
 
@@ -30,7 +38,8 @@ Promotions::Promotions(Pool& pool, uint64_t warm_rate, TierCounters* counters)
       warm_rate_(static_cast<double>(warm_rate)),
       counters_(*counters),
       promoted_(kKeysLogged),
-      warm_bytes_(warm_rate_) {}
+      warm_bytes_(warm_rate_),
+      share_bytes_(static_cast<double>(pool.data_nbytes() / kWarmPart)) {}
 
 bool Promotions::start() {
   for (NamedThread& loader : loaders_) {
@@ -68,18 +77,22 @@ void Promotions::close() {
 
 // --- questions
 
-void Promotions::ask(std::vector<Key> keys, double lease_seconds, Deadline answer_by, Promoter::Done done) {
+void Promotions::ask(std::vector<Key> keys, Promoter::Lease lease, Deadline answer_by, Promoter::Done done) {
   const size_t n = keys.size();
   auto question = std::make_shared<Question>();
-  question->lease_seconds = lease_seconds;
   question->done = std::move(done);
   question->found.resize(n);
   question->locations.resize(n);
-  find_in_pool(keys, *question);
+  std::vector<uint64_t> tickets(n);
+  find_in_pool(keys, lease.seconds, question.get(), &tickets);
   const bool is_urgent = !answer_by.passed();
   bool is_over = true;
   {
     const std::lock_guard lock(mutex_);
+    question->lease = lease_of(lease);
+    if (question->lease != nullptr)
+      std::copy_if(tickets.begin(), tickets.end(), std::back_inserter(question->lease->tickets),
+                   [](uint64_t ticket) { return ticket != 0; });
     if (store_ != nullptr && !is_closing_) {
       std::vector<uint8_t> stored(n);
       std::vector<CatalogEntry> entries(n);
@@ -100,15 +113,51 @@ void Promotions::ask(std::vector<Key> keys, double lease_seconds, Deadline answe
   due_soon_.notify_one();
 }
 
-// Pins what is there. What the limit of pins leaves out can be read too, as long as it stays.
-void Promotions::find_in_pool(const std::vector<Key>& keys, Question& question) {
-  std::vector<uint64_t> tickets(keys.size());
-  if (question.lease_seconds > 0) {
-    pool_.pin(keys.data(), keys.size(), question.lease_seconds, question.found.data(), tickets.data(),
-              question.locations.data());
-    if (std::count(question.found.begin(), question.found.end(), 0) == 0) return;
+// With the lock. Null: nothing is to be kept.
+std::shared_ptr<Promotions::Lease> Promotions::lease_of(Promoter::Lease asked) {
+  if (asked.seconds <= 0) return nullptr;
+  const auto now = Clock::now();
+  if (now - swept_ > kSweepEvery) {
+    std::erase_if(leases_, [now](const auto& lease) { return lease.second->end < now; });
+    swept_ = now;
   }
-  pool_.lookup(keys.data(), keys.size(), question.found.data(), question.locations.data());
+  if (const auto known = leases_.find(asked.id); known != leases_.end()) return known->second;
+  auto lease = std::make_shared<Lease>();
+  lease->seconds = asked.seconds;
+  lease->end = Deadline::after(asked.seconds).at();
+  if (asked.id != 0 && leases_.size() < kMaxLeases) leases_.emplace(asked.id, lease);
+  return lease;
+}
+
+void Promotions::release(uint64_t id) {
+  std::vector<uint64_t> tickets;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto lease = leases_.find(id);
+    if (lease == leases_.end()) return;
+    lease->second->is_over = true;
+    tickets.swap(lease->second->tickets);
+    leases_.erase(lease);
+  }
+  unpin(tickets);
+}
+
+void Promotions::unpin(const std::vector<uint64_t>& tickets) {
+  std::vector<uint8_t> held(tickets.size());
+  pool_.unpin(tickets.data(), tickets.size(), held.data());
+}
+
+// Pins what is there. What the limit of pins leaves out can be read too, as long as it stays: it becomes
+// young, so that the pages loaded beside it, and pages that are warmed, evict others first.
+void Promotions::find_in_pool(const std::vector<Key>& keys, double lease_seconds, Question* question,
+                              std::vector<uint64_t>* tickets) {
+  if (lease_seconds > 0) {
+    pool_.pin(keys.data(), keys.size(), lease_seconds, question->found.data(), tickets->data(),
+              question->locations.data());
+    pool_.touch(keys.data(), keys.size());
+    if (std::count(question->found.begin(), question->found.end(), 0) == 0) return;
+  }
+  pool_.lookup(keys.data(), keys.size(), question->found.data(), question->locations.data());
 }
 
 // With the lock.
@@ -124,7 +173,7 @@ void Promotions::enlist(const Key& key, const Shared& question, size_t row, bool
     load.is_urgent = is_urgent;
   }
   if (!is_urgent) return;
-  load.lease_seconds = std::max(load.lease_seconds, question->lease_seconds);
+  if (question->lease != nullptr) load.lease_seconds = std::max(load.lease_seconds, question->lease->seconds);
   load.waiting.emplace_back(question, row);
   ++question->n_open;
 }
@@ -172,9 +221,29 @@ void Promotions::load_all() {
 bool Promotions::may_warm() {
   const auto now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - warmed_).count();
+  const auto share = static_cast<double>(pool_.data_nbytes() / kWarmPart);
   warm_bytes_ = std::min(warm_rate_, warm_bytes_ + seconds * warm_rate_);
+  share_bytes_ = std::min(share, share_bytes_ + seconds * share / kWarmSeconds);
   warmed_ = now;
   return warm_bytes_ > 0;
+}
+
+// With the lock. Bytes of the pool that may be filled for nobody; `n_free` of them without evicting.
+uint64_t Promotions::warm_room(uint64_t* n_free) {
+  const PoolStats stats = pool_.stats();
+  *n_free = stats.capacity - stats.used;
+  return *n_free + static_cast<uint64_t>(std::max(0.0, share_bytes_));
+}
+
+// With the lock.
+void Promotions::stop_warming() {
+  for (const Key& key : warm_) {
+    const auto load = loads_.find(key);
+    if (load == loads_.end() || load->second.is_taken || load->second.is_urgent) continue;
+    loads_.erase(load);
+    ++counters_.unwarmed_pages;
+  }
+  warm_.clear();
 }
 
 // Waits for pages to load; false when it is over.
@@ -182,16 +251,33 @@ bool Promotions::take(std::vector<Block>* blocks, double* lease_seconds) {
   blocks->clear();
   *lease_seconds = 0;
   Lock lock(mutex_);
-  while (urgent_.empty() && (warm_.empty() || !may_warm())) {
+  while (blocks->empty()) {
+    while (urgent_.empty() && (warm_.empty() || !may_warm())) {
+      if (is_closing_) return false;
+      disk::wait_until(wanted_, lock, Deadline::after(warm_.empty() ? 1 : kWarmPause), [this] {
+        return is_closing_ || !urgent_.empty() || (!warm_.empty() && warm_bytes_ > 0);
+      });
+    }
     if (is_closing_) return false;
-    disk::wait_until(wanted_, lock, Deadline::after(warm_.empty() ? 1 : kWarmPause), [this] {
-      return is_closing_ || !urgent_.empty() || (!warm_.empty() && warm_bytes_ > 0);
-    });
+    const uint64_t limit = std::min(kMaxBytes, pool_.data_nbytes() / 8);
+    if (!urgent_.empty()) {
+      take_from(urgent_, limit, blocks, lease_seconds);
+      continue;
+    }
+    uint64_t n_free = 0;
+    const uint64_t room = warm_room(&n_free);
+    const uint64_t nbytes = take_from(warm_, std::min(limit, room), blocks, lease_seconds);
+    warm_bytes_ -= static_cast<double>(nbytes);
+    share_bytes_ -= static_cast<double>(nbytes - std::min(nbytes, n_free));
+    if (blocks->empty()) stop_warming();
   }
-  if (is_closing_) return false;
-  const bool is_urgent = !urgent_.empty();
-  std::deque<Key>& queue = is_urgent ? urgent_ : warm_;
-  const uint64_t limit = std::min(kMaxBytes, pool_.data_nbytes() / 8);
+  return true;
+}
+
+// With the lock. Takes pages of at most `limit` bytes off the front; at least one of those somebody waits
+// for.
+uint64_t Promotions::take_from(std::deque<Key>& queue, uint64_t limit, std::vector<Block>* blocks,
+                               double* lease_seconds) {
   uint64_t nbytes = 0;
   while (!queue.empty() && blocks->size() < kMaxPages) {
     const Key key = queue.front();
@@ -205,15 +291,15 @@ bool Promotions::take(std::vector<Block>* blocks, double* lease_seconds) {
     store_->look_up(&key, 1, &is_stored, &entry);
     if (is_stored == 0)
       entry.place.length = 1;  // gone since it was asked for: any length will do, its read misses
-    if (!blocks->empty() && nbytes + entry.place.length > limit) break;
+    const bool must_go = blocks->empty() && load->second.is_urgent;
+    if (!must_go && nbytes + entry.place.length > limit) break;
     queue.pop_front();
     nbytes += entry.place.length;
     load->second.is_taken = true;
     *lease_seconds = std::max(*lease_seconds, load->second.lease_seconds);
     blocks->push_back({key, entry.place.length, entry.place.checksum});
   }
-  if (!is_urgent) warm_bytes_ -= static_cast<double>(nbytes);
-  return true;
+  return nbytes;
 }
 
 void Promotions::fill(std::vector<Block>& blocks, double lease_seconds) {
@@ -240,46 +326,64 @@ void Promotions::fill(std::vector<Block>& blocks, double lease_seconds) {
     promoted.push_back(keys[i]);
     counters_.promoted_bytes += wanted[i].length;
   }
-  std::vector<uint8_t> there(wanted.size());
-  std::vector<Location> where(wanted.size());
-  pool_.commit_blocks(wanted.data(), wanted.size(), is_filled.data(), lease_seconds, there.data(),
-                      where.data());
+  Loaded own{std::vector<uint8_t>(wanted.size()), std::vector<Location>(wanted.size()),
+             std::vector<uint64_t>(wanted.size())};
+  pool_.commit_blocks(wanted.data(), wanted.size(), is_filled.data(), lease_seconds, own.found.data(),
+                      own.tickets.data(), own.locations.data());
   counters_.promoted_pages += promoted.size();
   promoted_.push(promoted.data(), promoted.size());
 
-  std::vector<uint8_t> found(n);
-  std::vector<Location> locations(n);
+  Loaded loaded{std::vector<uint8_t>(n), std::vector<Location>(n), std::vector<uint64_t>(n)};
   for (size_t i = 0, filled = 0; i < n; ++i) {
+    const Key& key = blocks[i].key;
     if (reserved[i] == PoolStatus::kStored) {
-      found[i] = there[filled];
-      locations[i] = where[filled++];
+      loaded.found[i] = own.found[filled];
+      loaded.tickets[i] = own.tickets[filled];
+      loaded.locations[i] = own.locations[filled++];
     } else if (reserved[i] == PoolStatus::kExists) {
-      pool_.lookup(&blocks[i].key, 1, &found[i], &locations[i]);
+      pool_.pin(&key, 1, lease_seconds, &loaded.found[i], &loaded.tickets[i], &loaded.locations[i]);
+      if (loaded.found[i] == 0) pool_.lookup(&key, 1, &loaded.found[i], &loaded.locations[i]);
     }
   }
-  counters_.failed_pages += static_cast<uint64_t>(std::count(found.begin(), found.end(), 0));
-  settle(blocks, found, locations);
+  counters_.failed_pages += static_cast<uint64_t>(std::count(loaded.found.begin(), loaded.found.end(), 0));
+  settle(blocks, loaded);
 }
 
-void Promotions::settle(const std::vector<Block>& blocks, const std::vector<uint8_t>& found,
-                        const std::vector<Location>& locations) {
+// The pin that a page came with goes to its first reader, the others get one each; who has given up, none.
+void Promotions::settle(const std::vector<Block>& blocks, const Loaded& loaded) {
   std::vector<Shared> complete;
+  std::vector<uint64_t> unwanted;
   {
     const std::lock_guard lock(mutex_);
     for (size_t i = 0; i < blocks.size(); ++i) {
       const auto load = loads_.find(blocks[i].key);
+      uint64_t ticket = loaded.tickets[i];
       for (const auto& [question, row] : load->second.waiting) {
+        if (Lease* const lease = question->lease.get(); lease != nullptr && !lease->is_over) {
+          if (ticket == 0 && loaded.tickets[i] != 0) ticket = pin_again(blocks[i].key, lease->seconds);
+          if (ticket != 0) lease->tickets.push_back(std::exchange(ticket, 0));
+        }
         if (question->is_answered) continue;
-        question->found[row] = found[i];
-        question->locations[row] = locations[i];
+        question->found[row] = loaded.found[i];
+        question->locations[row] = loaded.locations[i];
         if (--question->n_open > 0) continue;
         question->is_answered = true;
         complete.push_back(question);
       }
+      if (ticket != 0) unwanted.push_back(ticket);
       loads_.erase(load);
     }
   }
+  unpin(unwanted);
   for (const Shared& question : complete) answer(question);
+}
+
+uint64_t Promotions::pin_again(const Key& key, double seconds) {
+  uint8_t found = 0;
+  uint64_t ticket = 0;
+  Location location;
+  pool_.pin(&key, 1, seconds, &found, &ticket, &location);
+  return ticket;
 }
 
 }  // namespace p2pkv

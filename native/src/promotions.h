@@ -21,7 +21,11 @@
 namespace p2pkv {
 
 // Thread-safe. Two threads load, one answers those whose time is over. A page is loaded once, however many
-// ask for it. Pages that nobody waits for come after the others, at a bounded rate.
+// ask for it, and pinned once for each of them.
+//
+// Pages that nobody waits for come after the others, at a bounded rate, and for as long as there is room: in
+// what is free of the pool, and beyond that in a quarter of it in ten seconds. What finds no room is not
+// loaded. So warming evicts what was used longest ago, and never what was used or promoted since.
 class Promotions {
  public:
   Promotions(Pool& pool, uint64_t warm_rate, TierCounters* counters);
@@ -30,7 +34,9 @@ class Promotions {
 
   void attach(disk::DiskStore* store);
   // See Promoter::promote.
-  void ask(std::vector<Key> keys, double lease_seconds, Deadline answer_by, Promoter::Done done);
+  void ask(std::vector<Key> keys, Promoter::Lease lease, Deadline answer_by, Promoter::Done done);
+  // See Promoter::release.
+  void release(uint64_t lease);
   // Keys that came into the pool, oldest first.
   std::vector<Key> drain(size_t max) { return promoted_.drain(max, Deadline::after(0)); }
   // Answers all with what is there; nothing is called back once it has returned. Idempotent.
@@ -38,8 +44,15 @@ class Promotions {
 
  private:
   using Clock = Deadline::Clock;
+  // The pins of one reader, of all its questions under one id.
+  struct Lease {
+    double seconds;
+    Clock::time_point end;
+    std::vector<uint64_t> tickets;
+    bool is_over = false;
+  };
   struct Question {
-    double lease_seconds;
+    std::shared_ptr<Lease> lease;
     Promoter::Done done;
     std::vector<uint8_t> found;
     std::vector<Location> locations;
@@ -56,16 +69,29 @@ class Promotions {
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  void find_in_pool(const std::vector<Key>& keys, Question& question);
+  std::shared_ptr<Lease> lease_of(Promoter::Lease asked);
+  void find_in_pool(const std::vector<Key>& keys, double lease_seconds, Question* question,
+                    std::vector<uint64_t>* tickets);
   void enlist(const Key& key, const Shared& question, size_t row, bool is_urgent);
   static void answer(const Shared& question);
   void answer_in_time();
   void load_all();
   bool take(std::vector<Block>* blocks, double* lease_seconds);
+  uint64_t take_from(std::deque<Key>& queue, uint64_t limit, std::vector<Block>* blocks,
+                     double* lease_seconds);
   bool may_warm();
+  uint64_t warm_room(uint64_t* n_free);
+  void stop_warming();
   void fill(std::vector<Block>& blocks, double lease_seconds);
-  void settle(const std::vector<Block>& blocks, const std::vector<uint8_t>& found,
-              const std::vector<Location>& locations);
+  // What became of a page that was loaded; the ticket is 0 where it has no pin.
+  struct Loaded {
+    std::vector<uint8_t> found;
+    std::vector<Location> locations;
+    std::vector<uint64_t> tickets;
+  };
+  void settle(const std::vector<Block>& blocks, const Loaded& loaded);
+  uint64_t pin_again(const Key& key, double seconds);
+  void unpin(const std::vector<uint64_t>& tickets);
 
   Pool& pool_;
   const double warm_rate_;  // bytes a second
@@ -79,9 +105,12 @@ class Promotions {
   std::unordered_map<Key, Load, KeyHash> loads_;
   std::deque<Key> urgent_;
   std::deque<Key> warm_;
-  std::multimap<Clock::time_point, Shared> open_;  // by when they must be answered
-  double warm_bytes_;                              // may be loaded for nobody now; below 0: in debt
-  Clock::time_point warmed_ = Clock::now();        // when `warm_bytes_` was counted
+  std::unordered_map<uint64_t, std::shared_ptr<Lease>> leases_;  // by id, of those that can be released
+  Clock::time_point swept_ = Clock::now();                       // when those that had ended were forgotten
+  std::multimap<Clock::time_point, Shared> open_;                // by when they must be answered
+  double warm_bytes_;                        // may be loaded for nobody now; below 0: in debt
+  double share_bytes_;                       // may be evicted for that now
+  Clock::time_point warmed_ = Clock::now();  // when these two were counted
   bool is_closing_ = false;
   NamedThread loaders_[2];
   NamedThread answerer_;

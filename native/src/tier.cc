@@ -190,8 +190,12 @@ void Tier::read(const disk::ReadBatch& batch, const Deadline& deadline, ReadStat
   if (DiskStore* const disk = store()) disk->read(batch, deadline, statuses);
 }
 
-void Tier::promote(std::vector<Key> keys, double lease_seconds, Deadline answer_by, Done done) {
-  promotions_->ask(std::move(keys), lease_seconds, answer_by, std::move(done));
+void Tier::promote(std::vector<Key> keys, Lease lease, Deadline answer_by, Done done) {
+  promotions_->ask(std::move(keys), lease, answer_by, std::move(done));
+}
+
+void Tier::release(uint64_t lease) {
+  promotions_->release(lease);
 }
 
 std::vector<Key> Tier::drain_promoted(size_t max) {

@@ -100,14 +100,27 @@ Answer look_up(const std::shared_ptr<DirectoryChannel>& channel, const std::vect
   return answer;
 }
 
+constexpr uint64_t kLease = 0x1ea5e;
+
 // Holds promotions until the test answers them.
 class HeldPromoter final : public p2pkv::Promoter {
  public:
-  void promote(std::vector<Key> keys, double lease_seconds, Deadline, Done done) override {
+  void promote(std::vector<Key> keys, Lease lease, Deadline, Done done) override {
     const std::lock_guard lock(mutex_);
-    CHECK_EQ(lease_seconds, 2.0);
+    CHECK_EQ(lease.seconds, 2.0);
+    CHECK_EQ(lease.id, kLease);
     held_.push_back({std::move(keys), std::move(done)});
     came_.notify_all();
+  }
+  void release(uint64_t lease) override {
+    const std::lock_guard lock(mutex_);
+    CHECK_EQ(lease, kLease);
+    ++n_released_;
+    came_.notify_all();
+  }
+  void wait_released(size_t n) {
+    std::unique_lock lock(mutex_);
+    came_.wait(lock, [&] { return n_released_ >= n; });
   }
   // Waits for one, and finds every other key of it.
   void answer_one() {
@@ -135,6 +148,7 @@ class HeldPromoter final : public p2pkv::Promoter {
   std::mutex mutex_;  // guards all below
   std::condition_variable came_;
   std::deque<Held> held_;
+  size_t n_released_ = 0;
 };
 
 Answer promote(const std::shared_ptr<DirectoryChannel>& channel, const std::vector<Key>& keys,
@@ -142,7 +156,7 @@ Answer promote(const std::shared_ptr<DirectoryChannel>& channel, const std::vect
   const std::vector<int32_t> members(keys.size(), 0);
   AskBatch batch(members.data(), members.size(), ring_of_one());
   std::vector<p2pkv::wire::PromoteEntry> entries;
-  for (const Key& key : keys) entries.push_back({key, 1000, 2000});
+  for (const Key& key : keys) entries.push_back({key, 1000, 2000, kLease});
   std::vector<uint8_t> found(keys.size());
   std::vector<Location> locations(keys.size());
   const auto usable = exchange(batch,
@@ -342,6 +356,30 @@ TEST(directory_server_answers_others_while_a_promotion_takes_its_time) {
   promoter->answer_one();
   asking.join();
   CHECK(look_up(slow, keys_from(1, 10)).is_answered);
+}
+
+TEST(directory_server_hears_that_a_lease_is_over) {
+  Served served;
+  const auto channel = served.channel();
+  CHECK(channel->release(kLease));  // nobody promotes here
+  CHECK(look_up(channel, keys_from(1, 10)).is_answered);
+  const auto promoter = std::make_shared<HeldPromoter>();
+  served.server->serve_promotions(promoter);
+  CHECK(channel->release(kLease));
+  CHECK(channel->release(kLease));
+  CHECK(look_up(channel, keys_from(1, 10)).is_answered);  // in the order of the questions
+  promoter->wait_released(2);
+}
+
+TEST(directory_server_ends_the_lease_of_who_hangs_up_on_a_promotion) {
+  Served served;
+  const auto promoter = std::make_shared<HeldPromoter>();
+  served.server->serve_promotions(promoter);
+  auto impatient = served.channel();
+  CHECK(!promote(impatient, keys_from(1, 10), 0.01).is_answered);
+  impatient.reset();
+  promoter->wait_released(1);
+  promoter->answer_one();  // to nobody
 }
 
 TEST(directory_server_outlives_who_does_not_wait_for_a_promotion) {

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.bench.rows import MIB
+from p2pkv.node import Node
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _MAX_PAGES = 60_000
@@ -33,8 +34,8 @@ class Source:
     """Shared memory, as a pool's is, with known pages."""
 
     def __init__(self, nbytes: int) -> None:
-        self._region = _native.SharedRegion.create(nbytes)  # keeps the memory mapped
-        self.array: NDArray[np.uint8] = self._region.array
+        self.region = _native.SharedRegion.create(nbytes)  # keeps the memory mapped
+        self.array: NDArray[np.uint8] = self.region.array
         words = self.array.view(np.uint64)
         step = MIB
         for first in range(0, len(words), step):
@@ -44,6 +45,10 @@ class Source:
     @property
     def address(self) -> int:
         return self.array.ctypes.data
+
+    def register(self, node: Node, *, readable: bool) -> None:
+        """Let a node publish from it, and with ``readable`` offer it to peers."""
+        node.register_address(self.address, self.array.nbytes, self.region, readable=readable)
 
     def pages(self, page_nbytes: int) -> NDArray[np.uint8]:
         """Return all pages of one size, as rows."""

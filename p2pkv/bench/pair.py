@@ -27,13 +27,22 @@ OWNER = "owner"
 class Pair:
     """The reader is here, the owner in the other process; so is the shard that has the directory entries."""
 
-    def __init__(self, meeting: Meeting, transport: str, arena: int, reader_pool: int = 16 * MIB) -> None:
+    def __init__(
+        self,
+        meeting: Meeting,
+        transport: str,
+        arena: int,
+        reader_pool: int = 16 * MIB,
+        *,
+        readable: bool = False,
+    ) -> None:
         with ExitStack() as undo:
             self._meeting = meeting
             self.transport = transport
+            self._readable = readable
             self.owner = undo.enter_context(Peer())
             settings = meeting.settings(OWNER, transports=[transport], pool_size=arena * 5 // 4 + MIB)
-            self.owner.call("start", config=settings, arena=arena)
+            self.owner.call("start", config=settings, arena=arena, readable=readable)
             self.source = Source(arena)
             self.destination = Destination(arena)
             self.node = undo.enter_context(self.reader(READER, (), pool_size=reader_pool))
@@ -52,7 +61,7 @@ class Pair:
         node = self._meeting.start(
             node_id, extra=extra, transports=names, pool_size=pool_size, **(disk or {})
         )
-        node.register_memory(self.source.array)
+        self.source.register(node, readable=self._readable)
         node.register_memory(self.destination.array)
         return node
 

@@ -9,7 +9,7 @@ from p2pkv.bench.rows import KIB, MIB
 
 SUITES = (
     *("fetch", "publish", "exists", "gil", "validation", "overhead", "load", "memory"),
-    *("transports", "disk"),
+    *("transports", "disk", "transfers"),
 )
 TRANSPORTS = ("shm", "tcp", "ucx", "verbs")
 PAGES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
@@ -54,7 +54,7 @@ def quick(plan: Plan) -> Plan:
     """Return a run of less than a minute."""
     return replace(
         plan,
-        suites=tuple(suite for suite in SUITES if suite not in {"load", "transports", "disk"}),
+        suites=tuple(suite for suite in SUITES if suite not in {"load", "transports", "disk", "transfers"}),
         pages=(64 * KIB, MIB),
         batches=(32,),
         threads=(1,),

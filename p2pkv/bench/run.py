@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from p2pkv.bench import disk, exists, fetch, overhead, publish, shard, transports, validation
+from p2pkv.bench import disk, exists, fetch, overhead, publish, shard, transfers, transports, validation
 from p2pkv.bench.peer import Meeting
 from p2pkv.bench.plan import Plan
 from p2pkv.bench.rows import Row
@@ -20,6 +20,7 @@ _SUITES: Mapping[str, Callable[[Meeting, Plan], Iterator[Row]]] = {
     "memory": shard.memory_rows,
     "transports": transports.rows,
     "disk": disk.rows,
+    "transfers": transfers.rows,
 }
 
 

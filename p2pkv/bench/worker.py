@@ -18,6 +18,7 @@ from p2pkv.bench.arena import Source
 from p2pkv.bench.echo import EchoServer
 from p2pkv.bench.keys import keys_at
 from p2pkv.bench.load import Load
+from p2pkv.bench.transfer_ends import FarTransfers
 from p2pkv.config import Config
 from p2pkv.errors import P2PKVError
 from p2pkv.node import Node
@@ -38,13 +39,16 @@ class Worker:
         self._bare: dict[str, tuple[Transport, MemoryRegion]] = {}
         self._echo: EchoServer | None = None
         self._load: Load | None = None
+        self._transfers: FarTransfers | None = None
 
-    def start(self, config: dict[str, Any], arena: int) -> str:
-        """Start a node; with ``arena`` bytes of pages that can be published."""
+    def start(self, config: dict[str, Any], arena: int, readable: bool = False) -> str:
+        """Start a node; with ``arena`` bytes of pages that can be published, or with ``readable`` transferred."""
         self._node = Node.start(Config.load(config, environ={}))
         if arena:
             self._source = Source(arena)
-            self._node.register_memory(self._source.array)
+            self._source.register(self._node, readable=readable)
+            if readable:
+                self._transfers = FarTransfers(self._node, self._source, arena)
         return self._node.address
 
     def wait_for(self, n_members: int) -> None:
@@ -136,6 +140,21 @@ class Worker:
     def hold_gil(self, seconds: float) -> None:
         """Sleep without letting any other Python code of this process run."""
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+    def offer(self, calls: list[tuple[str, int, int]], page_nbytes: int) -> None:
+        """Offer pages for gets: a request, first page and number of pages each."""
+        assert self._transfers is not None
+        self._transfers.offer(calls, page_nbytes)
+
+    def grant(self, calls: list[tuple[str, int, int]], page_nbytes: int) -> None:
+        """Grant slots for puts: a request, first slot and number of pages each."""
+        assert self._transfers is not None
+        self._transfers.grant(calls, page_nbytes)
+
+    def verify_grants(self, pages: list[int], page_nbytes: int) -> bool:
+        """Say whether the grants got exactly the pages, of which the first of each grant is given, and end them."""
+        assert self._transfers is not None
+        return self._transfers.verify(pages, page_nbytes)
 
     def prepare_load(self, shard: str, n_threads: int) -> None:
         """Make threads that will ask ``shard``."""

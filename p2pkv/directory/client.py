@@ -39,6 +39,14 @@ class _Route:
 
 
 @dataclass(frozen=True, slots=True)
+class Lease:
+    """For how long owners keep what they promote; ``number`` is drawn at random, 0 for one that is not released."""
+
+    seconds: float
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _Question:
     """What a call asks the owners: ``kind``, and for each key a record. Answers to GET fill the last two."""
 
@@ -123,20 +131,33 @@ class DirectoryClient:
         return found, locations
 
     def promote(
-        self, keys: Keys, locations: NDArray[np.uint8], deadline: float, *, answer_s: float, lease_s: float
+        self, keys: Keys, locations: NDArray[np.uint8], deadline: float, *, answer_s: float, lease: Lease
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Ask the owners of pages that lie on disk to bring them into their pools.
 
         ``locations`` is ``(n, 64)`` raw. They answer within ``answer_s`` seconds (0: at once, and load meanwhile) and
-        keep what is there for ``lease_s``. Returns, as :meth:`get` does, what can be read now and where.
+        keep what is there for the lease. Returns, as :meth:`get` does, what can be read now and where.
         """
         route = self._route
         found = np.zeros(len(keys), np.uint8)
         where = np.zeros((len(keys), LOCATION.itemsize), np.uint8)
         ask = _native.AskBatch.of_page_owners(locations, route.member_keys, route.table)
-        entries = _native.promote_entries(keys, int(answer_s * 1000), int(lease_s * 1000))
+        entries = _native.promote_entries(keys, int(answer_s * 1000), int(lease.seconds * 1000), lease.number)
         self._ask_owners(route, _Question(Kind.PROMOTE, ask, entries, found, where), deadline)
         return found, where
+
+    def release(self, lease: Lease, locations: NDArray[np.uint8]) -> None:
+        """Tell the owners that were asked to promote the pages at ``locations`` that they were read, or won't be.
+
+        Waits for nothing. An owner without a channel is not told, and keeps them until the lease's end.
+        """
+        route = self._route
+        ask = _native.AskBatch.of_page_owners(locations, route.member_keys, route.table)
+        for owner in ask.owners():
+            members = [route.ring.members[owner]]
+            channels = self._channels.lease(members)
+            if channels is not None:
+                self._channels.give_back(members, channels, [channels[0].release(lease.number)])
 
     def put(self, keys: Keys, locations: Locations, deadline: float) -> NDArray[np.uint8]:
         """Store where pages lie. Returns ``(n,)`` 1 for those that at least one owner has acknowledged."""

@@ -14,7 +14,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pkv.directory.client import DirectoryClient
+from p2pkv.directory.client import DirectoryClient, Lease
 from p2pkv.errors import P2PKVError
 from p2pkv.page import RESIDENT, Keys, as_locations
 
@@ -58,7 +58,9 @@ class Warmer:
         while (cold := self._waiting.get()) is not None:
             keys, raw = cold
             try:
-                self._directory.promote(keys, raw, time.monotonic() + _REQUEST_S, answer_s=0, lease_s=0)
+                self._directory.promote(
+                    keys, raw, time.monotonic() + _REQUEST_S, answer_s=0, lease=Lease(0.0)
+                )
             except P2PKVError as error:
                 _log.debug("pages were not warmed: %s", error)
 

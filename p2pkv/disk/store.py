@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
-from p2pkv.config import DISK_FSYNC, DISK_LAYOUTS
+from p2pkv.config import DISK_COMPRESSION, DISK_FSYNC, DISK_LAYOUTS
 from p2pkv.errors import ConfigError
 from p2pkv.page import Keys
 
@@ -61,6 +61,8 @@ class DiskOptions:
     layout: str = "bucket"
     fsync: str = "seal"
     eviction: str = "oldest"
+    compression: str = "off"
+    """``zstd``: pages that become smaller by an eighth at least are written so. Both kinds can be read."""
     allow_uring: bool = True
     """Use io_uring where the kernel allows it; else blocking calls on threads."""
     allow_direct: bool = True
@@ -77,13 +79,20 @@ class DiskOptions:
     """While a read is older than this, others miss at once instead of queueing behind it."""
 
     def __post_init__(self) -> None:
-        for name, choices in (("layout", LAYOUTS), ("fsync", FSYNC), ("eviction", EVICTION)):
+        for name, choices in (
+            ("layout", LAYOUTS),
+            ("fsync", FSYNC),
+            ("eviction", EVICTION),
+            ("compression", DISK_COMPRESSION),
+        ):
             if getattr(self, name) not in choices:
                 listed = ", ".join(choices)
                 raise ConfigError(f"disk {name} must be one of {listed}, not {getattr(self, name)!r}")
         for name in ("capacity", "queue_size", "read_buffer"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"disk {name} must be positive, not {getattr(self, name)}")
+        if self.compression == "zstd" and (missing := _native.zstd_missing()):
+            raise ConfigError(f"disk compression with zstd is not possible: {missing}")
 
 
 class DiskStore:
@@ -122,6 +131,7 @@ class DiskStore:
                 bucket_size=options.bucket_size or 0,
                 queue_size=options.queue_size,
                 read_buffer=options.read_buffer,
+                compression=DISK_COMPRESSION.index(options.compression),
                 retry_seconds=options.retry_seconds,
                 stall_seconds=options.stall_seconds,
                 store_id=store_id,
@@ -209,6 +219,7 @@ class DiskStore:
     def stats(self) -> dict[str, int]:
         """Count what is there (``capacity``, ``used``, ``pages``, ``queued_bytes``) and what happened.
 
+        ``stored_bytes`` are of pages, ``written_bytes`` the same as they are on disk.
         ``used`` is an upper bound of what the folder occupies. ``stored``, ``known`` (there already),
         ``refused`` (queue full, suspended, too large), ``changed`` (bytes without their checksum), ``lost``
         (accepted, then an error), ``evicted``, ``hit``, ``missed``, ``timed_out`` and ``recovered`` are pages;

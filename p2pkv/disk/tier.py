@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from p2pkv import _native
 from p2pkv.config import DISK_ADMISSION, DISK_WRITE, Config
 from p2pkv.disk.store import DiskOptions, DiskStore, UnusableDiskError
+from p2pkv.errors import ConfigError
 from p2pkv.page import LOCATION, Keys, Locations, as_locations
 from p2pkv.pool import Pool
 
@@ -30,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
 """How often the disk's health is looked at, for the one warning."""
+_START_S = 2.0
+"""A start waits so long for the folder; after that the node works from memory until the disk answers."""
 _RETRY_S = 1.0
 _LONGEST_RETRY_S = 30.0
 """Between attempts to open a folder that could not be used; doubled from the first to the second."""
@@ -81,37 +84,72 @@ class DiskTier:
             warm_rate=_WARM_RATE,
         )
         self._closing = threading.Event()
-        self._opening = threading.Lock()  # held while the store is opened, so that none appears after `close`
+        self._attaching = threading.Lock()  # held while a store is taken, so that none appears after `close`
         self._store: DiskStore | None = None
         self._n_failed_opens = 0
         self._lock = threading.Lock()  # guards `_unsure`
         self._unsure: list[Keys] = []
+        self._tried = threading.Event()  # the folder was opened, or could not be: `_refusal` says why
+        self._refusal: ConfigError | None = None  # this and the next are guarded by `_attaching`
+        self._has_started = False
+        self._thread = threading.Thread(target=self._run, name="p2pkv-disk", daemon=True)
+        self._thread.start()
+        has_answered = self._tried.wait(_START_S)
+        if (refusal := self._finish_start()) is not None:
+            self.close()
+            raise refusal
+        if not has_answered:
+            _log.warning(
+                "node %s works without its disk until that answers: %s was not opened within %s s",
+                config.node_id,
+                self.path,
+                _START_S,
+            )
+
+    def _finish_start(self) -> ConfigError | None:
+        with self._attaching:
+            self._has_started = True
+            return self._refusal
+
+    def _run(self) -> None:
+        """Open the folder, then look after it: the disk may hang in either, and holds up nobody else."""
         try:
             self._open()
         except UnusableDiskError as error:
             self._n_failed_opens = 1
-            _log.warning("node %s works without its disk until that can be used: %s", config.node_id, error)
-        except BaseException:
-            self.native.close()
-            raise
-        self._thread = threading.Thread(target=self._look_after, name="p2pkv-disk", daemon=True)
-        self._thread.start()
+            _log.warning(
+                "node %s works without its disk until that can be used: %s", self._config.node_id, error
+            )
+        except ConfigError as error:
+            with self._attaching:
+                self._refusal = error
+                is_late = self._has_started
+            if is_late:
+                _log.error("node %s stays without its disk: %s", self._config.node_id, error)
+            return
+        finally:
+            self._tried.set()
+        self._look_after()
 
     def _open(self) -> None:
-        with self._opening:
-            if self._closing.is_set():
+        config = self._config
+        if config.disk_path is None:
+            _make_private(Path(self.path).parent)
+        options = DiskOptions(
+            capacity=config.disk_nbytes,
+            layout=config.disk_layout,
+            fsync=config.disk_fsync,
+            compression=config.disk_compression,
+        )
+        store = DiskStore(
+            self.path, options, node_id=config.node_id, namespace=config.namespace, faults=self._faults
+        )
+        with self._attaching:
+            if not self._closing.is_set():
+                self.native.attach(self._pool.native, store.native)
+                self._store = store
                 return
-            config = self._config
-            if config.disk_path is None:
-                _make_private(Path(self.path).parent)
-            options = DiskOptions(
-                capacity=config.disk_nbytes, layout=config.disk_layout, fsync=config.disk_fsync
-            )
-            store = DiskStore(
-                self.path, options, node_id=config.node_id, namespace=config.namespace, faults=self._faults
-            )
-            self.native.attach(self._pool.native, store.native)
-            self._store = store
+        store.close(_CLOSE_S)  # the disk answered after the node had gone
 
     def _look_after(self) -> None:
         pause = _RETRY_S
@@ -207,6 +245,7 @@ class DiskTier:
             "p2pkv_disk_queued_bytes": "queued_bytes",
             "p2pkv_disk_stored_pages_total": "stored_pages",
             "p2pkv_disk_stored_bytes_total": "stored_bytes",
+            "p2pkv_disk_written_bytes_total": "written_bytes",
             "p2pkv_disk_known_pages_total": "known_pages",
             "p2pkv_disk_refused_pages_total": "refused_pages",
             "p2pkv_disk_changed_pages_total": "changed_pages",
@@ -228,17 +267,21 @@ class DiskTier:
             "p2pkv_promoted_bytes_total": tier["promoted_bytes"],
             "p2pkv_unpromoted_pages_total": tier["failed_pages"] + tier["refused_pages"],
             "p2pkv_late_promotions_total": tier["late_pages"],
+            "p2pkv_unwarmed_pages_total": tier["unwarmed_pages"],
         }
 
     def close(self) -> None:
         """Answer who waits, write what is queued, seal the store. Idempotent; takes seconds if the disk hangs."""
-        self._closing.set()
-        self.native.close()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-        with self._opening:
+        with self._attaching:
+            self._closing.set()
             store = self._store
-        if store is not None and not store.close(_CLOSE_S):
+        self.native.close()
+        # a folder that is just being opened lets go of itself, whenever the disk answers
+        self._thread.join(_CLOSE_S)
+        is_over = not self._thread.is_alive()
+        if store is not None:
+            is_over = store.close(_CLOSE_S) and is_over
+        if not is_over:
             _log.warning(
                 "node %s: the disk hangs; its folder %s stays locked", self._config.node_id, self.path
             )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["StorageBase", "kv_precision"]
+__all__ = ["StorageBase", "find", "kv_precision"]
 
 
-def _find(module: str, name: str) -> Any | None:
+def find(module: str, name: str) -> Any | None:
+    """Return something of SGLang's, or None where SGLang isn't installed."""
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
@@ -20,7 +21,7 @@ def _find(module: str, name: str) -> Any | None:
 if TYPE_CHECKING:
     StorageBase = object
 else:
-    StorageBase = _find("sglang.srt.mem_cache.hicache_storage", "HiCacheStorage") or object
+    StorageBase = find("sglang.srt.mem_cache.hicache_storage", "HiCacheStorage") or object
 
 
 def kv_precision() -> str:
@@ -28,7 +29,7 @@ def kv_precision() -> str:
 
     Host pools keep every FP8 format as bytes, so their dtype does not tell which it is.
     """
-    server_args = _find("sglang.srt.runtime_context", "get_server_args")
+    server_args = find("sglang.srt.runtime_context", "get_server_args")
     if server_args is None:
         return ""
     try:

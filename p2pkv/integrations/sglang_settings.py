@@ -120,14 +120,18 @@ def node_config(offered: object, rank: Rank) -> Config:
             "SGLang names no model, so nobody shares this server's KV; set 'namespace' to a name that all servers of "
             "this model have, and no others"
         )
-    config = dataclasses.replace(config, namespace=rank.namespace(tenant))
-    if rank.index == 0:
+    return for_rank(dataclasses.replace(config, namespace=rank.namespace(tenant)), rank.index)
+
+
+def for_rank(config: Config, index: int) -> Config:
+    """Return the configuration of a server's process number ``index``: all but the first have names of their own."""
+    if index == 0:
         return config
     host, _, port = config.listen.rpartition(":")
     if split_address("listen", config.listen)[1]:
-        config = dataclasses.replace(config, listen=f"{host}:{int(port) + rank.index}")
+        config = dataclasses.replace(config, listen=f"{host}:{int(port) + index}")
     if config.metrics_port:
-        config = dataclasses.replace(config, metrics_port=config.metrics_port + rank.index)
+        config = dataclasses.replace(config, metrics_port=config.metrics_port + index)
     if config.disk_path:
-        config = dataclasses.replace(config, disk_path=f"{config.disk_path}-rank{rank.index}")
-    return dataclasses.replace(config, node_id=f"{config.node_id}-rank{rank.index}")
+        config = dataclasses.replace(config, disk_path=f"{config.disk_path}-rank{index}")
+    return dataclasses.replace(config, node_id=f"{config.node_id}-rank{index}")

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,30 +53,30 @@ def lasting_port() -> int:
 
 
 class SGLangServer:
-    """One server whose L3 is p2pkv, with ``settings`` for its node."""
+    """One server with the tiny model, started with ``options`` and ``environment`` beside those that all have."""
 
-    def __init__(self, log: Path, *, layout: str, settings: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        log: Path,
+        options: Sequence[str] = (),
+        *,
+        environment: Mapping[str, str] | None = None,
+        port: int | None = None,
+        metrics_port: int | None = None,
+    ) -> None:
+        """``metrics_port`` is that of the server's node, if it has one."""
         self.log = log
-        self.port, self._metrics_port = lasting_port(), lasting_port()
-        extra = {
-            "backend_name": "p2pkv",
-            "module_path": "p2pkv.integrations.sglang_hicache",
-            "class_name": "P2PKVHiCache",
-            "interface_v1": 1,
-            "metrics_port": self._metrics_port,
-            **settings,
-        }
+        self.port = port or lasting_port()
+        self._metrics_port = metrics_port
         command = [str(VENV / "bin" / "python"), "-m", "sglang.launch_server", "--port", str(self.port)]
-        command += ["--model-path", str(VENV / "tiny-model"), *OPTIONS, *HICACHE]
-        command += ["--hicache-mem-layout", layout]
-        command += ["--hicache-storage-backend-extra-config", json.dumps(extra)]
+        command += ["--model-path", str(VENV / "tiny-model"), *OPTIONS, *options]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=os.environ | ENVIRONMENT,
+                env=os.environ | ENVIRONMENT | dict(environment or {}),
                 cwd=log.parent,  # not the repository: its p2pkv has no native core for this interpreter
                 start_new_session=True,  # SGLang is several processes; they go together
             )
@@ -94,20 +94,34 @@ class SGLangServer:
 
         eventually(answers, READY_S)
 
-    def generate(self, tokens: list[int], n_tokens: int = 16) -> dict[str, Any]:
-        """Return the ids that follow ``tokens``, and what SGLang says about its caches."""
+    def generate(
+        self, tokens: list[int], n_tokens: int = 16, *, timeout: float = 120.0, **more: object
+    ) -> dict[str, Any]:
+        """Return the ids that follow ``tokens``, and what SGLang says about its caches; ``more`` goes along."""
         sampling = {"temperature": 0, "max_new_tokens": n_tokens, "ignore_eos": True}
-        body = json.dumps({"input_ids": tokens, "sampling_params": sampling}).encode()
+        body = json.dumps({"input_ids": tokens, "sampling_params": sampling, **more}).encode()
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/generate", body, {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=120) as response:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=timeout) as response:  # noqa: S310
             answer: dict[str, Any] = json.load(response)
         return answer
 
     def counters(self) -> dict[str, float]:
         """Return the counters of its node."""
-        lines = self._get(self._metrics_port, "/metrics").splitlines()
+        assert self._metrics_port is not None, "the server has no node"
+        return self._samples(self._metrics_port)
+
+    def metrics(self) -> dict[str, float]:
+        """Return SGLang's own metrics, summed over their labels; only with ``--enable-metrics``."""
+        sums: dict[str, float] = {}
+        for name, value in self._samples(self.port).items():
+            bare = name.partition("{")[0]
+            sums[bare] = sums.get(bare, 0.0) + value
+        return sums
+
+    def _samples(self, port: int) -> dict[str, float]:
+        lines = self._get(port, "/metrics").splitlines()
         samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in samples}
 
@@ -134,7 +148,31 @@ class SGLangServer:
         finally:
             self._process.wait()
 
+    def stop(self) -> None:
+        """Halt all its processes where they are; :meth:`resume` lets them go on."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let its processes go on."""
+        os.killpg(self._process.pid, signal.SIGCONT)
+
     @staticmethod
     def _get(port: int, path: str) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
             return str(response.read().decode())
+
+
+def hicache_server(log: Path, *, layout: str, settings: Mapping[str, object]) -> SGLangServer:
+    """Start a server whose L3 is p2pkv, with ``settings`` for its node."""
+    metrics_port = lasting_port()
+    extra = {
+        "backend_name": "p2pkv",
+        "module_path": "p2pkv.integrations.sglang_hicache",
+        "class_name": "P2PKVHiCache",
+        "interface_v1": 1,
+        "metrics_port": metrics_port,
+        **settings,
+    }
+    options = [*HICACHE, "--hicache-mem-layout", layout]
+    options += ["--hicache-storage-backend-extra-config", json.dumps(extra)]
+    return SGLangServer(log, options, metrics_port=metrics_port)

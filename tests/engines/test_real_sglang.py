@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from sglang_server import SGLangServer, lasting_port
+from sglang_server import SGLangServer, hicache_server, lasting_port
 
 from cluster import eventually
 
@@ -32,7 +32,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
     def start(name: str) -> SGLangServer:
         settings = {"node_id": name, "join": [join], "pool_size": "64MiB"}
         log = tmp_path / f"{name}-{len(servers)}.log"
-        servers.append(SGLangServer(log, layout=request.param, settings=settings))
+        servers.append(hicache_server(log, layout=request.param, settings=settings))
         return servers[-1]
 
     yield start

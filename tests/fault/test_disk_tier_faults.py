@@ -99,6 +99,31 @@ def test_a_hanging_disk_makes_no_publish_and_no_read_wait(
     eventually(lambda: one.fetch(0) == N, 20.0)
 
 
+def test_a_disk_that_hangs_holds_up_neither_start_nor_close(
+    start: Callable[[], Tiered], faults: FaultyFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults.hang(FileCall.OPEN)
+    began = time.monotonic()
+    one = start()
+    assert time.monotonic() - began < 2 + 1
+    assert "was not opened within" in warnings(caplog)[0]
+    one.publish(0)
+    assert one.fetch(0) == 0
+    faults.heal()
+    eventually(lambda: reading(one, "p2pkv_disk_suspended") == 0, 10.0)
+    one.publish(N)
+    assert one.tier.flush(10)
+    assert one.fetch(N) == N
+
+    one.tier.close()
+    faults.hang(FileCall.OPEN)
+    other = start()
+    began = time.monotonic()
+    other.tier.close()
+    assert time.monotonic() - began < 5 + 1
+    assert "the disk hangs" in warnings(caplog)[-1]
+
+
 def test_a_failing_disk_warns_once_and_comes_back(
     start: Callable[[], Tiered], faults: FaultyFiles, caplog: pytest.LogCaptureFixture
 ) -> None:

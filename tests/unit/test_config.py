@@ -92,6 +92,7 @@ def test_a_drawn_node_id_is_a_plain_string() -> None:
         ({"disk_fsync": "always"}, "disk_fsync must be one of never, seal, batch"),
         ({"disk_write": "later"}, "disk_write must be one of write_through, on_evict"),
         ({"disk_admission": "none"}, "disk_admission must be one of all, second_use"),
+        ({"disk_compression": "lz4"}, "disk_compression must be one of off, zstd"),
         ({"metrics_port": 70000}, "metrics_port must be 0 to 65535"),
     ],
 )

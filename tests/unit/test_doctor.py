@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from test_cli import run
 
+from p2pkv.cli.doctor.disk import examine_disk
+from p2pkv.cli.doctor.finding import Verdict
 from p2pkv.cli.doctor.selftest import read_from_itself
+from p2pkv.config import Config
 from p2pkv.errors import TransportError
 from p2pkv.transports.faulty import Faults, FaultyTransport
 from p2pkv.transports.native import ShmTransport, TcpTransport
@@ -44,3 +48,20 @@ def test_findings_can_be_read_by_programs() -> None:
         finding["what"] for finding in findings
     } | {"UCX"}
     assert all(set(finding) == {"verdict", "what", "says", "advice"} for finding in findings)
+
+
+def test_the_disk_is_tried_out_and_left_alone(tmp_path: Path) -> None:
+    disk = Config(node_id="n1", disk_path=str(tmp_path / "disk"), disk_size="1GiB")
+    finding = examine_disk(disk)
+    assert finding.verdict is Verdict.GOOD, finding
+    for part in (disk.disk_path or "", "layout bucket, 1.0 GiB", "free", "compression off"):
+        assert part in finding.says
+    assert "io_uring" in finding.says or "threads" in finding.says
+    assert list(tmp_path.iterdir()) == []
+    assert "off" in examine_disk(Config()).says
+
+
+def test_a_disk_without_room_is_said_to_be(tmp_path: Path) -> None:
+    finding = examine_disk(Config(node_id="n1", disk_path=str(tmp_path), disk_size="100000TiB"))
+    assert finding.verdict is Verdict.NOTE
+    assert "lower disk_size" in finding.advice

@@ -19,7 +19,7 @@ FLOORS = [
     {"wire", "transports"},
     {"control", "pool", "disk", "heartbeat"},
     {"directory", "transfer", "handshakes"},
-    {"cache"},
+    {"cache", "transfers"},
     {"node"},
     {"__init__"},
     {"integrations", "cli", "dashboard", "bench", "testing", "__main__"},

@@ -30,6 +30,10 @@ class DirectoryChannel {
   DirectoryChannel(std::unique_ptr<SealedStream> stream, uint64_t boot);
   ~DirectoryChannel();
 
+  // Tells the owner that what it promoted under this lease need not be kept any longer. Waits for nothing.
+  // False: the channel is broken.
+  bool release(uint64_t lease);
+
   // A call under way finds its owner gone, and so does every later one.
   void interrupt();
 

@@ -103,9 +103,11 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void reserve_blocks(Block* blocks, size_t n, PoolStatus* statuses);
   // Makes pages visible where `is_filled`, which says that `data` holds bytes of the checksum, and gives the
   // other blocks back; each block once. Pages that can be read then are `found`, and pinned for the lease as
-  // far as the limit allows.
+  // far as the limit allows: a ticket is 0 where there is no pin.
   void commit_blocks(const Block* blocks, size_t n, const uint8_t* is_filled, double lease_seconds,
-                     uint8_t* found, Location* locations);
+                     uint8_t* found, uint64_t* tickets, Location* locations);
+  // Makes those that are there the last to be evicted, the front of the batch the very last.
+  void touch(const Key* keys, size_t n);
   // The pages that are evicted next, at most `max` of at most `nbytes` together: oldest use first.
   void list_oldest(size_t max, uint64_t nbytes, std::vector<Key>* keys);
 

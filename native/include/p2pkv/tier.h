@@ -34,7 +34,7 @@ struct TierOptions {
   uint64_t owner = 0;                 // goes into the locations of pages on disk
   uint64_t boot = 0;                  // likewise
   uint64_t queue_size = 64 << 20;     // bytes of pool that waiting writes may pin; a quarter of it at most
-  uint64_t warm_rate = 256ull << 20;  // bytes a second that are loaded for nobody who waits
+  uint64_t warm_rate = 256ull << 20;  // bytes a second that are loaded for nobody who waits, at most
 };
 
 // Only grow; mirrored by name in `stats()`.
@@ -43,9 +43,10 @@ struct TierCounters {
   std::atomic<uint64_t> skipped_pages{0};   // not offered to the disk: its queue is full
   std::atomic<uint64_t> promoted_pages{0};
   std::atomic<uint64_t> promoted_bytes{0};
-  std::atomic<uint64_t> failed_pages{0};   // could not be promoted: no room in the pool, or the disk failed
-  std::atomic<uint64_t> late_pages{0};     // were not there yet when they had to be answered for
-  std::atomic<uint64_t> refused_pages{0};  // too many were asked for already
+  std::atomic<uint64_t> failed_pages{0};    // could not be promoted: no room in the pool, or the disk failed
+  std::atomic<uint64_t> late_pages{0};      // were not there yet when they had to be answered for
+  std::atomic<uint64_t> refused_pages{0};   // too many were asked for already
+  std::atomic<uint64_t> unwarmed_pages{0};  // not loaded for nobody who waits: others would have had to go
 };
 
 // Thread-safe. Without a store, or with one whose disk fails, nothing is found here and nothing is written.
@@ -71,7 +72,8 @@ class Tier : public Promoter {
   void contains(const Key* keys, size_t n, uint8_t* found);
   void read(const disk::ReadBatch& batch, const Deadline& deadline, disk::ReadStatus* statuses);
 
-  void promote(std::vector<Key> keys, double lease_seconds, Deadline answer_by, Done done) override;
+  void promote(std::vector<Key> keys, Lease lease, Deadline answer_by, Done done) override;
+  void release(uint64_t lease) override;
   // Keys that were promoted, for the directory.
   std::vector<Key> drain_promoted(size_t max);
 

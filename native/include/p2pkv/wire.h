@@ -29,6 +29,7 @@ enum class Kind : uint16_t {
   kConnect = 5,
   kExchange = 6,
   kPromote = 7,
+  kRelease = 8,     // over channels only; not answered
   kReply = 0x8000,  // set in the kind of every reply
 };
 
@@ -75,13 +76,14 @@ struct DropEntry {
 static_assert(sizeof(DropEntry) == 48);
 
 // Asks the owner of a page that lies on its disk to bring it back into its pool. The times count from the
-// arrival of the request; those of its first entry hold for all.
+// arrival of the request; times and lease of its first entry hold for all.
 struct PromoteEntry {
   Key key;
   uint32_t answer_ms;  // by then it must be answered; 0: at once, with what is in the pool
-  uint32_t lease_ms;   // for so long what was promoted is to stay
+  uint32_t lease_ms;   // for so long what was promoted is to stay, unless the lease is released before
+  uint64_t lease;      // the reader's, drawn at random; 0: none to be released
 };
-static_assert(sizeof(PromoteEntry) == 24);
+static_assert(sizeof(PromoteEntry) == 32);
 
 inline Header make_reply(const Header& request, ReplyStatus status, uint64_t boot, uint32_t count) {
   return {kMagic,

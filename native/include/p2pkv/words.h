@@ -31,15 +31,19 @@ inline uint64_t load_word(const void* at) {
   return std::atomic_ref<uint64_t>(*word).load(std::memory_order_acquire);
 }
 
-// Loads the word after every earlier load of this thread: call it when the last byte of the span has been
+// Every earlier load of this thread is done before anything later: call it when the last byte has been
 // copied.
-inline uint64_t load_word_after_bytes(const void* at) {
+inline void load_fence() {
   std::atomic_thread_fence(std::memory_order_acquire);
 #if defined(__x86_64__)
   // Loads are ordered on x86 except for non-temporal ones from write-combining memory; free beside a page's
   // copy.
   _mm_lfence();
 #endif
+}
+
+inline uint64_t load_word_after_bytes(const void* at) {
+  load_fence();
   return load_word(at);
 }
 

@@ -9,6 +9,7 @@ void bind_pool(nanobind::module_& m);
 void bind_transports(nanobind::module_& m);
 void bind_ucx(nanobind::module_& m);
 void bind_directory(nanobind::module_& m);
+void bind_transfers(nanobind::module_& m);
 void bind_control(nanobind::module_& m);
 void bind_fetch(nanobind::module_& m);
 void bind_disk(nanobind::module_& m);

@@ -14,6 +14,7 @@
 #include "p2pkv/control_loop.h"
 #include "p2pkv/directory_server.h"
 #include "p2pkv/tier.h"
+#include "p2pkv/transfers.h"
 #include "p2pkv/transport.h"
 #include "p2pkv/zap.h"
 
@@ -115,6 +116,12 @@ void bind_loop(nb::module_& m) {
             self.native->serve_directory(std::move(server));
           },
           "server"_a)
+      .def(
+          "serve_transfers",
+          [](BoundLoop& self, std::shared_ptr<Transfers> transfers) {
+            self.native->serve("transfers", std::move(transfers), {});
+          },
+          "transfers"_a)
       .def(
           "serve_promotions",
           [](BoundLoop& self, std::shared_ptr<Tier> tier) { self.native->serve_promotions(std::move(tier)); },

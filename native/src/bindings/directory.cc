@@ -156,11 +156,12 @@ AskBatch* ask_page_owners(const AnyArray& locations, const AnyArray& member_keys
   return new AskBatch(members.data(), members.size(), std::move(ring));
 }
 
-Array<uint8_t> make_promote_entries(const AnyArray& keys, uint32_t answer_ms, uint32_t lease_ms) {
+Array<uint8_t> make_promote_entries(const AnyArray& keys, uint32_t answer_ms, uint32_t lease_ms,
+                                    uint64_t lease) {
   const Key* rows = require_keys(keys);
   const size_t n = keys.shape(0);
   std::vector<wire::PromoteEntry> entries(n);
-  for (size_t i = 0; i < n; ++i) entries[i] = {rows[i], answer_ms, lease_ms};
+  for (size_t i = 0; i < n; ++i) entries[i] = {rows[i], answer_ms, lease_ms, lease};
   return give<uint8_t>(std::move(entries), {n, sizeof(wire::PromoteEntry)});
 }
 
@@ -236,7 +237,7 @@ void put_own(const AskBatch& self, Shard& shard, const AnyArray& entries) {
 }
 
 void bind_ask(nb::module_& m) {
-  m.def("promote_entries", &make_promote_entries, "keys"_a, "answer_ms"_a, "lease_ms"_a);
+  m.def("promote_entries", &make_promote_entries, "keys"_a, "answer_ms"_a, "lease_ms"_a, "lease"_a);
   m.def("put_entries", &make_put_entries, "keys"_a, "locations"_a, "sequence"_a);
   m.def("drop_entries", &make_drop_entries, "keys"_a, "locations"_a, "sequence"_a);
   nb::class_<RingTable>(m, "RingTable")
@@ -328,6 +329,7 @@ void bind_channels(nb::module_& m) {
             return channel;
           },
           "door"_a, "boot"_a, "timeout"_a)
+      .def("release", &DirectoryChannel::release, "lease"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("interrupt", &DirectoryChannel::interrupt);
 }
 

@@ -159,6 +159,7 @@ nb::dict stats(BoundStore& bound) {
   const std::pair<const char*, const std::atomic<uint64_t>*> all[] = {
       {"stored_pages", &counters.stored_pages},
       {"stored_bytes", &counters.stored_bytes},
+      {"written_bytes", &counters.written_bytes},
       {"known_pages", &counters.known_pages},
       {"refused_pages", &counters.refused_pages},
       {"changed_pages", &counters.changed_pages},
@@ -189,8 +190,8 @@ std::tuple<bool, bool, std::string> health(BoundStore& bound) {
 BoundStore* open_store(const std::string& path, const std::string& node_id, const std::string& name_space,
                        uint64_t capacity, int layout, int fsync, int eviction, bool allow_uring,
                        bool allow_direct, uint64_t bucket_size, uint64_t queue_size, uint64_t read_buffer,
-                       double retry_seconds, double stall_seconds, uint64_t store_id, bool verify,
-                       const std::shared_ptr<FaultyFiles>& faults) {
+                       int compression, double retry_seconds, double stall_seconds, uint64_t store_id,
+                       bool verify, const std::shared_ptr<FaultyFiles>& faults) {
   DiskOptions options;
   options.capacity = capacity;
   options.layout = static_cast<disk::LayoutKind>(layout);
@@ -201,6 +202,7 @@ BoundStore* open_store(const std::string& path, const std::string& node_id, cons
   options.bucket_size = bucket_size;
   options.queue_size = queue_size;
   options.read_buffer = read_buffer;
+  options.compression = static_cast<disk::Compression>(compression);
   options.retry_seconds = retry_seconds;
   options.stall_seconds = stall_seconds;
   options.verify = verify;
@@ -231,11 +233,12 @@ void bind_faults(nb::module_& m) {
 
 void bind_disk(nb::module_& m) {
   bind_faults(m);
+  m.def("zstd_missing", &disk::zstd_missing, "library"_a = "libzstd.so.1");
   nb::class_<BoundStore>(m, "DiskStore")
       .def(nb::new_(&open_store), "path"_a, nb::kw_only(), "node_id"_a, "name_space"_a, "capacity"_a,
            "layout"_a, "fsync"_a, "eviction"_a, "allow_uring"_a, "allow_direct"_a, "bucket_size"_a,
-           "queue_size"_a, "read_buffer"_a, "retry_seconds"_a, "stall_seconds"_a, "store_id"_a, "verify"_a,
-           "faults"_a.none())
+           "queue_size"_a, "read_buffer"_a, "compression"_a, "retry_seconds"_a, "stall_seconds"_a,
+           "store_id"_a, "verify"_a, "faults"_a.none())
       .def("write", write, "keys"_a.noconvert(), "pages"_a.noconvert(), "checksums"_a.noconvert(),
            "tickets"_a.noconvert())
       .def("contains", contains, "keys"_a.noconvert())

@@ -76,7 +76,7 @@ void warm(Tier& tier, const AnyArray& keys) {
   const Key* data = require_keys(keys);
   std::vector<Key> wanted(data, data + keys.shape(0));
   const nb::gil_scoped_release unlocked;
-  tier.promote(std::move(wanted), 0, Deadline::after(0), [](const auto&, const auto&) {});
+  tier.promote(std::move(wanted), {}, Deadline::after(0), [](const auto&, const auto&) {});
 }
 
 Bytes drain_promoted(Tier& tier, size_t limit) {
@@ -95,7 +95,7 @@ nb::dict stats(Tier& tier) {
       {"unpinned_pages", &counters.unpinned_pages}, {"skipped_pages", &counters.skipped_pages},
       {"promoted_pages", &counters.promoted_pages}, {"promoted_bytes", &counters.promoted_bytes},
       {"failed_pages", &counters.failed_pages},     {"late_pages", &counters.late_pages},
-      {"refused_pages", &counters.refused_pages}};
+      {"refused_pages", &counters.refused_pages},   {"unwarmed_pages", &counters.unwarmed_pages}};
   nb::dict named;
   for (const auto& [name, value] : all) named[name] = value->load();
   return named;

@@ -208,6 +208,15 @@ DirectoryChannel::DirectoryChannel(std::unique_ptr<SealedStream> stream, uint64_
 
 DirectoryChannel::~DirectoryChannel() = default;
 
+bool DirectoryChannel::release(uint64_t lease) {
+  std::string message;
+  wire::append(message, Header{wire::kMagic, wire::kVersion, static_cast<uint16_t>(Kind::kRelease),
+                               ++last_id_, boot_, 1, 0});
+  wire::append(message, lease);
+  stream_->put(message, {});
+  return stream_->flush();
+}
+
 void DirectoryChannel::interrupt() {
   if (getpid() != pid_) return;  // a forked child shares the connection with its parent, who goes on using it
   stream_->shut_down();

@@ -109,10 +109,21 @@ void answer_promotion(Promoter* promoter, const Header& header, wire::Reader bod
   keys.reserve(n);
   for (const wire::PromoteEntry& entry : entries) keys.push_back(entry.key);
   promoter->promote(
-      std::move(keys), entries[0].lease_ms / 1e3, Deadline::after(entries[0].answer_ms / 1e3),
+      std::move(keys), {entries[0].lease_ms / 1e3, entries[0].lease},
+      Deadline::after(entries[0].answer_ms / 1e3),
       [header, boot, reply = std::move(reply)](std::vector<uint8_t> found, std::vector<Location> locations) {
         reply(found_reply(header, boot, found, locations));
       });
+}
+
+bool take_release(Promoter* promoter, const Header& header, wire::Reader body, uint64_t boot) {
+  if (header.version != wire::kVersion || header.count != 1 || body.rest().size() != sizeof(uint64_t)) {
+    return false;
+  }
+  // of an earlier boot: its pages are gone
+  const bool is_ours = header.boot == 0 || header.boot == boot;
+  if (promoter != nullptr && is_ours) promoter->release(*body.value<uint64_t>());
+  return true;
 }
 
 }  // namespace p2pkv

@@ -23,4 +23,7 @@ std::string answer_directory_request(Shard& shard, const wire::Header& header, w
 void answer_promotion(Promoter* promoter, const wire::Header& header, wire::Reader body, uint64_t boot,
                       std::function<void(std::string)> reply);
 
+// Hands on a RELEASE, which has no reply. False if it is none.
+bool take_release(Promoter* promoter, const wire::Header& header, wire::Reader body, uint64_t boot);
+
 }  // namespace p2pkv

@@ -34,7 +34,14 @@ struct Channel {
   SealedStream stream;
   uint32_t events = EPOLLIN;  // that it waits for
   bool is_promoting = false;  // its question is not answered yet, and no other one is heard
+  uint64_t lease = 0;         // of that question
 };
+
+// Of the question's first entry; 0 if there is none.
+uint64_t lease_of(wire::Reader body) {
+  const auto first = body.value<wire::PromoteEntry>();
+  return first ? first->lease : 0;
+}
 
 class EpollDirectoryServer final : public DirectoryServer {
  public:
@@ -153,15 +160,20 @@ class EpollDirectoryServer final : public DirectoryServer {
   }
 
   void hang_up(uint64_t id) {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     const auto channel = channels_.find(id);
     channel->second->stream.shut_down();
+    // nobody is there any more to read what is being promoted
+    const uint64_t lease = channel->second->is_promoting ? channel->second->lease : 0;
     channels_.erase(channel);
+    const std::shared_ptr<Promoter> promoter = promoter_;
+    lock.unlock();
+    if (promoter && lease != 0) promoter->release(lease);
   }
 
   // Answers what has come. False: hang up.
   bool serve(Channel& channel, uint32_t events) {
-    if (channel.is_promoting && (events & (EPOLLHUP | EPOLLERR)) != 0) return false;
+    if (channel.is_promoting && (events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) return false;
     SealedStream& stream = channel.stream;
     if (!stream.flush()) return false;
     size_t n_answered = 0;
@@ -176,7 +188,7 @@ class EpollDirectoryServer final : public DirectoryServer {
     // Requests beyond its turn may have been received already: there is room to send, so epoll comes back at
     // once.
     const bool awaits_room = stream.has_outgoing() || n_answered == kRequestsPerTurn;
-    await(channel, awaits_room ? EPOLLOUT : channel.is_promoting ? 0 : EPOLLIN);
+    await(channel, awaits_room ? EPOLLOUT : channel.is_promoting ? EPOLLRDHUP : EPOLLIN);
     return true;
   }
 
@@ -193,8 +205,11 @@ class EpollDirectoryServer final : public DirectoryServer {
     ++n_requests_;
     if (static_cast<wire::Kind>(header->kind) == wire::Kind::kPromote) {
       channel.is_promoting = true;
+      channel.lease = lease_of(body);
       answer_promotion(promoter().get(), *header, body, boot_,
                        [this, id = channel.id](std::string reply) { add_reply(id, std::move(reply)); });
+    } else if (static_cast<wire::Kind>(header->kind) == wire::Kind::kRelease) {
+      return take_release(promoter().get(), *header, body, boot_);
     } else {
       channel.stream.put(answer_directory_request(*shard_, *header, body, boot_), {});
     }

@@ -39,6 +39,7 @@ class SealedStream {
   // Sends what is queued as far as that goes. False: the connection is broken.
   bool flush();
   bool has_outgoing() const { return n_sent_ < outgoing_.size(); }
+  size_t n_outgoing() const { return outgoing_.size() - n_sent_; }
 
   // Takes the next frame; kFrame: `message` is valid until the next call. kLost: the connection has ended, or
   // what came is not what the other side sealed.

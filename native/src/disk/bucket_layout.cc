@@ -140,7 +140,7 @@ void BucketLayout::recover_segment(Unit* unit) {
   std::vector<CatalogEntry> pages;
   pages.reserve(entries.size());
   for (const IndexEntry& entry : entries)
-    pages.push_back({entry.key, {unit, entry.offset, entry.checksum, entry.length}});
+    pages.push_back({entry.key, {unit, entry.offset, entry.checksum, entry.length, entry.stored}});
   const size_t n = disk_.catalog.add(pages.data(), pages.size(), Source::kRecovered);
   disk_.counters.recovered_pages += n;
   if (n == 0) {
@@ -189,7 +189,8 @@ int BucketLayout::begin(const std::shared_ptr<Chunk>& chunk) {
     if (const int started = start_segment(); started < 0) return started;
   }
   for (const Chunk::Record& record : chunk->records)
-    chunk->entries.push_back({record.key, {open_, end_ + record.at, record.checksum, record.length}});
+    chunk->entries.push_back(
+        {record.key, {open_, end_ + record.at, record.checksum, record.length, record.stored}});
   IoOp op;
   op.is_write = true;
   op.fd = open_->fd.get();
@@ -216,7 +217,8 @@ int BucketLayout::finish(Chunk& chunk) {
     posix_fadvise(op.fd, static_cast<off_t>(op.offset), op.nbytes, POSIX_FADV_DONTNEED);
   }
   for (const CatalogEntry& entry : chunk.entries) {
-    entries_.push_back({entry.key, entry.place.offset, entry.place.checksum, entry.place.length, 0});
+    const Place& place = entry.place;
+    entries_.push_back({entry.key, place.offset, place.checksum, place.length, place.stored});
   }
   disk_.catalog.add(chunk.entries.data(), chunk.entries.size(), Source::kWritten);
   return 0;

@@ -35,6 +35,7 @@ struct PageName {
   Key key;
   uint64_t checksum;
   uint32_t length;
+  uint32_t stored;  // of the record, see RecordHeader
 };
 
 class FileLayout : public Layout {
@@ -55,13 +56,14 @@ class FileLayout : public Layout {
   int sync() override { return 0; }  // each file was, when the policy wants it
   void reset() override {}
   void locate(const Key& key, const Place& place, IoOp* op) const override {
-    op->path = path_of({place.unit->id, key, place.checksum, place.length});
+    op->path = path_of({place.unit->id, key, place.checksum, place.length, place.stored});
     op->offset = 0;
   }
 
  private:
   void remove(const Unit& unit) override {
-    disk_.files.remove(path_of({unit.id, unit.key, unit.offset, static_cast<uint32_t>(unit.slot)}));
+    disk_.files.remove(path_of({unit.id, unit.key, unit.offset, static_cast<uint32_t>(unit.slot),
+                                static_cast<uint32_t>(unit.slot >> 32)}));
   }
 
   std::string folder_of(const Key& key) const {
@@ -69,7 +71,13 @@ class FileLayout : public Layout {
   }
   std::string path_of(const PageName& name) const {
     char numbers[64];
-    std::snprintf(numbers, sizeof numbers, "-%016" PRIx64 "-%08" PRIx32 ".page", name.checksum, name.length);
+    if (name.stored == 0) {
+      std::snprintf(numbers, sizeof numbers, "-%016" PRIx64 "-%08" PRIx32 ".page", name.checksum,
+                    name.length);
+    } else {
+      std::snprintf(numbers, sizeof numbers, "-%016" PRIx64 "-%08" PRIx32 "-%08" PRIx32 ".page",
+                    name.checksum, name.length, name.stored);
+    }
     char sequence[24];
     std::snprintf(sequence, sizeof sequence, "/%016" PRIx64 "-", name.sequence);
     return folder_of(name.key) + sequence + hex_of(name.key) + numbers;
@@ -107,8 +115,8 @@ std::string FileLayout::open() {
 
 bool FileLayout::parse(const std::string& folder, const std::string& file, PageName* name) const {
   char key[33];
-  if (std::sscanf(file.c_str(), "%16" SCNx64 "-%32[0-9a-f]-%16" SCNx64 "-%8" SCNx32 ".page", &name->sequence,
-                  key, &name->checksum, &name->length) != 4)
+  if (std::sscanf(file.c_str(), "%16" SCNx64 "-%32[0-9a-f]-%16" SCNx64 "-%8" SCNx32 "-%8" SCNx32,
+                  &name->sequence, key, &name->checksum, &name->length, &name->stored) < 4)
     return false;
   for (size_t i = 0; i < sizeof(Key); ++i) {
     unsigned byte = 0;
@@ -154,10 +162,11 @@ CatalogEntry FileLayout::add_unit(const PageName& name) {
   unit->id = name.sequence;
   unit->key = name.key;
   unit->offset = name.checksum;
-  unit->slot = name.length;
-  unit->nbytes = round_up(sizeof(RecordHeader) + name.length, kBlock) + kNameNbytes;
+  unit->slot = uint64_t{name.stored} << 32 | name.length;
+  unit->nbytes =
+      round_up(sizeof(RecordHeader) + payload_nbytes(name.length, name.stored), kBlock) + kNameNbytes;
   unit->is_open = true;
-  return {name.key, {disk_.catalog.add_unit(std::move(unit)), 0, name.checksum, name.length}};
+  return {name.key, {disk_.catalog.add_unit(std::move(unit)), 0, name.checksum, name.length, name.stored}};
 }
 
 int FileLayout::finish(Chunk& chunk) {
@@ -168,9 +177,9 @@ int FileLayout::finish(Chunk& chunk) {
 }
 
 int FileLayout::store(const Chunk& chunk, const Chunk::Record& record) {
-  const uint64_t nbytes = sizeof(RecordHeader) + record.length;
+  const uint64_t nbytes = sizeof(RecordHeader) + payload_nbytes(record.length, record.stored);
   if (const int made = make_room(round_up(nbytes, kBlock) + kNameNbytes); made < 0) return made;
-  const PageName name{next_sequence_++, record.key, record.checksum, record.length};
+  const PageName name{next_sequence_++, record.key, record.checksum, record.length, record.stored};
   const std::string path = path_of(name);
   const std::string draft = path + ".new";
   const CatalogEntry entry = add_unit(name);  // counts before it is written

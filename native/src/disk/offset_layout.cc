@@ -18,6 +18,14 @@ constexpr size_t kBatch = 4096;
 // Data for each slot of metadata: no page is smaller on disk.
 constexpr uint64_t kDataPerSlot = kBlock;
 
+// Bytes of a record in `data`.
+uint64_t extent_of(const Chunk::Record& record) {
+  return round_up(record_nbytes(payload_nbytes(record.length, record.stored)), kBlock);
+}
+uint64_t extent_of(const MetaSlot& slot) {
+  return slot.n_blocks != 0 ? slot.n_blocks * kBlock : round_up(record_nbytes(slot.length), kBlock);
+}
+
 struct Found {
   MetaSlot slot;
   uint64_t where;
@@ -69,7 +77,7 @@ class OffsetLayout : public Layout {
                              (id & 0xffffffff) * sizeof(MetaSlot));
   }
   void load_shard(size_t shard, std::vector<Found>* found);
-  CatalogEntry add_unit(const Key& key, uint32_t length, uint64_t checksum, uint64_t offset, uint64_t slot);
+  CatalogEntry add_unit(const Chunk::Record& record, uint64_t offset, uint64_t slot);
   int place(const Chunk::Record& record, uint64_t nbytes, CatalogEntry* entry);
   void give_up(Chunk& chunk);
 
@@ -122,7 +130,7 @@ void OffsetLayout::load_shard(size_t shard, std::vector<Found>* found) {
       const MetaSlot& slot = window[i];
       const bool is_ours = slot.magic == kSlotMagic && is_signed(slot, kSlotMagic) &&
                            slot.store == static_cast<uint32_t>(disk_.stamp.store);
-      if (is_ours && slot.offset + record_nbytes(slot.length) <= data_nbytes_) {
+      if (is_ours && slot.offset % kBlock == 0 && slot.offset + extent_of(slot) <= data_nbytes_) {
         found->push_back({slot, slot_id(shard, first + i)});
       } else {
         shards_[shard].free.push_back(static_cast<uint32_t>(first + i));
@@ -138,7 +146,7 @@ void OffsetLayout::recover() {
   std::sort(found.begin(), found.end(),
             [](const Found& a, const Found& b) { return a.slot.sequence > b.slot.sequence; });
   const auto is_lost = [this](const Found& one) {
-    if (extents_.take(one.slot.offset, round_up(record_nbytes(one.slot.length), kBlock))) return false;
+    if (extents_.take(one.slot.offset, extent_of(one.slot))) return false;
     write_slot(one.where, MetaSlot{});
     shards_[one.where >> 32].free.push_back(static_cast<uint32_t>(one.where));
     ++disk_.counters.removed_orphans;
@@ -149,7 +157,11 @@ void OffsetLayout::recover() {
   for (size_t i = found.size(); i-- > 0 && !disk_.is_stopping;) {
     const MetaSlot& slot = found[i].slot;
     next_sequence_ = std::max(next_sequence_, slot.sequence + 1);
-    batch.push_back(add_unit(slot.key, slot.length, slot.checksum, slot.offset, found[i].where));
+    // the record says how many bytes of its blocks it takes
+    const auto stored =
+        static_cast<uint32_t>(slot.n_blocks != 0 ? extent_of(slot) - sizeof(RecordHeader) : 0);
+    const Chunk::Record record{slot.key, slot.checksum, slot.length, stored, 0};
+    batch.push_back(add_unit(record, slot.offset, found[i].where));
     if (batch.size() < kBatch && i > 0) continue;
     disk_.counters.recovered_pages += disk_.catalog.add(batch.data(), batch.size(), Source::kRecovered);
     for (const CatalogEntry& entry : batch) disk_.catalog.admit(entry.place.unit);
@@ -157,16 +169,16 @@ void OffsetLayout::recover() {
   }
 }
 
-CatalogEntry OffsetLayout::add_unit(const Key& key, uint32_t length, uint64_t checksum, uint64_t offset,
-                                    uint64_t slot) {
+CatalogEntry OffsetLayout::add_unit(const Chunk::Record& record, uint64_t offset, uint64_t slot) {
   auto unit = std::make_unique<Unit>();
   unit->id = slot;
-  unit->key = key;
+  unit->key = record.key;
   unit->offset = offset;
   unit->slot = slot;
-  unit->nbytes = round_up(record_nbytes(length), kBlock) + sizeof(MetaSlot);
+  unit->nbytes = extent_of(record) + sizeof(MetaSlot);
   unit->is_open = true;
-  return {key, {disk_.catalog.add_unit(std::move(unit)), offset, checksum, length}};
+  Unit* const added = disk_.catalog.add_unit(std::move(unit));
+  return {record.key, {added, offset, record.checksum, record.length, record.stored}};
 }
 
 void OffsetLayout::remove(const Unit& unit) {
@@ -189,13 +201,13 @@ int OffsetLayout::place(const Chunk::Record& record, uint64_t nbytes, CatalogEnt
   }
   const uint64_t slot = slot_id(shard_of(record.key), shard.free.back());
   shard.free.pop_back();
-  *entry = add_unit(record.key, record.length, record.checksum, offset, slot);
+  *entry = add_unit(record, offset, slot);
   return 0;
 }
 
 int OffsetLayout::begin(const std::shared_ptr<Chunk>& chunk) {
   for (const Chunk::Record& record : chunk->records) {
-    const uint64_t nbytes = round_up(record_nbytes(record.length), kBlock);
+    const uint64_t nbytes = extent_of(record);
     CatalogEntry entry;
     if (const int placed = place(record, nbytes, &entry); placed < 0) {
       give_up(*chunk);
@@ -229,6 +241,8 @@ int OffsetLayout::finish(Chunk& chunk) {
     MetaSlot slot{};
     slot.magic = kSlotMagic;
     slot.version = kFormatVersion;
+    if (entry.place.stored != 0)
+      slot.n_blocks = static_cast<uint16_t>(round_up(record_nbytes(entry.place.stored), kBlock) / kBlock);
     slot.key = entry.key;
     slot.offset = entry.place.offset;
     slot.checksum = entry.place.checksum;

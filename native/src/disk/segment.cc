@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "p2pkv/checksum.h"
+#include "p2pkv/disk/compression.h"
 #include "p2pkv/disk/layout.h"
 
 namespace p2pkv::disk {
@@ -15,6 +16,13 @@ constexpr uint64_t kWindow = 4 << 20;
 
 uint64_t checksum_of(const std::vector<IndexEntry>& entries) {
   return checksum(entries.data(), entries.size() * sizeof(IndexEntry));
+}
+
+// Whether the bytes behind a record's header are those of its page.
+bool is_whole(const RecordHeader& header, const uint8_t* payload, PageDecoder* decoder) {
+  const uint8_t* page = payload;
+  if (header.stored != 0) page = decoder->decode(payload, header.stored, header.flags, header.length);
+  return page != nullptr && checksum(page, header.length) == header.checksum;
 }
 
 // A window that slides over a file.
@@ -73,6 +81,7 @@ bool load_index(Files& files, int fd, uint64_t file_nbytes, const Stamp& stamp,
 int scan_records(Files& files, int fd, uint64_t file_nbytes, const Stamp& stamp,
                  const std::function<bool()>& is_stopping, std::vector<IndexEntry>* entries, uint64_t* end) {
   Window window(files, fd, file_nbytes);
+  PageDecoder decoder;
   uint64_t offset = kBlock;
   *end = kBlock;
   while (!is_stopping()) {
@@ -80,12 +89,13 @@ int scan_records(Files& files, int fd, uint64_t file_nbytes, const Stamp& stamp,
     if (at == nullptr) break;
     RecordHeader header;
     std::memcpy(&header, at, sizeof header);
-    const bool is_record =
-        header.magic == kRecordMagic && is_signed(header, kRecordMagic) && header.stamp == stamp;
-    const uint64_t nbytes = is_record ? record_nbytes(header.length) : kRecordAlign;
-    const uint8_t* page = is_record ? window.at(offset, sizeof header + header.length) : nullptr;
-    if (page != nullptr && checksum(page + sizeof header, header.length) == header.checksum) {
-      entries->push_back({header.key, offset, header.checksum, header.length, 0});
+    const bool is_record = header.magic == kRecordMagic && is_signed(header, kRecordMagic) &&
+                           header.stamp == stamp && is_understood(header);
+    const uint64_t payload = payload_nbytes(header.length, header.stored);
+    const uint64_t nbytes = record_nbytes(payload);
+    const uint8_t* record = is_record ? window.at(offset, sizeof header + payload) : nullptr;
+    if (record != nullptr && is_whole(header, record + sizeof header, &decoder)) {
+      entries->push_back({header.key, offset, header.checksum, header.length, header.stored});
       *end = offset + nbytes;
       offset += nbytes;
     } else {

@@ -59,6 +59,10 @@ std::string DiskStore::start(const std::string& path, const DiskIdentity& identi
       layout_ = bucket_layout(std::move(backing));
   }
   if (error = layout_->open(); !error.empty()) return error;
+  if (options_.compression == Compression::kZstd) {
+    if (error = zstd_missing(); !error.empty()) return error;
+    encoder_ = std::make_unique<PageEncoder>();
+  }
   // two must fit into the buffers, with their headers and the rest of their blocks
   largest_page_ = std::min(layout_->largest_page(), options_.read_buffer / 2 - 2 * kBlock);
   // large chunks are fast, but what doesn't fit at the end of a segment is lost to it

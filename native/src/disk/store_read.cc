@@ -45,7 +45,8 @@ class DiskStore::ReadJob : public IoBatch {
     Arena::Buffer buffer;
     uint64_t skip;  // from the buffer's start to the record
   };
-  std::vector<Page> pages;  // one for each op
+  std::vector<Page> pages;               // one for each op
+  std::unique_ptr<PageDecoder> decoder;  // made when the first compressed page comes
 
  private:
   Catalog* const catalog_;
@@ -145,7 +146,9 @@ std::shared_ptr<DiskStore::ReadJob> DiskStore::prepare(const ReadBatch& batch, s
     IoOp op;
     layout_->locate(batch.keys[index], place, &op);
     const uint64_t start = op.offset / kBlock * kBlock;
-    const uint64_t wanted = round_up(op.offset + sizeof(RecordHeader) + place.length, kBlock) - start;
+    const uint64_t wanted =
+        round_up(op.offset + sizeof(RecordHeader) + payload_nbytes(place.length, place.stored), kBlock) -
+        start;
     if (wanted > read_arena_->nbytes()) continue;  // of a run with larger buffers
     const bool may_wait = job->pages.empty() && patience != nullptr;
     Arena::Buffer buffer = may_wait ? read_arena_->take(wanted, *patience) : read_arena_->try_take(wanted);
@@ -194,28 +197,42 @@ void DiskStore::land(ReadJob& job, const ReadBatch& batch, const Deadline& deadl
   }
 }
 
-// Whether the record is this key's in every respect, the bytes that arrived at the destination included.
-bool DiskStore::copy_out(const ReadJob& job, size_t i, const ReadBatch& batch) {
+// The page in the record, if that is this key's in every respect but for the bytes, which have `checksum` if
+// they are right; null otherwise.
+const uint8_t* DiskStore::page_of(ReadJob& job, size_t i, const Key& key, uint64_t* checksum) {
   const ReadJob::Page& page = job.pages[i];
-  const uint64_t wanted = page.skip + sizeof(RecordHeader) + page.place.length;
-  if (static_cast<uint64_t>(job.ops[i].result) < wanted) return false;
+  const auto n_read = static_cast<uint64_t>(job.ops[i].result);
+  if (n_read < page.skip + sizeof(RecordHeader)) return nullptr;
   const uint8_t* from = page.buffer.data() + page.skip;
   RecordHeader header;
   std::memcpy(&header, from, sizeof header);
   if (options_.verify) {
-    const Key& key = batch.keys[page.index];
-    if (!is_signed(header, kRecordMagic) || header.flags != 0 || !(header.key == key)) return false;
-    if (header.stamp != folder_->stamp() || header.length != page.place.length) return false;
-    if (header.checksum != page.place.checksum) return false;
+    if (!is_signed(header, kRecordMagic) || !is_understood(header) || !(header.key == key)) return nullptr;
+    if (header.stamp != folder_->stamp() || header.length != page.place.length) return nullptr;
+    if (header.checksum != page.place.checksum) return nullptr;
   }
+  *checksum = header.checksum;
+  const uint64_t payload = payload_nbytes(page.place.length, header.stored);
+  if (n_read - page.skip - sizeof header < payload) return nullptr;
   from += sizeof header;
+  if (header.stored == 0) return from;
+  if (!job.decoder) job.decoder = std::make_unique<PageDecoder>();
+  return job.decoder->decode(from, payload, header.flags, page.place.length);
+}
+
+// Whether the right bytes have arrived at the destination.
+bool DiskStore::copy_out(ReadJob& job, size_t i, const ReadBatch& batch) {
+  const size_t index = job.pages[i].index;
+  uint64_t checksum = 0;
+  const uint8_t* from = page_of(job, i, batch.keys[index], &checksum);
+  if (from == nullptr) return false;
   Checksum sum;
-  for (size_t k = page.index * batch.n_pieces; k < (page.index + 1) * batch.n_pieces; ++k) {
+  for (size_t k = index * batch.n_pieces; k < (index + 1) * batch.n_pieces; ++k) {
     const Piece& piece = batch.pieces[k];
     copy_and_checksum(reinterpret_cast<void*>(piece.address), from, static_cast<size_t>(piece.nbytes), sum);
     from += piece.nbytes;
   }
-  return !options_.verify || sum.finish() == header.checksum;
+  return !options_.verify || sum.finish() == checksum;
 }
 
 void DiskStore::note_failed_read(int error) {

@@ -143,17 +143,20 @@ std::shared_ptr<Chunk> DiskStore::fill(const std::vector<Pending>& batch) {
       ++n_settled;
       continue;
     }
-    copy_and_checksum(base + end + sizeof(RecordHeader), page.page, page.length, sum);
+    uint8_t* const payload = base + end + sizeof(RecordHeader);
+    uint8_t* const copy = encoder_ ? copy_of(page.length) : payload;
+    copy_and_checksum(copy, page.page, page.length, sum);
     if (sum.finish() != page.checksum) {
       // its pin ended and the block was used again: these are some other page's bytes
       ++counters_.changed_pages;
       ++n_settled;
       continue;
     }
-    const RecordHeader header = header_of(page.key, page.length, page.checksum, folder_->stamp());
+    RecordHeader header = header_of(page.key, page.length, page.checksum, folder_->stamp());
+    if (encoder_) encode(copy, &header, payload);
     std::memcpy(base + end, &header, sizeof header);
-    chunk->records.push_back({page.key, page.checksum, page.length, end});
-    const uint64_t used = end + sizeof header + page.length;
+    chunk->records.push_back({page.key, page.checksum, page.length, header.stored, end});
+    const uint64_t used = end + sizeof header + payload_nbytes(page.length, header.stored);
     end = round_up(used, layout_->alignment());
     std::memset(base + used, 0, end - used);
   }
@@ -163,6 +166,24 @@ std::shared_ptr<Chunk> DiskStore::fill(const std::vector<Pending>& batch) {
   chunk->nbytes = round_up(end, kBlock);
   std::memset(base + end, 0, chunk->nbytes - end);
   return chunk;
+}
+
+uint8_t* DiskStore::copy_of(size_t nbytes) {
+  if (copy_.size() < nbytes) copy_.resize(nbytes);
+  return copy_.data();
+}
+
+// Writes the page to `payload`, smaller if that pays, and says so in the header.
+void DiskStore::encode(const uint8_t* page, RecordHeader* header, uint8_t* payload) {
+  // a slot of layout `offset` counts the blocks of a compressed record in 16 bits
+  const bool is_small = record_nbytes(header->length) <= UINT16_MAX * kBlock;
+  header->stored =
+      is_small ? static_cast<uint32_t>(encoder_->encode(page, header->length, payload, &header->flags)) : 0;
+  if (header->stored == 0) {
+    std::memcpy(payload, page, header->length);
+  } else {
+    sign(header);
+  }
 }
 
 void DiskStore::put(const std::shared_ptr<Chunk>& chunk) {
@@ -190,7 +211,10 @@ void DiskStore::finish_oldest() {
     suspend("cannot write", finished);
   } else {
     uint64_t nbytes = 0;
-    for (const Chunk::Record& record : chunk->records) nbytes += record.length;
+    for (const Chunk::Record& record : chunk->records) {
+      nbytes += record.length;
+      counters_.written_bytes += payload_nbytes(record.length, record.stored);
+    }
     counters_.stored_pages += chunk->records.size();
     counters_.stored_bytes += nbytes;
     backoff_ = 0;

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from p2pkv.cli.doctor.cluster import examine_cluster
+from p2pkv.cli.doctor.disk import examine_disk
 from p2pkv.cli.doctor.finding import Finding, Verdict
 from p2pkv.cli.doctor.machine import examine_machine
 from p2pkv.cli.doctor.ways import examine_transports
@@ -37,6 +38,7 @@ def doctor(
 def examine(config: Config) -> Iterator[Finding]:
     """Look at everything a node needs; ``BAD`` is what keeps it from running."""
     yield from examine_machine(config)
+    yield examine_disk(config)
     yield from examine_transports(config)
     yield from examine_cluster(config)
 

@@ -43,6 +43,7 @@ struct Place {
   uint64_t offset = 0;  // of the record in the unit's file
   uint64_t checksum = 0;
   uint32_t length = 0;  // of the page
+  uint32_t stored = 0;  // bytes behind the record's header at most; 0: the page as it is
 };
 
 struct CatalogEntry {

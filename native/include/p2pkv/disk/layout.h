@@ -21,6 +21,7 @@ class Chunk : public IoBatch {
     Key key;
     uint64_t checksum;
     uint32_t length;  // of the page
+    uint32_t stored;  // see RecordHeader
     uint64_t at;      // in the buffer
   };
   Arena::Buffer buffer;

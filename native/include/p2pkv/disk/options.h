@@ -8,6 +8,7 @@
 #include <string>
 
 #include "p2pkv/disk/catalog.h"
+#include "p2pkv/disk/compression.h"
 #include "p2pkv/disk/files.h"
 
 namespace p2pkv::disk {
@@ -33,11 +34,12 @@ struct DiskOptions {
   EvictionOrder eviction = EvictionOrder::kOldest;
   bool allow_uring = true;
   bool allow_direct = true;
-  uint64_t bucket_size = 0;              // 0: a 32nd of the capacity, 1 MiB at least and 512 MiB at most
-  uint64_t queue_size = 64 << 20;        // bytes of pages that wait to be written
-  uint64_t read_buffer = 32 << 20;       // bytes of reads under way; a page above it can't be read
-  double retry_seconds = 1;              // between attempts to come back; doubled up to 30
-  double stall_seconds = 2;              // a read this old makes others give up at once
+  uint64_t bucket_size = 0;         // 0: a 32nd of the capacity, 1 MiB at least and 512 MiB at most
+  uint64_t queue_size = 64 << 20;   // bytes of pages that wait to be written
+  uint64_t read_buffer = 32 << 20;  // bytes of reads under way; a page above it can't be read
+  double retry_seconds = 1;         // between attempts to come back; doubled up to 30
+  double stall_seconds = 2;         // a read this old makes others give up at once
+  Compression compression = Compression::kOff;
   bool verify = true;                    // false: for the test that shows what it is good for
   size_t keys_logged = size_t{1} << 22;  // 64 MiB of keys at worst
   Files* files = &real_files();
@@ -49,7 +51,8 @@ struct DiskOptions {
 // Only grow. Mirrored by name in `stats()`.
 struct DiskCounters {
   std::atomic<uint64_t> stored_pages{0};
-  std::atomic<uint64_t> stored_bytes{0};
+  std::atomic<uint64_t> stored_bytes{0};   // of pages
+  std::atomic<uint64_t> written_bytes{0};  // the same as they are on disk
   std::atomic<uint64_t> known_pages{0};    // not written: there already
   std::atomic<uint64_t> refused_pages{0};  // queue full, suspended or too large
   std::atomic<uint64_t> changed_pages{0};  // their bytes were not those of the checksum any more

@@ -24,16 +24,22 @@ struct Stamp {
   friend bool operator==(const Stamp&, const Stamp&) = default;
 };
 
+enum RecordFlag : uint16_t {
+  kCompressed = 1,  // with zstd
+  kSplit = 2,       // before that: even bytes first, then the odd ones
+};
+constexpr uint16_t kKnownFlags = kCompressed | kSplit;
+
 // In front of each page, wherever it lies.
 struct RecordHeader {
   uint32_t magic;
   uint16_t version;
-  uint16_t flags;  // 0; others are for later
+  uint16_t flags;  // RecordFlag; others are for later
   Key key;
   Stamp stamp;
   uint64_t checksum;  // of the page
   uint32_t length;    // of the page
-  uint32_t reserved;  // 0
+  uint32_t stored;    // bytes behind the header; 0: the page as it is
   uint64_t check;     // of the bytes above
 };
 static_assert(sizeof(RecordHeader) == kRecordAlign && std::is_trivially_copyable_v<RecordHeader>);
@@ -55,7 +61,7 @@ struct IndexEntry {
   uint64_t offset;
   uint64_t checksum;
   uint32_t length;
-  uint32_t reserved;
+  uint32_t stored;  // as in the record's header
 };
 static_assert(sizeof(IndexEntry) == 40);
 
@@ -77,7 +83,7 @@ static_assert(sizeof(SegmentFooter) == 64);
 struct MetaSlot {
   uint32_t magic;
   uint16_t version;
-  uint16_t reserved;
+  uint16_t n_blocks;  // of a record that is compressed; 0: the page as it is
   Key key;
   uint64_t offset;
   uint64_t checksum;
@@ -96,6 +102,15 @@ template <typename T>
 bool is_signed(const T& value, uint32_t magic);
 
 RecordHeader header_of(const Key& key, uint32_t length, uint64_t checksum, const Stamp& stamp);
+
+// Bytes behind a record's header, without padding.
+constexpr uint32_t payload_nbytes(uint32_t length, uint32_t stored) {
+  return stored != 0 ? stored : length;
+}
+// Whether flags and lengths are those that some version writes.
+inline bool is_understood(const RecordHeader& header) {
+  return (header.flags & ~kKnownFlags) == 0 && ((header.flags & kCompressed) != 0) == (header.stored != 0);
+}
 
 // Bytes of a record on disk before padding to blocks.
 constexpr uint64_t record_nbytes(uint64_t length) {

@@ -146,6 +146,8 @@ class DiskStore {
   bool may_place() const { return is_recovered_ || !layout_->recovers_first(); }
   void discard(const std::vector<Pending>& batch);
   std::shared_ptr<Chunk> fill(const std::vector<Pending>& batch);
+  uint8_t* copy_of(size_t nbytes);
+  void encode(const uint8_t* page, RecordHeader* header, uint8_t* payload);
   void put(const std::shared_ptr<Chunk>& chunk);
   void finish_oldest();
   void finish_all();
@@ -163,7 +165,8 @@ class DiskStore {
   std::shared_ptr<ReadJob> prepare(const ReadBatch& batch, size_t* next, const Deadline* patience,
                                    ReadStatus* statuses);
   void land(ReadJob& job, const ReadBatch& batch, const Deadline& deadline, ReadStatus* statuses);
-  bool copy_out(const ReadJob& job, size_t i, const ReadBatch& batch);
+  bool copy_out(ReadJob& job, size_t i, const ReadBatch& batch);
+  const uint8_t* page_of(ReadJob& job, size_t i, const Key& key, uint64_t* checksum);
   void note_failed_read(int error);
 
   const DiskOptions options_;
@@ -199,6 +202,8 @@ class DiskStore {
   DiskHealth health_;
 
   // The writer's own.
+  std::unique_ptr<PageEncoder> encoder_;  // null: pages are written as they are
+  std::vector<uint8_t> copy_;             // of a page, from which it is encoded
   std::deque<std::shared_ptr<Chunk>> under_way_;
   double backoff_ = 0;
   Deadline next_probe_ = Deadline::after(0);

@@ -1,0 +1,211 @@
+// Bindings of transfers. p2pkv/transfers adapts them: there errors get their kinds.
+#include "p2pkv/transfers.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "arrays.h"
+#include "bindings.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace p2pkv {
+namespace {
+
+// A grant that ends with the Python object that stands for it.
+struct OwnedGrant {
+  explicit OwnedGrant(std::shared_ptr<Grant> grant) : native(std::move(grant)) {}
+  ~OwnedGrant() {
+    if (getpid() != pid) return;  // in a forked child it is its parent's
+    const nb::gil_scoped_release unlocked;
+    native->revoke(RowStatus::kCanceled);
+  }
+  OwnedGrant(const OwnedGrant&) = delete;
+  OwnedGrant& operator=(const OwnedGrant&) = delete;
+  const std::shared_ptr<Grant> native;
+  const pid_t pid = getpid();
+};
+
+Array<uint8_t> give_statuses(RowStatuses statuses) {
+  const size_t n = statuses.size();
+  return give<uint8_t>(std::move(statuses), {n});
+}
+
+std::vector<RowSpan> to_spans(const AnyArray& spans) {
+  const auto* rows = require<int64_t>(spans, "spans", {kAnySize, 2});
+  std::vector<RowSpan> out(spans.shape(0));
+  static_assert(sizeof(RowSpan) == 2 * sizeof(int64_t), "rows of the array are copied as they are");
+  if (!out.empty()) std::memcpy(out.data(), rows, out.size() * sizeof(RowSpan));
+  return out;
+}
+
+std::shared_ptr<Transfers> start(const std::string& host, const std::string& advertise,
+                                 std::vector<std::tuple<std::string, std::shared_ptr<Transport>>> ways,
+                                 uint64_t buffer_nbytes, uint64_t buddy_pool_nbytes, double keep_unclaimed_s,
+                                 bool is_validating) {
+  Transfers::Options options;
+  options.host = host;
+  options.advertise = advertise;
+  for (auto& [name, transport] : ways) options.ways.push_back({name, std::move(transport)});
+  options.buffer_nbytes = buffer_nbytes;
+  options.buddy_pool_nbytes = buddy_pool_nbytes;
+  options.keep_unclaimed_s = keep_unclaimed_s;
+  options.is_validating = is_validating;
+  std::string error;
+  std::shared_ptr<Transfers> transfers;
+  {
+    const nb::gil_scoped_release unlocked;
+    transfers = Transfers::start(std::move(options), &error);
+  }
+  if (!transfers) throw std::runtime_error(error);
+  return transfers;
+}
+
+// `registrations`: the number of a way, its region, and what peers hand to attach, or nothing.
+uint32_t add_memory(Transfers& self, uint64_t address, uint64_t nbytes, bool is_writable, size_t n_ways,
+                    const std::vector<std::tuple<size_t, std::shared_ptr<MemoryRegion>, nb::bytes>>& given) {
+  std::vector<std::shared_ptr<MemoryRegion>> regions(n_ways);
+  std::vector<std::string> descriptions(n_ways);
+  for (const auto& [way, region, description] : given) {
+    regions.at(way) = region;
+    descriptions.at(way) = std::string(description.c_str(), description.size());
+  }
+  return self.add_memory(address, nbytes, is_writable, std::move(regions), std::move(descriptions));
+}
+
+void connect(Transfers& self, uint64_t node_key, uint64_t boot, const nb::bytes& door, double timeout) {
+  const std::string half(door.c_str(), door.size());
+  std::string error;
+  bool is_connected;
+  {
+    const nb::gil_scoped_release unlocked;
+    is_connected = self.connect(node_key, boot, half, timeout, &error);
+  }
+  if (!is_connected) throw std::runtime_error(error);
+}
+
+std::shared_ptr<Offer> offer(Transfers& self, std::optional<uint64_t> to, const std::string& request,
+                             uint32_t first_row, const AnyArray& spans, double lease) {
+  Rows rows{request, first_row, to_spans(spans)};
+  std::string error;
+  std::shared_ptr<Offer> made;
+  {
+    const nb::gil_scoped_release unlocked;
+    made = self.offer(to, std::move(rows), Deadline::after(lease), &error);
+  }
+  if (!made) throw nb::value_error(error.c_str());
+  return made;
+}
+
+std::unique_ptr<OwnedGrant> grant(Transfers& self, std::optional<uint64_t> from, const std::string& request,
+                                  uint32_t first_row, const AnyArray& spans, double timeout) {
+  Rows rows{request, first_row, to_spans(spans)};
+  std::string error;
+  std::shared_ptr<Grant> made;
+  {
+    const nb::gil_scoped_release unlocked;
+    made = self.grant(from, std::move(rows), Deadline::after(timeout), &error);
+  }
+  if (!made) throw nb::value_error(error.c_str());
+  return std::make_unique<OwnedGrant>(std::move(made));
+}
+
+void bind_handles(nb::module_& m) {
+  nb::class_<Offer>(m, "Offer")
+      .def("done", &Offer::done, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "wait",
+          [](Offer& self, double timeout) {
+            const nb::gil_scoped_release unlocked;
+            self.wait(Deadline::after(timeout));
+          },
+          "timeout"_a)
+      .def(
+          "withdraw",
+          [](Offer& self, uint8_t reason) {
+            const nb::gil_scoped_release unlocked;
+            self.withdraw(static_cast<RowStatus>(reason));
+          },
+          "reason"_a)
+      .def("statuses", [](Offer& self) { return give_statuses(self.statuses()); });
+  nb::class_<OwnedGrant>(m, "Grant")
+      .def("done",
+           [](OwnedGrant& self) {
+             const nb::gil_scoped_release unlocked;
+             return self.native->done();
+           })
+      .def(
+          "wait",
+          [](OwnedGrant& self, double timeout) {
+            const nb::gil_scoped_release unlocked;
+            self.native->wait(Deadline::after(timeout));
+          },
+          "timeout"_a)
+      .def(
+          "revoke",
+          [](OwnedGrant& self, uint8_t reason) {
+            const nb::gil_scoped_release unlocked;
+            self.native->revoke(static_cast<RowStatus>(reason));
+          },
+          "reason"_a)
+      .def("statuses", [](OwnedGrant& self) {
+        RowStatuses statuses;
+        {
+          const nb::gil_scoped_release unlocked;
+          statuses = self.native->statuses();
+        }
+        return give_statuses(std::move(statuses));
+      });
+}
+
+}  // namespace
+
+void bind_transfers(nb::module_& m) {
+  bind_handles(m);
+  nb::class_<Transfers>(m, "Transfers")
+      .def_static("start", &start, "host"_a, "advertise"_a, "ways"_a, "buffer_nbytes"_a,
+                  "buddy_pool_nbytes"_a, "keep_unclaimed_s"_a, "is_validating"_a)
+      .def_static("request",
+                  [] {
+                    const std::string half = Transfers::request();
+                    return nb::bytes(half.data(), half.size());
+                  })
+      .def("announce", &Transfers::announce, "node_key"_a, "boot"_a)
+      .def("add_memory", &add_memory, "address"_a, "nbytes"_a, "is_writable"_a, "n_ways"_a, "registrations"_a)
+      .def("remove_memory", &Transfers::remove_memory, "number"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("connect", &connect, "node_key"_a, "boot"_a, "door"_a, "timeout"_a)
+      .def("is_connected", &Transfers::is_connected, "node_key"_a)
+      .def("forget", &Transfers::forget, "node_key"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("offer", &offer, "to"_a.none(), "request"_a, "first_row"_a, "spans"_a, "lease"_a)
+      .def("grant", &grant, "source"_a.none(), "request"_a, "first_row"_a, "spans"_a, "timeout"_a)
+      .def(
+          "find_unregistered",
+          [](Transfers& self, const AnyArray& spans, bool for_reading) {
+            return self.find_unregistered(to_spans(spans), for_reading);
+          },
+          "spans"_a, "for_reading"_a)
+      .def("readings",
+           [](Transfers& self) {
+             nb::dict out;
+             for (const auto& [name, value] : self.readings()) out[name] = value;
+             return out;
+           })
+      .def("close", &Transfers::close, nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace p2pkv

@@ -1,0 +1,306 @@
+#include "inbox.h"
+
+#include <algorithm>
+
+#include "inbox_parts.h"
+
+namespace p2pkv::offers {
+
+bool Inbox::offered(const std::shared_ptr<Link>& link, uint32_t count, wire::Reader body) {
+  std::string reports;
+  uint32_t n_reports = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_closed_) return true;
+    for (uint32_t i = 0; i < count; ++i) {
+      const auto record = body.value<OfferRecord>();
+      if (!record || record->name_size > Transfers::kMaxRequestName || record->n_rows == 0 ||
+          record->n_rows > Transfers::kMaxRows || record->first_row > UINT32_MAX - record->n_rows)
+        return false;
+      const auto name = body.bytes(record->name_size);
+      auto rows = name ? take_all<RowRecord>(body, record->n_rows) : std::nullopt;
+      if (!rows) return false;
+      auto incoming = std::make_shared<Incoming>(link, *record, std::move(*rows));
+      if (!take_offer(incoming, record->ask, std::string(*name))) {
+        wire::append(reports, PulledRecord{record->offer, record->n_rows, 0});
+        reports.append(record->n_rows, static_cast<char>(RowStatus::kDuplicate));
+        n_duplicate_rows_ += record->n_rows;
+        ++n_reports;
+      }
+    }
+  }
+  if (n_reports > 0) link->post(Kind::kPulled, 0, n_reports, reports);
+  return true;
+}
+
+// False if some of its rows have come already.
+bool Inbox::take_offer(const std::shared_ptr<Incoming>& incoming, uint64_t ask, const std::string& name) {
+  const OfferKey key{incoming->link->id(), incoming->offer};
+  const auto known = incoming_.find(key);
+  if (known != incoming_.end()) {
+    // It was put, waits here, and is now an answer as well; or it is being pulled for another asker.
+    if (known->second->state != Incoming::State::kWaiting) return true;
+    end(*std::shared_ptr(known->second));
+  }
+  std::shared_ptr<Request> request;
+  if (ask != 0) {
+    const auto asked = asks_.find(ask);
+    if (asked == asks_.end()) return true;  // nobody waits any more; the producer keeps it
+    request = asked->second;
+  } else {
+    auto& put = requests_[name];
+    if (!put) put = std::make_shared<Request>();
+    request = put;
+    request->name = name;
+  }
+  const auto after = request->live.lower_bound(incoming->first_row);
+  const bool overlaps =
+      (after != request->live.end() && after->first < incoming->end_row()) ||
+      (after != request->live.begin() && std::prev(after)->second->end_row() > incoming->first_row);
+  if (overlaps) return ask != 0;
+  incoming->request = request;
+  incoming_[key] = incoming;
+  request->live[incoming->first_row] = incoming;
+  auto& lane = request->lanes[incoming->link->id()];
+  if (!lane) {
+    auto& puller = pullers_[incoming->link->id()];
+    if (!puller) puller = std::make_shared<Puller>(incoming->link, options_.ways, n_fallbacks_);
+    lane = std::make_shared<Lane>();
+    lane->request = request;
+    lane->puller = puller;
+  }
+  lane->waiting.push_back(incoming);
+  queue(lane);
+  return true;
+}
+
+void Inbox::queue(const std::shared_ptr<Lane>& lane) {
+  if (lane->is_queued || lane->is_running || lane->waiting.empty()) return;
+  lane->is_queued = true;
+  lane->puller->queue([this, lane] { pull(lane); });
+}
+
+// Forgets an offer. Nothing may write to its block any more.
+void Inbox::end(Incoming& incoming) {
+  incoming.state = Incoming::State::kEnded;
+  incoming.block.reset();
+  incoming.into.reset();
+  const auto request = incoming.request.lock();
+  const OfferKey key{incoming.link->id(), incoming.offer};
+  if (request) {
+    const auto live = request->live.find(incoming.first_row);
+    if (live != request->live.end() && live->second.get() == &incoming) request->live.erase(live);
+    std::erase_if(request->stored, [&](const auto& stored) { return stored.get() == &incoming; });
+    const auto lane = request->lanes.find(incoming.link->id());
+    if (lane != request->lanes.end()) {
+      std::erase_if(lane->second->waiting, [&](const auto& waiting) { return waiting.get() == &incoming; });
+    }
+  }
+  const auto known = incoming_.find(key);
+  if (known != incoming_.end() && known->second.get() == &incoming) incoming_.erase(known);
+  if (request) drop_unused(request);
+}
+
+void Inbox::drop_unused(const std::shared_ptr<Request>& request) {
+  if (request->grant || !request->live.empty()) return;
+  request->lanes.clear();
+  const auto put = requests_.find(request->name);
+  if (put != requests_.end() && put->second == request) requests_.erase(put);
+  asks_.erase(request->ask);
+}
+
+// Settles the rows that an offer was to bring into the open grant of its request.
+void Inbox::fail_rows(Incoming& incoming, RowStatus status) {
+  const auto request = incoming.request.lock();
+  if (!request || !request->grant) return;
+  const auto grant = request->grant;  // closes with its last row
+  for (size_t i = 0; i < incoming.rows.size(); ++i) {
+    const uint64_t row = incoming.first_row + i;
+    if (row < grant->first_row || row - grant->first_row >= grant->placed.rows.size()) continue;
+    const size_t at = row - grant->first_row;
+    // What another offer is bringing is not this one's to fail.
+    const bool is_its_own = incoming.into == grant && incoming.statuses[i] == RowStatus::kOk;
+    if (!is_its_own && grant->is_taken[at] != 0) continue;
+    settle_row(*grant, at, status);
+  }
+}
+
+bool Inbox::settled(const Link& link, uint32_t count, wire::Reader body) {
+  const std::lock_guard lock(mutex_);
+  for (uint32_t i = 0; i < count; ++i) {
+    const auto record = body.value<SettledRecord>();
+    if (!record) return false;
+    const auto found = incoming_.find({link.id(), record->offer});
+    if (found == incoming_.end() || found->second->state != Incoming::State::kProving) continue;
+    prove(std::shared_ptr(found->second), record->is_valid != 0 || !options_.is_validating);
+  }
+  return true;
+}
+
+// The producer's word about an offer whose bytes are here.
+void Inbox::prove(const std::shared_ptr<Incoming>& incoming, bool is_valid) {
+  uint64_t n_rows = 0;
+  uint64_t nbytes = 0;
+  for (size_t i = 0; i < incoming->rows.size(); ++i) {
+    if (incoming->statuses[i] != RowStatus::kOk) continue;
+    ++n_rows;
+    nbytes += incoming->rows[i].length;
+  }
+  if (!is_valid) n_rejected_rows_ += n_rows;
+  if (is_valid) n_pulled_bytes_ += nbytes;
+  if (incoming->block && is_valid) {
+    (incoming->is_in_pool ? n_pooled_rows_ : n_buffered_rows_) += n_rows;
+    incoming->state = Incoming::State::kStored;
+    incoming->expires_at = Deadline::after(options_.keep_unclaimed_s).at();
+    incoming_.erase({incoming->link->id(), incoming->offer});
+    const auto request = incoming->request.lock();
+    request->stored.push_back(incoming);
+    if (request->grant) {  // whoever waits there copies it
+      request->grant->has_news = true;
+      request->grant->changed.notify_all();
+    }
+    return;
+  }
+  if (const auto grant = incoming->into; grant && grant->request) {
+    for (size_t i = 0; i < incoming->rows.size(); ++i) {
+      if (incoming->statuses[i] != RowStatus::kOk) continue;
+      settle_row(*grant, incoming->first_row + i - grant->first_row,
+                 is_valid ? RowStatus::kOk : RowStatus::kRejected);
+    }
+    if (is_valid) n_granted_rows_ += n_rows;
+  }
+  end(*incoming);
+}
+
+bool Inbox::withdrawn(const Link& link, wire::Reader body) {
+  const auto offer = body.value<uint64_t>();
+  if (!offer) return false;
+  const std::lock_guard lock(mutex_);
+  const auto found = incoming_.find({link.id(), *offer});
+  if (found == incoming_.end() || found->second->state != Incoming::State::kWaiting) return true;
+  const auto incoming = found->second;
+  fail_rows(*incoming, RowStatus::kRejected);
+  end(*incoming);
+  return true;
+}
+
+void Inbox::replied(const Link& link, const wire::Header& header, wire::Reader body) {
+  std::shared_ptr<Puller> puller;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = pullers_.find(link.id());
+    if (found != pullers_.end()) puller = found->second;
+  }
+  if (puller) puller->reader().replied(header, body);
+}
+
+void Inbox::lost(const Link& link) {
+  std::shared_ptr<Puller> puller;
+  {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<Incoming>> theirs;
+    for (const auto& [key, incoming] : incoming_) {
+      // What is pulled just now finds that it can't be proven.
+      if (key.first == link.id() && incoming->state != Incoming::State::kPulling) theirs.push_back(incoming);
+    }
+    for (const auto& incoming : theirs) {
+      fail_rows(*incoming, RowStatus::kPeerLost);
+      end(*incoming);
+    }
+    std::vector<std::shared_ptr<Granted>> gets;
+    for (const auto& grant : grants_) {
+      if (grant->request->from.get() == &link) gets.push_back(grant);
+    }
+    for (const auto& grant : gets) close_grant(*grant, RowStatus::kPeerLost);
+    const auto found = pullers_.find(link.id());
+    if (found != pullers_.end()) {
+      puller = found->second;
+      retired_.push_back(puller);
+      pullers_.erase(found);
+    }
+  }
+  if (!puller) return;
+  puller->stop();
+  puller->reader().wake();
+}
+
+void Inbox::tick() {
+  std::vector<std::shared_ptr<Puller>> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<Incoming>> lapsed;
+    for (const auto& [key, incoming] : incoming_) {
+      if (incoming->state == Incoming::State::kWaiting && incoming->lease.passed())
+        lapsed.push_back(incoming);
+    }
+    for (const auto& [name, request] : requests_) {
+      if (request->grant) continue;
+      for (const auto& stored : request->stored) {
+        if (Clock::now() < stored->expires_at) continue;
+        n_expired_rows_ += stored->rows.size();
+        lapsed.push_back(stored);
+      }
+    }
+    for (const auto& incoming : lapsed) end(*incoming);
+    std::vector<std::shared_ptr<Granted>> late;
+    for (const auto& grant : grants_) {
+      if (grant->deadline.passed()) late.push_back(grant);
+    }
+    for (const auto& grant : late) close_grant(*grant, RowStatus::kTimedOut);
+    for (auto& puller : retired_) {
+      if (puller->has_ended()) ended.push_back(std::move(puller));
+    }
+    std::erase(retired_, nullptr);
+  }
+}
+
+void Inbox::close() {
+  std::vector<std::shared_ptr<Granted>> grants;
+  std::vector<std::shared_ptr<Puller>> pullers;
+  std::set<std::pair<std::shared_ptr<PullJob>, std::shared_ptr<Puller>>> jobs;
+  {
+    const std::lock_guard lock(mutex_);
+    is_closed_ = true;
+    grants.assign(grants_.begin(), grants_.end());
+    jobs = jobs_;
+    for (const auto& [link, puller] : pullers_) pullers.push_back(puller);
+    pullers.insert(pullers.end(), retired_.begin(), retired_.end());
+    pullers_.clear();
+    retired_.clear();
+  }
+  for (const auto& puller : pullers) puller->stop();
+  for (const auto& grant : grants) revoke(*grant, RowStatus::kCanceled);
+  for (const auto& [job, puller] : jobs) {
+    job->break_off();
+    puller->reader().wake();
+  }
+  for (const auto& puller : pullers) puller->close();
+  const std::lock_guard lock(mutex_);
+  incoming_.clear();
+  requests_.clear();
+  asks_.clear();
+  store_.close();
+}
+
+std::vector<Transfers::Reading> Inbox::readings() {
+  auto readings = store_.readings();
+  const std::lock_guard lock(mutex_);
+  for (const Transfers::Reading& reading :
+       std::initializer_list<Transfers::Reading>{{"p2pkv_open_grants", grants_.size()},
+                                                 {"p2pkv_granted_rows_total", n_granted_rows_},
+                                                 {"p2pkv_pulled_bytes_total", n_pulled_bytes_},
+                                                 {"p2pkv_buffered_rows_total", n_buffered_rows_},
+                                                 {"p2pkv_pooled_rows_total", n_pooled_rows_},
+                                                 {"p2pkv_parked_offers_total", n_parked_offers_},
+                                                 {"p2pkv_claimed_rows_total", n_claimed_rows_},
+                                                 {"p2pkv_rejected_rows_total", n_rejected_rows_},
+                                                 {"p2pkv_failed_rows_total", n_failed_rows_},
+                                                 {"p2pkv_duplicate_rows_total", n_duplicate_rows_},
+                                                 {"p2pkv_expired_rows_total", n_expired_rows_},
+                                                 {"p2pkv_transfer_fallbacks_total", n_fallbacks_}}) {
+    readings.push_back(reading);
+  }
+  return readings;
+}
+
+}  // namespace p2pkv::offers

@@ -1,0 +1,113 @@
+// The receiver's side: offers that came, where their rows are to go, and pulling them.
+//
+// An offer waits until there is a grant for its request, or room in the store; then a thread of its peer's
+// Puller reads the rows, and they count once the producer has answered that the offer was valid all the time.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "link.h"
+#include "memories.h"
+#include "p2pkv/transfers.h"
+#include "puller.h"
+#include "store.h"
+
+namespace p2pkv::offers {
+
+class Inbox : public std::enable_shared_from_this<Inbox> {
+ public:
+  explicit Inbox(const Transfers::Options& options) : options_(options) {}
+  bool start(std::string* error) { return store_.start(options_, error); }
+
+  // For whoever puts. Null, with the reason in `error`, if the request is granted already.
+  std::shared_ptr<Grant> grant(Rows rows, PlacedRows placed, const Deadline& deadline, std::string* error);
+  // Asks the peer at the other end of `from`; without one it is lost already.
+  std::shared_ptr<Grant> get(const std::shared_ptr<Link>& from, Rows rows, PlacedRows placed,
+                             const Deadline& deadline);
+  // Ends the grants that lie in this memory.
+  void revoke_memory(uint32_t memory_id);
+
+  // What came over links; false for what no node of ours would send.
+  bool offered(const std::shared_ptr<Link>& link, uint32_t count, wire::Reader body);
+  bool settled(const Link& link, uint32_t count, wire::Reader body);
+  bool withdrawn(const Link& link, wire::Reader body);
+  void replied(const Link& link, const wire::Header& header, wire::Reader body);
+
+  void lost(const Link& link);
+  void tick();
+  // Ends all, further grants are refused; waits for the threads.
+  void close();
+
+  std::vector<Transfers::Reading> readings();
+
+ private:
+  class Granted;
+  struct Request;
+  struct Incoming;
+  struct Lane;
+  struct Batch;
+  using Clock = Deadline::Clock;
+  using OfferKey = std::pair<uint64_t, uint64_t>;  // link, offer
+
+  // inbox_grants.cc
+  std::shared_ptr<Granted> add_grant(const std::shared_ptr<Request>& request, uint32_t first_row,
+                                     PlacedRows placed, const Deadline& deadline);
+  void settle_row(Granted& grant, size_t row, RowStatus status);
+  void close_grant(Granted& grant, RowStatus reason);
+  void revoke(Granted& grant, RowStatus reason);
+  void take_stored(Granted& grant);
+  void copy_stored(Granted& grant, Incoming& incoming, std::unique_lock<std::mutex>& lock);
+
+  // inbox.cc
+  bool take_offer(const std::shared_ptr<Incoming>& incoming, uint64_t ask, const std::string& name);
+  void end(Incoming& incoming);
+  void fail_rows(Incoming& incoming, RowStatus status);
+  void drop_unused(const std::shared_ptr<Request>& request);
+  void queue(const std::shared_ptr<Lane>& lane);
+
+  // inbox_pulls.cc
+  void pull(const std::shared_ptr<Lane>& lane);
+  bool fill(Batch& batch, Lane& lane);
+  bool place(Batch& batch, const std::shared_ptr<Incoming>& incoming);
+  void match(Incoming& incoming, Granted& grant, std::vector<std::pair<size_t, size_t>>* rows);
+  void conclude(Batch& batch, Lane& lane, std::string* reports, uint32_t* n_reports);
+  void conclude_one(Batch& batch, const std::shared_ptr<Incoming>& incoming, std::string* reports,
+                    uint32_t* n_reports);
+  void prove(const std::shared_ptr<Incoming>& incoming, bool is_valid);
+
+  const Transfers::Options options_;
+  Store store_;
+  std::atomic<uint64_t> n_fallbacks_{0};
+  std::mutex mutex_;                                                    // guards all below, and what is in it
+  std::unordered_map<std::string, std::shared_ptr<Request>> requests_;  // that are put
+  std::map<uint64_t, std::shared_ptr<Request>> asks_;                   // that are asked for
+  std::map<OfferKey, std::shared_ptr<Incoming>> incoming_;              // not stored yet
+  std::map<uint64_t, std::shared_ptr<Puller>> pullers_;                 // by link
+  std::vector<std::shared_ptr<Puller>> retired_;                        // of lost links
+  std::set<std::shared_ptr<Granted>> grants_;                           // open ones
+  std::set<std::pair<std::shared_ptr<PullJob>, std::shared_ptr<Puller>>> jobs_;
+  uint64_t last_ask_ = 0;
+  bool is_closed_ = false;
+  uint64_t n_granted_rows_ = 0;
+  uint64_t n_pulled_bytes_ = 0;
+  uint64_t n_buffered_rows_ = 0;
+  uint64_t n_pooled_rows_ = 0;
+  uint64_t n_parked_offers_ = 0;
+  uint64_t n_claimed_rows_ = 0;
+  uint64_t n_rejected_rows_ = 0;
+  uint64_t n_failed_rows_ = 0;
+  uint64_t n_duplicate_rows_ = 0;
+  uint64_t n_expired_rows_ = 0;
+};
+
+}  // namespace p2pkv::offers

@@ -1,0 +1,193 @@
+// Grants: opening, settling, revoking, and copying into them what is in the store.
+#include <algorithm>
+
+#include "inbox_parts.h"
+#include "p2pkv/copy.h"
+
+namespace p2pkv::offers {
+
+bool Inbox::Granted::done() {
+  home_->take_stored(*this);
+  const std::lock_guard lock(home_->mutex_);
+  return is_over();
+}
+
+void Inbox::Granted::wait(const Deadline& until) {
+  const bool is_bounded_by_caller = until.at() < deadline.at();
+  const Deadline& first = is_bounded_by_caller ? until : deadline;
+  bool is_late = false;
+  while (!is_late) {
+    home_->take_stored(*this);
+    std::unique_lock lock(home_->mutex_);
+    is_late = !changed.wait_until(lock, first.at(), [this] { return is_over() || has_news; });
+    if (is_over()) return;
+  }
+  if (!is_bounded_by_caller) revoke(RowStatus::kTimedOut);
+}
+
+RowStatuses Inbox::Granted::statuses() {
+  home_->take_stored(*this);
+  const std::lock_guard lock(home_->mutex_);
+  return statuses_now;
+}
+
+std::shared_ptr<Grant> Inbox::grant(Rows rows, PlacedRows placed, const Deadline& deadline,
+                                    std::string* error) {
+  std::shared_ptr<Granted> grant;
+  {
+    const std::lock_guard lock(mutex_);
+    auto& request = requests_[rows.request];
+    if (!request) request = std::make_shared<Request>();
+    request->name = rows.request;
+    if (request->grant) {
+      *error = "request '" + rows.request + "' has an open grant; revoke it first";
+      return nullptr;
+    }
+    grant = add_grant(std::shared_ptr(request), rows.first_row, std::move(placed), deadline);
+  }
+  take_stored(*grant);
+  return grant;
+}
+
+std::shared_ptr<Grant> Inbox::get(const std::shared_ptr<Link>& from, Rows rows, PlacedRows placed,
+                                  const Deadline& deadline) {
+  auto request = std::make_shared<Request>();
+  request->name = rows.request;
+  request->from = from;
+  const auto n_rows = static_cast<uint32_t>(placed.rows.size());
+  std::shared_ptr<Granted> grant;
+  {
+    const std::lock_guard lock(mutex_);
+    request->ask = ++last_ask_;
+    asks_[request->ask] = request;
+    grant = add_grant(request, rows.first_row, std::move(placed), deadline);
+  }
+  std::string body;
+  wire::append(body, AskRecord{request->ask, left_ms(deadline), rows.first_row, n_rows,
+                               static_cast<uint32_t>(rows.request.size())});
+  body += rows.request;
+  if (from && from->post(Kind::kAsk, 0, 1, body)) return grant;
+  const std::lock_guard lock(mutex_);
+  close_grant(*grant, RowStatus::kPeerLost);
+  return grant;
+}
+
+std::shared_ptr<Inbox::Granted> Inbox::add_grant(const std::shared_ptr<Request>& request, uint32_t first_row,
+                                                 PlacedRows placed, const Deadline& deadline) {
+  auto grant = std::make_shared<Granted>(shared_from_this(), request, first_row, std::move(placed), deadline);
+  request->grant = grant;
+  grants_.insert(grant);
+  if (is_closed_) {
+    close_grant(*grant, RowStatus::kCanceled);
+    return grant;
+  }
+  for (const auto& [link, lane] : request->lanes) queue(lane);
+  return grant;
+}
+
+void Inbox::settle_row(Granted& grant, size_t row, RowStatus status) {
+  grant.is_taken[row] = 0;
+  if (grant.statuses_now[row] != RowStatus::kPending) return;
+  grant.statuses_now[row] = status;
+  if (--grant.n_pending == 0) close_grant(grant, status);
+}
+
+// From here on nothing new is pulled into it. What is being pulled goes on until its job ends.
+void Inbox::close_grant(Granted& grant, RowStatus reason) {
+  for (RowStatus& status : grant.statuses_now) {
+    if (status == RowStatus::kPending) status = reason;
+  }
+  grant.n_pending = 0;
+  if (const auto request = std::exchange(grant.request, nullptr)) {
+    const auto self = grant.shared_from_this();  // the next lines may be its last owners
+    request->grant = nullptr;
+    grants_.erase(self);
+    if (request->ask != 0) {
+      asks_.erase(request->ask);
+      std::string body;
+      wire::append(body, request->ask);
+      if (request->from) request->from->post(Kind::kAskEnd, 0, 1, body);
+      // What the producer offered stays with it. What is being proven is its answer's to end.
+      // Ending the last of it clears the lanes, so they can't be walked meanwhile.
+      std::vector<std::shared_ptr<Incoming>> waiting;
+      for (const auto& [link, lane] : request->lanes) {
+        waiting.insert(waiting.end(), lane->waiting.begin(), lane->waiting.end());
+      }
+      for (const auto& incoming : waiting) end(*incoming);
+    }
+    drop_unused(request);
+    grant.changed.notify_all();
+  }
+}
+
+void Inbox::revoke(Granted& grant, RowStatus reason) {
+  std::vector<std::pair<std::shared_ptr<PullJob>, std::shared_ptr<Puller>>> jobs;
+  {
+    const std::lock_guard lock(mutex_);
+    close_grant(grant, reason);
+    jobs = grant.jobs;
+  }
+  for (const auto& [job, puller] : jobs) {
+    job->break_off();
+    puller->reader().wake();
+  }
+  std::unique_lock lock(mutex_);
+  grant.changed.wait(lock, [&grant] { return grant.n_writing == 0; });
+}
+
+void Inbox::revoke_memory(uint32_t memory_id) {
+  std::vector<std::shared_ptr<Granted>> grants;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& grant : grants_) {
+      if (grant->placed.lie_in(memory_id)) grants.push_back(grant);
+    }
+  }
+  for (const auto& grant : grants) revoke(*grant, RowStatus::kCanceled);
+}
+
+// Copies what came before the grant did, on the thread of whoever waits for it.
+void Inbox::take_stored(Granted& grant) {
+  std::unique_lock lock(mutex_);
+  grant.has_news = false;
+  if (!grant.request) return;
+  const auto stored = grant.request->stored;
+  for (const auto& incoming : stored) {
+    if (!grant.request) return;
+    if (incoming->state == Incoming::State::kStored) copy_stored(grant, *incoming, lock);
+  }
+}
+
+void Inbox::copy_stored(Granted& grant, Incoming& incoming, std::unique_lock<std::mutex>& lock) {
+  std::vector<std::pair<size_t, size_t>> places;
+  match(incoming, grant, &places);
+  if (places.empty()) return;
+  const auto block = incoming.block;  // stays, whatever becomes of the offer
+  std::vector<uint64_t> offsets;
+  uint64_t at = 0;
+  for (const RowRecord& row : incoming.rows) {
+    offsets.push_back(at);
+    at += Incoming::padded(row.length);
+  }
+  ++grant.n_writing;
+  lock.unlock();
+  for (const auto& [row, place] : places) {
+    const PlacedRows::Row& to = grant.placed.rows[place];
+    auto* base = reinterpret_cast<uint8_t*>(grant.placed.memories[to.memory]->address);
+    copy_bytes(base + to.offset, block->bytes() + offsets[row], to.length);
+  }
+  lock.lock();
+  --grant.n_writing;
+  n_claimed_rows_ += places.size();
+  for (const auto& [row, place] : places) {
+    settle_row(grant, place, RowStatus::kOk);
+    // What a grant that was revoked meanwhile did not get is there for the next one.
+    if (grant.statuses_now[place] == RowStatus::kOk) incoming.statuses[row] = RowStatus::kDuplicate;
+  }
+  const bool is_used_up = std::none_of(incoming.statuses.begin(), incoming.statuses.end(),
+                                       [](RowStatus status) { return status == RowStatus::kOk; });
+  if (is_used_up && incoming.state == Incoming::State::kStored) end(incoming);
+  grant.changed.notify_all();
+}
+
+}  // namespace p2pkv::offers

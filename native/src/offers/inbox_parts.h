@@ -1,0 +1,109 @@
+// What an Inbox is made of; for its own files. All of it is guarded by the inbox's lock.
+#pragma once
+
+#include "inbox.h"
+
+namespace p2pkv::offers {
+
+// Where rows of a request go.
+class Inbox::Granted final : public Grant, public std::enable_shared_from_this<Inbox::Granted> {
+ public:
+  Granted(std::shared_ptr<Inbox> home, std::shared_ptr<Request> request, uint32_t first_row,
+          PlacedRows placed, const Deadline& deadline)
+      : request(std::move(request)),
+        first_row(first_row),
+        placed(std::move(placed)),
+        deadline(deadline),
+        statuses_now(this->placed.rows.size(), RowStatus::kPending),
+        is_taken(this->placed.rows.size(), 0),
+        n_pending(this->placed.rows.size()),
+        home_(std::move(home)) {}
+
+  bool done() override;
+  void wait(const Deadline& until) override;
+  void revoke(RowStatus reason) override { home_->revoke(*this, reason); }
+  RowStatuses statuses() override;
+
+  // Nothing writes to the memory, and nothing will.
+  bool is_over() const { return n_pending == 0 && n_writing == 0; }
+
+  std::shared_ptr<Request> request;  // null once it is closed
+  const uint32_t first_row;
+  const PlacedRows placed;
+  const Deadline deadline;
+  RowStatuses statuses_now;
+  std::vector<uint8_t> is_taken;  // by an offer that is pulled or proven now; no other may write to it
+  size_t n_pending;
+  size_t n_writing = 0;   // pulls and copies under way
+  bool has_news = false;  // something was stored since it was looked for
+  std::vector<std::pair<std::shared_ptr<PullJob>, std::shared_ptr<Puller>>> jobs;
+  std::condition_variable changed;
+
+ private:
+  const std::shared_ptr<Inbox> home_;
+};
+
+// The rows of one name: those that are put by anybody, or those that one peer is asked for.
+struct Inbox::Request {
+  std::string name;
+  uint64_t ask = 0;            // 0: they are put
+  std::shared_ptr<Link> from;  // that is asked
+  std::shared_ptr<Granted> grant;
+  std::map<uint64_t, std::shared_ptr<Lane>> lanes;     // by link
+  std::map<uint32_t, std::shared_ptr<Incoming>> live;  // by first row; they don't overlap
+  std::vector<std::shared_ptr<Incoming>> stored;
+};
+
+// The offers of one peer for one request that wait for their pull, in the order in which they were made.
+struct Inbox::Lane {
+  std::weak_ptr<Request> request;
+  std::shared_ptr<Puller> puller;
+  std::deque<std::shared_ptr<Incoming>> waiting;
+  bool is_queued = false;   // with the puller
+  bool is_running = false;  // so that two threads don't pull out of order
+};
+
+struct Inbox::Incoming {
+  enum class State { kWaiting, kPulling, kProving, kStored, kEnded };
+
+  Incoming(std::shared_ptr<Link> link, const OfferRecord& record, std::vector<RowRecord> rows)
+      : link(std::move(link)),
+        offer(record.offer),
+        first_row(record.first_row),
+        rows(std::move(rows)),
+        lease(Deadline::after(record.lease_ms / 1e3)),
+        statuses(this->rows.size(), RowStatus::kPending) {}
+
+  const std::shared_ptr<Link> link;
+  const uint64_t offer;
+  const uint32_t first_row;
+  const std::vector<RowRecord> rows;
+  const Deadline lease;
+  std::weak_ptr<Request> request;
+  State state = State::kWaiting;
+  bool is_parked = false;
+  RowStatuses statuses;           // a row
+  std::shared_ptr<Granted> into;  // or
+  std::shared_ptr<Block> block;   // into which they are pulled
+  bool is_in_pool = false;
+  Clock::time_point expires_at{};  // once stored
+
+  uint32_t end_row() const { return first_row + static_cast<uint32_t>(rows.size()); }
+  // Where a row lies in the block; 64-byte aligned, for the copies.
+  static uint64_t padded(uint64_t length) { return (length + 63) / 64 * 64; }
+};
+
+// One read: rows of several offers of a lane.
+struct Inbox::Batch {
+  std::shared_ptr<Request> request;
+  std::shared_ptr<Granted> grant;  // null: into the store
+  std::vector<std::shared_ptr<Incoming>> offers;
+  std::vector<PullRow> rows;
+  std::vector<std::pair<size_t, size_t>> places;   // of each row: its offer, and its number there
+  std::vector<std::shared_ptr<Incoming>> at_once;  // nothing of them is to be pulled
+  uint64_t nbytes = 0;
+  Deadline deadline = Deadline::after(0);
+  std::shared_ptr<PullJob> job = std::make_shared<PullJob>();
+};
+
+}  // namespace p2pkv::offers

@@ -1,0 +1,58 @@
+// A sealed connection to one other node, over which both sides send messages whenever they like.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "../directory/sealed_stream.h"
+#include "offer_frames.h"
+
+namespace p2pkv::offers {
+
+// Any thread may post; one thread, the LinkServer's, receives.
+class Link {
+ public:
+  // `on_blocked` is called, perhaps with a lock of the caller's held, when what was posted can't be sent at
+  // once: `send_rest` is to be called when it can.
+  Link(uint64_t id, std::unique_ptr<SealedStream> stream, std::function<void(Link&)> on_blocked)
+      : id_(id), stream_(std::move(stream)), on_blocked_(std::move(on_blocked)) {}
+
+  uint64_t id() const { return id_; }
+  int fd() const { return stream_->fd(); }
+  // The node at the other end; 0 until it said so.
+  uint64_t node_key() const { return node_key_; }
+  void introduce(uint64_t node_key) { node_key_ = node_key; }
+
+  // Sends a message, or queues it: never blocks. False if the link is lost or its peer reads nothing any
+  // more.
+  bool post(Kind kind, uint64_t request_id, uint32_t count, std::string_view body);
+  bool reply(const wire::Header& to, wire::ReplyStatus status, std::string_view body);
+
+  // The server's: sends what is queued; false: the link is broken.
+  bool send_rest(bool* is_blocked);
+  // The server's: the next message, in memory of its own. False: none now, or `is_lost`.
+  bool receive(std::string* message, bool* is_lost);
+
+  // The other side finds the connection ended, and every later post fails.
+  void cut();
+  bool is_lost() const { return is_lost_; }
+
+ private:
+  // What a peer that does not read may cost.
+  static constexpr size_t kMaxQueued = 64 << 20;
+  bool post_header(const wire::Header& header, std::string_view body);
+
+  const uint64_t id_;
+  std::mutex mutex_;  // guards the stream
+  const std::unique_ptr<SealedStream> stream_;
+  const std::function<void(Link&)> on_blocked_;
+  std::atomic<uint64_t> node_key_{0};
+  std::atomic<bool> is_lost_{false};
+};
+
+}  // namespace p2pkv::offers

@@ -1,0 +1,60 @@
+// The registered memory of a node, as offers and grants use it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "p2pkv/transfers.h"
+
+namespace p2pkv::offers {
+
+struct Memory {
+  uint32_t id;
+  uint64_t address;
+  uint64_t nbytes;
+  bool is_writable;
+  std::vector<std::shared_ptr<MemoryRegion>> regions;  // one a way; null where it has none
+  std::vector<std::string> descriptions;               // one a way; empty where peers can't read it
+
+  bool is_readable() const;
+  bool holds(const RowSpan& span) const;
+};
+
+// Where rows lie. `memories` are kept, so that their regions can be used: a closed one refuses.
+struct PlacedRows {
+  struct Row {
+    uint32_t memory;  // a number in `memories`
+    uint64_t offset;
+    uint64_t length;
+  };
+  std::vector<std::shared_ptr<const Memory>> memories;
+  std::vector<Row> rows;
+
+  bool lie_in(uint32_t memory_id) const;
+  uint64_t nbytes() const;
+  // Appends a row of memory that may be known already.
+  void append(const std::shared_ptr<const Memory>& memory, uint64_t offset, uint64_t length);
+};
+
+// Thread-safe.
+class Memories {
+ public:
+  Memories();
+  uint32_t add(Memory memory);
+  std::shared_ptr<const Memory> remove(uint32_t id);
+  std::shared_ptr<const Memory> at(uint32_t id);
+  // Finds each span's memory. `bad_row`, -1 at best, is the first that lies in none, or in none that is
+  // readable or writable.
+  PlacedRows place(const std::vector<RowSpan>& spans, bool for_reading, int64_t* bad_row);
+
+ private:
+  std::mutex mutex_;                                     // guards all below
+  std::vector<std::shared_ptr<const Memory>> memories_;  // by address; they don't overlap
+  uint32_t next_id_;
+};
+
+}  // namespace p2pkv::offers

@@ -1,0 +1,310 @@
+#include "outbox.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "p2pkv/tokens.h"
+#include "p2pkv/words.h"
+
+namespace p2pkv::offers {
+
+class Outbox::Outgoing : public Offer {
+ public:
+  Outgoing(std::shared_ptr<Outbox> home, Rows rows, PlacedRows placed, const Deadline& lease)
+      : request(std::move(rows.request)),
+        first_row(rows.first_row),
+        lease(lease),
+        placed(std::move(placed)),
+        statuses_now(this->placed.rows.size(), RowStatus::kPending),
+        home_(std::move(home)) {}
+
+  bool done() override {
+    const std::lock_guard lock(home_->mutex_);
+    return is_done;
+  }
+
+  void wait(const Deadline& deadline) override {
+    std::unique_lock lock(home_->mutex_);
+    settled.wait_until(lock, deadline.at(), [this] { return is_done; });
+  }
+
+  void withdraw(RowStatus reason) override {
+    std::vector<Post> posts;
+    {
+      const std::lock_guard lock(home_->mutex_);
+      if (!is_done) ++home_->n_withdrawn_;
+      home_->end(*this, reason, &posts);
+    }
+    send(posts);
+  }
+
+  RowStatuses statuses() override {
+    const std::lock_guard lock(home_->mutex_);
+    return statuses_now;
+  }
+
+  uint32_t n_rows() const { return static_cast<uint32_t>(placed.rows.size()); }
+
+  // Never change once it is offered.
+  uint64_t id = 0;
+  uint64_t to = 0;
+  const std::string request;
+  const uint32_t first_row;
+  const Deadline lease;
+  const PlacedRows placed;
+  // Guarded by the outbox's lock.
+  RowStatuses statuses_now;
+  bool is_done = false;
+  std::vector<std::weak_ptr<Link>> told;
+  std::condition_variable settled;
+
+ private:
+  const std::shared_ptr<Outbox> home_;
+};
+
+Outbox::Outbox() {
+  fill_random(&next_id_, sizeof next_id_);
+  next_id_ >>= 1;
+}
+
+std::shared_ptr<Offer> Outbox::offer(uint64_t to, const std::shared_ptr<Link>& link, Rows rows,
+                                     PlacedRows placed, const Deadline& lease, std::string* error) {
+  auto offer = std::make_shared<Outgoing>(shared_from_this(), std::move(rows), std::move(placed), lease);
+  offer->to = to;
+  std::vector<Post> posts;
+  {
+    const std::lock_guard lock(mutex_);
+    if (overlaps(*offer)) {
+      *error = "rows of request '" + offer->request + "' from " + std::to_string(offer->first_row) +
+               " on are offered already";
+      return nullptr;
+    }
+    ++n_offered_;
+    if (is_closed_ || (to != 0 && !link)) {
+      offer->is_done = true;
+      const RowStatus reason = is_closed_ ? RowStatus::kCanceled : RowStatus::kPeerLost;
+      std::fill(offer->statuses_now.begin(), offer->statuses_now.end(), reason);
+      return offer;
+    }
+    offer->id = ++next_id_;
+    live_.emplace(offer->id, offer);
+    by_request_[offer->request].emplace(Key{to, offer->first_row}, offer);
+    tell_askers(offer, &posts);
+    if (link && offer->told.empty()) tell(*offer, link, 0, &posts);
+  }
+  send(posts);
+  // A link that was cut meanwhile has told its loss to those that were offered before.
+  if (link && link->is_lost()) lost(*link);
+  return offer;
+}
+
+bool Outbox::overlaps(const Outgoing& offer) {
+  const auto found = by_request_.find(offer.request);
+  if (found == by_request_.end()) return false;
+  const auto& offers = found->second;
+  const auto after = offers.lower_bound({offer.to, offer.first_row});
+  if (after != offers.end() && after->first.first == offer.to &&
+      after->first.second < offer.first_row + offer.n_rows())
+    return true;
+  if (after == offers.begin()) return false;
+  const auto& [key, before] = *std::prev(after);
+  return key.first == offer.to && before->first_row + before->n_rows() > offer.first_row;
+}
+
+void Outbox::tell_askers(const std::shared_ptr<Outgoing>& offer, std::vector<Post>* posts) {
+  for (const Ask& ask : asks_) {
+    if (ask.request != offer->request || (offer->to != 0 && offer->to != ask.link->node_key())) continue;
+    const bool is_wanted =
+        ask.first_row < offer->first_row + offer->n_rows() && offer->first_row < ask.first_row + ask.n_rows;
+    if (is_wanted) tell(*offer, ask.link, ask.id, posts);
+  }
+}
+
+void Outbox::tell(Outgoing& offer, const std::shared_ptr<Link>& link, uint64_t ask,
+                  std::vector<Post>* posts) {
+  std::string body;
+  body.reserve(sizeof(OfferRecord) + offer.request.size() + offer.n_rows() * sizeof(RowRecord));
+  wire::append(body, OfferRecord{offer.id, ask, left_ms(offer.lease), offer.first_row, offer.n_rows(),
+                                 static_cast<uint32_t>(offer.request.size())});
+  body += offer.request;
+  for (const PlacedRows::Row& row : offer.placed.rows) {
+    wire::append(body, RowRecord{offer.placed.memories[row.memory]->id, 0, row.offset, row.length});
+  }
+  offer.told.push_back(link);
+  posts->push_back({link, Kind::kOffer, std::move(body)});
+}
+
+void Outbox::withdraw_memory(uint32_t memory_id) {
+  std::vector<Post> posts;
+  {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<Outgoing>> ending;
+    for (const auto& [id, offer] : live_) {
+      if (offer->placed.lie_in(memory_id)) ending.push_back(offer);
+    }
+    for (const auto& offer : ending) end(*offer, RowStatus::kRejected, &posts);
+    n_withdrawn_ += ending.size();
+  }
+  send(posts);
+}
+
+bool Outbox::asked(const std::shared_ptr<Link>& link, wire::Reader body) {
+  const auto record = body.value<AskRecord>();
+  if (!record || record->name_size > Transfers::kMaxRequestName || record->n_rows > Transfers::kMaxRows)
+    return false;
+  const auto name = body.bytes(record->name_size);
+  if (!name) return false;
+  std::vector<Post> posts;
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_closed_) return true;
+    asks_.push_back({link, record->ask, std::string(*name), record->first_row, record->n_rows,
+                     Deadline::after(record->timeout_ms / 1e3)});
+    const auto found = by_request_.find(std::string(*name));
+    if (found == by_request_.end()) return true;
+    for (const auto& [key, offer] : found->second) {
+      const bool is_for_it = key.first == 0 || key.first == link->node_key();
+      const bool is_wanted = offer->first_row < record->first_row + record->n_rows &&
+                             record->first_row < offer->first_row + offer->n_rows();
+      if (is_for_it && is_wanted) tell(*offer, link, record->ask, &posts);
+    }
+  }
+  send(posts);
+  return true;
+}
+
+bool Outbox::ask_ended(const std::shared_ptr<Link>& link, wire::Reader body) {
+  const auto id = body.value<uint64_t>();
+  if (!id) return false;
+  const std::lock_guard lock(mutex_);
+  asks_.remove_if([&](const Ask& ask) { return ask.id == *id && ask.link == link; });
+  return true;
+}
+
+bool Outbox::pulled(const std::shared_ptr<Link>& link, uint32_t count, wire::Reader body) {
+  std::string verdicts;
+  {
+    const std::lock_guard lock(mutex_);
+    for (uint32_t i = 0; i < count; ++i) {
+      if (!judge(link, body, &verdicts)) return false;
+    }
+  }
+  link->post(Kind::kSettled, 0, count, verdicts);
+  return true;
+}
+
+// Takes one receiver's report and says whether the offer was valid until now.
+bool Outbox::judge(const std::shared_ptr<Link>& link, wire::Reader& body, std::string* verdicts) {
+  const auto record = body.value<PulledRecord>();
+  if (!record || record->n_rows > Transfers::kMaxRows) return false;
+  const auto statuses = take_all<RowStatus>(body, record->n_rows);
+  if (!statuses) return false;
+  const auto found = live_.find(record->offer);
+  const bool is_valid = found != live_.end() && found->second->n_rows() == record->n_rows &&
+                        (found->second->to == 0 || found->second->to == link->node_key());
+  wire::append(*verdicts, SettledRecord{record->offer, is_valid ? 1u : 0u, 0});
+  if (!is_valid) {
+    ++n_late_;
+    return true;
+  }
+  Outgoing& offer = *found->second;
+  for (size_t row = 0; row < statuses->size(); ++row) {
+    const RowStatus status = (*statuses)[row];
+    offer.statuses_now[row] = status <= RowStatus::kDuplicate ? status : RowStatus::kCanceled;
+    if (status == RowStatus::kOk) {
+      ++n_taken_;
+      n_taken_bytes_ += offer.placed.rows[row].length;
+    }
+  }
+  // The receiver knows that it ended: nobody is to be told.
+  offer.told.clear();
+  end(offer, RowStatus::kOutOfRange, nullptr);
+  return true;
+}
+
+// From here on no pull of the offer can be proven: whoever pulls it is told so when it reports.
+void Outbox::end(Outgoing& offer, RowStatus reason, std::vector<Post>* posts) {
+  if (offer.is_done) return;
+  offer.is_done = true;
+  for (RowStatus& status : offer.statuses_now) {
+    if (status == RowStatus::kPending) status = reason;
+  }
+  for (const auto& link : offer.told) {
+    const auto told = link.lock();
+    if (!told || told->is_lost()) continue;
+    std::string body;
+    wire::append(body, offer.id);
+    posts->push_back({told, Kind::kWithdrawn, std::move(body)});
+  }
+  offer.told.clear();
+  const auto requests = by_request_.find(offer.request);
+  if (requests != by_request_.end()) {
+    requests->second.erase({offer.to, offer.first_row});
+    if (requests->second.empty()) by_request_.erase(requests);
+  }
+  const auto self = live_.extract(offer.id);  // kept until its waiters have been told
+  // What the caller stores into the memory from now on comes after the end of the offer.
+  store_fence();
+  offer.settled.notify_all();
+}
+
+void Outbox::lost(const Link& link) {
+  const std::lock_guard lock(mutex_);
+  asks_.remove_if([&link](const Ask& ask) { return ask.link.get() == &link; });
+  std::vector<std::shared_ptr<Outgoing>> ending;
+  for (const auto& [id, offer] : live_) {
+    if (offer->to == 0) continue;
+    const bool was_told = std::any_of(offer->told.begin(), offer->told.end(),
+                                      [&link](const auto& told) { return told.lock().get() == &link; });
+    if (was_told) ending.push_back(offer);
+  }
+  for (const auto& offer : ending) {
+    offer->told.clear();
+    end(*offer, RowStatus::kPeerLost, nullptr);
+  }
+}
+
+void Outbox::tick() {
+  std::vector<Post> posts;
+  {
+    const std::lock_guard lock(mutex_);
+    asks_.remove_if([](const Ask& ask) { return ask.deadline.passed(); });
+    std::vector<std::shared_ptr<Outgoing>> ending;
+    for (const auto& [id, offer] : live_) {
+      if (offer->lease.passed()) ending.push_back(offer);
+    }
+    for (const auto& offer : ending) end(*offer, RowStatus::kTimedOut, &posts);
+    n_lapsed_ += ending.size();
+  }
+  send(posts);
+}
+
+void Outbox::close() {
+  std::vector<Post> posts;
+  {
+    const std::lock_guard lock(mutex_);
+    is_closed_ = true;
+    asks_.clear();
+    std::vector<std::shared_ptr<Outgoing>> ending;
+    for (const auto& [id, offer] : live_) ending.push_back(offer);
+    for (const auto& offer : ending) end(*offer, RowStatus::kCanceled, &posts);
+  }
+  send(posts);
+}
+
+void Outbox::send(const std::vector<Post>& posts) {
+  for (const Post& post : posts) post.link->post(post.kind, 0, 1, post.body);
+}
+
+std::vector<Transfers::Reading> Outbox::readings() {
+  const std::lock_guard lock(mutex_);
+  return {{"p2pkv_open_offers", live_.size()},
+          {"p2pkv_offers_total", n_offered_},
+          {"p2pkv_taken_rows_total", n_taken_},
+          {"p2pkv_taken_bytes_total", n_taken_bytes_},
+          {"p2pkv_withdrawn_offers_total", n_withdrawn_},
+          {"p2pkv_lapsed_offers_total", n_lapsed_},
+          {"p2pkv_late_pulls_total", n_late_}};
+}
+
+}  // namespace p2pkv::offers

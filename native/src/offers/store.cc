@@ -1,0 +1,100 @@
+#include "store.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace p2pkv::offers {
+
+Arena::Arena(uint8_t* base, uint64_t nbytes)
+    : base_(base), nbytes_(nbytes), buddy_(static_cast<uint32_t>(nbytes / kGranule)) {}
+
+std::unique_ptr<Arena> Arena::create(uint64_t nbytes, bool is_pinned, const std::vector<Transfers::Way>& ways,
+                                     std::string* error) {
+  nbytes = (nbytes + kGranule - 1) / kGranule * kGranule;
+  if (nbytes / kGranule >= Buddy::kNone) {
+    *error = "a receive buffer of " + std::to_string(nbytes) + " bytes is too large";
+    return nullptr;
+  }
+  void* base =
+      mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) {
+    *error = "cannot map " + std::to_string(nbytes) + " bytes to receive into: " + std::strerror(errno);
+    return nullptr;
+  }
+  std::unique_ptr<Arena> arena(new Arena(static_cast<uint8_t*>(base), nbytes));
+  arena->is_pinned_ = is_pinned && mlock(base, nbytes) == 0;
+  Memory memory{0, reinterpret_cast<uint64_t>(base), nbytes, true, {}, {}};
+  for (const Transfers::Way& way : ways) {
+    auto region = way.transport->register_memory(arena->base_, nbytes, -1, false, error);
+    if (!region) return nullptr;
+    memory.regions.push_back(std::move(region));
+  }
+  arena->memory_ = std::make_shared<const Memory>(std::move(memory));
+  return arena;
+}
+
+Arena::~Arena() {
+  close();
+  munmap(base_, nbytes_);
+}
+
+void Arena::close() {
+  if (!memory_) return;
+  for (const auto& region : memory_->regions) region->close();
+}
+
+std::optional<uint64_t> Arena::allocate(uint64_t nbytes) {
+  const uint64_t n_granules = (nbytes + kGranule - 1) / kGranule;
+  if (n_granules > nbytes_ / kGranule) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  const uint32_t granule = buddy_.allocate(Buddy::order_for(n_granules));
+  if (granule == Buddy::kNone) return std::nullopt;
+  return granule * kGranule;
+}
+
+void Arena::release(uint64_t offset) {
+  const std::lock_guard lock(mutex_);
+  buddy_.release(static_cast<uint32_t>(offset / kGranule));
+}
+
+uint64_t Arena::used_nbytes() {
+  const std::lock_guard lock(mutex_);
+  return (buddy_.n_granules() - uint64_t{buddy_.n_free()}) * kGranule;
+}
+
+bool Store::start(const Transfers::Options& options, std::string* error) {
+  if (options.buffer_nbytes > 0) {
+    buffer_ = Arena::create(options.buffer_nbytes, false, options.ways, error);
+    if (!buffer_) return false;
+  }
+  if (options.buddy_pool_nbytes > 0) {
+    pool_ = Arena::create(options.buddy_pool_nbytes, true, options.ways, error);
+    if (!pool_) return false;
+  }
+  return true;
+}
+
+std::shared_ptr<Block> Store::allocate(uint64_t nbytes, bool* is_in_pool) {
+  for (const auto& arena : {buffer_, pool_}) {
+    const auto offset = arena ? arena->allocate(nbytes) : std::nullopt;
+    *is_in_pool = arena == pool_;
+    if (offset) return std::make_shared<Block>(arena, *offset);
+  }
+  return nullptr;
+}
+
+void Store::close() {
+  for (const auto& arena : {buffer_, pool_}) {
+    if (arena) arena->close();
+  }
+}
+
+std::vector<Transfers::Reading> Store::readings() {
+  return {{"p2pkv_receive_buffer_used_bytes", buffer_ ? buffer_->used_nbytes() : 0},
+          {"p2pkv_buddy_pool_used_bytes", pool_ ? pool_->used_nbytes() : 0},
+          {"p2pkv_buddy_pool_pinned", pool_ && pool_->is_pinned() ? 1 : 0}};
+}
+
+}  // namespace p2pkv::offers

@@ -1,0 +1,81 @@
+// Where rows are kept that came before anybody said where they go: the receive buffer, then the buddy pool.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memories.h"
+#include "p2pkv/buddy.h"
+#include "p2pkv/transfers.h"
+
+namespace p2pkv::offers {
+
+// One piece of host memory, known to every transport.
+class Arena {
+ public:
+  static constexpr uint64_t kGranule = 4096;
+
+  // Null, with the reason in `error`. `is_pinned`: kept in memory, as far as RLIMIT_MEMLOCK allows.
+  static std::unique_ptr<Arena> create(uint64_t nbytes, bool is_pinned,
+                                       const std::vector<Transfers::Way>& ways, std::string* error);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // The offset of `nbytes` free bytes, if there are so many in one block.
+  std::optional<uint64_t> allocate(uint64_t nbytes);
+  void release(uint64_t offset);
+  // From here on nothing is read into it.
+  void close();
+
+  const std::shared_ptr<const Memory>& memory() const { return memory_; }
+  uint64_t used_nbytes();
+  bool is_pinned() const { return is_pinned_; }
+
+ private:
+  Arena(uint8_t* base, uint64_t nbytes);
+
+  uint8_t* const base_;
+  const uint64_t nbytes_;
+  std::shared_ptr<const Memory> memory_;
+  bool is_pinned_ = false;
+  std::mutex mutex_;  // guards buddy_
+  Buddy buddy_;
+};
+
+// A block of an arena, freed when it is destroyed: then nothing may write to it any more.
+class Block {
+ public:
+  Block(std::shared_ptr<Arena> arena, uint64_t offset) : arena_(std::move(arena)), offset_(offset) {}
+  ~Block() { arena_->release(offset_); }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  const std::shared_ptr<const Memory>& memory() const { return arena_->memory(); }
+  uint64_t offset() const { return offset_; }
+  const uint8_t* bytes() const { return reinterpret_cast<const uint8_t*>(memory()->address) + offset_; }
+
+ private:
+  const std::shared_ptr<Arena> arena_;
+  const uint64_t offset_;
+};
+
+// Thread-safe.
+class Store {
+ public:
+  bool start(const Transfers::Options& options, std::string* error);
+  // Room in the buffer, else in the pool, else null.
+  std::shared_ptr<Block> allocate(uint64_t nbytes, bool* is_in_pool);
+  void close();
+  std::vector<Transfers::Reading> readings();
+
+ private:
+  std::shared_ptr<Arena> buffer_;  // null if it is to have no bytes
+  std::shared_ptr<Arena> pool_;
+};
+
+}  // namespace p2pkv::offers

@@ -1,0 +1,222 @@
+#include "p2pkv/transfers.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "../directory/directory_frames.h"
+#include "inbox.h"
+#include "link_server.h"
+#include "outbox.h"
+
+namespace p2pkv {
+namespace offers {
+namespace {
+
+constexpr size_t kMaxName = 64;
+
+// Puts the parts together: what comes over links goes to the side it is for.
+class LinkedTransfers final : public Transfers {
+ public:
+  explicit LinkedTransfers(Options options)
+      : options_(std::move(options)),
+        outbox_(std::make_shared<Outbox>()),
+        inbox_(std::make_shared<Inbox>(options_)),
+        links_({[this](const auto& link, const auto& header, auto body) { return heard(link, header, body); },
+                [this](const auto& link) { lost(*link); },
+                [this] {
+                  outbox_->tick();
+                  inbox_->tick();
+                }}) {}
+  ~LinkedTransfers() override { close(); }
+
+  bool start(std::string* error) {
+    return inbox_->start(error) && links_.start(options_.host, options_.advertise, error);
+  }
+
+  std::string accept(std::string_view remote, std::string* error) override {
+    return links_.accept(remote, error);
+  }
+
+  void announce(uint64_t node_key, uint64_t boot) override {
+    node_key_ = node_key;
+    boot_ = boot;
+  }
+
+  uint32_t add_memory(uint64_t address, uint64_t nbytes, bool is_writable,
+                      std::vector<std::shared_ptr<MemoryRegion>> regions,
+                      std::vector<std::string> descriptions) override {
+    return memories_.add({0, address, nbytes, is_writable, std::move(regions), std::move(descriptions)});
+  }
+
+  void remove_memory(uint32_t id) override {
+    memories_.remove(id);
+    outbox_->withdraw_memory(id);
+    inbox_->revoke_memory(id);
+  }
+
+  bool connect(uint64_t node_key, uint64_t boot, std::string_view door, double timeout,
+               std::string* error) override {
+    if (is_connected(node_key)) return true;  // it was quicker
+    return links_.connect(door, {node_key_, boot_}, node_key, Deadline::after(timeout), error) != nullptr;
+  }
+
+  bool is_connected(uint64_t node_key) override { return links_.find(node_key) != nullptr; }
+
+  void forget(uint64_t node_key) override {
+    while (const auto link = links_.find(node_key)) link->cut();
+  }
+
+  std::shared_ptr<Offer> offer(std::optional<uint64_t> to, Rows rows, const Deadline& lease,
+                               std::string* error) override {
+    auto placed = place(rows, true, error);
+    if (!placed) return nullptr;
+    const auto link = to ? links_.find(*to) : nullptr;
+    return outbox_->offer(to.value_or(0), link, std::move(rows), std::move(*placed), lease, error);
+  }
+
+  std::shared_ptr<Grant> grant(std::optional<uint64_t> from, Rows rows, const Deadline& deadline,
+                               std::string* error) override {
+    auto placed = place(rows, false, error);
+    if (!placed) return nullptr;
+    if (!from) return inbox_->grant(std::move(rows), std::move(*placed), deadline, error);
+    return inbox_->get(links_.find(*from), std::move(rows), std::move(*placed), deadline);
+  }
+
+  int64_t find_unregistered(const std::vector<RowSpan>& spans, bool for_reading) override {
+    int64_t bad_row;
+    memories_.place(spans, for_reading, &bad_row);
+    return bad_row;
+  }
+
+  std::vector<Reading> readings() override {
+    auto readings = outbox_->readings();
+    const auto received = inbox_->readings();
+    readings.insert(readings.end(), received.begin(), received.end());
+    readings.emplace_back("p2pkv_transfer_links", links_.n_links());
+    return readings;
+  }
+
+  void close() override {
+    if (getpid() != pid_) return;  // a forked child has none of the threads to wait for
+    const std::lock_guard closing(closing_);
+    outbox_->close();
+    inbox_->close();
+    links_.close();
+  }
+
+ private:
+  std::optional<PlacedRows> place(const Rows& rows, bool for_reading, std::string* error) {
+    int64_t bad_row;
+    auto placed = memories_.place(rows.spans, for_reading, &bad_row);
+    if (bad_row < 0) return placed;
+    *error = "row " + std::to_string(bad_row) + " lies in no registered memory";
+    return std::nullopt;
+  }
+
+  void lost(const Link& link) {
+    outbox_->lost(link);
+    inbox_->lost(link);
+  }
+
+  bool heard(const std::shared_ptr<Link>& link, const wire::Header& header, wire::Reader body) {
+    if ((header.kind & static_cast<uint16_t>(wire::Kind::kReply)) != 0) {
+      inbox_->replied(*link, header, body);
+      return true;
+    }
+    const auto kind = static_cast<Kind>(header.kind);
+    // Nobody is served before it has said who it is.
+    if (link->node_key() == 0 && kind != Kind::kIntroduce) return false;
+    switch (kind) {
+      case Kind::kIntroduce:
+        return introduced(link, header, body);
+      case Kind::kReach:
+        return reach(link, header, body);
+      case Kind::kJoin:
+        return join(link, header, body);
+      case Kind::kOffer:
+        return inbox_->offered(link, header.count, body);
+      case Kind::kAsk:
+        return outbox_->asked(link, body);
+      case Kind::kAskEnd:
+        return outbox_->ask_ended(link, body);
+      case Kind::kPulled:
+        return outbox_->pulled(link, header.count, body);
+      case Kind::kSettled:
+        return inbox_->settled(*link, header.count, body);
+      case Kind::kWithdrawn:
+        return inbox_->withdrawn(*link, body);
+    }
+    return link->reply(header, wire::ReplyStatus::kMalformed, {});  // a later version's; it may do without
+  }
+
+  bool introduced(const std::shared_ptr<Link>& link, const wire::Header& header, wire::Reader body) {
+    const auto record = body.value<IntroduceRecord>();
+    if (!record || record->node_key == 0 || node_key_ == 0) return false;
+    link->introduce(record->node_key);
+    return link->reply(header, wire::ReplyStatus::kOk, {});
+  }
+
+  // Says over what a registered memory can be read.
+  bool reach(const std::shared_ptr<Link>& link, const wire::Header& header, wire::Reader body) {
+    const auto source = body.value<uint32_t>();
+    if (!source) return false;
+    const auto memory = memories_.at(*source);
+    std::string ways;
+    uint32_t n = 0;
+    for (size_t i = 0; memory && i < options_.ways.size(); ++i) {
+      if (memory->descriptions[i].empty()) continue;
+      append_text(ways, options_.ways[i].name);
+      append_text(ways, options_.ways[i].transport->domain());
+      append_text(ways, memory->descriptions[i]);
+      ++n;
+    }
+    std::string answer;
+    wire::append(answer, n);
+    link->reply(header, wire::ReplyStatus::kOk, answer + ways);
+    return true;
+  }
+
+  // Lets a reader in, as the control loop does for CONNECT.
+  bool join(const std::shared_ptr<Link>& link, const wire::Header& header, wire::Reader body) {
+    const auto name = take_text(body, kMaxName);
+    if (!name) return false;
+    std::string error = "this transport is not served here";
+    std::string half;
+    for (const Way& way : options_.ways) {
+      if (way.name == *name) half = way.transport->accept(body.rest(), &error);
+    }
+    if (half.empty()) {
+      link->reply(header, wire::ReplyStatus::kRefused, error);
+    } else {
+      link->reply(header, wire::ReplyStatus::kOk, half);
+    }
+    return true;
+  }
+
+  const Options options_;
+  std::atomic<uint64_t> node_key_{0};
+  std::atomic<uint64_t> boot_{0};
+  const pid_t pid_ = getpid();
+  std::mutex closing_;  // held by the one close() that does the work, so that the others return after it
+  Memories memories_;
+  const std::shared_ptr<Outbox> outbox_;
+  const std::shared_ptr<Inbox> inbox_;
+  LinkServer links_;  // last: its thread calls the others
+};
+
+}  // namespace
+}  // namespace offers
+
+std::string Transfers::request() {
+  return to_blob(DirectoryRequestBlob{offers::kLinkRequestMagic, kFrameVersion, 0});
+}
+
+std::shared_ptr<Transfers> Transfers::start(Options options, std::string* error) {
+  const std::shared_ptr<offers::LinkedTransfers> transfers(new offers::LinkedTransfers(std::move(options)),
+                                                           DeleteUnlessForked<offers::LinkedTransfers>{});
+  return transfers->start(error) ? transfers : nullptr;
+}
+
+}  // namespace p2pkv

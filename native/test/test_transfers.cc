@@ -1,0 +1,298 @@
+// Offers and pulls: two nodes' transfers in one process, over tcp, and what withdrawals, revocations and ends
+// do to pulls that are under way.
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "p2pkv/region.h"
+#include "p2pkv/transfers.h"
+#include "p2pkv/transports.h"
+#include "seed.h"
+#include "zmq_library.h"
+
+namespace {
+
+using p2pkv::Deadline;
+using p2pkv::Grant;
+using p2pkv::Offer;
+using p2pkv::RowSpan;
+using p2pkv::RowStatus;
+using p2pkv::RowStatuses;
+using p2pkv::Transfers;
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr bool kIsSanitized = true;
+#else
+constexpr bool kIsSanitized = false;
+#endif
+
+constexpr size_t kRowBytes = 64 << 10;
+
+enum class Over { kTcp, kShm };
+
+struct Party {
+  Party(uint64_t key, size_t n_rows, bool is_readable, Over over, Transfers::Options options) : key(key) {
+    if (over == Over::kTcp) {
+      transport = p2pkv::make_tcp_transport({}, &error);
+    } else {
+      transport = p2pkv::make_shm_transport(&error);
+    }
+    options.host = "127.0.0.1";
+    options.ways = {{"it", transport}};
+    transfers = Transfers::start(std::move(options), &error);
+    CHECK(transfers != nullptr);
+    transfers->announce(key, 1);
+    shared = p2pkv::SharedRegion::create(n_rows * kRowBytes, &error);
+    bytes = {shared->base(), shared->nbytes()};
+    region = transport->register_memory(bytes.data(), bytes.size(), shared->fd(), is_readable, &error);
+    memory = transfers->add_memory(address(), bytes.size(), true, {region}, {region->describe()});
+  }
+  ~Party() {
+    transfers->close();
+    transport->close();
+  }
+
+  uint64_t address() const { return reinterpret_cast<uint64_t>(bytes.data()); }
+  p2pkv::Rows rows(const std::string& request, size_t n, uint32_t first = 0) const {
+    p2pkv::Rows rows{request, first, {}};
+    for (size_t i = first; i < first + n; ++i)
+      rows.spans.push_back({static_cast<int64_t>(address() + i * kRowBytes), kRowBytes});
+    return rows;
+  }
+  void fill(uint64_t value, size_t n_rows) {
+    auto* words = reinterpret_cast<uint64_t*>(bytes.data());
+    std::fill(words, words + n_rows * kRowBytes / 8, value);
+  }
+  bool holds(uint64_t value, size_t row) const {
+    const auto* words = reinterpret_cast<const uint64_t*>(bytes.data() + row * kRowBytes);
+    return std::all_of(words, words + kRowBytes / 8, [value](uint64_t word) { return word == value; });
+  }
+  uint64_t reading(const std::string& name) const {
+    for (const auto& [known, value] : transfers->readings()) {
+      if (known == name) return value;
+    }
+    return UINT64_MAX;
+  }
+
+  const uint64_t key;
+  std::string error;
+  std::shared_ptr<p2pkv::Transport> transport;
+  std::shared_ptr<Transfers> transfers;
+  std::unique_ptr<p2pkv::SharedRegion> shared;
+  std::span<uint8_t> bytes;
+  std::shared_ptr<p2pkv::MemoryRegion> region;
+  uint32_t memory = 0;
+};
+
+struct Pair {
+  explicit Pair(size_t n_rows, Transfers::Options options = {}, Over over = Over::kTcp)
+      : producer(1, n_rows, true, over, options), consumer(2, n_rows, false, over, options) {
+    std::string error;
+    const std::string door = consumer.transfers->accept(Transfers::request(), &error);
+    CHECK(producer.transfers->connect(2, 1, door, 10.0, &error));
+    // The other way round as well: get asks over a link of its own if it has none.
+    while (!consumer.transfers->is_connected(1)) std::this_thread::yield();
+  }
+
+  std::shared_ptr<Offer> put(const std::string& request, size_t n_rows, uint32_t first = 0) {
+    auto offer = producer.transfers->offer(2, producer.rows(request, n_rows, first), Deadline::after(30.0),
+                                           &producer.error);
+    CHECK(offer != nullptr);
+    return offer;
+  }
+  std::shared_ptr<Grant> grant(const std::string& request, size_t n_rows) {
+    auto grant = consumer.transfers->grant(std::nullopt, consumer.rows(request, n_rows),
+                                           Deadline::after(30.0), &consumer.error);
+    CHECK(grant != nullptr);
+    return grant;
+  }
+
+  p2pkv::test::ZmqContext loads_the_library;
+  Party producer;
+  Party consumer;
+};
+
+bool all_are(const RowStatuses& statuses, RowStatus status) {
+  return std::all_of(statuses.begin(), statuses.end(), [status](RowStatus s) { return s == status; });
+}
+
+void spin(std::chrono::microseconds time) {
+  const auto until = Deadline::Clock::now() + time;
+  while (Deadline::Clock::now() < until) {
+  }
+}
+
+struct Hunted {
+  size_t n_right = 0;
+  size_t n_wrong = 0;
+  size_t n_rejected = 0;
+};
+
+// Puts offers into grants, withdraws each at a random moment, and writes over the memory at once.
+Hunted hunt_withdrawals(Over over, size_t n_offers, bool is_validating) {
+  constexpr size_t kRows = 12;
+  Transfers::Options options;
+  options.is_validating = is_validating;
+  Pair pair(kRows, options, over);
+  std::mt19937_64 random(p2pkv::test::seed("withdrawals"));
+  Hunted hunted;
+  for (size_t i = 0; i < n_offers; ++i) {
+    const std::string request = "hunt " + std::to_string(i);
+    // TSan would report what is the point here: that the bytes of a withdrawn offer are written to.
+    const uint64_t value = kIsSanitized ? 7 : 1000 + i;
+    if (!kIsSanitized || i == 0) pair.producer.fill(value, kRows);
+    const auto grant = pair.grant(request, kRows);
+    const auto offer = pair.put(request, kRows);
+    spin(std::chrono::microseconds(random() % 900));
+    offer->withdraw(RowStatus::kRejected);
+    if (!kIsSanitized) pair.producer.fill(~value, kRows);
+    grant->wait(Deadline::after(30.0));
+    const RowStatuses statuses = grant->statuses();
+    for (size_t row = 0; row < kRows; ++row) {
+      if (statuses[row] != RowStatus::kOk) {
+        CHECK(statuses[row] == RowStatus::kRejected);
+        ++hunted.n_rejected;
+      } else if (pair.consumer.holds(value, row)) {
+        ++hunted.n_right;
+      } else {
+        ++hunted.n_wrong;
+      }
+    }
+    if (is_validating && offer->statuses()[0] == RowStatus::kRejected)
+      CHECK(!all_are(statuses, RowStatus::kOk));
+  }
+  return hunted;
+}
+
+}  // namespace
+
+// P2PKV_HUNT sets how many offers each hunt makes.
+TEST(transfers_offers_withdrawn_while_they_are_pulled_are_never_wrong) {
+  const char* given = std::getenv("P2PKV_HUNT");
+  const size_t n_offers = given != nullptr ? std::strtoull(given, nullptr, 10) : kIsSanitized ? 200 : 1500;
+  for (const Over over : {Over::kTcp, Over::kShm}) {
+    const Hunted hunted = hunt_withdrawals(over, n_offers, true);
+    std::cout << "        " << n_offers << " offers: " << hunted.n_right << " rows right, "
+              << hunted.n_rejected << " rejected, " << hunted.n_wrong << " wrong" << std::endl;
+    CHECK_EQ(hunted.n_wrong, size_t{0});
+    CHECK(hunted.n_right > 0);
+    CHECK(hunted.n_rejected > 0);
+  }
+}
+
+TEST(transfers_without_the_proof_wrong_bytes_are_found) {
+  if (kIsSanitized) return;  // the bytes are not written over there
+  for (const Over over : {Over::kTcp, Over::kShm}) {
+    size_t n_wrong = 0;
+    for (int attempt = 0; attempt < 10 && n_wrong == 0; ++attempt)
+      n_wrong += hunt_withdrawals(over, 500, false).n_wrong;
+    CHECK(n_wrong > 0);
+  }
+}
+
+TEST(transfers_nothing_is_written_after_a_revocation) {
+  constexpr size_t kRows = 16;
+  Pair pair(kRows);
+  pair.producer.fill(7, kRows);
+  std::mt19937_64 random(p2pkv::test::seed("revocations"));
+  size_t n_canceled = 0;
+  for (size_t i = 0; i < (kIsSanitized ? 100 : 400); ++i) {
+    const std::string request = "revoked " + std::to_string(i);
+    const auto grant = pair.grant(request, kRows);
+    const auto offer = pair.put(request, kRows);
+    spin(std::chrono::microseconds(random() % 900));
+    grant->revoke(RowStatus::kCanceled);
+    const RowStatuses statuses = grant->statuses();
+    pair.consumer.fill(0xca9a47, kRows);
+    n_canceled += all_are(statuses, RowStatus::kOk) ? 0 : 1;
+    spin(std::chrono::microseconds(random() % 500));
+    offer->withdraw(RowStatus::kRejected);
+    for (size_t row = 0; row < kRows; ++row) CHECK(pair.consumer.holds(0xca9a47, row));
+  }
+  CHECK(n_canceled > 0);
+  // The peer goes on: only the connections of those pulls were broken off.
+  const auto grant = pair.grant("afterwards", kRows);
+  const auto offer = pair.put("afterwards", kRows);
+  grant->wait(Deadline::after(30.0));
+  CHECK(all_are(grant->statuses(), RowStatus::kOk));
+}
+
+TEST(transfers_gets_and_puts_of_many_threads_arrive) {
+  constexpr size_t kThreads = 4;
+  Transfers::Options options;
+  options.buffer_nbytes = 1 << 20;
+  Pair pair(kThreads * 4, options);
+  for (size_t row = 0; row < kThreads * 4; ++row)
+    std::memset(pair.producer.bytes.data() + row * kRowBytes, static_cast<int>(row + 1), kRowBytes);
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&pair, t] {
+      for (int turn = 0; turn < 40; ++turn) {
+        const std::string request = std::to_string(t) + "/" + std::to_string(turn);
+        const bool is_put = turn % 2 == 0;
+        std::string error;
+        std::optional<uint64_t> to = is_put ? std::optional<uint64_t>(2) : std::nullopt;
+        std::optional<uint64_t> from = is_put ? std::nullopt : std::optional<uint64_t>(1);
+        const auto rows = pair.producer.rows(request, 4, t * 4);
+        const auto offer = pair.producer.transfers->offer(to, rows, Deadline::after(30.0), &error);
+        const auto grant = pair.consumer.transfers->grant(from, pair.consumer.rows(request, 4, t * 4),
+                                                          Deadline::after(30.0), &error);
+        grant->wait(Deadline::after(30.0));
+        CHECK(all_are(grant->statuses(), RowStatus::kOk));
+        offer->wait(Deadline::after(30.0));
+        CHECK(all_are(offer->statuses(), RowStatus::kOk));
+        for (size_t row = t * 4; row < t * 4 + 4; ++row)
+          CHECK(pair.consumer.holds(0x0101010101010101u * (row + 1), row));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(pair.producer.reading("p2pkv_open_offers"), uint64_t{0});
+  CHECK_EQ(pair.consumer.reading("p2pkv_open_grants"), uint64_t{0});
+  CHECK_EQ(pair.consumer.reading("p2pkv_receive_buffer_used_bytes"), uint64_t{0});
+}
+
+TEST(transfers_end_while_pulls_are_under_way) {
+  constexpr size_t kRows = 16;
+  for (int turn = 0; turn < 20; ++turn) {
+    Pair pair(kRows);
+    std::vector<std::shared_ptr<Offer>> offers;
+    std::vector<std::shared_ptr<Grant>> grants;
+    for (uint32_t i = 0; i < 4; ++i) {
+      grants.push_back(pair.grant(std::to_string(i), kRows));
+      offers.push_back(pair.put(std::to_string(i), kRows));
+    }
+    spin(std::chrono::microseconds(turn * 100));
+    Party& first = turn % 2 == 0 ? pair.producer : pair.consumer;
+    first.transfers->close();
+    for (const auto& offer : offers) {
+      offer->wait(Deadline::after(10.0));
+      CHECK(offer->done());
+    }
+    pair.consumer.transfers->close();
+    for (const auto& grant : grants) {
+      CHECK(grant->done());
+    }
+  }
+}
+
+TEST(transfers_frames_that_no_node_sends_cost_their_link_only) {
+  Pair pair(4);
+  // A closed source, a request nobody offers, and rows of memory that is gone settle.
+  pair.producer.transfers->remove_memory(pair.producer.memory);
+  const auto got = pair.consumer.transfers->grant(1, pair.consumer.rows("nothing", 4), Deadline::after(0.1),
+                                                  &pair.consumer.error);
+  got->wait(Deadline::after(10.0));
+  CHECK(all_are(got->statuses(), RowStatus::kTimedOut));
+  CHECK_EQ(pair.producer.transfers->find_unregistered(pair.producer.rows("x", 4).spans, true), int64_t{0});
+}

@@ -1,0 +1,252 @@
+"""One request's transfer, at each of its ends: what prefill has offered of it, and what decode has granted for it.
+
+The two safety rules live here. Decode's memory is written only while its :class:`Incoming` is open, and prefill's is
+read only while its :class:`Outgoing` is: each server closes its own before SGLang gives the pages to another request,
+and closing needs nothing from the other side.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from p2pkv.integrations.sglang_pd_rows import Spans, cut
+from p2pkv.transfers import RowStatus, RowStatuses
+
+_PENDING, _PEER_LOST = RowStatus.PENDING, RowStatus.PEER_LOST
+_WORDS = {
+    RowStatus.OUT_OF_RANGE: "differ from what was granted",
+    RowStatus.REJECTED: "were withdrawn by prefill",
+    RowStatus.CANCELED: "were canceled",
+    RowStatus.PEER_LOST: "were lost with the other node, or with the way to it",
+    RowStatus.TIMED_OUT: "did not come in time",
+    RowStatus.DUPLICATE: "were sent twice",
+}
+"""As a person reads it in SGLang's log."""
+
+
+_ATTEMPTS = 4
+_PAUSE_S = 0.5
+"""To reach a node, and between. A node that was stopped is known to be back only a second after it asks for KV again,
+and on a busy machine the first connection can take longer than the second it is given."""
+
+
+class Offer(Protocol):
+    """Rows that a peer may pull."""
+
+    def done(self) -> bool: ...
+    def statuses(self) -> RowStatuses: ...
+    def withdraw(self) -> RowStatuses: ...
+
+
+class Grant(Protocol):
+    """Memory that rows are pulled into."""
+
+    def done(self) -> bool: ...
+    def statuses(self) -> RowStatuses: ...
+    def revoke(self) -> RowStatuses: ...
+
+
+class PutAsync(Protocol):
+    """``node.transfers.put_async``."""
+
+    def __call__(self, node_id: str, request: str, spans: Spans, *, first_row: int = 0) -> Offer: ...
+
+
+class MakeGrant(Protocol):
+    """``node.transfers.grant``."""
+
+    def __call__(
+        self, request: str, spans: Spans, *, first_row: int = 0, timeout: float | None = None
+    ) -> Grant: ...
+
+
+class Progress(Enum):
+    """Where a transfer is."""
+
+    PENDING = "pending"
+    DONE = "done"
+    FAILED = "failed"
+
+
+def part_name(request: str, part: int) -> str:
+    """Return the name under which a part of a request is transferred."""
+    return f"{request}/{part}"
+
+
+def flaw(statuses: RowStatuses) -> str | None:
+    """Say what became of the rows that are not there, or None if all are."""
+    if (statuses <= _PENDING).all():
+        return None
+    counts = Counter(RowStatus(int(s)) for s in statuses if s > _PENDING)
+    told = ", ".join(f"{n} {_WORDS[status]}" for status, n in counts.most_common())
+    return f"of {len(statuses)} pieces of KV {told}"
+
+
+def _is_unreached(offer: Offer) -> bool:
+    return offer.done() and bool((offer.statuses() == _PEER_LOST).all())
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom a request is put to, and under which name."""
+
+    node_id: str
+    request: str
+
+
+class Outgoing:
+    """What prefill has offered of one request. Thread-safe.
+
+    After :meth:`close` nothing of it can be pulled any more, whatever a thread was about to offer. ``_lock`` guards all
+    fields; it is held while offering, so that closing waits for an offer being made: at most for the time that
+    connecting to a node takes (1 s), and for none once the two are connected.
+    """
+
+    def __init__(self, put: PutAsync, *, pause: float = _PAUSE_S) -> None:
+        """``pause``: seconds before a node that was not reached is tried again."""
+        self._put = put
+        self._pause = pause
+        self._lock = threading.Lock()
+        self._offers: list[Offer] = []
+        self._is_complete = False
+        self._closed = threading.Event()
+        self._failure: str | None = None
+
+    def offer(self, target: Target, first_row: int, spans: Spans) -> None:
+        """Offer rows to ``target``; blocks while its node is being connected to. Does nothing once closed."""
+        for part, row, rows in cut(first_row, spans):
+            for attempts_left in reversed(range(_ATTEMPTS)):
+                with self._lock:
+                    if self._closed.is_set() or self._failure is not None:
+                        return
+                    offer = self._put(target.node_id, part_name(target.request, part), rows, first_row=row)
+                    if not attempts_left or not _is_unreached(offer):
+                        self._offers.append(offer)
+                        break
+                self._closed.wait(self._pause)
+
+    def complete(self) -> None:
+        """Say that everything is offered."""
+        with self._lock:
+            self._is_complete = True
+
+    def fail(self, reason: str) -> None:
+        """Give up, for the first reason given."""
+        with self._lock:
+            self._failure = self._failure or reason
+
+    def progress(self) -> Progress:
+        """Look where it is; never blocks."""
+        if not self._lock.acquire(blocking=False):
+            return Progress.PENDING  # an offer is being made
+        try:
+            pending = []
+            for offer in self._offers:
+                if not offer.done():
+                    pending.append(offer)
+                elif (reason := flaw(offer.statuses())) is not None:
+                    self._failure = self._failure or reason
+            self._offers = pending
+            if self._failure is not None:
+                return Progress.FAILED
+            return Progress.DONE if self._is_complete and not pending else Progress.PENDING
+        finally:
+            self._lock.release()
+
+    @property
+    def failure(self) -> str | None:
+        """Why it failed, or None."""
+        with self._lock:
+            return self._failure
+
+    def close(self) -> None:
+        """Withdraw what was not pulled: the memory is the caller's. Idempotent."""
+        with self._lock:
+            self._closed.set()
+            offers, self._offers = self._offers, []
+            for offer in offers:
+                offer.withdraw()
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """The prefill rank a request is expected from, in which boot; None: not in the view when it was asked."""
+
+    node_id: str
+    boot: int | None
+
+
+class Incoming:
+    """The memory decode has granted to one request. Thread-safe.
+
+    After :meth:`close` nothing writes to that memory any more. ``_lock`` guards ``_grants``.
+    """
+
+    def __init__(self, name: str, bootstrap_addr: str, room: int) -> None:
+        self.name = name
+        self.bootstrap_addr = bootstrap_addr
+        self.room = room
+        self.producers: tuple[Producer, ...] = ()
+        self.since = time.monotonic()
+        self._lock = threading.Lock()
+        self._grants: list[Grant] = []
+        self._n_rows = 0
+        self._failure: str | None = None
+        self._is_closed = False
+
+    def grant(self, make: MakeGrant, spans: Spans, *, timeout: float) -> None:
+        """Let the rows of this request be written to ``spans``. What was granted before an error is taken back."""
+        try:
+            for part, row, rows in cut(0, spans):
+                grant = make(part_name(self.name, part), rows, first_row=row, timeout=timeout)
+                with self._lock:
+                    self._grants.append(grant)
+        except BaseException:
+            self.close()
+            raise
+
+    def progress(self) -> Progress:
+        """Look where it is; never blocks."""
+        with self._lock:
+            if self._failure is None and not self._is_closed:
+                done = [grant for grant in self._grants if grant.done()]
+                self._failure = next(filter(None, (flaw(grant.statuses()) for grant in done)), None)
+                if self._failure is None:
+                    return Progress.DONE if len(done) == len(self._grants) else Progress.PENDING
+            return Progress.FAILED
+
+    @property
+    def failure(self) -> str | None:
+        """Why it failed, or None."""
+        with self._lock:
+            return self._failure
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be written any more."""
+        with self._lock:
+            return self._is_closed
+
+    def close(self) -> None:
+        """Revoke: what was not there by now never comes. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            for grant in self._grants:
+                grant.revoke()
+            self._grants = []
+
+
+def is_gone(producer: Producer, present: Callable[[str], int | None]) -> bool:
+    """Say whether the node is no member any more, or is one only in a later boot."""
+    return producer.boot is not None and present(producer.node_id) != producer.boot
+
+
+def unmet(producers: Sequence[Producer]) -> str | None:
+    """Return the id of a producer that was never seen in the cluster, or None."""
+    return next((producer.node_id for producer in producers if producer.boot is None), None)

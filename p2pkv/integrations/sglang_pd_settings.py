@@ -1,0 +1,46 @@
+"""The settings of the node that a prefill or decode rank runs for its transfers.
+
+SGLang has no option for them, so they come from ``P2PKV_*`` environment variables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from p2pkv.config import MIN_POOL_SIZE, Config
+from p2pkv.errors import ConfigError
+from p2pkv.integrations.sglang_pd_wire import node_id
+from p2pkv.integrations.sglang_settings import for_rank
+
+
+def pd_config(host: str, port: int, *, index: int, environ: Mapping[str, str] | None = None) -> Config:
+    """Make the configuration of rank ``index`` of a server, whose SGLang messages come to ``host:port``.
+
+    The node publishes no pages and has no disk, whatever the environment says: that is meant for HiCache's node in
+    the same process. Its id is made, since the other server has to know it. Raises :class:`ConfigError`.
+    """
+    settings = {
+        "node_id": node_id(host, port),
+        "pool_size": MIN_POOL_SIZE,
+        "disk_size": 0,
+        "disk_path": None,
+        "buffer_size": 0,  # every request is granted before it is offered; what comes later is not wanted
+        "buddy_pool_size": 0,
+    }
+    config = Config.load(settings, environ=environ)
+    if not config.join_addresses:
+        raise ConfigError(
+            "prefill and decode servers have to meet: set P2PKV_JOIN to the same HOST:PORT for all of them; on one "
+            "machine any free port of 127.0.0.1 will do"
+        )
+    return dataclasses.replace(for_rank(config, index), node_id=config.node_id)
+
+
+def require_host_memory(device: str) -> None:
+    """Raise :class:`ConfigError` where KV is not in host memory."""
+    if device != "cpu":
+        raise ConfigError(
+            f"KV is in the memory of device {device!r}, but p2pkv's transfer backend moves host memory only: "
+            "run SGLang with --device cpu, or choose another --disaggregation-transfer-backend"
+        )

@@ -1,0 +1,106 @@
+"""vLLM's KV caches as p2pkv sees them: where the blocks lie, and what a block is made of.
+
+Only whole blocks move: inside of a block the attention kernel packs keys and values as it likes. A block is one *row*
+a layer, each a contiguous run of bytes; its rows come in the order of the layers. As a page of the page cache it is
+one entry with a piece for each layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pkv.errors import ConfigError
+from p2pkv.page import Pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Memory to register; ``owner`` keeps it alive."""
+
+    address: int
+    nbytes: int
+    owner: object
+
+
+class KVCaches:
+    """The caches of one rank; immutable. ``row_nbytes`` is the length of each layer's row of a block."""
+
+    def __init__(self, caches: Mapping[str, Any]) -> None:
+        """Look at ``caches``, a tensor for each layer.
+
+        Raises :class:`~p2pkv.errors.ConfigError` for blocks that are not contiguous, or not in host memory.
+        """
+        layers: dict[int, tuple[str, Any]] = {}
+        for name, tensor in caches.items():
+            _check(name, tensor)
+            layers.setdefault(tensor.data_ptr(), (name, tensor))  # layers may share one cache
+        if not layers:
+            raise ConfigError("vLLM registered no KV cache; there is nothing to hand off")
+        tensors = [tensor for _, tensor in layers.values()]
+        self.n_blocks = min(len(tensor) for tensor in tensors)
+        self.row_nbytes = [tensor[0].numel() * tensor.element_size() for tensor in tensors]
+        self._bases = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
+        self._strides = np.array([t.stride(0) * t.element_size() for t in tensors], np.int64)
+        self._lengths = np.array(self.row_nbytes, np.int64)
+        self.ranges = _storages(tensors)
+        self.layout = _layout(tensors)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of a block."""
+        return len(self.row_nbytes)
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of a block, over all layers."""
+        return sum(self.row_nbytes)
+
+    def rows(self, block_ids: Sequence[int]) -> NDArray[np.int64]:
+        """Return the ``(len(block_ids) * n_rows, 2)`` addresses and lengths of all rows, block after block."""
+        return self._pieces(block_ids).reshape(-1, 2)
+
+    def pieces(self, block_ids: Sequence[int]) -> Pieces:
+        """Return the blocks as pages."""
+        return Pieces(self._pieces(block_ids))
+
+    def _pieces(self, block_ids: Sequence[int]) -> NDArray[np.int64]:
+        ids = np.asarray(block_ids, np.int64)
+        if len(ids) and (ids.min() < 0 or ids.max() >= self.n_blocks):
+            raise IndexError(f"block {ids.max()} of {self.n_blocks}")
+        pieces = np.empty((len(ids), self.n_rows, 2), np.int64)
+        pieces[:, :, 0] = self._bases + ids[:, None] * self._strides
+        pieces[:, :, 1] = self._lengths
+        return pieces
+
+
+def _check(name: str, tensor: Any) -> None:
+    if tensor.device.type != "cpu":
+        raise ConfigError(
+            f"the KV cache of layer {name} lies on {tensor.device}; p2pkv hands off KV in host memory only"
+        )
+    if not tensor[0].is_contiguous():
+        raise ConfigError(
+            f"the blocks of layer {name} are not contiguous (shape {tuple(tensor.shape)}, strides "
+            f"{tuple(tensor.stride())}); p2pkv moves whole blocks, ask vLLM for a layout with the blocks outermost"
+        )
+
+
+def _storages(tensors: Sequence[Any]) -> list[Range]:
+    """Return each memory that holds caches once, whole: the layers' parts of it may lie between each other."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+    return [Range(address, storage.nbytes(), storage) for address, storage in sorted(storages.items())]
+
+
+def _layout(tensors: Sequence[Any]) -> str:
+    """Return what the bytes of a block depend on as far as the tensors tell; the number of blocks is not part of it."""
+    kinds = [
+        f"{tuple(tensor.shape[1:])} {tuple(tensor.stride()[1:])} {str(tensor.dtype).removeprefix('torch.')}"
+        for tensor in tensors
+    ]
+    is_uniform = len(set(kinds)) == 1
+    return f"{len(kinds)} layers of {kinds[0]}" if is_uniform else "; ".join(kinds)

@@ -1,0 +1,103 @@
+"""A hand-off as it travels from prefill to decode, in ``kv_transfer_params``: all that decode needs to find the blocks.
+
+The prefill instance puts it into its response, whoever routes requests puts it into the decode instance's request, and
+nothing else ties the two together: request ids differ between instances. It comes from outside, so every field is
+checked, and the prompt's digest makes sure that the blocks are those of the prompt they came with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from p2pkv.errors import UsageError
+
+VERSION = 1
+"""Of the hand-off's fields. Another one is refused with both named; fields that are not known are ignored."""
+
+_MAX_NAME = 400
+_KEY = "p2pkv"
+"""Of ``kv_transfer_params``, beside vLLM's own keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """The node of one rank of the prefill instance."""
+
+    node_id: str
+    boot_epoch: int
+    """What an earlier boot of the node offered is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """The offered blocks of one request."""
+
+    name: str
+    """Of the offers, the same on every rank."""
+    ranks: tuple[Rank, ...]
+    n_tokens: int
+    """The blocks hold the KV of so many tokens; the last block may be part full."""
+    prompt: str
+    """:func:`prompt_digest` of these tokens."""
+    fingerprint: Mapping[str, object]
+
+    def to_params(self) -> dict[str, Any]:
+        """Return the ``kv_transfer_params`` of the response, which are those of the decode request."""
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            _KEY: {
+                "version": VERSION,
+                "name": self.name,
+                "ranks": [[rank.node_id, str(rank.boot_epoch)] for rank in self.ranks],
+                "n_tokens": self.n_tokens,
+                "prompt": self.prompt,
+                "fingerprint": dict(self.fingerprint),
+            },
+        }
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Any]) -> Handoff:
+        """Take a request's ``kv_transfer_params``. Raises :class:`~p2pkv.errors.UsageError` naming what is wrong."""
+        given = params.get(_KEY)
+        if not isinstance(given, Mapping):
+            raise UsageError("kv_transfer_params has no 'p2pkv'; pass on what the prefill instance returned")
+        if given.get("version") != VERSION:
+            raise UsageError(
+                f"the hand-off has version {given.get('version')!r}, this instance knows {VERSION}"
+            )
+        try:
+            ranks = tuple(Rank(_name(node_id), int(boot)) for node_id, boot in given["ranks"])
+            name, n_tokens, prompt = _name(given["name"]), int(given["n_tokens"]), _name(given["prompt"])
+            fingerprint = dict(given["fingerprint"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"the hand-off is malformed: {type(error).__name__}: {error}") from error
+        if not ranks or n_tokens <= 0:
+            raise UsageError(f"the hand-off names {len(ranks)} ranks and {n_tokens} tokens")
+        return cls(name, ranks, n_tokens, prompt, fingerprint)
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= _MAX_NAME:
+        raise ValueError(f"not a name of 1 to {_MAX_NAME} characters: {value!r:.80}")
+    return value
+
+
+def draw_name(request_id: str) -> str:
+    """Return a name that no other hand-off has, and that nobody guesses."""
+    readable = request_id.encode("ascii", "replace").decode()[: _MAX_NAME // 2]
+    return f"{readable}/{secrets.token_hex(16)}"
+
+
+def prompt_digest(tokens: Sequence[int], others: Sequence[str] = ()) -> str:
+    """Return what tells prompts apart; ``others`` is what the KV depends on besides the tokens."""
+    digest = hashlib.blake2b(np.asarray(tokens, "<i8").tobytes(), digest_size=16)
+    for other in others:
+        digest.update(hashlib.blake2b(other.encode()).digest())
+    return digest.hexdigest()

@@ -1,0 +1,87 @@
+"""The one place that looks for vLLM. Where it isn't installed, stand-ins do as well, which is how the fast tests run.
+
+vLLM finds out by ``isinstance`` what a connector hands it, so the values that cross over have its classes as bases.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__all__ = [
+    "HIT_SOURCE",
+    "ConnectorBase",
+    "ConnectorMetadata",
+    "HandshakeMetadata",
+    "PromMetricsBase",
+    "StatsBase",
+    "attention_isa",
+    "metric_per_engine",
+    "transfer_results",
+    "version",
+]
+
+_V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
+
+
+def _find(module: str, name: str) -> Any | None:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "vllm":
+            raise  # vLLM is there, but something it needs is not
+        return None
+
+
+class _Plain:
+    """Takes what vLLM's bases take."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        data = kwargs.get("data")
+        self.data: dict[str, Any] = data if isinstance(data, dict) else {}
+
+
+if TYPE_CHECKING:
+    ConnectorBase = _Plain
+    ConnectorMetadata = object
+    HandshakeMetadata = object
+    StatsBase = _Plain
+    PromMetricsBase = _Plain
+else:
+    ConnectorBase = _find(f"{_V1}.base", "KVConnectorBase_V1") or _Plain
+    ConnectorMetadata = _find(f"{_V1}.base", "KVConnectorMetadata") or object
+    HandshakeMetadata = _find(f"{_V1}.base", "KVConnectorHandshakeMetadata") or object
+    StatsBase = _find(f"{_V1}.metrics", "KVConnectorStats") or _Plain
+    PromMetricsBase = _find(f"{_V1}.metrics", "KVConnectorPromMetrics") or _Plain
+
+
+_sources = _find("vllm.v1.metrics.cache_hit_source", "CacheHitSource")
+HIT_SOURCE: Any = None if _sources is None else _sources.P2P
+"""Where tokens that were loaded come from, in vLLM's metrics."""
+
+
+def version() -> str:
+    """Return vLLM's version: what lies inside a block is its business, and may change with any release."""
+    return str(_find("vllm", "__version__") or "none")
+
+
+def attention_isa(dtype: object, block_size: int, head_size: int | None, cache_dtype: str) -> str:
+    """Return the instruction set by which vLLM's CPU attention packs a block; empty elsewhere.
+
+    The bytes of a block depend on it, and neither its shape nor its strides show it.
+    """
+    find_isa = _find("vllm.v1.attention.backends.cpu_attn", "_get_attn_isa")
+    return "" if find_isa is None else str(find_isa(dtype, block_size, head_size, cache_dtype))
+
+
+def transfer_results(sent: set[str], received: set[str], failed: set[str]) -> Any:
+    """Return vLLM's record of finished transfers."""
+    make = _find(f"{_V1}.base", "KVConnectorTransferResults")
+    return (sent, received, failed) if make is None else make(sent, received, failed)
+
+
+def metric_per_engine(metric: Any, labels: dict[int, list[object]]) -> Any:
+    """Return ``metric`` for each engine of this server, by its number."""
+    make = _find("vllm.v1.metrics.utils", "create_metric_per_engine")
+    assert make is not None, "only vLLM asks for its metrics"
+    return make(metric, labels)

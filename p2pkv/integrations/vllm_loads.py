@@ -1,0 +1,229 @@
+"""Loading blocks into vLLM's KV caches: from the prefill instance that offers them, or from the page cache.
+
+Every load ends by its deadline, and is then reported exactly once, with the blocks that are not proven right. Nothing
+writes to a load's blocks any more when it is reported.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.vllm_caches import KVCaches
+from p2pkv.integrations.vllm_handoff import Handoff, Rank
+from p2pkv.integrations.vllm_messages import Fetch, Pull
+from p2pkv.integrations.vllm_prefixes import page_key
+from p2pkv.integrations.vllm_settings import Fingerprint, Instance
+from p2pkv.integrations.vllm_stats import Tally
+from p2pkv.node import Node
+from p2pkv.page import Outcome
+from p2pkv.transfers import Grant, RowStatus
+from p2pkv.transfers.transfers import MAX_ROWS
+
+_log = logging.getLogger(__name__)
+
+_CONNECTING, _FETCHING = 8, 4
+"""Threads. A pull needs one only until its node is found and connected; a fetch until its pages are there."""
+_MEET_S = 2.0
+"""How long to wait for a node to appear in the view: news of one that has just started takes about a second."""
+_LOOK_S = 0.02
+
+
+def offers(name: str, n_blocks: int, n_rows: int) -> Iterator[tuple[str, int, int]]:
+    """Yield the name, the first and the last (exclusive) block of each offer that a hand-off consists of.
+
+    Both sides count alike: an offer has as many blocks as fit.
+    """
+    size = max(1, MAX_ROWS // n_rows)
+    for first in range(0, n_blocks, size):
+        yield f"{name}/{first}", first, min(first + size, n_blocks)
+
+
+@dataclass(slots=True)
+class _Load:
+    """Blocks count as loaded only once they are in ``proven``: whatever goes wrong anywhere, they are not."""
+
+    request_id: str
+    block_ids: list[int]
+    began: float
+    deadline: float
+    is_handoff: bool
+    grants: list[tuple[Grant, int]] = field(default_factory=list)
+    """Each with the number of its first block, counted in ``block_ids``."""
+    releases: list[Grant] = field(default_factory=list)
+    proven: set[int] = field(default_factory=set)
+    why: str = ""
+    """What went wrong first."""
+
+    @property
+    def failed(self) -> set[int]:
+        return set(self.block_ids) - self.proven
+
+
+class Loads:
+    """The loads of one rank. Started and taken by vLLM's worker thread, which waits for none of them."""
+
+    def __init__(
+        self,
+        node: Node,
+        caches: KVCaches,
+        *,
+        rank: int,
+        instance: Instance,
+        fingerprint: Fingerprint,
+        boundary: Boundary,
+        tally: Tally,
+    ) -> None:
+        """Start without loads."""
+        self._node, self._caches, self._rank, self._fingerprint = node, caches, rank, fingerprint
+        self._deadline, self._block_size = instance.load_deadline, instance.block_size
+        self._boundary, self._tally = boundary, tally
+        self._closing = threading.Event()
+        self._connecting = ThreadPoolExecutor(_CONNECTING, thread_name_prefix="p2pkv-vllm-pull")
+        self._fetching = ThreadPoolExecutor(_FETCHING, thread_name_prefix="p2pkv-vllm-fetch")
+        self._loads: list[tuple[_Load, Future[None]]] = []
+        # where one row of an offer goes whose blocks nobody needs: taking it tells prefill so
+        self._unwanted = np.zeros(max(caches.row_nbytes), np.uint8)
+        self._unwanted_memory = node.register_memory(self._unwanted)
+
+    def pull(self, pull: Pull) -> None:
+        """Start loading what prefill offers; or, without blocks, tell prefill that nobody will."""
+        load = self._load(pull.request_id, pull.block_ids, is_handoff=True)
+        self._start(self._connecting, load, "pull", lambda: self._pull(load, pull))
+
+    def fetch(self, fetch: Fetch) -> None:
+        """Start loading blocks from the page cache."""
+        load = self._load(fetch.request_id, fetch.block_ids, is_handoff=False)
+        self._start(self._fetching, load, "fetch", lambda: self._fetch(load, fetch))
+
+    def _load(self, request_id: str, block_ids: list[int], *, is_handoff: bool) -> _Load:
+        now = time.monotonic()
+        return _Load(request_id, block_ids, now, now + self._deadline, is_handoff)
+
+    def _start(self, pool: ThreadPoolExecutor, load: _Load, operation: str, work: Callable[[], str]) -> None:
+        def guarded() -> None:
+            load.why = f"{operation} raised an error; the log says once which"
+            self._boundary.call(operation, attempt, miss=None)
+
+        def attempt() -> None:
+            load.why = work()
+
+        self._loads.append((load, pool.submit(guarded)))
+
+    def _pull(self, load: _Load, pull: Pull) -> str:
+        """Ask prefill for the blocks; return what speaks against it."""
+        handoff = pull.handoff
+        if handoff is None:
+            return pull.refusal
+        difference = self._fingerprint.difference(handoff.fingerprint)
+        if difference is not None:
+            return f"prefill's blocks are of another kind: {difference}"
+        if self._rank >= len(handoff.ranks):
+            return f"prefill has {len(handoff.ranks)} ranks, this is rank {self._rank}"
+        rank = handoff.ranks[self._rank]
+        if not self._is_there(rank, min(load.deadline, time.monotonic() + _MEET_S)):
+            return f"prefill's node {rank.node_id} is not there any more"
+        self._ask(load, pull, handoff, rank)
+        return ""
+
+    def _is_there(self, rank: Rank, until: float) -> bool:
+        """Whether the node is a member in the boot that made the offer. One that is not known yet may be soon."""
+        while True:
+            boots = [m.boot_epoch for m in self._node.members() if m.node_id == rank.node_id]
+            if rank.boot_epoch in boots:
+                return True
+            if any(boot > rank.boot_epoch for boot in boots) or time.monotonic() >= until:
+                return False
+            if self._closing.wait(_LOOK_S):
+                return False
+
+    def _ask(self, load: _Load, pull: Pull, handoff: Handoff, rank: Rank) -> None:
+        """Ask for what is wanted of every offer; of those of which nothing is, for a row that tells prefill so."""
+        n_rows, first_wanted = self._caches.n_rows, pull.first_block
+        wanted = self._caches.rows(load.block_ids)
+        for name, first, last in offers(handoff.name, -(-handoff.n_tokens // self._block_size), n_rows):
+            start = max(first, first_wanted)
+            rows = wanted[(start - first_wanted) * n_rows : max(0, last - first_wanted) * n_rows]
+            if len(rows):
+                grant = self._get(load, rank, name, rows, (start - first) * n_rows)
+                load.grants.append((grant, start - first_wanted))
+            else:
+                unwanted = np.array([[self._unwanted_memory.address, self._caches.row_nbytes[0]]], np.int64)
+                load.releases.append(self._get(load, rank, name, unwanted, 0))
+
+    def _get(self, load: _Load, rank: Rank, name: str, rows: NDArray[np.int64], first_row: int) -> Grant:
+        left = max(0.001, load.deadline - time.monotonic())
+        return self._node.transfers.get_async(rank.node_id, name, rows, first_row=first_row, timeout=left)
+
+    def _fetch(self, load: _Load, fetch: Fetch) -> str:
+        keys = [page_key(self._rank, block_hash) for block_hash in fetch.hashes]
+        left = max(0.001, load.deadline - time.monotonic())
+        found = self._node.fetch(keys, self._caches.pieces(fetch.block_ids), timeout=left)
+        load.proven.update(np.asarray(fetch.block_ids)[found == Outcome.HIT].tolist())
+        return "" if found.all() else "pages were evicted, or their owners are gone"
+
+    def take_done(self) -> tuple[set[str], set[int]]:
+        """Return the requests whose loads have ended since the last time, and their blocks that are not right."""
+        done, failed = set[str](), set[int]()
+        running = []
+        for load, started in self._loads:
+            grants = [grant for grant, _ in load.grants] + load.releases if started.done() else []
+            if not started.done() or not all(grant.done() for grant in grants):
+                running.append((load, started))
+            else:
+                self._boundary.call("settle", lambda load=load: self._settle(load), miss=None)  # type: ignore[misc]
+                if load.block_ids:
+                    done.add(load.request_id)
+                    failed |= load.failed
+        self._loads = running
+        return done, failed
+
+    def _settle(self, load: _Load) -> None:
+        n_rows = self._caches.n_rows
+        for grant, first in load.grants:
+            statuses = grant.revoke().reshape(-1, n_rows)
+            is_right = (statuses == RowStatus.OK).all(axis=1)
+            block_ids = np.asarray(load.block_ids[first : first + len(statuses)])
+            load.proven.update(block_ids[is_right].tolist())
+            if not is_right.all():
+                worst = RowStatus(int(statuses[statuses != RowStatus.OK][0]))
+                load.why = load.why or worst.name.lower().replace("_", " ")
+        if load.block_ids:
+            self._count(load, time.monotonic() - load.began)
+
+    def _count(self, load: _Load, seconds: float) -> None:
+        n_failed = len(load.failed)
+        n_loaded = len(load.block_ids) - n_failed
+        if not load.is_handoff:
+            self._tally.count("prefix_blocks_loaded", n_loaded)
+            self._tally.count("prefix_blocks_missed", n_failed)
+            return
+        self._tally.count("handoff_blocks", n_loaded)
+        self._tally.count("handoff_bytes", n_loaded * self._caches.block_nbytes)
+        if not n_failed:
+            self._tally.count("handoffs_loaded")
+            self._tally.took(seconds)
+            return
+        self._tally.count("handoffs_failed")
+        _log.warning(
+            "hand-off to request %s failed after %.2f s, %d of its %d blocks are missing: %s",
+            load.request_id,
+            seconds,
+            n_failed,
+            len(load.block_ids),
+            load.why,
+        )
+
+    def close(self) -> None:
+        """End the threads; close the node before, so that nothing is waited for. Idempotent."""
+        self._closing.set()
+        for pool in (self._connecting, self._fetching):
+            pool.shutdown(cancel_futures=True)

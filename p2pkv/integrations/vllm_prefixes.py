@@ -1,0 +1,71 @@
+"""Which blocks of a prompt other instances have published: asked in the background, so that scheduling never waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2pkv.integrations.boundary import Boundary
+from p2pkv.node import Node
+from p2pkv.page import Outcome
+
+
+def page_key(rank: int, block_hash: bytes) -> bytes:
+    """Return the key of a block as one rank holds it."""
+    return b"%d/" % rank + block_hash
+
+
+@dataclass(slots=True)
+class _Lookup:
+    first: int  # number of the first block that was asked for
+    n_found: Future[int]
+
+
+class PrefixLookups:
+    """The scheduler's look-ups, by request; used by its thread alone, which waits for none of them."""
+
+    def __init__(self, node: Node, boundary: Boundary, n_ranks: int) -> None:
+        """Ask through ``node``. A block counts if every one of ``n_ranks`` has published its part."""
+        self._node = node
+        self._boundary = boundary
+        self._n_ranks = n_ranks
+        self._lookups: dict[str, _Lookup] = {}
+        # one thread: look-ups of several requests would only share the same sockets
+        self._asking = ThreadPoolExecutor(1, thread_name_prefix="p2pkv-vllm-lookup")
+
+    def n_found(self, request_id: str, hashes: Sequence[bytes], first: int) -> int | None:
+        """Return how many blocks from number ``first`` on are there without a gap; None: not known yet, ask again."""
+        lookup = self._lookups.get(request_id)
+        if lookup is None or lookup.first > first:
+            if first >= len(hashes):
+                return 0
+            asked = list(hashes[first:])
+            lookup = _Lookup(first, self._asking.submit(self._ask, asked))
+            self._lookups[request_id] = lookup
+        if not lookup.n_found.done():
+            return None
+        # blocks that have been computed here meanwhile need not be loaded
+        return max(0, lookup.first + lookup.n_found.result() - first)
+
+    def _ask(self, hashes: list[bytes]) -> int:
+        return self._boundary.call("exists", lambda: self._leading(hashes), miss=0)
+
+    def _leading(self, hashes: list[bytes]) -> int:
+        keys = [page_key(rank, h) for h in hashes for rank in range(self._n_ranks)]
+        found = (self._node.exists(keys) == Outcome.HIT).reshape(len(hashes), self._n_ranks).all(axis=1)
+        missing = np.flatnonzero(~found)
+        return int(missing[0]) if len(missing) else len(hashes)
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is known for a request."""
+        lookup = self._lookups.pop(request_id, None)
+        if lookup is not None:
+            lookup.n_found.cancel()
+
+    def close(self) -> None:
+        """Close the node, which ends look-ups under way, and the thread. Idempotent."""
+        self._node.close()
+        self._asking.shutdown(cancel_futures=True)

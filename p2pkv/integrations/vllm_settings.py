@@ -1,0 +1,191 @@
+"""What vLLM tells its connector at start, read once: which instance this is, which rank, and the settings of its nodes.
+
+A block's bytes depend on more than its tokens. Whatever that is goes into the :class:`Fingerprint`: it is the node's
+namespace, so that instances which would not have computed the same bytes never share a page, and it travels with
+every hand-off, so that a block of another kind is refused instead of misread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from p2pkv.address import split_address
+from p2pkv.config import MIN_POOL_SIZE, Config
+from p2pkv.errors import ConfigError
+from p2pkv.integrations import vllm_installed
+
+_log = logging.getLogger(__name__)
+
+OWN_KEYS = frozenset({"load_deadline", "share_prefixes"})
+"""Keys of ``kv_connector_extra_config`` that are the connector's; all others are the node's."""
+
+_STRONG_HASHES = ("sha256", "sha256_cbor")
+"""Of vLLM's block hashes. The others can be made to collide, and then a page would hold another prompt's bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What two instances must have in common for the blocks of one to mean the same to the other."""
+
+    fields: Mapping[str, str]
+
+    def difference(self, other: Mapping[str, object]) -> str | None:
+        """Say in what ``other``'s fields differ from these; None if in nothing."""
+        return (
+            ", ".join(
+                f"{name} is {other.get(name)!r} there and {self.fields.get(name)!r} here"
+                for name in sorted(self.fields.keys() | other.keys())
+                if self.fields.get(name) != other.get(name)
+            )
+            or None
+        )
+
+    def namespace(self, tenant: str) -> str:
+        """Return the name under which these blocks are published."""
+        return " ".join([tenant, "vllm", *(f"{name}={value}" for name, value in sorted(self.fields.items()))])
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One vLLM instance as its connector sees it."""
+
+    config: Config
+    """The settings as given; :meth:`worker_config` and :meth:`scheduler_config` make a process's own of them."""
+    is_producer: bool
+    is_consumer: bool
+    reads_prefixes: bool
+    writes_prefixes: bool
+    load_deadline: float
+    """Seconds from the start of a load until what is not there has failed."""
+    block_size: int
+    """Tokens of a block."""
+    world_size: int
+    tp_size: int
+    first_index: int
+    """Number of this instance's first process among those of all its data-parallel siblings."""
+    identity: Mapping[str, str]
+    """The part of the fingerprint that is known before there are KV caches."""
+
+    @classmethod
+    def read(cls, vllm_config: Any, kv_cache_config: Any) -> Instance:
+        """Take what vLLM offers. Raises :class:`~p2pkv.errors.ConfigError` for what can't be served."""
+        transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
+        for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
+            if getattr(parallel, name, 1) != 1:
+                raise ConfigError(
+                    f"{name} is {getattr(parallel, name)}; p2pkv knows whole blocks only, set it to 1"
+                )
+        groups = kv_cache_config.kv_cache_groups
+        if len(groups) != 1:
+            raise ConfigError(
+                f"the model has {len(groups)} KV cache groups and p2pkv serves models with one; hybrid models "
+                "(states, mixed windows) can't be served"
+            )
+        given = transfer.kv_connector_extra_config or {}
+        config = Config.load(given, host_keys=OWN_KEYS)
+        wants_prefixes = _flag(given, "share_prefixes") and _can_share_prefixes(vllm_config, kv_cache_config)
+        recomputes = transfer.kv_load_failure_policy == "recompute"
+        if wants_prefixes and transfer.is_kv_consumer and not recomputes:
+            _log.warning(
+                "prefixes of other instances are not read: a page that is evicted in the wrong moment would fail a "
+                "request; set kv_load_failure_policy to 'recompute' to have them"
+            )
+        world_size = parallel.world_size
+        return cls(
+            config=config,
+            is_producer=transfer.is_kv_producer,
+            is_consumer=transfer.is_kv_consumer,
+            reads_prefixes=wants_prefixes and transfer.is_kv_consumer and recomputes,
+            writes_prefixes=wants_prefixes and transfer.is_kv_producer,
+            load_deadline=_seconds(given, "load_deadline", 10.0),
+            block_size=groups[0].kv_cache_spec.block_size,
+            world_size=world_size,
+            tp_size=parallel.tensor_parallel_size,
+            first_index=parallel.data_parallel_index * (world_size + 1),
+            identity=_identity(vllm_config, groups[0].kv_cache_spec),
+        )
+
+    def worker_config(self, rank: int, namespace: str) -> Config:
+        """Return the settings of one rank's node."""
+        # nothing is ever put to it: what it wants, it gets
+        config = dataclasses.replace(self.config, buffer_size=0, buddy_pool_size=0)
+        return _numbered(config, self.first_index + rank, namespace)
+
+    def scheduler_config(self, namespace: str) -> Config:
+        """Return the settings of the scheduler's node, which looks pages up and holds none."""
+        config = dataclasses.replace(
+            self.config,
+            pool_size=MIN_POOL_SIZE,
+            disk_path=None,
+            disk_size=0,
+            buffer_size=0,
+            buddy_pool_size=0,
+        )
+        return _numbered(config, self.first_index + self.world_size, namespace)
+
+
+def _numbered(config: Config, index: int, namespace: str) -> Config:
+    """Make the settings of process ``index``: all but the first add it to their id, their ports and their folder."""
+    changes: dict[str, Any] = {"namespace": namespace}
+    if index:
+        changes["node_id"] = f"{config.node_id}-{index}"
+        host, _, port = config.listen.rpartition(":")
+        if split_address("listen", config.listen)[1]:
+            changes["listen"] = f"{host}:{int(port) + index}"
+        if config.metrics_port:
+            changes["metrics_port"] = config.metrics_port + index
+        if config.disk_path:
+            changes["disk_path"] = f"{config.disk_path}-{index}"
+    return dataclasses.replace(config, **changes)
+
+
+def _identity(vllm_config: Any, spec: Any) -> dict[str, str]:
+    model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
+    name = model.served_model_name
+    return {
+        "vllm": vllm_installed.version(),
+        "model": str(name[0] if isinstance(name, (list, tuple)) else name or model.model),
+        "dtype": str(model.dtype),
+        "cache_dtype": str(cache.cache_dtype),
+        "quantization": str(model.quantization),
+        "block_size": str(spec.block_size),
+        "attention": type(spec).__name__,
+        "tp_size": str(parallel.tensor_parallel_size),
+        "pp_size": str(parallel.pipeline_parallel_size),
+    }
+
+
+def _can_share_prefixes(vllm_config: Any, kv_cache_config: Any) -> bool:
+    cache = vllm_config.cache_config
+    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+    why = None
+    if cache.prefix_caching_hash_algo not in _STRONG_HASHES:
+        why = f"prefix_caching_hash_algo is {cache.prefix_caching_hash_algo!r}, which does not exclude collisions"
+    elif kv_cache_config.hash_block_size not in (None, spec.block_size):
+        why = f"blocks of {spec.block_size} tokens are hashed by {kv_cache_config.hash_block_size}"
+    elif getattr(spec, "sliding_window", None):
+        why = "blocks outside of the model's sliding window are freed while their request runs"
+    if why is not None:
+        _log.warning("prefixes are not shared with other instances: %s", why)
+    return why is None
+
+
+def _flag(settings: Mapping[str, object], key: str) -> bool:
+    value = settings.get(key, True)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{key} must be true or false, not {value!r}")
+    return value
+
+
+def _seconds(settings: Mapping[str, object], key: str, default: float) -> float:
+    value = settings.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ConfigError(f"{key} must be a number of seconds, not {value!r}")
+    if not 0 < value <= 3600:
+        raise ConfigError(f"{key} must be above 0 and at most 3600 seconds, not {value}")
+    return float(value)

@@ -1,0 +1,152 @@
+"""The connector's half in a vLLM worker: its node, its KV caches, and what moves between them and the cluster.
+
+It does what the scheduler's half has decided, on threads of its own and native ones; vLLM's thread starts things and
+asks what is done. A block that somebody may still read stays its request's until that is over, and what is loaded
+counts only when it is proven right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from p2pkv.config import Config
+from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.vllm_caches import KVCaches
+from p2pkv.integrations.vllm_loads import Loads, offers
+from p2pkv.integrations.vllm_messages import Leave, RankDescription, StepMetadata
+from p2pkv.integrations.vllm_publishing import Publishing
+from p2pkv.integrations.vllm_settings import Fingerprint, Instance
+from p2pkv.integrations.vllm_stats import Stats, Tally
+from p2pkv.node import Node
+from p2pkv.transfers import Offer, RowStatus
+
+
+@dataclass(slots=True)
+class _Left:
+    """A finished request whose blocks are kept."""
+
+    request_id: str
+    is_offered: bool
+    offers: list[Offer] = field(default_factory=list)
+
+
+class WorkerSide:
+    """One rank. Used by vLLM's worker thread alone, and closed by it."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        rank: int,
+        isa: str,
+        caches: Mapping[str, Any],
+        *,
+        start_node: Callable[[Config], Node] = Node.start,
+    ) -> None:
+        """Start the node and register the KV caches with it; the errors of both are raised: vLLM does not start."""
+        self._caches = KVCaches(caches)
+        self._fingerprint = Fingerprint({**instance.identity, "isa": isa, "layout": self._caches.layout})
+        self._namespace = self._fingerprint.namespace(instance.config.namespace)
+        self.node = start_node(instance.worker_config(rank, self._namespace))
+        self._boundary = Boundary("vLLM's worker", self.node.metrics)
+        self._tally = Tally()
+        for memory in self._caches.ranges:
+            self.node.register_address(
+                memory.address, memory.nbytes, memory.owner, readable=instance.is_producer
+            )
+        self._loads = Loads(
+            self.node,
+            self._caches,
+            rank=rank,
+            instance=instance,
+            fingerprint=self._fingerprint,
+            boundary=self._boundary,
+            tally=self._tally,
+        )
+        self._publishing = Publishing(self.node, self._caches, rank, self._boundary, self._tally)
+        self._left: list[_Left] = []
+        self._failed: set[int] = set()
+
+    def describe(self) -> RankDescription:
+        """Return what the scheduler's half needs to know."""
+        own = next(m for m in self.node.members() if m.node_id == self.node.node_id)
+        return RankDescription(own.node_id, own.boot_epoch, self._fingerprint.fields, self._namespace)
+
+    def before_forward(self, metadata: StepMetadata) -> None:
+        """Give up the blocks of preempted requests, and offer those of finished ones: decode may be asking already."""
+        if metadata.is_cleared:
+            self._boundary.call("clear", self.node.clear, miss=0)
+            metadata.is_cleared = False
+        if metadata.preempted:
+            self._boundary.call("preempt", lambda: self._publishing.drop(metadata.preempted), miss=None)
+        for leave in metadata.leaves:
+            left = _Left(leave.request_id, is_offered=leave.name is not None)
+            self._left.append(left)
+            self._boundary.call("offer", lambda left=left, leave=leave: self._offer(left, leave), miss=None)  # type: ignore[misc]
+        metadata.leaves = []
+
+    def _offer(self, left: _Left, leave: Leave) -> None:
+        if leave.name is None:
+            return
+        n_rows, rows = self._caches.n_rows, self._caches.rows(leave.block_ids)
+        for name, first, last in offers(leave.name, len(leave.block_ids), n_rows):
+            part = np.ascontiguousarray(rows[first * n_rows : last * n_rows])
+            left.offers.append(self.node.transfers.offer(name, part))
+        self._tally.count("handoffs_offered")
+
+    def load(self, metadata: StepMetadata) -> None:
+        """Start the step's loads. Not before vLLM has cleared the blocks it gives out in this step."""
+        for pull in metadata.pulls:
+            self._loads.pull(pull)
+        for fetch in metadata.fetches:
+            self._loads.fetch(fetch)
+        metadata.pulls, metadata.fetches = [], []
+
+    def after_forward(self, metadata: StepMetadata) -> None:
+        """Publish what the step has computed."""
+        for publish in metadata.publishes:
+            self._publishing.add(publish)
+        metadata.publishes = []
+
+    def take_done(self) -> tuple[set[str], set[str]]:
+        """Return the requests whose blocks vLLM may free, and those whose loads have ended, each once."""
+        return self._take_released(), self._take_loaded()
+
+    def take_failed_blocks(self) -> set[int]:
+        """Return the blocks that are not right, of the loads that ended since the last time."""
+        failed, self._failed = self._failed, set()
+        return failed
+
+    def _take_loaded(self) -> set[str]:
+        loaded, failed = self._loads.take_done()
+        self._failed |= failed
+        return loaded
+
+    def _take_released(self) -> set[str]:
+        released, kept = set(), []
+        for left in self._left:
+            if all(offer.done() for offer in left.offers) and self._publishing.is_idle(left.request_id):
+                released.add(left.request_id)
+                if left.is_offered:
+                    self._count(left)
+            else:
+                kept.append(left)
+        self._left = kept
+        return released
+
+    def _count(self, left: _Left) -> None:
+        is_taken = all((offer.statuses() != RowStatus.TIMED_OUT).all() for offer in left.offers)
+        self._tally.count("handoffs_taken" if is_taken and left.offers else "handoffs_expired")
+
+    def stats(self) -> Stats | None:
+        """Return what was counted since the last time."""
+        return self._tally.take()
+
+    def close(self) -> None:
+        """Leave the cluster: loads under way fail, offers end. Idempotent; takes a second or two at most."""
+        self.node.close()
+        self._publishing.close()
+        self._loads.close()

@@ -1,0 +1,109 @@
+"""What a caller holds of a transfer: the producer's :class:`Offer`, the receiver's :class:`Grant`."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pkv import _native
+from p2pkv.transports.base import Resource
+
+RowSpans = NDArray[np.int64]
+"""``(n, 2)``: address and length of each row; bytes."""
+
+RowStatuses = NDArray[np.uint8]
+"""``(n,)`` of :class:`RowStatus`."""
+
+
+class RowStatus(IntEnum):
+    """What became of one row of a request. Only ``OK`` says anything about its bytes."""
+
+    OK = 0
+    """The receiver has exactly the offered bytes."""
+    PENDING = 1
+    OUT_OF_RANGE = 2
+    """The receiver granted no such row, or another length."""
+    REJECTED = 3
+    """The producer withdrew it before it was proven."""
+    CANCELED = 4
+    """The receiver revoked its grant, or a node is closing."""
+    PEER_LOST = 5
+    TIMED_OUT = 6
+    DUPLICATE = 7
+    """The receiver has had this row of this request already."""
+
+
+class Offer:
+    """Rows that peers may pull. Dropped, it stays offered until its lease ends. Thread-safe."""
+
+    def __init__(self, native: _native.Offer, request: str, n_rows: int) -> None:
+        self._native = native
+        self.request = request
+        self.n_rows = n_rows
+
+    def done(self) -> bool:
+        """Return whether every row has its final status: then the memory is the caller's again."""
+        return self._native.done()
+
+    def wait(self, timeout: float) -> RowStatuses:
+        """Block until :meth:`done`, at most ``timeout`` seconds; rows may still be ``PENDING``. Never withdraws."""
+        self._native.wait(timeout)
+        return self._native.statuses()
+
+    def withdraw(self) -> RowStatuses:
+        """End the offer: when this returns the memory may be reused, and no later pull of it counts.
+
+        Rows the receiver has proven stay ``OK``, the others become ``REJECTED``. Never blocks on the peer. Idempotent.
+        """
+        return self.end(RowStatus.REJECTED)
+
+    def end(self, reason: RowStatus) -> RowStatuses:
+        """Withdraw, and say why in the rows that were pending."""
+        self._native.withdraw(reason)
+        return self._native.statuses()
+
+    def statuses(self) -> RowStatuses:
+        """Return what is known of each row now."""
+        return self._native.statuses()
+
+
+class Grant(Resource):
+    """Memory that rows of one request are pulled into. Dropped, it is revoked. Thread-safe."""
+
+    def __init__(self, native: _native.Grant, request: str, n_rows: int) -> None:
+        self._native = native
+        self.request = request
+        self.n_rows = n_rows
+
+    def done(self) -> bool:
+        """Return whether no row is ``PENDING`` and nothing writes to the memory any more."""
+        return self._native.done()
+
+    def wait(self, timeout: float) -> RowStatuses:
+        """Block until :meth:`done`, at most ``timeout`` seconds.
+
+        At the grant's own deadline it is revoked, and rows that did not come are ``TIMED_OUT``.
+        """
+        self._native.wait(timeout)
+        return self._native.statuses()
+
+    def revoke(self) -> RowStatuses:
+        """End the grant: when this returns nothing writes to the memory any more; pending rows are ``CANCELED``.
+
+        What is under way is broken off and not waited for. Idempotent.
+        """
+        return self.end(RowStatus.CANCELED)
+
+    def end(self, reason: RowStatus) -> RowStatuses:
+        """Revoke, and say why in the rows that were pending."""
+        self._native.revoke(reason)
+        return self._native.statuses()
+
+    def statuses(self) -> RowStatuses:
+        """Return what is known of each row now."""
+        return self._native.statuses()
+
+    def close(self) -> None:
+        self.revoke()

@@ -1,0 +1,266 @@
+"""Transfers of one node: offers of its memory, and pulls of what others offer.
+
+Only calls are checked here, and the first connection to a peer is opened. Everything else is native
+(``native/include/p2pkv/transfers.h``): offers are made, told, pulled and proven while interpreters are busy.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from p2pkv import _native
+from p2pkv.config import Config
+from p2pkv.directory.view import Member, View, node_key
+from p2pkv.errors import ClosedError, ConfigError, NotRegisteredError, TransportError, UsageError
+from p2pkv.gate import Gate
+from p2pkv.transfers.requests import Grant, Offer, RowSpans, RowStatus, RowStatuses
+
+_log = logging.getLogger(__name__)
+
+NAME = "transfers"
+"""What CONNECT asks for; no transport may be called so."""
+MAX_ROWS = 32768
+MAX_REQUEST_NAME = 512
+MAX_SECONDS = 3600.0
+_CONNECT_S = 1.0
+"""What calls that return at once may wait for a peer's first connection."""
+
+Connect = Callable[[Member, str, bytes, float], "tuple[bytes, bytes] | None"]
+"""``(member, name, our half, deadline)`` to the peer's half; None: no answer, or refused."""
+
+
+def start_offers(
+    config: Config, ways: Sequence[tuple[str, _native.Transport]], *, host: str, advertise: str
+) -> _native.Transfers:
+    """Start the native part: listens on ``host``, and has the receive buffer and the buddy pool of ``config``.
+
+    ``ways``: the transports that peers' memory is read over, by name, in order of preference.
+    """
+    try:
+        return _native.Transfers.start(
+            host,
+            advertise,
+            list(ways),
+            buffer_nbytes=config.buffer_nbytes,
+            buddy_pool_nbytes=config.buddy_pool_nbytes,
+            keep_unclaimed_s=config.transfer_lease,
+            is_validating=True,
+        )
+    except RuntimeError as error:
+        raise ConfigError(f"cannot start transfers: {error}") from error
+
+
+class Transfers:
+    """Thread-safe; made by the node, as ``node.transfers``."""
+
+    def __init__(
+        self,
+        native: _native.Transfers,
+        connect: Connect,
+        view: Callable[[], View],
+        gate: Gate,
+        config: Config,
+    ) -> None:
+        self._native = native
+        self._connect = connect
+        self._view = view
+        self._gate = gate
+        self._timeout = config.deadline
+        self._lease = config.transfer_lease
+        self._lock = threading.Lock()  # guards _connecting
+        self._connecting: dict[str, threading.Lock] = {}  # each held while that node is connected to
+
+    def offer(
+        self, request: str, spans: RowSpans, *, first_row: int = 0, lease: float | None = None
+    ) -> Offer:
+        """Leave rows with this node, for whoever asks for ``request``, until one took them or the lease ends."""
+        with self._gate:
+            spans, seconds = (
+                self._checked(request, spans, first_row),
+                self._seconds("lease", lease, self._lease),
+            )
+            return self._offer(None, request, spans, first_row, seconds)
+
+    def put(
+        self,
+        node_id: str,
+        request: str,
+        spans: RowSpans,
+        *,
+        first_row: int = 0,
+        timeout: float | None = None,
+    ) -> RowStatuses:
+        """Offer rows to one node and wait until it has them; what it has not by ``timeout`` is withdrawn."""
+        with self._gate:
+            deadline = time.monotonic() + self._seconds("timeout", timeout, self._timeout)
+            spans = self._checked(request, spans, first_row)
+            key = self._reach(node_id, deadline)
+            offer = self._offer(key, request, spans, first_row, max(0.0, deadline - time.monotonic()))
+        offer.wait(max(0.0, deadline - time.monotonic()))
+        return offer.end(RowStatus.TIMED_OUT)
+
+    def put_async(
+        self, node_id: str, request: str, spans: RowSpans, *, first_row: int = 0, lease: float | None = None
+    ) -> Offer:
+        """Offer rows to one node; it pulls the offers of one request in the order in which they were made.
+
+        Returns at once, except when the node is not connected yet: then within a second.
+        """
+        with self._gate:
+            seconds = self._seconds("lease", lease, self._lease)
+            spans = self._checked(request, spans, first_row)
+            key = self._reach(node_id, time.monotonic() + min(seconds, _CONNECT_S))
+            return self._offer(key, request, spans, first_row, seconds)
+
+    def grant(
+        self, request: str, spans: RowSpans, *, first_row: int = 0, timeout: float | None = None
+    ) -> Grant:
+        """Let peers' puts of ``request`` go straight to these spans, until ``timeout``; takes what has come already."""
+        with self._gate:
+            seconds = self._seconds("timeout", timeout, self._timeout)
+            return self._grant(None, request, self._checked(request, spans, first_row), first_row, seconds)
+
+    def receive(
+        self, request: str, spans: RowSpans, *, first_row: int = 0, timeout: float | None = None
+    ) -> RowStatuses:
+        """Bring rows that were or will be put to this node into these spans; blocks until all came, or the deadline."""
+        seconds = self._seconds("timeout", timeout, self._timeout)
+        grant = self.grant(request, spans, first_row=first_row, timeout=seconds)
+        grant.wait(seconds)
+        return grant.end(RowStatus.TIMED_OUT)
+
+    def get(
+        self,
+        node_id: str,
+        request: str,
+        spans: RowSpans,
+        *,
+        first_row: int = 0,
+        timeout: float | None = None,
+    ) -> RowStatuses:
+        """Bring rows that ``node_id`` offers into these spans, waiting for those it has not offered yet."""
+        seconds = self._seconds("timeout", timeout, self._timeout)
+        deadline = time.monotonic() + seconds
+        grant = self._get(
+            node_id, request, spans, first_row=first_row, connect_by=deadline, deadline=deadline
+        )
+        grant.wait(max(0.0, deadline - time.monotonic()))
+        return grant.end(RowStatus.TIMED_OUT)
+
+    def get_async(
+        self,
+        node_id: str,
+        request: str,
+        spans: RowSpans,
+        *,
+        first_row: int = 0,
+        timeout: float | None = None,
+    ) -> Grant:
+        """Ask for rows as :meth:`get` does; returns at once, or, if the node is not connected yet, within a second."""
+        seconds = self._seconds("timeout", timeout, self._timeout)
+        now = time.monotonic()
+        connect_by = now + min(seconds, _CONNECT_S)
+        return self._get(
+            node_id, request, spans, first_row=first_row, connect_by=connect_by, deadline=now + seconds
+        )
+
+    def _get(
+        self,
+        node_id: str,
+        request: str,
+        spans: RowSpans,
+        *,
+        first_row: int,
+        connect_by: float,
+        deadline: float,
+    ) -> Grant:
+        with self._gate:
+            spans = self._checked(request, spans, first_row)
+            key = self._reach(node_id, connect_by)
+            return self._grant(key, request, spans, first_row, max(0.0, deadline - time.monotonic()))
+
+    def set_view(self, old: View, new: View) -> None:
+        """Hang up on nodes that are gone or were restarted: their requests are lost at once."""
+        for member in old.present():
+            now = new.get(member.node_id)
+            if now is None or not now.is_present or now.boot_epoch != member.boot_epoch:
+                self._native.forget(node_key(member.node_id))
+
+    def _offer(self, key: int | None, request: str, spans: RowSpans, first_row: int, lease: float) -> Offer:
+        try:
+            return Offer(self._native.offer(key, request, first_row, spans, lease), request, len(spans))
+        except ValueError as error:
+            raise self._explained(error, spans, for_reading=True) from error
+
+    def _grant(self, key: int | None, request: str, spans: RowSpans, first_row: int, timeout: float) -> Grant:
+        try:
+            return Grant(self._native.grant(key, request, first_row, spans, timeout), request, len(spans))
+        except ValueError as error:
+            raise self._explained(error, spans, for_reading=False) from error
+
+    def _explained(self, error: ValueError, spans: RowSpans, *, for_reading: bool) -> UsageError:
+        bad_row = self._native.find_unregistered(spans, for_reading)
+        if bad_row < 0:
+            return UsageError(str(error))
+        address, nbytes = (int(value) for value in spans[bad_row])
+        kind = "readable" if for_reading else "writable"
+        return NotRegisteredError(
+            f"row {bad_row}, {nbytes} bytes at {address:#x}, lies in no {kind} registered memory; register it first"
+            + (", with readable=True" if for_reading else "")
+        )
+
+    def _checked(self, request: str, spans: RowSpans, first_row: int) -> RowSpans:
+        if not isinstance(request, str) or not 1 <= len(request.encode()) <= MAX_REQUEST_NAME:
+            raise UsageError(
+                f"a request's name must be a string of 1 to {MAX_REQUEST_NAME} bytes, not {request!r:.80}"
+            )
+        if not isinstance(spans, np.ndarray) or spans.dtype != np.int64 or spans.shape[1:] != (2,):
+            raise UsageError("spans must be an (n, 2) int64 array of addresses and lengths")
+        if not 1 <= len(spans) <= MAX_ROWS:
+            raise UsageError(f"an offer or grant has 1 to {MAX_ROWS} rows, not {len(spans)}")
+        if int(spans.min()) <= 0:
+            row = int(np.argmin(spans.min(axis=1)))
+            raise UsageError(f"row {row} has address {spans[row, 0]} and length {spans[row, 1]}")
+        if isinstance(first_row, bool) or not 0 <= first_row <= 2**31:
+            raise UsageError(f"first_row must be 0 to 2**31, not {first_row!r}")
+        return np.ascontiguousarray(spans)
+
+    def _seconds(self, name: str, given: float | None, default: float) -> float:
+        seconds = default if given is None else given
+        if isinstance(seconds, (bool, str, bytes)) or not 0 < seconds <= MAX_SECONDS:
+            raise UsageError(f"{name} must be above 0 and at most {MAX_SECONDS:g} seconds, not {seconds!r}")
+        return seconds
+
+    def _reach(self, node_id: str, deadline: float) -> int:
+        """Connect to a node if it is not yet; its rows are lost if that fails."""
+        key = node_key(node_id)
+        if self._native.is_connected(key):
+            return key
+        with self._lock:
+            connecting = self._connecting.setdefault(node_id, threading.Lock())
+        if not connecting.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return key
+        try:
+            if not self._native.is_connected(key):
+                self._open(node_id, key, deadline)
+        finally:
+            connecting.release()
+        return key
+
+    def _open(self, node_id: str, key: int, deadline: float) -> None:
+        member = self._view().get(node_id)
+        if member is None or not member.is_present:
+            _log.info("no member %s to transfer with", node_id)
+            return
+        try:
+            answer = self._connect(member, NAME, _native.Transfers.request(), deadline)
+            if answer is not None:
+                door, _ = answer
+                self._native.connect(key, member.boot_epoch, door, max(0.0, deadline - time.monotonic()))
+        except (ClosedError, TransportError, RuntimeError) as error:
+            _log.warning("cannot connect to %s for transfers: %s", node_id, error)

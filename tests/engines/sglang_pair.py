@@ -1,0 +1,84 @@
+"""A prefill and a decode server, and what a router does in front of them."""
+
+from __future__ import annotations
+
+import random
+import shlex
+import threading
+import urllib.error
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sglang_server import SGLangServer, lasting_port
+
+BOTH = shlex.split("--disaggregation-transfer-backend p2pkv --hicache-ratio 1 --enable-metrics")
+PREFILL = shlex.split("--disaggregation-mode prefill --chunked-prefill-size 128")
+"""Long prompts go over in several chunks."""
+DECODE = shlex.split("--disaggregation-mode decode --disaggregation-decode-retraction-backup cpu_tensor")
+MAX_ROOM = 2**63 - 1
+
+
+class Refused(Exception):
+    """The decode server gave an error instead of an answer; ``args[0]`` says which."""
+
+
+class Pair:
+    """A prefill and a decode server on this machine. Prefill can be started again at the same place."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._join = f"127.0.0.1:{lasting_port()}"
+        self._port, self._bootstrap_port, self._n_starts = lasting_port(), lasting_port(), 0
+        self.start_prefill()
+        self.decode = self._start("decode", DECODE, lasting_port())
+
+    def start_prefill(self) -> None:
+        """Start the prefill server."""
+        self._n_starts += 1
+        self.prefill = self._start(f"prefill-{self._n_starts}", PREFILL, self._port)
+
+    def _start(self, name: str, options: Sequence[str], port: int) -> SGLangServer:
+        metrics_port = lasting_port()
+        return SGLangServer(
+            self._folder / f"{name}.log",
+            [*BOTH, *options, "--disaggregation-bootstrap-port", str(self._bootstrap_port)],
+            environment={
+                "P2PKV_JOIN": self._join,
+                "P2PKV_METRICS_PORT": str(metrics_port),
+                "SGLANG_HOST_IP": "127.0.0.1",
+            },
+            port=port,
+            metrics_port=metrics_port,
+        )
+
+    def generate(self, tokens: list[int], n_tokens: int = 16, *, timeout: float = 120.0) -> dict[str, Any]:
+        """Send a request to both, as a router does; return decode's answer.
+
+        Raises :class:`Refused`, and :class:`TimeoutError` if there is no answer in time.
+        """
+        place = {
+            "bootstrap_host": "127.0.0.1",
+            "bootstrap_port": self._bootstrap_port,
+            "bootstrap_room": random.randrange(1, MAX_ROOM),
+        }
+        threading.Thread(
+            target=self._ask_prefill, args=(tokens, n_tokens, place, timeout), daemon=True
+        ).start()
+        try:
+            return self.decode.generate(tokens, n_tokens, timeout=timeout, **place)
+        except urllib.error.HTTPError as error:
+            raise Refused(f"{error.code}: {error.read().decode(errors='replace')[:500]}") from error
+
+    def _ask_prefill(
+        self, tokens: list[int], n_tokens: int, place: dict[str, object], timeout: float
+    ) -> None:
+        try:
+            self.prefill.generate(tokens, n_tokens, timeout=timeout, **place)
+        except (OSError, urllib.error.URLError):
+            pass  # what matters is what decode says
+
+    def close(self) -> None:
+        """End both. Idempotent."""
+        for server in (self.prefill, self.decode):
+            server.kill()

@@ -1,0 +1,170 @@
+"""A real vLLM server on a CPU, with the tiny model, as a process that a test starts, asks and kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sglang_server import lasting_port
+
+from cluster import eventually
+
+ROOT = Path(__file__).parents[2]
+VENV = ROOT / ".venv-vllm"
+READY_S = 420.0
+"""Starting takes 25 s alone and minutes beside others on two cores, nearly all of it imports."""
+BLOCK = 32
+
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONHASHSEED": "0",
+    "no_proxy": "127.0.0.1",
+}
+OPTIONS = shlex.split(
+    "--host 127.0.0.1 --served-model-name tiny --dtype float32 --enforce-eager --max-model-len 4096 "
+    "--max-num-seqs 16 --no-enable-prefix-caching --seed 0 --disable-uvicorn-access-log"
+)
+
+
+def p2pkv(settings: Mapping[str, object], *, role: str = "kv_both", policy: str = "fail") -> dict[str, Any]:
+    """Return the ``--kv-transfer-config`` that makes p2pkv the KV connector, with ``settings``."""
+    return {
+        "kv_connector": "P2PKVConnector",
+        "kv_connector_module_path": "p2pkv.integrations.vllm",
+        "kv_role": role,
+        "kv_load_failure_policy": policy,
+        "kv_connector_extra_config": dict(settings),
+    }
+
+
+class VLLMServer:
+    """One server; ``transfer`` is its ``--kv-transfer-config``."""
+
+    def __init__(
+        self,
+        log: Path,
+        transfer: Mapping[str, object] | None = None,
+        *,
+        block_size: int = BLOCK,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.log = log
+        self.port = lasting_port()
+        command = [str(VENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", str(VENV / "tiny-model"), "--port", str(self.port), *OPTIONS]
+        command += ["--block-size", str(block_size)]
+        if transfer is not None:
+            command += ["--kv-transfer-config", json.dumps(transfer)]
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **ENVIRONMENT, **(environment or {})},
+                cwd=log.parent,  # not the repository: its p2pkv has no native core for this interpreter
+                start_new_session=True,  # vLLM is several processes; they go together
+            )
+
+    def wait_until_ready(self) -> None:
+        """Block until it answers."""
+
+        def answers() -> bool:
+            assert self._process.poll() is None, f"the server ended; see the end of its log:\n{self.tail()}"
+            try:
+                self._get("/health")
+            except (urllib.error.URLError, ConnectionError):
+                return False
+            return True
+
+        eventually(answers, READY_S)
+
+    def complete(
+        self, tokens: list[int], n_tokens: int = 16, *, params: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the server's answer. Raises ``urllib.error.HTTPError`` where it is an error."""
+        body: dict[str, Any] = {
+            "model": "tiny",
+            "prompt": tokens,
+            "max_tokens": n_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        if params is not None:
+            body["kv_transfer_params"] = dict(params)
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=180) as response:  # noqa: S310
+            answer: dict[str, Any] = json.load(response)
+        return answer
+
+    def prefill(self, tokens: list[int]) -> dict[str, Any]:
+        """Compute a prompt for another server; return the ``kv_transfer_params`` that it needs."""
+        answer = self.complete(tokens, 1, params={"do_remote_decode": True, "do_remote_prefill": False})
+        params: dict[str, Any] = answer["kv_transfer_params"]
+        return params
+
+    def ids(
+        self, tokens: list[int], n_tokens: int = 16, *, params: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Return the ids that follow ``tokens``."""
+        answer = self.complete(tokens, n_tokens, params=params)
+        ids: list[int] = answer["choices"][0]["token_ids"]
+        return ids
+
+    def count(self, name: str, **labels: str) -> float:
+        """Return a counter of its ``/metrics``, summed over the labels that are not given."""
+        total = 0.0
+        for line in self._get("/metrics").splitlines():
+            sample = re.fullmatch(r"([\w:]+)(?:\{(.*)\})? (\S+)", line)
+            if sample and sample[1] == name:
+                found = dict(re.findall(r'(\w+)="([^"]*)"', sample[2] or ""))
+                if labels.items() <= found.items():
+                    total += float(sample[3])
+        return total
+
+    def counted(self, name: str) -> int:
+        """Return one of p2pkv's counters."""
+        return int(self.count(f"vllm:p2pkv_{name}_total"))
+
+    def prompt_tokens(self, source: str) -> int:
+        """Return how many prompt tokens came from ``source``, by vLLM's own count."""
+        return int(self.count("vllm:prompt_tokens_by_source_total", source=source))
+
+    def tail(self) -> str:
+        """Return the end of its log."""
+        return self.log.read_text(errors="replace")[-4000:]
+
+    def kill(self) -> None:
+        """End all its processes at once, without a word to anybody. Idempotent."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: int) -> None:
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return
+
+    def _get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as response:
+            return str(response.read().decode())

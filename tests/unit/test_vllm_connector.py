@@ -1,0 +1,397 @@
+"""vLLM's connector without vLLM: whole nodes in this process, under vLLM's rules (``vllm_fakes.py``)."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster import eventually, free_port
+from p2pkv import Config, Node
+from p2pkv.errors import ConfigError
+from p2pkv.integrations.vllm import P2PKVConnector
+from p2pkv.integrations.vllm_handoff import Handoff, Rank
+from p2pkv.integrations.vllm_settings import Instance
+from p2pkv.integrations.vllm_stats import Tally
+from vllm_fakes import (
+    BLOCK,
+    LAYERS,
+    SHAPE,
+    EngineFake,
+    RequestFake,
+    caches,
+    kv_cache_config,
+    vllm_config,
+)
+
+Open = Callable[..., EngineFake]
+
+PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+@pytest.fixture
+def open_engine() -> Iterator[Open]:
+    """Open instances of one cluster: ``open(settings={...}, role=..., policy=...)``."""
+    join = f"127.0.0.1:{free_port()}"
+    opened: list[EngineFake] = []
+
+    def open_one(settings: dict[str, Any] | None = None, **options: Any) -> EngineFake:
+        base = {"join": join, "pool_size": "1MiB", "node_id": f"node{len(opened)}", "load_deadline": 5.0}
+        opened.append(EngineFake(base | (settings or {}), **options))
+        if isinstance(opened[-1].node, Node):
+            nodes = [engine.node for engine in opened if isinstance(engine.node, Node)]
+            eventually(lambda: all(len(node.members()) >= len(nodes) for node in nodes), 10.0)
+        return opened[-1]
+
+    yield open_one
+    for engine in opened:
+        engine.close()
+
+
+@pytest.fixture
+def pair(open_engine: Open) -> tuple[EngineFake, EngineFake]:
+    """A prefill and a decode instance."""
+    return open_engine(role="kv_producer"), open_engine(role="kv_consumer")
+
+
+def tokens(n: int, seed: int = 0) -> list[int]:
+    return [seed * 1000 + i for i in range(n)]
+
+
+def hand_off(prefill: EngineFake, prompt: list[int]) -> dict[str, Any]:
+    """Compute a prompt for another instance; its blocks are kept from now on."""
+    answer = prefill.run(prefill.submit(prompt, PREFILL)).answer
+    assert answer is not None
+    prefill.step()  # a worker hears of it with the next step, which vLLM takes at once
+    return copy.deepcopy(answer)
+
+
+def load(decode: EngineFake, prompt: list[int], given: dict[str, Any], *, n_local: int = 0) -> RequestFake:
+    """Start a decode request and step until its blocks are there, or are known not to come."""
+    request = decode.submit(prompt, given, n_local=n_local)
+    decode.step()
+    decode.step_until(lambda: request.state != "loading")
+    return request
+
+
+@pytest.mark.parametrize("n", [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK, 5 * BLOCK + 3])
+def test_blocks_arrive_byte_for_byte_and_are_freed(pair: tuple[EngineFake, EngineFake], n: int) -> None:
+    prefill, decode = pair
+    given = hand_off(prefill, tokens(n))
+    n_free = len(prefill.free)
+    request = load(decode, tokens(n), given)
+    assert request.loaded_tokens == n
+    assert decode.is_right(request)
+    decode.run(request)
+    prefill.step_until(lambda: not prefill.requests)
+    assert len(prefill.free) > n_free
+    assert (prefill.counts["handoffs_offered"], prefill.counts["handoffs_taken"]) == (1, 1)
+    assert (decode.counts["handoffs_loaded"], decode.counts["handoff_blocks"]) == (1, -(-n // BLOCK))
+    assert "handoffs_failed" not in decode.counts
+
+
+def test_what_decode_has_already_is_not_loaded(pair: tuple[EngineFake, EngineFake]) -> None:
+    prefill, decode = pair
+    prompt = tokens(4 * BLOCK + 2)
+    request = load(decode, prompt, hand_off(prefill, prompt), n_local=2 * BLOCK)
+    assert request.loaded_tokens == 2 * BLOCK + 2
+    assert decode.is_right(request)
+    assert decode.counts["handoff_blocks"] == 3
+    prefill.step_until(lambda: not prefill.requests)
+
+
+def test_a_request_of_more_rows_than_an_offer_holds_is_several(open_engine: Open) -> None:
+    layers = {"n_layers": 8192, "n_blocks": 16}  # four blocks an offer
+    prefill, decode = open_engine(role="kv_producer", **layers), open_engine(role="kv_consumer", **layers)
+    for seed, n_local in enumerate([0, BLOCK, 5 * BLOCK]):
+        prompt = tokens(9 * BLOCK + 1, seed)
+        request = load(decode, prompt, hand_off(prefill, prompt), n_local=n_local)
+        assert request.loaded_tokens == len(prompt) - n_local
+        assert decode.is_right(request)
+        decode.run(request)
+        prefill.step_until(lambda: not prefill.requests)
+    assert prefill.counts["handoffs_taken"] == decode.counts["handoffs_loaded"] == 3
+
+
+def test_prefill_frees_what_decode_needs_nothing_of(pair: tuple[EngineFake, EngineFake]) -> None:
+    prefill, decode = pair
+    whole = tokens(2 * BLOCK, seed=1)
+    decode.run(decode.submit(whole, hand_off(prefill, whole), n_local=2 * BLOCK))
+    never_scheduled = decode.submit(tokens(9, seed=2), hand_off(prefill, tokens(9, seed=2)))
+    decode.abort(never_scheduled)
+    decode.step()
+    assert len(prefill.requests) == 2
+    prefill.step_until(lambda: not prefill.requests, 4.0)
+    assert prefill.counts["handoffs_taken"] == 2
+
+
+def test_a_request_aborted_while_it_loads_frees_its_blocks_once(pair: tuple[EngineFake, EngineFake]) -> None:
+    prefill, decode = pair
+    n_free = len(decode.free)
+    request = decode.submit(tokens(30), hand_off(prefill, tokens(30)))
+    decode.step()
+    decode.abort(request)
+    decode.step_until(lambda: not decode.requests)
+    assert sorted(decode.free) == sorted(range(n_free))
+
+
+def changed(given: dict[str, Any], **fields: object) -> dict[str, Any]:
+    given["p2pkv"].update(fields)
+    return given
+
+
+DAMAGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "an earlier boot": lambda given: changed(given, ranks=[[given["p2pkv"]["ranks"][0][0], "1"]]),
+    "no such offer": lambda given: changed(given, name="made up"),
+    "another prompt": lambda given: changed(given, prompt="0" * 32),
+    "fewer tokens than handed off": lambda given: changed(given, n_tokens=1000),
+    "another dtype": lambda given: changed(
+        given, fingerprint=given["p2pkv"]["fingerprint"] | {"dtype": "bf16"}
+    ),
+    "no fingerprint": lambda given: changed(given, fingerprint={}),
+    "too few ranks": lambda given: changed(given, ranks=[]),
+    "a version of the future": lambda given: changed(given, version=2),
+    "malformed": lambda given: changed(given, ranks=[["a", "b", "c"]]),
+    "another connector's": lambda given: {"do_remote_prefill": True, "remote_block_ids": [[1, 2]]},
+}
+
+
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+def test_every_load_that_fails_is_reported_and_by_policy(open_engine: Open, policy: str) -> None:
+    prefill = open_engine(role="kv_producer")
+    decode = open_engine({"load_deadline": 0.3}, role="kv_consumer", policy=policy)
+    for seed, damage in enumerate(DAMAGES.values()):
+        prompt = tokens(3 * BLOCK + 1, seed)
+        request = decode.submit(prompt, damage(hand_off(prefill, prompt)))
+        decode.run(request)
+        assert (request.request_id in decode.errors) == (policy == "fail")
+    assert decode.counts["handoffs_failed"] == len(DAMAGES)
+    assert "handoffs_loaded" not in decode.counts
+    assert sorted(decode.free) == list(range(64))
+
+    prompt = tokens(20, seed=99)  # and the next one that is whole comes through
+    request = load(decode, prompt, hand_off(prefill, prompt))
+    assert request.loaded_tokens == 20
+    assert decode.is_right(request)
+
+
+def test_instances_that_would_not_compute_the_same_bytes_refuse_each_other(
+    open_engine: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill, decode = open_engine(dtype="float16"), open_engine()
+    prompt = tokens(10)
+    assert load(decode, prompt, hand_off(prefill, prompt)).loaded_tokens == 0
+    assert "layout is" in caplog.text
+    assert "float16' there" in caplog.text
+
+
+def test_what_nobody_takes_is_freed_when_its_lease_ends(open_engine: Open) -> None:
+    prefill, decode = open_engine({"transfer_lease": 0.3}), open_engine({"load_deadline": 0.3})
+    given = hand_off(prefill, tokens(20))
+    prefill.step_until(lambda: not prefill.requests)
+    assert prefill.counts["handoffs_expired"] == 1
+    assert sorted(prefill.free) == list(range(64))
+    assert load(decode, tokens(20), given).loaded_tokens == 0
+
+
+def test_blocks_that_are_not_kept_reach_decode_as_another_prompts(open_engine: Open) -> None:
+    """The safeguard broken on purpose: an engine that frees what is offered has decode load wrong KV."""
+    prefill, decode = open_engine(role="kv_producer", keeps_blocks=False), open_engine()
+    prompt = tokens(5 * BLOCK)
+    request = prefill.submit(prompt, PREFILL)
+    prefill.step()
+    prefill.overwrite(request.block_ids)
+    prefill.step()
+    assert request.answer is not None
+    loaded = load(decode, prompt, copy.deepcopy(request.answer))
+    assert loaded.loaded_tokens == 5 * BLOCK
+    assert not decode.is_right(loaded)
+
+
+def test_a_prefix_published_by_one_instance_is_loaded_by_another(open_engine: Open) -> None:
+    first, second = open_engine({"share_prefixes": True}), open_engine()
+    shared = tokens(6 * BLOCK)
+    first.run(first.submit([*shared, 7, 8, 9]))
+    first.step_until(lambda: first.counts.get("prefix_blocks_published") == 6 and not first.requests)
+
+    request = second.submit([*shared, 1, 2])
+    second.step_until(lambda: request.state == "loading")
+    second.step_until(lambda: request.state != "loading")
+    assert request.loaded_tokens == 6 * BLOCK
+    assert second.is_right(request, 6)
+    assert second.counts["prefix_blocks_loaded"] == 6
+
+    whole = second.submit(shared)  # never the last token: it has to be computed
+    second.step_until(lambda: whole.loaded_tokens > 0)
+    assert whole.loaded_tokens == 5 * BLOCK
+    unknown = second.submit([99, *shared])
+    second.run(unknown)
+    assert unknown.loaded_tokens == 0
+
+
+def test_a_policy_that_fails_requests_reads_no_prefixes(
+    open_engine: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = open_engine(), open_engine(policy="fail")
+    assert "set kv_load_failure_policy to 'recompute'" in caplog.text
+    first.run(first.submit(tokens(20)))
+    first.step_until(lambda: first.counts.get("prefix_blocks_published") == 5)
+    request = second.submit(tokens(20))
+    second.run(request)
+    assert request.loaded_tokens == 0
+
+
+class SlowToPublish(Node):
+    """A node whose publishing waits until it may go on; what it then publishes is what lies there then."""
+
+    may_publish = threading.Event()
+    has_begun = threading.Event()
+
+    def publish(self, *args: Any, **kwargs: Any) -> Any:
+        self.has_begun.set()
+        assert self.may_publish.wait(10.0)
+        return super().publish(*args, **kwargs)
+
+
+@pytest.fixture
+def slow() -> Iterator[type[SlowToPublish]]:
+    SlowToPublish.may_publish.clear()
+    SlowToPublish.has_begun.clear()
+    yield SlowToPublish
+    SlowToPublish.may_publish.set()
+
+
+@pytest.mark.parametrize("keeps_blocks", [True, False])
+def test_blocks_are_kept_until_they_are_published(
+    open_engine: Open, slow: type[SlowToPublish], *, keeps_blocks: bool
+) -> None:
+    first = open_engine(role="kv_producer", keeps_blocks=keeps_blocks, start_node=slow.start)
+    second = open_engine()
+    request = first.submit(tokens(4 * BLOCK))
+    first.step()
+    slow.has_begun.wait(10.0)
+    kept = [i for i in request.block_ids if i not in first.free]
+    assert len(kept) == (4 if keeps_blocks else 0)
+    if not keeps_blocks:  # other KV goes out under the first one's name
+        first.overwrite(request.block_ids)
+    slow.may_publish.set()
+    eventually(lambda: first.node.counters().get("p2pkv_published_pages_total", 0) >= 4, 10.0)
+    wanted = second.submit([*tokens(4 * BLOCK), 5])
+    second.step_until(lambda: wanted.loaded_tokens > 0)
+    second.step_until(lambda: wanted.state != "loading")
+    assert wanted.loaded_tokens == 4 * BLOCK
+    assert second.is_right(wanted, 4) == keeps_blocks
+
+
+def test_a_preempted_requests_blocks_are_not_published_any_more(
+    open_engine: Open, slow: type[SlowToPublish]
+) -> None:
+    first = open_engine(role="kv_producer", start_node=slow.start)
+    blocker = first.submit(tokens(2 * BLOCK))
+    first.step()
+    slow.has_begun.wait(10.0)
+    victim = first.submit(tokens(3 * BLOCK, seed=1))
+    victim.runs_on = True
+    first.step()
+    first.preempt(victim)
+    first.step()
+    slow.may_publish.set()
+    first.step_until(lambda: blocker.request_id not in first.requests)
+    assert first.counts["prefix_blocks_published"] == 2
+
+
+class Broken(Node):
+    """A node that starts, and all of whose calls end in a bug."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.transfers = None  # type: ignore[assignment]
+
+    def publish(self, *_: object, **__: object) -> Any:
+        raise ZeroDivisionError("in publish")
+
+    fetch = exists = clear = publish  # type: ignore[assignment]
+
+
+def test_nothing_raises_into_the_engine(open_engine: Open) -> None:
+    prefill, broken = open_engine(), open_engine(start_node=Broken)
+    good = prefill.submit(tokens(20))
+    prefill.run(good)
+    given = hand_off(prefill, tokens(21))
+    for request in (
+        broken.submit(tokens(20)),
+        broken.submit(tokens(21), given),
+        broken.submit(tokens(22), PREFILL),
+    ):
+        broken.run(request)
+    broken.scheduler.reset_cache()
+    broken.step_until(lambda: not broken.requests)
+    assert sorted(broken.free) == list(range(64))
+    assert broken.counts["handoffs_failed"] == 1
+    assert broken.counts["prefix_blocks_unpublished"] > 0
+
+
+def test_weights_that_change_take_back_what_was_published(open_engine: Open) -> None:
+    engine = open_engine()
+    engine.run(engine.submit(tokens(20)))
+    engine.step_until(lambda: engine.counts.get("prefix_blocks_published") == 5)
+    assert engine.scheduler.reset_cache()
+    assert engine.scheduler.has_pending_push_work()
+    engine.step()
+    assert not engine.scheduler.has_pending_push_work()
+    assert engine.node.counters()["p2pkv_pool_pages"] == 0
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest(open_engine: Open) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'pool_size'"):
+        open_engine({"pool_sise": "1MiB"})
+
+
+def test_a_model_that_can_not_be_served_stops_vllm_at_start() -> None:
+    config = vllm_config({}, "kv_both", "recompute")
+    with pytest.raises(ConfigError, match="2 KV cache groups"):
+        P2PKVConnector(config, None, kv_cache_config(n_groups=2))
+    connector = P2PKVConnector(config, None, kv_cache_config())
+    with pytest.raises(ConfigError, match="host memory only"):
+        connector.register_kv_caches(caches(np.zeros((LAYERS, 8, *SHAPE), np.float32), device="cuda"))
+    scattered = np.zeros((LAYERS, 2, 8, *SHAPE[1:]), np.float32).swapaxes(1, 2)  # K and V apart
+    with pytest.raises(ConfigError, match="not contiguous"):
+        connector.register_kv_caches(caches(scattered))
+
+
+def test_every_process_of_an_instance_is_a_node_of_its_own() -> None:
+    settings = {"node_id": "a", "listen": "127.0.0.1:7000", "metrics_port": 9000, "pool_size": "1MiB"}
+    config = vllm_config(settings, "kv_both", "recompute")
+    config.parallel_config.world_size = 2
+    config.parallel_config.data_parallel_index = 1
+    instance = Instance.read(config, kv_cache_config())
+    nodes = [instance.worker_config(0, "n"), instance.worker_config(1, "n"), instance.scheduler_config("n")]
+    assert [node.node_id for node in nodes] == ["a-3", "a-4", "a-5"]
+    assert [node.listen for node in nodes] == [f"127.0.0.1:{7003 + i}" for i in range(3)]
+    assert [node.metrics_port for node in nodes] == [9003, 9004, 9005]
+
+
+def test_a_handoff_survives_the_way_through_a_router() -> None:
+    sent = Handoff("name", (Rank("node", 2**62 + 1),), 7, "0" * 32, {"block_size": "32"})
+    assert Handoff.from_params(json.loads(json.dumps(sent.to_params()))) == sent
+
+
+def test_counts_of_several_steps_and_ranks_add_up() -> None:
+    tally = Tally()
+    assert tally.take() is None
+    tally.count("handoffs_loaded", 2)
+    tally.took(0.5)
+    first = tally.take()
+    tally.count("handoffs_loaded")
+    tally.count("handoffs_failed")
+    tally.took(1.5)
+    second = tally.take()
+    assert first is not None
+    assert second is not None
+    total = P2PKVConnector.build_kv_connector_stats(first.data).aggregate(second)
+    assert total.reduce() == {"handoffs_loaded": 3, "handoffs_failed": 1, "handoff_seconds_mean": 1.0}

@@ -1,0 +1,321 @@
+"""A vLLM without a model: its scheduler's rules, whole and strict, over caches in which wrong KV shows.
+
+A block's bytes are a function of all tokens up to its end, as KV is. Whoever reports a transfer that vLLM does not
+wait for trips the same assertion that ends a real engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from p2pkv import Node
+from p2pkv.config import Config
+from p2pkv.integrations.vllm import P2PKVConnector
+
+BLOCK, LAYERS = 4, 3
+SHAPE = (2, BLOCK, 16)
+"""Heads, tokens, width: a row of 512 bytes."""
+
+_STATUS = {name: SimpleNamespace(name=name) for name in ("FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED")}
+
+
+class CacheFake:
+    """One layer's cache: the part of a torch tensor that the connector looks at."""
+
+    def __init__(self, storage: np.ndarray, array: np.ndarray, device: str = "cpu") -> None:
+        self._storage, self.array, self.device = storage, array, SimpleNamespace(type=device)
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def data_ptr(self) -> int:
+        return int(self.array.ctypes.data)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, block: int) -> CacheFake:
+        return CacheFake(self._storage, self.array[block])
+
+    def numel(self) -> int:
+        return self.array.size
+
+    def element_size(self) -> int:
+        return self.array.itemsize
+
+    def is_contiguous(self) -> bool:
+        return bool(self.array.flags.c_contiguous)
+
+    def stride(self, dimension: int | None = None) -> Any:
+        strides = tuple(n // self.array.itemsize for n in self.array.strides)
+        return strides if dimension is None else strides[dimension]
+
+    def untyped_storage(self) -> Any:
+        return SimpleNamespace(
+            data_ptr=lambda: self._storage.ctypes.data, nbytes=lambda: self._storage.nbytes
+        )
+
+
+def caches(storage: np.ndarray, device: str = "cpu") -> dict[str, CacheFake]:
+    """Return the caches of all layers in one storage, as vLLM's CPU backend lays them out."""
+    return {f"layers.{i}": CacheFake(storage, storage[i], device) for i in range(len(storage))}
+
+
+def vllm_config(settings: dict[str, Any], role: str, policy: str, **cache: Any) -> SimpleNamespace:
+    """Return the parts of vLLM's configuration that the connector reads."""
+    return SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(
+            kv_connector_extra_config=settings,
+            is_kv_producer=role in ("kv_producer", "kv_both"),
+            is_kv_consumer=role in ("kv_consumer", "kv_both"),
+            kv_load_failure_policy=policy,
+        ),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=1,
+            pipeline_parallel_size=1,
+            world_size=1,
+            rank=0,
+            data_parallel_index=0,
+        ),
+        cache_config=SimpleNamespace(**{"cache_dtype": "auto", "prefix_caching_hash_algo": "sha256"} | cache),
+        model_config=SimpleNamespace(
+            served_model_name="tiny", model="/models/tiny", dtype="float32", quantization=None
+        ),
+    )
+
+
+def kv_cache_config(n_groups: int = 1) -> SimpleNamespace:
+    """Return a model's one kind of attention, or several."""
+    spec = SimpleNamespace(block_size=BLOCK, dtype="float32", head_size=32)
+    groups = [SimpleNamespace(kv_cache_spec=spec)] * n_groups
+    return SimpleNamespace(kv_cache_groups=groups, hash_block_size=BLOCK)
+
+
+class RequestFake:
+    """A request, its tokens hashed block by block."""
+
+    def __init__(self, request_id: str, tokens: list[int], params: dict[str, Any] | None) -> None:
+        self.request_id, self.prompt_token_ids, self.kv_transfer_params = request_id, tokens, params
+        self.num_prompt_tokens = self.num_tokens = len(tokens)
+        self.num_computed_tokens = 0
+        self.block_hashes = [prefix_hash(tokens[:end]) for end in range(BLOCK, len(tokens) + 1, BLOCK)]
+        self.lora_request, self.mm_features, self.status = None, [], SimpleNamespace(name="WAITING")
+        self.block_ids: list[int] = []
+        self.state = "waiting"  # waiting, loading, running, finished
+        self.n_local = 0
+        self.runs_on = False  # it has a step of computing, and does not finish by it
+        self.loaded_tokens = 0
+        self.answer: dict[str, Any] | None = None
+
+
+def prefix_hash(tokens: list[int]) -> bytes:
+    return hashlib.sha256(np.asarray(tokens, np.int64).tobytes()).digest()
+
+
+def expected(tokens: list[int], block: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return what the model would compute for a block of a prompt, over all layers."""
+    seed = np.frombuffer(prefix_hash(tokens[: (block + 1) * BLOCK]), np.uint8)
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+class EngineFake:
+    """One instance: a scheduler's connector, a worker's, and vLLM's rules between them."""
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        *,
+        role: str = "kv_both",
+        policy: str = "recompute",
+        n_blocks: int = 64,
+        keeps_blocks: bool = True,
+        n_layers: int = LAYERS,
+        dtype: str = "float32",
+        start_node: Callable[[Config], Node] = Node.start,
+    ) -> None:
+        """``keeps_blocks`` off is an engine that frees blocks although somebody may still read them."""
+        config, cache_config = vllm_config(settings, role, policy), kv_cache_config()
+        self._blocks = np.zeros((n_layers, n_blocks, *SHAPE), dtype)
+        self.scheduler, self.worker = (
+            P2PKVConnector(config, None, cache_config, start_node=start_node) for _ in range(2)
+        )
+        self.worker.register_kv_caches(caches(self._blocks))
+        self.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): self.worker.get_handshake_metadata()})
+        assert self.worker.node is not None
+        self.node, self._policy, self._keeps_blocks = self.worker.node, policy, keeps_blocks
+        self.free = list(range(n_blocks))
+        self.requests: dict[str, RequestFake] = {}
+        self._preempted: set[str] = set()
+        self.counts: dict[str, int] = {}
+        self.errors: list[str] = []
+
+    def submit(
+        self,
+        tokens: list[int],
+        params: dict[str, Any] | None = None,
+        *,
+        n_local: int = 0,
+        name: str = "request",
+    ) -> RequestFake:
+        """Add a request; ``n_local`` of its tokens are in the engine's own prefix cache."""
+        request = RequestFake(f"{name}-{len(self.requests)}-{id(tokens)}", tokens, params)
+        request.n_local = n_local
+        self.requests[request.request_id] = request
+        self.scheduler.on_new_request(request)
+        return request
+
+    def run(self, request: RequestFake, seconds: float = 20.0) -> RequestFake:
+        """Step until a request has finished."""
+        return self.step_until(lambda: request.state == "finished", seconds) and request
+
+    def step_until(self, condition: Callable[[], bool], seconds: float = 20.0) -> Any:
+        """Step until ``condition`` holds."""
+        until = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < until, f"not so within {seconds} s"
+            self.step()
+            time.sleep(0.001)  # as vLLM's busy loop does when nothing runs
+        return True
+
+    def output(self, scheduled: dict[str, int]) -> SimpleNamespace:
+        """Return what vLLM's scheduler tells connectors of a step."""
+        preempted, self._preempted = self._preempted, set()
+        return SimpleNamespace(
+            num_scheduled_tokens=scheduled,
+            preempted_req_ids=preempted,
+            kv_connector_block_state=SimpleNamespace(get_block_ids=lambda r: (self.requests[r].block_ids,)),
+        )
+
+    def step(self) -> None:
+        """One step of vLLM's engine core."""
+        scheduled = {r.request_id: n for r in list(self.requests.values()) if (n := self._schedule(r))}
+        output = self.output(scheduled)
+        metadata = self.scheduler.build_connector_meta(output)
+        self.worker.handle_preemptions(metadata)
+        self.worker.bind_connector_metadata(metadata)
+        for request_id, n_tokens in scheduled.items():
+            self._compute(self.requests[request_id], n_tokens)
+        self.worker.start_load_kv(None)
+        self.worker.wait_for_save()
+        sent, received, failed = self.worker.get_transfer_results(set())
+        invalid = self.worker.get_block_ids_with_load_errors()
+        stats = self.worker.get_kv_connector_stats()
+        self.worker.clear_connector_metadata()
+        for name, n in (stats.reduce() if stats is not None else {}).items():
+            self.counts[name] = self.counts.get(name, 0) + n
+        assert not failed
+        self._invalidate(invalid)
+        for request_id in scheduled:
+            if not self.requests[request_id].runs_on:
+                self._finish(self.requests[request_id], "FINISHED_LENGTH_CAPPED")
+        self._end_transfers(sent, received)
+
+    def _schedule(self, request: RequestFake) -> int:
+        if request.state != "waiting":
+            return 0
+        n_external, is_async = 0, False
+        if request.num_computed_tokens == 0:
+            matched, is_async = self.scheduler.get_num_new_matched_tokens(request, request.n_local)
+            if matched is None:
+                return 0
+            n_external = matched
+            assert is_async == bool(n_external), "p2pkv loads in the background only"
+        n_tokens = request.num_tokens if not is_async else request.n_local + n_external
+        while len(request.block_ids) < -(-n_tokens // BLOCK):
+            request.block_ids.append(self.free.pop(0))
+        for block in range(request.n_local // BLOCK if request.num_computed_tokens == 0 else 0):
+            self._write(request, block)  # what the engine's own prefix cache would hold there
+        blocks = SimpleNamespace(get_block_ids=lambda: (request.block_ids,))
+        self.scheduler.update_state_after_alloc(request, blocks, n_external)
+        if request.num_computed_tokens == 0:
+            request.num_computed_tokens = request.n_local + n_external
+        if is_async:
+            request.state, request.loaded_tokens = "loading", n_external
+            return 0
+        request.state = "running"
+        return request.num_tokens - min(request.num_computed_tokens, request.num_tokens - 1)
+
+    def _compute(self, request: RequestFake, n_tokens: int) -> None:
+        request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - n_tokens)
+        for block in range(request.num_computed_tokens // BLOCK, len(request.block_ids)):
+            self._write(request, block)
+
+    def _write(self, request: RequestFake, block: int) -> None:
+        self._blocks[:, request.block_ids[block]] = self._expected(request, block)
+
+    def _expected(self, request: RequestFake, block: int) -> np.ndarray:
+        shape = (len(self._blocks), *SHAPE)
+        return expected(request.prompt_token_ids, block, shape).astype(self._blocks.dtype)
+
+    def is_right(self, request: RequestFake, n_blocks: int | None = None) -> bool:
+        """Whether a request's blocks, or the first of them, hold its KV."""
+        assert request.block_ids
+        return all(
+            (self._blocks[:, block_id] == self._expected(request, block)).all()
+            for block, block_id in enumerate(request.block_ids[:n_blocks])
+        )
+
+    def overwrite(self, block_ids: list[int]) -> None:
+        """Put other KV into blocks, as the next request would that is given them."""
+        assert set(block_ids) <= set(self.free), "an engine gives out only what is free"
+        self._blocks[:, block_ids] = -1
+
+    def _invalidate(self, invalid: set[int]) -> None:
+        for request in self.requests.values():
+            bad = [i for i, block_id in enumerate(request.block_ids) if block_id in invalid]
+            if bad and request.state == "loading":
+                request.loaded_tokens = max(0, bad[0] * BLOCK - request.n_local)
+                request.num_computed_tokens = bad[0] * BLOCK
+                if self._policy == "fail":
+                    self.errors.append(request.request_id)
+                elif not bad[0]:
+                    self.free += request.block_ids
+                    request.block_ids = []
+
+    def _end_transfers(self, sent: set[str], received: set[str]) -> None:
+        for request_id in received:
+            assert request_id in self.requests, "ends a real engine"
+            request = self.requests[request_id]
+            if request.state == "loading":
+                request.state = "waiting"
+                if request_id in self.errors:
+                    self.abort(request)
+            else:
+                assert request.state == "finished"
+                self._free(request)
+        for request_id in sent:
+            assert request_id in self.requests, "ends a real engine"
+            assert self.requests[request_id].state == "finished"
+            self._free(self.requests[request_id])
+
+    def abort(self, request: RequestFake) -> None:
+        """End a request from outside."""
+        self._finish(request, "FINISHED_ABORTED")
+
+    def _finish(self, request: RequestFake, status: str) -> None:
+        was_loading = request.state == "loading"
+        request.state, request.status = "finished", _STATUS[status]
+        if status == "FINISHED_LENGTH_CAPPED":
+            request.num_computed_tokens = request.num_tokens
+        keep, request.answer = self.scheduler.request_finished(request, list(request.block_ids))
+        if not was_loading and not (keep and self._keeps_blocks):
+            self._free(request)
+
+    def _free(self, request: RequestFake) -> None:
+        self.free += request.block_ids
+        del self.requests[request.request_id]
+
+    def preempt(self, request: RequestFake) -> None:
+        """Take a running request's blocks away; it does not run again before somebody says so."""
+        self.free = request.block_ids + self.free  # the next one to need blocks has these
+        request.block_ids, request.num_computed_tokens, request.state = [], 0, "preempted"
+        self._preempted.add(request.request_id)
+
+    def close(self) -> None:
+        """Shut down both halves."""
+        self.scheduler.shutdown()
+        self.worker.shutdown()
