@@ -201,12 +201,13 @@ def test_a_killed_prefill_costs_its_own_requests_only(servers: Servers) -> None:
     given = [servers.prefill.prefill(tokens) for tokens in prompts]
     running = prompt(200, seed=61)
     with ThreadPoolExecutor(1) as clients:
-        started = clients.submit(servers.decode.ids, running, 200, params=servers.prefill.prefill(running))
-        eventually(lambda: servers.decode.count("vllm:num_requests_running") > 0, NOTICED_S)
+        before = servers.decode.count("vllm:generation_tokens_total")
+        started = clients.submit(servers.decode.ids, running, 400, params=servers.prefill.prefill(running))
+        eventually(lambda: servers.decode.count("vllm:generation_tokens_total") > before, NOTICED_S)
         servers.prefill.kill()
         for tokens, ids, params in zip(prompts, alone, given, strict=True):
             assert servers.decode.ids(tokens, params=params) == ids
-        assert len(started.result()) == 200
+        assert len(started.result()) == 400
     assert servers.strict.refusal(prompts[0], params=given[0]) == 500
 
     servers.restart_prefill()
