@@ -54,7 +54,7 @@ bench-peers: .venv-peers/.installed  ## the same pages through other systems, in
 test: $(STAMP)  ## all fast tests
 	$(BIN)/python -m pytest
 
-test-native: $(STAMP)  ## the native tests under ASan + UBSan, then under TSan
+test-native: $(STAMP)  ## the native tests under ASan + UBSan, under TSan, plain and bare
 	$(BIN)/python native/test/run.py
 
 test-slow: $(STAMP)  ## the long tests: 1,000 connect and kill cycles, the full torn-read hunt
@@ -72,7 +72,7 @@ $(VENV)/.rdma: $(STAMP) tools/system-packages
 # bytecode is compiled before: in the virtual machine it would be lost, and every process there would compile again
 test-rdma: $(VENV)/.rdma  ## verbs over Soft-RoCE, in a virtual machine; minutes; needs root
 	@$(BIN)/python -m compileall -q p2pkv tests $(VENV)/lib || true
-	$(BIN)/python tests/rdma_vm/vm.py --timeout 900 $(BIN)/python -m pytest -p no:cacheprovider tests/rdma_vm $(ARGS)
+	$(BIN)/python tests/rdma_vm/vm.py --timeout 1800 $(BIN)/python -m pytest -p no:cacheprovider --timeout 400 tests/rdma_vm $(ARGS)
 
 SGLANG_CPU := tests/engines/sglang_cpu
 $(SGLANG)/.requirements: $(SGLANG_CPU)/requirements.txt $(SGLANG_CPU)/make_model.py

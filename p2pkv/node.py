@@ -59,6 +59,10 @@ _HIGHEST_ADDRESS = 2**63 - 1
 _running: weakref.WeakSet[Node] = weakref.WeakSet()
 
 
+def _whole_granules(nbytes: int) -> int:
+    return -(-nbytes // _GRANULE) * _GRANULE
+
+
 def _close_all() -> None:
     # Later the interpreter would end our threads wherever they are, and C++ does not survive that.
     for node in list(_running):
@@ -129,6 +133,7 @@ class Node:
             TransportSettings(
                 host=host,
                 advertise=advertise,
+                pool_nbytes=_whole_granules(config.pool_nbytes),
                 verbs_devices=tuple(config.verbs_devices),
                 ucx_trust_network=bool(config.ucx_trust_network),
             ),
@@ -186,7 +191,7 @@ class Node:
         config = self.config
         boot = self._membership.boot_epoch
         self._offers.announce(self._key, boot)
-        pool_nbytes = -(-config.pool_nbytes // _GRANULE) * _GRANULE
+        pool_nbytes = _whole_granules(config.pool_nbytes)
         has_disk = bool(config.disk_nbytes)
         self._pool = Pool(pool_nbytes, granule=_GRANULE, owner=self._key, boot=boot, has_disk=has_disk)
         undo.callback(self._pool.close)

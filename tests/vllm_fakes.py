@@ -139,9 +139,15 @@ class EngineFake:
     ) -> None:
         """``keeps_blocks`` off is an engine that frees blocks although somebody may still read them."""
         config, cache_config = vllm_config(settings, role, policy), kv_cache_config()
+        self.nodes: list[Node] = []
+
+        def start(config: Config) -> Node:
+            self.nodes.append(start_node(config))
+            return self.nodes[-1]
+
         self._blocks = np.zeros((n_layers, n_blocks, *SHAPE), dtype)
         self.scheduler, self.worker = (
-            P2PKVConnector(config, None, cache_config, start_node=start_node) for _ in range(2)
+            P2PKVConnector(config, None, cache_config, start_node=start) for _ in range(2)
         )
         self.worker.register_kv_caches(caches(self._blocks))
         self.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): self.worker.get_handshake_metadata()})

@@ -227,6 +227,37 @@ TEST(transfers_nothing_is_written_after_a_revocation) {
   CHECK(all_are(grant->statuses(), RowStatus::kOk));
 }
 
+TEST(transfers_gets_revoked_while_their_offers_wait_leave_them_with_the_producer) {
+  constexpr uint32_t kRows = 16;
+  Pair pair(kRows);
+  pair.producer.fill(7, kRows);
+  std::mt19937_64 random(p2pkv::test::seed("gets"));
+  for (size_t i = 0; i < (kIsSanitized ? 60 : 200); ++i) {
+    const std::string request = "got " + std::to_string(i);
+    std::vector<std::shared_ptr<Offer>> offers;
+    for (uint32_t row = 0; row < kRows; ++row) {
+      offers.push_back(pair.producer.transfers->offer(std::nullopt, pair.producer.rows(request, 1, row),
+                                                      Deadline::after(30.0), &pair.producer.error));
+    }
+    const auto get = [&pair, &request] {
+      return pair.consumer.transfers->grant(1, pair.consumer.rows(request, kRows), Deadline::after(30.0),
+                                            &pair.consumer.error);
+    };
+    const auto first = get();
+    spin(std::chrono::microseconds(random() % 1500));
+    first->revoke(RowStatus::kCanceled);
+    const RowStatuses had = first->statuses();
+    const auto second = get();
+    // What the first one had not taken, and the producer thinks so too, is there for the second.
+    for (uint32_t row = 0; row < kRows; ++row) {
+      if (had[row] == RowStatus::kOk) continue;
+      offers[row]->wait(Deadline::after(30.0));
+      CHECK(offers[row]->statuses()[0] == RowStatus::kOk);
+    }
+    second->revoke(RowStatus::kCanceled);
+  }
+}
+
 TEST(transfers_gets_and_puts_of_many_threads_arrive) {
   constexpr size_t kThreads = 4;
   Transfers::Options options;

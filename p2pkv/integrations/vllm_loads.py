@@ -35,6 +35,9 @@ _CONNECTING, _FETCHING = 8, 4
 _MEET_S = 2.0
 """How long to wait for a node to appear in the view: news of one that has just started takes about a second."""
 _LOOK_S = 0.02
+_MAX_REPEATS, _PAUSE_S = 3, 0.3
+"""A node that stood still is taken for dead and hung up on, and is back in a moment. One that is dead is not worth more
+than a second."""
 
 
 def offers(name: str, n_blocks: int, n_rows: int) -> Iterator[tuple[str, int, int]]:
@@ -48,6 +51,23 @@ def offers(name: str, n_blocks: int, n_rows: int) -> Iterator[tuple[str, int, in
 
 
 @dataclass(slots=True)
+class _Ask:
+    """Rows of one offer, asked for of the node that made it."""
+
+    rank: Rank
+    name: str
+    rows: NDArray[np.int64]
+    first_row: int
+    first_block: int | None
+    """Counted in the load's ``block_ids``; None if nobody needs the bytes."""
+    grant: Grant
+
+    @property
+    def is_lost(self) -> bool:
+        return self.first_block is not None and bool((self.grant.statuses() == RowStatus.PEER_LOST).any())
+
+
+@dataclass(slots=True)
 class _Load:
     """Blocks count as loaded only once they are in ``proven``: whatever goes wrong anywhere, they are not."""
 
@@ -56,9 +76,8 @@ class _Load:
     began: float
     deadline: float
     is_handoff: bool
-    grants: list[tuple[Grant, int]] = field(default_factory=list)
-    """Each with the number of its first block, counted in ``block_ids``."""
-    releases: list[Grant] = field(default_factory=list)
+    asks: list[_Ask] = field(default_factory=list)
+    n_repeats: int = 0
     proven: set[int] = field(default_factory=set)
     why: str = ""
     """What went wrong first."""
@@ -109,6 +128,11 @@ class Loads:
         return _Load(request_id, block_ids, now, now + self._deadline, is_handoff)
 
     def _start(self, pool: ThreadPoolExecutor, load: _Load, operation: str, work: Callable[[], str]) -> None:
+        self._loads.append((load, self._submit(pool, load, operation, work)))
+
+    def _submit(
+        self, pool: ThreadPoolExecutor, load: _Load, operation: str, work: Callable[[], str]
+    ) -> Future[None]:
         def guarded() -> None:
             load.why = f"{operation} raised an error; the log says once which"
             self._boundary.call(operation, attempt, miss=None)
@@ -116,12 +140,12 @@ class Loads:
         def attempt() -> None:
             load.why = work()
 
-        self._loads.append((load, pool.submit(guarded)))
+        return pool.submit(guarded)
 
     def _pull(self, load: _Load, pull: Pull) -> str:
         """Ask prefill for the blocks; return what speaks against it."""
         handoff = pull.handoff
-        if handoff is None:
+        if handoff is None or (pull.refusal and pull.block_ids):
             return pull.refusal
         difference = self._fingerprint.difference(handoff.fingerprint)
         if difference is not None:
@@ -152,12 +176,24 @@ class Loads:
         for name, first, last in offers(handoff.name, -(-handoff.n_tokens // self._block_size), n_rows):
             start = max(first, first_wanted)
             rows = wanted[(start - first_wanted) * n_rows : max(0, last - first_wanted) * n_rows]
-            if len(rows):
-                grant = self._get(load, rank, name, rows, (start - first) * n_rows)
-                load.grants.append((grant, start - first_wanted))
-            else:
-                unwanted = np.array([[self._unwanted_memory.address, self._caches.row_nbytes[0]]], np.int64)
-                load.releases.append(self._get(load, rank, name, unwanted, 0))
+            first_row = (start - first) * n_rows
+            first_block: int | None = start - first_wanted
+            if not len(rows):
+                rows = np.array([[self._unwanted_memory.address, self._caches.row_nbytes[0]]], np.int64)
+                first_row, first_block = 0, None
+            grant = self._get(load, rank, name, rows, first_row)
+            load.asks.append(_Ask(rank, name, rows, first_row, first_block, grant))
+
+    def _ask_again(self, load: _Load) -> str:
+        """Ask once more for what was lost with the way to its node, if the node itself is there."""
+        self._closing.wait(_PAUSE_S)
+        for ask in load.asks:
+            if ask.is_lost:
+                if not self._is_there(ask.rank, min(load.deadline, time.monotonic() + _MEET_S)):
+                    load.n_repeats = _MAX_REPEATS
+                    return f"prefill's node {ask.rank.node_id} is lost"
+                ask.grant = self._get(load, ask.rank, ask.name, ask.rows, ask.first_row)
+        return ""
 
     def _get(self, load: _Load, rank: Rank, name: str, rows: NDArray[np.int64], first_row: int) -> Grant:
         left = max(0.001, load.deadline - time.monotonic())
@@ -175,9 +211,12 @@ class Loads:
         done, failed = set[str](), set[int]()
         running = []
         for load, started in self._loads:
-            grants = [grant for grant, _ in load.grants] + load.releases if started.done() else []
-            if not started.done() or not all(grant.done() for grant in grants):
+            if not started.done() or not all(ask.grant.done() for ask in load.asks):
                 running.append((load, started))
+            elif self._is_worth_repeating(load):
+                load.n_repeats += 1
+                repeat = self._submit(self._connecting, load, "pull", lambda load=load: self._ask_again(load))  # type: ignore[misc]
+                running.append((load, repeat))
             else:
                 self._boundary.call("settle", lambda load=load: self._settle(load), miss=None)  # type: ignore[misc]
                 if load.block_ids:
@@ -186,12 +225,18 @@ class Loads:
         self._loads = running
         return done, failed
 
+    def _is_worth_repeating(self, load: _Load) -> bool:
+        has_time = load.n_repeats < _MAX_REPEATS and time.monotonic() + 2 * _PAUSE_S < load.deadline
+        return has_time and any(ask.is_lost for ask in load.asks)
+
     def _settle(self, load: _Load) -> None:
         n_rows = self._caches.n_rows
-        for grant, first in load.grants:
-            statuses = grant.revoke().reshape(-1, n_rows)
+        for ask in load.asks:
+            if ask.first_block is None:
+                continue
+            statuses = ask.grant.revoke().reshape(-1, n_rows)
             is_right = (statuses == RowStatus.OK).all(axis=1)
-            block_ids = np.asarray(load.block_ids[first : first + len(statuses)])
+            block_ids = np.asarray(load.block_ids[ask.first_block : ask.first_block + len(statuses)])
             load.proven.update(block_ids[is_right].tolist())
             if not is_right.all():
                 worst = RowStatus(int(statuses[statuses != RowStatus.OK][0]))

@@ -15,8 +15,9 @@ class Pull:
 
     request_id: str
     handoff: Handoff | None
-    """None if what came with the request can't be followed; ``refusal`` says why, and the load fails."""
+    """None if what came with the request can't be read."""
     refusal: str
+    """Why the hand-off must not be followed, if so: the load fails. Prefill may still be told that nobody will load."""
     first_block: int
     """Number of the first block to load among those offered; the ones before it are here already."""
     block_ids: list[int]

@@ -106,7 +106,7 @@ class SchedulerSide:
 
     def _n_offered(self, request: Request, offered: Pull) -> int:
         handoff, block_size = offered.handoff, self._instance.block_size
-        if handoff is None or handoff.n_tokens == request.num_prompt_tokens:
+        if handoff is None or offered.refusal or handoff.n_tokens == request.num_prompt_tokens:
             return request.num_prompt_tokens
         return handoff.n_tokens // block_size * block_size
 
@@ -199,7 +199,9 @@ class SchedulerSide:
         if self._lookups is not None:
             self._lookups.forget(request_id)
         never_loaded = self._handoffs.pop(request_id, None)
-        if never_loaded is not None:  # it ended before it was scheduled; prefill keeps blocks for it
+        # it ended before it was scheduled, while prefill keeps blocks for it; after a request that fails vLLM sends
+        # one of these, of another prompt, for this very purpose
+        if never_loaded is not None:
             self._pull(never_loaded, 0, [])
         self._n_known.pop(request_id, None)
         was_published = request_id in self._published
@@ -244,8 +246,7 @@ def _read_handoff(request: Request, params: Mapping[str, Any]) -> Pull:
             raise UsageError("another prompt is handed off than the request has")
     except UsageError as error:
         refusal = str(error)
-        _log.warning("hand-off to request %s refused: %s", request.request_id, error)
-    return Pull(request.request_id, None if refusal else handoff, refusal, 0, [])
+    return Pull(request.request_id, handoff, refusal, 0, [])
 
 
 def _beside_tokens(request: Request) -> list[str]:

@@ -173,6 +173,8 @@ class TransportSettings:
     """The address that the node binds."""
     advertise: str = "127.0.0.1"
     """The address at which peers reach it."""
+    pool_nbytes: int = 0
+    """The size of the pool that the node is going to register, readable."""
     verbs_devices: tuple[str, ...] = ()
     ucx_trust_network: bool = False
 

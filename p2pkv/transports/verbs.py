@@ -19,6 +19,11 @@ CAP_IPC_LOCK = 14
 """The number of the capability that lets a process lock memory without limit."""
 MIN_LOCKED_MEMORY = 64 << 20
 """Below this limit no pool of a useful size can be registered: the usual default, 8 MiB or less, is too low."""
+MAX_RAILS = 8
+"""How many ports one transport uses at most."""
+_RAISE_LIMIT = (
+    "raise RLIMIT_MEMLOCK (ulimit -l unlimited, LimitMEMLOCK=infinity, docker run --ulimit memlock=-1)"
+)
 
 
 class VerbsTransport(NativeTransport):
@@ -39,7 +44,22 @@ class VerbsTransport(NativeTransport):
 
     @classmethod
     def create(cls, settings: TransportSettings) -> VerbsTransport:
-        return cls(settings.verbs_devices)
+        transport = cls(settings.verbs_devices)
+        # the kernel counts memory once for every rail that it is registered on
+        needed = settings.pool_nbytes * transport._n_rails(settings.verbs_devices)
+        limit = locked_memory_limit()
+        if limit is not None and needed > limit:
+            transport.close()
+            raise TransportError(
+                f"cannot lock the pool, {needed >> 10} KiB on all rails together: this process may lock "
+                f"{limit >> 10} KiB; shrink pool_size or {_RAISE_LIMIT}"
+            )
+        return transport
+
+    def _n_rails(self, devices: Sequence[str]) -> int:
+        link = "RoCE v2" if self.domain == "verbs:roce" else "InfiniBand"
+        usable = [port for port in ports() if not port.missing and port.link == link]
+        return min(len(devices) or len(usable), MAX_RAILS)
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -51,10 +71,7 @@ class VerbsTransport(NativeTransport):
             return "; ".join(f"{port.device} port {port.port}: {port.missing}" for port in found)
         limit = locked_memory_limit()
         if limit is not None and limit < MIN_LOCKED_MEMORY:
-            return (
-                f"RDMA needs locked memory, and this process may lock {limit >> 10} KiB; raise RLIMIT_MEMLOCK "
-                "(ulimit -l unlimited, LimitMEMLOCK=infinity, docker run --ulimit memlock=-1)"
-            )
+            return f"RDMA needs locked memory, and this process may lock {limit >> 10} KiB; {_RAISE_LIMIT}"
         return None
 
 

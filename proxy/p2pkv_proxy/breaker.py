@@ -38,8 +38,8 @@ class Breaker:
         return self.phase is Phase.CLOSED or (self.phase is Phase.HALF_OPEN and self._trial is None)
 
     def begin(self, attempt: object) -> None:
-        """Note that a request goes there."""
-        if self.phase is Phase.HALF_OPEN and self._trial is None:
+        """Note that a request goes there: because it may, or because there is nobody else."""
+        if self.phase is not Phase.CLOSED and self._trial is None:
             self._trial = attempt
 
     def succeeded(self, attempt: object) -> None:

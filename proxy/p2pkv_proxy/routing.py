@@ -65,13 +65,15 @@ class Router:
         """
         able = self._able(prompt, path)
         now = time.monotonic()
-        ready = [t for t in able if t.state is State.READY and t.breaker.allows(now)]
-        sides = self._sides([t for t in ready if not t.is_full() and t.id not in failed], now)
-        if sides is None:
-            sides = self._sides([t for t in ready if not t.is_full()], now)
-        if sides is None:
-            raise self._refusal(able, ready)
-        return self._pair(prompt, sides)
+        ready = [t for t in able if t.state is State.READY]
+        free = [t for t in ready if not t.is_full()]
+        allowed = [t for t in free if t.breaker.allows(now)]
+        # from the best to the last resort: an open breaker is no reason to refuse what nobody else can do
+        for candidates in ([t for t in allowed if t.id not in failed], allowed, free):
+            sides = self._sides(candidates, now)
+            if sides is not None:
+                return self._pair(prompt, sides)
+        raise self._refusal(able, ready)
 
     def _able(self, prompt: Prompt, path: str) -> list[Tracked]:
         able = sorted(self._registry, key=lambda tracked: tracked.id)
@@ -119,14 +121,8 @@ class Router:
     def _refusal(self, able: Sequence[Tracked], ready: Sequence[Tracked]) -> RefusedError:
         if any(tracked.is_full() for tracked in ready):
             return RefusedError(429, "every instance has as many requests as it may", _RETRY_FULL_S)
-        states = ", ".join(f"{t.id} is {_state(t)}" for t in able[:20]) or "none is known"
+        states = ", ".join(f"{t.id} is {t.state.value}" for t in able[:20]) or "none is known"
         return RefusedError(503, f"no pair of instances can take the request: {states}", _RETRY_NONE_S)
-
-
-def _state(tracked: Tracked) -> str:
-    if tracked.state is State.READY:
-        return f"ready, its circuit breaker {tracked.breaker.phase.value}"
-    return str(tracked.state.value)
 
 
 def _pair(prefill: Choice | None, decode: Choice, why_alone: str) -> Pair:

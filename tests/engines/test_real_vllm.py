@@ -7,7 +7,6 @@ vLLM where the prompt's tokens came from, and p2pkv how many loads failed.
 from __future__ import annotations
 
 import copy
-import urllib.error
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +22,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 LENGTHS = (7, 31, 32, 33, 63, 64, 65, 100, 257, 511, 1000, 1025)
 LEASE_S = 25.0
-LOAD_S = 8.0
+LOAD_S = 15.0
+"""Cores that are shared with much else may stand still for seconds."""
 NOTICED_S = 40.0
 
 
@@ -155,9 +155,7 @@ def test_loads_that_fail_are_computed_or_fail_by_policy(servers: Servers) -> Non
         tokens = prompt(100, seed)
         given = damage(servers.prefill.prefill(tokens))
         assert servers.decode.ids(tokens, params=given) == servers.prefill.ids(tokens)
-        with pytest.raises(urllib.error.HTTPError) as failure:
-            servers.strict.complete(tokens, params=given)
-        assert failure.value.code == 500
+        assert servers.strict.refusal(tokens, params=given) == 500
     n = len(BREAK)
     eventually(lambda: recomputed.now("handoffs_failed") == refused.now("handoffs_failed") == n, NOTICED_S)
     assert recomputed.now("handoffs_loaded") == refused.now("handoffs_loaded") == 0
@@ -209,9 +207,7 @@ def test_a_killed_prefill_costs_its_own_requests_only(servers: Servers) -> None:
         for tokens, ids, params in zip(prompts, alone, given, strict=True):
             assert servers.decode.ids(tokens, params=params) == ids
         assert len(started.result()) == 200
-    with pytest.raises(urllib.error.HTTPError) as failure:
-        servers.strict.complete(prompts[0], params=given[0])
-    assert failure.value.code == 500
+    assert servers.strict.refusal(prompts[0], params=given[0]) == 500
 
     servers.restart_prefill()
     loaded = Difference(servers.decode)

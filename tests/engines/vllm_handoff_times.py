@@ -35,13 +35,17 @@ def p2pkv_pair(folder: Path) -> Pair:
     settings = {"join": [f"127.0.0.1:{lasting_port()}"], "share_prefixes": False}
     return (
         VLLMServer(folder / "p2pkv-prefill.log", p2pkv(settings | {"node_id": "p"}, role="kv_producer")),
-        VLLMServer(folder / "p2pkv-decode.log", p2pkv(settings | {"node_id": "d"}, role="kv_consumer")),
+        VLLMServer(
+            folder / "p2pkv-decode.log",
+            p2pkv(settings | {"node_id": "d"}, role="kv_consumer", policy="recompute"),
+        ),
     )
 
 
 def nixl_pair(folder: Path) -> Pair:
     def start(name: str, role: str) -> VLLMServer:
         transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
+        transfer["kv_load_failure_policy"] = "recompute"
         port = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(lasting_port())}
         return VLLMServer(folder / f"nixl-{name}.log", transfer, environment=port)
 

@@ -117,6 +117,15 @@ class VLLMServer:
             answer: dict[str, Any] = json.load(response)
         return answer
 
+    def refusal(self, tokens: list[int], *, params: Mapping[str, Any]) -> int:
+        """Return the HTTP status of a request that must fail."""
+        try:
+            answer = self.complete(tokens, params=params)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+        raise AssertionError(f"the request succeeded: {answer}")
+
     def prefill(self, tokens: list[int]) -> dict[str, Any]:
         """Compute a prompt for another server; return the ``kv_transfer_params`` that it needs."""
         answer = self.complete(tokens, 1, params={"do_remote_decode": True, "do_remote_prefill": False})

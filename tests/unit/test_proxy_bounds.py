@@ -103,7 +103,7 @@ def test_a_client_that_does_not_read_is_dropped_and_its_engine_freed() -> None:
         engine = await rig.engine(Role.BOTH)
         front = await start(rig, [engine], client_timeout=0.3)
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port, limit=1024)
-        body = json.dumps(COMPLETION | {"stream": True, "max_tokens": 200_000}).encode()
+        body = json.dumps(COMPLETION | {"stream": True, "max_tokens": 60_000}).encode()
         writer.write(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
         await until(lambda: engine.requests != [])
         await until(lambda: all(tracked.in_flight == 0 for tracked in front.app.registry))

@@ -13,6 +13,7 @@ import pytest
 from fake_engines import FakeEngine, Listening, Rig, tokens_of
 from p2pkv.heartbeat import Mode, Role
 from p2pkv_proxy.app import App, Plan
+from p2pkv_proxy.breaker import Phase
 from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.settings import Settings
 
@@ -318,6 +319,21 @@ def test_a_slow_instance_is_avoided_before_it_is_dead() -> None:
         assert len(slow.requests) == 1
         slow.gate.set()
         await asyncio.gather(*stuck)
+
+    run(test)
+
+
+def test_an_open_breaker_refuses_nothing_that_nobody_else_can_do() -> None:
+    async def test(rig: Rig) -> None:
+        engine = await rig.engine(Role.BOTH, refusal=(500, b"{}"))
+        front = await start(rig, [engine], attempts=1)
+        for _ in range(5):
+            assert (await front.post(COMPLETION))[0] == 500
+        tracked = next(iter(front.app.registry))
+        assert tracked.breaker.phase is Phase.OPEN
+        engine.refusal = None
+        assert await front.text(COMPLETION) == "".join(tokens_of("some prompt", 5))
+        assert tracked.breaker.phase is Phase.CLOSED
 
     run(test)
 

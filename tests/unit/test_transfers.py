@@ -176,8 +176,9 @@ def test_the_buddy_pool_takes_what_the_buffer_cannot_and_the_rest_waits_with_the
         assert all_are(offers[1].wait(5.0), RowStatus.OK, 16)
         eventually(lambda: pair.counter("p2pkv_parked_offers_total") == 1, 5.0)
         assert not offers[2].done()
-        assert pair.counter("p2pkv_buffered_rows_total") == 16
-        assert pair.counter("p2pkv_pooled_rows_total") == 16
+        # The receiver knows a moment later than the producer.
+        eventually(lambda: pair.counter("p2pkv_buffered_rows_total") == 16, 5.0)
+        eventually(lambda: pair.counter("p2pkv_pooled_rows_total") == 16, 5.0)
         received = pair.consumer.transfers.receive(request, pair.to_rows())
         assert all_are(received, RowStatus.OK, 48)
         assert pair.is_right()

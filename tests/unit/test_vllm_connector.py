@@ -18,6 +18,7 @@ from p2pkv.integrations.vllm import P2PKVConnector
 from p2pkv.integrations.vllm_handoff import Handoff, Rank
 from p2pkv.integrations.vllm_settings import Instance
 from p2pkv.integrations.vllm_stats import Tally
+from p2pkv.transfers import RowStatus
 from vllm_fakes import (
     BLOCK,
     LAYERS,
@@ -43,9 +44,8 @@ def open_engine() -> Iterator[Open]:
     def open_one(settings: dict[str, Any] | None = None, **options: Any) -> EngineFake:
         base = {"join": join, "pool_size": "1MiB", "node_id": f"node{len(opened)}", "load_deadline": 5.0}
         opened.append(EngineFake(base | (settings or {}), **options))
-        if isinstance(opened[-1].node, Node):
-            nodes = [engine.node for engine in opened if isinstance(engine.node, Node)]
-            eventually(lambda: all(len(node.members()) >= len(nodes) for node in nodes), 10.0)
+        nodes = [node for engine in opened for node in engine.nodes]
+        eventually(lambda: all(len(node.members()) == len(nodes) for node in nodes), 20.0)
         return opened[-1]
 
     yield open_one
@@ -79,19 +79,21 @@ def load(decode: EngineFake, prompt: list[int], given: dict[str, Any], *, n_loca
     return request
 
 
-@pytest.mark.parametrize("n", [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK, 5 * BLOCK + 3])
-def test_blocks_arrive_byte_for_byte_and_are_freed(pair: tuple[EngineFake, EngineFake], n: int) -> None:
+def test_blocks_arrive_byte_for_byte_and_are_freed(pair: tuple[EngineFake, EngineFake]) -> None:
     prefill, decode = pair
-    given = hand_off(prefill, tokens(n))
-    n_free = len(prefill.free)
-    request = load(decode, tokens(n), given)
-    assert request.loaded_tokens == n
-    assert decode.is_right(request)
-    decode.run(request)
-    prefill.step_until(lambda: not prefill.requests)
-    assert len(prefill.free) > n_free
-    assert (prefill.counts["handoffs_offered"], prefill.counts["handoffs_taken"]) == (1, 1)
-    assert (decode.counts["handoffs_loaded"], decode.counts["handoff_blocks"]) == (1, -(-n // BLOCK))
+    lengths = [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK, 5 * BLOCK + 3]
+    for seed, n in enumerate(lengths):
+        given = hand_off(prefill, tokens(n, seed))
+        n_free = len(prefill.free)
+        request = load(decode, tokens(n, seed), given)
+        assert request.loaded_tokens == n
+        assert decode.is_right(request)
+        decode.run(request)
+        prefill.step_until(lambda: not prefill.requests)
+        assert len(prefill.free) > n_free
+    assert prefill.counts["handoffs_offered"] == prefill.counts["handoffs_taken"] == len(lengths)
+    assert decode.counts["handoffs_loaded"] == len(lengths)
+    assert decode.counts["handoff_blocks"] == sum(-(-n // BLOCK) for n in lengths)
     assert "handoffs_failed" not in decode.counts
 
 
@@ -122,7 +124,7 @@ def test_prefill_frees_what_decode_needs_nothing_of(pair: tuple[EngineFake, Engi
     prefill, decode = pair
     whole = tokens(2 * BLOCK, seed=1)
     decode.run(decode.submit(whole, hand_off(prefill, whole), n_local=2 * BLOCK))
-    never_scheduled = decode.submit(tokens(9, seed=2), hand_off(prefill, tokens(9, seed=2)))
+    never_scheduled = decode.submit([0], hand_off(prefill, tokens(9, seed=2)))  # as vLLM does after an error
     decode.abort(never_scheduled)
     decode.step()
     assert len(prefill.requests) == 2
@@ -178,6 +180,54 @@ def test_every_load_that_fails_is_reported_and_by_policy(open_engine: Open, poli
     request = load(decode, prompt, hand_off(prefill, prompt))
     assert request.loaded_tokens == 20
     assert decode.is_right(request)
+
+
+class HungUp:
+    """What a grant says whose peer was taken for dead: nothing came."""
+
+    def __init__(self, n_rows: int) -> None:
+        self._statuses = np.full(n_rows, RowStatus.PEER_LOST, np.uint8)
+
+    def done(self) -> bool:
+        return True
+
+    def statuses(self) -> np.ndarray:
+        return self._statuses
+
+    revoke = statuses
+
+
+class HungUpOnce(Node):
+    """A node that loses the way to its peer in the first ``n_lost`` gets."""
+
+    n_lost = 1
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.n_gets, get_async = 0, self.transfers.get_async
+
+        def lose(node_id: str, name: str, rows: np.ndarray, **options: Any) -> Any:
+            self.n_gets += 1
+            return (
+                HungUp(len(rows)) if self.n_gets <= self.n_lost else get_async(node_id, name, rows, **options)
+            )
+
+        self.transfers.get_async = lose  # type: ignore[method-assign]
+
+
+class HungUpForGood(HungUpOnce):
+    n_lost = 1000
+
+
+def test_a_way_that_was_lost_is_tried_again_and_given_up_soon(open_engine: Open) -> None:
+    prefill = open_engine(role="kv_producer")
+    for kind, is_loaded in ((HungUpOnce, True), (HungUpForGood, False)):
+        decode = open_engine(role="kv_consumer", start_node=kind)
+        prompt = tokens(3 * BLOCK + 1, seed=int(is_loaded))
+        request = load(decode, prompt, hand_off(prefill, prompt))
+        assert request.loaded_tokens == (len(prompt) if is_loaded else 0)
+        assert decode.is_right(request) if is_loaded else decode.counts["handoffs_failed"] == 1
+        assert decode.node.n_gets <= 5
 
 
 def test_instances_that_would_not_compute_the_same_bytes_refuse_each_other(

@@ -20,13 +20,11 @@ bool is_done_for(Status status) {
 }  // namespace
 
 void PullJob::break_off() {
-  std::shared_ptr<Endpoint> endpoint;
-  {
-    const std::lock_guard lock(mutex_);
-    is_broken_ = true;
-    endpoint = endpoint_;
-  }
-  if (endpoint) endpoint->close();
+  is_broken_ = true;
+  // Held until the endpoint is closed, so that whoever reads keeps the transfer so long: the end of what it
+  // does to the endpoint is seen through the transfer.
+  const std::lock_guard lock(mutex_);
+  if (endpoint_) endpoint_->close();
 }
 
 bool PullJob::use(std::shared_ptr<Endpoint> endpoint) {
@@ -84,6 +82,7 @@ Status PeerReader::read_over(Connection& connection, const std::string& region, 
   if (!remote) remote = connection.endpoint->attach(region, &error);
   const auto& local = rows[0]->local->regions[connection.way];
   Status worst = Status::kOk;
+  std::shared_ptr<Transfer> transfer;
   if (remote && local) {
     std::vector<Span> spans;
     spans.reserve(rows.size());
@@ -92,7 +91,7 @@ Status PeerReader::read_over(Connection& connection, const std::string& region, 
                        static_cast<int64_t>(row->remote.length)});
     }
     const auto left = std::chrono::duration<double>(deadline.at() - Clock::now()).count();
-    const auto transfer = connection.endpoint->read(local, remote, std::move(spans), {});
+    transfer = connection.endpoint->read(local, remote, std::move(spans), {});
     transfer->wait(left);
     const auto& statuses = transfer->statuses();
     for (size_t i = 0; i < rows.size(); ++i) {

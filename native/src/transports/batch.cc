@@ -2,12 +2,25 @@
 
 namespace p2pkv {
 
+// Ends a turn that was taken, also if driving throws: a turn that nobody ends would keep the batch's own end
+// waiting.
+class Batch::Turn {
+ public:
+  explicit Turn(Batch& batch) : batch_(batch) {}
+  ~Turn() { batch_.end_turn(); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Batch& batch_;
+};
+
 bool Batch::done() {
   if (has_settled()) return true;
   // Another thread is moving the bytes: its progress is ours.
   if (!take_turn(nullptr, false)) return has_settled();
+  const Turn turn(*this);
   if (!has_settled() && (drive(nullptr) || is_aborted())) finish();
-  end_turn();
   return has_settled();
 }
 
@@ -18,11 +31,10 @@ void Batch::wait(double timeout) {
     abort(Status::kTimedOut);
     take_turn(nullptr, true);
   }
-  if (!has_settled()) {
-    if (!drive(&deadline)) abort(Status::kTimedOut);
-    finish();
-  }
-  end_turn();
+  const Turn turn(*this);
+  if (has_settled()) return;
+  if (!drive(&deadline)) abort(Status::kTimedOut);
+  finish();
 }
 
 void Batch::abort(Status reason) {
@@ -34,8 +46,8 @@ void Batch::settle(Status reason) {
   if (has_settled()) return;
   abort(reason);
   take_turn(nullptr, true);
+  const Turn turn(*this);
   if (!has_settled()) finish();
-  end_turn();
 }
 
 // Makes the caller the one thread that drives. Without a deadline it waits as long as it takes, if it may

@@ -14,12 +14,23 @@
 
 namespace p2pkv {
 
+// What a batch is to read: the spans whose status is kPending.
+struct Reads {
+  std::shared_ptr<RegisteredRegion> local;
+  std::vector<Span> spans;
+  std::vector<Word> words;  // empty, or one per span
+  std::vector<Status> statuses;
+};
+
 // One batch of reads. Its bytes are moved by the threads that call done() and wait(), one at a time, plus
 // what helpers the subclass has. It ends in one of two ways: drive() reports every span settled, or somebody
 // aborts it; then no helper touches local memory any more once quiesce() has returned, and pending spans
 // become what abort() said.
 class Batch : public Transfer {
  public:
+  // Asks for the first bytes, without blocking. Called once, with the endpoint's mutex held. If it throws,
+  // the batch's end takes back what it had asked for; that takes the mutex.
+  virtual void start() {}
   bool done() final;
   void wait(double timeout) final;
   const std::vector<Status>& statuses() const final { return statuses_; }
@@ -32,12 +43,11 @@ class Batch : public Transfer {
   bool reads_into(const RegisteredRegion& region) const { return local_.get() == &region; }
 
  protected:
-  Batch(std::shared_ptr<RegisteredRegion> local, std::vector<Span> spans, std::vector<Word> words,
-        std::vector<Status> statuses)
-      : local_(std::move(local)),
-        spans_(std::move(spans)),
-        words_(std::move(words)),
-        statuses_(std::move(statuses)) {}
+  explicit Batch(Reads reads)
+      : local_(std::move(reads.local)),
+        spans_(std::move(reads.spans)),
+        words_(std::move(reads.words)),
+        statuses_(std::move(reads.statuses)) {}
 
   // Moves bytes until `deadline`, or without blocking if it is null. True once every span has settled; false
   // at the deadline, when it would block, and soon after abort().
@@ -56,6 +66,7 @@ class Batch : public Transfer {
   std::vector<Status> statuses_;   // written by the driving thread, and by helpers for their own spans
 
  private:
+  class Turn;
   bool take_turn(const Deadline* deadline, bool may_block);
   void end_turn();
   void finish();

@@ -11,36 +11,55 @@ std::shared_ptr<Transfer> all_settled(size_t n_spans, Status status) {
 
 }  // namespace
 
+std::string LeasedEndpoint::describe() {
+  const std::lock_guard lock(mutex_);
+  if (half_.empty() && !is_closed_) half_ = make_half();
+  return half_;
+}
+
+bool LeasedEndpoint::bind(std::string_view remote, std::string* error) {
+  const std::lock_guard lock(mutex_);
+  if (is_bound_ || is_closed_) {
+    *error = is_closed_ ? "the endpoint is closed" : "the endpoint is bound already";
+    return false;
+  }
+  if (half_.empty()) half_ = make_half();
+  is_bound_ = take_half(remote, error);
+  return is_bound_;
+}
+
 std::shared_ptr<Transfer> LeasedEndpoint::read(std::shared_ptr<MemoryRegion> local,
                                                std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
                                                std::vector<Word> words) {
   auto registered = std::dynamic_pointer_cast<RegisteredRegion>(local);
-  const bool is_well_formed = registered && remote && (words.empty() || words.size() == spans.size());
+  auto attached = std::dynamic_pointer_cast<AttachedRegion>(remote);
+  const bool is_well_formed =
+      registered && attached && attached->endpoint == this && (words.empty() || words.size() == spans.size());
   if (!is_well_formed) return all_settled(spans.size(), Status::kOutOfRange);
-  auto statuses = screen_spans(spans, words, registered->nbytes(), remote->nbytes());
+  auto statuses = screen_spans(spans, words, registered->nbytes(), attached->nbytes());
 
   const bool has_work = std::find(statuses.begin(), statuses.end(), Status::kPending) != statuses.end();
   if (!has_work) return std::make_shared<SettledTransfer>(std::move(statuses));
 
-  std::shared_ptr<Batch>
-      active;  // outlives the lock: if this is its last owner, its end takes the lock again
+  // They outlive the lock: the end of a batch takes it again, whether this was the last owner of the one
+  // before or an exception ends the new one.
+  std::shared_ptr<Batch> active, batch;
   const std::lock_guard lock(mutex_);
   active = active_.lock();
   const bool is_busy = active && !active->has_settled();
   Status refusal = Status::kPending;
   if (is_closed_ || is_busy) refusal = Status::kCanceled;
-  if (refusal == Status::kPending && (is_severed_ || !is_bound())) refusal = Status::kPeerLost;
+  if (refusal == Status::kPending && (is_severed_ || !is_bound_)) refusal = Status::kPeerLost;
   if (refusal != Status::kPending) {
     for (Status& status : statuses) {
       if (status == Status::kPending) status = refusal;
     }
     return std::make_shared<SettledTransfer>(std::move(statuses));
   }
-  const size_t n_spans = spans.size();
-  auto batch = start_batch(std::move(registered), std::move(remote), std::move(spans), std::move(words),
-                           std::move(statuses));
-  if (!batch) return all_settled(n_spans, Status::kOutOfRange);
+  batch = make_batch(std::move(attached),
+                     {std::move(registered), std::move(spans), std::move(words), std::move(statuses)});
   active_ = batch;
+  batch->start();
   return batch;
 }
 

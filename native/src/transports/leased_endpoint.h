@@ -1,4 +1,5 @@
-// What the endpoints of the built-in transports have in common: one batch at a time, and a clean end.
+// What the endpoints of the built-in transports have in common: a handshake, one batch at a time, and a clean
+// end.
 #pragma once
 
 #include <unistd.h>
@@ -15,8 +16,22 @@
 
 namespace p2pkv {
 
+// A peer's region, good for the one endpoint that attached it.
+class AttachedRegion : public RemoteRegion {
+ public:
+  AttachedRegion(const Endpoint* endpoint, uint32_t id, uint64_t nbytes)
+      : endpoint(endpoint), id(id), size(nbytes) {}
+  uint64_t nbytes() const final { return size; }
+
+  const Endpoint* const endpoint;  // for comparison only
+  const uint32_t id;               // by which its owner knows it
+  const uint64_t size;
+};
+
 class LeasedEndpoint : public Endpoint {
  public:
+  std::string describe() final;
+  bool bind(std::string_view remote, std::string* error) final;
   std::shared_ptr<Transfer> read(std::shared_ptr<MemoryRegion> local, std::shared_ptr<RemoteRegion> remote,
                                  std::vector<Span> spans, std::vector<Word> words) final;
   void close() final;
@@ -28,11 +43,12 @@ class LeasedEndpoint : public Endpoint {
 
  protected:
   // All called with mutex_ held; none blocks.
-  // The start of a batch whose `statuses` say which spans to post; null if `remote` is not of this endpoint.
-  virtual std::shared_ptr<Batch> start_batch(std::shared_ptr<RegisteredRegion> local,
-                                             std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
-                                             std::vector<Word> words, std::vector<Status> statuses) = 0;
-  virtual bool is_bound() const = 0;
+  // This end's half of the handshake; empty if it can't be made. Asked for once, before take_half().
+  virtual std::string make_half() = 0;
+  // Takes the peer's half, once. False, with the reason in `error`, if it is none.
+  virtual bool take_half(std::string_view remote, std::string* error) = 0;
+  // A batch, not started. `remote` is what attach() of this endpoint returned.
+  virtual std::shared_ptr<Batch> make_batch(std::shared_ptr<AttachedRegion> remote, Reads reads) = 0;
   virtual void shutdown_sockets() = 0;
   // Called once, without mutex_, when nothing is in flight any more: closes sockets, ends helpers, revokes
   // the grant.
@@ -42,8 +58,10 @@ class LeasedEndpoint : public Endpoint {
   std::mutex mutex_;  // guards the members below and those of subclasses
   bool is_closed_ = false;
   bool is_severed_ = false;
+  bool is_bound_ = false;
 
  private:
+  std::string half_;
   std::weak_ptr<Batch> active_;
   bool is_released_ = false;
   std::mutex closing_;  // held by the one close() that does the work, so that the others return after it

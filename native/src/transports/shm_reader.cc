@@ -54,27 +54,17 @@ ssize_t receive_reply(int connection, MapReply* reply, UniqueFd* fd) {
 
 ShmEndpoint::ShmEndpoint(ShmHome home) : home_(std::move(home)), grant_(home_.server->tokens().new_grant()) {}
 
-std::string ShmEndpoint::describe() {
-  const std::lock_guard lock(mutex_);
-  if (blob_.empty() && !is_closed_) {
-    EndpointBlob blob{kEndpointMagic, kFrameVersion, 0, {}, home_.server->tokens().mint(grant_)};
-    home_.server->socket_name().copy(blob.socket_name, kNameBytes);
-    blob_ = to_blob(blob);
-  }
-  return blob_;
+std::string ShmEndpoint::make_half() {
+  EndpointBlob blob{kEndpointMagic, kFrameVersion, 0, {}, home_.server->tokens().mint(grant_)};
+  home_.server->socket_name().copy(blob.socket_name, kNameBytes);
+  return to_blob(blob);
 }
 
-bool ShmEndpoint::bind(std::string_view remote, std::string* error) {
+bool ShmEndpoint::take_half(std::string_view remote, std::string* error) {
   EndpointBlob owner;
   if (!from_blob(remote, kEndpointMagic, &owner, error)) return false;
-  const std::lock_guard lock(mutex_);
-  if (is_bound_ || is_closed_) {
-    *error = is_closed_ ? "the endpoint is closed" : "the endpoint is bound already";
-    return false;
-  }
   owner_ = owner;
   owner_name_.assign(owner.socket_name, strnlen(owner.socket_name, kNameBytes));
-  is_bound_ = true;
   advance();
   return true;
 }
@@ -168,14 +158,10 @@ bool ShmEndpoint::take_replies() {
   return true;
 }
 
-std::shared_ptr<Batch> ShmEndpoint::start_batch(std::shared_ptr<RegisteredRegion> local,
-                                                std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
-                                                std::vector<Word> words, std::vector<Status> statuses) {
-  auto region = std::dynamic_pointer_cast<ShmRemoteRegion>(remote);
-  if (!region || region->endpoint != this) return nullptr;
+std::shared_ptr<Batch> ShmEndpoint::make_batch(std::shared_ptr<AttachedRegion> remote, Reads reads) {
   return std::make_shared<ShmBatch>(std::static_pointer_cast<ShmEndpoint>(shared_from_this()),
-                                    std::move(local), std::move(region), std::move(spans), std::move(words),
-                                    std::move(statuses));
+                                    std::static_pointer_cast<ShmRemoteRegion>(std::move(remote)),
+                                    std::move(reads));
 }
 
 void ShmEndpoint::shutdown_sockets() {
@@ -193,12 +179,9 @@ void ShmEndpoint::release() {
   }
 }
 
-ShmBatch::ShmBatch(std::shared_ptr<ShmEndpoint> endpoint, std::shared_ptr<RegisteredRegion> local,
-                   std::shared_ptr<ShmRemoteRegion> remote, std::vector<Span> spans, std::vector<Word> words,
-                   std::vector<Status> statuses)
-    : Batch(std::move(local), std::move(spans), std::move(words), std::move(statuses)),
-      endpoint_(std::move(endpoint)),
-      remote_(std::move(remote)) {}
+ShmBatch::ShmBatch(std::shared_ptr<ShmEndpoint> endpoint, std::shared_ptr<ShmRemoteRegion> remote,
+                   Reads reads)
+    : Batch(std::move(reads)), endpoint_(std::move(endpoint)), remote_(std::move(remote)) {}
 
 bool ShmBatch::drive(const Deadline* deadline) {
   if (!mapping_ && !await_mapping(deadline)) return false;

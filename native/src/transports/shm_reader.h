@@ -14,19 +14,12 @@
 
 namespace p2pkv::shm {
 
-class ShmEndpoint;
-
 // A peer's region. Its mapping arrives with the owner's reply; all but the sizes is guarded by the endpoint's
 // mutex.
-class ShmRemoteRegion final : public RemoteRegion {
+class ShmRemoteRegion final : public AttachedRegion {
  public:
-  ShmRemoteRegion(const ShmEndpoint* endpoint, uint32_t id, uint64_t nbytes)
-      : endpoint(endpoint), id(id), size(nbytes) {}
-  uint64_t nbytes() const override { return size; }
+  using AttachedRegion::AttachedRegion;
 
-  const ShmEndpoint* const endpoint;  // for comparison only
-  const uint32_t id;
-  const uint64_t size;
   std::shared_ptr<ReadOnlyMapping> mapping;
   bool is_refused = false;
 };
@@ -45,8 +38,6 @@ class ShmEndpoint final : public LeasedEndpoint {
   explicit ShmEndpoint(ShmHome home);
   ~ShmEndpoint() override { close(); }
 
-  std::string describe() override;
-  bool bind(std::string_view remote, std::string* error) override;
   std::shared_ptr<RemoteRegion> attach(std::string_view region, std::string* error) override;
 
   enum class Progress { kReady, kWaiting, kRefused, kLost };
@@ -57,10 +48,9 @@ class ShmEndpoint final : public LeasedEndpoint {
   bool is_owner_alive();
 
  protected:
-  std::shared_ptr<Batch> start_batch(std::shared_ptr<RegisteredRegion> local,
-                                     std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
-                                     std::vector<Word> words, std::vector<Status> statuses) override;
-  bool is_bound() const override { return is_bound_; }
+  std::string make_half() override;
+  bool take_half(std::string_view remote, std::string* error) override;
+  std::shared_ptr<Batch> make_batch(std::shared_ptr<AttachedRegion> remote, Reads reads) override;
   void shutdown_sockets() override;
   void release() override;
 
@@ -72,8 +62,6 @@ class ShmEndpoint final : public LeasedEndpoint {
 
   const ShmHome home_;
   const uint64_t grant_;
-  std::string blob_;
-  bool is_bound_ = false;
   bool is_greeted_ = false;
   EndpointBlob owner_{};
   std::string owner_name_;
@@ -85,9 +73,7 @@ class ShmEndpoint final : public LeasedEndpoint {
 
 class ShmBatch final : public Batch {
  public:
-  ShmBatch(std::shared_ptr<ShmEndpoint> endpoint, std::shared_ptr<RegisteredRegion> local,
-           std::shared_ptr<ShmRemoteRegion> remote, std::vector<Span> spans, std::vector<Word> words,
-           std::vector<Status> statuses);
+  ShmBatch(std::shared_ptr<ShmEndpoint> endpoint, std::shared_ptr<ShmRemoteRegion> remote, Reads reads);
   ~ShmBatch() override { settle(Status::kCanceled); }
 
  protected:

@@ -64,22 +64,17 @@ std::string make_blob(Server& server, uint32_t n_streams, uint32_t n_tokens, uin
 
 TcpEndpoint::TcpEndpoint(TcpHome home) : home_(std::move(home)), grant_(home_.server->tokens().new_grant()) {}
 
-std::string TcpEndpoint::describe() {
-  const std::lock_guard lock(mutex_);
-  if (blob_.empty() && !is_closed_)
-    blob_ = make_blob(*home_.server, home_.n_streams, home_.n_streams, grant_);
-  return blob_;
+std::string TcpEndpoint::make_half() {
+  return make_blob(*home_.server, home_.n_streams, home_.n_streams, grant_);
 }
 
-bool TcpEndpoint::bind(std::string_view remote, std::string* error) {
+bool TcpEndpoint::take_half(std::string_view remote, std::string* error) {
   EndpointBlob owner;
   if (!from_blob(remote, kEndpointMagic, &owner, error)) return false;
   const bool is_sane = (owner.family == 4 || owner.family == 6) && owner.n_tokens > 0 &&
                        remote.size() == sizeof owner + owner.n_tokens * sizeof(Token);
-  const std::lock_guard lock(mutex_);
-  if (!is_sane || is_bound() || is_closed_) {
-    *error = !is_sane ? "handshake is malformed"
-                      : (is_closed_ ? "the endpoint is closed" : "the endpoint is bound already");
+  if (!is_sane) {
+    *error = "handshake is malformed";
     return false;
   }
   Address address{owner.family, owner.port, owner.scope, {}};
@@ -96,19 +91,12 @@ bool TcpEndpoint::bind(std::string_view remote, std::string* error) {
 std::shared_ptr<RemoteRegion> TcpEndpoint::attach(std::string_view region, std::string* error) {
   RegionBlob blob;
   if (!from_blob(region, kRegionMagic, &blob, error)) return nullptr;
-  return std::make_shared<TcpRemoteRegion>(this, blob.region, blob.nbytes);
+  return std::make_shared<AttachedRegion>(this, blob.region, blob.nbytes);
 }
 
-std::shared_ptr<Batch> TcpEndpoint::start_batch(std::shared_ptr<RegisteredRegion> local,
-                                                std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
-                                                std::vector<Word> words, std::vector<Status> statuses) {
-  const auto region = std::dynamic_pointer_cast<TcpRemoteRegion>(remote);
-  if (!region || region->endpoint != this) return nullptr;
-  auto batch =
-      std::make_shared<TcpBatch>(std::static_pointer_cast<TcpEndpoint>(shared_from_this()), std::move(local),
-                                 region->id, std::move(spans), std::move(words), std::move(statuses));
-  batch->start();
-  return batch;
+std::shared_ptr<Batch> TcpEndpoint::make_batch(std::shared_ptr<AttachedRegion> remote, Reads reads) {
+  return std::make_shared<TcpBatch>(std::static_pointer_cast<TcpEndpoint>(shared_from_this()),
+                                    std::move(remote), std::move(reads));
 }
 
 void TcpEndpoint::shutdown_sockets() {
@@ -122,12 +110,8 @@ void TcpEndpoint::release() {
   for (Stream& stream : streams_) stream.reset();
 }
 
-TcpBatch::TcpBatch(std::shared_ptr<TcpEndpoint> endpoint, std::shared_ptr<RegisteredRegion> local,
-                   uint32_t remote_region, std::vector<Span> spans, std::vector<Word> words,
-                   std::vector<Status> statuses)
-    : Batch(std::move(local), std::move(spans), std::move(words), std::move(statuses)),
-      endpoint_(std::move(endpoint)),
-      remote_region_(remote_region) {}
+TcpBatch::TcpBatch(std::shared_ptr<TcpEndpoint> endpoint, std::shared_ptr<AttachedRegion> remote, Reads reads)
+    : Batch(std::move(reads)), endpoint_(std::move(endpoint)), remote_(std::move(remote)) {}
 
 void TcpBatch::start() {
   auto& streams = endpoint_->streams_;
@@ -142,12 +126,17 @@ void TcpBatch::start() {
   }
   const size_t n_shares = n_bytes >= kSpreadFromBytes ? helpers.size() + 1 : 1;
   auto shares = split_spans(spans_, words_, statuses_, n_shares);
-  const ReadPlan plan{local_.get(), remote_region_, &spans_, &words_, &statuses_};
+  const ReadPlan plan{local_.get(), remote_->id, &spans_, &words_, &statuses_};
   for (size_t i = 0; i < shares.size(); ++i) streams[i].begin(plan, std::move(shares[i]));
   for (size_t i = shares.size(); i < streams.size(); ++i) streams[i].flush();
-  n_helping_ = shares.size() - 1;
   for (size_t i = 1; i < shares.size(); ++i) {
-    helpers[i - 1]->give([this, stream = &streams[i]] { help(*stream); });
+    // counted one by one: the batch's end waits for helpers that were given something, and for no others
+    std::function<void()> task = [this, stream = &streams[i]] { help(*stream); };
+    {
+      const std::lock_guard lock(helpers_mutex_);
+      ++n_helping_;
+    }
+    helpers[i - 1]->give(std::move(task));
   }
 }
 

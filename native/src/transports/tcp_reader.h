@@ -15,19 +15,6 @@
 
 namespace p2pkv::tcp {
 
-class TcpEndpoint;
-
-class TcpRemoteRegion final : public RemoteRegion {
- public:
-  TcpRemoteRegion(const TcpEndpoint* endpoint, uint32_t id, uint64_t nbytes)
-      : endpoint(endpoint), id(id), size(nbytes) {}
-  uint64_t nbytes() const override { return size; }
-
-  const TcpEndpoint* const endpoint;  // for comparison only
-  const uint32_t id;
-  const uint64_t size;
-};
-
 // A thread that drives one stream beside the caller's.
 class Helper {
  public:
@@ -62,15 +49,12 @@ class TcpEndpoint final : public LeasedEndpoint {
   explicit TcpEndpoint(TcpHome home);
   ~TcpEndpoint() override { close(); }
 
-  std::string describe() override;
-  bool bind(std::string_view remote, std::string* error) override;
   std::shared_ptr<RemoteRegion> attach(std::string_view region, std::string* error) override;
 
  protected:
-  std::shared_ptr<Batch> start_batch(std::shared_ptr<RegisteredRegion> local,
-                                     std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
-                                     std::vector<Word> words, std::vector<Status> statuses) override;
-  bool is_bound() const override { return !streams_.empty(); }
+  std::string make_half() override;
+  bool take_half(std::string_view remote, std::string* error) override;
+  std::shared_ptr<Batch> make_batch(std::shared_ptr<AttachedRegion> remote, Reads reads) override;
   void shutdown_sockets() override;
   void release() override;
 
@@ -79,20 +63,17 @@ class TcpEndpoint final : public LeasedEndpoint {
 
   const TcpHome home_;
   const uint64_t grant_;
-  std::string blob_;
   std::vector<Stream> streams_;               // fixed from bind() on; each driven by one thread of the batch
   std::vector<ThreadOwner<Helper>> helpers_;  // for streams_[1] and so on, from the first large batch on
 };
 
 class TcpBatch final : public Batch {
  public:
-  TcpBatch(std::shared_ptr<TcpEndpoint> endpoint, std::shared_ptr<RegisteredRegion> local,
-           uint32_t remote_region, std::vector<Span> spans, std::vector<Word> words,
-           std::vector<Status> statuses);
+  TcpBatch(std::shared_ptr<TcpEndpoint> endpoint, std::shared_ptr<AttachedRegion> remote, Reads reads);
   ~TcpBatch() override { settle(Status::kCanceled); }
 
-  // Sends the requests and sets the helpers to work. With the endpoint's mutex held.
-  void start();
+  // Sends the requests and sets the helpers to work.
+  void start() override;
 
  protected:
   bool drive(const Deadline* deadline) override;
@@ -105,7 +86,7 @@ class TcpBatch final : public Batch {
   void give_up(Stream::Progress why);
 
   const std::shared_ptr<TcpEndpoint> endpoint_;
-  const uint32_t remote_region_;
+  const std::shared_ptr<AttachedRegion> remote_;
   bool is_own_done_ = false;  // of the driving thread
   std::mutex helpers_mutex_;  // guards n_helping_
   std::condition_variable helpers_done_;

@@ -76,49 +76,41 @@ bool parse_endpoint(std::string_view text, EndpointBlob* blob, std::vector<LaneB
 
 VerbsEndpoint::VerbsEndpoint(VerbsHome home) : home_(std::move(home)), nonce_(random_nonce()) {}
 
-bool VerbsEndpoint::make_lanes(std::string* error) {
-  if (home_.rails.empty()) *error = "the transport is closed";
+bool VerbsEndpoint::make_lanes() {
+  if (home_.rails.empty()) failure_ = "the transport is closed";
   for (size_t i = 0; i < home_.rails.size(); ++i) {
-    auto lane = Lane::create(home_.rails[i], static_cast<uint8_t>(i), error);
+    auto lane = Lane::create(home_.rails[i], static_cast<uint8_t>(i), &failure_);
     if (lane) lanes_.push_back({std::move(lane), {}});
   }
-  if (!lanes_.empty()) describe_lanes();
   return !lanes_.empty();
 }
 
-std::string VerbsEndpoint::describe() {
-  const std::lock_guard lock(mutex_);
-  if (blob_.empty() && !is_closed_) make_lanes(&failure_);
-  return blob_;
-}
-
 // Says who this end is while its lanes still are in the order in which the peer connects to them.
-void VerbsEndpoint::describe_lanes() {
+std::string VerbsEndpoint::make_half() {
+  if (!make_lanes()) return {};
   EndpointBlob blob{};
   blob.magic = kEndpointMagic;
   blob.version = kFrameVersion;
   blob.n_lanes = static_cast<uint8_t>(lanes_.size());
   blob.n_rails = static_cast<uint8_t>(home_.rails.size());
   blob.nonce = nonce_;
-  blob_ = to_blob(blob);
-  for (const Connected& connected : lanes_) blob_ += to_blob(connected.lane->describe());
+  std::string half = to_blob(blob);
+  for (const Connected& connected : lanes_) half += to_blob(connected.lane->describe());
+  return half;
 }
 
-bool VerbsEndpoint::bind(std::string_view remote, std::string* error) {
+bool VerbsEndpoint::take_half(std::string_view remote, std::string* error) {
   EndpointBlob blob;
   std::vector<LaneBlob> peer;
   if (!parse_endpoint(remote, &blob, &peer, error)) return false;
-  const std::lock_guard lock(mutex_);
-  if (is_bound_ || is_closed_) {
-    *error = is_closed_ ? "the endpoint is closed" : "the endpoint is bound already";
+  if (lanes_.empty()) {
+    *error = failure_;
     return false;
   }
-  if (lanes_.empty() && !make_lanes(error)) return false;
   connect_lanes(peer, first_packet(nonce_, blob.nonce));
   if (lanes_.size() < std::min<size_t>(home_.rails.size(), blob.n_rails)) {
     retire_at_ = Clock::now() + kRetryRail;
   }
-  is_bound_ = true;
   return true;
 }
 
@@ -146,24 +138,17 @@ std::shared_ptr<RemoteRegion> VerbsEndpoint::attach(std::string_view region, std
   if (region.size() == sizeof blob + sizeof keys) {
     std::memcpy(&keys, region.data() + sizeof blob, sizeof keys);
     if (keys.n_rails >= 1 && keys.n_rails <= kMaxRails) {
-      return std::make_shared<VerbsRemoteRegion>(this, keys, blob.nbytes);
+      return std::make_shared<VerbsRemoteRegion>(this, blob, keys);
     }
   }
   *error = "description of a region is malformed";
   return nullptr;
 }
 
-std::shared_ptr<Batch> VerbsEndpoint::start_batch(std::shared_ptr<RegisteredRegion> local,
-                                                  std::shared_ptr<RemoteRegion> remote,
-                                                  std::vector<Span> spans, std::vector<Word> words,
-                                                  std::vector<Status> statuses) {
-  auto region = std::dynamic_pointer_cast<VerbsRemoteRegion>(remote);
-  if (!region || region->endpoint != this) return nullptr;
-  auto batch = std::make_shared<VerbsBatch>(std::static_pointer_cast<VerbsEndpoint>(shared_from_this()),
-                                            std::move(local), std::move(region), std::move(spans),
-                                            std::move(words), std::move(statuses));
-  batch->start();
-  return batch;
+std::shared_ptr<Batch> VerbsEndpoint::make_batch(std::shared_ptr<AttachedRegion> remote, Reads reads) {
+  return std::make_shared<VerbsBatch>(std::static_pointer_cast<VerbsEndpoint>(shared_from_this()),
+                                      std::static_pointer_cast<VerbsRemoteRegion>(std::move(remote)),
+                                      std::move(reads));
 }
 
 std::string VerbsEndpoint::failure() {
@@ -180,12 +165,9 @@ void VerbsEndpoint::release() {
   interrupted_.close();
 }
 
-VerbsBatch::VerbsBatch(std::shared_ptr<VerbsEndpoint> endpoint, std::shared_ptr<RegisteredRegion> local,
-                       std::shared_ptr<VerbsRemoteRegion> remote, std::vector<Span> spans,
-                       std::vector<Word> words, std::vector<Status> statuses)
-    : Batch(std::move(local), std::move(spans), std::move(words), std::move(statuses)),
-      endpoint_(std::move(endpoint)),
-      remote_(std::move(remote)) {}
+VerbsBatch::VerbsBatch(std::shared_ptr<VerbsEndpoint> endpoint, std::shared_ptr<VerbsRemoteRegion> remote,
+                       Reads reads)
+    : Batch(std::move(reads)), endpoint_(std::move(endpoint)), remote_(std::move(remote)) {}
 
 std::vector<Lane*> VerbsBatch::alive() const {
   std::vector<Lane*> lanes;

@@ -16,17 +16,12 @@
 
 namespace p2pkv::verbs {
 
-class VerbsEndpoint;
-
-class VerbsRemoteRegion final : public RemoteRegion {
+class VerbsRemoteRegion final : public AttachedRegion {
  public:
-  VerbsRemoteRegion(const VerbsEndpoint* endpoint, const RegionKeys& keys, uint64_t nbytes)
-      : endpoint(endpoint), keys(keys), size(nbytes) {}
-  uint64_t nbytes() const override { return size; }
+  VerbsRemoteRegion(const Endpoint* endpoint, const RegionBlob& blob, const RegionKeys& keys)
+      : AttachedRegion(endpoint, blob.region, blob.nbytes), keys(keys) {}
 
-  const VerbsEndpoint* const endpoint;  // for comparison only
   const RegionKeys keys;
-  const uint64_t size;
 };
 
 // Which ways between a rail here and one there failed lately while another way to the same peer worked: they
@@ -62,16 +57,13 @@ class VerbsEndpoint final : public LeasedEndpoint {
   explicit VerbsEndpoint(VerbsHome home);
   ~VerbsEndpoint() override { close(); }
 
-  std::string describe() override;
   std::string failure() override;
-  bool bind(std::string_view remote, std::string* error) override;
   std::shared_ptr<RemoteRegion> attach(std::string_view region, std::string* error) override;
 
  protected:
-  std::shared_ptr<Batch> start_batch(std::shared_ptr<RegisteredRegion> local,
-                                     std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
-                                     std::vector<Word> words, std::vector<Status> statuses) override;
-  bool is_bound() const override { return is_bound_; }
+  std::string make_half() override;
+  bool take_half(std::string_view remote, std::string* error) override;
+  std::shared_ptr<Batch> make_batch(std::shared_ptr<AttachedRegion> remote, Reads reads) override;
   void shutdown_sockets() override { interrupted_.set(); }
   void release() override;
 
@@ -83,29 +75,24 @@ class VerbsEndpoint final : public LeasedEndpoint {
     std::unique_ptr<Lane> lane;
     FailedWays::Way way;
   };
-  bool make_lanes(std::string* error);
-  void describe_lanes();
+  bool make_lanes();
   void connect_lanes(const std::vector<LaneBlob>& peer, uint32_t packet);
 
   VerbsHome home_;  // fixed until release()
   Wakeup interrupted_;
   uint32_t nonce_ = 0;
-  std::string blob_;
   std::string failure_;
   std::vector<Connected> lanes_;  // fixed from bind() on, nearest first; then of the driving thread alone
-  bool is_bound_ = false;
   Clock::time_point retire_at_ = Clock::time_point::max();  // some rail was left out, but may be back by then
 };
 
 class VerbsBatch final : public Batch {
  public:
-  VerbsBatch(std::shared_ptr<VerbsEndpoint> endpoint, std::shared_ptr<RegisteredRegion> local,
-             std::shared_ptr<VerbsRemoteRegion> remote, std::vector<Span> spans, std::vector<Word> words,
-             std::vector<Status> statuses);
+  VerbsBatch(std::shared_ptr<VerbsEndpoint> endpoint, std::shared_ptr<VerbsRemoteRegion> remote, Reads reads);
   ~VerbsBatch() override { settle(Status::kCanceled); }
 
-  // Posts what the queues take. With the endpoint's mutex held.
-  void start();
+  // Posts what the queues take.
+  void start() override;
 
  protected:
   bool drive(const Deadline* deadline) override;

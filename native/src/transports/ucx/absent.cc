@@ -5,7 +5,7 @@ namespace p2pkv {
 namespace {
 
 constexpr const char* kMissing =
-    "this build of p2pkv has no ucx: install libucx-cu12 (for its headers) and build again";
+    "this p2pkv was built without ucx: pip install libucx-cu12 (for its headers), then install p2pkv again";
 
 }  // namespace
 

@@ -40,7 +40,17 @@ class Line {
                                     const Token& token, std::string* error);
   ~Line();
 
-  void set_arrivals(Arrivals* arrivals) { arrivals_ = arrivals; }
+  // For as long as it lives, what arrives goes to `arrivals`.
+  class Listening {
+   public:
+    Listening(Line& line, Arrivals* arrivals) : line_(line) { line_.arrivals_ = arrivals; }
+    ~Listening() { line_.arrivals_ = nullptr; }
+    Listening(const Listening&) = delete;
+    Listening& operator=(const Listening&) = delete;
+
+   private:
+    Line& line_;
+  };
   void send(Ask ask);
   // Handles what has come; true if there was anything.
   bool progress() { return port_->progress(); }

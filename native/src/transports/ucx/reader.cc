@@ -27,42 +27,31 @@ std::string make_blob(Server& server, uint64_t grant) {
 
 UcxEndpoint::UcxEndpoint(UcxHome home) : home_(std::move(home)), grant_(home_.server->tokens().new_grant()) {}
 
-std::string UcxEndpoint::describe() {
-  const std::lock_guard lock(mutex_);
-  if (blob_.empty() && !is_closed_) blob_ = make_blob(*home_.server, grant_);
-  return blob_;
+std::string UcxEndpoint::make_half() {
+  return make_blob(*home_.server, grant_);
 }
 
-bool UcxEndpoint::bind(std::string_view remote, std::string* error) {
+bool UcxEndpoint::take_half(std::string_view remote, std::string* error) {
   EndpointBlob owner;
   if (!from_blob(remote, kEndpointMagic, &owner, error)) return false;
   const bool is_sane = owner.address_nbytes > 0 && remote.size() == sizeof owner + owner.address_nbytes;
-  const std::lock_guard lock(mutex_);
-  if (!is_sane || is_bound() || is_closed_) {
-    *error = !is_sane ? "handshake is malformed"
-                      : (is_closed_ ? "the endpoint is closed" : "the endpoint is bound already");
+  if (!is_sane) {
+    *error = "handshake is malformed";
     return false;
   }
   line_.reset(Line::open(home_.context, remote.substr(sizeof owner), owner.token, error).release());
-  return is_bound();
+  return line_ != nullptr;
 }
 
 std::shared_ptr<RemoteRegion> UcxEndpoint::attach(std::string_view region, std::string* error) {
   RegionBlob blob;
   if (!from_blob(region, kRegionMagic, &blob, error)) return nullptr;
-  return std::make_shared<UcxRemoteRegion>(this, blob.region, blob.nbytes);
+  return std::make_shared<AttachedRegion>(this, blob.region, blob.nbytes);
 }
 
-std::shared_ptr<Batch> UcxEndpoint::start_batch(std::shared_ptr<RegisteredRegion> local,
-                                                std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
-                                                std::vector<Word> words, std::vector<Status> statuses) {
-  const auto region = std::dynamic_pointer_cast<UcxRemoteRegion>(remote);
-  if (!region || region->endpoint != this) return nullptr;
-  auto batch =
-      std::make_shared<UcxBatch>(std::static_pointer_cast<UcxEndpoint>(shared_from_this()), std::move(local),
-                                 region->id, std::move(spans), std::move(words), std::move(statuses));
-  batch->start();
-  return batch;
+std::shared_ptr<Batch> UcxEndpoint::make_batch(std::shared_ptr<AttachedRegion> remote, Reads reads) {
+  return std::make_shared<UcxBatch>(std::static_pointer_cast<UcxEndpoint>(shared_from_this()),
+                                    std::move(remote), std::move(reads));
 }
 
 void UcxEndpoint::shutdown_sockets() {
@@ -79,12 +68,8 @@ void UcxEndpoint::release() {
   }
 }
 
-UcxBatch::UcxBatch(std::shared_ptr<UcxEndpoint> endpoint, std::shared_ptr<RegisteredRegion> local,
-                   uint32_t remote_region, std::vector<Span> spans, std::vector<Word> words,
-                   std::vector<Status> statuses)
-    : Batch(std::move(local), std::move(spans), std::move(words), std::move(statuses)),
-      endpoint_(std::move(endpoint)),
-      remote_region_(remote_region) {
+UcxBatch::UcxBatch(std::shared_ptr<UcxEndpoint> endpoint, std::shared_ptr<AttachedRegion> remote, Reads reads)
+    : Batch(std::move(reads)), endpoint_(std::move(endpoint)), remote_(std::move(remote)) {
   plan();
 }
 
@@ -118,7 +103,7 @@ void UcxBatch::ask() {
 
 bool UcxBatch::drive(const Deadline* deadline) {
   Line& line = *endpoint_->line_;
-  line.set_arrivals(this);
+  const Line::Listening listening(line, this);
   auto last_event = Deadline::Clock::now();
   for (int idle = 0; !is_aborted();) {
     const bool is_busy = line.progress();
@@ -137,7 +122,6 @@ bool UcxBatch::drive(const Deadline* deadline) {
       last_event = Deadline::Clock::now();
     }
   }
-  line.set_arrivals(nullptr);
   return is_complete() && !is_aborted();
 }
 
@@ -148,7 +132,7 @@ Ask UcxBatch::make_ask(size_t number) const {
   for (size_t at = request.first; at < request.end; ++at) {
     const uint32_t i = order_[at];
     const bool wants_word = is_validated(i);
-    ask.spans.push_back({remote_region_, wants_word ? 1u : 0u, static_cast<uint64_t>(spans_[i].remote),
+    ask.spans.push_back({remote_->id, wants_word ? 1u : 0u, static_cast<uint64_t>(spans_[i].remote),
                          static_cast<uint64_t>(spans_[i].length), wants_word ? words_[i].offset : 0});
   }
   return ask;

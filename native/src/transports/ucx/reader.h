@@ -12,19 +12,6 @@
 
 namespace p2pkv::ucx {
 
-class UcxEndpoint;
-
-class UcxRemoteRegion final : public RemoteRegion {
- public:
-  UcxRemoteRegion(const UcxEndpoint* endpoint, uint32_t id, uint64_t nbytes)
-      : endpoint(endpoint), id(id), size(nbytes) {}
-  uint64_t nbytes() const override { return size; }
-
-  const UcxEndpoint* const endpoint;  // for comparison only
-  const uint32_t id;
-  const uint64_t size;
-};
-
 // What the endpoint needs of its transport, which it keeps alive.
 struct UcxHome {
   std::shared_ptr<Transport> transport;
@@ -40,15 +27,12 @@ class UcxEndpoint final : public LeasedEndpoint {
   explicit UcxEndpoint(UcxHome home);
   ~UcxEndpoint() override { close(); }
 
-  std::string describe() override;
-  bool bind(std::string_view remote, std::string* error) override;
   std::shared_ptr<RemoteRegion> attach(std::string_view region, std::string* error) override;
 
  protected:
-  std::shared_ptr<Batch> start_batch(std::shared_ptr<RegisteredRegion> local,
-                                     std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
-                                     std::vector<Word> words, std::vector<Status> statuses) override;
-  bool is_bound() const override { return line_ != nullptr; }
+  std::string make_half() override;
+  bool take_half(std::string_view remote, std::string* error) override;
+  std::shared_ptr<Batch> make_batch(std::shared_ptr<AttachedRegion> remote, Reads reads) override;
   void shutdown_sockets() override;
   void release() override;
 
@@ -57,7 +41,6 @@ class UcxEndpoint final : public LeasedEndpoint {
 
   const UcxHome home_;
   const uint64_t grant_;
-  std::string blob_;
   ThreadOwner<Line> line_;  // from bind() to release(); driven by one batch at a time
 };
 
@@ -65,13 +48,10 @@ class UcxEndpoint final : public LeasedEndpoint {
 // nothing is written there.
 class UcxBatch final : public Batch, private Arrivals {
  public:
-  UcxBatch(std::shared_ptr<UcxEndpoint> endpoint, std::shared_ptr<RegisteredRegion> local,
-           uint32_t remote_region, std::vector<Span> spans, std::vector<Word> words,
-           std::vector<Status> statuses);
+  UcxBatch(std::shared_ptr<UcxEndpoint> endpoint, std::shared_ptr<AttachedRegion> remote, Reads reads);
   ~UcxBatch() override { settle(Status::kCanceled); }
 
-  // Asks for the first spans. With the endpoint's mutex held.
-  void start();
+  void start() override;
 
  protected:
   bool drive(const Deadline* deadline) override;
@@ -100,7 +80,7 @@ class UcxBatch final : public Batch, private Arrivals {
   bool settle_request(Request& request, bool is_gone, std::string_view words);
 
   const std::shared_ptr<UcxEndpoint> endpoint_;
-  const uint32_t remote_region_;
+  const std::shared_ptr<AttachedRegion> remote_;
   std::vector<uint32_t> order_;   // the spans to read
   std::vector<uint64_t> starts_;  // where each lies in the bytes of all, one after another
   std::vector<Request> requests_;
