@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import operator
-import os
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -17,7 +14,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from p2pkv import _native, transports
+from p2pkv import _native, endings, transports
 from p2pkv.address import split_address
 from p2pkv.cache import PageCache
 from p2pkv.config import Config
@@ -56,27 +53,8 @@ _HIGHEST_ADDRESS = 2**63 - 1
 """Above it are kernels; and addresses travel to native code as signed numbers."""
 
 
-_running: weakref.WeakSet[Node] = weakref.WeakSet()
-
-
 def _whole_granules(nbytes: int) -> int:
     return -(-nbytes // _GRANULE) * _GRANULE
-
-
-def _close_all() -> None:
-    # Later the interpreter would end our threads wherever they are, and C++ does not survive that.
-    for node in list(_running):
-        node.close()
-
-
-def _forget_all() -> None:
-    for node in list(_running):
-        node._gate.forked()
-    _running.clear()
-
-
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_forget_all)
 
 
 class Node:
@@ -96,7 +74,7 @@ class Node:
         with ExitStack() as undo:
             self._build(undo, extra_transports)
             self._undo = undo.pop_all()
-        _running.add(self)
+        endings.watch(self, self._gate)
 
     @classmethod
     def start(cls, config: Config, *, extra_transports: Sequence[Transport] = ()) -> Self:
@@ -383,7 +361,7 @@ class Node:
         the interpreter ends is closed then. In a forked child it is closed from the beginning; the parent's goes on.
         """
         if self._gate.shut():
-            _running.discard(self)
+            endings.forget(self)
             if self._announcer is not None:
                 self._announcer.stop()
             self._client.close()

@@ -1,0 +1,46 @@
+"""What becomes of what runs when the interpreter ends, or the process forks."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from typing import Protocol
+
+from p2pkv.gate import Gate
+
+
+class Closable(Protocol):
+    """Something with threads of its own that must end before the interpreter does."""
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+
+
+_running: weakref.WeakKeyDictionary[Closable, Gate] = weakref.WeakKeyDictionary()
+
+
+def watch(running: Closable, gate: Gate) -> None:
+    """Close ``running`` when the interpreter ends; in a forked child let its ``gate`` take it for closed."""
+    _running[running] = gate
+
+
+def forget(closed: Closable) -> None:
+    """Watch it no longer. Idempotent."""
+    _running.pop(closed, None)
+
+
+def _close_all() -> None:
+    # Later the interpreter would end our threads wherever they are, and C++ does not survive that.
+    for running in list(_running):
+        running.close()
+
+
+def _forget_all() -> None:
+    for gate in list(_running.values()):
+        gate.forked()
+    _running.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_all)
