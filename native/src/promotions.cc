@@ -349,19 +349,19 @@ void Promotions::fill(std::vector<Block>& blocks, double lease_seconds) {
   settle(blocks, loaded);
 }
 
-// The pin that a page came with goes to its first reader, the others get one each; who has given up, none.
+// Every reader gets a pin of its own, for as long as it asked for; who has given up, none. The pin that held
+// the page until then ends: it was made for the longest of all leases of its batch.
 void Promotions::settle(const std::vector<Block>& blocks, const Loaded& loaded) {
   std::vector<Shared> complete;
-  std::vector<uint64_t> unwanted;
   {
     const std::lock_guard lock(mutex_);
     for (size_t i = 0; i < blocks.size(); ++i) {
       const auto load = loads_.find(blocks[i].key);
-      uint64_t ticket = loaded.tickets[i];
       for (const auto& [question, row] : load->second.waiting) {
-        if (Lease* const lease = question->lease.get(); lease != nullptr && !lease->is_over) {
-          if (ticket == 0 && loaded.tickets[i] != 0) ticket = pin_again(blocks[i].key, lease->seconds);
-          if (ticket != 0) lease->tickets.push_back(std::exchange(ticket, 0));
+        Lease* const lease = question->lease.get();
+        if (loaded.tickets[i] != 0 && lease != nullptr && !lease->is_over) {
+          const uint64_t ticket = pin_again(blocks[i].key, lease->seconds);
+          if (ticket != 0) lease->tickets.push_back(ticket);
         }
         if (question->is_answered) continue;
         question->found[row] = loaded.found[i];
@@ -370,11 +370,10 @@ void Promotions::settle(const std::vector<Block>& blocks, const Loaded& loaded) 
         question->is_answered = true;
         complete.push_back(question);
       }
-      if (ticket != 0) unwanted.push_back(ticket);
       loads_.erase(load);
     }
   }
-  unpin(unwanted);
+  unpin(loaded.tickets);
   for (const Shared& question : complete) answer(question);
 }
 

@@ -212,6 +212,22 @@ TEST(tier_readers_give_their_pins_back) {
   }
 }
 
+TEST(tier_pins_for_as_long_as_each_reader_asked_for) {
+  Node node;
+  node.fill(64);
+  node.pool->purge();
+  node.faults.hang(FileCall::kRead);
+  std::future<Node::Answer> brief = node.ask(0, 0.001, 60);
+  std::future<Node::Answer> lasting = node.ask(0, 600, 60, 1);
+  node.faults.heal();
+  CHECK_EQ(brief.get().n_found(), kBatch);
+  CHECK_EQ(lasting.get().n_found(), kBatch);
+  node.tier->release(1);
+  const Deadline deadline = Deadline::after(20);
+  while (node.pool->stats().pinned_bytes > 0 && !deadline.passed()) std::this_thread::yield();
+  CHECK_EQ(node.pool->stats().pinned_bytes, 0u);
+}
+
 TEST(tier_pins_nothing_for_readers_who_gave_up) {
   Node node;
   node.fill(64);
