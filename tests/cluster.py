@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _NO_UCX = UcxTransport.unavailable()
-UCX_IS_HERE = _NO_UCX is None
 UCX = pytest.param("ucx", marks=pytest.mark.skipif(_NO_UCX is not None, reason=str(_NO_UCX)))
 """The transport as a test's parameter, skipped with the reason where it can't run."""
 
