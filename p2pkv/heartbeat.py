@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 VERSION = 1
 INTERVAL_S = 3.0
 """Between two heartbeats."""
+_RETRY_S = 0.5
+"""The same while a router is not connected."""
 MAX_BYTES = 16384
 """Of one heartbeat; whoever sends more is disconnected."""
 _MAX_TEXT = 1024
@@ -205,9 +207,9 @@ class Heart:
     def _connect(self, router: str, keys: ClusterKeys) -> zmq.Socket[bytes]:
         host, port = split_address("router", router)
         socket = self._context.socket(zmq.PUSH)
-        socket.setsockopt(
-            zmq.CONFLATE, 1
-        )  # a router that comes back wants the newest report, not the missed ones
+        # Nothing waits for a router that is not there: one that comes back wants the newest report, not the missed
+        # ones. (CONFLATE would do that too, but lose the good-bye when the socket is closed behind it.)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.linger = 200  # for the good-bye
         socket.curve_serverkey = keys.public
         socket.curve_publickey = keys.public
@@ -231,8 +233,8 @@ class Heart:
     def _beat(self) -> None:
         try:
             while not self._closing.is_set():
-                self._send(self._look())
-                self._due.wait(self._interval)
+                is_heard = self._send(self._look())
+                self._due.wait(self._interval if is_heard else min(self._interval, _RETRY_S))
                 self._due.clear()
         except Exception:  # noqa: BLE001 - the top of a thread
             _log.exception("instance %s can't be looked at; it is announced no more", self._instance.id)
@@ -240,7 +242,8 @@ class Heart:
         for socket in self._sockets:
             socket.close()
 
-    def _send(self, load: Load) -> None:
+    def _send(self, load: Load) -> bool:
+        """Send a report to the routers that are connected; whether all are."""
         self._sequence += 1
         message = pack(
             Heartbeat(
@@ -252,8 +255,10 @@ class Heart:
                 waiting=load.waiting,
             )
         )
+        is_heard = True
         for socket in self._sockets:
             try:
                 socket.send(message, zmq.DONTWAIT)
             except zmq.Again:
-                continue  # not connected yet; the next one will do
+                is_heard = False  # not connected yet; the next one will do
+        return is_heard
