@@ -1,9 +1,9 @@
-"""Build and run the native tests under ASan and UBSan, under TSan, plain and bare; say what became of each.
+"""Build and run the native tests under ASan and UBSan, under TSan and plain; say what became of each.
 
 The plain run is there for the tests that break a safeguard on purpose: sanitizers slow the race down so much
-that the harm they must see does not happen. The bare build has the headers of verbs and UCX hidden: it must
-link, and runs the tests of what p2pkv says then. ``run.py asan`` (or ``tsan``, ``plain``, ``bare``) runs one; a
-further argument is a filter on the tests' names.
+that the harm they must see does not happen. ``run.py asan`` (or ``tsan``, ``plain``) runs one; a further argument
+is a filter on the tests' names. ``run.py bare`` builds with the headers of verbs and UCX hidden: it must link, and
+runs the tests of what p2pkv says then.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import zmq
 NATIVE = Path(__file__).resolve().parents[1]
 BUILD = NATIVE.parent / "build"
 SANITIZERS = {"asan": "address,undefined", "tsan": "thread", "plain": "", "bare": ""}
+DEFAULT = ["asan", "tsan", "plain"]
 FILTERS = {"bare": ["built_without"]}
 BARE = ["-DP2PKV_WITH_VERBS=OFF", "-DP2PKV_WITH_UCX=OFF"]
 OPTIONS = {
@@ -66,7 +67,7 @@ def libzmq() -> str:
 
 def main(arguments: list[str]) -> int:
     """Run every flavour, or the one named first; non-zero if any failed."""
-    flavours = [arguments.pop(0)] if arguments and arguments[0] in SANITIZERS else list(SANITIZERS)
+    flavours = [arguments.pop(0)] if arguments and arguments[0] in SANITIZERS else DEFAULT
     environment = os.environ | OPTIONS | {"P2PKV_TEST_LIBZMQ": libzmq()}
     passed = {}
     for flavour in flavours:
