@@ -1,0 +1,60 @@
+"""What vLLM's connector makes of its settings, hands over and counts, without any node."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from p2pkv.errors import ConfigError
+from p2pkv.integrations.vllm import P2PKVConnector
+from p2pkv.integrations.vllm_handoff import Handoff, Rank
+from p2pkv.integrations.vllm_settings import Instance
+from p2pkv.integrations.vllm_stats import Tally
+from vllm_fakes import LAYERS, SHAPE, caches, kv_cache_config, vllm_config
+
+
+def test_a_model_that_can_not_be_served_stops_vllm_at_start() -> None:
+    config = vllm_config({}, "kv_both", "recompute")
+    with pytest.raises(ConfigError, match="2 KV cache groups"):
+        P2PKVConnector(config, None, kv_cache_config(n_groups=2))
+    connector = P2PKVConnector(config, None, kv_cache_config())
+    with pytest.raises(ConfigError, match="host memory only"):
+        connector.register_kv_caches(caches(np.zeros((LAYERS, 8, *SHAPE), np.float32), device="cuda"))
+    scattered = np.zeros((LAYERS, 2, 8, *SHAPE[1:]), np.float32).swapaxes(1, 2)  # K and V apart
+    with pytest.raises(ConfigError, match="not contiguous"):
+        connector.register_kv_caches(caches(scattered))
+
+
+def test_every_process_of_an_instance_is_a_node_of_its_own() -> None:
+    settings = {"node_id": "a", "listen": "127.0.0.1:7000", "metrics_port": 9000, "pool_size": "1MiB"}
+    config = vllm_config(settings, "kv_both", "recompute")
+    config.parallel_config.world_size = 2
+    config.parallel_config.data_parallel_index = 1
+    instance = Instance.read(config, kv_cache_config())
+    nodes = [instance.worker_config(0, "n"), instance.worker_config(1, "n"), instance.scheduler_config("n")]
+    assert [node.node_id for node in nodes] == ["a-3", "a-4", "a-5"]
+    assert [node.listen for node in nodes] == [f"127.0.0.1:{7003 + i}" for i in range(3)]
+    assert [node.metrics_port for node in nodes] == [9003, 9004, 9005]
+
+
+def test_a_handoff_survives_the_way_through_a_router() -> None:
+    sent = Handoff("name", (Rank("node", 2**62 + 1),), 7, "0" * 32, {"block_size": "32"})
+    assert Handoff.from_params(json.loads(json.dumps(sent.to_params()))) == sent
+
+
+def test_counts_of_several_steps_and_ranks_add_up() -> None:
+    tally = Tally()
+    assert tally.take() is None
+    tally.count("handoffs_loaded", 2)
+    tally.took(0.5)
+    first = tally.take()
+    tally.count("handoffs_loaded")
+    tally.count("handoffs_failed")
+    tally.took(1.5)
+    second = tally.take()
+    assert first is not None
+    assert second is not None
+    total = P2PKVConnector.build_kv_connector_stats(first.data).aggregate(second)
+    assert total.reduce() == {"handoffs_loaded": 3, "handoffs_failed": 1, "handoff_seconds_mean": 1.0}
