@@ -2,82 +2,17 @@
 
 from __future__ import annotations
 
-import http.client
 import logging
 import signal
 import threading
 from types import FrameType
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import typer
 
-from p2pkv.heartbeat import INTERVAL_S, Heart, Instance, Load, Mode, Role, State, checked
+from p2pkv.engine_check import EngineCheck
+from p2pkv.heartbeat import INTERVAL_S, Heart, Instance, Mode, Role, checked
 from p2pkv.secret import cluster_keys
-
-_log = logging.getLogger(__name__)
-
-_PATIENCE = 2
-"""Checks in a row that must fail: a busy engine may answer one late."""
-_MAX_PAGE = 4 << 20
-_RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
-_WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
-
-
-class EngineCheck:
-    """Looks at an engine over HTTP; used by one thread."""
-
-    def __init__(self, url: str, health_path: str, timeout: float) -> None:
-        parts = urlsplit(url)
-        self._address = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-        self._connection = (
-            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        )
-        self._health_path = health_path
-        self._timeout = timeout
-        self._n_failed = 0
-        self._was_healthy = False
-        self.is_draining = False
-
-    def look(self) -> Load:
-        """Return how the engine is; blocks for the time-out at most, for each of two pages."""
-        is_healthy = self._get(self._health_path) is not None
-        self._n_failed = 0 if is_healthy else self._n_failed + 1
-        if not is_healthy and not self._was_healthy:
-            return Load(State.STARTING)
-        if self._n_failed >= _PATIENCE:
-            return Load(State.FAILING)
-        self._was_healthy = True
-        metrics = (self._get("/metrics") or b"").decode(errors="replace") if is_healthy else ""
-        state = State.DRAINING if self.is_draining else State.READY
-        return Load(state, _total(metrics, _RUNNING), _total(metrics, _WAITING))
-
-    def _get(self, path: str) -> bytes | None:
-        """Return a page; None unless its status is 200."""
-        connection = self._connection(*self._address, timeout=self._timeout)
-        try:
-            connection.request("GET", path)
-            response = connection.getresponse()
-            body = response.read(_MAX_PAGE)
-        except (OSError, http.client.HTTPException) as error:
-            _log.debug("the engine does not answer for %s: %s", path, error)
-            return None
-        finally:
-            connection.close()
-        return body if response.status == 200 else None
-
-
-def _total(metrics: str, names: tuple[str, ...]) -> int:
-    """Add up the samples of the metrics called so, whatever their labels."""
-    total = 0.0
-    for line in metrics.splitlines():
-        if line.startswith(names):
-            name, _, value = line.rpartition(" ")
-            try:
-                total += float(value) if name.partition("{")[0].strip() in names else 0.0
-            except ValueError:
-                continue
-    return max(0, int(total)) if total == total and total < 1e9 else 0
 
 
 def announce(

@@ -17,7 +17,7 @@ PACKAGE = Path(p2pkv.__file__).parent
 FLOORS = [
     {"_native", "address", "errors", "config", "page", "metrics", "gate", "secret", "endings"},
     {"wire", "transports"},
-    {"control", "pool", "disk", "heartbeat"},
+    {"control", "pool", "disk", "heartbeat", "engine_check"},
     {"directory", "transfer", "handshakes"},
     {"cache", "transfers"},
     {"node"},

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from p2pkv import Config, Node
-from p2pkv.cli.announce import EngineCheck
+from p2pkv.engine_check import EngineCheck
 from p2pkv.heartbeat import Instance, Load, Role, State, checked
 from p2pkv.secret import cluster_keys
 from p2pkv_proxy.holdings import Holdings
