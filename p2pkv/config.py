@@ -33,6 +33,8 @@ DISK_WRITE = ("write_through", "on_evict")
 DISK_ADMISSION = ("all", "second_use")
 DISK_COMPRESSION = ("off", "zstd")
 """Which pages do."""
+ENGINE_ROLES = ("", "prefill", "decode", "both")
+"""Empty: what the engine's own settings say."""
 MAX_NODE_ID = 128
 MIN_POOL_SIZE = 64 * 1024
 MAX_REPLICAS = 8
@@ -104,12 +106,19 @@ class Config:
     """Let ``ucx`` use tcp beyond loopback: whoever reaches its port there can write to this process's memory."""
     metrics_port: int | None = None
     """Where to serve Prometheus metrics; None serves none, 0 takes a free port."""
+    routers: tuple[str, ...] | list[str] | str = ()
+    """Heartbeat addresses ``HOST:PORT`` of routers, for nodes within an engine: they tell them of it."""
+    engine_url: str = ""
+    """``http://HOST:PORT`` where routers reach that engine, where it can't be known from within."""
+    engine_role: str = ""
+    """What that engine does, if not what its own settings say: ``prefill``, ``decode`` or ``both``."""
 
     def __post_init__(self) -> None:
         _set = object.__setattr__
         _set(self, "join", _as_tuple("join", self.join))
         _set(self, "transports", _as_tuple("transports", self.transports))
         _set(self, "verbs_devices", _as_tuple("verbs_devices", self.verbs_devices))
+        _set(self, "routers", _as_tuple("routers", self.routers))
         _set(self, "pool_size", parse_size("pool_size", self.pool_size))
         _set(self, "disk_size", parse_size("disk_size", self.disk_size))
         _set(self, "buffer_size", parse_size("buffer_size", self.buffer_size))
@@ -125,7 +134,7 @@ class Config:
         _set(self, "node_id", str(self.node_id))  # the wire knows plain strings only
 
     def _check_values(self) -> None:
-        for name in ("namespace", "node_id", "listen", "membership", "verify", "ucx_library"):
+        for name in ("namespace", "node_id", "listen", "membership", "verify", "ucx_library", "engine_url"):
             if not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name} must be a string, not {type(getattr(self, name)).__name__}")
         if not 1 <= len(self.node_id) <= MAX_NODE_ID or not self.node_id.isprintable():
@@ -134,6 +143,7 @@ class Config:
             )
         _check_choice("membership", self.membership, ("embedded", "static"))
         _check_choice("verify", self.verify, ("generation", "checksum"))
+        _check_choice("engine_role", self.engine_role, ENGINE_ROLES)
         if self.pool_nbytes < MIN_POOL_SIZE:
             raise ConfigError(f"pool_size is {self.pool_nbytes} bytes; at least {MIN_POOL_SIZE} are needed")
         if not 0 < self.deadline <= 3600:
@@ -174,10 +184,10 @@ class Config:
 
     def _check_addresses(self) -> None:
         host, _ = split_address("listen", self.listen)
-        for address in self.join_addresses:
-            _, port = split_address("join", address)
-            if port == 0:
-                raise ConfigError(f"join address {address!r} needs a port other than 0")
+        for name, addresses in (("join", self.join_addresses), ("routers", self.router_addresses)):
+            for address in addresses:
+                if split_address(name, address)[1] == 0:
+                    raise ConfigError(f"{name} address {address!r} needs a port other than 0")
         if self.secret_file is None and not is_loopback(host):
             raise ConfigError(
                 f"listen is {self.listen!r}, which other machines can reach, but there is no secret_file; "
@@ -190,6 +200,11 @@ class Config:
     def join_addresses(self) -> tuple[str, ...]:
         """``join`` as a tuple."""
         return tuple(self.join)
+
+    @property
+    def router_addresses(self) -> tuple[str, ...]:
+        """``routers`` as a tuple."""
+        return tuple(self.routers)
 
     @property
     def transport_names(self) -> tuple[str, ...]:

@@ -218,6 +218,16 @@ class Heart:
         socket.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
         return socket
 
+    @property
+    def instance(self) -> Instance:
+        """What is told at present."""
+        return self._instance
+
+    def change(self, instance: Instance) -> None:
+        """Tell ``instance`` from now on, the first time at once. Raises :class:`ConfigError` for what can't be one."""
+        self._instance = checked(instance)
+        self.beat_now()
+
     def beat_now(self) -> None:
         """Send the next heartbeat without waiting: something has changed."""
         self._due.set()

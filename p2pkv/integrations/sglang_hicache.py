@@ -15,6 +15,7 @@ import numpy as np
 from p2pkv.config import Config
 from p2pkv.errors import UsageError
 from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.sglang_heartbeat import announce_server
 from p2pkv.integrations.sglang_installed import StorageBase
 from p2pkv.integrations.sglang_pools import HostPool, Indices, Range, SGLangPool, key_prefix
 from p2pkv.integrations.sglang_settings import Rank, node_config
@@ -49,7 +50,8 @@ class P2PKVHiCache(StorageBase):
                 "tp_lcm_size asks for pages split by heads, which p2pkv does not do; leave it away: "
                 "servers of different TP sizes then keep their own pages"
             )
-        self.node = start_node(node_config(storage_config, self._rank))
+        self._config = node_config(storage_config, self._rank)
+        self.node = start_node(self._config)
         self._boundary = Boundary("SGLang HiCache", self.node.metrics)
         self._pools: dict[str, HostPool] = {}
         self._is_logical = False  # the KV pool is one without memory: only side pools hold pages
@@ -67,6 +69,19 @@ class P2PKVHiCache(StorageBase):
         self._is_logical = mem_pool_host.kv_buffer is None
         if not self._is_logical:
             self._adopt(HostPool(mem_pool_host, _KV, self._rank), _KV)
+        self._announce()
+
+    def _announce(self) -> None:
+        """Tell routers of this server, and what its pages' keys are made of."""
+        pool = self._pools.get(_KV)
+        announce_server(
+            self._config,
+            self._rank.index,
+            node_id=self.node.node_id,
+            namespace=self._config.namespace,
+            page_size=pool.page_size if pool is not None else 0,
+            key_prefix=pool.prefix if pool is not None else "",
+        )
 
     def register_mem_host_pool_v2(self, host_pool: SGLangPool, host_pool_name: str) -> None:
         """Take a pool by name; a side pool that can't be stored only makes its model miss, and says so."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["StorageBase", "find", "kv_precision"]
+__all__ = ["StorageBase", "find", "kv_precision", "server_args"]
 
 
 def find(module: str, name: str) -> Any | None:
@@ -24,16 +24,21 @@ else:
     StorageBase = find("sglang.srt.mem_cache.hicache_storage", "HiCacheStorage") or object
 
 
+def server_args() -> Any | None:
+    """Return the settings of the server this process belongs to; None where there is no server."""
+    read = find("sglang.srt.runtime_context", "get_server_args")
+    if read is None:
+        return None
+    try:
+        return read()
+    except ValueError:  # SGLang is installed, but this is no server
+        return None
+
+
 def kv_precision() -> str:
     """Return what this process's server was told of its KV's precision; empty where there is no server.
 
     Host pools keep every FP8 format as bytes, so their dtype does not tell which it is.
     """
-    server_args = find("sglang.srt.runtime_context", "get_server_args")
-    if server_args is None:
-        return ""
-    try:
-        told = server_args()
-    except ValueError:  # SGLang is installed, but this is no server
-        return ""
-    return f"kv_cache_dtype={told.kv_cache_dtype} quantization={told.quantization}"
+    told = server_args()
+    return "" if told is None else f"kv_cache_dtype={told.kv_cache_dtype} quantization={told.quantization}"

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from p2pkv.errors import ConfigError
 from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.sglang_heartbeat import announce_server
 from p2pkv.integrations.sglang_pd_common import (
     CommonBootstrapServer,
     CommonManager,
@@ -55,7 +56,8 @@ class P2PKVManager(CommonManager):
             raise ConfigError(problem)
         is_prefill = getattr(disaggregation_mode, "value", None) == "prefill"
         index = rank_index(getattr(args, "engine_rank", 0), getattr(args, "system_dp_rank", 0) or 0)
-        self.node = Node.start(pd_config(self.local_ip, self.rank_port, index=index))
+        config = pd_config(self.local_ip, self.rank_port, index=index)
+        self.node = Node.start(config)
         self._memories = [
             self.node.register_address(address, nbytes, readable=is_prefill)
             for address, nbytes in memories(args)
@@ -67,6 +69,7 @@ class P2PKVManager(CommonManager):
             self.side = PrefillSide(self, rows, self.boundary, self.node.transfers.put_async)
         else:
             self.side = DecodeSide(self, rows, self.boundary, self.node.transfers.grant, self._members)
+        announce_server(config, index)
 
     def _members(self) -> dict[str, int]:
         return {member.node_id: member.boot_epoch for member in self.node.members()}

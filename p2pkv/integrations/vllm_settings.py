@@ -17,7 +17,10 @@ from typing import Any
 from p2pkv.address import split_address
 from p2pkv.config import MIN_POOL_SIZE, Config
 from p2pkv.errors import ConfigError
+from p2pkv.heartbeat import Instance as Announced
+from p2pkv.heartbeat import Mode, Role
 from p2pkv.integrations import vllm_installed
+from p2pkv.integrations.announcing import described
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +73,8 @@ class Instance:
     """Number of this instance's first process among those of all its data-parallel siblings."""
     identity: Mapping[str, str]
     """The part of the fingerprint that is known before there are KV caches."""
+    announced: Announced | None
+    """What routers are told of it; None if they are told nothing, or by another of its processes."""
 
     @classmethod
     def read(cls, vllm_config: Any, kv_cache_config: Any) -> Instance:
@@ -96,6 +101,7 @@ class Instance:
                 "request; set kv_load_failure_policy to 'recompute' to have them"
             )
         world_size = parallel.world_size
+        identity = _identity(vllm_config, groups[0].kv_cache_spec)
         return cls(
             config=config,
             is_producer=transfer.is_kv_producer,
@@ -107,7 +113,8 @@ class Instance:
             world_size=world_size,
             tp_size=parallel.tensor_parallel_size,
             first_index=parallel.data_parallel_index * (world_size + 1),
-            identity=_identity(vllm_config, groups[0].kv_cache_spec),
+            identity=identity,
+            announced=_announced(config, transfer, parallel, identity["model"]),
         )
 
     def worker_config(self, rank: int, namespace: str) -> Config:
@@ -158,6 +165,20 @@ def _identity(vllm_config: Any, spec: Any) -> dict[str, str]:
         "tp_size": str(parallel.tensor_parallel_size),
         "pp_size": str(parallel.pipeline_parallel_size),
     }
+
+
+def _announced(config: Config, transfer: Any, parallel: Any, model: str) -> Announced | None:
+    """Return what routers are to be told; of data-parallel siblings behind one address by the first."""
+    has_own_address = parallel.data_parallel_index == 0 or getattr(
+        parallel, "data_parallel_external_lb", False
+    )
+    if not config.router_addresses or not has_own_address:
+        return None
+    role = Role.BOTH
+    if transfer.is_kv_producer != transfer.is_kv_consumer:
+        role = Role.PREFILL if transfer.is_kv_producer else Role.DECODE
+    # no page size: nobody but vLLM can compute its block hashes
+    return described(config, Announced(url="", role=role, mode=Mode.VLLM, model=model))
 
 
 def _can_share_prefixes(vllm_config: Any, kv_cache_config: Any) -> bool:

@@ -1,0 +1,48 @@
+"""Heartbeats from inside an engine: routers are told of it as by ``p2pkv announce``, with no process beside it."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from p2pkv.config import Config
+from p2pkv.engine_check import EngineCheck
+from p2pkv.errors import ConfigError
+from p2pkv.heartbeat import Heart, Instance, Role, checked
+from p2pkv.secret import cluster_keys
+
+_log = logging.getLogger(__name__)
+
+_CHECK_S = 1.0
+"""The engine's HTTP server has so long to answer; twice that, and ``Heart.close`` may take as long."""
+
+
+def described(config: Config, engine: Instance) -> Instance:
+    """Return ``engine`` with what ``config`` says otherwise. Raises :class:`ConfigError` if it has no URL."""
+    if config.engine_url:
+        engine = msgspec.structs.replace(engine, url=config.engine_url)
+    if config.engine_role:
+        engine = msgspec.structs.replace(engine, role=Role(config.engine_role))
+    if not engine.url:
+        raise ConfigError(
+            "routers is set, but the engine does not say where it serves HTTP: set engine_url to http://HOST:PORT, "
+            "as the routers reach it"
+        )
+    return checked(engine)
+
+
+def announce(config: Config, engine: Instance) -> Heart | None:
+    """Tell ``config.routers`` of an engine until the heart is closed; None without routers.
+
+    Its state and load are asked for at its own HTTP address by the heart's thread. Raises :class:`ConfigError`.
+    """
+    if not config.router_addresses:
+        return None
+    instance = described(config, engine)
+    check = EngineCheck(instance.url, "/health", timeout=_CHECK_S)
+    heart = Heart(instance, config.router_addresses, cluster_keys(config.secret_file), check.look)
+    _log.info(
+        "%s is announced to %s as %s", instance.id, ", ".join(config.router_addresses), instance.role.value
+    )
+    return heart
