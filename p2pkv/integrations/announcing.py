@@ -9,13 +9,15 @@ import msgspec
 from p2pkv.config import Config
 from p2pkv.engine_check import EngineCheck
 from p2pkv.errors import ConfigError
-from p2pkv.heartbeat import Heart, Instance, Role, checked
+from p2pkv.heartbeat import Heart, Instance, Mode, Role, checked
 from p2pkv.secret import cluster_keys
 
 _log = logging.getLogger(__name__)
 
-_CHECK_S = 1.0
-"""The engine's HTTP server has so long to answer; twice that, and ``Heart.close`` may take as long."""
+_CHECK_S = {Mode.SGLANG: 3.0}
+"""An engine has so long to answer, for each of two pages; ``Heart.close`` may take as long. SGLang's ``/health`` takes
+more than a second by design: it waits for its scheduler to have done something."""
+_CHECK_S_ELSE = 1.0
 
 
 def described(config: Config, engine: Instance) -> Instance:
@@ -40,7 +42,7 @@ def announce(config: Config, engine: Instance) -> Heart | None:
     if not config.router_addresses:
         return None
     instance = described(config, engine)
-    check = EngineCheck(instance.url, "/health", timeout=_CHECK_S)
+    check = EngineCheck(instance.url, "/health", timeout=_CHECK_S.get(instance.mode, _CHECK_S_ELSE))
     heart = Heart(instance, config.router_addresses, cluster_keys(config.secret_file), check.look)
     _log.info(
         "%s is announced to %s as %s", instance.id, ", ".join(config.router_addresses), instance.role.value

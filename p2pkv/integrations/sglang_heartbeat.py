@@ -16,7 +16,7 @@ from p2pkv.config import Config
 from p2pkv.errors import ConfigError
 from p2pkv.heartbeat import Heart, Instance, Mode, Role
 from p2pkv.integrations.announcing import announce, described
-from p2pkv.integrations.sglang_installed import server_args
+from p2pkv.integrations.sglang_installed import server_settings
 
 _ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE}
 """By ``--disaggregation-mode``; anything else computes prompts itself."""
@@ -47,28 +47,29 @@ def announce_server(config: Config, index: int, **pages: Any) -> None:
 
 def _instance(config: Config) -> Instance:
     """Return what SGLang's own settings say; without a URL where there is no server."""
-    told = server_args()
-    if told is None:
+    serving, disagg = server_settings("serving"), server_settings("disagg")
+    if serving is None or disagg is None:
         return Instance(url="", role=Role.BOTH, mode=Mode.SGLANG)
-    role = _ROLES.get(told.disaggregation_mode, Role.BOTH)
+    role = _ROLES.get(disagg.disaggregation_mode, Role.BOTH)
     return Instance(
-        url="" if config.engine_url else _url(told, config),
+        url="" if config.engine_url else _url(serving, config),
         role=role,
         mode=Mode.SGLANG,
-        model=str(told.served_model_name or ""),
-        bootstrap_port=told.disaggregation_bootstrap_port if role is Role.PREFILL else None,
+        model=str(serving.served_model_name or ""),
+        bootstrap_port=disagg.disaggregation_bootstrap_port if role is Role.PREFILL else None,
     )
 
 
-def _url(told: Any, config: Config) -> str:
+def _url(serving: Any, config: Config) -> str:
     try:
-        host = reachable_host(told.host, config.router_addresses)
+        host = reachable_host(serving.host, config.router_addresses)
     except ConfigError as error:
         raise ConfigError(
-            f"SGLang listens on {told.host}, and no way to {', '.join(config.router_addresses)} tells which of this "
-            "machine's addresses routers reach; set engine_url (P2PKV_ENGINE_URL) to http://HOST:PORT"
+            f"SGLang listens on {serving.host}, and no way to {', '.join(config.router_addresses)} tells which of "
+            "this machine's addresses routers reach; set engine_url (P2PKV_ENGINE_URL) to http://HOST:PORT"
         ) from error
-    return f"http://[{host}]:{told.port}" if ":" in host else f"http://{host}:{told.port}"
+    scheme = "https" if serving.ssl_certfile else "http"
+    return f"{scheme}://[{host}]:{serving.port}" if ":" in host else f"{scheme}://{host}:{serving.port}"
 
 
 @atexit.register

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["StorageBase", "find", "kv_precision", "server_args"]
+__all__ = ["StorageBase", "find", "kv_precision", "server_settings"]
 
 
 def find(module: str, name: str) -> Any | None:
@@ -24,9 +24,9 @@ else:
     StorageBase = find("sglang.srt.mem_cache.hicache_storage", "HiCacheStorage") or object
 
 
-def server_args() -> Any | None:
-    """Return the settings of the server this process belongs to; None where there is no server."""
-    read = find("sglang.srt.runtime_context", "get_server_args")
+def server_settings(name: str) -> Any | None:
+    """Return a part of what this process's server was told, such as ``serving``; None where there is no server."""
+    read = find("sglang.srt.runtime_context", f"get_{name}")
     if read is None:
         return None
     try:
@@ -40,5 +40,5 @@ def kv_precision() -> str:
 
     Host pools keep every FP8 format as bytes, so their dtype does not tell which it is.
     """
-    told = server_args()
+    told = server_settings("server_args")
     return "" if told is None else f"kv_cache_dtype={told.kv_cache_dtype} quantization={told.quantization}"

@@ -1,8 +1,9 @@
 """How long a hand-off takes with p2pkv, with NixlConnector and with vLLM's folder connector: run by hand.
 
 ``python tests/engines/vllm_handoff_times.py p2pkv nixl folder`` starts a prefill and a decode server for each, of
-2.4 GiB each, and hands prompts off in turns. What is timed is the decode request for one token, sent when prefill has
-answered: the load of the whole prompt and one step. ``alone`` is the same without a hand-off, computed by decode.
+2.4 GiB each, and hands every prompt off with each of them, in turns. ``decode`` is the time of the decode request for
+one token, sent when prefill has answered: the load of the whole prompt and one step. ``both`` is that and the prefill
+request, in which the folder is written. ``alone`` is a prompt that one server computes, without a hand-off.
 NixlConnector needs ``pip install --no-deps nixl==1.5.1 nixl-cu12==1.5.1`` in ``.venv-vllm``.
 """
 
@@ -19,7 +20,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
-from vllm_server import VLLMServer, lasting_port, p2pkv  # noqa: E402
+from vllm_server import BLOCK, VLLMServer, lasting_port, p2pkv  # noqa: E402
 
 LENGTHS = (65, 257, 1025, 2049)
 ROUNDS = 7
@@ -29,6 +30,8 @@ NIXL_HAND_OFF = HAND_OFF | dict.fromkeys(
 )
 
 Pair = tuple[VLLMServer, VLLMServer]
+Times = dict[tuple[str, str, int], list[float]]
+"""Seconds, by pair, what was timed, and tokens."""
 
 
 def p2pkv_pair(folder: Path) -> Pair:
@@ -68,34 +71,59 @@ def folder_pair(folder: Path) -> Pair:
 PAIRS: dict[str, Callable[[Path], Pair]] = {"p2pkv": p2pkv_pair, "nixl": nixl_pair, "folder": folder_pair}
 
 
-def hand_off(pair: Pair, tokens: list[int], params: dict[str, Any]) -> tuple[float, list[int]]:
-    """Return the seconds of the decode request, and its ids."""
+def hand_off(pair: Pair, tokens: list[int], params: dict[str, Any]) -> tuple[float, float, list[int]]:
+    """Return the seconds of the prefill request and of the decode request, and the latter's ids."""
     prefill, decode = pair
-    given = prefill.complete(tokens, 1, params=params).get("kv_transfer_params")
     began = time.monotonic()
+    given = prefill.complete(tokens, 1, params=params).get("kv_transfer_params")
+    handed = time.monotonic()
     ids = decode.ids(tokens, 1, params=given)
-    return time.monotonic() - began, ids
+    return handed - began, time.monotonic() - handed, ids
 
 
-def measure(pairs: dict[str, Pair]) -> dict[tuple[str, int], list[float]]:
-    times: dict[tuple[str, int], list[float]] = {}
-    for turn in range(-1, ROUNDS):  # the first connects and warms up
+def measure(pairs: dict[str, Pair]) -> Times:
+    """Hand every prompt off with each pair, the pairs in another order each time; the first round warms up."""
+    times: Times = {}
+    order = list(pairs)
+    for turn in range(-1, ROUNDS):
         for n_tokens in LENGTHS:
             random = Random(f"{turn}/{n_tokens}")
             tokens = [random.randrange(300, 4000) for _ in range(n_tokens)]
             outputs = set()
-            for name, pair in pairs.items():
-                seconds, ids = hand_off(pair, tokens, NIXL_HAND_OFF if name == "nixl" else HAND_OFF)
+            order = order[1:] + order[:1]
+            for name in order:
+                prefill_s, decode_s, ids = hand_off(
+                    pairs[name], tokens, NIXL_HAND_OFF if name == "nixl" else HAND_OFF
+                )
                 outputs.add(tuple(ids))
                 if turn >= 0:
-                    times.setdefault((name, n_tokens), []).append(seconds)
-            began = time.monotonic()
-            other = [token + 1 for token in tokens]  # which no folder holds
-            next(iter(pairs.values()))[1].ids(other, 1)
-            if turn >= 0:
-                times.setdefault(("alone", n_tokens), []).append(time.monotonic() - began)
+                    times.setdefault((name, "decode", n_tokens), []).append(decode_s)
+                    times.setdefault((name, "both", n_tokens), []).append(prefill_s + decode_s)
             assert len(outputs) == 1, f"{n_tokens} tokens: {outputs}"
     return times
+
+
+def alone(server: VLLMServer) -> Times:
+    """Have the same lengths computed by one server without a hand-off."""
+    times: Times = {}
+    for turn in range(-1, ROUNDS):
+        for n_tokens in LENGTHS:
+            random = Random(f"alone {turn}/{n_tokens}")
+            began = time.monotonic()
+            server.ids([random.randrange(300, 4000) for _ in range(n_tokens)], 1)
+            if turn >= 0:
+                times.setdefault(("alone", "both", n_tokens), []).append(time.monotonic() - began)
+    return times
+
+
+def check(name: str, decode: VLLMServer) -> None:
+    """Make sure that what was timed was loaded: by vLLM's own count, all tokens, or all but those of the last block."""
+    n = ROUNDS + 1
+    loaded, computed = decode.prompt_tokens("external_kv_transfer"), decode.prompt_tokens("local_compute")
+    print(f"{name}: {loaded} prompt tokens from outside, {computed} computed")
+    whole = sum((length - 1) // BLOCK * BLOCK if name == "folder" else length for length in LENGTHS)
+    assert loaded == n * whole, f"{name} loaded {loaded} tokens, not {n * whole}"
+    assert computed == n * (sum(LENGTHS) - whole)
 
 
 def main(names: list[str]) -> None:
@@ -107,19 +135,20 @@ def main(names: list[str]) -> None:
             for server in servers:
                 server.wait_until_ready()
             times = measure(pairs)
-            for name, pair in pairs.items():
-                print(
-                    f"{name}: {pair[1].prompt_tokens('external_kv_transfer')} tokens from outside, "
-                    f"{pair[1].prompt_tokens('local_compute')} computed"
-                )
+            for name, (_, decode) in pairs.items():
+                check(name, decode)
+            times |= alone(next(iter(pairs.values()))[1])
         finally:
             for server in servers:
                 server.kill()
-    print(f"{'ms, median of ' + str(ROUNDS) + ' (range)':30}" + "".join(f"{n:>24}" for n in LENGTHS))
-    for name in [*pairs, "alone"]:
-        cells = [[s * 1e3 for s in times[name, n]] for n in LENGTHS]
+    print(f"{f'ms, median of {ROUNDS} (range)':24}" + "".join(f"{n:>22} tokens" for n in LENGTHS))
+    for kind, name in [
+        *(("decode", name) for name in pairs),
+        *(("both", name) for name in [*pairs, "alone"]),
+    ]:
+        cells = [[s * 1e3 for s in times[name, kind, n]] for n in LENGTHS]
         row = [f"{statistics.median(c):.1f} ({min(c):.1f}..{max(c):.1f})" for c in cells]
-        print(f"{name:30}" + "".join(f"{cell:>24}" for cell in row))
+        print(f"{name + ', ' + kind:24}" + "".join(f"{cell:>29}" for cell in row))
 
 
 if __name__ == "__main__":

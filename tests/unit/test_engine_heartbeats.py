@@ -102,21 +102,23 @@ def test_data_parallel_siblings_behind_one_address_speak_once() -> None:
 
 @pytest.fixture
 def sglang(monkeypatch: pytest.MonkeyPatch, url: str) -> Iterator[SimpleNamespace]:
-    """Let this process be one of a SGLang server's; yield the server's arguments."""
+    """Let this process be one of a SGLang server's; yield what that was told."""
     port = int(url.rpartition(":")[2])
-    arguments = SimpleNamespace(
+    told = SimpleNamespace(
         host="127.0.0.1",
         port=port,
         served_model_name="tiny",
+        ssl_certfile=None,
         disaggregation_mode="prefill",
         disaggregation_bootstrap_port=8998,
         kv_cache_dtype="auto",
         quantization=None,
     )
     context = ModuleType("sglang.srt.runtime_context")
-    context.get_server_args = lambda: arguments  # type: ignore[attr-defined]
+    for name in ("server_args", "serving", "disagg"):
+        setattr(context, f"get_{name}", lambda: told)
     monkeypatch.setitem(sys.modules, context.__name__, context)
-    yield arguments
+    yield told
     sglang_heartbeat.end()
 
 
