@@ -24,24 +24,27 @@ N_NEW = 12
 
 
 class Served:
-    """A prefill, a decode, and the router before them."""
+    """A prefill, a decode, and the router before them, which finds them by the heartbeats of their connectors."""
 
     def __init__(self, folder: Path) -> None:
         join = [f"127.0.0.1:{lasting_port()}"]
+        routers = [f"127.0.0.1:{lasting_port()}"]
         self.prefill = VLLMServer(
-            folder / "prefill.log", p2pkv({"join": join, "node_id": "prefill"}, role="kv_producer")
+            folder / "prefill.log",
+            p2pkv({"join": join, "node_id": "prefill"}, role="kv_producer"),
+            routers=routers,
         )
         self.decode = VLLMServer(
             folder / "decode.log",
             p2pkv({"join": join, "node_id": "decode"}, role="kv_consumer", policy="recompute"),
+            routers=routers,
         )
         self.port = lasting_port()
         self._router = subprocess.Popen(
             [
                 *(sys.executable, "-c", "from p2pkv_proxy.cli import main; main()"),
-                *("--listen", f"127.0.0.1:{self.port}", "--heartbeats", "", "--mode", "vllm"),
-                *("--prefill", f"http://127.0.0.1:{self.prefill.port}"),
-                *("--decode", f"http://127.0.0.1:{self.decode.port}"),
+                *("--listen", f"127.0.0.1:{self.port}", "--heartbeats", routers[0]),
+                *("--lifetime", "600"),  # nobody goes without a good-bye
             ],
         )
 
@@ -50,6 +53,10 @@ class Served:
         self.prefill.wait_until_ready()
         self.decode.wait_until_ready()
         eventually(lambda: self.get("/healthz") == {"ready": True, "roles": ["decode", "prefill"]}, 60.0)
+
+    def roles(self) -> set[str]:
+        """Return what the instances do that the router has."""
+        return {instance["role"] for instance in self.get("/instances") or ()}
 
     def get(self, path: str) -> object:
         try:
@@ -130,3 +137,8 @@ def test_models_and_errors_are_the_engines_own(served: Served) -> None:
     with raised.value as error:
         assert error.code == 400
         assert b"max" in error.read()
+
+
+def test_an_instance_that_ends_says_good_bye(served: Served) -> None:
+    served.decode.end()
+    eventually(lambda: served.roles() == {"prefill"}, 60.0)

@@ -81,24 +81,22 @@ def hand_off(pair: Pair, tokens: list[int], params: dict[str, Any]) -> tuple[flo
     return handed - began, time.monotonic() - handed, ids
 
 
-def measure(pairs: dict[str, Pair]) -> Times:
-    """Hand every prompt off with each pair, the pairs in another order each time; the first round warms up."""
+def measure(pairs: dict[str, Pair], rounds: range) -> Times:
+    """Hand every prompt off with each pair, the pairs in another order each time."""
     times: Times = {}
     order = list(pairs)
-    for turn in range(-1, ROUNDS):
+    for turn in rounds:
         for n_tokens in LENGTHS:
             random = Random(f"{turn}/{n_tokens}")
             tokens = [random.randrange(300, 4000) for _ in range(n_tokens)]
             outputs = set()
             order = order[1:] + order[:1]
             for name in order:
-                prefill_s, decode_s, ids = hand_off(
-                    pairs[name], tokens, NIXL_HAND_OFF if name == "nixl" else HAND_OFF
-                )
+                params = NIXL_HAND_OFF if name == "nixl" else HAND_OFF
+                prefill_s, decode_s, ids = hand_off(pairs[name], tokens, params)
                 outputs.add(tuple(ids))
-                if turn >= 0:
-                    times.setdefault((name, "decode", n_tokens), []).append(decode_s)
-                    times.setdefault((name, "both", n_tokens), []).append(prefill_s + decode_s)
+                times.setdefault((name, "decode", n_tokens), []).append(decode_s)
+                times.setdefault((name, "both", n_tokens), []).append(prefill_s + decode_s)
             assert len(outputs) == 1, f"{n_tokens} tokens: {outputs}"
     return times
 
@@ -116,14 +114,26 @@ def alone(server: VLLMServer) -> Times:
     return times
 
 
-def check(name: str, decode: VLLMServer) -> None:
-    """Make sure that what was timed was loaded: by vLLM's own count, all tokens, or all but those of the last block."""
-    n = ROUNDS + 1
-    loaded, computed = decode.prompt_tokens("external_kv_transfer"), decode.prompt_tokens("local_compute")
+def sources(decode: VLLMServer) -> tuple[int, int]:
+    """Return how many prompt tokens were loaded and how many computed, by vLLM's own count."""
+    return decode.prompt_tokens("external_kv_transfer"), decode.prompt_tokens("local_compute")
+
+
+def flaw(name: str, before: tuple[int, int], after: tuple[int, int]) -> str | None:
+    """Say what was not loaded of what was timed. The folder connector loads all but the prompt's last block."""
+    loaded, computed = after[0] - before[0], after[1] - before[1]
     print(f"{name}: {loaded} prompt tokens from outside, {computed} computed")
     whole = sum((length - 1) // BLOCK * BLOCK if name == "folder" else length for length in LENGTHS)
-    assert loaded == n * whole, f"{name} loaded {loaded} tokens, not {n * whole}"
-    assert computed == n * (sum(LENGTHS) - whole)
+    is_whole = (loaded, computed) == (ROUNDS * whole, ROUNDS * (sum(LENGTHS) - whole))
+    return None if is_whole else f"{name} should have loaded {ROUNDS * whole} tokens"
+
+
+def show(times: Times) -> None:
+    print(f"{f'ms, median of {ROUNDS} (range)':24}" + "".join(f"{n:>22} tokens" for n in LENGTHS))
+    for name, kind in dict.fromkeys((name, kind) for name, kind, _ in times):
+        cells = [[s * 1e3 for s in times[name, kind, n]] for n in LENGTHS]
+        row = [f"{statistics.median(c):.1f} ({min(c):.1f}..{max(c):.1f})" for c in cells]
+        print(f"{name + ', ' + kind:24}" + "".join(f"{cell:>29}" for cell in row))
 
 
 def main(names: list[str]) -> None:
@@ -134,21 +144,16 @@ def main(names: list[str]) -> None:
         try:
             for server in servers:
                 server.wait_until_ready()
-            times = measure(pairs)
-            for name, (_, decode) in pairs.items():
-                check(name, decode)
+            measure(pairs, range(-2, 0))  # connects and warms up
+            before = {name: sources(pair[1]) for name, pair in pairs.items()}
+            times = measure(pairs, range(ROUNDS))
+            flaws = [flaw(name, before[name], sources(pair[1])) for name, pair in pairs.items()]
             times |= alone(next(iter(pairs.values()))[1])
         finally:
             for server in servers:
                 server.kill()
-    print(f"{f'ms, median of {ROUNDS} (range)':24}" + "".join(f"{n:>22} tokens" for n in LENGTHS))
-    for kind, name in [
-        *(("decode", name) for name in pairs),
-        *(("both", name) for name in [*pairs, "alone"]),
-    ]:
-        cells = [[s * 1e3 for s in times[name, kind, n]] for n in LENGTHS]
-        row = [f"{statistics.median(c):.1f} ({min(c):.1f}..{max(c):.1f})" for c in cells]
-        print(f"{name + ', ' + kind:24}" + "".join(f"{cell:>29}" for cell in row))
+    show(times)
+    assert not any(flaws), flaws
 
 
 if __name__ == "__main__":

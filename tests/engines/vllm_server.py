@@ -53,7 +53,7 @@ def p2pkv(settings: Mapping[str, object], *, role: str = "kv_both", policy: str 
 
 
 class VLLMServer:
-    """One server; ``transfer`` is its ``--kv-transfer-config``."""
+    """One server; ``transfer`` is its ``--kv-transfer-config``. With ``routers`` it announces itself to them."""
 
     def __init__(
         self,
@@ -62,9 +62,15 @@ class VLLMServer:
         *,
         block_size: int = BLOCK,
         environment: Mapping[str, str] | None = None,
+        routers: list[str] | None = None,
     ) -> None:
         self.log = log
         self.port = lasting_port()
+        if routers is not None:
+            assert transfer is not None
+            heard_at = {"routers": routers, "engine_url": f"http://127.0.0.1:{self.port}"}
+            settings: Any = transfer["kv_connector_extra_config"]
+            transfer = {**transfer, "kv_connector_extra_config": settings | heard_at}
         command = [str(VENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(VENV / "tiny-model"), "--port", str(self.port), *OPTIONS]
         command += ["--block-size", str(block_size)]
@@ -162,6 +168,10 @@ class VLLMServer:
     def tail(self) -> str:
         """Return the end of its log."""
         return self.log.read_text(errors="replace")[-4000:]
+
+    def end(self) -> None:
+        """Ask it to end, as an operator does; :meth:`kill` it afterwards."""
+        self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End all its processes at once, without a word to anybody. Idempotent."""
