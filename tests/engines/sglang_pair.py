@@ -24,12 +24,15 @@ class Refused(Exception):
 
 
 class Pair:
-    """A prefill and a decode server on this machine. Prefill can be started again at the same place."""
+    """A prefill and a decode server on this machine. Prefill can be started again at the same place.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Both announce themselves to ``router``.
+    """
+
+    def __init__(self, folder: Path, router: str) -> None:
+        self._folder, self._router = folder, router
         self._join = f"127.0.0.1:{lasting_port()}"
-        self._port, self._bootstrap_port, self._n_starts = lasting_port(), lasting_port(), 0
+        self._port, self.bootstrap_port, self._n_starts = lasting_port(), lasting_port(), 0
         self.start_prefill()
         self.decode = self._start("decode", DECODE, lasting_port())
 
@@ -42,9 +45,10 @@ class Pair:
         metrics_port = lasting_port()
         return SGLangServer(
             self._folder / f"{name}.log",
-            [*BOTH, *options, "--disaggregation-bootstrap-port", str(self._bootstrap_port)],
+            [*BOTH, *options, "--disaggregation-bootstrap-port", str(self.bootstrap_port)],
             environment={
                 "P2PKV_JOIN": self._join,
+                "P2PKV_ROUTERS": self._router,
                 "P2PKV_METRICS_PORT": str(metrics_port),
                 "SGLANG_HOST_IP": "127.0.0.1",
             },
@@ -59,7 +63,7 @@ class Pair:
         """
         place = {
             "bootstrap_host": "127.0.0.1",
-            "bootstrap_port": self._bootstrap_port,
+            "bootstrap_port": self.bootstrap_port,
             "bootstrap_room": random.randrange(1, MAX_ROOM),
         }
         threading.Thread(

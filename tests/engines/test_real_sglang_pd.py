@@ -11,6 +11,8 @@ from sglang_pair import Pair, Refused
 from sglang_server import SGLangServer
 
 from cluster import eventually
+from heartbeats import Listener
+from p2pkv.heartbeat import Mode, Role, State
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(2400)]
 
@@ -41,9 +43,17 @@ Answers = dict[int, list[int]]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def router() -> Iterator[Listener]:
+    """Return what both servers announce themselves to."""
+    listener = Listener()
+    yield listener
+    listener.close()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, router: Listener) -> Iterator[Pair]:
     """Return a prefill and a decode server, up."""
-    pair = Pair(tmp_path_factory.mktemp("pd"))
+    pair = Pair(tmp_path_factory.mktemp("pd"), router.address)
     try:
         pair.prefill.wait_until_ready()
         pair.decode.wait_until_ready()
@@ -106,6 +116,16 @@ def test_prefill_and_decode_give_a_single_servers_answers(pair: Pair, right: Ans
     assert rows >= n_pages(range(N_REQUESTS)) * ROWS_OF_A_PAGE + N_REQUESTS
     assert rows == pair.prefill.counters()["p2pkv_taken_rows_total"]
     assert failures(pair.prefill) == failures(pair.decode) == {}
+
+
+def test_both_servers_announce_themselves(pair: Pair, router: Listener) -> None:
+    for role, server in ((Role.PREFILL, pair.prefill), (Role.DECODE, pair.decode)):
+        heartbeat = router.hear(
+            lambda heard, role=role: heard.instance.role is role and heard.state is State.READY
+        )  # type: ignore[misc]
+        told = heartbeat.instance
+        assert (told.url, told.mode) == (f"http://127.0.0.1:{server.port}", Mode.SGLANG)
+        assert told.bootstrap_port == (pair.bootstrap_port if role is Role.PREFILL else None)
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])

@@ -56,7 +56,8 @@ class Served:
 
     def roles(self) -> set[str]:
         """Return what the instances do that the router has."""
-        return {instance["role"] for instance in self.get("/instances") or ()}
+        listed = self.get("/instances")
+        return {instance["role"] for instance in listed} if isinstance(listed, list) else set()
 
     def get(self, path: str) -> object:
         try:
