@@ -10,12 +10,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import msgspec
-
 from p2pkv.config import Config
 from p2pkv.errors import UsageError
-from p2pkv.heartbeat import Heart
-from p2pkv.integrations.announcing import announce
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_handoff import Handoff, Rank, draw_name, prompt_digest
 from p2pkv.integrations.vllm_messages import Fetch, Leave, Publish, Pull, RankDescription, StepMetadata
@@ -65,7 +61,6 @@ class SchedulerSide:
         self._loaded: set[str] = set()
         self._n_known: dict[str, int] = {}  # blocks of a request that need not be published any more
         self._published: set[str] = set()
-        self._heart: Heart | None = None
 
     def connect(self, ranks: Sequence[RankDescription]) -> None:
         """Take what the workers say of themselves, in the order of their ranks; called once, before any request.
@@ -77,17 +72,9 @@ class SchedulerSide:
             node = self._start_node(self._instance.scheduler_config(self._ranks[0].namespace))
             boundary = Boundary("vLLM's scheduler", node.metrics)
             self._lookups = PrefixLookups(node, boundary, len(self._ranks))
-        if self._instance.announced is not None:
-            first = self._ranks[0]
-            engine = msgspec.structs.replace(
-                self._instance.announced, node_id=first.node_id, namespace=first.namespace
-            )
-            self._heart = announce(self._instance.config, engine)
 
     def close(self) -> None:
-        """Say good-bye to the routers and leave the cluster. Idempotent."""
-        if self._heart is not None:
-            self._heart.close()
+        """Leave the cluster. Idempotent."""
         if self._lookups is not None:
             self._lookups.close()
 

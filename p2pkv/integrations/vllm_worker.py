@@ -11,9 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from p2pkv.config import Config
+from p2pkv.heartbeat import Heart
+from p2pkv.integrations.announcing import announce
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_caches import KVCaches
 from p2pkv.integrations.vllm_loads import Loads, offers
@@ -69,6 +72,14 @@ class WorkerSide:
         self._publishing = Publishing(self.node, self._caches, rank, self._boundary, self._tally)
         self._left: list[_Left] = []
         self._failed: set[int] = set()
+        self._heart = self._announce(instance) if rank == 0 else None
+
+    def _announce(self, instance: Instance) -> Heart | None:
+        """Tell routers of the instance. Here and not in the scheduler, which vLLM may kill before it says a word."""
+        if instance.announced is None:
+            return None
+        known = {"node_id": self.node.node_id, "namespace": self._namespace}
+        return announce(instance.config, msgspec.structs.replace(instance.announced, **known))
 
     def describe(self) -> RankDescription:
         """Return what the scheduler's half needs to know."""
@@ -146,7 +157,9 @@ class WorkerSide:
         return self._tally.take()
 
     def close(self) -> None:
-        """Leave the cluster: loads under way fail, offers end. Idempotent; takes a second or two at most."""
+        """Leave the routers and the cluster: loads under way fail, offers end. Idempotent; takes seconds at most."""
+        if self._heart is not None:
+            self._heart.close()
         self.node.close()
         self._publishing.close()
         self._loads.close()

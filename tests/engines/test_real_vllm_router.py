@@ -38,6 +38,7 @@ class Served:
             folder / "decode.log",
             p2pkv({"join": join, "node_id": "decode"}, role="kv_consumer", policy="recompute"),
             routers=routers,
+            options=["--shutdown-timeout", "30"],  # by default vLLM kills its processes at once
         )
         self.port = lasting_port()
         self._router = subprocess.Popen(

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ class VLLMServer:
         block_size: int = BLOCK,
         environment: Mapping[str, str] | None = None,
         routers: list[str] | None = None,
+        options: Sequence[str] = (),
     ) -> None:
         self.log = log
         self.port = lasting_port()
@@ -73,7 +74,7 @@ class VLLMServer:
             transfer = {**transfer, "kv_connector_extra_config": settings | heard_at}
         command = [str(VENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(VENV / "tiny-model"), "--port", str(self.port), *OPTIONS]
-        command += ["--block-size", str(block_size)]
+        command += ["--block-size", str(block_size), *options]
         if transfer is not None:
             command += ["--kv-transfer-config", json.dumps(transfer)]
         with log.open("wb") as output:
