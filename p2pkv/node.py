@@ -110,7 +110,7 @@ class Node:
             TransportSettings(
                 host=host,
                 advertise=advertise,
-                pool_nbytes=_whole_granules(config.pool_nbytes),
+                registered_nbytes=config.registered_nbytes,
                 verbs_devices=tuple(config.verbs_devices),
                 ucx_trust_network=bool(config.ucx_trust_network),
             ),
