@@ -53,7 +53,14 @@ READERS: dict[str, Callable[[Body], Prompt]] = {
     "/v1/chat/completions": read_chat,
     "/generate": read_generate,
 }
-_NOT_FORWARDED = HOP_BY_HOP | {"host", "expect", "accept-encoding", "x-request-id", "x-p2pkv-explain"}
+_NOT_FORWARDED = HOP_BY_HOP | {
+    b"host",
+    b"expect",
+    b"accept-encoding",
+    b"content-type",
+    b"x-request-id",
+    b"x-p2pkv-explain",
+}
 _SAFE_ID = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-.:")
 _SWEEP_S = 0.1
 
@@ -219,18 +226,15 @@ class Exchange:
         prompt = READERS[path](body)
         for name in ROUTERS_FIELDS:
             body.pop(name, None)
-        headers = {}
+        headers = []
         request_id = ""
-        for raw_name, value in self._scope["headers"]:
-            name = raw_name.decode("latin-1")
-            if name == "x-request-id":
-                request_id = value.decode("latin-1")
-            elif name not in _NOT_FORWARDED:
-                headers[name] = value.decode("latin-1")
+        for header in self._scope["headers"]:
+            if header[0] == b"x-request-id":
+                request_id = header[1].decode("latin-1")
+            elif header[0] not in _NOT_FORWARDED:
+                headers.append(header)
         if not 0 < len(request_id) <= 128 or not _SAFE_ID.issuperset(request_id):
             request_id = str(uuid.uuid4())
-        headers["x-request-id"] = request_id
-        headers["content-type"] = "application/json"
         return Call(path, body, prompt, headers, request_id)
 
     async def _watch_client(self) -> None:
@@ -314,11 +318,7 @@ class Exchange:
     def _answer_headers(
         self, call: Call, pair: Pair, answer: Answer, number: int
     ) -> list[tuple[bytes, bytes]]:
-        headers = [
-            (name.lower().encode("latin-1"), value.encode("latin-1"))
-            for name, value in answer.headers.items()
-            if name.lower() not in HOP_BY_HOP and name.lower() != "x-request-id"
-        ]
+        headers = [header for header in answer.headers if header[0] != b"x-request-id"]
         headers.append((b"x-request-id", call.request_id.encode("latin-1")))
         if any(name == b"x-p2pkv-explain" for name, _ in self._scope["headers"]):
             told = f"{pair.detail}; attempt {number + 1}"
