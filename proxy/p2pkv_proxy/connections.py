@@ -57,6 +57,8 @@ class Connection(asyncio.Protocol):
         self._is_paused = False
         self._is_complete = False
         self._is_kept = False
+        self._is_spoilt = False
+        """Something came behind the answer."""
 
     def send(self, request: bytes) -> None:
         """Send a request. The answer to the one before was read to its end."""
@@ -101,7 +103,8 @@ class Connection(asyncio.Protocol):
         if not self._is_used:
             return
         self._is_used = False
-        if self._is_complete and self._is_kept and not self._parts and self._error is None:
+        is_clean = not self._parts and not self._is_spoilt and self._error is None
+        if self._is_complete and self._is_kept and is_clean:
             self._owner.keep(self)
         else:
             self.hang_up()
@@ -179,17 +182,24 @@ class Connection(asyncio.Protocol):
 
     # what httptools calls
 
+    def on_message_begin(self) -> None:
+        """Take nothing behind an answer's end: nobody has asked for it."""
+        if self._is_complete:
+            self._is_spoilt = True
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header."""
         self._n_header_bytes += len(name) + len(value)
         if self._n_header_bytes > _MAX_HEADER_BYTES:
             self.fail(f"sent more than {_MAX_HEADER_BYTES} bytes of headers")
-        elif not self._is_complete:
+        elif not self._is_spoilt:
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Take the end of the headers; those of 1xx are no answer yet."""
         status: int = self._parser.get_status_code()
+        if self._is_spoilt:
+            return
         if status < 200:
             self.headers.clear()
         else:
@@ -197,6 +207,8 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
+        if self._is_spoilt:
+            return
         self._parts.append(body)
         self._n_bytes += len(body)
         if self._n_bytes > _MAX_WAITING_BYTES and not self._is_paused and self._transport is not None:
@@ -205,7 +217,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Take the end of the answer."""
-        if self.status:
+        if self.status and not self._is_spoilt:
             self._is_complete = True
             self._is_kept = self._parser.should_keep_alive()
 

@@ -210,7 +210,8 @@ class Exchange:
         self._deadline = self.began + self._settings.request_timeout
         read = time.monotonic()
         call = self._call(raw)
-        gone = asyncio.ensure_future(self._watch_client())
+        on_gone = self._scope["p2pkv.on_gone"]
+        on_gone.add(self._note_gone)
         try:
             if self._services.router.wants_holdings:
                 with self._interruptible():
@@ -218,7 +219,7 @@ class Exchange:
             self._own_seconds = time.monotonic() - read
             return await self._attempts(call, read)
         finally:
-            gone.cancel()
+            on_gone.discard(self._note_gone)
 
     def _call(self, raw: bytes) -> Call:
         path = self._scope["path"]
@@ -237,9 +238,7 @@ class Exchange:
             request_id = str(uuid.uuid4())
         return Call(path, body, prompt, headers, request_id)
 
-    async def _watch_client(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def _note_gone(self) -> None:
         self.cut(Cut.CLIENT_GONE)
 
     async def _attempts(self, call: Call, read: float) -> str:
@@ -381,10 +380,8 @@ class Exchange:
         return "timed_out"
 
     async def _hang_up(self) -> None:
-        hang_up = self._scope.get("p2pkv.hang_up")
-        if hang_up is not None:
-            hang_up()
-            await asyncio.sleep(0)  # the server must notice before it is told that this is all
+        self._scope["p2pkv.hang_up"]()
+        await asyncio.sleep(0)  # the server must notice before it is told that this is all
 
 
 def _uncancel(task: asyncio.Task[object] | None) -> None:
