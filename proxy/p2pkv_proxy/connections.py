@@ -283,6 +283,9 @@ class Connections:
 
     def _sweep(self) -> None:
         """End waits that are over, and connections that nobody has used for long."""
+        self._timer = self.loop.call_later(
+            _SWEEP_S, self._sweep
+        )  # first: it must go on whatever happens below
         now = time.monotonic()
         for connection in list(self.open):
             if connection.waiting_since and now - connection.waiting_since > self._answer_timeout:
@@ -292,7 +295,6 @@ class Connections:
                 idle.pop(0).hang_up()
             if not idle:
                 del self._idle[address]
-        self._timer = self.loop.call_later(_SWEEP_S, self._sweep)
 
 
 def _hang_up(connecting: asyncio.Task[tuple[asyncio.Transport, Connection]]) -> None:

@@ -15,8 +15,6 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 
-from prometheus_client import Counter
-
 from p2pkv_proxy.bodies import (
     ClientGoneError,
     Receive,
@@ -91,7 +89,6 @@ class Serving:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._exchanges: set[Exchange] = set()
-        self._choices: dict[str, Counter] = {}
 
     @property
     def in_flight(self) -> int:
