@@ -68,6 +68,7 @@ def run(console: Console, n_requests: int, policy: str, rate: float) -> int:
         with Live(show.table(tally), console=console, refresh_per_second=4) as live:
             asyncio.run(_scenario(cluster, load, tally, rate, show, live))
             live.update(show.table(tally))
+        console.print()
         counted = cluster.metrics()
     with console.status("one process alone generates the same"):
         reference = Reference()

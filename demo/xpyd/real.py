@@ -54,6 +54,7 @@ def run(console: Console, engine: str, n_requests: int, rate: float) -> int:
             with Live(show.table(tally), console=console, refresh_per_second=4) as live:
                 asyncio.run(_Scenario(pair, router, tally, show, live).run(load, rate))
                 live.update(show.table(tally))
+            console.print()
             amount, said = kind.handed_over()
             show_choices(console, router.metrics())
     n_again = sum(one.n_asked - 1 for one in tally.answered)
