@@ -17,6 +17,8 @@ from p2pkv.page import Keys
 PAGE = 8192
 _WORDS = np.arange(1, (4 << 20) // 8, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
+_MASK = np.uint64(0x03FF03FF03FF03FF)
+"""So that 16-bit values have high bytes alike, and a store that compresses does."""
 
 
 def keys_of(numbers: NDArray[np.int64] | list[int] | range) -> Keys:
@@ -27,7 +29,7 @@ def keys_of(numbers: NDArray[np.int64] | list[int] | range) -> Keys:
 def pages_of(numbers: NDArray[np.int64] | list[int] | range, nbytes: int = PAGE) -> NDArray[np.uint8]:
     """Return ``(n, nbytes)``; ``nbytes`` is a multiple of 8."""
     salts = (np.asarray(list(numbers), np.uint64) + np.uint64(1)) * _MULTIPLIER
-    return (_WORDS[: nbytes // 8][None, :] ^ salts[:, None]).view(np.uint8)
+    return ((_WORDS[: nbytes // 8][None, :] ^ salts[:, None]) & _MASK).view(np.uint8)
 
 
 def spans_of(memory: NDArray[np.uint8]) -> NDArray[np.int64]:
