@@ -102,9 +102,7 @@ def chance() -> random.Random:
     return random.Random(seed)
 
 
-def hunt(
-    folder: Path, layout: str, chance: random.Random, rounds: int, compression: str = "off"
-) -> int:
+def hunt(folder: Path, layout: str, chance: random.Random, rounds: int, compression: str = "off") -> int:
     """Damage records under an open store, ``rounds`` times each; return how many changes it found."""
     pristine = folder / "pristine"
     make_store(pristine, layout, compression)
