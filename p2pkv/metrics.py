@@ -119,7 +119,7 @@ class Metrics:
         )
         """``reason``: no_room, too_large, no_directory."""
         self.looked_up_pages = self._counter("p2pkv_looked_up_pages", "Pages looked up", "source")
-        """``source``: own_pool, location_cache, own_shard, peers."""
+        """``source``: own_pool, location_cache, own_shard, peers, earlier_owners (what newcomers did not know)."""
         self.retracted_pages = self._counter(
             "p2pkv_retracted_pages", "Evicted pages taken back from the directory"
         )

@@ -2,13 +2,14 @@
 
 A key's entry lies at ``replicas`` nodes of the ring. They are asked in parallel. An entry found anywhere counts;
 "not found" is final when every healthy owner said so; an owner that stays silent while another has spoken is waited
-for :data:`SILENT_OWNER_S` and no longer. The node's own shard is called directly.
+for :data:`SILENT_OWNER_S` and no longer. The node's own shard is called directly. What newcomers don't know is asked of
+those who owned it before they came.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 from p2pkv import _native
 from p2pkv.control import ControlClient, Request
 from p2pkv.directory.channels import DirectoryChannels
-from p2pkv.directory.ring import Ring
-from p2pkv.directory.view import State, View, node_key
+from p2pkv.directory.newcomers import SETTLING_S, Newcomers
+from p2pkv.directory.ring import Ring, moved
+from p2pkv.directory.view import Member, State, View, node_key
 from p2pkv.errors import ClosedError
 from p2pkv.metrics import Metrics
 from p2pkv.page import LOCATION, Keys, Locations, as_bytes
@@ -40,6 +42,10 @@ class _Route:
     ring: Ring
     table: _native.RingTable
     member_keys: NDArray[np.uint64]
+    before: _Route | None = None
+    """The same without the newcomers, to whom not everything may have been put yet; None: there are none."""
+    before_until: float = 0.0
+    """When nobody is new any more, a time of ``time.monotonic()``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,7 @@ class DirectoryClient:
         self._replicas = replicas
         self._metrics = metrics
         self._sequences = count(1)
+        self._newcomers = Newcomers()
         self.on_missed: Callable[[str], None] = lambda _: None
         """Called with the id of an owner that did not take a put: what it missed must be put again."""
         self.set_view(View())
@@ -99,13 +106,21 @@ class DirectoryClient:
     def set_view(self, view: View) -> None:
         """Route by ``view`` from now on; entries of owners outside it stop counting."""
         self._channels.set_view(view)
-        ring = Ring(view.present(), self._replicas)
+        present = view.present()
+        settled = self._newcomers.settled(present)
+        before = self._make_route(settled) if 0 < len(settled) < len(present) else None
+        route = self._make_route(present, before)
+        members = route.ring.members
+        self._shard.set_view(route.member_keys.tolist(), [member.boot_epoch for member in members])
+        self._route = route
+
+    def _make_route(self, members: Sequence[Member], before: _Route | None = None) -> _Route:
+        ring = Ring(members, self._replicas)
         keys = [node_key(member.node_id) for member in ring.members]
-        self._shard.set_view(keys, [member.boot_epoch for member in ring.members])
         is_healthy = np.array([member.state is State.ALIVE for member in ring.members], np.uint8)
         own_index = keys.index(self._own_key) if self._own_key in keys else -1
         table = _native.RingTable(ring.points, ring.successors, is_healthy, own_index)
-        self._route = _Route(ring, table, np.array(keys, np.uint64))
+        return _Route(ring, table, np.array(keys, np.uint64), before, time.monotonic() + SETTLING_S)
 
     @property
     def ring(self) -> Ring:
@@ -125,10 +140,29 @@ class DirectoryClient:
             self._metrics.count(self._metrics.looked_up_pages, "peers", len(keys) - n_own)
             route = self._route
             ask = _native.AskBatch(keys, found, route.table)
-
             self._ask_owners(route, _Question(Kind.GET, ask, keys, found, locations), deadline)
+            self._ask_earlier_owners(route, keys, found, locations, deadline)
             found = self._shard.keep_present(locations, found)
         return found, locations
+
+    def _ask_earlier_owners(
+        self,
+        route: _Route,
+        keys: Keys,
+        found: NDArray[np.uint8],
+        locations: NDArray[np.uint8],
+        deadline: float,
+    ) -> None:
+        """Look up what was not found and has a newcomer for an owner where it lay before."""
+        before = route.before
+        if before is None or found.all() or time.monotonic() > route.before_until:
+            return
+        is_done = (found.astype(bool) | ~moved(before.ring, route.ring, keys)).astype(np.uint8)
+        if is_done.all():
+            return
+        self._metrics.count(self._metrics.looked_up_pages, "earlier_owners", len(keys) - int(is_done.sum()))
+        ask = _native.AskBatch(keys, is_done, before.table)
+        self._ask_owners(before, _Question(Kind.GET, ask, keys, found, locations), deadline)
 
     def promote(
         self, keys: Keys, locations: NDArray[np.uint8], deadline: float, *, answer_s: float, lease: Lease
