@@ -36,7 +36,7 @@ Kind = tuple[str, str]
 def write_until_killed(store: DiskStore, first: int, said: int, lie: int) -> None:
     """Write pages from ``first`` on; say through ``said`` up to which they are flushed, and ``lie`` more."""
     for start in range(first, 1 << 40, STEP):
-        write(store, range(start, start + STEP), flush=start % (3 * STEP) == 0)
+        write(store, range(start, start + STEP), flush=start % (3 * STEP) == 0, small=True)
         if start % (3 * STEP) == 0:
             os.write(said, (start + STEP + lie).to_bytes(8, "little"))
 
@@ -96,7 +96,7 @@ def check(path: Path, kind: Kind, flushed: list[int], newest: int) -> list[int]:
     store = open_here(path, kind)
     wait_recovered(store)
     first = flushed[0] if flushed else 0
-    present = set(hits(store, range(first, newest)))
+    present = set(hits(store, range(first, newest), small=True))
     assert store.stats()["bad_records"] == 0 or kind[0] != "bucket"
     kept = [number for number in flushed if number in present]
     # What is missing was evicted for room, oldest first. But a segment that was evicted while the scanner held it

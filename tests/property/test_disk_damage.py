@@ -68,7 +68,7 @@ def damaged(chance: random.Random, own: bytes, other: bytes) -> bytes:
 
 def make_store(folder: Path, layout: str, compression: str = "off") -> None:
     store = open_store(folder, layout=layout, capacity=16 << 20, compression=compression)
-    write(store, range(N_PAGES), PAGE)
+    write(store, range(N_PAGES), PAGE, small=True)
     stats = store.stats()
     assert (stats["written_bytes"] < 0.9 * stats["stored_bytes"]) == (compression != "off")
     assert store.close()
@@ -112,9 +112,9 @@ def hunt(folder: Path, layout: str, chance: random.Random, rounds: int, compress
         shutil.copytree(pristine, copy)
         store = open_store(copy, layout=layout, capacity=16 << 20)
         wait_recovered(store)
-        assert hits(store, range(N_PAGES), PAGE) == list(range(N_PAGES))
+        assert hits(store, range(N_PAGES), PAGE, small=True) == list(range(N_PAGES))
         changed = damage_all(copy, chance)
-        present = set(hits(store, range(N_PAGES), PAGE))
+        present = set(hits(store, range(N_PAGES), PAGE, small=True))
         found = set(range(N_PAGES)) - present
         # of compressed bytes some bits mean nothing: what is read then is right, and `hits` has seen that it is
         assert found <= changed if compression != "off" else found == changed
@@ -138,7 +138,7 @@ def hunt_in_metadata(folder: Path, layout: str, chance: random.Random, rounds: i
             damage_metadata(copy, layout, chance)
         store = open_store(copy, layout=layout, capacity=16 << 20)
         wait_recovered(store)
-        present = hits(store, range(N_PAGES), PAGE)  # checks their bytes
+        present = hits(store, range(N_PAGES), PAGE, small=True)  # checks their bytes
         # a segment whose index can't be trusted is scanned; a slot or a name was all there was to know
         assert len(present) >= (N_PAGES if layout == "bucket" else N_PAGES - 32)
         store.close()
@@ -222,7 +222,7 @@ def test_without_the_check_damage_becomes_wrong_bytes(tmp_path: Path, chance: ra
     wait_recovered(store)
     damage_all(tmp_path, chance)
     with pytest.raises(AssertionError, match="wrong bytes"):
-        read(store, range(N_PAGES), PAGE)
+        read(store, range(N_PAGES), PAGE, small=True)
     store.close()
 
 
@@ -238,6 +238,6 @@ def test_files_cut_short_lose_only_what_was_cut(tmp_path: Path, layout: str, cha
         lengths[path] = chance.randrange(last)
         os.truncate(path, lengths[path])
     whole = {r.number for r in records if r.offset + r.nbytes <= lengths[r.path]}
-    assert set(hits(store, range(N_PAGES), PAGE)) == whole
-    assert (read(store, sorted(set(range(N_PAGES)) - whole), PAGE) == ReadStatus.MISS).all()
+    assert set(hits(store, range(N_PAGES), PAGE, small=True)) == whole
+    assert (read(store, sorted(set(range(N_PAGES)) - whole), PAGE, small=True) == ReadStatus.MISS).all()
     store.close()
