@@ -24,8 +24,8 @@ from p2pkv.disk.store import DiskStore
 
 CAPACITY = 8 << 20
 SEGMENT = 1 << 20
-MOST_IN_SEGMENT = SEGMENT // (PAGE // 2)
-"""Pages, compressed ones too."""
+MOST_IN_SEGMENT = {"off": SEGMENT // PAGE, "zstd": SEGMENT // (PAGE // 2)}
+"""Pages."""
 STEP = 24
 """Pages a write."""
 
@@ -103,7 +103,7 @@ def check(path: Path, kind: Kind, flushed: list[int], newest: int) -> list[int]:
     # is deleted later than the next one: the kill may come in between, and then it is back.
     youngest_missing = max((number for number in flushed if number not in present), default=-1)
     n_back = sum(number < youngest_missing for number in kept)
-    assert n_back <= (MOST_IN_SEGMENT if kind[0] == "bucket" else 0), (
+    assert n_back <= (MOST_IN_SEGMENT[kind[1]] if kind[0] == "bucket" else 0), (
         f"flushed pages are missing: {youngest_missing}, though {n_back} older ones are there"
     )
     if len(kept) < len(flushed):
