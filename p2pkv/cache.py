@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +24,9 @@ from p2pkv.directory.view import View
 from p2pkv.directory.warmer import Warmer
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import NotRegisteredError, P2PKVError, UsageError
+from p2pkv.host_arrays import as_host_array
 from p2pkv.metrics import Metrics
-from p2pkv.page import Keys, Locations, Namespace, Outcomes, Pieces, as_locations, row_pieces
+from p2pkv.page import Keys, Locations, Namespace, Outcomes, Pages, Pieces, as_locations, row_pieces
 from p2pkv.pool import Pool, PoolStatus
 from p2pkv.transfer import UNUSABLE, Connection, MemoryTable, TransferEngine
 from p2pkv.transports.base import Status, Transfer
@@ -97,7 +97,7 @@ class PageCache:
         # Bounded in time, so that a page that moved is found again; stale entries cost a second look-up, no more.
         self.locations = _native.LocationCache(65536, 10.0)
 
-    def publish(self, keys: Sequence[str | bytes], pages: Pieces | NDArray[Any], deadline: float) -> Outcomes:
+    def publish(self, keys: Sequence[str | bytes], pages: Pages, deadline: float) -> Outcomes:
         """Copy pages into the pool and tell the directory; ``HIT`` for those that can be fetched now."""
         call = self._check(keys, pages, writable=False)
         self._check_room(call)
@@ -151,7 +151,7 @@ class PageCache:
             outcomes[rows] = found
         return outcomes
 
-    def fetch(self, keys: Sequence[str | bytes], pages: Pieces | NDArray[Any], deadline: float) -> Outcomes:
+    def fetch(self, keys: Sequence[str | bytes], pages: Pages, deadline: float) -> Outcomes:
         """Bring pages into registered memory; ``HIT`` for those whose bytes are exactly the published ones."""
         call = self._check(keys, pages, writable=True)
         batch = _native.FetchBatch(call.ids, call.pieces, call.memory_of)
@@ -306,7 +306,7 @@ class PageCache:
             raise UsageError(f"key {duplicate} of the batch, {keys[duplicate]!r}, is in it twice")
         return ids
 
-    def _check(self, keys: Sequence[str | bytes], pages: Pieces | NDArray[Any], *, writable: bool) -> _Call:
+    def _check(self, keys: Sequence[str | bytes], pages: Pages, *, writable: bool) -> _Call:
         ids = self._hash(keys)
         pieces = _pieces(pages, writable=writable)
         if len(pieces) != len(ids):
@@ -341,15 +341,14 @@ class PageCache:
         self._metrics.count(self._metrics.fetched_bytes, source, nbytes)
 
 
-def _pieces(pages: Pieces | NDArray[Any], *, writable: bool) -> NDArray[np.int64]:
+def _pieces(pages: Pages, *, writable: bool) -> NDArray[np.int64]:
     if isinstance(pages, Pieces):
         return pages.array
-    if not isinstance(pages, np.ndarray):
-        raise UsageError(f"pages must be a numpy array or Pieces, not {type(pages).__name__}")
-    pieces = row_pieces(pages)
-    if writable and not pages.flags.writeable:
+    rows = as_host_array(pages, "pages, if not Pieces,")
+    pieces = row_pieces(rows)
+    if writable and not rows.flags.writeable:
         raise UsageError("the pages are to be written, but their array is read-only")
-    if writable and len(pages) > 1 and abs(pages.strides[0]) < pages.nbytes // len(pages):
+    if writable and len(rows) > 1 and abs(rows.strides[0]) < rows.nbytes // len(rows):
         raise UsageError("the pages are to be written, but the rows of their array overlap")
     return pieces
 

@@ -216,6 +216,11 @@ class Config:
         """``buddy_pool_size`` in bytes."""
         return int(self.buddy_pool_size)
 
+    @property
+    def registered_nbytes(self) -> int:
+        """What a node registers with its transports by itself, in bytes."""
+        return self.pool_nbytes + self.buffer_nbytes + self.buddy_pool_nbytes
+
     @classmethod
     def load(
         cls,

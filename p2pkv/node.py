@@ -8,11 +8,9 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import zmq
-from numpy.typing import NDArray
 
 from p2pkv import _native, endings, transports
 from p2pkv.address import split_address
@@ -31,8 +29,9 @@ from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import UsageError
 from p2pkv.gate import Gate
 from p2pkv.handshakes import Handshakes
+from p2pkv.host_arrays import HostArray, as_host_array
 from p2pkv.metrics import Metrics
-from p2pkv.page import Namespace, Outcomes, Pieces
+from p2pkv.page import Namespace, Outcomes, Pages
 from p2pkv.pool import Pool
 from p2pkv.secret import cluster_keys
 from p2pkv.transfer import Memory, PeerTraffic, TransferEngine, native_ways
@@ -111,7 +110,7 @@ class Node:
             TransportSettings(
                 host=host,
                 advertise=advertise,
-                pool_nbytes=_whole_granules(config.pool_nbytes),
+                registered_nbytes=config.registered_nbytes,
                 verbs_devices=tuple(config.verbs_devices),
                 ucx_trust_network=bool(config.ucx_trust_network),
             ),
@@ -207,23 +206,25 @@ class Node:
         return tier
 
     def register_memory(
-        self, buffer: NDArray[Any], *, nbytes: int | None = None, readable: bool = False
+        self, buffer: HostArray, *, nbytes: int | None = None, readable: bool = False
     ) -> Memory:
         """Let calls read and write ``buffer``, a C-contiguous array; it is kept alive until the result is closed.
+
+        Takes a numpy array, or host memory of anything with DLPack, as a tensor of torch on a CPU.
 
         ``nbytes`` registers only its beginning. ``readable`` memory can be offered to peers, who then may read it all.
         Registrations must not overlap. Raises :class:`~p2pkv.errors.TransportError` if no transport can do it.
         """
         with self._gate:
-            if not isinstance(buffer, np.ndarray) or not buffer.flags.c_contiguous or buffer.dtype.hasobject:
-                raise UsageError("memory to register must be a C-contiguous numpy array of plain values")
+            array = as_host_array(buffer, "memory to register")
+            if not array.flags.c_contiguous or array.dtype.hasobject:
+                raise UsageError("memory to register must be C-contiguous and of plain values")
             if nbytes is None:
-                nbytes = buffer.nbytes
-            elif nbytes > buffer.nbytes:
-                raise UsageError(f"cannot register {nbytes} bytes of an array of {buffer.nbytes}")
-            is_writable = buffer.flags.writeable
+                nbytes = array.nbytes
+            elif nbytes > array.nbytes:
+                raise UsageError(f"cannot register {nbytes} bytes of an array of {array.nbytes}")
             return self._register(
-                buffer.ctypes.data, nbytes, buffer, is_writable=is_writable, is_readable=readable
+                array.ctypes.data, nbytes, array, is_writable=array.flags.writeable, is_readable=readable
             )
 
     def register_address(
@@ -259,9 +260,7 @@ class Node:
                 owner, address, nbytes, is_writable=is_writable, is_readable=is_readable
             )
 
-    def publish(
-        self, keys: Sequence[str | bytes], pages: Pieces | NDArray[Any], *, timeout: float | None = None
-    ) -> Outcomes:
+    def publish(self, keys: Sequence[str | bytes], pages: Pages, *, timeout: float | None = None) -> Outcomes:
         """Copy pages into this node's pool and announce them; blocks until the directory knows.
 
         ``pages`` lies in registered memory: an array whose row ``i`` is page ``i``, or :class:`Pieces`. Pages of one
@@ -276,9 +275,7 @@ class Node:
         with self._gate:
             return self._started.publish(keys, pages, self._deadline(timeout))
 
-    def fetch(
-        self, keys: Sequence[str | bytes], pages: Pieces | NDArray[Any], *, timeout: float | None = None
-    ) -> Outcomes:
+    def fetch(self, keys: Sequence[str | bytes], pages: Pages, *, timeout: float | None = None) -> Outcomes:
         """Bring pages into registered memory, from whichever node has them.
 
         Returns ``(n,)`` uint8: ``Outcome.HIT`` where the memory holds exactly the published bytes; the memory of a

@@ -6,13 +6,14 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.errors import UsageError
+from p2pkv.host_arrays import HostArray
 
 KEY_BYTES = 16
 
@@ -91,6 +92,10 @@ class Pieces:
     def of_rows(cls, array: NDArray[Any]) -> Pieces:
         """Take each row ``array[i]`` as page ``i`` of one piece. Rows must be C-contiguous."""
         return cls(row_pieces(array))
+
+
+Pages: TypeAlias = "Pieces | HostArray"
+"""Pages for a call: pieces, or an array whose rows are pages."""
 
 
 def row_pieces(array: NDArray[Any]) -> NDArray[np.int64]:

@@ -19,6 +19,7 @@ def hunt(
     batch: int = 8,
     sabotage: str = "",
     disk: Path | None = None,
+    listen: str = "127.0.0.1:0",
 ) -> tuple[int, int]:
     """Return the hits of all readers, and how many of them had a wrong byte; ``batch`` pages are read at a time.
 
@@ -28,7 +29,7 @@ def hunt(
     print(f"seed {seed}")
     progress = tmp_path / "progress"
     progress.write_bytes(bytes(8))
-    options = {"transports": [transport], "sabotage": sabotage}
+    options = {"transports": [transport], "sabotage": sabotage, "listen": listen}
     # Room for about eight batches, where readers look back up to eleven: many pages go while they wait.
     pool_size = 8 * batch * sum(sizes) // len(sizes)
     below = {"disk_path": str(disk), "disk_size": "256MiB"} if disk is not None else {}

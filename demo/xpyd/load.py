@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -16,6 +17,8 @@ from demo.xpyd.server import SHAPE
 
 _SUBJECTS = ("the cache", "a page", "the directory", "a reader", "the pool", "a shard", "the owner", "a span")
 _VERBS = ("moves", "keeps", "loses", "finds", "reads", "names", "checks", "evicts", "remembers", "forgets")
+_ASK_AGAIN_S = 1.0
+"""What the router's ``Retry-After`` says for one that is busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +57,18 @@ class Answered:
 
     asked: Asked
     text: str = ""
+    ids: list[int] = field(default_factory=list)
+    """The tokens, where the engine tells them."""
     error: str = ""
+    n_asked: int = 0
+    """Times until it was answered."""
     first_token_seconds: float = 0.0
     seconds: float = 0.0
 
     @property
     def has_tokens(self) -> bool:
         """Whether some reached the client."""
-        return bool(self.text)
+        return bool(self.text or self.ids)
 
 
 @dataclass(slots=True)
@@ -124,25 +131,70 @@ class Reference:
         return self._model.run_page(tokens[page * PAGE : (page + 1) * PAGE], pages[: page + 1], self._kv)
 
 
-async def drive(url: str, load: list[Asked], tally: Tally, per_second: float) -> None:
-    """Send the load at a steady rate; every request ends in ``tally``."""
+async def drive(
+    url: str,
+    load: Sequence[Asked],
+    tally: Tally,
+    per_second: float,
+    *,
+    fields: Callable[[Asked], Mapping[str, object]] = lambda asked: {},
+    patience: float = 0.0,
+) -> None:
+    """Send the load at a steady rate; every request ends in ``tally``.
+
+    ``fields`` gives what goes into a request's body besides. A request that failed before its first token is sent
+    again for ``patience`` seconds.
+    """
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=90)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        client = _Client(session, url, fields, patience)
         began = time.monotonic()
         asking = []
         for number, asked in enumerate(load):
             await asyncio.sleep(max(0.0, began + number / per_second - time.monotonic()))
             tally.n_sent += 1
-            asking.append(asyncio.ensure_future(_ask(session, url, asked, tally)))
+            asking.append(asyncio.ensure_future(client.ask(asked, tally)))
         await asyncio.gather(*asking)
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, asked: Asked, tally: Tally) -> None:
-    answered = Answered(asked)
-    began = time.monotonic()
-    try:
-        async with session.post(url + asked.path, json=asked.body) as response:
+class _Client:
+    """What all requests of a load have in common."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        fields: Callable[[Asked], Mapping[str, object]],
+        patience: float,
+    ) -> None:
+        self._session = session
+        self._url = url
+        self._fields = fields
+        self._patience = patience
+
+    async def ask(self, asked: Asked, tally: Tally) -> None:
+        """Send a request, again if need be, and put what became of it into ``tally``."""
+        answered = Answered(asked)
+        began = time.monotonic()
+        while True:
+            answered.n_asked += 1
+            answered.error = ""
+            try:
+                await self._ask_once(answered)
+            except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+                answered.error = f"{type(error).__name__}: {error}"
+            answered.seconds = time.monotonic() - began
+            if not answered.error or answered.has_tokens or answered.seconds > self._patience:
+                break
+            await asyncio.sleep(_ASK_AGAIN_S)
+        tally.answered.append(answered)
+
+    async def _ask_once(self, answered: Answered) -> None:
+        asked = answered.asked
+        began = time.monotonic()
+        body = {**asked.body, **self._fields(asked)}
+        async with self._session.post(self._url + asked.path, json=body) as response:
             if response.status != 200:
                 answered.error = f"status {response.status}: {(await response.text())[:200]}"
             elif asked.is_stream:
@@ -150,11 +202,8 @@ async def _ask(session: aiohttp.ClientSession, url: str, asked: Asked, tally: Ta
             else:
                 choice = (await response.json())["choices"][0]
                 answered.text = choice["text"] if "text" in choice else choice["message"]["content"]
+                answered.ids = choice.get("token_ids") or choice.get("response_token_ids") or []
                 answered.first_token_seconds = time.monotonic() - began
-    except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-        answered.error = f"{type(error).__name__}: {error}"
-    answered.seconds = time.monotonic() - began
-    tally.answered.append(answered)
 
 
 async def _read_stream(response: aiohttp.ClientResponse, answered: Answered, began: float) -> None:
@@ -167,8 +216,9 @@ async def _read_stream(response: aiohttp.ClientResponse, answered: Answered, beg
         if "error" in event:
             answered.error = event["error"]["message"]
             return
-        if not answered.text:
+        if not answered.has_tokens:
             answered.first_token_seconds = time.monotonic() - began
-        choice = event["choices"][0]
-        answered.text += choice["text"] if "text" in choice else choice["delta"].get("content", "")
+        for choice in event["choices"]:
+            answered.text += choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+            answered.ids += choice.get("token_ids") or []
     answered.error = answered.error or "the stream ended without [DONE]"

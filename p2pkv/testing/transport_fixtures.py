@@ -71,6 +71,13 @@ class TransportFixtures:
     """Seconds between two pages that the owner rewrites, in the hunt for torn reads. A batch should meet pages in every
     state: untouched, being rewritten, and done since; so the slower the machine, the longer the pause."""
 
+    notices_deaths: ClassVar[bool] = True
+    """Whether a read ends, as PEER_LOST, within a second of its peer's death. Where no connection breaks, and the
+    device has taken the request, only keepalives would tell: then the deadline ends it, as TIMED_OUT."""
+
+    n_cycles: ClassVar[int] = 200
+    """Connections that come and go one after another, of which nothing may be left."""
+
     # --- fixtures ---
 
     @pytest.fixture

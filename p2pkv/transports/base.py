@@ -173,8 +173,8 @@ class TransportSettings:
     """The address that the node binds."""
     advertise: str = "127.0.0.1"
     """The address at which peers reach it."""
-    pool_nbytes: int = 0
-    """The size of the pool that the node is going to register, readable."""
+    registered_nbytes: int = 0
+    """What the node is going to register of its own: the pool, and what transfers receive into."""
     verbs_devices: tuple[str, ...] = ()
     ucx_trust_network: bool = False
 

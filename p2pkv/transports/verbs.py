@@ -46,13 +46,13 @@ class VerbsTransport(NativeTransport):
     def create(cls, settings: TransportSettings) -> VerbsTransport:
         transport = cls(settings.verbs_devices)
         # the kernel counts memory once for every rail that it is registered on
-        needed = settings.pool_nbytes * transport._n_rails(settings.verbs_devices)
+        needed = settings.registered_nbytes * transport._n_rails(settings.verbs_devices)
         limit = locked_memory_limit()
         if limit is not None and needed > limit:
             transport.close()
             raise TransportError(
-                f"cannot lock the pool, {needed >> 10} KiB on all rails together: this process may lock "
-                f"{limit >> 10} KiB; shrink pool_size or {_RAISE_LIMIT}"
+                f"cannot lock the pool and the receive buffer, {needed >> 10} KiB on all rails together: this process "
+                f"may lock {limit >> 10} KiB; shrink pool_size and buffer_size, or {_RAISE_LIMIT}"
             )
         return transport
 

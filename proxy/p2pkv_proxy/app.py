@@ -114,7 +114,7 @@ class App:
             if self.discovery is not None:
                 self.discovery.close()
             holdings.close()
-            await engines.close()
+            engines.close()
 
     def _work(self, engines: Engines) -> list[Coroutine[object, object, None]]:
         """Return what runs beside the requests."""

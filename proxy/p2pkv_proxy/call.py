@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2pkv_proxy.prompts import Body, Prompt
@@ -17,8 +17,8 @@ class Call:
     """``/v1/completions`` and the like; the same at the engines."""
     body: Body
     prompt: Prompt
-    headers: Mapping[str, str]
-    """For the engines."""
+    headers: list[tuple[bytes, bytes]]
+    """For the engines, with names in lower case; without those of the body and the request's id."""
     request_id: str
 
 

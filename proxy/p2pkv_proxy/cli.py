@@ -16,7 +16,7 @@ from p2pkv.heartbeat import Mode, Role
 from p2pkv.secret import cluster_keys
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-_NEEDED = ("aiohttp", "httptools", "starlette", "uvicorn")
+_NEEDED = ("httptools", "starlette", "uvicorn")
 
 
 def unavailable() -> str | None:

@@ -1,80 +1,82 @@
-"""The HTTP client side: requests to engines, with every wait bounded and every failure named.
+"""Requests to engines, with every failure named and counted against the instance whose it is.
 
-Nothing in an answer is changed. Connections are kept for less than engines keep theirs (uvicorn: 5 s), so that a
-request rarely meets one that is being closed.
+Nothing in an answer is changed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import aiohttp
-from yarl import URL
-
 from p2pkv.heartbeat import Role
 from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Interrupt
+from p2pkv_proxy.connections import Connection, ConnectionFailedError, Connections
 from p2pkv_proxy.registry import Tracked
 from p2pkv_proxy.settings import Settings
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_KEEP_S = 3.0
 _BUSY = frozenset({429, 503})
 """An engine that says so is healthy; another one may have room."""
 _MAX_ERROR_BYTES = 1 << 16
+_MAX_PAGE_BYTES = 1 << 20
 
 
 class Engines:
-    """The client session. Close it on the loop it was made on."""
+    """The connections to all instances. Make and close it on the loop that uses it."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._urls: dict[tuple[str, str], URL] = {}
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_S, ttl_dns_cache=30),
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=settings.connect_timeout, sock_read=settings.answer_timeout
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
-            read_bufsize=1 << 18,
+        self._connections = Connections(
+            connect_timeout=settings.connect_timeout, answer_timeout=settings.answer_timeout
         )
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Hang up on everybody."""
-        await self._session.close()
+        self._connections.close()
 
     def post(self, tracked: Tracked, call: Call, body: bytes, interrupt: Interrupt) -> Post:
-        """Prepare a request to an instance; use it in an ``async with``, which sends it and counts it there."""
-        key = tracked.instance.url, call.path
-        url = self._urls.get(key)
-        if url is None:
-            if len(self._urls) > 10_000:
-                self._urls.clear()
-            url = self._urls[key] = URL(tracked.instance.url + call.path, encoded=True)
-
-        def send() -> Awaitable[aiohttp.ClientResponse]:
-            return self._session.post(url, data=body, headers=call.headers, allow_redirects=False)
-
-        return Post(tracked, send, call, interrupt, self._settings.max_answer)
+        """Prepare a request to an instance; use it in an ``async with``, which counts it there until its end."""
+        return Post(self._connections, tracked, call, body, interrupt, self._settings.max_answer)
 
     async def get(self, tracked: Tracked, path: str, timeout: float) -> tuple[int, str, bytes]:
         """Return status, content type and body of a small page. Raises :class:`InstanceError`."""
+        getting = asyncio.ensure_future(self._get(tracked, path))
         try:
-            async with self._session.get(
-                tracked.instance.url + path,
-                timeout=aiohttp.ClientTimeout(total=timeout),
-                allow_redirects=False,
-            ) as response:
-                return response.status, response.content_type, await response.read()
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            raise InstanceError(tracked, _reason(error)) from error
+            await asyncio.wait({getting}, timeout=timeout)
+            if getting.done():
+                return getting.result()
+        except ConnectionFailedError as error:
+            raise InstanceError(tracked, str(error)) from error
+        finally:
+            getting.cancel()
+        raise InstanceError(tracked, "did not answer in time")
+
+    async def _get(self, tracked: Tracked, path: str) -> tuple[int, str, bytes]:
+        address = _address(tracked)
+        connection = await self._connections.get(address)
+        try:
+            connection.send(f"GET {path} HTTP/1.1\r\nhost: {address}\r\n\r\n".encode())
+            status = await connection.head()
+            body = await connection.read(_MAX_PAGE_BYTES)
+            return status, _content_type(connection), body
+        finally:
+            connection.done()
+
+
+def _address(tracked: Tracked) -> str:
+    return tracked.instance.url.removeprefix("http://")
+
+
+def _content_type(connection: Connection) -> str:
+    for name, value in connection.headers:
+        if name == b"content-type":
+            return value.decode("latin-1")
+    return "application/json"
 
 
 class Post:
@@ -82,34 +84,51 @@ class Post:
 
     def __init__(
         self,
+        connections: Connections,
         tracked: Tracked,
-        request: Callable[[], Awaitable[aiohttp.ClientResponse]],
         call: Call,
+        body: bytes,
         interrupt: Interrupt,
         max_answer: int,
     ) -> None:
         self.tracked = tracked
-        self._request = request
+        self._connections = connections
+        self._call = call
+        self._body = body
         self._max_answer = max_answer
         # a prefill's work is what it must compute, a decode's what it must keep and generate
         prompt = call.prompt
         is_prefill = tracked.instance.role is Role.PREFILL
         n_tokens = prompt.n_to_compute + 1 if is_prefill else prompt.n_tokens + prompt.max_tokens
         self._attempt = tracked.begin(n_tokens, time.monotonic(), lambda: interrupt(tracked))
-        self.response: aiohttp.ClientResponse | None = None
+        self._connection: Connection | None = None
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The answer's, with names in lower case; there when :meth:`send` has returned."""
+        assert self._connection is not None
+        return self._connection.headers
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def send(self) -> aiohttp.ClientResponse:
+    async def send(self) -> None:
         """Send it and wait for the head of a good answer."""
+        address = _address(self.tracked)
+        head = [
+            b"POST %b HTTP/1.1\r\nhost: %b\r\n" % (self._call.path.encode(), address.encode()),
+            *(b"%b: %b\r\n" % header for header in self._call.headers),
+            b"x-request-id: %b\r\n" % self._call.request_id.encode(),
+            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(self._body),
+        ]
         try:
-            self.response = response = await self._request()
-            if response.status != 200:
-                await self._refused(response)
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            raise self._failed(_reason(error)) from error
-        return response
+            self._connection = connection = await self._connections.get(address)
+            connection.send(b"".join((*head, self._body)))
+            status = await connection.head()
+            if status != 200:
+                await self._refused(connection, status)
+        except ConnectionFailedError as error:
+            raise self._failed(str(error)) from error
 
     async def read(self) -> bytes:
         """Return the whole answer."""
@@ -124,21 +143,20 @@ class Post:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the answer as it comes."""
-        assert self.response is not None
+        assert self._connection is not None
         try:
-            async for chunk in self.response.content.iter_any():
+            async for chunk in self._connection.parts():
                 self.tracked.answered(self._attempt)
                 yield chunk
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            raise self._failed(_reason(error)) from error
+        except ConnectionFailedError as error:
+            raise self._failed(str(error)) from error
 
     def blame(self, what: str) -> InstanceError:
         """Count a failure of the instance that only a reader of its answer can see."""
         return self._failed(what)
 
-    async def _refused(self, response: aiohttp.ClientResponse) -> None:
-        body = await response.content.read(_MAX_ERROR_BYTES)
-        status = response.status
+    async def _refused(self, connection: Connection, status: int) -> None:
+        body = await connection.read(_MAX_ERROR_BYTES)
         if status in _BUSY:
             self.tracked.end(self._attempt, time.monotonic())
             raise InstanceError(
@@ -146,7 +164,7 @@ class Post:
             )
         if 400 <= status < 500 and status != 408:
             self.tracked.answered(self._attempt)
-            raise AnsweredError(status, response.headers.get("content-type", "application/json"), body)
+            raise AnsweredError(status, _content_type(connection), body)
         raise self._failed(
             f"answered with status {status}", status=status if status >= 500 else 502, body=body
         )
@@ -162,19 +180,5 @@ class Post:
         traceback: TracebackType | None,
     ) -> None:
         self.tracked.end(self._attempt, time.monotonic())
-        if self.response is None:
-            return
-        if self.response.content.at_eof():
-            self.response.release()
-        else:
-            self.response.close()  # the engine sees that nobody reads any more, and stops computing
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, (asyncio.TimeoutError, aiohttp.ServerTimeoutError)):
-        return "did not answer in time"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return f"can't be reached: {error.os_error.strerror or error.os_error}"
-    if isinstance(error, (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, ConnectionError)):
-        return "hung up"
-    return f"failed: {type(error).__name__}: {error}"[:300]
+        if self._connection is not None:
+            self._connection.done()

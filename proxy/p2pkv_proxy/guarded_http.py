@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -16,7 +17,8 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0
 class GuardedProtocol(HttpToolsProtocol):
     """Hangs up on who opens a connection and says nothing, sends headers drop by drop, or too many of them.
 
-    A request's scope has ``p2pkv.hang_up``, which ends the connection at once.
+    A request's scope has ``p2pkv.hang_up``, which ends the connection at once, and the set ``p2pkv.on_gone`` of what is
+    called when the client has gone: waiting for that by ASGI's ``receive`` would take a task for each request.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -26,6 +28,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_headers = True
         self._tail = b""
         """The end of what came before, should the blank line be cut in two."""
+        self._on_gone: set[Callable[[], None]] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -34,6 +37,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        for tell in list(self._on_gone):
+            tell()
 
     def data_received(self, data: bytes) -> None:
         if self._in_headers:
@@ -58,6 +63,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._tail = b""
         self.scope["p2pkv.hang_up"] = self._hang_up  # type: ignore[typeddict-unknown-key]
+        self.scope["p2pkv.on_gone"] = self._on_gone  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

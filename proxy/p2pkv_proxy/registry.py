@@ -41,7 +41,10 @@ class Tracked:
         self.expires = float("inf")
         self.breaker = Breaker()
         self.n_tokens = 0
+        self.sent = 0
+        """Requests that went there."""
         self.served = 0
+        """Requests that had an answer, or its beginning if the client left."""
         self.is_draining_here = False
         """The operator said so to this router."""
         self._attempts: dict[Attempt, None] = {}
@@ -90,6 +93,7 @@ class Tracked:
         attempt = Attempt(n_tokens, now, interrupt)
         self._attempts[attempt] = self._unanswered[attempt] = None
         self.n_tokens += n_tokens
+        self.sent += 1
         self.breaker.begin(attempt)
         return attempt
 
@@ -103,9 +107,10 @@ class Tracked:
         if attempt not in self._attempts:
             return
         del self._attempts[attempt]
+        is_answered = attempt not in self._unanswered
         self._unanswered.pop(attempt, None)
         self.n_tokens -= attempt.n_tokens
-        self.served += not failed
+        self.served += is_answered and not failed
         if failed:
             self.breaker.failed(attempt, now)
         else:

@@ -15,8 +15,6 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 
-from prometheus_client import Counter
-
 from p2pkv_proxy.bodies import (
     ClientGoneError,
     Receive,
@@ -53,7 +51,14 @@ READERS: dict[str, Callable[[Body], Prompt]] = {
     "/v1/chat/completions": read_chat,
     "/generate": read_generate,
 }
-_NOT_FORWARDED = HOP_BY_HOP | {"host", "expect", "accept-encoding", "x-request-id", "x-p2pkv-explain"}
+_NOT_FORWARDED = HOP_BY_HOP | {
+    b"host",
+    b"expect",
+    b"accept-encoding",
+    b"content-type",
+    b"x-request-id",
+    b"x-p2pkv-explain",
+}
 _SAFE_ID = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-.:")
 _SWEEP_S = 0.1
 
@@ -84,7 +89,6 @@ class Serving:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._exchanges: set[Exchange] = set()
-        self._choices: dict[str, Counter] = {}
 
     @property
     def in_flight(self) -> int:
@@ -203,7 +207,8 @@ class Exchange:
         self._deadline = self.began + self._settings.request_timeout
         read = time.monotonic()
         call = self._call(raw)
-        gone = asyncio.ensure_future(self._watch_client())
+        on_gone = self._scope["p2pkv.on_gone"]
+        on_gone.add(self._note_gone)
         try:
             if self._services.router.wants_holdings:
                 with self._interruptible():
@@ -211,7 +216,7 @@ class Exchange:
             self._own_seconds = time.monotonic() - read
             return await self._attempts(call, read)
         finally:
-            gone.cancel()
+            on_gone.discard(self._note_gone)
 
     def _call(self, raw: bytes) -> Call:
         path = self._scope["path"]
@@ -219,23 +224,18 @@ class Exchange:
         prompt = READERS[path](body)
         for name in ROUTERS_FIELDS:
             body.pop(name, None)
-        headers = {}
+        headers = []
         request_id = ""
-        for raw_name, value in self._scope["headers"]:
-            name = raw_name.decode("latin-1")
-            if name == "x-request-id":
-                request_id = value.decode("latin-1")
-            elif name not in _NOT_FORWARDED:
-                headers[name] = value.decode("latin-1")
+        for header in self._scope["headers"]:
+            if header[0] == b"x-request-id":
+                request_id = header[1].decode("latin-1")
+            elif header[0] not in _NOT_FORWARDED:
+                headers.append(header)
         if not 0 < len(request_id) <= 128 or not _SAFE_ID.issuperset(request_id):
             request_id = str(uuid.uuid4())
-        headers["x-request-id"] = request_id
-        headers["content-type"] = "application/json"
         return Call(path, body, prompt, headers, request_id)
 
-    async def _watch_client(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def _note_gone(self) -> None:
         self.cut(Cut.CLIENT_GONE)
 
     async def _attempts(self, call: Call, read: float) -> str:
@@ -314,11 +314,7 @@ class Exchange:
     def _answer_headers(
         self, call: Call, pair: Pair, answer: Answer, number: int
     ) -> list[tuple[bytes, bytes]]:
-        headers = [
-            (name.lower().encode("latin-1"), value.encode("latin-1"))
-            for name, value in answer.headers.items()
-            if name.lower() not in HOP_BY_HOP and name.lower() != "x-request-id"
-        ]
+        headers = [header for header in answer.headers if header[0] != b"x-request-id"]
         headers.append((b"x-request-id", call.request_id.encode("latin-1")))
         if any(name == b"x-p2pkv-explain" for name, _ in self._scope["headers"]):
             told = f"{pair.detail}; attempt {number + 1}"
@@ -381,10 +377,8 @@ class Exchange:
         return "timed_out"
 
     async def _hang_up(self) -> None:
-        hang_up = self._scope.get("p2pkv.hang_up")
-        if hang_up is not None:
-            hang_up()
-            await asyncio.sleep(0)  # the server must notice before it is told that this is all
+        self._scope["p2pkv.hang_up"]()
+        await asyncio.sleep(0)  # the server must notice before it is told that this is all
 
 
 def _uncancel(task: asyncio.Task[object] | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shlex
 import threading
 import urllib.error
 from collections.abc import Sequence
@@ -12,11 +11,18 @@ from typing import Any
 
 from sglang_server import SGLangServer, lasting_port
 
-BOTH = shlex.split("--disaggregation-transfer-backend p2pkv --hicache-ratio 1 --enable-metrics")
-PREFILL = shlex.split("--disaggregation-mode prefill --chunked-prefill-size 128")
-"""Long prompts go over in several chunks."""
-DECODE = shlex.split("--disaggregation-mode decode --disaggregation-decode-retraction-backup cpu_tensor")
+from demo.xpyd.real_engines import SGLang
+
 MAX_ROOM = 2**63 - 1
+FAILURES = (
+    "p2pkv_failed_calls_total",
+    "p2pkv_failed_rows_total",
+    "p2pkv_rejected_rows_total",
+    "p2pkv_duplicate_rows_total",
+    "p2pkv_expired_rows_total",
+    "p2pkv_lapsed_offers_total",
+    "p2pkv_withdrawn_offers_total",
+)
 
 
 class Refused(Exception):
@@ -29,25 +35,21 @@ class Pair:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._join = f"127.0.0.1:{lasting_port()}"
-        self._port, self._bootstrap_port, self._n_starts = lasting_port(), lasting_port(), 0
+        self._port, self.bootstrap_port, self._n_starts = lasting_port(), lasting_port(), 0
         self.start_prefill()
-        self.decode = self._start("decode", DECODE, lasting_port())
+        self.decode = self._start("decode", SGLang.DECODE, lasting_port())
 
     def start_prefill(self) -> None:
         """Start the prefill server."""
         self._n_starts += 1
-        self.prefill = self._start(f"prefill-{self._n_starts}", PREFILL, self._port)
+        self.prefill = self._start(f"prefill-{self._n_starts}", SGLang.PREFILL, self._port)
 
     def _start(self, name: str, options: Sequence[str], port: int) -> SGLangServer:
         metrics_port = lasting_port()
         return SGLangServer(
             self._folder / f"{name}.log",
-            [*BOTH, *options, "--disaggregation-bootstrap-port", str(self._bootstrap_port)],
-            environment={
-                "P2PKV_JOIN": self._join,
-                "P2PKV_METRICS_PORT": str(metrics_port),
-                "SGLANG_HOST_IP": "127.0.0.1",
-            },
+            SGLang.paired(options, self.bootstrap_port),
+            environment=SGLang.node(self._join, metrics_port),
             port=port,
             metrics_port=metrics_port,
         )
@@ -59,7 +61,7 @@ class Pair:
         """
         place = {
             "bootstrap_host": "127.0.0.1",
-            "bootstrap_port": self._bootstrap_port,
+            "bootstrap_port": self.bootstrap_port,
             "bootstrap_room": random.randrange(1, MAX_ROOM),
         }
         threading.Thread(
@@ -82,3 +84,8 @@ class Pair:
         """End both. Idempotent."""
         for server in (self.prefill, self.decode):
             server.kill()
+
+
+def failures(server: SGLangServer) -> dict[str, float]:
+    """Return p2pkv's counters of what went wrong, other than 0."""
+    return {name: n for name, n in server.counters().items() if n and name.startswith(FAILURES)}

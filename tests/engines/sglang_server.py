@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shlex
 import signal
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -16,40 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from cluster import eventually
+from demo.xpyd.real_engines import SGLang, lasting_port
 
-ROOT = Path(__file__).parents[2]
-VENV = ROOT / ".venv-sglang"
-SHIMS = Path(__file__).with_name("sglang_cpu") / "shims"
 READY_S = 300.0
 """Starting takes 40 to 120 s on two cores, most of it imports."""
-
-ENVIRONMENT = {
-    "PYTHONPATH": str(SHIMS),
-    "SGLANG_USE_CPU_ENGINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "no_proxy": "127.0.0.1",
-}
-OPTIONS = shlex.split(
-    "--device cpu --host 127.0.0.1 --dtype float32 --attention-backend torch_native --disable-overlap-schedule "
-    "--max-total-tokens 4096 --page-size 16 --mem-fraction-static 0.3 --skip-server-warmup --enable-cache-report"
-)
 HICACHE = shlex.split(
     "--enable-hierarchical-cache --hicache-ratio 2 --hicache-io-backend direct "
     "--hicache-write-policy write_through --hicache-storage-prefetch-policy wait_complete "
     "--hicache-storage-backend dynamic"
 )
-
-
-def lasting_port() -> int:
-    """Return a free port that is free in a minute still: below those that the kernel hands out to connections."""
-    for port in random.sample(range(15000, 32000), 100):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
-    raise OSError("no free port")
 
 
 class SGLangServer:
@@ -68,15 +41,14 @@ class SGLangServer:
         self.log = log
         self.port = port or lasting_port()
         self._metrics_port = metrics_port
-        command = [str(VENV / "bin" / "python"), "-m", "sglang.launch_server", "--port", str(self.port)]
-        command += ["--model-path", str(VENV / "tiny-model"), *OPTIONS, *options]
+        recipe = SGLang.server(self.port, options, environment)
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                command,
+                recipe.command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=os.environ | ENVIRONMENT | dict(environment or {}),
+                env={**os.environ, **recipe.environment},
                 cwd=log.parent,  # not the repository: its p2pkv has no native core for this interpreter
                 start_new_session=True,  # SGLang is several processes; they go together
             )

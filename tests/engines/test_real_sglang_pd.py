@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import pytest
-from sglang_pair import Pair, Refused
+from sglang_pair import Pair, Refused, failures
 from sglang_server import SGLangServer
 
 from cluster import eventually
@@ -27,15 +27,6 @@ BACK_S = 60.0
 
 ROWS_OF_A_PAGE = 8
 """K and V of the tiny model's layers."""
-FAILURES = (
-    "p2pkv_failed_calls_total",
-    "p2pkv_failed_rows_total",
-    "p2pkv_rejected_rows_total",
-    "p2pkv_duplicate_rows_total",
-    "p2pkv_expired_rows_total",
-    "p2pkv_lapsed_offers_total",
-    "p2pkv_withdrawn_offers_total",
-)
 
 Answers = dict[int, list[int]]
 
@@ -83,11 +74,6 @@ def answer(pair: Pair, n: int) -> list[int] | None:
         return list(pair.generate(prompt(n), N_TOKENS, timeout=DEADLINE_S)["output_ids"])
     except Refused:
         return None
-
-
-def failures(server: SGLangServer) -> dict[str, float]:
-    """Return p2pkv's counters of what went wrong, other than 0."""
-    return {name: n for name, n in server.counters().items() if n and name.startswith(FAILURES)}
 
 
 def test_prefill_and_decode_give_a_single_servers_answers(pair: Pair, right: Answers) -> None:

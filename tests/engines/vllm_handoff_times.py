@@ -17,7 +17,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+_TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(_TESTS), str(_TESTS / "engines"), str(_TESTS.parent)]
 
 from vllm_server import VLLMServer, lasting_port, p2pkv  # noqa: E402
 

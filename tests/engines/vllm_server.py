@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import urllib.error
@@ -14,42 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sglang_server import lasting_port
-
 from cluster import eventually
+from demo.xpyd.real_engines import VLLM, lasting_port
 
-ROOT = Path(__file__).parents[2]
-VENV = ROOT / ".venv-vllm"
 READY_S = 420.0
 """Starting takes 25 s alone and minutes beside others on two cores, nearly all of it imports."""
-BLOCK = 32
-
-ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "PYTHONHASHSEED": "0",
-    "no_proxy": "127.0.0.1",
-}
-OPTIONS = shlex.split(
-    "--host 127.0.0.1 --served-model-name tiny --dtype float32 --enforce-eager --max-model-len 4096 "
-    "--max-num-seqs 16 --no-enable-prefix-caching --seed 0 --disable-uvicorn-access-log"
-)
-
-
-def p2pkv(settings: Mapping[str, object], *, role: str = "kv_both", policy: str = "fail") -> dict[str, Any]:
-    """Return the ``--kv-transfer-config`` that makes p2pkv the KV connector, with ``settings``."""
-    return {
-        "kv_connector": "P2PKVConnector",
-        "kv_connector_module_path": "p2pkv.integrations.vllm",
-        "kv_role": role,
-        "kv_load_failure_policy": policy,
-        "kv_connector_extra_config": dict(settings),
-    }
+BLOCK = VLLM.BLOCK
+p2pkv = VLLM.transfer
 
 
 class VLLMServer:
@@ -65,18 +35,14 @@ class VLLMServer:
     ) -> None:
         self.log = log
         self.port = lasting_port()
-        command = [str(VENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
-        command += ["--model", str(VENV / "tiny-model"), "--port", str(self.port), *OPTIONS]
-        command += ["--block-size", str(block_size)]
-        if transfer is not None:
-            command += ["--kv-transfer-config", json.dumps(transfer)]
+        recipe = VLLM.server(self.port, transfer, block_size=block_size)
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                command,
+                recipe.command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **ENVIRONMENT, **(environment or {})},
+                env={**os.environ, **recipe.environment, **(environment or {})},
                 cwd=log.parent,  # not the repository: its p2pkv has no native core for this interpreter
                 start_new_session=True,  # vLLM is several processes; they go together
             )

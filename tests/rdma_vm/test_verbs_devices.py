@@ -94,13 +94,13 @@ def test_a_process_that_may_lock_next_to_nothing_leaves_verbs_out() -> None:
 
 def test_a_pool_that_can_not_be_locked_costs_auto_verbs_and_nothing_else() -> None:
     said = run_limited(
-        80 << 20,
+        160 << 20,
         "import logging\n"
         "from p2pkv import Config, Node\n"
         "from p2pkv.errors import TransportError\n"
         "logging.basicConfig(format='%(message)s')\n"
         "def start(**settings): return Node.start(Config(listen='127.0.0.1:0', **settings))\n"
-        # 64 MiB on two rails
+        # with the receive buffer 128 MiB on each rail
         "with start(pool_size='64MiB') as node: print([sorted(m.transports) for m in node.members()])\n"
         "with start(pool_size='64MiB', verbs_devices=['rxe0']) as node: print('one rail', *node.members())\n"
         "try: start(pool_size='64MiB', transports=['verbs'])\n"
@@ -109,10 +109,13 @@ def test_a_pool_that_can_not_be_locked_costs_auto_verbs_and_nothing_else() -> No
     both, one, by_name, *warnings = said.splitlines()
     assert both == "[['shm', 'tcp']]"
     assert "verbs" in one
-    assert "may lock 81920 KiB" in by_name
+    assert "may lock 163840 KiB" in by_name
     assert "RLIMIT_MEMLOCK" in by_name
     assert len(warnings) == 1
-    assert "transport verbs is left out: cannot lock the pool, 131072 KiB on all rails" in warnings[0]
+    assert (
+        "transport verbs is left out: cannot lock the pool and the receive buffer, 262144 KiB on all rails"
+        in warnings[0]
+    )
 
 
 def test_doctor_shows_every_port() -> None:

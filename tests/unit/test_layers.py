@@ -15,7 +15,7 @@ PACKAGE = Path(p2pkv.__file__).parent
 
 # Lowest first. What stands on one floor may import its neighbours and everything below, but p2pkv itself never.
 FLOORS = [
-    {"_native", "address", "errors", "config", "page", "metrics", "gate", "secret", "endings"},
+    {"_native", "address", "errors", "config", "page", "host_arrays", "metrics", "gate", "secret", "endings"},
     {"wire", "transports"},
     {"control", "pool", "disk", "heartbeat"},
     {"directory", "transfer", "handshakes"},

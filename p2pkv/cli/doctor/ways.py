@@ -108,7 +108,7 @@ def _locked_memory(config: Config) -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     says = f"{limit(soft, ' bytes')} (hard {limit(hard, ' bytes')})"
     lockable = verbs.locked_memory_limit()
-    is_enough = lockable is None or lockable >= config.pool_nbytes
+    is_enough = lockable is None or lockable >= config.registered_nbytes
     if lockable is None and soft != resource.RLIM_INFINITY:
         says += ", but this process may lock any amount (CAP_IPC_LOCK)"
     if is_enough or "verbs" not in _wanted(config):
@@ -116,8 +116,10 @@ def _locked_memory(config: Config) -> Finding:
     return Finding(
         Verdict.BAD,
         "locked memory",
-        f"{says}; verbs locks the pool of {size(config.pool_nbytes)} and all registered memory",
-        "raise it (ulimit -l unlimited, LimitMEMLOCK=infinity), lower pool_size, or leave verbs out of transports",
+        f"{says}; verbs locks the pool and the receive buffer, {size(config.registered_nbytes)} on every rail, "
+        "and all registered memory",
+        "raise it (ulimit -l unlimited, LimitMEMLOCK=infinity), lower pool_size and buffer_size, or leave verbs out of "
+        "transports",
     )
 
 

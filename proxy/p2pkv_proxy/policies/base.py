@@ -36,4 +36,4 @@ class Policy(ABC):
 
 def lightest(candidates: Sequence[Tracked]) -> Tracked:
     """Return the one with the fewest tokens in flight, then the fewest requests, then the fewest ever."""
-    return min(candidates, key=lambda tracked: (tracked.weight, tracked.busy, tracked.served))
+    return min(candidates, key=lambda tracked: (tracked.weight, tracked.busy, tracked.sent))

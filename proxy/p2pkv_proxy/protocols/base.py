@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 from p2pkv_proxy.call import Call, Interrupt, Pair
@@ -11,17 +11,17 @@ from p2pkv_proxy.engines import Engines, Post
 
 HOP_BY_HOP = frozenset(
     {
-        "connection",
-        "content-length",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "date",
-        "server",
+        b"connection",
+        b"content-length",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"date",
+        b"server",
     }
 )
 """Headers of a connection, not of an answer; and those that the router sets itself."""
@@ -34,10 +34,12 @@ class Answer:
     """A decode's answer, whose first bytes are there. Closing what ``undo`` holds cancels what goes on."""
 
     def __init__(self, post: Post, *, is_stream: bool) -> None:
-        assert post.response is not None
         self.post = post
-        self.headers: Mapping[str, str] = post.response.headers
-        self.is_stream = is_stream and "text/event-stream" in post.response.headers.get("content-type", "")
+        self.headers = [(name, value) for name, value in post.headers if name not in HOP_BY_HOP]
+        """What the client gets of the engine's headers."""
+        self.is_stream = is_stream and any(
+            name == b"content-type" and value.startswith(b"text/event-stream") for name, value in self.headers
+        )
 
     async def whole(self) -> bytes:
         """Return all of an answer that is no stream."""

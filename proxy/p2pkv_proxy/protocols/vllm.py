@@ -63,7 +63,7 @@ class VLLMAddresses(VLLM):
         addresses = pair.prefill.instance.kv_address, pair.decode.instance.kv_address
         unique = call.request_id.replace("-", "")
         name = f"___prefill_addr_{addresses[0]}___decode_addr_{addresses[1]}_{unique}"
-        return replace(call, headers={**call.headers, "x-request-id": name})
+        return replace(call, request_id=name)
 
 
 def _prefill_body(body: Body) -> bytes:

@@ -55,6 +55,7 @@ bool find_all(void* library, std::string* error) {
          find(library, "ucp_worker_get_address", &api.worker_get_address, error) &&
          find(library, "ucp_worker_release_address", &api.worker_release_address, error) &&
          find(library, "ucp_ep_create", &api.ep_create, error) &&
+         find(library, "ucp_ep_flush_nbx", &api.ep_flush_nbx, error) &&
          find(library, "ucp_ep_close_nbx", &api.ep_close_nbx, error) &&
          find(library, "ucp_am_send_nbx", &api.am_send_nbx, error) &&
          find(library, "ucp_request_check_status", &api.request_check_status, error) &&

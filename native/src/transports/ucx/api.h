@@ -32,6 +32,7 @@ struct Api {
   decltype(&ucp_worker_get_address) worker_get_address;
   decltype(&ucp_worker_release_address) worker_release_address;
   decltype(&ucp_ep_create) ep_create;
+  decltype(&ucp_ep_flush_nbx) ep_flush_nbx;
   decltype(&ucp_ep_close_nbx) ep_close_nbx;
   decltype(&ucp_am_send_nbx) am_send_nbx;
   decltype(&ucp_request_check_status) request_check_status;

@@ -18,7 +18,8 @@ enum MessageKind : unsigned {
   kAsk = 2,      // reader to owner: an AskFrame, then the spans
   kBytes = 3,    // owner to reader: a BytesFrame, then the bytes
   kEnd = 4,      // owner to reader: an EndFrame, then the words
-  kRefused = 5,  // owner to reader, the answer to a hello without a live token: empty
+  kRefused = 5,  // owner to reader, the answer to a hello without a live token, or the owner ends: empty
+  kLeave = 6,    // reader to owner, the last: a LeaveFrame
 };
 
 // Bounds what an owner keeps of one request to 32 KiB, and makes it one message of one segment.
@@ -70,6 +71,12 @@ struct BytesFrame {
   uint64_t position;
 };
 static_assert(sizeof(BytesFrame) == 24);
+
+// Over tcp the end of the connection says as much. Over RDMA nothing does until a keepalive goes unanswered.
+struct LeaveFrame {
+  uint64_t reader;
+};
+static_assert(sizeof(LeaveFrame) == 8);
 
 enum class EndStatus : uint32_t { kOk = 0, kRegionGone = 1 };
 

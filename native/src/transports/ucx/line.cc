@@ -35,6 +35,20 @@ class AskMessage final : public Message {
   const Ask ask_;
 };
 
+class LeaveMessage final : public Message {
+ public:
+  explicit LeaveMessage(uint64_t reader) : frame_{reader} {
+    frame = &frame_;
+    frame_nbytes = sizeof frame_;
+  }
+
+ private:
+  const LeaveFrame frame_;
+};
+
+// What closing waits for an owner, which finds out by itself later if it is slower.
+constexpr double kGoodbyeSeconds = 0.02;
+
 uint64_t random_number() {
   uint64_t number;
   fill_random(&number, sizeof number);
@@ -45,7 +59,11 @@ uint64_t random_number() {
 
 Line::Line() : reader_(random_number()) {}
 
-Line::~Line() = default;
+Line::~Line() {
+  if (endpoint_ == nullptr || is_lost_) return;
+  port_->send(endpoint_, kLeave, std::make_unique<LeaveMessage>(reader_));
+  port_->flush(kGoodbyeSeconds);
+}
 
 std::unique_ptr<Line> Line::open(std::shared_ptr<Context> context, std::string_view owner, const Token& token,
                                  std::string* error) {

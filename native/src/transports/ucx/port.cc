@@ -2,6 +2,8 @@
 
 #include <poll.h>
 
+#include <algorithm>
+
 #include "p2pkv/clock.h"
 
 namespace p2pkv::ucx {
@@ -122,6 +124,23 @@ void Port::sent(void* request, ucs_status_t status, void* message) {
   --owned->sender->n_unsent_;
   owned->settled(status);
   Api::get().request_free(request);
+}
+
+void Port::flush(double seconds) {
+  const Api& api = Api::get();
+  std::vector<ucs_status_ptr_t> requests;
+  for (const ucp_ep_h endpoint : endpoints_) {
+    ucp_request_param_t param{};
+    const ucs_status_ptr_t request = api.ep_flush_nbx(endpoint, &param);
+    if (UCS_PTR_IS_PTR(request)) requests.push_back(request);
+  }
+  const auto is_under_way = [&api](void* request) {
+    return api.request_check_status(request) == UCS_INPROGRESS;
+  };
+  const Deadline deadline = Deadline::after(seconds);
+  while (std::any_of(requests.begin(), requests.end(), is_under_way) && !deadline.passed()) progress();
+  // One that is still under way UCX frees when its endpoint closes.
+  for (void* request : requests) api.request_free(request);
 }
 
 bool Port::progress() {

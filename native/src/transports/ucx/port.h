@@ -49,6 +49,10 @@ class Port {
   // Within a handler, `endpoint` may also be where a message that wanted a reply came from.
   void send(ucp_ep_h endpoint, unsigned kind, std::unique_ptr<Message> message, bool wants_reply = false);
 
+  // Returns when every peer has what was sent to it, or after `seconds`: closing an endpoint drops what has
+  // not left.
+  void flush(double seconds);
+
   // Handles what has happened; true if there was anything.
   bool progress();
   // Blocks until there may be something to do here, `fd` is readable, or `timeout_ms` have passed (-1: none).

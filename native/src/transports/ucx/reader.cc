@@ -39,7 +39,12 @@ bool UcxEndpoint::take_half(std::string_view remote, std::string* error) {
     *error = "handshake is malformed";
     return false;
   }
-  line_.reset(Line::open(home_.context, remote.substr(sizeof owner), owner.token, error).release());
+  auto context = home_.server->context();
+  if (!context) {
+    *error = "the transport is closed";
+    return false;
+  }
+  line_.reset(Line::open(std::move(context), remote.substr(sizeof owner), owner.token, error).release());
   return line_ != nullptr;
 }
 
@@ -66,6 +71,7 @@ void UcxEndpoint::release() {
     const std::lock_guard lock(mutex_);
     line = std::move(line_);
   }
+  if (line) home_.ender->take(std::move(line));
 }
 
 UcxBatch::UcxBatch(std::shared_ptr<UcxEndpoint> endpoint, std::shared_ptr<AttachedRegion> remote, Reads reads)

@@ -7,6 +7,7 @@
 
 #include "../leased_endpoint.h"
 #include "line.h"
+#include "line_ender.h"
 #include "p2pkv/thread.h"
 #include "server.h"
 
@@ -16,7 +17,7 @@ namespace p2pkv::ucx {
 struct UcxHome {
   std::shared_ptr<Transport> transport;
   Server* server;
-  std::shared_ptr<Context> context;
+  LineEnder* ender;
 };
 
 // How `server` presents itself to a reader under one grant.

@@ -18,6 +18,8 @@ constexpr uint64_t kWindowBytes = 8 * kPieceBytes;
 // Messages for one reader before the next one's turn.
 constexpr int kMessagesPerTurn = 16;
 constexpr std::chrono::seconds kStallSeconds{30};
+// What the end waits for readers to take the good-bye; whom it does not reach learns by its deadline.
+constexpr double kGoodbyeSeconds = 0.2;
 
 template <typename T>
 bool read_frame(std::string_view bytes, T* frame) {
@@ -87,6 +89,7 @@ class Server::Refusal final : public Message {};
 std::unique_ptr<Server> Server::start(std::shared_ptr<Context> context, std::shared_ptr<RegionTable> regions,
                                       std::string* error) {
   auto server = std::unique_ptr<Server>(new Server(std::move(regions)));
+  server->context_ = context;
   auto port = server->make_port(std::move(context), error);
   if (!port) return nullptr;
   server->address_ = port->address();
@@ -95,6 +98,7 @@ std::unique_ptr<Server> Server::start(std::shared_ptr<Context> context, std::sha
   hooks.turn = [self] { return self->serve(); };
   hooks.tick = [self] { self->drop_stalled(); };
   hooks.is_watchful = [self] { return !self->connections_.empty(); };
+  hooks.end = [self] { self->say_goodbye(); };
   server->worker_ = std::make_unique<Worker>(std::move(port), std::move(hooks));
   return server->worker_->start("p2pkv-ucx", error) ? std::move(server) : nullptr;
 }
@@ -107,7 +111,19 @@ std::unique_ptr<Port> Server::make_port(std::shared_ptr<Context> context, std::s
   });
   port->on_message(kAsk,
                    [this](std::string_view frame, std::string_view spans, ucp_ep_h) { asked(frame, spans); });
+  port->on_message(kLeave, [this](std::string_view frame, std::string_view, ucp_ep_h) { left(frame); });
   return port;
+}
+
+void Server::close() {
+  if (worker_) worker_->close();
+  const std::lock_guard lock(mutex_);
+  context_.reset();
+}
+
+std::shared_ptr<Context> Server::context() {
+  const std::lock_guard lock(mutex_);
+  return context_;
 }
 
 void Server::drop_grant(uint64_t grant) {
@@ -305,6 +321,18 @@ void Server::send_end(uint64_t reader, Connection& connection, Request& request)
   const auto status = static_cast<uint32_t>(request.is_gone ? EndStatus::kRegionGone : EndStatus::kOk);
   const EndFrame end{reader, request.id, status, static_cast<uint32_t>(words.size())};
   worker_->port().send(connection.endpoint, kEnd, std::make_unique<Ending>(end, std::move(words)));
+}
+
+void Server::left(std::string_view bytes) {
+  LeaveFrame frame;
+  if (read_frame(bytes, &frame) && connections_.contains(frame.reader)) doomed_.push_back(frame.reader);
+}
+
+void Server::say_goodbye() {
+  if (connections_.empty()) return;
+  for (const auto& [reader, connection] : connections_)
+    worker_->port().send(connection.endpoint, kRefused, std::make_unique<Refusal>());
+  worker_->port().flush(kGoodbyeSeconds);
 }
 
 void Server::drop_stalled() {

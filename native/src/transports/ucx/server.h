@@ -8,6 +8,7 @@
 #include <chrono>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -29,11 +30,14 @@ class Server {
   static std::unique_ptr<Server> start(std::shared_ptr<Context> context, std::shared_ptr<RegionTable> regions,
                                        std::string* error);
   ~Server() { close(); }
-  void close() { worker_->close(); }
+  // Ends every use of UCX here, and lets its context go: that has threads and descriptors of its own.
+  void close();
 
   // Where peers connect to.
   const std::string& address() const { return address_; }
   TokenTable& tokens() { return tokens_; }
+  // For readers of the same transport; null once closed.
+  std::shared_ptr<Context> context();
   // Hangs up on the connection of one grant.
   void drop_grant(uint64_t grant);
   // Hangs up on every reader that bytes of a region are on their way to. Called while the region closes:
@@ -80,12 +84,16 @@ class Server {
   bool send_bytes(uint64_t reader, Connection& connection, Request& request);
   void send_end(uint64_t reader, Connection& connection, Request& request);
   void bytes_settled(const Sending& sending, bool is_sent);
+  void left(std::string_view frame);
   void drop_stalled();
+  void say_goodbye();
 
   const std::shared_ptr<RegionTable> regions_;
   std::string address_;
   TokenTable tokens_;
   std::unique_ptr<Worker> worker_;
+  std::mutex mutex_;  // guards context_
+  std::shared_ptr<Context> context_;
   // All below: the worker's thread only.
   std::unordered_map<uint64_t, Connection> connections_;  // by the reader's number
   std::unordered_set<uint64_t> busy_;                     // readers that have asked for something

@@ -55,9 +55,8 @@ class UcxTransport final : public Transport {
     if (!context) return nullptr;
     auto transport = std::make_shared<UcxTransport>();
     transport->domain_ = ucx_domain(address, options.trusts_network);
-    transport->context_ = std::move(context);
-    transport->server_.reset(ucx::Server::start(transport->context_, transport->regions_, error).release());
-    return transport->server_ ? transport : nullptr;
+    transport->server_.reset(ucx::Server::start(std::move(context), transport->regions_, error).release());
+    return transport->server_ && transport->ender_->start(error) ? transport : nullptr;
   }
   ~UcxTransport() override { close(); }
 
@@ -80,7 +79,7 @@ class UcxTransport final : public Transport {
 
   std::shared_ptr<Endpoint> open() override {
     auto endpoint =
-        std::make_shared<ucx::UcxEndpoint>(ucx::UcxHome{shared_from_this(), server_.get(), context_});
+        std::make_shared<ucx::UcxEndpoint>(ucx::UcxHome{shared_from_this(), server_.get(), ender_.get()});
     if (!endpoints_.add(endpoint)) endpoint->close();
     return endpoint;
   }
@@ -100,6 +99,7 @@ class UcxTransport final : public Transport {
     if (getpid() != pid_) return;  // in a forked child all of it is the parent's
     const std::lock_guard closing(closing_);
     endpoints_.close();
+    ender_->close();
     // Before the regions: their close would wait for sends that only this ends.
     if (server_) server_->close();
     regions_->close();
@@ -107,9 +107,9 @@ class UcxTransport final : public Transport {
 
  private:
   std::string domain_;
-  std::shared_ptr<ucx::Context> context_;
   const std::shared_ptr<RegionTable> regions_ = std::make_shared<RegionTable>();
   ThreadOwner<ucx::Server> server_;
+  const ThreadOwner<ucx::LineEnder> ender_{new ucx::LineEnder};
   EndpointList endpoints_;
   const pid_t pid_ = getpid();
   std::mutex closing_;  // held by the one close() that does the work, so that the others return after it

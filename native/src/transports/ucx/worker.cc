@@ -31,6 +31,7 @@ void Worker::close() {
   }
   wakeup_.set();
   thread_.join();
+  if (port_ && hooks_.end) hooks_.end();
   port_.reset();
   wakeup_.close();
 }

@@ -24,6 +24,7 @@ class Worker {
     std::function<bool()> turn;         // after each round of progress; true if it did something
     std::function<void()> tick;         // about once a second while `is_watchful` says so
     std::function<bool()> is_watchful;  // asked before sleeping
+    std::function<void()> end;          // when the thread has ended, for last messages
   };
 
   // Takes the port over; its handlers have been set.

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 LAYERS, HIDDEN, HEADS, KV_HEADS, VOCABULARY, POSITIONS = 4, 256, 4, 2, 4096, 8192
 INNER = 3 * HIDDEN
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+CHAT = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant:"
 SPECIAL_IDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 
 
@@ -65,7 +66,7 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def main(folder: Path) -> None:
-    """Write everything SGLang loads."""
+    """Write everything that engines load."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -83,7 +84,12 @@ def main(folder: Path) -> None:
         "torch_dtype": "float32",
         **SPECIAL_IDS,
     }
-    tokens = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": POSITIONS, **SPECIAL}
+    tokens = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": POSITIONS,
+        "chat_template": CHAT,
+        **SPECIAL,
+    }
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer().save(str(folder / "tokenizer.json"))
     for name, content in (

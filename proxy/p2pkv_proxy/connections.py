@@ -1,0 +1,303 @@
+"""HTTP/1.1 to engines: connections that are kept, parsed by httptools, with every wait bounded.
+
+This is most of what the router does for a request, so it does no more than a router needs: no redirects, cookies,
+compression or TLS, and one timer for all waits. One event loop uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import cast
+
+import httptools
+
+from p2pkv.address import split_address
+
+Headers = list[tuple[bytes, bytes]]
+"""Names in lower case."""
+
+_KEEP_S = 3.0
+"""Less than engines keep theirs (uvicorn: 5 s), so that a request rarely meets one that is being closed."""
+_SWEEP_S = 0.1
+_MAX_WAITING_BYTES = 1 << 18
+"""Of an answer that nobody has taken yet; then the engine has to wait."""
+_MAX_HEADER_BYTES = 1 << 16
+
+
+class ConnectionFailedError(Exception):
+    """There is no answer, or no more of it; the message says why, and fits behind the engine's name."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection, and the answer that it has the parts of. Made by :class:`Connections`."""
+
+    def __init__(self, owner: Connections, address: str) -> None:
+        self._owner = owner
+        self.address = address
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._waiter: asyncio.Future[None] | None = None
+        self.waiting_since = 0.0
+        """0 while nobody waits."""
+        self.idle_since = 0.0
+        self._error: ConnectionFailedError | None = None
+        self._is_used = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.status = 0
+        """Of the answer; 0 until its head is there."""
+        self.headers: Headers = []
+        self._n_header_bytes = 0
+        self._parts: deque[bytes] = deque()
+        self._n_bytes = 0
+        self._is_paused = False
+        self._is_complete = False
+        self._is_kept = False
+        self._is_spoilt = False
+        """Something came behind the answer."""
+
+    def send(self, request: bytes) -> None:
+        """Send a request. The answer to the one before was read to its end."""
+        assert self._transport is not None
+        self._begin()
+        self._is_used = True
+        self._transport.write(request)
+
+    async def head(self) -> int:
+        """Wait for the answer's status and headers; return the status. Raises :class:`ConnectionFailedError`."""
+        while not self.status:
+            await self._wait()
+        return self.status
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Yield the body as it comes. Raises :class:`ConnectionFailedError` if it ends early."""
+        parts = self._parts
+        while True:
+            while parts:
+                part = parts.popleft() if len(parts) == 1 else self._joined()
+                self._n_bytes = 0
+                self._resume()
+                yield part
+            if self._is_complete:
+                return
+            await self._wait()
+
+    async def read(self, most: int) -> bytes:
+        """Return the first ``most`` bytes of the body."""
+        found = b""
+        async for part in self.parts():
+            found += part
+            if len(found) >= most:
+                break
+        return found[:most]
+
+    def done(self) -> None:
+        """Keep the connection if its answer is complete, and was taken; hang up otherwise.
+
+        An engine sees that nobody reads any more, and stops computing. Idempotent.
+        """
+        if not self._is_used:
+            return
+        self._is_used = False
+        is_clean = not self._parts and not self._is_spoilt and self._error is None
+        if self._is_complete and self._is_kept and is_clean:
+            self._owner.keep(self)
+        else:
+            self.hang_up()
+
+    def is_closing(self) -> bool:
+        """Whether it has ended, or is about to."""
+        return self._transport is None or self._transport.is_closing()
+
+    def hang_up(self) -> None:
+        """End the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def fail(self, what: str) -> None:
+        """End the wait, and the connection."""
+        if self._error is None:
+            self._error = ConnectionFailedError(what)
+        self._wake()
+        self.hang_up()
+
+    def _joined(self) -> bytes:
+        part = b"".join(self._parts)
+        self._parts.clear()
+        return part
+
+    async def _wait(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._waiter = self._owner.loop.create_future()
+        self.waiting_since = time.monotonic()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            self.waiting_since = 0.0
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _resume(self) -> None:
+        if self._is_paused and self._transport is not None and not self._transport.is_closing():
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    # what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        self._owner.open.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_used:
+            self.fail("said something that it was not asked")
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self.fail(f"gave an answer that is no HTTP: {error}"[:300])
+        else:
+            self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._owner.open.discard(self)
+        self._owner.forget(self)
+        if self._error is None and not self._is_complete:
+            if exc is None and self.status and self._ends_with_connection():
+                self._is_complete = True
+            else:
+                self._error = ConnectionFailedError("hung up")
+        self._wake()
+
+    def _ends_with_connection(self) -> bool:
+        return not any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+
+    # what httptools calls
+
+    def on_message_begin(self) -> None:
+        """Take nothing behind an answer's end: nobody has asked for it."""
+        if self._is_complete:
+            self._is_spoilt = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header."""
+        self._n_header_bytes += len(name) + len(value)
+        if self._n_header_bytes > _MAX_HEADER_BYTES:
+            self.fail(f"sent more than {_MAX_HEADER_BYTES} bytes of headers")
+        elif not self._is_spoilt:
+            self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Take the end of the headers; those of 1xx are no answer yet."""
+        status: int = self._parser.get_status_code()
+        if self._is_spoilt:
+            return
+        if status < 200:
+            self.headers.clear()
+        else:
+            self.status = status
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        if self._is_spoilt:
+            return
+        self._parts.append(body)
+        self._n_bytes += len(body)
+        if self._n_bytes > _MAX_WAITING_BYTES and not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        """Take the end of the answer."""
+        if self.status and not self._is_spoilt:
+            self._is_complete = True
+            self._is_kept = self._parser.should_keep_alive()
+
+
+class Connections:
+    """All connections, by address. Make and close it on the loop that uses it."""
+
+    def __init__(self, *, connect_timeout: float, answer_timeout: float) -> None:
+        """``answer_timeout``: for an engine's next bytes, in seconds."""
+        self.loop = asyncio.get_running_loop()
+        self._connect_timeout = connect_timeout
+        self._answer_timeout = answer_timeout
+        self.open: set[Connection] = set()
+        self._idle: dict[str, list[Connection]] = {}
+        self._timer = self.loop.call_later(_SWEEP_S, self._sweep)
+
+    async def get(self, address: str) -> Connection:
+        """Return a connection to ``HOST:PORT``; give it back by its ``done``. Raises :class:`ConnectionFailedError`."""
+        idle = self._idle.get(address)
+        while idle:
+            connection = idle.pop()
+            if not connection.is_closing():
+                return connection
+        return await self._connect(address)
+
+    async def _connect(self, address: str) -> Connection:
+        host, port = split_address("url", address)
+        connecting = asyncio.ensure_future(
+            self.loop.create_connection(lambda: Connection(self, address), host, port)
+        )
+        try:
+            # not wait_for: before Python 3.12 that may lose a cancellation
+            await asyncio.wait({connecting}, timeout=self._connect_timeout)
+        except asyncio.CancelledError:
+            connecting.add_done_callback(_hang_up)
+            connecting.cancel()
+            raise
+        if not connecting.done():
+            connecting.add_done_callback(_hang_up)
+            connecting.cancel()
+            raise ConnectionFailedError("did not answer in time")
+        try:
+            return connecting.result()[1]
+        except OSError as error:
+            raise ConnectionFailedError(f"can't be reached: {error.strerror or error}") from error
+
+    def keep(self, connection: Connection) -> None:
+        """Take a connection for the next request. Called by it."""
+        connection.idle_since = time.monotonic()
+        self._idle.setdefault(connection.address, []).append(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """Don't use a connection any more. Called by it when it has ended."""
+        idle = self._idle.get(connection.address)
+        if idle is not None and connection in idle:
+            idle.remove(connection)
+
+    def close(self) -> None:
+        """Hang up on everybody."""
+        self._timer.cancel()
+        for connection in list(self.open):
+            connection.fail("was not waited for: the router ends")
+
+    def _sweep(self) -> None:
+        """End waits that are over, and connections that nobody has used for long."""
+        self._timer = self.loop.call_later(
+            _SWEEP_S, self._sweep
+        )  # first: it must go on whatever happens below
+        now = time.monotonic()
+        for connection in list(self.open):
+            if connection.waiting_since and now - connection.waiting_since > self._answer_timeout:
+                connection.fail("did not answer in time")
+        for address, idle in list(self._idle.items()):
+            while idle and now - idle[0].idle_since > _KEEP_S:
+                idle.pop(0).hang_up()
+            if not idle:
+                del self._idle[address]
+
+
+def _hang_up(connecting: asyncio.Task[tuple[asyncio.Transport, Connection]]) -> None:
+    """End a connection that nobody waits for any more."""
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result()[1].hang_up()
