@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import NotRegisteredError, P2PKVError, UsageError
 from p2pkv.host_arrays import as_host_array
 from p2pkv.metrics import Metrics
-from p2pkv.page import Keys, Namespace, Outcomes, Pages, Pieces, as_locations, row_pieces
+from p2pkv.page import Keys, Locations, Namespace, Outcomes, Pages, Pieces, as_locations, row_pieces
 from p2pkv.pool import Pool, PoolStatus
 from p2pkv.transfer import UNUSABLE, Connection, MemoryTable, TransferEngine
 from p2pkv.transports.base import Status, Transfer
@@ -101,16 +102,14 @@ class PageCache:
         call = self._check(keys, pages, writable=False)
         self._check_room(call)
         statuses, locations, n_readable, nbytes = self._pool.publish(call.ids, call.pieces)
-        if self._tier is not None:
-            self._tier.note_published(call.ids)
         if n_readable == len(statuses):
-            outcomes = self._directory.put(call.ids, locations, deadline)
+            outcomes = self._put(call.ids, locations, deadline)
         else:
             self._check_published_lengths(call)
             outcomes = np.zeros(len(statuses), np.uint8)
             there = np.flatnonzero(statuses <= PoolStatus.EXISTS)
             if n_readable:
-                outcomes[there] = self._directory.put(call.ids[there], locations[there], deadline)
+                outcomes[there] = self._put(call.ids[there], locations[there], deadline)
         if self._tier is not None:
             self._recheck_evicted(self._tier, call.ids)
         n_published = int(np.count_nonzero(outcomes))
@@ -119,6 +118,13 @@ class PageCache:
         self._metrics.published_pages.inc(n_published)
         self._metrics.published_bytes.inc(nbytes)
         return outcomes
+
+    def _put(self, ids: Keys, locations: Locations, deadline: float) -> Outcomes:
+        """Tell the directory of pages of the pool, and the disk while the directory's owners answer."""
+        if self._tier is None:
+            return self._directory.put(ids, locations, deadline)
+        note = partial(self._tier.note_published, ids)
+        return self._directory.put(ids, locations, deadline, meanwhile=note)
 
     def _recheck_evicted(self, tier: DiskTier, ids: Keys) -> None:
         """Have the directory told again of pages that were evicted while it was told that they are in the pool."""

@@ -24,39 +24,55 @@ from p2pkv.disk.store import DiskStore
 
 CAPACITY = 8 << 20
 SEGMENT = 1 << 20
+MOST_IN_SEGMENT = {"off": SEGMENT // PAGE, "zstd": SEGMENT // (PAGE // 2)}
+"""Pages."""
 STEP = 24
 """Pages a write."""
+
+Kind = tuple[str, str]
+"""Layout and compression."""
 
 
 def write_until_killed(store: DiskStore, first: int, said: int, lie: int) -> None:
     """Write pages from ``first`` on; say through ``said`` up to which they are flushed, and ``lie`` more."""
     for start in range(first, 1 << 40, STEP):
-        write(store, range(start, start + STEP), flush=start % (3 * STEP) == 0)
+        write(store, range(start, start + STEP), flush=start % (3 * STEP) == 0, small=True)
         if start % (3 * STEP) == 0:
             os.write(said, (start + STEP + lie).to_bytes(8, "little"))
 
 
-def child(path: Path, layout: str, first: int, said: int, plan: dict[str, int]) -> None:
+def open_here(path: Path, kind: Kind, faults: _native.FaultyFiles | None = None) -> DiskStore:
+    layout, compression = kind
+    return open_store(
+        path,
+        layout=layout,
+        compression=compression,
+        capacity=CAPACITY,
+        bucket_size=SEGMENT,
+        faults=faults,
+        fsync="never",
+    )
+
+
+def child(path: Path, kind: Kind, first: int, said: int, plan: dict[str, int]) -> None:
     """Be the process that dies: at a call of the file system, or whenever the parent feels like it."""
     faults = None
     if plan["at_call"] >= 0:
         faults = _native.FaultyFiles()
         faults.kill_at(plan["at_call"], bool(plan["half"]))
-    store = open_store(
-        path, layout=layout, capacity=CAPACITY, bucket_size=SEGMENT, faults=faults, fsync="never"
-    )
+    store = open_here(path, kind, faults)
     os.write(said, b"\0" * 8)
     write_until_killed(store, first, said, plan["lie"])
 
 
-def run_one(path: Path, layout: str, first: int, plan: dict[str, int]) -> int:
+def run_one(path: Path, kind: Kind, first: int, plan: dict[str, int]) -> int:
     """Fork, let it write, kill it; return up to which page it had flushed."""
     heard, said = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(heard)
         try:
-            child(path, layout, first, said, plan)
+            child(path, kind, first, said, plan)
         finally:
             os._exit(3)
     os.close(said)
@@ -74,20 +90,20 @@ def run_one(path: Path, layout: str, first: int, plan: dict[str, int]) -> int:
     return max([first, *np.frombuffer(said_so, np.int64).tolist()])
 
 
-def check(path: Path, layout: str, flushed: list[int], newest: int) -> list[int]:
+def check(path: Path, kind: Kind, flushed: list[int], newest: int) -> list[int]:
     """Open what is left; return which of the flushed pages are there."""
     assert occupied(path) <= CAPACITY
-    store = open_store(path, layout=layout, capacity=CAPACITY, bucket_size=SEGMENT, fsync="never")
+    store = open_here(path, kind)
     wait_recovered(store)
     first = flushed[0] if flushed else 0
-    present = set(hits(store, range(first, newest)))
-    assert store.stats()["bad_records"] == 0 or layout != "bucket"
+    present = set(hits(store, range(first, newest), small=True))
+    assert store.stats()["bad_records"] == 0 or kind[0] != "bucket"
     kept = [number for number in flushed if number in present]
     # What is missing was evicted for room, oldest first. But a segment that was evicted while the scanner held it
     # is deleted later than the next one: the kill may come in between, and then it is back.
     youngest_missing = max((number for number in flushed if number not in present), default=-1)
     n_back = sum(number < youngest_missing for number in kept)
-    assert n_back <= (SEGMENT // PAGE if layout == "bucket" else 0), (
+    assert n_back <= (MOST_IN_SEGMENT[kind[1]] if kind[0] == "bucket" else 0), (
         f"flushed pages are missing: {youngest_missing}, though {n_back} older ones are there"
     )
     if len(kept) < len(flushed):
@@ -97,7 +113,7 @@ def check(path: Path, layout: str, flushed: list[int], newest: int) -> list[int]
     return kept
 
 
-def main(path: Path, layout: str, rounds: int, seed: int, lie: int = 0) -> dict[str, int]:
+def main(path: Path, kind: Kind, rounds: int, seed: int, lie: int = 0) -> dict[str, int]:
     """Kill ``rounds`` writers, one after the other on one folder."""
     chance = random.Random(seed)
     flushed: list[int] = []
@@ -105,15 +121,15 @@ def main(path: Path, layout: str, rounds: int, seed: int, lie: int = 0) -> dict[
     for number in range(rounds):
         by_call = number % 2 == 0
         plan = {
-            "at_call": chance.randrange(0, 120 if layout == "bucket" else 400) if by_call else -1,
+            "at_call": chance.randrange(0, 120 if kind[0] == "bucket" else 400) if by_call else -1,
             "lie": lie,
             "half": chance.randrange(2),
             "after_us": chance.randrange(0, 60_000),
         }
         try:
-            end = run_one(path, layout, first, plan)
+            end = run_one(path, kind, first, plan)
             newest = end + 6 * STEP
-            flushed = check(path, layout, flushed + list(range(first, end)), newest)
+            flushed = check(path, kind, flushed + list(range(first, end)), newest)
         except BaseException:
             print(f"round {number}, plan {plan}, seed {seed}", file=sys.stderr)
             raise
@@ -124,5 +140,5 @@ def main(path: Path, layout: str, rounds: int, seed: int, lie: int = 0) -> dict[
 
 
 if __name__ == "__main__":
-    folder, kind, *numbers = sys.argv[1:]
-    print(json.dumps(main(Path(folder), kind, *map(int, numbers))))
+    folder, layout, compression, *numbers = sys.argv[1:]
+    print(json.dumps(main(Path(folder), (layout, compression), *map(int, numbers))))

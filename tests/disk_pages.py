@@ -17,6 +17,8 @@ from p2pkv.page import Keys
 PAGE = 8192
 _WORDS = np.arange(1, (4 << 20) // 8, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
+_MASK = np.uint64(0x03FF03FF03FF03FF)
+"""Makes the high bytes of 16-bit values alike."""
 
 
 def keys_of(numbers: NDArray[np.int64] | list[int] | range) -> Keys:
@@ -24,10 +26,13 @@ def keys_of(numbers: NDArray[np.int64] | list[int] | range) -> Keys:
     return np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), 16)
 
 
-def pages_of(numbers: NDArray[np.int64] | list[int] | range, nbytes: int = PAGE) -> NDArray[np.uint8]:
-    """Return ``(n, nbytes)``; ``nbytes`` is a multiple of 8."""
+def pages_of(
+    numbers: NDArray[np.int64] | list[int] | range, nbytes: int = PAGE, *, small: bool = False
+) -> NDArray[np.uint8]:
+    """Return ``(n, nbytes)``; ``nbytes`` is a multiple of 8. ``small``: a store that compresses makes them smaller."""
     salts = (np.asarray(list(numbers), np.uint64) + np.uint64(1)) * _MULTIPLIER
-    return (_WORDS[: nbytes // 8][None, :] ^ salts[:, None]).view(np.uint8)
+    words = _WORDS[: nbytes // 8][None, :] ^ salts[:, None]
+    return (words & _MASK if small else words).view(np.uint8)
 
 
 def spans_of(memory: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -64,9 +69,10 @@ def write(
     *,
     flush: bool = True,
     timeout: float = 30.0,
+    small: bool = False,
 ) -> Flags:
     """Write pages and wait until their memory is free again; returns which were accepted."""
-    memory = pages_of(numbers, nbytes)
+    memory = pages_of(numbers, nbytes, small=small)
     spans = spans_of(memory)
     checksums = _native.checksum_pages(spans.reshape(-1, 1, 2))
     tickets = np.array(list(numbers), np.uint64)
@@ -82,20 +88,27 @@ def write(
 
 
 def read(
-    store: DiskStore, numbers: list[int] | range, nbytes: int = PAGE, timeout: float = 10.0
+    store: DiskStore,
+    numbers: list[int] | range,
+    nbytes: int = PAGE,
+    timeout: float = 10.0,
+    *,
+    small: bool = False,
 ) -> NDArray[np.uint8]:
     """Read pages; returns their statuses. A wrong byte in a hit is an assertion."""
     out = np.zeros((len(numbers), nbytes), np.uint8)
     statuses = store.read(keys_of(numbers), spans_of(out), timeout)
     hits = statuses == ReadStatus.HIT
-    right = (out == pages_of(numbers, nbytes)).all(axis=1)
+    right = (out == pages_of(numbers, nbytes, small=small)).all(axis=1)
     assert right[hits].all(), f"wrong bytes in pages {np.asarray(list(numbers))[hits & ~right].tolist()}"
     return statuses
 
 
-def hits(store: DiskStore, numbers: list[int] | range, nbytes: int = PAGE) -> list[int]:
+def hits(
+    store: DiskStore, numbers: list[int] | range, nbytes: int = PAGE, *, small: bool = False
+) -> list[int]:
     """Read pages; the numbers of those that were there."""
-    statuses = read(store, numbers, nbytes)
+    statuses = read(store, numbers, nbytes, small=small)
     return [int(number) for number, status in zip(numbers, statuses, strict=True) if status == ReadStatus.HIT]
 
 

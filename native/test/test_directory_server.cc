@@ -84,10 +84,10 @@ Answer look_up(const std::shared_ptr<DirectoryChannel>& channel, const std::vect
   AskBatch batch(keys.data(), keys.size(), nullptr, ring_of_one());
   std::vector<uint8_t> found(keys.size());
   std::vector<Location> locations(keys.size());
-  const auto usable = exchange(batch,
-                               {Kind::kGet, reinterpret_cast<const uint8_t*>(keys.data()), sizeof(Key),
-                                found.data(), locations.data()},
-                               {{0, channel}}, Deadline::after(timeout), Deadline::after(timeout));
+  const p2pkv::DirectoryQuestion question{Kind::kGet, reinterpret_cast<const uint8_t*>(keys.data()),
+                                          sizeof(Key), found.data(), locations.data()};
+  const auto usable = p2pkv::DirectoryExchange(batch, question, {{0, channel}})
+                          .wait(Deadline::after(timeout), Deadline::after(timeout));
   Answer answer;
   answer.is_usable = usable.front() != 0;
   answer.is_answered = batch.asks().front().is_answered;
@@ -159,10 +159,10 @@ Answer promote(const std::shared_ptr<DirectoryChannel>& channel, const std::vect
   for (const Key& key : keys) entries.push_back({key, 1000, 2000, kLease});
   std::vector<uint8_t> found(keys.size());
   std::vector<Location> locations(keys.size());
-  const auto usable = exchange(batch,
-                               {Kind::kPromote, reinterpret_cast<const uint8_t*>(entries.data()),
-                                sizeof entries[0], found.data(), locations.data()},
-                               {{0, channel}}, Deadline::after(timeout), Deadline::after(timeout));
+  const p2pkv::DirectoryQuestion question{Kind::kPromote, reinterpret_cast<const uint8_t*>(entries.data()),
+                                          sizeof entries[0], found.data(), locations.data()};
+  const auto usable = p2pkv::DirectoryExchange(batch, question, {{0, channel}})
+                          .wait(Deadline::after(timeout), Deadline::after(timeout));
   Answer answer;
   answer.is_usable = usable.front() != 0;
   answer.is_answered = batch.asks().front().is_answered;
@@ -188,7 +188,8 @@ bool tell(const std::shared_ptr<DirectoryChannel>& channel, Kind kind, const std
   const auto* records =
       is_put ? reinterpret_cast<const uint8_t*>(puts.data()) : reinterpret_cast<const uint8_t*>(drops.data());
   const size_t size = is_put ? sizeof puts[0] : sizeof drops[0];
-  exchange(batch, {kind, records, size}, {{0, channel}}, Deadline::after(10.0), Deadline::after(10.0));
+  p2pkv::DirectoryExchange(batch, {kind, records, size}, {{0, channel}})
+      .wait(Deadline::after(10.0), Deadline::after(10.0));
   return batch.asks().front().is_answered;
 }
 

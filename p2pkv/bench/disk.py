@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pkv.bench import publish, references
+from p2pkv.bench import disk_compression, publish, references
 from p2pkv.bench.arena import Rotation, checksums
 from p2pkv.bench.errors import BenchError
 from p2pkv.bench.keys import keys_at
@@ -40,6 +40,7 @@ def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
     with Pair(meeting, plan.transports[0], plan.arena, reader_pool=publish.POOL_NBYTES) as pair:
         yield from _publish_rows(pair, plan, meeting.folder)
         yield from _fetch_rows(pair, plan, meeting)
+    yield from disk_compression.rows(plan, meeting.folder)
 
 
 def _disk(folder: Path, plan: Plan) -> dict[str, object]:

@@ -31,6 +31,10 @@ SILENT_OWNER_S = 0.020
 """Twenty round trips on a busy machine, and no more than a fetch may lose to a peer that has stopped."""
 
 
+def _do_nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class _Route:
     """What one view means for requests. Never changes, so a call uses one route from beginning to end."""
@@ -62,13 +66,9 @@ class _Question:
     found: NDArray[np.uint8] | None = None
     locations: NDArray[np.uint8] | None = None
 
-    def exchange(
-        self, owners: list[int], channels: list[_native.DirectoryChannel], timeout: float
-    ) -> list[bool]:
-        """Ask over channels, one an owner; say which of them can be used again."""
-        return self.ask.exchange(
-            self.kind, self.records, owners, channels, timeout, SILENT_OWNER_S, self.found, self.locations
-        )
+    def send(self, owners: list[int], channels: list[_native.DirectoryChannel]) -> _native.AskedOwners:
+        """Ask over channels, one an owner, and wait for nothing."""
+        return self.ask.send(self.kind, self.records, owners, channels, self.found, self.locations)
 
     def take(self, index: int, reply: Reply) -> None:
         """Take an owner's good reply."""
@@ -193,13 +193,24 @@ class DirectoryClient:
             if channels is not None:
                 self._channels.give_back(members, channels, [channels[0].release(lease.number)])
 
-    def put(self, keys: Keys, locations: Locations, deadline: float) -> NDArray[np.uint8]:
-        """Store where pages lie. Returns ``(n,)`` 1 for those that at least one owner has acknowledged."""
+    def put(
+        self,
+        keys: Keys,
+        locations: Locations,
+        deadline: float,
+        *,
+        meanwhile: Callable[[], None] = _do_nothing,
+    ) -> NDArray[np.uint8]:
+        """Store where pages lie. Returns ``(n,)`` 1 for those that at least one owner has acknowledged.
+
+        ``meanwhile`` is called once, when the owners have been asked and are not waited for yet: what it takes is
+        hidden by their answers' way.
+        """
         entries = _native.put_entries(keys, as_bytes(locations), next(self._sequences))
         route = self._route
         ask = _native.AskBatch(keys, None, route.table)
         ask.put_own(self._shard, entries)
-        self._ask_owners(route, _Question(Kind.PUT, ask, entries), deadline)
+        self._ask_owners(route, _Question(Kind.PUT, ask, entries), deadline, meanwhile)
         for index in {*ask.silent(), *ask.passed_over()}:
             self.on_missed(route.ring.members[index].node_id)
         return ask.answered()
@@ -213,8 +224,14 @@ class DirectoryClient:
         ask = _native.AskBatch(keys, None, route.table)
         self._ask_owners(route, _Question(Kind.DROP, ask, entries), deadline)
 
-    def _ask_owners(self, route: _Route, question: _Question, deadline: float) -> None:
-        """Ask the owners in parallel and take their answers.
+    def _ask_owners(
+        self,
+        route: _Route,
+        question: _Question,
+        deadline: float,
+        meanwhile: Callable[[], None] = _do_nothing,
+    ) -> None:
+        """Ask the owners in parallel, do ``meanwhile`` and take their answers.
 
         Returns when no key needs another answer, or when those who are silent have had their time.
         """
@@ -225,16 +242,20 @@ class DirectoryClient:
         if channels is not None:
             is_usable = [False] * len(channels)
             try:
-                is_usable = question.exchange(owners, channels, deadline - time.monotonic())
+                asked = question.send(owners, channels)
+                meanwhile()
+                is_usable = asked.wait(deadline - time.monotonic(), SILENT_OWNER_S)
             finally:
                 self._channels.give_back(members, channels, is_usable)
             if self._client.is_closed:
                 raise ClosedError("the node is closed")
         else:
-            self._ask_over_control_socket(route, question, deadline)
+            self._ask_over_control_socket(route, question, deadline, meanwhile)
         self._metrics.silent_owners.inc(len(ask.silent()))
 
-    def _ask_over_control_socket(self, route: _Route, question: _Question, deadline: float) -> None:
+    def _ask_over_control_socket(
+        self, route: _Route, question: _Question, deadline: float, meanwhile: Callable[[], None]
+    ) -> None:
         ask = question.ask
         owners = [route.ring.members[owner] for owner, _ in ask.asks()]
         requests = [
@@ -243,6 +264,7 @@ class DirectoryClient:
         ]
         patience = time.monotonic() + SILENT_OWNER_S
         with self._client.send(requests) as calls:
+            meanwhile()
             while not ask.is_settled():
                 now = time.monotonic()
                 if now >= deadline or (now >= patience and ask.is_heard()):

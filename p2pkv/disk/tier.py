@@ -140,6 +140,7 @@ class DiskTier:
             layout=config.disk_layout,
             fsync=config.disk_fsync,
             compression=config.disk_compression,
+            queue_size=min(_QUEUE, (self._pool.nbytes - self._pool.data_offset) // 4),
         )
         store = DiskStore(
             self.path, options, node_id=config.node_id, namespace=config.namespace, faults=self._faults

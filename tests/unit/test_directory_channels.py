@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cluster import eventually
@@ -14,6 +16,7 @@ from p2pkv import _native
 from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.view import Member, View
 from p2pkv.errors import TransportError
+from p2pkv.page import LOCATION
 from pair import Pair
 
 
@@ -108,3 +111,48 @@ def test_closing_ends_a_wait_for_a_handshake_nobody_answers() -> None:
     channels.close()
     assert channels.lease([owner.member]) is None
     owner.server.close()
+
+
+def test_what_is_done_meanwhile_is_done_once_whichever_way_owners_are_asked(pair: Pair) -> None:
+    directory = pair.owner._cache._directory
+    asked = pair.reader.counters
+
+    def put(meanwhile: Callable[[], None]) -> bool:
+        """Put entries at the reader's shard; whether that was asked over a channel."""
+        before = asked()["p2pkv_directory_requests_total"]
+        ids = np.frombuffer(os.urandom(16 * 8), np.uint8).reshape(8, 16)
+        assert directory.put(ids, np.zeros(8, LOCATION), time.monotonic() + 5.0, meanwhile=meanwhile).all()
+        return asked()["p2pkv_directory_requests_total"] > before
+
+    done: list[bool] = []
+    n_calls = 0
+    ways = set()
+    while ways != {False, True}:
+        n_calls += 1
+        ways.add(put(lambda: done.append(True)))
+        if n_calls > 1000:
+            pair.reader._directory_server.close()  # a channel was there at once; now there is none
+    assert len(done) == n_calls
+
+
+def test_a_call_that_breaks_off_before_the_answers_leaves_no_channel_to_the_next(pair: Pair) -> None:
+    directory = pair.owner._cache._directory
+    reader = [member for member in directory.ring.members if member.node_id == "reader"]
+
+    def idle_channel() -> _native.DirectoryChannel | None:
+        channels = directory._channels.lease(reader)
+        if channels is None:
+            return None
+        directory._channels.give_back(reader, channels, [True])
+        return channels[0]
+
+    def fail() -> None:
+        raise RuntimeError("meanwhile")
+
+    eventually(lambda: idle_channel() is not None, 10.0)
+    before = idle_channel()
+    ids = np.frombuffer(os.urandom(16 * 8), np.uint8).reshape(8, 16)
+    with pytest.raises(RuntimeError, match="meanwhile"):
+        directory.put(ids, np.zeros(8, LOCATION), time.monotonic() + 5.0, meanwhile=fail)
+    assert idle_channel() is not before  # the answer to the old question is on its way there
+    assert pair.reader.exists(pair.publish()).all()

@@ -245,3 +245,19 @@ def test_many_threads_read_while_pages_are_written_and_evicted(tmp_path: Path, l
     assert store.flush(10)
     assert store.stats()["bad_records"] == 0
     assert store.close()
+
+
+def test_pages_are_written_though_others_keep_coming(tmp_path: Path, layout: str) -> None:
+    store = open_store(tmp_path, layout=layout)
+    wait_recovered(store)
+    memory = pages_of([1])
+    spans, keys = spans_of(memory), keys_of(range(6000))
+    sums = _native.checksum_pages(spans.reshape(-1, 1, 2))
+    for number in range(len(keys)):  # the writer waits for a pause, and there is none
+        ticket = np.array([number], np.uint64)
+        assert store.write(keys[number : number + 1], spans, sums, ticket).all()
+        if store.stats()["stored_pages"]:
+            break
+    assert store.flush(30)
+    assert store.contains(keys).sum() > 0
+    assert store.close()

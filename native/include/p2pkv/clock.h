@@ -17,6 +17,8 @@ class Deadline {
     return Deadline(Clock::now() + std::chrono::nanoseconds(static_cast<int64_t>(bounded * 1e9)));
   }
 
+  static Deadline until(Clock::time_point at) { return Deadline(at); }
+
   bool passed() const { return Clock::now() >= at_; }
 
   // Milliseconds left for poll(2), rounded up so that a wait never spins on its last fraction.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -62,10 +63,43 @@ struct DirectoryLine {
   std::shared_ptr<DirectoryChannel> channel;
 };
 
-// Sends every ask of a batch over its owner's channel, one after another, and takes the answers as they come.
-// Returns when no row needs another answer, at `deadline`, or, if each row has been answered by someone, at
-// `patience`. Says of each line whether its channel can be used again.
-std::vector<uint8_t> exchange(AskBatch& batch, const DirectoryQuestion& question,
-                              const std::vector<DirectoryLine>& lines, Deadline deadline, Deadline patience);
+// One question to several owners: asked when it is made, answered in `wait`. Used by one thread. The batch,
+// and where answers go, must outlive it. If it ends without `wait` its channels can't be used again.
+class DirectoryExchange {
+ public:
+  // Sends every ask of the batch over its owner's channel, one after another; waits for nothing.
+  DirectoryExchange(AskBatch& batch, const DirectoryQuestion& question,
+                    const std::vector<DirectoryLine>& lines);
+
+  // Takes the answers as they come. Returns when no row needs another answer, at `deadline`, or, if each row
+  // has been answered by someone, at `patience`. Says of each line whether its channel can be used again.
+  std::vector<uint8_t> wait(const Deadline& deadline, const Deadline& patience);
+
+ private:
+  struct Sent {
+    size_t ask;
+    uint64_t id;
+  };
+  struct Line {
+    std::shared_ptr<DirectoryChannel> channel;
+    int32_t owner;
+    std::deque<Sent> waiting;  // for answers, which come in this order
+    bool is_lost;
+
+    SealedStream& stream() const { return *channel->stream_; }
+  };
+
+  bool is_any_waiting() const;
+  void send(size_t ask);
+  void spin();
+  void wait_until(const Deadline& until);
+  void advance(Line& line);
+  void take(Line& line, std::string_view message);
+  void lose(Line& line);
+
+  AskBatch& batch_;
+  const DirectoryQuestion question_;  // its records are not read after the constructor
+  std::vector<Line> lines_;
+};
 
 }  // namespace p2pkv

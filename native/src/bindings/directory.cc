@@ -194,12 +194,18 @@ bool take_found(AskBatch& self, size_t ask, const nb::bytes& reply, Found found,
                          reinterpret_cast<Location*>(locations.data()));
 }
 
-// `records` has a row for each key; `found` and `locations`, if given, are written.
-nb::object exchange_with_owners(AskBatch& self, uint16_t kind, const AnyArray& records,
-                                const std::vector<int32_t>& owners,
-                                const std::vector<std::shared_ptr<DirectoryChannel>>& channels,
-                                double timeout, double patience, std::optional<Found> found,
-                                std::optional<Locations> locations) {
+// Keeps the arrays that answers are written to; the batch is kept by `keep_alive`.
+struct AskedOwners {
+  std::optional<Found> found;
+  std::optional<Locations> locations;
+  std::unique_ptr<DirectoryExchange> exchange;
+};
+
+// `records` has a row for each key; `found` and `locations`, if given, are written by `wait`.
+AskedOwners* ask_owners(AskBatch& self, uint16_t kind, const AnyArray& records,
+                        const std::vector<int32_t>& owners,
+                        const std::vector<std::shared_ptr<DirectoryChannel>>& channels,
+                        std::optional<Found> found, std::optional<Locations> locations) {
   const size_t n = self.answered().size();
   const auto* bytes = require<uint8_t>(records, "records", {static_cast<int64_t>(n), kAnySize});
   DirectoryQuestion question{static_cast<wire::Kind>(kind), bytes, records.shape(1)};
@@ -213,10 +219,19 @@ nb::object exchange_with_owners(AskBatch& self, uint16_t kind, const AnyArray& r
     question.found = found->data();
     question.locations = reinterpret_cast<Location*>(locations->data());
   }
+  auto asked = std::make_unique<AskedOwners>(AskedOwners{std::move(found), std::move(locations), nullptr});
+  {
+    nb::gil_scoped_release release;
+    asked->exchange = std::make_unique<DirectoryExchange>(self, question, lines);
+  }
+  return asked.release();
+}
+
+nb::object wait_for_owners(AskedOwners& self, double timeout, double patience) {
   std::vector<uint8_t> is_usable;
   {
     nb::gil_scoped_release release;
-    is_usable = exchange(self, question, lines, Deadline::after(timeout), Deadline::after(patience));
+    is_usable = self.exchange->wait(Deadline::after(timeout), Deadline::after(patience));
   }
   nb::list out;
   for (const uint8_t usable : is_usable) out.append(usable != 0);
@@ -240,6 +255,7 @@ void bind_ask(nb::module_& m) {
   m.def("promote_entries", &make_promote_entries, "keys"_a, "answer_ms"_a, "lease_ms"_a, "lease"_a);
   m.def("put_entries", &make_put_entries, "keys"_a, "locations"_a, "sequence"_a);
   m.def("drop_entries", &make_drop_entries, "keys"_a, "locations"_a, "sequence"_a);
+  nb::class_<AskedOwners>(m, "AskedOwners").def("wait", &wait_for_owners, "timeout"_a, "patience"_a);
   nb::class_<RingTable>(m, "RingTable")
       .def("__init__", &make_ring, "points"_a, "successors"_a, "is_healthy"_a, "own_index"_a);
   nb::class_<AskBatch>(m, "AskBatch")
@@ -258,8 +274,8 @@ void bind_ask(nb::module_& m) {
       .def("take_found", &take_found, "ask"_a, "reply"_a, "found"_a, "locations"_a)
       .def("refuse", &AskBatch::refuse, "ask"_a)
       .def("put_own", &put_own, "shard"_a, "entries"_a)
-      .def("exchange", &exchange_with_owners, "kind"_a, "records"_a, "owners"_a, "channels"_a, "timeout"_a,
-           "patience"_a, "found"_a.none(), "locations"_a.none())
+      .def("send", &ask_owners, "kind"_a, "records"_a, "owners"_a, "channels"_a, "found"_a.none(),
+           "locations"_a.none(), nb::keep_alive<0, 1>(), nb::rv_policy::take_ownership)
       .def("is_settled", &AskBatch::is_settled)
       .def("is_heard", &AskBatch::is_heard)
       .def("answered",

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <deque>
 #include <iterator>
 #include <thread>
 #include <utility>
@@ -42,11 +41,6 @@ class SpinPermit {
   const bool is_granted_;
 };
 
-struct Sent {
-  size_t ask;
-  uint64_t id;
-};
-
 SealedStream::Progress receive_by(SealedStream& stream, const Deadline& deadline) {
   for (;;) {
     if (!stream.flush()) return SealedStream::Progress::kLost;
@@ -60,118 +54,99 @@ SealedStream::Progress receive_by(SealedStream& stream, const Deadline& deadline
 
 }  // namespace
 
-// One call of `exchange`.
-class DirectoryExchange {
- public:
-  DirectoryExchange(AskBatch& batch, const DirectoryQuestion& question,
-                    const std::vector<DirectoryLine>& lines)
-      : batch_(batch), question_(question) {
-    for (const DirectoryLine& line : lines) lines_.push_back({line.channel.get(), line.owner, {}, false});
+DirectoryExchange::DirectoryExchange(AskBatch& batch, const DirectoryQuestion& question,
+                                     const std::vector<DirectoryLine>& lines)
+    : batch_(batch), question_(question) {
+  for (const DirectoryLine& line : lines) lines_.push_back({line.channel, line.owner, {}, false});
+  for (size_t ask = 0; ask < batch_.asks().size(); ++ask) send(ask);
+}
+
+std::vector<uint8_t> DirectoryExchange::wait(const Deadline& deadline, const Deadline& patience) {
+  spin();
+  while (!batch_.is_settled() && is_any_waiting()) {
+    const bool is_patient = !patience.passed();
+    if (deadline.passed() || (!is_patient && batch_.is_heard())) break;
+    wait_until(is_patient && patience.at() < deadline.at() ? patience : deadline);
   }
+  std::vector<uint8_t> is_usable;
+  for (const Line& line : lines_) is_usable.push_back(line.waiting.empty() && !line.is_lost ? 1 : 0);
+  return is_usable;
+}
 
-  std::vector<uint8_t> run(const Deadline& deadline, const Deadline& patience) {
-    for (size_t ask = 0; ask < batch_.asks().size(); ++ask) send(ask);
-    spin();
-    while (!batch_.is_settled() && is_any_waiting()) {
-      const bool is_patient = !patience.passed();
-      if (deadline.passed() || (!is_patient && batch_.is_heard())) break;
-      wait_until(is_patient && patience.at() < deadline.at() ? patience : deadline);
-    }
-    std::vector<uint8_t> is_usable;
-    for (const Line& line : lines_) is_usable.push_back(line.waiting.empty() && !line.is_lost ? 1 : 0);
-    return is_usable;
+bool DirectoryExchange::is_any_waiting() const {
+  return std::any_of(lines_.begin(), lines_.end(), [](const Line& line) { return !line.waiting.empty(); });
+}
+
+void DirectoryExchange::send(size_t ask) {
+  const AskBatch::Ask& asked = batch_.asks()[ask];
+  const auto line = std::find_if(lines_.begin(), lines_.end(),
+                                 [&asked](const Line& candidate) { return candidate.owner == asked.owner; });
+  if (line == lines_.end() || line->is_lost) return batch_.refuse(ask);
+  const uint64_t id = ++line->channel->last_id_;
+  std::string head;
+  wire::append(head, Header{wire::kMagic, wire::kVersion, static_cast<uint16_t>(question_.kind), id,
+                            line->channel->boot_, static_cast<uint32_t>(asked.rows.size()), 0});
+  line->stream().put(head, batch_.body(ask, question_.records, question_.record_size));
+  line->waiting.push_back({ask, id});
+  if (!line->stream().flush()) lose(*line);
+}
+
+// Waits awake for the first kSpin: a core that goes to sleep takes longer to wake than a look-up takes.
+void DirectoryExchange::spin() {
+  const SpinPermit permit;
+  if (!permit.is_granted()) return;
+  const auto until = Deadline::Clock::now() + kSpin;
+  while (!batch_.is_settled() && is_any_waiting() && Deadline::Clock::now() < until) {
+    for (Line& line : lines_) advance(line);
   }
+}
 
- private:
-  struct Line {
-    DirectoryChannel* channel;
-    int32_t owner;
-    std::deque<Sent> waiting;  // for answers, which come in this order
-    bool is_lost;
-
-    SealedStream& stream() const { return *channel->stream_; }
-  };
-
-  bool is_any_waiting() const {
-    return std::any_of(lines_.begin(), lines_.end(), [](const Line& line) { return !line.waiting.empty(); });
+void DirectoryExchange::wait_until(const Deadline& until) {
+  std::vector<pollfd> fds;
+  for (const Line& line : lines_) {
+    const short events = line.stream().has_outgoing() ? POLLIN | POLLOUT : POLLIN;
+    fds.push_back({line.waiting.empty() ? -1 : line.stream().fd(), events, 0});
   }
-
-  void send(size_t ask) {
-    const AskBatch::Ask& asked = batch_.asks()[ask];
-    const auto line = std::find_if(lines_.begin(), lines_.end(), [&asked](const Line& candidate) {
-      return candidate.owner == asked.owner;
-    });
-    if (line == lines_.end() || line->is_lost) return batch_.refuse(ask);
-    const uint64_t id = ++line->channel->last_id_;
-    std::string head;
-    wire::append(head, Header{wire::kMagic, wire::kVersion, static_cast<uint16_t>(question_.kind), id,
-                              line->channel->boot_, static_cast<uint32_t>(asked.rows.size()), 0});
-    line->stream().put(head, batch_.body(ask, question_.records, question_.record_size));
-    line->waiting.push_back({ask, id});
-    if (!line->stream().flush()) lose(*line);
+  poll(fds.data(), fds.size(), until.poll_ms());
+  for (size_t i = 0; i < fds.size(); ++i) {
+    if (fds[i].revents != 0) advance(lines_[i]);
   }
+}
 
-  // Waits awake for the first kSpin: a core that goes to sleep takes longer to wake than a look-up takes.
-  void spin() {
-    const SpinPermit permit;
-    if (!permit.is_granted()) return;
-    const auto until = Deadline::Clock::now() + kSpin;
-    while (!batch_.is_settled() && is_any_waiting() && Deadline::Clock::now() < until) {
-      for (Line& line : lines_) advance(line);
-    }
+void DirectoryExchange::advance(Line& line) {
+  if (line.waiting.empty()) return;
+  if (!line.stream().flush()) return lose(line);
+  while (!line.waiting.empty()) {
+    const auto progress = line.stream().receive();
+    if (progress == SealedStream::Progress::kLost) return lose(line);
+    if (progress == SealedStream::Progress::kBlocked) return;
+    take(line, line.stream().message());
   }
+}
 
-  void wait_until(const Deadline& until) {
-    std::vector<pollfd> fds;
-    for (const Line& line : lines_) {
-      const short events = line.stream().has_outgoing() ? POLLIN | POLLOUT : POLLIN;
-      fds.push_back({line.waiting.empty() ? -1 : line.stream().fd(), events, 0});
-    }
-    poll(fds.data(), fds.size(), until.poll_ms());
-    for (size_t i = 0; i < fds.size(); ++i) {
-      if (fds[i].revents != 0) advance(lines_[i]);
-    }
+void DirectoryExchange::take(Line& line, std::string_view message) {
+  wire::Reader body(message);
+  const auto header = body.value<Header>();
+  const Sent sent = line.waiting.front();
+  if (!header || header->magic != wire::kMagic || header->request_id != sent.id) return lose(line);
+  line.waiting.pop_front();
+  const bool is_ok = header->version == wire::kVersion &&
+                     header->status == static_cast<uint32_t>(ReplyStatus::kOk) &&
+                     header->count == batch_.asks()[sent.ask].rows.size();
+  if (!is_ok) {
+    batch_.refuse(sent.ask);
+  } else if (question_.found != nullptr) {
+    batch_.take_found(sent.ask, body.rest(), question_.found, question_.locations);
+  } else {
+    batch_.acknowledge(sent.ask);
   }
+}
 
-  void advance(Line& line) {
-    if (line.waiting.empty()) return;
-    if (!line.stream().flush()) return lose(line);
-    while (!line.waiting.empty()) {
-      const auto progress = line.stream().receive();
-      if (progress == SealedStream::Progress::kLost) return lose(line);
-      if (progress == SealedStream::Progress::kBlocked) return;
-      take(line, line.stream().message());
-    }
-  }
-
-  void take(Line& line, std::string_view message) {
-    wire::Reader body(message);
-    const auto header = body.value<Header>();
-    const Sent sent = line.waiting.front();
-    if (!header || header->magic != wire::kMagic || header->request_id != sent.id) return lose(line);
-    line.waiting.pop_front();
-    const bool is_ok = header->version == wire::kVersion &&
-                       header->status == static_cast<uint32_t>(ReplyStatus::kOk) &&
-                       header->count == batch_.asks()[sent.ask].rows.size();
-    if (!is_ok) {
-      batch_.refuse(sent.ask);
-    } else if (question_.found != nullptr) {
-      batch_.take_found(sent.ask, body.rest(), question_.found, question_.locations);
-    } else {
-      batch_.acknowledge(sent.ask);
-    }
-  }
-
-  void lose(Line& line) {
-    for (const Sent& sent : line.waiting) batch_.refuse(sent.ask);
-    line.waiting.clear();
-    line.is_lost = true;
-  }
-
-  AskBatch& batch_;
-  const DirectoryQuestion& question_;
-  std::vector<Line> lines_;
-};
+void DirectoryExchange::lose(Line& line) {
+  for (const Sent& sent : line.waiting) batch_.refuse(sent.ask);
+  line.waiting.clear();
+  line.is_lost = true;
+}
 
 std::string DirectoryChannel::request() {
   return to_blob(DirectoryRequestBlob{kDirectoryRequestMagic, kFrameVersion, 0});
@@ -220,11 +195,6 @@ bool DirectoryChannel::release(uint64_t lease) {
 void DirectoryChannel::interrupt() {
   if (getpid() != pid_) return;  // a forked child shares the connection with its parent, who goes on using it
   stream_->shut_down();
-}
-
-std::vector<uint8_t> exchange(AskBatch& batch, const DirectoryQuestion& question,
-                              const std::vector<DirectoryLine>& lines, Deadline deadline, Deadline patience) {
-  return DirectoryExchange(batch, question, lines).run(deadline, patience);
 }
 
 }  // namespace p2pkv

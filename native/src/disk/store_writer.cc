@@ -20,11 +20,22 @@ constexpr double kLookEvery = 5;
 constexpr double kWritePatience = 30;
 constexpr double kReaderPatience = 1;
 
+// Pages wait for the publisher to pause, because copying them takes a core and memory's bandwidth from it:
+// for this long without a write, or until the oldest has waited so long, or three quarters of the queue are
+// full. Longer than a publish of 8 MiB takes, shorter than an engine computes between two. Guesses; not
+// tuned.
+constexpr std::chrono::milliseconds kPause{3};
+constexpr std::chrono::milliseconds kLongestWait{20};
+
 }  // namespace
 
 void DiskStore::write(const WriteBatch& batch, uint8_t* accepted) {
+  bool is_news = false;  // else the writer knows already when to look again
   {
     const std::lock_guard lock(mutex_);
+    const bool was_empty = queue_.empty();
+    const bool was_urgent = is_urgent();
+    last_write_ = Deadline::Clock::now();
     const bool is_open = !is_closed_ && !health_.is_suspended;
     for (size_t i = 0; i < batch.n_pages; ++i) {
       const auto nbytes = static_cast<uint64_t>(batch.pages[i].nbytes);
@@ -34,12 +45,14 @@ void DiskStore::write(const WriteBatch& batch, uint8_t* accepted) {
         continue;
       }
       queue_.push_back({batch.keys[i], reinterpret_cast<const uint8_t*>(batch.pages[i].address),
-                        static_cast<uint32_t>(nbytes), batch.checksums[i], batch.tickets[i], false});
+                        static_cast<uint32_t>(nbytes), batch.checksums[i], batch.tickets[i], last_write_,
+                        false});
       queued_bytes_ += nbytes;
       ++n_accepted_;
     }
+    is_news = was_empty != queue_.empty() || was_urgent != is_urgent();
   }
-  wanted_.notify_all();
+  if (is_news) wanted_.notify_all();
 }
 
 void DiskStore::write_all() {
@@ -69,11 +82,12 @@ bool DiskStore::wait_for_work(std::vector<Pending>* batch) {
   batch->clear();
   std::unique_lock lock(mutex_);
   const bool needs_attention = health_.is_suspended || health_.is_unreadable;
-  const Deadline& next = needs_attention && next_probe_.at() < next_look_.at() ? next_probe_ : next_look_;
-  wait_until(wanted_, lock, next, [this] {
-    return is_stopping_ || wants_clear_ || (wants_flush_ && queue_.empty()) ||
-           (!queue_.empty() && may_place());
-  });
+  const Deadline& look = needs_attention && next_probe_.at() < next_look_.at() ? next_probe_ : next_look_;
+  while (!is_stopping_ && !wants_clear_ && !(wants_flush_ && queue_.empty())) {
+    const Deadline next = Deadline::until(next_work(look.at()));
+    if (next.passed()) break;
+    wait_once(wanted_, lock, next);
+  }
   const bool may_take = is_stopping_ || health_.is_suspended || may_place();
   uint64_t nbytes = 0;
   while (may_take && !queue_.empty() && (is_stopping_ || batch->size() < kMaxRecords)) {
@@ -84,6 +98,19 @@ bool DiskStore::wait_for_work(std::vector<Pending>* batch) {
     queue_.pop_front();
   }
   return !is_stopping_;
+}
+
+// With the lock.
+bool DiskStore::is_urgent() const {
+  return queued_bytes_ >= options_.queue_size / 4 * 3 || is_closed_ || wants_flush_;
+}
+
+// With the lock. When what is queued should be written, if anything is.
+Deadline::Clock::time_point DiskStore::next_work(Deadline::Clock::time_point otherwise) const {
+  if (queue_.empty() || !may_place()) return otherwise;
+  const auto oldest = queue_.front().since;
+  if (is_urgent()) return oldest;
+  return std::min({otherwise, last_write_ + kPause, oldest + kLongestWait});
 }
 
 bool DiskStore::is_queue_empty() {

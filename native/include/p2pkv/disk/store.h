@@ -124,6 +124,7 @@ class DiskStore {
     uint32_t length;
     uint64_t checksum;
     uint64_t ticket;
+    Deadline::Clock::time_point since;
     bool is_void;  // not to be written any more
   };
   class ReadJob;
@@ -142,6 +143,8 @@ class DiskStore {
   // store_writer.cc, on the writer's thread
   void write_all();
   bool wait_for_work(std::vector<Pending>* batch);
+  bool is_urgent() const;
+  Deadline::Clock::time_point next_work(Deadline::Clock::time_point otherwise) const;
   bool is_queue_empty();
   bool may_place() const { return is_recovered_ || !layout_->recovers_first(); }
   void discard(const std::vector<Pending>& batch);
@@ -189,7 +192,8 @@ class DiskStore {
   std::condition_variable wanted_;    // the writer waits
   std::condition_variable finished_;  // flushes and close wait
   std::deque<Pending> queue_;
-  uint64_t queued_bytes_ = 0;  // of the queue and of what the writer has in hand
+  uint64_t queued_bytes_ = 0;               // of the queue and of what the writer has in hand
+  Deadline::Clock::time_point last_write_;  // call of `write`
   uint64_t n_accepted_ = 0;
   uint64_t n_settled_ = 0;
   uint64_t n_synced_ = 0;  // settled when the layout was last synced

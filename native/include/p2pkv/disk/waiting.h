@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <utility>
 
 #include "p2pkv/clock.h"
 
@@ -23,6 +24,13 @@ bool wait_until(std::condition_variable& changed, std::unique_lock<std::mutex>& 
 #else
   return changed.wait_until(lock, deadline.at(), is_so);
 #endif
+}
+
+// Waits for one notification, or for less.
+inline void wait_once(std::condition_variable& changed, std::unique_lock<std::mutex>& lock,
+                      const Deadline& deadline) {
+  bool is_second = false;
+  wait_until(changed, lock, deadline, [&is_second] { return std::exchange(is_second, true); });
 }
 
 }  // namespace p2pkv::disk
