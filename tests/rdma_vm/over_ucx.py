@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from p2pkv.transports.ucx import UcxTransport
 
@@ -13,6 +14,8 @@ os.environ.setdefault("UCX_UD_VERBS_ETH_DGID_CHECK", "n")
 
 def unavailable() -> str | None:
     """Return what is missing, or None."""
+    if not Path("/sys/class/infiniband/rxe0").exists():
+        return "there is no Soft-RoCE device rxe0; make test-rdma has one"
     return UcxTransport.unavailable()
 
 
