@@ -45,12 +45,20 @@ class Listener:
         self._context.term()
 
 
-class _Pages(http.server.BaseHTTPRequestHandler):
+class EnginePages(http.server.BaseHTTPRequestHandler):
+    """``/health``, with ``status``, and ``/metrics`` of an engine."""
+
+    status = 200
+    page = (
+        b'vllm:num_requests_running{engine="0"} 3.0\n'
+        b"sglang:num_queue_reqs 2.0\n"
+        b"vllm:num_requests_waiting_x 9\n"  # means something else
+    )
+
     def do_GET(self) -> None:
-        self.send_response(200)
+        self.send_response(self.status if self.path == "/health" else 200)
         self.end_headers()
-        if self.path == "/metrics":
-            self.wfile.write(b'vllm:num_requests_running{engine="0"} 3.0\nsglang:num_queue_reqs 2.0\n')
+        self.wfile.write(self.page if self.path == "/metrics" else b"")
 
     def log_message(self, *args: object) -> None:
         """Say nothing."""
@@ -59,7 +67,7 @@ class _Pages(http.server.BaseHTTPRequestHandler):
 @contextmanager
 def served() -> Iterator[str]:
     """Serve ``/health`` and ``/metrics`` as an engine does that has 3 requests, and 2 more that wait; yield its URL."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Pages) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), EnginePages) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import http.server
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from heartbeats import EnginePages, served
 from p2pkv import Config, Node
 from p2pkv.engine_check import EngineCheck
 from p2pkv.heartbeat import Instance, Load, Role, State, checked
@@ -77,43 +74,20 @@ def test_the_router_learns_who_holds_a_prompt_without_joining(secret: str) -> No
             holdings.close()
 
 
-class _Engine(http.server.BaseHTTPRequestHandler):
-    status = 200
-    page = b'vllm:num_requests_running{a="b"} 3.0\nvllm:num_requests_waiting 2.0\nvllm:num_requests_waiting_x 9\n'
-
-    def do_GET(self) -> None:
-        self.send_response(self.status if self.path == "/health" else 200)
-        self.end_headers()
-        self.wfile.write(self.page if self.path == "/metrics" else b"")
-
-    def log_message(self, *args: object) -> None:
-        """Say nothing."""
-
-
-@contextmanager
-def engine() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Engine) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 def test_the_sidecar_tells_a_starting_a_ready_and_a_failing_engine_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with engine() as url:
+    page = b'vllm:num_requests_running{a="b"} 3.0\nvllm:num_requests_waiting 2.0\nvllm:num_requests_waiting_x 9\n'
+    monkeypatch.setattr(EnginePages, "page", page)
+    with served() as url:
         check = EngineCheck(url, "/health", timeout=SECONDS)
-        monkeypatch.setattr(_Engine, "status", 503)
+        monkeypatch.setattr(EnginePages, "status", 503)
         assert check.look() == Load(State.STARTING)
-        monkeypatch.setattr(_Engine, "status", 200)
+        monkeypatch.setattr(EnginePages, "status", 200)
         assert check.look() == Load(State.READY, running=3, waiting=2)
         check.is_draining = True
         assert check.look() == Load(State.DRAINING, running=3, waiting=2)
         check.is_draining = False
-        monkeypatch.setattr(_Engine, "status", 503)
+        monkeypatch.setattr(EnginePages, "status", 503)
         assert check.look().state is State.READY  # once may be an accident
     assert check.look() == Load(State.FAILING)
