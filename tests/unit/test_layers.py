@@ -19,7 +19,7 @@ FLOORS = [
     {"wire", "transports"},
     {"control", "pool", "disk", "heartbeat", "engine_check"},
     {"directory", "transfer", "handshakes"},
-    {"cache", "transfers"},
+    {"cache", "flights", "transfers"},
     {"node"},
     {"__init__"},
     {"integrations", "cli", "dashboard", "bench", "testing", "__main__"},
