@@ -147,7 +147,8 @@ class ControlClient:
     def __init__(self, context: zmq.Context[Socket], keys: ClusterKeys) -> None:
         self._context = context
         self._keys = keys
-        self._lock = threading.Lock()  # guards _idle and _closed
+        # guards _idle and _closed; reentrant, since a signal's handler may close the node wherever a thread is
+        self._lock = threading.RLock()
         self._idle: dict[str, list[Socket]] = {}
         self._closed = False
         self._request_ids = count(1)
@@ -194,14 +195,18 @@ class ControlClient:
             socket = self._context.socket(zmq.DEALER)
         except zmq.ZMQError as error:
             raise ClosedError("the node is closed") from error
-        socket.linger = 0
-        socket.rcvtimeo = _GLANCE_MS
-        socket.curve_serverkey = self._keys.public
-        socket.curve_publickey = self._keys.public
-        socket.curve_secretkey = self._keys.private
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
-        socket.setsockopt(zmq.IPV6, 1)
-        socket.connect(f"tcp://{address}")
+        try:
+            socket.linger = 0
+            socket.rcvtimeo = _GLANCE_MS
+            socket.curve_serverkey = self._keys.public
+            socket.curve_publickey = self._keys.public
+            socket.curve_secretkey = self._keys.private
+            socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+            socket.setsockopt(zmq.IPV6, 1)
+            socket.connect(f"tcp://{address}")
+        except BaseException:
+            socket.close()
+            raise
         return socket
 
     def _give_back(self, address: str, socket: Socket) -> None:
@@ -228,8 +233,8 @@ class Calls:
             raise
 
     def _send(self, index: int, request: Request) -> None:
-        socket = self._client._lease(request.address)
         request_id = next(self._client._request_ids)
+        socket = self._client._lease(request.address)
         self._pending[socket] = (index, request_id)
         message = pack_request(
             request.kind, request_id, boot=request.boot, count=request.count, body=request.body

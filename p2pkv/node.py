@@ -91,7 +91,8 @@ class Node:
         self.metrics = Metrics()
         undo.callback(self.metrics.close)
         context: zmq.Context[Socket] = zmq.Context()
-        undo.callback(context.term)
+        # Not `term`, which waits for sockets that a call lost when it was interrupted. By then nobody uses any.
+        undo.callback(context.destroy, 0)
         # Membership has a client of its own: closing cuts calls short, but still says good-bye to the peers.
         self._gossip = ControlClient(context, keys)
         undo.callback(self._gossip.close)
@@ -354,7 +355,8 @@ class Node:
     def close(self) -> None:
         """Leave the cluster and release everything. Idempotent.
 
-        Calls under way end at once, with misses or :class:`~p2pkv.errors.ClosedError`. A node that is not closed when
+        Calls under way end at once, with misses or :class:`~p2pkv.errors.ClosedError`. A signal's handler may close a
+        node in the middle of a call; then the end of that call releases everything. A node that is not closed when
         the interpreter ends is closed then. In a forked child it is closed from the beginning; the parent's goes on.
         """
         if self._gate.shut():
@@ -365,8 +367,7 @@ class Node:
             self._channels.close()
             self._transfers.interrupt()
             self._offers.close()
-            self._gate.drain()
-            self._undo.close()
+            self._gate.drain(self._undo.close)
 
     def __enter__(self) -> Self:
         return self

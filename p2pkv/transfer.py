@@ -132,7 +132,8 @@ class TransferEngine(Resource):
         self._connect = connect
         self._metrics = metrics
         # guards _peers, what is in it, _leased, _connecting, _closed, and the replacing of memory_table
-        self._lock = threading.Lock()
+        # reentrant, since a signal's handler may close the node wherever a thread is
+        self._lock = threading.RLock()
         self._peers: dict[str, _Peer] = {}
         self._leased: set[Connection] = set()
         self._connecting: set[threading.Thread] = set()
