@@ -16,7 +16,8 @@ from p2pkv import _native, endings, transports
 from p2pkv.address import split_address
 from p2pkv.cache import PageCache
 from p2pkv.config import Config
-from p2pkv.control import ControlClient, ControlServer, Socket
+from p2pkv.control import MAX_SOCKETS, ControlClient, ControlServer, Socket
+from p2pkv.descriptors import require_descriptors
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
@@ -87,10 +88,12 @@ class Node:
 
     def _build(self, undo: ExitStack, extra_transports: Sequence[Transport]) -> None:
         config = self.config
+        require_descriptors()
         keys = cluster_keys(config.secret_file)
         self.metrics = Metrics()
         undo.callback(self.metrics.close)
         context: zmq.Context[Socket] = zmq.Context()
+        context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         # Not `term`, which waits for sockets that a call lost when it was interrupted. By then nobody uses any.
         undo.callback(context.destroy, 0)
         # Membership has a client of its own: closing cuts calls short, but still says good-bye to the peers.

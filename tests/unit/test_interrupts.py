@@ -40,7 +40,6 @@ def alarms(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]
 
 def interrupt(call: Callable[[], object], times: int) -> None:
     """Repeat ``call``, which is broken off at a random moment ``times`` times."""
-
     n_due = n_raised = 0
 
     def handler(number: int, frame: FrameType | None) -> None:
@@ -140,6 +139,13 @@ def test_a_node_whose_calls_are_interrupted_goes_on_and_closes(tmp_path: Path, t
     assert not closer.is_alive(), "a call that was interrupted is still waited for"
 
 
+def use_until(deadline: float, pair: Pair, keys: list[str]) -> None:
+    while time.monotonic() < deadline:
+        pair.reader.exists(keys)
+        outcomes = pair.reader.fetch(keys, pair.destination)
+        assert pages.wrong(pair.destination, keys, outcomes) == []
+
+
 def test_a_handler_may_close_the_node_in_the_middle_of_a_call(tmp_path: Path) -> None:
     for delay in (0.0003, 0.0011, 0.0029):
         pair = Pair(tmp_path)
@@ -156,11 +162,7 @@ def test_a_handler_may_close_the_node_in_the_middle_of_a_call(tmp_path: Path) ->
         threading.Thread(target=watch, daemon=True).start()
         with alarms(handler):
             signal.setitimer(signal.ITIMER_REAL, delay)
-            began = time.monotonic()
             with pytest.raises(ClosedError):
-                while time.monotonic() < began + SOON:
-                    pair.reader.exists(keys)
-                    outcomes = pair.reader.fetch(keys, pair.destination)
-                    assert pages.wrong(pair.destination, keys, outcomes) == []
+                use_until(time.monotonic() + SOON, pair, keys)
         ended.set()
         pair.owner.close()

@@ -15,7 +15,19 @@ PACKAGE = Path(p2pkv.__file__).parent
 
 # Lowest first. What stands on one floor may import its neighbours and everything below, but p2pkv itself never.
 FLOORS = [
-    {"_native", "address", "errors", "config", "page", "host_arrays", "metrics", "gate", "secret", "endings"},
+    {
+        "_native",
+        "address",
+        "errors",
+        "config",
+        "page",
+        "host_arrays",
+        "metrics",
+        "gate",
+        "secret",
+        "endings",
+        "descriptors",
+    },
     {"wire", "transports"},
     {"control", "pool", "disk", "heartbeat", "engine_check"},
     {"directory", "transfer", "handshakes"},
