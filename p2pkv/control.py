@@ -23,6 +23,7 @@ import zmq.backend.cython._zmq
 from p2pkv import _native
 from p2pkv.address import can_listen_on, reachable_host, split_address
 from p2pkv.errors import ClosedError, ControlError, VersionError
+from p2pkv.names import Names
 from p2pkv.secret import ClusterKeys
 from p2pkv.wire import MAX_MESSAGE, Kind, Reply, pack_request, unpack_reply
 
@@ -67,7 +68,9 @@ class ControlServer:
         shard: _native.Shard,
         *,
         join: Sequence[str] = (),
+        names: Names | None = None,
     ) -> None:
+        self._names = names or Names()
         # The handler must be there before a server socket is: without one, nobody may be admitted.
         self._zap_socket = context.socket(zmq.ROUTER)
         self._zap_socket.linger = 0
@@ -114,8 +117,9 @@ class ControlServer:
 
     def listen_also(self, address: str) -> bool:
         """Bind a second address; False if it isn't this host's or is taken. Blocks for the native thread only."""
+        numeric = self._names.numeric(address)
         # libzmq ends the whole process if it has no descriptor left to look the host's addresses up with
-        return can_listen_on(address) and self.loop.bind(f"tcp://{address}") == 0
+        return numeric is not None and can_listen_on(numeric) and self.loop.bind(f"tcp://{numeric}") == 0
 
     def stop_admitting(self) -> None:
         """Stop the ZAP handler: from now on no new connection is admitted, with or without the secret."""
@@ -151,7 +155,8 @@ class Request:
 class ControlClient:
     """Asks peers. Thread-safe; blocks in :meth:`Calls.next` only, and never past what that is given."""
 
-    def __init__(self, context: zmq.Context[Socket], keys: ClusterKeys) -> None:
+    def __init__(self, context: zmq.Context[Socket], keys: ClusterKeys, names: Names | None = None) -> None:
+        self._names = names or Names()
         self._context = context
         self._keys = keys
         # guards _idle and _closed; reentrant, since a signal's handler may close the node wherever a thread is
@@ -194,14 +199,19 @@ class ControlClient:
         return self._closed
 
     def _lease(self, address: str) -> Socket | None:
-        """Return a socket to a peer; None if this process can't have one, or no peer can have this address."""
+        """Return a socket to a peer; None if there is none.
+
+        Then nobody can have this address, or its name is not known yet, or this process can't have another socket.
+        """
         with self._lock:
             if self._closed:
                 raise ClosedError("the node is closed")
             if idle := self._idle.get(address):
                 return idle.pop()
+        if (numeric := self._names.numeric(address)) is None:
+            return None
         try:
-            return self._connect(address)
+            return self._connect(numeric)
         except zmq.ZMQError as error:
             if self._closed or isinstance(error, zmq.ContextTerminated):
                 raise ClosedError("the node is closed") from error

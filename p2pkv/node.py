@@ -32,6 +32,7 @@ from p2pkv.gate import Gate
 from p2pkv.handshakes import Handshakes
 from p2pkv.host_arrays import HostArray, as_host_array
 from p2pkv.metrics import Metrics
+from p2pkv.names import Names
 from p2pkv.page import Namespace, Outcomes, Pages
 from p2pkv.pool import Pool
 from p2pkv.secret import cluster_keys
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _JOIN_S = 5.0
+_NAMES_S = 2.0
+"""How long a start waits for the join addresses' names; the node goes on without those that take longer."""
 _MAX_SHARD_ENTRIES = 1 << 26
 _GRANULE = 4096
 """The pool's smallest block: a page of memory."""
@@ -97,12 +100,16 @@ class Node:
         # Not `term`, which waits for sockets that a call lost when it was interrupted. By then nobody uses any.
         undo.callback(context.destroy, 0)
         # Membership has a client of its own: closing cuts calls short, but still says good-bye to the peers.
-        self._gossip = ControlClient(context, keys)
+        names = Names()
+        names.wait_for(config.join_addresses, _NAMES_S)
+        self._gossip = ControlClient(context, keys, names)
         undo.callback(self._gossip.close)
-        self._client = ControlClient(context, keys)
+        self._client = ControlClient(context, keys, names)
         undo.callback(self._client.close)
         self._shard = _native.Shard(_MAX_SHARD_ENTRIES)
-        self._server = ControlServer(context, keys, config.listen, self._shard, join=config.join_addresses)
+        self._server = ControlServer(
+            context, keys, config.listen, self._shard, join=config.join_addresses, names=names
+        )
         undo.callback(self._server.close)
         self._server.start()
         host, _ = split_address("listen", config.listen)

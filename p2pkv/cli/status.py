@@ -19,6 +19,7 @@ from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.control import ControlClient, Request, Socket
 from p2pkv.directory.view import Member, Report, State, decode, encode
 from p2pkv.errors import ConfigError, ControlError
+from p2pkv.names import Names
 from p2pkv.secret import ClusterKeys, cluster_keys
 from p2pkv.wire import Kind
 
@@ -54,7 +55,9 @@ def _ask(addresses: tuple[str, ...], keys: ClusterKeys, timeout: float) -> tuple
     question = encode("p2pkv-status", ())
     context: zmq.Context[Socket] = zmq.Context()
     try:
-        with closing(ControlClient(context, keys)) as client:
+        names = Names()
+        names.wait_for(addresses, timeout)
+        with closing(ControlClient(context, keys, names)) as client:
             requests = [Request(address, Kind.EXCHANGE, question) for address in addresses]
             with client.send(requests) as calls:
                 for index, reply in calls.replies(timeout):

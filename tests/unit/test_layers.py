@@ -27,6 +27,7 @@ FLOORS = [
         "secret",
         "endings",
         "descriptors",
+        "names",
     },
     {"wire", "transports"},
     {"control", "pool", "disk", "heartbeat", "engine_check"},
