@@ -219,6 +219,8 @@ class PageCache:
             if on_disk.any():
                 self._directory.drop(ids[on_disk == 1], cold[on_disk == 1], deadline, by_owner=True)
         found, locations = self._pool.retract(ids)
+        if self._tier is not None:
+            self._tier.forget(ids)  # what went from the pool to the disk, or back, between the two
         mask = found.astype(bool)
         if mask.any():
             self._directory.drop(ids[mask], locations[mask], deadline, by_owner=True)
@@ -226,9 +228,12 @@ class PageCache:
 
     def clear(self) -> int:
         """Take back all pages that this node published; return the number of those in its pool."""
-        if self._tier is not None:
-            self._tier.clear()
-        return self._pool.purge()
+        if self._tier is None:
+            return self._pool.purge()
+        self._tier.clear()
+        n_purged = self._pool.purge()
+        self._tier.clear()  # what went from the pool to the disk, or back, between the two
+        return n_purged
 
     def close(self) -> None:
         """Stop warming. Idempotent."""

@@ -1,15 +1,15 @@
 // Python's view of the gate. Native for one reason: an exception that a signal's handler raises (Ctrl-C, a
-// test's time-out) may come between any two steps of Python code, but not within a call of native code. A gate
-// in Python loses count that way, and whoever closes it waits for ever.
+// test's time-out) may come between any two steps of Python code, but not within a call of native code. A
+// gate in Python loses count that way, and whoever closes it waits for ever.
 #include "p2pkv/gate.h"
+
+#include <nanobind/stl/string.h>
 
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "bindings.h"
-
-#include <nanobind/stl/string.h>
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -23,9 +23,9 @@ struct Reads {
 };
 
 // One batch of reads. Its bytes are moved by the threads that call done(), advance() and wait(), one at a
-// time, plus what helpers the subclass has. It ends in one of two ways: drive() reports every span settled, or somebody
-// aborts it; then no helper touches local memory any more once quiesce() has returned, and pending spans
-// become what abort() said.
+// time, plus what helpers the subclass has. It ends in one of two ways: drive() reports every span settled,
+// or somebody aborts it; then no helper touches local memory any more once quiesce() has returned, and
+// pending spans become what abort() said.
 class Batch : public Transfer {
  public:
   // Asks for the first bytes, without blocking. Called once, with the endpoint's mutex held. If it throws,
