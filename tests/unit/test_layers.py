@@ -31,7 +31,7 @@ FLOORS = [
     },
     {"wire", "transports"},
     {"control", "pool", "disk", "heartbeat", "engine_check"},
-    {"directory", "transfer", "handshakes"},
+    {"directory", "transfer", "handshakes", "counters"},
     {"cache", "flights", "transfers"},
     {"node"},
     {"__init__"},
