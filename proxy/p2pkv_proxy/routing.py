@@ -114,6 +114,9 @@ class Router:
             return _pair(None, decode, "serves alone")
         if not sides.prefills:
             return _pair(None, decode, "no prefill is there")
+        if sides.mode is not Mode.SGLANG and prompt.n_answers > 1:
+            # a hand-off is one sequence's: of a batch vLLM's answer names the first prompt's alone, and it is taken once
+            return _pair(None, decode, f"{prompt.n_answers} answers, and a hand-off is for one")
         if sides.mode is not Mode.SGLANG and prompt.n_to_compute < self._settings.direct_below:
             return _pair(None, decode, f"{prompt.n_to_compute} tokens to compute")
         return _pair(self.prefill_policy.choose(prompt, sides.prefills), decode, "")

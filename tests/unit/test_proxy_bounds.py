@@ -33,6 +33,7 @@ MALFORMED = [
     b'{"prompt": "a", "max_tokens": "many"}',
     b'{"prompt": "a", "max_tokens": -1}',
     b'{"prompt": "a", "max_tokens": true}',
+    b'{"prompt": "a", "n": "two"}',
     b'{"prompt": "a", "stream": "yes"}',
     b'{"prompt": "a", "model": 7}',
 ]
