@@ -49,6 +49,7 @@ class Tracked:
         """The operator said so to this router."""
         self._attempts: dict[Attempt, None] = {}
         self._unanswered: dict[Attempt, None] = {}  # in the order they began
+        self._expected: dict[Attempt, None] = {}  # of these, those whose first byte should be there soon
 
     @property
     def id(self) -> str:
@@ -84,14 +85,18 @@ class Tracked:
 
     def keeps_waiting(self, now: float, patience: float) -> bool:
         """Whether a request has waited there for its first byte longer than ``patience`` seconds."""
-        for attempt in self._unanswered:
+        for attempt in self._expected:
             return now - attempt.started > patience
         return False
 
-    def begin(self, n_tokens: int, now: float, interrupt: Callable[[], None]) -> Attempt:
-        """Count a request in."""
+    def begin(
+        self, n_tokens: int, now: float, interrupt: Callable[[], None], *, is_prompt: bool = True
+    ) -> Attempt:
+        """Count a request in. ``is_prompt``: its first byte does not wait for its last token."""
         attempt = Attempt(n_tokens, now, interrupt)
         self._attempts[attempt] = self._unanswered[attempt] = None
+        if is_prompt:
+            self._expected[attempt] = None
         self.n_tokens += n_tokens
         self.sent += 1
         self.breaker.begin(attempt)
@@ -99,6 +104,7 @@ class Tracked:
 
     def answered(self, attempt: Attempt) -> None:
         """Note its first byte: the instance works."""
+        self._expected.pop(attempt, None)
         if self._unanswered.pop(attempt, attempt) is None:
             self.breaker.succeeded(attempt)
 
@@ -109,6 +115,7 @@ class Tracked:
         del self._attempts[attempt]
         is_answered = attempt not in self._unanswered
         self._unanswered.pop(attempt, None)
+        self._expected.pop(attempt, None)
         self.n_tokens -= attempt.n_tokens
         self.served += is_answered and not failed
         if failed:

@@ -21,9 +21,7 @@ from p2pkv_proxy.prompts import Body, Json
 from p2pkv_proxy.protocols.base import Answer, Protocol
 from p2pkv_proxy.registry import Tracked
 
-_ONE_SAMPLE = (
-    "n must be 1: SGLang's prefill and decode servers take one answer a prompt; send the request n times instead"
-)
+_ONE_SAMPLE = "n must be 1: SGLang's prefill and decode servers take one answer a prompt; send the request n times instead"
 _BLAME_S = 0.25
 """For a prefill to say what went wrong there when its decode has failed: often it is the cause."""
 
