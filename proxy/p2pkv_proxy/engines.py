@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,8 @@ _BUSY = frozenset({429, 503})
 """An engine that says so is healthy; another one may have room."""
 _MAX_ERROR_BYTES = 1 << 16
 _MAX_PAGE_BYTES = 1 << 20
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Engines:
@@ -43,9 +45,11 @@ class Engines:
         """Prepare a request to an instance; use it in an ``async with``, which counts it there until its end."""
         return Post(self._connections, tracked, call, body, interrupt, self._settings)
 
-    async def get(self, tracked: Tracked, path: str, timeout: float) -> tuple[int, str, bytes]:
+    async def get(
+        self, tracked: Tracked, path: str, timeout: float, headers: Headers = ()
+    ) -> tuple[int, str, bytes]:
         """Return status, content type and body of a small page. Raises :class:`InstanceError`."""
-        getting = asyncio.ensure_future(self._get(tracked, path))
+        getting = asyncio.ensure_future(self._get(tracked, path, headers))
         try:
             await asyncio.wait({getting}, timeout=timeout)
             if getting.done():
@@ -56,11 +60,14 @@ class Engines:
             getting.cancel()
         raise InstanceError(tracked, "did not answer in time")
 
-    async def _get(self, tracked: Tracked, path: str) -> tuple[int, str, bytes]:
+    async def _get(self, tracked: Tracked, path: str, headers: Headers) -> tuple[int, str, bytes]:
         address = _address(tracked)
         connection = await self._connections.get(address)
         try:
-            connection.send(f"GET {path} HTTP/1.1\r\nhost: {address}\r\n\r\n".encode())
+            lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+            connection.send(
+                b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path.encode(), address.encode(), lines)
+            )
             status = await connection.head()
             body = await connection.read(_MAX_PAGE_BYTES)
             return status, _content_type(connection), body

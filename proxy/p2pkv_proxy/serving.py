@@ -251,7 +251,7 @@ class Exchange:
                     raise
                 break
             self._services.metrics.choices.labels(pair.reason).inc()
-            self._services.metrics.pairs.labels(pair.prefill.id if pair.prefill else "", pair.decode.id).inc()
+            self._services.metrics.chose(pair.prefill.id if pair.prefill else "", pair.decode.id)
             try:
                 await self._attempt(call, pair, number, read)
                 return "ok"

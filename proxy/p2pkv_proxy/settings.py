@@ -18,8 +18,8 @@ class Settings:
     connect_timeout: float = 2.0
     """To an engine; it is in the same data centre."""
     answer_timeout: float = 120.0
-    """For an engine's next bytes: the first token of a long prompt, or the next one. An answer that is no stream has the
-    request's time: it comes in one piece behind its last token."""
+    """For an engine's next bytes: the first token of a long prompt, or the next one. An answer that is no stream has
+    the request's time: it comes in one piece behind its last token."""
     client_timeout: float = 30.0
     """For a client to take what was sent to it."""
     request_timeout: float = 900.0

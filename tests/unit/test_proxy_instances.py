@@ -94,6 +94,7 @@ def test_a_good_bye_removes_and_unanswered_requests_of_a_failing_one_go_elsewher
     "fields",
     [
         {"url": "ftp://x:1"},
+        {"url": "https://x:1"},
         {"url": "http://x"},
         {"url": "http://user@x:1"},
         {"url": "http://x:1/path"},

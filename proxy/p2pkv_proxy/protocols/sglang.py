@@ -1,8 +1,8 @@
 """SGLang: prefill and decode get the same request at once, and find each other by the bootstrap room in it.
 
 A room is used once: a second request with it crashes both engines, so every attempt draws new ones. A decode that gets
-a request without a room dies, so none is ever sent. Of a request with ``n`` above 1 SGLang itself makes several with one
-room, so that is refused.
+a request without a room dies, so none is ever sent. Of a request with ``n`` above 1 SGLang itself makes several with
+one room, so that is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from p2pkv_proxy.prompts import Body, Json
 from p2pkv_proxy.protocols.base import Answer, Protocol
 from p2pkv_proxy.registry import Tracked
 
-_ONE_SAMPLE = "n must be 1: SGLang's prefill and decode servers take one answer a prompt; send the request n times instead"
+_ONE_SAMPLE = (
+    "n must be 1: SGLang's prefill and decode servers give one answer a prompt; send the request n times"
+)
 _BLAME_S = 0.25
 """For a prefill to say what went wrong there when its decode has failed: often it is the cause."""
 
