@@ -54,7 +54,8 @@ class Served:
             "prompt": prompt,
             "n": n,
             "max_tokens": N_NEW,
-            "temperature": 0,
+            # vLLM takes no n for a temperature of 0, which one token to choose from is as good as
+            **({"temperature": 1, "top_k": 1} if n > 1 else {"temperature": 0}),
             "ignore_eos": True,
             "return_token_ids": True,
             "stream": stream,

@@ -338,6 +338,22 @@ def test_blocks_are_kept_until_they_are_published(
     assert second.is_right(wanted, 4) == keeps_blocks
 
 
+def test_an_error_at_the_end_of_a_request_frees_nothing_too_early(
+    open_engine: Open, slow: type[SlowToPublish]
+) -> None:
+    """Whatever can't be handed off: its blocks are still being published."""
+    first = open_engine(role="kv_producer", start_node=slow.start)
+    request = first.submit(tokens(4 * BLOCK), PREFILL)
+    request.mm_features = [object()]  # of no kind that the connector knows
+    first.step()
+    slow.has_begun.wait(10.0)
+    assert request.answer is None
+    assert not set(request.block_ids) & set(first.free)
+    slow.may_publish.set()
+    first.step_until(lambda: not first.requests)
+    assert sorted(first.free) == list(range(64))
+
+
 def test_a_preempted_requests_blocks_are_not_published_any_more(
     open_engine: Open, slow: type[SlowToPublish]
 ) -> None:
