@@ -99,6 +99,25 @@ def test_headers_without_an_end_are_refused() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("wish", [b"h2c", b"websocket"])
+def test_a_wish_for_another_protocol_is_ignored(wish: bytes) -> None:
+    """Java's HTTP client says so in every request without TLS, and its body counts all the same."""
+
+    async def test(rig: Rig) -> None:
+        engine = await rig.engine(Role.BOTH)
+        front = await start(rig, [engine])
+        body = json.dumps(COMPLETION | {"prompt": "\r\nUpgrade: h2c\r\n\r\n"}).encode()
+        head = POST + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAMA\r\n" % wish
+        _, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write((head + b"content-length: %d\r\n\r\n" % len(body) + body) * 2)
+        await until(lambda: len(engine.requests) == 2)  # of one connection, which is still HTTP/1.1
+        assert [asked["prompt"] for asked in engine.requests] == ["\r\nUpgrade: h2c\r\n\r\n"] * 2
+        assert not {"upgrade", "x-upgrd", "http2-settings", "connection"} & set(engine.headers[0])
+        writer.transport.abort()
+
+    run(test)
+
+
 def test_a_client_that_does_not_read_is_dropped_and_its_engine_freed() -> None:
     async def test(rig: Rig) -> None:
         engine = await rig.engine(Role.BOTH)
