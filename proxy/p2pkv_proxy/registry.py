@@ -205,10 +205,10 @@ class Registry:
         self._set_load(tracked, Load(heartbeat.state, heartbeat.running, heartbeat.waiting))
 
     def _leave(self, tracked: Tracked, heartbeat: Heartbeat) -> None:
-        """A good-bye: nothing new, and what it has may end until it would have expired."""
+        """A good-bye: nothing new. What it has may end, however long that takes: if it dies its connections say so."""
         tracked.boot, tracked.sequence = heartbeat.boot, heartbeat.sequence
         self._set_load(tracked, Load(State.LEFT))
-        tracked.expires = self._now() + (self._lifetime if tracked.in_flight else 0.0)
+        tracked.expires = float("inf") if tracked.in_flight else self._now()
         self.expire()
 
     def _set_load(self, tracked: Tracked, load: Load) -> None:
@@ -227,11 +227,11 @@ class Registry:
             self._remove(tracked, "it has left" if has_left else "it was not heard of in time")
         for tracked in self._tracked.values():
             if (
-                tracked.load.state is State.DRAINING
+                tracked.load.state in (State.DRAINING, State.LEFT)
                 and tracked.expires == float("inf")
                 and not tracked.in_flight
             ):
-                tracked.expires = now  # was unlisted, and has finished
+                tracked.expires = now  # has left or was unlisted, and has finished
 
     def _remove(self, tracked: Tracked, why: str) -> None:
         del self._tracked[tracked.id]

@@ -90,6 +90,25 @@ def test_a_good_bye_removes_and_unanswered_requests_of_a_failing_one_go_elsewher
     assert registry.get("b") is None
 
 
+def test_what_an_instance_has_when_it_says_good_bye_it_may_finish() -> None:
+    clock = Clock()
+    registry = Registry(lifetime=10.0, now=lambda: clock.now)
+    registry.note_heartbeat(beat("a", 1))
+    tracked = registry.get("a")
+    assert tracked is not None
+    interrupted: list[str] = []
+    attempt = tracked.begin(5, clock.now, lambda: interrupted.append("a"))
+    registry.note_heartbeat(beat("a", 2, State.LEFT))
+    clock.now += 500.0  # a long answer, of an engine that ends when it has given it
+    registry.expire()
+    assert tracked.state is State.LEFT
+    assert interrupted == []
+    tracked.end(attempt, clock.now)
+    registry.expire()
+    registry.expire()
+    assert registry.get("a") is None
+
+
 @pytest.mark.parametrize(
     "fields",
     [
