@@ -203,7 +203,8 @@ def test_a_file_of_instances_is_followed(tmp_path: Path) -> None:
     asyncio.run(follow())
     with pytest.raises(ConfigError, match="colour"):
         parse_instance("http://a:1,colour=red", Role.DECODE, Mode.VLLM)
-    assert parse_instance("http://a:1,bootstrap_port=8998", Role.PREFILL, Mode.SGLANG).bootstrap_port == 8998
+    named = parse_instance("http://a:1,bootstrap_port=8998,id=0", Role.PREFILL, Mode.SGLANG)
+    assert (named.bootstrap_port, named.id) == (8998, "0")
 
 
 def test_a_breaker_opens_lets_one_through_and_closes_again() -> None:
