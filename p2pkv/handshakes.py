@@ -20,8 +20,8 @@ from p2pkv.wire import Kind, ReplyStatus, pack_connect, pack_connected, unpack_c
 
 _log = logging.getLogger(__name__)
 
-_TAKE_S = 0.2
-"""How often the accepting thread looks whether it is to end."""
+_TAKE_S = 60.0
+"""How long the accepting thread sleeps at most when nobody comes; closing wakes it."""
 
 
 class Handshakes:
@@ -88,5 +88,6 @@ class Handshakes:
     def close(self) -> None:
         """Answer no more; waits for the thread. Idempotent."""
         self._closing.set()
+        self._loop.wake(Kind.CONNECT)
         if self._thread is not None:
             self._thread.join()
