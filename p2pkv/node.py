@@ -17,6 +17,7 @@ from p2pkv.address import split_address
 from p2pkv.cache import PageCache
 from p2pkv.config import Config
 from p2pkv.control import ControlClient, ControlServer, Socket
+from p2pkv.counters import CountersServer
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
@@ -148,6 +149,7 @@ class Node:
         self._membership = self._join(undo)
         self._serve_pool(undo)
         self.metrics.watch(self._readings)
+        undo.callback(CountersServer(self._server.loop, self.metrics.counters).close)
         if config.metrics_port is not None:
             self.metrics_port = self.metrics.serve(host, config.metrics_port)
 

@@ -18,7 +18,7 @@ FLOORS = [
     {"_native", "address", "errors", "config", "page", "host_arrays", "metrics", "gate", "secret", "endings"},
     {"wire", "transports"},
     {"control", "pool", "disk", "heartbeat", "engine_check"},
-    {"directory", "transfer", "handshakes"},
+    {"directory", "transfer", "handshakes", "counters"},
     {"cache", "transfers"},
     {"node"},
     {"__init__"},
