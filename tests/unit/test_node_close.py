@@ -123,7 +123,9 @@ def close_under(node: Node, call: Callable[[], object]) -> None:
 
 
 def test_closing_does_not_wait_for_evictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announcer, "_IDLE_S", 3600.0)  # a close that waits out the thread's sleep hangs this test
+    monkeypatch.setattr(
+        announcer, "_IDLE_S", 3600.0
+    )  # a close that waits out the thread's sleep hangs this test
     Pair(tmp_path, transports=["tcp"]).close()
 
 
