@@ -35,12 +35,18 @@ class DeviceBuffer(ABC):
     def read(self) -> NDArray[np.uint8]:
         """Return all bytes, as they are now."""
 
+    @abstractmethod
+    def fill_later(self, value: int) -> int:
+        """Have a kernel fill all bytes on a stream of its own, after some work; return the stream's handle."""
+
     @property
     @abstractmethod
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Of the first byte."""
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give the memory back."""
 
 
 class _Interface:
@@ -61,6 +67,7 @@ class EmulatedBuffer(DeviceBuffer):
         self.device = device
         self._fake = fake_cuda()
         self._address = self._fake.allocate(nbytes, device)
+        self._streams: list[int] = []
 
     @property
     def array(self) -> Any:
@@ -78,11 +85,18 @@ class EmulatedBuffer(DeviceBuffer):
     def read(self) -> NDArray[np.uint8]:
         return self._fake.read(self._address, self.nbytes)
 
+    def fill_later(self, value: int) -> int:
+        self._streams.append(self._fake.stream(self.device))
+        self._fake.launch_fill(self._streams[-1], self._address, value, self.nbytes, delay_us=50_000)
+        return self._streams[-1]
+
     @property
     def address(self) -> int:
         return self._address
 
     def close(self) -> None:
+        for stream in self._streams:
+            self._fake.destroy_stream(stream)
         self._fake.free(self._address)
 
 
@@ -106,6 +120,15 @@ class CupyBuffer(DeviceBuffer):
     def read(self) -> NDArray[np.uint8]:
         data: NDArray[np.uint8] = self._array.get()
         return data
+
+    def fill_later(self, value: int) -> int:
+        self._stream = self._cupy.cuda.Stream(non_blocking=True)
+        with self._stream:
+            busy = self._cupy.ones((2048, 2048), self._cupy.float32)
+            for _ in range(50):
+                busy = busy @ busy * 1e-4
+            self._array.fill(value)
+        return int(self._stream.ptr)
 
     @property
     def address(self) -> int:
@@ -135,6 +158,13 @@ class TorchBuffer(DeviceBuffer):
     def read(self) -> NDArray[np.uint8]:
         data: NDArray[np.uint8] = self._array.cpu().numpy()
         return data
+
+    def fill_later(self, value: int) -> int:
+        self._stream = self._torch.cuda.Stream()
+        with self._torch.cuda.stream(self._stream):
+            self._torch.cuda._sleep(50_000_000)  # cycles
+            self._array.fill_(value)
+        return int(self._stream.cuda_stream)
 
     @property
     def address(self) -> int:
