@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -122,8 +123,14 @@ class FakeCuda:
     def delay_copies(self, us: int) -> None:
         self._library.fake_cuda_delay_copies(us)
 
-    def hold(self, is_held: bool = True) -> None:
-        self._library.fake_cuda_hold(int(is_held))
+    def hold(self, *, copies: bool = False, kernels: bool = False) -> None:
+        self._library.fake_cuda_hold(int(copies), int(kernels))
+
+    def let_go(self) -> None:
+        """Hold nothing, and return when all that was held has been done."""
+        self.hold()
+        while self.counts().queued:
+            time.sleep(0.001)
 
     def lie_about_events(self) -> None:
         self._library.fake_cuda_lie_about_events(1)

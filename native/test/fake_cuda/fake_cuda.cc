@@ -41,6 +41,7 @@ struct Context {
   int device;
   int n_retained = 0;
   std::atomic<bool> is_lost = false;
+  std::atomic<int> n_losses = 0;
 };
 Context contexts[kDevices] = {{0}, {1}};
 
@@ -66,9 +67,10 @@ FakeCudaCounts counts{};
 std::atomic<bool> is_initialized = false;
 std::atomic<int> copy_delay_us = 0;
 std::atomic<bool> is_lying = false;
-std::mutex& holding = *new std::mutex;  // guards is_held
+std::mutex& holding = *new std::mutex;  // guards both of these
 std::condition_variable& let_go = *new std::condition_variable;
-bool is_held = false;
+bool are_copies_held = false;
+bool are_kernels_held = false;
 
 thread_local std::vector<Context*> current;
 thread_local int capture_mode = 0;
@@ -205,18 +207,20 @@ void pause(int us) {
   if (us > 0) std::this_thread::sleep_for(std::chrono::microseconds(us));
 }
 
-void wait_until_let_go() {
+void wait_until_let_go(const bool* is_held) {
   std::unique_lock lock(holding);
-  let_go.wait(lock, [] { return !is_held; });
+  let_go.wait(lock, [is_held] { return !*is_held; });
 }
 
 // Runs on a stream's thread. The device address is looked up only now: its memory may have been freed.
-void copy_now(Context* context, uint64_t device, uint8_t* host, size_t nbytes, bool is_to_device) {
-  wait_until_let_go();
+void copy_now(Context* context, int n_losses, uint64_t device, uint8_t* host, size_t nbytes,
+              bool is_to_device) {
+  wait_until_let_go(&are_copies_held);
   pause(copy_delay_us);
   // in pieces, so that who looks too early sees some of it
   constexpr size_t kPiece = 4096;
-  for (size_t at = 0; at < nbytes && !context->is_lost; at += kPiece) {
+  const auto is_lost = [&] { return context->is_lost || context->n_losses != n_losses; };
+  for (size_t at = 0; at < nbytes && !is_lost(); at += kPiece) {
     const Lock lock(mutex);
     const size_t n = std::min(kPiece, nbytes - at);
     uint64_t offset;
@@ -248,7 +252,9 @@ int queue_copy(const char* call, uint64_t device, void* host, size_t nbytes, CUs
     ++(is_to_device ? counts.copies_to_device : counts.copies_to_host);
     ++counts.queued;
   }
-  stream->add([=] { copy_now(context, device, static_cast<uint8_t*>(host), nbytes, is_to_device); });
+  stream->add([=, n_losses = context->n_losses.load()] {
+    copy_now(context, n_losses, device, static_cast<uint8_t*>(host), nbytes, is_to_device);
+  });
   return kSuccess;
 }
 
@@ -543,7 +549,7 @@ EXPORT int fake_cuda_launch_fill(uint64_t handle, uint64_t to, uint8_t value, si
     ++counts.queued;
   }
   stream->add([=] {
-    wait_until_let_go();
+    wait_until_let_go(&are_kernels_held);
     pause(delay_us);
     const std::vector<uint8_t> bytes(nbytes, value);
     fake_cuda_write(to, bytes.data(), nbytes);
@@ -563,6 +569,7 @@ EXPORT void fake_cuda_fail(const char* call, int n, int result, int stays) {
 }
 
 EXPORT void fake_cuda_lose(int device) {
+  ++contexts[device].n_losses;
   contexts[device].is_lost = true;
 }
 
@@ -570,10 +577,11 @@ EXPORT void fake_cuda_delay_copies(int us) {
   copy_delay_us = us;
 }
 
-EXPORT void fake_cuda_hold(int held) {
+EXPORT void fake_cuda_hold(int copies, int kernels) {
   {
     const std::lock_guard lock(holding);
-    is_held = held != 0;
+    are_copies_held = copies != 0;
+    are_kernels_held = kernels != 0;
   }
   let_go.notify_all();
 }
@@ -589,7 +597,7 @@ EXPORT void fake_cuda_counts(FakeCudaCounts* out) {
 }
 
 EXPORT void fake_cuda_reset() {
-  fake_cuda_hold(0);
+  fake_cuda_hold(0, 0);
   fake_cuda_delay_copies(0);
   fake_cuda_lie_about_events(0);
   fake_cuda_fail("", 0, 0, 0);
