@@ -30,7 +30,8 @@ def library() -> Path:
     fresh = _BUILT.with_suffix(f".{os.getpid()}.so")
     compiler = os.environ.get("CXX", "c++")
     flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"]
-    subprocess.run([compiler, *flags, str(_SOURCES / "fake_cuda.cc"), "-o", str(fresh)], check=True)
+    sources = [str(path) for path in sorted(_SOURCES.glob("*.cc"))]
+    subprocess.run([compiler, *flags, *sources, "-o", str(fresh)], check=True)
     fresh.rename(_BUILT)  # at once: another process may be about to load it
     return _BUILT
 
