@@ -500,7 +500,12 @@ class CudaDevice:
     def ordinal(self) -> int: ...
     @property
     def is_lost(self) -> bool: ...
-    def wait_for(self, stream: int, timeout: float) -> tuple[int, str]: ...
+    def mark(self, stream: int) -> CudaMark: ...
+
+@final
+class CudaMark:
+    def wait(self, timeout: float) -> tuple[int, str]:
+        """``StreamOutcome``, and why."""
 
 @final
 class CudaLease:

@@ -30,7 +30,7 @@ from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import UsageError
 from p2pkv.gate import Gate
 from p2pkv.handshakes import Handshakes
-from p2pkv.host_arrays import HostArray
+from p2pkv.host_arrays import HostArray, SupportsCudaArray
 from p2pkv.metrics import Metrics
 from p2pkv.page import Namespace, Outcomes, Pages
 from p2pkv.pool import Pool
@@ -211,7 +211,7 @@ class Node:
         return tier
 
     def register_memory(
-        self, buffer: HostArray, *, nbytes: int | None = None, readable: bool = False
+        self, buffer: HostArray | SupportsCudaArray, *, nbytes: int | None = None, readable: bool = False
     ) -> Memory:
         """Let calls read and write ``buffer``, a C-contiguous array; it is kept alive until the result is closed.
 
@@ -362,6 +362,7 @@ class Node:
             self._client.close()
             self._channels.close()
             self._transfers.interrupt()
+            self._devices.interrupt()
             self._offers.close()
             self._gate.drain()
             self._undo.close()
