@@ -36,7 +36,8 @@ class DeviceMemory(Resource):
     def __init__(self, transfers: TransferEngine, staging_nbytes: int) -> None:
         self._transfers = transfers
         self._staging_nbytes = staging_nbytes
-        self._lock = threading.Lock()  # guards all below; held while the staging is made
+        # guards all below; held while the staging is made. Reentrant, for a signal's handler may close the node
+        self._lock = threading.RLock()
         self._devices: dict[int, _native.CudaDevice] = {}
         self._staging: Staging | None = None
         self._reported: set[int] = set()
