@@ -19,15 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
-from p2pkv.directory.client import DirectoryClient, Lease
+from p2pkv.directory.client import DirectoryClient, Lease, Told
 from p2pkv.directory.view import View
 from p2pkv.directory.warmer import Warmer
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import NotRegisteredError, P2PKVError, UsageError
 from p2pkv.host_arrays import as_host_array
 from p2pkv.metrics import Metrics
-from p2pkv.page import Keys, Locations, Namespace, Outcomes, Pages, Pieces, as_locations, row_pieces
-from p2pkv.pool import Pool, PoolStatus
+from p2pkv.page import Keys, Namespace, Outcomes, Pages, Pieces, as_locations, row_pieces
+from p2pkv.pool import Pool
 from p2pkv.transfer import UNUSABLE, Connection, MemoryTable, TransferEngine
 from p2pkv.transports.base import Status, Transfer
 
@@ -101,30 +101,25 @@ class PageCache:
         """Copy pages into the pool and tell the directory; ``HIT`` for those that can be fetched now."""
         call = self._check(keys, pages, writable=False)
         self._check_room(call)
-        statuses, locations, n_readable, nbytes = self._pool.publish(call.ids, call.pieces)
-        if n_readable == len(statuses):
-            outcomes = self._put(call.ids, locations, deadline)
-        else:
+        outcomes, n_readable, nbytes = self._copy_and_tell(call, deadline)
+        n_pages = len(outcomes)
+        if n_readable < n_pages:
             self._check_published_lengths(call)
-            outcomes = np.zeros(len(statuses), np.uint8)
-            there = np.flatnonzero(statuses <= PoolStatus.EXISTS)
-            if n_readable:
-                outcomes[there] = self._put(call.ids[there], locations[there], deadline)
         if self._tier is not None:
             self._recheck_evicted(self._tier, call.ids)
         n_published = int(np.count_nonzero(outcomes))
-        self._metrics.count(self._metrics.unpublished_pages, "no_room", len(statuses) - n_readable)
+        self._metrics.count(self._metrics.unpublished_pages, "no_room", n_pages - n_readable)
         self._metrics.count(self._metrics.unpublished_pages, "no_directory", n_readable - n_published)
         self._metrics.published_pages.inc(n_published)
         self._metrics.published_bytes.inc(nbytes)
         return outcomes
 
-    def _put(self, ids: Keys, locations: Locations, deadline: float) -> Outcomes:
-        """Tell the directory of pages of the pool, and the disk while the directory's owners answer."""
+    def _copy_and_tell(self, call: _Call, deadline: float) -> Told:
+        """Bring pages into the pool and tell the directory; the disk is told while the owners answer."""
         if self._tier is None:
-            return self._directory.put(ids, locations, deadline)
-        note = partial(self._tier.note_published, ids)
-        return self._directory.put(ids, locations, deadline, meanwhile=note)
+            return self._directory.publish(self._pool, call.ids, call.pieces, deadline)
+        note = partial(self._tier.note_published, call.ids)
+        return self._directory.publish(self._pool, call.ids, call.pieces, deadline, meanwhile=note)
 
     def _recheck_evicted(self, tier: DiskTier, ids: Keys) -> None:
         """Have the directory told again of pages that were evicted while it was told that they are in the pool."""
