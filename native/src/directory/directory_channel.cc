@@ -1,7 +1,6 @@
 #include "p2pkv/directory_channel.h"
 
 #include <poll.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -93,15 +92,12 @@ void DirectoryExchange::send(size_t ask) {
 }
 
 // Waits awake for the first kSpin: a core that goes to sleep takes longer to wake than a look-up takes.
-// Yields all the while: on a busy machine the shard may have been given this very core, and would wait for
-// the spin.
 void DirectoryExchange::spin() {
   const SpinPermit permit;
   if (!permit.is_granted()) return;
   const auto until = Deadline::Clock::now() + kSpin;
   while (!batch_.is_settled() && is_any_waiting() && Deadline::Clock::now() < until) {
     for (Line& line : lines_) advance(line);
-    sched_yield();
   }
 }
 
