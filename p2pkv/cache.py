@@ -101,11 +101,11 @@ class PageCache:
         """Copy pages into the pool and tell the directory; ``HIT`` for those that can be fetched now."""
         call = self._check(keys, pages, writable=False)
         self._check_room(call)
-        outcomes, n_readable, nbytes = self._copy_and_tell(call, deadline)
+        outcomes, n_readable, nbytes, may_be_gone = self._copy_and_tell(call, deadline)
         n_pages = len(outcomes)
         if n_readable < n_pages:
             self._check_published_lengths(call)
-        if self._tier is not None:
+        if may_be_gone and self._tier is not None:
             self._recheck_evicted(self._tier, call.ids)
         n_published = int(np.count_nonzero(outcomes))
         self._metrics.count(self._metrics.unpublished_pages, "no_room", n_pages - n_readable)

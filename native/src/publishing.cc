@@ -13,7 +13,7 @@ void Publishing::run(Pool& pool, const PageBatch& batch, Shard& own, Sequences& 
   const size_t n = batch.n_pages;
   std::vector<PoolStatus> statuses(n);
   std::vector<Location> locations(n);
-  pool.publish(batch, statuses.data(), locations.data());
+  n_hidden_ = pool.publish(batch, statuses.data(), locations.data());
   // Drawn now: what is said of earlier pages of the same keys must not seem younger.
   const uint64_t sequence = sequences.next();
   std::vector<wire::PutEntry> entries(n);

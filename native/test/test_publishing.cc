@@ -58,6 +58,15 @@ struct Batch {
   p2pkv::PageBatch get() const { return {keys.size(), 1, keys.data(), pieces.data()}; }
 };
 
+void publish_one(Pool& pool, uint64_t name) {
+  const Batch batch(1);
+  const Key key = key_of(name);
+  p2pkv::PoolStatus status{};
+  p2pkv::Location location{};
+  pool.publish({1, 1, &key, batch.pieces.data()}, &status, &location);
+  CHECK(status == p2pkv::PoolStatus::kStored);
+}
+
 }  // namespace
 
 TEST(publishing_tells_the_own_shard_of_what_is_sealed_and_of_nothing_else) {
@@ -81,6 +90,19 @@ TEST(publishing_tells_the_own_shard_of_what_is_sealed_and_of_nothing_else) {
     CHECK(p2pkv::is_committed(locations[i].generation));
     CHECK_EQ(p2pkv::load_word(pool->region().base() + locations[i].word_offset), locations[i].generation);
   }
+}
+
+TEST(publishing_knows_whether_a_page_may_be_gone_since) {
+  const auto pool = make_pool(2);
+  Shard shard(1024);
+  Sequences sequences;
+  const Batch batch(3);
+  publish_one(*pool, 100);  // so that the batch evicts something itself, which is not what is asked
+  Publishing publishing(ring_of_one(true), {});
+  publishing.run(*pool, batch.get(), shard, sequences);
+  CHECK(!publishing.has_lost(*pool));
+  publish_one(*pool, 101);
+  CHECK(publishing.has_lost(*pool));
 }
 
 TEST(publishing_again_tells_again_and_copies_nothing) {

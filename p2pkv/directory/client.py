@@ -66,6 +66,8 @@ class Told(NamedTuple):
     """In the pool, stored or found there."""
     nbytes: int
     """Copied, of pages that were stored."""
+    may_be_gone: bool
+    """Whether some of them may have left the pool while the directory was told of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,15 +255,15 @@ class DirectoryClient:
             self._channels.give_back(members, channels, is_usable)
         if self._client.is_closed:
             raise ClosedError("the node is closed")
-        silent = publishing.silent()
-        self._metrics.silent_owners.inc(len(silent))
+        if silent := publishing.silent():
+            self._metrics.silent_owners.inc(len(silent))
         self._note_missed(route, {*silent, *publishing.passed_over()})
         is_told = publishing.answered()
         if self._route is not route:
             # The owners may be others now, and what was put again because it moved was not these pages: they were not
             # in the pool yet.
             is_told |= self._put_resident(pool, keys, deadline)
-        return Told(is_told, n_readable, nbytes)
+        return Told(is_told, n_readable, nbytes, publishing.has_lost(pool.native))
 
     def _publish_then_put(
         self, pool: Pool, keys: Keys, pieces: Pieces, deadline: float, meanwhile: Callable[[], None]
@@ -272,7 +274,7 @@ class DirectoryClient:
         there = np.flatnonzero(statuses <= PoolStatus.EXISTS)
         if n_readable:
             is_told[there] = self.put(keys[there], locations[there], deadline, meanwhile=meanwhile)
-        return Told(is_told, n_readable, nbytes)
+        return Told(is_told, n_readable, nbytes, may_be_gone=True)
 
     def _put_resident(self, pool: Pool, keys: Keys, deadline: float) -> NDArray[np.uint8]:
         """Put where those of the pages lie that are in the pool; 1 for those an owner acknowledged."""

@@ -30,6 +30,8 @@ class Publishing {
   // What `run` has seen: pages that can be read now, stored or found, and the bytes that were copied.
   size_t n_readable() const { return n_readable_; }
   uint64_t stored_bytes() const { return stored_bytes_; }
+  // Whether a page that `run` found or stored may be gone from the pool by now.
+  bool has_lost(Pool& pool) const { return pool.n_hidden() != n_hidden_; }
   // Who was asked and who has answered. Nobody is asked of pages that are not there.
   const AskBatch& asked() const { return *ask_; }
 
@@ -38,6 +40,7 @@ class Publishing {
   const std::vector<DirectoryLine> lines_;
   size_t n_readable_ = 0;
   uint64_t stored_bytes_ = 0;
+  uint64_t n_hidden_ = 0;
   std::unique_ptr<AskBatch> ask_;
   std::unique_ptr<DirectoryExchange> exchange_;
 };

@@ -51,6 +51,7 @@ void bind_publishing(nb::module_& m) {
       .def("__init__", &make_publishing, "ring"_a, "owners"_a, "channels"_a)
       .def("run", &run, "pool"_a, "keys"_a.noconvert(), "pieces"_a.noconvert(), "shard"_a, "sequences"_a)
       .def("wait", &wait, "timeout"_a, "patience"_a)
+      .def("has_lost", &Publishing::has_lost, "pool"_a)
       .def("answered",
            [](const Publishing& self) {
              std::vector<uint8_t> answered = self.asked().answered();
