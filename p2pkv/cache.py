@@ -12,7 +12,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -23,13 +22,13 @@ from p2pkv.directory.client import DirectoryClient, Lease, Told
 from p2pkv.directory.view import View
 from p2pkv.directory.warmer import Warmer
 from p2pkv.disk.tier import DiskTier
-from p2pkv.errors import NotRegisteredError, P2PKVError, UsageError
+from p2pkv.errors import NotRegisteredError, UsageError
+from p2pkv.flights import Call, Flights
 from p2pkv.host_arrays import as_host_array
 from p2pkv.metrics import Metrics
 from p2pkv.page import Keys, Namespace, Outcomes, Pages, Pieces, as_locations, row_pieces
 from p2pkv.pool import Pool
-from p2pkv.transfer import UNUSABLE, Connection, MemoryTable, TransferEngine
-from p2pkv.transports.base import Status, Transfer
+from p2pkv.transfer import TransferEngine
 
 _ROUNDS = 2
 """A page whose location turns out stale is looked up once more; twice stale is being evicted right now: a miss."""
@@ -41,29 +40,6 @@ _DROP_S = 0.02
 """For taking a stale entry back before the second look-up."""
 _MISS_REASONS = ("not_found", "rejected", "peer_lost", "timed_out", "checksum", "not_promoted")
 """In the order of ``FetchBatch::Miss``."""
-
-
-@dataclass(slots=True)  # not frozen: that triples the time it takes to make one
-class _Call:
-    """A call's pages, checked: in registered memory, of positive length, no key twice."""
-
-    ids: Keys
-    pieces: NDArray[np.int64]  # (n, p, 2)
-    lengths: NDArray[np.int64]
-    memory_of: NDArray[np.int32]  # (n, p): index into the table
-    table: MemoryTable
-
-
-@dataclass(slots=True)
-class _Flight:
-    """One owner's part of a fetch, under way: a leg for each registered memory, one after another."""
-
-    connection: Connection
-    owner: _native.FetchOwner
-    legs: list[int]  # the first is in the air
-    transfer: Transfer
-    began: float
-    has_landed: bool = False
 
 
 class PageCache:
@@ -114,7 +90,7 @@ class PageCache:
         self._metrics.published_bytes.inc(nbytes)
         return outcomes
 
-    def _copy_and_tell(self, call: _Call, deadline: float) -> Told:
+    def _copy_and_tell(self, call: Call, deadline: float) -> Told:
         """Bring pages into the pool and tell the directory; the disk is told while the owners answer."""
         if self._tier is None:
             return self._directory.publish(self._pool, call.ids, call.pieces, deadline)
@@ -160,7 +136,7 @@ class PageCache:
             self._locate(batch, deadline, use_cache=attempt == 0)
             promoted = self._promote(batch, deadline)
             try:
-                self._read(call, batch, batch.group_by_owner(self._own_key), deadline)
+                self._read(call, batch.group_by_owner(self._own_key), deadline)
             finally:
                 if promoted is not None:
                     self._directory.release(*promoted)
@@ -172,7 +148,7 @@ class PageCache:
                 self._metrics.count(self._metrics.missed_pages, reason, n_pages)
         return outcomes
 
-    def _read_own_disk(self, tier: DiskTier, batch: _native.FetchBatch, call: _Call, deadline: float) -> None:
+    def _read_own_disk(self, tier: DiskTier, batch: _native.FetchBatch, call: Call, deadline: float) -> None:
         left = deadline - time.monotonic()
         n_pages, nbytes = batch.take_from_disk(tier.native, left * _DISK_SHARE)
         self._count_fetched("disk", n_pages, nbytes)
@@ -209,55 +185,16 @@ class PageCache:
         _check_lengths(batch)
         return lease, raw
 
-    def _read(
-        self, call: _Call, batch: _native.FetchBatch, owners: Sequence[_native.FetchOwner], deadline: float
-    ) -> None:
-        """Read what is located from its owners, all at once."""
-        flights: list[_Flight] = []
-        try:
-            for owner in owners:
-                flight = self._take_off(call, owner, deadline)
-                if flight is None:
-                    owner.settle(check_sums=False)
-                else:
-                    flights.append(flight)
-            for flight in flights:
-                self._land(flight, call, deadline)
-        finally:
-            for flight in flights:
-                if not flight.has_landed:
-                    self._transfers.discard(flight.connection)
-
-    def _take_off(self, call: _Call, owner: _native.FetchOwner, deadline: float) -> _Flight | None:
-        member = self._view().by_key(owner.key)
-        if member is None or member.boot_epoch != owner.boot:
-            return None
-        connection = self._transfers.lease(member, deadline)
-        if connection is None:
-            return None
-        legs = owner.legs
-        try:
-            transfer = _read_leg(connection, call, owner, legs[0])
-        except P2PKVError:
-            self._transfers.discard(connection)
-            raise
-        return _Flight(connection, owner, legs, transfer, time.monotonic())
-
-    def _land(self, flight: _Flight, call: _Call, deadline: float) -> None:
-        """Wait for one owner's part, leg after leg, and settle its pages."""
-        connection, owner = flight.connection, flight.owner
-        while True:
-            statuses = flight.transfer.wait(max(0.0, deadline - time.monotonic()))
-            leg = flight.legs.pop(0)
-            worst = Status(owner.land(leg, statuses))
-            if not flight.legs or worst in UNUSABLE:
-                break
-            flight.transfer = _read_leg(connection, call, owner, flight.legs[0])
-        flight.has_landed = True
-        n_pages, nbytes = owner.settle(check_sums=self._check_sums)
-        seconds = time.monotonic() - flight.began
-        self._transfers.release(connection, worst, n_pages=n_pages, nbytes=nbytes, seconds=seconds)
-        self._count_fetched(connection.transport, n_pages, nbytes)
+    def _read(self, call: Call, owners: Sequence[_native.FetchOwner], deadline: float) -> None:
+        if owners:
+            Flights(
+                self._transfers,
+                self._view(),
+                call,
+                deadline,
+                check_sums=self._check_sums,
+                count=self._count_fetched,
+            ).read(owners)
 
     def _forget_stale(self, batch: _native.FetchBatch, deadline: float) -> bool:
         """Forget locations that were no good; whether some pages are worth another look-up."""
@@ -277,6 +214,8 @@ class PageCache:
             if on_disk.any():
                 self._directory.drop(ids[on_disk == 1], cold[on_disk == 1], deadline, by_owner=True)
         found, locations = self._pool.retract(ids)
+        if self._tier is not None:
+            self._tier.forget(ids)  # what went from the pool to the disk, or back, between the two
         mask = found.astype(bool)
         if mask.any():
             self._directory.drop(ids[mask], locations[mask], deadline, by_owner=True)
@@ -284,9 +223,12 @@ class PageCache:
 
     def clear(self) -> int:
         """Take back all pages that this node published; return the number of those in its pool."""
-        if self._tier is not None:
-            self._tier.clear()
-        return self._pool.purge()
+        if self._tier is None:
+            return self._pool.purge()
+        self._tier.clear()
+        n_purged = self._pool.purge()
+        self._tier.clear()  # what went from the pool to the disk, or back, between the two
+        return n_purged
 
     def close(self) -> None:
         """Stop warming. Idempotent."""
@@ -301,7 +243,7 @@ class PageCache:
             raise UsageError(f"key {duplicate} of the batch, {keys[duplicate]!r}, is in it twice")
         return ids
 
-    def _check(self, keys: Sequence[str | bytes], pages: Pages, *, writable: bool) -> _Call:
+    def _check(self, keys: Sequence[str | bytes], pages: Pages, *, writable: bool) -> Call:
         ids = self._hash(keys)
         pieces = _pieces(pages, writable=writable)
         if len(pieces) != len(ids):
@@ -314,9 +256,9 @@ class PageCache:
             raise UsageError(
                 "the pages are to be written, but their memory was registered from a read-only array"
             )
-        return _Call(ids, pieces, lengths, memory_of, table)
+        return Call(ids, pieces, lengths, memory_of, table)
 
-    def _check_room(self, call: _Call) -> None:
+    def _check_room(self, call: Call) -> None:
         largest = int(call.lengths.max())
         if largest > self._pool.largest_page:
             raise UsageError(
@@ -324,7 +266,7 @@ class PageCache:
                 f"{self._pool.largest_page}; raise pool_size"
             )
 
-    def _check_published_lengths(self, call: _Call) -> None:
+    def _check_published_lengths(self, call: Call) -> None:
         found, locations = self._pool.lookup(call.ids)
         wrong = np.flatnonzero(found.astype(bool) & (locations["length"] != call.lengths.astype(np.uint64)))
         if len(wrong):
@@ -346,13 +288,6 @@ def _pieces(pages: Pages, *, writable: bool) -> NDArray[np.int64]:
     if writable and len(rows) > 1 and abs(rows.strides[0]) < rows.nbytes // len(rows):
         raise UsageError("the pages are to be written, but the rows of their array overlap")
     return pieces
-
-
-def _read_leg(connection: Connection, call: _Call, owner: _native.FetchOwner, leg: int) -> Transfer:
-    """Start reading those pieces of an owner's pages that lie in one registered memory."""
-    spans, words = owner.plan(leg, call.table.bases)
-    local = call.table.memories[leg].region(connection.transport)
-    return connection.endpoint.read(local, connection.remote, spans, words=words)
 
 
 def _bad_pieces(

@@ -111,13 +111,13 @@ class Metrics:
         """``source``: own_pool, disk, or the transport that brought them."""
         self.fetched_bytes = self._counter("p2pkv_fetched_bytes", "Bytes of pages fetched", "source")
         self.missed_pages = self._counter("p2pkv_missed_pages", "Pages asked for and not delivered", "reason")
-        """``reason``: not_found, rejected, peer_lost, timed_out, unreachable, checksum."""
+        """``reason``: not_found, rejected, peer_lost, timed_out, checksum; not_promoted, still on a peer's disk."""
         self.published_pages = self._counter("p2pkv_published_pages", "Pages published")
         self.published_bytes = self._counter("p2pkv_published_bytes", "Bytes of pages copied into the pool")
         self.unpublished_pages = self._counter(
             "p2pkv_unpublished_pages", "Pages that could not be published", "reason"
         )
-        """``reason``: no_room, too_large, no_directory."""
+        """``reason``: no_room, no_directory."""
         self.looked_up_pages = self._counter("p2pkv_looked_up_pages", "Pages looked up", "source")
         """``source``: own_pool, location_cache, own_shard, peers, earlier_owners (what newcomers did not know)."""
         self.retracted_pages = self._counter(
