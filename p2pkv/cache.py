@@ -85,14 +85,15 @@ class PageCache:
         self._check_room(call)
         if call.device_of is not None:
             return self._publish_from_device(call, deadline)
-        outcomes, n_readable, nbytes, may_be_gone = self._copy_and_tell(call, deadline)
+        outcomes, n_readable, nbytes, n_late, may_be_gone = self._copy_and_tell(call, deadline)
         n_pages = len(outcomes)
         if n_readable < n_pages:
             self._check_published_lengths(call)
         if may_be_gone and self._tier is not None:
             self._recheck_evicted(self._tier, call.ids)
         n_published = int(np.count_nonzero(outcomes))
-        self._metrics.count(self._metrics.unpublished_pages, "no_room", n_pages - n_readable)
+        self._metrics.count(self._metrics.unpublished_pages, "no_room", n_pages - n_readable - n_late)
+        self._metrics.count(self._metrics.unpublished_pages, "timed_out", n_late)
         self._metrics.count(self._metrics.unpublished_pages, "no_directory", n_readable - n_published)
         self._metrics.published_pages.inc(n_published)
         self._metrics.published_bytes.inc(nbytes)
@@ -166,7 +167,7 @@ class PageCache:
     def _fetch(self, call: PageCall, deadline: float) -> Outcomes:
         """Bring pages into host memory."""
         batch = _native.FetchBatch(call.ids, call.pieces, call.memory_of)
-        lengths_agree, n_own, own_bytes = batch.take_own(self._pool.native)
+        lengths_agree, n_own, own_bytes = batch.take_own(self._pool.native, deadline - time.monotonic())
         if not lengths_agree:
             self._check_published_lengths(call)
         self._count_fetched("own_pool", n_own, own_bytes)

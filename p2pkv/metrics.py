@@ -121,7 +121,7 @@ class Metrics:
         self.unpublished_pages = self._counter(
             "p2pkv_unpublished_pages", "Pages that could not be published", "reason"
         )
-        """``reason``: no_room, no_directory; device, not copied from it or not in time."""
+        """``reason``: no_room, no_directory, timed_out; device, not copied from it or not in time."""
         self.staged_bytes = self._counter(
             "p2pkv_staged_bytes",
             "Bytes of pages copied between device memory and its staging",

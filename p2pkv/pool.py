@@ -11,6 +11,7 @@ call, without the GIL. Everything here is thread-safe, and only :meth:`Pool.drai
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -42,6 +43,8 @@ class PoolStatus(IntEnum):
     """The key is there with another length: two kinds of pages share a namespace."""
     NOT_TRIED = 5
     """Another page of the batch is there with another length; nothing was stored."""
+    TIMED_OUT = 6
+    """The deadline had passed when its turn to be copied came."""
 
 
 class Published(NamedTuple):
@@ -63,6 +66,8 @@ class FetchStatus(IntEnum):
     HIT = 1
     OTHER_LENGTH = 2
     """The page is not as long as the pieces given for it."""
+    TIMED_OUT = 3
+    """The deadline had passed when its turn to be copied came."""
 
 
 class Pool:
@@ -143,13 +148,13 @@ class Pool:
         """Where the first granule begins in the region."""
         return self._native.data_offset
 
-    def publish(self, keys: Keys, pieces: Pieces) -> Published:
+    def publish(self, keys: Keys, pieces: Pieces, timeout: float = math.inf) -> Published:
         """Copy in the pages that are not there yet, evicting what was used longest ago.
 
         Nothing is stored if one of them is there with another length. The keys of a batch must differ. The pieces'
-        memory is read during the call only.
+        memory is read during the call only. What is not copied within ``timeout`` seconds is left out.
         """
-        statuses, locations, n_readable, nbytes = self._native.publish(keys, pieces)
+        statuses, locations, n_readable, nbytes = self._native.publish(keys, pieces, timeout)
         return Published(statuses, as_locations(locations), n_readable, nbytes)
 
     def fetch(self, keys: Keys, pieces: Pieces) -> NDArray[np.uint8]:

@@ -45,12 +45,13 @@ FetchBatch::FetchBatch(std::vector<Key> keys, std::vector<Piece> pieces, std::ve
     lengths_[i / n_pieces_] += static_cast<uint64_t>(pieces_[i].nbytes);
 }
 
-bool FetchBatch::take_own(Pool* pool, Taken* taken) {
+bool FetchBatch::take_own(Pool* pool, const Deadline& deadline, Taken* taken) {
   std::vector<FetchStatus> statuses(n_pages());
-  pool->fetch(as_page_batch(), statuses.data());
+  pool->fetch(as_page_batch(), statuses.data(), deadline);
   bool lengths_agree = true;
   for (size_t page = 0; page < n_pages(); ++page) {
     if (statuses[page] == FetchStatus::kOtherLength) lengths_agree = false;
+    if (statuses[page] == FetchStatus::kTimedOut) fail(page, Status::kTimedOut);
     if (statuses[page] != FetchStatus::kHit) continue;
     hits_[page] = 1;
     states_[page] = State::kSettled;

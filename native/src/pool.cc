@@ -25,6 +25,28 @@ uint64_t length_of(const PageBatch& batch, size_t i) {
   return length;
 }
 
+// Asked before each copy of a batch; looks at the clock once a MiB, which takes a thousand times as long to
+// copy.
+class Hurry {
+ public:
+  explicit Hurry(const Deadline& deadline) : deadline_(deadline) {}
+
+  bool is_late(uint64_t nbytes) {
+    if (!is_late_ && since_look_ >= kLookNbytes) {
+      is_late_ = deadline_.passed();
+      since_look_ = 0;
+    }
+    since_look_ += nbytes;
+    return is_late_;
+  }
+
+ private:
+  static constexpr uint64_t kLookNbytes = 1 << 20;
+  const Deadline& deadline_;
+  uint64_t since_look_ = 0;
+  bool is_late_ = false;
+};
+
 // Odd, and of 62 bits: a location of an earlier boot is not taken for one of this, and no word ever wraps.
 uint64_t random_start() {
   std::random_device random;
@@ -101,7 +123,8 @@ Location Pool::location_of(uint32_t granule) const {
 
 // --- publish
 
-uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* locations) {
+uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* locations,
+                       const Deadline& deadline) {
   std::vector<Draft> drafts(batch.n_pages);
   uint64_t n_hidden;
   {
@@ -119,8 +142,14 @@ uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* l
     n_hidden = n_hidden_;
   }
   log_.announce();
+  Hurry hurry(deadline);
   for (size_t i = 0; i < batch.n_pages; ++i) {
-    if (statuses[i] == PoolStatus::kStored) copy_in(batch, i, &drafts[i]);
+    if (statuses[i] != PoolStatus::kStored) continue;
+    if (hurry.is_late(drafts[i].length)) {
+      statuses[i] = PoolStatus::kTimedOut;
+    } else {
+      copy_in(batch, i, &drafts[i]);
+    }
   }
   const Lock lock(mutex_);
   // From the back, so that the front of the batch counts as used last.
@@ -128,6 +157,8 @@ uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* l
     const uint32_t granule = drafts[i].granule;
     if (statuses[i] == PoolStatus::kStored) {
       statuses[i] = commit(batch.keys[i], drafts[i], &locations[i]);
+    } else if (statuses[i] == PoolStatus::kTimedOut) {
+      drop(granule);
     } else if (granule != Buddy::kNone) {
       if (pages_[granule].state == PageState::kCommitted) pages_.touch(granule);
       --pages_[granule].n_copies;
@@ -214,7 +245,7 @@ PoolStatus Pool::commit(const Key& key, const Draft& draft, Location* location) 
 
 // --- fetch, lookup
 
-void Pool::fetch(const PageBatch& batch, FetchStatus* statuses) {
+void Pool::fetch(const PageBatch& batch, FetchStatus* statuses, const Deadline& deadline) {
   std::vector<uint32_t> granules(batch.n_pages, PageTable::kNone);
   {
     const Lock lock(mutex_);
@@ -231,8 +262,13 @@ void Pool::fetch(const PageBatch& batch, FetchStatus* statuses) {
       granules[i] = granule;
     }
   }
+  Hurry hurry(deadline);
   for (size_t i = 0; i < batch.n_pages; ++i) {
     if (granules[i] == PageTable::kNone) continue;
+    if (hurry.is_late(length_of(batch, i))) {
+      statuses[i] = FetchStatus::kTimedOut;
+      continue;
+    }
     const uint8_t* from = data_at(granules[i]);
     for (size_t k = 0; k < batch.n_pieces; ++k) {
       const Piece& piece = batch.pieces[i * batch.n_pieces + k];

@@ -9,11 +9,12 @@ namespace p2pkv {
 Publishing::Publishing(std::shared_ptr<const RingTable> ring, std::vector<DirectoryLine> lines)
     : ring_(std::move(ring)), lines_(std::move(lines)) {}
 
-void Publishing::run(Pool& pool, const PageBatch& batch, Shard& own, Sequences& sequences) {
+void Publishing::run(Pool& pool, const PageBatch& batch, Shard& own, Sequences& sequences,
+                     const Deadline& deadline) {
   const size_t n = batch.n_pages;
   std::vector<PoolStatus> statuses(n);
   std::vector<Location> locations(n);
-  n_hidden_ = pool.publish(batch, statuses.data(), locations.data());
+  n_hidden_ = pool.publish(batch, statuses.data(), locations.data(), deadline);
   // Drawn now: what is said of earlier pages of the same keys must not seem younger.
   const uint64_t sequence = sequences.next();
   std::vector<wire::PutEntry> entries(n);
@@ -25,6 +26,7 @@ void Publishing::run(Pool& pool, const PageBatch& batch, Shard& own, Sequences& 
     is_left_out[i] = is_readable ? 0 : 1;
     n_readable_ += is_readable ? 1 : 0;
     stored_bytes_ += is_stored ? locations[i].length : 0;
+    n_late_ += statuses[i] == PoolStatus::kTimedOut ? 1 : 0;
   }
   ask_ = std::make_unique<AskBatch>(batch.keys, n, is_left_out.data(), ring_);
   // first the peers, who then work while the own shard does

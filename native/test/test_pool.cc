@@ -189,6 +189,40 @@ TEST(pool_the_front_of_a_batch_is_stored_and_stays_longest) {
   }
 }
 
+TEST(pool_copies_nothing_more_once_the_deadline_has_passed) {
+  constexpr size_t kLarge = 4 << 20;
+  const auto pool = make_pool(16 * (kLarge / kGranule));
+  const Bytes bytes(kLarge, 5);
+  std::vector<Bytes> out(8, Bytes(kLarge, 0));
+  std::vector<Key> keys;
+  std::vector<Piece> pieces, out_pieces;
+  for (uint64_t name = 0; name < 8; ++name) {
+    keys.push_back(key_of(name));
+    pieces.push_back(piece_of(bytes));
+    out_pieces.push_back(piece_of(out[name]));
+  }
+  const auto passed = p2pkv::Deadline::after(0);
+  std::vector<PoolStatus> statuses(8);
+  std::vector<Location> locations(8);
+  pool->publish({8, 1, keys.data(), pieces.data()}, statuses.data(), locations.data(), passed);
+  for (size_t i = 1; i < 8; ++i) {
+    CHECK(statuses[i] == PoolStatus::kTimedOut);
+    CHECK_EQ(locations[i].length, 0u);
+    CHECK(!contains(*pool, i));
+  }
+  CHECK_EQ(pool->stats().used,
+           statuses[0] == PoolStatus::kStored ? kLarge : 0u);  // their blocks are free again
+  pool->publish({8, 1, keys.data(), pieces.data()}, statuses.data(), locations.data());
+  std::vector<FetchStatus> fetched(8);
+  pool->fetch({8, 1, keys.data(), out_pieces.data()}, fetched.data(), passed);
+  for (size_t i = 1; i < 8; ++i) {
+    CHECK(fetched[i] == FetchStatus::kTimedOut);
+    CHECK(out[i] == Bytes(kLarge, 0));
+  }
+  pool->fetch({8, 1, keys.data(), out_pieces.data()}, fetched.data());
+  for (size_t i = 0; i < 8; ++i) CHECK(fetched[i] == FetchStatus::kHit && out[i] == bytes);
+}
+
 TEST(pool_a_batch_does_not_evict_what_it_is_about_to_find) {
   const auto pool = make_pool(2);
   publish(*pool, 1, kGranule);  // used longest ago, but asked for again

@@ -66,6 +66,8 @@ class Told(NamedTuple):
     """In the pool, stored or found there."""
     nbytes: int
     """Copied, of pages that were stored."""
+    n_late: int
+    """Not copied, for want of time."""
     may_be_gone: bool
     """Whether some of them may have left the pool while the directory was told of them."""
 
@@ -247,7 +249,9 @@ class DirectoryClient:
         publishing = _native.Publishing(route.table, owners, channels)
         is_usable = [False] * len(channels)
         try:
-            n_readable, nbytes = publishing.run(pool.native, keys, pieces, self._shard, self._sequences)
+            n_readable, nbytes, n_late = publishing.run(
+                pool.native, keys, pieces, self._shard, self._sequences, deadline - time.monotonic()
+            )
             if n_readable:
                 meanwhile()
             is_usable = publishing.wait(deadline - time.monotonic(), SILENT_OWNER_S)
@@ -263,18 +267,19 @@ class DirectoryClient:
             # The owners may be others now, and what was put again because it moved was not these pages: they were not
             # in the pool yet.
             is_told |= self._put_resident(pool, keys, deadline)
-        return Told(is_told, n_readable, nbytes, publishing.has_lost(pool.native))
+        return Told(is_told, n_readable, nbytes, n_late, publishing.has_lost(pool.native))
 
     def _publish_then_put(
         self, pool: Pool, keys: Keys, pieces: Pieces, deadline: float, meanwhile: Callable[[], None]
     ) -> Told:
         """Do the same where some owner has no channel yet."""
-        statuses, locations, n_readable, nbytes = pool.publish(keys, pieces)
+        statuses, locations, n_readable, nbytes = pool.publish(keys, pieces, deadline - time.monotonic())
         is_told = np.zeros(len(keys), np.uint8)
         there = np.flatnonzero(statuses <= PoolStatus.EXISTS)
         if n_readable:
             is_told[there] = self.put(keys[there], locations[there], deadline, meanwhile=meanwhile)
-        return Told(is_told, n_readable, nbytes, may_be_gone=True)
+        n_late = int(np.count_nonzero(statuses == PoolStatus.TIMED_OUT))
+        return Told(is_told, n_readable, nbytes, n_late, may_be_gone=True)
 
     def _put_resident(self, pool: Pool, keys: Keys, deadline: float) -> NDArray[np.uint8]:
         """Put where those of the pages lie that are in the pool; 1 for those an owner acknowledged."""

@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 import pages
+from cluster import eventually
 from p2pkv import (
     ClosedError,
     Config,
@@ -352,6 +353,22 @@ def test_pieces_may_lie_in_several_registered_memories(pair: Pair) -> None:
     assert np.array_equal(pair.source, again)
     for memory in memories:
         memory.close()
+
+
+def test_copies_end_at_the_deadline_too(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, pool_size="320MiB")
+    try:
+        memory = np.zeros((64, 4 << 20), np.uint8)
+        pair.owner.register_memory(memory)
+        keys = [f"large-{i}" for i in range(64)]
+        assert not pair.owner.publish(keys, memory, timeout=0.001).all()  # 256 MiB: no memory is so fast
+        assert pair.owner.counters()['p2pkv_unpublished_pages_total{reason="timed_out"}'] > 0
+        eventually(lambda: pair.owner.publish(keys, memory, timeout=60.0).all(), 60.0)
+        assert not pair.owner.fetch(keys, memory, timeout=0.001).all()
+        assert pair.owner.counters()['p2pkv_missed_pages_total{reason="timed_out"}'] > 0
+        assert pair.owner.fetch(keys, memory, timeout=60.0).all()
+    finally:
+        pair.close()
 
 
 # threads

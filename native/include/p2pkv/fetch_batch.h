@@ -43,8 +43,9 @@ class FetchBatch {
   FetchBatch(std::vector<Key> keys, std::vector<Piece> pieces, std::vector<int32_t> memory_of,
              size_t n_pieces);
 
-  // Copies the pages that this node's own pool has. False if one of them has another length there.
-  bool take_own(Pool* pool, Taken* taken);
+  // Copies the pages that this node's own pool has; what is not copied by the deadline is missed. False if
+  // one of them has another length there.
+  bool take_own(Pool* pool, const Deadline& deadline, Taken* taken);
 
   // Reads what is still missing and lies on this node's disk. What is not there by the deadline stays
   // missing.

@@ -26,10 +26,13 @@ enum class PoolStatus : uint8_t {
   kTooLarge = 3,     // larger than the pool's largest block
   kOtherLength = 4,  // the key is there with another length: somebody's namespace is wrong
   kNotTried = 5,     // another page of the batch is there with another length, so nothing was stored
+  kTimedOut = 6,     // the deadline had passed when its turn to be copied came
 };
 
 // What became of one page of a fetch.
-enum class FetchStatus : uint8_t { kMiss = 0, kHit = 1, kOtherLength = 2 };
+enum class FetchStatus : uint8_t { kMiss = 0, kHit = 1, kOtherLength = 2, kTimedOut = 3 };
+
+constexpr double kNoHurry = 86400;  // seconds: as good as no deadline
 
 // `n_pages` keys, each with `n_pieces` pieces that make up the page, one after the other. Borrowed for the
 // call.
@@ -94,9 +97,12 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // evicted. `locations` are of the pages that can be read now, stored or found; zeros for others. Stores
   // nothing if a page of the batch is there with another length. Returns `n_hidden` as it was when the batch
   // had its room: if it is still that, all that can be read then is still there.
-  uint64_t publish(const PageBatch& batch, PoolStatus* statuses, Location* locations);
-  // Copies out. A page whose length differs from its pieces' sum is left alone.
-  void fetch(const PageBatch& batch, FetchStatus* statuses);
+  // A page whose copy has begun is copied to its end; the others are given up at the deadline.
+  uint64_t publish(const PageBatch& batch, PoolStatus* statuses, Location* locations,
+                   const Deadline& deadline = Deadline::after(kNoHurry));
+  // Copies out. A page whose length differs from its pieces' sum is left alone. The deadline is as above.
+  void fetch(const PageBatch& batch, FetchStatus* statuses,
+             const Deadline& deadline = Deadline::after(kNoHurry));
   void lookup(const Key* keys, size_t n, uint8_t* found, Location* locations);
 
   // Finds room for pages whose key, length and checksum are set, evicting as a publish does. `kStored`: it

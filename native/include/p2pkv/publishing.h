@@ -22,14 +22,17 @@ class Publishing {
   Publishing(std::shared_ptr<const RingTable> ring, std::vector<DirectoryLine> lines);
 
   // Copies the batch into the pool; then, when it is sealed, tells `own`, this node's shard, and the owners
-  // on the lines of the pages that are there. Waits for no answer.
-  void run(Pool& pool, const PageBatch& batch, Shard& own, Sequences& sequences);
+  // on the lines of the pages that are there. What is not copied by the deadline is left out. Waits for no
+  // answer.
+  void run(Pool& pool, const PageBatch& batch, Shard& own, Sequences& sequences, const Deadline& deadline);
   // Takes the answers; as DirectoryExchange::wait.
   std::vector<uint8_t> wait(const Deadline& deadline, const Deadline& patience);
 
-  // What `run` has seen: pages that can be read now, stored or found, and the bytes that were copied.
+  // What `run` has seen: pages that can be read now, stored or found, the bytes that were copied, and
+  // the pages that there was no time for.
   size_t n_readable() const { return n_readable_; }
   uint64_t stored_bytes() const { return stored_bytes_; }
+  size_t n_late() const { return n_late_; }
   // Whether a page that `run` found or stored may be gone from the pool by now.
   bool has_lost(Pool& pool) const { return pool.n_hidden() != n_hidden_; }
   // Who was asked and who has answered. Nobody is asked of pages that are not there.
@@ -40,6 +43,7 @@ class Publishing {
   const std::vector<DirectoryLine> lines_;
   size_t n_readable_ = 0;
   uint64_t stored_bytes_ = 0;
+  size_t n_late_ = 0;
   uint64_t n_hidden_ = 0;
   std::unique_ptr<AskBatch> ask_;
   std::unique_ptr<DirectoryExchange> exchange_;

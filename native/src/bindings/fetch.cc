@@ -81,12 +81,12 @@ void make_batch(FetchBatch* self, const AnyArray& keys, const AnyArray& pieces, 
                         {memories, memories + n * n_pieces}, n_pieces);
 }
 
-nb::tuple take_own(FetchBatch& self, Pool& pool) {
+nb::tuple take_own(FetchBatch& self, Pool& pool, double timeout) {
   FetchBatch::Taken taken;
   bool lengths_agree = false;
   {
     nb::gil_scoped_release release;
-    lengths_agree = self.take_own(&pool, &taken);
+    lengths_agree = self.take_own(&pool, Deadline::after(timeout), &taken);
   }
   return nb::make_tuple(lengths_agree, taken.n_pages, taken.nbytes);
 }
@@ -202,7 +202,7 @@ void bind_batch(nb::module_& m) {
       .def("settle", &settle, "check_sums"_a);
   nb::class_<FetchBatch>(m, "FetchBatch")
       .def("__init__", &make_batch, "keys"_a, "pieces"_a, "memory_of"_a)
-      .def("take_own", &take_own, "pool"_a)
+      .def("take_own", &take_own, "pool"_a, "timeout"_a)
       .def("take_from_disk", &take_from_disk, "tier"_a, "timeout"_a)
       .def("locate_cached", &FetchBatch::locate_cached, "cache"_a, "shard"_a)
       .def("unlocated", &unlocated)

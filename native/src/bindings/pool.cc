@@ -50,13 +50,14 @@ std::shared_ptr<Pool> create_pool(uint64_t nbytes, uint32_t granule, uint64_t ow
 }
 
 // Beside statuses and locations: how many pages can be read now, and the bytes that were copied.
-std::tuple<Bytes, Bytes, size_t, uint64_t> publish(Pool& pool, const AnyArray& keys, const AnyArray& pieces) {
+std::tuple<Bytes, Bytes, size_t, uint64_t> publish(Pool& pool, const AnyArray& keys, const AnyArray& pieces,
+                                                   double timeout) {
   const PageBatch batch = require_batch(&keys, pieces);
   std::vector<PoolStatus> statuses(batch.n_pages);
   std::vector<Location> locations(batch.n_pages);
   {
     const nb::gil_scoped_release unlocked;
-    pool.publish(batch, statuses.data(), locations.data());
+    pool.publish(batch, statuses.data(), locations.data(), Deadline::after(timeout));
   }
   size_t n_there = 0;
   uint64_t stored_bytes = 0;
@@ -253,7 +254,7 @@ void bind_pool(nb::module_& m) {
   nb::class_<Pool>(m, "Pool")
       .def(nb::new_(&create_pool), "nbytes"_a, nb::kw_only(), "granule"_a = 4096, "owner"_a = 0, "boot"_a = 0,
            "region"_a = 0, "has_disk"_a = false, "pinned_limit"_a = 0, "evictions_kept"_a = 65536)
-      .def("publish", publish, "keys"_a.noconvert(), "pieces"_a.noconvert())
+      .def("publish", publish, "keys"_a.noconvert(), "pieces"_a.noconvert(), "timeout"_a = kNoHurry)
       .def("fetch", fetch, "keys"_a.noconvert(), "pieces"_a.noconvert())
       .def("lookup", lookup, "keys"_a.noconvert())
       .def("pin", pin, "keys"_a.noconvert(), "lease_seconds"_a)

@@ -26,13 +26,13 @@ void make_publishing(Publishing* self, std::shared_ptr<RingTable> ring, const st
 }
 
 nb::tuple run(Publishing& self, Pool& pool, const AnyArray& keys, const AnyArray& pieces, Shard& own,
-              Sequences& sequences) {
+              Sequences& sequences, double timeout) {
   const PageBatch batch = require_batch(&keys, pieces);
   {
     nb::gil_scoped_release release;
-    self.run(pool, batch, own, sequences);
+    self.run(pool, batch, own, sequences, Deadline::after(timeout));
   }
-  return nb::make_tuple(self.n_readable(), self.stored_bytes());
+  return nb::make_tuple(self.n_readable(), self.stored_bytes(), self.n_late());
 }
 
 std::vector<bool> wait(Publishing& self, double timeout, double patience) {
@@ -49,7 +49,8 @@ std::vector<bool> wait(Publishing& self, double timeout, double patience) {
 void bind_publishing(nb::module_& m) {
   nb::class_<Publishing>(m, "Publishing")
       .def("__init__", &make_publishing, "ring"_a, "owners"_a, "channels"_a)
-      .def("run", &run, "pool"_a, "keys"_a.noconvert(), "pieces"_a.noconvert(), "shard"_a, "sequences"_a)
+      .def("run", &run, "pool"_a, "keys"_a.noconvert(), "pieces"_a.noconvert(), "shard"_a, "sequences"_a,
+           "timeout"_a)
       .def("wait", &wait, "timeout"_a, "patience"_a)
       .def("has_lost", &Publishing::has_lost, "pool"_a)
       .def("answered",
