@@ -33,6 +33,8 @@ class RowStatus(IntEnum):
     TIMED_OUT = 6
     DUPLICATE = 7
     """The receiver has had this row of this request already."""
+    DEVICE_FAILED = 8
+    """Its copy from or to a device failed; the log says why."""
 
 
 class Offer:

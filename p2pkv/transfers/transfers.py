@@ -27,6 +27,7 @@ NAME = "transfers"
 MAX_ROWS = 32768
 MAX_REQUEST_NAME = 512
 MAX_SECONDS = 3600.0
+_STAGING_NBYTES = 64 << 20
 _CONNECT_S = 1.0
 """What calls that return at once may wait for a peer's first connection."""
 
@@ -48,6 +49,7 @@ def start_offers(
             list(ways),
             buffer_nbytes=config.buffer_nbytes,
             buddy_pool_nbytes=config.buddy_pool_nbytes,
+            staging_nbytes=_STAGING_NBYTES,
             keep_unclaimed_s=config.transfer_lease,
             is_validating=True,
         )
@@ -193,13 +195,13 @@ class Transfers:
 
     def _offer(self, key: int | None, request: str, spans: RowSpans, first_row: int, lease: float) -> Offer:
         try:
-            return Offer(self._native.offer(key, request, first_row, spans, lease), request, len(spans))
+            return Offer(self._native.offer(key, request, first_row, spans, lease, None), request, len(spans))
         except ValueError as error:
             raise self._explained(error, spans, for_reading=True) from error
 
     def _grant(self, key: int | None, request: str, spans: RowSpans, first_row: int, timeout: float) -> Grant:
         try:
-            return Grant(self._native.grant(key, request, first_row, spans, timeout), request, len(spans))
+            return Grant(self._native.grant(key, request, first_row, spans, timeout, None), request, len(spans))
         except ValueError as error:
             raise self._explained(error, spans, for_reading=False) from error
 

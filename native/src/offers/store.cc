@@ -37,7 +37,14 @@ std::unique_ptr<Arena> Arena::create(uint64_t nbytes, bool is_pinned, const std:
 
 Arena::~Arena() {
   close();
+  if (locked_for_) locked_for_->unlock_memory(base_);
   munmap(base_, nbytes_);
+}
+
+bool Arena::lock_for(const std::shared_ptr<cuda::Device>& device, std::string* error) {
+  if (!device->lock_memory(base_, nbytes_, error)) return false;
+  locked_for_ = device;
+  return true;
 }
 
 void Arena::close() {
@@ -83,6 +90,13 @@ std::shared_ptr<Block> Store::allocate(uint64_t nbytes, bool* is_in_pool) {
     if (offset) return std::make_shared<Block>(arena, *offset);
   }
   return nullptr;
+}
+
+bool Store::lock_for(const std::shared_ptr<cuda::Device>& device, std::string* error) {
+  for (const auto& arena : {buffer_, pool_}) {
+    if (arena && !arena->lock_for(device, error)) return false;
+  }
+  return true;
 }
 
 void Store::close() {
