@@ -42,6 +42,7 @@ Arena::~Arena() {
 }
 
 bool Arena::lock_for(const std::shared_ptr<cuda::Device>& device, std::string* error) {
+  if (locked_for_) return true;
   if (!device->lock_memory(base_, nbytes_, error)) return false;
   locked_for_ = device;
   return true;
