@@ -19,16 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
+from p2pkv.device_memory import DeviceMemory
+from p2pkv.device_pages import DevicePages
 from p2pkv.directory.client import DirectoryClient, Lease
 from p2pkv.directory.view import View
 from p2pkv.directory.warmer import Warmer
 from p2pkv.disk.tier import DiskTier
-from p2pkv.errors import NotRegisteredError, P2PKVError, UsageError
-from p2pkv.host_arrays import as_host_array
+from p2pkv.errors import P2PKVError, UsageError
 from p2pkv.metrics import Metrics
-from p2pkv.page import Keys, Locations, Namespace, Outcomes, Pages, Pieces, as_locations, row_pieces
+from p2pkv.page import Keys, Locations, Namespace, Outcomes, Pages, as_locations
+from p2pkv.page_call import PageCall, check_call
 from p2pkv.pool import Pool, PoolStatus
-from p2pkv.transfer import UNUSABLE, Connection, MemoryTable, TransferEngine
+from p2pkv.transfer import UNUSABLE, Connection, TransferEngine
 from p2pkv.transports.base import Status, Transfer
 
 _ROUNDS = 2
@@ -41,17 +43,6 @@ _DROP_S = 0.02
 """For taking a stale entry back before the second look-up."""
 _MISS_REASONS = ("not_found", "rejected", "peer_lost", "timed_out", "checksum", "not_promoted")
 """In the order of ``FetchBatch::Miss``."""
-
-
-@dataclass(slots=True)  # not frozen: that triples the time it takes to make one
-class _Call:
-    """A call's pages, checked: in registered memory, of positive length, no key twice."""
-
-    ids: Keys
-    pieces: NDArray[np.int64]  # (n, p, 2)
-    lengths: NDArray[np.int64]
-    memory_of: NDArray[np.int32]  # (n, p): index into the table
-    table: MemoryTable
 
 
 @dataclass(slots=True)
@@ -81,6 +72,7 @@ class PageCache:
         own_key: int,
         check_sums: bool,
         metrics: Metrics,
+        devices: DeviceMemory,
         tier: DiskTier | None = None,
     ) -> None:
         self._namespace = namespace
@@ -94,14 +86,21 @@ class PageCache:
         self._tier = tier
         self._warmer = Warmer(directory, own_key)
         self._metrics = metrics
+        self._device_pages = DevicePages(devices, pool, metrics)
         # Bounded in time, so that a page that moved is found again; stale entries cost a second look-up, no more.
         self.locations = _native.LocationCache(65536, 10.0)
 
-    def publish(self, keys: Sequence[str | bytes], pages: Pages, deadline: float) -> Outcomes:
+    def publish(
+        self, keys: Sequence[str | bytes], pages: Pages, deadline: float, *, stream: int | None = None
+    ) -> Outcomes:
         """Copy pages into the pool and tell the directory; ``HIT`` for those that can be fetched now."""
-        call = self._check(keys, pages, writable=False)
+        call = self._check(keys, pages, stream, writable=False)
         self._check_room(call)
-        statuses, locations, n_readable, nbytes = self._pool.publish(call.ids, call.pieces)
+        if call.device_of is None:
+            statuses, locations, n_readable, nbytes = self._pool.publish(call.ids, call.pieces)
+        else:
+            self._check_published_lengths(call)
+            statuses, locations, n_readable, nbytes = self._device_pages.publish(call, deadline)
         if n_readable == len(statuses):
             outcomes = self._put(call.ids, locations, deadline)
         else:
@@ -113,7 +112,11 @@ class PageCache:
         if self._tier is not None:
             self._recheck_evicted(self._tier, call.ids)
         n_published = int(np.count_nonzero(outcomes))
-        self._metrics.count(self._metrics.unpublished_pages, "no_room", len(statuses) - n_readable)
+        n_not_tried = int(np.count_nonzero(statuses == PoolStatus.NOT_TRIED))
+        self._metrics.count(self._metrics.unpublished_pages, "device", n_not_tried)
+        self._metrics.count(
+            self._metrics.unpublished_pages, "no_room", len(statuses) - n_readable - n_not_tried
+        )
         self._metrics.count(self._metrics.unpublished_pages, "no_directory", n_readable - n_published)
         self._metrics.published_pages.inc(n_published)
         self._metrics.published_bytes.inc(nbytes)
@@ -151,9 +154,17 @@ class PageCache:
             outcomes[rows] = found
         return outcomes
 
-    def fetch(self, keys: Sequence[str | bytes], pages: Pages, deadline: float) -> Outcomes:
+    def fetch(
+        self, keys: Sequence[str | bytes], pages: Pages, deadline: float, *, stream: int | None = None
+    ) -> Outcomes:
         """Bring pages into registered memory; ``HIT`` for those whose bytes are exactly the published ones."""
-        call = self._check(keys, pages, writable=True)
+        call = self._check(keys, pages, stream, writable=True)
+        if call.device_of is None:
+            return self._fetch(call, deadline)
+        return self._device_pages.fetch(call, self._fetch, deadline)
+
+    def _fetch(self, call: PageCall, deadline: float) -> Outcomes:
+        """Bring pages into host memory."""
         batch = _native.FetchBatch(call.ids, call.pieces, call.memory_of)
         lengths_agree, n_own, own_bytes = batch.take_own(self._pool.native)
         if not lengths_agree:
@@ -177,7 +188,9 @@ class PageCache:
                 self._metrics.count(self._metrics.missed_pages, reason, n_pages)
         return outcomes
 
-    def _read_own_disk(self, tier: DiskTier, batch: _native.FetchBatch, call: _Call, deadline: float) -> None:
+    def _read_own_disk(
+        self, tier: DiskTier, batch: _native.FetchBatch, call: PageCall, deadline: float
+    ) -> None:
         left = deadline - time.monotonic()
         n_pages, nbytes = batch.take_from_disk(tier.native, left * _DISK_SHARE)
         self._count_fetched("disk", n_pages, nbytes)
@@ -215,7 +228,7 @@ class PageCache:
         return lease, raw
 
     def _read(
-        self, call: _Call, batch: _native.FetchBatch, owners: Sequence[_native.FetchOwner], deadline: float
+        self, call: PageCall, batch: _native.FetchBatch, owners: Sequence[_native.FetchOwner], deadline: float
     ) -> None:
         """Read what is located from its owners, all at once."""
         flights: list[_Flight] = []
@@ -233,7 +246,7 @@ class PageCache:
                 if not flight.has_landed:
                     self._transfers.discard(flight.connection)
 
-    def _take_off(self, call: _Call, owner: _native.FetchOwner, deadline: float) -> _Flight | None:
+    def _take_off(self, call: PageCall, owner: _native.FetchOwner, deadline: float) -> _Flight | None:
         member = self._view().by_key(owner.key)
         if member is None or member.boot_epoch != owner.boot:
             return None
@@ -248,7 +261,7 @@ class PageCache:
             raise
         return _Flight(connection, owner, legs, transfer, time.monotonic())
 
-    def _land(self, flight: _Flight, call: _Call, deadline: float) -> None:
+    def _land(self, flight: _Flight, call: PageCall, deadline: float) -> None:
         """Wait for one owner's part, leg after leg, and settle its pages."""
         connection, owner = flight.connection, flight.owner
         while True:
@@ -306,22 +319,12 @@ class PageCache:
             raise UsageError(f"key {duplicate} of the batch, {keys[duplicate]!r}, is in it twice")
         return ids
 
-    def _check(self, keys: Sequence[str | bytes], pages: Pages, *, writable: bool) -> _Call:
-        ids = self._hash(keys)
-        pieces = _pieces(pages, writable=writable)
-        if len(pieces) != len(ids):
-            raise UsageError(f"{len(ids)} keys, but memory for {len(pieces)} pages")
-        table = self._transfers.memory_table
-        is_good, memory_of, lengths = _native.locate_pieces(pieces, table.extents)
-        if not is_good:
-            raise _bad_pieces(pieces, memory_of, lengths)
-        if writable and table.read_only and np.isin(memory_of, table.read_only).any():
-            raise UsageError(
-                "the pages are to be written, but their memory was registered from a read-only array"
-            )
-        return _Call(ids, pieces, lengths, memory_of, table)
+    def _check(
+        self, keys: Sequence[str | bytes], pages: Pages, stream: int | None, *, writable: bool
+    ) -> PageCall:
+        return check_call(self._hash(keys), pages, self._transfers.memory_table, stream, writable=writable)
 
-    def _check_room(self, call: _Call) -> None:
+    def _check_room(self, call: PageCall) -> None:
         largest = int(call.lengths.max())
         if largest > self._pool.largest_page:
             raise UsageError(
@@ -329,7 +332,7 @@ class PageCache:
                 f"{self._pool.largest_page}; raise pool_size"
             )
 
-    def _check_published_lengths(self, call: _Call) -> None:
+    def _check_published_lengths(self, call: PageCall) -> None:
         found, locations = self._pool.lookup(call.ids)
         wrong = np.flatnonzero(found.astype(bool) & (locations["length"] != call.lengths.astype(np.uint64)))
         if len(wrong):
@@ -341,37 +344,11 @@ class PageCache:
         self._metrics.count(self._metrics.fetched_bytes, source, nbytes)
 
 
-def _pieces(pages: Pages, *, writable: bool) -> NDArray[np.int64]:
-    if isinstance(pages, Pieces):
-        return pages.array
-    rows = as_host_array(pages, "pages, if not Pieces,")
-    pieces = row_pieces(rows)
-    if writable and not rows.flags.writeable:
-        raise UsageError("the pages are to be written, but their array is read-only")
-    if writable and len(rows) > 1 and abs(rows.strides[0]) < rows.nbytes // len(rows):
-        raise UsageError("the pages are to be written, but the rows of their array overlap")
-    return pieces
-
-
-def _read_leg(connection: Connection, call: _Call, owner: _native.FetchOwner, leg: int) -> Transfer:
+def _read_leg(connection: Connection, call: PageCall, owner: _native.FetchOwner, leg: int) -> Transfer:
     """Start reading those pieces of an owner's pages that lie in one registered memory."""
     spans, words = owner.plan(leg, call.table.bases)
     local = call.table.memories[leg].region(connection.transport)
     return connection.endpoint.read(local, connection.remote, spans, words=words)
-
-
-def _bad_pieces(
-    pieces: NDArray[np.int64], memory_of: NDArray[np.int32], lengths: NDArray[np.int64]
-) -> UsageError:
-    if lengths.min() < 0:
-        page = int(lengths.argmin())
-        return UsageError(f"page {page} has a piece of no or negative length: {pieces[page].tolist()}")
-    page, piece = np.argwhere(memory_of < 0)[0].tolist()
-    address, nbytes = pieces[page, piece].tolist()
-    return NotRegisteredError(
-        f"piece {piece} of page {page}, {nbytes} bytes at {address:#x}, lies in no registered memory; "
-        "call register_memory first"
-    )
 
 
 def _check_lengths(batch: _native.FetchBatch) -> None:

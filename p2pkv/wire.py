@@ -43,6 +43,7 @@ class Kind(IntEnum):
     EXCHANGE = 6
     PROMOTE = 7
     RELEASE = 8
+    COUNTERS = 9
 
 
 REPLY = 0x8000

@@ -20,6 +20,13 @@ constexpr int kTickMs = 100;
 constexpr size_t kMaxEvents = 256;
 constexpr size_t kMaxTransportName = 64;
 
+// What `reply` takes apart again.
+std::string route_to(const std::string& peer, const Header& header) {
+  std::string route;
+  wire::append(route, header);
+  return route + peer;
+}
+
 }  // namespace
 
 ControlLoop::ControlLoop(void* socket, std::shared_ptr<Shard> shard) : shard_(std::move(shard)) {
@@ -98,6 +105,8 @@ void ControlLoop::answer(const std::string& peer, const Header& header, wire::Re
       return connect(peer, header, body);
     case Kind::kExchange:
       return exchange(peer, header, body);
+    case Kind::kCounters:
+      return counters(peer, header, body);
     default:
       return refuse(peer, header, ReplyStatus::kMalformed, "unknown kind of request");
   }
@@ -160,12 +169,10 @@ void ControlLoop::connect(const std::string& peer, const Header& header, wire::R
     served = found->second;
   }
   if (served.acceptor == nullptr) {
-    std::string route;
-    wire::append(route, header);
     std::string rest;  // what Python parses: the name's length, the name, the reader's half
     wire::append(rest, *name_size);
     rest.append(*name).append(body.rest());
-    return queue({Kind::kConnect, route + peer, std::move(rest)});
+    return queue({Kind::kConnect, route_to(peer, header), std::move(rest)});
   }
   std::string error;
   const std::string half = served.acceptor->accept(body.rest(), &error);
@@ -185,6 +192,11 @@ void ControlLoop::exchange(const std::string& peer, const Header& header, wire::
   }
   send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, 1), view);
   queue({Kind::kExchange, {}, std::string(body.rest())});
+}
+
+void ControlLoop::counters(const std::string& peer, const Header& header, wire::Reader body) {
+  if (!body.rest().empty()) return refuse(peer, header, ReplyStatus::kMalformed, "counters takes no body");
+  queue({Kind::kCounters, route_to(peer, header), {}});
 }
 
 void ControlLoop::queue(ControlEvent event) {

@@ -210,6 +210,19 @@ TEST(control_loop_answers_an_exchange_and_queues_what_came) {
   CHECK(event->body == "their view");
 }
 
+TEST(control_loop_hands_a_question_for_counters_to_python) {
+  Served served("counters");
+  Client client(served.context, served.address);
+  CHECK(client.ask(Kind::kCounters, 1, "a body")->header.status ==
+        static_cast<uint32_t>(ReplyStatus::kMalformed));
+  std::thread python([&] {
+    const auto event = served.loop.take(Kind::kCounters, 10.0);
+    served.loop.reply(event->route, ReplyStatus::kOk, "the counters");
+  });
+  CHECK(client.ask(Kind::kCounters, 1, "")->body == "the counters");
+  python.join();
+}
+
 TEST(control_loop_drops_the_oldest_event_that_nobody_takes) {
   Served served("events");
   Client client(served.context, served.address);

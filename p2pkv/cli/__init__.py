@@ -11,7 +11,7 @@ from importlib.metadata import version
 import typer
 from typer.core import TyperGroup
 
-from p2pkv.cli import announce, bench, bench_serving, demo, doctor, node, status
+from p2pkv.cli import announce, bench, bench_serving, demo, doctor, node, status, top
 from p2pkv.errors import P2PKVError
 
 
@@ -36,6 +36,7 @@ app = typer.Typer(
 app.command("doctor")(doctor.doctor)
 app.command("node")(node.run)
 app.command("status")(status.status)
+app.command("top")(top.top)
 app.command("announce")(announce.announce)
 app.command("bench")(bench.bench)
 app.command(_BENCH_SERVING)(bench_serving.serving)

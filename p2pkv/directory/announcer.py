@@ -39,7 +39,7 @@ _REQUEST_S = 1.0
 
 
 class Announcer(Resource):
-    """Runs from construction to :meth:`close`; close it before the pool."""
+    """Runs from construction to :meth:`close`, and ends the pool's telling of evictions with it."""
 
     def __init__(
         self, pool: Pool, directory: DirectoryClient, metrics: Metrics, tier: DiskTier | None = None
@@ -169,6 +169,7 @@ class Announcer(Resource):
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self._pool.close()  # wakes the thread that waits for evictions; the pages stay where they are
 
     def close(self) -> None:
         """Stop both threads; what was not told costs readers a miss. Idempotent."""

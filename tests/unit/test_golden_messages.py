@@ -1,7 +1,7 @@
 """The control plane's messages, byte for byte: what every released version sent, this one still sends and answers.
 
 ``tests/golden/control-v1.txt`` holds them in hex, one a line, with what they are. A message that changes breaks older
-nodes: raise the protocol's version and add a file, don't edit this one.
+nodes: raise the protocol's version and add a file, don't edit this one. A new kind of message is added at the end.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import zmq
 
 from p2pkv import _native
 from p2pkv.control import ControlServer, Socket
+from p2pkv.counters import decode_counters, encode_counters
 from p2pkv.page import LOCATION, Namespace
 from p2pkv.secret import ClusterKeys
 from p2pkv.wire import (
@@ -33,6 +34,7 @@ from p2pkv.wire import (
 GOLDEN = Path(__file__).parents[1] / "golden" / "control-v1.txt"
 NODE, BOOT = 0x1122334455667788, 0x17
 OWNER, OWNER_BOOT, DIGEST = 0xA1, 0xB2, 0xC3
+COUNTERS = {"p2pkv_members": 3.0, 'p2pkv_fetched_pages_total{source="shm"}': 17.0}
 VIEW = b"the view, whose own format is in view-v1.bin"
 
 
@@ -60,6 +62,7 @@ def requests() -> dict[str, bytes]:
         "EXCHANGE": (Kind.EXCHANGE, 1, VIEW, 0),
         "PROBE wrong boot": (Kind.PROBE, 1, b"", BOOT - 1),
         "GET malformed": (Kind.GET, 3, b"short", BOOT),
+        "COUNTERS": (Kind.COUNTERS, 1, b"", BOOT),
     }
     return {
         name: pack_request(kind, number, boot=boot, count=count, body=body)
@@ -89,11 +92,15 @@ class Plane:
 
     def answer(self, name: str, request: bytes) -> bytes:
         self._socket.send(request)
-        if name == "CONNECT":  # the one request that Python answers
+        if name == "CONNECT":
             event = self._server.loop.take(Kind.CONNECT, 10.0)
             assert event is not None
             assert unpack_connect(event[1]) == ("golden", b"half")
             self._server.loop.reply(event[0], ReplyStatus.OK, pack_connected(b"other half", b"region"))
+        if name == "COUNTERS":
+            event = self._server.loop.take(Kind.COUNTERS, 10.0)
+            assert event is not None
+            self._server.loop.reply(event[0], ReplyStatus.OK, encode_counters(COUNTERS))
         assert self._socket.poll(10_000)
         return self._socket.recv()
 
@@ -138,6 +145,9 @@ def test_golden_replies_are_understood() -> None:
     reply = unpack_reply(kept["CONNECT reply"], Kind.CONNECT, 5)
     assert reply is not None
     assert unpack_connected(reply.body) == (b"other half", b"region")
+    reply = unpack_reply(kept["COUNTERS reply"], Kind.COUNTERS, 10)
+    assert reply is not None
+    assert decode_counters(reply.body) == COUNTERS
     reply = unpack_reply(kept["PROBE wrong boot reply"], Kind.PROBE, 8)
     assert reply is not None
     assert reply.status is ReplyStatus.WRONG_BOOT

@@ -15,11 +15,23 @@ PACKAGE = Path(p2pkv.__file__).parent
 
 # Lowest first. What stands on one floor may import its neighbours and everything below, but p2pkv itself never.
 FLOORS = [
-    {"_native", "address", "errors", "config", "page", "host_arrays", "metrics", "gate", "secret", "endings"},
+    {
+        "_native",
+        "address",
+        "errors",
+        "config",
+        "page",
+        "host_arrays",
+        "device_arrays",
+        "metrics",
+        "gate",
+        "secret",
+        "endings",
+    },
     {"wire", "transports"},
     {"control", "pool", "disk", "heartbeat", "engine_check"},
-    {"directory", "transfer", "handshakes"},
-    {"cache", "transfers"},
+    {"directory", "transfer", "handshakes", "counters"},
+    {"cache", "page_call", "device_memory", "device_pages", "transfers"},
     {"node"},
     {"__init__"},
     {"integrations", "cli", "dashboard", "bench", "testing", "__main__"},

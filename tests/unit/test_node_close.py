@@ -16,6 +16,7 @@ import pytest
 import pages
 from cluster import Cluster
 from p2pkv import ClosedError, Config, Node
+from p2pkv.directory import announcer
 from p2pkv.transports.faulty import Faults, FaultyTransport
 from p2pkv.transports.native import TcpTransport
 from pair import NBYTES, N, Pair, run_all
@@ -119,6 +120,13 @@ def close_under(node: Node, call: Callable[[], object]) -> None:
     thread.join(SOON)
     assert len(ended) == 1
     assert isinstance(ended[0], ClosedError) or not np.any(ended[0])
+
+
+def test_closing_does_not_wait_for_evictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        announcer, "_IDLE_S", 3600.0
+    )  # a close that waits out the thread's sleep hangs this test
+    Pair(tmp_path, transports=["tcp"]).close()
 
 
 def test_closing_does_not_wait_for_a_read_that_hangs(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 // handshakes without the interpreter, so that an engine that holds its GIL for seconds is neither suspected
 // nor noticed.
 //
-// What needs policy (a peer's view, a handshake for a transport written in Python) is queued for Python; a
-// view is nevertheless answered at once with the one last set.
+// What needs Python (a peer's view, a handshake for a transport written in Python, the counters) is queued
+// for it; a view is nevertheless answered at once with the one last set.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@
 
 namespace p2pkv {
 
-// One exchange or handshake that Python has to deal with.
+// One request that Python has to deal with.
 struct ControlEvent {
   wire::Kind kind;
   std::string route;  // hand back to `reply`; empty when the peer has been answered already
@@ -101,6 +101,7 @@ class ControlLoop {
   void promote(const std::string& peer, const wire::Header& header, wire::Reader body);
   void connect(const std::string& peer, const wire::Header& header, wire::Reader body);
   void exchange(const std::string& peer, const wire::Header& header, wire::Reader body);
+  void counters(const std::string& peer, const wire::Header& header, wire::Reader body);
   void queue(ControlEvent event);
   void send_from_anywhere(Frames frames);
 

@@ -22,6 +22,10 @@ struct DeviceRange {
 // neither loads nor initializes one: where there is none, no address is.
 bool find_device_range(uint64_t address, DeviceRange* range);
 
+// Takes another library than libcuda.so.1 for the driver: a path, or a name that the loader knows. False,
+// with the reason in `error`, if one has been loaded already.
+bool use_library(const std::string& name, std::string* error);
+
 struct DriverInfo {
   int version = 0;  // 12040 is CUDA 12.4
   std::vector<std::string> devices;

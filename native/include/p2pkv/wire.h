@@ -29,7 +29,8 @@ enum class Kind : uint16_t {
   kConnect = 5,
   kExchange = 6,
   kPromote = 7,
-  kRelease = 8,     // over channels only; not answered
+  kRelease = 8,  // over channels only; not answered
+  kCounters = 9,
   kReply = 0x8000,  // set in the kind of every reply
 };
 

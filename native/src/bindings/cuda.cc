@@ -32,6 +32,18 @@ std::optional<std::tuple<uint64_t, uint64_t, int>> device_range(uint64_t address
   return std::tuple(range.start, range.nbytes, range.device);
 }
 
+// Of a DLPack capsule, which is used up: its memory stays its producer's.
+std::tuple<uint64_t, std::vector<int64_t>, std::vector<int64_t>, size_t> layout(
+    const nb::ndarray<nb::ro>& tensor) {
+  const auto itemsize = static_cast<int64_t>(tensor.itemsize());
+  std::vector<int64_t> shape, strides;
+  for (size_t i = 0; i < tensor.ndim(); ++i) {
+    shape.push_back(static_cast<int64_t>(tensor.shape(i)));
+    strides.push_back(tensor.stride(i) * itemsize);
+  }
+  return {reinterpret_cast<uint64_t>(tensor.data()), shape, strides, tensor.itemsize()};
+}
+
 std::tuple<int, std::vector<std::string>> driver() {
   cuda::DriverInfo info;
   std::string error;
@@ -117,7 +129,15 @@ std::tuple<int, std::string> copy_pieces(const std::vector<std::shared_ptr<Devic
 }  // namespace
 
 void bind_cuda(nb::module_& m) {
+  m.def(
+      "cuda_use_library",
+      [](const std::string& name) {
+        std::string error;
+        if (!cuda::use_library(name, &error)) throw std::runtime_error(error);
+      },
+      "name"_a);
   m.def("cuda_range", &device_range, "address"_a);
+  m.def("cuda_layout", &layout, "tensor"_a);
   m.def("cuda_driver", &driver);
   m.def("cuda_copy_pieces", &copy_pieces, "devices"_a, "device_of"_a, "on_device"_a, "on_host"_a,
         "chosen"_a.none(), "is_to_device"_a);

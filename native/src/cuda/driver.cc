@@ -1,30 +1,25 @@
 #include "driver.h"
 
 #include <dlfcn.h>
-#include <stdlib.h>
 
 #include <mutex>
+
+#include "p2pkv/cuda_device.h"
 
 namespace p2pkv::cuda {
 namespace {
 
-constexpr const char* kLibrary = "libcuda.so.1";
-
 std::mutex loading;  // guards all below
+std::string library_name = "libcuda.so.1";
 Driver driver;
 bool is_bound = false;
 bool is_initialized = false;
-
-const char* library_name() {
-  const char* named = getenv("P2PKV_CUDA_LIBRARY");
-  return named != nullptr && *named != '\0' ? named : kLibrary;
-}
 
 template <typename Function>
 bool find(void* library, const char* name, Function* out, std::string* error) {
   *out = reinterpret_cast<Function>(dlsym(library, name));
   if (*out != nullptr) return true;
-  *error = std::string(library_name()) + " has no " + name + "; a driver of CUDA 10.1 or newer is needed";
+  *error = library_name + " has no " + name + "; a driver of CUDA 10.1 or newer is needed";
   return false;
 }
 
@@ -58,11 +53,11 @@ bool find_all(void* library, std::string* error) {
 // With the lock. The library is never closed: its threads outlive every use of it.
 bool bind(int flags, std::string* error) {
   if (is_bound) return true;
-  void* library = dlopen(library_name(), RTLD_NOW | RTLD_LOCAL | flags);
+  void* library = dlopen(library_name.c_str(), RTLD_NOW | RTLD_LOCAL | flags);
   if (library == nullptr) {
     // without RTLD_NOLOAD there is a reason, which matters if the library is there and does not fit
     const char* reason = dlerror();
-    *error = std::string(library_name()) + " can't be loaded: " + (reason ? reason : "it is not in use") +
+    *error = library_name + " can't be loaded: " + (reason ? reason : "it is not in use") +
              "; it comes with NVIDIA's driver, and a container needs its runtime (--gpus)";
     return false;
   }
@@ -71,6 +66,16 @@ bool bind(int flags, std::string* error) {
 }
 
 }  // namespace
+
+bool use_library(const std::string& name, std::string* error) {
+  const std::lock_guard lock(loading);
+  if (is_bound && name != library_name) {
+    *error = "this process has loaded " + library_name + " already, and one driver is all it can use";
+    return false;
+  }
+  library_name = name;
+  return true;
+}
 
 const Driver* Driver::get(std::string* error) {
   const std::lock_guard lock(loading);

@@ -2,14 +2,16 @@
 #pragma once
 
 #include <dlfcn.h>
-#include <stdlib.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <string>
 #include <vector>
 
 #include "fake_cuda.h"
+#include "p2pkv/cuda_device.h"
 
 namespace p2pkv::test {
 
@@ -42,7 +44,8 @@ struct FakeCuda {
 
  private:
   FakeCuda() {
-    setenv("P2PKV_CUDA_LIBRARY", P2PKV_FAKE_CUDA, 1);
+    std::string error;
+    cuda::use_library(P2PKV_FAKE_CUDA, &error);
     void* library = dlopen(P2PKV_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
       std::cerr << dlerror() << "\n";

@@ -1,0 +1,92 @@
+"""Asking a cluster without joining it: what ``p2pkv status`` and ``p2pkv top`` show comes from here."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+import zmq
+
+from p2pkv.address import split_address
+from p2pkv.config import Config
+from p2pkv.control import ControlClient, Request, Socket
+from p2pkv.counters import decode_counters
+from p2pkv.directory.view import Member, Report, decode, encode
+from p2pkv.errors import ConfigError, ControlError
+from p2pkv.secret import ClusterKeys
+from p2pkv.wire import Kind
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Join = Annotated[
+    list[str] | None,
+    typer.Option(metavar="HOST:PORT", help="A node to ask; may be repeated. Default: the setting 'join'."),
+]
+
+
+def addresses_to_ask(config: Config) -> tuple[str, ...]:
+    """Return the addresses that were given. Raises :class:`~p2pkv.errors.ConfigError` if there is none."""
+    if not config.join_addresses:
+        raise ConfigError("whom to ask is missing: give --join HOST:PORT, or the setting 'join'")
+    return config.join_addresses
+
+
+class Outsider:
+    """Holds the secret, but is no member: what it asks teaches nobody anything. Used by one thread."""
+
+    def __init__(self, keys: ClusterKeys) -> None:
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self._client = ControlClient(self._context, keys)
+
+    def members(self, addresses: Sequence[str], timeout: float) -> tuple[Report, str]:
+        """Return the first node's answer, and its address.
+
+        Raises :class:`~p2pkv.errors.ControlError` with the reasons if none answers within ``timeout`` seconds.
+        """
+        question = encode("p2pkv-outsider", ())  # a view without members
+        requests = [Request(address, Kind.EXCHANGE, question) for address in addresses]
+        with self._client.send(requests) as calls:
+            for index, reply in calls.replies(timeout):
+                if reply.ok:
+                    return decode(reply.body), addresses[index]
+        reasons = "; ".join(f"{address}: {_why_silent(address)}" for address in addresses)
+        raise ControlError(f"no node answered within {timeout:g} s ({reasons})")
+
+    def counters(self, members: Sequence[Member], timeout: float) -> Mapping[str, dict[str, float]]:
+        """Return, by node id, the counters of the ``members`` that tell them within ``timeout`` seconds."""
+        told: dict[str, dict[str, float]] = {}
+        requests = [Request(member.address, Kind.COUNTERS, boot=member.boot_epoch) for member in members]
+        with self._client.send(requests) as calls:
+            for index, reply in calls.replies(timeout):
+                if reply.ok:
+                    told[members[index].node_id] = decode_counters(reply.body)
+        return told
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        self._client.close()
+        self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _why_silent(address: str) -> str:
+    """Tell nobody there from somebody who does not let us in: CURVE refuses a wrong secret without a word."""
+    try:
+        with socket.create_connection(split_address("join", address), timeout=1.0) as connection:
+            connection.settimeout(1.0)
+            greeting = connection.recv(10)
+    except TimeoutError:
+        return "it accepts connections, but says nothing; the process may be stopped"
+    except OSError as error:
+        return f"{error.strerror or error}; is a node running there?"
+    if greeting[:1] == b"\xff" and greeting[9:10] == b"\x7f":
+        return "something speaks ZMQ there, but does not let us in; is secret_file the cluster's?"
+    return "what listens there is no p2pkv node"

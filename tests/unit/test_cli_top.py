@@ -1,0 +1,107 @@
+"""``p2pkv top``: counters of every node, asked from outside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from test_cli import COMMAND, _environ
+from typer.testing import CliRunner
+
+from p2pkv import Config, Node
+from p2pkv.cli import app, top
+from p2pkv.cli.outsider import Outsider
+from p2pkv.counters import decode_counters
+from p2pkv.errors import ControlError
+from p2pkv.secret import cluster_keys
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> str:
+    path = tmp_path / "secret"
+    path.touch(mode=0o600)
+    path.write_text("an example of a secret")
+    return str(path)
+
+
+def test_each_reading_has_what_every_node_counted_until_then(secret: str) -> None:
+    with Node.start(Config(node_id="alone", secret_file=secret, pool_size="1MiB")) as node:
+        options = ("--join", node.address, "--set", f"secret_file={secret}", "--every", "0.1", "--json")
+        process = subprocess.Popen(
+            [*COMMAND, "top", *options], stdout=subprocess.PIPE, text=True, env=_environ()
+        )
+        try:
+            assert process.stdout is not None
+            before = json.loads(process.stdout.readline())
+            pages = np.zeros((3, 4096), np.uint8)
+            node.register_memory(pages)
+            node.publish(["a", "b", "c"], pages)
+            for line in process.stdout:  # ends when they show, or with the test's patience
+                (record,) = json.loads(line)["nodes"]
+                if record["counters"]["p2pkv_published_pages_total"] == 3:
+                    break
+        finally:
+            process.kill()
+            process.communicate()
+        assert before["asked"] == node.address
+        assert before["nodes"][0]["counters"]["p2pkv_published_pages_total"] == 0
+        assert record["counters"]["p2pkv_pool_pages"] == 3
+        assert [member.node_id for member in node.members()] == ["alone"], "it joined"
+
+
+def test_a_reading_is_a_table_with_a_line_for_each_node(secret: str) -> None:
+    config = Config(node_id="first", secret_file=secret, pool_size="1MiB")
+    with (
+        Node.start(config) as first,
+        Node.start(replace(config, node_id="second", join=[first.address])) as second,
+    ):
+        arguments = ["top", "--join", second.address, "--set", f"secret_file={secret}", "--count", "1"]
+        result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "2 nodes" in result.output
+    assert "first" in result.output
+    assert "second" in result.output
+    assert "0% of 1.0 MiB" in result.output
+
+
+def test_a_node_that_does_not_answer_is_left_out(secret: str) -> None:
+    with (
+        Node.start(Config(node_id="alone", secret_file=secret, pool_size="1MiB")) as node,
+        Outsider(cluster_keys(secret)) as outsider,
+    ):
+        (member,) = node.members()
+        gone = replace(member, node_id="gone", boot_epoch=member.boot_epoch - 1)
+        assert list(outsider.counters([gone, member], timeout=5.0)) == ["alone"]
+
+
+def _reading(at: float, member: object, **counters: float) -> top.Reading:
+    return top.Reading(at, "a:1", [member], {"n": counters})  # type: ignore[list-item]
+
+
+def test_rates_are_a_second_and_start_anew_with_a_node(secret: str) -> None:
+    with Node.start(Config(node_id="n", secret_file=secret, pool_size="1MiB")) as node:
+        (member,) = node.members()
+    before = _reading(10.0, member, p2pkv_fetched_pages_total=100, p2pkv_fetched_bytes_total=0)
+    after = _reading(12.0, member, p2pkv_fetched_pages_total=500, p2pkv_fetched_bytes_total=2 * 1024**2)
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(top._table(before, after))
+    assert "200" in capture.get()
+    assert "1.0 MiB" in capture.get()
+    restarted = replace(member, boot_epoch=member.boot_epoch + 1)
+    with console.capture() as capture:
+        console.print(top._table(before, _reading(12.0, restarted, p2pkv_fetched_pages_total=500)))
+    assert "200" not in capture.get()
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\x81", b"\xc1", b"\x93\1\2\3", b"\x81\xa1a\xa1b", b"\x81\xa1a\xca\x7f\x80\0\0"]
+)
+def test_what_no_node_could_have_told_is_refused(body: bytes) -> None:
+    with pytest.raises(ControlError, match="counters"):
+        decode_counters(body)
