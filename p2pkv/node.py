@@ -303,13 +303,13 @@ class Node:
                 return self._transfers.register_memory(
                     owner, address, nbytes, is_writable=is_writable, is_readable=is_readable
                 )
-            if is_readable:
-                raise UsageError(
-                    "device memory can't be registered readable: no transport lets peers read it"
-                )
-            self._devices.use(device)
             return self._transfers.register_device_memory(
-                owner, address, nbytes, device=device, is_writable=is_writable
+                owner,
+                address,
+                nbytes,
+                device=self._devices.use(device),
+                is_writable=is_writable,
+                is_readable=is_readable,
             )
 
     def publish(

@@ -126,11 +126,13 @@ class Cluster:
         memory: int = 16 << 20,
         sabotage: str = "",
         readable: bool = False,
+        device: str = "",
         **config: Any,
     ) -> NodeProcess:
         """Make a process without starting its node."""
         settings = self._defaults | {"node_id": node_id} | config
-        node = NodeProcess(config=settings, memory=memory, sabotage=sabotage, readable=readable)
+        options = {"memory": memory, "sabotage": sabotage, "readable": readable, "device": device}
+        node = NodeProcess(config=settings, **options)
         self.nodes.append(node)
         return node
 

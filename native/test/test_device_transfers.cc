@@ -466,9 +466,12 @@ TEST(device_transfers_failed_copies_fail_their_rows_and_nothing_else) {
   constexpr uint32_t kRows = 8;
   Pair pair(2 * kRows);
   const FakeCuda& fake = pair.producer.fake;
-  fake.fail("cuMemcpyDtoHAsync", 1, 2, 0);
+  fake.fail("cuMemcpyDtoHAsync", 1, 2, 1);
+  const auto into_nothing = pair.grant("from", kRows);
   const auto from = pair.put("from", kRows);
   CHECK(all_are(wait(from), RowStatus::kDeviceFailed));
+  CHECK(all_are(wait(into_nothing), RowStatus::kRejected));
+  fake.fail("", 0, 0, 0);
   CHECK(pair.producer.transfers->device_failure().find(
             "cuMemcpyDtoHAsync of 262144 bytes: CUDA_ERROR_OUT_OF_MEMORY") != std::string::npos);
   fake.fail("cuMemcpyHtoDAsync", 1, 2, 0);

@@ -286,6 +286,10 @@ void Inbox::close() {
   break_off(jobs);
   for (const auto& puller : pullers) puller->close();
   if (const auto landing = landing_of_devices()) landing->area().close();
+  {
+    const std::lock_guard lock(landing_mutex_);
+    landing_ = nullptr;  // nobody copies any more
+  }
   const std::lock_guard lock(mutex_);
   incoming_.clear();
   requests_.clear();

@@ -120,6 +120,7 @@ bool Landing::copy(std::vector<LandedRow>& rows, StreamPace& pace, const Deadlin
   bool is_lost = false;
   for (const auto& [device, copies] : by_device) {
     std::string error;
+    const bool was_lost = device->is_lost();
     const auto waited = pace.wait(*device, deadline, gives_up, &error);
     auto copied = cuda::CopyOutcome::kFailed;
     if (waited == cuda::StreamOutcome::kDone)
@@ -131,7 +132,7 @@ bool Landing::copy(std::vector<LandedRow>& rows, StreamPace& pace, const Deadlin
       if (row.device.get() == device) row.status = status;
       if (row.device.get() == device && status == RowStatus::kOk) n_bytes_ += row.copy.nbytes;
     }
-    if (status != RowStatus::kDeviceFailed) continue;
+    if (status != RowStatus::kDeviceFailed || was_lost) continue;  // that it is lost was said before
     const std::lock_guard lock(mutex_);
     failure_ = error;
   }

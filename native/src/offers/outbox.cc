@@ -41,8 +41,9 @@ RowStatuses Outbox::Outgoing::statuses() {
 std::shared_ptr<Offer> Outbox::offer(uint64_t to, const std::shared_ptr<Link>& link, Rows rows,
                                      PlacedRows placed, const Deadline& lease, std::string* error) {
   std::vector<std::shared_ptr<Outgoing>> parts;
-  if (placed.lie_on_devices()) {
-    parts = split(rows, placed, lease, error);
+  const auto staging = placed.lie_on_devices() ? staging_of_devices() : nullptr;
+  if (staging) {
+    parts = split(rows, placed, lease, *staging, error);
     if (parts.empty()) return nullptr;
   } else {
     parts.push_back(
@@ -81,7 +82,7 @@ void Outbox::add(const std::shared_ptr<Outgoing>& offer, const std::shared_ptr<L
   live_.emplace(offer->id, offer);
   by_request_[offer->request].emplace(Key{offer->to, offer->first_row}, offer);
   if (!offer->device) {
-    tell(offer, posts);
+    tell(*offer, posts);
   } else if (offer->to != 0 || is_asked_for(*offer)) {
     queue_staging(offer);
   }
@@ -111,12 +112,12 @@ bool Outbox::is_asked_for(const Outgoing& offer) const {
 }
 
 // Those who ask for it; else, if it is put, the node that it is put to.
-void Outbox::tell(const std::shared_ptr<Outgoing>& offer, std::vector<Post>* posts) {
+void Outbox::tell(Outgoing& offer, std::vector<Post>* posts) {
   for (const Ask& ask : asks_) {
-    if (is_wanted(ask, *offer)) tell_one(*offer, ask.link, ask.id, posts);
+    if (is_wanted(ask, offer)) tell_one(offer, ask.link, ask.id, posts);
   }
-  const auto link = offer->link.lock();
-  if (link && offer->told.empty()) tell_one(*offer, link, 0, posts);
+  const auto link = offer.link.lock();
+  if (link && offer.told.empty()) tell_one(offer, link, 0, posts);
 }
 
 void Outbox::tell_one(Outgoing& offer, const std::shared_ptr<Link>& link, uint64_t ask,
@@ -224,7 +225,7 @@ bool Outbox::judge(const std::shared_ptr<Link>& link, wire::Reader& body, std::s
   Outgoing& offer = *found->second;
   for (size_t row = 0; row < statuses->size(); ++row) {
     const RowStatus status = (*statuses)[row];
-    offer.statuses_now[row] = status <= RowStatus::kDuplicate ? status : RowStatus::kCanceled;
+    offer.statuses_now[row] = status <= RowStatus::kDeviceFailed ? status : RowStatus::kCanceled;
     if (status == RowStatus::kOk) {
       ++n_taken_;
       n_taken_bytes_ += offer.placed.rows[row].length;
@@ -243,6 +244,8 @@ void Outbox::end(Outgoing& offer, RowStatus reason, std::vector<Post>* posts) {
   for (RowStatus& status : offer.statuses_now) {
     if (status == RowStatus::kPending) status = reason;
   }
+  // Who waits for what never came into staging is told of it only to hear that it is withdrawn.
+  if (posts != nullptr && offer.device && !offer.staged) tell(offer, posts);
   for (const auto& link : offer.told) {
     const auto told = link.lock();
     if (!told || told->is_lost()) continue;
@@ -289,6 +292,11 @@ void Outbox::forget(const Link& link) {
   }
 }
 
+std::shared_ptr<StagingArea> Outbox::staging_of_devices() {
+  const std::lock_guard lock(mutex_);
+  return staging_;
+}
+
 std::string Outbox::device_failure() {
   const std::lock_guard lock(mutex_);
   return device_failure_;
@@ -323,7 +331,11 @@ void Outbox::close() {
   }
   send(posts);
   stager_.join();
-  if (staging_) staging_->close();
+  const auto staging = staging_of_devices();
+  if (!staging) return;
+  staging->close();
+  const std::lock_guard lock(mutex_);
+  staging_ = nullptr;
 }
 
 void Outbox::send(const std::vector<Post>& posts) {

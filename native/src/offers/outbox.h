@@ -81,7 +81,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   bool overlaps(const Outgoing& offer);
   static bool is_wanted(const Ask& ask, const Outgoing& offer);
   bool is_asked_for(const Outgoing& offer) const;
-  void tell(const std::shared_ptr<Outgoing>& offer, std::vector<Post>* posts);
+  void tell(Outgoing& offer, std::vector<Post>* posts);
   void tell_one(Outgoing& offer, const std::shared_ptr<Link>& link, uint64_t ask, std::vector<Post>* posts);
   void forget(const Link& link);
   bool judge(const std::shared_ptr<Link>& link, wire::Reader& body, std::string* verdicts);
@@ -90,7 +90,10 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
 
   // outbox_staging.cc
   std::vector<std::shared_ptr<Outgoing>> split(const Rows& rows, const PlacedRows& placed,
-                                               const Deadline& lease, std::string* error);
+                                               const Deadline& lease, const StagingArea& staging,
+                                               std::string* error);
+  // Null: no memory of devices was registered, or this is closed.
+  std::shared_ptr<StagingArea> staging_of_devices();
   void queue_staging(const std::shared_ptr<Outgoing>& offer);
   void stage();
   bool take_first();

@@ -38,9 +38,10 @@ bool Outbox::start_staging(std::shared_ptr<StagingArea> staging) {
 // Parts of consecutive rows that lie on one device, or in host memory. None, with the reason in `error`, if a
 // row is larger than all of the staging.
 std::vector<std::shared_ptr<Outbox::Outgoing>> Outbox::split(const Rows& rows, const PlacedRows& placed,
-                                                             const Deadline& lease, std::string* error) {
+                                                             const Deadline& lease,
+                                                             const StagingArea& staging, std::string* error) {
   std::vector<std::shared_ptr<Outgoing>> parts;
-  const uint64_t most = staging_->piece_nbytes();
+  const uint64_t most = staging.piece_nbytes();
   PlacedRows part;
   uint64_t nbytes = 0;
   const auto finish = [&](size_t end) {
@@ -53,10 +54,10 @@ std::vector<std::shared_ptr<Outbox::Outgoing>> Outbox::split(const Rows& rows, c
     const PlacedRows::Row& row = placed.rows[i];
     const auto& device = placed.device_of(row);
     const uint64_t padded = StagingArea::padded(row.length);
-    if (device && padded > staging_->largest()) {
+    if (device && padded > staging.largest()) {
       *error = "row " + std::to_string(i) + " has " + std::to_string(row.length) +
-               " bytes of device memory, and the staging has room for " +
-               std::to_string(staging_->largest()) + " of one row";
+               " bytes of device memory, and the staging has room for " + std::to_string(staging.largest()) +
+               " of one row";
       return {};
     }
     const bool is_another = !part.rows.empty() && part.device_of(part.rows.front()) != device;
@@ -103,6 +104,7 @@ void Outbox::stage_one(std::unique_lock<std::mutex>& lock) {
   auto outcome = cuda::CopyOutcome::kFailed;
   auto waited = cuda::StreamOutcome::kDone;
   std::string error;
+  const bool was_lost = offer->device->is_lost();
   do {
     lock.unlock();
     if (offer->stream) waited = offer->device->wait_for(*offer->stream, Deadline::after(kLookS), &error);
@@ -117,10 +119,10 @@ void Outbox::stage_one(std::unique_lock<std::mutex>& lock) {
     n_staged_bytes_ += offer->placed.nbytes();
     if (!offer->is_done && (offer->to != 0 || is_asked_for(*offer))) {
       offer->staged = std::move(room_);
-      tell(offer, &posts);
+      tell(*offer, &posts);
     }
   } else if (!offer->is_done) {
-    device_failure_ = error;
+    if (!was_lost) device_failure_ = error;  // else it says no more than that
     end(*offer, RowStatus::kDeviceFailed, &posts);
   }
   room_.release();

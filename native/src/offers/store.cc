@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace p2pkv::offers {
 
@@ -37,7 +38,6 @@ std::unique_ptr<Arena> Arena::create(uint64_t nbytes, bool is_pinned, const std:
 
 Arena::~Arena() {
   close();
-  if (locked_for_) locked_for_->unlock_memory(base_);
   munmap(base_, nbytes_);
 }
 
@@ -51,6 +51,7 @@ bool Arena::lock_for(const std::shared_ptr<cuda::Device>& device, std::string* e
 void Arena::close() {
   if (!memory_) return;
   for (const auto& region : memory_->regions) region->close();
+  if (const auto device = std::exchange(locked_for_, nullptr)) device->unlock_memory(base_);
 }
 
 std::optional<uint64_t> Arena::allocate(uint64_t nbytes) {
