@@ -491,7 +491,7 @@ def ucx_transport(host: str, advertise: str, trusts_network: bool) -> Transport:
 
 def cuda_use_library(name: str) -> None: ...
 def cuda_range(address: int) -> tuple[int, int, int] | None:
-    """Start, length and device of the allocation an address lies in; None: of no device's memory."""
+    """Start, length (0: unknown) and device of the allocation an address lies in; None: no device's memory."""
 
 def cuda_layout(tensor: object) -> tuple[int, list[int], list[int], int]:
     """Address, shape, strides in bytes and size of an element of a DLPack capsule of any device."""

@@ -96,11 +96,9 @@ class PageCache:
         """Copy pages into the pool and tell the directory; ``HIT`` for those that can be fetched now."""
         call = self._check(keys, pages, stream, writable=False)
         self._check_room(call)
-        if call.device_of is None:
-            statuses, locations, n_readable, nbytes = self._pool.publish(call.ids, call.pieces)
-        else:
-            self._check_published_lengths(call)
-            statuses, locations, n_readable, nbytes = self._device_pages.publish(call, deadline)
+        if call.device_of is not None:
+            return self._publish_from_device(call, deadline)
+        statuses, locations, n_readable, nbytes = self._pool.publish(call.ids, call.pieces)
         if n_readable == len(statuses):
             outcomes = self._put(call.ids, locations, deadline)
         else:
@@ -112,11 +110,26 @@ class PageCache:
         if self._tier is not None:
             self._recheck_evicted(self._tier, call.ids)
         n_published = int(np.count_nonzero(outcomes))
-        n_not_tried = int(np.count_nonzero(statuses == PoolStatus.NOT_TRIED))
-        self._metrics.count(self._metrics.unpublished_pages, "device", n_not_tried)
-        self._metrics.count(
-            self._metrics.unpublished_pages, "no_room", len(statuses) - n_readable - n_not_tried
-        )
+        self._metrics.count(self._metrics.unpublished_pages, "no_room", len(statuses) - n_readable)
+        self._metrics.count(self._metrics.unpublished_pages, "no_directory", n_readable - n_published)
+        self._metrics.published_pages.inc(n_published)
+        self._metrics.published_bytes.inc(nbytes)
+        return outcomes
+
+    def _publish_from_device(self, call: PageCall, deadline: float) -> Outcomes:
+        self._check_published_lengths(call)
+        statuses, locations, n_readable, nbytes = self._device_pages.publish(call, deadline)
+        outcomes = np.zeros(len(statuses), np.uint8)
+        there = np.flatnonzero(statuses <= PoolStatus.EXISTS)
+        if n_readable:
+            outcomes[there] = self._put(call.ids[there], locations[there], deadline)
+        if self._tier is not None:
+            self._recheck_evicted(self._tier, call.ids)
+        n_published = int(np.count_nonzero(outcomes))
+        n_failed = int(np.count_nonzero(statuses == PoolStatus.NOT_TRIED))
+        n_no_room = len(statuses) - n_readable - n_failed
+        self._metrics.count(self._metrics.unpublished_pages, "device", n_failed)
+        self._metrics.count(self._metrics.unpublished_pages, "no_room", n_no_room)
         self._metrics.count(self._metrics.unpublished_pages, "no_directory", n_readable - n_published)
         self._metrics.published_pages.inc(n_published)
         self._metrics.published_bytes.inc(nbytes)

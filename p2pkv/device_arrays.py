@@ -17,8 +17,7 @@ from p2pkv.errors import UsageError
 from p2pkv.host_arrays import device_of, is_cuda
 
 _LEGACY_STREAM = 1
-_NO_STREAM = -1
-"""Of DLPack: the producer is to wait for nothing."""
+"""The number is DLPack's and the driver's. -1, for no order at all, is in the standard, but not all take it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ def as_device_array(memory: object, what: str, *, is_used: bool) -> DeviceArray 
 
 def _by_dlpack(memory: Any, what: str, *, is_used: bool) -> DeviceArray:
     try:
-        tensor = memory.__dlpack__(stream=_LEGACY_STREAM if is_used else _NO_STREAM)
+        tensor = memory.__dlpack__(stream=_LEGACY_STREAM)
         address, shape, strides, itemsize = _native.cuda_layout(tensor)
     except (BufferError, RuntimeError, TypeError) as error:
         raise UsageError(

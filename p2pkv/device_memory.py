@@ -50,7 +50,7 @@ class DeviceMemory(Resource):
         if found is None:
             return None
         start, length, ordinal = found
-        if address + nbytes > start + length:
+        if length and address + nbytes > start + length:
             raise UsageError(
                 f"{nbytes} bytes at {address:#x} are not all of one allocation: CUDA device {ordinal} has {length} at "
                 f"{start:#x}"
@@ -98,7 +98,7 @@ class DeviceMemory(Resource):
             is_new = not lost or not lost <= self._reported
             self._reported |= lost
         if is_new:
-            _log.warning("pages in device memory were missed: %s", problem)
+            _log.warning("pages in device memory could not be moved: %s", problem)
 
     def readings(self) -> dict[str, float]:
         """Return the metrics of the staging."""

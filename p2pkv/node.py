@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,8 +16,7 @@ from p2pkv.cache import PageCache
 from p2pkv.config import Config
 from p2pkv.control import ControlClient, ControlServer, Socket
 from p2pkv.counters import CountersServer
-from p2pkv.device_arrays import as_device_array
-from p2pkv.device_memory import DeviceMemory, why_unknown
+from p2pkv.device_memory import DeviceMemory
 from p2pkv.device_memory import use_library as use_cuda_library
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.channels import DirectoryChannels
@@ -30,13 +27,14 @@ from p2pkv.directory.membership.embedded import EmbeddedMembership
 from p2pkv.directory.membership.static import StaticMembership
 from p2pkv.directory.view import Member, View, node_key
 from p2pkv.disk.tier import DiskTier
-from p2pkv.errors import DeviceError, UsageError
+from p2pkv.errors import UsageError
 from p2pkv.gate import Gate
 from p2pkv.handshakes import Handshakes
-from p2pkv.host_arrays import HostArray, as_host_array
+from p2pkv.host_arrays import HostArray
 from p2pkv.metrics import Metrics
 from p2pkv.page import Namespace, Outcomes, Pages
 from p2pkv.pool import Pool
+from p2pkv.registration import Registrar
 from p2pkv.secret import cluster_keys
 from p2pkv.transfer import Memory, PeerTraffic, TransferEngine, native_ways
 from p2pkv.transfers.transfers import Transfers, start_offers
@@ -52,14 +50,6 @@ _JOIN_S = 5.0
 _MAX_SHARD_ENTRIES = 1 << 26
 _GRANULE = 4096
 """The pool's smallest block: a page of memory."""
-_HIGHEST_ADDRESS = 2**63 - 1
-"""Above it are kernels; and addresses travel to native code as signed numbers."""
-
-
-def _length(nbytes: int | None, available: int) -> int:
-    if nbytes is not None and nbytes > available:
-        raise UsageError(f"cannot register {nbytes} bytes of an array of {available}")
-    return available if nbytes is None else nbytes
 
 
 def _whole_granules(nbytes: int) -> int:
@@ -79,7 +69,6 @@ class Node:
         self.config = config
         self._gate = Gate(f"node {config.node_id}")
         self._key = node_key(config.node_id)
-        self._registering = threading.Lock()  # held from the look for overlaps to the registration
         with ExitStack() as undo:
             self._build(undo, extra_transports)
             self._undo = undo.pop_all()
@@ -143,6 +132,7 @@ class Node:
         undo.callback(self._transfers.close)
         self._devices = DeviceMemory(self._transfers, config.device_staging_nbytes)
         undo.callback(self._devices.close)
+        self._registrar = Registrar(self._transfers, self._devices)
         self._directory_server = _native.directory_server(host, advertise, self._shard)
         undo.callback(self._directory_server.close)
         self._server.loop.serve_directory(self._directory_server)
@@ -234,28 +224,7 @@ class Node:
         :class:`~p2pkv.errors.DeviceError` if the device or its driver can't.
         """
         with self._gate:
-            on_device = as_device_array(buffer, "memory to register", is_used=False)
-            if on_device is not None:
-                if not on_device.is_contiguous():
-                    raise UsageError("memory to register must be C-contiguous")
-                return self._register(
-                    on_device.address,
-                    _length(nbytes, on_device.nbytes),
-                    buffer,
-                    is_writable=on_device.is_writable,
-                    is_readable=readable,
-                    is_on_device=True,
-                )
-            array = as_host_array(buffer, "memory to register")
-            if not array.flags.c_contiguous or array.dtype.hasobject:
-                raise UsageError("memory to register must be C-contiguous and of plain values")
-            return self._register(
-                array.ctypes.data,
-                _length(nbytes, array.nbytes),
-                array,
-                is_writable=array.flags.writeable,
-                is_readable=readable,
-            )
+            return self._registrar.register(buffer, nbytes, is_readable=readable)
 
     def register_address(
         self, address: int, nbytes: int, owner: object = None, *, readable: bool = False
@@ -267,50 +236,7 @@ class Node:
         ``owner`` is a :class:`~p2pkv._native.SharedRegion` and this is all of it, it is readable over shm as well.
         """
         with self._gate:
-            return self._register(address, nbytes, owner, is_writable=True, is_readable=readable)
-
-    def _register(
-        self,
-        address: int,
-        nbytes: int,
-        owner: object,
-        *,
-        is_writable: bool,
-        is_readable: bool,
-        is_on_device: bool = False,
-    ) -> Memory:
-        try:
-            address, nbytes = operator.index(address), operator.index(nbytes)
-        except TypeError as error:
-            raise UsageError(f"address and length of memory to register must be integers: {error}") from error
-        if nbytes <= 0:
-            raise UsageError(f"cannot register {nbytes} bytes of memory")
-        if not 0 < address <= _HIGHEST_ADDRESS - nbytes:
-            raise UsageError(f"no process has {nbytes} bytes of memory at {address:#x}")
-        device = self._devices.find(address, nbytes)
-        if device is None and is_on_device:
-            raise DeviceError(
-                f"cannot register memory that is said to be on a device: {why_unknown(address)}"
-            )
-        with self._registering:
-            for other in self._transfers.memory_table.memories:
-                if address < other.address + other.nbytes and other.address < address + nbytes:
-                    raise UsageError(
-                        f"memory at {address:#x} of {nbytes} bytes overlaps what is registered at "
-                        f"{other.address:#x} of {other.nbytes} bytes"
-                    )
-            if device is None:
-                return self._transfers.register_memory(
-                    owner, address, nbytes, is_writable=is_writable, is_readable=is_readable
-                )
-            return self._transfers.register_device_memory(
-                owner,
-                address,
-                nbytes,
-                device=self._devices.use(device),
-                is_writable=is_writable,
-                is_readable=is_readable,
-            )
+            return self._registrar.register_address(address, nbytes, owner, is_readable=readable)
 
     def publish(
         self,

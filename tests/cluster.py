@@ -129,10 +129,11 @@ class Cluster:
         device: str = "",
         **config: Any,
     ) -> NodeProcess:
-        """Make a process without starting its node."""
+        """Make a process without starting its node; ``device``: a kind of device memory that it has as well."""
         settings = self._defaults | {"node_id": node_id} | config
-        options = {"memory": memory, "sabotage": sabotage, "readable": readable, "device": device}
-        node = NodeProcess(config=settings, **options)
+        node = NodeProcess(
+            config=settings, memory=memory, sabotage=sabotage, readable=readable, device=device
+        )
         self.nodes.append(node)
         return node
 

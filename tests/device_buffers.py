@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import warnings
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -32,8 +33,8 @@ class DeviceBuffer(ABC):
         """Replace the first bytes."""
 
     @abstractmethod
-    def read(self) -> NDArray[np.uint8]:
-        """Return all bytes, as they are now."""
+    def read(self, nbytes: int | None = None) -> NDArray[np.uint8]:
+        """Return the first bytes, or all, as they are now."""
 
     @abstractmethod
     def fill_later(self, value: int) -> int:
@@ -82,8 +83,8 @@ class EmulatedBuffer(DeviceBuffer):
     def write(self, data: NDArray[np.uint8]) -> None:
         self._fake.write(self._address, data)
 
-    def read(self) -> NDArray[np.uint8]:
-        return self._fake.read(self._address, self.nbytes)
+    def read(self, nbytes: int | None = None) -> NDArray[np.uint8]:
+        return self._fake.read(self._address, self.nbytes if nbytes is None else nbytes)
 
     def fill_later(self, value: int) -> int:
         self._streams.append(self._fake.stream(self.device))
@@ -117,8 +118,8 @@ class CupyBuffer(DeviceBuffer):
         flat = data.reshape(-1)
         self._array[: len(flat)].set(flat)
 
-    def read(self) -> NDArray[np.uint8]:
-        data: NDArray[np.uint8] = self._array.get()
+    def read(self, nbytes: int | None = None) -> NDArray[np.uint8]:
+        data: NDArray[np.uint8] = self._array[:nbytes].get()
         return data
 
     def fill_later(self, value: int) -> int:
@@ -155,8 +156,8 @@ class TorchBuffer(DeviceBuffer):
         flat = self._torch.from_numpy(np.ascontiguousarray(data).reshape(-1))
         self._array[: len(flat)].copy_(flat)
 
-    def read(self) -> NDArray[np.uint8]:
-        data: NDArray[np.uint8] = self._array.cpu().numpy()
+    def read(self, nbytes: int | None = None) -> NDArray[np.uint8]:
+        data: NDArray[np.uint8] = self._array[:nbytes].cpu().numpy()
         return data
 
     def fill_later(self, value: int) -> int:
@@ -182,7 +183,9 @@ def find_real() -> tuple[str, str]:
     reasons = []
     for name in ("cupy", "torch"):
         try:
-            KINDS[name](1).close()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # theirs, when they are imported: no reason to skip
+                KINDS[name](1).close()
         except Exception as error:  # noqa: BLE001 - whatever keeps a GPU library from its GPU is the reason to skip
             reasons.append(f"{name}: {type(error).__name__}: {error}".splitlines()[0])
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,7 +30,8 @@ def library() -> Path:
     fresh = _BUILT.with_suffix(f".{os.getpid()}.so")
     compiler = os.environ.get("CXX", "c++")
     flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"]
-    subprocess.run([compiler, *flags, str(_SOURCES / "fake_cuda.cc"), "-o", str(fresh)], check=True)
+    sources = [str(path) for path in sorted(_SOURCES.glob("*.cc"))]
+    subprocess.run([compiler, *flags, *sources, "-o", str(fresh)], check=True)
     fresh.rename(_BUILT)  # at once: another process may be about to load it
     return _BUILT
 
@@ -122,8 +124,14 @@ class FakeCuda:
     def delay_copies(self, us: int) -> None:
         self._library.fake_cuda_delay_copies(us)
 
-    def hold(self, is_held: bool = True) -> None:
-        self._library.fake_cuda_hold(int(is_held))
+    def hold(self, *, copies: bool = False, kernels: bool = False) -> None:
+        self._library.fake_cuda_hold(int(copies), int(kernels))
+
+    def let_go(self) -> None:
+        """Hold nothing, and return when all that was held has been done."""
+        self.hold()
+        while self.counts().queued:
+            time.sleep(0.001)
 
     def lie_about_events(self) -> None:
         self._library.fake_cuda_lie_about_events(1)

@@ -83,12 +83,12 @@ TEST(cuda_copies_that_nobody_waits_for_are_seen_to_be_incomplete) {
   auto lease = f.staging->lease(4 * kPage, 4 * kPage, Deadline::after(1));
   std::memset(lease.data(), 2, 4 * kPage);
   f.fake.lie_about_events(1);  // breaks the wait
-  f.fake.hold(1);
+  f.fake.hold(1, 0);
   const DeviceCopy copy{memory.address(), lease.data(), 4 * kPage};
   CHECK(f.device->copy({&copy, 1}, Direction::kToDevice, &f.error) == CopyOutcome::kDone);
   CHECK(all_are(memory.bytes().data(), 4 * kPage, 1));
   std::memset(lease.data(), 3, 4 * kPage);  // as the next round would
-  f.fake.hold(0);
+  f.fake.hold(0, 0);
   while (f.fake.counts().queued > 0) std::this_thread::yield();
   CHECK(all_are(memory.bytes().data(), 4 * kPage, 3));  // the next round's bytes
 }
@@ -143,7 +143,7 @@ TEST(cuda_a_lost_device_says_so_and_its_staging_is_never_lent_again) {
   auto staging = Staging::create(device, 4 * kPage, &error);
   OnDevice memory(kPage, 1);
   auto lease = staging->lease(kPage, kPage, Deadline::after(1));
-  fake.hold(1);
+  fake.hold(1, 0);
   std::thread loses([&] {
     while (fake.counts().queued == 0) std::this_thread::yield();
     fake.lose(1);
@@ -196,10 +196,10 @@ TEST(cuda_waits_for_a_stream_until_the_deadline_and_no_longer) {
   OnDevice memory(kPage);
   memory.fill(1);
   const uint64_t stream = f.fake.stream(0);
-  f.fake.hold(1);
+  f.fake.hold(0, 1);
   f.fake.launch_fill(stream, memory.address(), 2, kPage, 1000);
   CHECK(f.device->wait_for(stream, Deadline::after(0.01), &f.error) == StreamOutcome::kTimedOut);
-  f.fake.hold(0);
+  f.fake.hold(0, 0);
   CHECK(f.device->wait_for(stream, Deadline::after(60), &f.error) == StreamOutcome::kDone);
   CHECK(all_are(memory.bytes().data(), kPage, 2));
   f.fake.launch_fill(1, memory.address(), 3, kPage, 20000);

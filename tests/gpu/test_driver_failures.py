@@ -76,7 +76,7 @@ def test_a_device_lost_in_the_middle_of_a_copy_costs_misses(
     memory = allocate(N * NBYTES)
     pair.owner.register_memory(memory.array)
     keys = pair.fresh_keys() if call == "publish" else pair.publish()
-    emulated.hold()
+    emulated.hold(copies=True)
     before = emulated.counts()
 
     def lose() -> None:
@@ -110,17 +110,38 @@ def test_a_call_returns_only_when_its_copies_have_ended(
     assert np.array_equal(rows[outcomes == 1], pair.source[outcomes == 1])
 
 
+@pytest.mark.parametrize("call", ["publish", "fetch"])
+def test_a_call_that_does_not_wait_for_its_copies_has_wrong_bytes(
+    emulated: FakeCuda, pair: Pair, allocate: Allocate, call: str
+) -> None:
+    """The safeguard broken: the driver says that copies are done which have not begun."""
+    memory = allocate(N * NBYTES)
+    pair.owner.register_memory(memory.array)
+    keys = pair.fresh_keys() if call == "publish" else pair.publish()
+    there = np.full((N, NBYTES), 1, np.uint8)
+    memory.write(there)
+    emulated.hold(copies=True)
+    emulated.lie_about_events()
+    assert getattr(pair.owner, call)(keys, memory.rows(N, NBYTES)).all()
+    if call == "publish":
+        assert pair.reader.fetch(keys, pair.destination).all()
+        assert not np.array_equal(pair.destination, there)
+    else:
+        assert np.array_equal(memory.read().reshape(N, NBYTES), there)
+    emulated.let_go()  # while the memory is still there
+
+
 def test_copies_leave_the_interpreter_alone(emulated: FakeCuda, pair: Pair, allocate: Allocate) -> None:
     memory = allocate(N * NBYTES)
     pair.reader.register_memory(memory.array)
     keys = pair.publish()
-    emulated.hold()
+    emulated.hold(copies=True)
     before = emulated.counts()
     thread = threading.Thread(target=lambda: pair.reader.fetch(keys, memory.rows(N, NBYTES), timeout=30.0))
     thread.start()
     while emulated.counts().queued == before.queued:
         pass  # this loop turns, though the copy holds the other thread
-    emulated.hold(False)
+    emulated.let_go()
     thread.join()
 
 

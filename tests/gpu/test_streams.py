@@ -33,6 +33,20 @@ def test_publish_waits_for_the_stream_it_is_given(pair: Pair, allocate: Allocate
     assert _published_bytes(pair, keys) == {7}
 
 
+def test_without_the_stream_what_is_not_there_yet_is_published(
+    emulated: FakeCuda, pair: Pair, allocate: Allocate
+) -> None:
+    """The safeguard left out: so the tests beside this one see what they say."""
+    source = allocate(N * NBYTES)
+    pair.owner.register_memory(source.array)
+    keys = pair.fresh_keys()
+    emulated.hold(kernels=True)
+    source.fill_later(7)
+    assert pair.owner.publish(keys, source.rows(N, NBYTES)).all()
+    assert _published_bytes(pair, keys) == {0}
+    emulated.let_go()  # while the memory is still there
+
+
 def test_fetch_waits_for_the_stream_it_is_given(pair: Pair, allocate: Allocate) -> None:
     destination = allocate(N * NBYTES)
     pair.reader.register_memory(destination.array)
@@ -61,13 +75,12 @@ def test_the_producer_of_a_dlpack_tensor_is_asked_to_order_its_work(
     assert isinstance(source, EmulatedBuffer)
     tensor = source.tensor((N, NBYTES))
     pair.owner.register_memory(tensor)
-    assert tensor.streams == [-1]  # nothing is read yet
     keys = pair.fresh_keys()
     emulated.launch_fill(
         1, source.address, 3, N * NBYTES, delay_us=50_000
     )  # as the producer would be told to
     assert pair.owner.publish(keys, tensor, timeout=30.0).all()
-    assert tensor.streams == [-1, 1]
+    assert tensor.streams[-1] == 1
     assert _published_bytes(pair, keys) == {3}
 
 
@@ -78,11 +91,11 @@ def test_a_stream_that_does_not_get_done_costs_misses_at_the_deadline(
     memory = allocate(N * NBYTES)
     pair.owner.register_memory(memory.array)
     keys = pair.fresh_keys() if call == "publish" else pair.publish()
-    emulated.hold()
+    emulated.hold(kernels=True)
     stream = memory.fill_later(1)
     outcomes = getattr(pair.owner, call)(keys, memory.rows(N, NBYTES), stream=stream, timeout=0.1)
     assert not outcomes.any()
-    emulated.hold(False)
+    emulated.let_go()
     assert getattr(pair.owner, call)(keys, memory.rows(N, NBYTES), stream=stream, timeout=30.0).all()
 
 

@@ -31,7 +31,7 @@ FLOORS = [
     {"wire", "transports"},
     {"control", "pool", "disk", "heartbeat", "engine_check"},
     {"directory", "transfer", "handshakes", "counters"},
-    {"cache", "page_call", "device_memory", "device_pages", "transfers"},
+    {"cache", "page_call", "device_memory", "registration", "device_pages", "transfers"},
     {"node"},
     {"__init__"},
     {"integrations", "cli", "dashboard", "bench", "testing", "__main__"},

@@ -14,8 +14,8 @@ namespace p2pkv::cuda {
 // The allocation an address lies in, as the driver knows it.
 struct DeviceRange {
   uint64_t start = 0;
-  uint64_t nbytes = 0;
-  int device = 0;  // ordinal
+  uint64_t nbytes = 0;  // 0: unknown
+  int device = 0;       // ordinal
 };
 
 // Whether `address` is of device memory of this process. Asks a driver that the process uses already, and

@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "driver.h"
 #include "p2pkv/cuda_device.h"
@@ -212,8 +213,14 @@ bool find_device_range(uint64_t address, DeviceRange* range) {
   int attributes[] = {kAttributeMemoryType, kAttributeRangeStart, kAttributeRangeSize,
                       kAttributeDeviceOrdinal};
   void* values[] = {&type, &start, &nbytes, &ordinal};
-  // Fails where the driver is loaded and not in use; says 0 of what it does not know.
-  if (driver->pointer_get_attributes(4, attributes, values, address) != kSuccess) return false;
+  // Fails where the driver is loaded and not in use; says 0 of what it does not know. Not every kind of
+  // allocation may have a range to tell, but all have the others.
+  if (driver->pointer_get_attributes(4, attributes, values, address) != kSuccess) {
+    std::swap(attributes[1], attributes[3]);
+    std::swap(values[1], values[3]);
+    nbytes = 0;
+    if (driver->pointer_get_attributes(2, attributes, values, address) != kSuccess) return false;
+  }
   if (type != kMemoryTypeDevice || ordinal < 0) return false;
   *range = {reinterpret_cast<uint64_t>(start), nbytes, ordinal};
   return true;

@@ -19,7 +19,7 @@ template <typename Function>
 bool find(void* library, const char* name, Function* out, std::string* error) {
   *out = reinterpret_cast<Function>(dlsym(library, name));
   if (*out != nullptr) return true;
-  *error = library_name + " has no " + name + "; a driver of CUDA 10.1 or newer is needed";
+  *error = library_name + " has no " + name + "; a driver of CUDA 11 or newer is needed";
   return false;
 }
 

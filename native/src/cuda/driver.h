@@ -1,6 +1,6 @@
 // libcuda, the NVIDIA driver's library, found at run time: a machine without it runs everything but copies to
 // and from device memory. The declarations are our own, so that nobody needs a CUDA toolkit to build; names,
-// types and numbers are those of the driver API since CUDA 10.1, which later drivers keep.
+// types and numbers are those of the driver API since CUDA 11, which later drivers keep.
 //
 // Asynchronous copies one by one instead of cuMemcpyBatchAsync: that one has another signature in CUDA 12
 // than in 13.

@@ -27,8 +27,8 @@ void fake_cuda_fail(const char* call, int n, int result, int stays);
 void fake_cuda_lose(int device);
 // Each copy takes this long, beside the time that its bytes take.
 void fake_cuda_delay_copies(int us);
-// Copies and kernels stay unbegun until they are let go.
-void fake_cuda_hold(int is_held);
+// Copies, or kernels, stay unbegun until they are let go.
+void fake_cuda_hold(int copies, int kernels);
 // Events say that they are done at once: whoever believes them does not wait. Breaks the safeguard on
 // purpose.
 void fake_cuda_lie_about_events(int is_lying);
