@@ -371,12 +371,12 @@ TEST(device_transfers_whose_copies_nobody_waits_for_are_seen_to_be_wrong) {
     Pair pair(kRows, setting);
     pair.consumer.fill(0, 0, kRows);
     pair.producer.fake.lie_about_events(1);  // breaks the wait
-    pair.producer.fake.hold(1);
+    pair.producer.fake.hold(1, 0);
     const auto grant = pair.grant("lie", kRows);
     const auto offer = pair.put("lie", kRows);
     CHECK(all_are(wait(grant), RowStatus::kOk));
     CHECK(!pair.is_right(kRows));
-    pair.producer.fake.hold(0);
+    pair.producer.fake.hold(0, 0);
     while (pair.producer.fake.counts().queued > 0) std::this_thread::yield();
   }
 }
@@ -504,14 +504,14 @@ TEST(device_transfers_a_lost_device_fails_its_rows_and_leaves_the_rest_alone) {
                                                          &pair.producer.error);
   pair.producer.transfers->add_memory(reinterpret_cast<uint64_t>(host->base()), host->nbytes(), true,
                                       {region}, {region->describe()});
-  fake.hold(1);
+  fake.hold(1, 0);
   const auto offer = pair.put("lost", kRows);
   while (fake.counts().queued == 0) std::this_thread::yield();
   fake.lose(0);
   CHECK(all_are(wait(offer), RowStatus::kDeviceFailed));
   CHECK(pair.producer.transfers->device_failure().find("CUDA_ERROR_LAUNCH_FAILED") != std::string::npos);
   CHECK(all_are(wait(pair.put("lost as well", kRows)), RowStatus::kDeviceFailed));
-  fake.hold(0);
+  fake.hold(0, 0);
   p2pkv::Rows rows{"host", 0, {}};
   for (size_t i = 0; i < kRows; ++i)
     rows.spans.push_back({reinterpret_cast<int64_t>(host->base()) + static_cast<int64_t>(i * kRowBytes),

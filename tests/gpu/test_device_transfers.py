@@ -220,13 +220,12 @@ def test_copies_that_are_not_waited_for_are_seen_to_be_wrong(
     ends = open_ends("host", "device")
     expected = ends.fill(7)
     emulated.lie_about_events()
-    emulated.hold()
+    emulated.hold(copies=True)
     ends.producer.transfers.offer("lie", ends.source.rows)
     got = ends.consumer.transfers.get(ends.producer.node_id, "lie", ends.target.rows)
     assert all_are(got, RowStatus.OK)
     assert not np.array_equal(ends.target.read(), expected)
-    emulated.hold(False)
-    eventually(lambda: emulated.counts().queued == 0, 10.0)
+    emulated.let_go()
 
 
 def test_a_lost_device_fails_its_rows_says_so_once_and_leaves_the_rest_alone(
