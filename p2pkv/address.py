@@ -28,6 +28,19 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def can_listen_on(address: str) -> bool:
+    """Whether ``address`` is one of this host's, written as a number, and free. A name is not asked for: False."""
+    host, port = split_address("address", address)
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def reachable_host(host: str, join: Sequence[str]) -> str:
     """Return the host that peers reach a node at that listens on ``host``, which may be a wildcard.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -25,13 +24,13 @@ from p2pkv.directory.client import DirectoryClient, Lease
 from p2pkv.directory.view import View
 from p2pkv.directory.warmer import Warmer
 from p2pkv.disk.tier import DiskTier
-from p2pkv.errors import P2PKVError, UsageError
+from p2pkv.errors import UsageError
+from p2pkv.flights import Flights
 from p2pkv.metrics import Metrics
 from p2pkv.page import Keys, Locations, Namespace, Outcomes, Pages, as_locations
 from p2pkv.page_call import PageCall, check_call
 from p2pkv.pool import Pool, PoolStatus
-from p2pkv.transfer import UNUSABLE, Connection, TransferEngine
-from p2pkv.transports.base import Status, Transfer
+from p2pkv.transfer import TransferEngine
 
 _ROUNDS = 2
 """A page whose location turns out stale is looked up once more; twice stale is being evicted right now: a miss."""
@@ -43,18 +42,6 @@ _DROP_S = 0.02
 """For taking a stale entry back before the second look-up."""
 _MISS_REASONS = ("not_found", "rejected", "peer_lost", "timed_out", "checksum", "not_promoted")
 """In the order of ``FetchBatch::Miss``."""
-
-
-@dataclass(slots=True)
-class _Flight:
-    """One owner's part of a fetch, under way: a leg for each registered memory, one after another."""
-
-    connection: Connection
-    owner: _native.FetchOwner
-    legs: list[int]  # the first is in the air
-    transfer: Transfer
-    began: float
-    has_landed: bool = False
 
 
 class PageCache:
@@ -189,7 +176,7 @@ class PageCache:
             self._locate(batch, deadline, use_cache=attempt == 0)
             promoted = self._promote(batch, deadline)
             try:
-                self._read(call, batch, batch.group_by_owner(self._own_key), deadline)
+                self._read(call, batch.group_by_owner(self._own_key), deadline)
             finally:
                 if promoted is not None:
                     self._directory.release(*promoted)
@@ -240,55 +227,16 @@ class PageCache:
         _check_lengths(batch)
         return lease, raw
 
-    def _read(
-        self, call: PageCall, batch: _native.FetchBatch, owners: Sequence[_native.FetchOwner], deadline: float
-    ) -> None:
-        """Read what is located from its owners, all at once."""
-        flights: list[_Flight] = []
-        try:
-            for owner in owners:
-                flight = self._take_off(call, owner, deadline)
-                if flight is None:
-                    owner.settle(check_sums=False)
-                else:
-                    flights.append(flight)
-            for flight in flights:
-                self._land(flight, call, deadline)
-        finally:
-            for flight in flights:
-                if not flight.has_landed:
-                    self._transfers.discard(flight.connection)
-
-    def _take_off(self, call: PageCall, owner: _native.FetchOwner, deadline: float) -> _Flight | None:
-        member = self._view().by_key(owner.key)
-        if member is None or member.boot_epoch != owner.boot:
-            return None
-        connection = self._transfers.lease(member, deadline)
-        if connection is None:
-            return None
-        legs = owner.legs
-        try:
-            transfer = _read_leg(connection, call, owner, legs[0])
-        except P2PKVError:
-            self._transfers.discard(connection)
-            raise
-        return _Flight(connection, owner, legs, transfer, time.monotonic())
-
-    def _land(self, flight: _Flight, call: PageCall, deadline: float) -> None:
-        """Wait for one owner's part, leg after leg, and settle its pages."""
-        connection, owner = flight.connection, flight.owner
-        while True:
-            statuses = flight.transfer.wait(max(0.0, deadline - time.monotonic()))
-            leg = flight.legs.pop(0)
-            worst = Status(owner.land(leg, statuses))
-            if not flight.legs or worst in UNUSABLE:
-                break
-            flight.transfer = _read_leg(connection, call, owner, flight.legs[0])
-        flight.has_landed = True
-        n_pages, nbytes = owner.settle(check_sums=self._check_sums)
-        seconds = time.monotonic() - flight.began
-        self._transfers.release(connection, worst, n_pages=n_pages, nbytes=nbytes, seconds=seconds)
-        self._count_fetched(connection.transport, n_pages, nbytes)
+    def _read(self, call: PageCall, owners: Sequence[_native.FetchOwner], deadline: float) -> None:
+        if owners:
+            Flights(
+                self._transfers,
+                self._view(),
+                call,
+                deadline,
+                check_sums=self._check_sums,
+                count=self._count_fetched,
+            ).read(owners)
 
     def _forget_stale(self, batch: _native.FetchBatch, deadline: float) -> bool:
         """Forget locations that were no good; whether some pages are worth another look-up."""
@@ -308,6 +256,8 @@ class PageCache:
             if on_disk.any():
                 self._directory.drop(ids[on_disk == 1], cold[on_disk == 1], deadline, by_owner=True)
         found, locations = self._pool.retract(ids)
+        if self._tier is not None:
+            self._tier.forget(ids)  # what went from the pool to the disk, or back, between the two
         mask = found.astype(bool)
         if mask.any():
             self._directory.drop(ids[mask], locations[mask], deadline, by_owner=True)
@@ -315,9 +265,12 @@ class PageCache:
 
     def clear(self) -> int:
         """Take back all pages that this node published; return the number of those in its pool."""
-        if self._tier is not None:
-            self._tier.clear()
-        return self._pool.purge()
+        if self._tier is None:
+            return self._pool.purge()
+        self._tier.clear()
+        n_purged = self._pool.purge()
+        self._tier.clear()  # what went from the pool to the disk, or back, between the two
+        return n_purged
 
     def close(self) -> None:
         """Stop warming. Idempotent."""
@@ -355,13 +308,6 @@ class PageCache:
     def _count_fetched(self, source: str, n_pages: int, nbytes: int) -> None:
         self._metrics.count(self._metrics.fetched_pages, source, n_pages)
         self._metrics.count(self._metrics.fetched_bytes, source, nbytes)
-
-
-def _read_leg(connection: Connection, call: PageCall, owner: _native.FetchOwner, leg: int) -> Transfer:
-    """Start reading those pieces of an owner's pages that lie in one registered memory."""
-    spans, words = owner.plan(leg, call.table.bases)
-    local = call.table.memories[leg].region(connection.transport)
-    return connection.endpoint.read(local, connection.remote, spans, words=words)
 
 
 def _check_lengths(batch: _native.FetchBatch) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import os
 import re
 import secrets
 import socket
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from p2pkv.address import is_loopback, split_address
 from p2pkv.errors import ConfigError
@@ -37,10 +39,19 @@ ENGINE_ROLES = ("", "prefill", "decode", "both")
 """Empty: what the engine's own settings say."""
 MAX_NODE_ID = 128
 MIN_POOL_SIZE = 64 * 1024
+MAX_SIZE = 2**56
 MAX_REPLICAS = 8
-MAX_BUFFER_SIZE = 2**43
 MIN_STAGING_SIZE = 1 << 16
+MAX_BUFFER_SIZE = 2**43
 """So many bytes the receive buffer's allocator can count in blocks of 4 KiB."""
+
+
+_TEXTS = (
+    *("namespace", "node_id", "listen", "membership", "secret_file", "verify", "ucx_library"),
+    "cuda_library",
+    *("disk_path", "disk_layout", "disk_fsync", "disk_write", "disk_admission", "disk_compression"),
+    *("engine_url", "engine_role"),
+)
 
 
 class _DrawnId(str):
@@ -135,23 +146,27 @@ class Config:
         _set(self, "ucx_trust_network", _as_bool("ucx_trust_network", self.ucx_trust_network))
         if self.metrics_port is not None:
             _set(self, "metrics_port", _as_number("metrics_port", self.metrics_port, int))
+        self._check_texts()
         self._check_values()
         self._check_addresses()
+        if self.listen.startswith("*:"):  # ZMQ's word for it, which nobody else knows
+            _set(self, "listen", f"0.0.0.0{self.listen[1:]}")
         _set(self, "node_id", str(self.node_id))  # the wire knows plain strings only
 
+    def _check_texts(self) -> None:
+        for name in _TEXTS:
+            value = getattr(self, name)
+            if value is None and name in ("secret_file", "disk_path"):
+                continue
+            if not isinstance(value, str):
+                raise ConfigError(f"{name} must be a string, not {type(value).__name__}")
+            # neither native code nor the system takes anything else
+            if "\0" in value or not _is_unicode(value):
+                raise ConfigError(f"{name} must be valid Unicode without zero bytes, not {_shown(value)}")
+        if self.secret_file == "":
+            raise ConfigError("secret_file is empty; name a file, or leave it out for a private secret")
+
     def _check_values(self) -> None:
-        for name in (
-            "namespace",
-            "node_id",
-            "listen",
-            "membership",
-            "verify",
-            "ucx_library",
-            "cuda_library",
-            "engine_url",
-        ):
-            if not isinstance(getattr(self, name), str):
-                raise ConfigError(f"{name} must be a string, not {type(getattr(self, name)).__name__}")
         if not 1 <= len(self.node_id) <= MAX_NODE_ID or not self.node_id.isprintable():
             raise ConfigError(
                 f"node_id must be 1 to {MAX_NODE_ID} printable characters, not {self.node_id!r}"
@@ -159,6 +174,11 @@ class Config:
         _check_choice("membership", self.membership, ("embedded", "static"))
         _check_choice("verify", self.verify, ("generation", "checksum"))
         _check_choice("engine_role", self.engine_role, ENGINE_ROLES)
+        for name in ("pool_size", "disk_size"):
+            if getattr(self, name) > MAX_SIZE:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)} bytes; no machine has more than {MAX_SIZE}"
+                )
         if self.pool_nbytes < MIN_POOL_SIZE:
             raise ConfigError(f"pool_size is {self.pool_nbytes} bytes; at least {MIN_POOL_SIZE} are needed")
         if not 0 < self.deadline <= 3600:
@@ -191,7 +211,7 @@ class Config:
         _check_choice("disk_write", self.disk_write, DISK_WRITE)
         _check_choice("disk_admission", self.disk_admission, DISK_ADMISSION)
         _check_choice("disk_compression", self.disk_compression, DISK_COMPRESSION)
-        if self.disk_path is not None and (not isinstance(self.disk_path, str) or not self.disk_path):
+        if self.disk_path == "":
             raise ConfigError(f"disk_path must be the path of a folder, not {self.disk_path!r}")
         if self.disk_nbytes < 0:
             raise ConfigError(f"disk_size must not be negative, and is {self.disk_nbytes}")
@@ -295,10 +315,10 @@ def parse_size(name: str, value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
+        match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-zA-Z]*)\s*", value)
         if match is not None and match[2].lower() in _SIZE_UNITS:
-            return int(float(match[1]) * _SIZE_UNITS[match[2].lower()])
-    raise ConfigError(f"{name} must be a size such as 67108864 or '64MiB', not {value!r}")
+            return int(Fraction(match[1]) * _SIZE_UNITS[match[2].lower()])
+    raise ConfigError(f"{name} must be a size such as 67108864 or '64MiB', not {_shown(value)}")
 
 
 def _as_tuple(name: str, value: object) -> tuple[str, ...]:
@@ -312,10 +332,13 @@ def _as_tuple(name: str, value: object) -> tuple[str, ...]:
 def _as_number(name: str, value: object, kind: type[int | float]) -> int | float:
     if not isinstance(value, bool) and isinstance(value, (int, float, str)):
         try:
-            return kind(value)
-        except ValueError:
+            number = kind(value)
+            if math.isfinite(number) and (isinstance(value, str) or number == value):
+                return number
+        except (ValueError, OverflowError):
             pass  # said below, with the name of the setting
-    raise ConfigError(f"{name} must be a number, not {value!r}")
+    what = "a whole number" if kind is int else "a number"
+    raise ConfigError(f"{name} must be {what}, not {_shown(value)}")
 
 
 def _as_bool(name: str, value: object) -> bool:
@@ -324,14 +347,28 @@ def _as_bool(name: str, value: object) -> bool:
     choices = {"true": True, "1": True, "false": False, "0": False}
     if isinstance(value, str) and value.lower() in choices:
         return choices[value.lower()]
-    raise ConfigError(f"{name} must be true or false, not {value!r}")
+    raise ConfigError(f"{name} must be true or false, not {_shown(value)}")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(
-            f"{name} must be one of {', '.join(choices)}; not {value!r}{_nearest(value, choices)}"
+            f"{name} must be one of {', '.join(choices)}; not {_shown(value)}{_nearest(value, choices)}"
         )
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(value: object) -> str:
+    """Return a value as it stands in messages: whatever a file or variable held, they stay short."""
+    shown = repr(value)
+    return shown if len(shown) <= 100 else f"{shown[:100]}..."
 
 
 def _check_known(what: str, key: str, names: Collection[str]) -> None:

@@ -7,6 +7,7 @@ socket of its own, so a call waits for its own peer only, and one that was not a
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import threading
@@ -20,8 +21,9 @@ import zmq
 import zmq.backend.cython._zmq
 
 from p2pkv import _native
-from p2pkv.address import reachable_host, split_address
+from p2pkv.address import can_listen_on, reachable_host, split_address
 from p2pkv.errors import ClosedError, ControlError, VersionError
+from p2pkv.names import Names
 from p2pkv.secret import ClusterKeys
 from p2pkv.wire import MAX_MESSAGE, Kind, Reply, pack_request, unpack_reply
 
@@ -42,6 +44,11 @@ _GLANCE_MS = 10
 which saves the wake-ups of a poll."""
 _IDLE_SOCKETS = 64
 """Kept a peer; as many threads can ask it at once without a new handshake."""
+MAX_SOCKETS = 16384
+"""Of a node's ZMQ context. ZMQ's own default, 1023, is less than a large cluster has members, each of which is probed
+over a socket of its own."""
+_COMPLAIN_S = 10.0
+"""At most so often it is said that a peer can't even be asked."""
 
 Socket = zmq.Socket[bytes]
 
@@ -61,7 +68,9 @@ class ControlServer:
         shard: _native.Shard,
         *,
         join: Sequence[str] = (),
+        names: Names | None = None,
     ) -> None:
+        self._names = names or Names()
         # The handler must be there before a server socket is: without one, nobody may be admitted.
         self._zap_socket = context.socket(zmq.ROUTER)
         self._zap_socket.linger = 0
@@ -108,7 +117,9 @@ class ControlServer:
 
     def listen_also(self, address: str) -> bool:
         """Bind a second address; False if it isn't this host's or is taken. Blocks for the native thread only."""
-        return self.loop.bind(f"tcp://{address}") == 0
+        numeric = self._names.numeric(address)
+        # libzmq ends the whole process if it has no descriptor left to look the host's addresses up with
+        return numeric is not None and can_listen_on(numeric) and self.loop.bind(f"tcp://{numeric}") == 0
 
     def stop_admitting(self) -> None:
         """Stop the ZAP handler: from now on no new connection is admitted, with or without the secret."""
@@ -144,13 +155,16 @@ class Request:
 class ControlClient:
     """Asks peers. Thread-safe; blocks in :meth:`Calls.next` only, and never past what that is given."""
 
-    def __init__(self, context: zmq.Context[Socket], keys: ClusterKeys) -> None:
+    def __init__(self, context: zmq.Context[Socket], keys: ClusterKeys, names: Names | None = None) -> None:
+        self._names = names or Names()
         self._context = context
         self._keys = keys
-        self._lock = threading.Lock()  # guards _idle and _closed
+        # guards _idle and _closed; reentrant, since a signal's handler may close the node wherever a thread is
+        self._lock = threading.RLock()
         self._idle: dict[str, list[Socket]] = {}
         self._closed = False
         self._request_ids = count(1)
+        self._complain_at = 0.0
 
     def send(self, requests: Sequence[Request]) -> Calls:
         """Send every request at once. Use the result in a ``with`` statement."""
@@ -184,24 +198,47 @@ class ControlClient:
         """Whether calls are to end."""
         return self._closed
 
-    def _lease(self, address: str) -> Socket:
+    def _lease(self, address: str) -> Socket | None:
+        """Return a socket to a peer; None if there is none.
+
+        Then nobody can have this address, or its name is not known yet, or this process can't have another socket.
+        """
         with self._lock:
             if self._closed:
                 raise ClosedError("the node is closed")
             if idle := self._idle.get(address):
                 return idle.pop()
+        if (numeric := self._names.numeric(address)) is None:
+            return None
         try:
-            socket = self._context.socket(zmq.DEALER)
+            return self._connect(numeric)
         except zmq.ZMQError as error:
-            raise ClosedError("the node is closed") from error
-        socket.linger = 0
-        socket.rcvtimeo = _GLANCE_MS
-        socket.curve_serverkey = self._keys.public
-        socket.curve_publickey = self._keys.public
-        socket.curve_secretkey = self._keys.private
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
-        socket.setsockopt(zmq.IPV6, 1)
-        socket.connect(f"tcp://{address}")
+            if self._closed or isinstance(error, zmq.ContextTerminated):
+                raise ClosedError("the node is closed") from error
+            self._complain(address, error)
+            return None
+
+    def _complain(self, address: str, error: zmq.ZMQError) -> None:
+        now = time.monotonic()
+        if now >= self._complain_at:
+            self._complain_at = now + _COMPLAIN_S
+            advice = "; raise RLIMIT_NOFILE (ulimit -n 65536)" if error.errno == errno.EMFILE else ""
+            _log.warning("cannot ask %s, as if it were silent: %s%s", address, error.strerror, advice)
+
+    def _connect(self, address: str) -> Socket:
+        socket = self._context.socket(zmq.DEALER)
+        try:
+            socket.linger = 0
+            socket.rcvtimeo = _GLANCE_MS
+            socket.curve_serverkey = self._keys.public
+            socket.curve_publickey = self._keys.public
+            socket.curve_secretkey = self._keys.private
+            socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+            socket.setsockopt(zmq.IPV6, 1)
+            socket.connect(f"tcp://{address}")
+        except BaseException:
+            socket.close()
+            raise
         return socket
 
     def _give_back(self, address: str, socket: Socket) -> None:
@@ -214,7 +251,10 @@ class ControlClient:
 
 
 class Calls:
-    """Requests under way. Used by one thread; leaving the ``with`` block gives up those not answered."""
+    """Requests under way. Used by one thread; leaving the ``with`` block gives up those not answered.
+
+    A request that could not be sent is one that nobody answers.
+    """
 
     def __init__(self, client: ControlClient, requests: Sequence[Request]) -> None:
         self._client = client
@@ -228,8 +268,10 @@ class Calls:
             raise
 
     def _send(self, index: int, request: Request) -> None:
-        socket = self._client._lease(request.address)
         request_id = next(self._client._request_ids)
+        socket = self._client._lease(request.address)
+        if socket is None:
+            return
         self._pending[socket] = (index, request_id)
         message = pack_request(
             request.kind, request_id, boot=request.boot, count=request.count, body=request.body

@@ -36,10 +36,12 @@ class DeviceMemory(Resource):
     def __init__(self, transfers: TransferEngine, staging_nbytes: int) -> None:
         self._transfers = transfers
         self._staging_nbytes = staging_nbytes
-        self._lock = threading.Lock()  # guards all below; held while the staging is made
+        # guards all below; held while the staging is made. Reentrant, for a signal's handler may close the node
+        self._lock = threading.RLock()
         self._devices: dict[int, _native.CudaDevice] = {}
         self._staging: Staging | None = None
         self._reported: set[int] = set()
+        self.is_ending = False
 
     def find(self, address: int, nbytes: int) -> int | None:
         """Return the device whose memory these bytes are; None: no device's, as far as a driver in use knows.
@@ -111,6 +113,10 @@ class DeviceMemory(Resource):
             "p2pkv_device_staging_used_bytes": stats["used_bytes"],
             "p2pkv_device_staging_lost_bytes": stats["lost_bytes"],
         }
+
+    def interrupt(self) -> None:
+        """Have calls that wait for a stream give up."""
+        self.is_ending = True
 
     def close(self) -> None:
         """Give the staging and the devices back. No call may be under way. Idempotent."""

@@ -25,6 +25,9 @@ from p2pkv.page import Outcomes
 from p2pkv.page_call import PageCall
 from p2pkv.pool import Pool, PoolStatus, Published
 
+_LOOK_S = 0.05
+"""Between looks whether the node closes, by a call that waits for a stream."""
+
 FetchToHost: TypeAlias = "Callable[[PageCall, float], Outcomes]"
 
 
@@ -133,13 +136,24 @@ class DevicePages:
 
     def _await_stream(self, run: _Run, stream: int, deadline: float) -> None:
         # 0 to 2 are default streams, of which each device has its own; any other is of one device
-        for device in run.devices if stream <= 2 else run.devices[:1]:
-            waited, error = device.wait_for(stream, max(0.0, deadline - time.monotonic()))
-            if waited == _Waited.TIMED_OUT:
-                run.problem = "timed_out"
-            elif waited == _Waited.FAILED:
-                run.problem = "device"
-                self._devices.report(error, run.devices)
+        devices = run.devices if stream <= 2 else run.devices[:1]
+        try:
+            marks = [device.mark(stream) for device in devices]  # all of them before the first wait
+        except RuntimeError as error:
+            run.problem = "device"
+            self._devices.report(str(error), run.devices)
+            return
+        for mark in marks:
+            waited, problem = int(_Waited.TIMED_OUT), ""
+            while waited == _Waited.TIMED_OUT and not self._devices.is_ending:
+                left = deadline - time.monotonic()
+                waited, problem = mark.wait(min(max(0.0, left), _LOOK_S))
+                if left <= 0:
+                    break
+            if waited != _Waited.DONE:
+                run.problem = "timed_out" if waited == _Waited.TIMED_OUT else "device"
+            if waited == _Waited.FAILED:
+                self._devices.report(problem, run.devices)
 
     @contextmanager
     def _lease(self, run: _Run, deadline: float) -> Iterator[_native.CudaLease | None]:

@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from p2pkv import _native
 from p2pkv.control import ControlClient, Request
 from p2pkv.directory.view import Member
-from p2pkv.errors import ControlError, TransportError
+from p2pkv.errors import ControlError, P2PKVError, TransportError
 from p2pkv.transports.base import Transport
 from p2pkv.wire import Kind, ReplyStatus, pack_connect, pack_connected, unpack_connect, unpack_connected
 
 _log = logging.getLogger(__name__)
 
-_TAKE_S = 0.2
-"""How often the accepting thread looks whether it is to end."""
+_TAKE_S = 60.0
+"""How long the accepting thread sleeps at most when nobody comes; closing wakes it."""
 
 
 class Handshakes:
@@ -48,7 +48,10 @@ class Handshakes:
             return None
         if not reply.ok:
             _log.warning(
-                "peer %s refused a connection over %s: %s", member.node_id, name, reply.body.decode()
+                "peer %s refused a connection over %s: %s",
+                member.node_id,
+                name,
+                reply.body.decode(errors="replace"),
             )
             return None
         try:
@@ -75,13 +78,16 @@ class Handshakes:
             name, half = unpack_connect(body)
             try:
                 answer = pack_connected(self._transports[name].accept(half), self._regions[name])
-            except TransportError as error:
-                self._loop.reply(route, ReplyStatus.REFUSED, str(error).encode())
+            except Exception as error:  # noqa: BLE001  # the top of a thread's loop: the next reader is let in
+                if not isinstance(error, P2PKVError):
+                    _log.exception("transport %s failed at a reader's handshake", name)
+                self._loop.reply(route, ReplyStatus.REFUSED, str(error).encode(errors="replace"))
             else:
                 self._loop.reply(route, ReplyStatus.OK, answer)
 
     def close(self) -> None:
         """Answer no more; waits for the thread. Idempotent."""
         self._closing.set()
+        self._loop.wake(Kind.CONNECT)
         if self._thread is not None:
             self._thread.join()

@@ -105,8 +105,10 @@ def checked(instance: Instance) -> Instance:
     """Return the instance with its defaults filled in. Raises :class:`ConfigError` for what can't be one."""
     url = instance.url.rstrip("/")
     scheme, separator, address = url.partition("://")
-    if scheme not in ("http", "https") or not separator or "/" in address or "@" in address:
-        raise ConfigError(f"an instance's url is http://HOST:PORT, not {instance.url!r}")
+    if scheme != "http" or not separator or "/" in address or "@" in address:
+        raise ConfigError(
+            f"an instance's url is http://HOST:PORT, not {instance.url!r}; routers speak no TLS to engines"
+        )
     split_address("url", address)
     for name in instance.__struct_fields__:
         value = getattr(instance, name)

@@ -24,6 +24,13 @@ class SupportsDLPack(Protocol):
     def __dlpack_device__(self) -> tuple[Any, int]: ...
 
 
+class SupportsCudaArray(Protocol):
+    """What arrays of CuPy, numba and others on CUDA devices are."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+
 HostArray: TypeAlias = "NDArray[Any] | SupportsDLPack"
 
 _ADVICE = "copy to host memory first, as engines do for their host tiers (docs/transports.md, GPU memory)"

@@ -14,8 +14,9 @@ from p2pkv import _native, endings, transports
 from p2pkv.address import split_address
 from p2pkv.cache import PageCache
 from p2pkv.config import Config
-from p2pkv.control import ControlClient, ControlServer, Socket
+from p2pkv.control import MAX_SOCKETS, ControlClient, ControlServer, Socket
 from p2pkv.counters import CountersServer
+from p2pkv.descriptors import require_descriptors
 from p2pkv.device_memory import DeviceMemory
 from p2pkv.device_memory import use_library as use_cuda_library
 from p2pkv.directory.announcer import Announcer
@@ -30,8 +31,9 @@ from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import UsageError
 from p2pkv.gate import Gate
 from p2pkv.handshakes import Handshakes
-from p2pkv.host_arrays import HostArray
+from p2pkv.host_arrays import HostArray, SupportsCudaArray
 from p2pkv.metrics import Metrics
+from p2pkv.names import Names
 from p2pkv.page import Namespace, Outcomes, Pages
 from p2pkv.pool import Pool
 from p2pkv.registration import Registrar
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _JOIN_S = 5.0
+_NAMES_S = 2.0
+"""How long a start waits for the join addresses' names; the node goes on without those that take longer."""
 _MAX_SHARD_ENTRIES = 1 << 26
 _GRANULE = 4096
 """The pool's smallest block: a page of memory."""
@@ -86,18 +90,25 @@ class Node:
 
     def _build(self, undo: ExitStack, extra_transports: Sequence[Transport]) -> None:
         config = self.config
+        require_descriptors()
         keys = cluster_keys(config.secret_file)
         self.metrics = Metrics()
         undo.callback(self.metrics.close)
         context: zmq.Context[Socket] = zmq.Context()
-        undo.callback(context.term)
+        context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+        # Not `term`, which waits for sockets that a call lost when it was interrupted. By then nobody uses any.
+        undo.callback(context.destroy, 0)
         # Membership has a client of its own: closing cuts calls short, but still says good-bye to the peers.
-        self._gossip = ControlClient(context, keys)
+        names = Names()
+        names.wait_for(config.join_addresses, _NAMES_S)
+        self._gossip = ControlClient(context, keys, names)
         undo.callback(self._gossip.close)
-        self._client = ControlClient(context, keys)
+        self._client = ControlClient(context, keys, names)
         undo.callback(self._client.close)
         self._shard = _native.Shard(_MAX_SHARD_ENTRIES)
-        self._server = ControlServer(context, keys, config.listen, self._shard, join=config.join_addresses)
+        self._server = ControlServer(
+            context, keys, config.listen, self._shard, join=config.join_addresses, names=names
+        )
         undo.callback(self._server.close)
         self._server.start()
         host, _ = split_address("listen", config.listen)
@@ -211,7 +222,7 @@ class Node:
         return tier
 
     def register_memory(
-        self, buffer: HostArray, *, nbytes: int | None = None, readable: bool = False
+        self, buffer: HostArray | SupportsCudaArray, *, nbytes: int | None = None, readable: bool = False
     ) -> Memory:
         """Let calls read and write ``buffer``, a C-contiguous array; it is kept alive until the result is closed.
 
@@ -352,7 +363,8 @@ class Node:
     def close(self) -> None:
         """Leave the cluster and release everything. Idempotent.
 
-        Calls under way end at once, with misses or :class:`~p2pkv.errors.ClosedError`. A node that is not closed when
+        Calls under way end at once, with misses or :class:`~p2pkv.errors.ClosedError`. A signal's handler may close a
+        node in the middle of a call; then the end of that call releases everything. A node that is not closed when
         the interpreter ends is closed then. In a forked child it is closed from the beginning; the parent's goes on.
         """
         if self._gate.shut():
@@ -362,9 +374,9 @@ class Node:
             self._client.close()
             self._channels.close()
             self._transfers.interrupt()
+            self._devices.interrupt()
             self._offers.close()
-            self._gate.drain()
-            self._undo.close()
+            self._gate.drain(self._undo.close)
 
     def __enter__(self) -> Self:
         return self

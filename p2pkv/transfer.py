@@ -142,10 +142,12 @@ class TransferEngine(Resource):
         self._ways = [name for name, _ in native_ways(transports)]
         self._connect = connect
         self._metrics = metrics
-        # guards _peers, what is in it, _leased, _closed, and the replacing of memory_table
-        self._lock = threading.Lock()
+        # guards _peers, what is in it, _leased, _connecting, _closed, and the replacing of memory_table
+        # reentrant, since a signal's handler may close the node wherever a thread is
+        self._lock = threading.RLock()
         self._peers: dict[str, _Peer] = {}
         self._leased: set[Connection] = set()
+        self._connecting: set[threading.Thread] = set()
         self.memory_table = MemoryTable()
         self._closed = False
 
@@ -281,46 +283,79 @@ class TransferEngine(Resource):
 
     def lease(self, member: Member, deadline: float) -> Connection | None:
         """Return a connection to ``member``, or None if it can't be reached now. Give it back with :meth:`release`."""
-        connection = self._find(member, deadline)
-        if connection is not None:
-            with self._lock:
-                self._leased.add(connection)
-                is_late = self._closed
-            if is_late:
-                self.discard(connection)
-                return None
-        return connection
+        connection, candidates = self._find(member)
+        return connection or self._connect_by(member, candidates, deadline)
 
-    def _find(self, member: Member, deadline: float) -> Connection | None:
+    def lease_idle(self, member: Member) -> tuple[Connection | None, bool]:
+        """Return a connection that is there, or None and whether :meth:`lease` might make one. Never blocks."""
+        connection, candidates = self._find(member)
+        return connection, bool(candidates)
+
+    def lease_in_background(
+        self, member: Member, deadline: float, then: Callable[[Connection | BaseException | None], None]
+    ) -> None:
+        """Give what :meth:`lease` returns or raises to ``then``, on another thread, soon after ``deadline`` at most."""
+
+        def run() -> None:
+            result: Connection | BaseException | None
+            try:
+                result = self.lease(member, deadline)
+            except BaseException as error:  # noqa: BLE001  # the top of a thread: told to who waits for it
+                result = error
+            then(result)
+            with self._lock:
+                self._connecting.discard(threading.current_thread())
+
+        thread = threading.Thread(target=run, name="p2pkv-connect", daemon=True)
+        with self._lock:
+            self._connecting.add(thread)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread is to be had: then others wait for this one
+            run()
+
+    def _find(self, member: Member) -> tuple[Connection | None, list[str]]:
+        """Return an idle connection, leased now, or the transports to try; neither for a peer to be let alone."""
         with self._lock:
             if self._closed:
-                return None
+                return None, []
             peer = self._peers.setdefault(member.node_id, _Peer(member))
             now = time.monotonic()
             if now < peer.avoid_until or member.state is not State.ALIVE:
-                return None
+                return None, []
             while peer.idle:
                 connection = peer.idle.pop()
                 if now >= peer.unusable.get(connection.transport, 0.0):
-                    return connection
-            candidates = [
-                name
-                for name in connecting(self.domains, member.transports)
-                if now >= peer.unusable.get(name, 0.0)
-            ]
+                    self._leased.add(connection)
+                    return connection, []
+            names = connecting(self.domains, member.transports)
+            return None, [name for name in names if now >= peer.unusable.get(name, 0.0)]
+
+    def _connect_by(self, member: Member, candidates: Sequence[str], deadline: float) -> Connection | None:
+        began = time.monotonic()
         for name in candidates:
-            connected = self._open(member, name, deadline)
-            if connected is not None:
-                return connected
+            connection = self._open(member, name, deadline)
+            if connection is not None:
+                with self._lock:
+                    self._leased.add(connection)
+                    is_late = self._closed
+                if is_late:
+                    self.discard(connection)
+                    return None
+                return connection
             if time.monotonic() >= deadline:
-                if deadline - now >= FAIR_CHANCE_S:
+                if deadline - began >= FAIR_CHANCE_S:
                     self._avoid(member)
                 return None
             self._fall_back(member, name, "the handshake failed")
         return None
 
     def _open(self, member: Member, name: str, deadline: float) -> Connection | None:
-        endpoint = self._transports[name].open()
+        try:
+            endpoint = self._transports[name].open()
+        except TransportError as error:
+            _log.warning("cannot reach peer %s over %s: %s", member.node_id, name, error)
+            return None
         try:
             answer = self._connect(member, name, endpoint.describe(), deadline)
             if answer is not None:
@@ -359,6 +394,10 @@ class TransferEngine(Resource):
             self._avoid(connection.member)
         elif worst is Status.PEER_LOST and not connection.has_read:
             self._fall_back(connection.member, connection.transport, "the connection failed")
+
+    def give_back(self, connection: Connection) -> None:
+        """Give a leased connection back that was not used."""
+        self.release(connection, Status.OK, n_pages=0, nbytes=0, seconds=0.0)
 
     def discard(self, connection: Connection) -> None:
         """Close a leased connection instead of giving it back: from now on nothing writes to local memory."""
@@ -402,6 +441,9 @@ class TransferEngine(Resource):
             connections = [connection for peer in self._peers.values() for connection in peer.idle]
             self._peers.clear()
             memories = self.memory_table.memories
+            connecting = list(self._connecting)
+        for thread in connecting:
+            thread.join()  # the control client is closed by now, so that it waits for nobody
         for connection in connections:
             connection.endpoint.close()
         for memory in memories:

@@ -107,7 +107,9 @@ def check(path: Path, kind: Kind, flushed: list[int], newest: int) -> list[int]:
         f"flushed pages are missing: {youngest_missing}, though {n_back} older ones are there"
     )
     if len(kept) < len(flushed):
-        assert len(present) * PAGE > CAPACITY // 4, f"evicted down to {len(present)} pages"
+        assert len(present) * PAGE > CAPACITY // 4, (
+            f"flushed pages are missing: only {len(present)} are there"
+        )
     assert store.close()
     assert occupied(path) <= CAPACITY
     return kept

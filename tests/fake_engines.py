@@ -87,6 +87,9 @@ class FakeEngine:
         self.is_healthy = True
         self.capacity = 0
         self.kv_address = ""
+        self.model = ""
+        self.asked: list[tuple[str, str]] = []
+        """Path and key of each page that was asked for, but for its health."""
         self._rooms = rooms if rooms is not None else {}
         self._used: set[int] = set()
         self._listening = Listening(self, lifespan="off")
@@ -113,6 +116,7 @@ class FakeEngine:
                 mode=self.mode,
                 capacity=self.capacity,
                 kv_address=self.kv_address,
+                model=self.model,
                 bootstrap_port=8998 if self.role is Role.PREFILL else None,
             )
         )
@@ -121,6 +125,11 @@ class FakeEngine:
         """Answer as an engine does."""
         if scope["path"] == "/health":
             await _whole(send, 200 if self.is_healthy else 503, b"")
+            return
+        if scope["method"] == "GET":
+            headers = dict(scope["headers"])
+            self.asked.append((scope["path"], headers.get(b"authorization", b"").decode()))
+            await _whole(send, 200, b"{}")
             return
         raw = b""
         while (message := await receive())["type"] == "http.request":

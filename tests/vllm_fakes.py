@@ -78,6 +78,16 @@ class DeviceMemory(Protocol):
     def read(self) -> np.ndarray: ...
 
 
+class ModelConfigFake:
+    """What transformers reads from a model's ``config.json``."""
+
+    def __init__(self, **fields: Any) -> None:
+        self._fields = fields
+
+    def to_dict(self) -> dict[str, Any]:
+        return self._fields
+
+
 def vllm_config(settings: dict[str, Any], role: str, policy: str, **cache: Any) -> SimpleNamespace:
     """Return the parts of vLLM's configuration that the connector reads."""
     return SimpleNamespace(
@@ -96,7 +106,12 @@ def vllm_config(settings: dict[str, Any], role: str, policy: str, **cache: Any) 
         ),
         cache_config=SimpleNamespace(**{"cache_dtype": "auto", "prefix_caching_hash_algo": "sha256"} | cache),
         model_config=SimpleNamespace(
-            served_model_name="tiny", model="/models/tiny", dtype="float32", quantization=None
+            served_model_name="tiny",
+            model="/models/tiny",
+            revision=None,
+            dtype="float32",
+            quantization=None,
+            hf_config=ModelConfigFake(rope_parameters={"rope_theta": 10000.0}, _name_or_path="/models/tiny"),
         ),
     )
 

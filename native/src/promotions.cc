@@ -319,17 +319,23 @@ void Promotions::fill(std::vector<Block>& blocks, double lease_seconds) {
   store_->read({wanted.size(), 1, keys.data(), pieces.data()}, Deadline::after(kReadSeconds),
                statuses.data());
   std::vector<uint8_t> is_filled(wanted.size());
+  Loaded own{std::vector<uint8_t>(wanted.size()), std::vector<Location>(wanted.size()),
+             std::vector<uint64_t>(wanted.size())};
+  {
+    // Under one lock: whoever forgets a page either finds it in the pool afterwards or keeps it out.
+    const std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      is_filled[i] = statuses[i] == ReadStatus::kHit && !loads_.at(keys[i]).is_forgotten;
+    }
+    pool_.commit_blocks(wanted.data(), wanted.size(), is_filled.data(), lease_seconds, own.found.data(),
+                        own.tickets.data(), own.locations.data());
+  }
   std::vector<Key> promoted;
   for (size_t i = 0; i < wanted.size(); ++i) {
-    is_filled[i] = statuses[i] == ReadStatus::kHit;
     if (is_filled[i] == 0) continue;
     promoted.push_back(keys[i]);
     counters_.promoted_bytes += wanted[i].length;
   }
-  Loaded own{std::vector<uint8_t>(wanted.size()), std::vector<Location>(wanted.size()),
-             std::vector<uint64_t>(wanted.size())};
-  pool_.commit_blocks(wanted.data(), wanted.size(), is_filled.data(), lease_seconds, own.found.data(),
-                      own.tickets.data(), own.locations.data());
   counters_.promoted_pages += promoted.size();
   promoted_.push(promoted.data(), promoted.size());
 
@@ -347,6 +353,20 @@ void Promotions::fill(std::vector<Block>& blocks, double lease_seconds) {
   }
   counters_.failed_pages += static_cast<uint64_t>(std::count(loaded.found.begin(), loaded.found.end(), 0));
   settle(blocks, loaded);
+}
+
+void Promotions::forget(const Key* keys, size_t n) {
+  const std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < n; ++i) {
+    if (const auto load = loads_.find(keys[i]); load != loads_.end()) {
+      load->second.is_forgotten = load->second.is_taken;
+    }
+  }
+}
+
+void Promotions::forget_all() {
+  const std::lock_guard lock(mutex_);
+  for (auto& [key, load] : loads_) load.is_forgotten = load.is_taken;
 }
 
 // Every reader gets a pin of its own, for as long as it asked for; who has given up, none. The pin that held

@@ -37,6 +37,9 @@ class Promotions {
   void ask(std::vector<Key> keys, Promoter::Lease lease, Deadline answer_by, Promoter::Done done);
   // See Promoter::release.
   void release(uint64_t lease);
+  // Pages that are being loaded don't come into the pool any more.
+  void forget(const Key* keys, size_t n);
+  void forget_all();
   // Keys that came into the pool, oldest first.
   std::vector<Key> drain(size_t max) { return promoted_.drain(max, Deadline::after(0)); }
   // Answers all with what is there; nothing is called back once it has returned. Idempotent.
@@ -66,6 +69,7 @@ class Promotions {
     double lease_seconds = 0;
     bool is_urgent = false;
     bool is_taken = false;
+    bool is_forgotten = false;  // meanwhile
   };
   using Lock = std::unique_lock<std::mutex>;
 

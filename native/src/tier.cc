@@ -132,6 +132,14 @@ size_t Tier::write_pinned(DiskStore& disk, const std::vector<Key>& keys, uint64_
   for (size_t i = 0; i < offered.size(); ++i) {
     if (accepted[i] == 0) given_back.push_back(pins[i]);
   }
+  // What was taken back meanwhile was forgotten before the store had it: a pin keeps bytes, and hides
+  // nothing.
+  std::vector<uint8_t> is_there(offered.size());
+  std::vector<Location> where(offered.size());
+  pool_->lookup(offered.data(), offered.size(), is_there.data(), where.data());
+  for (size_t i = 0; i < offered.size(); ++i) {
+    if (is_there[i] == 0) disk.forget(&offered[i], 1);
+  }
   std::vector<uint8_t> held(given_back.size());
   pool_->unpin(given_back.data(), given_back.size(), held.data());
   return offered.size();
@@ -203,10 +211,12 @@ std::vector<Key> Tier::drain_promoted(size_t max) {
 }
 
 void Tier::forget(const Key* keys, size_t n) {
+  promotions_->forget(keys, n);
   if (DiskStore* const disk = store()) disk->forget(keys, n);
 }
 
 void Tier::clear() {
+  promotions_->forget_all();
   if (DiskStore* const disk = store()) disk->clear();
 }
 

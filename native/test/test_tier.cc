@@ -113,6 +113,33 @@ struct Node {
                   });
     return answer;
   }
+  static std::vector<Key> keys_from(uint64_t first) {
+    std::vector<Key> keys;
+    for (size_t i = 0; i < kBatch; ++i) keys.push_back(key_of(first + i));
+    return keys;
+  }
+  // As p2pkv/cache.py does it.
+  void take_back(uint64_t first) {
+    const std::vector<Key> keys = keys_from(first);
+    std::vector<uint8_t> found(kBatch);
+    std::vector<Location> locations(kBatch);
+    tier->forget(keys.data(), kBatch);
+    pool->retract(keys.data(), kBatch, found.data(), locations.data());
+    tier->forget(keys.data(), kBatch);
+  }
+  void take_back_all() {
+    tier->clear();
+    pool->purge();
+    tier->clear();
+  }
+  // In the pool or on disk.
+  size_t n_there(uint64_t first) {
+    const std::vector<Key> keys = keys_from(first);
+    std::vector<uint8_t> found(kBatch);
+    std::vector<Location> locations(kBatch);
+    tier->locate(keys.data(), kBatch, found.data(), locations.data());
+    return static_cast<size_t>(std::count(found.begin(), found.end(), 1));
+  }
   // The pages of this node as a remote reader would validate them; the number of hits.
   size_t read(const Answer& answer, uint64_t first) {
     size_t n_hits = 0;
@@ -241,6 +268,54 @@ TEST(tier_pins_nothing_for_readers_who_gave_up) {
   CHECK_EQ(node.pool->stats().pinned_bytes, kBatch * kPage);
   node.tier->release(2);
   CHECK_EQ(node.pool->stats().pinned_bytes, 0u);
+}
+
+TEST(tier_does_not_write_what_was_taken_back) {
+  Node node;
+  node.faults.hang(FileCall::kWrite);
+  node.publish(0);
+  while (node.faults.n_hanging() == 0) std::this_thread::yield();
+  // the first are in the writer's hands, the others in its queue
+  for (uint64_t first = kBatch; first < 4 * kBatch; first += kBatch) node.publish(first);
+  for (uint64_t first = 0; first < 2 * kBatch; first += kBatch) node.take_back(first);
+  node.publish(kBatch);  // again: this is to be kept
+  node.faults.heal();
+  CHECK(node.store->flush(Deadline::after(20)));
+  CHECK_EQ(node.n_there(0), 0u);
+  node.pool->purge();
+  CHECK_EQ(node.n_there(0), 0u);
+  for (uint64_t first = kBatch; first < 4 * kBatch; first += kBatch) CHECK_EQ(node.n_there(first), kBatch);
+}
+
+TEST(tier_does_not_write_what_was_cleared) {
+  Node node;
+  node.faults.hang(FileCall::kWrite);
+  node.publish(0);
+  while (node.faults.n_hanging() == 0) std::this_thread::yield();
+  node.publish(kBatch);
+  node.take_back_all();
+  node.publish(2 * kBatch);
+  node.faults.heal();
+  CHECK(node.store->flush(Deadline::after(20)));
+  CHECK_EQ(node.n_there(0) + node.n_there(kBatch), 0u);
+  CHECK_EQ(node.n_there(2 * kBatch), kBatch);
+}
+
+TEST(tier_does_not_bring_back_what_was_taken_back_meanwhile) {
+  for (const bool is_all : {false, true}) {
+    Node node;
+    node.fill(64);
+    node.pool->purge();
+    node.faults.hang(FileCall::kRead);
+    std::future<Node::Answer> answer = node.ask(0, 600, 60, 1);
+    while (node.faults.n_hanging() == 0) std::this_thread::yield();
+    is_all ? node.take_back_all() : node.take_back(0);
+    node.faults.heal();
+    CHECK_EQ(answer.get().n_found(), 0u);
+    CHECK_EQ(node.n_there(0), 0u);
+    CHECK_EQ(node.pool->stats().pages, 0u);
+    CHECK_EQ(node.n_there(8), is_all ? 0u : kBatch);
+  }
 }
 
 TEST(tier_answers_in_time_while_the_disk_hangs) {

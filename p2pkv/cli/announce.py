@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
+from contextlib import closing
 from types import FrameType
 from typing import Annotated
 
 import typer
 
+from p2pkv.cli.signals import EndingSignals
 from p2pkv.engine_check import EngineCheck
 from p2pkv.heartbeat import INTERVAL_S, Heart, Instance, Mode, Role, checked
 from p2pkv.secret import cluster_keys
@@ -60,13 +61,6 @@ def announce(
         )
     )
     check = EngineCheck(instance.url, health_path, timeout=interval)
-    stopping = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopping.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
     heart = Heart(instance, router, cluster_keys(secret_file), check.look, interval=interval)
 
     def drain(number: int, frame: FrameType | None) -> None:
@@ -74,8 +68,7 @@ def announce(
         heart.beat_now()
 
     signal.signal(signal.SIGUSR1, drain)
-    try:
+    with EndingSignals() as ending, closing(heart):
         typer.echo(f"{instance.id} is announced to {', '.join(router)} as a {role.value}")
-        stopping.wait()
-    finally:
-        heart.close()
+        while not ending.wait():
+            pass  # it was SIGUSR1

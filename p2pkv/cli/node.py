@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import signal
-import threading
-from types import FrameType
 
 from rich.console import Console
 from rich.text import Text
 
 from p2pkv.cli.settings import ConfigFile, Settings, load
+from p2pkv.cli.signals import EndingSignals
 from p2pkv.directory.view import Member
 from p2pkv.node import Node
 
@@ -24,16 +22,9 @@ def run(config: ConfigFile = None, settings: Settings = None) -> None:
     Settings come from --set, --config and P2PKV_* variables, in this order.
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    stopping = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopping.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
     # One line a message, whatever the terminal's width: it may be read by a program.
     console = Console(highlight=False, soft_wrap=True)
-    with Node.start(load(config, settings)) as node:
+    with EndingSignals() as ending, Node.start(load(config, settings)) as node:
         transports = ", ".join(dict(_own(node).transports))
         console.print(Text(f"node {node.node_id} listens on {node.address}, transports {transports}"))
         known: dict[str, Member] = {}
@@ -42,7 +33,7 @@ def run(config: ConfigFile = None, settings: Settings = None) -> None:
             for line in _changes(known, now):
                 console.print(Text(line))
             known = now
-            if stopping.wait(_LOOK_S):
+            if ending.wait(_LOOK_S):
                 break
     console.print(Text(f"node {node.node_id} left its cluster"))
 

@@ -15,6 +15,7 @@ from p2pkv.control import ControlClient, Request, Socket
 from p2pkv.counters import decode_counters
 from p2pkv.directory.view import Member, Report, decode, encode
 from p2pkv.errors import ConfigError, ControlError
+from p2pkv.names import Names
 from p2pkv.secret import ClusterKeys
 from p2pkv.wire import Kind
 
@@ -39,7 +40,8 @@ class Outsider:
 
     def __init__(self, keys: ClusterKeys) -> None:
         self._context: zmq.Context[Socket] = zmq.Context()
-        self._client = ControlClient(self._context, keys)
+        self._names = Names()
+        self._client = ControlClient(self._context, keys, self._names)
 
     def members(self, addresses: Sequence[str], timeout: float) -> tuple[Report, str]:
         """Return the first node's answer, and its address.
@@ -47,6 +49,7 @@ class Outsider:
         Raises :class:`~p2pkv.errors.ControlError` with the reasons if none answers within ``timeout`` seconds.
         """
         question = encode("p2pkv-outsider", ())  # a view without members
+        self._names.wait_for(addresses, timeout)
         requests = [Request(address, Kind.EXCHANGE, question) for address in addresses]
         with self._client.send(requests) as calls:
             for index, reply in calls.replies(timeout):
@@ -58,6 +61,7 @@ class Outsider:
     def counters(self, members: Sequence[Member], timeout: float) -> Mapping[str, dict[str, float]]:
         """Return, by node id, the counters of the ``members`` that tell them within ``timeout`` seconds."""
         told: dict[str, dict[str, float]] = {}
+        self._names.wait_for([member.address for member in members], timeout)
         requests = [Request(member.address, Kind.COUNTERS, boot=member.boot_epoch) for member in members]
         with self._client.send(requests) as calls:
             for index, reply in calls.replies(timeout):

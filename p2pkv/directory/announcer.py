@@ -48,7 +48,9 @@ class Announcer(Resource):
         self._tier = tier
         self._directory = directory
         self._metrics = metrics
-        self._changed = threading.Condition()  # guards what follows
+        # Guards what follows; taken by itself in calls, as in DirectoryChannels.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._announced = directory.ring  # every page has been put by this ring, but for what is owed
         self._owed: set[str] = set()  # node ids of owners that missed entries
         self._all_owed = False
@@ -62,17 +64,17 @@ class Announcer(Resource):
 
     def ring_changed(self) -> None:
         """Put again what moved to other owners."""
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     def owe(self, node_id: str) -> None:
         """Put again, soon, what this owner should have."""
-        with self._changed:
+        with self._lock:
             self._owed.add(node_id)
 
     def owe_everything(self) -> None:
         """Put every page again: the others had taken this node for dead."""
-        with self._changed:
+        with self._lock:
             self._all_owed = True
             self._changed.notify_all()
 
@@ -87,7 +89,7 @@ class Announcer(Resource):
                 time.sleep(_RETRY_S)
 
     def _is_closed(self) -> bool:
-        with self._changed:
+        with self._lock:
             return self._closed
 
     def _retract(self) -> None:
@@ -122,7 +124,7 @@ class Announcer(Resource):
         self._metrics.retracted_pages.inc(len(keys))
 
     def _announce(self) -> None:
-        with self._changed:
+        with self._lock:
             if self._ring_is_announced() and not self._all_owed:
                 self._changed.wait(_RETRY_S)
             if self._closed or (self._ring_is_announced() and not self._all_owed and not self._owed):
@@ -131,7 +133,7 @@ class Announcer(Resource):
             self._owed, self._all_owed = set(), False
             now = self._directory.ring
         self._repair(before, now, owed, everything=everything)
-        with self._changed:
+        with self._lock:
             self._announced = now
 
     def _ring_is_announced(self) -> bool:
@@ -166,7 +168,7 @@ class Announcer(Resource):
 
     def stop(self) -> None:
         """Begin nothing new, and don't mind if the directory is closed under what has begun."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
         self._pool.close()  # wakes the thread that waits for evictions; the pages stay where they are

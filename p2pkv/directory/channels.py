@@ -15,7 +15,6 @@ from itertools import compress
 
 from p2pkv import _native
 from p2pkv.directory.view import Member, View
-from p2pkv.errors import ClosedError, TransportError
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +35,10 @@ class DirectoryChannels:
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
-        self._changed = threading.Condition()  # guards all below
+        # Guards all below. Taken by itself and not through the condition, whose `with` is Python: an exception of a
+        # signal's handler in the middle of that would leave it locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._idle: dict[str, list[_native.DirectoryChannel]] = {}
         self._leased: set[_native.DirectoryChannel] = set()
         self._wanted: dict[str, Member] = {}
@@ -47,7 +49,7 @@ class DirectoryChannels:
 
     def set_view(self, view: View) -> None:
         """Hang up on nodes that are gone or were restarted."""
-        with self._changed:
+        with self._lock:
             gone = [
                 node_id
                 for node_id in {*self._idle, *self._not_before}
@@ -63,7 +65,7 @@ class DirectoryChannels:
 
         Give them back with :meth:`give_back`.
         """
-        with self._changed:
+        with self._lock:
             channels: list[_native.DirectoryChannel] = []
             for member in members:
                 idle = self._idle.get(member.node_id)
@@ -82,7 +84,7 @@ class DirectoryChannels:
         is_usable: Sequence[bool],
     ) -> None:
         """Keep those that can be used again; the others close."""
-        with self._changed:
+        with self._lock:
             self._leased.difference_update(channels)
             self._keep(list(compress(members, is_usable)), list(compress(channels, is_usable)))
 
@@ -95,7 +97,7 @@ class DirectoryChannels:
 
     def close(self) -> None:
         """End calls under way, and open no more. Idempotent."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._idle.clear()
             for channel in self._leased:
@@ -116,13 +118,13 @@ class DirectoryChannels:
 
     def _open_wanted(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: self._wanted or self._closed)
                 if self._closed:
                     return
                 node_id, member = next(iter(self._wanted.items()))
             problem = self._open(member)
-            with self._changed:
+            with self._lock:
                 self._wanted.pop(node_id, None)
                 if problem is not None and not self._closed:
                     self._not_before[node_id] = time.monotonic() + _RETRY_S
@@ -142,7 +144,7 @@ class DirectoryChannels:
             door, _ = answer
             left = deadline - time.monotonic()
             channel = _native.DirectoryChannel.open(door, member.boot_epoch, left)
-        except (ClosedError, TransportError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001  # the top of a thread's loop: a broken peer is one without a channel
             return str(error)
         self.give_back([member], [channel], [True])
         return None

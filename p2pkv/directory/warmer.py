@@ -7,9 +7,9 @@ comes faster than it can be passed on is dropped: a page that was not warmed is 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
+from queue import SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,8 @@ class Warmer:
     def __init__(self, directory: DirectoryClient, own_key: int) -> None:
         self._directory = directory
         self._own_key = own_key
-        self._waiting: queue.Queue[tuple[Keys, NDArray[np.uint8]] | None] = queue.Queue(_WAITING)
+        # a queue with a bound of its own has locks that an exception of a signal's handler leaves locked
+        self._waiting: SimpleQueue[tuple[Keys, NDArray[np.uint8]] | None] = SimpleQueue()
         self._starting = threading.Lock()  # guards the two below
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -45,10 +46,9 @@ class Warmer:
         is_cold &= locations["owner"] != self._own_key
         if not is_cold.any():
             return
-        try:
-            self._waiting.put_nowait((keys[is_cold], raw[is_cold]))
-        except queue.Full:
+        if self._waiting.qsize() >= _WAITING:
             return
+        self._waiting.put((keys[is_cold], raw[is_cold]))
         with self._starting:
             if self._thread is None and not self._is_closed:
                 self._thread = threading.Thread(target=self._run, name="p2pkv-warm", daemon=True)
@@ -70,10 +70,5 @@ class Warmer:
             self._is_closed = True
             thread = self._thread
         if thread is not None:
-            while thread.is_alive():
-                try:
-                    self._waiting.put(None, timeout=_REQUEST_S)
-                    break
-                except queue.Full:
-                    continue
+            self._waiting.put(None)
             thread.join()

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from p2pkv.errors import ConfigError
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.sglang_heartbeat import announce_server
+from p2pkv.integrations.sglang_installed import served_model
 from p2pkv.integrations.sglang_pd_common import (
     CommonBootstrapServer,
     CommonManager,
@@ -63,7 +64,7 @@ class P2PKVManager(CommonManager):
             for address, nbytes in memories(args)
         ]
         self.boundary = Boundary("SGLang's transfers", self.node.metrics)
-        rows = RequestRows.of(args)
+        rows = RequestRows.of(args, served_model())
         self.side: PrefillSide | DecodeSide
         if is_prefill:
             self.side = PrefillSide(self, rows, self.boundary, self.node.transfers.put_async)

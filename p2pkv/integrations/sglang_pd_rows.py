@@ -42,14 +42,18 @@ class KVArgs(Protocol):
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What both servers must have alike: the bytes of an item in each buffer."""
+    """What both servers must have alike: the model, and the bytes of an item in each buffer."""
 
     pages: tuple[int, ...]
     states: tuple[tuple[str, tuple[int, ...]], ...]
     metadata: tuple[int, ...]
+    model: str = ""
+    """Its name, and what makes another model of it: KV of two models may well have one form."""
 
     def difference(self, other: Shape) -> str | None:
         """Say in one sentence why rows of the two can't be paired, or None."""
+        if self.model != other.model:
+            return f"the model is {self.model!r} here and {other.model!r} there"
         if self.pages != other.pages:
             return f"pages have {_lengths(self.pages)} here and {_lengths(other.pages)} there"
         if self.states != other.states:
@@ -118,23 +122,25 @@ class RequestRows:
     state_names: tuple[str, ...]
     states: tuple[Buffers, ...]
     metadata: Buffers
+    model: str
 
     @classmethod
-    def of(cls, args: KVArgs) -> RequestRows:
-        """Take what SGLang says of its buffers."""
+    def of(cls, args: KVArgs, model: str = "") -> RequestRows:
+        """Take what SGLang says of its buffers, and of the ``model`` whose KV they hold."""
         states = zip(args.state_data_ptrs, args.state_data_lens, args.state_item_lens, strict=True)
         return cls(
             Buffers.of(args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens),
             tuple(str(getattr(kind, "value", kind)) for kind in args.state_types),
             tuple(Buffers.of(*component) for component in states),
             Buffers.of(args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens),
+            model,
         )
 
     @property
     def shape(self) -> Shape:
         """What the other server must have alike."""
         states = tuple((name, b.shape) for name, b in zip(self.state_names, self.states, strict=True))
-        return Shape(self.pages.shape, states, self.metadata.shape)
+        return Shape(self.pages.shape, states, self.metadata.shape, self.model)
 
     def first_page_row(self, page: int) -> int:
         """Return the row at which the request's page number ``page`` begins."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from p2pkv.address import split_address
 from p2pkv.config import Config
 from p2pkv.errors import ConfigError
-from p2pkv.integrations.sglang_installed import kv_precision
+from p2pkv.integrations.sglang_installed import kv_kind
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,8 @@ class Rank:
     topology: tuple[tuple[str, int], ...]
     """Every other rank and size that is not trivial, also those that this version of p2pkv has never heard of."""
     is_page_first: bool
-    precision: str
+    kv_kind: str
+    """Precision and variant of the model, as the server was told."""
 
     @classmethod
     def read(cls, offered: object) -> Rank:
@@ -87,7 +88,7 @@ class Rank:
                 if name not in _NOT_IN_KEYS and value != (0 if name.endswith("_rank") else 1)
             ),
             is_page_first=bool(getattr(offered, "is_page_first_layout", False)),
-            precision=kv_precision(),
+            kv_kind=kv_kind(),
         )
 
     def namespace(self, tenant: str) -> str:
@@ -95,7 +96,7 @@ class Rank:
         places = "".join(f" {name}={value}" for name, value in self.topology)
         kind = "replicated" if self.is_replicated else "sharded"
         order = " page_first" if self.is_page_first else ""
-        return f"{tenant} sglang model={self.model!r} {kind}{order}{places} {self.precision}".rstrip()
+        return f"{tenant} sglang model={self.model!r} {kind}{order}{places} {self.kv_kind}".rstrip()
 
 
 def node_config(offered: object, rank: Rank) -> Config:

@@ -99,7 +99,11 @@ class P2PKVConnector(ConnectorBase):
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Return whether the workers keep the request's blocks, and the response's ``kv_transfer_params``."""
         freed: tuple[bool, dict[str, Any] | None] = (False, None)
-        return self._boundary.call("finish", lambda: self._scheduler.finished(request, block_ids), miss=freed)
+        # on its own: blocks that are being published are kept whatever becomes of the hand-off
+        handoff = self._boundary.call("offer", lambda: self._scheduler.handoff(request), miss=None)
+        return self._boundary.call(
+            "finish", lambda: self._scheduler.finished(request, block_ids, handoff), miss=freed
+        )
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
         """Return the groups that a load fills, which vLLM need not clear before."""

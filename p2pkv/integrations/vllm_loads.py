@@ -35,6 +35,8 @@ _CONNECTING, _FETCHING = 8, 4
 _MEET_S = 2.0
 """How long to wait for a node to appear in the view: news of one that has just started takes about a second."""
 _LOOK_S = 0.02
+_MAX_AWAITED = 1024
+"""Nodes; a hand-off comes from outside and may name any."""
 _MAX_REPEATS, _PAUSE_S = 3, 0.3
 """A node that stood still is taken for dead and hung up on, and is back in a moment. One that is dead is not worth more
 than a second."""
@@ -111,6 +113,8 @@ class Loads:
         self._connecting = ThreadPoolExecutor(_CONNECTING, thread_name_prefix="p2pkv-vllm-pull")
         self._fetching = ThreadPoolExecutor(_FETCHING, thread_name_prefix="p2pkv-vllm-fetch")
         self._loads: list[tuple[_Load, Future[None]]] = []
+        self._meeting = threading.Lock()  # guards _awaited
+        self._awaited: dict[tuple[str, int], float] = {}  # until when a node that is not there is waited for
         # where one row of an offer goes whose blocks nobody needs: taking it tells prefill so
         self._unwanted = np.zeros(max(caches.row_nbytes), np.uint8)
         self._unwanted_memory = node.register_memory(self._unwanted)
@@ -155,17 +159,27 @@ class Loads:
         if self._rank >= len(handoff.ranks):
             return f"prefill has {len(handoff.ranks)} ranks, this is rank {self._rank}"
         rank = handoff.ranks[self._rank]
-        if not self._is_there(rank, min(load.deadline, time.monotonic() + _MEET_S)):
+        if not self._is_there(rank, load.deadline):
             return f"prefill's node {rank.node_id} is not there any more"
         self._ask(load, pull, handoff, rank)
         return ""
 
-    def _is_there(self, rank: Rank, until: float) -> bool:
-        """Whether the node is a member in the boot that made the offer. One that is not known yet may be soon."""
+    def _is_there(self, rank: Rank, deadline: float) -> bool:
+        """Whether the node is a member in the boot that made the offer. One that is not known yet may be soon.
+
+        It is waited for once, by all loads together: those of a dead instance, however many, must not have all the
+        threads until their deadlines, while others wait for one.
+        """
+        key = (rank.node_id, rank.boot_epoch)
         while True:
             boots = [m.boot_epoch for m in self._node.members() if m.node_id == rank.node_id]
-            if rank.boot_epoch in boots:
-                return True
+            with self._meeting:
+                if rank.boot_epoch in boots:
+                    self._awaited.pop(key, None)
+                    return True
+                if len(self._awaited) >= _MAX_AWAITED and key not in self._awaited:
+                    self._awaited.clear()
+                until = min(deadline, self._awaited.setdefault(key, time.monotonic() + _MEET_S))
             if any(boot > rank.boot_epoch for boot in boots) or time.monotonic() >= until:
                 return False
             if self._closing.wait(_LOOK_S):
@@ -191,7 +205,7 @@ class Loads:
         self._closing.wait(_PAUSE_S)
         for ask in load.asks:
             if ask.is_lost:
-                if not self._is_there(ask.rank, min(load.deadline, time.monotonic() + _MEET_S)):
+                if not self._is_there(ask.rank, load.deadline):
                     load.n_repeats = _MAX_REPEATS
                     return f"prefill's node {ask.rank.node_id} is lost"
                 ask.grant = self._get(load, ask.rank, ask.name, ask.rows, ask.first_row)

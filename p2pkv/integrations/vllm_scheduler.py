@@ -190,7 +190,9 @@ class SchedulerSide:
 
     # --- when a request has finished
 
-    def finished(self, request: Request, block_ids: Sequence[int]) -> tuple[bool, dict[str, Any] | None]:
+    def finished(
+        self, request: Request, block_ids: Sequence[int], handoff: Handoff | None
+    ) -> tuple[bool, dict[str, Any] | None]:
         """Return whether its blocks must be kept until the workers release them, and what the response is to say."""
         request_id = request.request_id
         self._requests.pop(request_id, None)
@@ -206,7 +208,6 @@ class SchedulerSide:
         self._n_known.pop(request_id, None)
         was_published = request_id in self._published
         self._published.discard(request_id)
-        handoff = self._offer(request)
         if handoff is not None:
             n_blocks = -(-handoff.n_tokens // self._instance.block_size)
             self._next.leaves.append(Leave(request_id, handoff.name, list(block_ids[:n_blocks])))
@@ -215,7 +216,8 @@ class SchedulerSide:
             self._next.leaves.append(Leave(request_id, None, []))
         return was_published, None
 
-    def _offer(self, request: Request) -> Handoff | None:
+    def handoff(self, request: Request) -> Handoff | None:
+        """Return what decode is to be told of a request that has finished, if it is to be handed off."""
         params = request.kv_transfer_params
         if not self._instance.is_producer or not params or not params.get("do_remote_decode"):
             return None

@@ -18,6 +18,7 @@ Rules every transport keeps (``p2pkv.testing.transport_contract`` checks them):
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import IntEnum
@@ -39,6 +40,9 @@ Words = NDArray[np.uint64]
 
 Statuses = NDArray[np.uint8]
 """``(n,)`` of :class:`Status`."""
+
+_LOOK_S = 0.0002
+"""Between two looks at a transfer that can't be slept for."""
 
 NO_WORD = np.uint64(2**64 - 1)
 """As a word's offset: this span is read unvalidated."""
@@ -118,6 +122,19 @@ class Transfer(ABC):
     @abstractmethod
     def done(self) -> bool:
         """Make what progress is possible without blocking; true once every span has settled."""
+
+    def advance(self, timeout: float) -> bool:
+        """Make progress for at most ``timeout`` seconds; true once every span has settled.
+
+        What is pending then goes on, unlike after :meth:`wait`. Override it where the thread can sleep until
+        something comes.
+        """
+        until = time.monotonic() + timeout
+        while not self.done():
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_LOOK_S)
+        return True
 
     @abstractmethod
     def wait(self, timeout: float) -> Statuses:

@@ -63,6 +63,9 @@ class NativeTransfer(Transfer):
     def done(self) -> bool:
         return self._native.done()
 
+    def advance(self, timeout: float) -> bool:
+        return self._native.advance(timeout)
+
     def wait(self, timeout: float) -> Statuses:
         return self._native.wait(timeout)
 

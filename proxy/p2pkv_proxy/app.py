@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class App:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.registry = Registry(lifetime=plan.lifetime)
+        self._began = int(time.time())
         self.metrics = Metrics(self.registry)
         self._serving: Serving | None = None
         self._engines: Engines | None = None
@@ -178,19 +180,23 @@ class App:
         """The models of all instances; those that don't name theirs are asked."""
         names = {tracked.instance.model for tracked in self.registry if tracked.instance.model}
         if names:
-            models = [{"id": name, "object": "model", "owned_by": "p2pkv"} for name in sorted(names)]
+            models = [
+                {"id": name, "object": "model", "created": self._began, "owned_by": "p2pkv"}
+                for name in sorted(names)
+            ]
             return JSONResponse({"object": "list", "data": models})
-        return await self._ask("/v1/models")
+        return await self._ask("/v1/models", request)
 
     async def _model_info(self, request: Request) -> Response:
-        return await self._ask("/get_model_info")
+        return await self._ask("/get_model_info", request)
 
-    async def _ask(self, path: str) -> Response:
-        """Pass on the first answer of an instance that is ready."""
+    async def _ask(self, path: str, request: Request) -> Response:
+        """Pass on the first answer of an instance that is ready; it is told the client's API key."""
         assert self._engines is not None
+        headers = [header for header in request.headers.raw if header[0] == b"authorization"]
         for tracked in [tracked for tracked in self.registry if tracked.state is State.READY]:
             try:
-                status, content_type, body = await self._engines.get(tracked, path, _ASK_S)
+                status, content_type, body = await self._engines.get(tracked, path, _ASK_S, headers)
             except InstanceError:
                 continue
             return Response(body, status, media_type=content_type)

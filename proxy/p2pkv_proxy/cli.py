@@ -63,7 +63,10 @@ def proxy(
     max_body: Annotated[str, typer.Option(metavar="SIZE", help="Of a request.")] = "16MiB",
     attempts: Annotated[int, typer.Option(min=1, max=10, help="Pairs a request is tried on.")] = 3,
     answer_timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="For an engine's next bytes.")
+        float,
+        typer.Option(
+            min=0.1, metavar="SECONDS", help="For an engine's next bytes; of a whole answer, the request's."
+        ),
     ] = 120.0,
     request_timeout: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="For a whole request.")

@@ -42,6 +42,8 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self.waiting_since = 0.0
         """0 while nobody waits."""
+        self.patience = 0.0
+        """Seconds for the engine's next bytes, of the request it has."""
         self.idle_since = 0.0
         self._error: ConnectionFailedError | None = None
         self._is_used = False
@@ -60,10 +62,14 @@ class Connection(asyncio.Protocol):
         self._is_spoilt = False
         """Something came behind the answer."""
 
-    def send(self, request: bytes) -> None:
-        """Send a request. The answer to the one before was read to its end."""
+    def send(self, request: bytes, *, patience: float | None = None) -> None:
+        """Send a request. The answer to the one before was read to its end.
+
+        ``patience``: for the engine's next bytes, in seconds; by default the connections' ``answer_timeout``.
+        """
         assert self._transport is not None
         self._begin()
+        self.patience = self._owner.answer_timeout if patience is None else patience
         self._is_used = True
         self._transport.write(request)
 
@@ -229,7 +235,7 @@ class Connections:
         """``answer_timeout``: for an engine's next bytes, in seconds."""
         self.loop = asyncio.get_running_loop()
         self._connect_timeout = connect_timeout
-        self._answer_timeout = answer_timeout
+        self.answer_timeout = answer_timeout
         self.open: set[Connection] = set()
         self._idle: dict[str, list[Connection]] = {}
         self._timer = self.loop.call_later(_SWEEP_S, self._sweep)
@@ -288,7 +294,7 @@ class Connections:
         )  # first: it must go on whatever happens below
         now = time.monotonic()
         for connection in list(self.open):
-            if connection.waiting_since and now - connection.waiting_since > self._answer_timeout:
+            if connection.waiting_since and now - connection.waiting_since > connection.patience:
                 connection.fail("did not answer in time")
         for address, idle in list(self._idle.items()):
             while idle and now - idle[0].idle_since > _KEEP_S:

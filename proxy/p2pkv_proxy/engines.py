@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,8 @@ _BUSY = frozenset({429, 503})
 _MAX_ERROR_BYTES = 1 << 16
 _MAX_PAGE_BYTES = 1 << 20
 
+Headers = Sequence[tuple[bytes, bytes]]
+
 
 class Engines:
     """The connections to all instances. Make and close it on the loop that uses it."""
@@ -41,11 +43,13 @@ class Engines:
 
     def post(self, tracked: Tracked, call: Call, body: bytes, interrupt: Interrupt) -> Post:
         """Prepare a request to an instance; use it in an ``async with``, which counts it there until its end."""
-        return Post(self._connections, tracked, call, body, interrupt, self._settings.max_answer)
+        return Post(self._connections, tracked, call, body, interrupt, self._settings)
 
-    async def get(self, tracked: Tracked, path: str, timeout: float) -> tuple[int, str, bytes]:
+    async def get(
+        self, tracked: Tracked, path: str, timeout: float, headers: Headers = ()
+    ) -> tuple[int, str, bytes]:
         """Return status, content type and body of a small page. Raises :class:`InstanceError`."""
-        getting = asyncio.ensure_future(self._get(tracked, path))
+        getting = asyncio.ensure_future(self._get(tracked, path, headers))
         try:
             await asyncio.wait({getting}, timeout=timeout)
             if getting.done():
@@ -56,11 +60,14 @@ class Engines:
             getting.cancel()
         raise InstanceError(tracked, "did not answer in time")
 
-    async def _get(self, tracked: Tracked, path: str) -> tuple[int, str, bytes]:
+    async def _get(self, tracked: Tracked, path: str, headers: Headers) -> tuple[int, str, bytes]:
         address = _address(tracked)
         connection = await self._connections.get(address)
         try:
-            connection.send(f"GET {path} HTTP/1.1\r\nhost: {address}\r\n\r\n".encode())
+            lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+            connection.send(
+                b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path.encode(), address.encode(), lines)
+            )
             status = await connection.head()
             body = await connection.read(_MAX_PAGE_BYTES)
             return status, _content_type(connection), body
@@ -89,18 +96,24 @@ class Post:
         call: Call,
         body: bytes,
         interrupt: Interrupt,
-        max_answer: int,
+        settings: Settings,
     ) -> None:
         self.tracked = tracked
         self._connections = connections
         self._call = call
         self._body = body
-        self._max_answer = max_answer
+        self._max_answer = settings.max_answer
         # a prefill's work is what it must compute, a decode's what it must keep and generate
         prompt = call.prompt
         is_prefill = tracked.instance.role is Role.PREFILL
         n_tokens = prompt.n_to_compute + 1 if is_prefill else prompt.n_tokens + prompt.max_tokens
-        self._attempt = tracked.begin(n_tokens, time.monotonic(), lambda: interrupt(tracked))
+        # an answer in one piece comes when its last token is made, however long that takes; whether the engine still
+        # lives is then its health's and heartbeats' business
+        is_prompt = is_prefill or prompt.is_stream
+        self._patience = None if is_prompt else settings.request_timeout
+        self._attempt = tracked.begin(
+            n_tokens, time.monotonic(), lambda: interrupt(tracked), is_prompt=is_prompt
+        )
         self._connection: Connection | None = None
 
     @property
@@ -123,7 +136,7 @@ class Post:
         ]
         try:
             self._connection = connection = await self._connections.get(address)
-            connection.send(b"".join((*head, self._body)))
+            connection.send(b"".join((*head, self._body)), patience=self._patience)
             status = await connection.head()
             if status != 200:
                 await self._refused(connection, status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 HEADER_TIMEOUT_S = 10.0
 """From a connection's or a request's first byte to the end of its headers."""
 MAX_HEADER_BYTES = 64 * 1024
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_HIDDEN = b"\r\nx-upgrd:"
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -51,6 +54,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.transport.write(_TOO_LARGE)
                 self.transport.close()
                 return
+            data = _without_upgrade(data)
         super().data_received(data)
 
     def on_message_begin(self) -> None:
@@ -85,3 +89,12 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Hide the wish for another protocol, which may be ignored: httptools would take the body for that protocol's.
+
+    Java's HTTP client has it in every request without TLS (``Upgrade: h2c``). No JSON has such a line, should ``data``
+    go on behind the headers; nothing changes its place.
+    """
+    return _UPGRADE.sub(_HIDDEN, data) if b"pgrade" in data.lower() else data

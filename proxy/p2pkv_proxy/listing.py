@@ -25,8 +25,8 @@ def parse_instance(text: str, role: Role, mode: Mode) -> Instance:
         name, equals, value = part.partition("=")
         if not equals:
             raise ConfigError(f"an instance is URL[,KEY=VALUE...], not {text!r}")
-        fields[name.strip()] = int(value) if value.isdecimal() else value
-    return _instance(fields)
+        fields[name.strip()] = value
+    return _instance(fields, strict=False)  # what is a number is the field's to say: an id may look like one
 
 
 def read_file(path: Path) -> list[Instance]:
@@ -41,9 +41,9 @@ def read_file(path: Path) -> list[Instance]:
     return instances
 
 
-def _instance(fields: dict[str, object]) -> Instance:
+def _instance(fields: dict[str, object], *, strict: bool = True) -> Instance:
     try:
-        return checked(msgspec.convert(fields, Instance))
+        return checked(msgspec.convert(fields, Instance, strict=strict))
     except msgspec.ValidationError as error:
         raise ConfigError(f"instance {fields.get('url')}: {error}") from error
 

@@ -58,7 +58,20 @@ class Metrics:
         self.lookup = self._histogram("lookup", "Asking the directory", _SHORT_SECONDS)
         for outcome in OUTCOMES:
             self.requests.labels(outcome)
+        self._chosen: set[tuple[str, str]] = set()
+        instances.on_gone.append(self._forget)
         self.registry.register(_Instances(instances))
+
+    def chose(self, prefill: str, decode: str) -> None:
+        """Count a pair."""
+        self._chosen.add((prefill, decode))
+        self.pairs.labels(prefill, decode).inc()
+
+    def _forget(self, instance: str) -> None:
+        """Drop the pairs of an instance that is gone: where they come and go they would grow without end."""
+        for pair in [pair for pair in self._chosen if instance in pair]:
+            self._chosen.discard(pair)
+            self.pairs.remove(*pair)
 
     def _histogram(self, what: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"p2pkv_proxy_{what}_seconds", help_text, buckets=buckets, registry=self.registry)

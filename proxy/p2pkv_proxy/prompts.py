@@ -34,6 +34,8 @@ class Prompt:
     batch: int | None
     is_stream: bool
     max_tokens: int
+    n_samples: int = 1
+    """Answers that are wanted to each prompt."""
     n_tokens: int = 0
     """Of all parts; an estimate where they are texts."""
     holdings: Mapping[str, int] | None = None
@@ -41,6 +43,11 @@ class Prompt:
     holdings_flaw: str = ""
     """Why it is not known."""
     _blocks: list[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def n_answers(self) -> int:
+        """Sequences that the engine makes of it, over all prompts."""
+        return (self.batch or 1) * self.n_samples
 
     @property
     def n_to_compute(self) -> int:
@@ -71,7 +78,7 @@ def read_completion(body: Body) -> Prompt:
     if "prompt" not in body:
         raise MalformedError("prompt is missing")
     parts, batch = _parts("prompt", body["prompt"])
-    return _prompt(body, parts, batch, _limit(body, "max_tokens", 16))
+    return _prompt(body, parts, batch, _limit(body, "max_tokens", 16), body)
 
 
 def read_chat(body: Body) -> Prompt:
@@ -85,7 +92,7 @@ def read_chat(body: Body) -> Prompt:
             raise MalformedError("every message is an object with a role")
         lines.append(f"{message['role']}: {_content(message.get('content'))}\n")
     limit = _limit(body, "max_completion_tokens", _limit(body, "max_tokens", _DEFAULT_OUTPUT))
-    return _prompt(body, ["".join(lines)], None, limit)
+    return _prompt(body, ["".join(lines)], None, limit, body)
 
 
 def read_generate(body: Body) -> Prompt:
@@ -95,13 +102,16 @@ def read_generate(body: Body) -> Prompt:
         raise MalformedError("text or input_ids is missing")
     parts, batch = _parts(name, body[name])
     sampling = body.get("sampling_params")
-    if isinstance(sampling, list):
+    if isinstance(sampling, list):  # SGLang wants the same n in all of them
         sampling = sampling[0] if sampling else None
-    limit = _limit(sampling, "max_new_tokens", 128) if isinstance(sampling, dict) else 128
-    return _prompt(body, parts, batch, limit)
+    if not isinstance(sampling, dict):
+        sampling = {}
+    return _prompt(body, parts, batch, _limit(sampling, "max_new_tokens", 128), sampling)
 
 
-def _prompt(body: Body, parts: Sequence[str | Sequence[int]], batch: int | None, limit: int) -> Prompt:
+def _prompt(
+    body: Body, parts: Sequence[str | Sequence[int]], batch: int | None, limit: int, sampling: Body
+) -> Prompt:
     model = body.get("model")
     if model is not None and not isinstance(model, str):
         raise MalformedError("model must be a string")
@@ -115,6 +125,7 @@ def _prompt(body: Body, parts: Sequence[str | Sequence[int]], batch: int | None,
         batch=batch,
         is_stream=bool(is_stream),
         max_tokens=limit,
+        n_samples=max(1, _limit(sampling, "n", 1)),
         n_tokens=n_tokens,
     )
 
@@ -150,7 +161,7 @@ def _limit(body: Body, name: str, default: int) -> int:
     if value is None:
         return default
     if type(value) is not int or value < 0:
-        raise MalformedError(f"{name} must be a number of tokens, not {value!r}"[:200])
+        raise MalformedError(f"{name} must be a number that is not negative, not {value!r}"[:200])
     return value
 
 

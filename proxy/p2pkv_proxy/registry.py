@@ -49,6 +49,7 @@ class Tracked:
         """The operator said so to this router."""
         self._attempts: dict[Attempt, None] = {}
         self._unanswered: dict[Attempt, None] = {}  # in the order they began
+        self._expected: dict[Attempt, None] = {}  # of these, those whose first byte should be there soon
 
     @property
     def id(self) -> str:
@@ -84,14 +85,18 @@ class Tracked:
 
     def keeps_waiting(self, now: float, patience: float) -> bool:
         """Whether a request has waited there for its first byte longer than ``patience`` seconds."""
-        for attempt in self._unanswered:
+        for attempt in self._expected:
             return now - attempt.started > patience
         return False
 
-    def begin(self, n_tokens: int, now: float, interrupt: Callable[[], None]) -> Attempt:
-        """Count a request in."""
+    def begin(
+        self, n_tokens: int, now: float, interrupt: Callable[[], None], *, is_prompt: bool = True
+    ) -> Attempt:
+        """Count a request in. ``is_prompt``: its first byte does not wait for its last token."""
         attempt = Attempt(n_tokens, now, interrupt)
         self._attempts[attempt] = self._unanswered[attempt] = None
+        if is_prompt:
+            self._expected[attempt] = None
         self.n_tokens += n_tokens
         self.sent += 1
         self.breaker.begin(attempt)
@@ -99,6 +104,7 @@ class Tracked:
 
     def answered(self, attempt: Attempt) -> None:
         """Note its first byte: the instance works."""
+        self._expected.pop(attempt, None)
         if self._unanswered.pop(attempt, attempt) is None:
             self.breaker.succeeded(attempt)
 
@@ -109,6 +115,7 @@ class Tracked:
         del self._attempts[attempt]
         is_answered = attempt not in self._unanswered
         self._unanswered.pop(attempt, None)
+        self._expected.pop(attempt, None)
         self.n_tokens -= attempt.n_tokens
         self.served += is_answered and not failed
         if failed:
@@ -198,10 +205,10 @@ class Registry:
         self._set_load(tracked, Load(heartbeat.state, heartbeat.running, heartbeat.waiting))
 
     def _leave(self, tracked: Tracked, heartbeat: Heartbeat) -> None:
-        """A good-bye: nothing new, and what it has may end until it would have expired."""
+        """A good-bye: nothing new. What it has may end, however long that takes: if it dies its connections say so."""
         tracked.boot, tracked.sequence = heartbeat.boot, heartbeat.sequence
         self._set_load(tracked, Load(State.LEFT))
-        tracked.expires = self._now() + (self._lifetime if tracked.in_flight else 0.0)
+        tracked.expires = float("inf") if tracked.in_flight else self._now()
         self.expire()
 
     def _set_load(self, tracked: Tracked, load: Load) -> None:
@@ -220,11 +227,11 @@ class Registry:
             self._remove(tracked, "it has left" if has_left else "it was not heard of in time")
         for tracked in self._tracked.values():
             if (
-                tracked.load.state is State.DRAINING
+                tracked.load.state in (State.DRAINING, State.LEFT)
                 and tracked.expires == float("inf")
                 and not tracked.in_flight
             ):
-                tracked.expires = now  # was unlisted, and has finished
+                tracked.expires = now  # has left or was unlisted, and has finished
 
     def _remove(self, tracked: Tracked, why: str) -> None:
         del self._tracked[tracked.id]

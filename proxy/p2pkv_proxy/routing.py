@@ -80,7 +80,7 @@ class Router:
         if path == "/generate":
             able = [tracked for tracked in able if tracked.instance.mode is Mode.SGLANG]
         if prompt.model and able:
-            of_model = [t for t in able if t.instance.model in ("", prompt.model)]
+            of_model = _of_model(prompt.model, able)
             if not of_model:
                 raise RefusedError(404, f"the model {prompt.model[:200]!r} does not exist")
             able = of_model
@@ -114,6 +114,9 @@ class Router:
             return _pair(None, decode, "serves alone")
         if not sides.prefills:
             return _pair(None, decode, "no prefill is there")
+        if sides.mode is not Mode.SGLANG and prompt.n_answers > 1:
+            # a hand-off is one sequence's: of a batch vLLM's answer names the first prompt's, and it is taken once
+            return _pair(None, decode, f"{prompt.n_answers} answers, and a hand-off is for one")
         if sides.mode is not Mode.SGLANG and prompt.n_to_compute < self._settings.direct_below:
             return _pair(None, decode, f"{prompt.n_to_compute} tokens to compute")
         return _pair(self.prefill_policy.choose(prompt, sides.prefills), decode, "")
@@ -123,6 +126,19 @@ class Router:
             return RefusedError(429, "every instance has as many requests as it may", _RETRY_FULL_S)
         states = ", ".join(f"{t.id} is {t.state.value}" for t in able[:20]) or "none is known"
         return RefusedError(503, f"no pair of instances can take the request: {states}", _RETRY_NONE_S)
+
+
+def _of_model(name: str, able: list[Tracked]) -> list[Tracked]:
+    """Return the instances that may know a model by ``name``.
+
+    An engine has names that it tells nobody: further served names, LoRA adapters that come and go, and
+    SGLang takes any. As long as all serve one model it is the engine that knows whether there is such a name.
+    """
+    named = [t for t in able if t.instance.model in ("", name)]
+    if named or len({t.instance.model for t in able}) == 1:
+        return named or able
+    base = name.partition(":")[0]  # SGLang's MODEL:ADAPTER
+    return [t for t in able if t.instance.mode is Mode.SGLANG and t.instance.model == base]
 
 
 def _pair(prefill: Choice | None, decode: Choice, why_alone: str) -> Pair:

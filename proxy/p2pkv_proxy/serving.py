@@ -57,6 +57,7 @@ _NOT_FORWARDED = HOP_BY_HOP | {
     b"accept-encoding",
     b"content-type",
     b"x-request-id",
+    b"x-upgrd",
     b"x-p2pkv-explain",
 }
 _SAFE_ID = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-.:")
@@ -226,10 +227,15 @@ class Exchange:
             body.pop(name, None)
         headers = []
         request_id = ""
+        dropped = _NOT_FORWARDED
+        for name, value in self._scope["headers"]:
+            if name == b"connection" and value not in (b"keep-alive", b"close"):
+                # it names further headers that are the connection's
+                dropped = dropped.union(word.strip().lower() for word in value.split(b","))
         for header in self._scope["headers"]:
             if header[0] == b"x-request-id":
                 request_id = header[1].decode("latin-1")
-            elif header[0] not in _NOT_FORWARDED:
+            elif header[0] not in dropped:
                 headers.append(header)
         if not 0 < len(request_id) <= 128 or not _SAFE_ID.issuperset(request_id):
             request_id = str(uuid.uuid4())
@@ -251,7 +257,7 @@ class Exchange:
                     raise
                 break
             self._services.metrics.choices.labels(pair.reason).inc()
-            self._services.metrics.pairs.labels(pair.prefill.id if pair.prefill else "", pair.decode.id).inc()
+            self._services.metrics.chose(pair.prefill.id if pair.prefill else "", pair.decode.id)
             try:
                 await self._attempt(call, pair, number, read)
                 return "ok"

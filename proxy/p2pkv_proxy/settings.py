@@ -18,13 +18,15 @@ class Settings:
     connect_timeout: float = 2.0
     """To an engine; it is in the same data centre."""
     answer_timeout: float = 120.0
-    """For an engine's next bytes: the first token of a long prompt, or the next one."""
+    """For an engine's next bytes: the first token of a long prompt, or the next one. An answer that is no stream has
+    the request's time: it comes in one piece behind its last token."""
     client_timeout: float = 30.0
     """For a client to take what was sent to it."""
     request_timeout: float = 900.0
     """For a request from its first byte to its last."""
     slow_after: float = 15.0
-    """An instance that has kept a request waiting so long for its first byte is avoided while there are others."""
+    """An instance that has kept a stream or a prompt waiting so long for its first byte is avoided while there are
+    others."""
     attempts: int = 3
     """Pairs a request is tried on."""
     max_in_flight: int = 1024

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-import subprocess
-import sys
-import urllib.request
+import urllib.error
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,8 +13,9 @@ from random import Random
 from typing import Any
 
 import pytest
+from router_process import RouterProcess, post
 from sglang_pair import Pair, failures
-from sglang_server import SGLangServer, lasting_port
+from sglang_server import SGLangServer
 
 from cluster import eventually
 
@@ -80,20 +79,9 @@ KINDS: dict[str, list[Asked]] = {
 WITH_LOGPROBS = generate(tokens(40, "l"), stream=False, return_logprob=True, logprob_start_len=0)
 
 
-def post(port: int, asked: Asked) -> bytes:
-    """Send a request; return the whole answer. Raises ``urllib.error.HTTPError`` where it is an error."""
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{asked.path}",
-        json.dumps(asked.body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=ANSWERED_S) as response:  # noqa: S310
-        return bytes(response.read())
-
-
 def outputs(port: int, asked: Asked) -> list[list[Any]]:
     """Return the tokens of an answer, a list for each prompt; the pieces of text where SGLang tells no tokens."""
-    raw = post(port, asked)
+    raw = post(port, asked.path, asked.body)
     if asked.body["stream"]:
         events = [event.removeprefix(b"data: ") for event in raw.split(b"\n\n") if event]
         assert events[-1] == b"[DONE]"
@@ -118,40 +106,27 @@ class Served:
 
     def __init__(self, folder: Path) -> None:
         self.pair = Pair(folder)
-        self.port = lasting_port()
         prefill = f"http://127.0.0.1:{self.pair.prefill.port},bootstrap_port={self.pair.bootstrap_port}"
-        self._router = subprocess.Popen(
-            [
-                *(sys.executable, "-c", "from p2pkv_proxy.cli import main; main()"),
-                *("--listen", f"127.0.0.1:{self.port}", "--heartbeats", "", "--mode", "sglang"),
-                *("--prefill", f"{prefill},id=prefill"),
-                *("--decode", f"http://127.0.0.1:{self.pair.decode.port},id=decode"),
-            ],
+        self.router = RouterProcess(
+            *("--heartbeats", "", "--mode", "sglang"),
+            *("--prefill", f"{prefill},id=prefill"),
+            *("--decode", f"http://127.0.0.1:{self.pair.decode.port},id=decode"),
         )
+        self.port = self.router.port
 
     def wait(self) -> None:
         """Block until all are up."""
         self.pair.prefill.wait_until_ready()
         self.pair.decode.wait_until_ready()
-        eventually(lambda: self.get("/healthz") == {"ready": True, "roles": ["decode", "prefill"]}, 60.0)
-
-    def get(self, path: str) -> object:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as response:
-                return json.load(response)
-        except OSError:
-            return None
+        self.router.wait_until_ready()
 
     def in_flight(self) -> dict[str, int]:
         """Return the requests that the router has at each instance."""
-        known = self.get("/instances")
-        assert isinstance(known, list)
-        return {one["id"]: one["in_flight"] for one in known}
+        return {one["id"]: one["in_flight"] for one in self.router.instances()}
 
     def close(self) -> None:
         self.pair.close()
-        self._router.kill()
-        self._router.wait()
+        self.router.kill()
 
 
 @pytest.fixture(scope="module")
@@ -199,12 +174,26 @@ def test_outputs_through_the_router_are_a_single_servers(
 
 
 def test_the_prompts_log_probabilities_are_a_single_servers(served: Served, alone: SGLangServer) -> None:
-    right, routed = (json.loads(post(port, WITH_LOGPROBS)) for port in (alone.port, served.port))
+    right, routed = (
+        json.loads(post(port, WITH_LOGPROBS.path, WITH_LOGPROBS.body)) for port in (alone.port, served.port)
+    )
     assert routed["output_ids"] == right["output_ids"]
     for name in ("input_token_logprobs", "output_token_logprobs"):
         given, wanted = routed["meta_info"][name], right["meta_info"][name]
         assert [one[1] for one in given] == [one[1] for one in wanted]
         assert [one[0] for one in given[1:]] == pytest.approx([one[0] for one in wanted[1:]], abs=1e-3)
+
+
+def test_samples_that_would_share_a_room_are_refused_and_both_go_on(
+    served: Served, alone: SGLangServer
+) -> None:
+    asked = generate(tokens(100, "samples"), stream=False)
+    sampling = asked.body["sampling_params"] | {"n": 2}
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        served.router.post(asked.path, asked.body | {"sampling_params": sampling})
+    with raised.value as error:
+        assert error.code == 400
+    assert outputs(served.port, asked) == outputs(alone.port, asked)
 
 
 def test_a_client_that_leaves_is_cancelled_at_both(served: Served, alone: SGLangServer) -> None:

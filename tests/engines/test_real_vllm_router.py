@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
 import pytest
+from router_process import RouterProcess
 from vllm_server import VLLMServer, lasting_port, p2pkv
 
 from cluster import eventually
@@ -40,63 +38,39 @@ class Served:
             routers=routers,
             options=["--shutdown-timeout", "30"],  # by default vLLM kills its processes at once
         )
-        self.port = lasting_port()
-        self._router = subprocess.Popen(
-            [
-                *(sys.executable, "-c", "from p2pkv_proxy.cli import main; main()"),
-                *("--listen", f"127.0.0.1:{self.port}", "--heartbeats", routers[0]),
-                *("--lifetime", "600"),  # nobody goes without a good-bye
-            ],
-        )
+        # nobody goes without a good-bye
+        self.router = RouterProcess("--heartbeats", routers[0], "--lifetime", "600")
 
     def wait(self) -> None:
         """Block until all are up."""
         self.prefill.wait_until_ready()
         self.decode.wait_until_ready()
-        eventually(lambda: self.get("/healthz") == {"ready": True, "roles": ["decode", "prefill"]}, 60.0)
+        self.router.wait_until_ready()
 
-    def roles(self) -> set[str]:
-        """Return what the instances do that the router has."""
-        listed = self.get("/instances")
-        return {instance["role"] for instance in listed} if isinstance(listed, list) else set()
-
-    def get(self, path: str) -> object:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as response:
-                return json.load(response)
-        except OSError:
-            return None
-
-    def ask(self, tokens: list[int], *, stream: bool) -> list[int]:
-        """Return the ids that the router's answer has."""
+    def ask(self, prompt: object, *, stream: bool = False, n: int = 1) -> list[list[int]]:
+        """Return the ids that the router's answer has, a list for each choice."""
         body = {
             "model": "tiny",
-            "prompt": tokens,
+            "prompt": prompt,
+            "n": n,
             "max_tokens": N_NEW,
-            "temperature": 0,
+            # vLLM takes no n for a temperature of 0, which one token to choose from is as good as
+            **({"temperature": 1, "top_k": 1} if n > 1 else {"temperature": 0}),
             "ignore_eos": True,
             "return_token_ids": True,
             "stream": stream,
         }
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=180) as response:  # noqa: S310
-            raw = response.read()
+        raw = self.router.post("/v1/completions", body)
         if not stream:
-            ids: list[int] = json.loads(raw)["choices"][0]["token_ids"]
-            return ids
+            return [choice["token_ids"] for choice in json.loads(raw)["choices"]]
         events = [event.removeprefix(b"data: ") for event in raw.split(b"\n\n") if event]
         assert events[-1] == b"[DONE]"
-        return [token for event in events[:-1] for token in json.loads(event)["choices"][0]["token_ids"]]
+        return [[token for event in events[:-1] for token in json.loads(event)["choices"][0]["token_ids"]]]
 
     def kill(self) -> None:
         self.prefill.kill()
         self.decode.kill()
-        self._router.kill()
-        self._router.wait()
+        self.router.kill()
 
 
 @pytest.fixture(scope="module")
@@ -122,20 +96,27 @@ def test_outputs_through_the_router_are_a_single_instances(served: Served, strea
     before = served.decode.prompt_tokens("external_kv_transfer")
     with ThreadPoolExecutor(len(prompts)) as threads:
         routed = list(threads.map(lambda tokens: served.ask(tokens, stream=stream), prompts))
-    assert routed == alone
+    assert routed == [[ids] for ids in alone]
     # the decode computes the last token of a prompt itself, and has everything else from the prefill
     assert served.decode.prompt_tokens("external_kv_transfer") - before >= sum(LENGTHS) - 32 * len(LENGTHS)
     assert served.decode.counted("handoffs_failed") == 0
 
 
+def test_a_request_for_several_answers_gets_them_all_right(served: Served) -> None:
+    """The decode computes them alone: a hand-off is for one sequence."""
+    prompts = [prompt(n, seed=7) for n in LENGTHS]
+    alone = [served.prefill.ids(tokens, N_NEW) for tokens in prompts]
+    offered = served.prefill.counted("handoffs_offered")
+    assert served.ask(prompts) == alone
+    assert served.ask(prompts[-1], n=2) == [alone[-1], alone[-1]]
+    assert served.decode.counted("handoffs_failed") == 0
+    assert served.prefill.counted("handoffs_offered") == offered
+
+
 def test_models_and_errors_are_the_engines_own(served: Served) -> None:
-    assert "tiny" in json.dumps(served.get("/v1/models"))
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{served.port}/v1/completions",
-        b'{"model": "tiny", "prompt": "x", "max_tokens": 999999}',
-    )
+    assert "tiny" in json.dumps(served.router.get("/v1/models"))
     with pytest.raises(urllib.error.HTTPError) as raised:
-        urllib.request.urlopen(request, timeout=60)  # noqa: S310
+        served.router.post("/v1/completions", {"model": "tiny", "prompt": "x", "max_tokens": 999999})
     with raised.value as error:
         assert error.code == 400
         assert b"max" in error.read()
@@ -143,4 +124,4 @@ def test_models_and_errors_are_the_engines_own(served: Served) -> None:
 
 def test_an_instance_that_ends_says_good_bye(served: Served) -> None:
     served.decode.end()
-    eventually(lambda: served.roles() == {"prefill"}, 60.0)
+    eventually(lambda: [one["role"] for one in served.router.instances()] == ["prefill"], 60.0)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import pages
-from device_buffers import DeviceBuffer
+from cluster import UCX
+from device_buffers import DeviceBuffer, EmulatedBuffer
+from fake_cuda import FakeCuda
 from p2pkv import NotRegisteredError, Pieces, UsageError
 from pair import NBYTES, N, Pair, run_all
 
@@ -50,6 +52,16 @@ def test_pages_arrive_in_device_memory_as_they_were_published(pair: Pair, destin
     assert counters['p2pkv_staged_bytes_total{direction="to_device"}'] == N * NBYTES
     assert counters["p2pkv_device_staging_bytes"] == 1 << 17
     assert counters["p2pkv_device_staging_used_bytes"] == 0
+
+
+@pytest.mark.parametrize("transport", [UCX])
+def test_pages_arrive_over_ucx(make_pair: Callable[..., Pair], allocate: Allocate, transport: str) -> None:
+    pair = make_pair(transports=[transport])
+    destination = allocate(N * NBYTES)
+    pair.reader.register_memory(destination.array)
+    keys = pair.publish()
+    assert pair.reader.fetch(keys, destination.rows(N, NBYTES)).all()
+    assert np.array_equal(destination.read().reshape(N, NBYTES), _filled(keys))
 
 
 def test_pages_of_device_memory_arrive_in_host_memory(pair: Pair, source: DeviceBuffer) -> None:
@@ -149,6 +161,21 @@ def test_an_address_of_device_memory_is_known_as_one(pair: Pair, allocate: Alloc
     assert np.array_equal(destination.read().reshape(N, NBYTES), _filled(keys))
     with pytest.raises(UsageError, match="not all of one allocation"):
         pair.reader.register_address(destination.address, 1 << 40)
+
+
+def test_a_page_may_lie_on_several_devices(emulated: FakeCuda, pair: Pair) -> None:
+    keys = pair.publish()
+    half = NBYTES // 2
+    buffers = [EmulatedBuffer(N * half, device) for device in (0, 1)]
+    for buffer in buffers:
+        pair.reader.register_memory(buffer.array)
+    starts = np.stack([buffer.address + half * np.arange(N) for buffer in buffers], axis=1)
+    pieces = Pieces(np.stack([starts, np.full_like(starts, half)], axis=2).astype(np.int64))
+    assert pair.reader.fetch(keys, pieces, stream=0).all()
+    there = np.concatenate([buffer.read().reshape(N, half) for buffer in buffers], axis=1)
+    assert np.array_equal(there, _filled(keys))
+    for buffer in buffers:
+        buffer.close()
 
 
 def test_calls_share_the_staging(pair: Pair, allocate: Allocate) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from cluster import eventually
 from device_buffers import DeviceBuffer, EmulatedBuffer
 from fake_cuda import FakeCuda
 from pair import NBYTES, N, Pair
@@ -97,6 +99,29 @@ def test_a_stream_that_does_not_get_done_costs_misses_at_the_deadline(
     assert not outcomes.any()
     emulated.let_go()
     assert getattr(pair.owner, call)(keys, memory.rows(N, NBYTES), stream=stream, timeout=30.0).all()
+
+
+def test_a_call_that_waits_for_a_stream_does_not_keep_the_node_from_closing(
+    emulated: FakeCuda, pair: Pair, allocate: Allocate
+) -> None:
+    memory = allocate(N * NBYTES)
+    pair.owner.register_memory(memory.array)
+    keys = pair.publish()
+    emulated.hold(kernels=True)
+    stream = memory.fill_later(1)
+    before = emulated.counts().events
+    outcomes: list[np.ndarray] = []
+
+    def fetch() -> None:
+        outcomes.append(pair.owner.fetch(keys, memory.rows(N, NBYTES), stream=stream, timeout=3600.0))
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    eventually(lambda: emulated.counts().events > before, 30.0)  # it waits
+    pair.owner.close()
+    thread.join(30.0)
+    assert [outcome.any() for outcome in outcomes] == [False]
+    emulated.let_go()
 
 
 def test_a_stream_that_is_none_costs_misses_and_is_counted(

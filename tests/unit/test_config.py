@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
+from p2pkv import Node
 from p2pkv.address import reachable_host
 from p2pkv.config import Config, parse_size
 from p2pkv.errors import ConfigError
@@ -168,3 +170,65 @@ def test_a_staging_of_no_use_is_refused(wrong: object) -> None:
     with pytest.raises(ConfigError, match="device_staging_size"):
         Config.load({"device_staging_size": wrong}, environ={})
     assert Config.load({"device_staging_size": "1MiB"}, environ={}).device_staging_nbytes == 1 << 20
+
+
+ODD: tuple[object, ...] = (
+    *(None, True, 0, -1, 2.7, float("nan"), float("inf"), -float("inf"), 10**30, -(10**30), b"x", object()),
+    *(
+        "",
+        " ",
+        "nan",
+        "inf",
+        "1e400",
+        "9" * 5000,
+        "9" * 400 + "TiB",
+        "\udcff",
+        "a\0b",
+        "0x10",
+        "²MiB",
+    ),
+    *([], [1], ["\udcff"], {}, {"a": 1}),
+)
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Config)])
+def test_an_odd_value_is_taken_or_refused_by_name_and_in_few_words(name: str) -> None:
+    for value in ODD:
+        refusal = _refusal(name, value)
+        assert refusal == "" or name in refusal
+        if name not in (
+            "node_id",
+            "listen",
+            "join",
+            "routers",
+            "disk_path",
+        ):  # whose messages quote them whole
+            assert len(refusal) < 400
+
+
+def _refusal(name: str, value: object) -> str:
+    """Return why a setting can't have this value, or nothing; any other error than ours flies."""
+    try:
+        Config(**{name: value})  # type: ignore[arg-type]
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_what_would_be_cut_off_or_lost_is_refused() -> None:
+    for settings in ({"replicas": 2.7}, {"metrics_port": 80.5}, {"replicas": float("inf")}):
+        with pytest.raises(ConfigError, match="must be a whole number"):
+            Config(**settings)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="secret_file must be a string, not int"):
+        Config(secret_file=0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no machine has more"):
+        Config(pool_size="9" * 20 + "TiB")
+    assert Config(pool_size="1.5GiB").pool_nbytes == 3 << 29
+
+
+def test_every_way_to_write_a_wildcard_is_known_to_all_parts(tmp_path: Path) -> None:
+    secret = _secret(tmp_path / "a", "correct horse battery")
+    assert Config(listen="*:7400", secret_file=secret).listen == "0.0.0.0:7400"
+    settings = {"secret_file": secret, "pool_size": "1MiB", "buffer_size": 0}
+    with Node.start(Config(listen="*:0", join=["127.0.0.1:9"], **settings)) as node:  # type: ignore[arg-type]
+        assert node.address.startswith("127.0.0.1:")

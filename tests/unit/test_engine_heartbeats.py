@@ -113,6 +113,8 @@ def sglang(monkeypatch: pytest.MonkeyPatch, url: str) -> Iterator[SimpleNamespac
         disaggregation_bootstrap_port=8998,
         kv_cache_dtype="auto",
         quantization=None,
+        revision=None,
+        json_model_override_args="{}",
     )
     context = ModuleType("sglang.srt.runtime_context")
     for name in ("server_args", "serving", "disagg"):

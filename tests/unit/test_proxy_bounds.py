@@ -33,6 +33,7 @@ MALFORMED = [
     b'{"prompt": "a", "max_tokens": "many"}',
     b'{"prompt": "a", "max_tokens": -1}',
     b'{"prompt": "a", "max_tokens": true}',
+    b'{"prompt": "a", "n": "two"}',
     b'{"prompt": "a", "stream": "yes"}',
     b'{"prompt": "a", "model": 7}',
 ]
@@ -94,6 +95,25 @@ def test_headers_without_an_end_are_refused() -> None:
         endless = POST + b"".join(b"x-%d: %s\r\n" % (i, b"y" * 1000) for i in range(200))
         assert (await _say(front.port, endless)).startswith(b"HTTP/1.1 431")
         assert (await _say(front.port, b"nonsense\r\n\r\n")).startswith(b"HTTP/1.1 400")
+
+    run(test)
+
+
+@pytest.mark.parametrize("wish", [b"h2c", b"websocket"])
+def test_a_wish_for_another_protocol_is_ignored(wish: bytes) -> None:
+    """Java's HTTP client says so in every request without TLS, and its body counts all the same."""
+
+    async def test(rig: Rig) -> None:
+        engine = await rig.engine(Role.BOTH)
+        front = await start(rig, [engine])
+        body = json.dumps(COMPLETION | {"prompt": "\r\nUpgrade: h2c\r\n\r\n"}).encode()
+        head = POST + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAMA\r\n" % wish
+        _, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write((head + b"content-length: %d\r\n\r\n" % len(body) + body) * 2)
+        await until(lambda: len(engine.requests) == 2)  # of one connection, which is still HTTP/1.1
+        assert [asked["prompt"] for asked in engine.requests] == ["\r\nUpgrade: h2c\r\n\r\n"] * 2
+        assert not {"upgrade", "x-upgrd", "http2-settings", "connection"} & set(engine.headers[0])
+        writer.transport.abort()
 
     run(test)
 

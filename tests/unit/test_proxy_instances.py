@@ -90,10 +90,30 @@ def test_a_good_bye_removes_and_unanswered_requests_of_a_failing_one_go_elsewher
     assert registry.get("b") is None
 
 
+def test_what_an_instance_has_when_it_says_good_bye_it_may_finish() -> None:
+    clock = Clock()
+    registry = Registry(lifetime=10.0, now=lambda: clock.now)
+    registry.note_heartbeat(beat("a", 1))
+    tracked = registry.get("a")
+    assert tracked is not None
+    interrupted: list[str] = []
+    attempt = tracked.begin(5, clock.now, lambda: interrupted.append("a"))
+    registry.note_heartbeat(beat("a", 2, State.LEFT))
+    clock.now += 500.0  # a long answer, of an engine that ends when it has given it
+    registry.expire()
+    assert tracked.state is State.LEFT
+    assert interrupted == []
+    tracked.end(attempt, clock.now)
+    registry.expire()
+    registry.expire()
+    assert registry.get("a") is None
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"url": "ftp://x:1"},
+        {"url": "https://x:1"},
         {"url": "http://x"},
         {"url": "http://user@x:1"},
         {"url": "http://x:1/path"},
@@ -183,7 +203,8 @@ def test_a_file_of_instances_is_followed(tmp_path: Path) -> None:
     asyncio.run(follow())
     with pytest.raises(ConfigError, match="colour"):
         parse_instance("http://a:1,colour=red", Role.DECODE, Mode.VLLM)
-    assert parse_instance("http://a:1,bootstrap_port=8998", Role.PREFILL, Mode.SGLANG).bootstrap_port == 8998
+    named = parse_instance("http://a:1,bootstrap_port=8998,id=0", Role.PREFILL, Mode.SGLANG)
+    assert (named.bootstrap_port, named.id) == (8998, "0")
 
 
 def test_a_breaker_opens_lets_one_through_and_closes_again() -> None:

@@ -311,7 +311,7 @@ def test_a_slow_instance_is_avoided_before_it_is_dead() -> None:
         slow, quick = await rig.engine(Role.DECODE), await rig.engine(Role.DECODE)
         front = await start(rig, [await rig.engine(Role.PREFILL), slow, quick], slow_after=0.05)
         slow.gate.clear()
-        stuck = [asyncio.ensure_future(front.post(COMPLETION)) for _ in range(2)]
+        stuck = [asyncio.ensure_future(front.events(COMPLETION)) for _ in range(2)]
         await until(lambda: slow.requests != [])
         await asyncio.sleep(0.1)  # the time after which it counts as slow
         for _ in range(6):
@@ -319,6 +319,43 @@ def test_a_slow_instance_is_avoided_before_it_is_dead() -> None:
         assert len(slow.requests) == 1
         slow.gate.set()
         await asyncio.gather(*stuck)
+
+    run(test)
+
+
+async def in_turn(rig: Rig) -> list[FakeEngine]:
+    """Start two engines, in the order in which round robin takes them."""
+    return sorted([await rig.engine(Role.BOTH) for _ in range(2)], key=lambda engine: engine.instance.id)
+
+
+def test_an_answer_in_one_piece_may_take_as_long_as_the_request() -> None:
+    """Its first byte comes behind its last token: no sign of a slow instance, and no reason to have it made again."""
+
+    async def test(rig: Rig) -> None:
+        busy, other = await in_turn(rig)
+        front = await start(rig, [busy, other], answer_timeout=0.2, slow_after=0.05)
+        busy.gate.clear()
+        long = asyncio.ensure_future(front.post(COMPLETION))
+        await until(lambda: busy.requests != [])
+        await asyncio.sleep(0.6)  # several times what the next bytes of a stream may take
+        busy.gate.set()
+        for _ in range(4):
+            await front.text(COMPLETION)
+        assert len(busy.requests) == len(other.requests) + 1 == 3
+        assert (await long)[0] == 200
+        assert await front.metric("p2pkv_proxy_retries_total") == 0
+
+    run(test)
+
+
+def test_a_stream_without_a_first_byte_is_given_up() -> None:
+    async def test(rig: Rig) -> None:
+        stuck, other = await in_turn(rig)
+        front = await start(rig, [stuck, other], answer_timeout=0.2)
+        stuck.gate.clear()
+        events = await front.events(COMPLETION)
+        assert joined(events) == "".join(tokens_of("some prompt", 5))
+        assert len(stuck.requests) == len(other.requests) == 1
 
     run(test)
 

@@ -96,16 +96,36 @@ def test_servers_that_name_no_model_share_nothing_unless_told_to(caplog: pytest.
     assert namespace(namespace="mine") == namespace(namespace="mine")
 
 
-def test_formats_that_a_host_pool_keeps_as_bytes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    def namespace(kv_cache_dtype: str) -> str:
-        server_args = SimpleNamespace(kv_cache_dtype=kv_cache_dtype, quantization=None)
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        # a host pool keeps both as bytes
+        ({"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "fp8_e5m2"}),
+        ({"quantization": "fp8"}, {}),
+        ({"revision": "4f3c1e"}, {"revision": "main"}),
+        # SGLang's way to a longer context: keys are rotated differently
+        ({"json_model_override_args": '{"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}'}, {}),
+    ],
+)
+def test_models_of_one_name_that_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, ours: dict[str, str], theirs: dict[str, str]
+) -> None:
+    defaults = {
+        "kv_cache_dtype": "auto",
+        "quantization": None,
+        "revision": None,
+        "json_model_override_args": "{}",
+    }
+
+    def namespace(told: dict[str, str]) -> str:
+        server_args = SimpleNamespace(**defaults | told)
         for name in ("sglang", "sglang.srt", "sglang.srt.runtime_context"):
             monkeypatch.setitem(sys.modules, name, ModuleType(name))
         sys.modules["sglang.srt.runtime_context"].get_server_args = lambda: server_args
         return P2PKVHiCache(storage_config(), start_node=FailingNode).node.config.namespace
 
-    assert namespace("fp8_e4m3") == namespace("fp8_e4m3")
-    assert namespace("fp8_e4m3") != namespace("fp8_e5m2")
+    assert namespace(ours) == namespace(ours)
+    assert namespace(ours) != namespace(theirs)
 
 
 def test_the_ranks_of_a_server_are_nodes_of_their_own() -> None:

@@ -158,6 +158,12 @@ def test_servers_with_different_kv_say_what_differs(changed: dict[str, object], 
     assert mine.difference(RequestRows.of(kv_args()).shape) is None
 
 
+def test_two_models_of_one_form_are_told_apart() -> None:
+    mine, theirs = RequestRows.of(kv_args(), "base").shape, RequestRows.of(kv_args(), "tuned").shape
+    assert mine.difference(theirs) == "the model is 'base' here and 'tuned' there"
+    assert unpack(pack(wanted(shape=theirs))) == wanted(shape=theirs)
+
+
 # --- messages
 
 

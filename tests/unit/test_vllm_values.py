@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from p2pkv.integrations.vllm import P2PKVConnector
 from p2pkv.integrations.vllm_handoff import Handoff, Rank
 from p2pkv.integrations.vllm_settings import Instance
 from p2pkv.integrations.vllm_stats import Tally
-from vllm_fakes import LAYERS, SHAPE, caches, kv_cache_config, vllm_config
+from vllm_fakes import LAYERS, SHAPE, ModelConfigFake, caches, kv_cache_config, vllm_config
 
 
 def test_a_model_that_can_not_be_served_stops_vllm_at_start() -> None:
@@ -28,6 +30,33 @@ def test_a_model_that_can_not_be_served_stops_vllm_at_start() -> None:
     scattered = np.zeros((LAYERS, 2, 8, *SHAPE[1:]), np.float32).swapaxes(1, 2)  # K and V apart
     with pytest.raises(ConfigError, match="not contiguous"):
         connector.register_kv_caches(caches(scattered))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"revision": "4f3c1e"},
+        {"hf_config": ModelConfigFake(rope_parameters={"rope_theta": 10000.0, "factor": 4.0})},
+        {"hf_config": ModelConfigFake(text_config={"rope_parameters": None})},
+        {"served_model_name": "other"},
+        {"dtype": "bfloat16"},
+    ],
+)
+def test_models_of_one_name_that_are_told_apart(changes: dict[str, Any]) -> None:
+    config, other = (vllm_config({}, "kv_both", "recompute") for _ in range(2))
+    vars(other.model_config).update(changes)
+    assert (
+        Instance.read(config, kv_cache_config()).identity != Instance.read(other, kv_cache_config()).identity
+    )
+
+
+def test_the_same_model_may_lie_elsewhere_and_be_read_by_another_version() -> None:
+    def identity(**fields: Any) -> Mapping[str, str]:
+        config = vllm_config({}, "kv_both", "recompute")
+        config.model_config.hf_config = ModelConfigFake(text_config={"dtype": np.float32, **fields}, **fields)
+        return Instance.read(config, kv_cache_config()).identity
+
+    assert identity(_name_or_path="/a", transformers_version="5.1") == identity(_name_or_path="/b")
 
 
 def test_every_process_of_an_instance_is_a_node_of_its_own() -> None:

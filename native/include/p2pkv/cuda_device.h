@@ -49,9 +49,17 @@ enum class CopyOutcome : uint8_t {
 
 enum class StreamOutcome : uint8_t { kDone = 0, kFailed = 1, kTimedOut = 2 };
 
+// What was queued on a stream at one moment. One thread at a time.
+class StreamMark {
+ public:
+  virtual ~StreamMark() = default;
+  // Waits until it has been done. May be asked again after a time-out.
+  virtual StreamOutcome wait(const Deadline& deadline, std::string* error) = 0;
+};
+
 // One device, used through its primary context, as torch, CuPy and JAX do. Thread-safe; no call needs or
 // changes the calling thread's current context, and none ends another thread's capture of a CUDA graph.
-class Device {
+class Device : public std::enable_shared_from_this<Device> {
  public:
   // One object a device and process, for as long as somebody has it. Null, with the reason in `error`.
   static std::shared_ptr<Device> open(int ordinal, std::string* error);
@@ -63,9 +71,15 @@ class Device {
   // (Staging): otherwise the driver copies it once more. What lies in a row on both sides is copied as one.
   // Device memory that was written is seen by kernels launched after the return.
   virtual CopyOutcome copy(std::span<const DeviceCopy> copies, Direction direction, std::string* error) = 0;
-  // Waits until everything queued on a stream before this call has been done. 0 and 1 are the legacy default
-  // stream, 2 the calling thread's default stream, as in __cuda_array_interface__; else a stream's handle.
-  virtual StreamOutcome wait_for(uint64_t stream, const Deadline& deadline, std::string* error) = 0;
+  // Marks what has been queued on a stream until now. 0 and 1 are the legacy default stream, 2 the calling
+  // thread's default stream, as in __cuda_array_interface__; else a stream's handle. Null, with the reason in
+  // `error`.
+  virtual std::unique_ptr<StreamMark> mark(uint64_t stream, std::string* error) = 0;
+  // Waits until everything queued on a stream before this call has been done.
+  StreamOutcome wait_for(uint64_t stream, const Deadline& deadline, std::string* error) {
+    const std::unique_ptr<StreamMark> queued = mark(stream, error);
+    return queued ? queued->wait(deadline, error) : StreamOutcome::kFailed;
+  }
   // Page-locks memory for all devices.
   virtual bool lock_memory(void* host, uint64_t nbytes, std::string* error) = 0;
   virtual void unlock_memory(void* host) = 0;

@@ -46,6 +46,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   virtual ~Transfer() = default;
   // Makes what progress it can without blocking; true once every span has settled.
   virtual bool done() = 0;
+  // Makes progress for at most `timeout` seconds; true once every span has settled. What is pending goes on.
+  virtual bool advance(double timeout) = 0;
   // Blocks at most `timeout` seconds; afterwards every span has settled and nothing touches local memory.
   virtual void wait(double timeout) = 0;
   // Valid once settled.

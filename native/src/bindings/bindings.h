@@ -5,6 +5,7 @@
 
 namespace p2pkv {
 
+void bind_gate(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_transports(nanobind::module_& m);
 void bind_ucx(nanobind::module_& m);

@@ -4,8 +4,10 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -78,10 +80,21 @@ std::shared_ptr<Staging> create_staging(std::shared_ptr<Device> device, uint64_t
   return staging;
 }
 
-std::tuple<int, std::string> wait_for(Device& device, uint64_t stream, double timeout) {
+std::unique_ptr<cuda::StreamMark> mark(Device& device, uint64_t stream) {
+  std::string error;
+  std::unique_ptr<cuda::StreamMark> made;
+  {
+    const nb::gil_scoped_release unlocked;
+    made = device.mark(stream, &error);
+  }
+  if (!made) throw std::runtime_error(error);
+  return made;
+}
+
+std::tuple<int, std::string> wait(cuda::StreamMark& mark, double timeout) {
   std::string error;
   const nb::gil_scoped_release unlocked;
-  const auto outcome = device.wait_for(stream, Deadline::after(timeout), &error);
+  const auto outcome = mark.wait(Deadline::after(timeout), &error);
   return {static_cast<int>(outcome), error};
 }
 
@@ -145,7 +158,8 @@ void bind_cuda(nb::module_& m) {
       .def_static("open", &open_device, "ordinal"_a)
       .def_prop_ro("ordinal", &Device::ordinal)
       .def_prop_ro("is_lost", &Device::is_lost)
-      .def("wait_for", &wait_for, "stream"_a, "timeout"_a);
+      .def("mark", &mark, "stream"_a);
+  nb::class_<cuda::StreamMark>(m, "CudaMark").def("wait", &wait, "timeout"_a);
   nb::class_<Staging::Lease>(m, "CudaLease")
       .def_prop_ro(
           "address",

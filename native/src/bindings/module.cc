@@ -4,6 +4,7 @@ NB_MODULE(_native, m) {
   m.doc() = "The native core of p2pkv: what is done per page, and the threads that answer without the GIL.";
   // Native threads may hold objects at interpreter exit; that is a clean exit, not a leak worth a warning.
   nanobind::set_leak_warnings(false);
+  p2pkv::bind_gate(m);
   p2pkv::bind_pool(m);
   p2pkv::bind_transports(m);
   p2pkv::bind_ucx(m);

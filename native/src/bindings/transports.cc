@@ -89,6 +89,7 @@ void bind_shared_region(nb::module_& m) {
 void bind_transfer(nb::module_& m) {
   nb::class_<Transfer>(m, "Transfer")
       .def("done", &Transfer::done, nb::call_guard<nb::gil_scoped_release>())
+      .def("advance", &Transfer::advance, "timeout"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "wait",
           [](Transfer& self, double timeout) {

@@ -37,6 +37,36 @@ Result await_event(const Driver& driver, EventHandle event, const Deadline* dead
   }
 }
 
+class EventMark final : public StreamMark {
+ public:
+  EventMark(const Driver& driver, std::shared_ptr<Device> device, ContextHandle context, EventHandle event)
+      : driver_(driver), device_(std::move(device)), context_(context), event_(event) {}
+
+  ~EventMark() override {
+    if (getpid() != pid_) return;  // in a forked child no driver call works
+    const CurrentContext current(driver_, context_);
+    driver_.event_destroy(event_);  // may be done before the event has come
+  }
+
+  StreamOutcome wait(const Deadline& deadline, std::string* error) override {
+    const CurrentContext current(driver_, context_);
+    Result result = current.result();
+    if (result == kSuccess) result = await_event(driver_, event_, &deadline);
+    if (result == kSuccess) return StreamOutcome::kDone;
+    if (result == kNotReady) return StreamOutcome::kTimedOut;
+    *error = "CUDA device " + std::to_string(device_->ordinal()) + ": " +
+             driver_.describe("waiting for a stream", result);
+    return StreamOutcome::kFailed;
+  }
+
+ private:
+  const Driver& driver_;
+  const std::shared_ptr<Device> device_;  // keeps the context
+  const ContextHandle context_;
+  const EventHandle event_;
+  const pid_t pid_ = getpid();
+};
+
 class PrimaryContextDevice final : public Device {
  public:
   PrimaryContextDevice(const Driver& driver, int ordinal) : driver_(driver), ordinal_(ordinal) {}
@@ -102,26 +132,24 @@ class PrimaryContextDevice final : public Device {
     return CopyOutcome::kLost;
   }
 
-  StreamOutcome wait_for(uint64_t stream, const Deadline& deadline, std::string* error) override {
+  std::unique_ptr<StreamMark> mark(uint64_t stream, std::string* error) override {
     if (stream == 0) stream = kLegacyStream;
     const auto handle = reinterpret_cast<StreamHandle>(stream);
     ContextHandle context = context_;
-    Result result = kSuccess;
     if (stream != kLegacyStream && stream != kThreadStream) {
-      result = driver_.stream_get_context(handle, &context);  // an event has to be of its stream's context
-      if (result != kSuccess) return stream_failed("cuStreamGetCtx", result, error);
+      // an event has to be of its stream's context
+      const Result result = driver_.stream_get_context(handle, &context);
+      if (result != kSuccess) return no_mark("cuStreamGetCtx", result, error);
     }
     const CurrentContext current(driver_, context);
-    if (current.result() != kSuccess) return stream_failed("cuCtxPushCurrent", current.result(), error);
+    if (current.result() != kSuccess) return no_mark("cuCtxPushCurrent", current.result(), error);
     EventHandle event;
-    result = driver_.event_create(&event, kEventDisableTiming);
-    if (result != kSuccess) return stream_failed("cuEventCreate", result, error);
+    Result result = driver_.event_create(&event, kEventDisableTiming);
+    if (result != kSuccess) return no_mark("cuEventCreate", result, error);
+    auto made = std::make_unique<EventMark>(driver_, shared_from_this(), context, event);
     result = driver_.event_record(event, handle);
-    if (result == kSuccess) result = await_event(driver_, event, &deadline);
-    driver_.event_destroy(event);  // may be done before the event has come
-    if (result == kSuccess) return StreamOutcome::kDone;
-    if (result == kNotReady) return StreamOutcome::kTimedOut;
-    return stream_failed("waiting for a stream", result, error);
+    if (result != kSuccess) return no_mark("cuEventRecord", result, error);
+    return made;
   }
 
   bool lock_memory(void* host, uint64_t nbytes, std::string* error) override {
@@ -146,9 +174,9 @@ class PrimaryContextDevice final : public Device {
     return false;
   }
 
-  StreamOutcome stream_failed(const char* call, Result result, std::string* error) const {
+  std::unique_ptr<StreamMark> no_mark(const char* call, Result result, std::string* error) const {
     fail(call, result, error);
-    return StreamOutcome::kFailed;
+    return nullptr;
   }
 
   bool queue(std::span<const DeviceCopy> copies, Direction direction, StreamHandle stream,

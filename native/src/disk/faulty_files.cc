@@ -36,10 +36,17 @@ uint64_t FaultyFiles::n_calls() const {
   return n_calls_;
 }
 
+uint64_t FaultyFiles::n_hanging() const {
+  const std::lock_guard lock(mutex_);
+  return n_hanging_;
+}
+
 int FaultyFiles::enter(FileCall call, Fate* fate) {
   std::unique_lock lock(mutex_);
   Fault& fault = faults_[static_cast<size_t>(call)];
+  ++n_hanging_;
   healed_.wait(lock, [&] { return !fault.is_hanging; });
+  --n_hanging_;
   *fate = Fate::kGoOn;
   if (n_calls_++ == deadly_call_) *fate = dies_halfway_ ? Fate::kDieHalfway : Fate::kDieAfter;
   if (fault.n_left == 0) return 0;

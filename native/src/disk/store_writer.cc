@@ -46,9 +46,8 @@ void DiskStore::write(const WriteBatch& batch, uint8_t* accepted) {
       }
       queue_.push_back({batch.keys[i], reinterpret_cast<const uint8_t*>(batch.pages[i].address),
                         static_cast<uint32_t>(nbytes), batch.checksums[i], batch.tickets[i], last_write_,
-                        false});
+                        ++n_accepted_});
       queued_bytes_ += nbytes;
-      ++n_accepted_;
     }
     is_news = was_empty != queue_.empty() || was_urgent != is_urgent();
   }
@@ -71,6 +70,7 @@ void DiskStore::write_all() {
     if (is_queue_empty()) {
       finish_all();
       flush_layout();
+      forget_forgotten();
     }
   }
   finish_all();
@@ -149,6 +149,11 @@ std::shared_ptr<Chunk> DiskStore::fill(const std::vector<Pending>& batch) {
   }
   std::vector<uint8_t> known(keys.size());
   catalog_.contains(keys.data(), keys.size(), known.data());
+  std::vector<uint8_t> is_unwanted(keys.size());
+  {
+    const std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < batch.size(); ++i) is_unwanted[i] = is_void(batch[i].key, batch[i].number);
+  }
   auto chunk = std::make_shared<Chunk>();
   while (!(chunk->buffer = write_arena_->try_take(nbytes)) && !under_way_.empty()) finish_oldest();
   if (!chunk->buffer) {
@@ -165,7 +170,7 @@ std::shared_ptr<Chunk> DiskStore::fill(const std::vector<Pending>& batch) {
     tickets.push_back(page.ticket);
     queued += page.length;
     Checksum sum;
-    if (known[i] || page.is_void) {
+    if (known[i] || is_unwanted[i]) {
       counters_.known_pages += known[i];
       ++n_settled;
       continue;
@@ -182,7 +187,7 @@ std::shared_ptr<Chunk> DiskStore::fill(const std::vector<Pending>& batch) {
     RecordHeader header = header_of(page.key, page.length, page.checksum, folder_->stamp());
     if (encoder_) encode(copy, &header, payload);
     std::memcpy(base + end, &header, sizeof header);
-    chunk->records.push_back({page.key, page.checksum, page.length, header.stored, end});
+    chunk->records.push_back({page.key, page.checksum, page.length, header.stored, end, page.number});
     const uint64_t used = end + sizeof header + payload_nbytes(page.length, header.stored);
     end = round_up(used, layout_->alignment());
     std::memset(base + used, 0, end - used);
@@ -237,6 +242,7 @@ void DiskStore::finish_oldest() {
     counters_.lost_pages += chunk->records.size();
     suspend("cannot write", finished);
   } else {
+    drop_void(*chunk);
     uint64_t nbytes = 0;
     for (const Chunk::Record& record : chunk->records) {
       nbytes += record.length;
@@ -276,10 +282,43 @@ void DiskStore::clear() {
   {
     const std::lock_guard lock(mutex_);
     wants_clear_ = true;
-    // what was queued before is told apart from what comes after by having no key any more
-    for (Pending& pending : queue_) pending.is_void = true;
+    n_cleared_ = n_accepted_;
   }
   wanted_.notify_all();
+}
+
+void DiskStore::forget(const Key* keys, size_t n) {
+  {
+    const std::lock_guard lock(mutex_);
+    // what is queued, or in the writer's hands, would be found here again
+    for (size_t i = 0; n_settled_ < n_accepted_ && i < n; ++i) forgotten_[keys[i]] = n_accepted_;
+  }
+  catalog_.forget_keys(keys, n);
+}
+
+// With the lock. Whether a page was forgotten since it was accepted.
+bool DiskStore::is_void(const Key& key, uint64_t number) const {
+  if (number <= n_cleared_) return true;
+  const auto found = forgotten_.find(key);
+  return found != forgotten_.end() && number <= found->second;
+}
+
+// Takes out again what was forgotten while it was being written.
+void DiskStore::drop_void(const Chunk& chunk) {
+  std::vector<Key> gone;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Chunk::Record& record : chunk.records) {
+      if (is_void(record.key, record.number)) gone.push_back(record.key);
+    }
+  }
+  if (!gone.empty()) catalog_.forget_keys(gone.data(), gone.size());
+}
+
+// Once the writer has nothing in hand: what is accepted from now on has a higher number.
+void DiskStore::forget_forgotten() {
+  const std::lock_guard lock(mutex_);
+  if (queue_.empty()) forgotten_.clear();
 }
 
 void DiskStore::clear_layout() {

@@ -24,6 +24,15 @@ bool Batch::done() {
   return has_settled();
 }
 
+bool Batch::advance(double timeout) {
+  if (has_settled()) return true;
+  const Deadline deadline = Deadline::after(timeout);
+  if (!take_turn(&deadline, true)) return has_settled();
+  const Turn turn(*this);
+  if (!has_settled() && (drive(&deadline) || is_aborted())) finish();
+  return has_settled();
+}
+
 void Batch::wait(double timeout) {
   if (has_settled()) return;
   const Deadline deadline = Deadline::after(timeout);

@@ -22,16 +22,17 @@ struct Reads {
   std::vector<Status> statuses;
 };
 
-// One batch of reads. Its bytes are moved by the threads that call done() and wait(), one at a time, plus
-// what helpers the subclass has. It ends in one of two ways: drive() reports every span settled, or somebody
-// aborts it; then no helper touches local memory any more once quiesce() has returned, and pending spans
-// become what abort() said.
+// One batch of reads. Its bytes are moved by the threads that call done(), advance() and wait(), one at a
+// time, plus what helpers the subclass has. It ends in one of two ways: drive() reports every span settled,
+// or somebody aborts it; then no helper touches local memory any more once quiesce() has returned, and
+// pending spans become what abort() said.
 class Batch : public Transfer {
  public:
   // Asks for the first bytes, without blocking. Called once, with the endpoint's mutex held. If it throws,
   // the batch's end takes back what it had asked for; that takes the mutex.
   virtual void start() {}
   bool done() final;
+  bool advance(double timeout) final;
   void wait(double timeout) final;
   const std::vector<Status>& statuses() const final { return statuses_; }
 
@@ -83,6 +84,7 @@ class SettledTransfer final : public Transfer {
  public:
   explicit SettledTransfer(std::vector<Status> statuses) : statuses_(std::move(statuses)) {}
   bool done() override { return true; }
+  bool advance(double) override { return true; }
   void wait(double) override {}
   const std::vector<Status>& statuses() const override { return statuses_; }
 

@@ -1,7 +1,8 @@
 """SGLang: prefill and decode get the same request at once, and find each other by the bootstrap room in it.
 
 A room is used once: a second request with it crashes both engines, so every attempt draws new ones. A decode that gets
-a request without a room dies, so none is ever sent.
+a request without a room dies, so none is ever sent. Of a request with ``n`` above 1 SGLang itself makes several with
+one room, so that is refused.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
+from p2pkv_proxy.bodies import error_body
 from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Interrupt, Pair
 from p2pkv_proxy.engines import Engines, Post
 from p2pkv_proxy.prompts import Body, Json
 from p2pkv_proxy.protocols.base import Answer, Protocol
 from p2pkv_proxy.registry import Tracked
 
+_ONE_SAMPLE = (
+    "n must be 1: SGLang's prefill and decode servers give one answer a prompt; send the request n times"
+)
 _BLAME_S = 0.25
 """For a prefill to say what went wrong there when its decode has failed: often it is the cause."""
 
@@ -31,6 +36,8 @@ class SGLang(Protocol):
     ) -> Answer:
         if pair.prefill is None:
             return await _open_alone(engines, call, pair.decode, undo, interrupt)
+        if call.prompt.n_samples > 1:
+            raise AnsweredError(400, "application/json", error_body(400, _ONE_SAMPLE))
         body = msgspec.json.encode(call.body | bootstrap_fields(pair.prefill, call.prompt.batch))
         prefill = _Prefill(engines, call, pair.prefill, body, interrupt)
         undo.push_async_callback(prefill.cancel)

@@ -29,6 +29,8 @@ class FaultyFiles : public Files {
   void kill_at(uint64_t nth, bool half);
   void heal();
   uint64_t n_calls() const;
+  // How many calls hang now.
+  uint64_t n_hanging() const;
 
   int open(const std::string& path, int flags) override;
   int64_t read(int fd, void* to, size_t nbytes, uint64_t offset) override;
@@ -64,6 +66,7 @@ class FaultyFiles : public Files {
   std::condition_variable healed_;
   std::array<Fault, kFileCalls> faults_;
   uint64_t n_calls_ = 0;
+  uint64_t n_hanging_ = 0;
   uint64_t deadly_call_ = kForEver;
   bool dies_halfway_ = false;
 };

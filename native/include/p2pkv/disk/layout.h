@@ -20,9 +20,10 @@ class Chunk : public IoBatch {
   struct Record {
     Key key;
     uint64_t checksum;
-    uint32_t length;  // of the page
-    uint32_t stored;  // see RecordHeader
-    uint64_t at;      // in the buffer
+    uint32_t length;      // of the page
+    uint32_t stored;      // see RecordHeader
+    uint64_t at;          // in the buffer
+    uint64_t number = 0;  // the store's, in the order in which it accepted pages
   };
   Arena::Buffer buffer;
   uint64_t nbytes = 0;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "p2pkv/clock.h"
@@ -82,8 +83,9 @@ class DiskStore {
   uint64_t list(uint64_t cursor, size_t max, std::vector<Key>* keys) {
     return catalog_.list(cursor, max, keys);
   }
-  // Takes pages out of the index; their bytes go with what lies beside them.
-  void forget(const Key* keys, size_t n) { catalog_.forget_keys(keys, n); }
+  // Takes pages out of the index, and those that are on their way there with them; their bytes go with what
+  // lies beside them.
+  void forget(const Key* keys, size_t n);
   // Takes out all pages, those queued included, and deletes their bytes soon.
   void clear();
   // Only a hit says anything about the destination's bytes.
@@ -125,7 +127,7 @@ class DiskStore {
     uint64_t checksum;
     uint64_t ticket;
     Deadline::Clock::time_point since;
-    bool is_void;  // not to be written any more
+    uint64_t number;  // `n_accepted_` when it was
   };
   class ReadJob;
   class Call;
@@ -155,6 +157,9 @@ class DiskStore {
   void finish_oldest();
   void finish_all();
   void settle(size_t n_pages, uint64_t nbytes);
+  bool is_void(const Key& key, uint64_t number) const;
+  void drop_void(const Chunk& chunk);
+  void forget_forgotten();
   void flush_layout();
   void clear_layout();
   void suspend(const char* what, int error);
@@ -197,6 +202,10 @@ class DiskStore {
   uint64_t n_accepted_ = 0;
   uint64_t n_settled_ = 0;
   uint64_t n_synced_ = 0;  // settled when the layout was last synced
+  // Pages with these keys that were accepted up to this number are not to be found here; emptied when none of
+  // them is on its way any more. And the number up to which none is.
+  std::unordered_map<Key, uint64_t, KeyHash> forgotten_;
+  uint64_t n_cleared_ = 0;
   bool wants_flush_ = false;
   bool wants_clear_ = false;
   bool is_closed_ = false;

@@ -1,0 +1,77 @@
+// Python's view of the gate. Native for one reason: an exception that a signal's handler raises (Ctrl-C, a
+// test's time-out) may come between any two steps of Python code, but not within a call of native code. A
+// gate in Python loses count that way, and whoever closes it waits for ever.
+#include "p2pkv/gate.h"
+
+#include <nanobind/stl/string.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "bindings.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace p2pkv {
+namespace {
+
+class BoundGate {
+ public:
+  explicit BoundGate(const std::string& what) : what_(what), why_(what + " is closed") {}
+
+  void enter() {
+    if (gate_->enter()) return;
+    const nb::object error = nb::module_::import_("p2pkv.errors").attr("ClosedError");
+    PyErr_SetString(error.ptr(), why_.c_str());
+    throw nb::python_error();
+  }
+
+  void exit(const nb::args&) {
+    if (!gate_->leave()) return;
+    const nb::object finish = std::exchange(finish_, nb::none());
+    if (!finish.is_none()) finish();
+  }
+
+  bool shut() { return gate_->shut(); }
+
+  void drain(nb::object finish) {
+    finish_ = finish;  // before: the last call may leave as soon as this thread is found inside
+    bool is_empty;
+    {
+      const nb::gil_scoped_release unlocked;
+      is_empty = gate_->drain();
+    }
+    if (!is_empty) return;
+    finish_ = nb::none();
+    finish();
+  }
+
+  void forked() {
+    gate_.release();  // leaked: a thread that is not in this process may hold its lock
+    gate_ = std::make_unique<Gate>();
+    gate_->shut();
+    why_ = what_ + " belongs to the process that was forked; start another one here";
+  }
+
+ private:
+  const std::string what_;
+  std::string why_;
+  std::unique_ptr<Gate> gate_ = std::make_unique<Gate>();
+  nb::object finish_ = nb::none();
+};
+
+}  // namespace
+
+void bind_gate(nb::module_& m) {
+  nb::class_<BoundGate>(m, "Gate", "Around every call of something that may be closed meanwhile.")
+      .def(nb::init<const std::string&>(), "what"_a)
+      .def("__enter__", &BoundGate::enter)
+      .def("__exit__", &BoundGate::exit)
+      .def("shut", &BoundGate::shut)
+      .def("drain", &BoundGate::drain, "then"_a)
+      .def("forked", &BoundGate::forked);
+}
+
+}  // namespace p2pkv

@@ -1,0 +1,54 @@
+"""Waiting for the signals that end a command.
+
+Not with a :class:`threading.Event` that a handler sets: the handler runs between two steps of the main thread, which
+may hold that event's lock just then, and would wait for it for ever. Here the interpreter's own, native handler writes
+the signal's number to a socket.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+class EndingSignals:
+    """Catches SIGINT and SIGTERM from its making on. Made and used in the main thread."""
+
+    def __init__(self) -> None:
+        self._reading, self._writing = socket.socketpair()
+        self._writing.setblocking(False)
+        self._came = False
+        self._wakeup_before = signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, _nothing) for number in _ENDING}
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for one, at most ``timeout`` seconds; return whether one has come, now or before.
+
+        Another signal that has a handler ends the wait early.
+        """
+        if not self._came and select.select([self._reading], [], [], timeout)[0]:
+            self._came = any(number in _ENDING for number in self._reading.recv(4096))
+        return self._came
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._reading.close()
+        self._writing.close()
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """Stand in for the default, which would end the process or raise."""

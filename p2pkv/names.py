@@ -1,0 +1,112 @@
+"""Host names of peers' addresses, looked up where nobody waits for them.
+
+Whoever connects a ZMQ socket by name has ZMQ look that name up, on the one thread that moves all messages of the node:
+a resolver that hangs for ten seconds then makes the node as good as dead to its peers. So ZMQ is given numbers only.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from p2pkv.address import split_address
+from p2pkv.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+_FRESH_S = 30.0
+"""Until a name is looked up again; meanwhile, and for as long as that takes, what it was last is used."""
+_RETRY_S = 2.0
+"""The same for a name that nobody knew."""
+_MAX_LOOK_UPS = 16
+"""Under way at a time: addresses come from peers too."""
+_MAX_NAMES = 4096
+
+
+def look_up(host: str) -> str:
+    """Return the number of a host, as its machine prefers it but IPv4 if it has one. Raises OSError."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    # a name of both kinds, as localhost, mostly stands for nodes that listen as we do by default: on IPv4
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return str(found[0][4][0])
+
+
+class Names:
+    """Thread-safe; nothing here waits but :meth:`wait_for`.
+
+    Names are looked up on threads that nobody joins, since nothing can break off a look-up that hangs. They touch
+    this table alone.
+    """
+
+    def __init__(self, look_up: Callable[[str], str] = look_up) -> None:
+        self._look_up = look_up
+        self._lock = threading.Lock()  # guards all below
+        self._found: dict[str, str] = {}
+        self._due: dict[str, float] = {}
+        self._under_way: dict[str, threading.Event] = {}
+
+    def numeric(self, address: str) -> str | None:
+        """Return ``address`` with a number for its host; None if that is not known yet, or nobody's."""
+        try:
+            host, port = split_address("address", address)
+        except ConfigError:
+            return None
+        if not _is_number(host):
+            with self._lock:
+                self._begin(host)
+                if host not in self._found:
+                    return None
+                host = self._found[host]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def wait_for(self, addresses: Iterable[str], timeout: float) -> None:
+        """Wait until the names among ``addresses`` have been looked up, at most ``timeout`` seconds."""
+        until = time.monotonic() + timeout
+        for address in addresses:
+            self.numeric(address)
+        with self._lock:
+            under_way = list(self._under_way.values())
+        for event in under_way:
+            event.wait(max(0.0, until - time.monotonic()))
+
+    def _begin(self, host: str) -> None:
+        """With the lock: have ``host`` looked up, if it is time."""
+        now = time.monotonic()
+        if now < self._due.get(host, 0.0) or host in self._under_way or len(self._under_way) >= _MAX_LOOK_UPS:
+            return
+        if host not in self._due and len(self._due) >= _MAX_NAMES:
+            self._due.clear()
+            self._found.clear()
+        self._under_way[host] = threading.Event()
+        try:
+            threading.Thread(target=self._run, args=(host,), name="p2pkv-names", daemon=True).start()
+        except RuntimeError:  # no thread is to be had now
+            del self._under_way[host]
+
+    def _run(self, host: str) -> None:
+        number: str | None = None
+        problem: Exception | None = None
+        try:
+            number = self._look_up(host)
+        except Exception as error:  # noqa: BLE001  # the top of a thread: a name that breaks the look-up is nobody's
+            problem = error
+        with self._lock:
+            is_news = problem is not None and host not in self._due
+            self._due[host] = time.monotonic() + (_FRESH_S if number is not None else _RETRY_S)
+            if number is not None:
+                self._found[host] = number
+            self._under_way.pop(host).set()
+        if is_news:
+            _log.warning("host name %s can't be looked up: %s", host, problem)
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,127 @@
+"""Host names in addresses: looked up where nobody waits for them, however long that takes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster import eventually, free_port
+from p2pkv import Config, Node
+from p2pkv.names import Names
+
+HANGING = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <netdb.h>
+#include <string.h>
+#include <unistd.h>
+int getaddrinfo(const char* name, const char* port, const struct addrinfo* hints, struct addrinfo** found) {
+  static int (*real)(const char*, const char*, const struct addrinfo*, struct addrinfo**);
+  if (!real) real = dlsym(RTLD_NEXT, "getaddrinfo");
+  if (name && strstr(name, "hangs.test")) sleep(60);
+  return real(name, port, hints, found);
+}
+"""
+
+MEET = """
+import os, sys, time
+from p2pkv import Config, Node
+join = [sys.argv[1], "hangs.test:7400"]
+nodes = [Node.start(Config(node_id=name, join=join, pool_size="1MiB", buffer_size=0)) for name in "ab"]
+until = time.monotonic() + 5
+while time.monotonic() < until and any(len(node.members()) < 2 for node in nodes):
+    time.sleep(0.02)
+print([len(node.members()) for node in nodes], flush=True)
+os._exit(0)  # a look-up is under way, and nothing ends it
+"""
+
+
+def test_a_number_is_an_address_at_once() -> None:
+    def never(host: str) -> str:
+        raise AssertionError(f"{host} was looked up")
+
+    names = Names(never)
+    assert names.numeric("127.0.0.1:7400") == "127.0.0.1:7400"
+    assert names.numeric("[::1]:7400") == "[::1]:7400"
+    assert names.numeric("fe80::1%eth0:7400") == "[fe80::1%eth0]:7400"
+    assert names.numeric("no address") is None
+
+
+def test_a_name_that_hangs_holds_up_neither_callers_nor_other_names() -> None:
+    hanging = threading.Event()
+
+    def resolve(host: str) -> str:
+        if host == "hangs":
+            hanging.wait()
+        return {"four": "10.0.0.4", "six": "fd00::6"}.get(host, "10.0.0.1")
+
+    names = Names(resolve)
+    began = time.monotonic()
+    assert names.numeric("hangs:1") is None
+    names.wait_for(["four:1", "six:1", "hangs:1"], 0.2)
+    assert time.monotonic() - began < 1.0
+    assert names.numeric("four:1") == "10.0.0.4:1"
+    assert names.numeric("six:2") == "[fd00::6]:2"
+    hanging.set()
+
+
+def test_a_name_nobody_knows_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2pkv.names._RETRY_S", 0.01)
+    answers = iter([socket.gaierror(socket.EAI_AGAIN, "not now"), "10.0.0.1"])
+
+    def resolve(host: str) -> str:
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    names = Names(resolve)
+    assert names.numeric("late:1") is None
+    eventually(lambda: names.numeric("late:1") == "10.0.0.1:1", 5.0)
+
+
+def test_peers_cannot_have_any_number_of_names_looked_up() -> None:
+    hanging = threading.Event()
+    asked: list[str] = []
+
+    def resolve(host: str) -> str:
+        asked.append(host)
+        hanging.wait()
+        return "10.0.0.1"
+
+    names = Names(resolve)
+    for i in range(100):
+        assert names.numeric(f"host-{i}:1") is None
+    assert len(asked) <= 16
+    hanging.set()
+
+
+def test_nodes_meet_at_a_name() -> None:
+    join = [f"localhost:{free_port()}"]
+    settings = {"join": join, "pool_size": "1MiB", "buffer_size": 0}
+    with Node.start(Config(node_id="a", **settings)) as a, Node.start(Config(node_id="b", **settings)) as b:  # type: ignore[arg-type]
+        eventually(lambda: len(a.members()) == len(b.members()) == 2, 5.0)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build a resolver that hangs with")
+def test_nodes_meet_while_the_name_of_a_join_address_is_looked_up_for_a_minute(tmp_path: Path) -> None:
+    source, library = tmp_path / "hanging.c", tmp_path / "hanging.so"
+    source.write_text(HANGING)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    met = subprocess.run(
+        [sys.executable, "-c", MEET, f"127.0.0.1:{free_port()}"],
+        env=os.environ | {"LD_PRELOAD": str(library)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    assert met.stdout == "[2, 2]\n"

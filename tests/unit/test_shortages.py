@@ -1,0 +1,130 @@
+"""A process that has no descriptor left: a node of it starts or says why not, and loses nothing but time."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import zmq
+
+import pages
+from cluster import eventually, free_port
+from p2pkv import Config, Node
+from p2pkv.address import can_listen_on
+from p2pkv.control import ControlClient, Request, Socket
+from p2pkv.directory.view import Member, encode
+from p2pkv.secret import cluster_keys
+from p2pkv.wire import Kind
+from pair import NBYTES, N, Pair
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Take every descriptor that is left, under a limit that is not far away."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 16, hard))
+    taken: list[int] = []
+    try:
+        while True:
+            try:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError:
+                break
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
+
+
+def test_calls_without_a_descriptor_are_misses_and_the_node_goes_on(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    with no_descriptors():
+        keys = pair.fresh_keys()
+        pages.fill(pair.source, keys)
+        pair.owner.publish(keys, pair.source, timeout=0.5)
+        # Neither has asked the other before: there is no socket to do it with, and none to be had.
+        assert not pair.reader.fetch(keys, pair.destination, timeout=0.5).any()
+        pair.reader.exists(keys, timeout=0.5)
+        threads = {thread.name for thread in threading.enumerate()}
+    assert {"p2pkv-membership", "p2pkv-retract", "p2pkv-announce"} <= threads
+    eventually(lambda: pair.fetch_is_right(pair.publish()), 5.0)
+    pair.close()
+
+
+def test_a_join_address_is_not_taken_over_without_a_descriptor() -> None:
+    """Libzmq would look the host's addresses up, find no descriptor for it and end the process."""
+    address = f"127.0.0.1:{free_port()}"
+    assert can_listen_on(address)
+    with no_descriptors():
+        assert not can_listen_on(address)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert not can_listen_on(f"127.0.0.1:{taken.getsockname()[1]}")
+    assert not can_listen_on("192.0.2.1:7400")
+    assert not can_listen_on("localhost:7400")
+
+
+_START = """
+import os, resource, sys
+from p2pkv import Config, Node, ConfigError
+used = len(os.listdir("/proc/self/fd"))
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (used + int(sys.argv[1]), hard))
+try:
+    Node.start(Config(pool_size="1MiB", buffer_size=0)).close()
+    print("started")
+except ConfigError as error:
+    print("refused:", error)
+"""
+
+
+def test_a_node_starts_or_says_why_not_whatever_the_limit() -> None:
+    starts = [
+        subprocess.Popen([sys.executable, "-c", _START, str(left)], stdout=subprocess.PIPE, text=True)
+        for left in (4, 9, 22, 80)
+    ]
+    said = [start.communicate(timeout=60)[0] for start in starts]
+    assert said[-1] == "started\n"
+    for text in said[:-1]:
+        assert text.startswith("refused: a node needs 64 file descriptors to start")
+        assert "RLIMIT_NOFILE" in text
+
+
+def test_a_member_whose_address_nobody_can_have_harms_nobody(tmp_path: Path) -> None:
+    """Whoever has the secret may say anything about others; ZMQ refuses to connect to such an address at once."""
+    pair = Pair(tmp_path)
+    keys = cluster_keys(pair.owner.config.secret_file)
+    context: zmq.Context[Socket] = zmq.Context()
+    client = ControlClient(context, keys)
+    odd = [Member(f"odd-{i}", 1, address) for i, address in enumerate(("a b:1", "[::1:2", "x/y:3", "*:4"))]
+    exchange = Request(pair.owner.address, Kind.EXCHANGE, encode("odd", odd))
+    assert client.ask(exchange, 2.0) is not None
+    eventually(lambda: pair.owner.counters()["p2pkv_membership_deaths_total"] >= len(odd), 10.0)
+    assert pair.fetch_is_right(pair.publish())
+    assert {member.node_id for member in pair.owner.members()} == {"owner", "reader"}
+    client.close()
+    context.term()
+    pair.close()
+
+
+def test_a_node_may_have_more_peers_than_zmq_gives_sockets(tmp_path: Path) -> None:
+    node = Node.start(Config(pool_size="1MiB", buffer_size=0))
+    memory = np.zeros((N, NBYTES), np.uint8)
+    node.register_memory(memory)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    n_peers = 1100
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * n_peers + 500)), hard))
+    nobody = f"127.0.0.1:{free_port()}"
+    with node._gossip.send([Request(nobody, Kind.PROBE)] * n_peers) as calls:
+        assert len(calls._pending) == n_peers
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    node.close()
