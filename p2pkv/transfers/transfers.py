@@ -90,7 +90,7 @@ class Transfers:
         """Leave rows with this node, for whoever asks for ``request``, until one took them or the lease ends.
 
         Rows in device memory are read when everything queued on the CUDA stream ``stream`` before the call has been
-        done; without it the caller has waited for that. The stream must live until the offer is done.
+        done; without it the caller has waited for that.
         """
         with self._gate:
             spans, seconds = (
@@ -155,7 +155,7 @@ class Transfers:
         """Let peers' puts of ``request`` go straight to these spans, until ``timeout``; takes what has come already.
 
         Nothing is written to device memory before everything queued on the CUDA stream ``stream`` before the call has
-        been done; without it nothing queued anywhere may touch the spans. The stream must live until the grant is done.
+        been done; without it nothing queued anywhere may touch the spans.
         """
         with self._gate:
             seconds = self._seconds("timeout", timeout, self._timeout)

@@ -45,7 +45,7 @@ struct Rows {
   uint32_t first_row;
   std::vector<RowSpan> spans;
   // Of devices: nothing is copied from or to them before this stream has done what it was given until then.
-  // As in cuda::Device::wait_for; none: the caller has waited.
+  // As in cuda::Device::mark; none: the caller has waited.
   std::optional<uint64_t> stream = std::nullopt;
 };
 

@@ -188,7 +188,7 @@ void Inbox::copy_stored(Granted& grant, Incoming& incoming, std::unique_lock<std
     }
   }
   // Should a device be lost that still reads from the block, it takes what nobody reads any more.
-  if (!landed.empty()) landing_of_devices()->copy(landed, grant.pace, grant.deadline);
+  if (!landed.empty()) landing_of_devices()->copy(landed, grant.point.get(), grant.deadline);
   lock.lock();
   --grant.n_writing;
   size_t n_landed = 0;

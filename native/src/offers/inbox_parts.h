@@ -14,7 +14,7 @@ class Inbox::Granted final : public Grant, public std::enable_shared_from_this<I
         first_row(rows.first_row),
         placed(std::move(placed)),
         deadline(deadline),
-        pace(rows.stream),
+        point(StreamPoint::mark(rows.stream, this->placed)),
         statuses_now(this->placed.rows.size(), RowStatus::kPending),
         is_taken(this->placed.rows.size(), 0),
         n_pending(this->placed.rows.size()),
@@ -32,7 +32,7 @@ class Inbox::Granted final : public Grant, public std::enable_shared_from_this<I
   const uint32_t first_row;
   const PlacedRows placed;
   const Deadline deadline;
-  StreamPace pace;
+  const std::shared_ptr<StreamPoint> point;  // null: nothing to wait for
   RowStatuses statuses_now;
   std::vector<uint8_t> is_taken;  // by an offer that is pulled or proven now; no other may write to it
   size_t n_pending;

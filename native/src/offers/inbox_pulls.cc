@@ -40,7 +40,7 @@ void Inbox::pull(const std::shared_ptr<Lane>& lane) {
                         : (batch.offers.empty() ? batch.at_once : batch.offers).front()->link;
   if (has_rows) {
     if (batch.is_for_devices) {
-      landing_of_devices()->read(lane->puller->reader(), batch.rows, batch.grant->pace, batch.deadline,
+      landing_of_devices()->read(lane->puller->reader(), batch.rows, batch.grant->point.get(), batch.deadline,
                                  *batch.job);
     } else {
       lane->puller->reader().read(batch.rows, batch.deadline, *batch.job);

@@ -7,9 +7,6 @@
 namespace p2pkv::offers {
 namespace {
 
-// How long a stream is waited for before it is looked whether anybody still wants the rows.
-constexpr double kLookS = 0.02;
-
 // Pending until the first of its pieces has settled; then the worst of them.
 void settle(PullRow& row, Status status) {
   if (row.status == Status::kPending || row.status == Status::kOk) row.status = status;
@@ -17,19 +14,8 @@ void settle(PullRow& row, Status status) {
 
 }  // namespace
 
-cuda::StreamOutcome StreamPace::wait(cuda::Device& device, const Deadline& deadline,
-                                     const std::function<bool()>& gives_up, std::string* error) {
-  auto outcome = stream_ && !is_done_ ? cuda::StreamOutcome::kTimedOut : cuda::StreamOutcome::kDone;
-  while (outcome == cuda::StreamOutcome::kTimedOut && !gives_up() && !deadline.passed()) {
-    const Deadline look = Deadline::after(kLookS);
-    outcome = device.wait_for(*stream_, look.at() < deadline.at() ? look : deadline, error);
-  }
-  if (outcome == cuda::StreamOutcome::kDone) is_done_ = true;
-  return outcome;
-}
-
-void Landing::read(PeerReader& reader, std::vector<PullRow>& rows, StreamPace& pace, const Deadline& deadline,
-                   PullJob& job) {
+void Landing::read(PeerReader& reader, std::vector<PullRow>& rows, StreamPoint* point,
+                   const Deadline& deadline, PullJob& job) {
   std::vector<PullRow> on_host;
   std::vector<size_t> numbers;
   std::vector<PullRow*> on_devices;
@@ -57,7 +43,7 @@ void Landing::read(PeerReader& reader, std::vector<PullRow>& rows, StreamPace& p
     }
     const auto pieces = cut(on_devices, lease.nbytes(), &row, &offset);
     for (const Piece& piece : pieces) left -= std::min(left, StagingArea::padded(piece.nbytes));
-    read_pieces(reader, on_devices, pieces, &lease, pace, deadline, job);
+    read_pieces(reader, on_devices, pieces, &lease, point, deadline, job);
     area_->release(std::move(lease));
   }
   for (size_t i = row; i < on_devices.size(); ++i)
@@ -82,7 +68,7 @@ std::vector<Landing::Piece> Landing::cut(const std::vector<PullRow*>& rows, uint
 }
 
 void Landing::read_pieces(PeerReader& reader, std::vector<PullRow*>& rows, const std::vector<Piece>& pieces,
-                          cuda::Staging::Lease* lease, StreamPace& pace, const Deadline& deadline,
+                          cuda::Staging::Lease* lease, StreamPoint* point, const Deadline& deadline,
                           PullJob& job) {
   std::vector<PullRow> reads;
   reads.reserve(pieces.size());
@@ -103,7 +89,7 @@ void Landing::read_pieces(PeerReader& reader, std::vector<PullRow*>& rows, const
     landed.push_back({row.local->device, {to, lease->data() + pieces[i].staged_at, pieces[i].nbytes}});
   }
   const auto gives_up = [&job] { return job.is_broken(); };
-  if (!copy(landed, pace, deadline, gives_up)) lease->abandon();
+  if (!copy(landed, point, deadline, gives_up)) lease->abandon();
   for (size_t i = 0, n = 0; i < pieces.size(); ++i) {
     if (reads[i].status != Status::kOk) continue;
     const RowStatus status = landed[n++].status;
@@ -113,7 +99,7 @@ void Landing::read_pieces(PeerReader& reader, std::vector<PullRow*>& rows, const
   }
 }
 
-bool Landing::copy(std::vector<LandedRow>& rows, StreamPace& pace, const Deadline& deadline,
+bool Landing::copy(std::vector<LandedRow>& rows, StreamPoint* point, const Deadline& deadline,
                    const std::function<bool()>& gives_up) {
   std::map<cuda::Device*, std::vector<cuda::DeviceCopy>> by_device;
   for (const LandedRow& row : rows) by_device[row.device.get()].push_back(row.copy);
@@ -121,7 +107,7 @@ bool Landing::copy(std::vector<LandedRow>& rows, StreamPace& pace, const Deadlin
   for (const auto& [device, copies] : by_device) {
     std::string error;
     const bool was_lost = device->is_lost();
-    const auto waited = pace.wait(*device, deadline, gives_up, &error);
+    const auto waited = point ? point->wait(deadline, gives_up, &error) : cuda::StreamOutcome::kDone;
     auto copied = cuda::CopyOutcome::kFailed;
     if (waited == cuda::StreamOutcome::kDone)
       copied = device->copy(copies, cuda::Direction::kToDevice, &error);

@@ -9,12 +9,12 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "peer_reader.h"
 #include "staging_area.h"
+#include "stream_point.h"
 
 namespace p2pkv::offers {
 
@@ -25,20 +25,6 @@ struct LandedRow {
   RowStatus status = RowStatus::kPending;  // then kOk, kTimedOut (its stream was not done) or kDeviceFailed
 };
 
-// What has to be done on a stream before a grant's memory may be written to. Thread-safe.
-class StreamPace {
- public:
-  explicit StreamPace(std::optional<uint64_t> stream) : stream_(stream) {}
-  // Blocks until it is done, or `gives_up` says so, which is asked every 20 ms. The reason for kFailed is in
-  // `error`.
-  cuda::StreamOutcome wait(cuda::Device& device, const Deadline& deadline,
-                           const std::function<bool()>& gives_up, std::string* error);
-
- private:
-  const std::optional<uint64_t> stream_;
-  std::atomic<bool> is_done_{false};
-};
-
 // Thread-safe.
 class Landing {
  public:
@@ -47,12 +33,13 @@ class Landing {
   StagingArea& area() { return *area_; }
 
   // As PeerReader::read, for rows in host memory and of devices. Returns when the copies are complete.
-  void read(PeerReader& reader, std::vector<PullRow>& rows, StreamPace& pace, const Deadline& deadline,
+  // `point`: what devices have to do first; null: nothing.
+  void read(PeerReader& reader, std::vector<PullRow>& rows, StreamPoint* point, const Deadline& deadline,
             PullJob& job);
 
   // From page-locked memory; sets the statuses. False: a device was lost, the host memory may still be read.
   bool copy(
-      std::vector<LandedRow>& rows, StreamPace& pace, const Deadline& deadline,
+      std::vector<LandedRow>& rows, StreamPoint* point, const Deadline& deadline,
       const std::function<bool()>& gives_up = [] { return false; });
 
   uint64_t n_bytes() const { return n_bytes_; }
@@ -71,7 +58,7 @@ class Landing {
   std::vector<Piece> cut(const std::vector<PullRow*>& rows, uint64_t room, size_t* row,
                          uint64_t* offset) const;
   void read_pieces(PeerReader& reader, std::vector<PullRow*>& rows, const std::vector<Piece>& pieces,
-                   cuda::Staging::Lease* lease, StreamPace& pace, const Deadline& deadline, PullJob& job);
+                   cuda::Staging::Lease* lease, StreamPoint* point, const Deadline& deadline, PullJob& job);
 
   const std::shared_ptr<StagingArea> area_;
   std::atomic<uint64_t> n_bytes_{0};

@@ -98,6 +98,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   void stage();
   bool take_first();
   void stage_one(std::unique_lock<std::mutex>& lock);
+  bool is_unwanted(const Outgoing& offer);
   void unstage(Outgoing& offer);
   void unstage_unwanted(std::vector<Post>* posts);
 

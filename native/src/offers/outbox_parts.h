@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "outbox.h"
+#include "stream_point.h"
 
 namespace p2pkv::offers {
 
@@ -11,13 +12,13 @@ namespace p2pkv::offers {
 class Outbox::Outgoing final : public Offer {
  public:
   Outgoing(std::shared_ptr<Outbox> home, const Rows& rows, uint32_t first_row, PlacedRows placed,
-           const Deadline& lease)
+           const Deadline& lease, std::shared_ptr<StreamPoint> point = nullptr)
       : request(rows.request),
         first_row(first_row),
         lease(lease),
         placed(std::move(placed)),
         device(this->placed.device_of(this->placed.rows.front())),
-        stream(rows.stream),
+        point(std::move(point)),
         statuses_now(this->placed.rows.size(), RowStatus::kPending),
         home_(std::move(home)) {}
 
@@ -38,7 +39,7 @@ class Outbox::Outgoing final : public Offer {
   const Deadline lease;
   const PlacedRows placed;
   const std::shared_ptr<cuda::Device> device;  // that all of it lies on; null: peers read it where it lies
-  const std::optional<uint64_t> stream;
+  const std::shared_ptr<StreamPoint> point;    // null: nothing to wait for
   // Guarded by the outbox's lock.
   uint64_t id = 0;
   RowStatuses statuses_now;

@@ -8,9 +8,6 @@
 namespace p2pkv::offers {
 namespace {
 
-// How long a stream is waited for before it is looked whether the offer still stands.
-constexpr double kLookS = 0.02;
-
 uint64_t staged_nbytes(const PlacedRows& placed) {
   uint64_t nbytes = 0;
   for (const PlacedRows::Row& row : placed.rows) nbytes += StagingArea::padded(row.length);
@@ -41,13 +38,14 @@ std::vector<std::shared_ptr<Outbox::Outgoing>> Outbox::split(const Rows& rows, c
                                                              const Deadline& lease,
                                                              const StagingArea& staging, std::string* error) {
   std::vector<std::shared_ptr<Outgoing>> parts;
+  const auto point = StreamPoint::mark(rows.stream, placed);
   const uint64_t most = staging.piece_nbytes();
   PlacedRows part;
   uint64_t nbytes = 0;
   const auto finish = [&](size_t end) {
     const auto first_row = rows.first_row + static_cast<uint32_t>(end - part.rows.size());
-    parts.push_back(
-        std::make_shared<Outgoing>(shared_from_this(), rows, first_row, std::exchange(part, {}), lease));
+    parts.push_back(std::make_shared<Outgoing>(shared_from_this(), rows, first_row, std::exchange(part, {}),
+                                               lease, point));
     nbytes = 0;
   };
   for (size_t i = 0; i < placed.rows.size(); ++i) {
@@ -105,13 +103,11 @@ void Outbox::stage_one(std::unique_lock<std::mutex>& lock) {
   auto waited = cuda::StreamOutcome::kDone;
   std::string error;
   const bool was_lost = offer->device->is_lost();
-  do {
-    lock.unlock();
-    if (offer->stream) waited = offer->device->wait_for(*offer->stream, Deadline::after(kLookS), &error);
-    if (waited == cuda::StreamOutcome::kDone)
-      outcome = offer->device->copy(copies_to(room_.data(), offer->placed), cuda::Direction::kToHost, &error);
-    lock.lock();
-  } while (waited == cuda::StreamOutcome::kTimedOut && !offer->is_done && !is_closed_);
+  lock.unlock();
+  if (offer->point) waited = offer->point->wait(offer->lease, [&] { return is_unwanted(*offer); }, &error);
+  if (waited == cuda::StreamOutcome::kDone)
+    outcome = offer->device->copy(copies_to(room_.data(), offer->placed), cuda::Direction::kToHost, &error);
+  lock.lock();
   copying_ = nullptr;
   std::vector<Post> posts;
   if (outcome == cuda::CopyOutcome::kLost) room_.abandon();
@@ -121,6 +117,8 @@ void Outbox::stage_one(std::unique_lock<std::mutex>& lock) {
       offer->staged = std::move(room_);
       tell(*offer, &posts);
     }
+  } else if (!offer->is_done && waited == cuda::StreamOutcome::kTimedOut) {
+    end(*offer, RowStatus::kTimedOut, &posts);  // its lease has passed
   } else if (!offer->is_done) {
     if (!was_lost) device_failure_ = error;  // else it says no more than that
     end(*offer, RowStatus::kDeviceFailed, &posts);
@@ -131,6 +129,11 @@ void Outbox::stage_one(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   send(posts);
   lock.lock();
+}
+
+bool Outbox::is_unwanted(const Outgoing& offer) {
+  const std::lock_guard lock(mutex_);
+  return offer.is_done || is_closed_;
 }
 
 // Its bytes may be others' from here on.
