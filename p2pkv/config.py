@@ -39,7 +39,7 @@ ENGINE_ROLES = ("", "prefill", "decode", "both")
 """Empty: what the engine's own settings say."""
 MAX_NODE_ID = 128
 MIN_POOL_SIZE = 64 * 1024
-MAX_SIZE = 2**56
+MAX_SIZE = 2**60
 MAX_REPLICAS = 8
 MIN_STAGING_SIZE = 1 << 16
 MAX_BUFFER_SIZE = 2**43

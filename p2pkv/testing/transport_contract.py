@@ -123,6 +123,14 @@ class TransportContract(FaultRules):
         assert eventually(transfer.done)
         assert settled(transfer.wait(0)) == ["OK"] * 3
 
+    def test_advancing_makes_progress_without_wait(
+        self, reader: Reader, pair: tuple[Endpoint, RemoteRegion]
+    ) -> None:
+        endpoint, remote = pair
+        transfer = endpoint.read(reader.local, remote, page_spans([0, 1, 2]), words=None)
+        assert eventually(lambda: transfer.advance(0.001))
+        assert settled(transfer.wait(0)) == ["OK"] * 3
+
     def test_an_empty_batch_settles(self, reader: Reader, pair: tuple[Endpoint, RemoteRegion]) -> None:
         endpoint, remote = pair
         nothing = np.empty((0, 3), np.int64)

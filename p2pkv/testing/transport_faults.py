@@ -95,6 +95,18 @@ class FaultRules(TransportFixtures):
                 statuses = endpoint.read(reader.local, remote, page_spans([0]), words=None).wait(ENOUGH)
                 assert settled(statuses) == ["PEER_LOST"]
 
+    def test_advancing_at_a_stopped_peer_ends_in_time_and_ends_nothing(
+        self, peer: PeerProcess, reader: Reader
+    ) -> None:
+        endpoint, remote = reader.connect(peer.accept, peer.region)
+        peer.stop()
+        transfer = endpoint.read(reader.local, remote, page_spans(list(range(N_PAGES))), words=None)
+        before = time.monotonic()
+        transfer.advance(0.05)
+        assert time.monotonic() - before < 0.05 + SLACK
+        peer.resume()
+        assert (transfer.wait(ENOUGH) == Status.OK).all()
+
     def test_a_killed_peer_is_lost_not_hung(self, peer: PeerProcess, reader: Reader) -> None:
         endpoint, remote = reader.connect(peer.accept, peer.region)
         assert settled(endpoint.read(reader.local, remote, page_spans([0]), words=None).wait(ENOUGH)) == [

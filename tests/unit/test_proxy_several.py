@@ -12,7 +12,7 @@ from p2pkv.heartbeat import Mode, Role
 
 
 @pytest.mark.parametrize("prompt", ["x", ["x"]])
-def test_samples_that_would_share_a_room_are_refused_before_they_crash_the_pair(prompt: object) -> None:
+def test_samples_that_would_share_a_room_are_refused_before_they_reach_the_pair(prompt: object) -> None:
     async def test(rig: Rig) -> None:
         pair = [await rig.engine(Role.PREFILL, Mode.SGLANG), await rig.engine(Role.DECODE, Mode.SGLANG)]
         front = await start(rig, pair)
