@@ -177,6 +177,28 @@ def test_offers_and_grants_wait_for_the_streams_they_are_given(
     assert set(target.read()[: target.nbytes // 8].tolist()) == {7}
 
 
+def test_what_is_queued_after_a_call_is_not_waited_for(
+    emulated: FakeCuda, open_ends: Callable[..., Ends], allocate: Allocate
+) -> None:
+    """An engine's stream is never idle: whoever waited for that would wait for ever."""
+    ends, other = open_ends(), allocate(NBYTES)
+    expected = ends.fill(11)
+    source, target = emulated.stream(), emulated.stream()
+    offer = ends.producer.transfers.offer("busy", ends.source.rows, stream=source)
+    grant = ends.consumer.transfers.get_async(
+        ends.producer.node_id, "busy", ends.target.rows, stream=target, timeout=5.0
+    )
+    emulated.hold(kernels=True)
+    for stream in (source, target):
+        emulated.launch_fill(stream, other.address, 1, NBYTES)
+    assert all_are(grant.wait(5.0), RowStatus.OK)
+    assert all_are(offer.wait(5.0), RowStatus.OK)
+    assert np.array_equal(ends.target.read(), expected)
+    emulated.let_go()
+    for stream in (source, target):
+        emulated.destroy_stream(stream)
+
+
 def test_memory_that_was_not_registered_readable_is_not_offered(open_ends: Callable[..., Ends]) -> None:
     ends = open_ends()
     with pytest.raises(NotRegisteredError, match="readable=True"):
