@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cluster import eventually
 from device_buffers import DeviceBuffer
 from fake_cuda import FakeCuda
-from p2pkv import DeviceError, Node, NotRegisteredError, _native
+from p2pkv import DeviceError, Node, NotRegisteredError, UsageError, _native
 from p2pkv.transfers import RowStatus
 from transfer_pair import random_rows, start_nodes
 
@@ -203,6 +203,23 @@ def test_memory_that_was_not_registered_readable_is_not_offered(open_ends: Calla
     ends = open_ends()
     with pytest.raises(NotRegisteredError, match="readable=True"):
         ends.consumer.transfers.offer("private", ends.target.rows)
+
+
+def test_a_row_that_the_staging_has_no_room_for_is_refused_before_anything_happens(
+    open_ends: Callable[..., Ends], allocate: Allocate
+) -> None:
+    ends = open_ends("host", "device")
+    large = allocate(2 * STAGING)
+    ends.producer.register_memory(large.array, readable=True)
+    with pytest.raises(UsageError, match="the staging has room for 262144 of one row"):
+        ends.producer.transfers.offer("large", np.array([[large.address, large.nbytes]], np.int64))
+    # one that comes from a host gets through in pieces
+    source, target = ends.source.rows[:1].copy(), ends.target.rows[:1].copy()
+    source[0, 1] = target[0, 1] = N * NBYTES
+    expected = ends.fill(12)
+    ends.producer.transfers.offer("pieces", source)
+    assert all_are(ends.consumer.transfers.get(ends.producer.node_id, "pieces", target), RowStatus.OK)
+    assert np.array_equal(ends.target.read(), expected)
 
 
 def test_an_address_of_a_device_is_known_for_what_it_is(
