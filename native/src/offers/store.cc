@@ -43,6 +43,8 @@ Arena::~Arena() {
 
 bool Arena::lock_for(const std::shared_ptr<cuda::Device>& device, std::string* error) {
   if (locked_for_) return true;
+  // As in cuda::Staging: a forked child must not share pages that a device knows.
+  madvise(base_, nbytes_, MADV_DONTFORK);
   if (!device->lock_memory(base_, nbytes_, error)) return false;
   locked_for_ = device;
   return true;
