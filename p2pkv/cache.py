@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from p2pkv import _native
 from p2pkv.device_memory import DeviceMemory
 from p2pkv.device_pages import DevicePages
-from p2pkv.directory.client import DirectoryClient, Lease
+from p2pkv.directory.client import DirectoryClient, Lease, Told, do_nothing
 from p2pkv.directory.view import View
 from p2pkv.directory.warmer import Warmer
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import UsageError
 from p2pkv.flights import Flights
 from p2pkv.metrics import Metrics
-from p2pkv.page import Keys, Locations, Namespace, Outcomes, Pages, as_locations
+from p2pkv.page import Keys, Namespace, Outcomes, Pages, as_locations
 from p2pkv.page_call import PageCall, check_call
 from p2pkv.pool import Pool, PoolStatus
 from p2pkv.transfer import TransferEngine
@@ -85,19 +85,14 @@ class PageCache:
         self._check_room(call)
         if call.device_of is not None:
             return self._publish_from_device(call, deadline)
-        statuses, locations, n_readable, nbytes = self._pool.publish(call.ids, call.pieces)
-        if n_readable == len(statuses):
-            outcomes = self._put(call.ids, locations, deadline)
-        else:
+        outcomes, n_readable, nbytes, may_be_gone = self._copy_and_tell(call, deadline)
+        n_pages = len(outcomes)
+        if n_readable < n_pages:
             self._check_published_lengths(call)
-            outcomes = np.zeros(len(statuses), np.uint8)
-            there = np.flatnonzero(statuses <= PoolStatus.EXISTS)
-            if n_readable:
-                outcomes[there] = self._put(call.ids[there], locations[there], deadline)
-        if self._tier is not None:
+        if may_be_gone and self._tier is not None:
             self._recheck_evicted(self._tier, call.ids)
         n_published = int(np.count_nonzero(outcomes))
-        self._metrics.count(self._metrics.unpublished_pages, "no_room", len(statuses) - n_readable)
+        self._metrics.count(self._metrics.unpublished_pages, "no_room", n_pages - n_readable)
         self._metrics.count(self._metrics.unpublished_pages, "no_directory", n_readable - n_published)
         self._metrics.published_pages.inc(n_published)
         self._metrics.published_bytes.inc(nbytes)
@@ -109,7 +104,9 @@ class PageCache:
         outcomes = np.zeros(len(statuses), np.uint8)
         there = np.flatnonzero(statuses <= PoolStatus.EXISTS)
         if n_readable:
-            outcomes[there] = self._put(call.ids[there], locations[there], deadline)
+            outcomes[there] = self._directory.put(
+                call.ids[there], locations[there], deadline, meanwhile=self._note(call)
+            )
         if self._tier is not None:
             self._recheck_evicted(self._tier, call.ids)
         n_published = int(np.count_nonzero(outcomes))
@@ -122,12 +119,15 @@ class PageCache:
         self._metrics.published_bytes.inc(nbytes)
         return outcomes
 
-    def _put(self, ids: Keys, locations: Locations, deadline: float) -> Outcomes:
-        """Tell the directory of pages of the pool, and the disk while the directory's owners answer."""
-        if self._tier is None:
-            return self._directory.put(ids, locations, deadline)
-        note = partial(self._tier.note_published, ids)
-        return self._directory.put(ids, locations, deadline, meanwhile=note)
+    def _copy_and_tell(self, call: PageCall, deadline: float) -> Told:
+        """Bring pages into the pool and tell the directory; the disk is told while the owners answer."""
+        return self._directory.publish(
+            self._pool, call.ids, call.pieces, deadline, meanwhile=self._note(call)
+        )
+
+    def _note(self, call: PageCall) -> Callable[[], None]:
+        """Return what tells the disk of published pages."""
+        return partial(self._tier.note_published, call.ids) if self._tier is not None else do_nothing
 
     def _recheck_evicted(self, tier: DiskTier, ids: Keys) -> None:
         """Have the directory told again of pages that were evicted while it was told that they are in the pool."""

@@ -14,6 +14,22 @@ const int32_t* RingTable::owners_of(const Key& key) const {
   return successors.data() + index * replicas;
 }
 
+std::vector<int32_t> RingTable::peers_of(const Key* keys, size_t n) const {
+  std::vector<int32_t> peers;
+  if (points.empty()) return peers;
+  std::vector<uint8_t> is_listed(is_healthy.size());
+  for (size_t row = 0; row < n; ++row) {
+    const int32_t* owners = owners_of(keys[row]);
+    for (size_t i = 0; i < replicas && owners[i] >= 0; ++i) {
+      const auto member = static_cast<size_t>(owners[i]);
+      if (owners[i] == own_index || is_healthy[member] == 0 || is_listed[member] != 0) continue;
+      is_listed[member] = 1;
+      peers.push_back(owners[i]);
+    }
+  }
+  return peers;
+}
+
 AskBatch::AskBatch(const Key* keys, size_t n, const uint8_t* is_done, std::shared_ptr<const RingTable> ring)
     : ring_(std::move(ring)), latest_ask_of_(ring_->is_healthy.size(), -1), rows_(n), answered_(n) {
   if (ring_->points.empty()) return;
@@ -105,6 +121,14 @@ bool AskBatch::take_found(size_t ask, std::string_view reply, uint8_t* found, Lo
     update(rows[i], true, is_found);
   }
   return true;
+}
+
+std::vector<int32_t> AskBatch::silent() const {
+  std::vector<int32_t> members;
+  for (const Ask& ask : asks_) {
+    if (!ask.is_answered) members.push_back(ask.owner);
+  }
+  return members;
 }
 
 }  // namespace p2pkv

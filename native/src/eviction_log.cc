@@ -30,6 +30,15 @@ void EvictionLog::push(const Key& key, const Location& location) {
   ++size_;
 }
 
+void EvictionLog::announce() {
+  filled_.notify_one();
+  {
+    const std::lock_guard lock(mutex_);
+    if (size_ < n_wanted_) return;
+  }
+  gathered_.notify_all();
+}
+
 namespace {
 
 WaitClock::time_point seconds_from_now(double seconds) {
@@ -44,7 +53,9 @@ std::vector<Eviction> EvictionLog::drain(size_t max, double timeout, double gath
   std::unique_lock lock(mutex_);
   filled_.wait_until(lock, seconds_from_now(timeout), [this] { return size_ > 0 || is_closed_; });
   if (size_ > 0 && gather > 0) {
-    filled_.wait_until(lock, seconds_from_now(gather), [&] { return size_ >= max || is_closed_; });
+    n_wanted_ = std::min(n_wanted_, max);
+    gathered_.wait_until(lock, seconds_from_now(gather), [&] { return size_ >= max || is_closed_; });
+    n_wanted_ = SIZE_MAX;  // another who gathers meanwhile sleeps on to its own end at worst
   }
   std::vector<Eviction> drained(std::min(max, size_));
   for (Eviction& eviction : drained) {
@@ -61,6 +72,7 @@ void EvictionLog::close() {
     is_closed_ = true;
   }
   filled_.notify_all();
+  gathered_.notify_all();
 }
 
 uint64_t EvictionLog::n_dropped() const {

@@ -101,13 +101,14 @@ Location Pool::location_of(uint32_t granule) const {
 
 // --- publish
 
-void Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* locations) {
+uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* locations) {
   std::vector<Draft> drafts(batch.n_pages);
+  uint64_t n_hidden;
   {
     const Lock lock(mutex_);
     expire_pins();
     for (size_t i = 0; i < batch.n_pages; ++i) drafts[i].length = length_of(batch, i);
-    if (!touch_existing(batch, drafts, statuses, locations)) return;
+    if (!touch_existing(batch, drafts, statuses, locations)) return n_hidden_;
     bool is_full = false;
     for (size_t i = 0; i < batch.n_pages; ++i) {
       statuses[i] = reserve(batch.keys[i], &drafts[i], &is_full);
@@ -115,6 +116,7 @@ void Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* locat
       const bool is_there = statuses[i] == PoolStatus::kExists || statuses[i] == PoolStatus::kOtherLength;
       locations[i] = is_there ? location_of(drafts[i].granule) : Location{};
     }
+    n_hidden = n_hidden_;
   }
   log_.announce();
   for (size_t i = 0; i < batch.n_pages; ++i) {
@@ -132,6 +134,7 @@ void Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* locat
       release_if_unheld(granule);
     }
   }
+  return n_hidden;
 }
 
 // Before the batch makes room for its new pages, so that it does not evict what it is about to find. From the
@@ -354,6 +357,11 @@ uint64_t Pool::list(uint64_t cursor, size_t max, std::vector<Eviction>* pages) {
     at += uint64_t{1} << buddy_.order_of(granule);
   }
   return 0;
+}
+
+uint64_t Pool::n_hidden() {
+  const Lock lock(mutex_);
+  return n_hidden_;
 }
 
 PoolStats Pool::stats() {

@@ -76,6 +76,7 @@ void Pool::hide(uint32_t granule) {
   store_word(word_at(granule), page.generation);
   pages_.erase(granule);
   page.state = PageState::kRetracted;
+  ++n_hidden_;
 }
 
 void Pool::drop(uint32_t granule) {

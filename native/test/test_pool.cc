@@ -343,6 +343,18 @@ TEST(pool_drainers_wake_for_an_eviction_and_for_close) {
   CHECK_EQ(n_drained, 1u);
 }
 
+TEST(pool_drainers_that_gather_go_on_when_they_have_enough) {
+  const auto pool = make_pool(1);
+  publish(*pool, 1, 100);
+  publish(*pool, 2, 100);
+  size_t n_drained = 0;
+  std::thread gathering([&] { n_drained = pool->drain_evicted(3, 60, 60).size(); });
+  publish(*pool, 3, 100);
+  publish(*pool, 4, 100);
+  gathering.join();
+  CHECK_EQ(n_drained, 3u);
+}
+
 TEST(pool_refuses_impossible_sizes) {
   std::string error;
   for (const uint64_t nbytes : {uint64_t{0}, uint64_t{4095}, uint64_t{4097}}) {

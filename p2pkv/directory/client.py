@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +25,15 @@ from p2pkv.directory.view import Member, State, View, node_key
 from p2pkv.errors import ClosedError
 from p2pkv.metrics import Metrics
 from p2pkv.page import LOCATION, Keys, Locations, as_bytes
+from p2pkv.pool import Pieces, Pool, PoolStatus
 from p2pkv.wire import Kind, Reply
 
 SILENT_OWNER_S = 0.020
 """Twenty round trips on a busy machine, and no more than a fetch may lose to a peer that has stopped."""
 
 
-def _do_nothing() -> None:
-    pass
+def do_nothing() -> None:
+    """Stand in for something to do meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,19 @@ class Lease:
 
     seconds: float
     number: int = 0
+
+
+class Told(NamedTuple):
+    """What became of the pages of a :meth:`DirectoryClient.publish`."""
+
+    is_told: NDArray[np.uint8]
+    """``(n,)``: 1 for those in the pool that at least one owner knows of."""
+    n_readable: int
+    """In the pool, stored or found there."""
+    nbytes: int
+    """Copied, of pages that were stored."""
+    may_be_gone: bool
+    """Whether some of them may have left the pool while the directory was told of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +111,7 @@ class DirectoryClient:
         self._channels = channels
         self._replicas = replicas
         self._metrics = metrics
-        self._sequences = count(1)
+        self._sequences = _native.Sequences()
         self._newcomers = Newcomers()
         self.on_missed: Callable[[str], None] = lambda _: None
         """Called with the id of an owner that did not take a put: what it missed must be put again."""
@@ -199,25 +213,85 @@ class DirectoryClient:
         locations: Locations,
         deadline: float,
         *,
-        meanwhile: Callable[[], None] = _do_nothing,
+        meanwhile: Callable[[], None] = do_nothing,
     ) -> NDArray[np.uint8]:
         """Store where pages lie. Returns ``(n,)`` 1 for those that at least one owner has acknowledged.
 
         ``meanwhile`` is called once, when the owners have been asked and are not waited for yet: what it takes is
         hidden by their answers' way.
         """
-        entries = _native.put_entries(keys, as_bytes(locations), next(self._sequences))
+        entries = _native.put_entries(keys, as_bytes(locations), self._sequences.next())
         route = self._route
         ask = _native.AskBatch(keys, None, route.table)
         ask.put_own(self._shard, entries)
         self._ask_owners(route, _Question(Kind.PUT, ask, entries), deadline, meanwhile)
-        for index in {*ask.silent(), *ask.passed_over()}:
-            self.on_missed(route.ring.members[index].node_id)
+        self._note_missed(route, {*ask.silent(), *ask.passed_over()})
         return ask.answered()
+
+    def publish(
+        self,
+        pool: Pool,
+        keys: Keys,
+        pieces: Pieces,
+        deadline: float,
+        *,
+        meanwhile: Callable[[], None] = do_nothing,
+    ) -> Told:
+        """Copy pages into the pool, as :meth:`Pool.publish` does, and put where they lie, as :meth:`put` does."""
+        route = self._route
+        owners = route.table.peers_of(keys)
+        members = [route.ring.members[owner] for owner in owners]
+        channels = self._channels.lease(members)
+        if channels is None:
+            return self._publish_then_put(pool, keys, pieces, deadline, meanwhile)
+        publishing = _native.Publishing(route.table, owners, channels)
+        is_usable = [False] * len(channels)
+        try:
+            n_readable, nbytes = publishing.run(pool.native, keys, pieces, self._shard, self._sequences)
+            if n_readable:
+                meanwhile()
+            is_usable = publishing.wait(deadline - time.monotonic(), SILENT_OWNER_S)
+        finally:
+            self._channels.give_back(members, channels, is_usable)
+        if self._client.is_closed:
+            raise ClosedError("the node is closed")
+        if silent := publishing.silent():
+            self._metrics.silent_owners.inc(len(silent))
+        self._note_missed(route, {*silent, *publishing.passed_over()})
+        is_told = publishing.answered()
+        if self._route is not route:
+            # The owners may be others now, and what was put again because it moved was not these pages: they were not
+            # in the pool yet.
+            is_told |= self._put_resident(pool, keys, deadline)
+        return Told(is_told, n_readable, nbytes, publishing.has_lost(pool.native))
+
+    def _publish_then_put(
+        self, pool: Pool, keys: Keys, pieces: Pieces, deadline: float, meanwhile: Callable[[], None]
+    ) -> Told:
+        """Do the same where some owner has no channel yet."""
+        statuses, locations, n_readable, nbytes = pool.publish(keys, pieces)
+        is_told = np.zeros(len(keys), np.uint8)
+        there = np.flatnonzero(statuses <= PoolStatus.EXISTS)
+        if n_readable:
+            is_told[there] = self.put(keys[there], locations[there], deadline, meanwhile=meanwhile)
+        return Told(is_told, n_readable, nbytes, may_be_gone=True)
+
+    def _put_resident(self, pool: Pool, keys: Keys, deadline: float) -> NDArray[np.uint8]:
+        """Put where those of the pages lie that are in the pool; 1 for those an owner acknowledged."""
+        found, locations = pool.lookup(keys)
+        there = np.flatnonzero(found)
+        if len(there):
+            found[there] = self.put(keys[there], locations[there], deadline)
+        return found
+
+    def _note_missed(self, route: _Route, owners: set[int]) -> None:
+        """Have those who did not take a put given it again."""
+        for index in owners:
+            self.on_missed(route.ring.members[index].node_id)
 
     def drop(self, keys: Keys, locations: Locations, deadline: float, *, by_owner: bool) -> None:
         """Delete the entries that still are the ones named; ``by_owner`` if this node published them."""
-        sequence = next(self._sequences) if by_owner else 0
+        sequence = self._sequences.next() if by_owner else 0
         entries = _native.drop_entries(keys, as_bytes(locations), sequence)
         self._shard.drop(entries)
         route = self._route
@@ -229,7 +303,7 @@ class DirectoryClient:
         route: _Route,
         question: _Question,
         deadline: float,
-        meanwhile: Callable[[], None] = _do_nothing,
+        meanwhile: Callable[[], None] = do_nothing,
     ) -> None:
         """Ask the owners in parallel, do ``meanwhile`` and take their answers.
 

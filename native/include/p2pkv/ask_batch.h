@@ -2,6 +2,7 @@
 // the requests and decides how long to wait; what is done per key is here.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -24,6 +25,17 @@ struct RingTable {
 
   // The `replicas` owners of a key.
   const int32_t* owners_of(const Key& key) const;
+  // The members that must be asked to reach every owner of the keys: healthy, and not the one that asks.
+  std::vector<int32_t> peers_of(const Key* keys, size_t n) const;
+};
+
+// Numbers what one node says of its pages: what has a larger number was seen later. Thread-safe.
+class Sequences {
+ public:
+  uint64_t next() { return last_.fetch_add(1) + 1; }
+
+ private:
+  std::atomic<uint64_t> last_{0};
 };
 
 // Used by one thread.
@@ -64,6 +76,8 @@ class AskBatch {
   bool is_heard() const { return n_unheard_ == 0; }
   // For each row whether some owner, the asking member included, has answered.
   const std::vector<uint8_t>& answered() const { return answered_; }
+  // Who has not answered an ask, once for each.
+  std::vector<int32_t> silent() const;
   // Members that own rows and are not healthy, so that they were not asked.
   std::vector<int32_t> passed_over() const { return passed_over_; }
 

@@ -25,21 +25,23 @@ class EvictionLog {
 
   // Doesn't wake the drainer: call `announce` after a batch, without the pool's lock.
   void push(const Key& key, const Location& location);
-  void announce() { filled_.notify_one(); }
+  void announce();
 
   // The oldest records, at most `max`; waits at most `timeout` seconds while there are none and the log is
-  // open. Once there are some, waits `gather` seconds for more.
+  // open. Once there are some, waits `gather` seconds for more, and is woken when there are `max`.
   std::vector<Eviction> drain(size_t max, double timeout, double gather = 0);
   // Wakes the drainers; from now on they don't wait.
   void close();
   uint64_t n_dropped() const;
 
  private:
-  mutable std::mutex mutex_;  // guards all below; taken after the pool's
-  std::condition_variable filled_;
+  mutable std::mutex mutex_;          // guards all below; taken after the pool's
+  std::condition_variable filled_;    // there are some
+  std::condition_variable gathered_;  // there are as many as one who gathers will take
   ZeroedArray<Eviction> ring_;
   size_t first_ = 0;
   size_t size_ = 0;
+  size_t n_wanted_ = SIZE_MAX;  // by one who gathers: a wake-up for every batch would cost every publish one
   uint64_t n_dropped_ = 0;
   bool is_closed_ = false;
 };

@@ -92,8 +92,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Copies in what is not there yet, evicting what was used longest ago. When room runs out the front of the
   // batch is kept: pages at the front of a prefix matter most; for the same reason they become the last to be
   // evicted. `locations` are of the pages that can be read now, stored or found; zeros for others. Stores
-  // nothing if a page of the batch is there with another length.
-  void publish(const PageBatch& batch, PoolStatus* statuses, Location* locations);
+  // nothing if a page of the batch is there with another length. Returns `n_hidden` as it was when the batch
+  // had its room: if it is still that, all that can be read then is still there.
+  uint64_t publish(const PageBatch& batch, PoolStatus* statuses, Location* locations);
   // Copies out. A page whose length differs from its pieces' sum is left alone.
   void fetch(const PageBatch& batch, FetchStatus* statuses);
   void lookup(const Key* keys, size_t n, uint8_t* found, Location* locations);
@@ -135,6 +136,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void close() { log_.close(); }
 
   PoolStats stats();
+  // How many pages were taken out of sight so far, by eviction or otherwise.
+  uint64_t n_hidden();
   const SharedRegion& region() const { return *region_; }
   uint64_t data_offset() const { return data_offset_; }
   uint32_t granule() const { return options_.granule; }
@@ -189,6 +192,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   uint64_t n_stored_ = 0;
   uint64_t n_evicted_ = 0;
   uint64_t n_no_room_ = 0;
+  uint64_t n_hidden_ = 0;
   std::vector<uint32_t> window_;  // scratch of make_room
 };
 

@@ -252,12 +252,19 @@ void put_own(const AskBatch& self, Shard& shard, const AnyArray& entries) {
 }
 
 void bind_ask(nb::module_& m) {
+  nb::class_<Sequences>(m, "Sequences").def(nb::init<>()).def("next", &Sequences::next);
   m.def("promote_entries", &make_promote_entries, "keys"_a, "answer_ms"_a, "lease_ms"_a, "lease"_a);
   m.def("put_entries", &make_put_entries, "keys"_a, "locations"_a, "sequence"_a);
   m.def("drop_entries", &make_drop_entries, "keys"_a, "locations"_a, "sequence"_a);
   nb::class_<AskedOwners>(m, "AskedOwners").def("wait", &wait_for_owners, "timeout"_a, "patience"_a);
   nb::class_<RingTable>(m, "RingTable")
-      .def("__init__", &make_ring, "points"_a, "successors"_a, "is_healthy"_a, "own_index"_a);
+      .def("__init__", &make_ring, "points"_a, "successors"_a, "is_healthy"_a, "own_index"_a)
+      .def(
+          "peers_of",
+          [](const RingTable& self, const AnyArray& keys) {
+            return self.peers_of(require_keys(keys), keys.shape(0));
+          },
+          "keys"_a);
   nb::class_<AskBatch>(m, "AskBatch")
       .def("__init__", &make_ask, "keys"_a, "is_done"_a.none(), "ring"_a)
       .def_static("of_page_owners", &ask_page_owners, "locations"_a, "member_keys"_a, "ring"_a,
@@ -293,14 +300,7 @@ void bind_ask(nb::module_& m) {
              }
              return owners;
            })
-      .def("silent",
-           [](const AskBatch& self) {
-             std::vector<int32_t> owners;
-             for (const AskBatch::Ask& ask : self.asks()) {
-               if (!ask.is_answered) owners.push_back(ask.owner);
-             }
-             return owners;
-           })
+      .def("silent", &AskBatch::silent)
       .def("passed_over", &AskBatch::passed_over);
 }
 

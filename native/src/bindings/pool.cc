@@ -12,6 +12,7 @@
 #include "p2pkv/checksum.h"
 #include "p2pkv/copy.h"
 #include "p2pkv/location_cache.h"
+#include "page_batch.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -24,18 +25,6 @@ using Bytes = Array<uint8_t>;
 Bytes give_locations(std::vector<Location> locations) {
   const size_t n = locations.size();
   return give<uint8_t>(std::move(locations), {n, sizeof(Location)});
-}
-
-PageBatch require_batch(const AnyArray* keys, const AnyArray& pieces) {
-  const auto* values = require<int64_t>(pieces, "pieces", {kAnySize, kAnySize, 2});
-  const PageBatch batch{pieces.shape(0), pieces.shape(1), keys ? require_keys(*keys) : nullptr,
-                        reinterpret_cast<const Piece*>(values)};
-  if (keys && keys->shape(0) != batch.n_pages)
-    throw nb::value_error("keys and pieces must have equal lengths");
-  for (size_t i = 0; i < batch.n_pages * batch.n_pieces; ++i) {
-    if (batch.pieces[i].nbytes < 0) throw nb::value_error("pieces must not have negative lengths");
-  }
-  return batch;
 }
 
 std::shared_ptr<Pool> create_pool(uint64_t nbytes, uint32_t granule, uint64_t owner, uint64_t boot,

@@ -1,0 +1,65 @@
+// Binding of a publish that tells the directory. The GIL is released for all of it.
+#include "p2pkv/publishing.h"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "bindings.h"
+#include "page_batch.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace p2pkv {
+namespace {
+
+void make_publishing(Publishing* self, std::shared_ptr<RingTable> ring, const std::vector<int32_t>& owners,
+                     const std::vector<std::shared_ptr<DirectoryChannel>>& channels) {
+  if (owners.size() != channels.size()) throw nb::value_error("owners and channels differ in length");
+  std::vector<DirectoryLine> lines;
+  for (size_t i = 0; i < owners.size(); ++i) lines.push_back({owners[i], channels[i]});
+  new (self) Publishing(std::move(ring), std::move(lines));
+}
+
+nb::tuple run(Publishing& self, Pool& pool, const AnyArray& keys, const AnyArray& pieces, Shard& own,
+              Sequences& sequences) {
+  const PageBatch batch = require_batch(&keys, pieces);
+  {
+    nb::gil_scoped_release release;
+    self.run(pool, batch, own, sequences);
+  }
+  return nb::make_tuple(self.n_readable(), self.stored_bytes());
+}
+
+std::vector<bool> wait(Publishing& self, double timeout, double patience) {
+  std::vector<uint8_t> is_usable;
+  {
+    nb::gil_scoped_release release;
+    is_usable = self.wait(Deadline::after(timeout), Deadline::after(patience));
+  }
+  return {is_usable.begin(), is_usable.end()};
+}
+
+}  // namespace
+
+void bind_publishing(nb::module_& m) {
+  nb::class_<Publishing>(m, "Publishing")
+      .def("__init__", &make_publishing, "ring"_a, "owners"_a, "channels"_a)
+      .def("run", &run, "pool"_a, "keys"_a.noconvert(), "pieces"_a.noconvert(), "shard"_a, "sequences"_a)
+      .def("wait", &wait, "timeout"_a, "patience"_a)
+      .def("has_lost", &Publishing::has_lost, "pool"_a)
+      .def("answered",
+           [](const Publishing& self) {
+             std::vector<uint8_t> answered = self.asked().answered();
+             const size_t n = answered.size();
+             return give<uint8_t>(std::move(answered), {n});
+           })
+      .def("silent", [](const Publishing& self) { return self.asked().silent(); })
+      .def("passed_over", [](const Publishing& self) { return self.asked().passed_over(); });
+}
+
+}  // namespace p2pkv
