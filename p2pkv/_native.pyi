@@ -137,6 +137,7 @@ class Transfers:
         *,
         buffer_nbytes: int,
         buddy_pool_nbytes: int,
+        staging_nbytes: int,
         keep_unclaimed_s: float,
         is_validating: bool,
     ) -> Transfers: ...
@@ -151,15 +152,31 @@ class Transfers:
         n_ways: int,
         registrations: Sequence[tuple[int, MemoryRegion, bytes]],
     ) -> int: ...
+    def add_device_memory(
+        self, address: int, nbytes: int, is_readable: bool, is_writable: bool, device: CudaDevice
+    ) -> int: ...
+    def device_failure(self) -> str: ...
     def remove_memory(self, number: int) -> None: ...
     def connect(self, node_key: int, boot: int, door: bytes, timeout: float) -> None: ...
     def is_connected(self, node_key: int) -> bool: ...
     def forget(self, node_key: int) -> None: ...
     def offer(
-        self, to: int | None, request: str, first_row: int, spans: NDArray[np.int64], lease: float
+        self,
+        to: int | None,
+        request: str,
+        first_row: int,
+        spans: NDArray[np.int64],
+        lease: float,
+        stream: int | None,
     ) -> Offer: ...
     def grant(
-        self, source: int | None, request: str, first_row: int, spans: NDArray[np.int64], timeout: float
+        self,
+        source: int | None,
+        request: str,
+        first_row: int,
+        spans: NDArray[np.int64],
+        timeout: float,
+        stream: int | None,
     ) -> Grant: ...
     def find_unregistered(self, spans: NDArray[np.int64], for_reading: bool) -> int: ...
     def readings(self) -> dict[str, int]: ...

@@ -59,7 +59,7 @@ class DeviceMemory(Resource):
             )
         return ordinal
 
-    def use(self, ordinal: int) -> None:
+    def use(self, ordinal: int) -> _native.CudaDevice:
         """Open a device, and make the staging if this is the first; that blocks for as long as locking it takes.
 
         Raises :class:`DeviceError` if the driver, or a transport, refuses.
@@ -70,6 +70,7 @@ class DeviceMemory(Resource):
                     self._devices[ordinal] = _native.CudaDevice.open(ordinal)
                 if self._staging is None:
                     self._staging = self._make_staging(self._devices[ordinal])
+                return self._devices[ordinal]
             except RuntimeError as error:
                 raise DeviceError(f"cannot use device memory: {error}") from error
 

@@ -68,13 +68,15 @@ class Registrar:
     def _register_on(
         self, device: int, address: int, nbytes: int, owner: object, *, is_writable: bool, is_readable: bool
     ) -> Memory:
-        if is_readable:
-            raise UsageError("device memory can't be registered readable: no transport lets peers read it")
         with self._lock:
             self._check_overlaps(address, nbytes)
-            self._devices.use(device)
             return self._transfers.register_device_memory(
-                owner, address, nbytes, device=device, is_writable=is_writable
+                owner,
+                address,
+                nbytes,
+                device=self._devices.use(device),
+                is_writable=is_writable,
+                is_readable=is_readable,
             )
 
     def _check_overlaps(self, address: int, nbytes: int) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from p2pkv import _native
 from p2pkv.directory.view import Member, State, View
-from p2pkv.errors import TransportError
+from p2pkv.errors import DeviceError, TransportError
 from p2pkv.metrics import Metrics
 from p2pkv.transports import connecting
 from p2pkv.transports.base import Endpoint, MemoryRegion, RemoteRegion, Resource, Status, Transport
@@ -177,12 +177,36 @@ class TransferEngine(Resource):
         return memory
 
     def register_device_memory(
-        self, buffer: object, address: int, nbytes: int, *, device: int, is_writable: bool
+        self,
+        buffer: object,
+        address: int,
+        nbytes: int,
+        *,
+        device: _native.CudaDevice,
+        is_writable: bool,
+        is_readable: bool = False,
     ) -> Memory:
-        """Make memory of a CUDA device known to calls; ``buffer`` is kept alive until it is closed."""
+        """Make memory of a CUDA device known to calls; ``buffer`` is kept alive until it is closed.
+
+        ``is_readable``: rows of it may be offered. Raises :class:`~p2pkv.errors.DeviceError` if there is no staging to
+        be had for them.
+        """
         memory = Memory(
-            address, nbytes, {}, is_writable=is_writable, forget=self._forget, buffer=buffer, device=device
+            address,
+            nbytes,
+            {},
+            is_writable=is_writable,
+            forget=self._forget,
+            buffer=buffer,
+            device=device.ordinal,
         )
+        if self._offers is not None:
+            try:
+                memory.offers_id = self._offers.add_device_memory(
+                    address, nbytes, is_readable, is_writable, device
+                )
+            except RuntimeError as error:
+                raise DeviceError(f"cannot stage rows in device memory: {error}") from error
         self._list(memory)
         return memory
 

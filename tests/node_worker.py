@@ -43,17 +43,33 @@ class Worker:
         readable: bool = False,
         device: str = "",
     ) -> dict[str, Any]:
+        """Start the node; with a kind of ``device`` memory it transfers from and to that."""
         extra = _sabotaged(sabotage, config["transports"][0]) if sabotage else []
         self.node = Node.start(Config.load(config, environ={}), extra_transports=extra)
         self.memory = np.zeros(memory, np.uint8)
         self.node.register_memory(self.memory, readable=readable)
         if device:
             self.device = KINDS[device](memory)
-            self.node.register_memory(self.device.array)
+            self.node.register_memory(self.device.array, readable=readable)
         return {"address": self.node.address, "pid": os.getpid()}
 
     def _rows(self, n_pages: int, nbytes: int) -> NDArray[np.uint8]:
         return self.memory[: n_pages * nbytes].reshape(n_pages, nbytes)
+
+    def _write(self, data: NDArray[np.uint8] | int, n: int, nbytes: int) -> NDArray[np.int64]:
+        """Set what is transferred from or to; return its spans."""
+        rows = self._rows(n, nbytes)
+        rows[:] = data
+        spans = spans_of(rows)
+        if self.device is not None:
+            self.device.write(rows)
+            spans[:, 0] += self.device.address - self.memory.ctypes.data
+        return spans
+
+    def _read(self, n: int, nbytes: int) -> NDArray[np.uint8]:
+        if self.device is not None:
+            return self.device.read()[: n * nbytes].reshape(n, nbytes)
+        return self._rows(n, nbytes)
 
     def publish(self, keys: list[str], nbytes: int, timeout: float = 2.0) -> list[int]:
         assert self.node is not None
@@ -98,25 +114,23 @@ class Worker:
     def offer(self, request: str, n: int, nbytes: int, seed: int, to: str = "", lease: float = 30.0) -> None:
         """Offer, or with ``to`` put, rows that anybody can check who knows ``seed``; keep the handle by ``request``."""
         assert self.node is not None
-        rows = self._rows(n, nbytes)
-        rows[:] = _pattern(n, nbytes, seed)
+        spans = self._write(_pattern(n, nbytes, seed), n, nbytes)
         transfers = self.node.transfers
         self.handles[request] = (
-            transfers.put_async(to, request, spans_of(rows), lease=lease)
+            transfers.put_async(to, request, spans, lease=lease)
             if to
-            else transfers.offer(request, spans_of(rows), lease=lease)
+            else transfers.offer(request, spans, lease=lease)
         )
 
     def grant(self, request: str, n: int, nbytes: int, timeout: float, source: str = "") -> None:
         """Grant, or with ``source`` get, rows; keep the handle by ``request``."""
         assert self.node is not None
-        rows = self._rows(n, nbytes)
-        rows[:] = 0
+        spans = self._write(0, n, nbytes)
         transfers = self.node.transfers
         self.handles[request] = (
-            transfers.get_async(source, request, spans_of(rows), timeout=timeout)
+            transfers.get_async(source, request, spans, timeout=timeout)
             if source
-            else transfers.grant(request, spans_of(rows), timeout=timeout)
+            else transfers.grant(request, spans, timeout=timeout)
         )
 
     def wait(self, request: str, timeout: float, seed: int = -1, nbytes: int = 0) -> dict[str, Any]:
@@ -126,7 +140,7 @@ class Worker:
         seconds = time.monotonic() - began
         wrong = 0
         if seed >= 0:
-            rows = self._rows(len(statuses), nbytes)
+            rows = self._read(len(statuses), nbytes)
             expected = _pattern(len(statuses), nbytes, seed)
             wrong = int(((rows != expected).any(axis=1) & (statuses == RowStatus.OK)).sum())
         return {"statuses": sorted({RowStatus(s).name for s in statuses}), "seconds": seconds, "wrong": wrong}

@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,12 +28,16 @@ _STATUS = {name: SimpleNamespace(name=name) for name in ("FINISHED_LENGTH_CAPPED
 class CacheFake:
     """One layer's cache: the part of a torch tensor that the connector looks at."""
 
-    def __init__(self, storage: np.ndarray, array: np.ndarray, device: str = "cpu") -> None:
+    def __init__(
+        self, storage: np.ndarray, array: np.ndarray, device: str = "cpu", address: int | None = None
+    ) -> None:
+        """``address``: where the storage really is, if it is in the memory of a device."""
         self._storage, self.array, self.device = storage, array, SimpleNamespace(type=device)
+        self._address = int(storage.ctypes.data) if address is None else address
         self.shape, self.dtype = array.shape, array.dtype
 
     def data_ptr(self) -> int:
-        return int(self.array.ctypes.data)
+        return int(self.array.ctypes.data) - int(self._storage.ctypes.data) + self._address
 
     def __len__(self) -> int:
         return len(self.array)
@@ -55,14 +59,23 @@ class CacheFake:
         return strides if dimension is None else strides[dimension]
 
     def untyped_storage(self) -> Any:
-        return SimpleNamespace(
-            data_ptr=lambda: self._storage.ctypes.data, nbytes=lambda: self._storage.nbytes
-        )
+        return SimpleNamespace(data_ptr=lambda: self._address, nbytes=lambda: self._storage.nbytes)
 
 
-def caches(storage: np.ndarray, device: str = "cpu") -> dict[str, CacheFake]:
+def caches(storage: np.ndarray, device: str = "cpu", address: int | None = None) -> dict[str, CacheFake]:
     """Return the caches of all layers in one storage, as vLLM's CPU backend lays them out."""
-    return {f"layers.{i}": CacheFake(storage, storage[i], device) for i in range(len(storage))}
+    return {f"layers.{i}": CacheFake(storage, storage[i], device, address) for i in range(len(storage))}
+
+
+class DeviceMemory(Protocol):
+    """What ``device_buffers.py`` makes; the engine's kernels run on ``stream``."""
+
+    address: int
+    stream: int
+
+    def write(self, data: np.ndarray) -> None: ...
+
+    def read(self) -> np.ndarray: ...
 
 
 class ModelConfigFake:
@@ -151,8 +164,12 @@ class EngineFake:
         n_layers: int = LAYERS,
         dtype: str = "float32",
         start_node: Callable[[Config], Node] = Node.start,
+        allocate: Callable[[int], DeviceMemory] | None = None,
     ) -> None:
-        """``keeps_blocks`` off is an engine that frees blocks although somebody may still read them."""
+        """``keeps_blocks`` off is an engine that frees blocks although somebody may still read them.
+
+        ``allocate``: makes the device memory that the caches are in.
+        """
         config, cache_config = vllm_config(settings, role, policy), kv_cache_config()
         self.nodes: list[Node] = []
 
@@ -161,10 +178,15 @@ class EngineFake:
             return self.nodes[-1]
 
         self._blocks = np.zeros((n_layers, n_blocks, *SHAPE), dtype)
+        self.memory = None if allocate is None else allocate(self._blocks.nbytes)
+        options = {"start_node": start, "current_stream": self._current_stream}
         self.scheduler, self.worker = (
-            P2PKVConnector(config, None, cache_config, start_node=start) for _ in range(2)
+            P2PKVConnector(config, None, cache_config, **options) for _ in range(2)
         )
-        self.worker.register_kv_caches(caches(self._blocks))
+        if self.memory is None:
+            self.worker.register_kv_caches(caches(self._blocks))
+        else:
+            self.worker.register_kv_caches(caches(self._blocks, "cuda", self.memory.address))
         self.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): self.worker.get_handshake_metadata()})
         assert self.worker.node is not None
         self.node, self._policy, self._keeps_blocks = self.worker.node, policy, keeps_blocks
@@ -265,8 +287,20 @@ class EngineFake:
         for block in range(request.num_computed_tokens // BLOCK, len(request.block_ids)):
             self._write(request, block)
 
+    def _current_stream(self, device: object) -> int:
+        assert self.memory is not None
+        return self.memory.stream
+
     def _write(self, request: RequestFake, block: int) -> None:
+        self._from_device()
         self._blocks[:, request.block_ids[block]] = self._expected(request, block)
+        if self.memory is not None:
+            self.memory.write(self._blocks.view(np.uint8))
+
+    def _from_device(self) -> None:
+        """Have the caches' bytes in ``_blocks``."""
+        if self.memory is not None:
+            self._blocks[:] = self.memory.read().view(self._blocks.dtype).reshape(self._blocks.shape)
 
     def _expected(self, request: RequestFake, block: int) -> np.ndarray:
         shape = (len(self._blocks), *SHAPE)
@@ -275,6 +309,7 @@ class EngineFake:
     def is_right(self, request: RequestFake, n_blocks: int | None = None) -> bool:
         """Whether a request's blocks, or the first of them, hold its KV."""
         assert request.block_ids
+        self._from_device()
         return all(
             (self._blocks[:, block_id] == self._expected(request, block)).all()
             for block, block_id in enumerate(request.block_ids[:n_blocks])

@@ -25,7 +25,7 @@ from p2pkv.integrations.sglang_pd_common import (
 from p2pkv.integrations.sglang_pd_decode import DecodeSide, P2PKVReceiver
 from p2pkv.integrations.sglang_pd_prefill import Chunk, P2PKVSender, PrefillSide
 from p2pkv.integrations.sglang_pd_rows import Items, KVArgs, RequestRows, memories
-from p2pkv.integrations.sglang_pd_settings import pd_config, require_host_memory
+from p2pkv.integrations.sglang_pd_settings import pd_config, require_known_memory
 from p2pkv.node import Node
 
 __all__ = ["P2PKVBootstrapServer", "P2PKVManager", "P2PKVReceiver", "P2PKVSender"]
@@ -50,7 +50,7 @@ class P2PKVManager(CommonManager):
         is_mla_backend: bool | None = False,
     ) -> None:
         """Start the node and join its cluster; errors of the configuration are raised here: SGLang does not start."""
-        require_host_memory(device())
+        require_known_memory(device())
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         problem = unsupported(self)
         if problem is not None:

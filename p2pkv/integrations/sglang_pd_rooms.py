@@ -26,6 +26,7 @@ _WORDS = {
     RowStatus.PEER_LOST: "were lost with the other node, or with the way to it",
     RowStatus.TIMED_OUT: "did not come in time",
     RowStatus.DUPLICATE: "were sent twice",
+    RowStatus.DEVICE_FAILED: "could not be copied from or to their device",
 }
 """As a person reads it in SGLang's log."""
 

@@ -37,10 +37,10 @@ def pd_config(host: str, port: int, *, index: int, environ: Mapping[str, str] | 
     return dataclasses.replace(for_rank(config, index), node_id=config.node_id)
 
 
-def require_host_memory(device: str) -> None:
-    """Raise :class:`ConfigError` where KV is not in host memory."""
-    if device != "cpu":
+def require_known_memory(device: str) -> None:
+    """Raise :class:`ConfigError` where KV is neither in host memory nor on a CUDA device."""
+    if device not in ("cpu", "cuda"):
         raise ConfigError(
-            f"KV is in the memory of device {device!r}, but p2pkv's transfer backend moves host memory only: "
-            "run SGLang with --device cpu, or choose another --disaggregation-transfer-backend"
+            f"KV is in the memory of device {device!r}, but p2pkv's transfer backend moves that of hosts and CUDA "
+            "devices only: run SGLang with --device cpu or cuda, or choose another --disaggregation-transfer-backend"
         )

@@ -15,6 +15,7 @@ from p2pkv.config import Config
 from p2pkv.errors import UsageError
 from p2pkv.integrations import vllm_installed
 from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.vllm_caches import KVCaches
 from p2pkv.integrations.vllm_installed import ConnectorBase
 from p2pkv.integrations.vllm_messages import RankDescription, StepMetadata
 from p2pkv.integrations.vllm_scheduler import Request, SchedulerSide
@@ -37,13 +38,14 @@ class P2PKVConnector(ConnectorBase):
         kv_cache_config: Any,
         *,
         start_node: Callable[[Config], Node] = Node.start,
+        current_stream: Callable[[object], int] = vllm_installed.current_stream,
     ) -> None:
         """Check the settings; a node starts when vLLM registers its KV caches. Raises the errors of both."""
         super().__init__(vllm_config, role, kv_cache_config)
         self._instance = Instance.read(vllm_config, kv_cache_config)
         self._parallel, self._cache_dtype = vllm_config.parallel_config, vllm_config.cache_config.cache_dtype
         self._spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-        self._start_node = start_node
+        self._start_node, self._current_stream = start_node, current_stream
         self._boundary = Boundary("vLLM", Metrics())
         self._scheduler = SchedulerSide(self._instance, start_node=start_node)
         self._worker: WorkerSide | None = None
@@ -125,7 +127,8 @@ class P2PKVConnector(ConnectorBase):
             spec.dtype, spec.block_size, getattr(spec, "head_size", None), self._cache_dtype
         )
         rank = self._parallel.rank
-        self._worker = WorkerSide(self._instance, rank, isa, kv_caches, start_node=self._start_node)
+        caches = KVCaches(kv_caches, current_stream=self._current_stream)
+        self._worker = WorkerSide(self._instance, rank, isa, caches, start_node=self._start_node)
 
     def get_handshake_metadata(self) -> RankDescription:
         """Return what the scheduler's half needs to know of this rank."""

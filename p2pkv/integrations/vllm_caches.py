@@ -3,11 +3,14 @@
 Only whole blocks move: inside of a block the attention kernel packs keys and values as it likes. A block is one *row*
 a layer, each a contiguous run of bytes; its rows come in the order of the layers. As a page of the page cache it is
 one entry with a piece for each layer.
+
+Blocks may be in host memory or in that of a CUDA device. There the model writes them on a stream, which runs behind the
+worker: whoever reads a block, or writes to one that was somebody else's, waits for the stream first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +33,11 @@ class Range:
 class KVCaches:
     """The caches of one rank; immutable. ``row_nbytes`` is the length of each layer's row of a block."""
 
-    def __init__(self, caches: Mapping[str, Any]) -> None:
-        """Look at ``caches``, a tensor for each layer.
+    def __init__(self, caches: Mapping[str, Any], *, current_stream: Callable[[object], int]) -> None:
+        """Look at ``caches``, a tensor for each layer; ``current_stream`` tells a device's for the calling thread.
 
-        Raises :class:`~p2pkv.errors.ConfigError` for blocks that are not contiguous, or not in host memory.
+        Raises :class:`~p2pkv.errors.ConfigError` for blocks that are not contiguous, or neither in host memory nor all
+        on one CUDA device.
         """
         layers: dict[int, tuple[str, Any]] = {}
         for name, tensor in caches.items():
@@ -42,6 +46,13 @@ class KVCaches:
         if not layers:
             raise ConfigError("vLLM registered no KV cache; there is nothing to hand off")
         tensors = [tensor for _, tensor in layers.values()]
+        devices = {str(tensor.device): tensor.device for tensor in tensors}
+        if len(devices) > 1:
+            raise ConfigError(
+                f"the KV caches lie on {', '.join(sorted(devices))}; p2pkv takes one device a rank"
+            )
+        self._device = tensors[0].device
+        self._current_stream = current_stream
         self.n_blocks = min(len(tensor) for tensor in tensors)
         self.row_nbytes = [tensor[0].numel() * tensor.element_size() for tensor in tensors]
         self._bases = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
@@ -59,6 +70,13 @@ class KVCaches:
     def block_nbytes(self) -> int:
         """Bytes of a block, over all layers."""
         return sum(self.row_nbytes)
+
+    def stream(self) -> int | None:
+        """Return the stream that this thread's kernels use blocks on; None: blocks are in host memory.
+
+        To be asked by vLLM's worker thread.
+        """
+        return None if self._device.type == "cpu" else self._current_stream(self._device)
 
     def rows(self, block_ids: Sequence[int]) -> NDArray[np.int64]:
         """Return the ``(len(block_ids) * n_rows, 2)`` addresses and lengths of all rows, block after block."""
@@ -79,9 +97,10 @@ class KVCaches:
 
 
 def _check(name: str, tensor: Any) -> None:
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in ("cpu", "cuda"):
         raise ConfigError(
-            f"the KV cache of layer {name} lies on {tensor.device}; p2pkv hands off KV in host memory only"
+            f"the KV cache of layer {name} lies on {tensor.device}; p2pkv hands off KV in host memory and on CUDA "
+            "devices only"
         )
     if not tensor[0].is_contiguous():
         raise ConfigError(

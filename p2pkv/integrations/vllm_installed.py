@@ -16,6 +16,7 @@ __all__ = [
     "PromMetricsBase",
     "StatsBase",
     "attention_isa",
+    "current_stream",
     "metric_per_engine",
     "transfer_results",
     "version",
@@ -72,6 +73,11 @@ def attention_isa(dtype: object, block_size: int, head_size: int | None, cache_d
     """
     find_isa = _find("vllm.v1.attention.backends.cpu_attn", "_get_attn_isa")
     return "" if find_isa is None else str(find_isa(dtype, block_size, head_size, cache_dtype))
+
+
+def current_stream(device: object) -> int:
+    """Return the handle of the CUDA stream that the calling thread's kernels run on."""
+    return int(importlib.import_module("torch").cuda.current_stream(device).cuda_stream)
 
 
 def transfer_results(sent: set[str], received: set[str], failed: set[str]) -> Any:

@@ -78,6 +78,8 @@ class _Load:
     began: float
     deadline: float
     is_handoff: bool
+    stream: int | None
+    """Whose work of before the load is done before anything is written to the blocks."""
     asks: list[_Ask] = field(default_factory=list)
     n_repeats: int = 0
     proven: set[int] = field(default_factory=set)
@@ -129,7 +131,7 @@ class Loads:
 
     def _load(self, request_id: str, block_ids: list[int], *, is_handoff: bool) -> _Load:
         now = time.monotonic()
-        return _Load(request_id, block_ids, now, now + self._deadline, is_handoff)
+        return _Load(request_id, block_ids, now, now + self._deadline, is_handoff, self._caches.stream())
 
     def _start(self, pool: ThreadPoolExecutor, load: _Load, operation: str, work: Callable[[], str]) -> None:
         self._loads.append((load, self._submit(pool, load, operation, work)))
@@ -211,12 +213,15 @@ class Loads:
 
     def _get(self, load: _Load, rank: Rank, name: str, rows: NDArray[np.int64], first_row: int) -> Grant:
         left = max(0.001, load.deadline - time.monotonic())
-        return self._node.transfers.get_async(rank.node_id, name, rows, first_row=first_row, timeout=left)
+        return self._node.transfers.get_async(
+            rank.node_id, name, rows, first_row=first_row, timeout=left, stream=load.stream
+        )
 
     def _fetch(self, load: _Load, fetch: Fetch) -> str:
         keys = [page_key(self._rank, block_hash) for block_hash in fetch.hashes]
         left = max(0.001, load.deadline - time.monotonic())
-        found = self._node.fetch(keys, self._caches.pieces(fetch.block_ids), timeout=left)
+        pieces = self._caches.pieces(fetch.block_ids)
+        found = self._node.fetch(keys, pieces, timeout=left, stream=load.stream)
         load.proven.update(np.asarray(fetch.block_ids)[found == Outcome.HIT].tolist())
         return "" if found.all() else "pages were evicted, or their owners are gone"
 

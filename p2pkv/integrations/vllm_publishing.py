@@ -33,18 +33,20 @@ class Publishing:
         self._changed = threading.Condition()  # guards what follows
         self._queue: deque[Publish] = deque()
         self._n_queued = 0  # blocks
+        self._stream: int | None = None
         self._under_way: list[Publish] = []
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="p2pkv-vllm-publish", daemon=True)
         self._thread.start()
 
-    def add(self, publish: Publish) -> None:
-        """Queue blocks, unless too many wait already."""
+    def add(self, publish: Publish, stream: int | None) -> None:
+        """Queue blocks, unless too many wait already; what is queued on ``stream`` now is waited for."""
         with self._changed:
             n_blocks = len(publish.block_ids)
             if not self._is_closed and self._n_queued + n_blocks <= self._caches.n_blocks // _QUEUE_SHARE:
                 self._queue.append(publish)
                 self._n_queued += n_blocks
+                self._stream = stream  # the worker's; it stays the same
                 self._changed.notify_all()
                 return
         self._tally.count("prefix_blocks_unpublished", n_blocks)
@@ -96,4 +98,7 @@ class Publishing:
 
     def _publish(self, pages: dict[bytes, int]) -> int:
         keys = [page_key(self._rank, block_hash) for block_hash in pages]
-        return int(self._node.publish(keys, self._caches.pieces(list(pages.values()))).sum())
+        pieces = self._caches.pieces(list(pages.values()))
+        with self._changed:
+            stream = self._stream
+        return int(self._node.publish(keys, pieces, stream=stream).sum())

@@ -7,9 +7,8 @@ counts only when it is proven right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -45,12 +44,12 @@ class WorkerSide:
         instance: Instance,
         rank: int,
         isa: str,
-        caches: Mapping[str, Any],
+        caches: KVCaches,
         *,
         start_node: Callable[[Config], Node] = Node.start,
     ) -> None:
         """Start the node and register the KV caches with it; the errors of both are raised: vLLM does not start."""
-        self._caches = KVCaches(caches)
+        self._caches = caches
         self._fingerprint = Fingerprint({**instance.identity, "isa": isa, "layout": self._caches.layout})
         self._namespace = self._fingerprint.namespace(instance.config.namespace)
         self.node = start_node(instance.worker_config(rank, self._namespace))
@@ -102,10 +101,10 @@ class WorkerSide:
     def _offer(self, left: _Left, leave: Leave) -> None:
         if leave.name is None:
             return
-        n_rows, rows = self._caches.n_rows, self._caches.rows(leave.block_ids)
+        n_rows, rows, stream = self._caches.n_rows, self._caches.rows(leave.block_ids), self._caches.stream()
         for name, first, last in offers(leave.name, len(leave.block_ids), n_rows):
             part = np.ascontiguousarray(rows[first * n_rows : last * n_rows])
-            left.offers.append(self.node.transfers.offer(name, part))
+            left.offers.append(self.node.transfers.offer(name, part, stream=stream))
         self._tally.count("handoffs_offered")
 
     def load(self, metadata: StepMetadata) -> None:
@@ -119,7 +118,7 @@ class WorkerSide:
     def after_forward(self, metadata: StepMetadata) -> None:
         """Publish what the step has computed."""
         for publish in metadata.publishes:
-            self._publishing.add(publish)
+            self._publishing.add(publish, self._caches.stream())
         metadata.publishes = []
 
     def take_done(self) -> tuple[set[str], set[str]]:

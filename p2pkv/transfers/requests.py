@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 
 import numpy as np
@@ -33,13 +34,23 @@ class RowStatus(IntEnum):
     TIMED_OUT = 6
     DUPLICATE = 7
     """The receiver has had this row of this request already."""
+    DEVICE_FAILED = 8
+    """Its copy from or to a device failed; the log says why."""
+
+
+def _told(statuses: RowStatuses, report: Callable[[], None]) -> RowStatuses:
+    """Return ``statuses``; the first to see a device fail says why."""
+    if (statuses == RowStatus.DEVICE_FAILED).any():
+        report()
+    return statuses
 
 
 class Offer:
     """Rows that peers may pull. Dropped, it stays offered until its lease ends. Thread-safe."""
 
-    def __init__(self, native: _native.Offer, request: str, n_rows: int) -> None:
+    def __init__(self, native: _native.Offer, request: str, n_rows: int, report: Callable[[], None]) -> None:
         self._native = native
+        self._report = report
         self.request = request
         self.n_rows = n_rows
 
@@ -50,7 +61,7 @@ class Offer:
     def wait(self, timeout: float) -> RowStatuses:
         """Block until :meth:`done`, at most ``timeout`` seconds; rows may still be ``PENDING``. Never withdraws."""
         self._native.wait(timeout)
-        return self._native.statuses()
+        return _told(self._native.statuses(), self._report)
 
     def withdraw(self) -> RowStatuses:
         """End the offer: when this returns the memory may be reused, and no later pull of it counts.
@@ -62,18 +73,19 @@ class Offer:
     def end(self, reason: RowStatus) -> RowStatuses:
         """Withdraw, and say why in the rows that were pending."""
         self._native.withdraw(reason)
-        return self._native.statuses()
+        return _told(self._native.statuses(), self._report)
 
     def statuses(self) -> RowStatuses:
         """Return what is known of each row now."""
-        return self._native.statuses()
+        return _told(self._native.statuses(), self._report)
 
 
 class Grant(Resource):
     """Memory that rows of one request are pulled into. Dropped, it is revoked. Thread-safe."""
 
-    def __init__(self, native: _native.Grant, request: str, n_rows: int) -> None:
+    def __init__(self, native: _native.Grant, request: str, n_rows: int, report: Callable[[], None]) -> None:
         self._native = native
+        self._report = report
         self.request = request
         self.n_rows = n_rows
 
@@ -87,7 +99,7 @@ class Grant(Resource):
         At the grant's own deadline it is revoked, and rows that did not come are ``TIMED_OUT``.
         """
         self._native.wait(timeout)
-        return self._native.statuses()
+        return _told(self._native.statuses(), self._report)
 
     def revoke(self) -> RowStatuses:
         """End the grant: when this returns nothing writes to the memory any more; pending rows are ``CANCELED``.
@@ -99,11 +111,11 @@ class Grant(Resource):
     def end(self, reason: RowStatus) -> RowStatuses:
         """Revoke, and say why in the rows that were pending."""
         self._native.revoke(reason)
-        return self._native.statuses()
+        return _told(self._native.statuses(), self._report)
 
     def statuses(self) -> RowStatuses:
         """Return what is known of each row now."""
-        return self._native.statuses()
+        return _told(self._native.statuses(), self._report)
 
     def close(self) -> None:
         self.revoke()

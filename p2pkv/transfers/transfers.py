@@ -27,6 +27,7 @@ NAME = "transfers"
 MAX_ROWS = 32768
 MAX_REQUEST_NAME = 512
 MAX_SECONDS = 3600.0
+_MAX_REPORTED = 64
 _CONNECT_S = 1.0
 """What calls that return at once may wait for a peer's first connection."""
 
@@ -48,6 +49,7 @@ def start_offers(
             list(ways),
             buffer_nbytes=config.buffer_nbytes,
             buddy_pool_nbytes=config.buddy_pool_nbytes,
+            staging_nbytes=config.device_staging_nbytes,
             keep_unclaimed_s=config.transfer_lease,
             is_validating=True,
         )
@@ -72,19 +74,30 @@ class Transfers:
         self._gate = gate
         self._timeout = config.deadline
         self._lease = config.transfer_lease
-        self._lock = threading.Lock()  # guards _connecting
+        self._lock = threading.Lock()  # guards the next two
+        self._reported: set[str] = set()
         self._connecting: dict[str, threading.Lock] = {}  # each held while that node is connected to
 
     def offer(
-        self, request: str, spans: RowSpans, *, first_row: int = 0, lease: float | None = None
+        self,
+        request: str,
+        spans: RowSpans,
+        *,
+        first_row: int = 0,
+        lease: float | None = None,
+        stream: int | None = None,
     ) -> Offer:
-        """Leave rows with this node, for whoever asks for ``request``, until one took them or the lease ends."""
+        """Leave rows with this node, for whoever asks for ``request``, until one took them or the lease ends.
+
+        Rows in device memory are read when everything queued on the CUDA stream ``stream`` before the call has been
+        done; without it the caller has waited for that.
+        """
         with self._gate:
             spans, seconds = (
                 self._checked(request, spans, first_row),
                 self._seconds("lease", lease, self._lease),
             )
-            return self._offer(None, request, spans, first_row, seconds)
+            return self._offer(None, request, spans, first_row, seconds, stream)
 
     def put(
         self,
@@ -94,43 +107,76 @@ class Transfers:
         *,
         first_row: int = 0,
         timeout: float | None = None,
+        stream: int | None = None,
     ) -> RowStatuses:
-        """Offer rows to one node and wait until it has them; what it has not by ``timeout`` is withdrawn."""
+        """Offer rows to one node and wait until it has them; what it has not by ``timeout`` is withdrawn.
+
+        ``stream`` is as in :meth:`offer`.
+        """
         with self._gate:
             deadline = time.monotonic() + self._seconds("timeout", timeout, self._timeout)
             spans = self._checked(request, spans, first_row)
             key = self._reach(node_id, deadline)
-            offer = self._offer(key, request, spans, first_row, max(0.0, deadline - time.monotonic()))
+            left = max(0.0, deadline - time.monotonic())
+            offer = self._offer(key, request, spans, first_row, left, stream)
         offer.wait(max(0.0, deadline - time.monotonic()))
         return offer.end(RowStatus.TIMED_OUT)
 
     def put_async(
-        self, node_id: str, request: str, spans: RowSpans, *, first_row: int = 0, lease: float | None = None
+        self,
+        node_id: str,
+        request: str,
+        spans: RowSpans,
+        *,
+        first_row: int = 0,
+        lease: float | None = None,
+        stream: int | None = None,
     ) -> Offer:
         """Offer rows to one node; it pulls the offers of one request in the order in which they were made.
 
-        Returns at once, except when the node is not connected yet: then within a second.
+        Returns at once, except when the node is not connected yet: then within a second. ``stream`` is as in
+        :meth:`offer`.
         """
         with self._gate:
             seconds = self._seconds("lease", lease, self._lease)
             spans = self._checked(request, spans, first_row)
             key = self._reach(node_id, time.monotonic() + min(seconds, _CONNECT_S))
-            return self._offer(key, request, spans, first_row, seconds)
+            return self._offer(key, request, spans, first_row, seconds, stream)
 
     def grant(
-        self, request: str, spans: RowSpans, *, first_row: int = 0, timeout: float | None = None
+        self,
+        request: str,
+        spans: RowSpans,
+        *,
+        first_row: int = 0,
+        timeout: float | None = None,
+        stream: int | None = None,
     ) -> Grant:
-        """Let peers' puts of ``request`` go straight to these spans, until ``timeout``; takes what has come already."""
+        """Let peers' puts of ``request`` go straight to these spans, until ``timeout``; takes what has come already.
+
+        Nothing is written to device memory before everything queued on the CUDA stream ``stream`` before the call has
+        been done; without it nothing queued anywhere may touch the spans.
+        """
         with self._gate:
             seconds = self._seconds("timeout", timeout, self._timeout)
-            return self._grant(None, request, self._checked(request, spans, first_row), first_row, seconds)
+            spans = self._checked(request, spans, first_row)
+            return self._grant(None, request, spans, first_row, seconds, stream)
 
     def receive(
-        self, request: str, spans: RowSpans, *, first_row: int = 0, timeout: float | None = None
+        self,
+        request: str,
+        spans: RowSpans,
+        *,
+        first_row: int = 0,
+        timeout: float | None = None,
+        stream: int | None = None,
     ) -> RowStatuses:
-        """Bring rows that were or will be put to this node into these spans; blocks until all came, or the deadline."""
+        """Bring rows that were or will be put to this node into these spans; blocks until all came, or the deadline.
+
+        ``stream`` is as in :meth:`grant`.
+        """
         seconds = self._seconds("timeout", timeout, self._timeout)
-        grant = self.grant(request, spans, first_row=first_row, timeout=seconds)
+        grant = self.grant(request, spans, first_row=first_row, timeout=seconds, stream=stream)
         grant.wait(seconds)
         return grant.end(RowStatus.TIMED_OUT)
 
@@ -142,12 +188,22 @@ class Transfers:
         *,
         first_row: int = 0,
         timeout: float | None = None,
+        stream: int | None = None,
     ) -> RowStatuses:
-        """Bring rows that ``node_id`` offers into these spans, waiting for those it has not offered yet."""
+        """Bring rows that ``node_id`` offers into these spans, waiting for those it has not offered yet.
+
+        ``stream`` is as in :meth:`grant`.
+        """
         seconds = self._seconds("timeout", timeout, self._timeout)
         deadline = time.monotonic() + seconds
         grant = self._get(
-            node_id, request, spans, first_row=first_row, connect_by=deadline, deadline=deadline
+            node_id,
+            request,
+            spans,
+            first_row=first_row,
+            connect_by=deadline,
+            deadline=deadline,
+            stream=stream,
         )
         grant.wait(max(0.0, deadline - time.monotonic()))
         return grant.end(RowStatus.TIMED_OUT)
@@ -160,13 +216,20 @@ class Transfers:
         *,
         first_row: int = 0,
         timeout: float | None = None,
+        stream: int | None = None,
     ) -> Grant:
         """Ask for rows as :meth:`get` does; returns at once, or, if the node is not connected yet, within a second."""
         seconds = self._seconds("timeout", timeout, self._timeout)
         now = time.monotonic()
         connect_by = now + min(seconds, _CONNECT_S)
         return self._get(
-            node_id, request, spans, first_row=first_row, connect_by=connect_by, deadline=now + seconds
+            node_id,
+            request,
+            spans,
+            first_row=first_row,
+            connect_by=connect_by,
+            deadline=now + seconds,
+            stream=stream,
         )
 
     def _get(
@@ -178,11 +241,13 @@ class Transfers:
         first_row: int,
         connect_by: float,
         deadline: float,
+        stream: int | None,
     ) -> Grant:
         with self._gate:
             spans = self._checked(request, spans, first_row)
             key = self._reach(node_id, connect_by)
-            return self._grant(key, request, spans, first_row, max(0.0, deadline - time.monotonic()))
+            left = max(0.0, deadline - time.monotonic())
+            return self._grant(key, request, spans, first_row, left, stream)
 
     def set_view(self, old: View, new: View) -> None:
         """Hang up on nodes that are gone or were restarted: their requests are lost at once."""
@@ -191,17 +256,45 @@ class Transfers:
             if now is None or not now.is_present or now.boot_epoch != member.boot_epoch:
                 self._native.forget(node_key(member.node_id))
 
-    def _offer(self, key: int | None, request: str, spans: RowSpans, first_row: int, lease: float) -> Offer:
+    def _offer(
+        self,
+        key: int | None,
+        request: str,
+        spans: RowSpans,
+        first_row: int,
+        lease: float,
+        stream: int | None,
+    ) -> Offer:
         try:
-            return Offer(self._native.offer(key, request, first_row, spans, lease), request, len(spans))
+            native = self._native.offer(key, request, first_row, spans, lease, stream)
+            return Offer(native, request, len(spans), self._report)
         except ValueError as error:
             raise self._explained(error, spans, for_reading=True) from error
 
-    def _grant(self, key: int | None, request: str, spans: RowSpans, first_row: int, timeout: float) -> Grant:
+    def _grant(
+        self,
+        key: int | None,
+        request: str,
+        spans: RowSpans,
+        first_row: int,
+        timeout: float,
+        stream: int | None,
+    ) -> Grant:
         try:
-            return Grant(self._native.grant(key, request, first_row, spans, timeout), request, len(spans))
+            native = self._native.grant(key, request, first_row, spans, timeout, stream)
+            return Grant(native, request, len(spans), self._report)
         except ValueError as error:
             raise self._explained(error, spans, for_reading=False) from error
+
+    def _report(self) -> None:
+        """Log why rows of devices failed, each reason once."""
+        reason = self._native.device_failure()
+        with self._lock:
+            is_new = bool(reason) and reason not in self._reported
+            if len(self._reported) < _MAX_REPORTED:
+                self._reported.add(reason)
+        if is_new:
+            _log.warning("rows in device memory failed: %s", reason)
 
     def _explained(self, error: ValueError, spans: RowSpans, *, for_reading: bool) -> UsageError:
         bad_row = self._native.find_unregistered(spans, for_reading)

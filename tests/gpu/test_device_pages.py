@@ -208,8 +208,6 @@ def test_calls_that_are_wrong_say_so(pair: Pair, destination: DeviceBuffer, allo
         pair.reader.fetch(keys, destination.rows(N, NBYTES), stream=-3)
     with pytest.raises(UsageError, match="was published with 4096 bytes"):
         pair.reader.fetch(keys[:1], destination.rows(1, 2 * NBYTES))
-    with pytest.raises(UsageError, match="can't be registered readable"):
-        pair.reader.register_memory(other.array, readable=True)
     with pytest.raises(UsageError, match="overlaps"):
         pair.reader.register_memory(destination.array)
     assert pair.reader.fetch(keys, destination.rows(N, NBYTES)).all()

@@ -23,7 +23,7 @@ from p2pkv.integrations.sglang_pd_rows import (
     memories,
     state_items,
 )
-from p2pkv.integrations.sglang_pd_settings import pd_config, require_host_memory
+from p2pkv.integrations.sglang_pd_settings import pd_config, require_known_memory
 from p2pkv.integrations.sglang_pd_wire import TAG, Wanted, node_id, pack, unpack
 
 N_LAYERS, N_PAGES, PAGE_BYTES = 3, 10, 64
@@ -339,10 +339,11 @@ def test_servers_that_could_not_meet_don_t_start() -> None:
         pd_config("h", 1, index=0, environ={})
 
 
-def test_kv_in_device_memory_is_refused_at_start() -> None:
-    require_host_memory("cpu")
-    with pytest.raises(ConfigError, match="cuda"):
-        require_host_memory("cuda")
+def test_kv_on_devices_without_cuda_is_refused_at_start() -> None:
+    require_known_memory("cpu")
+    require_known_memory("cuda")
+    with pytest.raises(ConfigError, match="'npu'"):
+        require_known_memory("npu")
 
 
 # --- the plugin

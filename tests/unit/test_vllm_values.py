@@ -22,8 +22,11 @@ def test_a_model_that_can_not_be_served_stops_vllm_at_start() -> None:
     with pytest.raises(ConfigError, match="2 KV cache groups"):
         P2PKVConnector(config, None, kv_cache_config(n_groups=2))
     connector = P2PKVConnector(config, None, kv_cache_config())
-    with pytest.raises(ConfigError, match="host memory only"):
-        connector.register_kv_caches(caches(np.zeros((LAYERS, 8, *SHAPE), np.float32), device="cuda"))
+    with pytest.raises(ConfigError, match="CUDA devices only"):
+        connector.register_kv_caches(caches(np.zeros((LAYERS, 8, *SHAPE), np.float32), device="xpu"))
+    here, there = (caches(np.zeros((LAYERS, 8, *SHAPE), np.float32), device) for device in ("cpu", "cuda"))
+    with pytest.raises(ConfigError, match="one device a rank"):
+        connector.register_kv_caches({"here": here["layers.0"], "there": there["layers.1"]})
     scattered = np.zeros((LAYERS, 2, 8, *SHAPE[1:]), np.float32).swapaxes(1, 2)  # K and V apart
     with pytest.raises(ConfigError, match="not contiguous"):
         connector.register_kv_caches(caches(scattered))

@@ -65,6 +65,10 @@ class Staging : public std::enable_shared_from_this<Staging> {
   // Null, with the reason in `error`. Every page of the memory is touched and locked: keep it out of
   // deadlines.
   static std::shared_ptr<Staging> create(std::shared_ptr<Device> device, uint64_t nbytes, std::string* error);
+  // Over memory of somebody else's, a multiple of kGranule long, which `owner` keeps: a region that peers may
+  // read, say.
+  static std::shared_ptr<Staging> over(std::shared_ptr<Device> device, uint8_t* base, uint64_t nbytes,
+                                       std::shared_ptr<void> owner, std::string* error);
   ~Staging();
 
   // `wanted` bytes or what there is of them, at least `least`, in the order of asking; waits for others to
@@ -78,7 +82,8 @@ class Staging : public std::enable_shared_from_this<Staging> {
   StagingStats stats();
 
  private:
-  Staging(std::shared_ptr<Device> device, uint8_t* base, uint64_t nbytes);
+  // `owner`: null if the memory is its own.
+  Staging(std::shared_ptr<Device> device, uint8_t* base, uint64_t nbytes, std::shared_ptr<void> owner);
 
   // With the lock: kNone if there is not even `least`.
   uint32_t take(uint64_t least, uint64_t wanted);
@@ -86,6 +91,7 @@ class Staging : public std::enable_shared_from_this<Staging> {
   const std::shared_ptr<Device> device_;
   uint8_t* const base_;
   const uint64_t nbytes_;
+  std::shared_ptr<void> owner_;
   const pid_t pid_ = getpid();
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;

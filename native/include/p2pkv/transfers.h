@@ -14,20 +14,22 @@
 
 #include "p2pkv/acceptor.h"
 #include "p2pkv/clock.h"
+#include "p2pkv/cuda_device.h"
 #include "p2pkv/transport.h"
 
 namespace p2pkv {
 
 // What became of one row. The first seven are those of Status, as far as those go.
 enum class RowStatus : uint8_t {
-  kOk = 0,          // the receiver has exactly the offered bytes
-  kPending = 1,     // not settled yet
-  kOutOfRange = 2,  // not granted, or with another length
-  kRejected = 3,    // withdrawn before it was proven
-  kCanceled = 4,    // revoked, or a node is closing
-  kPeerLost = 5,    // the other node or the way to it is gone
-  kTimedOut = 6,    // the deadline or the lease's end came first
-  kDuplicate = 7,   // the receiver has had this row already
+  kOk = 0,            // the receiver has exactly the offered bytes
+  kPending = 1,       // not settled yet
+  kOutOfRange = 2,    // not granted, or with another length
+  kRejected = 3,      // withdrawn before it was proven
+  kCanceled = 4,      // revoked, or a node is closing
+  kPeerLost = 5,      // the other node or the way to it is gone
+  kTimedOut = 6,      // the deadline or the lease's end came first
+  kDuplicate = 7,     // the receiver has had this row already
+  kDeviceFailed = 8,  // its copy from or to a device failed
 };
 using RowStatuses = std::vector<RowStatus>;
 
@@ -42,6 +44,9 @@ struct Rows {
   std::string request;
   uint32_t first_row;
   std::vector<RowSpan> spans;
+  // Of devices: nothing is copied from or to them before this stream has done what it was given until then.
+  // As in cuda::Device::mark; none: the caller has waited.
+  std::optional<uint64_t> stream = std::nullopt;
 };
 
 // Rows that peers may read. Destroying it leaves them offered until the lease ends.
@@ -84,8 +89,9 @@ class Transfers : public Acceptor {
     std::vector<Way> ways;  // in order of preference
     uint64_t buffer_nbytes = 0;
     uint64_t buddy_pool_nbytes = 0;
-    double keep_unclaimed_s = 60.0;  // how long rows that nobody granted or received are kept
-    bool is_validating = true;       // false exists for the test that must see the harm
+    uint64_t staging_nbytes = 64 << 20;  // page-locked, for each direction; made with the first device memory
+    double keep_unclaimed_s = 60.0;      // how long rows that nobody granted or received are kept
+    bool is_validating = true;           // false exists for the test that must see the harm
   };
   // A number that grows or shows a state, under the name of its metric.
   using Reading = std::pair<const char*, uint64_t>;
@@ -101,7 +107,13 @@ class Transfers : public Acceptor {
   virtual uint32_t add_memory(uint64_t address, uint64_t nbytes, bool is_writable,
                               std::vector<std::shared_ptr<MemoryRegion>> regions,
                               std::vector<std::string> descriptions) = 0;
-  // Withdraws the offers and revokes the grants that lie in it.
+  // The same for memory of a device, whose rows go through staging on both sides. 0, with the reason in
+  // `error`, if there is no staging to be had. `is_readable`: rows in it may be offered.
+  virtual uint32_t add_device_memory(uint64_t address, uint64_t nbytes, bool is_readable, bool is_writable,
+                                     std::shared_ptr<cuda::Device> device, std::string* error) = 0;
+  // What has last gone wrong with a device; empty: nothing so far.
+  virtual std::string device_failure() = 0;
+  // Withdraws the offers and revokes the grants that lie in it; returns when nothing copies from or to it.
   virtual void remove_memory(uint32_t id) = 0;
 
   // What to send a peer with CONNECT, and what to do with the answer: blocks until the peer has spoken, at

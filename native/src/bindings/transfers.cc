@@ -56,14 +56,15 @@ std::vector<RowSpan> to_spans(const AnyArray& spans) {
 
 std::shared_ptr<Transfers> start(const std::string& host, const std::string& advertise,
                                  std::vector<std::tuple<std::string, std::shared_ptr<Transport>>> ways,
-                                 uint64_t buffer_nbytes, uint64_t buddy_pool_nbytes, double keep_unclaimed_s,
-                                 bool is_validating) {
+                                 uint64_t buffer_nbytes, uint64_t buddy_pool_nbytes, uint64_t staging_nbytes,
+                                 double keep_unclaimed_s, bool is_validating) {
   Transfers::Options options;
   options.host = host;
   options.advertise = advertise;
   for (auto& [name, transport] : ways) options.ways.push_back({name, std::move(transport)});
   options.buffer_nbytes = buffer_nbytes;
   options.buddy_pool_nbytes = buddy_pool_nbytes;
+  options.staging_nbytes = staging_nbytes;
   options.keep_unclaimed_s = keep_unclaimed_s;
   options.is_validating = is_validating;
   std::string error;
@@ -88,6 +89,18 @@ uint32_t add_memory(Transfers& self, uint64_t address, uint64_t nbytes, bool is_
   return self.add_memory(address, nbytes, is_writable, std::move(regions), std::move(descriptions));
 }
 
+uint32_t add_device_memory(Transfers& self, uint64_t address, uint64_t nbytes, bool is_readable,
+                           bool is_writable, std::shared_ptr<cuda::Device> device) {
+  std::string error;
+  uint32_t id;
+  {
+    const nb::gil_scoped_release unlocked;
+    id = self.add_device_memory(address, nbytes, is_readable, is_writable, std::move(device), &error);
+  }
+  if (id == 0) throw std::runtime_error(error);
+  return id;
+}
+
 void connect(Transfers& self, uint64_t node_key, uint64_t boot, const nb::bytes& door, double timeout) {
   const std::string half(door.c_str(), door.size());
   std::string error;
@@ -100,8 +113,9 @@ void connect(Transfers& self, uint64_t node_key, uint64_t boot, const nb::bytes&
 }
 
 std::shared_ptr<Offer> offer(Transfers& self, std::optional<uint64_t> to, const std::string& request,
-                             uint32_t first_row, const AnyArray& spans, double lease) {
-  Rows rows{request, first_row, to_spans(spans)};
+                             uint32_t first_row, const AnyArray& spans, double lease,
+                             std::optional<uint64_t> stream) {
+  Rows rows{request, first_row, to_spans(spans), stream};
   std::string error;
   std::shared_ptr<Offer> made;
   {
@@ -113,8 +127,9 @@ std::shared_ptr<Offer> offer(Transfers& self, std::optional<uint64_t> to, const 
 }
 
 std::unique_ptr<OwnedGrant> grant(Transfers& self, std::optional<uint64_t> from, const std::string& request,
-                                  uint32_t first_row, const AnyArray& spans, double timeout) {
-  Rows rows{request, first_row, to_spans(spans)};
+                                  uint32_t first_row, const AnyArray& spans, double timeout,
+                                  std::optional<uint64_t> stream) {
+  Rows rows{request, first_row, to_spans(spans), stream};
   std::string error;
   std::shared_ptr<Grant> made;
   {
@@ -179,7 +194,7 @@ void bind_transfers(nb::module_& m) {
   bind_handles(m);
   nb::class_<Transfers>(m, "Transfers")
       .def_static("start", &start, "host"_a, "advertise"_a, "ways"_a, "buffer_nbytes"_a,
-                  "buddy_pool_nbytes"_a, "keep_unclaimed_s"_a, "is_validating"_a)
+                  "buddy_pool_nbytes"_a, "staging_nbytes"_a, "keep_unclaimed_s"_a, "is_validating"_a)
       .def_static("request",
                   [] {
                     const std::string half = Transfers::request();
@@ -187,12 +202,17 @@ void bind_transfers(nb::module_& m) {
                   })
       .def("announce", &Transfers::announce, "node_key"_a, "boot"_a)
       .def("add_memory", &add_memory, "address"_a, "nbytes"_a, "is_writable"_a, "n_ways"_a, "registrations"_a)
+      .def("add_device_memory", &add_device_memory, "address"_a, "nbytes"_a, "is_readable"_a, "is_writable"_a,
+           "device"_a)
+      .def("device_failure", &Transfers::device_failure, nb::call_guard<nb::gil_scoped_release>())
       .def("remove_memory", &Transfers::remove_memory, "number"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("connect", &connect, "node_key"_a, "boot"_a, "door"_a, "timeout"_a)
       .def("is_connected", &Transfers::is_connected, "node_key"_a)
       .def("forget", &Transfers::forget, "node_key"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("offer", &offer, "to"_a.none(), "request"_a, "first_row"_a, "spans"_a, "lease"_a)
-      .def("grant", &grant, "source"_a.none(), "request"_a, "first_row"_a, "spans"_a, "timeout"_a)
+      .def("offer", &offer, "to"_a.none(), "request"_a, "first_row"_a, "spans"_a, "lease"_a,
+           "stream"_a.none())
+      .def("grant", &grant, "source"_a.none(), "request"_a, "first_row"_a, "spans"_a, "timeout"_a,
+           "stream"_a.none())
       .def(
           "find_unregistered",
           [](Transfers& self, const AnyArray& spans, bool for_reading) {

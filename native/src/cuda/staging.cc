@@ -4,6 +4,8 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <vector>
 
 #include "p2pkv/cuda_staging.h"
 
@@ -25,20 +27,35 @@ std::shared_ptr<Staging> Staging::create(std::shared_ptr<Device> device, uint64_
     munmap(base, nbytes);
     return nullptr;
   }
-  return std::shared_ptr<Staging>(new Staging(std::move(device), static_cast<uint8_t*>(base), nbytes));
+  return std::shared_ptr<Staging>(
+      new Staging(std::move(device), static_cast<uint8_t*>(base), nbytes, nullptr));
 }
 
-Staging::Staging(std::shared_ptr<Device> device, uint8_t* base, uint64_t nbytes)
+std::shared_ptr<Staging> Staging::over(std::shared_ptr<Device> device, uint8_t* base, uint64_t nbytes,
+                                       std::shared_ptr<void> owner, std::string* error) {
+  if (!device->lock_memory(base, nbytes, error)) return nullptr;
+  return std::shared_ptr<Staging>(new Staging(std::move(device), base, nbytes, std::move(owner)));
+}
+
+Staging::Staging(std::shared_ptr<Device> device, uint8_t* base, uint64_t nbytes, std::shared_ptr<void> owner)
     : device_(std::move(device)),
       base_(base),
       nbytes_(nbytes),
+      owner_(std::move(owner)),
       buddy_(static_cast<uint32_t>(nbytes / kGranule)) {}
 
 Staging::~Staging() {
   // A device may still write there: better lost than somebody else's. And a forked child never had it.
-  if (lost_bytes_ > 0 || getpid() != pid_) return;
+  if (getpid() != pid_) return;
+  if (lost_bytes_ > 0) {
+    static std::mutex keeping;
+    static auto& kept = *new std::vector<std::shared_ptr<void>>;  // for ever
+    const std::lock_guard lock(keeping);
+    kept.push_back(std::move(owner_));
+    return;
+  }
   device_->unlock_memory(base_);
-  munmap(base_, nbytes_);
+  if (owner_ == nullptr) munmap(base_, nbytes_);
 }
 
 Staging::Lease Staging::lease(uint64_t least, uint64_t wanted, const Deadline& deadline) {

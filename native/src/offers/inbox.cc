@@ -6,6 +6,19 @@
 
 namespace p2pkv::offers {
 
+bool Inbox::start_landing(std::shared_ptr<Landing> landing, const std::shared_ptr<cuda::Device>& device,
+                          std::string* error) {
+  if (!store_.lock_for(device, error)) return false;
+  const std::lock_guard lock(landing_mutex_);
+  landing_ = std::move(landing);
+  return true;
+}
+
+std::shared_ptr<Landing> Inbox::landing_of_devices() {
+  const std::lock_guard lock(landing_mutex_);
+  return landing_;
+}
+
 bool Inbox::offered(const std::shared_ptr<Link>& link, uint32_t count, wire::Reader body) {
   std::string reports;
   uint32_t n_reports = 0;
@@ -257,12 +270,12 @@ void Inbox::tick() {
 void Inbox::close() {
   std::vector<std::shared_ptr<Granted>> grants;
   std::vector<std::shared_ptr<Puller>> pullers;
-  std::set<std::pair<std::shared_ptr<PullJob>, std::shared_ptr<Puller>>> jobs;
+  Jobs jobs;
   {
     const std::lock_guard lock(mutex_);
     is_closed_ = true;
     grants.assign(grants_.begin(), grants_.end());
-    jobs = jobs_;
+    jobs.assign(jobs_.begin(), jobs_.end());
     for (const auto& [link, puller] : pullers_) pullers.push_back(puller);
     pullers.insert(pullers.end(), retired_.begin(), retired_.end());
     pullers_.clear();
@@ -270,11 +283,13 @@ void Inbox::close() {
   }
   for (const auto& puller : pullers) puller->stop();
   for (const auto& grant : grants) revoke(*grant, RowStatus::kCanceled);
-  for (const auto& [job, puller] : jobs) {
-    job->break_off();
-    puller->reader().wake();
-  }
+  break_off(jobs);
   for (const auto& puller : pullers) puller->close();
+  if (const auto landing = landing_of_devices()) landing->area().close();
+  {
+    const std::lock_guard lock(landing_mutex_);
+    landing_ = nullptr;  // nobody copies any more
+  }
   const std::lock_guard lock(mutex_);
   incoming_.clear();
   requests_.clear();
@@ -284,6 +299,9 @@ void Inbox::close() {
 
 std::vector<Transfers::Reading> Inbox::readings() {
   auto readings = store_.readings();
+  const auto landing = landing_of_devices();
+  readings.emplace_back("p2pkv_staged_to_device_bytes_total", landing ? landing->n_bytes() : 0);
+  readings.emplace_back("p2pkv_incoming_staging_used_bytes", landing ? landing->area().used_nbytes() : 0);
   const std::lock_guard lock(mutex_);
   for (const Transfers::Reading& reading :
        std::initializer_list<Transfers::Reading>{{"p2pkv_open_grants", grants_.size()},

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "landing.h"
 #include "link.h"
 #include "memories.h"
 #include "p2pkv/transfers.h"
@@ -28,6 +29,10 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
  public:
   explicit Inbox(const Transfers::Options& options) : options_(options) {}
   bool start(std::string* error) { return store_.start(options_, error); }
+  // Rows for devices go through this from now on; called once. False, with the reason in `error`: the memory
+  // for rows that come before their grant can't be page-locked.
+  bool start_landing(std::shared_ptr<Landing> landing, const std::shared_ptr<cuda::Device>& device,
+                     std::string* error);
 
   // For whoever puts. Null, with the reason in `error`, if the request is granted already.
   std::shared_ptr<Grant> grant(Rows rows, PlacedRows placed, const Deadline& deadline, std::string* error);
@@ -49,6 +54,8 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   void close();
 
   std::vector<Transfers::Reading> readings();
+  // Null if there are none.
+  std::shared_ptr<Landing> landing_of_devices();
 
  private:
   class Granted;
@@ -57,14 +64,16 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   struct Lane;
   struct Batch;
   using Clock = Deadline::Clock;
+  using Jobs = std::vector<std::pair<std::shared_ptr<PullJob>, std::shared_ptr<Puller>>>;
   using OfferKey = std::pair<uint64_t, uint64_t>;  // link, offer
 
   // inbox_grants.cc
-  std::shared_ptr<Granted> add_grant(const std::shared_ptr<Request>& request, uint32_t first_row,
+  std::shared_ptr<Granted> add_grant(const std::shared_ptr<Request>& request, const Rows& rows,
                                      PlacedRows placed, const Deadline& deadline);
   void settle_row(Granted& grant, size_t row, RowStatus status);
   void close_grant(Granted& grant, RowStatus reason);
   void revoke(Granted& grant, RowStatus reason);
+  void break_off(const Jobs& jobs);
   void take_stored(Granted& grant);
   void copy_stored(Granted& grant, Incoming& incoming, std::unique_lock<std::mutex>& lock);
 
@@ -88,7 +97,9 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   const Transfers::Options options_;
   Store store_;
   std::atomic<uint64_t> n_fallbacks_{0};
-  std::mutex mutex_;                                                    // guards all below, and what is in it
+  std::mutex landing_mutex_;          // guards landing_
+  std::shared_ptr<Landing> landing_;  // null: no memory of devices was registered
+  std::mutex mutex_;                  // guards all below, and what is in it
   std::unordered_map<std::string, std::shared_ptr<Request>> requests_;  // that are put
   std::map<uint64_t, std::shared_ptr<Request>> asks_;                   // that are asked for
   std::map<OfferKey, std::shared_ptr<Incoming>> incoming_;              // not stored yet

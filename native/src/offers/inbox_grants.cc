@@ -43,7 +43,7 @@ std::shared_ptr<Grant> Inbox::grant(Rows rows, PlacedRows placed, const Deadline
       *error = "request '" + rows.request + "' has an open grant; revoke it first";
       return nullptr;
     }
-    grant = add_grant(std::shared_ptr(request), rows.first_row, std::move(placed), deadline);
+    grant = add_grant(std::shared_ptr(request), rows, std::move(placed), deadline);
   }
   take_stored(*grant);
   return grant;
@@ -60,7 +60,7 @@ std::shared_ptr<Grant> Inbox::get(const std::shared_ptr<Link>& from, Rows rows, 
     const std::lock_guard lock(mutex_);
     request->ask = ++last_ask_;
     asks_[request->ask] = request;
-    grant = add_grant(request, rows.first_row, std::move(placed), deadline);
+    grant = add_grant(request, rows, std::move(placed), deadline);
   }
   std::string body;
   wire::append(body, AskRecord{request->ask, left_ms(deadline), rows.first_row, n_rows,
@@ -72,9 +72,9 @@ std::shared_ptr<Grant> Inbox::get(const std::shared_ptr<Link>& from, Rows rows, 
   return grant;
 }
 
-std::shared_ptr<Inbox::Granted> Inbox::add_grant(const std::shared_ptr<Request>& request, uint32_t first_row,
+std::shared_ptr<Inbox::Granted> Inbox::add_grant(const std::shared_ptr<Request>& request, const Rows& rows,
                                                  PlacedRows placed, const Deadline& deadline) {
-  auto grant = std::make_shared<Granted>(shared_from_this(), request, first_row, std::move(placed), deadline);
+  auto grant = std::make_shared<Granted>(shared_from_this(), request, rows, std::move(placed), deadline);
   request->grant = grant;
   grants_.insert(grant);
   if (is_closed_) {
@@ -121,18 +121,23 @@ void Inbox::close_grant(Granted& grant, RowStatus reason) {
 }
 
 void Inbox::revoke(Granted& grant, RowStatus reason) {
-  std::vector<std::pair<std::shared_ptr<PullJob>, std::shared_ptr<Puller>>> jobs;
+  Jobs jobs;
   {
     const std::lock_guard lock(mutex_);
     close_grant(grant, reason);
     jobs = grant.jobs;
   }
+  break_off(jobs);
+  std::unique_lock lock(mutex_);
+  grant.changed.wait(lock, [&grant] { return grant.n_writing == 0; });
+}
+
+void Inbox::break_off(const Jobs& jobs) {
   for (const auto& [job, puller] : jobs) {
     job->break_off();
     puller->reader().wake();
+    if (const auto landing = landing_of_devices()) landing->area().wake();
   }
-  std::unique_lock lock(mutex_);
-  grant.changed.wait(lock, [&grant] { return grant.n_writing == 0; });
 }
 
 void Inbox::revoke_memory(uint32_t memory_id) {
@@ -171,16 +176,27 @@ void Inbox::copy_stored(Granted& grant, Incoming& incoming, std::unique_lock<std
   }
   ++grant.n_writing;
   lock.unlock();
+  std::vector<LandedRow> landed;
   for (const auto& [row, place] : places) {
     const PlacedRows::Row& to = grant.placed.rows[place];
-    auto* base = reinterpret_cast<uint8_t*>(grant.placed.memories[to.memory]->address);
-    copy_bytes(base + to.offset, block->bytes() + offsets[row], to.length);
+    const uint64_t address = grant.placed.address_of(to);
+    uint8_t* from = block->bytes() + offsets[row];
+    if (const auto& device = grant.placed.device_of(to)) {
+      landed.push_back({device, {address, from, to.length}});
+    } else {
+      copy_bytes(reinterpret_cast<uint8_t*>(address), from, to.length);
+    }
   }
+  // Should a device be lost that still reads from the block, it takes what nobody reads any more.
+  if (!landed.empty()) landing_of_devices()->copy(landed, grant.point.get(), grant.deadline);
   lock.lock();
   --grant.n_writing;
-  n_claimed_rows_ += places.size();
+  size_t n_landed = 0;
   for (const auto& [row, place] : places) {
-    settle_row(grant, place, RowStatus::kOk);
+    const bool is_for_device = grant.placed.device_of(grant.placed.rows[place]) != nullptr;
+    const RowStatus status = is_for_device ? landed[n_landed++].status : RowStatus::kOk;
+    (status == RowStatus::kOk ? n_claimed_rows_ : n_failed_rows_) += 1;
+    settle_row(grant, place, status);
     // What a grant that was revoked meanwhile did not get is there for the next one.
     if (grant.statuses_now[place] == RowStatus::kOk) incoming.statuses[row] = RowStatus::kDuplicate;
   }

@@ -8,12 +8,13 @@ namespace p2pkv::offers {
 // Where rows of a request go.
 class Inbox::Granted final : public Grant, public std::enable_shared_from_this<Inbox::Granted> {
  public:
-  Granted(std::shared_ptr<Inbox> home, std::shared_ptr<Request> request, uint32_t first_row,
-          PlacedRows placed, const Deadline& deadline)
+  Granted(std::shared_ptr<Inbox> home, std::shared_ptr<Request> request, const Rows& rows, PlacedRows placed,
+          const Deadline& deadline)
       : request(std::move(request)),
-        first_row(first_row),
+        first_row(rows.first_row),
         placed(std::move(placed)),
         deadline(deadline),
+        point(StreamPoint::mark(rows.stream, this->placed)),
         statuses_now(this->placed.rows.size(), RowStatus::kPending),
         is_taken(this->placed.rows.size(), 0),
         n_pending(this->placed.rows.size()),
@@ -31,12 +32,13 @@ class Inbox::Granted final : public Grant, public std::enable_shared_from_this<I
   const uint32_t first_row;
   const PlacedRows placed;
   const Deadline deadline;
+  const std::shared_ptr<StreamPoint> point;  // null: nothing to wait for
   RowStatuses statuses_now;
   std::vector<uint8_t> is_taken;  // by an offer that is pulled or proven now; no other may write to it
   size_t n_pending;
   size_t n_writing = 0;   // pulls and copies under way
   bool has_news = false;  // something was stored since it was looked for
-  std::vector<std::pair<std::shared_ptr<PullJob>, std::shared_ptr<Puller>>> jobs;
+  Jobs jobs;
   std::condition_variable changed;
 
  private:
@@ -102,6 +104,7 @@ struct Inbox::Batch {
   std::vector<std::pair<size_t, size_t>> places;   // of each row: its offer, and its number there
   std::vector<std::shared_ptr<Incoming>> at_once;  // nothing of them is to be pulled
   uint64_t nbytes = 0;
+  bool is_for_devices = false;  // some of it
   Deadline deadline = Deadline::after(0);
   std::shared_ptr<PullJob> job = std::make_shared<PullJob>();
 };

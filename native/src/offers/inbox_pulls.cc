@@ -13,9 +13,10 @@ constexpr size_t kBatchOffers = 512;
 // Below what a message may have.
 constexpr size_t kReportBytes = 512 << 10;
 
-RowStatus to_row_status(Status status) {
+RowStatus to_row_status(const PullRow& row) {
+  if (row.has_failed_copy) return RowStatus::kDeviceFailed;
   // Their numbers are the same; a region that is gone rejects.
-  return static_cast<RowStatus>(status);
+  return static_cast<RowStatus>(row.status);
 }
 
 }  // namespace
@@ -38,7 +39,12 @@ void Inbox::pull(const std::shared_ptr<Lane>& lane) {
                         ? nullptr
                         : (batch.offers.empty() ? batch.at_once : batch.offers).front()->link;
   if (has_rows) {
-    lane->puller->reader().read(batch.rows, batch.deadline, *batch.job);
+    if (batch.is_for_devices) {
+      landing_of_devices()->read(lane->puller->reader(), batch.rows, batch.grant->point.get(), batch.deadline,
+                                 *batch.job);
+    } else {
+      lane->puller->reader().read(batch.rows, batch.deadline, *batch.job);
+    }
     load_fence();  // the report says that the last byte is here
     const std::lock_guard lock(mutex_);
     conclude(batch, *lane, &reports, &n_reports);
@@ -95,6 +101,7 @@ bool Inbox::place(Batch& batch, const std::shared_ptr<Incoming>& incoming) {
           {batch.grant->placed.memories[to.memory], to.offset, incoming->rows[row], Status::kPending});
       batch.places.emplace_back(number, row);
       batch.nbytes += to.length;
+      if (batch.grant->placed.device_of(to)) batch.is_for_devices = true;
     }
     if (places.empty()) {
       batch.at_once.push_back(incoming);
@@ -155,7 +162,7 @@ void Inbox::conclude(Batch& batch, Lane& lane, std::string* reports, uint32_t* n
   jobs_.erase({batch.job, lane.puller});
   for (size_t i = 0; i < batch.rows.size(); ++i) {
     const auto [number, row] = batch.places[i];
-    batch.offers[number]->statuses[row] = to_row_status(batch.rows[i].status);
+    batch.offers[number]->statuses[row] = to_row_status(batch.rows[i]);
   }
   if (batch.grant && !batch.rows.empty()) {
     --batch.grant->n_writing;

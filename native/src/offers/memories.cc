@@ -7,6 +7,7 @@
 namespace p2pkv::offers {
 
 bool Memory::is_readable() const {
+  if (device) return is_offerable;
   return std::any_of(descriptions.begin(), descriptions.end(),
                      [](const auto& blob) { return !blob.empty(); });
 }
@@ -22,6 +23,11 @@ bool Memory::holds(const RowSpan& span) const {
 bool PlacedRows::lie_in(uint32_t memory_id) const {
   return std::any_of(memories.begin(), memories.end(),
                      [memory_id](const auto& memory) { return memory->id == memory_id; });
+}
+
+bool PlacedRows::lie_on_devices() const {
+  return std::any_of(memories.begin(), memories.end(),
+                     [](const auto& memory) { return memory->device != nullptr; });
 }
 
 uint64_t PlacedRows::nbytes() const {

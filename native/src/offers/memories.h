@@ -19,6 +19,9 @@ struct Memory {
   bool is_writable;
   std::vector<std::shared_ptr<MemoryRegion>> regions;  // one a way; null where it has none
   std::vector<std::string> descriptions;               // one a way; empty where peers can't read it
+  // Of device memory, which no way knows: its rows go through staging.
+  std::shared_ptr<cuda::Device> device = nullptr;
+  bool is_offerable = false;
 
   bool is_readable() const;
   bool holds(const RowSpan& span) const;
@@ -35,6 +38,11 @@ struct PlacedRows {
   std::vector<Row> rows;
 
   bool lie_in(uint32_t memory_id) const;
+  const std::shared_ptr<cuda::Device>& device_of(const Row& row) const {
+    return memories[row.memory]->device;
+  }
+  uint64_t address_of(const Row& row) const { return memories[row.memory]->address + row.offset; }
+  bool lie_on_devices() const;
   uint64_t nbytes() const;
   // Appends a row of memory that may be known already.
   void append(const std::shared_ptr<const Memory>& memory, uint64_t offset, uint64_t length);

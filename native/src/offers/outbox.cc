@@ -1,101 +1,91 @@
-#include "outbox.h"
-
 #include <algorithm>
 #include <utility>
 
+#include "outbox_parts.h"
 #include "p2pkv/tokens.h"
 #include "p2pkv/words.h"
 
 namespace p2pkv::offers {
-
-class Outbox::Outgoing : public Offer {
- public:
-  Outgoing(std::shared_ptr<Outbox> home, Rows rows, PlacedRows placed, const Deadline& lease)
-      : request(std::move(rows.request)),
-        first_row(rows.first_row),
-        lease(lease),
-        placed(std::move(placed)),
-        statuses_now(this->placed.rows.size(), RowStatus::kPending),
-        home_(std::move(home)) {}
-
-  bool done() override {
-    const std::lock_guard lock(home_->mutex_);
-    return is_done;
-  }
-
-  void wait(const Deadline& deadline) override {
-    std::unique_lock lock(home_->mutex_);
-    settled.wait_until(lock, deadline.at(), [this] { return is_done; });
-  }
-
-  void withdraw(RowStatus reason) override {
-    std::vector<Post> posts;
-    {
-      const std::lock_guard lock(home_->mutex_);
-      if (!is_done) ++home_->n_withdrawn_;
-      home_->end(*this, reason, &posts);
-    }
-    send(posts);
-  }
-
-  RowStatuses statuses() override {
-    const std::lock_guard lock(home_->mutex_);
-    return statuses_now;
-  }
-
-  uint32_t n_rows() const { return static_cast<uint32_t>(placed.rows.size()); }
-
-  // Never change once it is offered.
-  uint64_t id = 0;
-  uint64_t to = 0;
-  const std::string request;
-  const uint32_t first_row;
-  const Deadline lease;
-  const PlacedRows placed;
-  // Guarded by the outbox's lock.
-  RowStatuses statuses_now;
-  bool is_done = false;
-  std::vector<std::weak_ptr<Link>> told;
-  std::condition_variable settled;
-
- private:
-  const std::shared_ptr<Outbox> home_;
-};
 
 Outbox::Outbox() {
   fill_random(&next_id_, sizeof next_id_);
   next_id_ >>= 1;
 }
 
+void Outbox::Outgoing::wait(const Deadline& deadline) {
+  std::unique_lock lock(home_->mutex_);
+  settled.wait_until(lock, deadline.at(), [this] { return is_over(); });
+}
+
+void Outbox::Outgoing::withdraw(RowStatus reason) {
+  std::vector<Post> posts;
+  {
+    std::unique_lock lock(home_->mutex_);
+    if (!is_done) ++home_->n_withdrawn_;
+    home_->end(*this, reason, &posts);
+    settled.wait(lock, [this] { return is_over(); });
+  }
+  send(posts);
+}
+
+bool Outbox::Outgoing::done() {
+  const std::lock_guard lock(home_->mutex_);
+  return is_over();
+}
+
+RowStatuses Outbox::Outgoing::statuses() {
+  const std::lock_guard lock(home_->mutex_);
+  return statuses_now;
+}
+
 std::shared_ptr<Offer> Outbox::offer(uint64_t to, const std::shared_ptr<Link>& link, Rows rows,
                                      PlacedRows placed, const Deadline& lease, std::string* error) {
-  auto offer = std::make_shared<Outgoing>(shared_from_this(), std::move(rows), std::move(placed), lease);
-  offer->to = to;
+  std::vector<std::shared_ptr<Outgoing>> parts;
+  const auto staging = placed.lie_on_devices() ? staging_of_devices() : nullptr;
+  if (staging) {
+    parts = split(rows, placed, lease, *staging, error);
+    if (parts.empty()) return nullptr;
+  } else {
+    parts.push_back(
+        std::make_shared<Outgoing>(shared_from_this(), rows, rows.first_row, std::move(placed), lease));
+  }
   std::vector<Post> posts;
   {
     const std::lock_guard lock(mutex_);
-    if (overlaps(*offer)) {
-      *error = "rows of request '" + offer->request + "' from " + std::to_string(offer->first_row) +
+    for (const auto& part : parts) {
+      part->to = to;
+      part->link = link;
+      if (!overlaps(*part)) continue;
+      *error = "rows of request '" + part->request + "' from " + std::to_string(part->first_row) +
                " on are offered already";
       return nullptr;
     }
-    ++n_offered_;
-    if (is_closed_ || (to != 0 && !link)) {
-      offer->is_done = true;
-      const RowStatus reason = is_closed_ ? RowStatus::kCanceled : RowStatus::kPeerLost;
-      std::fill(offer->statuses_now.begin(), offer->statuses_now.end(), reason);
-      return offer;
-    }
-    offer->id = ++next_id_;
-    live_.emplace(offer->id, offer);
-    by_request_[offer->request].emplace(Key{to, offer->first_row}, offer);
-    tell_askers(offer, &posts);
-    if (link && offer->told.empty()) tell(*offer, link, 0, &posts);
+    for (const auto& part : parts) add(part, link, &posts);
   }
   send(posts);
   // A link that was cut meanwhile has told its loss to those that were offered before.
   if (link && link->is_lost()) lost(*link);
-  return offer;
+  if (parts.size() == 1) return parts.front();
+  return std::make_shared<Parted>(std::move(parts));
+}
+
+void Outbox::add(const std::shared_ptr<Outgoing>& offer, const std::shared_ptr<Link>& link,
+                 std::vector<Post>* posts) {
+  ++n_offered_;
+  if (is_closed_ || (offer->to != 0 && !link)) {
+    offer->is_done = true;
+    const RowStatus reason = is_closed_ ? RowStatus::kCanceled : RowStatus::kPeerLost;
+    std::fill(offer->statuses_now.begin(), offer->statuses_now.end(), reason);
+    return;
+  }
+  offer->id = ++next_id_;
+  live_.emplace(offer->id, offer);
+  by_request_[offer->request].emplace(Key{offer->to, offer->first_row}, offer);
+  if (!offer->device) {
+    tell(*offer, posts);
+  } else if (offer->to != 0 || is_asked_for(*offer)) {
+    queue_staging(offer);
+  }
 }
 
 bool Outbox::overlaps(const Outgoing& offer) {
@@ -111,24 +101,40 @@ bool Outbox::overlaps(const Outgoing& offer) {
   return key.first == offer.to && before->first_row + before->n_rows() > offer.first_row;
 }
 
-void Outbox::tell_askers(const std::shared_ptr<Outgoing>& offer, std::vector<Post>* posts) {
-  for (const Ask& ask : asks_) {
-    if (ask.request != offer->request || (offer->to != 0 && offer->to != ask.link->node_key())) continue;
-    const bool is_wanted =
-        ask.first_row < offer->first_row + offer->n_rows() && offer->first_row < ask.first_row + ask.n_rows;
-    if (is_wanted) tell(*offer, ask.link, ask.id, posts);
-  }
+bool Outbox::is_wanted(const Ask& ask, const Outgoing& offer) {
+  const bool is_for_it = offer.to == 0 || offer.to == ask.link->node_key();
+  return is_for_it && ask.request == offer.request && ask.first_row < offer.first_row + offer.n_rows() &&
+         offer.first_row < ask.first_row + ask.n_rows;
 }
 
-void Outbox::tell(Outgoing& offer, const std::shared_ptr<Link>& link, uint64_t ask,
-                  std::vector<Post>* posts) {
+bool Outbox::is_asked_for(const Outgoing& offer) const {
+  return std::any_of(asks_.begin(), asks_.end(), [&offer](const Ask& ask) { return is_wanted(ask, offer); });
+}
+
+// Those who ask for it; else, if it is put, the node that it is put to.
+void Outbox::tell(Outgoing& offer, std::vector<Post>* posts) {
+  for (const Ask& ask : asks_) {
+    if (is_wanted(ask, offer)) tell_one(offer, ask.link, ask.id, posts);
+  }
+  const auto link = offer.link.lock();
+  if (link && offer.told.empty()) tell_one(offer, link, 0, posts);
+}
+
+void Outbox::tell_one(Outgoing& offer, const std::shared_ptr<Link>& link, uint64_t ask,
+                      std::vector<Post>* posts) {
   std::string body;
   body.reserve(sizeof(OfferRecord) + offer.request.size() + offer.n_rows() * sizeof(RowRecord));
   wire::append(body, OfferRecord{offer.id, ask, left_ms(offer.lease), offer.first_row, offer.n_rows(),
                                  static_cast<uint32_t>(offer.request.size())});
   body += offer.request;
+  uint64_t staged_at = offer.staged ? staging_->offset_of(offer.staged) : 0;
   for (const PlacedRows::Row& row : offer.placed.rows) {
-    wire::append(body, RowRecord{offer.placed.memories[row.memory]->id, 0, row.offset, row.length});
+    if (offer.device) {
+      wire::append(body, RowRecord{staging_->memory()->id, 0, staged_at, row.length});
+      staged_at += StagingArea::padded(row.length);
+    } else {
+      wire::append(body, RowRecord{offer.placed.memories[row.memory]->id, 0, row.offset, row.length});
+    }
   }
   offer.told.push_back(link);
   posts->push_back({link, Kind::kOffer, std::move(body)});
@@ -137,13 +143,15 @@ void Outbox::tell(Outgoing& offer, const std::shared_ptr<Link>& link, uint64_t a
 void Outbox::withdraw_memory(uint32_t memory_id) {
   std::vector<Post> posts;
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     std::vector<std::shared_ptr<Outgoing>> ending;
     for (const auto& [id, offer] : live_) {
       if (offer->placed.lie_in(memory_id)) ending.push_back(offer);
     }
     for (const auto& offer : ending) end(*offer, RowStatus::kRejected, &posts);
     n_withdrawn_ += ending.size();
+    // Also of an offer that had ended before: its copy from the memory may still be under way.
+    copied_.wait(lock, [&] { return !copying_ || !copying_->placed.lie_in(memory_id); });
   }
   send(posts);
 }
@@ -163,10 +171,12 @@ bool Outbox::asked(const std::shared_ptr<Link>& link, wire::Reader body) {
     const auto found = by_request_.find(std::string(*name));
     if (found == by_request_.end()) return true;
     for (const auto& [key, offer] : found->second) {
-      const bool is_for_it = key.first == 0 || key.first == link->node_key();
-      const bool is_wanted = offer->first_row < record->first_row + record->n_rows &&
-                             record->first_row < offer->first_row + offer->n_rows();
-      if (is_for_it && is_wanted) tell(*offer, link, record->ask, &posts);
+      if (!is_wanted(asks_.back(), *offer)) continue;
+      if (offer->device && !offer->staged) {
+        queue_staging(offer);
+      } else {
+        tell_one(*offer, link, record->ask, &posts);
+      }
     }
   }
   send(posts);
@@ -176,8 +186,13 @@ bool Outbox::asked(const std::shared_ptr<Link>& link, wire::Reader body) {
 bool Outbox::ask_ended(const std::shared_ptr<Link>& link, wire::Reader body) {
   const auto id = body.value<uint64_t>();
   if (!id) return false;
-  const std::lock_guard lock(mutex_);
-  asks_.remove_if([&](const Ask& ask) { return ask.id == *id && ask.link == link; });
+  std::vector<Post> posts;
+  {
+    const std::lock_guard lock(mutex_);
+    if (asks_.remove_if([&](const Ask& ask) { return ask.id == *id && ask.link == link; }) > 0)
+      unstage_unwanted(&posts);
+  }
+  send(posts);
   return true;
 }
 
@@ -210,7 +225,7 @@ bool Outbox::judge(const std::shared_ptr<Link>& link, wire::Reader& body, std::s
   Outgoing& offer = *found->second;
   for (size_t row = 0; row < statuses->size(); ++row) {
     const RowStatus status = (*statuses)[row];
-    offer.statuses_now[row] = status <= RowStatus::kDuplicate ? status : RowStatus::kCanceled;
+    offer.statuses_now[row] = status <= RowStatus::kDeviceFailed ? status : RowStatus::kCanceled;
     if (status == RowStatus::kOk) {
       ++n_taken_;
       n_taken_bytes_ += offer.placed.rows[row].length;
@@ -229,6 +244,8 @@ void Outbox::end(Outgoing& offer, RowStatus reason, std::vector<Post>* posts) {
   for (RowStatus& status : offer.statuses_now) {
     if (status == RowStatus::kPending) status = reason;
   }
+  // Who waits for what never came into staging is told of it only to hear that it is withdrawn.
+  if (posts != nullptr && offer.device && !offer.staged) tell(offer, posts);
   for (const auto& link : offer.told) {
     const auto told = link.lock();
     if (!told || told->is_lost()) continue;
@@ -245,18 +262,29 @@ void Outbox::end(Outgoing& offer, RowStatus reason, std::vector<Post>* posts) {
   const auto self = live_.extract(offer.id);  // kept until its waiters have been told
   // What the caller stores into the memory from now on comes after the end of the offer.
   store_fence();
+  unstage(offer);
   offer.settled.notify_all();
 }
 
 void Outbox::lost(const Link& link) {
-  const std::lock_guard lock(mutex_);
+  std::vector<Post> posts;
+  {
+    const std::lock_guard lock(mutex_);
+    forget(link);
+    unstage_unwanted(&posts);
+  }
+  send(posts);
+}
+
+void Outbox::forget(const Link& link) {
   asks_.remove_if([&link](const Ask& ask) { return ask.link.get() == &link; });
   std::vector<std::shared_ptr<Outgoing>> ending;
   for (const auto& [id, offer] : live_) {
     if (offer->to == 0) continue;
+    const bool is_to_be_told = offer->told.empty() && offer->link.lock().get() == &link;
     const bool was_told = std::any_of(offer->told.begin(), offer->told.end(),
                                       [&link](const auto& told) { return told.lock().get() == &link; });
-    if (was_told) ending.push_back(offer);
+    if (was_told || is_to_be_told) ending.push_back(offer);
   }
   for (const auto& offer : ending) {
     offer->told.clear();
@@ -264,17 +292,28 @@ void Outbox::lost(const Link& link) {
   }
 }
 
+std::shared_ptr<StagingArea> Outbox::staging_of_devices() {
+  const std::lock_guard lock(mutex_);
+  return staging_;
+}
+
+std::string Outbox::device_failure() {
+  const std::lock_guard lock(mutex_);
+  return device_failure_;
+}
+
 void Outbox::tick() {
   std::vector<Post> posts;
   {
     const std::lock_guard lock(mutex_);
-    asks_.remove_if([](const Ask& ask) { return ask.deadline.passed(); });
+    const bool asks_ended = asks_.remove_if([](const Ask& ask) { return ask.deadline.passed(); }) > 0;
     std::vector<std::shared_ptr<Outgoing>> ending;
     for (const auto& [id, offer] : live_) {
       if (offer->lease.passed()) ending.push_back(offer);
     }
     for (const auto& offer : ending) end(*offer, RowStatus::kTimedOut, &posts);
     n_lapsed_ += ending.size();
+    if (asks_ended) unstage_unwanted(&posts);
   }
   send(posts);
 }
@@ -288,8 +327,15 @@ void Outbox::close() {
     std::vector<std::shared_ptr<Outgoing>> ending;
     for (const auto& [id, offer] : live_) ending.push_back(offer);
     for (const auto& offer : ending) end(*offer, RowStatus::kCanceled, &posts);
+    to_stage_.notify_all();
   }
   send(posts);
+  stager_.join();
+  const auto staging = staging_of_devices();
+  if (!staging) return;
+  staging->close();
+  const std::lock_guard lock(mutex_);
+  staging_ = nullptr;
 }
 
 void Outbox::send(const std::vector<Post>& posts) {
@@ -304,7 +350,9 @@ std::vector<Transfers::Reading> Outbox::readings() {
           {"p2pkv_taken_bytes_total", n_taken_bytes_},
           {"p2pkv_withdrawn_offers_total", n_withdrawn_},
           {"p2pkv_lapsed_offers_total", n_lapsed_},
-          {"p2pkv_late_pulls_total", n_late_}};
+          {"p2pkv_late_pulls_total", n_late_},
+          {"p2pkv_staged_to_host_bytes_total", n_staged_bytes_},
+          {"p2pkv_outgoing_staging_used_bytes", staging_ ? staging_->used_nbytes() : 0}};
 }
 
 }  // namespace p2pkv::offers

@@ -3,10 +3,15 @@
 // This is where the proof of a pull is made. A receiver tells when it has the last byte; only then, and under
 // the same lock as every withdrawal, it is decided whether the offer was valid all the time. An offer's id
 // never names another one, and an ended one never comes back.
+//
+// Rows of devices are offered in parts, each of which is copied to staging by a thread of its own before
+// anybody is told of it: at once if it is put, and when somebody asks for it otherwise. What nobody asks for
+// any more gives its place to others; and is staged again, under another id, when somebody does.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <list>
 #include <map>
 #include <memory>
@@ -18,13 +23,19 @@
 
 #include "link.h"
 #include "memories.h"
+#include "p2pkv/thread.h"
 #include "p2pkv/transfers.h"
+#include "staging_area.h"
 
 namespace p2pkv::offers {
 
 class Outbox : public std::enable_shared_from_this<Outbox> {
  public:
   Outbox();
+
+  ~Outbox() { stager_.join(); }
+  // Rows of devices go through this from now on; called once. False: there is no thread to be had.
+  bool start_staging(std::shared_ptr<StagingArea> staging);
 
   // `to` and `link`: who is told, or 0 and null: whoever asks. Null, with the reason in `error`, if a row is
   // offered already.
@@ -39,6 +50,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   bool pulled(const std::shared_ptr<Link>& link, uint32_t count, wire::Reader body);
 
   void lost(const Link& link);
+  std::string device_failure();
   void tick();
   // Ends all; further ones are refused.
   void close();
@@ -47,6 +59,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
 
  private:
   class Outgoing;
+  class Parted;
   using Key = std::pair<uint64_t, uint32_t>;  // to whom, first row
   struct Ask {
     std::shared_ptr<Link> link;
@@ -63,12 +76,31 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
     std::string body;
   };
 
+  void add(const std::shared_ptr<Outgoing>& offer, const std::shared_ptr<Link>& link,
+           std::vector<Post>* posts);
   bool overlaps(const Outgoing& offer);
-  void tell_askers(const std::shared_ptr<Outgoing>& offer, std::vector<Post>* posts);
-  void tell(Outgoing& offer, const std::shared_ptr<Link>& link, uint64_t ask, std::vector<Post>* posts);
+  static bool is_wanted(const Ask& ask, const Outgoing& offer);
+  bool is_asked_for(const Outgoing& offer) const;
+  void tell(Outgoing& offer, std::vector<Post>* posts);
+  void tell_one(Outgoing& offer, const std::shared_ptr<Link>& link, uint64_t ask, std::vector<Post>* posts);
+  void forget(const Link& link);
   bool judge(const std::shared_ptr<Link>& link, wire::Reader& body, std::string* verdicts);
   void end(Outgoing& offer, RowStatus reason, std::vector<Post>* posts);
   static void send(const std::vector<Post>& posts);
+
+  // outbox_staging.cc
+  std::vector<std::shared_ptr<Outgoing>> split(const Rows& rows, const PlacedRows& placed,
+                                               const Deadline& lease, const StagingArea& staging,
+                                               std::string* error);
+  // Null: no memory of devices was registered, or this is closed.
+  std::shared_ptr<StagingArea> staging_of_devices();
+  void queue_staging(const std::shared_ptr<Outgoing>& offer);
+  void stage();
+  bool take_first();
+  void stage_one(std::unique_lock<std::mutex>& lock);
+  bool is_unwanted(const Outgoing& offer);
+  void unstage(Outgoing& offer);
+  void unstage_unwanted(std::vector<Post>* posts);
 
   std::mutex mutex_;  // guards all below, and what of the offers changes
   std::unordered_map<uint64_t, std::shared_ptr<Outgoing>> live_;  // by id
@@ -82,6 +114,15 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   uint64_t n_withdrawn_ = 0;
   uint64_t n_lapsed_ = 0;
   uint64_t n_late_ = 0;
+  uint64_t n_staged_bytes_ = 0;
+  std::shared_ptr<StagingArea> staging_;                 // null: no memory of devices was registered
+  std::deque<std::shared_ptr<Outgoing>> staging_queue_;  // in the order of offering and asking
+  std::shared_ptr<Outgoing> copying_;                    // by the stager, now
+  cuda::Staging::Lease room_;                            // for the first of the queue
+  std::string device_failure_;
+  std::condition_variable to_stage_;  // something is queued, or there is room
+  std::condition_variable copied_;
+  NamedThread stager_;  // last: it uses all of the above
 };
 
 }  // namespace p2pkv::offers

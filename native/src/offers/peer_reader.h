@@ -40,6 +40,7 @@ struct PullRow {
   uint64_t local_offset;
   RowRecord remote;
   Status status = Status::kPending;
+  bool has_failed_copy = false;  // it was read, and did not come to its device
 };
 
 // Thread-safe. The handshakes go over the link, so that neither side needs its interpreter.

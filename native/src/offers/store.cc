@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace p2pkv::offers {
 
@@ -40,9 +41,19 @@ Arena::~Arena() {
   munmap(base_, nbytes_);
 }
 
+bool Arena::lock_for(const std::shared_ptr<cuda::Device>& device, std::string* error) {
+  if (locked_for_) return true;
+  // As in cuda::Staging: a forked child must not share pages that a device knows.
+  madvise(base_, nbytes_, MADV_DONTFORK);
+  if (!device->lock_memory(base_, nbytes_, error)) return false;
+  locked_for_ = device;
+  return true;
+}
+
 void Arena::close() {
   if (!memory_) return;
   for (const auto& region : memory_->regions) region->close();
+  if (const auto device = std::exchange(locked_for_, nullptr)) device->unlock_memory(base_);
 }
 
 std::optional<uint64_t> Arena::allocate(uint64_t nbytes) {
@@ -83,6 +94,13 @@ std::shared_ptr<Block> Store::allocate(uint64_t nbytes, bool* is_in_pool) {
     if (offset) return std::make_shared<Block>(arena, *offset);
   }
   return nullptr;
+}
+
+bool Store::lock_for(const std::shared_ptr<cuda::Device>& device, std::string* error) {
+  for (const auto& arena : {buffer_, pool_}) {
+    if (arena && !arena->lock_for(device, error)) return false;
+  }
+  return true;
 }
 
 void Store::close() {

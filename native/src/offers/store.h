@@ -26,6 +26,8 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
+  // Page-locks it, so that devices can copy from it. False, with the reason in `error`.
+  bool lock_for(const std::shared_ptr<cuda::Device>& device, std::string* error);
   // The offset of `nbytes` free bytes, if there are so many in one block.
   std::optional<uint64_t> allocate(uint64_t nbytes);
   void release(uint64_t offset);
@@ -43,7 +45,8 @@ class Arena {
   const uint64_t nbytes_;
   std::shared_ptr<const Memory> memory_;
   bool is_pinned_ = false;
-  std::mutex mutex_;  // guards buddy_
+  std::shared_ptr<cuda::Device> locked_for_;  // set before anybody copies
+  std::mutex mutex_;                          // guards buddy_
   Buddy buddy_;
 };
 
@@ -57,7 +60,7 @@ class Block {
 
   const std::shared_ptr<const Memory>& memory() const { return arena_->memory(); }
   uint64_t offset() const { return offset_; }
-  const uint8_t* bytes() const { return reinterpret_cast<const uint8_t*>(memory()->address) + offset_; }
+  uint8_t* bytes() const { return reinterpret_cast<uint8_t*>(memory()->address) + offset_; }
 
  private:
   const std::shared_ptr<Arena> arena_;
@@ -70,6 +73,7 @@ class Store {
   bool start(const Transfers::Options& options, std::string* error);
   // Room in the buffer, else in the pool, else null.
   std::shared_ptr<Block> allocate(uint64_t nbytes, bool* is_in_pool);
+  bool lock_for(const std::shared_ptr<cuda::Device>& device, std::string* error);
   void close();
   std::vector<Transfers::Reading> readings();
 

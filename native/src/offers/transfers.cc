@@ -50,6 +50,22 @@ class LinkedTransfers final : public Transfers {
     return memories_.add({0, address, nbytes, is_writable, std::move(regions), std::move(descriptions)});
   }
 
+  uint32_t add_device_memory(uint64_t address, uint64_t nbytes, bool is_readable, bool is_writable,
+                             std::shared_ptr<cuda::Device> device, std::string* error) override {
+    if (!start_staging(device, is_readable, error)) return 0;
+    const size_t n = options_.ways.size();
+    std::vector<std::shared_ptr<MemoryRegion>> regions(n);
+    std::vector<std::string> descriptions(n);
+    return memories_.add({0, address, nbytes, is_writable, std::move(regions), std::move(descriptions),
+                          std::move(device), is_readable});
+  }
+
+  std::string device_failure() override {
+    const std::string failure = outbox_->device_failure();
+    const auto landing = inbox_->landing_of_devices();
+    return failure.empty() && landing ? landing->failure() : failure;
+  }
+
   void remove_memory(uint32_t id) override {
     memories_.remove(id);
     outbox_->withdraw_memory(id);
@@ -113,6 +129,25 @@ class LinkedTransfers final : public Transfers {
     if (bad_row < 0) return placed;
     *error = "row " + std::to_string(bad_row) + " lies in no registered memory";
     return std::nullopt;
+  }
+
+  // Made with the first device memory, so that nobody else pays for it; what rows are offered from only with
+  // the first that may be offered.
+  bool start_staging(const std::shared_ptr<cuda::Device>& device, bool is_readable, std::string* error) {
+    const std::lock_guard lock(staging_);
+    if (!inbox_->landing_of_devices()) {
+      auto incoming = StagingArea::create(device, options_.staging_nbytes, false, options_.ways, error);
+      if (!incoming || !inbox_->start_landing(std::make_shared<Landing>(incoming), device, error))
+        return false;
+    }
+    if (!is_readable || has_outgoing_) return true;
+    const auto outgoing = StagingArea::create(device, options_.staging_nbytes, true, options_.ways, error);
+    if (!outgoing) return false;
+    // Peers are told its id, and ask how it can be read.
+    outgoing->set_memory(memories_.at(memories_.add(*outgoing->memory())));
+    has_outgoing_ = outbox_->start_staging(outgoing);
+    if (!has_outgoing_) *error = "cannot start a thread to stage device memory";
+    return has_outgoing_;
   }
 
   void lost(const Link& link) {
@@ -200,6 +235,8 @@ class LinkedTransfers final : public Transfers {
   std::atomic<uint64_t> boot_{0};
   const pid_t pid_ = getpid();
   std::mutex closing_;  // held by the one close() that does the work, so that the others return after it
+  std::mutex staging_;  // held while it is made
+  bool has_outgoing_ = false;
   Memories memories_;
   const std::shared_ptr<Outbox> outbox_;
   const std::shared_ptr<Inbox> inbox_;

@@ -1,0 +1,69 @@
+// How rows come to devices: read into page-locked memory, and copied from there.
+//
+// A row on a device is treated as one in host memory is: it may hold anything until it is OK, which it is
+// after the producer's answer; and the copy is complete before the producer is asked.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "peer_reader.h"
+#include "staging_area.h"
+#include "stream_point.h"
+
+namespace p2pkv::offers {
+
+// A copy to one of several devices.
+struct LandedRow {
+  std::shared_ptr<cuda::Device> device;
+  cuda::DeviceCopy copy;
+  RowStatus status = RowStatus::kPending;  // then kOk, kTimedOut (its stream was not done) or kDeviceFailed
+};
+
+// Thread-safe.
+class Landing {
+ public:
+  explicit Landing(std::shared_ptr<StagingArea> area) : area_(std::move(area)) {}
+
+  StagingArea& area() { return *area_; }
+
+  // As PeerReader::read, for rows in host memory and of devices. Returns when the copies are complete.
+  // `point`: what devices have to do first; null: nothing.
+  void read(PeerReader& reader, std::vector<PullRow>& rows, StreamPoint* point, const Deadline& deadline,
+            PullJob& job);
+
+  // From page-locked memory; sets the statuses. False: a device was lost, the host memory may still be read.
+  bool copy(
+      std::vector<LandedRow>& rows, StreamPoint* point, const Deadline& deadline,
+      const std::function<bool()>& gives_up = [] { return false; });
+
+  uint64_t n_bytes() const { return n_bytes_; }
+  // The last one; empty: none so far.
+  std::string failure();
+
+ private:
+  // A part of a row that finds room in a lease.
+  struct Piece {
+    size_t row;
+    uint64_t offset;  // in the row
+    uint64_t nbytes;
+    uint64_t staged_at;  // in the lease
+  };
+
+  std::vector<Piece> cut(const std::vector<PullRow*>& rows, uint64_t room, size_t* row,
+                         uint64_t* offset) const;
+  void read_pieces(PeerReader& reader, std::vector<PullRow*>& rows, const std::vector<Piece>& pieces,
+                   cuda::Staging::Lease* lease, StreamPoint* point, const Deadline& deadline, PullJob& job);
+
+  const std::shared_ptr<StagingArea> area_;
+  std::atomic<uint64_t> n_bytes_{0};
+  std::mutex mutex_;  // guards failure_
+  std::string failure_;
+};
+
+}  // namespace p2pkv::offers

@@ -1,0 +1,82 @@
+// What an Outbox is made of; for its own files.
+#pragma once
+
+#include <algorithm>
+
+#include "outbox.h"
+#include "stream_point.h"
+
+namespace p2pkv::offers {
+
+// Rows that are told, judged and ended together: what a receiver knows as an offer.
+class Outbox::Outgoing final : public Offer {
+ public:
+  Outgoing(std::shared_ptr<Outbox> home, const Rows& rows, uint32_t first_row, PlacedRows placed,
+           const Deadline& lease, std::shared_ptr<StreamPoint> point = nullptr)
+      : request(rows.request),
+        first_row(first_row),
+        lease(lease),
+        placed(std::move(placed)),
+        device(this->placed.device_of(this->placed.rows.front())),
+        point(std::move(point)),
+        statuses_now(this->placed.rows.size(), RowStatus::kPending),
+        home_(std::move(home)) {}
+
+  bool done() override;
+  void wait(const Deadline& deadline) override;
+  void withdraw(RowStatus reason) override;
+  RowStatuses statuses() override;
+
+  uint32_t n_rows() const { return static_cast<uint32_t>(placed.rows.size()); }
+  // Its memory is the caller's again.
+  bool is_over() const { return is_done && home_->copying_.get() != this; }
+
+  // Never change once it is offered.
+  uint64_t to = 0;
+  std::weak_ptr<Link> link;  // to that node
+  const std::string request;
+  const uint32_t first_row;
+  const Deadline lease;
+  const PlacedRows placed;
+  const std::shared_ptr<cuda::Device> device;  // that all of it lies on; null: peers read it where it lies
+  const std::shared_ptr<StreamPoint> point;    // null: nothing to wait for
+  // Guarded by the outbox's lock.
+  uint64_t id = 0;
+  RowStatuses statuses_now;
+  bool is_done = false;
+  std::vector<std::weak_ptr<Link>> told;
+  cuda::Staging::Lease staged;  // row after row, padded: what peers read instead
+  std::condition_variable settled;
+
+ private:
+  const std::shared_ptr<Outbox> home_;
+};
+
+// An offer whose rows are told in several parts.
+class Outbox::Parted final : public Offer {
+ public:
+  explicit Parted(std::vector<std::shared_ptr<Outgoing>> parts) : parts_(std::move(parts)) {}
+
+  bool done() override {
+    return std::all_of(parts_.begin(), parts_.end(), [](const auto& part) { return part->done(); });
+  }
+  void wait(const Deadline& deadline) override {
+    for (const auto& part : parts_) part->wait(deadline);
+  }
+  void withdraw(RowStatus reason) override {
+    for (const auto& part : parts_) part->withdraw(reason);
+  }
+  RowStatuses statuses() override {
+    RowStatuses all;
+    for (const auto& part : parts_) {
+      const RowStatuses some = part->statuses();
+      all.insert(all.end(), some.begin(), some.end());
+    }
+    return all;
+  }
+
+ private:
+  const std::vector<std::shared_ptr<Outgoing>> parts_;
+};
+
+}  // namespace p2pkv::offers

@@ -1,0 +1,171 @@
+// Offers of device memory: into which parts they are cut, and when each is in staging.
+#include <algorithm>
+#include <utility>
+
+#include "outbox_parts.h"
+#include "p2pkv/words.h"
+
+namespace p2pkv::offers {
+namespace {
+
+uint64_t staged_nbytes(const PlacedRows& placed) {
+  uint64_t nbytes = 0;
+  for (const PlacedRows::Row& row : placed.rows) nbytes += StagingArea::padded(row.length);
+  return nbytes;
+}
+
+std::vector<cuda::DeviceCopy> copies_to(uint8_t* host, const PlacedRows& placed) {
+  std::vector<cuda::DeviceCopy> copies;
+  copies.reserve(placed.rows.size());
+  for (const PlacedRows::Row& row : placed.rows) {
+    copies.push_back({placed.address_of(row), host, row.length});
+    host += StagingArea::padded(row.length);
+  }
+  return copies;
+}
+
+}  // namespace
+
+bool Outbox::start_staging(std::shared_ptr<StagingArea> staging) {
+  const std::lock_guard lock(mutex_);
+  staging_ = std::move(staging);
+  return stager_.start("p2pkv-stage", [this] { stage(); });
+}
+
+// Parts of consecutive rows that lie on one device, or in host memory. None, with the reason in `error`, if a
+// row is larger than all of the staging.
+std::vector<std::shared_ptr<Outbox::Outgoing>> Outbox::split(const Rows& rows, const PlacedRows& placed,
+                                                             const Deadline& lease,
+                                                             const StagingArea& staging, std::string* error) {
+  std::vector<std::shared_ptr<Outgoing>> parts;
+  const auto point = StreamPoint::mark(rows.stream, placed);
+  const uint64_t most = staging.piece_nbytes();
+  PlacedRows part;
+  uint64_t nbytes = 0;
+  const auto finish = [&](size_t end) {
+    const auto first_row = rows.first_row + static_cast<uint32_t>(end - part.rows.size());
+    parts.push_back(std::make_shared<Outgoing>(shared_from_this(), rows, first_row, std::exchange(part, {}),
+                                               lease, point));
+    nbytes = 0;
+  };
+  for (size_t i = 0; i < placed.rows.size(); ++i) {
+    const PlacedRows::Row& row = placed.rows[i];
+    const auto& device = placed.device_of(row);
+    const uint64_t padded = StagingArea::padded(row.length);
+    if (device && padded > staging.largest()) {
+      *error = "row " + std::to_string(i) + " has " + std::to_string(row.length) +
+               " bytes of device memory, and the staging has room for " + std::to_string(staging.largest()) +
+               " of one row";
+      return {};
+    }
+    const bool is_another = !part.rows.empty() && part.device_of(part.rows.front()) != device;
+    if (is_another || (device && !part.rows.empty() && nbytes + padded > most)) finish(i);
+    part.append(placed.memories[row.memory], row.offset, row.length);
+    nbytes += padded;
+  }
+  finish(placed.rows.size());
+  return parts;
+}
+
+void Outbox::queue_staging(const std::shared_ptr<Outgoing>& offer) {
+  const bool is_queued = copying_ == offer || std::find(staging_queue_.begin(), staging_queue_.end(),
+                                                        offer) != staging_queue_.end();
+  if (is_queued) return;
+  staging_queue_.push_back(offer);
+  to_stage_.notify_all();
+}
+
+void Outbox::stage() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    to_stage_.wait(lock, [this] { return is_closed_ || take_first(); });
+    if (is_closed_) break;
+    stage_one(lock);
+  }
+  staging_queue_.clear();
+  room_.release();
+}
+
+// Whether there is an offer to stage, and room for it.
+bool Outbox::take_first() {
+  while (!staging_queue_.empty() && staging_queue_.front()->is_done) staging_queue_.pop_front();
+  if (staging_queue_.empty()) return false;
+  room_ = staging_->try_lease(staged_nbytes(staging_queue_.front()->placed));
+  if (!room_) return false;
+  copying_ = std::move(staging_queue_.front());
+  staging_queue_.pop_front();
+  return true;
+}
+
+void Outbox::stage_one(std::unique_lock<std::mutex>& lock) {
+  const auto offer = copying_;
+  auto outcome = cuda::CopyOutcome::kFailed;
+  auto waited = cuda::StreamOutcome::kDone;
+  std::string error;
+  const bool was_lost = offer->device->is_lost();
+  lock.unlock();
+  if (offer->point) waited = offer->point->wait(offer->lease, [&] { return is_unwanted(*offer); }, &error);
+  if (waited == cuda::StreamOutcome::kDone)
+    outcome = offer->device->copy(copies_to(room_.data(), offer->placed), cuda::Direction::kToHost, &error);
+  lock.lock();
+  copying_ = nullptr;
+  std::vector<Post> posts;
+  if (outcome == cuda::CopyOutcome::kLost) room_.abandon();
+  if (outcome == cuda::CopyOutcome::kDone) {
+    n_staged_bytes_ += offer->placed.nbytes();
+    if (!offer->is_done && (offer->to != 0 || is_asked_for(*offer))) {
+      offer->staged = std::move(room_);
+      tell(*offer, &posts);
+    }
+  } else if (!offer->is_done && waited == cuda::StreamOutcome::kTimedOut) {
+    end(*offer, RowStatus::kTimedOut, &posts);  // its lease has passed
+  } else if (!offer->is_done) {
+    if (!was_lost) device_failure_ = error;  // else it says no more than that
+    end(*offer, RowStatus::kDeviceFailed, &posts);
+  }
+  room_.release();
+  offer->settled.notify_all();
+  copied_.notify_all();
+  lock.unlock();
+  send(posts);
+  lock.lock();
+}
+
+bool Outbox::is_unwanted(const Outgoing& offer) {
+  const std::lock_guard lock(mutex_);
+  return offer.is_done || is_closed_;
+}
+
+// Its bytes may be others' from here on.
+void Outbox::unstage(Outgoing& offer) {
+  if (!offer.staged) return;
+  offer.staged.release();
+  to_stage_.notify_all();
+}
+
+// Makes room of offers that were asked for, and that nobody asks for any more.
+void Outbox::unstage_unwanted(std::vector<Post>* posts) {
+  if (!staging_) return;
+  std::erase_if(staging_queue_,
+                [this](const auto& offer) { return offer->to == 0 && !is_asked_for(*offer); });
+  std::vector<std::shared_ptr<Outgoing>> unwanted;
+  for (const auto& [id, offer] : live_) {
+    if (offer->to == 0 && offer->staged && !is_asked_for(*offer)) unwanted.push_back(offer);
+  }
+  for (const auto& offer : unwanted) {
+    for (const auto& told : std::exchange(offer->told, {})) {
+      const auto link = told.lock();
+      if (!link || link->is_lost()) continue;
+      std::string body;
+      wire::append(body, offer->id);
+      posts->push_back({link, Kind::kWithdrawn, std::move(body)});
+    }
+    live_.erase(offer->id);
+    offer->id = ++next_id_;
+    live_.emplace(offer->id, offer);
+    store_fence();
+    unstage(*offer);
+  }
+}
+
+}  // namespace p2pkv::offers
