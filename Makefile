@@ -14,7 +14,7 @@ PEERS  := peercache==0.8.4 mooncake-transfer-engine-non-cuda==0.3.13.post1
 PEERS_ALONE := nixl==1.5.1 nixl-cu12==1.5.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-xpyd bench bench-xpyd bench-peers test test-native test-slow test-rdma test-sglang test-sglang-pd \
+.PHONY: help demo demo-xpyd bench bench-xpyd bench-peers test test-native test-slow test-rdma test-gpu test-sglang test-sglang-pd \
         test-vllm check format clean
 
 help:  ## list the targets
@@ -89,6 +89,10 @@ RDMA_PYTEST := -p no:cacheprovider --timeout 400 --reruns 1 \
 test-rdma: $(VENV)/.rdma  ## verbs and ucx over Soft-RoCE, in a virtual machine; minutes; needs root
 	@$(BIN)/python -m compileall -q p2pkv tests $(VENV)/lib || true
 	$(BIN)/python tests/rdma_vm/vm.py --timeout 1800 $(BIN)/python -m pytest $(RDMA_PYTEST) tests/rdma_vm $(ARGS)
+
+# device memory comes from CuPy or torch, whichever is there; without either, or a GPU, each test says so and is skipped
+test-gpu: $(STAMP)  ## pages in GPU memory, on a machine with an NVIDIA GPU and CuPy or torch in .venv
+	P2PKV_TEST_GPU=1 $(BIN)/python -m pytest tests/gpu $(ARGS)
 
 ENGINES := tools/engines
 

@@ -18,16 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
+from p2pkv.device_memory import DeviceMemory
+from p2pkv.device_pages import DevicePages
 from p2pkv.directory.client import DirectoryClient, Lease, Told
 from p2pkv.directory.view import View
 from p2pkv.directory.warmer import Warmer
 from p2pkv.disk.tier import DiskTier
-from p2pkv.errors import NotRegisteredError, UsageError
-from p2pkv.flights import Call, Flights
-from p2pkv.host_arrays import as_host_array
+from p2pkv.errors import UsageError
+from p2pkv.flights import Flights
 from p2pkv.metrics import Metrics
-from p2pkv.page import Keys, Namespace, Outcomes, Pages, Pieces, as_locations, row_pieces
-from p2pkv.pool import Pool
+from p2pkv.page import Keys, Locations, Namespace, Outcomes, Pages, as_locations
+from p2pkv.page_call import PageCall, check_call
+from p2pkv.pool import Pool, PoolStatus
 from p2pkv.transfer import TransferEngine
 
 _ROUNDS = 2
@@ -57,6 +59,7 @@ class PageCache:
         own_key: int,
         check_sums: bool,
         metrics: Metrics,
+        devices: DeviceMemory,
         tier: DiskTier | None = None,
     ) -> None:
         self._namespace = namespace
@@ -70,13 +73,18 @@ class PageCache:
         self._tier = tier
         self._warmer = Warmer(directory, own_key)
         self._metrics = metrics
+        self._device_pages = DevicePages(devices, pool, metrics)
         # Bounded in time, so that a page that moved is found again; stale entries cost a second look-up, no more.
         self.locations = _native.LocationCache(65536, 10.0)
 
-    def publish(self, keys: Sequence[str | bytes], pages: Pages, deadline: float) -> Outcomes:
+    def publish(
+        self, keys: Sequence[str | bytes], pages: Pages, deadline: float, *, stream: int | None = None
+    ) -> Outcomes:
         """Copy pages into the pool and tell the directory; ``HIT`` for those that can be fetched now."""
-        call = self._check(keys, pages, writable=False)
+        call = self._check(keys, pages, stream, writable=False)
         self._check_room(call)
+        if call.device_of is not None:
+            return self._publish_from_device(call, deadline)
         outcomes, n_readable, nbytes, may_be_gone = self._copy_and_tell(call, deadline)
         n_pages = len(outcomes)
         if n_readable < n_pages:
@@ -90,7 +98,33 @@ class PageCache:
         self._metrics.published_bytes.inc(nbytes)
         return outcomes
 
-    def _copy_and_tell(self, call: Call, deadline: float) -> Told:
+    def _publish_from_device(self, call: PageCall, deadline: float) -> Outcomes:
+        self._check_published_lengths(call)
+        statuses, locations, n_readable, nbytes = self._device_pages.publish(call, deadline)
+        outcomes = np.zeros(len(statuses), np.uint8)
+        there = np.flatnonzero(statuses <= PoolStatus.EXISTS)
+        if n_readable:
+            outcomes[there] = self._put(call.ids[there], locations[there], deadline)
+        if self._tier is not None:
+            self._recheck_evicted(self._tier, call.ids)
+        n_published = int(np.count_nonzero(outcomes))
+        n_failed = int(np.count_nonzero(statuses == PoolStatus.NOT_TRIED))
+        n_no_room = len(statuses) - n_readable - n_failed
+        self._metrics.count(self._metrics.unpublished_pages, "device", n_failed)
+        self._metrics.count(self._metrics.unpublished_pages, "no_room", n_no_room)
+        self._metrics.count(self._metrics.unpublished_pages, "no_directory", n_readable - n_published)
+        self._metrics.published_pages.inc(n_published)
+        self._metrics.published_bytes.inc(nbytes)
+        return outcomes
+
+    def _put(self, ids: Keys, locations: Locations, deadline: float) -> Outcomes:
+        """Tell the directory of pages of the pool, and the disk while the directory's owners answer."""
+        if self._tier is None:
+            return self._directory.put(ids, locations, deadline)
+        note = partial(self._tier.note_published, ids)
+        return self._directory.put(ids, locations, deadline, meanwhile=note)
+
+    def _copy_and_tell(self, call: PageCall, deadline: float) -> Told:
         """Bring pages into the pool and tell the directory; the disk is told while the owners answer."""
         if self._tier is None:
             return self._directory.publish(self._pool, call.ids, call.pieces, deadline)
@@ -122,9 +156,17 @@ class PageCache:
             outcomes[rows] = found
         return outcomes
 
-    def fetch(self, keys: Sequence[str | bytes], pages: Pages, deadline: float) -> Outcomes:
+    def fetch(
+        self, keys: Sequence[str | bytes], pages: Pages, deadline: float, *, stream: int | None = None
+    ) -> Outcomes:
         """Bring pages into registered memory; ``HIT`` for those whose bytes are exactly the published ones."""
-        call = self._check(keys, pages, writable=True)
+        call = self._check(keys, pages, stream, writable=True)
+        if call.device_of is None:
+            return self._fetch(call, deadline)
+        return self._device_pages.fetch(call, self._fetch, deadline)
+
+    def _fetch(self, call: PageCall, deadline: float) -> Outcomes:
+        """Bring pages into host memory."""
         batch = _native.FetchBatch(call.ids, call.pieces, call.memory_of)
         lengths_agree, n_own, own_bytes = batch.take_own(self._pool.native)
         if not lengths_agree:
@@ -148,7 +190,9 @@ class PageCache:
                 self._metrics.count(self._metrics.missed_pages, reason, n_pages)
         return outcomes
 
-    def _read_own_disk(self, tier: DiskTier, batch: _native.FetchBatch, call: Call, deadline: float) -> None:
+    def _read_own_disk(
+        self, tier: DiskTier, batch: _native.FetchBatch, call: PageCall, deadline: float
+    ) -> None:
         left = deadline - time.monotonic()
         n_pages, nbytes = batch.take_from_disk(tier.native, left * _DISK_SHARE)
         self._count_fetched("disk", n_pages, nbytes)
@@ -185,7 +229,7 @@ class PageCache:
         _check_lengths(batch)
         return lease, raw
 
-    def _read(self, call: Call, owners: Sequence[_native.FetchOwner], deadline: float) -> None:
+    def _read(self, call: PageCall, owners: Sequence[_native.FetchOwner], deadline: float) -> None:
         if owners:
             Flights(
                 self._transfers,
@@ -243,22 +287,12 @@ class PageCache:
             raise UsageError(f"key {duplicate} of the batch, {keys[duplicate]!r}, is in it twice")
         return ids
 
-    def _check(self, keys: Sequence[str | bytes], pages: Pages, *, writable: bool) -> Call:
-        ids = self._hash(keys)
-        pieces = _pieces(pages, writable=writable)
-        if len(pieces) != len(ids):
-            raise UsageError(f"{len(ids)} keys, but memory for {len(pieces)} pages")
-        table = self._transfers.memory_table
-        is_good, memory_of, lengths = _native.locate_pieces(pieces, table.extents)
-        if not is_good:
-            raise _bad_pieces(pieces, memory_of, lengths)
-        if writable and table.read_only and np.isin(memory_of, table.read_only).any():
-            raise UsageError(
-                "the pages are to be written, but their memory was registered from a read-only array"
-            )
-        return Call(ids, pieces, lengths, memory_of, table)
+    def _check(
+        self, keys: Sequence[str | bytes], pages: Pages, stream: int | None, *, writable: bool
+    ) -> PageCall:
+        return check_call(self._hash(keys), pages, self._transfers.memory_table, stream, writable=writable)
 
-    def _check_room(self, call: Call) -> None:
+    def _check_room(self, call: PageCall) -> None:
         largest = int(call.lengths.max())
         if largest > self._pool.largest_page:
             raise UsageError(
@@ -266,7 +300,7 @@ class PageCache:
                 f"{self._pool.largest_page}; raise pool_size"
             )
 
-    def _check_published_lengths(self, call: Call) -> None:
+    def _check_published_lengths(self, call: PageCall) -> None:
         found, locations = self._pool.lookup(call.ids)
         wrong = np.flatnonzero(found.astype(bool) & (locations["length"] != call.lengths.astype(np.uint64)))
         if len(wrong):
@@ -276,32 +310,6 @@ class PageCache:
     def _count_fetched(self, source: str, n_pages: int, nbytes: int) -> None:
         self._metrics.count(self._metrics.fetched_pages, source, n_pages)
         self._metrics.count(self._metrics.fetched_bytes, source, nbytes)
-
-
-def _pieces(pages: Pages, *, writable: bool) -> NDArray[np.int64]:
-    if isinstance(pages, Pieces):
-        return pages.array
-    rows = as_host_array(pages, "pages, if not Pieces,")
-    pieces = row_pieces(rows)
-    if writable and not rows.flags.writeable:
-        raise UsageError("the pages are to be written, but their array is read-only")
-    if writable and len(rows) > 1 and abs(rows.strides[0]) < rows.nbytes // len(rows):
-        raise UsageError("the pages are to be written, but the rows of their array overlap")
-    return pieces
-
-
-def _bad_pieces(
-    pieces: NDArray[np.int64], memory_of: NDArray[np.int32], lengths: NDArray[np.int64]
-) -> UsageError:
-    if lengths.min() < 0:
-        page = int(lengths.argmin())
-        return UsageError(f"page {page} has a piece of no or negative length: {pieces[page].tolist()}")
-    page, piece = np.argwhere(memory_of < 0)[0].tolist()
-    address, nbytes = pieces[page, piece].tolist()
-    return NotRegisteredError(
-        f"piece {piece} of page {page}, {nbytes} bytes at {address:#x}, lies in no registered memory; "
-        "call register_memory first"
-    )
 
 
 def _check_lengths(batch: _native.FetchBatch) -> None:

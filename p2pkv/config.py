@@ -41,12 +41,14 @@ MAX_NODE_ID = 128
 MIN_POOL_SIZE = 64 * 1024
 MAX_SIZE = 2**60
 MAX_REPLICAS = 8
+MIN_STAGING_SIZE = 1 << 16
 MAX_BUFFER_SIZE = 2**43
 """So many bytes the receive buffer's allocator can count in blocks of 4 KiB."""
 
 
 _TEXTS = (
     *("namespace", "node_id", "listen", "membership", "secret_file", "verify", "ucx_library"),
+    "cuda_library",
     *("disk_path", "disk_layout", "disk_fsync", "disk_write", "disk_admission", "disk_compression"),
     *("engine_url", "engine_role"),
 )
@@ -107,6 +109,10 @@ class Config:
     """Receive buffer for rows that are put to this node before it granted them."""
     buddy_pool_size: int | str = 0
     """Pinned host memory for what the receive buffer has no room for; 0: none, such rows wait with their producers."""
+    device_staging_size: int | str = "64MiB"
+    """Page-locked host memory that pages in device memory go through; there only once some is registered."""
+    cuda_library: str = "auto"
+    """The NVIDIA driver's library: ``auto`` is libcuda.so.1, wherever the loader finds it; else a path."""
     transfer_lease: float = 60.0
     """Seconds an offer stays valid when it does not say otherwise, and unclaimed rows are kept."""
     ucx_library: str = "auto"
@@ -133,6 +139,7 @@ class Config:
         _set(self, "disk_size", parse_size("disk_size", self.disk_size))
         _set(self, "buffer_size", parse_size("buffer_size", self.buffer_size))
         _set(self, "buddy_pool_size", parse_size("buddy_pool_size", self.buddy_pool_size))
+        _set(self, "device_staging_size", parse_size("device_staging_size", self.device_staging_size))
         _set(self, "transfer_lease", _as_number("transfer_lease", self.transfer_lease, float))
         _set(self, "deadline", _as_number("deadline", self.deadline, float))
         _set(self, "replicas", _as_number("replicas", self.replicas, int))
@@ -179,6 +186,11 @@ class Config:
         for name in ("buffer_size", "buddy_pool_size"):
             if not 0 <= getattr(self, name) <= MAX_BUFFER_SIZE:
                 raise ConfigError(f"{name} must be 0 to {MAX_BUFFER_SIZE} bytes, not {getattr(self, name)}")
+        if not MIN_STAGING_SIZE <= self.device_staging_nbytes <= MAX_BUFFER_SIZE:
+            raise ConfigError(
+                f"device_staging_size must be {MIN_STAGING_SIZE} to {MAX_BUFFER_SIZE} bytes, not "
+                f"{self.device_staging_nbytes}"
+            )
         if not 0 < self.transfer_lease <= 3600:
             raise ConfigError(
                 f"transfer_lease must be above 0 and at most 3600 seconds, not {self.transfer_lease}"
@@ -258,6 +270,11 @@ class Config:
     def buddy_pool_nbytes(self) -> int:
         """``buddy_pool_size`` in bytes."""
         return int(self.buddy_pool_size)
+
+    @property
+    def device_staging_nbytes(self) -> int:
+        """``device_staging_size`` in bytes."""
+        return int(self.device_staging_size)
 
     @property
     def registered_nbytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Mapping
@@ -11,6 +12,8 @@ import msgspec
 from p2pkv import _native
 from p2pkv.errors import ControlError
 from p2pkv.wire import Kind, ReplyStatus
+
+_log = logging.getLogger(__name__)
 
 _TAKE_S = 60.0
 """How long the thread sleeps at most when nobody asks; closing wakes it."""
@@ -29,8 +32,17 @@ class CountersServer:
     def _run(self) -> None:
         while not self._closing.is_set():
             event = self._loop.take(Kind.COUNTERS, _TAKE_S)
-            if event is not None:
-                self._loop.reply(event[0], ReplyStatus.OK, encode_counters(self._read()))
+            if event is None:
+                continue
+            try:
+                answer = encode_counters(self._read())
+            except Exception as error:  # noqa: BLE001  # the top of a thread's loop: the next question is another
+                _log.exception("this node's counters could not be read")
+                self._loop.reply(
+                    event[0], ReplyStatus.REFUSED, f"counters could not be read: {error}".encode()
+                )
+            else:
+                self._loop.reply(event[0], ReplyStatus.OK, answer)
 
     def close(self) -> None:
         """Answer no more; waits for the thread. Idempotent."""

@@ -7,6 +7,7 @@ Expected outcomes (a miss, a span that was rejected) are values, never exception
     ├── UsageError              the call's arguments are wrong; nothing was changed: fix the call
     │   └── NotRegisteredError  memory that no ``register_memory`` covers: register it first
     ├── ClosedError             the object was closed: start a new one
+    ├── DeviceError             device memory can't be used: the driver, the device or its staging says no
     ├── TransportError          a transport can't do this here, or the way to one peer is gone: open a new endpoint
     ├── ControlError            the control plane can't start, or a peer refused a request
     │   ├── VersionError        the peer speaks another protocol version: upgrade one of the two
@@ -36,6 +37,10 @@ class NotRegisteredError(UsageError):
 
 class ClosedError(P2PKVError):
     """The object was closed."""
+
+
+class DeviceError(P2PKVError):
+    """Device memory can't be used: the driver, the device or its staging says no."""
 
 
 class TransportError(P2PKVError):

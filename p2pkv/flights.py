@@ -14,27 +14,14 @@ from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 
-import numpy as np
-from numpy.typing import NDArray
-
 from p2pkv import _native
 from p2pkv.directory.view import Member, View
-from p2pkv.transfer import UNUSABLE, Connection, MemoryTable, TransferEngine
+from p2pkv.page_call import PageCall
+from p2pkv.transfer import UNUSABLE, Connection, TransferEngine
 from p2pkv.transports.base import Status, Transfer
 
 _TURN_S = 0.001
 """Of a flight among several: a fast memory moves 10 MB in it, and a silent owner costs the others no more a round."""
-
-
-@dataclass(slots=True)  # not frozen: that triples the time it takes to make one
-class Call:
-    """A call's pages, checked: in registered memory, of positive length, no key twice."""
-
-    ids: NDArray[np.uint8]
-    pieces: NDArray[np.int64]  # (n, p, 2)
-    lengths: NDArray[np.int64]
-    memory_of: NDArray[np.int32]  # (n, p): index into the table
-    table: MemoryTable
 
 
 @dataclass(slots=True)
@@ -99,7 +86,7 @@ class Flights:
         self,
         transfers: TransferEngine,
         view: View,
-        call: Call,
+        call: PageCall,
         deadline: float,
         *,
         check_sums: bool,

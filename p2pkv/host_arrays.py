@@ -1,6 +1,7 @@
 """Host memory that is no numpy array: tensors of torch and others, taken through DLPack without a copy.
 
-Device memory is refused here, by name, before a processor would copy from an address that only a GPU can read.
+Device memory is refused here, by name, before a processor would copy from an address that only a GPU can read. That of
+CUDA devices is what ``device_arrays.py`` takes, where a call can use it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ class SupportsDLPack(Protocol):
     def __dlpack__(self, /, *, stream: None = None) -> Any: ...
 
     def __dlpack_device__(self) -> tuple[Any, int]: ...
+
+
+class SupportsCudaArray(Protocol):
+    """What arrays of CuPy, numba and others on CUDA devices are."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
 
 HostArray: TypeAlias = "NDArray[Any] | SupportsDLPack"
@@ -51,14 +59,14 @@ def as_host_array(memory: object, what: str) -> NDArray[Any]:
     """
     if isinstance(memory, np.ndarray):
         return memory
-    device = _device_of(memory)
+    device = device_of(memory)
     if device is None:
         raise UsageError(
             f"{what} must be a numpy array or host memory with DLPack, not {type(memory).__name__}"
         )
     if device not in _HOST:
         raise UsageError(
-            f"{what} is memory of a device ({_name(device)}), and p2pkv moves host memory only: {_ADVICE}"
+            f"{what} is memory of a device ({_name(device)}), where only host memory can be used: {_ADVICE}"
         )
     try:
         array = np.from_dlpack(memory)  # type: ignore[arg-type]
@@ -82,7 +90,12 @@ def _writable(array: NDArray[Any]) -> NDArray[Any]:
     return np.frombuffer(memoryview(block), array.dtype).reshape(array.shape)
 
 
-def _device_of(memory: object) -> int | None:
+def is_cuda(device: int) -> bool:
+    """Whether that is DLPack's number of a kind of memory that the CUDA driver knows as a device's."""
+    return device in (_Device.CUDA, _Device.CUDA_MANAGED)
+
+
+def device_of(memory: object) -> int | None:
     """Return DLPack's number of the device whose memory it is, or None if it does not say."""
     tell = getattr(memory, "__dlpack_device__", None)
     if tell is not None:

@@ -83,6 +83,9 @@ READINGS = {
     "p2pkv_receive_buffer_used_bytes": "Bytes of the receive buffer that hold rows",
     "p2pkv_buddy_pool_used_bytes": "Bytes of the buddy pool that hold rows",
     "p2pkv_buddy_pool_pinned": "1 if the buddy pool is locked in memory",
+    "p2pkv_device_staging_bytes": "Page-locked host memory that bytes of devices go through",
+    "p2pkv_device_staging_used_bytes": "Bytes of it that calls have, or that were lost",
+    "p2pkv_device_staging_lost_bytes": "Bytes of it never used again, because a lost device might still write there",
 }
 """What is read from the parts when asked; names in ``_total`` only grow."""
 
@@ -111,13 +114,20 @@ class Metrics:
         """``source``: own_pool, disk, or the transport that brought them."""
         self.fetched_bytes = self._counter("p2pkv_fetched_bytes", "Bytes of pages fetched", "source")
         self.missed_pages = self._counter("p2pkv_missed_pages", "Pages asked for and not delivered", "reason")
-        """``reason``: not_found, rejected, peer_lost, timed_out, checksum; not_promoted, still on a peer's disk."""
+        """``reason``: not_found, rejected, peer_lost, timed_out, checksum; not_promoted, still on a peer's disk;
+        device, not copied to it."""
         self.published_pages = self._counter("p2pkv_published_pages", "Pages published")
         self.published_bytes = self._counter("p2pkv_published_bytes", "Bytes of pages copied into the pool")
         self.unpublished_pages = self._counter(
             "p2pkv_unpublished_pages", "Pages that could not be published", "reason"
         )
-        """``reason``: no_room, no_directory."""
+        """``reason``: no_room, no_directory; device, not copied from it or not in time."""
+        self.staged_bytes = self._counter(
+            "p2pkv_staged_bytes",
+            "Bytes of pages copied between device memory and its staging",
+            "direction",
+        )
+        """``direction``: to_device, to_host."""
         self.looked_up_pages = self._counter("p2pkv_looked_up_pages", "Pages looked up", "source")
         """``source``: own_pool, location_cache, own_shard, peers, earlier_owners (what newcomers did not know)."""
         self.retracted_pages = self._counter(

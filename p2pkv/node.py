@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -19,6 +17,8 @@ from p2pkv.config import Config
 from p2pkv.control import MAX_SOCKETS, ControlClient, ControlServer, Socket
 from p2pkv.counters import CountersServer
 from p2pkv.descriptors import require_descriptors
+from p2pkv.device_memory import DeviceMemory
+from p2pkv.device_memory import use_library as use_cuda_library
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
@@ -31,11 +31,12 @@ from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import UsageError
 from p2pkv.gate import Gate
 from p2pkv.handshakes import Handshakes
-from p2pkv.host_arrays import HostArray, as_host_array
+from p2pkv.host_arrays import HostArray, SupportsCudaArray
 from p2pkv.metrics import Metrics
 from p2pkv.names import Names
 from p2pkv.page import Namespace, Outcomes, Pages
 from p2pkv.pool import Pool
+from p2pkv.registration import Registrar
 from p2pkv.secret import cluster_keys
 from p2pkv.transfer import Memory, PeerTraffic, TransferEngine, native_ways
 from p2pkv.transfers.transfers import Transfers, start_offers
@@ -53,8 +54,6 @@ _NAMES_S = 2.0
 _MAX_SHARD_ENTRIES = 1 << 26
 _GRANULE = 4096
 """The pool's smallest block: a page of memory."""
-_HIGHEST_ADDRESS = 2**63 - 1
-"""Above it are kernels; and addresses travel to native code as signed numbers."""
 
 
 def _whole_granules(nbytes: int) -> int:
@@ -74,7 +73,6 @@ class Node:
         self.config = config
         self._gate = Gate(f"node {config.node_id}")
         self._key = node_key(config.node_id)
-        self._registering = threading.Lock()  # held from the look for overlaps to the registration
         with ExitStack() as undo:
             self._build(undo, extra_transports)
             self._undo = undo.pop_all()
@@ -117,6 +115,7 @@ class Node:
         advertise, _ = split_address("address", self._server.address)
         wanted = "auto" if config.transport_names == ("auto",) else config.transport_names
         use_ucx_library(config.ucx_library)
+        use_cuda_library(config.cuda_library)
         started = transports.create(
             wanted,
             TransportSettings(
@@ -142,6 +141,9 @@ class Node:
             self._transports, self._handshakes.connect, self.metrics, self._offers
         )
         undo.callback(self._transfers.close)
+        self._devices = DeviceMemory(self._transfers, config.device_staging_nbytes)
+        undo.callback(self._devices.close)
+        self._registrar = Registrar(self._transfers, self._devices)
         self._directory_server = _native.directory_server(host, advertise, self._shard)
         undo.callback(self._directory_server.close)
         self._server.loop.serve_directory(self._directory_server)
@@ -205,6 +207,7 @@ class Node:
             own_key=self._key,
             check_sums=config.verify == "checksum",
             metrics=self.metrics,
+            devices=self._devices,
             tier=self._tier,
         )
         undo.callback(self._cache.close)
@@ -219,61 +222,41 @@ class Node:
         return tier
 
     def register_memory(
-        self, buffer: HostArray, *, nbytes: int | None = None, readable: bool = False
+        self, buffer: HostArray | SupportsCudaArray, *, nbytes: int | None = None, readable: bool = False
     ) -> Memory:
         """Let calls read and write ``buffer``, a C-contiguous array; it is kept alive until the result is closed.
 
-        Takes a numpy array, or host memory of anything with DLPack, as a tensor of torch on a CPU.
+        Takes a numpy array, or memory of anything with DLPack or ``__cuda_array_interface__``: tensors of torch, arrays
+        of CuPy, on a CPU or a CUDA device. What is on a device goes through page-locked host memory, which the first
+        such call makes (``device_staging_size``; docs/transports.md, GPU memory).
 
         ``nbytes`` registers only its beginning. ``readable`` memory can be offered to peers, who then may read it all.
-        Registrations must not overlap. Raises :class:`~p2pkv.errors.TransportError` if no transport can do it.
+        Registrations must not overlap. Raises :class:`~p2pkv.errors.TransportError` if no transport can do it, and
+        :class:`~p2pkv.errors.DeviceError` if the device or its driver can't.
         """
         with self._gate:
-            array = as_host_array(buffer, "memory to register")
-            if not array.flags.c_contiguous or array.dtype.hasobject:
-                raise UsageError("memory to register must be C-contiguous and of plain values")
-            if nbytes is None:
-                nbytes = array.nbytes
-            elif nbytes > array.nbytes:
-                raise UsageError(f"cannot register {nbytes} bytes of an array of {array.nbytes}")
-            return self._register(
-                array.ctypes.data, nbytes, array, is_writable=array.flags.writeable, is_readable=readable
-            )
+            return self._registrar.register(buffer, nbytes, is_readable=readable)
 
     def register_address(
         self, address: int, nbytes: int, owner: object = None, *, readable: bool = False
     ) -> Memory:
         """Let calls read and write ``nbytes`` at ``address``, and with ``readable`` let peers read them.
 
+        The address may be one of CUDA device memory, which is then as in :meth:`register_memory`.
         The memory must stay valid until the result is closed; ``owner``, if given, is kept alive until then. If
         ``owner`` is a :class:`~p2pkv._native.SharedRegion` and this is all of it, it is readable over shm as well.
         """
         with self._gate:
-            return self._register(address, nbytes, owner, is_writable=True, is_readable=readable)
+            return self._registrar.register_address(address, nbytes, owner, is_readable=readable)
 
-    def _register(
-        self, address: int, nbytes: int, owner: object, *, is_writable: bool, is_readable: bool
-    ) -> Memory:
-        try:
-            address, nbytes = operator.index(address), operator.index(nbytes)
-        except TypeError as error:
-            raise UsageError(f"address and length of memory to register must be integers: {error}") from error
-        if nbytes <= 0:
-            raise UsageError(f"cannot register {nbytes} bytes of memory")
-        if not 0 < address <= _HIGHEST_ADDRESS - nbytes:
-            raise UsageError(f"no process has {nbytes} bytes of memory at {address:#x}")
-        with self._registering:
-            for other in self._transfers.memory_table.memories:
-                if address < other.address + other.nbytes and other.address < address + nbytes:
-                    raise UsageError(
-                        f"memory at {address:#x} of {nbytes} bytes overlaps what is registered at "
-                        f"{other.address:#x} of {other.nbytes} bytes"
-                    )
-            return self._transfers.register_memory(
-                owner, address, nbytes, is_writable=is_writable, is_readable=is_readable
-            )
-
-    def publish(self, keys: Sequence[str | bytes], pages: Pages, *, timeout: float | None = None) -> Outcomes:
+    def publish(
+        self,
+        keys: Sequence[str | bytes],
+        pages: Pages,
+        *,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> Outcomes:
         """Copy pages into this node's pool and announce them; blocks until the directory knows.
 
         ``pages`` lies in registered memory: an array whose row ``i`` is page ``i``, or :class:`Pieces`. Pages of one
@@ -281,21 +264,33 @@ class Node:
         ``(n,)`` uint8: ``Outcome.HIT`` for each page that any node can fetch now. When the pool is full, the least
         recently used pages go; if a batch is larger than the pool, its first pages are kept.
 
+        Pages in device memory are read when everything queued on the CUDA stream ``stream`` before the call has been
+        done (0: the legacy default stream). Without one, an array's own protocol says what comes first; of
+        :class:`Pieces` the caller must know that their bytes are there.
+
         Raises :class:`~p2pkv.errors.UsageError`, before anything is stored, for an empty batch, a key twice, a page
         that no pool of this size holds, a length that differs from the published one, and memory that is not
         registered.
         """
         with self._gate:
-            return self._started.publish(keys, pages, self._deadline(timeout))
+            return self._started.publish(keys, pages, self._deadline(timeout), stream=stream)
 
-    def fetch(self, keys: Sequence[str | bytes], pages: Pages, *, timeout: float | None = None) -> Outcomes:
+    def fetch(
+        self,
+        keys: Sequence[str | bytes],
+        pages: Pages,
+        *,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> Outcomes:
         """Bring pages into registered memory, from whichever node has them.
 
         Returns ``(n,)`` uint8: ``Outcome.HIT`` where the memory holds exactly the published bytes; the memory of a
-        ``MISS`` holds anything. ``pages`` and errors are as in :meth:`publish`.
+        ``MISS`` holds anything. ``pages``, ``stream`` and errors are as in :meth:`publish`: device memory is written
+        when what is queued on the stream has been done, and kernels launched after the return see it.
         """
         with self._gate:
-            return self._started.fetch(keys, pages, self._deadline(timeout))
+            return self._started.fetch(keys, pages, self._deadline(timeout), stream=stream)
 
     def exists(self, keys: Sequence[str | bytes], *, timeout: float | None = None) -> Outcomes:
         """Say which pages some live node has: ``(n,)`` uint8 of :class:`Outcome`. A hint: pages may be evicted."""
@@ -352,6 +347,7 @@ class Node:
             **self._membership.counters(),
             **self._offers.readings(),
             **(self._tier.readings() if self._tier is not None else {}),
+            **self._devices.readings(),
         }
 
     @property
@@ -378,6 +374,7 @@ class Node:
             self._client.close()
             self._channels.close()
             self._transfers.interrupt()
+            self._devices.interrupt()
             self._offers.close()
             self._gate.drain(self._undo.close)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.errors import UsageError
-from p2pkv.host_arrays import HostArray
+from p2pkv.host_arrays import HostArray, SupportsCudaArray
 
 KEY_BYTES = 16
 
@@ -94,7 +94,7 @@ class Pieces:
         return cls(row_pieces(array))
 
 
-Pages: TypeAlias = "Pieces | HostArray"
+Pages: TypeAlias = "Pieces | HostArray | SupportsCudaArray"
 """Pages for a call: pieces, or an array whose rows are pages."""
 
 

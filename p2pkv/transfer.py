@@ -40,7 +40,10 @@ refused. The control plane's part of a handshake."""
 
 
 class Memory(Resource):
-    """Registered local memory, usable over every transport. Keeps its buffer alive until closed."""
+    """Registered local memory, usable over every transport. Keeps its buffer alive until closed.
+
+    Memory of a device has no ``regions``: its bytes go through staging (``device_memory.py``).
+    """
 
     def __init__(
         self,
@@ -50,13 +53,17 @@ class Memory(Resource):
         *,
         is_writable: bool,
         forget: Callable[[Memory], None],
+        buffer: object = None,
+        device: int | None = None,
     ) -> None:
         self.address = address
         self.nbytes = nbytes
         self.is_writable = is_writable
         self.regions = regions
+        self.device = device
         self.offers_id: int | None = None
         self._forget = forget
+        self._buffer = buffer
 
     def region(self, transport: str) -> MemoryRegion:
         """Return the registration with one transport."""
@@ -67,6 +74,7 @@ class Memory(Resource):
         self._forget(self)
         for region in self.regions.values():
             region.close()
+        self._buffer = None
 
 
 def native_ways(transports: Sequence[Transport]) -> list[tuple[str, _native.Transport]]:
@@ -82,6 +90,9 @@ class MemoryTable:
         self.read_only = [i for i, memory in enumerate(self.memories) if not memory.is_writable]
         self.bases = [memory.address for memory in self.memories]
         self.extents = np.array([(m.address, m.nbytes) for m in self.memories], np.int64).reshape(-1, 2)
+        devices = [-1 if memory.device is None else memory.device for memory in self.memories]
+        self.device_of = np.array(devices, np.int32) if max(devices, default=-1) >= 0 else None
+        """Of each memory the ordinal of its CUDA device, or -1; None if all is host memory."""
 
 
 @dataclass(slots=True)
@@ -159,6 +170,38 @@ class TransferEngine(Resource):
         ``is_readable``: peers may read it, over every transport that can let them. Raises
         :class:`~p2pkv.errors.TransportError` naming the transport that can't use it.
         """
+        regions, described = self._register(buffer, address, nbytes, is_writable, is_readable)
+        memory = Memory(address, nbytes, regions, is_writable=is_writable, forget=self._forget)
+        self._list(memory)
+        self._tell_offers(memory, described)
+        return memory
+
+    def register_device_memory(
+        self, buffer: object, address: int, nbytes: int, *, device: int, is_writable: bool
+    ) -> Memory:
+        """Make memory of a CUDA device known to calls; ``buffer`` is kept alive until it is closed."""
+        memory = Memory(
+            address, nbytes, {}, is_writable=is_writable, forget=self._forget, buffer=buffer, device=device
+        )
+        self._list(memory)
+        return memory
+
+    def register_unlisted(self, buffer: object, address: int, nbytes: int) -> Memory:
+        """Make local memory usable for reads, but not found by its address: it is for the node's own use.
+
+        Raises as :meth:`register_memory`. The engine does not close it.
+        """
+        regions, _ = self._register(buffer, address, nbytes, True, False)
+        return Memory(address, nbytes, regions, is_writable=True, forget=lambda memory: None, buffer=buffer)
+
+    def _list(self, memory: Memory) -> None:
+        with self._lock:
+            self.memory_table = MemoryTable([*self.memory_table.memories, memory])
+
+    def _register(
+        self, buffer: object, address: int, nbytes: int, is_writable: bool, is_readable: bool
+    ) -> tuple[dict[str, MemoryRegion], dict[str, bytes]]:
+        """Return the regions of every transport that can use the memory, and what peers are told of them."""
         regions: dict[str, MemoryRegion] = {}
         described: dict[str, bytes] = {}
         problems: list[str] = []
@@ -180,11 +223,7 @@ class TransferEngine(Resource):
             for region in regions.values():
                 region.close()
             raise
-        memory = Memory(address, nbytes, regions, is_writable=is_writable, forget=self._forget)
-        with self._lock:
-            self.memory_table = MemoryTable([*self.memory_table.memories, memory])
-        self._tell_offers(memory, described)
-        return memory
+        return regions, described
 
     def _tell_offers(self, memory: Memory, described: dict[str, bytes]) -> None:
         if self._offers is None:

@@ -126,11 +126,14 @@ class Cluster:
         memory: int = 16 << 20,
         sabotage: str = "",
         readable: bool = False,
+        device: str = "",
         **config: Any,
     ) -> NodeProcess:
-        """Make a process without starting its node."""
+        """Make a process without starting its node; ``device``: a kind of device memory that it has as well."""
         settings = self._defaults | {"node_id": node_id} | config
-        node = NodeProcess(config=settings, memory=memory, sabotage=sabotage, readable=readable)
+        node = NodeProcess(
+            config=settings, memory=memory, sabotage=sabotage, readable=readable, device=device
+        )
         self.nodes.append(node)
         return node
 

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pages
+from device_buffers import KINDS, DeviceBuffer
+from fake_cuda import fake_cuda
 from p2pkv import Config, Node, Outcome, P2PKVError
 from p2pkv.transfers import Grant, Offer, RowStatus
 from p2pkv.transports.base import Transport
@@ -30,15 +32,24 @@ class Worker:
     def __init__(self) -> None:
         self.node: Node | None = None
         self.memory: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self.device: DeviceBuffer | None = None
         self.handles: dict[str, Offer | Grant] = {}
 
     def start(
-        self, config: dict[str, Any], memory: int = 16 << 20, sabotage: str = "", readable: bool = False
+        self,
+        config: dict[str, Any],
+        memory: int = 16 << 20,
+        sabotage: str = "",
+        readable: bool = False,
+        device: str = "",
     ) -> dict[str, Any]:
         extra = _sabotaged(sabotage, config["transports"][0]) if sabotage else []
         self.node = Node.start(Config.load(config, environ={}), extra_transports=extra)
         self.memory = np.zeros(memory, np.uint8)
         self.node.register_memory(self.memory, readable=readable)
+        if device:
+            self.device = KINDS[device](memory)
+            self.node.register_memory(self.device.array)
         return {"address": self.node.address, "pid": os.getpid()}
 
     def _rows(self, n_pages: int, nbytes: int) -> NDArray[np.uint8]:
@@ -125,6 +136,11 @@ class Worker:
         assert isinstance(handle, Offer)
         handle.withdraw()
 
+    def believe_lying_events(self, delay_us: int) -> None:
+        """Have copies take a while, and the emulated driver say that they are done."""
+        fake_cuda().delay_copies(delay_us)
+        fake_cuda().lie_about_events()
+
     def counters(self) -> dict[str, float]:
         assert self.node is not None
         return self.node.counters()
@@ -175,7 +191,11 @@ class Worker:
                 if rng.random() < 0.1:
                     time.sleep(rng.uniform(0, 0.05))
                 rows = self._rows(len(keys), nbytes)
-                outcomes = self.node.fetch(keys, rows)
+                if self.device is None:
+                    outcomes = self.node.fetch(keys, rows)
+                else:
+                    outcomes = self.node.fetch(keys, self.device.rows(len(keys), nbytes))
+                    rows = self.device.read(len(keys) * nbytes).reshape(len(keys), nbytes)
                 n_asked += len(keys)
                 n_hits += int(outcomes.sum())
                 bad += pages.wrong(rows, keys, outcomes)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
-from cluster import Cluster
+from cluster import Cluster, NodeProcess
 
 
 def hunt(
@@ -20,10 +21,13 @@ def hunt(
     sabotage: str = "",
     disk: Path | None = None,
     listen: str = "127.0.0.1:0",
+    reader_options: dict[str, object] | None = None,
+    prepare: Callable[[NodeProcess], object] | None = None,
 ) -> tuple[int, int]:
     """Return the hits of all readers, and how many of them had a wrong byte; ``batch`` pages are read at a time.
 
-    With ``disk`` the producer has a disk tier there, so that pages go to it and come back.
+    With ``disk`` the producer has a disk tier there, so that pages go to it and come back. ``reader_options`` are what
+    the readers have beside; ``prepare`` is called with each reader before its hunt.
     """
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -34,8 +38,10 @@ def hunt(
     pool_size = 8 * batch * sum(sizes) // len(sizes)
     below = {"disk_path": str(disk), "disk_size": "256MiB"} if disk is not None else {}
     producer = cluster.start("producer", pool_size=max(pool_size, 256 << 10), **options, **below)
-    readers = [cluster.start(f"reader-{i}", **options) for i in range(2)]
+    readers = [cluster.start(f"reader-{i}", **options, **(reader_options or {})) for i in range(2)]
     cluster.meet(producer, *readers)
+    for reader in readers if prepare is not None else []:
+        prepare(reader)
     producer.send("churn", progress=str(progress), sizes=sizes, seed=seed, seconds=seconds, batch=batch)
     for i, reader in enumerate(readers):
         share = -(-hits // len(readers))

@@ -21,6 +21,12 @@ FetchBatch::Miss miss_of(Status status) {
   }
 }
 
+// Locations come off the wire. Without a word a read is not validated, and an odd one is that of a free
+// block.
+bool can_prove(const Location& location) {
+  return location.word_offset != kNoWord && location.generation % 2 == 0;
+}
+
 }  // namespace
 
 FetchBatch::FetchBatch(std::vector<Key> keys, std::vector<Piece> pieces, std::vector<int32_t> memory_of,
@@ -157,7 +163,7 @@ const std::vector<FetchBatch::Owner>& FetchBatch::group_by_owner(uint64_t own_ke
       miss_kinds_[page] = kNotPromoted;
       continue;
     }
-    if (location.owner == own_key) {
+    if (location.owner == own_key || !can_prove(location)) {
       fail(page, Status::kRejected);
       continue;
     }

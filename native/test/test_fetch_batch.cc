@@ -3,6 +3,7 @@
 #include <limits>
 #include <random>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -143,6 +144,22 @@ TEST(fetch_batch_asks_an_owner_with_a_disk_itself_for_what_it_rejected) {
     CHECK_EQ(located.batch.unlocated().size(), has_disk ? 0u : 1u);
     CHECK_EQ(dropped.size(), has_disk ? 0u : 1u);
     CHECK_EQ(located.cache.size(), 0u);
+  }
+}
+
+TEST(fetch_batch_reads_nothing_that_no_word_would_prove) {
+  for (const auto& [word_offset, generation] : {std::pair{p2pkv::kNoWord, uint64_t{2}}, {uint64_t{64}, 3}}) {
+    Located located({{16, 8}}, {0}, 1, {0});
+    const Location bad{1, kBoot, 0, 8, word_offset, generation, 0, 0, p2pkv::kResident};
+    const int64_t page = 0;
+    const uint8_t found = 1;
+    located.batch.locate(&page, &found, &bad, 1, &located.shard, &located.cache);
+    CHECK(located.batch.group_by_owner(99).empty());
+    std::vector<Key> dropped;
+    std::vector<Location> locations;
+    located.batch.forget_stale(99, &located.cache, &dropped, &locations);
+    CHECK_EQ(dropped.size(), 1u);
+    CHECK_EQ(located.batch.outcomes()[0], 0);
   }
 }
 

@@ -165,6 +165,13 @@ def test_a_network_is_trusted_only_in_so_many_words() -> None:
         Config(ucx_trust_network="maybe")
 
 
+@pytest.mark.parametrize("wrong", [0, -1, 4096, 2**50, "lots"])
+def test_a_staging_of_no_use_is_refused(wrong: object) -> None:
+    with pytest.raises(ConfigError, match="device_staging_size"):
+        Config.load({"device_staging_size": wrong}, environ={})
+    assert Config.load({"device_staging_size": "1MiB"}, environ={}).device_staging_nbytes == 1 << 20
+
+
 ODD: tuple[object, ...] = (
     *(None, True, 0, -1, 2.7, float("nan"), float("inf"), -float("inf"), 10**30, -(10**30), b"x", object()),
     *(

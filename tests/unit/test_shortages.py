@@ -19,6 +19,8 @@ import pages
 from cluster import eventually, free_port
 from p2pkv import Config, Node
 from p2pkv.address import can_listen_on
+from p2pkv.cli.doctor.finding import Verdict
+from p2pkv.cli.doctor.machine import _descriptors
 from p2pkv.control import ControlClient, Request, Socket
 from p2pkv.directory.view import Member, encode
 from p2pkv.secret import cluster_keys
@@ -128,3 +130,10 @@ def test_a_node_may_have_more_peers_than_zmq_gives_sockets(tmp_path: Path) -> No
         assert len(calls._pending) == n_peers
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     node.close()
+
+
+def test_doctor_says_that_there_are_too_few_descriptors() -> None:
+    with no_descriptors():
+        finding = _descriptors()
+    assert finding.verdict is Verdict.BAD
+    assert "ulimit -n" in finding.advice

@@ -66,7 +66,8 @@ class FetchBatch {
   int64_t find_other_length(uint64_t* length, uint64_t* expected) const;
 
   // Groups what is located by owner; the groups stay until the next call. Pages that lead to `own_key` are
-  // stale: the own pool did not have them. Those still cold are missed.
+  // stale: the own pool did not have them. So are those whose word can't prove anything. Those still cold are
+  // missed.
   const std::vector<Owner>& group_by_owner(uint64_t own_key);
   Plan plan(const Owner& owner, int32_t leg, const std::vector<int64_t>& bases) const;
   // Takes what became of the spans of a plan; returns the worst of it.

@@ -15,5 +15,6 @@ NB_MODULE(_native, m) {
   p2pkv::bind_publishing(m);
   p2pkv::bind_disk(m);
   p2pkv::bind_tier(m);
+  p2pkv::bind_cuda(m);
   p2pkv::bind_bench(m);
 }

@@ -104,6 +104,13 @@ std::pair<Bytes, Bytes> get(LocationCache& cache, const AnyArray& keys) {
   return find<LocationCache, &LocationCache::get>(cache, keys);
 }
 
+void touch(Pool& pool, const AnyArray& keys) {
+  const Key* data = require_keys(keys);
+  const size_t n = keys.shape(0);
+  const nb::gil_scoped_release unlocked;
+  pool.touch(data, n);
+}
+
 std::tuple<Bytes, Array<uint64_t>, Bytes> pin(Pool& pool, const AnyArray& keys, double lease_seconds) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
@@ -251,6 +258,7 @@ void bind_pool(nb::module_& m) {
       .def("lookup", lookup, "keys"_a.noconvert())
       .def("pin", pin, "keys"_a.noconvert(), "lease_seconds"_a)
       .def("unpin", unpin, "tickets"_a.noconvert())
+      .def("touch", touch, "keys"_a.noconvert())
       .def("retract", retract, "keys"_a.noconvert())
       .def("purge", &Pool::purge, Released())
       .def("list", list, "cursor"_a, "limit"_a)

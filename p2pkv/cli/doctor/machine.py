@@ -15,6 +15,8 @@ import zmq
 from p2pkv import _native
 from p2pkv.cli.doctor.finding import Finding, Verdict, limit, size
 from p2pkv.config import Config
+from p2pkv.descriptors import require_descriptors
+from p2pkv.errors import ConfigError
 
 
 def examine_machine(config: Config) -> Iterator[Finding]:
@@ -45,9 +47,17 @@ def _cores() -> Iterator[Finding]:
     yield Finding(
         Verdict.GOOD if usable >= 2 else Verdict.NOTE, "cores", f"{usable} of {os.cpu_count()} usable", advice
     )
+    yield _descriptors()
+
+
+def _descriptors() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        require_descriptors()
+    except ConfigError as error:
+        return Finding(Verdict.BAD, "open files", str(error), "raise it: ulimit -n 65536")
     few = soft != resource.RLIM_INFINITY and soft < 4096
-    yield Finding(
+    return Finding(
         Verdict.NOTE if few else Verdict.GOOD,
         "open files",
         limit(soft, ""),

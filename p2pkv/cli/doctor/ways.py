@@ -11,6 +11,7 @@ from p2pkv.address import split_address
 from p2pkv.cli.doctor.finding import Finding, Verdict, limit, size
 from p2pkv.cli.doctor.selftest import read_from_itself
 from p2pkv.config import Config
+from p2pkv.device_memory import use_library as use_cuda_library
 from p2pkv.errors import ConfigError, P2PKVError
 from p2pkv.transports import verbs
 from p2pkv.transports.base import TransportSettings
@@ -35,7 +36,7 @@ def examine_transports(config: Config) -> Iterator[Finding]:
         )
     yield from _rails(config)
     yield from _ucx(settings)
-    yield _gpu()
+    yield _gpu(config)
     yield _locked_memory(config)
     yield from _chosen(config)
 
@@ -93,14 +94,26 @@ def _ucx(settings: TransportSettings) -> Iterator[Finding]:
     yield Finding(Verdict.GOOD, "UCX", f"{version} from {path}, over {', '.join(resources)}")
 
 
-def _gpu() -> Finding:
-    driver = Path("/proc/driver/nvidia/version")
-    if not driver.exists():
-        return Finding(Verdict.GOOD, "GPU", "no NVIDIA driver here; pages move between host memories")
+def _gpu(config: Config) -> Finding:
+    """Say which CUDA devices there are, and that pages reach them through host memory."""
+    kernel = Path("/proc/driver/nvidia/version")
+    try:
+        use_cuda_library(config.cuda_library)
+        version, devices = _native.cuda_driver()
+    except (ConfigError, RuntimeError) as error:
+        if config.cuda_library == "auto" and not kernel.exists():
+            return Finding(Verdict.GOOD, "GPU", "no NVIDIA driver here; pages move between host memories")
+        return Finding(Verdict.NOTE, "GPU", str(error), "without it no device memory can be registered")
     modules = Path("/proc/modules").read_text() if Path("/proc/modules").exists() else ""
     peer = "loaded" if "nvidia_peermem" in modules else "not loaded"
-    says = f"{driver.read_text().splitlines()[0]}; nvidia_peermem is {peer}"
-    return Finding(Verdict.NOTE, "GPU", says, "p2pkv moves host memory only so far: engines copy to the GPU")
+    staging = f"{config.device_staging_nbytes / 2**20:g} MiB"
+    names = ", ".join(f"{i}: {name}" for i, name in enumerate(devices)) or "no device"
+    return Finding(
+        Verdict.GOOD if devices else Verdict.NOTE,
+        "GPU",
+        f"CUDA {version // 1000}.{version % 1000 // 10} ({names}); pages in device memory go through {staging} of "
+        f"page-locked host memory, over every transport; nvidia_peermem is {peer}, and not used",
+    )
 
 
 def _locked_memory(config: Config) -> Finding:

@@ -1,0 +1,90 @@
+// Memory of NVIDIA devices: whose an address is, and copies between it and page-locked host memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "p2pkv/clock.h"
+
+namespace p2pkv::cuda {
+
+// The allocation an address lies in, as the driver knows it.
+struct DeviceRange {
+  uint64_t start = 0;
+  uint64_t nbytes = 0;  // 0: unknown
+  int device = 0;       // ordinal
+};
+
+// Whether `address` is of device memory of this process. Asks a driver that the process uses already, and
+// neither loads nor initializes one: where there is none, no address is.
+bool find_device_range(uint64_t address, DeviceRange* range);
+
+// Takes another library than libcuda.so.1 for the driver: a path, or a name that the loader knows. False,
+// with the reason in `error`, if one has been loaded already.
+bool use_library(const std::string& name, std::string* error);
+
+struct DriverInfo {
+  int version = 0;  // 12040 is CUDA 12.4
+  std::vector<std::string> devices;
+};
+// Loads and initializes the driver. False, with what is missing in `error`.
+bool describe_driver(DriverInfo* info, std::string* error);
+
+struct DeviceCopy {
+  uint64_t device;  // address
+  uint8_t* host;
+  uint64_t nbytes;
+};
+
+enum class Direction : uint8_t { kToDevice, kToHost };
+
+enum class CopyOutcome : uint8_t {
+  kDone = 0,
+  kFailed = 1,  // some bytes were not copied; nothing is under way any more
+  kLost = 2,    // the device no longer answers for its copies: the host memory must never be used again
+};
+
+enum class StreamOutcome : uint8_t { kDone = 0, kFailed = 1, kTimedOut = 2 };
+
+// What was queued on a stream at one moment. One thread at a time.
+class StreamMark {
+ public:
+  virtual ~StreamMark() = default;
+  // Waits until it has been done. May be asked again after a time-out.
+  virtual StreamOutcome wait(const Deadline& deadline, std::string* error) = 0;
+};
+
+// One device, used through its primary context, as torch, CuPy and JAX do. Thread-safe; no call needs or
+// changes the calling thread's current context, and none ends another thread's capture of a CUDA graph.
+class Device : public std::enable_shared_from_this<Device> {
+ public:
+  // One object a device and process, for as long as somebody has it. Null, with the reason in `error`.
+  static std::shared_ptr<Device> open(int ordinal, std::string* error);
+  virtual ~Device() = default;
+
+  virtual int ordinal() const = 0;
+  // Blocks until the last byte has arrived, however long that takes: a copy that was begun can't be called
+  // back, and neither side's memory may be anybody else's before. The host memory should be page-locked
+  // (Staging): otherwise the driver copies it once more. What lies in a row on both sides is copied as one.
+  // Device memory that was written is seen by kernels launched after the return.
+  virtual CopyOutcome copy(std::span<const DeviceCopy> copies, Direction direction, std::string* error) = 0;
+  // Marks what has been queued on a stream until now. 0 and 1 are the legacy default stream, 2 the calling
+  // thread's default stream, as in __cuda_array_interface__; else a stream's handle. Null, with the reason in
+  // `error`.
+  virtual std::unique_ptr<StreamMark> mark(uint64_t stream, std::string* error) = 0;
+  // Waits until everything queued on a stream before this call has been done.
+  StreamOutcome wait_for(uint64_t stream, const Deadline& deadline, std::string* error) {
+    const std::unique_ptr<StreamMark> queued = mark(stream, error);
+    return queued ? queued->wait(deadline, error) : StreamOutcome::kFailed;
+  }
+  // Page-locks memory for all devices.
+  virtual bool lock_memory(void* host, uint64_t nbytes, std::string* error) = 0;
+  virtual void unlock_memory(void* host) = 0;
+  // Whether its context has broken; then nothing can be copied any more.
+  virtual bool is_lost() const = 0;
+};
+
+}  // namespace p2pkv::cuda

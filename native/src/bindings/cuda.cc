@@ -1,0 +1,186 @@
+// Device memory: Python's view of native/include/p2pkv/cuda_*.h. Every call that may block releases the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+#include "arrays.h"
+#include "bindings.h"
+#include "p2pkv/cuda_device.h"
+#include "p2pkv/cuda_pieces.h"
+#include "p2pkv/cuda_staging.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace p2pkv {
+namespace {
+
+using cuda::Device;
+using cuda::Staging;
+
+std::optional<std::tuple<uint64_t, uint64_t, int>> device_range(uint64_t address) {
+  cuda::DeviceRange range;
+  if (!cuda::find_device_range(address, &range)) return std::nullopt;
+  return std::tuple(range.start, range.nbytes, range.device);
+}
+
+// Of a DLPack capsule, which is used up: its memory stays its producer's.
+std::tuple<uint64_t, std::vector<int64_t>, std::vector<int64_t>, size_t> layout(
+    const nb::ndarray<nb::ro>& tensor) {
+  const auto itemsize = static_cast<int64_t>(tensor.itemsize());
+  std::vector<int64_t> shape, strides;
+  for (size_t i = 0; i < tensor.ndim(); ++i) {
+    shape.push_back(static_cast<int64_t>(tensor.shape(i)));
+    strides.push_back(tensor.stride(i) * itemsize);
+  }
+  return {reinterpret_cast<uint64_t>(tensor.data()), shape, strides, tensor.itemsize()};
+}
+
+std::tuple<int, std::vector<std::string>> driver() {
+  cuda::DriverInfo info;
+  std::string error;
+  bool is_there;
+  {
+    const nb::gil_scoped_release unlocked;
+    is_there = cuda::describe_driver(&info, &error);
+  }
+  if (!is_there) throw std::runtime_error(error);
+  return {info.version, info.devices};
+}
+
+std::shared_ptr<Device> open_device(int ordinal) {
+  std::string error;
+  std::shared_ptr<Device> device;
+  {
+    const nb::gil_scoped_release unlocked;
+    device = Device::open(ordinal, &error);
+  }
+  if (!device) throw std::runtime_error(error);
+  return device;
+}
+
+std::shared_ptr<Staging> create_staging(std::shared_ptr<Device> device, uint64_t nbytes) {
+  std::string error;
+  std::shared_ptr<Staging> staging;
+  {
+    const nb::gil_scoped_release unlocked;
+    staging = Staging::create(std::move(device), nbytes, &error);
+  }
+  if (!staging) throw std::runtime_error(error);
+  return staging;
+}
+
+std::unique_ptr<cuda::StreamMark> mark(Device& device, uint64_t stream) {
+  std::string error;
+  std::unique_ptr<cuda::StreamMark> made;
+  {
+    const nb::gil_scoped_release unlocked;
+    made = device.mark(stream, &error);
+  }
+  if (!made) throw std::runtime_error(error);
+  return made;
+}
+
+std::tuple<int, std::string> wait(cuda::StreamMark& mark, double timeout) {
+  std::string error;
+  const nb::gil_scoped_release unlocked;
+  const auto outcome = mark.wait(Deadline::after(timeout), &error);
+  return {static_cast<int>(outcome), error};
+}
+
+// None: no room in time.
+std::optional<Staging::Lease> lease(Staging& staging, uint64_t least, uint64_t wanted, double timeout) {
+  const nb::gil_scoped_release unlocked;
+  Staging::Lease given = staging.lease(least, wanted, Deadline::after(timeout));
+  if (!given) return std::nullopt;
+  return given;
+}
+
+const Piece* require_pieces(const AnyArray& pieces, const char* name, size_t n_pages, size_t n_pieces) {
+  const auto n = static_cast<int64_t>(n_pages);
+  const auto p = static_cast<int64_t>(n_pieces);
+  return reinterpret_cast<const Piece*>(require<int64_t>(pieces, name, {n, p, 2}));
+}
+
+std::tuple<int, std::string> copy_pieces(const std::vector<std::shared_ptr<Device>>& devices,
+                                         const AnyArray& device_of, const AnyArray& on_device,
+                                         const AnyArray& on_host, std::optional<AnyArray> chosen,
+                                         bool is_to_device) {
+  const auto* indices = require<int32_t>(device_of, "device_of", {kAnySize, kAnySize});
+  const size_t n = device_of.shape(0);
+  const size_t p = device_of.shape(1);
+  const cuda::PieceCopies copies{
+      n,
+      p,
+      require_pieces(on_device, "on_device", n, p),
+      require_pieces(on_host, "on_host", n, p),
+      indices,
+      chosen ? require<uint8_t>(*chosen, "chosen", {static_cast<int64_t>(n)}) : nullptr};
+  for (size_t i = 0; i < n * p; ++i) {
+    if (indices[i] < 0 || static_cast<size_t>(indices[i]) >= devices.size())
+      throw nb::index_error("device_of: no such device");
+    if (copies.on_device[i].nbytes != copies.on_host[i].nbytes || copies.on_host[i].nbytes < 0)
+      throw nb::value_error("pieces here and there differ in length");
+  }
+  const auto direction = is_to_device ? cuda::Direction::kToDevice : cuda::Direction::kToHost;
+  std::string error;
+  const nb::gil_scoped_release unlocked;
+  const auto outcome = cuda::copy_pieces(devices, copies, direction, &error);
+  return {static_cast<int>(outcome), error};
+}
+
+}  // namespace
+
+void bind_cuda(nb::module_& m) {
+  m.def(
+      "cuda_use_library",
+      [](const std::string& name) {
+        std::string error;
+        if (!cuda::use_library(name, &error)) throw std::runtime_error(error);
+      },
+      "name"_a);
+  m.def("cuda_range", &device_range, "address"_a);
+  m.def("cuda_layout", &layout, "tensor"_a);
+  m.def("cuda_driver", &driver);
+  m.def("cuda_copy_pieces", &copy_pieces, "devices"_a, "device_of"_a, "on_device"_a, "on_host"_a,
+        "chosen"_a.none(), "is_to_device"_a);
+  nb::class_<Device>(m, "CudaDevice")
+      .def_static("open", &open_device, "ordinal"_a)
+      .def_prop_ro("ordinal", &Device::ordinal)
+      .def_prop_ro("is_lost", &Device::is_lost)
+      .def("mark", &mark, "stream"_a);
+  nb::class_<cuda::StreamMark>(m, "CudaMark").def("wait", &wait, "timeout"_a);
+  nb::class_<Staging::Lease>(m, "CudaLease")
+      .def_prop_ro(
+          "address",
+          [](const Staging::Lease& self) { return self ? reinterpret_cast<uintptr_t>(self.data()) : 0; })
+      .def_prop_ro("nbytes", &Staging::Lease::nbytes)
+      .def("release", &Staging::Lease::release)
+      .def("abandon", &Staging::Lease::abandon);
+  nb::class_<Staging>(m, "CudaStaging")
+      .def_static("create", &create_staging, "device"_a, "nbytes"_a)
+      .def_prop_ro("address", [](const Staging& self) { return reinterpret_cast<uintptr_t>(self.base()); })
+      .def_prop_ro("nbytes", &Staging::nbytes)
+      .def_prop_ro("largest", &Staging::largest)
+      .def("lease", &lease, "least"_a, "wanted"_a, "timeout"_a)
+      .def("stats", [](Staging& self) {
+        const cuda::StagingStats stats = self.stats();
+        nb::dict out;
+        out["nbytes"] = stats.nbytes;
+        out["used_bytes"] = stats.used_bytes;
+        out["lost_bytes"] = stats.lost_bytes;
+        return out;
+      });
+}
+
+}  // namespace p2pkv

@@ -1,0 +1,92 @@
+// libcuda, the NVIDIA driver's library, found at run time: a machine without it runs everything but copies to
+// and from device memory. The declarations are our own, so that nobody needs a CUDA toolkit to build; names,
+// types and numbers are those of the driver API since CUDA 11, which later drivers keep.
+//
+// Asynchronous copies one by one instead of cuMemcpyBatchAsync: that one has another signature in CUDA 12
+// than in 13.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace p2pkv::cuda {
+
+using Result = int;  // CUresult
+using DeviceHandle = int;
+using ContextHandle = struct CUctx_st*;
+using StreamHandle = struct CUstream_st*;
+using EventHandle = struct CUevent_st*;
+using DevicePointer = uint64_t;
+
+constexpr Result kSuccess = 0;
+constexpr Result kNotReady = 600;
+constexpr unsigned kHostRegisterPortable = 1;  // page-locked for every context
+constexpr unsigned kStreamNonBlocking = 1;     // does not wait for the legacy default stream
+constexpr unsigned kEventDisableTiming = 2;
+constexpr int kCaptureModeRelaxed = 2;
+
+// CUpointer_attribute and CUmemorytype.
+constexpr int kAttributeContext = 1;
+constexpr int kAttributeMemoryType = 2;
+constexpr int kAttributeDeviceOrdinal = 9;
+constexpr int kAttributeRangeStart = 11;
+constexpr int kAttributeRangeSize = 12;
+constexpr unsigned kMemoryTypeDevice = 2;
+
+struct Driver {
+  Result (*init)(unsigned flags);
+  Result (*driver_get_version)(int* version);
+  Result (*device_get_count)(int* count);
+  Result (*device_get)(DeviceHandle* device, int ordinal);
+  Result (*device_get_name)(char* name, int length, DeviceHandle device);
+  Result (*pointer_get_attributes)(unsigned n, int* attributes, void** data, DevicePointer pointer);
+  Result (*primary_context_retain)(ContextHandle* context, DeviceHandle device);
+  Result (*primary_context_release)(DeviceHandle device);
+  Result (*context_push)(ContextHandle context);
+  Result (*context_pop)(ContextHandle* context);
+  Result (*exchange_capture_mode)(int* mode);
+  Result (*host_register)(void* host, size_t nbytes, unsigned flags);
+  Result (*host_unregister)(void* host);
+  Result (*stream_create)(StreamHandle* stream, unsigned flags);
+  Result (*stream_destroy)(StreamHandle stream);
+  Result (*stream_get_context)(StreamHandle stream, ContextHandle* context);
+  Result (*copy_to_device)(DevicePointer to, const void* from, size_t nbytes, StreamHandle stream);
+  Result (*copy_to_host)(void* to, DevicePointer from, size_t nbytes, StreamHandle stream);
+  Result (*event_create)(EventHandle* event, unsigned flags);
+  Result (*event_record)(EventHandle event, StreamHandle stream);
+  Result (*event_query)(EventHandle event);
+  Result (*event_destroy)(EventHandle event);
+  Result (*get_error_name)(Result error, const char** name);
+  Result (*get_error_string)(Result error, const char** text);
+
+  // Loads the library, P2PKV_CUDA_LIBRARY if that is set, and initializes it; for good, once both have
+  // succeeded. Null, with what is missing in `error`.
+  static const Driver* get(std::string* error);
+  // The same if the process has loaded the library already, else null: so nothing is set up in a process that
+  // does not use CUDA. Not initialized.
+  static const Driver* get_if_loaded();
+
+  // "cuMemHostRegister_v2: CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
+  std::string describe(const char* call, Result error) const;
+};
+
+// While it lives the context is the thread's current one, and what is called does not end a capture of a CUDA
+// graph in another thread: as is, a capture in the mode "global" forbids every thread even to query an event.
+class CurrentContext {
+ public:
+  CurrentContext(const Driver& driver, ContextHandle context);
+  ~CurrentContext();
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+
+  // kSuccess, or why the context is not current.
+  Result result() const { return result_; }
+
+ private:
+  const Driver& driver_;
+  int capture_mode_ = kCaptureModeRelaxed;
+  Result result_;
+};
+
+}  // namespace p2pkv::cuda

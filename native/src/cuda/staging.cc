@@ -1,0 +1,99 @@
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+
+#include "p2pkv/cuda_staging.h"
+
+namespace p2pkv::cuda {
+
+std::shared_ptr<Staging> Staging::create(std::shared_ptr<Device> device, uint64_t nbytes,
+                                         std::string* error) {
+  nbytes = std::max<uint64_t>(1, (nbytes + kGranule - 1) / kGranule) * kGranule;
+  // Mapped here and locked by the driver, not allocated by it: so it stays when the engine resets the device.
+  void* base = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) {
+    *error = "cannot allocate " + std::to_string(nbytes) +
+             " bytes to stage device memory: " + std::strerror(errno);
+    return nullptr;
+  }
+  // A forked child that wrote to it would leave one of the two with pages that the device does not know.
+  madvise(base, nbytes, MADV_DONTFORK);
+  if (!device->lock_memory(base, nbytes, error)) {
+    munmap(base, nbytes);
+    return nullptr;
+  }
+  return std::shared_ptr<Staging>(new Staging(std::move(device), static_cast<uint8_t*>(base), nbytes));
+}
+
+Staging::Staging(std::shared_ptr<Device> device, uint8_t* base, uint64_t nbytes)
+    : device_(std::move(device)),
+      base_(base),
+      nbytes_(nbytes),
+      buddy_(static_cast<uint32_t>(nbytes / kGranule)) {}
+
+Staging::~Staging() {
+  // A device may still write there: better lost than somebody else's. And a forked child never had it.
+  if (lost_bytes_ > 0 || getpid() != pid_) return;
+  device_->unlock_memory(base_);
+  munmap(base_, nbytes_);
+}
+
+Staging::Lease Staging::lease(uint64_t least, uint64_t wanted, const Deadline& deadline) {
+  if (least > largest()) return {};
+  std::unique_lock lock(mutex_);
+  const int here = 0;
+  const auto place = waiting_.insert(waiting_.end(), &here);
+  uint32_t granule = Buddy::kNone;
+  const bool is_in_time = changed_.wait_until(lock, deadline.at(), [&] {
+    if (waiting_.front() != &here) return false;
+    granule = take(least, wanted);
+    return granule != Buddy::kNone;
+  });
+  waiting_.erase(place);
+  changed_.notify_all();  // the next in the row may be served, or be the first now
+  if (!is_in_time) return {};
+  return Lease(shared_from_this(), granule, uint64_t{kGranule} << buddy_.order_of(granule));
+}
+
+uint32_t Staging::take(uint64_t least, uint64_t wanted) {
+  const auto order_of = [](uint64_t nbytes) {
+    return Buddy::order_for((std::max<uint64_t>(nbytes, 1) + kGranule - 1) / kGranule);
+  };
+  const uint32_t lowest = order_of(least);
+  const uint32_t half = buddy_.max_order() > 0 ? buddy_.max_order() - 1 : 0;
+  const uint32_t highest = std::max(lowest, std::min(order_of(wanted), half));
+  for (uint32_t order = highest + 1; order-- > lowest;) {
+    const uint32_t granule = buddy_.allocate(order);
+    if (granule != Buddy::kNone) return granule;
+  }
+  return Buddy::kNone;
+}
+
+StagingStats Staging::stats() {
+  const std::lock_guard lock(mutex_);
+  return {nbytes_, nbytes_ - uint64_t{buddy_.n_free()} * kGranule, lost_bytes_};
+}
+
+void Staging::Lease::release() {
+  if (owner_ == nullptr) return;
+  {
+    const std::lock_guard lock(owner_->mutex_);
+    owner_->buddy_.release(granule_);
+    owner_->changed_.notify_all();
+  }
+  owner_.reset();
+}
+
+void Staging::Lease::abandon() {
+  if (owner_ == nullptr) return;
+  {
+    const std::lock_guard lock(owner_->mutex_);
+    owner_->lost_bytes_ += nbytes_;
+  }
+  owner_.reset();
+}
+
+}  // namespace p2pkv::cuda

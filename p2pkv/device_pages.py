@@ -1,0 +1,253 @@
+"""Pages of device memory: in rounds through staging, each as if the call had been for that host memory.
+
+A fetch reads a round's pages into the staging, where they are proven as everywhere, and copies those that were hits to
+the device; a publish copies a round's pages into the staging, and the pool takes them from there. So a page is sealed,
+and a hit reported, only when the copy has ended. A copy that was begun can't be called back: the call waits for it, at
+most that of one round, and no round is begun after the deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pkv import _native
+from p2pkv.device_memory import DeviceMemory, Staging
+from p2pkv.errors import UsageError
+from p2pkv.metrics import Metrics
+from p2pkv.page import Outcomes
+from p2pkv.page_call import PageCall
+from p2pkv.pool import Pool, PoolStatus, Published
+
+_LOOK_S = 0.05
+"""Between looks whether the node closes, by a call that waits for a stream."""
+
+FetchToHost: TypeAlias = "Callable[[PageCall, float], Outcomes]"
+
+
+class _Copied(IntEnum):
+    """What became of a batch of copies; mirrors ``CopyOutcome`` of cuda_device.h."""
+
+    DONE = 0
+    FAILED = 1
+    LOST = 2
+
+
+class _Waited(IntEnum):
+    """What became of waiting for a stream; mirrors ``StreamOutcome``."""
+
+    DONE = 0
+    FAILED = 1
+    TIMED_OUT = 2
+
+
+class DevicePages:
+    """Thread-safe. Calls wait for each other where the staging has no room for all of them."""
+
+    def __init__(self, devices: DeviceMemory, pool: Pool, metrics: Metrics) -> None:
+        self._devices = devices
+        self._pool = pool
+        self._metrics = metrics
+
+    def fetch(self, call: PageCall, fetch_to_host: FetchToHost, deadline: float) -> Outcomes:
+        """Bring pages into device memory; they are there, for kernels launched from now on, when it returns."""
+        n = len(call.ids)
+        outcomes = np.zeros(n, np.uint8)
+        run = self._start(call, deadline)
+        if run.problem is not None:
+            self._metrics.count(self._metrics.missed_pages, run.problem, n)
+            return outcomes
+        with self._lease(run, deadline) as lease:
+            first = 0
+            while lease is not None and first < n and time.monotonic() < deadline and not run.is_broken:
+                rows = slice(first, run.fill(first, lease))
+                part = run.part(rows, lease)
+                hits = fetch_to_host(part, deadline)
+                if hits.any() and not self._copy(run, lease, rows, part.pieces, hits, is_to_device=True):
+                    self._metrics.count(self._metrics.missed_pages, "device", int(np.count_nonzero(hits)))
+                    hits[:] = 0
+                outcomes[rows] = hits
+                first = rows.stop
+        self._metrics.count(self._metrics.missed_pages, "device" if run.is_broken else "timed_out", n - first)
+        return outcomes
+
+    def publish(self, call: PageCall, deadline: float) -> Published:
+        """Copy pages into the pool that are not there yet, the front of the batch last: so it stays if not all can.
+
+        ``NOT_TRIED`` are those that a device did not give, in time or at all.
+        """
+        known, _ = self._pool.lookup(call.ids)
+        wanted = np.flatnonzero(known == 0)
+        statuses = np.full(len(call.ids), PoolStatus.EXISTS, np.uint8)
+        statuses[wanted] = PoolStatus.NOT_TRIED
+        nbytes = 0
+        if len(wanted):
+            # used just now, or they would be evicted for those that come
+            self._pool.native.touch(call.ids[known == 1])
+            run = self._start(_chosen(call, wanted), deadline)
+            if run.problem is None:
+                statuses[wanted], nbytes = self._publish_rounds(run, deadline)
+        self._pool.native.touch(call.ids)
+        # Of all of them now: what a round stored, a later one of a batch larger than the pool may have evicted.
+        there, locations = self._pool.lookup(call.ids)
+        statuses[(statuses <= PoolStatus.EXISTS) & (there == 0)] = PoolStatus.NO_ROOM
+        n_readable = int(np.count_nonzero(statuses <= PoolStatus.EXISTS))
+        return Published(statuses, locations, n_readable, nbytes)
+
+    def _publish_rounds(self, run: _Run, deadline: float) -> tuple[NDArray[np.uint8], int]:
+        last = len(run.call.ids)
+        statuses = np.full(last, PoolStatus.NOT_TRIED, np.uint8)
+        nbytes = 0
+        with self._lease(run, deadline) as lease:
+            while lease is not None and last > 0 and time.monotonic() < deadline and not run.is_broken:
+                rows = slice(run.fill_backwards(last, lease), last)
+                part = run.part(rows, lease)
+                if self._copy(run, lease, rows, part.pieces, None, is_to_device=False):
+                    stored = self._pool.publish(part.ids, part.pieces)
+                    statuses[rows] = stored.statuses
+                    nbytes += stored.nbytes
+                last = rows.start
+        return statuses, nbytes
+
+    def _start(self, call: PageCall, deadline: float) -> _Run:
+        """Prepare a call: its largest page fits the staging, and its devices have come to where it may begin."""
+        assert call.device_of is not None
+        staging = self._devices.staging
+        largest = int(call.lengths.max())
+        if largest > staging.native.largest:
+            raise UsageError(
+                f"a page of {largest} bytes does not fit the staging of device memory, which takes pages of up to "
+                f"{staging.native.largest}; raise device_staging_size"
+            )
+        ordinals, index = np.unique(call.device_of, return_inverse=True)
+        devices = self._devices.devices(ordinals.tolist())
+        run = _Run(call, staging, devices, index.reshape(call.device_of.shape).astype(np.int32))
+        if run.is_broken:
+            run.problem = "device"
+        elif call.stream is not None:
+            self._await_stream(run, call.stream, deadline)
+        return run
+
+    def _await_stream(self, run: _Run, stream: int, deadline: float) -> None:
+        # 0 to 2 are default streams, of which each device has its own; any other is of one device
+        devices = run.devices if stream <= 2 else run.devices[:1]
+        try:
+            marks = [device.mark(stream) for device in devices]  # all of them before the first wait
+        except RuntimeError as error:
+            run.problem = "device"
+            self._devices.report(str(error), run.devices)
+            return
+        for mark in marks:
+            waited, problem = int(_Waited.TIMED_OUT), ""
+            while waited == _Waited.TIMED_OUT and not self._devices.is_ending:
+                left = deadline - time.monotonic()
+                waited, problem = mark.wait(min(max(0.0, left), _LOOK_S))
+                if left <= 0:
+                    break
+            if waited != _Waited.DONE:
+                run.problem = "timed_out" if waited == _Waited.TIMED_OUT else "device"
+            if waited == _Waited.FAILED:
+                self._devices.report(problem, run.devices)
+
+    @contextmanager
+    def _lease(self, run: _Run, deadline: float) -> Iterator[_native.CudaLease | None]:
+        """Yield room for at least the largest page, or None if there is none in time."""
+        lengths = run.call.lengths
+        left = max(0.0, deadline - time.monotonic())
+        lease = run.staging.native.lease(int(lengths.max()), int(lengths.sum()), left)
+        try:
+            yield lease
+        finally:
+            if lease is not None:
+                lease.release()
+
+    def _copy(
+        self,
+        run: _Run,
+        lease: _native.CudaLease,
+        rows: slice,
+        staged: NDArray[np.int64],
+        chosen: NDArray[np.uint8] | None,
+        *,
+        is_to_device: bool,
+    ) -> bool:
+        """Copy pages between device and staging; whether all of them were."""
+        copied, error = _native.cuda_copy_pieces(
+            run.devices, run.index_of[rows], run.call.pieces[rows], staged, chosen, is_to_device
+        )
+        if copied != _Copied.DONE:
+            self._devices.report(error, run.devices)
+            if copied == _Copied.LOST:
+                lease.abandon()
+            return False
+        lengths = run.call.lengths[rows]
+        nbytes = int(lengths.sum() if chosen is None else lengths[chosen == 1].sum())
+        direction = "to_device" if is_to_device else "to_host"
+        self._metrics.count(self._metrics.staged_bytes, direction, nbytes)
+        return True
+
+
+class _Run:
+    """A call on its way through the staging. ``problem``: why its pages are missed before it begins."""
+
+    def __init__(
+        self,
+        call: PageCall,
+        staging: Staging,
+        devices: list[_native.CudaDevice],
+        index_of: NDArray[np.int32],
+    ) -> None:
+        self.call = call
+        self.staging = staging
+        self.devices = devices
+        self.index_of = index_of  # (n, p): index into the devices
+        self.problem: str | None = None
+        self._ends = np.cumsum(call.lengths)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a device of it is lost."""
+        return any(device.is_lost for device in self.devices)
+
+    def fill(self, first: int, lease: _native.CudaLease) -> int:
+        """Return the page after the last that the lease has room for, from ``first`` on."""
+        begin = int(self._ends[first] - self.call.lengths[first])
+        return int(np.searchsorted(self._ends, begin + lease.nbytes, side="right"))
+
+    def fill_backwards(self, last: int, lease: _native.CudaLease) -> int:
+        """Return the first page of those before ``last`` that the lease has room for."""
+        begins = self._ends - self.call.lengths
+        return int(np.searchsorted(begins, int(self._ends[last - 1]) - lease.nbytes, side="left"))
+
+    def part(self, rows: slice, lease: _native.CudaLease) -> PageCall:
+        """Return the call for these pages, in the staging instead: one behind the other."""
+        pieces = self.call.pieces[rows].copy()
+        lengths = pieces[:, :, 1].reshape(-1)
+        pieces[:, :, 0] = (lease.address + np.cumsum(lengths) - lengths).reshape(pieces.shape[:2])
+        return PageCall(
+            self.call.ids[rows],
+            pieces,
+            self.call.lengths[rows],
+            np.zeros(pieces.shape[:2], np.int32),
+            self.staging.table,
+        )
+
+
+def _chosen(call: PageCall, rows: NDArray[np.intp]) -> PageCall:
+    """Return the call for some of its pages, in this order."""
+    assert call.device_of is not None
+    return PageCall(
+        call.ids[rows],
+        call.pieces[rows],
+        call.lengths[rows],
+        call.memory_of[rows],
+        call.table,
+        call.device_of[rows],
+        call.stream,
+    )

@@ -1,0 +1,150 @@
+"""The emulated NVIDIA driver (native/test/fake_cuda), built with the system's compiler and told what to do.
+
+Its device memory can't be touched by a processor, and its copies happen later, on another thread: who forgets to go
+through the driver crashes, and who forgets to wait has wrong bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).parents[1]
+_SOURCES = ROOT / "native" / "test" / "fake_cuda"
+_BUILT = ROOT / "build" / "fake_cuda" / "libfake_cuda.so"
+
+
+def library() -> Path:
+    """Return the emulated driver's library; builds it if its sources are newer."""
+    if _BUILT.exists() and all(_BUILT.stat().st_mtime > s.stat().st_mtime for s in _SOURCES.iterdir()):
+        return _BUILT
+    _BUILT.parent.mkdir(parents=True, exist_ok=True)
+    fresh = _BUILT.with_suffix(f".{os.getpid()}.so")
+    compiler = os.environ.get("CXX", "c++")
+    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"]
+    sources = [str(path) for path in sorted(_SOURCES.glob("*.cc"))]
+    subprocess.run([compiler, *flags, *sources, "-o", str(fresh)], check=True)
+    fresh.rename(_BUILT)  # at once: another process may be about to load it
+    return _BUILT
+
+
+class _Counts(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in (
+            "contexts",
+            "streams",
+            "events",
+            "locked_bytes",
+            "copies_to_device",
+            "copies_to_host",
+            "copied_bytes",
+            "queued",
+        )
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What exists now, then what has happened since the library was loaded, then what is not done yet."""
+
+    contexts: int
+    streams: int
+    events: int
+    locked_bytes: int
+    copies_to_device: int
+    copies_to_host: int
+    copied_bytes: int
+    queued: int
+
+    @property
+    def held(self) -> tuple[int, int, int, int]:
+        """What must be the same again when everything was given back."""
+        return self.contexts, self.streams, self.events, self.locked_bytes
+
+
+class FakeCuda:
+    """The emulated driver of this process; fake_cuda.h says what each call does."""
+
+    def __init__(self) -> None:
+        self.path = str(library())
+        self._library = ctypes.CDLL(self.path)
+        self._library.fake_cuda_allocate.restype = ctypes.c_uint64
+        self._library.fake_cuda_stream.restype = ctypes.c_uint64
+
+    def allocate(self, nbytes: int, device: int = 0) -> int:
+        address = int(self._library.fake_cuda_allocate(device, ctypes.c_size_t(nbytes)))
+        assert address
+        return address
+
+    def free(self, address: int) -> None:
+        assert self._library.fake_cuda_free(ctypes.c_uint64(address)) == 0
+
+    def write(self, address: int, array: NDArray[np.uint8]) -> None:
+        data = np.ascontiguousarray(array)
+        size = ctypes.c_size_t(data.nbytes)
+        assert (
+            self._library.fake_cuda_write(ctypes.c_uint64(address), ctypes.c_void_p(data.ctypes.data), size)
+            == 0
+        )
+
+    def read(self, address: int, nbytes: int) -> NDArray[np.uint8]:
+        data = np.empty(nbytes, np.uint8)
+        size = ctypes.c_size_t(nbytes)
+        assert (
+            self._library.fake_cuda_read(ctypes.c_void_p(data.ctypes.data), ctypes.c_uint64(address), size)
+            == 0
+        )
+        return data
+
+    def stream(self, device: int = 0) -> int:
+        return int(self._library.fake_cuda_stream(device))
+
+    def destroy_stream(self, stream: int) -> None:
+        self._library.fake_cuda_destroy_stream(ctypes.c_uint64(stream))
+
+    def launch_fill(self, stream: int, address: int, value: int, nbytes: int, *, delay_us: int = 0) -> None:
+        handle, to, size = ctypes.c_uint64(stream), ctypes.c_uint64(address), ctypes.c_size_t(nbytes)
+        assert self._library.fake_cuda_launch_fill(handle, to, ctypes.c_uint8(value), size, delay_us) == 0
+
+    def fail(self, call: str, result: int, *, nth: int = 1, stays: bool = False) -> None:
+        self._library.fake_cuda_fail(call.encode(), nth, result, int(stays))
+
+    def lose(self, device: int = 0) -> None:
+        self._library.fake_cuda_lose(device)
+
+    def delay_copies(self, us: int) -> None:
+        self._library.fake_cuda_delay_copies(us)
+
+    def hold(self, *, copies: bool = False, kernels: bool = False) -> None:
+        self._library.fake_cuda_hold(int(copies), int(kernels))
+
+    def let_go(self) -> None:
+        """Hold nothing, and return when all that was held has been done."""
+        self.hold()
+        while self.counts().queued:
+            time.sleep(0.001)
+
+    def lie_about_events(self) -> None:
+        self._library.fake_cuda_lie_about_events(1)
+
+    def reset(self) -> None:
+        self._library.fake_cuda_reset()
+
+    def counts(self) -> Counts:
+        counts = _Counts()
+        self._library.fake_cuda_counts(ctypes.byref(counts))
+        return Counts(*(getattr(counts, name) for name, _ in _Counts._fields_))
+
+
+@cache
+def fake_cuda() -> FakeCuda:
+    return FakeCuda()

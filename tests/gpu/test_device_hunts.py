@@ -1,0 +1,83 @@
+"""The torn-read hunt with readers whose pages go to device memory: 0 wrong, and wrong ones with a safeguard broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import Cluster, NodeProcess
+from fake_cuda import FakeCuda
+from torn_reads import hunt
+
+SIZES = [16 << 10, 64 << 10, 256 << 10]
+STAGING = 1 << 19
+"""Two pages of the largest size to a call: a batch of eight takes several rounds."""
+
+
+@pytest.fixture
+def with_device(kind: str, cuda_settings: dict[str, object]) -> dict[str, Any]:
+    """What a reader has beside."""
+    return {"device": kind, "device_staging_size": STAGING, **cuda_settings}
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_no_hit_is_ever_wrong(
+    cluster: Cluster, tmp_path: Path, transport: str, with_device: dict[str, Any]
+) -> None:
+    n_hits, n_wrong = hunt(
+        cluster, tmp_path, transport, SIZES, hits=1_000, seconds=100.0, reader_options=with_device
+    )
+    assert n_wrong == 0
+    assert n_hits >= 1_000, "too few hits to prove anything"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_no_hit_is_ever_wrong_in_a_long_hunt(
+    cluster: Cluster, tmp_path: Path, transport: str, with_device: dict[str, Any]
+) -> None:
+    n_hits, n_wrong = hunt(
+        cluster, tmp_path, transport, SIZES, hits=50_000, seconds=600.0, reader_options=with_device
+    )
+    assert n_wrong == 0
+    assert n_hits >= 50_000
+
+
+@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
+def test_the_hunt_finds_what_is_not_validated(
+    cluster: Cluster, tmp_path: Path, transport: str, with_device: dict[str, Any]
+) -> None:
+    _, n_wrong = hunt(
+        cluster,
+        tmp_path,
+        transport,
+        SIZES,
+        hits=10**9,
+        seconds=80.0,
+        sabotage="unvalidated",
+        reader_options=with_device,
+    )
+    assert n_wrong > 0
+
+
+@pytest.mark.slow
+def test_the_hunt_finds_copies_that_were_not_waited_for(
+    emulated: FakeCuda, cluster: Cluster, tmp_path: Path, with_device: dict[str, Any]
+) -> None:
+    def believe(reader: NodeProcess) -> None:
+        reader.call("believe_lying_events", delay_us=2000)
+
+    _, n_wrong = hunt(
+        cluster,
+        tmp_path,
+        "shm",
+        SIZES,
+        hits=10**9,
+        seconds=80.0,
+        reader_options=with_device,
+        prepare=believe,
+    )
+    assert n_wrong > 0
