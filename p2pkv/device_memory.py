@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from p2pkv import _native
 from p2pkv.errors import ConfigError, DeviceError, UsageError
-from p2pkv.transfer import Memory, MemoryTable, TransferEngine
+from p2pkv.memory import Memory, MemoryTable
+from p2pkv.transfer import TransferEngine
 from p2pkv.transports.base import Resource
 
 _log = logging.getLogger(__name__)

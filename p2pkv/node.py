@@ -32,13 +32,14 @@ from p2pkv.errors import UsageError
 from p2pkv.gate import Gate
 from p2pkv.handshakes import Handshakes
 from p2pkv.host_arrays import HostArray, SupportsCudaArray
+from p2pkv.memory import Memory, native_ways
 from p2pkv.metrics import Metrics
 from p2pkv.names import Names
 from p2pkv.page import Namespace, Outcomes, Pages
 from p2pkv.pool import Pool
 from p2pkv.registration import Registrar
 from p2pkv.secret import cluster_keys
-from p2pkv.transfer import Memory, PeerTraffic, TransferEngine, native_ways
+from p2pkv.transfer import PeerTraffic, TransferEngine
 from p2pkv.transfers.transfers import Transfers, start_offers
 from p2pkv.transports.base import Transport, TransportSettings
 from p2pkv.transports.ucx import use_library as use_ucx_library

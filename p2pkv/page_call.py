@@ -11,8 +11,8 @@ from p2pkv import _native
 from p2pkv.device_arrays import as_device_array
 from p2pkv.errors import NotRegisteredError, UsageError
 from p2pkv.host_arrays import as_host_array
+from p2pkv.memory import MemoryTable
 from p2pkv.page import Keys, Pages, Pieces, row_pieces
-from p2pkv.transfer import MemoryTable
 
 _WHAT = "pages, if not Pieces,"
 

@@ -9,7 +9,8 @@ from p2pkv.device_arrays import as_device_array
 from p2pkv.device_memory import DeviceMemory, why_unknown
 from p2pkv.errors import DeviceError, UsageError
 from p2pkv.host_arrays import as_host_array
-from p2pkv.transfer import Memory, TransferEngine
+from p2pkv.memory import Memory
+from p2pkv.transfer import TransferEngine
 
 _HIGHEST_ADDRESS = 2**63 - 1
 """Above it are kernels; and addresses travel to native code as signed numbers."""

@@ -10,18 +10,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from p2pkv import _native
 from p2pkv.directory.view import Member, State, View
 from p2pkv.errors import DeviceError, TransportError
+from p2pkv.memory import Memory, MemoryTable, native_ways
 from p2pkv.metrics import Metrics
 from p2pkv.transports import connecting
 from p2pkv.transports.base import Endpoint, MemoryRegion, RemoteRegion, Resource, Status, Transport
-from p2pkv.transports.native import NativeMemoryRegion, NativeTransport
+from p2pkv.transports.native import NativeMemoryRegion
 
 _log = logging.getLogger(__name__)
 
@@ -37,62 +36,6 @@ UNUSABLE = frozenset({Status.PEER_LOST, Status.TIMED_OUT, Status.CANCELED})
 Connect = Callable[[Member, str, bytes, float], "tuple[bytes, bytes] | None"]
 """``(member, transport, our half, deadline)`` to the peer's half and its region's description; None: no answer or
 refused. The control plane's part of a handshake."""
-
-
-class Memory(Resource):
-    """Registered local memory, usable over every transport. Keeps its buffer alive until closed.
-
-    Memory of a device has no ``regions``: its bytes go through staging (``device_memory.py``).
-    """
-
-    def __init__(
-        self,
-        address: int,
-        nbytes: int,
-        regions: dict[str, MemoryRegion],
-        *,
-        is_writable: bool,
-        forget: Callable[[Memory], None],
-        buffer: object = None,
-        device: int | None = None,
-    ) -> None:
-        self.address = address
-        self.nbytes = nbytes
-        self.is_writable = is_writable
-        self.regions = regions
-        self.device = device
-        self.offers_id: int | None = None
-        self._forget = forget
-        self._buffer = buffer
-
-    def region(self, transport: str) -> MemoryRegion:
-        """Return the registration with one transport."""
-        return self.regions[transport]
-
-    def close(self) -> None:
-        """Unregister. Calls under way with this memory must have returned."""
-        self._forget(self)
-        for region in self.regions.values():
-            region.close()
-        self._buffer = None
-
-
-def native_ways(transports: Sequence[Transport]) -> list[tuple[str, _native.Transport]]:
-    """Return name and native object of the transports that transfers can use: those that need no interpreter."""
-    return [(t.name, t.native) for t in transports if isinstance(t, NativeTransport)]
-
-
-class MemoryTable:
-    """What is registered at one moment, by address. Never changes: a call uses one from beginning to end."""
-
-    def __init__(self, memories: Iterable[Memory] = ()) -> None:
-        self.memories = sorted(memories, key=lambda memory: memory.address)
-        self.read_only = [i for i, memory in enumerate(self.memories) if not memory.is_writable]
-        self.bases = [memory.address for memory in self.memories]
-        self.extents = np.array([(m.address, m.nbytes) for m in self.memories], np.int64).reshape(-1, 2)
-        devices = [-1 if memory.device is None else memory.device for memory in self.memories]
-        self.device_of = np.array(devices, np.int32) if max(devices, default=-1) >= 0 else None
-        """Of each memory the ordinal of its CUDA device, or -1; None if all is host memory."""
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@
 
 #include "p2pkv/checksum.h"
 #include "p2pkv/copy.h"
+#include "p2pkv/hurry.h"
 #include "p2pkv/words.h"
 
 namespace p2pkv {
@@ -24,28 +25,6 @@ uint64_t length_of(const PageBatch& batch, size_t i) {
   }
   return length;
 }
-
-// Asked before each copy of a batch; looks at the clock once a MiB, which takes a thousand times as long to
-// copy.
-class Hurry {
- public:
-  explicit Hurry(const Deadline& deadline) : deadline_(deadline) {}
-
-  bool is_late(uint64_t nbytes) {
-    if (!is_late_ && since_look_ >= kLookNbytes) {
-      is_late_ = deadline_.passed();
-      since_look_ = 0;
-    }
-    since_look_ += nbytes;
-    return is_late_;
-  }
-
- private:
-  static constexpr uint64_t kLookNbytes = 1 << 20;
-  const Deadline& deadline_;
-  uint64_t since_look_ = 0;
-  bool is_late_ = false;
-};
 
 // Odd, and of 62 bits: a location of an earlier boot is not taken for one of this, and no word ever wraps.
 uint64_t random_start() {

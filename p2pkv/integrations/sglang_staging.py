@@ -13,9 +13,9 @@ import numpy as np
 
 from p2pkv import _native
 from p2pkv.integrations.sglang_pools import Range
+from p2pkv.memory import Memory
 from p2pkv.node import Node
 from p2pkv.page import Outcome, Outcomes, Pieces
-from p2pkv.transfer import Memory
 
 _STAGED_BYTES = 8 << 20
 """Of pages at a time: enough to use the network well, little to hold for an interface that is on its way out."""

@@ -31,7 +31,7 @@ FLOORS = [
         "names",
     },
     {"wire", "transports"},
-    {"control", "pool", "disk", "heartbeat", "engine_check"},
+    {"control", "pool", "disk", "memory", "heartbeat", "engine_check"},
     {"directory", "transfer", "handshakes", "counters"},
     {"cache", "flights", "page_call", "device_memory", "registration", "device_pages", "transfers"},
     {"node"},

@@ -1,0 +1,67 @@
+"""Registered local memory: what calls of the cache and of transfers may read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from p2pkv import _native
+from p2pkv.transports.base import MemoryRegion, Resource, Transport
+from p2pkv.transports.native import NativeTransport
+
+
+class Memory(Resource):
+    """Registered local memory, usable over every transport. Keeps its buffer alive until closed.
+
+    Memory of a device has no ``regions``: its bytes go through staging (``device_memory.py``).
+    """
+
+    def __init__(
+        self,
+        address: int,
+        nbytes: int,
+        regions: dict[str, MemoryRegion],
+        *,
+        is_writable: bool,
+        forget: Callable[[Memory], None],
+        buffer: object = None,
+        device: int | None = None,
+    ) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.is_writable = is_writable
+        self.regions = regions
+        self.device = device
+        self.offers_id: int | None = None
+        self._forget = forget
+        self._buffer = buffer
+
+    def region(self, transport: str) -> MemoryRegion:
+        """Return the registration with one transport."""
+        return self.regions[transport]
+
+    def close(self) -> None:
+        """Unregister. Calls under way with this memory must have returned."""
+        self._forget(self)
+        for region in self.regions.values():
+            region.close()
+        self._buffer = None
+
+
+def native_ways(transports: Sequence[Transport]) -> list[tuple[str, _native.Transport]]:
+    """Return name and native object of the transports that transfers can use: those that need no interpreter."""
+    return [(t.name, t.native) for t in transports if isinstance(t, NativeTransport)]
+
+
+class MemoryTable:
+    """What is registered at one moment, by address. Never changes: a call uses one from beginning to end."""
+
+    def __init__(self, memories: Iterable[Memory] = ()) -> None:
+        self.memories = sorted(memories, key=lambda memory: memory.address)
+        self.read_only = [i for i, memory in enumerate(self.memories) if not memory.is_writable]
+        self.bases = [memory.address for memory in self.memories]
+        self.extents = np.array([(m.address, m.nbytes) for m in self.memories], np.int64).reshape(-1, 2)
+        devices = [-1 if memory.device is None else memory.device for memory in self.memories]
+        self.device_of = np.array(devices, np.int32) if max(devices, default=-1) >= 0 else None
+        """Of each memory the ordinal of its CUDA device, or -1; None if all is host memory."""
