@@ -38,7 +38,7 @@ def test_no_hit_is_ever_wrong_over_ucx(cluster: Cluster, tmp_path: Path, transpo
 def test_no_hit_is_wrong_while_pages_go_to_disk_and_back(
     cluster: Cluster, tmp_path: Path, sizes: list[int]
 ) -> None:
-    n_hits, n_wrong = hunt(cluster, tmp_path, "shm", sizes, hits=3_000, seconds=20.0, disk=tmp_path / "disk")
+    n_hits, n_wrong = hunt(cluster, tmp_path, "shm", sizes, hits=3_000, seconds=12.0, disk=tmp_path / "disk")
     assert n_wrong == 0
     assert n_hits >= 3_000, "too few hits to prove anything"
     producer = cluster.nodes[0]
