@@ -118,7 +118,7 @@ def talk(node: Node) -> Iterator[Talk]:
 
 def offer(node: Node, talk: Talk) -> tuple[_native.Offer, bytes, bytes]:
     """Offer both rows; return the offer, its number and the number of the memory, as they were told."""
-    made = node.transfers.offer(None, "request", 4, node.rows, LEASE_S)
+    made = node.transfers.offer(None, "request", 4, node.rows, LEASE_S, None)
     told = talk.hears("OFFER")
     return made, told[:8], told[32 + len("request") :][:4]
 
@@ -145,7 +145,7 @@ def produce(node: Node, talk: Talk) -> None:
 
     talk.says("ASK_END")
     talk.is_quiet()
-    node.transfers.offer(None, "request", 4, node.rows, LEASE_S)
+    node.transfers.offer(None, "request", 4, node.rows, LEASE_S, None)
     talk.is_quiet()
 
 
@@ -154,7 +154,7 @@ def receive(node: Node, talk: Talk) -> None:
     producer = _native.tcp_transport()
     source = np.frombuffer(np.random.default_rng(1).bytes(2 * ROW), np.uint8)
     region = producer.register_memory(source.ctypes.data, source.nbytes, -1, True)
-    grant = node.transfers.grant(THEIRS, "wanted", 0, node.rows, LEASE_S)
+    grant = node.transfers.grant(THEIRS, "wanted", 0, node.rows, LEASE_S, None)
     ask = talk.hears("ASK by the node")[:8]
     talk.says("OFFER of the other", ask)
     talk.hears("REACH by the node")
