@@ -43,6 +43,9 @@ class DirectoryChannels:
         self._leased: set[_native.DirectoryChannel] = set()
         self._wanted: dict[str, Member] = {}
         self._not_before: dict[str, float] = {}
+        self._owed: dict[
+            str, list[tuple[int, float]]
+        ] = {}  # leases to release by the next channel, and their ends
         self._view = View()
         self._opener: threading.Thread | None = None
         self._closed = False
@@ -52,13 +55,14 @@ class DirectoryChannels:
         with self._lock:
             gone = [
                 node_id
-                for node_id in {*self._idle, *self._not_before}
+                for node_id in {*self._idle, *self._not_before, *self._owed}
                 if not _is_same(self._view.get(node_id), view.get(node_id))
             ]
             self._view = view
             for node_id in gone:
                 self._idle.pop(node_id, None)
                 self._not_before.pop(node_id, None)
+                self._owed.pop(node_id, None)
 
     def lease(self, members: Sequence[Member]) -> list[_native.DirectoryChannel] | None:
         """Return a channel to each; None if one is missing, which is opened for the calls to come.
@@ -88,12 +92,31 @@ class DirectoryChannels:
             self._leased.difference_update(channels)
             self._keep(list(compress(members, is_usable)), list(compress(channels, is_usable)))
 
+    def release(self, member: Member, lease: int, seconds: float) -> None:
+        """Tell a node that a lease of ``seconds`` is over: now, or by the next channel to it that is free.
+
+        Waits for nothing.
+        """
+        with self._lock:
+            channels = self.lease([member])
+            if channels is not None:
+                self.give_back([member], channels, [channels[0].release(lease)])
+                return
+            now = time.monotonic()
+            owed = [(number, until) for number, until in self._owed.get(member.node_id, ()) if until > now]
+            self._owed[member.node_id] = [*owed, (lease, now + seconds)]
+
     def _keep(self, members: Sequence[Member], channels: Sequence[_native.DirectoryChannel]) -> None:
         for member, channel in zip(members, channels, strict=True):
             if not self._closed and _is_same(member, self._view.get(member.node_id)):
                 idle = self._idle.setdefault(member.node_id, [])
-                if len(idle) < _MOST_IDLE:
+                if len(idle) < _MOST_IDLE and self._tell_owed(member.node_id, channel):
                     idle.append(channel)
+
+    def _tell_owed(self, node_id: str, channel: _native.DirectoryChannel) -> bool:
+        """Release over a free channel what could not be before; whether the channel can still be used."""
+        now = time.monotonic()
+        return all(channel.release(lease) for lease, until in self._owed.pop(node_id, ()) if until > now)
 
     def close(self) -> None:
         """End calls under way, and open no more. Idempotent."""

@@ -199,15 +199,12 @@ class DirectoryClient:
     def release(self, lease: Lease, locations: NDArray[np.uint8]) -> None:
         """Tell the owners that were asked to promote the pages at ``locations`` that they were read, or won't be.
 
-        Waits for nothing. An owner without a channel is not told, and keeps them until the lease's end.
+        Waits for nothing. An owner without a free channel is told by the next one, or keeps them until the lease's end.
         """
         route = self._route
         ask = _native.AskBatch.of_page_owners(locations, route.member_keys, route.table)
         for owner in ask.owners():
-            members = [route.ring.members[owner]]
-            channels = self._channels.lease(members)
-            if channels is not None:
-                self._channels.give_back(members, channels, [channels[0].release(lease.number)])
+            self._channels.release(route.ring.members[owner], lease.number, lease.seconds)
 
     def put(
         self,

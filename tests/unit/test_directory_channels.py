@@ -186,3 +186,34 @@ def test_pages_without_room_are_not_told_of(pair: Pair) -> None:
     assert told.is_told.tolist() == [1] * (n - 4) + [0] * 4
     found, _ = pair.reader._shard.get(keys)
     assert found.tolist() == told.is_told.tolist()
+
+
+class _Channel:
+    """Notes which leases it was told to release."""
+
+    def __init__(self) -> None:
+        self.released: list[int] = []
+
+    def release(self, lease: int) -> bool:
+        self.released.append(lease)
+        return True
+
+
+def test_a_lease_that_no_channel_is_free_for_is_released_by_the_next() -> None:
+    channels = DirectoryChannels(lambda *_: None)
+    member = Member("owner", 7, "127.0.0.1:1")
+    channels.set_view(View([member]))
+    channel = _Channel()
+    channels.give_back([member], [channel], [True])  # type: ignore[list-item]
+    channels.release(member, 1, seconds=60.0)
+    assert channel.released == [1], "a free channel waits for nothing"
+    leased = channels.lease([member])
+    assert leased is not None
+    channels.release(member, 2, seconds=60.0)
+    channels.release(member, 3, seconds=0.0)  # over by itself before anybody is told
+    assert channel.released == [1]
+    channels.give_back([member], leased, [True])
+    assert channel.released == [1, 2]
+    channels.release(member, 4, seconds=60.0)
+    assert channel.released == [1, 2, 4]
+    channels.close()
