@@ -107,6 +107,10 @@ class Pool:
         except ValueError as error:
             raise ConfigError(f"cannot make a pool: {error}") from error
 
+    def set_boot(self, boot: int) -> None:
+        """Have locations name this boot of the owner from now on."""
+        self._native.set_boot(boot)
+
     @property
     def native(self) -> _native.Pool:
         """The native pool, for the parts of the core that use it directly."""

@@ -17,6 +17,8 @@ namespace {
 constexpr uint64_t kDataAlignment = 4096;
 // Pins are bounded in bytes, but many may share a page. A guess.
 constexpr size_t kMaxPins = 1 << 20;
+// Pages looked at before others are let in: 0.2 ms of cache misses.
+constexpr size_t kStepsPerTurn = 1024;
 
 uint64_t length_of(const PageBatch& batch, size_t i) {
   uint64_t length = 0;
@@ -34,11 +36,6 @@ uint64_t random_start() {
 }
 
 }  // namespace
-
-int64_t steady_now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(Deadline::Clock::now().time_since_epoch())
-      .count();
-}
 
 std::shared_ptr<Pool> Pool::create(const PoolOptions& options, std::string* error) {
   if (options.granule == 0 || options.granule % 64 != 0) {
@@ -80,6 +77,7 @@ Pool::Pool(const PoolOptions& options, uint64_t data_offset, std::unique_ptr<Sha
       pages_(buddy_.n_granules()) {
   const uint64_t start = random_start();
   std::fill_n(reinterpret_cast<uint64_t*>(region_->base()), buddy_.n_granules(), start);
+  last_generation_ = start - 1;
   store_fence();
 }
 
@@ -90,7 +88,7 @@ uint8_t* Pool::data_at(uint32_t granule) const {
 Location Pool::location_of(uint32_t granule) const {
   const Page& page = pages_[granule];
   return {options_.owner,
-          options_.boot,
+          boot_,
           data_offset_ + uint64_t{granule} * options_.granule,
           page.length,
           uint64_t{granule} * sizeof(uint64_t),
@@ -111,9 +109,10 @@ uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* l
     expire_pins();
     for (size_t i = 0; i < batch.n_pages; ++i) drafts[i].length = length_of(batch, i);
     if (!touch_existing(batch, drafts, statuses, locations)) return n_hidden_;
-    bool is_full = false;
+    Room room{deadline};
     for (size_t i = 0; i < batch.n_pages; ++i) {
-      statuses[i] = reserve(batch.keys[i], &drafts[i], &is_full);
+      if (i % kStepsPerTurn == kStepsPerTurn - 1) mutex_.let_in();
+      statuses[i] = reserve(batch.keys[i], &drafts[i], &room);
       // Now, because the page may be retracted during the copies.
       const bool is_there = statuses[i] == PoolStatus::kExists || statuses[i] == PoolStatus::kOtherLength;
       locations[i] = is_there ? location_of(drafts[i].granule) : Location{};
@@ -136,7 +135,7 @@ uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* l
     const uint32_t granule = drafts[i].granule;
     if (statuses[i] == PoolStatus::kStored) {
       statuses[i] = commit(batch.keys[i], drafts[i], &locations[i]);
-    } else if (statuses[i] == PoolStatus::kTimedOut) {
+    } else if (granule != Buddy::kNone && statuses[i] == PoolStatus::kTimedOut) {
       drop(granule);
     } else if (granule != Buddy::kNone) {
       if (pages_[granule].state == PageState::kCommitted) pages_.touch(granule);
@@ -170,7 +169,7 @@ bool Pool::touch_existing(const PageBatch& batch, const std::vector<Draft>& draf
 
 // kStored means that the draft has a block now. What is there already is held until the batch's commit: the
 // batch's own reservations must not evict its front.
-PoolStatus Pool::reserve(const Key& key, Draft* draft, bool* is_full) {
+PoolStatus Pool::reserve(const Key& key, Draft* draft, Room* room) {
   const uint32_t existing = pages_.find(key);
   if (existing != PageTable::kNone) {
     draft->granule = existing;
@@ -180,13 +179,9 @@ PoolStatus Pool::reserve(const Key& key, Draft* draft, bool* is_full) {
   const uint64_t n_granules = draft->length / options_.granule + (draft->length % options_.granule != 0);
   const uint32_t order = Buddy::order_for(n_granules);
   if (order > buddy_.max_order()) return PoolStatus::kTooLarge;
-  if (!*is_full) draft->granule = allocate(order);
-  if (draft->granule == Buddy::kNone) {
-    *is_full = true;
-    ++n_no_room_;
-    return PoolStatus::kNoRoom;
-  }
-  return PoolStatus::kStored;
+  if (room->refusal == PoolStatus::kStored) draft->granule = allocate(order, room);
+  if (room->refusal == PoolStatus::kNoRoom) ++n_no_room_;
+  return room->refusal;
 }
 
 void Pool::copy_in(const PageBatch& batch, size_t i, Draft* draft) {
@@ -214,7 +209,8 @@ PoolStatus Pool::commit(const Key& key, const Draft& draft, Location* location) 
   page.length = draft.length;
   page.checksum = draft.checksum;
   page.state = PageState::kCommitted;
-  ++page.generation;
+  last_generation_ += 2;
+  page.generation = last_generation_;
   store_word(word_at(draft.granule), page.generation);
   pages_.insert(draft.granule);
   ++n_stored_;
@@ -276,15 +272,17 @@ void Pool::lookup(const Key* keys, size_t n, uint8_t* found, Location* locations
 // --- pins
 
 void Pool::pin(const Key* keys, size_t n, double lease_seconds, uint8_t* found, uint64_t* tickets,
-               Location* locations) {
+               Location* locations, uint64_t most_bytes) {
   const Lock lock(mutex_);
   expire_pins();
   const int64_t deadline_ns = lease_end(lease_seconds);
   for (size_t i = 0; i < n; ++i) {
     const uint32_t granule = pages_.find(keys[i]);
-    tickets[i] = granule == PageTable::kNone ? 0 : pin_one(granule, deadline_ns);
+    const bool is_wanted = granule != PageTable::kNone && block_nbytes(granule) <= most_bytes;
+    tickets[i] = is_wanted ? pin_one(granule, deadline_ns) : 0;
     found[i] = tickets[i] != 0;
     locations[i] = found[i] ? location_of(granule) : Location{};
+    if (found[i]) most_bytes -= block_nbytes(granule);
   }
 }
 
@@ -337,16 +335,27 @@ void Pool::retract(const Key* keys, size_t n, uint8_t* found, Location* location
   }
 }
 
+// By place and not by age: what is there throughout is met exactly once, whatever is used or published
+// between the turns.
 uint64_t Pool::purge() {
   uint64_t n_purged = 0;
   {
     const Lock lock(mutex_);
     expire_pins();
-    for (; pages_.size() > 0; ++n_purged) {
-      const uint32_t granule = pages_.oldest();
+    size_t n_steps = 0;
+    for (uint64_t at = 0; at < buddy_.n_granules();) {
+      if (++n_steps % kStepsPerTurn == 0) mutex_.let_in();
+      const auto granule = static_cast<uint32_t>(at);
+      if (!buddy_.starts_block(granule)) {  // freed pages have merged into a block that starts before
+        ++at;
+        continue;
+      }
+      at += uint64_t{1} << buddy_.order_of(granule);
+      if (buddy_.is_free(granule) || pages_[granule].state != PageState::kCommitted) continue;
       log_.push(pages_[granule].key, location_of(granule));
       hide(granule);
       release_if_unheld(granule);
+      ++n_purged;
     }
     n_evicted_ += n_purged;
   }

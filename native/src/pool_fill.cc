@@ -3,15 +3,15 @@
 
 namespace p2pkv {
 
-void Pool::reserve_blocks(Block* blocks, size_t n, PoolStatus* statuses) {
+void Pool::reserve_blocks(Block* blocks, size_t n, PoolStatus* statuses, const Deadline& deadline) {
   {
     const Lock lock(mutex_);
     expire_pins();
-    bool is_full = false;
+    Room room{deadline};
     for (size_t i = 0; i < n; ++i) {
       Draft draft;
       draft.length = blocks[i].length;
-      statuses[i] = reserve(blocks[i].key, &draft, &is_full);
+      statuses[i] = reserve(blocks[i].key, &draft, &room);
       if (statuses[i] == PoolStatus::kStored) {
         blocks[i].granule = draft.granule;
         blocks[i].data = data_at(draft.granule);

@@ -17,12 +17,12 @@ void Publishing::run(Pool& pool, const PageBatch& batch, Shard& own, Sequences& 
   n_hidden_ = pool.publish(batch, statuses.data(), locations.data(), deadline);
   // Drawn now: what is said of earlier pages of the same keys must not seem younger.
   const uint64_t sequence = sequences.next();
-  std::vector<wire::PutEntry> entries(n);
+  entries_.resize(n);
   std::vector<uint8_t> is_left_out(n);
   for (size_t i = 0; i < n; ++i) {
     const bool is_stored = statuses[i] == PoolStatus::kStored;
     const bool is_readable = is_stored || statuses[i] == PoolStatus::kExists;
-    entries[i] = {batch.keys[i], sequence, locations[i]};
+    entries_[i] = {batch.keys[i], sequence, locations[i]};
     is_left_out[i] = is_readable ? 0 : 1;
     n_readable_ += is_readable ? 1 : 0;
     stored_bytes_ += is_stored ? locations[i].length : 0;
@@ -32,18 +32,22 @@ void Publishing::run(Pool& pool, const PageBatch& batch, Shard& own, Sequences& 
   // first the peers, who then work while the own shard does
   exchange_ = std::make_unique<DirectoryExchange>(
       *ask_,
-      DirectoryQuestion{wire::Kind::kPut, reinterpret_cast<const uint8_t*>(entries.data()),
+      DirectoryQuestion{wire::Kind::kPut, reinterpret_cast<const uint8_t*>(entries_.data()),
                         sizeof(wire::PutEntry)},
       lines_);
-  size_t n_own = 0;
+  std::vector<wire::PutEntry> entries;
   for (size_t i = 0; i < n; ++i) {
-    if (ask_->answered()[i] != 0) entries[n_own++] = entries[i];
+    if (ask_->answered()[i] != 0) entries.push_back(entries_[i]);
   }
-  own.put(entries.data(), n_own, steady_seconds());
+  own.put(entries.data(), entries.size(), own.now());
 }
 
-std::vector<uint8_t> Publishing::wait(const Deadline& deadline, const Deadline& patience) {
-  return exchange_->wait(deadline, patience);
+void Publishing::wait(const Deadline& deadline, const Deadline& patience) {
+  exchange_->wait(deadline, patience);
+}
+
+std::vector<uint8_t> Publishing::end(const Deadline& patience) {
+  return exchange_->end(patience);
 }
 
 }  // namespace p2pkv

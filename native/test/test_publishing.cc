@@ -77,7 +77,8 @@ TEST(publishing_tells_the_own_shard_of_what_is_sealed_and_of_nothing_else) {
   const Batch batch(3);
   Publishing publishing(ring_of_one(true), {});
   publishing.run(*pool, batch.get(), shard, sequences, Deadline::after(60));
-  CHECK(publishing.wait(Deadline::after(10), Deadline::after(10)).empty());
+  publishing.wait(Deadline::after(10), Deadline::after(10));
+  CHECK(publishing.end(Deadline::after(10)).empty());
   CHECK_EQ(publishing.n_readable(), 2u);
   CHECK_EQ(publishing.stored_bytes(), 2u * kGranule);
   std::vector<uint8_t> found(3);
@@ -129,7 +130,8 @@ TEST(publishing_counts_an_owner_without_a_channel_as_silent) {
   CHECK_EQ(ring->peers_of(batch.keys.data(), 3).size(), 1u);
   Publishing publishing(ring, {});
   publishing.run(*pool, batch.get(), shard, sequences, Deadline::after(60));
-  CHECK(publishing.wait(Deadline::after(60), Deadline::after(60)).empty());
+  publishing.wait(Deadline::after(60), Deadline::after(60));
+  CHECK(publishing.end(Deadline::after(10)).empty());
   CHECK_EQ(publishing.n_readable(), 3u);
   CHECK_EQ(publishing.asked().silent().size(), 1u);
   CHECK_EQ(publishing.asked().answered()[0], 0);

@@ -34,6 +34,12 @@ class Deadline {
   Clock::time_point at_;
 };
 
+// Nanoseconds of the steady clock.
+inline int64_t steady_now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Deadline::Clock::now().time_since_epoch())
+      .count();
+}
+
 // Seconds of the steady clock, as the shard counts them.
 inline uint32_t steady_seconds() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();

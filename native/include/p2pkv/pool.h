@@ -1,6 +1,7 @@
 // The published pool: committed pages in a shared region that peers read without asking.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "p2pkv/location.h"
 #include "p2pkv/page_table.h"
 #include "p2pkv/pin_table.h"
+#include "p2pkv/polite_mutex.h"
 #include "p2pkv/region.h"
 
 namespace p2pkv {
@@ -26,7 +28,7 @@ enum class PoolStatus : uint8_t {
   kTooLarge = 3,     // larger than the pool's largest block
   kOtherLength = 4,  // the key is there with another length: somebody's namespace is wrong
   kNotTried = 5,     // another page of the batch is there with another length, so nothing was stored
-  kTimedOut = 6,     // the deadline had passed when its turn to be copied came
+  kTimedOut = 6,  // the deadline had passed before room was found for it, or when its turn to be copied came
 };
 
 // What became of one page of a fetch.
@@ -53,9 +55,6 @@ struct Block {
   uint8_t* data = nullptr;
 };
 
-// Steady time in nanoseconds.
-int64_t steady_now_ns();
-
 struct PoolOptions {
   uint64_t nbytes;                // of pages; a multiple of `granule`
   uint32_t granule = 4096;        // the smallest block; a multiple of 64. A page takes 2^k of them
@@ -79,12 +78,16 @@ struct PoolStats {
   uint64_t dropped_evictions;  // records the log had no room for
 };
 
-// Thread-safe. One mutex guards all bookkeeping; bytes are copied without it.
+// Thread-safe. One mutex guards all bookkeeping; bytes are copied without it, and what takes more than a few
+// thousand steps lets others in between. Only the eviction of one window of small pages for a large one is
+// done in one go, which takes less time than the large page's copy.
 //
 // The region is [generation words, one per granule | padding to 4096 | data]. Invariants, of which the
 // readers' proof is made (docs/design.md, "Generation words"):
 //  - a word is even only at the first granule of a committed page, and words only grow, so no value comes
 //  twice;
+//  - no two pages of a boot have the same generation, wherever they lie: the directory takes back by owner,
+//  boot and generation, and what is taken back late must not be the page that was published since;
 //  - a page's word turns odd before its block is freed, and even after its last byte was copied in;
 //  - a held page's block is not freed: its bytes stay, even if it is retracted.
 class Pool : public std::enable_shared_from_this<Pool> {
@@ -107,7 +110,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
   // Finds room for pages whose key, length and checksum are set, evicting as a publish does. `kStored`: it
   // has a block, which must be committed.
-  void reserve_blocks(Block* blocks, size_t n, PoolStatus* statuses);
+  void reserve_blocks(Block* blocks, size_t n, PoolStatus* statuses,
+                      const Deadline& deadline = Deadline::after(kNoHurry));
   // Makes pages visible where `is_filled`, which says that `data` holds bytes of the checksum, and gives the
   // other blocks back; each block once. Pages that can be read then are `found`, and pinned for the lease as
   // far as the limit allows: a ticket is 0 where there is no pin.
@@ -119,16 +123,17 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void list_oldest(size_t max, uint64_t nbytes, std::vector<Key>* keys);
 
   // Keeps the blocks of the pages found from being reused until unpin or the lease's end, at most
-  // `pinned_limit` bytes of them. A ticket is 0 where `found` is.
+  // `pinned_limit` bytes of them, and of this call `most_bytes`. A ticket is 0 where `found` is.
   void pin(const Key* keys, size_t n, double lease_seconds, uint8_t* found, uint64_t* tickets,
-           Location* locations);
+           Location* locations, uint64_t most_bytes = UINT64_MAX);
   // `held`: 1 where the pin held until now, so that what was read under it is right.
   void unpin(const uint64_t* tickets, size_t n, uint8_t* held);
 
   // Takes pages out; `locations` are where they were. Readers find them stale from then on; a held page's
   // block is freed when the last hold goes.
   void retract(const Key* keys, size_t n, uint8_t* found, Location* locations);
-  // Takes out all pages, logging them as evicted; returns their number.
+  // Takes out all pages that are there when it is called, and maybe some that are published meanwhile,
+  // logging them as evicted; returns their number.
   uint64_t purge();
 
   // Appends to `pages` at most `max` committed pages from `cursor` on (0: the beginning); returns the next
@@ -146,6 +151,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   uint64_t n_hidden();
   const SharedRegion& region() const { return *region_; }
   uint64_t data_offset() const { return data_offset_; }
+  // Locations name this boot of the owner from now on.
+  void set_boot(uint64_t boot) { boot_ = boot; }
   uint32_t granule() const { return options_.granule; }
   uint64_t data_nbytes() const { return options_.nbytes; }
 
@@ -156,7 +163,12 @@ class Pool : public std::enable_shared_from_this<Pool> {
     uint64_t length = 0;
     uint64_t checksum = 0;
   };
-  using Lock = std::lock_guard<std::mutex>;
+  // A batch remembers here where its search for room failed, so that no page makes it search in vain again.
+  struct Room {
+    const Deadline& deadline;
+    PoolStatus refusal = PoolStatus::kStored;  // from then on kNoRoom or kTimedOut, for all that follow
+  };
+  using Lock = std::lock_guard<PoliteMutex>;
 
   Pool(const PoolOptions& options, uint64_t data_offset, std::unique_ptr<SharedRegion> region);
 
@@ -166,11 +178,12 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // All below with the lock.
   bool touch_existing(const PageBatch& batch, const std::vector<Draft>& drafts, PoolStatus* statuses,
                       Location* locations);
-  PoolStatus reserve(const Key& key, Draft* draft, bool* is_full);
+  PoolStatus reserve(const Key& key, Draft* draft, Room* room);
   PoolStatus commit(const Key& key, const Draft& draft, Location* location);
-  uint32_t allocate(uint32_t order);
-  bool make_room(uint32_t order);
-  bool collect_window(uint32_t first, uint32_t order);
+  uint32_t allocate(uint32_t order, Room* room);
+  uint32_t make_room(uint32_t order, Room* room);
+  bool collect_window(uint32_t first, uint32_t order, size_t* n_steps);
+  void evict_window();
   int64_t lease_end(double seconds) const;
   uint64_t pin_one(uint32_t granule, int64_t deadline_ns);
   void hide(uint32_t granule);
@@ -187,10 +200,11 @@ class Pool : public std::enable_shared_from_this<Pool> {
   }
 
   const PoolOptions options_;
+  std::atomic<uint64_t> boot_{options_.boot};
   const uint64_t data_offset_;
   const std::unique_ptr<SharedRegion> region_;
   EvictionLog log_;
-  std::mutex mutex_;  // guards all below, and the words
+  PoliteMutex mutex_;  // guards all below, and the words
   Buddy buddy_;
   PageTable pages_;
   PinTable pins_;
@@ -199,6 +213,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   uint64_t n_evicted_ = 0;
   uint64_t n_no_room_ = 0;
   uint64_t n_hidden_ = 0;
+  uint64_t last_generation_ = 0;  // even; no word is above it by more than one
   std::vector<uint32_t> window_;  // scratch of make_room
 };
 

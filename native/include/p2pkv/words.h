@@ -47,10 +47,14 @@ inline uint64_t load_word_after_bytes(const void* at) {
   return load_word(at);
 }
 
-// Makes earlier stores, non-temporal ones included, visible before any later store of this thread.
+// Makes earlier stores, non-temporal ones included, visible before any later store of this thread, to other
+// processors and to devices that read the memory.
 inline void store_fence() {
 #if defined(__x86_64__)
   _mm_sfence();
+#elif defined(__aarch64__)
+  // The fence below orders for processors (`dmb ish`); a NIC is outside of their shareable domain.
+  __asm__ volatile("dmb osh" ::: "memory");
 #endif
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }

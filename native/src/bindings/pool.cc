@@ -254,6 +254,7 @@ void bind_pool(nb::module_& m) {
   nb::class_<Pool>(m, "Pool")
       .def(nb::new_(&create_pool), "nbytes"_a, nb::kw_only(), "granule"_a = 4096, "owner"_a = 0, "boot"_a = 0,
            "region"_a = 0, "has_disk"_a = false, "pinned_limit"_a = 0, "evictions_kept"_a = 65536)
+      .def("set_boot", &Pool::set_boot, "boot"_a)
       .def("publish", publish, "keys"_a.noconvert(), "pieces"_a.noconvert(), "timeout"_a = kNoHurry)
       .def("fetch", fetch, "keys"_a.noconvert(), "pieces"_a.noconvert())
       .def("lookup", lookup, "keys"_a.noconvert())

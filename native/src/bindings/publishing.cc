@@ -35,13 +35,19 @@ nb::tuple run(Publishing& self, Pool& pool, const AnyArray& keys, const AnyArray
   return nb::make_tuple(self.n_readable(), self.stored_bytes(), self.n_late());
 }
 
-std::vector<bool> wait(Publishing& self, double timeout, double patience) {
-  std::vector<uint8_t> is_usable;
-  {
-    nb::gil_scoped_release release;
-    is_usable = self.wait(Deadline::after(timeout), Deadline::after(patience));
-  }
+void wait(Publishing& self, double timeout, double patience) {
+  nb::gil_scoped_release release;
+  self.wait(Deadline::after(timeout), Deadline::after(patience));
+}
+
+std::vector<bool> end(Publishing& self, double patience) {
+  const std::vector<uint8_t> is_usable = self.end(Deadline::after(patience));
   return {is_usable.begin(), is_usable.end()};
+}
+
+Array<uint8_t> entries_of(const Publishing& self) {
+  return give<uint8_t>(std::vector<wire::PutEntry>(self.entries()),
+                       {self.entries().size(), sizeof(wire::PutEntry)});
 }
 
 }  // namespace
@@ -52,15 +58,11 @@ void bind_publishing(nb::module_& m) {
       .def("run", &run, "pool"_a, "keys"_a.noconvert(), "pieces"_a.noconvert(), "shard"_a, "sequences"_a,
            "timeout"_a)
       .def("wait", &wait, "timeout"_a, "patience"_a)
+      .def("is_waiting", &Publishing::is_waiting)
+      .def("end", &end, "patience"_a)
       .def("has_lost", &Publishing::has_lost, "pool"_a)
-      .def("answered",
-           [](const Publishing& self) {
-             std::vector<uint8_t> answered = self.asked().answered();
-             const size_t n = answered.size();
-             return give<uint8_t>(std::move(answered), {n});
-           })
-      .def("silent", [](const Publishing& self) { return self.asked().silent(); })
-      .def("passed_over", [](const Publishing& self) { return self.asked().passed_over(); });
+      .def("entries", &entries_of)
+      .def_prop_ro("ask", &Publishing::asked, nb::rv_policy::reference_internal);
 }
 
 }  // namespace p2pkv
