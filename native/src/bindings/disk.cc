@@ -61,9 +61,12 @@ Bytes write(BoundStore& bound, const AnyArray& keys, const AnyArray& pages, cons
             const AnyArray& tickets) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
-  const disk::WriteBatch batch{n, data, require_pages(pages, n),
+  const disk::WriteBatch batch{n,
+                               data,
+                               require_pages(pages, n),
                                require<uint64_t>(checksums, "checksums", {static_cast<int64_t>(n)}),
-                               require<uint64_t>(tickets, "tickets", {static_cast<int64_t>(n)})};
+                               require<uint64_t>(tickets, "tickets", {static_cast<int64_t>(n)}),
+                               bound.store->now()};
   std::vector<uint8_t> accepted(n);
   {
     const nb::gil_scoped_release unlocked;

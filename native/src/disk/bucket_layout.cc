@@ -15,6 +15,8 @@ namespace {
 
 // Above the length of a segment: what the file system may need to find its blocks.
 constexpr uint64_t kSlack = kBlock;
+// Of a record's order those that say where in its segment it lies, in multiples of kRecordAlign: 16 GiB.
+constexpr unsigned kPositionBits = 28;
 
 class BucketLayout : public Layout {
  public:
@@ -37,6 +39,11 @@ class BucketLayout : public Layout {
   int prepare() override { return open_ == nullptr ? start_segment() : 0; }
   int sync() override { return open_ == nullptr ? 0 : disk_.files.sync(open_->fd.get()); }
   int seal() override;
+  uint64_t next_order() const override {
+    return open_ == nullptr ? next_id_ << kPositionBits : open_->order + end_ / kRecordAlign;
+  }
+  uint64_t oldest_order() const override { return disk_.catalog.oldest_order(next_order()); }
+  void abandon() override { reset(); }
   void reset() override {
     open_ = nullptr;
     entries_.clear();
@@ -73,7 +80,7 @@ class BucketLayout : public Layout {
 };
 
 std::string BucketLayout::open() {
-  if (disk_.options.capacity < 4 * bucket_nbytes_ + kOverhead)
+  if (disk_.options.capacity < 4 * bucket_nbytes_ + disk_.overhead)
     return "a capacity of " + std::to_string(disk_.options.capacity) +
            " bytes holds less than four segments of " + std::to_string(bucket_nbytes_);
   if (const int made = disk_.files.make_folder(folder_); made < 0)
@@ -82,6 +89,7 @@ std::string BucketLayout::open() {
   if (const int listed = disk_.files.list(folder_, &names); listed < 0)
     return "cannot list " + folder_ + ": " + std::strerror(-listed);
   std::sort(names.begin(), names.end());
+  next_id_ = std::max(next_id_, (disk_.recalls.highest() >> kPositionBits) + 1);
   found_.clear();
   for (const std::string& name : names) {
     uint64_t id = 0;
@@ -89,13 +97,16 @@ std::string BucketLayout::open() {
     UniqueFd fd(is_ours && path_of(id) == folder_ + "/" + name ? open_data(path_of(id), O_RDWR) : -1);
     const int64_t nbytes = disk_.files.nbytes(folder_ + "/" + name, false);
     const int64_t occupied = disk_.files.nbytes(folder_ + "/" + name, true);
-    if (!fd || nbytes < static_cast<int64_t>(kBlock)) {
+    // its last record, if it had as many as can be
+    const bool is_void = disk_.recalls.is_void(Key{}, ((id + 1) << kPositionBits) - 1);
+    if (!fd || nbytes < static_cast<int64_t>(kBlock) || is_void) {
       disk_.files.remove(folder_ + "/" + name);
       ++disk_.counters.removed_orphans;
       continue;
     }
     auto unit = std::make_unique<Unit>();
     unit->id = id;
+    unit->order = id << kPositionBits;
     unit->nbytes = static_cast<uint64_t>(std::max(nbytes, occupied)) + kSlack;
     unit->fd = std::move(fd);
     disk_.catalog.add_unit(std::move(unit));
@@ -171,6 +182,7 @@ int BucketLayout::start_segment() {
   }
   auto unit = std::make_unique<Unit>();
   unit->id = id;
+  unit->order = id << kPositionBits;
   unit->nbytes = bucket_nbytes_ + kSlack;
   unit->fd = std::move(fd);
   unit->is_open = true;
@@ -190,7 +202,7 @@ int BucketLayout::begin(const std::shared_ptr<Chunk>& chunk) {
   }
   for (const Chunk::Record& record : chunk->records)
     chunk->entries.push_back(
-        {record.key, {open_, end_ + record.at, record.checksum, record.length, record.stored}});
+        {record.key, {open_, end_ + record.at, record.checksum, record.length, record.stored}, record.since});
   IoOp op;
   op.is_write = true;
   op.fd = open_->fd.get();

@@ -1,5 +1,6 @@
 #include "p2pkv/disk/catalog.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "p2pkv/disk/waiting.h"
@@ -45,13 +46,14 @@ uint64_t Catalog::list(uint64_t cursor, size_t max, std::vector<Key>* keys) {
   return 0;
 }
 
-void Catalog::forget_keys(const Key* keys, size_t n) {
+void Catalog::forget_keys(const Key* keys, size_t n, uint8_t* had) {
   std::vector<Key> gone;
   {
     const Lock lock(mutex_);
     for (size_t i = 0; i < n; ++i) {
       const auto found = index_.find(keys[i]);
-      if (found == index_.end()) continue;
+      had[i] = found != index_.end();
+      if (had[i] == 0) continue;
       Unit* unit = found->second.unit;
       index_.erase(found);
       gone.push_back(keys[i]);
@@ -92,19 +94,20 @@ void Catalog::release(Unit* unit) {
   deletable_.notify_one();
 }
 
-void Catalog::drop(const Key& key, const Place& place) {
+bool Catalog::drop(const Key& key, const Place& place) {
   std::vector<Key> gone;
   {
     const Lock lock(mutex_);
     const auto found = index_.find(key);
     if (found == index_.end() || found->second.unit != place.unit || found->second.offset != place.offset)
-      return;
+      return false;
     index_.erase(found);
     gone.push_back(key);
     // a unit that holds nothing else is of no use any more
     if (!place.unit->is_open && place.unit->keys.size() == 1) retire_locked(place.unit, &gone);
   }
   dropped_.push(gone.data(), gone.size());
+  return true;
 }
 
 std::vector<CatalogEntry> Catalog::drain_recovered(size_t max, const Deadline& deadline) {
@@ -132,8 +135,18 @@ Unit* Catalog::add_unit(std::unique_ptr<Unit> unit) {
 }
 
 void Catalog::admit(Unit* unit) {
-  const Lock lock(mutex_);
-  unit->is_open = false;
+  std::vector<Key> gone;
+  {
+    const Lock lock(mutex_);
+    unit->is_open = false;
+    const auto is_here = [&](const Key& key) {
+      const auto found = index_.find(key);
+      return found != index_.end() && found->second.unit == unit;
+    };
+    if (unit->is_retired || std::any_of(unit->keys.begin(), unit->keys.end(), is_here)) return;
+    retire_locked(unit, &gone);
+  }
+  dropped_.push(gone.data(), gone.size());
 }
 
 void Catalog::resize(Unit* unit, uint64_t nbytes) {
@@ -152,16 +165,32 @@ Unit* Catalog::hold_unit(uint64_t id) {
 
 size_t Catalog::add(const CatalogEntry* entries, size_t n, Source source) {
   std::vector<Key> added;
+  std::vector<Key> gone;
   {
     const Lock lock(mutex_);
     for (size_t i = 0; i < n; ++i) {
-      if (entries[i].place.unit->is_retired) continue;
-      if (!index_.try_emplace(entries[i].key, entries[i].place).second) continue;
-      entries[i].place.unit->keys.push_back(entries[i].key);
-      added.push_back(entries[i].key);
+      const auto& [key, place, since] = entries[i];
+      if (place.unit->is_retired) continue;
+      // with the lock: whoever takes the page back finds it here afterwards, or it is left out
+      if (source == Source::kWritten ? recalls_.is_recalled(key, since)
+                                     : recalls_.is_void(key, order_of(place))) {
+        if (source == Source::kWritten) recalls_.keep(key);  // its record lies there
+        continue;
+      }
+      const auto [known, is_new] = index_.try_emplace(key, place);
+      Unit* const before = is_new ? nullptr : known->second.unit;
+      if (!is_new) {
+        if (order_of(known->second) > order_of(place)) continue;
+        known->second = place;
+      }
+      if (before == place.unit) continue;
+      place.unit->keys.push_back(key);
+      added.push_back(key);
+      if (before != nullptr && !before->is_open && before->keys.size() == 1) retire_locked(before, &gone);
     }
   }
   if (source == Source::kRecovered) recovered_.push(added.data(), added.size());
+  dropped_.push(gone.data(), gone.size());
   return added.size();
 }
 
@@ -206,7 +235,10 @@ void Catalog::retire_all() {
   std::vector<Key> gone;
   {
     const Lock lock(mutex_);
-    while (!live_.empty()) retire_locked(live_.front().get(), &gone);
+    for (auto next = live_.begin(); next != live_.end();) {
+      Unit* const unit = (next++)->get();
+      if (!unit->is_fixed) retire_locked(unit, &gone);
+    }
   }
   dropped_.push(gone.data(), gone.size());
 }
@@ -232,6 +264,20 @@ void Catalog::forget(Unit* unit) {
   if (const auto found = by_id_.find(unit->id); found != by_id_.end() && found->second == unit)
     by_id_.erase(found);
   retired_.erase(unit->position);
+}
+
+bool Catalog::has_retired() const {
+  const Lock lock(mutex_);
+  return !retired_.empty();
+}
+
+uint64_t Catalog::oldest_order(uint64_t otherwise) const {
+  const Lock lock(mutex_);
+  uint64_t oldest = otherwise;
+  for (const Units* units : {&live_, &retired_}) {
+    for (const auto& unit : *units) oldest = std::min(oldest, unit->order);
+  }
+  return oldest;
 }
 
 uint64_t Catalog::used() const {

@@ -7,6 +7,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "p2pkv/disk/layout.h"
 
@@ -54,6 +55,7 @@ class FileLayout : public Layout {
   int begin(const std::shared_ptr<Chunk>& chunk) override { return 0; }
   int finish(Chunk& chunk) override;
   int sync() override { return 0; }  // each file was, when the policy wants it
+  uint64_t next_order() const override { return next_sequence_; }
   void reset() override {}
   void locate(const Key& key, const Place& place, IoOp* op) const override {
     op->path = path_of({place.unit->id, key, place.checksum, place.length, place.stored});
@@ -89,6 +91,7 @@ class FileLayout : public Layout {
 
   const std::string folder_;
   uint64_t next_sequence_ = 1;
+  bool has_folders_ = false;
 };
 
 std::string FileLayout::open() {
@@ -105,10 +108,12 @@ std::string FileLayout::open() {
     if (const int made = disk_.files.make_folder(folder); made < 0)
       return "cannot make " + folder + ": " + std::strerror(-made);
   }
+  next_sequence_ = std::max(next_sequence_, disk_.recalls.highest());
+  if (std::exchange(has_folders_, true)) return "";
   // each is a block; a unit that is never evicted holds them in the count
   auto unit = std::make_unique<Unit>();
   unit->nbytes = folders.size() * kBlock;
-  unit->is_open = true;
+  unit->is_open = unit->is_fixed = true;
   disk_.catalog.add_unit(std::move(unit));
   return "";
 }
@@ -160,6 +165,7 @@ void FileLayout::recover() {
 CatalogEntry FileLayout::add_unit(const PageName& name) {
   auto unit = std::make_unique<Unit>();
   unit->id = name.sequence;
+  unit->order = name.sequence;
   unit->key = name.key;
   unit->offset = name.checksum;
   unit->slot = uint64_t{name.stored} << 32 | name.length;
@@ -182,7 +188,8 @@ int FileLayout::store(const Chunk& chunk, const Chunk::Record& record) {
   const PageName name{next_sequence_++, record.key, record.checksum, record.length, record.stored};
   const std::string path = path_of(name);
   const std::string draft = path + ".new";
-  const CatalogEntry entry = add_unit(name);  // counts before it is written
+  CatalogEntry entry = add_unit(name);  // counts before it is written
+  entry.since = record.since;
   int64_t done;
   {
     const UniqueFd fd(disk_.files.open(draft, O_WRONLY | O_CREAT | O_TRUNC));
@@ -203,11 +210,8 @@ int FileLayout::store(const Chunk& chunk, const Chunk::Record& record) {
     delete_due(Deadline::after(0));
     return static_cast<int>(done);
   }
-  if (disk_.catalog.add(&entry, 1, Source::kWritten) == 0) {
-    disk_.catalog.retire(entry.place.unit);  // twice in one batch
-  } else {
-    disk_.catalog.admit(entry.place.unit);
-  }
+  disk_.catalog.add(&entry, 1, Source::kWritten);
+  disk_.catalog.admit(entry.place.unit);
   return 0;
 }
 

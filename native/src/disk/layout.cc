@@ -29,7 +29,7 @@ int Layout::evict_one() {
 }
 
 int Layout::make_room(uint64_t nbytes) {
-  while (disk_.catalog.used() + nbytes + kOverhead > disk_.options.capacity) {
+  while (disk_.catalog.used() + nbytes + disk_.overhead > disk_.options.capacity) {
     if (const int evicted = evict_one(); evicted < 0) return evicted;
   }
   return 0;

@@ -53,6 +53,8 @@ class OffsetLayout : public Layout {
   int begin(const std::shared_ptr<Chunk>& chunk) override;
   int finish(Chunk& chunk) override;
   int sync() override;
+  uint64_t next_order() const override { return next_sequence_; }
+  void abandon() override;
   void reset() override {
     data_ = UniqueFd();
     for (Shard& shard : shards_) shard = Shard();
@@ -115,7 +117,17 @@ std::string OffsetLayout::open() {
     if (sized < 0) return "cannot reserve " + path + ": " + std::strerror(static_cast<int>(-sized));
   }
   extents_ = Extents(data_nbytes_);
+  next_sequence_ = std::max(next_sequence_, disk_.recalls.highest());
   return "";
+}
+
+// Zeros for all slots at once; this takes no room, so that a full disk can do it.
+void OffsetLayout::abandon() {
+  for (const Shard& shard : shards_) {
+    if (disk_.files.truncate(shard.fd.get(), 0) < 0 ||
+        disk_.files.allocate(shard.fd.get(), slots_per_shard_ * sizeof(MetaSlot)) < 0)
+      ++disk_.counters.write_errors;
+  }
 }
 
 void OffsetLayout::load_shard(size_t shard, std::vector<Found>* found) {
@@ -162,6 +174,7 @@ void OffsetLayout::recover() {
         static_cast<uint32_t>(slot.n_blocks != 0 ? extent_of(slot) - sizeof(RecordHeader) : 0);
     const Chunk::Record record{slot.key, slot.checksum, slot.length, stored, 0};
     batch.push_back(add_unit(record, slot.offset, found[i].where));
+    batch.back().place.unit->order = slot.sequence;
     if (batch.size() < kBatch && i > 0) continue;
     disk_.counters.recovered_pages += disk_.catalog.add(batch.data(), batch.size(), Source::kRecovered);
     for (const CatalogEntry& entry : batch) disk_.catalog.admit(entry.place.unit);
@@ -178,7 +191,7 @@ CatalogEntry OffsetLayout::add_unit(const Chunk::Record& record, uint64_t offset
   unit->nbytes = extent_of(record) + sizeof(MetaSlot);
   unit->is_open = true;
   Unit* const added = disk_.catalog.add_unit(std::move(unit));
-  return {record.key, {added, offset, record.checksum, record.length, record.stored}};
+  return {record.key, {added, 0, record.checksum, record.length, record.stored}, record.since};
 }
 
 void OffsetLayout::remove(const Unit& unit) {
@@ -217,7 +230,7 @@ int OffsetLayout::begin(const std::shared_ptr<Chunk>& chunk) {
     IoOp op;
     op.is_write = true;
     op.fd = data_.get();
-    op.offset = entry.place.offset;
+    op.offset = entry.place.unit->offset;
     op.buffer = chunk->buffer.data() + record.at;
     op.nbytes = static_cast<uint32_t>(nbytes);
     chunk->ops.push_back(op);
@@ -244,9 +257,9 @@ int OffsetLayout::finish(Chunk& chunk) {
     if (entry.place.stored != 0)
       slot.n_blocks = static_cast<uint16_t>(round_up(record_nbytes(entry.place.stored), kBlock) / kBlock);
     slot.key = entry.key;
-    slot.offset = entry.place.offset;
+    slot.offset = entry.place.unit->offset;
     slot.checksum = entry.place.checksum;
-    slot.sequence = next_sequence_++;
+    slot.sequence = entry.place.unit->order = next_sequence_++;
     slot.length = entry.place.length;
     slot.store = static_cast<uint32_t>(disk_.stamp.store);
     sign(&slot);
@@ -258,11 +271,8 @@ int OffsetLayout::finish(Chunk& chunk) {
     return static_cast<int>(done);
   }
   for (const CatalogEntry& entry : chunk.entries) {
-    if (disk_.catalog.add(&entry, 1, Source::kWritten) == 0) {
-      disk_.catalog.retire(entry.place.unit);  // twice in one batch
-    } else {
-      disk_.catalog.admit(entry.place.unit);
-    }
+    disk_.catalog.add(&entry, 1, Source::kWritten);
+    disk_.catalog.admit(entry.place.unit);
   }
   return 0;
 }

@@ -12,6 +12,10 @@ namespace {
 
 // Two chunks under way while a third is filled.
 constexpr uint64_t kLargestChunk = 4 << 20;
+// Bytes of the file that says what was taken back; of a large store a 512th, so that it has room for many
+// times the pages that are retracted one by one while their segment lives.
+constexpr uint64_t kLeastRecalls = 32 << 10;
+constexpr uint64_t kMostRecalls = 4 << 20;
 // How long a store that nobody closed may take to write what is queued.
 constexpr double kLastWords = 5;
 
@@ -46,8 +50,9 @@ std::string DiskStore::start(const std::string& path, const DiskIdentity& identi
   if (!io_) io_ = thread_io(*options_.files);
   if (!io_) return "the system has no thread to give";
   io_name_ = io_->name();
-  Backing backing{*options_.files,  *io_,       catalog_,    counters_, options_, folder_->path(),
-                  folder_->stamp(), is_direct_, is_stopping_};
+  if (error = open_recalls(); !error.empty()) return error;
+  Backing backing{*options_.files,  *io_,       catalog_,  recalls_,    counters_, options_, folder_->path(),
+                  folder_->stamp(), is_direct_, overhead_, is_stopping_};
   switch (options_.layout) {
     case LayoutKind::kFile:
       layout_ = file_layout(std::move(backing));
@@ -68,6 +73,19 @@ std::string DiskStore::start(const std::string& path, const DiskIdentity& identi
   // large chunks are fast, but what doesn't fit at the end of a segment is lost to it
   chunk_nbytes_ = std::min(kLargestChunk, std::max(layout_->largest_page() / 16, kBlock));
   return start_threads() ? "" : "the system has no thread to give";
+}
+
+// Small enough for the overhead, but where pages that were taken back stay on disk for long.
+std::string DiskStore::open_recalls() {
+  uint64_t nbytes = kLeastRecalls;
+  if (options_.layout == LayoutKind::kBucket)
+    nbytes = round_up(std::clamp(options_.capacity / 512, kLeastRecalls, kMostRecalls), kBlock);
+  overhead_ = kOverhead + 2 * (nbytes - kLeastRecalls);  // twice: it is replaced by another
+  bool is_damaged = false;
+  const std::string path = folder_->path() + "/recalls";
+  const int opened = recalls_.open(*options_.files, path, folder_->stamp(), nbytes, &is_damaged);
+  counters_.bad_records += is_damaged;
+  return opened < 0 ? "cannot use " + path + ": " + std::strerror(-opened) : "";
 }
 
 bool DiskStore::probe_direct(std::string* error) {
@@ -143,6 +161,7 @@ bool DiskStore::close(const Deadline& deadline) {
   if (io_ && !io_->drain(Deadline::after(1))) return false;
   writer_.join();
   scanner_.join();
+  recalls_.close();
   layout_.reset();
   io_.reset();
   catalog_.clear();

@@ -180,7 +180,7 @@ void DiskStore::land(ReadJob& job, const ReadBatch& batch, const Deadline& deadl
     if (const int64_t result = job.ops[i].result; result < 0) {
       note_failed_read(static_cast<int>(-result));
       // a file that is gone and a sector that can't be read stay so; anything else may pass
-      if (result == -EIO || result == -ENOENT) catalog_.drop(key, page.place);
+      if (result == -EIO || result == -ENOENT) drop_bad(key, page.place);
       continue;
     }
     n_failed_reads_ = 0;
@@ -189,12 +189,17 @@ void DiskStore::land(ReadJob& job, const ReadBatch& batch, const Deadline& deadl
       counters_.hit_bytes += page.place.length;
     } else {
       ++counters_.bad_records;
-      catalog_.drop(key, page.place);
+      drop_bad(key, page.place);
     }
     if (!is_direct_ && job.ops[i].fd >= 0)
       posix_fadvise(job.ops[i].fd, static_cast<off_t>(job.ops[i].offset), job.ops[i].nbytes,
                     POSIX_FADV_DONTNEED);
   }
+}
+
+// Nor will the next run find it: whoever takes the key back then would not know of it.
+void DiskStore::drop_bad(const Key& key, const Place& place) {
+  if (catalog_.drop(key, place)) forget(&key, 1);
 }
 
 // The page in the record, if that is this key's in every respect but for the bytes, which have `checksum` if

@@ -46,7 +46,8 @@ void DiskStore::write(const WriteBatch& batch, uint8_t* accepted) {
       }
       queue_.push_back({batch.keys[i], reinterpret_cast<const uint8_t*>(batch.pages[i].address),
                         static_cast<uint32_t>(nbytes), batch.checksums[i], batch.tickets[i], last_write_,
-                        ++n_accepted_});
+                        batch.since});
+      ++n_accepted_;
       queued_bytes_ += nbytes;
     }
     is_news = was_empty != queue_.empty() || was_urgent != is_urgent();
@@ -58,8 +59,8 @@ void DiskStore::write_all() {
   std::vector<Pending> batch;
   while (wait_for_work(&batch)) {
     look_after_folder();
-    clear_layout();
     if (const DiskHealth before = health(); before.is_suspended || before.is_unreadable) try_to_resume();
+    record_recalls();
     if (health().is_suspended) {
       discard(batch);
     } else if (!batch.empty()) {
@@ -70,11 +71,13 @@ void DiskStore::write_all() {
     if (is_queue_empty()) {
       finish_all();
       flush_layout();
-      forget_forgotten();
     }
   }
   finish_all();
   discard(batch);
+  record_recalls();
+  if (recalls_.is_pending()) leave_nothing_recalled();
+  if (may_place()) layout_->delete_due(Deadline::after(0));
   if (const int sealed = layout_->seal(); sealed < 0) ++counters_.write_errors;
 }
 
@@ -83,7 +86,7 @@ bool DiskStore::wait_for_work(std::vector<Pending>* batch) {
   std::unique_lock lock(mutex_);
   const bool needs_attention = health_.is_suspended || health_.is_unreadable;
   const Deadline& look = needs_attention && next_probe_.at() < next_look_.at() ? next_probe_ : next_look_;
-  while (!is_stopping_ && !wants_clear_ && !(wants_flush_ && queue_.empty())) {
+  while (!is_stopping_ && recalls_.n_kept() == n_recorded_ && !(wants_flush_ && queue_.empty())) {
     const Deadline next = Deadline::until(next_work(look.at()));
     if (next.passed()) break;
     wait_once(wanted_, lock, next);
@@ -108,7 +111,7 @@ bool DiskStore::is_urgent() const {
 // With the lock. When what is queued should be written, if anything is.
 Deadline::Clock::time_point DiskStore::next_work(Deadline::Clock::time_point otherwise) const {
   if (queue_.empty() || !may_place()) return otherwise;
-  const auto oldest = queue_.front().since;
+  const auto oldest = queue_.front().queued_at;
   if (is_urgent()) return oldest;
   return std::min({otherwise, last_write_ + kPause, oldest + kLongestWait});
 }
@@ -148,12 +151,8 @@ std::shared_ptr<Chunk> DiskStore::fill(const std::vector<Pending>& batch) {
     nbytes += round_up(record_nbytes(pending.length), layout_->alignment());
   }
   std::vector<uint8_t> known(keys.size());
-  catalog_.contains(keys.data(), keys.size(), known.data());
-  std::vector<uint8_t> is_unwanted(keys.size());
-  {
-    const std::lock_guard lock(mutex_);
-    for (size_t i = 0; i < batch.size(); ++i) is_unwanted[i] = is_void(batch[i].key, batch[i].number);
-  }
+  std::vector<CatalogEntry> entries(keys.size());
+  catalog_.look_up(keys.data(), keys.size(), known.data(), entries.data());
   auto chunk = std::make_shared<Chunk>();
   while (!(chunk->buffer = write_arena_->try_take(nbytes)) && !under_way_.empty()) finish_oldest();
   if (!chunk->buffer) {
@@ -170,8 +169,10 @@ std::shared_ptr<Chunk> DiskStore::fill(const std::vector<Pending>& batch) {
     tickets.push_back(page.ticket);
     queued += page.length;
     Checksum sum;
-    if (known[i] || is_unwanted[i]) {
-      counters_.known_pages += known[i];
+    // with other bytes it is an earlier one, written while this one was published
+    const bool is_known = known[i] != 0 && entries[i].place.checksum == page.checksum;
+    if (is_known || recalls_.is_recalled(page.key, page.since)) {
+      counters_.known_pages += is_known;
       ++n_settled;
       continue;
     }
@@ -187,7 +188,7 @@ std::shared_ptr<Chunk> DiskStore::fill(const std::vector<Pending>& batch) {
     RecordHeader header = header_of(page.key, page.length, page.checksum, folder_->stamp());
     if (encoder_) encode(copy, &header, payload);
     std::memcpy(base + end, &header, sizeof header);
-    chunk->records.push_back({page.key, page.checksum, page.length, header.stored, end, page.number});
+    chunk->records.push_back({page.key, page.checksum, page.length, header.stored, end, page.since});
     const uint64_t used = end + sizeof header + payload_nbytes(page.length, header.stored);
     end = round_up(used, layout_->alignment());
     std::memset(base + used, 0, end - used);
@@ -242,7 +243,6 @@ void DiskStore::finish_oldest() {
     counters_.lost_pages += chunk->records.size();
     suspend("cannot write", finished);
   } else {
-    drop_void(*chunk);
     uint64_t nbytes = 0;
     for (const Chunk::Record& record : chunk->records) {
       nbytes += record.length;
@@ -275,61 +275,6 @@ void DiskStore::flush_layout() {
     wants_flush_ = n_synced_ < n_accepted_;
   }
   finished_.notify_all();
-}
-
-void DiskStore::clear() {
-  catalog_.forget_all_keys();
-  {
-    const std::lock_guard lock(mutex_);
-    wants_clear_ = true;
-    n_cleared_ = n_accepted_;
-  }
-  wanted_.notify_all();
-}
-
-void DiskStore::forget(const Key* keys, size_t n) {
-  {
-    const std::lock_guard lock(mutex_);
-    // what is queued, or in the writer's hands, would be found here again
-    for (size_t i = 0; n_settled_ < n_accepted_ && i < n; ++i) forgotten_[keys[i]] = n_accepted_;
-  }
-  catalog_.forget_keys(keys, n);
-}
-
-// With the lock. Whether a page was forgotten since it was accepted.
-bool DiskStore::is_void(const Key& key, uint64_t number) const {
-  if (number <= n_cleared_) return true;
-  const auto found = forgotten_.find(key);
-  return found != forgotten_.end() && number <= found->second;
-}
-
-// Takes out again what was forgotten while it was being written.
-void DiskStore::drop_void(const Chunk& chunk) {
-  std::vector<Key> gone;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const Chunk::Record& record : chunk.records) {
-      if (is_void(record.key, record.number)) gone.push_back(record.key);
-    }
-  }
-  if (!gone.empty()) catalog_.forget_keys(gone.data(), gone.size());
-}
-
-// Once the writer has nothing in hand: what is accepted from now on has a higher number.
-void DiskStore::forget_forgotten() {
-  const std::lock_guard lock(mutex_);
-  if (queue_.empty()) forgotten_.clear();
-}
-
-void DiskStore::clear_layout() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!wants_clear_ || health_.is_suspended) return;
-    wants_clear_ = false;
-  }
-  finish_all();
-  if (const int sealed = layout_->seal(); sealed < 0) ++counters_.write_errors;
-  catalog_.retire_all();
 }
 
 void DiskStore::suspend(const char* what, int error) {
@@ -398,6 +343,7 @@ int DiskStore::restore_folder() {
   layout_->delete_due(Deadline::after(0));
   layout_->reset();
   if (const int restored = folder_->restore(); restored < 0) return restored;
+  if (const int written = recalls_.restore(); written < 0) return written;
   if (!layout_->open().empty()) return -EIO;
   layout_->recover();
   return 0;

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <iterator>
 
 #include "p2pkv/disk/io.h"
 #include "p2pkv/fd.h"
@@ -82,6 +83,16 @@ class Ring {
     return 0;
   }
 
+  // Takes out what was pushed and the kernel does not take; `user_data` of each.
+  std::vector<uint64_t> take_back() {
+    std::vector<uint64_t> refused;
+    uint32_t tail = *sq_tail_;
+    for (; n_pushed_ > 0; --n_pushed_)
+      refused.push_back(static_cast<io_uring_sqe*>(sqes_)[--tail & sq_mask_].user_data);
+    __atomic_store_n(sq_tail_, tail, __ATOMIC_RELEASE);
+    return refused;
+  }
+
   // By one thread. Waits for at least one.
   template <typename Take>
   void take(Take take_one) {
@@ -132,7 +143,8 @@ class UringIo : public IoEngine {
       sqe.opcode = IORING_OP_NOP;
       sqe.user_data = kStop;
       ring_.push(sqe);
-      submit_all();
+      // nothing else is under way, and nobody waits for the lock
+      while (ring_.submit() < 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     reaper_.join();
   }
@@ -153,17 +165,32 @@ class UringIo : public IoEngine {
   const char* name() const override { return "io_uring"; }
 
  private:
+  struct Refused {
+    std::vector<Ticket> tickets;
+    int error = 0;
+  };
+
   void start(std::vector<Ticket> tickets) override {
-    const std::lock_guard lock(mutex_);
-    for (Ticket& ticket : tickets) {
-      const bool is_write = ticket.op().is_write;
-      (is_write ? writes_ : reads_).push_back(std::move(ticket));
+    Refused refused;
+    {
+      const std::lock_guard lock(mutex_);
+      for (Ticket& ticket : tickets) {
+        const bool is_write = ticket.op().is_write;
+        (is_write ? writes_ : reads_).push_back(std::move(ticket));
+      }
+      refused = push_waiting();
     }
-    push_waiting();
+    give_up(std::move(refused));
   }
 
-  // With the lock.
-  void push_waiting() {
+  // Without the lock.
+  void give_up(Refused refused) {
+    for (Ticket& ticket : refused.tickets) settle(std::move(ticket), refused.error);
+  }
+
+  // With the lock. A kernel that takes nothing (its memory is used up) is the disk's trouble: what waits
+  // fails, for nobody else might come to try again.
+  Refused push_waiting() {
     while (!free_.empty()) {
       const bool is_write = reads_.empty();
       if (is_write && (writes_.empty() || n_writing_ >= kMaxWrites)) break;
@@ -175,12 +202,18 @@ class UringIo : public IoEngine {
       n_writing_ += is_write;
       ring_.push(entry_of(slots_[slot].op(), slot));
     }
-    submit_all();
-  }
-
-  // With the lock. The kernel is out of memory at worst: it then takes what is left once others are done.
-  void submit_all() {
-    while (ring_.submit() < 0) std::this_thread::yield();
+    Refused refused{{}, ring_.submit()};
+    if (refused.error == 0) return refused;
+    for (const uint64_t slot : ring_.take_back()) {
+      n_writing_ -= slots_[slot].op().is_write;
+      refused.tickets.push_back(std::move(slots_[slot]));
+      free_.push_back(slot);
+    }
+    for (std::deque<Ticket>* queue : {&reads_, &writes_}) {
+      std::move(queue->begin(), queue->end(), std::back_inserter(refused.tickets));
+      queue->clear();
+    }
+    return refused;
   }
 
   io_uring_sqe entry_of(const IoOp& op, size_t slot) const {
@@ -216,13 +249,15 @@ class UringIo : public IoEngine {
 
   void finish(size_t slot, int64_t result) {
     Ticket ticket;
+    Refused refused;
     {
       const std::lock_guard lock(mutex_);
       ticket = std::move(slots_[slot]);
       free_.push_back(slot);
       n_writing_ -= ticket.op().is_write;
-      if (!reads_.empty() || !writes_.empty()) push_waiting();
+      if (!reads_.empty() || !writes_.empty()) refused = push_waiting();
     }
+    give_up(std::move(refused));
     // a write is cut short when space or the file's allowed size runs out
     const IoOp& op = ticket.op();
     if (op.is_write && result >= 0 && result < int64_t{op.nbytes}) result = -ENOSPC;

@@ -13,6 +13,8 @@
 
 #include "p2pkv/clock.h"
 #include "p2pkv/disk/key_log.h"
+#include "p2pkv/disk/recalls.h"
+#include "p2pkv/disk/record.h"
 #include "p2pkv/fd.h"
 #include "p2pkv/location.h"
 
@@ -27,12 +29,14 @@ struct Unit {
   uint64_t id = 0;
   uint64_t offset = 0;  // of an extent in its file
   uint64_t slot = 0;    // of its metadata
+  uint64_t order = 0;   // of what lies at its beginning, see `order_of`; set before its pages are visible
   Key key{};            // of the only page in it
   UniqueFd fd;          // of a segment; read and written without the lock
   uint64_t nbytes = 0;  // on disk
   std::vector<Key> keys;
   uint32_t n_holds = 0;
-  bool is_open = false;  // being written, so not to be evicted
+  bool is_open = false;   // being written, so not to be evicted
+  bool is_fixed = false;  // no pages: only what it occupies counts
   bool is_retired = false;
   std::list<std::unique_ptr<Unit>>::iterator position;
 };
@@ -46,9 +50,15 @@ struct Place {
   uint32_t stored = 0;  // bytes behind the record's header at most; 0: the page as it is
 };
 
+// Orders the records of a key: the one with the larger order is the younger.
+constexpr uint64_t order_of(const Place& place) {
+  return place.unit->order + place.offset / kRecordAlign;
+}
+
 struct CatalogEntry {
   Key key;
   Place place;
+  uint64_t since = 0;  // of a page that was written: `Recalls::now` before its bytes were looked at
 };
 
 enum class Source : uint8_t { kWritten, kRecovered };
@@ -58,8 +68,8 @@ enum class Source : uint8_t { kWritten, kRecovered };
 // its bytes. Those count until `forget`.
 class Catalog {
  public:
-  Catalog(EvictionOrder order, size_t keys_logged)
-      : order_(order), dropped_(keys_logged), recovered_(keys_logged) {}
+  Catalog(EvictionOrder order, size_t keys_logged, Recalls& recalls)
+      : order_(order), recalls_(recalls), dropped_(keys_logged), recovered_(keys_logged) {}
 
   // --- readers
   void contains(const Key* keys, size_t n, uint8_t* found);
@@ -68,14 +78,14 @@ class Catalog {
   // Appends at most `max` keys from `cursor` on (0: the beginning), oldest unit first; returns the next
   // cursor, 0 at the end. What is there throughout is listed.
   uint64_t list(uint64_t cursor, size_t max, std::vector<Key>* keys);
-  // Takes pages out, whatever they are.
-  void forget_keys(const Key* keys, size_t n);
+  // Takes pages out, whatever they are. `had`: 1 where there was one.
+  void forget_keys(const Key* keys, size_t n, uint8_t* had);
   void forget_all_keys();
   // Where the pages are (unit null: nowhere), each with a hold on its unit. Counts as a read of it.
   void hold_pages(const Key* keys, size_t n, Place* places);
   void release(Unit* unit);
-  // Takes out a page that turned out bad, unless the key is somewhere else by now.
-  void drop(const Key& key, const Place& place);
+  // Takes out a page that turned out bad, unless the key is somewhere else by now: then false.
+  bool drop(const Key& key, const Place& place);
   std::vector<Key> drain_dropped(size_t max, const Deadline& deadline) {
     return dropped_.drain(max, deadline);
   }
@@ -86,12 +96,14 @@ class Catalog {
   // --- the writer and recovery
   // It counts from now on, and is the youngest. May be evicted at once unless it is open.
   Unit* add_unit(std::unique_ptr<Unit> unit);
-  // Ends its being open.
+  // Ends its being open; one in which no page is left is retired.
   void admit(Unit* unit);
   void resize(Unit* unit, uint64_t nbytes);
   // Null if it is gone.
   Unit* hold_unit(uint64_t id);
-  // Makes pages visible; those whose key is there already are left out. Returns how many are new.
+  // Makes pages visible. Of two with one key the younger counts, whichever comes first: recovery and the
+  // writer work side by side. What was taken back stays out. Returns how many keys lead to these pages now
+  // and did not lead to their units before.
   size_t add(const CatalogEntry* entries, size_t n, Source source);
 
   // The first phase for the unit whose turn it is; false when none may go.
@@ -104,6 +116,10 @@ class Catalog {
   std::vector<Unit*> take_deletable(const Deadline& deadline);
   void forget(Unit* unit);
 
+  // Whether bytes of pages that are gone are still to be deleted.
+  bool has_retired() const;
+  // The smallest order of any unit whose bytes are there; `otherwise` without any.
+  uint64_t oldest_order(uint64_t otherwise) const;
   uint64_t used() const;
   uint64_t n_pages() const;
   uint64_t n_evicted() const { return n_evicted_; }
@@ -117,6 +133,7 @@ class Catalog {
   void retire_locked(Unit* unit, std::vector<Key>* gone);
 
   const EvictionOrder order_;
+  Recalls& recalls_;
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable deletable_;
   std::unordered_map<Key, Place, KeyHash> index_;

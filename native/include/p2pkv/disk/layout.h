@@ -20,10 +20,10 @@ class Chunk : public IoBatch {
   struct Record {
     Key key;
     uint64_t checksum;
-    uint32_t length;      // of the page
-    uint32_t stored;      // see RecordHeader
-    uint64_t at;          // in the buffer
-    uint64_t number = 0;  // the store's, in the order in which it accepted pages
+    uint32_t length;     // of the page
+    uint32_t stored;     // see RecordHeader
+    uint64_t at;         // in the buffer
+    uint64_t since = 0;  // see CatalogEntry
   };
   Arena::Buffer buffer;
   uint64_t nbytes = 0;
@@ -36,15 +36,17 @@ struct Backing {
   Files& files;
   IoEngine& io;
   Catalog& catalog;
+  Recalls& recalls;
   DiskCounters& counters;
   const DiskOptions& options;
   std::string path;
   Stamp stamp;
-  bool is_direct;  // O_DIRECT works here
+  bool is_direct;     // O_DIRECT works here
+  uint64_t overhead;  // of the capacity, see below
   const std::atomic<bool>& is_stopping;
 };
 
-// Bytes of the capacity kept for the store's file, the lock, the probe and the folders.
+// Bytes of the capacity kept for the store's file, the lock, the probe, what was taken back and the folders.
 constexpr uint64_t kOverhead = 128 << 10;
 
 // `recover` runs after `open`, the first time on a thread of its own; `locate` on any; everything else on the
@@ -74,8 +76,15 @@ class Layout {
   virtual int prepare() { return 0; }
   // Forces what was finished to the device.
   virtual int sync() = 0;
+  // Above the orders of all records that were begun, and not above those of later ones. Where recovery comes
+  // first it must be over.
+  virtual uint64_t next_order() const = 0;
+  // No record that was taken back and is still on disk has a smaller one.
+  virtual uint64_t oldest_order() const { return disk_.catalog.has_retired() ? 0 : next_order(); }
   // Makes the next start quick.
   virtual int seal() { return 0; }
+  // All units are about to be retired: what is being written takes no more.
+  virtual void abandon() {}
   // Forgets what it has open: the files were deleted. `open` follows.
   virtual void reset() = 0;
 

@@ -35,6 +35,7 @@ struct WriteBatch {
   const Piece* pages;
   const uint64_t* checksums;
   const uint64_t* tickets;  // handed to `release`
+  uint64_t since;           // `now` before anybody looked whether these are the pages to be written
 };
 
 // Pages to be read, each of as many pieces; all borrowed for the call.
@@ -83,11 +84,18 @@ class DiskStore {
   uint64_t list(uint64_t cursor, size_t max, std::vector<Key>* keys) {
     return catalog_.list(cursor, max, keys);
   }
-  // Takes pages out of the index, and those that are on their way there with them; their bytes go with what
-  // lies beside them.
+  // Takes pages back, those on their way here with them: whatever carries a `now` from before. In the next
+  // run they are not found either; their bytes go with what lies beside them. Never blocks.
   void forget(const Key* keys, size_t n);
-  // Takes out all pages, those queued included, and deletes their bytes soon.
+  // Takes back all pages, and deletes their bytes soon. Never blocks.
   void clear();
+  // Grows with whatever is taken back. What is brought here or from here carries it from before it was looked
+  // at, and must not be used if `is_recalled` says that it was taken back since.
+  uint64_t now() const { return recalls_.now(); }
+  bool is_recalled(const Key& key, uint64_t since) const { return recalls_.is_recalled(key, since); }
+  // Whether all that was taken back until now is written, so that the next run knows of it however this one
+  // ends; waits for it.
+  bool wait_recalled(const Deadline& deadline);
   // Only a hit says anything about the destination's bytes.
   void read(const ReadBatch& batch, const Deadline& deadline, ReadStatus* statuses);
 
@@ -111,7 +119,7 @@ class DiskStore {
   DiskHealth health() const;
   const DiskCounters& counters() const { return counters_; }
   uint64_t capacity() const { return options_.capacity; }
-  uint64_t used() const { return catalog_.used() + kOverhead; }
+  uint64_t used() const { return catalog_.used() + overhead_; }
   uint64_t n_pages() const { return catalog_.n_pages(); }
   uint64_t queued_bytes() const;
   uint64_t n_evicted() const { return catalog_.n_evicted(); }
@@ -126,18 +134,19 @@ class DiskStore {
     uint32_t length;
     uint64_t checksum;
     uint64_t ticket;
-    Deadline::Clock::time_point since;
-    uint64_t number;  // `n_accepted_` when it was
+    Deadline::Clock::time_point queued_at;
+    uint64_t since;
   };
   class ReadJob;
   class Call;
 
   explicit DiskStore(const DiskOptions& options)
-      : options_(options), catalog_(options.eviction, options.keys_logged) {}
+      : options_(options), catalog_(options.eviction, options.keys_logged, recalls_) {}
 
   // store.cc
   std::string start(const std::string& path, const DiskIdentity& identity);
   bool probe_direct(std::string* error);
+  std::string open_recalls();
   bool start_threads();
   void recover();
   void end_thread();
@@ -157,16 +166,19 @@ class DiskStore {
   void finish_oldest();
   void finish_all();
   void settle(size_t n_pages, uint64_t nbytes);
-  bool is_void(const Key& key, uint64_t number) const;
-  void drop_void(const Chunk& chunk);
-  void forget_forgotten();
   void flush_layout();
-  void clear_layout();
   void suspend(const char* what, int error);
   void try_to_resume();
   void look_after_folder();
   int probe();
   int restore_folder();
+
+  // store_recalls.cc; all but the first on the writer's thread
+  void wake_writer();
+  void record_recalls();
+  int write_recalls();
+  void drop_cleared();
+  void leave_nothing_recalled();
 
   // store_read.cc
   bool can_read();
@@ -175,10 +187,12 @@ class DiskStore {
   void land(ReadJob& job, const ReadBatch& batch, const Deadline& deadline, ReadStatus* statuses);
   bool copy_out(ReadJob& job, size_t i, const ReadBatch& batch);
   const uint8_t* page_of(ReadJob& job, size_t i, const Key& key, uint64_t* checksum);
+  void drop_bad(const Key& key, const Place& place);
   void note_failed_read(int error);
 
   const DiskOptions options_;
   DiskCounters counters_;
+  Recalls recalls_;
   Catalog catalog_;
   std::unique_ptr<Folder> folder_;
   std::unique_ptr<Arena> read_arena_;
@@ -188,6 +202,7 @@ class DiskStore {
   std::string io_name_;
   uint64_t largest_page_ = 0;
   uint64_t chunk_nbytes_ = 0;
+  uint64_t overhead_ = kOverhead;
   bool is_direct_ = false;
   std::atomic<bool> is_stopping_{false};
   std::atomic<bool> is_recovered_{false};
@@ -202,12 +217,7 @@ class DiskStore {
   uint64_t n_accepted_ = 0;
   uint64_t n_settled_ = 0;
   uint64_t n_synced_ = 0;  // settled when the layout was last synced
-  // Pages with these keys that were accepted up to this number are not to be found here; emptied when none of
-  // them is on its way any more. And the number up to which none is.
-  std::unordered_map<Key, uint64_t, KeyHash> forgotten_;
-  uint64_t n_cleared_ = 0;
   bool wants_flush_ = false;
-  bool wants_clear_ = false;
   bool is_closed_ = false;
   bool is_gone_ = false;  // closed, and everything let go
   size_t n_calls_ = 0;
@@ -218,6 +228,8 @@ class DiskStore {
   std::unique_ptr<PageEncoder> encoder_;  // null: pages are written as they are
   std::vector<uint8_t> copy_;             // of a page, from which it is encoded
   std::deque<std::shared_ptr<Chunk>> under_way_;
+  uint64_t n_recorded_ = 0;  // `Recalls::n_kept` when the last attempt to write it began
+  uint64_t dropped_at_ = 0;  // `Recalls::cleared` when all was dropped last
   double backoff_ = 0;
   Deadline next_probe_ = Deadline::after(0);
   Deadline next_look_ = Deadline::after(0);
