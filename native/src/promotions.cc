@@ -29,6 +29,8 @@ constexpr uint64_t kWarmPart = 4;
 constexpr double kWarmSeconds = 10;
 // Leases that can be released; those beyond end by time alone. A guess.
 constexpr size_t kMaxLeases = 1 << 16;
+// Of the pool that one asker may pin: half of what pins may hold at all.
+constexpr uint64_t kAskersPart = 4;
 constexpr std::chrono::seconds kSweepEvery{1};
 
 }  // namespace
@@ -84,15 +86,18 @@ void Promotions::ask(std::vector<Key> keys, Promoter::Lease lease, Deadline answ
   question->found.resize(n);
   question->locations.resize(n);
   std::vector<uint64_t> tickets(n);
-  find_in_pool(keys, lease.seconds, question.get(), &tickets);
+  uint64_t nbytes = 0;
+  find_in_pool(keys, lease, question.get(), &tickets, &nbytes);
   const bool is_urgent = !answer_by.passed();
   bool is_over = true;
   {
     const std::lock_guard lock(mutex_);
     question->lease = lease_of(lease);
-    if (question->lease != nullptr)
+    if (question->lease != nullptr) {
+      question->lease->nbytes += nbytes;
       std::copy_if(tickets.begin(), tickets.end(), std::back_inserter(question->lease->tickets),
                    [](uint64_t ticket) { return ticket != 0; });
+    }
     if (store_ != nullptr && !is_closing_) {
       std::vector<uint8_t> stored(n);
       std::vector<CatalogEntry> entries(n);
@@ -119,14 +124,38 @@ std::shared_ptr<Promotions::Lease> Promotions::lease_of(Promoter::Lease asked) {
   const auto now = Clock::now();
   if (now - swept_ > kSweepEvery) {
     std::erase_if(leases_, [now](const auto& lease) { return lease.second->end < now; });
+    for (auto& [asker, leases] : by_asker_)
+      std::erase_if(leases, [now](const auto& lease) { return lease->is_over || lease->end < now; });
+    std::erase_if(by_asker_, [](const auto& asker) { return asker.second.empty(); });
     swept_ = now;
   }
   if (const auto known = leases_.find(asked.id); known != leases_.end()) return known->second;
   auto lease = std::make_shared<Lease>();
   lease->seconds = asked.seconds;
   lease->end = Deadline::after(asked.seconds).at();
+  lease->id = asked.id;
+  lease->asker = asked.asker;
   if (asked.id != 0 && leases_.size() < kMaxLeases) leases_.emplace(asked.id, lease);
+  by_asker_[asked.asker].push_back(lease);
   return lease;
+}
+
+// With the lock. What an asker may still pin.
+uint64_t Promotions::room_of(uint64_t asker) const {
+  const uint64_t share = pool_.data_nbytes() / kAskersPart;
+  const auto leases = by_asker_.find(asker);
+  if (leases == by_asker_.end()) return share;
+  uint64_t taken = 0;
+  const auto now = Clock::now();
+  for (const auto& lease : leases->second) taken += lease->is_over || lease->end < now ? 0 : lease->nbytes;
+  return share - std::min(share, taken);
+}
+
+// With the lock.
+void Promotions::end(Lease& lease, std::vector<uint64_t>* tickets) {
+  lease.is_over = true;
+  tickets->insert(tickets->end(), lease.tickets.begin(), lease.tickets.end());
+  lease.tickets.clear();
 }
 
 void Promotions::release(uint64_t id) {
@@ -135,9 +164,24 @@ void Promotions::release(uint64_t id) {
     const std::lock_guard lock(mutex_);
     const auto lease = leases_.find(id);
     if (lease == leases_.end()) return;
-    lease->second->is_over = true;
-    tickets.swap(lease->second->tickets);
+    end(*lease->second, &tickets);
     leases_.erase(lease);
+  }
+  unpin(tickets);
+}
+
+void Promotions::leave(uint64_t asker) {
+  std::vector<uint64_t> tickets;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto leases = by_asker_.find(asker);
+    if (leases == by_asker_.end()) return;
+    for (const auto& lease : leases->second) {
+      end(*lease, &tickets);
+      const auto known = leases_.find(lease->id);
+      if (known != leases_.end() && known->second == lease) leases_.erase(known);
+    }
+    by_asker_.erase(leases);
   }
   unpin(tickets);
 }
@@ -149,11 +193,17 @@ void Promotions::unpin(const std::vector<uint64_t>& tickets) {
 
 // Pins what is there. What the limit of pins leaves out can be read too, as long as it stays: it becomes
 // young, so that the pages loaded beside it, and pages that are warmed, evict others first.
-void Promotions::find_in_pool(const std::vector<Key>& keys, double lease_seconds, Question* question,
-                              std::vector<uint64_t>* tickets) {
-  if (lease_seconds > 0) {
-    pool_.pin(keys.data(), keys.size(), lease_seconds, question->found.data(), tickets->data(),
-              question->locations.data());
+void Promotions::find_in_pool(const std::vector<Key>& keys, Promoter::Lease lease, Question* question,
+                              std::vector<uint64_t>* tickets, uint64_t* nbytes) {
+  if (lease.seconds > 0) {
+    uint64_t room = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      room = room_of(lease.asker);
+    }
+    pool_.pin(keys.data(), keys.size(), lease.seconds, question->found.data(), tickets->data(),
+              question->locations.data(), room);
+    for (const Location& location : question->locations) *nbytes += location.length;
     pool_.touch(keys.data(), keys.size());
     if (std::count(question->found.begin(), question->found.end(), 0) == 0) return;
   }
@@ -304,6 +354,7 @@ uint64_t Promotions::take_from(std::deque<Key>& queue, uint64_t limit, std::vect
 
 void Promotions::fill(std::vector<Block>& blocks, double lease_seconds) {
   const size_t n = blocks.size();
+  const uint64_t since = store_->now();
   std::vector<PoolStatus> reserved(n);
   pool_.reserve_blocks(blocks.data(), n, reserved.data());
   std::vector<Block> wanted;
@@ -322,10 +373,10 @@ void Promotions::fill(std::vector<Block>& blocks, double lease_seconds) {
   Loaded own{std::vector<uint8_t>(wanted.size()), std::vector<Location>(wanted.size()),
              std::vector<uint64_t>(wanted.size())};
   {
-    // Under one lock: whoever forgets a page either finds it in the pool afterwards or keeps it out.
+    // Under one lock: who takes a page back either keeps it out, or finds it in the pool afterwards.
     const std::lock_guard lock(mutex_);
     for (size_t i = 0; i < wanted.size(); ++i) {
-      is_filled[i] = statuses[i] == ReadStatus::kHit && !loads_.at(keys[i]).is_forgotten;
+      is_filled[i] = statuses[i] == ReadStatus::kHit && !store_->is_recalled(keys[i], since);
     }
     pool_.commit_blocks(wanted.data(), wanted.size(), is_filled.data(), lease_seconds, own.found.data(),
                         own.tickets.data(), own.locations.data());
@@ -355,18 +406,8 @@ void Promotions::fill(std::vector<Block>& blocks, double lease_seconds) {
   settle(blocks, loaded);
 }
 
-void Promotions::forget(const Key* keys, size_t n) {
+void Promotions::wait_committed() {
   const std::lock_guard lock(mutex_);
-  for (size_t i = 0; i < n; ++i) {
-    if (const auto load = loads_.find(keys[i]); load != loads_.end()) {
-      load->second.is_forgotten = load->second.is_taken;
-    }
-  }
-}
-
-void Promotions::forget_all() {
-  const std::lock_guard lock(mutex_);
-  for (auto& [key, load] : loads_) load.is_forgotten = load.is_taken;
 }
 
 // Every reader gets a pin of its own, for as long as it asked for; who has given up, none. The pin that held
@@ -379,10 +420,7 @@ void Promotions::settle(const std::vector<Block>& blocks, const Loaded& loaded) 
       const auto load = loads_.find(blocks[i].key);
       for (const auto& [question, row] : load->second.waiting) {
         Lease* const lease = question->lease.get();
-        if (loaded.tickets[i] != 0 && lease != nullptr && !lease->is_over) {
-          const uint64_t ticket = pin_again(blocks[i].key, lease->seconds);
-          if (ticket != 0) lease->tickets.push_back(ticket);
-        }
+        if (loaded.tickets[i] != 0 && lease != nullptr && !lease->is_over) pin_again(blocks[i].key, *lease);
         if (question->is_answered) continue;
         question->found[row] = loaded.found[i];
         question->locations[row] = loaded.locations[i];
@@ -397,12 +435,15 @@ void Promotions::settle(const std::vector<Block>& blocks, const Loaded& loaded) 
   for (const Shared& question : complete) answer(question);
 }
 
-uint64_t Promotions::pin_again(const Key& key, double seconds) {
+// With the lock.
+void Promotions::pin_again(const Key& key, Lease& lease) {
   uint8_t found = 0;
   uint64_t ticket = 0;
   Location location;
-  pool_.pin(&key, 1, seconds, &found, &ticket, &location);
-  return ticket;
+  pool_.pin(&key, 1, lease.seconds, &found, &ticket, &location, room_of(lease.asker));
+  if (ticket == 0) return;
+  lease.tickets.push_back(ticket);
+  lease.nbytes += location.length;
 }
 
 }  // namespace p2pkv

@@ -35,11 +35,12 @@ class Promotions {
   void attach(disk::DiskStore* store);
   // See Promoter::promote.
   void ask(std::vector<Key> keys, Promoter::Lease lease, Deadline answer_by, Promoter::Done done);
-  // See Promoter::release.
+  // See Promoter::release, and Promoter::leave.
   void release(uint64_t lease);
-  // Pages that are being loaded don't come into the pool any more.
-  void forget(const Key* keys, size_t n);
-  void forget_all();
+  void leave(uint64_t asker);
+  // After pages were taken back from the store: those loaded before are in the pool when it returns, and no
+  // others come.
+  void wait_committed();
   // Keys that came into the pool, oldest first.
   std::vector<Key> drain(size_t max) { return promoted_.drain(max, Deadline::after(0)); }
   // Answers all with what is there; nothing is called back once it has returned. Idempotent.
@@ -51,7 +52,10 @@ class Promotions {
   struct Lease {
     double seconds;
     Clock::time_point end;
+    uint64_t id;
+    uint64_t asker;
     std::vector<uint64_t> tickets;
+    uint64_t nbytes = 0;  // that it pins
     bool is_over = false;
   };
   struct Question {
@@ -69,13 +73,14 @@ class Promotions {
     double lease_seconds = 0;
     bool is_urgent = false;
     bool is_taken = false;
-    bool is_forgotten = false;  // meanwhile
   };
   using Lock = std::unique_lock<std::mutex>;
 
   std::shared_ptr<Lease> lease_of(Promoter::Lease asked);
-  void find_in_pool(const std::vector<Key>& keys, double lease_seconds, Question* question,
-                    std::vector<uint64_t>* tickets);
+  void end(Lease& lease, std::vector<uint64_t>* tickets);
+  uint64_t room_of(uint64_t asker) const;
+  void find_in_pool(const std::vector<Key>& keys, Promoter::Lease lease, Question* question,
+                    std::vector<uint64_t>* tickets, uint64_t* nbytes);
   void enlist(const Key& key, const Shared& question, size_t row, bool is_urgent);
   static void answer(const Shared& question);
   void answer_in_time();
@@ -94,7 +99,7 @@ class Promotions {
     std::vector<uint64_t> tickets;
   };
   void settle(const std::vector<Block>& blocks, const Loaded& loaded);
-  uint64_t pin_again(const Key& key, double seconds);
+  void pin_again(const Key& key, Lease& lease);
   void unpin(const std::vector<uint64_t>& tickets);
 
   Pool& pool_;
@@ -110,11 +115,13 @@ class Promotions {
   std::deque<Key> urgent_;
   std::deque<Key> warm_;
   std::unordered_map<uint64_t, std::shared_ptr<Lease>> leases_;  // by id, of those that can be released
-  Clock::time_point swept_ = Clock::now();                       // when those that had ended were forgotten
-  std::multimap<Clock::time_point, Shared> open_;                // by when they must be answered
-  double warm_bytes_;                        // may be loaded for nobody now; below 0: in debt
-  double share_bytes_;                       // may be evicted for that now
-  Clock::time_point warmed_ = Clock::now();  // when these two were counted
+  // All that have not ended, those as well whose id is known already.
+  std::unordered_map<uint64_t, std::vector<std::shared_ptr<Lease>>> by_asker_;
+  Clock::time_point swept_ = Clock::now();         // when those that had ended were forgotten
+  std::multimap<Clock::time_point, Shared> open_;  // by when they must be answered
+  double warm_bytes_;                              // may be loaded for nobody now; below 0: in debt
+  double share_bytes_;                             // may be evicted for that now
+  Clock::time_point warmed_ = Clock::now();        // when these two were counted
   bool is_closing_ = false;
   NamedThread loaders_[2];
   NamedThread answerer_;

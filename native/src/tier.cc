@@ -20,6 +20,8 @@ constexpr double kPinSeconds = 60;
 // How soon pages are offered again that the disk's queue had no room for.
 constexpr double kSpillSeconds = 0.02;
 constexpr size_t kSpillPages = 4096;
+// Pages taken back one by one before there is a disk; beyond that everything on it is. A guess.
+constexpr size_t kMaxEarly = 1 << 16;
 
 }  // namespace
 
@@ -44,6 +46,10 @@ void Tier::attach(std::shared_ptr<DiskStore> store) {
   const std::lock_guard lock(mutex_);
   if (owned_store_ || is_closing_) return;
   owned_store_ = std::move(store);
+  // what was taken back while the disk was not there was of no use to anybody, and must stay so
+  if (is_all_early_) owned_store_->clear();
+  owned_store_->forget(early_.data(), early_.size());
+  early_ = {};
   store_.store(owned_store_.get(), std::memory_order_release);
   promotions_->attach(owned_store_.get());
 }
@@ -86,6 +92,7 @@ void Tier::offer(const Key* keys, size_t n) {
   std::vector<uint8_t> known(n);
   std::vector<CatalogEntry> entries(n);
   disk->look_up(keys, n, known.data(), entries.data());
+  forget_older(*disk, entries, known.data());
   std::vector<Key> batch;
   for (size_t i = 0; i < n; ++i) {
     if (known[i] == 0) batch.push_back(keys[i]);
@@ -99,12 +106,34 @@ void Tier::offer(const Key* keys, size_t n) {
   }
 }
 
+// What the pool has under a key counts: a page on disk with other bytes is an earlier one.
+void Tier::forget_older(DiskStore& disk, const std::vector<CatalogEntry>& entries, uint8_t* known) {
+  std::vector<Key> keys;
+  std::vector<size_t> rows;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (known[i] == 0) continue;
+    keys.push_back(entries[i].key);
+    rows.push_back(i);
+  }
+  std::vector<uint8_t> found(keys.size());
+  std::vector<Location> locations(keys.size());
+  pool_->lookup(keys.data(), keys.size(), found.data(), locations.data());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const disk::Place& place = entries[rows[i]].place;
+    const bool is_same = locations[i].checksum == place.checksum && locations[i].length == place.length;
+    if (found[i] == 0 || is_same) continue;
+    disk.forget(&keys[i], 1);
+    known[rows[i]] = 0;
+  }
+}
+
 // Returns how many were taken.
 size_t Tier::write_pinned(DiskStore& disk, const std::vector<Key>& keys, uint64_t* room) {
   const size_t n = keys.size();
   std::vector<uint8_t> found(n);
   std::vector<uint64_t> tickets(n);
   std::vector<Location> locations(n);
+  const uint64_t since = disk.now();
   pool_->pin(keys.data(), n, kPinSeconds, found.data(), tickets.data(), locations.data());
   std::vector<Key> offered;
   std::vector<Piece> pages;
@@ -128,17 +157,10 @@ size_t Tier::write_pinned(DiskStore& disk, const std::vector<Key>& keys, uint64_
     }
   }
   std::vector<uint8_t> accepted(offered.size());
-  disk.write({offered.size(), offered.data(), pages.data(), checksums.data(), pins.data()}, accepted.data());
+  disk.write({offered.size(), offered.data(), pages.data(), checksums.data(), pins.data(), since},
+             accepted.data());
   for (size_t i = 0; i < offered.size(); ++i) {
     if (accepted[i] == 0) given_back.push_back(pins[i]);
-  }
-  // What was taken back meanwhile was forgotten before the store had it: a pin keeps bytes, and hides
-  // nothing.
-  std::vector<uint8_t> is_there(offered.size());
-  std::vector<Location> where(offered.size());
-  pool_->lookup(offered.data(), offered.size(), is_there.data(), where.data());
-  for (size_t i = 0; i < offered.size(); ++i) {
-    if (is_there[i] == 0) disk.forget(&offered[i], 1);
   }
   std::vector<uint8_t> held(given_back.size());
   pool_->unpin(given_back.data(), given_back.size(), held.data());
@@ -182,7 +204,7 @@ void Tier::locate(const Key* keys, size_t n, uint8_t* found, Location* locations
     found[i] = 1;
     locations[i] = Location{};
     locations[i].owner = options_.owner;
-    locations[i].boot = options_.boot;
+    locations[i].boot = boot_;
     locations[i].length = entries[i].place.length;
     locations[i].checksum = entries[i].place.checksum;
   }
@@ -206,18 +228,42 @@ void Tier::release(uint64_t lease) {
   promotions_->release(lease);
 }
 
+void Tier::leave(uint64_t asker) {
+  promotions_->leave(asker);
+}
+
 std::vector<Key> Tier::drain_promoted(size_t max) {
   return promotions_->drain(max);
 }
 
 void Tier::forget(const Key* keys, size_t n) {
-  promotions_->forget(keys, n);
-  if (DiskStore* const disk = store()) disk->forget(keys, n);
+  if (store() == nullptr && remember(keys, n)) return;
+  store()->forget(keys, n);
+  promotions_->wait_committed();
 }
 
 void Tier::clear() {
-  promotions_->forget_all();
-  if (DiskStore* const disk = store()) disk->clear();
+  if (store() == nullptr && remember(nullptr, 0)) return;
+  store()->clear();
+  promotions_->wait_committed();
+}
+
+bool Tier::wait_cleared(const Deadline& deadline) {
+  DiskStore* const disk = store();
+  return disk != nullptr && disk->wait_recalled(deadline);
+}
+
+// Keeps for the store what is taken back before there is one, or everything with null; false if there is one.
+bool Tier::remember(const Key* keys, size_t n) {
+  const std::lock_guard lock(mutex_);
+  if (owned_store_) return false;
+  is_all_early_ = is_all_early_ || keys == nullptr || early_.size() + n > kMaxEarly;
+  if (is_all_early_) {
+    early_ = {};
+  } else {
+    early_.insert(early_.end(), keys, keys + n);
+  }
+  return true;
 }
 
 }  // namespace p2pkv

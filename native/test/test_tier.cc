@@ -107,7 +107,8 @@ struct Node {
     for (size_t i = 0; i < kBatch; ++i) keys.push_back(key_of(first + i));
     auto answered = std::make_shared<std::promise<Answer>>();
     std::future<Answer> answer = answered->get_future();
-    tier->promote(std::move(keys), {lease, lease_id}, Deadline::after(answer_in),
+    // each lease is another reader's: one reader's share of the pool is a single batch
+    tier->promote(std::move(keys), {lease, lease_id, lease_id}, Deadline::after(answer_in),
                   [answered](auto found, auto locations) {
                     answered->set_value({std::move(found), std::move(locations)});
                   });

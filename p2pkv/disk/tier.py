@@ -52,6 +52,11 @@ def default_disk_path(node_id: str, namespace: str) -> Path:
     return Path(home) / "p2pkv" / "disk" / f"{readable[:64]}-{digest}"
 
 
+def disk_folder(config: Config) -> str:
+    """Return the folder of a node's pages."""
+    return config.disk_path or str(default_disk_path(config.node_id, config.namespace))
+
+
 class DiskTier:
     """Thread-safe. Runs from construction to :meth:`close`; close it before the pool.
 
@@ -73,7 +78,7 @@ class DiskTier:
         self._own_key = own_key
         self._boot = boot
         self._faults = faults
-        self.path = config.disk_path or str(default_disk_path(config.node_id, config.namespace))
+        self.path = disk_folder(config)
         self.native = _native.Tier(
             pool.native,
             owner=own_key,
@@ -177,6 +182,11 @@ class DiskTier:
         """The same of pages that were asked for here, which may be the second use that admits them."""
         self.native.note_fetched(keys)
 
+    def set_boot(self, boot: int) -> None:
+        """Have locations name this boot of the owner from now on, the pool's as well."""
+        self._boot = boot
+        self.native.set_boot(boot)
+
     def contains(self, keys: Keys) -> NDArray[np.uint8]:
         """Say which pages could be read from disk now; nothing is read."""
         return self.native.contains(keys)
@@ -218,10 +228,7 @@ class DiskTier:
         return np.concatenate(changed)
 
     def forget(self, keys: Keys) -> tuple[NDArray[np.uint8], Locations]:
-        """Take pages back; return which were on disk, and as what the directory may know them.
-
-        Those that shared a segment with others may be found again by the next run.
-        """
+        """Take pages back; return which were on disk, and as what the directory may know them."""
         on_disk = self.native.contains(keys)
         self.native.forget(keys)
         return on_disk, self.on_disk(len(keys))
@@ -229,6 +236,10 @@ class DiskTier:
     def clear(self) -> None:
         """Take all pages back; their bytes are deleted soon."""
         self.native.clear()
+
+    def wait_cleared(self, timeout: float) -> bool:
+        """Wait until what was taken back is written, so that no later run finds it, however this one ends."""
+        return self.native.wait_cleared(timeout)
 
     def flush(self, timeout: float) -> bool:
         """Wait until what was taken is written; False if it was not by then, or there is no disk."""

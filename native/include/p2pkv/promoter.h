@@ -15,10 +15,13 @@ class Promoter {
   // By key, in the order of the question: 1 for what can be read from the pool now, and where it lies.
   using Done = std::function<void(std::vector<uint8_t> found, std::vector<Location> locations)>;
 
-  // For how long pages are to stay in the pool. `id` is the reader's, drawn at random; 0: only time ends it.
+  // A lease says how long pages are to stay in the pool. `id` is the reader's, drawn at random; 0: it can't
+  // be released. `asker` is who may pin no more than a share of the pool with all its leases, and whose end
+  // ends them.
   struct Lease {
     double seconds = 0;
     uint64_t id = 0;
+    uint64_t asker = 0;
   };
 
   virtual ~Promoter() = default;
@@ -28,6 +31,8 @@ class Promoter {
   virtual void promote(std::vector<Key> keys, Lease lease, Deadline answer_by, Done done) = 0;
   // Ends a lease: its reader has read, or given up. What is still loaded for it is not kept either.
   virtual void release(uint64_t lease) = 0;
+  // Ends all leases of an asker that is gone.
+  virtual void leave(uint64_t asker) = 0;
 };
 
 }  // namespace p2pkv

@@ -66,6 +66,11 @@ class Tier : public Promoter {
   void note_fetched(const Key* keys, size_t n) {
     if (uses_) note_published(keys, n);
   }
+  // Locations name this boot of the owner from now on.
+  void set_boot(uint64_t boot) {
+    pool_->set_boot(boot);
+    boot_ = boot;
+  }
   // Where pages are now: in the pool, else on disk (then the location is not resident).
   void locate(const Key* keys, size_t n, uint8_t* found, Location* locations);
   // Which pages could be read from disk now.
@@ -74,11 +79,16 @@ class Tier : public Promoter {
 
   void promote(std::vector<Key> keys, Lease lease, Deadline answer_by, Done done) override;
   void release(uint64_t lease) override;
+  void leave(uint64_t asker) override;
   // Keys that were promoted, for the directory.
   std::vector<Key> drain_promoted(size_t max);
 
+  // Take pages back, those on their way included, but for what is in the pool: before it is taken out of
+  // that, and once more afterwards. Without a store they are remembered for it. Neither blocks.
   void forget(const Key* keys, size_t n);
   void clear();
+  // Whether all that was taken back is written, so that no later run finds it however this one ends; waits.
+  bool wait_cleared(const Deadline& deadline);
   // Answers all questions with what is there; after that nothing is called back. Leaves the store open.
   // Idempotent.
   void close();
@@ -92,9 +102,12 @@ class Tier : public Promoter {
   void offer(const Key* keys, size_t n);
   size_t write_pinned(disk::DiskStore& store, const std::vector<Key>& keys, uint64_t* room);
   void spill_all();
+  bool remember(const Key* keys, size_t n);
+  void forget_older(disk::DiskStore& store, const std::vector<disk::CatalogEntry>& entries, uint8_t* known);
 
   const std::shared_ptr<Pool> pool_;
   const TierOptions options_;
+  std::atomic<uint64_t> boot_{options_.boot};
   TierCounters counters_;
   std::atomic<disk::DiskStore*> store_{nullptr};  // of `owned_store_`, which is set once
   std::shared_ptr<disk::DiskStore> owned_store_;
@@ -103,6 +116,8 @@ class Tier : public Promoter {
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable published_;
+  std::vector<Key> early_;  // taken back before there was a store
+  bool is_all_early_ = false;
   bool has_published_ = false;
   bool is_closing_ = false;
   NamedThread spiller_;

@@ -108,6 +108,7 @@ void bind_tier(nb::module_& m) {
   nb::class_<Tier>(m, "Tier")
       .def(nb::new_(&start), "pool"_a, nb::kw_only(), "owner"_a, "boot"_a, "write"_a, "admission"_a,
            "queue_size"_a, "warm_rate"_a)
+      .def("set_boot", &Tier::set_boot, "boot"_a)
       .def("attach", attach, "pool"_a, "store"_a)
       .def("note_published", tell<&Tier::note_published>, "keys"_a.noconvert())
       .def("note_fetched", tell<&Tier::note_fetched>, "keys"_a.noconvert())
@@ -117,6 +118,10 @@ void bind_tier(nb::module_& m) {
       .def("drain_promoted", drain_promoted, "limit"_a)
       .def("forget", tell<&Tier::forget>, "keys"_a.noconvert())
       .def("clear", &Tier::clear, Released())
+      .def(
+          "wait_cleared",
+          [](Tier& tier, double timeout) { return tier.wait_cleared(Deadline::after(timeout)); }, "timeout"_a,
+          Released())
       .def("stats", stats)
       .def("close", &Tier::close, Released());
 }
