@@ -56,6 +56,6 @@ def test_hundreds_of_killed_writers_that_compress_lose_no_flushed_page(tmp_path:
 def test_the_oracle_notices_pages_that_were_never_flushed(tmp_path: Path) -> None:
     # The safeguard broken on purpose: the writer claims pages it has not written.
     command = [sys.executable, str(PROGRAM), str(tmp_path), "bucket", "off", "12", "1", "240"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode != 0
     assert "flushed pages are missing" in done.stderr
