@@ -31,6 +31,8 @@ enum class Kind : uint16_t {
   kPromote = 7,
   kRelease = 8,  // over channels only; not answered
   kCounters = 9,
+  kGossip = 10,
+  kCheck = 11,
   kReply = 0x8000,  // set in the kind of every reply
 };
 
@@ -75,6 +77,13 @@ struct DropEntry {
   uint64_t generation;
 };
 static_assert(sizeof(DropEntry) == 48);
+
+// Asks whether a shard has this entry, as `mark_of` its location says.
+struct CheckEntry {
+  Key key;
+  uint64_t mark;
+};
+static_assert(sizeof(CheckEntry) == 24);
 
 // Asks the owner of a page that lies on its disk to bring it back into its pool. The times count from the
 // arrival of the request; times and lease of its first entry hold for all.
