@@ -2,7 +2,8 @@
 
 A peer's endpoints are opened on demand, one more for each batch that runs at the same time, and kept for the next.
 An endpoint that timed out or lost its peer is closed. A peer that made a batch time out is left alone for
-:data:`AVOID_S`, so that one stopped node costs its deadline once and not in every call.
+:data:`AVOID_S`, so that one stopped node costs its deadline once and not in every call. One that takes longer to
+connect to than calls have time is connected to between them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from p2pkv import _native
 from p2pkv.directory.view import Member, State, View
@@ -28,8 +31,15 @@ AVOID_S = 1.0
 """About as long as membership takes to suspect a node that has stopped."""
 FAIR_CHANCE_S = 0.1
 """A peer that was given less time than this is not blamed for a time-out."""
-RETRY_TRANSPORT_S = 30.0
-"""Until a transport that did not reach a peer is tried again with it."""
+PATIENT_CONNECT_S = 20.0
+"""What a connection gets that was not made within a call; a guess, not tuned."""
+RETRY_TRANSPORT_S = (1.0, 30.0)
+"""Until a transport that did not reach a peer is tried again with it: at first, and at most.
+
+Twice as long after each failure, because it may have been this node that was short of something for a moment.
+"""
+IDLE_S = 10.0
+"""How long a connection that nobody needs is kept; each costs its owner a descriptor, and over tcp a thread."""
 UNUSABLE = frozenset({Status.PEER_LOST, Status.TIMED_OUT, Status.CANCELED})
 """An endpoint whose batch had one of these is done for."""
 
@@ -55,7 +65,11 @@ class _Peer:
     idle: list[Connection] = field(default_factory=list)
     traffic: dict[str, PeerTraffic] = field(default_factory=dict)  # by transport
     unusable: dict[str, float] = field(default_factory=dict)  # transport -> until when
+    n_failures: dict[str, int] = field(default_factory=dict)  # by transport, since it worked
     avoid_until: float = 0.0
+    patient: set[str] = field(
+        default_factory=set
+    )  # transports over which it is being connected to between calls
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +81,7 @@ class Connection:
     endpoint: Endpoint
     remote: RemoteRegion
     has_read: bool = False
+    idle_since: float = 0.0
 
 
 class TransferEngine(Resource):
@@ -85,12 +100,13 @@ class TransferEngine(Resource):
         self._ways = [name for name, _ in native_ways(transports)]
         self._connect = connect
         self._metrics = metrics
-        # guards _peers, what is in it, _leased, _connecting, _closed, and the replacing of memory_table
+        # guards _peers, what is in it, _leased, _connecting, _sweeper, _closed, and the replacing of memory_table
         # reentrant, since a signal's handler may close the node wherever a thread is
         self._lock = threading.RLock()
         self._peers: dict[str, _Peer] = {}
         self._leased: set[Connection] = set()
         self._connecting: set[threading.Thread] = set()
+        self._sweeper: threading.Timer | None = None
         self.memory_table = MemoryTable()
         self._closed = False
 
@@ -246,6 +262,15 @@ class TransferEngine(Resource):
             except BaseException as error:  # noqa: BLE001  # the top of a thread: told to who waits for it
                 result = error
             then(result)
+
+        if not self._start_connecting(run):  # no thread is to be had: then others wait for this one
+            run()
+
+    def _start_connecting(self, connect: Callable[[], None]) -> bool:
+        """Run ``connect`` on a thread of its own, which :meth:`close` joins; return whether there is one."""
+
+        def run() -> None:
+            connect()
             with self._lock:
                 self._connecting.discard(threading.current_thread())
 
@@ -254,8 +279,58 @@ class TransferEngine(Resource):
             self._connecting.add(thread)
         try:
             thread.start()
-        except RuntimeError:  # no thread is to be had: then others wait for this one
-            run()
+        except RuntimeError:
+            with self._lock:
+                self._connecting.discard(thread)
+            return False
+        return True
+
+    def _connect_between_calls(self, member: Member, name: str) -> None:
+        """Make a connection for later calls, with more time than they have: each would begin anew, and none succeed."""
+        with self._lock:
+            peer = self._peers.get(member.node_id)
+            if self._closed or peer is None or name in peer.patient:
+                return
+            peer.patient.add(name)
+
+        def run() -> None:
+            try:
+                if self._is_proven(member, name, time.monotonic() + PATIENT_CONNECT_S):
+                    peer.avoid_until = 0.0
+            finally:
+                with self._lock:
+                    peer.patient.discard(name)
+
+        if not self._start_connecting(run):
+            with self._lock:
+                peer.patient.discard(name)
+
+    def _is_proven(self, member: Member, name: str, deadline: float) -> bool:
+        """Connect and read a word; return whether there is one more connection that works."""
+        connection = self._open(member, name, deadline)
+        if connection is None:
+            return False
+        with self._lock:
+            self._leased.add(connection)
+            is_late = self._closed
+        if is_late:
+            self.discard(connection)
+            return False
+        word = np.zeros(1, np.uint64)
+        worst = Status.PEER_LOST
+        try:
+            with self._transports[name].register_memory(
+                word, word.ctypes.data, word.nbytes, readable=False
+            ) as memory:
+                spans = np.array([[0, 0, word.nbytes]], np.int64)
+                transfer = connection.endpoint.read(memory, connection.remote, spans, words=None)
+                worst = Status(int(transfer.wait(deadline - time.monotonic())[0]))
+                if worst in UNUSABLE:
+                    connection.endpoint.close()
+        except TransportError as error:
+            _log.warning("cannot read from peer %s over %s: %s", member.node_id, name, error)
+        self.release(connection, worst, n_pages=0, nbytes=0, seconds=0.0)
+        return worst not in UNUSABLE
 
     def _find(self, member: Member) -> tuple[Connection | None, list[str]]:
         """Return an idle connection, leased now, or the transports to try; neither for a peer to be let alone."""
@@ -289,6 +364,7 @@ class TransferEngine(Resource):
             if time.monotonic() >= deadline:
                 if deadline - began >= FAIR_CHANCE_S:
                     self._avoid(member)
+                    self._connect_between_calls(member, name)
                 return None
             self._fall_back(member, name, "the handshake failed")
         return None
@@ -330,13 +406,45 @@ class TransferEngine(Resource):
                 traffic.seconds += seconds
                 if worst not in UNUSABLE and not self._closed:
                     connection.has_read = True
+                    if n_pages:
+                        peer.n_failures.pop(connection.transport, None)
+                    connection.idle_since = time.monotonic()
                     peer.idle.append(connection)
+                    self._sweep_later()
                     return
         connection.endpoint.close()
         if worst is Status.TIMED_OUT and seconds >= FAIR_CHANCE_S:
             self._avoid(connection.member)
+            if not connection.has_read:
+                self._connect_between_calls(connection.member, connection.transport)
         elif worst is Status.PEER_LOST and not connection.has_read:
             self._fall_back(connection.member, connection.transport, "the connection failed")
+
+    def _sweep_later(self) -> None:
+        """Have idle connections closed when their time has come. With the lock."""
+        if self._sweeper is None and not self._closed:
+            self._sweeper = threading.Timer(IDLE_S, self._sweep)
+            self._sweeper.name = "p2pkv-idle"
+            self._sweeper.daemon = True
+            try:
+                self._sweeper.start()
+            except RuntimeError:  # no thread is to be had: the next connection that comes back tries again
+                self._sweeper = None
+
+    def _sweep(self) -> None:
+        """Close what has been idle for long; those given back last are used first, so a burst's are at the front."""
+        closing: list[Connection] = []
+        with self._lock:
+            until = time.monotonic() - IDLE_S
+            for peer in self._peers.values():
+                closing += [connection for connection in peer.idle if connection.idle_since <= until]
+                peer.idle = [connection for connection in peer.idle if connection.idle_since > until]
+        for connection in closing:
+            connection.endpoint.close()
+        with self._lock:  # not before, so that `close` waits for this thread
+            self._sweeper = None
+            if any(peer.idle for peer in self._peers.values()):
+                self._sweep_later()
 
     def give_back(self, connection: Connection) -> None:
         """Give a leased connection back that was not used."""
@@ -363,10 +471,12 @@ class TransferEngine(Resource):
             peer = self._peers.get(member.node_id)
             if peer is None:
                 return
-            first = name not in peer.unusable
-            peer.unusable[name] = time.monotonic() + RETRY_TRANSPORT_S
+            n_failures = peer.n_failures.get(name, 0)
+            peer.n_failures[name] = n_failures + 1
+            shortest, longest = RETRY_TRANSPORT_S
+            peer.unusable[name] = time.monotonic() + min(longest, shortest * 2.0 ** min(n_failures, 10))
         self._metrics.transport_fallbacks.labels(name).inc()
-        if first:
+        if n_failures == 0:
             _log.warning("peer %s is not reached over %s (%s); trying others", member.node_id, name, why)
 
     def interrupt(self) -> None:
@@ -385,6 +495,10 @@ class TransferEngine(Resource):
             self._peers.clear()
             memories = self.memory_table.memories
             connecting = list(self._connecting)
+            sweeper = self._sweeper
+        if sweeper is not None:
+            sweeper.cancel()
+            sweeper.join()
         for thread in connecting:
             thread.join()  # the control client is closed by now, so that it waits for nobody
         for connection in connections:

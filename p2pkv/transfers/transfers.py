@@ -28,6 +28,8 @@ MAX_ROWS = 32768
 MAX_REQUEST_NAME = 512
 MAX_SECONDS = 3600.0
 _MAX_REPORTED = 64
+_UNREGISTERED = "lies in no registered memory"
+"""How native/src/offers/transfers.cc ends what it says of a row outside every registered memory."""
 _CONNECT_S = 1.0
 """What calls that return at once may wait for a peer's first connection."""
 
@@ -298,6 +300,9 @@ class Transfers:
 
     def _explained(self, error: ValueError, spans: RowSpans, *, for_reading: bool) -> UsageError:
         bad_row = self._native.find_unregistered(spans, for_reading)
+        if bad_row < 0 and str(error).endswith(_UNREGISTERED):
+            # it was closed, and is somebody else's by now
+            return NotRegisteredError(f"{error}; register it first")
         if bad_row < 0:
             return UsageError(str(error))
         address, nbytes = (int(value) for value in spans[bad_row])

@@ -26,24 +26,34 @@ bool Inbox::offered(const std::shared_ptr<Link>& link, uint32_t count, wire::Rea
     const std::lock_guard lock(mutex_);
     if (is_closed_) return true;
     for (uint32_t i = 0; i < count; ++i) {
-      const auto record = body.value<OfferRecord>();
-      if (!record || record->name_size > Transfers::kMaxRequestName || record->n_rows == 0 ||
-          record->n_rows > Transfers::kMaxRows || record->first_row > UINT32_MAX - record->n_rows)
-        return false;
-      const auto name = body.bytes(record->name_size);
-      auto rows = name ? take_all<RowRecord>(body, record->n_rows) : std::nullopt;
-      if (!rows) return false;
-      auto incoming = std::make_shared<Incoming>(link, *record, std::move(*rows));
-      if (!take_offer(incoming, record->ask, std::string(*name))) {
-        wire::append(reports, PulledRecord{record->offer, record->n_rows, 0});
-        reports.append(record->n_rows, static_cast<char>(RowStatus::kDuplicate));
-        n_duplicate_rows_ += record->n_rows;
-        ++n_reports;
-      }
+      auto message = offers::take_offer(body);
+      if (!message) return false;
+      const OfferRecord record = message->record;
+      const RowStatus taken = take_message(link, std::move(*message));
+      if (taken == RowStatus::kPending) continue;
+      wire::append(reports, PulledRecord{record.offer, record.n_rows, 0});
+      reports.append(record.n_rows, static_cast<char>(taken));
+      ++n_reports;
     }
   }
   if (n_reports > 0) link->post(Kind::kPulled, 0, n_reports, reports);
   return true;
+}
+
+// kPending if it waits now, or can be forgotten; else what the producer is to be told of its rows at once.
+RowStatus Inbox::take_message(const std::shared_ptr<Link>& link, OfferMessage message) {
+  auto share = shares_->take(link->id(), Incoming::cost(message));
+  if (!share) {
+    ++n_refused_offers_;
+    // What is asked for stays with the producer; the asker gives up at its own deadline.
+    return message.record.ask == 0 ? RowStatus::kCanceled : RowStatus::kPending;
+  }
+  const OfferRecord record = message.record;
+  const std::string name = message.name;
+  const auto incoming = std::make_shared<Incoming>(link, std::move(message), std::move(share));
+  if (take_offer(incoming, record.ask, name)) return RowStatus::kPending;
+  n_duplicate_rows_ += record.n_rows;
+  return RowStatus::kDuplicate;
 }
 
 // False if some of its rows have come already.
@@ -275,6 +285,7 @@ void Inbox::close() {
     const std::lock_guard lock(mutex_);
     is_closed_ = true;
     grants.assign(grants_.begin(), grants_.end());
+    grants.insert(grants.end(), writing_.begin(), writing_.end());
     jobs.assign(jobs_.begin(), jobs_.end());
     for (const auto& [link, puller] : pullers_) pullers.push_back(puller);
     pullers.insert(pullers.end(), retired_.begin(), retired_.end());
@@ -310,6 +321,7 @@ std::vector<Transfers::Reading> Inbox::readings() {
                                                  {"p2pkv_buffered_rows_total", n_buffered_rows_},
                                                  {"p2pkv_pooled_rows_total", n_pooled_rows_},
                                                  {"p2pkv_parked_offers_total", n_parked_offers_},
+                                                 {"p2pkv_refused_offers_total", n_refused_offers_},
                                                  {"p2pkv_claimed_rows_total", n_claimed_rows_},
                                                  {"p2pkv_rejected_rows_total", n_rejected_rows_},
                                                  {"p2pkv_failed_rows_total", n_failed_rows_},

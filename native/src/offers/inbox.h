@@ -19,8 +19,10 @@
 #include "landing.h"
 #include "link.h"
 #include "memories.h"
+#include "offer_messages.h"
 #include "p2pkv/transfers.h"
 #include "puller.h"
+#include "shares.h"
 #include "store.h"
 
 namespace p2pkv::offers {
@@ -61,6 +63,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   class Granted;
   struct Request;
   struct Incoming;
+  struct StoredRow;
   struct Lane;
   struct Batch;
   using Clock = Deadline::Clock;
@@ -74,10 +77,17 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   void close_grant(Granted& grant, RowStatus reason);
   void revoke(Granted& grant, RowStatus reason);
   void break_off(const Jobs& jobs);
-  void take_stored(Granted& grant);
-  void copy_stored(Granted& grant, Incoming& incoming, std::unique_lock<std::mutex>& lock);
+  void begin_writing(Granted& grant);
+  void end_writing(Granted& grant);
+
+  // inbox_stored.cc
+  void take_stored(Granted& grant, const Deadline& until, bool waits);
+  void claim_stored(Granted& grant);
+  bool copy_stored(Granted& grant, const Deadline& until, std::unique_lock<std::mutex>& lock);
+  void settle_stored(Granted& grant, RowStatus status);
 
   // inbox.cc
+  RowStatus take_message(const std::shared_ptr<Link>& link, OfferMessage message);
   bool take_offer(const std::shared_ptr<Incoming>& incoming, uint64_t ask, const std::string& name);
   void end(Incoming& incoming);
   void fail_rows(Incoming& incoming, RowStatus status);
@@ -96,6 +106,8 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
 
   const Transfers::Options options_;
   Store store_;
+  // A row takes 25 bytes: some ten million rows that wait for their grants.
+  const std::shared_ptr<Shares> shares_ = std::make_shared<Shares>(256 << 20);
   std::atomic<uint64_t> n_fallbacks_{0};
   std::mutex landing_mutex_;          // guards landing_
   std::shared_ptr<Landing> landing_;  // null: no memory of devices was registered
@@ -106,6 +118,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   std::map<uint64_t, std::shared_ptr<Puller>> pullers_;                 // by link
   std::vector<std::shared_ptr<Puller>> retired_;                        // of lost links
   std::set<std::shared_ptr<Granted>> grants_;                           // open ones
+  std::set<std::shared_ptr<Granted>> writing_;  // into which something writes now, open or not
   std::set<std::pair<std::shared_ptr<PullJob>, std::shared_ptr<Puller>>> jobs_;
   uint64_t last_ask_ = 0;
   bool is_closed_ = false;
@@ -114,6 +127,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   uint64_t n_buffered_rows_ = 0;
   uint64_t n_pooled_rows_ = 0;
   uint64_t n_parked_offers_ = 0;
+  uint64_t n_refused_offers_ = 0;
   uint64_t n_claimed_rows_ = 0;
   uint64_t n_rejected_rows_ = 0;
   uint64_t n_failed_rows_ = 0;

@@ -1,13 +1,18 @@
-// Grants: opening, settling, revoking, and copying into them what is in the store.
+// Grants: opening, settling and revoking them.
 #include <algorithm>
 
 #include "inbox_parts.h"
-#include "p2pkv/copy.h"
 
 namespace p2pkv::offers {
+namespace {
+
+// How long a call that names no time may copy.
+constexpr double kLookS = 0.01;
+
+}  // namespace
 
 bool Inbox::Granted::done() {
-  home_->take_stored(*this);
+  home_->take_stored(*this, Deadline::after(kLookS), false);
   const std::lock_guard lock(home_->mutex_);
   return is_over();
 }
@@ -15,18 +20,17 @@ bool Inbox::Granted::done() {
 void Inbox::Granted::wait(const Deadline& until) {
   const bool is_bounded_by_caller = until.at() < deadline.at();
   const Deadline& first = is_bounded_by_caller ? until : deadline;
-  bool is_late = false;
-  while (!is_late) {
-    home_->take_stored(*this);
+  do {
+    home_->take_stored(*this, first, true);
     std::unique_lock lock(home_->mutex_);
-    is_late = !changed.wait_until(lock, first.at(), [this] { return is_over() || has_news; });
+    changed.wait_until(lock, first.at(), [this] { return is_over() || (has_news && !is_copying); });
     if (is_over()) return;
-  }
+  } while (!first.passed());
   if (!is_bounded_by_caller) revoke(RowStatus::kTimedOut);
 }
 
 RowStatuses Inbox::Granted::statuses() {
-  home_->take_stored(*this);
+  home_->take_stored(*this, Deadline::after(kLookS), false);
   const std::lock_guard lock(home_->mutex_);
   return statuses_now;
 }
@@ -45,7 +49,7 @@ std::shared_ptr<Grant> Inbox::grant(Rows rows, PlacedRows placed, const Deadline
     }
     grant = add_grant(std::shared_ptr(request), rows, std::move(placed), deadline);
   }
-  take_stored(*grant);
+  take_stored(*grant, deadline, false);
   return grant;
 }
 
@@ -77,7 +81,7 @@ std::shared_ptr<Inbox::Granted> Inbox::add_grant(const std::shared_ptr<Request>&
   auto grant = std::make_shared<Granted>(shared_from_this(), request, rows, std::move(placed), deadline);
   request->grant = grant;
   grants_.insert(grant);
-  if (is_closed_) {
+  if (is_closed_ || grant->placed.lie_in_closed_memory()) {
     close_grant(*grant, RowStatus::kCanceled);
     return grant;
   }
@@ -98,6 +102,8 @@ void Inbox::close_grant(Granted& grant, RowStatus reason) {
     if (status == RowStatus::kPending) status = reason;
   }
   grant.n_pending = 0;
+  grant.is_closed = true;
+  grant.to_copy.clear();
   if (const auto request = std::exchange(grant.request, nullptr)) {
     const auto self = grant.shared_from_this();  // the next lines may be its last owners
     request->grant = nullptr;
@@ -144,65 +150,22 @@ void Inbox::revoke_memory(uint32_t memory_id) {
   std::vector<std::shared_ptr<Granted>> grants;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& grant : grants_) {
-      if (grant->placed.lie_in(memory_id)) grants.push_back(grant);
+    // Closed ones as well: what is under way into them goes on until it is broken off.
+    for (const auto* some : {&grants_, &writing_}) {
+      for (const auto& grant : *some) {
+        if (grant->placed.lie_in(memory_id)) grants.push_back(grant);
+      }
     }
   }
   for (const auto& grant : grants) revoke(*grant, RowStatus::kCanceled);
 }
 
-// Copies what came before the grant did, on the thread of whoever waits for it.
-void Inbox::take_stored(Granted& grant) {
-  std::unique_lock lock(mutex_);
-  grant.has_news = false;
-  if (!grant.request) return;
-  const auto stored = grant.request->stored;
-  for (const auto& incoming : stored) {
-    if (!grant.request) return;
-    if (incoming->state == Incoming::State::kStored) copy_stored(grant, *incoming, lock);
-  }
+void Inbox::begin_writing(Granted& grant) {
+  if (grant.n_writing++ == 0) writing_.insert(grant.shared_from_this());
 }
 
-void Inbox::copy_stored(Granted& grant, Incoming& incoming, std::unique_lock<std::mutex>& lock) {
-  std::vector<std::pair<size_t, size_t>> places;
-  match(incoming, grant, &places);
-  if (places.empty()) return;
-  const auto block = incoming.block;  // stays, whatever becomes of the offer
-  std::vector<uint64_t> offsets;
-  uint64_t at = 0;
-  for (const RowRecord& row : incoming.rows) {
-    offsets.push_back(at);
-    at += Incoming::padded(row.length);
-  }
-  ++grant.n_writing;
-  lock.unlock();
-  std::vector<LandedRow> landed;
-  for (const auto& [row, place] : places) {
-    const PlacedRows::Row& to = grant.placed.rows[place];
-    const uint64_t address = grant.placed.address_of(to);
-    uint8_t* from = block->bytes() + offsets[row];
-    if (const auto& device = grant.placed.device_of(to)) {
-      landed.push_back({device, {address, from, to.length}});
-    } else {
-      copy_bytes(reinterpret_cast<uint8_t*>(address), from, to.length);
-    }
-  }
-  // Should a device be lost that still reads from the block, it takes what nobody reads any more.
-  if (!landed.empty()) landing_of_devices()->copy(landed, grant.point.get(), grant.deadline);
-  lock.lock();
-  --grant.n_writing;
-  size_t n_landed = 0;
-  for (const auto& [row, place] : places) {
-    const bool is_for_device = grant.placed.device_of(grant.placed.rows[place]) != nullptr;
-    const RowStatus status = is_for_device ? landed[n_landed++].status : RowStatus::kOk;
-    (status == RowStatus::kOk ? n_claimed_rows_ : n_failed_rows_) += 1;
-    settle_row(grant, place, status);
-    // What a grant that was revoked meanwhile did not get is there for the next one.
-    if (grant.statuses_now[place] == RowStatus::kOk) incoming.statuses[row] = RowStatus::kDuplicate;
-  }
-  const bool is_used_up = std::none_of(incoming.statuses.begin(), incoming.statuses.end(),
-                                       [](RowStatus status) { return status == RowStatus::kOk; });
-  if (is_used_up && incoming.state == Incoming::State::kStored) end(incoming);
+void Inbox::end_writing(Granted& grant) {
+  if (--grant.n_writing == 0) writing_.erase(grant.shared_from_this());
   grant.changed.notify_all();
 }
 

@@ -5,6 +5,15 @@
 
 namespace p2pkv::offers {
 
+// A row that lies in the store and is to be copied to its place in a grant.
+struct Inbox::StoredRow {
+  std::shared_ptr<Incoming> incoming;
+  size_t row;
+  size_t place;
+  uint64_t from;  // in the block
+  uint64_t n_copied;
+};
+
 // Where rows of a request go.
 class Inbox::Granted final : public Grant, public std::enable_shared_from_this<Inbox::Granted> {
  public:
@@ -36,8 +45,11 @@ class Inbox::Granted final : public Grant, public std::enable_shared_from_this<I
   RowStatuses statuses_now;
   std::vector<uint8_t> is_taken;  // by an offer that is pulled or proven now; no other may write to it
   size_t n_pending;
-  size_t n_writing = 0;   // pulls and copies under way
-  bool has_news = false;  // something was stored since it was looked for
+  size_t n_writing = 0;           // pulls and copies under way
+  std::deque<StoredRow> to_copy;  // claimed from the store; of an open grant only
+  bool is_copying = false;        // by a call; one at a time
+  bool has_news = true;           // something was stored, or left to be copied, since it was looked for
+  std::atomic<bool> is_closed = false;
   Jobs jobs;
   std::condition_variable changed;
 
@@ -68,19 +80,28 @@ struct Inbox::Lane {
 struct Inbox::Incoming {
   enum class State { kWaiting, kPulling, kProving, kStored, kEnded };
 
-  Incoming(std::shared_ptr<Link> link, const OfferRecord& record, std::vector<RowRecord> rows)
+  Incoming(std::shared_ptr<Link> link, OfferMessage message, std::shared_ptr<const void> share)
       : link(std::move(link)),
-        offer(record.offer),
-        first_row(record.first_row),
-        rows(std::move(rows)),
-        lease(Deadline::after(record.lease_ms / 1e3)),
+        offer(message.record.offer),
+        first_row(message.record.first_row),
+        rows(std::move(message.rows)),
+        padded_nbytes(message.padded_nbytes),
+        lease(after_ms(message.record.lease_ms)),
+        share(std::move(share)),
         statuses(this->rows.size(), RowStatus::kPending) {}
+
+  // What remembering it takes, about.
+  static uint64_t cost(const OfferMessage& message) {
+    return 512 + message.name.size() + message.rows.size() * (sizeof(RowRecord) + sizeof(RowStatus));
+  }
 
   const std::shared_ptr<Link> link;
   const uint64_t offer;
   const uint32_t first_row;
   const std::vector<RowRecord> rows;
+  const uint64_t padded_nbytes;  // of a block for all of them
   const Deadline lease;
+  const std::shared_ptr<const void> share;  // of what may be remembered
   std::weak_ptr<Request> request;
   State state = State::kWaiting;
   bool is_parked = false;
@@ -91,8 +112,8 @@ struct Inbox::Incoming {
   Clock::time_point expires_at{};  // once stored
 
   uint32_t end_row() const { return first_row + static_cast<uint32_t>(rows.size()); }
-  // Where a row lies in the block; 64-byte aligned, for the copies.
-  static uint64_t padded(uint64_t length) { return (length + 63) / 64 * 64; }
+  // What a row takes of the block.
+  static uint64_t padded(uint64_t length) { return StagingArea::padded(length); }
 };
 
 // One read: rows of several offers of a lane.

@@ -81,7 +81,7 @@ bool Inbox::fill(Batch& batch, Lane& lane) {
   if (batch.rows.empty()) return false;
   if (batch.grant) {
     if (batch.grant->deadline.at() < batch.deadline.at()) batch.deadline = batch.grant->deadline;
-    ++batch.grant->n_writing;
+    begin_writing(*batch.grant);
     batch.grant->jobs.emplace_back(batch.job, lane.puller);
   }
   jobs_.emplace(batch.job, lane.puller);
@@ -109,9 +109,7 @@ bool Inbox::place(Batch& batch, const std::shared_ptr<Incoming>& incoming) {
     }
     incoming->into = batch.grant;
   } else {
-    uint64_t nbytes = 0;
-    for (const RowRecord& row : incoming->rows) nbytes += Incoming::padded(row.length);
-    incoming->block = store_.allocate(nbytes, &incoming->is_in_pool);
+    incoming->block = store_.allocate(incoming->padded_nbytes, &incoming->is_in_pool);
     if (!incoming->block) {
       n_parked_offers_ += incoming->is_parked ? 0 : 1;
       incoming->is_parked = true;
@@ -123,7 +121,7 @@ bool Inbox::place(Batch& batch, const std::shared_ptr<Incoming>& incoming) {
       batch.places.emplace_back(number, row);
       at += Incoming::padded(incoming->rows[row].length);
     }
-    batch.nbytes += nbytes;
+    batch.nbytes += incoming->padded_nbytes;
   }
   incoming->state = Incoming::State::kPulling;
   batch.offers.push_back(incoming);
@@ -165,7 +163,7 @@ void Inbox::conclude(Batch& batch, Lane& lane, std::string* reports, uint32_t* n
     batch.offers[number]->statuses[row] = to_row_status(batch.rows[i]);
   }
   if (batch.grant && !batch.rows.empty()) {
-    --batch.grant->n_writing;
+    end_writing(*batch.grant);
     std::erase_if(batch.grant->jobs, [&batch](const auto& job) { return job.first == batch.job; });
   }
   for (const auto& incoming : batch.at_once) conclude_one(batch, incoming, reports, n_reports);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "p2pkv/checked.h"
 #include "p2pkv/tokens.h"
 
 namespace p2pkv::offers {
@@ -15,14 +16,18 @@ bool Memory::is_readable() const {
 bool Memory::holds(const RowSpan& span) const {
   const auto start = static_cast<uint64_t>(span.address);
   const auto length = static_cast<uint64_t>(span.nbytes);
-  // Compared as room left, which can't overflow as a sum could.
-  return span.address >= 0 && span.nbytes > 0 && start >= address && start - address < nbytes &&
-         length <= nbytes - (start - address);
+  return span.address >= 0 && span.nbytes > 0 && start >= address &&
+         lies_within(start - address, length, nbytes);
 }
 
 bool PlacedRows::lie_in(uint32_t memory_id) const {
   return std::any_of(memories.begin(), memories.end(),
                      [memory_id](const auto& memory) { return memory->id == memory_id; });
+}
+
+bool PlacedRows::lie_in_closed_memory() const {
+  return std::any_of(memories.begin(), memories.end(),
+                     [](const auto& memory) { return memory->is_closed->load(); });
 }
 
 bool PlacedRows::lie_on_devices() const {
@@ -67,6 +72,7 @@ std::shared_ptr<const Memory> Memories::remove(uint32_t id) {
   if (at == memories_.end()) return nullptr;
   auto memory = *at;
   memories_.erase(at);
+  memory->is_closed->store(true);
   return memory;
 }
 

@@ -1,6 +1,7 @@
 // The registered memory of a node, as offers and grants use it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -22,6 +23,8 @@ struct Memory {
   // Of device memory, which no way knows: its rows go through staging.
   std::shared_ptr<cuda::Device> device = nullptr;
   bool is_offerable = false;
+  // Set when it is removed: a call that had found it before must not begin anything with it any more.
+  std::shared_ptr<std::atomic<bool>> is_closed = std::make_shared<std::atomic<bool>>(false);
 
   bool is_readable() const;
   bool holds(const RowSpan& span) const;
@@ -38,6 +41,9 @@ struct PlacedRows {
   std::vector<Row> rows;
 
   bool lie_in(uint32_t memory_id) const;
+  // Some of them. Asked under the lock that whoever ends what lies in a closed memory takes after the
+  // closing.
+  bool lie_in_closed_memory() const;
   const std::shared_ptr<cuda::Device>& device_of(const Row& row) const {
     return memories[row.memory]->device;
   }

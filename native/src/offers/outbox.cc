@@ -72,9 +72,11 @@ std::shared_ptr<Offer> Outbox::offer(uint64_t to, const std::shared_ptr<Link>& l
 void Outbox::add(const std::shared_ptr<Outgoing>& offer, const std::shared_ptr<Link>& link,
                  std::vector<Post>* posts) {
   ++n_offered_;
-  if (is_closed_ || (offer->to != 0 && !link)) {
+  const bool has_memory = !offer->placed.lie_in_closed_memory();
+  if (is_closed_ || !has_memory || (offer->to != 0 && !link)) {
     offer->is_done = true;
-    const RowStatus reason = is_closed_ ? RowStatus::kCanceled : RowStatus::kPeerLost;
+    const RowStatus gone = has_memory ? RowStatus::kPeerLost : RowStatus::kRejected;
+    const RowStatus reason = is_closed_ ? RowStatus::kCanceled : gone;
     std::fill(offer->statuses_now.begin(), offer->statuses_now.end(), reason);
     return;
   }
@@ -136,7 +138,7 @@ void Outbox::tell_one(Outgoing& offer, const std::shared_ptr<Link>& link, uint64
       wire::append(body, RowRecord{offer.placed.memories[row.memory]->id, 0, row.offset, row.length});
     }
   }
-  offer.told.push_back(link);
+  if (!offer.was_told(*link)) offer.told.push_back(link);
   posts->push_back({link, Kind::kOffer, std::move(body)});
 }
 
@@ -157,25 +159,28 @@ void Outbox::withdraw_memory(uint32_t memory_id) {
 }
 
 bool Outbox::asked(const std::shared_ptr<Link>& link, wire::Reader body) {
-  const auto record = body.value<AskRecord>();
-  if (!record || record->name_size > Transfers::kMaxRequestName || record->n_rows > Transfers::kMaxRows)
-    return false;
-  const auto name = body.bytes(record->name_size);
-  if (!name) return false;
+  auto message = take_ask(body);
+  if (!message) return false;
+  const AskRecord& record = message->record;
   std::vector<Post> posts;
   {
     const std::lock_guard lock(mutex_);
     if (is_closed_) return true;
-    asks_.push_back({link, record->ask, std::string(*name), record->first_row, record->n_rows,
-                     Deadline::after(record->timeout_ms / 1e3)});
-    const auto found = by_request_.find(std::string(*name));
+    auto share = shares_->take(link->id(), 2 * sizeof(Ask) + record.name_size);
+    if (!share) {  // the asker gives up at its own deadline
+      ++n_refused_asks_;
+      return true;
+    }
+    asks_.push_back({link, record.ask, std::move(message->name), record.first_row, record.n_rows,
+                     after_ms(record.timeout_ms), std::move(share)});
+    const auto found = by_request_.find(asks_.back().request);
     if (found == by_request_.end()) return true;
     for (const auto& [key, offer] : found->second) {
       if (!is_wanted(asks_.back(), *offer)) continue;
       if (offer->device && !offer->staged) {
         queue_staging(offer);
       } else {
-        tell_one(*offer, link, record->ask, &posts);
+        tell_one(*offer, link, record.ask, &posts);
       }
     }
   }
@@ -210,21 +215,21 @@ bool Outbox::pulled(const std::shared_ptr<Link>& link, uint32_t count, wire::Rea
 
 // Takes one receiver's report and says whether the offer was valid until now.
 bool Outbox::judge(const std::shared_ptr<Link>& link, wire::Reader& body, std::string* verdicts) {
-  const auto record = body.value<PulledRecord>();
-  if (!record || record->n_rows > Transfers::kMaxRows) return false;
-  const auto statuses = take_all<RowStatus>(body, record->n_rows);
-  if (!statuses) return false;
-  const auto found = live_.find(record->offer);
-  const bool is_valid = found != live_.end() && found->second->n_rows() == record->n_rows &&
-                        (found->second->to == 0 || found->second->to == link->node_key());
-  wire::append(*verdicts, SettledRecord{record->offer, is_valid ? 1u : 0u, 0});
+  const auto message = take_pulled(body);
+  if (!message) return false;
+  const auto& [record, statuses] = *message;
+  const auto found = live_.find(record.offer);
+  // Only who was told of it can have pulled it: others may guess its number, which ends it for nobody.
+  const bool is_valid =
+      found != live_.end() && found->second->n_rows() == record.n_rows && found->second->was_told(*link);
+  wire::append(*verdicts, SettledRecord{record.offer, is_valid ? 1u : 0u, 0});
   if (!is_valid) {
     ++n_late_;
     return true;
   }
   Outgoing& offer = *found->second;
-  for (size_t row = 0; row < statuses->size(); ++row) {
-    const RowStatus status = (*statuses)[row];
+  for (size_t row = 0; row < statuses.size(); ++row) {
+    const RowStatus status = statuses[row];
     offer.statuses_now[row] = status <= RowStatus::kDeviceFailed ? status : RowStatus::kCanceled;
     if (status == RowStatus::kOk) {
       ++n_taken_;
@@ -282,9 +287,7 @@ void Outbox::forget(const Link& link) {
   for (const auto& [id, offer] : live_) {
     if (offer->to == 0) continue;
     const bool is_to_be_told = offer->told.empty() && offer->link.lock().get() == &link;
-    const bool was_told = std::any_of(offer->told.begin(), offer->told.end(),
-                                      [&link](const auto& told) { return told.lock().get() == &link; });
-    if (was_told || is_to_be_told) ending.push_back(offer);
+    if (offer->was_told(link) || is_to_be_told) ending.push_back(offer);
   }
   for (const auto& offer : ending) {
     offer->told.clear();
@@ -351,6 +354,7 @@ std::vector<Transfers::Reading> Outbox::readings() {
           {"p2pkv_withdrawn_offers_total", n_withdrawn_},
           {"p2pkv_lapsed_offers_total", n_lapsed_},
           {"p2pkv_late_pulls_total", n_late_},
+          {"p2pkv_refused_asks_total", n_refused_asks_},
           {"p2pkv_staged_to_host_bytes_total", n_staged_bytes_},
           {"p2pkv_outgoing_staging_used_bytes", staging_ ? staging_->used_nbytes() : 0}};
 }

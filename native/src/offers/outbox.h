@@ -23,8 +23,10 @@
 
 #include "link.h"
 #include "memories.h"
+#include "offer_messages.h"
 #include "p2pkv/thread.h"
 #include "p2pkv/transfers.h"
+#include "shares.h"
 #include "staging_area.h"
 
 namespace p2pkv::offers {
@@ -68,6 +70,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
     uint32_t first_row;
     uint32_t n_rows;
     Deadline deadline;
+    std::shared_ptr<const void> share;  // of what may be remembered
   };
   // Messages made under the lock, sent after it.
   struct Post {
@@ -102,6 +105,8 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   void unstage(Outgoing& offer);
   void unstage_unwanted(std::vector<Post>* posts);
 
+  // Some hundred thousand asks that wait for their rows.
+  const std::shared_ptr<Shares> shares_ = std::make_shared<Shares>(32 << 20);
   std::mutex mutex_;  // guards all below, and what of the offers changes
   std::unordered_map<uint64_t, std::shared_ptr<Outgoing>> live_;  // by id
   std::unordered_map<std::string, std::map<Key, std::shared_ptr<Outgoing>>> by_request_;
@@ -114,6 +119,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   uint64_t n_withdrawn_ = 0;
   uint64_t n_lapsed_ = 0;
   uint64_t n_late_ = 0;
+  uint64_t n_refused_asks_ = 0;
   uint64_t n_staged_bytes_ = 0;
   std::shared_ptr<StagingArea> staging_;                 // null: no memory of devices was registered
   std::deque<std::shared_ptr<Outgoing>> staging_queue_;  // in the order of offering and asking

@@ -28,6 +28,10 @@ class Outbox::Outgoing final : public Offer {
   RowStatuses statuses() override;
 
   uint32_t n_rows() const { return static_cast<uint32_t>(placed.rows.size()); }
+  bool was_told(const Link& link) const {
+    return std::any_of(told.begin(), told.end(),
+                       [&link](const auto& one) { return one.lock().get() == &link; });
+  }
   // Its memory is the caller's again.
   bool is_over() const { return is_done && home_->copying_.get() != this; }
 

@@ -9,9 +9,8 @@ namespace {
 
 // Until a transport that did not reach the peer is tried again with it.
 constexpr std::chrono::seconds kRetryWay{30};
-// Of one read: spans are copied into it, so its size is bounded.
-constexpr size_t kMaxDescriptions = 16;
-constexpr size_t kMaxBlob = 64 << 10;
+// What is remembered of one peer's memories. A node has few; one that names more is asked again.
+constexpr size_t kMaxSources = 64;
 
 bool is_done_for(Status status) {
   return status == Status::kPeerLost || status == Status::kTimedOut || status == Status::kCanceled;
@@ -77,6 +76,7 @@ void PeerReader::read_group(std::vector<PullRow*>& rows, const Deadline& deadlin
 Status PeerReader::read_over(Connection& connection, const std::string& region, std::vector<PullRow*>& rows,
                              const Deadline& deadline, PullJob& job) {
   if (!job.use(connection.endpoint)) return Status::kCanceled;
+  if (connection.regions.size() >= kMaxSources) connection.regions.clear();
   auto& remote = connection.regions[rows[0]->remote.source];
   std::string error;
   if (!remote) remote = connection.endpoint->attach(region, &error);
@@ -110,9 +110,8 @@ Status PeerReader::read_over(Connection& connection, const std::string& region, 
   return worst;
 }
 
-std::optional<std::vector<PeerReader::Description>> PeerReader::describe(uint32_t source,
-                                                                         const Deadline& deadline,
-                                                                         const PullJob& job) {
+std::optional<std::vector<WayMessage>> PeerReader::describe(uint32_t source, const Deadline& deadline,
+                                                            const PullJob& job) {
   {
     const std::lock_guard lock(mutex_);
     const auto found = known_.find(source);
@@ -122,26 +121,19 @@ std::optional<std::vector<PeerReader::Description>> PeerReader::describe(uint32_
   wire::append(question, source);
   const auto answer = ask(Kind::kReach, question, deadline, job);
   if (!answer) return std::nullopt;
-  wire::Reader body(*answer);
-  std::vector<Description> known;
-  const auto n = body.value<uint32_t>();
-  for (uint32_t i = 0; n && i < std::min<uint32_t>(*n, kMaxDescriptions); ++i) {
-    const auto name = take_text(body, kMaxBlob);
-    const auto domain = name ? take_text(body, kMaxBlob) : std::nullopt;
-    const auto region = domain ? take_text(body, kMaxBlob) : std::nullopt;
-    if (!region) return std::nullopt;
-    known.push_back({*name, *domain, *region});
-  }
+  const auto known = take_ways(wire::Reader(*answer));
+  if (!known) return std::nullopt;
   const std::lock_guard lock(mutex_);
-  if (!known.empty()) known_[source] = known;
+  if (known_.size() >= kMaxSources) known_.clear();
+  if (!known->empty()) known_[source] = *known;
   return known;
 }
 
-std::unique_ptr<PeerReader::Connection> PeerReader::lease(const std::vector<Description>& known,
+std::unique_ptr<PeerReader::Connection> PeerReader::lease(const std::vector<WayMessage>& known,
                                                           const Deadline& deadline, const PullJob& job,
                                                           std::string* region) {
   for (size_t way = 0; way < ways_.size(); ++way) {
-    const auto described = std::find_if(known.begin(), known.end(), [&](const Description& candidate) {
+    const auto described = std::find_if(known.begin(), known.end(), [&](const WayMessage& candidate) {
       return candidate.name == ways_[way].name && candidate.domain == ways_[way].transport->domain();
     });
     if (described == known.end()) continue;

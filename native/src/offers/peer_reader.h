@@ -13,6 +13,7 @@
 
 #include "link.h"
 #include "memories.h"
+#include "offer_messages.h"
 #include "p2pkv/transfers.h"
 
 namespace p2pkv::offers {
@@ -63,11 +64,6 @@ class PeerReader {
 
  private:
   using Clock = Deadline::Clock;
-  struct Description {
-    std::string name;
-    std::string domain;
-    std::string region;
-  };
   // An endpoint, leased to one pull.
   struct Connection {
     size_t way;
@@ -84,9 +80,9 @@ class PeerReader {
   // Returns the worst of the rows.
   Status read_over(Connection& connection, const std::string& region, std::vector<PullRow*>& rows,
                    const Deadline& deadline, PullJob& job);
-  std::optional<std::vector<Description>> describe(uint32_t source, const Deadline& deadline,
-                                                   const PullJob& job);
-  std::unique_ptr<Connection> lease(const std::vector<Description>& known, const Deadline& deadline,
+  std::optional<std::vector<WayMessage>> describe(uint32_t source, const Deadline& deadline,
+                                                  const PullJob& job);
+  std::unique_ptr<Connection> lease(const std::vector<WayMessage>& known, const Deadline& deadline,
                                     const PullJob& job, std::string* region);
   std::unique_ptr<Connection> open(size_t way, const Deadline& deadline, const PullJob& job);
   void give_back(std::unique_ptr<Connection> connection, Status worst);
@@ -99,7 +95,7 @@ class PeerReader {
   std::mutex mutex_;  // guards all below
   std::condition_variable answered_;
   std::vector<WayState> states_;
-  std::map<uint32_t, std::vector<Description>> known_;  // sources
+  std::map<uint32_t, std::vector<WayMessage>> known_;  // sources
   std::map<uint64_t, std::optional<std::string>> answers_;
   uint64_t last_id_ = 0;
   bool is_closed_ = false;

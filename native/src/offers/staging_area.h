@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "memories.h"
+#include "offer_messages.h"
 #include "p2pkv/cuda_staging.h"
 #include "p2pkv/transfers.h"
 
@@ -19,9 +20,10 @@ namespace p2pkv::offers {
 // Thread-safe. Known to every transport of the node, all of which read what is shared memory.
 class StagingArea {
  public:
-  // A row's place in a lease begins at a multiple of this: for the copies of the processor.
-  static constexpr uint64_t kAlignment = 64;
-  static uint64_t padded(uint64_t nbytes) { return (nbytes + kAlignment - 1) / kAlignment * kAlignment; }
+  // What a row takes of a lease. Only of rows whose sum was checked when they came.
+  static uint64_t padded(uint64_t nbytes) {
+    return (nbytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
+  }
 
   // `is_readable`: by peers. Null, with the reason in `error`. Takes about 0.3 ms a MiB: its pages are
   // touched and locked.

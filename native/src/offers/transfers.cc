@@ -188,7 +188,8 @@ class LinkedTransfers final : public Transfers {
 
   bool introduced(const std::shared_ptr<Link>& link, const wire::Header& header, wire::Reader body) {
     const auto record = body.value<IntroduceRecord>();
-    if (!record || record->node_key == 0 || node_key_ == 0) return false;
+    // Once, and only by who opened the link: this node knows whom it has connected to.
+    if (!record || record->node_key == 0 || node_key_ == 0 || link->node_key() != 0) return false;
     link->introduce(record->node_key);
     return link->reply(header, wire::ReplyStatus::kOk, {});
   }
