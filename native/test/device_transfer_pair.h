@@ -7,13 +7,13 @@
 #include <cstdlib>
 #include <iostream>
 #include <memory>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "check.h"
 #include "fake_cuda/library.h"
+#include "moments.h"
 #include "p2pkv/region.h"
 #include "p2pkv/transfers.h"
 #include "p2pkv/transports.h"
@@ -29,6 +29,8 @@ using p2pkv::RowStatus;
 using p2pkv::RowStatuses;
 using p2pkv::Transfers;
 using p2pkv::test::FakeCuda;
+using p2pkv::test::Moments;
+using p2pkv::test::spin;
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr bool kIsSanitized = true;
@@ -212,12 +214,6 @@ RowStatuses wait(const std::shared_ptr<Offer>& offer) {
 bool all_are(const RowStatuses& statuses, RowStatus status) {
   return !statuses.empty() &&
          std::all_of(statuses.begin(), statuses.end(), [status](RowStatus s) { return s == status; });
-}
-
-void spin(std::chrono::microseconds time) {
-  const auto until = Deadline::Clock::now() + time;
-  while (Deadline::Clock::now() < until) {
-  }
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import zmq
@@ -23,10 +24,10 @@ DEFAULT = ["asan", "tsan", "plain"]
 FILTERS = {"bare": ["built_without"]}
 BARE = ["-DP2PKV_WITH_VERBS=OFF", "-DP2PKV_WITH_UCX=OFF"]
 OPTIONS = {
-    "ASAN_OPTIONS": "halt_on_error=1:detect_stack_use_after_return=1:strict_string_checks=1",
+    "ASAN_OPTIONS": "halt_on_error=1:handle_abort=1:detect_stack_use_after_return=1:strict_string_checks=1",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
     # libzmq is not instrumented: TSan sees what it copies, but not what it synchronizes by.
-    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1:ignore_noninstrumented_modules=1",
+    "TSAN_OPTIONS": "halt_on_error=1:handle_abort=1:second_deadlock_stack=1:ignore_noninstrumented_modules=1",
 }
 
 
@@ -69,19 +70,21 @@ def main(arguments: list[str]) -> int:
     """Run every flavour, or the one named first; non-zero if any failed."""
     flavours = [arguments.pop(0)] if arguments and arguments[0] in SANITIZERS else DEFAULT
     environment = os.environ | OPTIONS | {"P2PKV_TEST_LIBZMQ": libzmq()}
-    passed = {}
+    passed = []
+    said = []
     for flavour in flavours:
         print(f"--- {flavour}", flush=True)
+        began = time.monotonic()
         program = build(flavour)
+        built = time.monotonic()
         chosen = arguments or FILTERS.get(flavour, [])
-        passed[flavour] = (
-            subprocess.run([str(program), *chosen], env=environment, check=False).returncode == 0
+        passed.append(subprocess.run([str(program), *chosen], env=environment, check=False).returncode == 0)
+        said.append(
+            f"{flavour} {'ok' if passed[-1] else 'FAILED'} "
+            f"(built in {built - began:.0f} s, ran for {time.monotonic() - built:.0f} s)"
         )
-    print(
-        "native tests: "
-        + ", ".join(f"{flavour} {'ok' if ok else 'FAILED'}" for flavour, ok in passed.items())
-    )
-    return 0 if all(passed.values()) else 1
+    print("native tests: " + ", ".join(said))
+    return 0 if all(passed) else 1
 
 
 if __name__ == "__main__":

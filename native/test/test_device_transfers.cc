@@ -96,7 +96,7 @@ size_t hunt_withdrawals(Over over, size_t n_offers, bool is_validating, size_t* 
   setting.over = over;
   setting.is_validating = is_validating;
   Pair pair(2 * kRows, setting);
-  std::mt19937_64 random(p2pkv::test::seed("withdrawals"));
+  Moments moments(p2pkv::test::seed("withdrawals"));
   size_t n_wrong = 0;
   for (size_t i = 0; i < n_offers; ++i) {
     const std::string request = "hunt " + std::to_string(i);
@@ -105,12 +105,14 @@ size_t hunt_withdrawals(Over over, size_t n_offers, bool is_validating, size_t* 
     pair.producer.fill(value + 1, kRows, kRows);
     const auto grant = pair.grant(request, kRows);
     const auto offer = pair.put(request, kRows);
-    spin(std::chrono::microseconds(random() % 1500));
+    moments.await();
     offer->withdraw(RowStatus::kRejected);
     pair.producer.fill(~value, 0, kRows);
     const auto other = pair.put("other " + request, kRows, kRows);
     const RowStatuses statuses = wait(grant);
     other->withdraw(RowStatus::kRejected);
+    if (all_are(statuses, RowStatus::kOk)) moments.came_too_late();
+    if (std::count(statuses.begin(), statuses.end(), RowStatus::kOk) == 0) moments.came_too_early();
     for (size_t row = 0; row < kRows; ++row) {
       if (statuses[row] != RowStatus::kOk) continue;
       ++(pair.consumer.holds(value, row) ? *n_right : n_wrong);
@@ -169,17 +171,19 @@ TEST(device_transfers_nothing_is_written_after_a_revocation) {
     setting.from = from;
     Pair pair(kRows, setting);
     pair.consumer.fake.delay_copies(200);
-    std::mt19937_64 random(p2pkv::test::seed("revocations"));
+    Moments moments(p2pkv::test::seed("revocations"));
     size_t n_canceled = 0;
     for (size_t i = 0; i < (kIsSanitized ? 40 : 150); ++i) {
       const std::string request = "revoked " + std::to_string(i);
       const auto grant = pair.grant(request, kRows);
       const auto offer = pair.put(request, kRows);
-      spin(std::chrono::microseconds(random() % 2500));
+      moments.await();
       grant->revoke(RowStatus::kCanceled);
-      n_canceled += all_are(grant->statuses(), RowStatus::kOk) ? 0 : 1;
+      const bool was_too_late = all_are(grant->statuses(), RowStatus::kOk);
       pair.consumer.fill(0xca9a47, 0, kRows);
-      spin(std::chrono::microseconds(random() % 500));
+      n_canceled += was_too_late ? 0 : 1;
+      was_too_late ? moments.came_too_late() : moments.came_too_early();
+      moments.await();
       offer->withdraw(RowStatus::kRejected);
       for (size_t row = 0; row < kRows; ++row) CHECK(pair.consumer.holds(0xca9a47, row));
     }

@@ -7,13 +7,13 @@
 #include <cstring>
 #include <iostream>
 #include <memory>
-#include <random>
 #include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "check.h"
+#include "moments.h"
 #include "p2pkv/region.h"
 #include "p2pkv/transfers.h"
 #include "p2pkv/transports.h"
@@ -126,12 +126,6 @@ bool all_are(const RowStatuses& statuses, RowStatus status) {
   return std::all_of(statuses.begin(), statuses.end(), [status](RowStatus s) { return s == status; });
 }
 
-void spin(std::chrono::microseconds time) {
-  const auto until = Deadline::Clock::now() + time;
-  while (Deadline::Clock::now() < until) {
-  }
-}
-
 struct Hunted {
   size_t n_right = 0;
   size_t n_wrong = 0;
@@ -144,7 +138,7 @@ Hunted hunt_withdrawals(Over over, size_t n_offers, bool is_validating) {
   Transfers::Options options;
   options.is_validating = is_validating;
   Pair pair(kRows, options, over);
-  std::mt19937_64 random(p2pkv::test::seed("withdrawals"));
+  p2pkv::test::Moments moments(p2pkv::test::seed("withdrawals"));
   Hunted hunted;
   for (size_t i = 0; i < n_offers; ++i) {
     const std::string request = "hunt " + std::to_string(i);
@@ -153,11 +147,13 @@ Hunted hunt_withdrawals(Over over, size_t n_offers, bool is_validating) {
     if (!kIsSanitized || i == 0) pair.producer.fill(value, kRows);
     const auto grant = pair.grant(request, kRows);
     const auto offer = pair.put(request, kRows);
-    spin(std::chrono::microseconds(random() % 900));
+    moments.await();
     offer->withdraw(RowStatus::kRejected);
     if (!kIsSanitized) pair.producer.fill(~value, kRows);
     grant->wait(Deadline::after(30.0));
     const RowStatuses statuses = grant->statuses();
+    if (all_are(statuses, RowStatus::kOk)) moments.came_too_late();
+    if (all_are(statuses, RowStatus::kRejected)) moments.came_too_early();
     for (size_t row = 0; row < kRows; ++row) {
       if (statuses[row] != RowStatus::kOk) {
         CHECK(statuses[row] == RowStatus::kRejected);
@@ -204,18 +200,20 @@ TEST(transfers_nothing_is_written_after_a_revocation) {
   constexpr size_t kRows = 16;
   Pair pair(kRows);
   pair.producer.fill(7, kRows);
-  std::mt19937_64 random(p2pkv::test::seed("revocations"));
+  p2pkv::test::Moments moments(p2pkv::test::seed("revocations"));
   size_t n_canceled = 0;
   for (size_t i = 0; i < (kIsSanitized ? 100 : 400); ++i) {
     const std::string request = "revoked " + std::to_string(i);
     const auto grant = pair.grant(request, kRows);
     const auto offer = pair.put(request, kRows);
-    spin(std::chrono::microseconds(random() % 900));
+    moments.await();
     grant->revoke(RowStatus::kCanceled);
     const RowStatuses statuses = grant->statuses();
     pair.consumer.fill(0xca9a47, kRows);
-    n_canceled += all_are(statuses, RowStatus::kOk) ? 0 : 1;
-    spin(std::chrono::microseconds(random() % 500));
+    const bool was_too_late = all_are(statuses, RowStatus::kOk);
+    n_canceled += was_too_late ? 0 : 1;
+    was_too_late ? moments.came_too_late() : moments.came_too_early();
+    moments.await();
     offer->withdraw(RowStatus::kRejected);
     for (size_t row = 0; row < kRows; ++row) CHECK(pair.consumer.holds(0xca9a47, row));
   }
@@ -231,7 +229,7 @@ TEST(transfers_gets_revoked_while_their_offers_wait_leave_them_with_the_producer
   constexpr uint32_t kRows = 16;
   Pair pair(kRows);
   pair.producer.fill(7, kRows);
-  std::mt19937_64 random(p2pkv::test::seed("gets"));
+  p2pkv::test::Moments moments(p2pkv::test::seed("gets"));
   for (size_t i = 0; i < (kIsSanitized ? 60 : 200); ++i) {
     const std::string request = "got " + std::to_string(i);
     std::vector<std::shared_ptr<Offer>> offers;
@@ -244,9 +242,11 @@ TEST(transfers_gets_revoked_while_their_offers_wait_leave_them_with_the_producer
                                             &pair.consumer.error);
     };
     const auto first = get();
-    spin(std::chrono::microseconds(random() % 1500));
+    moments.await();
     first->revoke(RowStatus::kCanceled);
     const RowStatuses had = first->statuses();
+    if (all_are(had, RowStatus::kOk)) moments.came_too_late();
+    if (std::count(had.begin(), had.end(), RowStatus::kOk) == 0) moments.came_too_early();
     const auto second = get();
     // What the first one had not taken, and the producer thinks so too, is there for the second.
     for (uint32_t row = 0; row < kRows; ++row) {
@@ -303,7 +303,7 @@ TEST(transfers_end_while_pulls_are_under_way) {
       grants.push_back(pair.grant(std::to_string(i), kRows));
       offers.push_back(pair.put(std::to_string(i), kRows));
     }
-    spin(std::chrono::microseconds(turn * 100));
+    p2pkv::test::spin(std::chrono::microseconds(turn * 100));
     Party& first = turn % 2 == 0 ? pair.producer : pair.consumer;
     first.transfers->close();
     for (const auto& offer : offers) {
