@@ -1,5 +1,7 @@
 #include "batch.h"
 
+#include "p2pkv/checked.h"
+
 namespace p2pkv {
 
 // Ends a turn that was taken, also if driving throws: a turn that nobody ends would keep the batch's own end
@@ -121,16 +123,15 @@ std::vector<std::vector<uint32_t>> split_spans(const std::vector<Span>& spans, c
 std::vector<Status> screen_spans(const std::vector<Span>& spans, const std::vector<Word>& words,
                                  uint64_t local_nbytes, uint64_t remote_nbytes) {
   std::vector<Status> statuses(spans.size(), Status::kPending);
-  const auto lies_within = [](int64_t offset, int64_t length, uint64_t nbytes) {
-    return offset >= 0 && length >= 0 && static_cast<uint64_t>(length) <= nbytes &&
-           static_cast<uint64_t>(offset) <= nbytes - static_cast<uint64_t>(length);
+  const auto fits = [](int64_t offset, int64_t length, uint64_t nbytes) {
+    return offset >= 0 && length >= 0 &&
+           lies_within(static_cast<uint64_t>(offset), static_cast<uint64_t>(length), nbytes);
   };
   for (size_t i = 0; i < spans.size(); ++i) {
-    const bool bytes_fit = lies_within(spans[i].local, spans[i].length, local_nbytes) &&
-                           lies_within(spans[i].remote, spans[i].length, remote_nbytes);
+    const bool bytes_fit = fits(spans[i].local, spans[i].length, local_nbytes) &&
+                           fits(spans[i].remote, spans[i].length, remote_nbytes);
     const bool word_fits =
-        words.empty() || words[i].offset == kNoWord ||
-        (words[i].offset % 8 == 0 && remote_nbytes >= 8 && words[i].offset <= remote_nbytes - 8);
+        words.empty() || words[i].offset == kNoWord || word_lies_within(words[i].offset, remote_nbytes);
     if (!bytes_fit || !word_fits) statuses[i] = Status::kOutOfRange;
   }
   return statuses;

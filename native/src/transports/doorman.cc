@@ -4,7 +4,10 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+
+#include "p2pkv/descriptors.h"
 
 namespace p2pkv {
 namespace {
@@ -14,6 +17,10 @@ bool is_own_user(int connection) {
   socklen_t size = sizeof peer;
   return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
 }
+
+// At all doors: strangers must not have more descriptors of an engine's process for knowing more of its
+// ports.
+std::atomic<size_t> n_visitors{0};
 
 }  // namespace
 
@@ -29,6 +36,8 @@ bool Doorman::start(std::string* error) {
 void Doorman::close() {
   stop_.set();
   thread_.join();
+  // A forked child may keep it open: who knocks then must be refused, and not wait for nobody.
+  if (listener_ && getpid() == pid_) shutdown(listener_.get(), SHUT_RDWR);
   listener_.reset();
   stop_.close();
 }
@@ -53,9 +62,11 @@ void Doorman::run() {
       ++n_kept;
     }
     visitors_.erase(visitors_.begin() + static_cast<std::ptrdiff_t>(n_kept), visitors_.end());
+    count();
     if (fds[1].revents) accept_all();
   }
   visitors_.clear();
+  count();
 }
 
 void Doorman::accept_all() {
@@ -66,15 +77,27 @@ void Doorman::accept_all() {
       if (errno == ECONNABORTED || errno == EINTR) continue;
       if (errno != EAGAIN) {
         // Out of descriptors or memory: the oldest visitor makes room, and the next try comes after a pause.
-        if (!visitors_.empty()) visitors_.erase(visitors_.begin());
+        drop_oldest();
         is_out_of_fds_ = true;
       }
       return;
     }
     if (rules_.same_user_only && !is_own_user(connection.get())) continue;
-    if (visitors_.size() >= kMaxVisitors) visitors_.erase(visitors_.begin());
+    const bool is_full = n_visitors >= share_of_descriptors(kMaxVisitors);
+    if (is_full && visitors_.size() >= kOwnVisitors) drop_oldest();
     visitors_.push_back({std::move(connection), Deadline::after(kPatience), 0, {}});
+    count();
   }
+}
+
+void Doorman::drop_oldest() {
+  if (!visitors_.empty()) visitors_.erase(visitors_.begin());
+  count();
+}
+
+void Doorman::count() {
+  n_visitors += visitors_.size() - n_counted_;  // which may wrap, as sizes may
+  n_counted_ = visitors_.size();
 }
 
 Doorman::Verdict Doorman::hear(Visitor& visitor, uint64_t* grant) {

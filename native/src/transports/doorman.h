@@ -15,11 +15,13 @@
 namespace p2pkv {
 
 // One thread accepts connections and reads their Hello, however slowly each comes, without any of them
-// holding up the others. At most kMaxVisitors wait at a time (the oldest is dropped), each for at most
-// kPatience.
+// holding up the others. At most kMaxVisitors wait at a time at all doors of the process together, and fewer
+// under a low limit of descriptors; then the door's oldest is dropped. A door has kOwnVisitors whatever the
+// others have. Each waits for at most kPatience.
 class Doorman {
  public:
-  static constexpr size_t kMaxVisitors = 256;
+  static constexpr size_t kMaxVisitors = 128;
+  static constexpr size_t kOwnVisitors = 8;
   static constexpr double kPatience = 5.0;
 
   struct Rules {
@@ -49,9 +51,12 @@ class Doorman {
 
   void run();
   void accept_all();
+  void drop_oldest();
+  void count();
   Verdict hear(Visitor& visitor, uint64_t* grant);
   int poll_ms() const;
 
+  const pid_t pid_ = getpid();
   UniqueFd listener_;
   const Rules rules_;
   const Admit admit_;
@@ -60,6 +65,7 @@ class Doorman {
   NamedThread thread_;
   // Of the thread alone.
   std::vector<Visitor> visitors_;  // oldest first
+  size_t n_counted_ = 0;           // of them, among those of all doors
   bool is_out_of_fds_ = false;
 };
 

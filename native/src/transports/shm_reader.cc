@@ -147,12 +147,16 @@ bool ShmEndpoint::take_replies() {
     if (n < 0) return errno == EAGAIN || errno == EINTR;
     ShmRemoteRegion& region = *to_answer_.front();
     if (n != sizeof reply || reply.magic != kReplyMagic || reply.region != region.id) return false;
-    if (reply.status == static_cast<uint32_t>(MapStatus::kGranted) && fd && reply.nbytes == region.size) {
-      std::string
-          why;  // a peer whose memory is not sealed is not one of ours: its spans are refused, and no more
+    if (reply.status == static_cast<uint32_t>(MapStatus::kGranted)) {
+      // That it can't be mapped says nothing of the pages: this process may have no descriptor or address
+      // space left. So the owner counts as lost; that its region is gone only the owner can say.
+      if (!fd || reply.nbytes != region.size) return false;
+      std::string why;
       region.mapping = home_.mappings->get(owner_name_, region.id, fd.get(), region.size, &why);
+      if (!region.mapping) return false;
+    } else {
+      region.is_refused = true;
     }
-    region.is_refused = region.mapping == nullptr;
     to_answer_.pop_front();
   }
   return true;

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "p2pkv/descriptors.h"
 #include "shm_frames.h"
 
 namespace p2pkv::shm {
@@ -93,8 +94,14 @@ void Server::close() {
 void Server::admit(UniqueFd connection, uint64_t grant) {
   {
     const std::lock_guard lock(mutex_);
-    if (is_closing_ || readers_.size() >= kMaxReaders) return;
-    readers_.push_back({std::move(connection), grant, {}});
+    if (is_closing_) return;
+    const auto is_doomed = [](const Reader& reader) { return reader.is_doomed; };
+    const auto oldest = std::find_if_not(readers_.begin(), readers_.end(), is_doomed);
+    if (readers_.end() - oldest >= static_cast<std::ptrdiff_t>(share_of_descriptors(kMaxReaders))) {
+      oldest->is_doomed = true;  // `run` takes it away
+      shutdown(oldest->connection.get(), SHUT_RDWR);
+    }
+    readers_.push_back({std::move(connection), grant, {}, false});
   }
   wake_.set();
 }
@@ -132,6 +139,8 @@ void Server::run() {
     for (size_t i = fds.size() - 1; i >= 1; --i) {
       if (fds[i].revents == 0 || answer(i - 1)) continue;
       const std::lock_guard lock(mutex_);
+      // A forked child may keep it open, and the reader would not see that it is hung up on.
+      shutdown(readers_[i - 1].connection.get(), SHUT_RDWR);
       readers_.erase(readers_.begin() + static_cast<std::ptrdiff_t>(i - 1));
     }
   }

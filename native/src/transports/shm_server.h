@@ -13,7 +13,9 @@
 namespace p2pkv::shm {
 
 // Readers keep their connection for as long as they read, so that either side sees the other's end at once.
-// One thread answers all of them; a reader costs one descriptor, at most kMaxReaders are let in.
+// One thread answers all of them; a reader costs one descriptor, at most kMaxReaders are let in, and fewer
+// under a low limit of descriptors. For a further one, the one that was let in first is hung up on: reads
+// leave no trace here, and who still reads comes again.
 class Server {
  public:
   static constexpr size_t kMaxReaders = 1024;
@@ -35,6 +37,7 @@ class Server {
     UniqueFd connection;
     uint64_t grant;
     std::vector<uint32_t> regions;
+    bool is_doomed;  // hung up on for another's sake; those before it are as well
   };
 
   explicit Server(std::shared_ptr<RegionTable> regions) : regions_(std::move(regions)) {}

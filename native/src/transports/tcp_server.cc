@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include "p2pkv/descriptors.h"
 #include "tcp_session.h"
 
 namespace p2pkv::tcp {
@@ -39,12 +40,27 @@ void Server::drop_grant(uint64_t grant) {
 void Server::admit(UniqueFd fd, uint64_t grant) {
   set_liveness(fd.get());
   const std::lock_guard lock(mutex_);
-  if (is_closing_ || connections_.size() >= kMaxConnections) return;
-  connections_.push_front({std::move(fd), grant, {}});
+  if (is_closing_) return;
+  make_room();
+  connections_.emplace_front(std::move(fd), grant);
   const auto connection = connections_.begin();
   if (!connection->thread.start("p2pkv-tcp-serve", [this, connection] { serve(connection); })) {
     connections_.pop_front();
   }
+}
+
+// With the lock. The thread of the one that is hung up on takes it off the list.
+void Server::make_room() {
+  size_t n_doomed = 0;
+  Connection* oldest = nullptr;
+  for (Connection& connection : connections_) {
+    n_doomed += connection.is_doomed ? 1 : 0;
+    if (connection.is_doomed || (oldest != nullptr && oldest->used_ns <= connection.used_ns)) continue;
+    oldest = &connection;
+  }
+  if (oldest == nullptr || connections_.size() - n_doomed < share_of_descriptors(kMaxConnections)) return;
+  oldest->is_doomed = true;
+  shutdown(oldest->fd.get(), SHUT_RDWR);
 }
 
 void Server::serve(std::list<Connection>::iterator connection) {
@@ -53,7 +69,8 @@ void Server::serve(std::list<Connection>::iterator connection) {
     const std::lock_guard lock(mutex_);  // admit() has stored the thread before it lets this through
     fd = connection->fd.get();
   }
-  Session(fd, stop_.fd(), regions_).serve();
+  Session(fd, stop_.fd(), regions_, &connection->used_ns).serve();
+  shutdown(fd, SHUT_RDWR);  // a forked child may keep it open, and the reader would wait for nobody
 
   NamedThread before;
   const std::lock_guard lock(mutex_);

@@ -1,6 +1,7 @@
 // The owner's side of the tcp transport: listens, lets readers in and gives each connection a thread.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <list>
 #include <memory>
@@ -9,12 +10,14 @@
 
 #include "doorman.h"
 #include "listener.h"
+#include "p2pkv/clock.h"
 #include "registered.h"
 #include "tcp_frames.h"
 
 namespace p2pkv::tcp {
 
-// At most kMaxConnections are served at a time; further ones are hung up on.
+// At most kMaxConnections are served at a time, and fewer under a low limit of descriptors; for a further
+// one, the longest idle is hung up on.
 class Server {
  public:
   static constexpr size_t kMaxConnections = 1024;
@@ -32,13 +35,18 @@ class Server {
 
  private:
   struct Connection {
+    Connection(UniqueFd connection, uint64_t admitted_by) : fd(std::move(connection)), grant(admitted_by) {}
+
     UniqueFd fd;
     uint64_t grant;
     NamedThread thread;
+    std::atomic<int64_t> used_ns{steady_now_ns()};  // when it came, or asked last
+    bool is_doomed = false;                         // hung up on for another's sake
   };
 
   explicit Server(std::shared_ptr<RegionTable> regions) : regions_(std::move(regions)) {}
   void admit(UniqueFd fd, uint64_t grant);
+  void make_room();
   void serve(std::list<Connection>::iterator connection);
 
   const pid_t pid_ = getpid();

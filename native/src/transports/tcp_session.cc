@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "p2pkv/checked.h"
+#include "p2pkv/clock.h"
 #include "p2pkv/words.h"
 
 namespace p2pkv::tcp {
@@ -48,6 +50,7 @@ bool Session::receive_request() {
   const bool is_ours = header.magic == kRequestMagic && header.version == kFrameVersion && header.flags == 0;
   if (!is_ours || header.n_spans == 0 || header.n_spans > kMaxSpans) return false;
   request_id_ = header.id;
+  *used_ns_ = steady_now_ns();
   spans_.resize(header.n_spans);
   return receive_exactly(spans_.data(), spans_.size() * sizeof(SpanRequest), false) && are_spans_valid();
 }
@@ -68,9 +71,8 @@ bool Session::are_spans_valid() {
       continue;
     }
     const uint64_t nbytes = region->nbytes();
-    const bool bytes_fit = span.length <= nbytes && span.offset <= nbytes - span.length;
-    const bool word_fits =
-        span.want_word == 0 || (span.word_offset % 8 == 0 && nbytes >= 8 && span.word_offset <= nbytes - 8);
+    const bool bytes_fit = lies_within(span.offset, span.length, nbytes);
+    const bool word_fits = span.want_word == 0 || word_lies_within(span.word_offset, nbytes);
     if (!bytes_fit || !word_fits) return false;
   }
   return true;

@@ -1,6 +1,7 @@
 // One reader's connection, as the owner serves it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -22,8 +23,9 @@ class Session {
  public:
   static constexpr int kStallMs = 30000;
 
-  Session(int connection, int stop, std::shared_ptr<RegionTable> regions)
-      : connection_(connection), stop_(stop), regions_(std::move(regions)) {}
+  // `used_ns` is set to the time of each request.
+  Session(int connection, int stop, std::shared_ptr<RegionTable> regions, std::atomic<int64_t>* used_ns)
+      : connection_(connection), stop_(stop), regions_(std::move(regions)), used_ns_(used_ns) {}
   void serve();
 
  private:
@@ -52,6 +54,7 @@ class Session {
   const int connection_;
   const int stop_;
   const std::shared_ptr<RegionTable> regions_;
+  std::atomic<int64_t>* const used_ns_;
   uint64_t request_id_ = 0;
   std::vector<SpanRequest> spans_;
   std::vector<uint8_t> trailer_;

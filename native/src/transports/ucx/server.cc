@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "p2pkv/checked.h"
 #include "p2pkv/words.h"
 
 namespace p2pkv::ucx {
@@ -15,6 +16,8 @@ constexpr uint64_t kPieceBytes = 60 * 1024;
 constexpr size_t kMaxGathered = 256;
 // What a reader may have on its way before it is waited for.
 constexpr uint64_t kWindowBytes = 8 * kPieceBytes;
+// Refusals that have not left yet.
+constexpr size_t kMaxRefusals = 256;
 // Messages for one reader before the next one's turn.
 constexpr int kMessagesPerTurn = 16;
 constexpr std::chrono::seconds kStallSeconds{30};
@@ -84,7 +87,14 @@ class Server::Ending final : public Message {
 };
 
 // An empty message, which says what it says by its kind.
-class Server::Refusal final : public Message {};
+class Server::Refusal final : public Message {
+ public:
+  explicit Refusal(size_t* n_queued) : n_queued_(n_queued) { ++*n_queued_; }
+  ~Refusal() override { --*n_queued_; }
+
+ private:
+  size_t* const n_queued_;
+};
 
 std::unique_ptr<Server> Server::start(std::shared_ptr<Context> context, std::shared_ptr<RegionTable> regions,
                                       std::string* error) {
@@ -169,7 +179,9 @@ void Server::greeted(std::string_view bytes, std::string_view address, ucp_ep_h 
                        frame.hello.version == kFrameVersion && !connections_.contains(frame.reader);
   if (!is_ours || !tokens_.redeem(frame.hello.token, &connection.grant)) {
     // Said, because a reader with a token that has lived too long is to come again, and not to wait.
-    if (from != nullptr) worker_->port().send(from, kRefused, std::make_unique<Refusal>());
+    // What strangers don't take must not pile up.
+    if (from != nullptr && n_refusals_ < kMaxRefusals)
+      worker_->port().send(from, kRefused, std::make_unique<Refusal>(&n_refusals_));
     return;
   }
   make_room();
@@ -222,9 +234,8 @@ bool Server::is_valid(Request& request) const {
     if (span.want_word > 1 || span.region != id) return false;
     if (request.is_gone) continue;
     const uint64_t nbytes = request.region->nbytes();
-    const bool bytes_fit = span.length <= nbytes && span.offset <= nbytes - span.length;
-    const bool word_fits =
-        span.want_word == 0 || (span.word_offset % 8 == 0 && nbytes >= 8 && span.word_offset <= nbytes - 8);
+    const bool bytes_fit = lies_within(span.offset, span.length, nbytes);
+    const bool word_fits = span.want_word == 0 || word_lies_within(span.word_offset, nbytes);
     if (!bytes_fit || !word_fits) return false;
   }
   return true;
@@ -331,7 +342,7 @@ void Server::left(std::string_view bytes) {
 void Server::say_goodbye() {
   if (connections_.empty()) return;
   for (const auto& [reader, connection] : connections_)
-    worker_->port().send(connection.endpoint, kRefused, std::make_unique<Refusal>());
+    worker_->port().send(connection.endpoint, kRefused, std::make_unique<Refusal>(&n_refusals_));
   worker_->port().flush(kGoodbyeSeconds);
 }
 

@@ -91,6 +91,8 @@ class Server {
   const std::shared_ptr<RegionTable> regions_;
   std::string address_;
   TokenTable tokens_;
+  size_t n_refusals_ =
+      0;  // of the worker's thread; outlives the worker, whose last messages count themselves out
   std::unique_ptr<Worker> worker_;
   std::mutex mutex_;  // guards context_
   std::shared_ptr<Context> context_;
