@@ -28,7 +28,7 @@ def settled(statuses: NDArray[np.uint8]) -> list[str]:
     return [Status(status).name for status in statuses.tolist()]
 
 
-def eventually(predicate: Callable[[], bool], timeout: float = 5.0) -> bool:
+def eventually(predicate: Callable[[], bool], timeout: float = 60.0) -> bool:
     """Return whether ``predicate`` comes true in time: for what another process or thread does by itself."""
     deadline = time.monotonic() + timeout
     while not predicate():

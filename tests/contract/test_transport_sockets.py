@@ -1,7 +1,4 @@
-"""What the listening sockets of shm and tcp answer to peers that speak the protocol, but badly.
-
-The frames are spelled out here from docs/transports.md and not imported, so that a change of format shows.
-"""
+"""What the listening sockets of shm and tcp answer to peers that speak the protocol, but badly."""
 
 from __future__ import annotations
 
@@ -10,70 +7,19 @@ import mmap
 import os
 import socket
 import struct
-import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
+from lateness import returns_within
 from p2pkv._native import SharedRegion
 from p2pkv.errors import TransportError
 from p2pkv.testing.transport_fixtures import ENOUGH, Reader, eventually, settled
-from p2pkv.testing.transport_peer import NBYTES, PAGE, TABLE, PagedMemory, page_spans, usage
-from p2pkv.transports.base import NO_WORD, Transport
+from p2pkv.testing.transport_peer import NBYTES, PAGE, TABLE, page_spans, usage
+from p2pkv.transports.base import NO_WORD
 from p2pkv.transports.native import ShmTransport, TcpTransport
-
-HELLO = {"shm": b"P2SH", "tcp": b"P2TH"}
-REQUEST = struct.Struct("<4sHHQII")
-SPAN = struct.Struct("<IIQQQ")
-CHUNK = struct.Struct("<4sIQIIQ")
-TRAILER = struct.Struct("<II")
-
-
-class Owner:
-    """An owner, and strangers who got hold of a token of it."""
-
-    def __init__(self, transport: Transport) -> None:
-        self.transport = transport
-        self.memory = PagedMemory(transport)
-        self.region_id: int = struct.unpack_from("<I", self.memory.region.describe(), 8)[0]
-
-    def token(self) -> bytes:
-        with self.transport.open() as donor:
-            half = self.transport.accept(donor.describe())
-        return half[32:64] if self.transport.name == "tcp" else half[48:80]
-
-    def connect(self) -> socket.socket:
-        with self.transport.open() as donor:
-            half = donor.describe()
-        if self.transport.name == "tcp":
-            (port,) = struct.unpack_from("<H", half, 6)
-            return socket.create_connection(("127.0.0.1", port), timeout=5)
-        stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stranger.settimeout(5)
-        stranger.connect(b"\0" + half[8:48].rstrip(b"\0"))
-        return stranger
-
-    def hello(self, token: bytes, version: int = 1, magic: bytes = b"") -> bytes:
-        return struct.pack("<4sHH", magic or HELLO[self.transport.name], version, 0) + token
-
-    def enter(self) -> socket.socket:
-        stranger = self.connect()
-        stranger.sendall(self.hello(self.token()))
-        return stranger
-
-    def request(
-        self, *spans: tuple[int, int, int, int, int], version: int = 1, n: int | None = None
-    ) -> bytes:
-        header = REQUEST.pack(b"P2TQ", version, 0, 7, len(spans) if n is None else n, 0)
-        return header + b"".join(SPAN.pack(*span) for span in spans)
-
-    def serves_well(self) -> bool:
-        with type(self.transport)() as transport:
-            reader = Reader(transport)
-            endpoint, remote = reader.connect(self.transport.accept, self.memory.region.describe())
-            statuses = endpoint.read(reader.local, remote, page_spans([0]), words=None).wait(ENOUGH)
-        return settled(statuses) == ["OK"]
+from strangers import CHUNK, TRAILER, Owner
 
 
 @pytest.fixture(params=[ShmTransport, TcpTransport], ids=["shm", "tcp"])
@@ -200,10 +146,9 @@ def test_tcp_readers_that_stop_reading_hold_up_neither_the_others_nor_close(tcp:
     for stranger in strangers:
         stranger.sendall(tcp.request(*[(tcp.region_id, 0, 0, NBYTES, 0)] * 64))
     assert tcp.serves_well()
-    before = time.monotonic()
-    tcp.memory.region.close()
-    tcp.transport.close()
-    assert time.monotonic() - before < 1
+    with returns_within(1.0):
+        tcp.memory.region.close()
+        tcp.transport.close()
     for stranger in strangers:
         stranger.close()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, NodeProcess, eventually
+from cluster import Cluster, NodeProcess, all_are_fetched, eventually
 from footprint import Footprint, abstract_sockets, tcp_ports
 from pair import Pair
 
@@ -106,7 +106,7 @@ def test_garbage_on_every_door_changes_nothing(cluster: Cluster) -> None:
     reader = cluster.start("reader")
     cluster.meet(node, reader)
     assert all(node.call("publish", keys=KEYS, nbytes=NBYTES))
-    assert all(reader.call("fetch", keys=KEYS, nbytes=NBYTES)["hits"])
+    all_are_fetched(reader, KEYS, NBYTES)
     doors: list[int | str] = [*tcp_ports(node.pid), *abstract_sockets(node.pid)]
     join_port = int(cluster.join.rpartition(":")[2])
     print(doors)
@@ -128,7 +128,7 @@ def test_garbage_on_every_door_changes_nothing(cluster: Cluster) -> None:
         for answer in answers - {b""}:
             assert isinstance(door, int), f"the socket of shm answered {answer!r}"
             assert greeting.startswith(answer), f"port {door} answered {answer!r}"
-    assert all(reader.call("fetch", keys=KEYS, nbytes=NBYTES)["hits"])
+    all_are_fetched(reader, KEYS, NBYTES)
     eventually(lambda: Footprint.of(node.pid).is_as_flat_as(footprint, rss=8 << 20), 20.0)
     assert state(node) == before
     newcomer = cluster.start("newcomer")
