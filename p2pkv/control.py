@@ -21,7 +21,7 @@ import zmq
 import zmq.backend.cython._zmq
 
 from p2pkv import _native
-from p2pkv.address import can_listen_on, reachable_host, split_address
+from p2pkv.address import can_listen_on, is_loopback, reachable_host, split_address
 from p2pkv.errors import ClosedError, ControlError, VersionError
 from p2pkv.names import Names
 from p2pkv.secret import ClusterKeys
@@ -71,6 +71,7 @@ class ControlServer:
         names: Names | None = None,
     ) -> None:
         self._names = names or Names()
+        self._also: list[str] = []
         # The handler must be there before a server socket is: without one, nobody may be admitted.
         self._zap_socket = context.socket(zmq.ROUTER)
         self._zap_socket.linger = 0
@@ -115,11 +116,29 @@ class ControlServer:
         """Begin to answer."""
         self.loop.start()
 
+    def resolve(self, address: str) -> list[str]:
+        """Return the numbers that an address by name stands for, as far as other machines would find us there."""
+        host, _ = split_address("address", address)
+        own, _ = split_address("address", self.address)
+        found = self._names.numbers(address)
+        if is_loopback(host) or is_loopback(own):
+            return found
+        # a host's own name often leads to its loopback there, and nowhere else
+        return [number for number in found if not is_loopback(split_address("address", number)[0])]
+
     def listen_also(self, address: str) -> bool:
         """Bind a second address; False if it isn't this host's or is taken. Blocks for the native thread only."""
         numeric = self._names.numeric(address)
         # libzmq ends the whole process if it has no descriptor left to look the host's addresses up with
-        return numeric is not None and can_listen_on(numeric) and self.loop.bind(f"tcp://{numeric}") == 0
+        if numeric is None or not can_listen_on(numeric) or self.loop.bind(f"tcp://{numeric}") != 0:
+            return False
+        self._also.append(numeric)
+        return True
+
+    def listen_no_more(self) -> None:
+        """Give up the addresses of :meth:`listen_also`, so that others can have them. Blocks as that does."""
+        while self._also:
+            self.loop.unbind(f"tcp://{self._also.pop()}")
 
     def stop_admitting(self) -> None:
         """Stop the ZAP handler: from now on no new connection is admitted, with or without the secret."""

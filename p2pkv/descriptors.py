@@ -1,11 +1,14 @@
-"""File descriptors: whether there are enough of them for a node to start."""
+"""File descriptors: as many as the system allows, and whether they are enough for a node to start."""
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 
 from p2pkv.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 NEEDED = 64
 """What a node takes to start, generously: 26 with shm and tcp. Its peers cost two to eight each, later on."""
@@ -29,3 +32,20 @@ def require_descriptors() -> None:
     finally:
         for descriptor in taken:
             os.close(descriptor)
+
+
+def raise_limit() -> None:
+    """Raise this process's soft limit of descriptors to the hard one; nothing if that is not allowed.
+
+    Peers cost descriptors, and the usual soft limit of 1,024 is there for programs that call select(2): a cluster of a
+    hundred nodes is over it, and a node that is short of descriptors has misses only.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        _log.info("descriptors stay limited to %d, RLIMIT_NOFILE can't be raised: %s", soft, error)
+        return
+    _log.info("raised the limit of descriptors, RLIMIT_NOFILE, from %d to %d", soft, hard)

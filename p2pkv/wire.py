@@ -44,6 +44,8 @@ class Kind(IntEnum):
     PROMOTE = 7
     RELEASE = 8
     COUNTERS = 9
+    GOSSIP = 10
+    CHECK = 11
 
 
 REPLY = 0x8000

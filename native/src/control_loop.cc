@@ -3,10 +3,10 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "directory/directory_requests.h"
-#include "p2pkv/clock.h"
 
 namespace p2pkv {
 namespace {
@@ -33,7 +33,7 @@ ControlLoop::ControlLoop(void* socket, std::shared_ptr<Shard> shard) : shard_(st
   thread_ = std::make_unique<ZmqServerThread>(
       socket, "p2pkv-control", kTickMs,
       ZmqServerThread::Callbacks{[this](Frames frames) { received(std::move(frames)); }, [this] { woken(); },
-                                 [this] { shard_->sweep(steady_seconds()); }});
+                                 [this] { shard_->sweep(shard_->now()); }});
 }
 
 void ControlLoop::announce(uint64_t node_key, uint64_t boot) {
@@ -67,7 +67,7 @@ void ControlLoop::stop() {
   }
   thread_->stop();
   std::lock_guard lock(mutex_);
-  for (BindRequest* request : binds_) *request = {request->address, ECANCELED, true};
+  for (BindRequest* request : binds_) *request = {request->address, request->is_bind, ECANCELED, true};
   binds_.clear();
   changed_.notify_all();
 }
@@ -98,6 +98,7 @@ void ControlLoop::answer(const std::string& peer, const Header& header, wire::Re
     case Kind::kGet:
     case Kind::kPut:
     case Kind::kDrop:
+    case Kind::kCheck:
       return answer_directory(peer, header, body);
     case Kind::kPromote:
       return promote(peer, header, body);
@@ -105,6 +106,9 @@ void ControlLoop::answer(const std::string& peer, const Header& header, wire::Re
       return connect(peer, header, body);
     case Kind::kExchange:
       return exchange(peer, header, body);
+    case Kind::kGossip:
+      queue({Kind::kExchange, {}, std::string(body.rest())});
+      return probe(peer, header);
     case Kind::kCounters:
       return counters(peer, header, body);
     default:
@@ -151,7 +155,9 @@ void ControlLoop::promote(const std::string& peer, const Header& header, wire::R
     const std::lock_guard lock(mutex_);
     promoter = promoter_;
   }
-  answer_promotion(promoter.get(), header, body, boot_,
+  // Nothing tells when a ZMQ peer is gone. Its number must differ from those of channels, which are small.
+  const Asker asker{kLongestUnwatchedLease, std::hash<std::string>{}(peer) | uint64_t{1} << 63};
+  answer_promotion(promoter.get(), header, body, boot_, asker,
                    [this, peer](std::string reply) { send_from_anywhere({peer, std::move(reply)}); });
 }
 
@@ -248,7 +254,14 @@ void ControlLoop::send_from_anywhere(Frames frames) {
 }
 
 int ControlLoop::bind(const std::string& address) {
-  BindRequest request{address};
+  return rebind({address, true});
+}
+
+int ControlLoop::unbind(const std::string& address) {
+  return rebind({address, false});
+}
+
+int ControlLoop::rebind(BindRequest request) {
   std::unique_lock lock(mutex_);
   if (stopped_) return ECANCELED;
   binds_.push_back(&request);
@@ -262,7 +275,8 @@ void ControlLoop::woken() {
   std::unique_lock lock(mutex_);
   outgoing.swap(outgoing_);
   for (BindRequest* request : binds_) {
-    request->result = thread_->bind(request->address.c_str());
+    const char* const address = request->address.c_str();
+    request->result = request->is_bind ? thread_->bind(address) : thread_->unbind(address);
     request->done = true;
   }
   binds_.clear();

@@ -38,7 +38,8 @@ bool ZmqApi::load(const char* path, std::string* error) {
          find(library, "zmq_msg_more", &api.msg_more, error) &&
          find(library, "zmq_msg_recv", &api.msg_recv, error) &&
          find(library, "zmq_msg_send", &api.msg_send, error) && find(library, "zmq_poll", &api.poll, error) &&
-         find(library, "zmq_bind", &api.bind, error) && find(library, "zmq_errno", &api.zmq_errno, error);
+         find(library, "zmq_bind", &api.bind, error) && find(library, "zmq_unbind", &api.unbind, error) &&
+         find(library, "zmq_errno", &api.zmq_errno, error);
 }
 
 const ZmqApi& ZmqApi::get() {

@@ -1,12 +1,12 @@
 #include "p2pkv/zmq_socket.h"
 
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <stdexcept>
 
 namespace p2pkv {
 namespace {
@@ -32,17 +32,15 @@ ZmqServerThread::~ZmqServerThread() {
 }
 
 void ZmqServerThread::start() {
-  thread_ = std::thread([this] { run(); });
+  if (!thread_.start(name_, [this] { run(); }))
+    throw std::runtime_error("cannot start a thread for the control plane");
 }
 
 void ZmqServerThread::stop() {
-  if (!thread_.joinable()) return;
-  if (getpid() != owner_pid_) {
-    thread_.detach();
-    return;
+  if (getpid() == owner_pid_) {
+    stopping_ = true;
+    wake();
   }
-  stopping_ = true;
-  wake();
   thread_.join();
 }
 
@@ -53,7 +51,6 @@ void ZmqServerThread::wake() {
 }
 
 void ZmqServerThread::run() {
-  pthread_setname_np(pthread_self(), name_);
   const ZmqApi& zmq = ZmqApi::get();
   ZmqApi::PollItem items[2] = {{socket_, 0, ZmqApi::kPollIn, 0}, {nullptr, wake_fd_, ZmqApi::kPollIn, 0}};
   auto next_tick = std::chrono::steady_clock::now();
@@ -111,6 +108,11 @@ void ZmqServerThread::send(const Frames& frames) {
 int ZmqServerThread::bind(const char* address) {
   const ZmqApi& zmq = ZmqApi::get();
   return zmq.bind(socket_, address) == 0 ? 0 : zmq.zmq_errno();
+}
+
+int ZmqServerThread::unbind(const char* address) {
+  const ZmqApi& zmq = ZmqApi::get();
+  return zmq.unbind(socket_, address) == 0 ? 0 : zmq.zmq_errno();
 }
 
 }  // namespace p2pkv

@@ -8,14 +8,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 import zmq
 
 import pages
+import short_of
 from cluster import eventually, free_port
 from p2pkv import Config, Node
 from p2pkv.address import can_listen_on
@@ -24,33 +24,14 @@ from p2pkv.cli.doctor.machine import _descriptors
 from p2pkv.control import ControlClient, Request, Socket
 from p2pkv.directory.view import Member, encode
 from p2pkv.secret import cluster_keys
+from p2pkv.transports.base import Status
 from p2pkv.wire import Kind
 from pair import NBYTES, N, Pair
 
 
-@contextmanager
-def no_descriptors() -> Iterator[None]:
-    """Take every descriptor that is left, under a limit that is not far away."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 16, hard))
-    taken: list[int] = []
-    try:
-        while True:
-            try:
-                taken.append(os.open(os.devnull, os.O_RDONLY))
-            except OSError:
-                break
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for descriptor in taken:
-            os.close(descriptor)
-
-
 def test_calls_without_a_descriptor_are_misses_and_the_node_goes_on(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
-    with no_descriptors():
+    with short_of.descriptors():
         keys = pair.fresh_keys()
         pages.fill(pair.source, keys)
         pair.owner.publish(keys, pair.source, timeout=0.5)
@@ -63,11 +44,50 @@ def test_calls_without_a_descriptor_are_misses_and_the_node_goes_on(tmp_path: Pa
     pair.close()
 
 
+_READ = """
+import os, sys
+import numpy as np
+import short_of
+from p2pkv import _native
+
+owner, reader = _native.shm_transport(), _native.shm_transport()
+pool = _native.SharedRegion.create(64 << 20)
+region = owner.register_memory(pool.address, pool.nbytes, pool.fd, True)
+page = np.zeros(4096, np.uint8)
+local = reader.register_memory(page.ctypes.data, page.nbytes, -1, False)
+lack = {"descriptors": lambda: short_of.descriptors(2), "address_space": lambda: short_of.address_space(8 << 20)}
+
+def read():
+    endpoint = reader.open()
+    half = endpoint.describe()
+    endpoint.bind(owner.accept(half))
+    remote = endpoint.attach(region.describe())
+    transfer = endpoint.read(local, remote, np.array([[0, 0, 4096]], np.int64), np.array([[0, 2]], np.uint64))
+    return int(transfer.wait(5.0)[0])
+
+with lack[sys.argv[1]]():
+    short = read()
+print(short, read())
+"""
+
+
+@pytest.mark.parametrize("lack", ["descriptors", "address_space"])
+def test_what_a_short_reader_cannot_map_is_lost_not_rejected(lack: str) -> None:
+    """Else it would have healthy entries deleted: a rejection says that a page's word was read, and is another."""
+    environment = os.environ | {"PYTHONPATH": str(Path(short_of.__file__).parent)}
+    read = subprocess.run(
+        [sys.executable, "-c", _READ, lack], capture_output=True, text=True, env=environment, timeout=300
+    )
+    short, healthy = map(int, read.stdout.split())
+    assert Status(short) is Status.PEER_LOST
+    assert Status(healthy) is Status.REJECTED, "the word is 0 nowhere"
+
+
 def test_a_join_address_is_not_taken_over_without_a_descriptor() -> None:
     """Libzmq would look the host's addresses up, find no descriptor for it and end the process."""
     address = f"127.0.0.1:{free_port()}"
     assert can_listen_on(address)
-    with no_descriptors():
+    with short_of.descriptors():
         assert not can_listen_on(address)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert not can_listen_on(f"127.0.0.1:{taken.getsockname()[1]}")
@@ -79,8 +99,7 @@ _START = """
 import os, resource, sys
 from p2pkv import Config, Node, ConfigError
 used = len(os.listdir("/proc/self/fd"))
-soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (used + int(sys.argv[1]), hard))
+resource.setrlimit(resource.RLIMIT_NOFILE, [used + int(sys.argv[1])] * 2)
 try:
     Node.start(Config(pool_size="1MiB", buffer_size=0)).close()
     print("started")
@@ -94,11 +113,30 @@ def test_a_node_starts_or_says_why_not_whatever_the_limit() -> None:
         subprocess.Popen([sys.executable, "-c", _START, str(left)], stdout=subprocess.PIPE, text=True)
         for left in (4, 9, 22, 80)
     ]
-    said = [start.communicate(timeout=60)[0] for start in starts]
+    said = [start.communicate(timeout=300)[0] for start in starts]
     assert said[-1] == "started\n"
     for text in said[:-1]:
         assert text.startswith("refused: a node needs 64 file descriptors to start")
         assert "RLIMIT_NOFILE" in text
+
+
+_LIMIT = """
+import resource, sys
+from p2pkv import Config, Node
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (512, min(hard, 2048)))
+Node.start(Config(pool_size="1MiB", buffer_size=0, raise_nofile=sys.argv[1])).close()
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+@pytest.mark.parametrize(("wanted", "soft"), [("true", 2048), ("false", 512)])
+def test_a_node_takes_the_descriptors_that_the_system_allows(wanted: str, soft: int) -> None:
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048:
+        pytest.skip("the hard limit of descriptors is below 2048 here")
+    command = [sys.executable, "-c", _LIMIT, wanted]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=300).stdout
+    assert said.split() == [str(soft), "2048"]
 
 
 def test_a_member_whose_address_nobody_can_have_harms_nobody(tmp_path: Path) -> None:
@@ -133,7 +171,7 @@ def test_a_node_may_have_more_peers_than_zmq_gives_sockets(tmp_path: Path) -> No
 
 
 def test_doctor_says_that_there_are_too_few_descriptors() -> None:
-    with no_descriptors():
+    with short_of.descriptors():
         finding = _descriptors()
     assert finding.verdict is Verdict.BAD
     assert "ulimit -n" in finding.advice

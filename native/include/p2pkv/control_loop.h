@@ -67,6 +67,8 @@ class ControlLoop {
 
   // Binds one more address. 0 or an errno; blocks until the loop has done it.
   int bind(const std::string& address);
+  // Gives an address up that was bound so; likewise.
+  int unbind(const std::string& address);
 
   // The next event of `kind`; empty after `timeout` seconds, after `wake`, or when stopped.
   std::optional<ControlEvent> take(wire::Kind kind, double timeout);
@@ -86,6 +88,7 @@ class ControlLoop {
   };
   struct BindRequest {
     std::string address;
+    bool is_bind;
     int result = -1;
     bool done = false;
   };
@@ -103,6 +106,7 @@ class ControlLoop {
   void exchange(const std::string& peer, const wire::Header& header, wire::Reader body);
   void counters(const std::string& peer, const wire::Header& header, wire::Reader body);
   void queue(ControlEvent event);
+  int rebind(BindRequest request);
   void send_from_anywhere(Frames frames);
 
   std::atomic<uint64_t> node_key_{0};

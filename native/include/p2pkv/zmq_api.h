@@ -32,6 +32,7 @@ struct ZmqApi {
   int (*msg_send)(Message*, void* socket, int flags);
   int (*poll)(PollItem*, int n, long timeout_ms);
   int (*bind)(void* socket, const char* address);
+  int (*unbind)(void* socket, const char* address);
   int (*zmq_errno)();
   // libsodium's BLAKE2b, bundled beside libzmq; null where libzmq was built without it.
   int (*generichash)(unsigned char* out, size_t out_size, const unsigned char* in, unsigned long long in_size,

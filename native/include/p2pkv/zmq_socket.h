@@ -4,9 +4,9 @@
 #include <atomic>
 #include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "p2pkv/thread.h"
 #include "p2pkv/zmq_api.h"
 
 namespace p2pkv {
@@ -28,7 +28,8 @@ class ZmqServerThread {
   ZmqServerThread(const ZmqServerThread&) = delete;
   ZmqServerThread& operator=(const ZmqServerThread&) = delete;
 
-  // Once, when everything the callbacks use is there.
+  // Once, when everything the callbacks use is there. Throws std::runtime_error if there is no thread to be
+  // had.
   void start();
   // Idempotent; joins the thread. In a forked child, where the thread does not exist, it does nothing.
   void stop();
@@ -38,6 +39,7 @@ class ZmqServerThread {
   // From callbacks only. Never blocks: a reply its receiver does not take is dropped.
   void send(const Frames& frames);
   int bind(const char* address);
+  int unbind(const char* address);
 
  private:
   void run();
@@ -50,7 +52,7 @@ class ZmqServerThread {
   int wake_fd_;
   int owner_pid_;
   std::atomic<bool> stopping_{false};
-  std::thread thread_;
+  NamedThread thread_;
 };
 
 }  // namespace p2pkv

@@ -127,6 +127,13 @@ void bind_loop(nb::module_& m) {
           [](BoundLoop& self, std::shared_ptr<Tier> tier) { self.native->serve_promotions(std::move(tier)); },
           "tier"_a.none())
       .def(
+          "unbind",
+          [](BoundLoop& self, const std::string& address) {
+            nb::gil_scoped_release release;
+            return self.native->unbind(address);
+          },
+          "address"_a)
+      .def(
           "bind",
           [](BoundLoop& self, const std::string& address) {
             nb::gil_scoped_release release;
