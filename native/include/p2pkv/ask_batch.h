@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -38,9 +39,15 @@ class Sequences {
   std::atomic<uint64_t> last_{0};
 };
 
-// Used by one thread.
+// Used by one thread. Asks are numbered in the order in which they are made; one that is sealed takes no more
+// rows.
 class AskBatch {
  public:
+  enum class Order {
+    kTogether,  // a row's owners are all asked at once
+    kInTurn,    // the first; each next one when those before did not find it, or when it is hurried
+  };
+
   // Rows of one ask: few enough that an owner answers the first while the next are still on their way, many
   // enough that what a message costs by itself is little. Measured with 1,024 keys: 128, 256 and 512 differ
   // by less than the noise, one message of all takes a fifth longer.
@@ -50,14 +57,27 @@ class AskBatch {
     int32_t owner;
     std::vector<uint32_t> rows;
     bool is_answered = false;
+    bool is_hurried = false;
+    bool is_excused = false;
   };
 
   // Rows with `is_done` set are left out; null: none is.
-  AskBatch(const Key* keys, size_t n, const uint8_t* is_done, std::shared_ptr<const RingTable> ring);
+  AskBatch(const Key* keys, size_t n, const uint8_t* is_done, std::shared_ptr<const RingTable> ring,
+           Order order = Order::kTogether);
   // Each row is asked of one member, whether or not that owns its entry; -1: of nobody.
   AskBatch(const int32_t* members, size_t n, std::shared_ptr<const RingTable> ring);
 
-  const std::vector<Ask>& asks() const { return asks_; }
+  const std::deque<Ask>& asks() const { return asks_; }
+  // Who is asked, or may be when their turn comes.
+  const std::vector<int32_t>& owners() const { return owners_; }
+  // Seals all asks, and returns the number of the first that was not sealed yet.
+  size_t seal();
+  // Asks the next owners of this ask's rows, which is late. Does nothing the second time.
+  void hurry(size_t ask);
+  // Asks all owners of the rows that this member owns: whoever asks it does not know when it is late.
+  void ask_together(int32_t member);
+  // Adds to each row a member that is asked as its owners are, -1 for none; before anything is sealed.
+  void add(const int32_t* members);
   // The records of an ask's rows, one after another.
   std::string body(size_t ask, const uint8_t* records, size_t record_size) const;
 
@@ -66,6 +86,10 @@ class AskBatch {
   // The owner has looked its rows up: `found` and `locations` of the rows that it has are filled in, and
   // these rows need no other answer. False, and as refused, if the reply has a wrong length.
   bool take_found(size_t ask, std::string_view reply, uint8_t* found, Location* locations);
+  // The owner has said of each of its rows whether it is so, which goes to `flags`. As take_found otherwise.
+  bool take_flags(size_t ask, std::string_view reply, uint8_t* flags);
+  // The owner's answer is not needed any more: it is not silent.
+  void excuse(size_t ask) { asks_.at(ask).is_excused = true; }
   // The owner could not do it.
   void refuse(size_t ask);
 
@@ -76,24 +100,39 @@ class AskBatch {
   bool is_heard() const { return n_unheard_ == 0; }
   // For each row whether some owner, the asking member included, has answered.
   const std::vector<uint8_t>& answered() const { return answered_; }
-  // Who has not answered an ask, once for each.
+  // Says for each row whether somebody may still answer.
+  std::vector<uint8_t> waiting() const;
+  // Who has not answered an ask and was not excused, once for each.
   std::vector<int32_t> silent() const;
   // Members that own rows and are not healthy, so that they were not asked.
   std::vector<int32_t> passed_over() const { return passed_over_; }
 
  private:
   struct Row {
-    int waiting = 0;
+    const int32_t* owners = nullptr;  // as the ring has them
+    uint32_t next = 0;                // the first of them whose turn has not come
+    int waiting = 0;                  // owners that may still answer, whether or not they are asked yet
     bool is_done = false;
   };
 
+  // Counts on an answer of this member; false if it can't give one.
+  bool expect(uint32_t row, int32_t owner);
+  void place(uint32_t row, int32_t owner);
   void assign(uint32_t row, int32_t owner);
+  void ask_next(uint32_t row);
+  void count(uint32_t row);
+  bool is_peer(int32_t owner) const {
+    return owner != ring_->own_index && ring_->is_healthy[static_cast<size_t>(owner)] != 0;
+  }
   void update(uint32_t row, bool has_answered, bool is_done);
   bool is_open(uint32_t row) const { return !rows_[row].is_done && rows_[row].waiting > 0; }
 
   const std::shared_ptr<const RingTable> ring_;
-  std::vector<Ask> asks_;
-  std::vector<int> latest_ask_of_;  // by member: the ask that still takes rows, or -1
+  std::deque<Ask> asks_;  // grows while one of them is looked at
+  size_t n_sealed_ = 0;
+  std::vector<int> latest_ask_of_;  // by member: the ask that took rows last, or -1
+  std::vector<uint8_t> is_owner_;   // by member: it is among `owners_`
+  std::vector<int32_t> owners_;
   std::vector<Row> rows_;
   std::vector<uint8_t> answered_;
   std::vector<int32_t> passed_over_;

@@ -1,6 +1,7 @@
 // A connection to another node's shard, and asking several of them at once.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -35,6 +36,9 @@ class DirectoryChannel {
   // False: the channel is broken.
   bool release(uint64_t lease);
 
+  // Answers that nobody waits for any more and that have not come yet; whoever asks next skips them.
+  size_t n_late() const { return late_.size(); }
+
   // A call under way finds its owner gone, and so does every later one.
   void interrupt();
 
@@ -45,14 +49,16 @@ class DirectoryChannel {
   const uint64_t boot_;
   const int pid_;
   uint64_t last_id_ = 0;
+  std::deque<uint64_t> late_;  // ids of their questions, in the order in which they come
 };
 
-// What is asked: `kind` and for each row of the batch a record.
+// A question says what is asked (`kind`) and points to a record for each row, which outlives the exchange.
 struct DirectoryQuestion {
   wire::Kind kind;
   const uint8_t* records;
   size_t record_size;
-  // Where answers to GET go, a row each; null for the other kinds.
+  // Where answers to GET and PROMOTE go, a row each, and those to CHECK, which have no locations; null for
+  // the other kinds.
   uint8_t* found = nullptr;
   Location* locations = nullptr;
 };
@@ -64,21 +70,36 @@ struct DirectoryLine {
 };
 
 // One question to several owners: asked when it is made, answered in `wait`. Used by one thread. The batch,
-// and where answers go, must outlive it. If it ends without `wait` its channels can't be used again.
+// and where answers go, must outlive it. If it ends without `end` its channels can't be used again.
 class DirectoryExchange {
  public:
-  // Sends every ask of the batch over its owner's channel, one after another; waits for nothing.
+  // Sends every ask of the batch over its owner's channel, one after another; waits for nothing. Asks of
+  // owners without a line are left to the caller.
   DirectoryExchange(AskBatch& batch, const DirectoryQuestion& question,
                     const std::vector<DirectoryLine>& lines);
 
-  // Takes the answers as they come. Returns when no row needs another answer, at `deadline`, or, if each row
-  // has been answered by someone, at `patience`. Says of each line whether its channel can be used again.
-  std::vector<uint8_t> wait(const Deadline& deadline, const Deadline& patience);
+  // Takes the answers as they come, and asks those whose turn it is then. Returns when no row needs another
+  // answer, when nobody on a line has one to give, at `deadline`, or, if each row has been answered by
+  // someone, at `patience`.
+  void wait(const Deadline& deadline, const Deadline& patience);
+  // Whether somebody on a line has an answer to give.
+  bool is_any_waiting() const;
+  // Says of each line whether its channel can be used again: answers that have not come are skipped there.
+  // Those of whom none was needed are no silent ones, unless `patience` had passed.
+  std::vector<uint8_t> end(const Deadline& patience);
 
  private:
+  // How long an owner is waited for before the next one of its rows is asked as well: several times what an
+  // answer takes, and nothing beside the time that a fetch takes.
+  static constexpr std::chrono::microseconds kTurn{1500};
+  // Late answers that a channel may owe: an owner that is merely busy catches up, and what it owes is
+  // bounded.
+  static constexpr size_t kMostLate = 16;
+
   struct Sent {
     size_t ask;
     uint64_t id;
+    Deadline turn;
   };
   struct Line {
     std::shared_ptr<DirectoryChannel> channel;
@@ -89,8 +110,10 @@ class DirectoryExchange {
     SealedStream& stream() const { return *channel->stream_; }
   };
 
-  bool is_any_waiting() const;
+  void send_unsealed();
   void send(size_t ask);
+  // Asks the next owners where the first is late; returns when the next one will be.
+  Deadline::Clock::time_point hurry();
   void spin();
   void wait_until(const Deadline& until);
   void advance(Line& line);
@@ -98,7 +121,7 @@ class DirectoryExchange {
   void lose(Line& line);
 
   AskBatch& batch_;
-  const DirectoryQuestion question_;  // its records are not read after the constructor
+  const DirectoryQuestion question_;
   std::vector<Line> lines_;
 };
 

@@ -20,7 +20,8 @@ namespace p2pkv {
 
 class DirectoryServer : public Acceptor {
  public:
-  static constexpr size_t kMaxChannels = 1024;  // further ones are hung up on
+  // At most, and fewer under a low limit of descriptors; for a further one the longest idle is hung up on.
+  static constexpr size_t kMaxChannels = 1024;
 
   struct Stats {
     uint64_t requests;

@@ -47,6 +47,18 @@ struct Location {
 };
 static_assert(sizeof(Location) == 64 && std::is_trivially_copyable_v<Location>);
 
+// Stands for a location where it is only asked whether somebody has the same.
+inline uint64_t mark_of(const Location& location) {
+  uint64_t words[sizeof(Location) / sizeof(uint64_t)];
+  std::memcpy(words, &location, sizeof location);
+  uint64_t mark = 0;
+  for (const uint64_t word : words) {
+    mark = (mark ^ word) * 0x9e3779b97f4a7c15;
+    mark ^= mark >> 32;
+  }
+  return mark;
+}
+
 // A stretch of local memory: one piece of a page. Mirrors a row of the (n, p, 2) int64 array.
 struct Piece {
   int64_t address;

@@ -5,10 +5,12 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "p2pkv/location.h"
@@ -17,7 +19,7 @@
 namespace p2pkv {
 
 // Thread-safe. The table is cut into stripes, each with its own lock, so that growing one never stalls a
-// look-up for long. Times are whole seconds of the steady clock, given by the caller.
+// look-up for long. Times are whole seconds as `now` says them, given by the caller.
 class Shard {
  public:
   struct Stats {
@@ -39,8 +41,27 @@ class Shard {
   // Deletes the entries that still are the ones named, leaving a tombstone against late retries of their put.
   void drop(const wire::DropEntry* entries, size_t n, uint32_t now);
 
+  // Whole seconds of the steady clock, or what `set_time` was told last.
+  uint32_t now() const;
+  // Lets the shard live in a simulation's time, from the first call on.
+  void set_time(uint32_t seconds) { simulated_now_ = seconds; }
+
+  // Sets `kept[i]` to 1 where it would change nothing to put this entry: it is there, or the key has as many
+  // owners as it may; else to 0.
+  void check(const wire::CheckEntry* entries, size_t n, uint8_t* kept);
+
+  // Remembers from now on which pages of this owner, the node itself, others find stale: only their owner
+  // knows whether they are.
+  void watch(uint64_t owner) { watched_ = owner; }
+  // Takes the keys of at most `limit` of them, each once.
+  std::vector<Key> take_doubted(size_t limit);
+
   // From now on only entries of these (owner, boot epoch) pairs count.
   void set_view(const uint64_t* owners, const uint64_t* boots, size_t n);
+
+  // Somebody who hears of every change of the view says that it is up to date. While nobody does, as when
+  // the interpreter is held, an owner that is not in the view may have joined since: its entries are kept.
+  void confirm_view(uint32_t now);
 
   // Clears `found[i]` where `locations[i]` is of an owner, or a boot of one, that is not in the view.
   void keep_present(const Location* locations, uint8_t* found, size_t n);
@@ -53,13 +74,19 @@ class Shard {
   static constexpr size_t kStripes = 64;
 
  private:
-  // How long an entry of an owner outside the view is kept: gossip about a newcomer may come after its first
-  // put.
+  // How long an entry of an owner outside the view is kept, and how long the view must have been confirmed
+  // without a gap when it is dropped: gossip about a newcomer may come after its first put.
   static constexpr uint32_t kUnknownOwnerSeconds = 10;
+  // Beyond it, what others doubt is forgotten: its owner looks at every page now and then anyway.
+  static constexpr size_t kMaxDoubted = 1 << 16;
+  // The view is confirmed twice a second; more than this between two times is a gap.
+  static constexpr uint32_t kConfirmedSeconds = 2;
   // How long a tombstone outlives its entry: longer than any retry of a put can be under way.
   static constexpr uint32_t kTombstoneSeconds = 30;
-  // Owners kept a key: enough to survive losing some, bounded so that a hot key can't fill the table.
-  static constexpr int kMaxOwners = 4;
+  // Owners kept a key: enough to survive losing some, bounded so that a hot key can't fill the table. One
+  // more takes the place of a tombstone, else of an owner outside the view, else of the one heard of longest
+  // ago.
+  static constexpr int kMaxOwners = 8;
 
   struct Entry {
     Key key;
@@ -89,15 +116,30 @@ class Shard {
   static bool insert(Stripe& stripe, const Entry& entry);
   static void grow(Stripe& stripe);
   static void erase(Stripe& stripe, size_t slot);
-  bool put_one(Stripe& stripe, const wire::PutEntry& entry, uint32_t now);
+  bool put_one(Stripe& stripe, const wire::PutEntry& entry, const Owners& alive, uint32_t now);
+  // Whether the entry is one to answer with.
+  static bool counts(const Entry& entry, const Owners& alive);
+  // Whether `a` is the better one of a key's entries to be replaced.
+  static bool goes_before(const Entry& a, const Entry& b, const Owners& alive);
+  bool keeps(Stripe& stripe, const wire::CheckEntry& entry, const Owners& alive);
+  void doubt(const wire::DropEntry* entries, size_t n);
   void drop_one(Stripe& stripe, const wire::DropEntry& entry, uint32_t now);
   std::shared_ptr<const Owners> owners();
+  // Whether who is not in the view has no place in it.
+  bool knows_everybody(uint32_t now);
 
   const uint64_t max_entries_a_stripe_;
   std::array<Stripe, kStripes> stripes_;
+  std::atomic<int64_t> simulated_now_{-1};  // below zero: the clock's time counts
+  std::atomic<uint64_t> watched_{0};
+  std::mutex doubts_mutex_;
+  std::unordered_set<Key, KeyHash> doubted_;  // guarded by doubts_mutex_
   std::mutex owners_mutex_;
-  std::shared_ptr<const Owners> owners_;  // guarded by owners_mutex_; replaced, never changed
-  size_t next_sweep_ = 0;                 // used by the sweeping thread only
+  std::shared_ptr<const Owners> owners_;  // guarded by owners_mutex_, as all below; replaced, never changed
+  bool is_confirmed_ = false;             // ever
+  uint32_t confirmed_since_ = 0;          // without a gap
+  uint32_t confirmed_at_ = 0;
+  size_t next_sweep_ = 0;  // used by the sweeping thread only
 };
 
 }  // namespace p2pkv

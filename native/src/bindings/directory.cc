@@ -10,6 +10,7 @@
 #include <memory>
 #include <utility>
 
+#include "../directory/directory_requests.h"
 #include "arrays.h"
 #include "bindings.h"
 #include "p2pkv/ask_batch.h"
@@ -49,13 +50,31 @@ Array<uint8_t> make_drop_entries(const AnyArray& keys, const AnyArray& locations
   return give<uint8_t>(std::move(entries), {n, sizeof(wire::DropEntry)});
 }
 
-// The records of a put or drop, one a row.
+Array<uint8_t> make_check_entries(const AnyArray& keys, const AnyArray& locations) {
+  const Key* rows = require_keys(keys);
+  const Location* where = require_locations(locations, keys);
+  const size_t n = keys.shape(0);
+  std::vector<wire::CheckEntry> entries(n);
+  for (size_t i = 0; i < n; ++i) entries[i] = {rows[i], mark_of(where[i])};
+  return give<uint8_t>(std::move(entries), {n, sizeof(wire::CheckEntry)});
+}
+
+// The records of a put, drop or check, one a row.
 template <typename Entry>
 std::vector<Entry> take_entries(const AnyArray& entries) {
   const auto* bytes = require<uint8_t>(entries, "entries", {kAnySize, static_cast<int64_t>(sizeof(Entry))});
   std::vector<Entry> copies(entries.shape(0));
   if (!copies.empty()) std::memcpy(static_cast<void*>(copies.data()), bytes, copies.size() * sizeof(Entry));
   return copies;
+}
+
+// What the server of this shard's node would answer to a whole message, in the node's `boot`.
+nb::bytes answer(Shard& self, const nb::bytes& request, uint64_t boot) {
+  wire::Reader body({request.c_str(), request.size()});
+  const auto header = body.value<wire::Header>();
+  if (!header || header->magic != wire::kMagic) throw nb::value_error("a request needs a header");
+  const std::string reply = answer_directory_request(self, *header, body, boot);
+  return nb::bytes(reply.data(), reply.size());
 }
 
 void bind_shard(nb::module_& m) {
@@ -81,7 +100,7 @@ void bind_shard(nb::module_& m) {
           [](Shard& self, const AnyArray& entries) {
             const auto copies = take_entries<wire::PutEntry>(entries);
             nb::gil_scoped_release release;
-            return self.put(copies.data(), copies.size(), steady_seconds());
+            return self.put(copies.data(), copies.size(), self.now());
           },
           "entries"_a)
       .def(
@@ -89,7 +108,7 @@ void bind_shard(nb::module_& m) {
           [](Shard& self, const AnyArray& entries) {
             const auto copies = take_entries<wire::DropEntry>(entries);
             nb::gil_scoped_release release;
-            self.drop(copies.data(), copies.size(), steady_seconds());
+            self.drop(copies.data(), copies.size(), self.now());
           },
           "entries"_a)
       .def(
@@ -111,6 +130,28 @@ void bind_shard(nb::module_& m) {
             self.set_view(owners.data(), boots.data(), owners.size());
           },
           "owners"_a, "boots"_a)
+      .def(
+          "check",
+          [](Shard& self, const AnyArray& entries) {
+            const auto copies = take_entries<wire::CheckEntry>(entries);
+            std::vector<uint8_t> kept(copies.size());
+            self.check(copies.data(), copies.size(), kept.data());
+            return give<uint8_t>(std::move(kept), {copies.size()});
+          },
+          "entries"_a)
+      .def("watch", &Shard::watch, "owner"_a)
+      .def(
+          "take_doubted",
+          [](Shard& self, size_t limit) {
+            auto keys = self.take_doubted(limit);
+            const size_t n = keys.size();
+            return give<uint8_t>(std::move(keys), {n, sizeof(Key)});
+          },
+          "limit"_a)
+      .def("confirm_view", [](Shard& self) { self.confirm_view(self.now()); })
+      .def("set_time", &Shard::set_time, "seconds"_a)
+      .def("sweep", [](Shard& self) { self.sweep(self.now()); })
+      .def("answer", &answer, "request"_a, "boot"_a)
       .def("stats", [](Shard& self) {
         const auto stats = self.stats();
         nb::dict out;
@@ -140,19 +181,25 @@ void make_ring(RingTable* self, const AnyArray& points, const AnyArray& successo
                        own_index};
 }
 
-// Asks the owners of pages, of which `member_keys` has the node keys by their index in the ring's table.
-AskBatch* ask_page_owners(const AnyArray& locations, const AnyArray& member_keys,
-                          std::shared_ptr<RingTable> ring) {
+// The owners of pages by their index in `member_keys`, the node keys of a ring's members; -1: none of them.
+std::vector<int32_t> page_owners(const AnyArray& locations, const AnyArray& member_keys) {
   const auto* where = reinterpret_cast<const Location*>(
       require<uint8_t>(locations, "locations", {kAnySize, static_cast<int64_t>(sizeof(Location))}));
-  const auto* keys =
-      require<uint64_t>(member_keys, "member_keys", {static_cast<int64_t>(ring->is_healthy.size())});
-  const size_t n_members = ring->is_healthy.size();
+  const auto* keys = require<uint64_t>(member_keys, "member_keys", {kAnySize});
+  const size_t n_members = member_keys.shape(0);
   std::vector<int32_t> members(locations.shape(0));
   for (size_t i = 0; i < members.size(); ++i) {
     const auto* found = std::find(keys, keys + n_members, where[i].owner);
     members[i] = found == keys + n_members ? -1 : static_cast<int32_t>(found - keys);
   }
+  return members;
+}
+
+AskBatch* ask_page_owners(const AnyArray& locations, const AnyArray& member_keys,
+                          std::shared_ptr<RingTable> ring) {
+  if (member_keys.shape(0) != ring->is_healthy.size())
+    throw nb::value_error("member_keys are not of this ring");
+  const std::vector<int32_t> members = page_owners(locations, member_keys);
   return new AskBatch(members.data(), members.size(), std::move(ring));
 }
 
@@ -165,14 +212,31 @@ Array<uint8_t> make_promote_entries(const AnyArray& keys, uint32_t answer_ms, ui
   return give<uint8_t>(std::move(entries), {n, sizeof(wire::PromoteEntry)});
 }
 
-void make_ask(AskBatch* self, const AnyArray& keys, nb::object is_done, std::shared_ptr<RingTable> ring) {
+void make_ask(AskBatch* self, const AnyArray& keys, nb::object is_done, std::shared_ptr<RingTable> ring,
+              bool in_turn) {
   const Key* rows = require_keys(keys);
   const size_t n = keys.shape(0);
   const uint8_t* done = nullptr;
   if (!is_done.is_none()) {
     done = require<uint8_t>(nb::cast<AnyArray>(is_done), "is_done", {static_cast<int64_t>(n)});
   }
-  new (self) AskBatch(rows, n, done, std::move(ring));
+  new (self) AskBatch(rows, n, done, std::move(ring),
+                      in_turn ? AskBatch::Order::kInTurn : AskBatch::Order::kTogether);
+}
+
+AskBatch* ask_members(const AnyArray& members, std::shared_ptr<RingTable> ring) {
+  const auto* rows = require<int32_t>(members, "members", {kAnySize});
+  const auto n_members = static_cast<int32_t>(ring->is_healthy.size());
+  for (size_t i = 0; i < members.shape(0); ++i) {
+    if (rows[i] >= n_members) throw nb::value_error("members name one that the ring does not have");
+  }
+  return new AskBatch(rows, members.shape(0), std::move(ring));
+}
+
+void add_page_owners(AskBatch& self, const AnyArray& locations, const AnyArray& member_keys) {
+  const std::vector<int32_t> members = page_owners(locations, member_keys);
+  if (members.size() != self.answered().size()) throw nb::value_error("locations and keys differ in length");
+  self.add(members.data());
 }
 
 nb::bytes body_of(const AskBatch& self, size_t ask, const AnyArray& records) {
@@ -196,6 +260,7 @@ bool take_found(AskBatch& self, size_t ask, const nb::bytes& reply, Found found,
 
 // Keeps the arrays that answers are written to; the batch is kept by `keep_alive`.
 struct AskedOwners {
+  AnyArray records;
   std::optional<Found> found;
   std::optional<Locations> locations;
   std::unique_ptr<DirectoryExchange> exchange;
@@ -212,14 +277,13 @@ AskedOwners* ask_owners(AskBatch& self, uint16_t kind, const AnyArray& records,
   if (owners.size() != channels.size()) throw nb::value_error("owners and channels differ in length");
   std::vector<DirectoryLine> lines;
   for (size_t i = 0; i < owners.size(); ++i) lines.push_back({owners[i], channels[i]});
-  if (found && locations) {
-    if (found->shape(0) != n || locations->shape(0) != n) {
-      throw nb::value_error("found, locations and keys differ in length");
-    }
-    question.found = found->data();
-    question.locations = reinterpret_cast<Location*>(locations->data());
+  if ((found && found->shape(0) != n) || (locations && locations->shape(0) != n)) {
+    throw nb::value_error("found, locations and keys differ in length");
   }
-  auto asked = std::make_unique<AskedOwners>(AskedOwners{std::move(found), std::move(locations), nullptr});
+  if (found) question.found = found->data();
+  if (found && locations) question.locations = reinterpret_cast<Location*>(locations->data());
+  auto asked =
+      std::make_unique<AskedOwners>(AskedOwners{records, std::move(found), std::move(locations), nullptr});
   {
     nb::gil_scoped_release release;
     asked->exchange = std::make_unique<DirectoryExchange>(self, question, lines);
@@ -227,15 +291,24 @@ AskedOwners* ask_owners(AskBatch& self, uint16_t kind, const AnyArray& records,
   return asked.release();
 }
 
-nb::object wait_for_owners(AskedOwners& self, double timeout, double patience) {
-  std::vector<uint8_t> is_usable;
-  {
-    nb::gil_scoped_release release;
-    is_usable = self.exchange->wait(Deadline::after(timeout), Deadline::after(patience));
-  }
-  nb::list out;
-  for (const uint8_t usable : is_usable) out.append(usable != 0);
-  return out;
+void wait_for_owners(AskedOwners& self, double timeout, double patience) {
+  nb::gil_scoped_release release;
+  self.exchange->wait(Deadline::after(timeout), Deadline::after(patience));
+}
+
+std::vector<bool> end_asking(AskedOwners& self, double patience) {
+  const std::vector<uint8_t> is_usable = self.exchange->end(Deadline::after(patience));
+  return {is_usable.begin(), is_usable.end()};
+}
+
+bool take_flags(AskBatch& self, size_t ask, const nb::bytes& reply, Found flags) {
+  if (flags.shape(0) != self.answered().size()) throw nb::value_error("flags and keys differ in length");
+  return self.take_flags(ask, {reply.c_str(), reply.size()}, flags.data());
+}
+
+template <typename T>
+Array<T> copy_of(const std::vector<T>& values) {
+  return give<T>(std::vector<T>(values), {values.size()});
 }
 
 // Puts the entries that belong to the asking member's own shard.
@@ -248,15 +321,19 @@ void put_own(const AskBatch& self, Shard& shard, const AnyArray& entries) {
   }
   if (n_own == 0) return;
   nb::gil_scoped_release release;
-  shard.put(own.data(), n_own, steady_seconds());
+  shard.put(own.data(), n_own, shard.now());
 }
 
 void bind_ask(nb::module_& m) {
   nb::class_<Sequences>(m, "Sequences").def(nb::init<>()).def("next", &Sequences::next);
   m.def("promote_entries", &make_promote_entries, "keys"_a, "answer_ms"_a, "lease_ms"_a, "lease"_a);
   m.def("put_entries", &make_put_entries, "keys"_a, "locations"_a, "sequence"_a);
+  m.def("check_entries", &make_check_entries, "keys"_a, "locations"_a);
   m.def("drop_entries", &make_drop_entries, "keys"_a, "locations"_a, "sequence"_a);
-  nb::class_<AskedOwners>(m, "AskedOwners").def("wait", &wait_for_owners, "timeout"_a, "patience"_a);
+  nb::class_<AskedOwners>(m, "AskedOwners")
+      .def("wait", &wait_for_owners, "timeout"_a, "patience"_a)
+      .def("is_waiting", [](const AskedOwners& self) { return self.exchange->is_any_waiting(); })
+      .def("end", &end_asking, "patience"_a);
   nb::class_<RingTable>(m, "RingTable")
       .def("__init__", &make_ring, "points"_a, "successors"_a, "is_healthy"_a, "own_index"_a)
       .def(
@@ -266,7 +343,10 @@ void bind_ask(nb::module_& m) {
           },
           "keys"_a);
   nb::class_<AskBatch>(m, "AskBatch")
-      .def("__init__", &make_ask, "keys"_a, "is_done"_a.none(), "ring"_a)
+      .def("__init__", &make_ask, "keys"_a, "is_done"_a.none(), "ring"_a, "in_turn"_a = false)
+      .def_static("of_members", &ask_members, "members"_a, "ring"_a, nb::rv_policy::take_ownership)
+      .def("add_page_owners", &add_page_owners, "locations"_a, "member_keys"_a)
+      .def("ask_together", &AskBatch::ask_together, "member"_a)
       .def_static("of_page_owners", &ask_page_owners, "locations"_a, "member_keys"_a, "ring"_a,
                   nb::rv_policy::take_ownership)
       .def("asks",
@@ -279,27 +359,17 @@ void bind_ask(nb::module_& m) {
       .def("body", &body_of, "ask"_a, "records"_a)
       .def("acknowledge", &AskBatch::acknowledge, "ask"_a)
       .def("take_found", &take_found, "ask"_a, "reply"_a, "found"_a, "locations"_a)
+      .def("take_flags", &take_flags, "ask"_a, "reply"_a, "flags"_a)
       .def("refuse", &AskBatch::refuse, "ask"_a)
+      .def("excuse", &AskBatch::excuse, "ask"_a)
       .def("put_own", &put_own, "shard"_a, "entries"_a)
       .def("send", &ask_owners, "kind"_a, "records"_a, "owners"_a, "channels"_a, "found"_a.none(),
            "locations"_a.none(), nb::keep_alive<0, 1>(), nb::rv_policy::take_ownership)
       .def("is_settled", &AskBatch::is_settled)
       .def("is_heard", &AskBatch::is_heard)
-      .def("answered",
-           [](const AskBatch& self) {
-             std::vector<uint8_t> answered = self.answered();
-             const size_t n = answered.size();
-             return give<uint8_t>(std::move(answered), {n});
-           })
-      .def("owners",
-           [](const AskBatch& self) {
-             std::vector<int32_t> owners;
-             for (const AskBatch::Ask& ask : self.asks()) {
-               if (std::find(owners.begin(), owners.end(), ask.owner) == owners.end())
-                 owners.push_back(ask.owner);
-             }
-             return owners;
-           })
+      .def("answered", [](const AskBatch& self) { return copy_of(self.answered()); })
+      .def("waiting", [](const AskBatch& self) { return copy_of(self.waiting()); })
+      .def("owners", &AskBatch::owners)
       .def("silent", &AskBatch::silent)
       .def("passed_over", &AskBatch::passed_over);
 }
@@ -346,6 +416,7 @@ void bind_channels(nb::module_& m) {
           },
           "door"_a, "boot"_a, "timeout"_a)
       .def("release", &DirectoryChannel::release, "lease"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("n_late", &DirectoryChannel::n_late)
       .def("interrupt", &DirectoryChannel::interrupt);
 }
 

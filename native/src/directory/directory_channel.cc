@@ -58,18 +58,33 @@ DirectoryExchange::DirectoryExchange(AskBatch& batch, const DirectoryQuestion& q
                                      const std::vector<DirectoryLine>& lines)
     : batch_(batch), question_(question) {
   for (const DirectoryLine& line : lines) lines_.push_back({line.channel, line.owner, {}, false});
-  for (size_t ask = 0; ask < batch_.asks().size(); ++ask) send(ask);
+  send_unsealed();
 }
 
-std::vector<uint8_t> DirectoryExchange::wait(const Deadline& deadline, const Deadline& patience) {
+void DirectoryExchange::wait(const Deadline& deadline, const Deadline& patience) {
   spin();
   while (!batch_.is_settled() && is_any_waiting()) {
     const bool is_patient = !patience.passed();
     if (deadline.passed() || (!is_patient && batch_.is_heard())) break;
-    wait_until(is_patient && patience.at() < deadline.at() ? patience : deadline);
+    const Deadline& until = is_patient && patience.at() < deadline.at() ? patience : deadline;
+    wait_until(Deadline::until(std::min(until.at(), hurry())));
   }
+}
+
+std::vector<uint8_t> DirectoryExchange::end(const Deadline& patience) {
+  const bool is_needed = patience.passed() || !batch_.is_settled();
   std::vector<uint8_t> is_usable;
-  for (const Line& line : lines_) is_usable.push_back(line.waiting.empty() && !line.is_lost ? 1 : 0);
+  for (Line& line : lines_) {
+    auto& late = line.channel->late_;
+    for (const Sent& sent : line.waiting) {
+      late.push_back(sent.id);
+      if (!is_needed) batch_.excuse(sent.ask);
+    }
+    // Behind a promotion that is not answered the owner hears no question.
+    const bool is_heard = line.waiting.empty() || question_.kind != Kind::kPromote;
+    is_usable.push_back(!line.is_lost && is_heard && late.size() <= kMostLate ? 1 : 0);
+    line.waiting.clear();
+  }
   return is_usable;
 }
 
@@ -77,17 +92,41 @@ bool DirectoryExchange::is_any_waiting() const {
   return std::any_of(lines_.begin(), lines_.end(), [](const Line& line) { return !line.waiting.empty(); });
 }
 
+void DirectoryExchange::send_unsealed() {
+  // An ask that is refused may have others asked.
+  for (size_t ask = batch_.seal(); ask < batch_.asks().size(); ask = batch_.seal()) {
+    for (const size_t end = batch_.asks().size(); ask < end; ++ask) send(ask);
+  }
+}
+
+Deadline::Clock::time_point DirectoryExchange::hurry() {
+  auto next = Deadline::Clock::time_point::max();
+  for (Line& line : lines_) {
+    for (const Sent& sent : line.waiting) {
+      if (batch_.asks()[sent.ask].is_hurried) continue;
+      if (sent.turn.passed()) {
+        batch_.hurry(sent.ask);
+      } else {
+        next = std::min(next, sent.turn.at());
+      }
+    }
+  }
+  send_unsealed();
+  return next;
+}
+
 void DirectoryExchange::send(size_t ask) {
   const AskBatch::Ask& asked = batch_.asks()[ask];
   const auto line = std::find_if(lines_.begin(), lines_.end(),
                                  [&asked](const Line& candidate) { return candidate.owner == asked.owner; });
-  if (line == lines_.end() || line->is_lost) return batch_.refuse(ask);
+  if (line == lines_.end()) return;
+  if (line->is_lost) return batch_.refuse(ask);
   const uint64_t id = ++line->channel->last_id_;
   std::string head;
   wire::append(head, Header{wire::kMagic, wire::kVersion, static_cast<uint16_t>(question_.kind), id,
                             line->channel->boot_, static_cast<uint32_t>(asked.rows.size()), 0});
   line->stream().put(head, batch_.body(ask, question_.records, question_.record_size));
-  line->waiting.push_back({ask, id});
+  line->waiting.push_back({ask, id, Deadline::until(Deadline::Clock::now() + kTurn)});
   if (!line->stream().flush()) lose(*line);
 }
 
@@ -98,6 +137,7 @@ void DirectoryExchange::spin() {
   const auto until = Deadline::Clock::now() + kSpin;
   while (!batch_.is_settled() && is_any_waiting() && Deadline::Clock::now() < until) {
     for (Line& line : lines_) advance(line);
+    send_unsealed();
   }
 }
 
@@ -111,6 +151,7 @@ void DirectoryExchange::wait_until(const Deadline& until) {
   for (size_t i = 0; i < fds.size(); ++i) {
     if (fds[i].revents != 0) advance(lines_[i]);
   }
+  send_unsealed();
 }
 
 void DirectoryExchange::advance(Line& line) {
@@ -127,14 +168,19 @@ void DirectoryExchange::advance(Line& line) {
 void DirectoryExchange::take(Line& line, std::string_view message) {
   wire::Reader body(message);
   const auto header = body.value<Header>();
+  auto& late = line.channel->late_;
   const Sent sent = line.waiting.front();
-  if (!header || header->magic != wire::kMagic || header->request_id != sent.id) return lose(line);
+  const uint64_t next_id = late.empty() ? sent.id : late.front();
+  if (!header || header->magic != wire::kMagic || header->request_id != next_id) return lose(line);
+  if (!late.empty()) return late.pop_front();
   line.waiting.pop_front();
   const bool is_ok = header->version == wire::kVersion &&
                      header->status == static_cast<uint32_t>(ReplyStatus::kOk) &&
                      header->count == batch_.asks()[sent.ask].rows.size();
   if (!is_ok) {
     batch_.refuse(sent.ask);
+  } else if (question_.found != nullptr && question_.locations == nullptr) {
+    batch_.take_flags(sent.ask, body.rest(), question_.found);
   } else if (question_.found != nullptr) {
     batch_.take_found(sent.ask, body.rest(), question_.found, question_.locations);
   } else {

@@ -1,5 +1,6 @@
 #include "directory_requests.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 #include <vector>
@@ -59,8 +60,18 @@ std::string put(Shard& shard, const Header& header, const wire::Reader& body, ui
   if (!take_records(body, header.count, &entries)) {
     return reply_to(header, ReplyStatus::kMalformed, boot, "wrong length of a put");
   }
-  const bool has_room = shard.put(entries.data(), entries.size(), steady_seconds()) == 0;
+  const bool has_room = shard.put(entries.data(), entries.size(), shard.now()) == 0;
   return reply_to(header, has_room ? ReplyStatus::kOk : ReplyStatus::kFull, boot);
+}
+
+std::string check(Shard& shard, const Header& header, const wire::Reader& body, uint64_t boot) {
+  std::vector<wire::CheckEntry> entries;
+  if (!take_records(body, header.count, &entries)) {
+    return reply_to(header, ReplyStatus::kMalformed, boot, "wrong length of a check");
+  }
+  std::string kept(entries.size(), '\0');
+  shard.check(entries.data(), entries.size(), reinterpret_cast<uint8_t*>(kept.data()));
+  return reply_to(header, ReplyStatus::kOk, boot, kept);
 }
 
 std::string drop(Shard& shard, const Header& header, const wire::Reader& body, uint64_t boot) {
@@ -68,14 +79,14 @@ std::string drop(Shard& shard, const Header& header, const wire::Reader& body, u
   if (!take_records(body, header.count, &entries)) {
     return reply_to(header, ReplyStatus::kMalformed, boot, "wrong length of a drop");
   }
-  shard.drop(entries.data(), entries.size(), steady_seconds());
+  shard.drop(entries.data(), entries.size(), shard.now());
   return reply_to(header, ReplyStatus::kOk, boot);
 }
 
 }  // namespace
 
 bool is_directory_request(Kind kind) {
-  return kind == Kind::kGet || kind == Kind::kPut || kind == Kind::kDrop;
+  return kind == Kind::kGet || kind == Kind::kPut || kind == Kind::kDrop || kind == Kind::kCheck;
 }
 
 std::string answer_directory_request(Shard& shard, const Header& header, wire::Reader body, uint64_t boot) {
@@ -88,12 +99,14 @@ std::string answer_directory_request(Shard& shard, const Header& header, wire::R
       return put(shard, header, body, boot);
     case Kind::kDrop:
       return drop(shard, header, body, boot);
+    case Kind::kCheck:
+      return check(shard, header, body, boot);
     default:
       return reply_to(header, ReplyStatus::kMalformed, boot, "unknown kind of request");
   }
 }
 
-void answer_promotion(Promoter* promoter, const Header& header, wire::Reader body, uint64_t boot,
+void answer_promotion(Promoter* promoter, const Header& header, wire::Reader body, uint64_t boot, Asker asker,
                       std::function<void(std::string)> reply) {
   if (header.version != wire::kVersion) return reply(reply_to(header, ReplyStatus::kVersion, boot));
   if (header.boot != 0 && header.boot != boot) return reply(reply_to(header, ReplyStatus::kWrongBoot, boot));
@@ -109,7 +122,7 @@ void answer_promotion(Promoter* promoter, const Header& header, wire::Reader bod
   keys.reserve(n);
   for (const wire::PromoteEntry& entry : entries) keys.push_back(entry.key);
   promoter->promote(
-      std::move(keys), {entries[0].lease_ms / 1e3, entries[0].lease},
+      std::move(keys), {std::min(entries[0].lease_ms / 1e3, asker.longest_lease), entries[0].lease, asker.id},
       Deadline::after(entries[0].answer_ms / 1e3),
       [header, boot, reply = std::move(reply)](std::vector<uint8_t> found, std::vector<Location> locations) {
         reply(found_reply(header, boot, found, locations));

@@ -15,6 +15,7 @@
 #include "../transports/listener.h"
 #include "directory_frames.h"
 #include "directory_requests.h"
+#include "p2pkv/descriptors.h"
 #include "p2pkv/zmq_api.h"
 #include "sealed_stream.h"
 
@@ -34,14 +35,9 @@ struct Channel {
   SealedStream stream;
   uint32_t events = EPOLLIN;  // that it waits for
   bool is_promoting = false;  // its question is not answered yet, and no other one is heard
-  uint64_t lease = 0;         // of that question
+  bool is_doomed = false;     // hung up on for another's sake
+  Deadline::Clock::time_point used = Deadline::Clock::now();  // when it asked last
 };
-
-// Of the question's first entry; 0 if there is none.
-uint64_t lease_of(wire::Reader body) {
-  const auto first = body.value<wire::PromoteEntry>();
-  return first ? first->lease : 0;
-}
 
 class EpollDirectoryServer final : public DirectoryServer {
  public:
@@ -128,11 +124,26 @@ class EpollDirectoryServer final : public DirectoryServer {
     set_liveness(connection.get());
     const int fd = connection.get();
     const std::lock_guard lock(mutex_);
-    if (is_closing_ || channels_.size() >= kMaxChannels) return;
+    if (is_closing_) return;
+    make_room();
     const uint64_t id = next_id_++;
     SealedStream stream(std::move(connection), key_of(grant), Side::kOwner);
     channels_.emplace(id, std::make_unique<Channel>(Channel{id, std::move(stream)}));
     watch(fd, id, EPOLL_CTL_ADD, EPOLLIN);
+  }
+
+  // With the lock. Whoever asked longest ago makes room; the server's thread finds it ended.
+  void make_room() {
+    size_t n_doomed = 0;
+    Channel* oldest = nullptr;
+    for (const auto& [id, channel] : channels_) {
+      n_doomed += channel->is_doomed ? 1 : 0;
+      if (channel->is_doomed || (oldest != nullptr && oldest->used <= channel->used)) continue;
+      oldest = channel.get();
+    }
+    if (oldest == nullptr || channels_.size() - n_doomed < share_of_descriptors(kMaxChannels)) return;
+    oldest->is_doomed = true;
+    oldest->stream.shut_down();
   }
 
   void run() {
@@ -163,12 +174,12 @@ class EpollDirectoryServer final : public DirectoryServer {
     std::unique_lock lock(mutex_);
     const auto channel = channels_.find(id);
     channel->second->stream.shut_down();
-    // nobody is there any more to read what is being promoted
-    const uint64_t lease = channel->second->is_promoting ? channel->second->lease : 0;
+    // A forked child may keep the connection open: closing it here would not end its events.
+    watch(channel->second->stream.fd(), id, EPOLL_CTL_DEL, 0);
     channels_.erase(channel);
     const std::shared_ptr<Promoter> promoter = promoter_;
     lock.unlock();
-    if (promoter && lease != 0) promoter->release(lease);
+    if (promoter) promoter->leave(id);  // nobody is there any more to read what was promoted
   }
 
   // Answers what has come. False: hang up.
@@ -203,10 +214,10 @@ class EpollDirectoryServer final : public DirectoryServer {
     const auto header = body.value<wire::Header>();
     if (!header || header->magic != wire::kMagic || boot_ == 0) return false;
     ++n_requests_;
+    note_use(channel);
     if (static_cast<wire::Kind>(header->kind) == wire::Kind::kPromote) {
       channel.is_promoting = true;
-      channel.lease = lease_of(body);
-      answer_promotion(promoter().get(), *header, body, boot_,
+      answer_promotion(promoter().get(), *header, body, boot_, {kLongestLease, channel.id},
                        [this, id = channel.id](std::string reply) { add_reply(id, std::move(reply)); });
     } else if (static_cast<wire::Kind>(header->kind) == wire::Kind::kRelease) {
       return take_release(promoter().get(), *header, body, boot_);
@@ -214,6 +225,11 @@ class EpollDirectoryServer final : public DirectoryServer {
       channel.stream.put(answer_directory_request(*shard_, *header, body, boot_), {});
     }
     return true;
+  }
+
+  void note_use(Channel& channel) {
+    const std::lock_guard lock(mutex_);
+    channel.used = Deadline::Clock::now();
   }
 
   std::shared_ptr<Promoter> promoter() {
