@@ -253,6 +253,9 @@ TEST(control_loop_binds_more_addresses_and_none_when_stopped) {
   CHECK(status_of(client.ask(Kind::kProbe, 1, {})) == ReplyStatus::kOk);
   CHECK_EQ(served.loop.bind("inproc://binds-more"), EADDRINUSE);
   CHECK(served.loop.bind("nonsense") != 0);
+  CHECK(served.loop.unbind("inproc://never-bound") != 0);
+  CHECK_EQ(served.loop.unbind("inproc://binds-more"), 0);
+  CHECK_EQ(served.loop.bind("inproc://binds-more"), 0);
   served.loop.stop();
   CHECK_EQ(served.loop.bind("inproc://binds-late"), ECANCELED);
 }

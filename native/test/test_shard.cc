@@ -67,6 +67,10 @@ void set_view(Shard& shard, const std::vector<uint64_t>& owners) {
   shard.set_view(owners.data(), boots.data(), owners.size());
 }
 
+void confirm(Shard& shard, uint32_t first, uint32_t last) {
+  for (uint32_t now = first; now <= last; ++now) shard.confirm_view(now);
+}
+
 void sweep_all(Shard& shard, uint32_t now) {
   for (size_t i = 0; i < Shard::kStripes; ++i) shard.sweep(now);
 }
@@ -105,11 +109,83 @@ TEST(shard_drops_entries_of_owners_that_stay_outside_the_view) {
   Shard shard(1 << 12);
   set_view(shard, {1});
   for (uint64_t name = 0; name < 1000; ++name) put(shard, name, 1 + name % 2, 1, 100);
+  confirm(shard, 90, 111);
   sweep_all(shard, 110);
   CHECK_EQ(shard.stats().entries, 1000u);
   sweep_all(shard, 111);
   CHECK_EQ(shard.stats().entries, 500u);
   for (uint64_t name = 0; name < 1000; ++name) CHECK_EQ(get(shard, name), name % 2 == 0 ? 2u : 0u);
+}
+
+TEST(shard_keeps_whom_a_view_that_nobody_confirms_does_not_know) {
+  Shard shard(1 << 12);
+  set_view(shard, {1});
+  put(shard, 7, 2, 1, 100);
+  sweep_all(shard, 200);  // never confirmed
+  confirm(shard, 90, 100);
+  sweep_all(shard, 120);  // not for 20 s, as when the interpreter is held
+  confirm(shard, 120, 125);
+  sweep_all(shard, 125);  // who came meanwhile may not have been heard of yet
+  set_view(shard, {1, 2});
+  CHECK_EQ(get(shard, 7), 2u);
+  set_view(shard, {1});
+  confirm(shard, 126, 131);
+  sweep_all(shard, 131);
+  CHECK_EQ(shard.stats().entries, 0u);
+}
+
+TEST(shard_forgets_living_owners_of_a_hot_key_last) {
+  Shard shard(1 << 12);
+  std::vector<uint64_t> owners{1};
+  for (uint64_t owner = 20; owner < 40; ++owner) owners.push_back(owner);
+  set_view(shard, owners);
+  put(shard, 7, 1, 1, 100);
+  put(shard, 7, 2, 1, 101);  // not in the view
+  for (uint64_t owner = 20; owner < 26; ++owner) put(shard, 7, owner, 1, 102);
+  put(shard, 7, 26, 1, 103);  // one too many: 2 goes
+  for (uint64_t owner = 20; owner < 26; ++owner) drop(shard, 7, owner, 2, 2, 104);
+  CHECK_EQ(shard.stats().entries, 2u);
+  for (uint64_t owner = 27; owner < 33; ++owner) {  // tombstones go
+    put(shard, 7, owner, 1, 105);
+    drop(shard, 7, owner, 2, 2, 105);
+  }
+  drop(shard, 7, 26, 2, 2, 106);
+  CHECK_EQ(get(shard, 7), 2u);  // the first of all still has it
+  CHECK_EQ(shard.stats().entries, 1u);
+}
+
+TEST(shard_says_which_entries_it_has) {
+  Shard shard(1 << 12);
+  set_view(shard, {1, 2, 3, 4, 5, 6, 7, 8, 9});
+  const auto keeps = [&shard](uint64_t name, uint64_t owner, uint64_t generation) {
+    const p2pkv::wire::CheckEntry entry{key_of(name),
+                                        p2pkv::mark_of(location_of(name, owner, generation, kBoot))};
+    uint8_t kept = 2;
+    shard.check(&entry, 1, &kept);
+    return kept == 1;
+  };
+  put(shard, 7, 1, 2, 100);
+  CHECK(keeps(7, 1, 4));
+  CHECK(!keeps(7, 1, 6));  // another page of this key
+  CHECK(!keeps(7, 2, 4));
+  CHECK(!keeps(8, 1, 4));
+  drop(shard, 7, 1, 3, 4, 100);
+  CHECK(!keeps(7, 1, 4));
+  for (uint64_t owner = 1; owner <= 8; ++owner) put(shard, 7, owner, 4, 101);
+  CHECK(keeps(7, 9, 8));  // there is no room for a ninth
+}
+
+TEST(shard_remembers_what_others_find_stale_of_its_own_node) {
+  Shard shard(1 << 12);
+  set_view(shard, {1, 2});
+  shard.watch(1);
+  for (uint64_t name = 0; name < 10; ++name) put(shard, name, 1 + name % 2, 1, 100);
+  for (uint64_t name = 0; name < 10; ++name) drop(shard, name, 1 + name % 2, 0, 2, 100);
+  drop(shard, 4, 1, 0, 2, 100);
+  drop(shard, 20, 1, 7, 2, 100);  // its own word
+  CHECK_EQ(shard.take_doubted(3).size(), 3u);
+  CHECK_EQ(shard.take_doubted(100).size(), 2u);
+  CHECK_EQ(shard.take_doubted(100).size(), 0u);
 }
 
 TEST(shard_agrees_with_a_map_whatever_the_order) {
