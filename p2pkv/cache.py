@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from p2pkv import _native
 from p2pkv.device_memory import DeviceMemory
 from p2pkv.device_pages import DevicePages
-from p2pkv.directory.client import DirectoryClient, Lease, Told, do_nothing
+from p2pkv.directory.asking import do_nothing
+from p2pkv.directory.client import DirectoryClient, Lease, Told
 from p2pkv.directory.view import View
 from p2pkv.directory.warmer import Warmer
 from p2pkv.disk.tier import DiskTier
@@ -264,13 +265,17 @@ class PageCache:
             self._directory.drop(ids[mask], locations[mask], deadline, by_owner=True)
         return found | on_disk
 
-    def clear(self) -> int:
-        """Take back all pages that this node published; return the number of those in its pool."""
+    def clear(self, deadline: float) -> int:
+        """Take back all pages that this node published; return the number of those in its pool.
+
+        They are gone at once. The deadline is for the disk, on which that is written as well.
+        """
         if self._tier is None:
             return self._pool.purge()
         self._tier.clear()
         n_purged = self._pool.purge()
         self._tier.clear()  # what went from the pool to the disk, or back, between the two
+        self._tier.wait_cleared(deadline - time.monotonic())
         return n_purged
 
     def close(self) -> None:

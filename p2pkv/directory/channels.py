@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from itertools import compress
+from typing import NamedTuple
 
 from p2pkv import _native
+from p2pkv.directory.membership.timing import Clock, SystemClock
 from p2pkv.directory.view import Member, View
 
 _log = logging.getLogger(__name__)
@@ -21,33 +22,50 @@ _log = logging.getLogger(__name__)
 NAME = "directory"
 """What CONNECT asks for; no transport may be called so."""
 _OPEN_S = 1.0
-_RETRY_S = 30.0
-"""Until a node that let no channel in is asked for one again."""
+_RETRY_S = 1.0
+_LONGEST_RETRY_S = 30.0
+"""Until a node that let no channel in is asked for one again; doubled from the first to the second."""
 _MOST_IDLE = 64
 """Kept a node; as many threads can ask it at once without a new one."""
+_UNUSED_S = 60.0
+"""After that a channel is closed, but for one a node: owners have a limit on all that they serve."""
+_OPENERS = 4
+"""Threads, so that a node which does not answer holds up few others."""
 
 Connect = Callable[[Member, str, bytes, float], "tuple[bytes, bytes] | None"]
 """``(member, name, our half, deadline)`` to the peer's half; None: no answer, or refused."""
 
 
-class DirectoryChannels:
-    """Thread-safe. A thread of its own opens what was missing, from the first call until :meth:`close`."""
+class _Idle(NamedTuple):
+    channel: _native.DirectoryChannel
+    since: float
 
-    def __init__(self, connect: Connect) -> None:
+
+class _Failed(NamedTuple):
+    not_before: float
+    retry_s: float
+
+
+class DirectoryChannels:
+    """Thread-safe. Threads of its own open what was missing, from the first call until :meth:`close`."""
+
+    def __init__(self, connect: Connect, clock: Clock | None = None) -> None:
         self._connect = connect
+        self._clock: Clock = clock or SystemClock()
         # Guards all below. Taken by itself and not through the condition, whose `with` is Python: an exception of a
         # signal's handler in the middle of that would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._idle: dict[str, list[_native.DirectoryChannel]] = {}
+        self._idle: dict[str, list[_Idle]] = {}  # by node id; those that were used last at the end
         self._leased: set[_native.DirectoryChannel] = set()
         self._wanted: dict[str, Member] = {}
-        self._not_before: dict[str, float] = {}
+        self._opening: set[str] = set()
+        self._failed: dict[str, _Failed] = {}
         self._owed: dict[
             str, list[tuple[int, float]]
         ] = {}  # leases to release by the next channel, and their ends
         self._view = View()
-        self._opener: threading.Thread | None = None
+        self._openers: list[threading.Thread] = []
         self._closed = False
 
     def set_view(self, view: View) -> None:
@@ -55,30 +73,31 @@ class DirectoryChannels:
         with self._lock:
             gone = [
                 node_id
-                for node_id in {*self._idle, *self._not_before, *self._owed}
+                for node_id in {*self._idle, *self._failed, *self._owed}
                 if not _is_same(self._view.get(node_id), view.get(node_id))
             ]
             self._view = view
             for node_id in gone:
                 self._idle.pop(node_id, None)
-                self._not_before.pop(node_id, None)
+                self._failed.pop(node_id, None)
                 self._owed.pop(node_id, None)
 
-    def lease(self, members: Sequence[Member]) -> list[_native.DirectoryChannel] | None:
-        """Return a channel to each; None if one is missing, which is opened for the calls to come.
+    def lease(self, members: Sequence[Member]) -> list[_native.DirectoryChannel | None]:
+        """Return a channel to each; None where none is free, which is opened for the calls to come.
 
         Give them back with :meth:`give_back`.
         """
         with self._lock:
-            channels: list[_native.DirectoryChannel] = []
+            channels: list[_native.DirectoryChannel | None] = []
             for member in members:
                 idle = self._idle.get(member.node_id)
-                if not idle:
+                if idle:
+                    channel = idle.pop().channel
+                    self._leased.add(channel)
+                    channels.append(channel)
+                else:
                     self._want(member)
-                    self._keep(members[: len(channels)], channels)
-                    return None
-                channels.append(idle.pop())
-            self._leased.update(channels)
+                    channels.append(None)
             return channels
 
     def give_back(
@@ -90,7 +109,10 @@ class DirectoryChannels:
         """Keep those that can be used again; the others close."""
         with self._lock:
             self._leased.difference_update(channels)
-            self._keep(list(compress(members, is_usable)), list(compress(channels, is_usable)))
+            for member, channel in zip(
+                compress(members, is_usable), compress(channels, is_usable), strict=True
+            ):
+                self._keep(member, channel)
 
     def release(self, member: Member, lease: int, seconds: float) -> None:
         """Tell a node that a lease of ``seconds`` is over: now, or by the next channel to it that is free.
@@ -98,24 +120,26 @@ class DirectoryChannels:
         Waits for nothing.
         """
         with self._lock:
-            channels = self.lease([member])
-            if channels is not None:
-                self.give_back([member], channels, [channels[0].release(lease)])
+            (channel,) = self.lease([member])
+            if channel is not None:
+                self.give_back([member], [channel], [channel.release(lease)])
                 return
-            now = time.monotonic()
+            now = self._clock.monotonic()
             owed = [(number, until) for number, until in self._owed.get(member.node_id, ()) if until > now]
             self._owed[member.node_id] = [*owed, (lease, now + seconds)]
 
-    def _keep(self, members: Sequence[Member], channels: Sequence[_native.DirectoryChannel]) -> None:
-        for member, channel in zip(members, channels, strict=True):
-            if not self._closed and _is_same(member, self._view.get(member.node_id)):
-                idle = self._idle.setdefault(member.node_id, [])
-                if len(idle) < _MOST_IDLE and self._tell_owed(member.node_id, channel):
-                    idle.append(channel)
+    def _keep(self, member: Member, channel: _native.DirectoryChannel) -> None:
+        if self._closed or not _is_same(member, self._view.get(member.node_id)):
+            return
+        idle = self._idle.setdefault(member.node_id, [])
+        if len(idle) >= _MOST_IDLE or not self._tell_owed(member.node_id, channel):
+            return
+        # one that answers are still to come on is taken last: the next question would wait for them
+        idle.insert(0 if channel.n_late() else len(idle), _Idle(channel, self._clock.monotonic()))
 
     def _tell_owed(self, node_id: str, channel: _native.DirectoryChannel) -> bool:
         """Release over a free channel what could not be before; whether the channel can still be used."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         return all(channel.release(lease) for lease, until in self._owed.pop(node_id, ()) if until > now)
 
     def close(self) -> None:
@@ -126,46 +150,66 @@ class DirectoryChannels:
             for channel in self._leased:
                 channel.interrupt()
             self._changed.notify_all()
-            opener = self._opener
-        if opener is not None:
+            openers = list(self._openers)
+        for opener in openers:
             opener.join()
 
     def _want(self, member: Member) -> None:
-        if self._closed or time.monotonic() < self._not_before.get(member.node_id, 0.0):
+        failed = self._failed.get(member.node_id)
+        if self._closed or member.node_id in self._opening:
+            return
+        if failed is not None and self._clock.monotonic() < failed.not_before:
             return
         self._wanted[member.node_id] = member
-        if self._opener is None:
-            self._opener = threading.Thread(target=self._open_wanted, name="p2pkv-channels", daemon=True)
-            self._opener.start()
+        if len(self._openers) < min(len(self._wanted), _OPENERS):
+            opener = threading.Thread(target=self._open_wanted, name="p2pkv-channels", daemon=True)
+            self._openers.append(opener)
+            opener.start()
         self._changed.notify_all()
 
     def _open_wanted(self) -> None:
         while True:
             with self._lock:
-                self._changed.wait_for(lambda: self._wanted or self._closed)
+                if not self._changed.wait_for(lambda: self._wanted or self._closed, _UNUSED_S / 2):
+                    self._close_unused()
+                    continue
                 if self._closed:
                     return
-                node_id, member = next(iter(self._wanted.items()))
+                node_id = next(iter(self._wanted))
+                member = self._wanted.pop(node_id)
+                self._opening.add(node_id)
             problem = self._open(member)
             with self._lock:
-                self._wanted.pop(node_id, None)
-                if problem is not None and not self._closed:
-                    self._not_before[node_id] = time.monotonic() + _RETRY_S
-                    _log.warning(
-                        "no directory channel to %s, its shard is asked over the control socket: %s",
-                        node_id,
-                        problem,
-                    )
+                self._opening.discard(node_id)
+                self._note(node_id, problem)
+                self._close_unused()
+
+    def _note(self, node_id: str, problem: str | None) -> None:
+        """Remember whether a channel could be opened, and complain the first time that it could not."""
+        before = self._failed.pop(node_id, None)
+        if problem is None or self._closed:
+            return
+        retry_s = _RETRY_S if before is None else min(2 * before.retry_s, _LONGEST_RETRY_S)
+        self._failed[node_id] = _Failed(self._clock.monotonic() + retry_s, retry_s)
+        if before is None:
+            _log.warning(
+                "no directory channel to %s, its shard is asked over the control socket: %s", node_id, problem
+            )
+
+    def _close_unused(self) -> None:
+        long_ago = self._clock.monotonic() - _UNUSED_S
+        for idle in self._idle.values():
+            idle[:-1] = [each for each in idle[:-1] if each.since > long_ago]
 
     def _open(self, member: Member) -> str | None:
         """Open one channel; say what was in the way."""
-        deadline = time.monotonic() + _OPEN_S
+        deadline = self._clock.monotonic() + _OPEN_S
         try:
             answer = self._connect(member, NAME, _native.DirectoryChannel.request(), deadline)
             if answer is None:
                 return "no answer to the handshake"
             door, _ = answer
-            left = deadline - time.monotonic()
+            left = deadline - self._clock.monotonic()
             channel = _native.DirectoryChannel.open(door, member.boot_epoch, left)
         except Exception as error:  # noqa: BLE001  # the top of a thread's loop: a broken peer is one without a channel
             return str(error)

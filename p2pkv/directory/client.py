@@ -1,14 +1,13 @@
 """The directory as one node uses it: put, get and drop entries at the shards that own them.
 
-A key's entry lies at ``replicas`` nodes of the ring. They are asked in parallel. An entry found anywhere counts;
-"not found" is final when every healthy owner said so; an owner that stays silent while another has spoken is waited
-for :data:`SILENT_OWNER_S` and no longer. The node's own shard is called directly. What newcomers don't know is asked of
-those who owned it before they came.
+A key's entry lies at ``replicas`` nodes of the ring. The first is asked where it is, the next when that does not know
+or takes long; all are told what changes. An entry found anywhere counts; "not found" is final when every healthy owner
+said so; an owner that stays silent while another has spoken is waited for ``SILENT_OWNER_S`` and no longer. The node's
+own shard is called directly. What newcomers don't know is asked of those who owned it before they came.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,36 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
-from p2pkv.control import ControlClient, Request
-from p2pkv.directory.channels import DirectoryChannels
+from p2pkv.directory.asking import Owners, Question, Route, do_nothing
+from p2pkv.directory.membership.timing import Clock, SystemClock
 from p2pkv.directory.newcomers import SETTLING_S, Newcomers
-from p2pkv.directory.ring import Ring, moved
+from p2pkv.directory.ring import NOBODY, Ring, moved
 from p2pkv.directory.view import Member, State, View, node_key
-from p2pkv.errors import ClosedError
+from p2pkv.directory.ways import ChannelWay, ControlWay
 from p2pkv.metrics import Metrics
 from p2pkv.page import LOCATION, Keys, Locations, as_bytes
-from p2pkv.pool import Pieces, Pool, PoolStatus
-from p2pkv.wire import Kind, Reply
-
-SILENT_OWNER_S = 0.020
-"""Twenty round trips on a busy machine, and no more than a fetch may lose to a peer that has stopped."""
-
-
-def do_nothing() -> None:
-    """Stand in for something to do meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Route:
-    """What one view means for requests. Never changes, so a call uses one route from beginning to end."""
-
-    ring: Ring
-    table: _native.RingTable
-    member_keys: NDArray[np.uint64]
-    before: _Route | None = None
-    """The same without the newcomers, to whom not everything may have been put yet; None: there are none."""
-    before_until: float = 0.0
-    """When nobody is new any more, a time of ``time.monotonic()``."""
+from p2pkv.pool import Pieces, Pool
+from p2pkv.wire import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,71 +51,71 @@ class Told(NamedTuple):
     """Whether some of them may have left the pool while the directory was told of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """What a call asks the owners: ``kind``, and for each key a record. Answers to GET fill the last two."""
+class Mended(NamedTuple):
+    """What became of the entries of a :meth:`DirectoryClient.mend`."""
 
-    kind: Kind
-    ask: _native.AskBatch
-    records: NDArray[np.uint8]
-    found: NDArray[np.uint8] | None = None
-    locations: NDArray[np.uint8] | None = None
-
-    def send(self, owners: list[int], channels: list[_native.DirectoryChannel]) -> _native.AskedOwners:
-        """Ask over channels, one an owner, and wait for nothing."""
-        return self.ask.send(self.kind, self.records, owners, channels, self.found, self.locations)
-
-    def take(self, index: int, reply: Reply) -> None:
-        """Take an owner's good reply."""
-        if self.found is not None and self.locations is not None:
-            self.ask.take_found(index, reply.body, self.found, self.locations)
-        else:
-            self.ask.acknowledge(index)
+    is_known: NDArray[np.bool_]
+    """``(n,)``: of those that every owner in question has now."""
+    n_put: int
+    """Those that were lacking and were put, once for each owner."""
 
 
 class DirectoryClient:
-    """Thread-safe. Calls block at most until their deadline, a time of ``time.monotonic()``."""
+    """Thread-safe. Calls block at most until their deadline, a time of the clock's ``monotonic()``."""
 
     def __init__(
         self,
         *,
         own_key: int,
         shard: _native.Shard,
-        client: ControlClient,
-        channels: DirectoryChannels,
+        client: ControlWay,
+        channels: ChannelWay,
         replicas: int,
         metrics: Metrics,
+        clock: Clock | None = None,
     ) -> None:
         self._own_key = own_key
         self._shard = shard
-        self._client = client
         self._channels = channels
         self._replicas = replicas
         self._metrics = metrics
+        self._clock: Clock = clock or SystemClock()
+        self._owners = Owners(client, channels, metrics, self._clock)
         self._sequences = _native.Sequences()
-        self._newcomers = Newcomers()
-        self.on_missed: Callable[[str], None] = lambda _: None
-        """Called with the id of an owner that did not take a put: what it missed must be put again."""
-        self.set_view(View())
+        self._newcomers = Newcomers(self._clock)
+        self.on_missed: Callable[[str, Keys], None] = lambda _, __: None
+        """Called with the id of an owner that did not take a put, and what it missed: that must be put again."""
+        shard.watch(own_key)
+        self._route = self._make_route(())
 
     def set_view(self, view: View) -> None:
         """Route by ``view`` from now on; entries of owners outside it stop counting."""
         self._channels.set_view(view)
         present = view.present()
         settled = self._newcomers.settled(present)
-        before = self._make_route(settled) if 0 < len(settled) < len(present) else None
-        route = self._make_route(present, before)
+        old = self._route
+        has_newcomers = 0 < len(settled) < len(present)
+        before = self._make_route(settled, like=old.before or old) if has_newcomers else None
+        route = self._make_route(present, like=old, before=before)
         members = route.ring.members
         self._shard.set_view(route.member_keys.tolist(), [member.boot_epoch for member in members])
         self._route = route
 
-    def _make_route(self, members: Sequence[Member], before: _Route | None = None) -> _Route:
-        ring = Ring(members, self._replicas)
+    def confirm_view(self) -> None:
+        """Say that the view of the last :meth:`set_view` still is up to date; without it no entry is swept out."""
+        self._shard.confirm_view()
+
+    def _make_route(
+        self, members: Sequence[Member], *, like: Route | None = None, before: Route | None = None
+    ) -> Route:
+        ring = Ring(members, self._replicas, like=like.ring if like is not None else None)
         keys = [node_key(member.node_id) for member in ring.members]
         is_healthy = np.array([member.state is State.ALIVE for member in ring.members], np.uint8)
         own_index = keys.index(self._own_key) if self._own_key in keys else -1
         table = _native.RingTable(ring.points, ring.successors, is_healthy, own_index)
-        return _Route(ring, table, np.array(keys, np.uint64), before, time.monotonic() + SETTLING_S)
+        return Route(
+            ring, own_index, table, np.array(keys, np.uint64), before, self._clock.monotonic() + SETTLING_S
+        )
 
     @property
     def ring(self) -> Ring:
@@ -155,15 +134,15 @@ class DirectoryClient:
         if n_own < len(keys):
             self._metrics.count(self._metrics.looked_up_pages, "peers", len(keys) - n_own)
             route = self._route
-            ask = _native.AskBatch(keys, found, route.table)
-            self._ask_owners(route, _Question(Kind.GET, ask, keys, found, locations), deadline)
+            ask = _native.AskBatch(keys, found, route.table, in_turn=True)
+            self._owners.ask(route, Question(Kind.GET, ask, keys, found, locations), deadline)
             self._ask_earlier_owners(route, keys, found, locations, deadline)
             found = self._shard.keep_present(locations, found)
         return found, locations
 
     def _ask_earlier_owners(
         self,
-        route: _Route,
+        route: Route,
         keys: Keys,
         found: NDArray[np.uint8],
         locations: NDArray[np.uint8],
@@ -171,14 +150,14 @@ class DirectoryClient:
     ) -> None:
         """Look up what was not found and has a newcomer for an owner where it lay before."""
         before = route.before
-        if before is None or found.all() or time.monotonic() > route.before_until:
+        if before is None or found.all() or self._clock.monotonic() > route.before_until:
             return
         is_done = (found.astype(bool) | ~moved(before.ring, route.ring, keys)).astype(np.uint8)
         if is_done.all():
             return
         self._metrics.count(self._metrics.looked_up_pages, "earlier_owners", len(keys) - int(is_done.sum()))
-        ask = _native.AskBatch(keys, is_done, before.table)
-        self._ask_owners(before, _Question(Kind.GET, ask, keys, found, locations), deadline)
+        ask = _native.AskBatch(keys, is_done, before.table, in_turn=True)
+        self._owners.ask(before, Question(Kind.GET, ask, keys, found, locations), deadline)
 
     def promote(
         self, keys: Keys, locations: NDArray[np.uint8], deadline: float, *, answer_s: float, lease: Lease
@@ -193,7 +172,7 @@ class DirectoryClient:
         where = np.zeros((len(keys), LOCATION.itemsize), np.uint8)
         ask = _native.AskBatch.of_page_owners(locations, route.member_keys, route.table)
         entries = _native.promote_entries(keys, int(answer_s * 1000), int(lease.seconds * 1000), lease.number)
-        self._ask_owners(route, _Question(Kind.PROMOTE, ask, entries, found, where), deadline)
+        self._owners.ask(route, Question(Kind.PROMOTE, ask, entries, found, where), deadline)
         return found, where
 
     def release(self, lease: Lease, locations: NDArray[np.uint8]) -> None:
@@ -213,18 +192,22 @@ class DirectoryClient:
         deadline: float,
         *,
         meanwhile: Callable[[], None] = do_nothing,
+        sequence: int | None = None,
     ) -> NDArray[np.uint8]:
         """Store where pages lie. Returns ``(n,)`` 1 for those that at least one owner has acknowledged.
+
+        ``sequence``, if given, was drawn before the pages were looked up: what was said of them since counts more.
 
         ``meanwhile`` is called once, when the owners have been asked and are not waited for yet: what it takes is
         hidden by their answers' way.
         """
-        entries = _native.put_entries(keys, as_bytes(locations), self._sequences.next())
+        sequence = self._sequences.next() if sequence is None else sequence
+        entries = _native.put_entries(keys, as_bytes(locations), sequence)
         route = self._route
         ask = _native.AskBatch(keys, None, route.table)
         ask.put_own(self._shard, entries)
-        self._ask_owners(route, _Question(Kind.PUT, ask, entries), deadline, meanwhile)
-        self._note_missed(route, {*ask.silent(), *ask.passed_over()})
+        self._owners.ask(route, Question(Kind.PUT, ask, entries), deadline, meanwhile)
+        self._note_missed(route, keys, ask)
         return ask.answered()
 
     def publish(
@@ -238,45 +221,28 @@ class DirectoryClient:
     ) -> Told:
         """Copy pages into the pool, as :meth:`Pool.publish` does, and put where they lie, as :meth:`put` does."""
         route = self._route
-        owners = route.table.peers_of(keys)
-        members = [route.ring.members[owner] for owner in owners]
-        channels = self._channels.lease(members)
-        if channels is None:
-            return self._publish_then_put(pool, keys, pieces, deadline, meanwhile)
-        publishing = _native.Publishing(route.table, owners, channels)
-        is_usable = [False] * len(channels)
+        lines = self._owners.lease(route, route.table.peers_of(keys))
+        publishing = _native.Publishing(route.table, lines.owners, lines.channels)
+        is_usable = None
         try:
             n_readable, nbytes, n_late = publishing.run(
-                pool.native, keys, pieces, self._shard, self._sequences, deadline - time.monotonic()
+                pool.native, keys, pieces, self._shard, self._sequences, deadline - self._clock.monotonic()
             )
-            if n_readable:
-                meanwhile()
-            is_usable = publishing.wait(deadline - time.monotonic(), SILENT_OWNER_S)
+            ask = publishing.ask
+            question = Question(Kind.PUT, ask, publishing.entries() if lines.others else keys)
+            is_usable = self._owners.take_answers(
+                route, question, publishing, lines, deadline, meanwhile if n_readable else do_nothing
+            )
         finally:
-            self._channels.give_back(members, channels, is_usable)
-        if self._client.is_closed:
-            raise ClosedError("the node is closed")
-        if silent := publishing.silent():
-            self._metrics.silent_owners.inc(len(silent))
-        self._note_missed(route, {*silent, *publishing.passed_over()})
-        is_told = publishing.answered()
+            self._owners.give_back(lines, is_usable)
+        self._owners.account(ask)
+        self._note_missed(route, keys, ask)
+        is_told = ask.answered()
         if self._route is not route:
             # The owners may be others now, and what was put again because it moved was not these pages: they were not
             # in the pool yet.
             is_told |= self._put_resident(pool, keys, deadline)
         return Told(is_told, n_readable, nbytes, n_late, publishing.has_lost(pool.native))
-
-    def _publish_then_put(
-        self, pool: Pool, keys: Keys, pieces: Pieces, deadline: float, meanwhile: Callable[[], None]
-    ) -> Told:
-        """Do the same where some owner has no channel yet."""
-        statuses, locations, n_readable, nbytes = pool.publish(keys, pieces, deadline - time.monotonic())
-        is_told = np.zeros(len(keys), np.uint8)
-        there = np.flatnonzero(statuses <= PoolStatus.EXISTS)
-        if n_readable:
-            is_told[there] = self.put(keys[there], locations[there], deadline, meanwhile=meanwhile)
-        n_late = int(np.count_nonzero(statuses == PoolStatus.TIMED_OUT))
-        return Told(is_told, n_readable, nbytes, n_late, may_be_gone=True)
 
     def _put_resident(self, pool: Pool, keys: Keys, deadline: float) -> NDArray[np.uint8]:
         """Put where those of the pages lie that are in the pool; 1 for those an owner acknowledged."""
@@ -286,73 +252,84 @@ class DirectoryClient:
             found[there] = self.put(keys[there], locations[there], deadline)
         return found
 
-    def _note_missed(self, route: _Route, owners: set[int]) -> None:
+    def _note_missed(self, route: Route, keys: Keys, ask: _native.AskBatch) -> None:
         """Have those who did not take a put given it again."""
-        for index in owners:
-            self.on_missed(route.ring.members[index].node_id)
+        if missed := {*ask.silent(), *ask.passed_over()}:
+            owners = route.ring.owners(keys)
+            for index in missed:
+                self.on_missed(route.ring.members[index].node_id, keys[(owners == index).any(axis=1)])
 
     def drop(self, keys: Keys, locations: Locations, deadline: float, *, by_owner: bool) -> None:
-        """Delete the entries that still are the ones named; ``by_owner`` if this node published them."""
+        """Delete the entries that still are the ones named; ``by_owner`` if this node published them.
+
+        If another node did, it is told too: it knows whether the pages are gone, and if not, has them found again.
+        """
         sequence = self._sequences.next() if by_owner else 0
         entries = _native.drop_entries(keys, as_bytes(locations), sequence)
         self._shard.drop(entries)
         route = self._route
         ask = _native.AskBatch(keys, None, route.table)
-        self._ask_owners(route, _Question(Kind.DROP, ask, entries), deadline)
+        if not by_owner:
+            ask.add_page_owners(as_bytes(locations), route.member_keys)
+        self._owners.ask(route, Question(Kind.DROP, ask, entries), deadline)
 
-    def _ask_owners(
+    def next_sequence(self) -> int:
+        """Number what is looked at from now on: what is said of it under a later number counts more."""
+        return self._sequences.next()
+
+    def take_doubted(self, limit: int) -> Keys:
+        """Take the keys of this node's pages that others have found stale, at most ``limit``."""
+        return self._shard.take_doubted(limit)
+
+    def mend(
         self,
-        route: _Route,
-        question: _Question,
+        keys: Keys,
+        locations: Locations,
         deadline: float,
-        meanwhile: Callable[[], None] = do_nothing,
-    ) -> None:
-        """Ask the owners in parallel, do ``meanwhile`` and take their answers.
+        *,
+        sequence: int,
+        node_id: str | None = None,
+    ) -> Mended:
+        """Ask the owners of these entries, or the one of this id only, whether they have them, and put what they lack.
 
-        Returns when no key needs another answer, or when those who are silent have had their time.
+        ``sequence`` was drawn before the pages were looked up.
         """
-        ask = question.ask
-        owners = ask.owners()
-        members = [route.ring.members[owner] for owner in owners]
-        channels = self._channels.lease(members)
-        if channels is not None:
-            is_usable = [False] * len(channels)
-            try:
-                asked = question.send(owners, channels)
-                meanwhile()
-                is_usable = asked.wait(deadline - time.monotonic(), SILENT_OWNER_S)
-            finally:
-                self._channels.give_back(members, channels, is_usable)
-            if self._client.is_closed:
-                raise ClosedError("the node is closed")
-        else:
-            self._ask_over_control_socket(route, question, deadline, meanwhile)
-        self._metrics.silent_owners.inc(len(ask.silent()))
+        route = self._route
+        entries = _native.put_entries(keys, as_bytes(locations), sequence)
+        marks = _native.check_entries(keys, as_bytes(locations))
+        owners = route.ring.owners(keys)
+        if node_id is not None:
+            index = [member.node_id for member in route.ring.members].index(node_id)
+            owners = np.where(owners == index, owners, NOBODY)
+        is_known = np.ones(len(keys), bool)
+        n_put = 0
+        for members in np.ascontiguousarray(owners.T, np.int32):
+            is_kept, is_lacking = self._check(route, members, marks, deadline)
+            n_put += int(is_lacking.sum())
+            if is_lacking.any():
+                lackers = np.where(is_lacking, members, NOBODY).astype(np.int32)
+                is_kept |= self._put_at(route, lackers, entries, deadline)
+            is_known &= is_kept | (members == NOBODY)
+        return Mended(is_known, n_put)
 
-    def _ask_over_control_socket(
-        self, route: _Route, question: _Question, deadline: float, meanwhile: Callable[[], None]
-    ) -> None:
-        ask = question.ask
-        owners = [route.ring.members[owner] for owner, _ in ask.asks()]
-        requests = [
-            Request(owner.address, question.kind, ask.body(index, question.records), n, owner.boot_epoch)
-            for index, (owner, (_, n)) in enumerate(zip(owners, ask.asks(), strict=True))
-        ]
-        patience = time.monotonic() + SILENT_OWNER_S
-        with self._client.send(requests) as calls:
-            meanwhile()
-            while not ask.is_settled():
-                now = time.monotonic()
-                if now >= deadline or (now >= patience and ask.is_heard()):
-                    break
-                until = min(deadline, patience) if now < patience else deadline
-                answer = calls.next(until - now)
-                if answer is None:
-                    if not calls.are_pending():
-                        break
-                    continue
-                index, reply = answer
-                if reply.ok and reply.count == requests[index].count:
-                    question.take(index, reply)
-                else:
-                    ask.refuse(index)
+    def _check(
+        self, route: Route, members: NDArray[np.int32], marks: NDArray[np.uint8], deadline: float
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Ask a member for each entry; return where it has it, and where it lacks it or can't say."""
+        ask = _native.AskBatch.of_members(members, route.table)
+        kept = np.zeros(len(members), np.uint8)
+        self._owners.ask(route, Question(Kind.CHECK, ask, marks, kept), deadline)
+        own = np.flatnonzero(members == route.own_index)
+        if len(own) and route.own_index >= 0:
+            kept[own] = self._shard.check(np.ascontiguousarray(marks[own]))
+        is_kept = kept.astype(bool)
+        return is_kept, ~is_kept & (members != NOBODY) & ~ask.waiting().astype(bool)
+
+    def _put_at(
+        self, route: Route, members: NDArray[np.int32], entries: NDArray[np.uint8], deadline: float
+    ) -> NDArray[np.bool_]:
+        """Put an entry at a member each; return where that was acknowledged."""
+        ask = _native.AskBatch.of_members(members, route.table)
+        ask.put_own(self._shard, entries)
+        self._owners.ask(route, Question(Kind.PUT, ask, entries), deadline)
+        return ask.answered().astype(bool)
