@@ -1,25 +1,37 @@
 """Keeps the directory true to this node's pool and disk.
 
 Two threads: one takes back the entries of evicted pages, or says that they lie on disk now; one puts entries again that
-the cluster has lost or never got: after a change of the ring those that moved, after an owner missed some those it
-owns, spread over time.
+the cluster has lost or never got, spread over time:
+
+* after a change of the ring those that moved;
+* those that an owner missed, when it answers again;
+* those that a reader took out although the page is there, which the reader told this node;
+* whatever else was lost: all owners are asked for all entries, slowly, and given what they lack.
+
+:meth:`Announcer.tell_changed` and :meth:`Announcer.step` are one turn of these threads' loops. A simulation calls them
+itself, never :meth:`Announcer.start`, and brings the clock.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
 
 import numpy as np
+from numpy.typing import NDArray
 
 from p2pkv.directory.client import DirectoryClient
+from p2pkv.directory.listing import Listing, locate
+from p2pkv.directory.membership.timing import Clock, SystemClock
+from p2pkv.directory.owed import Owed
 from p2pkv.directory.ring import Ring, moved
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import ClosedError
 from p2pkv.metrics import Metrics
-from p2pkv.page import RESIDENT, Keys, Locations
+from p2pkv.page import Keys, Locations
 from p2pkv.pool import Pool
 from p2pkv.transports.base import Resource
 
@@ -33,75 +45,151 @@ _PAUSE_S = 0.005
 _IDLE_S = 0.5
 _DISK_IDLE_S = 0.05
 """The same with a disk tier: how long a change on disk waits for the directory's hearing of it."""
+_MOST_RINGS = 16
+"""That pages were put by and the announcer has not caught up with; beyond it everything is put again."""
 _RETRY_S = 1.0
-"""How soon an owner that missed entries is given them again."""
+"""After an error that nobody expected."""
 _REQUEST_S = 1.0
+CHECK_S = 600.0
+"""How long it takes to ask all owners for all entries once: 24 bytes an entry, 80 KB/s for a million pages."""
+_CHECK_BATCH = 256
+_CHECK_PAUSE_S = 0.01
+"""At least between two of these batches, however many pages there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One pass over all pages, to put again what somebody lacks."""
+
+    listing: Listing
+    before: tuple[Ring, ...]
+    now: Ring
+    everything: bool
+
+    def chooses(self, keys: Keys) -> NDArray[np.bool_]:
+        """Return a mask ``(n,)`` of the pages that may not be known to all their owners."""
+        chosen = np.full(len(keys), self.everything)
+        for ring in self.before:
+            chosen |= moved(ring, self.now, keys)
+        return chosen
 
 
 class Announcer(Resource):
-    """Runs from construction to :meth:`close`, and ends the pool's telling of evictions with it."""
+    """Runs from :meth:`start` to :meth:`close`, and ends the pool's telling of evictions with it."""
 
     def __init__(
-        self, pool: Pool, directory: DirectoryClient, metrics: Metrics, tier: DiskTier | None = None
+        self,
+        pool: Pool,
+        directory: DirectoryClient,
+        metrics: Metrics,
+        tier: DiskTier | None = None,
+        *,
+        check_s: float = CHECK_S,
+        clock: Clock | None = None,
+        random: Random | None = None,
     ) -> None:
         self._pool = pool
         self._tier = tier
         self._directory = directory
         self._metrics = metrics
+        self._check_s = check_s
+        self._clock: Clock = clock or SystemClock()
+        self._random = random or Random()  # noqa: S311 - jitter, nothing secret
         # Guards what follows; taken by itself in calls, as in DirectoryChannels.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._announced = directory.ring  # every page has been put by this ring, but for what is owed
-        self._owed: set[str] = set()  # node ids of owners that missed entries
+        # Every page has been put by one of these at least, but for what is owed.
+        self._rings = [directory.ring]
+        self._owed = Owed(self._random)
         self._all_owed = False
+        self._is_urgent = False
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._run, args=(step,), name=name, daemon=True)
-            for name, step in (("p2pkv-retract", self._retract), ("p2pkv-announce", self._announce))
-        ]
-        for thread in self._threads:
-            thread.start()
+        # Used by the announcing thread only.
+        self._pass: _Pass | None = None
+        self._mending: tuple[str, Listing] | None = None  # of all that one node owns
+        self._checking: Listing | None = None
+        self._next_check = self._clock.monotonic() + check_s * self._random.random()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start both threads."""
+        for name, run in (("p2pkv-retract", self._run_telling), ("p2pkv-announce", self._run_steps)):
+            self._threads.append(threading.Thread(target=run, name=name, daemon=True))
+            self._threads[-1].start()
 
     def ring_changed(self) -> None:
-        """Put again what moved to other owners."""
+        """Put again what moved to other owners. To be called after each change, also of one that is undone at once."""
         with self._lock:
-            self._changed.notify_all()
+            ring = self._directory.ring
+            if len(self._rings) > _MOST_RINGS:
+                self._all_owed = True
+            elif not ring.is_like(self._rings[-1]):
+                self._rings.append(ring)
+        self._hurry()
 
-    def owe(self, node_id: str) -> None:
-        """Put again, soon, what this owner should have."""
+    def owe(self, node_id: str, keys: Keys) -> None:
+        """Put again, soon, what this owner has missed."""
         with self._lock:
-            self._owed.add(node_id)
+            self._owed.add(node_id, keys, self._clock.monotonic())
 
     def owe_everything(self) -> None:
         """Put every page again: the others had taken this node for dead."""
         with self._lock:
             self._all_owed = True
+        self._hurry()
+
+    def _hurry(self) -> None:
+        with self._lock:
+            self._is_urgent = True
             self._changed.notify_all()
 
-    def _run(self, step: Callable[[], None]) -> None:
+    def _run_telling(self) -> None:
+        # A publish into a full pool evicts in every call; told call by call, that would cost it the interpreter.
         while not self._is_closed():
-            try:
-                step()
-            except ClosedError:
-                return
-            except Exception:  # noqa: BLE001  # the top of a thread's loop: what is not told now is told again
-                _log.exception("the directory was not told of a change; trying again")
-                time.sleep(_RETRY_S)
+            self._try(self.tell_changed)
+
+    def _run_steps(self) -> None:
+        wait = 0.0
+        while not self._is_closed():
+            with self._lock:
+                if not self._is_urgent and not self._closed:
+                    self._changed.wait(wait)
+                self._is_urgent = False
+            wait = self._try(self.step) or 0.0
+
+    def _try(self, turn: Callable[[], float | None]) -> float | None:
+        """Take one turn; what can't be told now is told again."""
+        try:
+            return turn()
+        except ClosedError:
+            with self._lock:
+                self._closed = True
+        except Exception:  # noqa: BLE001  # the top of a thread's loop
+            _log.exception("the directory was not told of a change; trying again")
+            with self._lock:
+                self._changed.wait_for(lambda: self._closed, _RETRY_S)
+        return None
 
     def _is_closed(self) -> bool:
         with self._lock:
             return self._closed
 
-    def _retract(self) -> None:
-        # A publish into a full pool evicts in every call; told call by call, that would cost it the interpreter.
+    # what left the pool, or came to the disk
+
+    def tell_changed(self, idle: float | None = None, gather: float = _GATHER_S) -> None:
+        """Tell the directory of evicted pages; wait for them at most ``idle`` seconds, then ``gather`` for more."""
         if self._tier is None:
-            keys, locations = self._pool.drain_evicted(_BATCH, _IDLE_S, gather=_GATHER_S)
+            keys, locations = self._pool.drain_evicted(
+                _BATCH, _IDLE_S if idle is None else idle, gather=gather
+            )
             if len(keys):
                 self._drop(keys, locations)
             return
         changed = self._tier.drain_changed(_BATCH)
+        if len(changed):
+            idle = gather = 0.0
         keys, locations = self._pool.drain_evicted(
-            _BATCH, 0 if len(changed) else _DISK_IDLE_S, gather=0 if len(changed) else _GATHER_S
+            _BATCH, _DISK_IDLE_S if idle is None else idle, gather=gather
         )
         self._tell(self._tier, keys, locations)
         self._tell(self._tier, changed, self._tier.on_disk(len(changed)))
@@ -115,56 +203,112 @@ class Announcer(Resource):
             found, locations = tier.locate(keys)
             there = found.astype(bool)
             if there.any():
-                self._directory.put(keys[there], locations[there], time.monotonic() + _REQUEST_S)
+                self._directory.put(keys[there], locations[there], self._deadline())
             if not there.all():
                 self._drop(keys[~there], before[~there])
 
     def _drop(self, keys: Keys, locations: Locations) -> None:
-        self._directory.drop(keys, locations, time.monotonic() + _REQUEST_S, by_owner=True)
+        self._directory.drop(keys, locations, self._deadline(), by_owner=True)
         self._metrics.retracted_pages.inc(len(keys))
 
-    def _announce(self) -> None:
+    def _deadline(self) -> float:
+        return self._clock.monotonic() + _REQUEST_S
+
+    # what the others lack
+
+    def step(self) -> float:
+        """Put again one batch at most of what is lacking; return how many seconds the next step may wait."""
+        doubted = self._directory.take_doubted(_BATCH)
+        if len(doubted):
+            self._mend(doubted)
+            return _PAUSE_S
+        if self._pass is None:
+            self._pass = self._next_pass()
+        if self._pass is not None:
+            self._advance(self._pass)
+            return _PAUSE_S
+        now = self._clock.monotonic()
         with self._lock:
-            if self._ring_is_announced() and not self._all_owed:
-                self._changed.wait(_RETRY_S)
-            if self._closed or (self._ring_is_announced() and not self._all_owed and not self._owed):
-                return
-            before, everything, owed = self._announced, self._all_owed, self._owed
-            self._owed, self._all_owed = set(), False
-            now = self._directory.ring
-        self._repair(before, now, owed, everything=everything)
+            due = self._owed.due(now)
+        if due is not None:
+            self._pay(*due)
+            return _PAUSE_S
+        if now >= self._next_check:
+            self._check()
         with self._lock:
-            self._announced = now
+            owed = self._owed.next_due()
+        soon = min(self._next_check, now + _IDLE_S if owed is None else owed)
+        return max(_PAUSE_S, min(soon - self._clock.monotonic(), _IDLE_S))
 
-    def _ring_is_announced(self) -> bool:
-        return self._announced is self._directory.ring
+    def _next_pass(self) -> _Pass | None:
+        now = self._directory.ring
+        with self._lock:
+            everything, before = self._all_owed, tuple(self._rings)
+            if all(ring.is_like(now) for ring in before) and not everything:
+                self._rings = [now]
+                return None
+            self._all_owed = False
+            self._rings.append(now)
+            self._owed.keep({member.node_id for member in now.members})
+        return _Pass(Listing(self._pool, self._tier), before, now, everything)
 
-    def _repair(self, before: Ring, now: Ring, owed: set[str], *, everything: bool) -> None:
-        owing = [index for index, member in enumerate(now.members) if member.node_id in owed]
-        for keys, locations in self._all_pages():
-            if len(keys):
-                chosen = moved(before, now, keys) | np.isin(now.owners(keys), owing).any(axis=1)
-                chosen |= everything
-                if chosen.any():
-                    self._directory.put(keys[chosen], locations[chosen], time.monotonic() + _REQUEST_S)
-                    self._metrics.reannounced_pages.inc(int(chosen.sum()))
-            time.sleep(_PAUSE_S)
+    def _advance(self, lacking: _Pass) -> None:
+        sequence = self._directory.next_sequence()
+        keys, locations = lacking.listing.batch(_BATCH)
+        chosen = lacking.chooses(keys)
+        if chosen.any():
+            self._directory.put(keys[chosen], locations[chosen], self._deadline(), sequence=sequence)
+            self._metrics.reannounced_pages.inc(int(chosen.sum()))
+        if lacking.listing.is_over:
+            with self._lock:
+                self._rings = self._rings[len(lacking.before) :]
+            self._pass = None
 
-    def _all_pages(self) -> Iterator[tuple[Keys, Locations]]:
-        """Yield what there is, a batch at a time: first the pool's pages, then those on disk only."""
-        cursor = 0
-        while not self._is_closed():
-            keys, locations, cursor = self._pool.list(cursor, _BATCH)
-            yield keys, locations
-            if cursor == 0:
-                break
-        while self._tier is not None and not self._is_closed():
-            keys, cursor = self._tier.list(cursor, _BATCH)
-            found, locations = self._tier.locate(keys)
-            cold = found.astype(bool) & (locations["flags"] & RESIDENT == 0)
-            yield keys[cold], locations[cold]
-            if cursor == 0:
+    def _pay(self, node_id: str, keys: Keys | None) -> None:
+        """Give an owner what it has missed: these, or all that is its own."""
+        if all(member.node_id != node_id for member in self._directory.ring.members):
+            is_paid = True  # it is gone, and what it had has moved
+        elif keys is not None:
+            is_paid = self._mend(keys, node_id)
+        else:
+            if self._mending is None or self._mending[0] != node_id:
+                self._mending = (node_id, Listing(self._pool, self._tier))
+            is_paid = self._mend_batch(self._mending[1], _BATCH, node_id)
+            if is_paid and not self._mending[1].is_over:
                 return
+            self._mending = None
+        with self._lock:
+            if is_paid:
+                self._owed.paid(node_id)
+            else:
+                self._owed.missed(node_id, self._clock.monotonic())
+
+    def _check(self) -> None:
+        """Ask all owners for the next few entries, and put what they lack."""
+        if self._checking is None:
+            self._checking = Listing(self._pool, self._tier)
+        self._mend_batch(self._checking, _CHECK_BATCH)
+        if self._checking.is_over:
+            self._checking = None
+        n_pages = max(self._pool.stats()["pages"], _CHECK_BATCH)
+        pause = self._check_s * _CHECK_BATCH / n_pages * self._random.uniform(0.9, 1.1)
+        self._next_check = self._clock.monotonic() + max(pause, _CHECK_PAUSE_S)
+
+    def _mend(self, keys: Keys, node_id: str | None = None) -> bool:
+        """Have the owners of those of these pages that are there, or one of them, know where they are."""
+        sequence = self._directory.next_sequence()
+        return self._tell_lacking(*locate(self._pool, self._tier, keys), sequence, node_id)
+
+    def _mend_batch(self, listing: Listing, limit: int, node_id: str | None = None) -> bool:
+        sequence = self._directory.next_sequence()
+        return self._tell_lacking(*listing.batch(limit), sequence, node_id)
+
+    def _tell_lacking(self, keys: Keys, locations: Locations, sequence: int, node_id: str | None) -> bool:
+        if not len(keys):
+            return True
+        mended = self._directory.mend(keys, locations, self._deadline(), sequence=sequence, node_id=node_id)
+        self._metrics.mended_entries.inc(mended.n_put)
+        return bool(mended.is_known.all())
 
     def stop(self) -> None:
         """Begin nothing new, and don't mind if the directory is closed under what has begun."""

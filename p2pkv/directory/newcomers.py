@@ -8,9 +8,10 @@ still has them.
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Iterable
 
+from p2pkv.directory.membership.timing import Clock, SystemClock
 from p2pkv.directory.view import Member
 
 SETTLING_S = 3.0
@@ -20,26 +21,25 @@ SETTLING_S = 3.0
 class Newcomers:
     """Remembers when this node first saw each member on the ring. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock: Clock = clock or SystemClock()
         self._since: dict[tuple[str, int], float] = {}
+        self._has_seen_others = False
 
     def settled(self, members: Iterable[Member]) -> list[Member]:
         """Return those of ``members``, all that are present now, which are not new.
 
-        New is who started less than :data:`SETTLING_S` ago by its boot epoch, and was seen here for no longer: a node
-        that has just come itself sees everybody for the first time, and a clock that is wrong makes nobody new for
-        ever.
+        New is who was first seen here less than :data:`SETTLING_S` ago, whatever its clock says. Of those that this
+        node finds when it comes itself, those that started so short ago by their boot epoch: there is no other sign.
         """
-        now, wall_ns = time.monotonic(), time.time_ns()
+        now, wall_ns = self._clock.monotonic(), self._clock.wall_ns()
         present = list(members)
-        self._since = {
-            (member.node_id, member.boot_epoch): self._since.get((member.node_id, member.boot_epoch), now)
-            for member in present
-        }
-        started_before = wall_ns - int(SETTLING_S * 1e9)
-        return [
-            member
-            for member in present
-            if member.boot_epoch < started_before
-            or now - self._since[member.node_id, member.boot_epoch] > SETTLING_S
-        ]
+        settled_ns = wall_ns - int(SETTLING_S * 1e9)
+        since: dict[tuple[str, int], float] = {}
+        for member in present:
+            boot = (member.node_id, member.boot_epoch)
+            is_found = not self._has_seen_others and member.boot_epoch < settled_ns
+            since[boot] = self._since.get(boot, -math.inf if is_found else now)
+        self._since = since
+        self._has_seen_others |= bool(present)
+        return [m for m in present if now - since[m.node_id, m.boot_epoch] > SETTLING_S]

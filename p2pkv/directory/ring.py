@@ -9,12 +9,13 @@ per key.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pkv.directory.view import Member
+from p2pkv.directory.view import MAX_MEMBERS, Member
 from p2pkv.errors import UsageError
 from p2pkv.page import KEY_BYTES, Keys
 
@@ -41,23 +42,35 @@ class Ring:
     successors: Owners
     """``(m, replicas)``: who owns the keys at or before each point, back to the one before."""
 
-    def __init__(self, members: Iterable[Member], replicas: int) -> None:
+    def __init__(self, members: Iterable[Member], replicas: int, *, like: Ring | None = None) -> None:
+        """Build it; what a ring of the same boots and weights has already is taken from ``like``."""
         if replicas < 1:
             raise UsageError(f"a ring of {replicas} replicas; at least 1")
         present = (member for member in members if member.is_present)
         self.members = tuple(sorted(present, key=lambda member: member.node_id))
         self.replicas = replicas
+        self._boots = tuple((member.node_id, member.boot_epoch, member.weight) for member in self.members)
+        if like is not None and (like._boots, like.replicas) == (self._boots, replicas):
+            self.points, self.successors = like.points, like.successors
+        else:
+            self._place()
+
+    def _place(self) -> None:
         owners = [np.empty(0, np.int32)]
         points = [np.empty(0, np.uint64)]
         for index, member in enumerate(self.members):
-            points.append(_points(member))
+            points.append(_points(member.node_id, member.weight))
             owners.append(np.full(len(points[-1]), index, np.int32))
         # stable: should two points ever coincide, the order of node ids decides, on every node alike
         order = np.argsort(np.concatenate(points), kind="stable")
         self.points = np.concatenate(points)[order]
         self.successors = _successors(
-            np.concatenate(owners)[order], min(replicas, len(self.members)), replicas
+            np.concatenate(owners)[order], min(self.replicas, len(self.members)), self.replicas
         )
+
+    def is_like(self, other: Ring) -> bool:
+        """Whether every entry belongs to the same boots of the same nodes, whatever else changed about them."""
+        return (self._boots, self.replicas) == (other._boots, other.replicas)
 
     def owners(self, keys: Keys) -> Owners:
         """Return who holds the entries of ``keys``: distinct members, :data:`NOBODY` where none is left."""
@@ -79,6 +92,8 @@ def moved(old: Ring, new: Ring, keys: Keys) -> NDArray[np.bool_]:
 
     A member that came back in another boot counts as gained: it has forgotten what it was told.
     """
+    if old.is_like(new):
+        return np.zeros(len(keys), bool)
     index = {(member.node_id, member.boot_epoch): i for i, member in enumerate(new.members)}
     gone = -2  # equals neither an index nor NOBODY
     known = [index.get((member.node_id, member.boot_epoch), gone) for member in old.members]
@@ -91,11 +106,14 @@ def moved(old: Ring, new: Ring, keys: Keys) -> NDArray[np.bool_]:
     return gained
 
 
-def _points(member: Member) -> NDArray[np.uint64]:
-    n_points = max(1, round(VIRTUAL_NODES * member.weight))
+@lru_cache(MAX_MEMBERS)
+def _points(node_id: str, weight: float) -> NDArray[np.uint64]:
+    n_points = max(1, round(VIRTUAL_NODES * weight))
     n_digests = -(-n_points // _POINTS_A_DIGEST)
-    digests = (blake2b(b"%d/%s" % (i, member.node_id.encode())).digest() for i in range(n_digests))
-    return np.frombuffer(b"".join(digests), "<u8")[:n_points].astype(np.uint64)
+    digests = (blake2b(b"%d/%s" % (i, node_id.encode())).digest() for i in range(n_digests))
+    points = np.frombuffer(b"".join(digests), "<u8")[:n_points].astype(np.uint64)
+    points.flags.writeable = False
+    return points
 
 
 def _successors(owners: NDArray[np.int32], n_distinct: int, replicas: int) -> Owners:

@@ -24,6 +24,9 @@ MAX_ID_BYTES = 128
 MAX_ADDRESS_BYTES = 260  # 253 bytes of DNS name, a colon, a port
 MAX_TRANSPORTS = 16
 MAX_DOMAIN_BYTES = 128
+MAX_DOUBTS = 64
+MAX_CLUSTER_BYTES = 128
+DEFAULT_CLUSTER = "p2pkv"
 MAX_WEIGHT = 16.0  # bounds the ring: 2,560 virtual nodes for one member
 _INTEGER_LIMIT = 2**63
 
@@ -33,7 +36,7 @@ class State(IntEnum):
 
     ALIVE = 0
     SUSPECT = 1
-    """It did not answer; still on the ring, but not worth waiting for."""
+    """It did not answer the node whose view this is; still on the ring, but not worth that node's waiting."""
     DEAD = 2
     """It did not answer for long enough. Kept for a while, so that it can learn of it and object."""
     LEFT = 3
@@ -86,17 +89,42 @@ class View(Mapping[str, Member]):
     __slots__ = ("_by_key", "_members", "digest")
 
     digest: int
-    """64 bits over id, boot, incarnation, state and address of those present.
+    """64 bits over id, boot, incarnation and address of those present.
 
     The dead are left out: nodes forget them at different moments, and must not disagree because of it. A
-    death still changes the digest, since the dead node is no longer in it.
+    death still changes the digest, since the dead node is no longer in it. Suspicion is left out as well: it
+    says what one node can reach, and two nodes may differ in that for as long as they like.
     """
 
     def __init__(self, members: Iterable[Member] = ()) -> None:
-        self._members = {member.node_id: member for member in members}
-        self._by_key = {node_key(node_id): member for node_id, member in self._members.items()}
-        present = (member for member in self._members.values() if member.is_present)
-        self.digest = sum(map(_fingerprint, present)) % 2**64
+        self._members: dict[str, Member] = {}
+        self._by_key: dict[int, Member] = {}
+        self.digest = 0
+        for member in members:
+            self._put(member)
+
+    def replacing(self, members: Iterable[Member], gone: Iterable[str] = ()) -> View:
+        """Return this view with other records of ``members``, and without the ids ``gone``.
+
+        Costs what changed, and a copy of two tables.
+        """
+        view = View()
+        view._members, view._by_key, view.digest = self._members.copy(), self._by_key.copy(), self.digest
+        for node_id in gone:
+            view._drop(node_id)
+        for member in members:
+            view._put(member)
+        return view
+
+    def _put(self, member: Member) -> None:
+        before = self._members.get(member.node_id)
+        self._members[member.node_id] = self._by_key[node_key(member.node_id)] = member
+        self.digest = (self.digest + _share(member) - _share(before)) % 2**64
+
+    def _drop(self, node_id: str) -> None:
+        member = self._members.pop(node_id)
+        del self._by_key[node_key(node_id)]
+        self.digest = (self.digest - _share(member)) % 2**64
 
     def __getitem__(self, node_id: str) -> Member:
         return self._members[node_id]
@@ -124,13 +152,16 @@ class View(Mapping[str, Member]):
         return self._by_key.get(key)
 
 
-def _fingerprint(member: Member) -> int:
+def _share(member: Member | None) -> int:
+    """Return what a record adds to the digest of its view."""
+    if member is None or not member.is_present:
+        return 0
     text = "\0".join(
         (
             member.node_id,
             str(member.boot_epoch),
             str(member.incarnation),
-            str(int(member.state)),
+            str(int(State.ALIVE)),  # whoever is on the ring counts as alive here
             member.address,
         )
     )
@@ -171,12 +202,37 @@ def _is_address(address: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """A question to a witness: whether this boot of a node has answered it since."""
+
+    node_id: str
+    boot_epoch: int
+    ago_ms: int
+    """How long before the message was sent the doubter's own probe, which got no answer, was."""
+    token: int
+    """The doubter's, to know its question again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The answer, given only if it is yes."""
+
+    node_id: str
+    boot_epoch: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """A view as one node told it."""
+    """What one node told: records of a view, all of it or some, and what it asks and answers about others."""
 
     sender: str
     """The node id of the teller."""
-    members: tuple[Member, ...]
+    members: tuple[Member, ...] = ()
+    cluster: str = DEFAULT_CLUSTER
+    """The name of the teller's cluster."""
+    doubts: tuple[Doubt, ...] = ()
+    proofs: tuple[Proof, ...] = ()
 
 
 class _WireVersion(msgspec.Struct):
@@ -193,10 +249,26 @@ class _WireMember(msgspec.Struct):
     weight: float
 
 
-class _WireView(msgspec.Struct):
+class _WireDoubt(msgspec.Struct):
+    id: str
+    boot: int
+    ago_ms: int
+    token: int
+
+
+class _WireProof(msgspec.Struct):
+    id: str
+    boot: int
+    token: int
+
+
+class _WireView(msgspec.Struct, omit_defaults=True):
     version: int
     sender: str
     members: list[_WireMember]
+    cluster: str = DEFAULT_CLUSTER
+    doubts: list[_WireDoubt] = []
+    proofs: list[_WireProof] = []
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -204,8 +276,15 @@ _version_decoder = msgspec.msgpack.Decoder(_WireVersion)
 _view_decoder = msgspec.msgpack.Decoder(_WireView)
 
 
-def encode(sender: str, members: Iterable[Member]) -> bytes:
-    """Return the wire form of what ``sender`` believes."""
+def encode(
+    sender: str,
+    members: Iterable[Member],
+    *,
+    cluster: str = DEFAULT_CLUSTER,
+    doubts: Iterable[Doubt] = (),
+    proofs: Iterable[Proof] = (),
+) -> bytes:
+    """Return the wire form of what ``sender`` tells."""
     records = [
         _WireMember(
             id=member.node_id,
@@ -218,7 +297,9 @@ def encode(sender: str, members: Iterable[Member]) -> bytes:
         )
         for member in members
     ]
-    return _encoder.encode(_WireView(version=VIEW_VERSION, sender=sender, members=records))
+    asked = [_WireDoubt(doubt.node_id, doubt.boot_epoch, doubt.ago_ms, doubt.token) for doubt in doubts]
+    proven = [_WireProof(proof.node_id, proof.boot_epoch, proof.token) for proof in proofs]
+    return _encoder.encode(_WireView(VIEW_VERSION, sender, records, cluster, asked, proven))
 
 
 def decode(blob: bytes) -> Report:
@@ -246,7 +327,13 @@ def decode(blob: bytes) -> Report:
     members = tuple(map(_member, wire.members))
     if len({member.node_id for member in members}) != len(members):
         raise ViewError(f"a cluster view from {wire.sender!r} names a node twice")
-    return Report(wire.sender, members)
+    if not _is_text(wire.cluster, MAX_CLUSTER_BYTES):
+        raise ViewError(f"a cluster view of a cluster called {wire.cluster[:MAX_CLUSTER_BYTES]!r}")
+    if len(wire.doubts) > MAX_DOUBTS or len(wire.proofs) > MAX_DOUBTS:
+        raise ViewError(f"a cluster view with {len(wire.doubts)} doubts and {len(wire.proofs)} proofs")
+    doubts = tuple(Doubt(doubt.id, doubt.boot, doubt.ago_ms, doubt.token) for doubt in wire.doubts)
+    proofs = tuple(Proof(proof.id, proof.boot, proof.token) for proof in wire.proofs)
+    return Report(wire.sender, members, wire.cluster, doubts, proofs)
 
 
 def _member(wire: _WireMember) -> Member:

@@ -1,0 +1,85 @@
+"""Which entries which owners have missed, and when they are given them again.
+
+What is owed is keys, not nodes: one answer that comes late must not have everything told again that its owner owns.
+An owner that goes on missing is tried less and less often, and not by all at the same moment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from p2pkv.page import Keys
+
+MOST_KEYS = 1 << 16
+"""Owed to a node one by one; beyond it all its entries are compared instead."""
+_FIRST_S = 1.0
+_LONGEST_S = 60.0
+"""Until an owner is given what it missed; doubled from the first to the second while it goes on missing."""
+
+
+@dataclass(slots=True)
+class _Debt:
+    due: float
+    wait_s: float
+    batches: list[Keys] = field(default_factory=list)
+    n_keys: int = 0
+    is_everything: bool = False
+
+
+class Owed:
+    """Not thread-safe. Times are those of ``now`` in each call."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._debts: dict[str, _Debt] = {}
+
+    def add(self, node_id: str, keys: Keys, now: float) -> None:
+        """Remember that a node has missed these."""
+        debt = self._debts.get(node_id)
+        if debt is None:
+            debt = self._debts[node_id] = _Debt(now + self._jittered(_FIRST_S), _FIRST_S)
+        if debt.is_everything:
+            return
+        if debt.n_keys + len(keys) > MOST_KEYS:
+            debt.batches, debt.n_keys, debt.is_everything = [], 0, True
+        else:
+            debt.batches.append(keys)
+            debt.n_keys += len(keys)
+
+    def next_due(self) -> float | None:
+        """Return when the next is to be given something; None if nothing is owed."""
+        return min((debt.due for debt in self._debts.values()), default=None)
+
+    def due(self, now: float) -> tuple[str, Keys | None] | None:
+        """Return who is to be given what now: a few keys, or None for everything; say how it went next."""
+        for node_id, debt in self._debts.items():
+            if debt.due <= now:
+                return node_id, None if debt.is_everything else debt.batches[0]
+        return None
+
+    def paid(self, node_id: str) -> None:
+        """Note that the node has what :meth:`due` named."""
+        debt = self._debts.get(node_id)
+        if debt is None:
+            return
+        if debt.is_everything:
+            debt.is_everything = False
+        else:
+            debt.n_keys -= len(debt.batches.pop(0))
+        if not debt.batches:
+            del self._debts[node_id]
+
+    def missed(self, node_id: str, now: float) -> None:
+        """Note that the node did not take it, or not all: it is left alone for a while."""
+        debt = self._debts.get(node_id)
+        if debt is not None:
+            debt.wait_s = min(2 * debt.wait_s, _LONGEST_S)
+            debt.due = now + self._jittered(debt.wait_s)
+
+    def keep(self, node_ids: set[str]) -> None:
+        """Forget what is owed to others: they are gone, and their entries have moved."""
+        self._debts = {node_id: debt for node_id, debt in self._debts.items() if node_id in node_ids}
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * self._random.uniform(0.5, 1.0)
