@@ -17,6 +17,7 @@ from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.view import Member, View
 from p2pkv.errors import TransportError
 from p2pkv.page import LOCATION, row_pieces
+from p2pkv.testing.simulated_network import SimulatedClock
 from pair import NBYTES, N, Pair
 
 
@@ -84,13 +85,17 @@ class Owner:
 
 def test_a_node_that_refuses_a_channel_is_left_alone_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
     owner = Owner()
-    channels = DirectoryChannels(owner.refuse)
+    clock = SimulatedClock(100.0)
+    channels = DirectoryChannels(owner.refuse, clock)
     channels.set_view(View([owner.member]))
-    assert channels.lease([owner.member]) is None
+    assert channels.lease([owner.member]) == [None]
     eventually(lambda: "its shard is asked over the control socket: not today" in caplog.text, 5.0)
     for _ in range(100):
-        assert channels.lease([owner.member]) is None
+        assert channels.lease([owner.member]) == [None]
     assert owner.asked == 1
+    clock.now += 1.0
+    assert channels.lease([owner.member]) == [None]
+    eventually(lambda: owner.asked == 2, 5.0)
     channels.close()
     owner.server.close()
 
@@ -102,15 +107,15 @@ def test_closing_ends_a_wait_for_a_handshake_nobody_answers() -> None:
 
     def answer_late(*_: object) -> None:
         asked.set()
-        closing.wait(10.0)
+        closing.wait(60.0)
 
     channels = DirectoryChannels(answer_late)
     channels.set_view(View([owner.member]))
-    assert channels.lease([owner.member]) is None
-    assert asked.wait(10.0)
+    assert channels.lease([owner.member]) == [None]
+    assert asked.wait(60.0)
     closing.set()
     channels.close()
-    assert channels.lease([owner.member]) is None
+    assert channels.lease([owner.member]) == [None]
     owner.server.close()
 
 
@@ -141,11 +146,10 @@ def test_a_call_that_breaks_off_before_the_answers_leaves_no_channel_to_the_next
     reader = [member for member in directory.ring.members if member.node_id == "reader"]
 
     def idle_channel() -> _native.DirectoryChannel | None:
-        channels = directory._channels.lease(reader)
-        if channels is None:
-            return None
-        directory._channels.give_back(reader, channels, [True])
-        return channels[0]
+        (channel,) = directory._channels.lease(reader)
+        if channel is not None:
+            directory._channels.give_back(reader, [channel], [True])
+        return channel
 
     def fail() -> None:
         raise RuntimeError("meanwhile")
@@ -194,6 +198,9 @@ class _Channel:
     def __init__(self) -> None:
         self.released: list[int] = []
 
+    def n_late(self) -> int:
+        return 0
+
     def release(self, lease: int) -> bool:
         self.released.append(lease)
         return True
@@ -207,13 +214,43 @@ def test_a_lease_that_no_channel_is_free_for_is_released_by_the_next() -> None:
     channels.give_back([member], [channel], [True])  # type: ignore[list-item]
     channels.release(member, 1, seconds=60.0)
     assert channel.released == [1], "a free channel waits for nothing"
-    leased = channels.lease([member])
-    assert leased is not None
+    (leased,) = channels.lease([member])
+    assert leased is channel  # type: ignore[comparison-overlap]
     channels.release(member, 2, seconds=60.0)
     channels.release(member, 3, seconds=0.0)  # over by itself before anybody is told
     assert channel.released == [1]
-    channels.give_back([member], leased, [True])
+    channels.give_back([member], [leased], [True])
     assert channel.released == [1, 2]
     channels.release(member, 4, seconds=60.0)
     assert channel.released == [1, 2, 4]
+    channels.close()
+
+
+def test_everybody_whom_no_channel_leads_to_is_asked_for_one_at_once() -> None:
+    asked: set[str] = set()
+    members = [Member(f"n{i}", 7, f"127.0.0.1:{i + 1}") for i in range(12)]
+
+    def refuse(member: Member, *_: object) -> None:
+        asked.add(member.node_id)
+
+    channels = DirectoryChannels(refuse)
+    channels.set_view(View(members))
+    assert channels.lease(members) == [None] * len(members)
+    eventually(lambda: len(asked) == len(members), 10.0)
+    channels.close()
+
+
+def test_channels_unused_for_long_are_closed_but_for_one() -> None:
+    clock = SimulatedClock(100.0)
+    channels = DirectoryChannels(lambda *_: None, clock)
+    member = Member("owner", 7, "127.0.0.1:1")
+    channels.set_view(View([member]))
+    for _ in range(3):
+        channels.give_back([member], [_Channel()], [True])  # type: ignore[list-item]
+    clock.now += 61.0
+    channels._close_unused()
+    leases = [channels.lease([member])[0] for _ in range(2)]
+    assert leases[0] is not None
+    assert leases[1] is None
+    channels.give_back([member], leases[:1], [True])  # type: ignore[arg-type]
     channels.close()

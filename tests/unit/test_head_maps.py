@@ -71,7 +71,7 @@ def test_ranks_of_unequal_parallelism_get_their_heads(
             )
             assert not put.any()
     for grant, target, piece in zip(grants, targets, expected, strict=True):
-        assert (grant.wait(5.0) == RowStatus.OK).all()
+        assert (grant.wait(60.0) == RowStatus.OK).all()
         assert np.array_equal(target, piece)
     for memory in memories:
         memory.close()

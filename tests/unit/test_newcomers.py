@@ -17,6 +17,7 @@ from p2pkv.directory import client, newcomers
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.newcomers import Newcomers
 from p2pkv.directory.view import Member
+from p2pkv.testing.simulated_network import SimulatedClock
 
 N, NBYTES = 256, 4096
 LONG_AGO = 1_000
@@ -30,12 +31,12 @@ def test_who_started_long_ago_is_settled_however_new_to_this_node() -> None:
     assert Newcomers().settled([member("a"), member("b", time.time_ns())]) == [member("a")]
 
 
-def test_a_clock_that_is_wrong_makes_nobody_new_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    ahead = member("ahead", time.time_ns() + 10**15)
-    known = Newcomers()
+def test_a_clock_that_is_wrong_makes_nobody_new_for_ever() -> None:
+    clock = SimulatedClock(100.0)
+    ahead = member("ahead", clock.wall_ns() + 10**15)
+    known = Newcomers(clock)
     assert known.settled([ahead]) == []
-    later = time.monotonic() + newcomers.SETTLING_S + 1
-    monkeypatch.setattr(newcomers.time, "monotonic", lambda: later)
+    clock.now += newcomers.SETTLING_S + 1
     assert known.settled([ahead]) == [ahead]
 
 
@@ -50,15 +51,8 @@ def test_who_comes_back_in_another_boot_is_new(monkeypatch: pytest.MonkeyPatch) 
 def owes(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Have owners put nothing again until the event is set, as one with a busy interpreter does."""
     may_repair = threading.Event()
-    repair = Announcer._repair
-
-    def late(announcer: Announcer, *arguments: object, **options: object) -> None:
-        while not may_repair.wait(0.05):
-            if announcer._is_closed():
-                return
-        repair(announcer, *arguments, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Announcer, "_repair", late)
+    step = Announcer.step
+    monkeypatch.setattr(Announcer, "step", lambda self: step(self) if may_repair.is_set() else 0.05)
     # a test's busy machine may take as long to start the nodes
     monkeypatch.setattr(newcomers, "SETTLING_S", 60.0)
     monkeypatch.setattr(client, "SETTLING_S", 60.0)

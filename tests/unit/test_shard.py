@@ -86,6 +86,14 @@ def test_a_late_retry_does_not_bring_a_dropped_entry_back(shard: _native.Shard) 
     assert generation(shard) == 6
 
 
+def test_a_delete_of_the_owner_that_comes_late_spares_what_it_put_since(shard: _native.Shard) -> None:
+    put(shard, seq=7, gen=0)
+    drop(shard, gen=0, seq=5)
+    assert generation(shard) == 0
+    drop(shard, gen=0, seq=8)
+    assert generation(shard) is None
+
+
 def test_entries_of_nodes_outside_the_view_do_not_count(shard: _native.Shard) -> None:
     put(shard, seq=1, gen=2, owner=A)
     put(shard, seq=1, gen=4, owner=B)
@@ -95,12 +103,12 @@ def test_entries_of_nodes_outside_the_view_do_not_count(shard: _native.Shard) ->
     assert generation(shard) is None
 
 
-def test_a_key_keeps_at_most_four_owners(shard: _native.Shard) -> None:
+def test_a_key_keeps_at_most_eight_owners(shard: _native.Shard) -> None:
     owners = list(range(100, 110))
     shard.set_view(owners, [BOOT] * len(owners))
     for owner in owners:
         put(shard, owner=owner, seq=1, gen=2)
-    assert shard.stats()["entries"] == 4
+    assert shard.stats()["entries"] == 8
 
 
 def test_a_full_shard_refuses_and_says_so() -> None:
@@ -133,3 +141,20 @@ def test_it_agrees_with_a_dict_over_random_operations(shard: _native.Shard) -> N
     assert {n: int(g) for n, f, g in zip(names, found, generations, strict=True) if f} == {
         name: generation for name, (_, generation) in model.items()
     }
+
+
+def test_entries_of_strangers_are_kept_while_nobody_confirms_the_view(shard: _native.Shard) -> None:
+    shard.set_time(100)
+    put(shard, owner=33, seq=1, gen=2)
+    for now in (*range(100, 105), *range(125, 131)):  # in between the interpreter is held
+        shard.set_time(now)
+        shard.confirm_view()
+        for _ in range(64):  # the stripes of a shard
+            shard.sweep()
+    assert shard.stats()["entries"] == 1
+    for now in range(131, 137):
+        shard.set_time(now)
+        shard.confirm_view()
+    for _ in range(64):
+        shard.sweep()
+    assert shard.stats()["entries"] == 0

@@ -63,7 +63,6 @@ def test_the_digest_does_not_depend_on_the_order():
         Member("aa", 10, "host-a:7000"),
         Member("a", 11, "host-a:7000"),
         Member("a", 10, "host-a:7000", incarnation=1),
-        Member("a", 10, "host-a:7000", state=State.SUSPECT),
         Member("a", 10, "host-a:7000", state=State.DEAD),
         Member("a", 10, "host-b:7000"),
     ],

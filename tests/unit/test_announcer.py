@@ -1,0 +1,193 @@
+"""What a node has and the directory does not know is told again: nothing that is owed is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from p2pkv.directory.listing import Listing
+from p2pkv.directory.owed import MOST_KEYS
+from p2pkv.directory.view import State, View
+from p2pkv.wire import Kind
+from simulated_directory_nodes import DirectoryNode, DirectoryNodes
+
+N = 300
+
+
+def n_mended(node: DirectoryNode) -> float:
+    return node.metrics.counters()["p2pkv_mended_entries_total"]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., DirectoryNodes]]:
+    started: list[DirectoryNodes] = []
+
+    def start(*node_ids: str) -> DirectoryNodes:
+        started.append(DirectoryNodes(*node_ids))
+        return started[-1]
+
+    yield start
+    for nodes in started:
+        nodes.close()
+
+
+def test_what_moved_to_a_newcomer_is_put_there(start: Callable[..., DirectoryNodes]) -> None:
+    nodes = start("a", "b", "c")
+    nodes.set_view("a", "b")
+    keys = nodes.nodes["a"].publish(N)
+    nodes.set_view("a", "b", "c")
+    nodes.run(1.0)
+    moved = int((nodes.nodes["c"].directory.ring.owners(keys) == 2).any(axis=1).sum())
+    assert moved > N // 4
+    assert int(nodes.nodes["c"].shard.get(keys)[0].sum()) == moved
+
+
+def test_what_was_put_by_a_ring_that_did_not_last_is_put_by_the_one_after(
+    start: Callable[..., DirectoryNodes],
+) -> None:
+    nodes = start("a", "b", "c", "d")
+    nodes.set_view("a", "b")
+    keys = nodes.nodes["a"].publish(N)
+    nodes.set_view("a", "b", "c", "d")  # as before, before anybody has looked
+    nodes.run(1.0)
+    for index, node_id in enumerate("abcd"):
+        owned = (nodes.nodes["a"].directory.ring.owners(keys) == index).any(axis=1)
+        assert nodes.nodes[node_id].shard.get(keys)[0][owned].all()
+
+
+def test_a_failure_amid_telling_everything_forgets_nothing(
+    start: Callable[..., DirectoryNodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = start("a", "b")
+    a, b = nodes.nodes.values()
+    keys = a.publish(N)
+    b.lose_shard()
+    a.announcer.owe_everything()
+    batch = Listing.batch
+
+    def fail_once(self: Listing, limit: int) -> object:
+        monkeypatch.setattr(Listing, "batch", batch)
+        raise MemoryError("once")
+
+    monkeypatch.setattr(Listing, "batch", fail_once)
+    with pytest.raises(MemoryError):
+        a.announcer.step()
+    nodes.run(3.0)
+    assert b.shard.get(keys)[0].all()
+
+
+def test_what_a_reader_took_out_though_it_is_there_is_found_again_soon(
+    start: Callable[..., DirectoryNodes],
+) -> None:
+    nodes = start("a", "b", "c", "reader")
+    a, reader = nodes.nodes["a"], nodes.nodes["reader"]
+    keys = a.publish(N)
+    _, locations = a.pool.lookup(keys)
+    reader.directory.drop(keys, locations, reader.clock.now + 1.0, by_owner=False)
+    assert reader.n_found(keys) == 0
+    nodes.run(2.0)
+    assert reader.n_found(keys) == N
+
+
+def test_what_is_gone_stays_gone_when_a_reader_says_so(start: Callable[..., DirectoryNodes]) -> None:
+    nodes = start("a", "b", "reader")
+    a, reader = nodes.nodes["a"], nodes.nodes["reader"]
+    keys = a.publish(N)
+    found, locations = a.pool.retract(keys)
+    assert found.all()
+    reader.directory.drop(keys, locations, reader.clock.now + 1.0, by_owner=False)
+    nodes.run(2.0)
+    assert reader.n_found(keys) == 0
+    assert n_mended(a) == 0
+
+
+def test_what_a_shard_lost_without_a_word_is_put_back_by_the_slow_comparison(
+    start: Callable[..., DirectoryNodes],
+) -> None:
+    nodes = start("a", "b", "c")
+    a, b = nodes.nodes["a"], nodes.nodes["b"]
+    keys = a.publish(900)
+    known = b.shard.get(keys)[0]
+    b.lose_shard()
+    nodes.run(2 * 600.0)
+    assert (b.shard.get(keys)[0] == known).all()
+    assert n_mended(a) == known.sum()
+
+
+def test_comparing_costs_little_when_nothing_is_lost(start: Callable[..., DirectoryNodes]) -> None:
+    nodes = start("a", "b", "c")
+    a = nodes.nodes["a"]
+    a.publish(500)
+    before = a.control.n_records[Kind.PUT]
+    nodes.run(6 * 600.0)
+    assert a.control.n_records[Kind.PUT] == before
+    assert 500 < a.control.n_records[Kind.CHECK] < 2 * 500 * 8
+
+
+def test_an_owner_that_missed_a_few_entries_is_given_these_and_no_others(
+    start: Callable[..., DirectoryNodes],
+) -> None:
+    nodes = start("a", "b", "c")
+    a, b = nodes.nodes["a"], nodes.nodes["b"]
+    a.publish(800)
+    b.is_stopped = True
+    missed = a.publish(20)
+    b.is_stopped = False
+    before, compared = a.control.n_records[Kind.PUT], a.control.n_records[Kind.CHECK]
+    nodes.run(3.0)
+    owned = int((a.directory.ring.owners(missed) == 1).any(axis=1).sum())
+    assert int(b.shard.get(missed)[0].sum()) == owned
+    assert a.control.n_records[Kind.PUT] - before == owned
+    assert a.control.n_records[Kind.CHECK] - compared <= 2 * len(missed)
+
+
+def test_what_was_answered_late_is_not_put_again(start: Callable[..., DirectoryNodes]) -> None:
+    nodes = start("a", "b")
+    a = nodes.nodes["a"]
+    keys = a.publish(N)
+    a.announcer.owe("b", keys)  # as when the answer did not come within 20 ms
+    before = a.control.n_records[Kind.PUT]
+    nodes.run(3.0)
+    assert a.control.n_records[Kind.PUT] == before
+
+
+def test_an_owner_that_goes_on_missing_is_tried_less_and_less(start: Callable[..., DirectoryNodes]) -> None:
+    nodes = start("a", "b")
+    a, b = nodes.nodes["a"], nodes.nodes["b"]
+    b.is_stopped = True
+    keys = a.publish(10)
+    before = a.control.n_requests
+    nodes.run(200.0)
+    assert 6 <= a.control.n_requests - before <= 30  # two a try
+    b.is_stopped = False
+    nodes.run(61.0)
+    assert b.shard.get(keys)[0].all()
+
+
+def test_an_owner_that_missed_too_much_is_compared_with(start: Callable[..., DirectoryNodes]) -> None:
+    nodes = start("a", "b")
+    a, b = nodes.nodes["a"], nodes.nodes["b"]
+    keys = a.publish(800)
+    b.lose_shard()
+    for _ in range(MOST_KEYS // len(keys) + 1):
+        a.announcer.owe("b", keys)
+    nodes.run(5.0)
+    assert b.shard.get(keys)[0].all()
+
+
+def test_a_suspicion_moves_nothing(
+    start: Callable[..., DirectoryNodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = start("a", "b", "c")
+    a = nodes.nodes["a"]
+    a.publish(N)
+    before = a.directory.ring
+    monkeypatch.setattr(Listing, "batch", lambda *_: pytest.fail("all pages are looked at"))
+    members = [node.member for node in nodes.nodes.values()]
+    a.directory.set_view(View([members[0], replace(members[1], state=State.SUSPECT), members[2]]))
+    a.announcer.ring_changed()
+    assert a.directory.ring.members[1].state is State.SUSPECT
+    assert a.directory.ring.points is before.points
+    nodes.run(1.0)
