@@ -1,8 +1,9 @@
 """What the engines without a registry share: one thread that probes, judges, and tells the peers.
 
-A round probes many members in parallel. A peer whose digest differs from ours is exchanged views with, never
-refused. A change is pushed to a few peers at once, so that news doesn't wait for the next round. Subclasses
-say whom to probe and whose word counts.
+A round probes many members in parallel. A change is told to a few peers at once, so that news doesn't wait for the
+next round. A peer whose digest differs from ours is told what is new, and exchanged views with if that did not help;
+it is never refused. Whoever doesn't answer is asked for at others before it is given up (:mod:`.witnesses`).
+Subclasses say whom to probe and whose word counts.
 
 :meth:`ProbingMembership.step` is one turn of the thread's loop. Tests drive it directly, on a simulated
 network.
@@ -11,26 +12,32 @@ network.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from secrets import randbits
 
 from p2pkv.directory.membership.base import Identity, Listeners, Membership, Network, ProbeReply
 from p2pkv.directory.membership.detector import FailureDetector
-from p2pkv.directory.membership.entry import claim_boot_epoch, own_record
+from p2pkv.directory.membership.messages import Messages
+from p2pkv.directory.membership.news import News
 from p2pkv.directory.membership.roster import Roster
 from p2pkv.directory.membership.rotation import Rotation
 from p2pkv.directory.membership.timing import Clock, Punctuality, SystemClock, Timing
-from p2pkv.directory.view import Member, Report, State, View, decode, encode
-from p2pkv.errors import DuplicateNodeError, MembershipError, VersionError, ViewError
+from p2pkv.directory.membership.witnesses import Witness, asked_at, doubts
+from p2pkv.directory.view import Member, Report, State, View
 
 log = logging.getLogger(__name__)
 
 FAN_OUT = 3
-"""Peers that one node tells of a change, and exchanges views with in a round: k hops reach 4**k nodes."""
+"""Peers that one node tells of a change, exchanges views with in a round, and asks for one that is silent."""
+_FAILURES_TO_WITHDRAW = 10
+"""Turns that fail in a row, five seconds or so, after which peers go on without this node until one succeeds."""
+_HAND_OVER_S = 1.0
+"""How often at most a member is told what is said about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,7 @@ class Targets:
 class ProbingMembership(Membership):
     """The loop. Everything but ``_stopping`` belongs to the engine's thread once ``start`` has returned.
 
-    The thread ``p2pkv-membership`` is started by ``start`` and joined by ``close``.
+    The thread ``p2pkv-membership`` is started by ``start`` and joined by ``close`` (:mod:`.entering`).
     """
 
     def __init__(
@@ -72,8 +79,13 @@ class ProbingMembership(Membership):
         self._view = View()
         self._served: View | None = None
         self._next_round = 0.0
-        self._has_news = False
-        self._counts = dict.fromkeys(("malformed_views", "late_rounds", "suspicions", "deaths"), 0)
+        self._news = News()
+        self._messages = Messages(identity.node_id, identity.cluster, self._random)
+        self._witness = Witness()
+        self._witnesses = Rotation(self._random, FAN_OUT)
+        self._handed_over: dict[str, float] = {}
+        self._reboot_not_before = -math.inf
+        self._counts = dict.fromkeys(("late_rounds", "suspicions", "deaths", "reboots", "failures"), 0)
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._closing = threading.Lock()  # held by whoever closes first; guards nothing else
@@ -81,12 +93,8 @@ class ProbingMembership(Membership):
     # what subclasses decide
 
     @abstractmethod
-    def _settle(self) -> str:
-        """Return the address to be known by; raise MembershipError if there is none."""
-
-    @abstractmethod
-    def _contacts(self) -> list[str]:
-        """Return the addresses to find the cluster at."""
+    def _wait_outside(self, roster: Roster) -> float:
+        """Do what an expelled node does; return how many seconds the next step may wait."""
 
     @abstractmethod
     def _targets(self, now: float) -> Targets:
@@ -96,16 +104,14 @@ class ProbingMembership(Membership):
     def _credible(self, report: Report) -> Iterable[Member]:
         """Return the records of a peer's view that count."""
 
+    def _let_go(self) -> None:
+        """Give up every address but the one listened on."""
+        self._network.listen_no_more()
+
     def _probed(self, replies: Mapping[str, ProbeReply | None]) -> None:
         """Look at the replies of a punctual round, by address. Need not be overridden."""
 
     # the interface
-
-    def start(self, deadline_s: float) -> None:
-        self.enter(deadline_s)
-        self._await_agreement()
-        self._thread = threading.Thread(target=self._run, name="p2pkv-membership", daemon=True)
-        self._thread.start()
 
     def view(self) -> View:
         return self._view
@@ -115,116 +121,40 @@ class ProbingMembership(Membership):
         return self._roster.own.boot_epoch if self._roster is not None else 0
 
     def counters(self) -> dict[str, int]:
-        counts = {f"p2pkv_membership_{name}_total": count for name, count in self._counts.items()}
+        all_counts = {**self._counts, **self._messages.counts}
+        counts = {f"p2pkv_membership_{name}_total": count for name, count in all_counts.items()}
+        counts["p2pkv_expelled"] = int(self._roster is not None and self._roster.expelled is not None)
         counts["p2pkv_membership_refused_records_total"] = self._roster.n_refused if self._roster else 0
         return counts
-
-    def close(self) -> None:
-        self._stopping.set()
-        if not self._closing.acquire(blocking=False):
-            return
-        self._network.wake()
-        # a listener may close us from within our own thread: that one ends when the listener returns
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-        if self._roster is not None and self._roster.expelled is None:
-            self._leave(self._roster)
-        self._network.withdraw()
-
-    # entering and leaving
-
-    def enter(self, deadline_s: float) -> None:
-        """Become a member as ``start`` does, without a thread: whoever calls this calls :meth:`step` too."""
-        if self._roster is not None or self._stopping.is_set():
-            raise MembershipError("this membership was started or closed before; build another one")
-        deadline = self._clock.monotonic() + deadline_s
-        address = self._settle()
-        own = own_record(self._identity, address)
-        reports = self._ask(self._contacts(), deadline)
-        boot_epoch = claim_boot_epoch(
-            self._network,
-            self._identity,
-            reports,
-            address,
-            clock=self._clock,
-            timing=self._timing,
-            deadline=deadline,
-        )
-        self._punctuality.lateness()
-        roster = Roster(replace(own, boot_epoch=boot_epoch), self._timing.burial)
-        for report in reports:
-            self._believe(roster, report)
-        self._serve(roster)
-        self._network.announce(*_key_and_boot(roster.own))
-        self._exchange(roster, [peer.address for peer in self._sample(roster.view().alive(), roster)])
-        if roster.expelled is not None:
-            self._network.withdraw()
-            raise DuplicateNodeError(roster.expelled)
-        self._roster = roster
-        self._commit(roster)
-        self._has_news = False  # the introduction above told it
-        self._next_round = self._clock.monotonic()
-        self._punctuality.lateness()
-
-    def _await_agreement(self) -> None:
-        """Return when every peer that answers believes what we do, or after ``Timing.agreement`` seconds.
-
-        A peer's native thread takes our view at once, its engine a little later; until then nothing that this
-        node publishes would count there.
-        """
-        roster = self._roster
-        assert roster is not None
-        until = self._clock.monotonic() + self._timing.agreement
-        while self._clock.monotonic() < until and roster.expelled is None:
-            peers = [peer.address for peer in self._sample(roster.view().alive(), roster)]
-            replies = self._network.probe(peers, self._timing.probe_timeout) if peers else []
-            behind = [
-                address
-                for address, reply in zip(peers, replies, strict=True)
-                if reply is not None and reply.digest != self._view.digest
-            ]
-            if not behind:
-                break
-            for blob in self._network.received(0.005):
-                self._learn(roster, blob)
-            self._exchange(roster, behind)
-            self._commit(roster)
-        self._next_round = self._clock.monotonic()
-        self._punctuality.lateness()
-
-    def _ask(self, contacts: list[str], deadline: float) -> list[Report]:
-        """Return what those present at the contacts tell; they learn nothing of us yet."""
-        left = max(0.0, deadline - self._clock.monotonic())
-        replies = self._network.probe(contacts, min(self._timing.probe_timeout, left)) if contacts else []
-        present = [address for address, reply in zip(contacts, replies, strict=True) if reply is not None]
-        if not present:
-            return []
-        left = max(0.0, deadline - self._clock.monotonic())
-        nothing = encode(self._identity.node_id, ())
-        blobs = self._network.exchange(present, nothing, min(self._timing.exchange_timeout, left))
-        reports = (self._decode(blob) for blob in blobs if blob is not None)
-        return [report for report in reports if report is not None]
-
-    def _leave(self, roster: Roster) -> None:
-        peers = [member.address for member in roster.view().present() if member.node_id != roster.own.node_id]
-        roster.leave(self._clock.monotonic())
-        self._serve(roster)
-        if peers:
-            blob = encode(roster.own.node_id, (roster.own,))
-            self._network.exchange(peers, blob, self._timing.leave_timeout)
 
     # the loop
 
     def _run(self) -> None:
-        try:
-            wait = 0.0
-            while not self._stopping.is_set():
+        wait, failures = 0.0, 0
+        while not self._stopping.is_set():
+            try:
                 wait = self.step(self._network.received(wait))
-        except Exception as error:
-            log.exception("membership stops: this node is no member any more")
-            self._network.withdraw()
-            self._stopping.set()
-            self._listeners.on_expelled(f"the membership engine failed: {error!r}")
+                if failures >= _FAILURES_TO_WITHDRAW:
+                    self._come_back()
+                failures = 0
+            except Exception:
+                failures += 1
+                self._counts["failures"] += 1
+                if failures in (1, _FAILURES_TO_WITHDRAW):
+                    log.exception("membership failed, %d times in a row; it goes on trying", failures)
+                if failures == _FAILURES_TO_WITHDRAW:
+                    self._network.withdraw()  # peers must not count on a node that learns nothing any more
+                self._stopping.wait(self._timing.probe_interval)
+                wait = 0.0
+
+    def _come_back(self) -> None:
+        roster = self._roster
+        assert roster is not None
+        if roster.expelled is None:
+            log.warning("membership works again")
+            self._network.announce(*key_and_boot(roster.own))
+            roster.was_dead = True
+            roster.refute()
 
     def step(self, blobs: Sequence[bytes]) -> float:
         """Take in what peers handed over and do what is due; return how many seconds the next may wait."""
@@ -232,18 +162,23 @@ class ProbingMembership(Membership):
         assert roster is not None, "enter() comes first"
         if self._stopping.is_set():
             return self._timing.probe_interval
+        if roster.expelled is not None:
+            return self._wait_outside(roster)
         self._forgive()
         for blob in blobs:
             self._learn(roster, blob)
+        self._meet_rival(roster)
         if self._clock.monotonic() >= self._next_round:
             self._round(roster)
         self._judge(roster)
         self._commit(roster)
-        if self._has_news and not self._stopping.is_set():
-            self._has_news = False
-            self._exchange(roster, [peer.address for peer in self._sample(roster.view().alive(), roster)])
-            self._commit(roster)
-        due = 0.0 if self._has_news else min(self._next_round, self._detector.next_deadline())
+        if not self._view:  # expelled
+            return 0.0
+        if not self._stopping.is_set():
+            self._spread(roster)
+        if not self._stopping.is_set():
+            self._listeners.on_confirmed()
+        due = 0.0 if self._news.is_untold else min(self._next_round, self._detector.next_deadline())
         wait = max(0.0, due - self._clock.monotonic())
         self._punctuality.promise(wait)
         return wait
@@ -260,17 +195,93 @@ class ProbingMembership(Membership):
         replies = dict(zip(addresses, answers, strict=True))
         is_late = self._forgive()
         now = self._clock.monotonic()
+        silent = []
         for member in targets.members:
             reply = replies[member.address]
-            if reply is not None and (reply.node_key, reply.boot_epoch) == _key_and_boot(member):
-                self._detector.answered(member, now)
-            elif not is_late and self._detector.missed(member):
-                roster.suspect(member, now)
+            if reply is not None and (reply.node_key, reply.boot_epoch) == key_and_boot(member):
+                self._detector.answered(member, now, asked_at=started)
+                roster.trust(member, now)
+            elif not is_late:
+                silent.append(member)
+                if self._detector.missed(member):
+                    roster.suspect(member, now)
         if not is_late:
             self._probed(replies)
+        self._ask_witnesses(roster, silent, started)
+        self._compare(roster, targets, replies)
+
+    def _ask_witnesses(self, roster: Roster, silent: Sequence[Member], started: float) -> None:
+        """Ask others for those who did not answer, and answer others for whom we were asked."""
+        now = self._clock.monotonic()
+        view = roster.view()
+        messages = []
+        if silent:
+            asked = doubts(silent, started, now)
+            blob = self._messages.news(doubts=asked)
+            sound = self._sound(view.alive(), roster)
+            # others each time: perhaps only one of all has a way to the silent
+            messages = [(peer.address, blob) for peer in self._witnesses.next(sound)]
+        self._tell([*messages, *self._testimony(roster)])
+
+    def _testimony(self, roster: Roster) -> list[tuple[str, bytes]]:
+        """Return what this node can say by now for those who asked, as messages."""
+        view = roster.view()
+        answers = self._witness.answers(self._detector, self._clock.monotonic())
+        return [
+            (view[doubter].address, self._messages.news(proofs=proofs))
+            for doubter, proofs in answers.items()
+            if doubter in view
+        ]
+
+    def _compare(self, roster: Roster, targets: Targets, replies: Mapping[str, ProbeReply | None]) -> None:
+        """Bring closer together those who believe otherwise than this node."""
         digest = self._view.digest
-        strange = [a for a, reply in replies.items() if reply is not None and reply.digest != digest]
-        self._exchange(roster, self._random.sample(strange, min(FAN_OUT, len(strange))))
+        differs = {a: reply.digest != digest for a, reply in replies.items() if reply is not None}
+        strangers = [a for a in targets.addresses if differs.pop(a, False)]
+        to_tell, to_exchange = self._news.sort_out(differs)
+        recent = self._news.recent(self._clock.monotonic()) if to_tell else []
+        if recent:
+            blob = self._messages.news(recent)
+            self._tell([(a, blob) for a in self._random.sample(to_tell, min(FAN_OUT, len(to_tell)))])
+        chosen = [*strangers, *self._random.sample(to_exchange, len(to_exchange))][:FAN_OUT]
+        for address in chosen:
+            self._news.exchanged(address)
+        self._exchange(roster, chosen)
+
+    def _meet_rival(self, roster: Roster) -> None:
+        """Find out who goes on under this node's id, if a record of a higher boot of it has come up."""
+        rival, own, now = roster.rival, roster.own, self._clock.monotonic()
+        if rival is None or now < self._reboot_not_before:
+            return
+        roster.rival = None
+        if rival.boot_epoch < own.boot_epoch:
+            return
+        reply = None
+        if rival.address != own.address:
+            self._punctuality.promise(self._timing.duplicate_timeout)
+            reply = self._network.probe([rival.address], self._timing.duplicate_timeout)[0]
+            self._forgive()
+        # an answer with our own boot is our own: the rival's address is one of ours by now
+        if reply is not None and reply.node_key == own.key and reply.boot_epoch >= rival.boot_epoch:
+            roster.expelled = (
+                f"node id {own.node_id!r} was started again at {rival.address} with boot epoch "
+                f"{rival.boot_epoch}, above ours ({own.boot_epoch} at {own.address}); "
+                "give each process its own node_id"
+            )
+            roster.successor = rival
+            return
+        self._reboot_not_before = now + self._timing.reboot_interval
+        roster.reboot(rival.boot_epoch + 1)
+        log.warning(
+            "peers know an earlier boot of node %s whose epoch, %d, is above this one's: a clock was set back; "
+            "going on under %d",
+            own.node_id,
+            rival.boot_epoch,
+            rival.boot_epoch + 1,
+        )
+        self._counts["reboots"] += 1
+        self._listeners.on_reboot(roster.own.boot_epoch)
+        self._network.announce(*key_and_boot(roster.own))
 
     def _judge(self, roster: Roster) -> None:
         now = self._clock.monotonic()
@@ -283,6 +294,8 @@ class ProbingMembership(Membership):
     def _forgive(self) -> bool:
         """Take out of every timer what this node slept through; true if it slept at all."""
         late = self._punctuality.lateness()
+        if self._punctuality.busy_s > self._timing.lateness_tolerance:
+            self._detector.postpone(self._punctuality.busy_s)  # nobody was asked meanwhile
         if not late:
             return False
         self._counts["late_rounds"] += 1
@@ -295,16 +308,40 @@ class ProbingMembership(Membership):
         return True
 
     def _sample(self, members: Sequence[Member], roster: Roster) -> list[Member]:
-        own = roster.own.node_id
-        sound = [m for m in members if m.node_id != own and not self._detector.is_doubtful(m)]
+        sound = self._sound(members, roster)
         return self._random.sample(sound, min(FAN_OUT, len(sound)))
 
+    def _sound(self, members: Sequence[Member], roster: Roster) -> list[Member]:
+        own = roster.own.node_id
+        return [m for m in members if m.node_id != own and not self._detector.is_doubtful(m)]
+
     # what comes in and what goes out
+
+    def _spread(self, roster: Roster) -> None:
+        """Tell a few peers what is new, and members what is said about them."""
+        now = self._clock.monotonic()
+        messages = []
+        if self._news.is_untold:
+            blob = self._messages.news(self._news.take())
+            messages = [(peer.address, blob) for peer in self._sample(roster.view().alive(), roster)]
+        self._handed_over = {who: at for who, at in self._handed_over.items() if at + _HAND_OVER_S > now}
+        for rumour in roster.rumours():
+            member = roster.view().get(rumour.node_id)
+            if member is not None and member.node_id not in self._handed_over:
+                self._handed_over[member.node_id] = now
+                messages.append((member.address, self._messages.news([rumour])))
+        self._tell([*messages, *self._testimony(roster)])
+
+    def _tell(self, messages: Sequence[tuple[str, bytes]]) -> None:
+        if messages:
+            self._punctuality.promise(self._timing.exchange_timeout)
+            self._network.tell(messages, self._timing.exchange_timeout)
+            self._forgive()
 
     def _exchange(self, roster: Roster, addresses: list[str]) -> None:
         if not addresses:
             return
-        blob = encode(roster.own.node_id, roster.view().values())
+        blob = self._messages.view(roster.view().values())
         self._punctuality.promise(self._timing.exchange_timeout)
         answers = self._network.exchange(addresses, blob, self._timing.exchange_timeout)
         self._forgive()
@@ -313,29 +350,23 @@ class ProbingMembership(Membership):
                 self._learn(roster, answer)
 
     def _learn(self, roster: Roster, blob: bytes) -> None:
-        report = self._decode(blob)
+        report = self._messages.read(blob)
         if report is not None:
             self._believe(roster, report)
 
     def _believe(self, roster: Roster, report: Report) -> None:
         now = self._clock.monotonic()
+        self._witness.ask(report.sender, report.doubts, now)
+        for proof in report.proofs:
+            self._detector.vouched((proof.node_id, proof.boot_epoch), min(asked_at(proof), now))
         for record in self._credible(report):
             roster.take(record, now=now, is_proven=lambda member: self._detector.is_proven(member, now))
-
-    def _decode(self, blob: bytes) -> Report | None:
-        try:
-            return decode(blob)
-        except (ViewError, VersionError) as error:
-            if self._counts["malformed_views"] == 0:  # a broken peer sends many; the counter tells how many
-                log.warning("dropped %s", error)
-            self._counts["malformed_views"] += 1
-            return None
 
     def _serve(self, roster: Roster) -> None:
         view = roster.view()
         if view is not self._served:
             self._served = view
-            self._network.set_view(encode(roster.own.node_id, view.values()), view.digest)
+            self._network.set_view(self._messages.view(view.values()), view.digest)
 
     def _commit(self, roster: Roster) -> None:
         """Tell the listeners what changed, then show it: to ``view()`` and to peers.
@@ -344,16 +375,18 @@ class ProbingMembership(Membership):
         part of the directory by then.
         """
         if roster.expelled is not None:
-            self._stopping.set()
             self._network.withdraw()
+            # whoever joins must not knock at a door that nobody opens
+            self._let_go()
             log.error("this node is expelled: %s", roster.expelled)
             self._listeners.on_expelled(roster.expelled)
+            self._view = View()
             return
         old, new = self._view, roster.view()
-        if old.digest != new.digest:
-            self._has_news = True
+        if old is not new and _differ(old, new):
+            self._listeners.on_change(old, new)  # if it raises, the next turn tells it again
             self._account(old, new)
-            self._listeners.on_change(old, new)
+        self._news.add(roster.news(), self._clock.monotonic())
         self._view = new
         self._serve(roster)
         if roster.was_dead:
@@ -371,11 +404,19 @@ class ProbingMembership(Membership):
             log.info("node %s at %s is %s", member.node_id, member.address, member.state.name.lower())
             if member.state is State.SUSPECT:
                 self._counts["suspicions"] += 1
-            elif member.state is State.DEAD:
+            elif member.state is State.DEAD and before is not None:  # else it died while this node was out
                 self._counts["deaths"] += 1
 
 
-def _key_and_boot(member: Member) -> tuple[int, int]:
+def _differ(old: View, new: View) -> bool:
+    """Whether anybody came, went, or changed state."""
+    return old.digest != new.digest or any(
+        member.is_present and old[node_id].state is not member.state for node_id, member in new.items()
+    )
+
+
+def key_and_boot(member: Member) -> tuple[int, int]:
+    """Return what a member answers probes with."""
     return (member.key, member.boot_epoch)
 
 
