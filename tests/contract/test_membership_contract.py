@@ -204,6 +204,81 @@ def test_a_stopped_and_replaced_node_is_expelled_when_it_resumes(cluster):
     assert cluster.agree()
 
 
+def an_expelled_node(cluster):
+    """Return a node that was expelled, the one that has its id, and a peer of both."""
+    addresses = [f"h{i}:7000" for i in range(4)]
+    peer = cluster.start("n0", "h0:7000", join=addresses)
+    old = cluster.start("n1", "h1:7000", join=addresses)
+    cluster.run(3)
+    cluster.simulation.stop(old.network)
+    cluster.run(5)
+    new = cluster.start("n1", "h2:7000", join=addresses)
+    cluster.simulation.resume(old.network)
+    cluster.run(30)
+    assert len(old.expulsions) == 1
+    assert old.engine.counters()["p2pkv_expelled"] == 1
+    return old, new, peer
+
+
+@pytest.mark.parametrize("says_so", [False, True])
+def test_an_expelled_node_is_a_member_again_when_its_successor_is_gone(cluster, caplog, says_so):
+    old, new, peer = an_expelled_node(cluster)
+    assert old.engine.view() == {}
+    if says_so:
+        new.engine.close()
+    cluster.kill(new)
+    cluster.nodes["n1"] = old
+    cluster.run(15)
+    assert cluster.agree()
+    assert old.boots == [old.engine.boot_epoch]
+    assert old.engine.boot_epoch == new.engine.boot_epoch + 1
+    assert peer.engine.view()["n1"].boot_epoch == old.engine.boot_epoch
+    assert old.engine.counters()["p2pkv_expelled"] == 0
+    assert "node id n1" in caplog.text
+    assert "member again" in caplog.text
+    assert len(old.expulsions) == 1
+    assert old.changes[-1][1].keys() >= {"n0", "n1"}
+
+
+def test_an_expelled_node_stays_out_while_others_reach_the_one_that_has_its_id(cluster):
+    old, new, peer = an_expelled_node(cluster)
+    cluster.simulation.cut(old.network, new.network)
+    cluster.simulation.cut(new.network, old.network)
+    cluster.run(60)
+    assert old.boots == []
+    assert new.expulsions == []
+    assert peer.engine.view()["n1"].address == "h2:7000"
+
+
+def test_an_expelled_node_that_slept_does_not_take_its_sleep_for_silence(cluster):
+    old, new, _ = an_expelled_node(cluster)
+    cluster.simulation.cut(old.network, new.network)
+    cluster.run(1)
+    cluster.simulation.stop(old.network)
+    cluster.run(60)
+    cluster.simulation.heal()
+    cluster.simulation.resume(old.network)
+    cluster.run(30)
+    assert old.boots == []
+    assert new.expulsions == []
+
+
+def test_of_two_expelled_nodes_of_one_id_one_comes_back(cluster):
+    first, second, _ = an_expelled_node(cluster)
+    cluster.simulation.stop(first.network)
+    cluster.simulation.stop(second.network)
+    cluster.run(5)
+    third = cluster.start("n1", "h3:7000", join=[f"h{i}:7000" for i in range(4)])
+    cluster.simulation.resume(first.network)
+    cluster.simulation.resume(second.network)
+    cluster.run(15)
+    assert second.expulsions
+    assert [node.network.is_announced for node in (first, second, third)] == [False, False, True]
+    cluster.kill(third)
+    cluster.run(40)
+    assert sum(node.network.is_announced for node in (first, second)) == 1
+
+
 def test_leaving_is_immediate_and_not_a_death(cluster):
     nodes = cluster.start_many(5)
     left_at = cluster.simulation.now

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from p2pkv.directory.view import View
+from p2pkv.directory.view import DEFAULT_CLUSTER, View
 from p2pkv.transports.base import Resource
 
 
@@ -52,11 +52,20 @@ class Network(Protocol):
     def exchange(self, addresses: Sequence[str], blob: bytes, timeout: float) -> list[bytes | None]:
         """Hand our view to all in parallel, return theirs; each queues ours for its engine. None: silent."""
 
+    def tell(self, messages: Sequence[tuple[str, bytes]], timeout: float) -> list[ProbeReply | None]:
+        """Hand news to peers in parallel, as (address, message); each queues it for its engine. None: silent."""
+
     def received(self, timeout: float) -> list[bytes]:
-        """Return the views peers handed to us since the last call; without any, block at most ``timeout``."""
+        """Return the views and news peers handed to us since the last call; without any, block at most ``timeout``."""
+
+    def resolve(self, address: str) -> Sequence[str]:
+        """Return the addresses that one by name stands for now, perhaps none; never blocks."""
 
     def listen_also(self, address: str) -> bool:
         """Serve a second control address; False if it isn't one of this host's, or is taken."""
+
+    def listen_no_more(self) -> None:
+        """Give up all addresses of :meth:`listen_also`: others may have them."""
 
     def wake(self) -> None:
         """Make a blocked :meth:`received`, or the next one, return. Thread-safe."""
@@ -70,6 +79,8 @@ class Identity:
     transports: Mapping[str, str] = field(default_factory=dict)
     """Name to domain."""
     weight: float = 1.0
+    cluster: str = DEFAULT_CLUSTER
+    """Nodes of another one are refused."""
     last_boot_epoch: int = 0
     """The highest this node remembers of itself, if it remembers; the next one is above it."""
 
@@ -90,7 +101,15 @@ class Listeners:
     on_resurrected: Callable[[], None] = _ignore
     """Peers had taken this node for dead, and dropped its entries: publish them again."""
     on_expelled: Callable[[str], None] = _ignore
-    """This node is no member any more, for this reason. Close it; it may be started again."""
+    """This node is no member any more, for this reason, and will be again if ``on_reboot`` is told. By then its view
+    is empty."""
+    on_reboot: Callable[[int], None] = _ignore
+    """This node goes on under this higher boot epoch: the cluster knew one above that of its start, or it had been
+    expelled and nobody has its id any more. What it has published counts no more until it is published again."""
+    on_claimed: Callable[[int], None] = _ignore
+    """This node is about to start under this boot epoch, and has told nobody yet."""
+    on_confirmed: Callable[[], None] = _ignore
+    """The view holds all that this node was told, changed or not; said twice a second while the engine runs."""
 
 
 class Membership(Resource):
@@ -106,12 +125,12 @@ class Membership(Resource):
 
     @abstractmethod
     def view(self) -> View:
-        """Return what is believed now, this node included. Never blocks; empty before ``start``."""
+        """Return what is believed now, this node included; empty before ``start`` and while expelled. Never blocks."""
 
     @property
     @abstractmethod
     def boot_epoch(self) -> int:
-        """The boot epoch of this node; fixed from ``start`` on, 0 before."""
+        """The boot epoch of this node, 0 before ``start``; a higher one only after ``on_reboot`` was told."""
 
     @abstractmethod
     def counters(self) -> dict[str, int]:

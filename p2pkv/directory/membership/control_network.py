@@ -30,8 +30,14 @@ class ControlNetwork:
         self._server.loop.set_view(blob, digest)
 
     def probe(self, addresses: Sequence[str], timeout: float) -> list[ProbeReply | None]:
-        out: list[ProbeReply | None] = [None] * len(addresses)
-        with self._client.send([Request(address, Kind.PROBE) for address in addresses]) as calls:
+        return self._probe([Request(address, Kind.PROBE) for address in addresses], timeout)
+
+    def tell(self, messages: Sequence[tuple[str, bytes]], timeout: float) -> list[ProbeReply | None]:
+        return self._probe([Request(address, Kind.GOSSIP, blob) for address, blob in messages], timeout)
+
+    def _probe(self, requests: Sequence[Request], timeout: float) -> list[ProbeReply | None]:
+        out: list[ProbeReply | None] = [None] * len(requests)
+        with self._client.send(requests) as calls:
             for index, reply in calls.replies(timeout):
                 if reply.ok and len(reply.body) == PROBE_REPLY.size:
                     key, digest = PROBE_REPLY.unpack(reply.body)
@@ -54,8 +60,14 @@ class ControlNetwork:
             event = self._server.loop.take(Kind.EXCHANGE, 0.0)
         return blobs
 
+    def resolve(self, address: str) -> Sequence[str]:
+        return self._server.resolve(address)
+
     def listen_also(self, address: str) -> bool:
         return self._server.listen_also(address)
+
+    def listen_no_more(self) -> None:
+        self._server.listen_no_more()
 
     def wake(self) -> None:
         self._server.loop.wake(Kind.EXCHANGE)

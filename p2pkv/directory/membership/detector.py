@@ -1,7 +1,7 @@
 """The failure detector: from missed probes to suspicion, and from suspicion to death.
 
-Rules only: it sends nothing and reads no clock. A suspect that answers us is not declared dead by us, whoever
-spread the rumour; it stays suspected until it objects itself.
+Rules only: it sends nothing and reads no clock. Suspicion is this node's own: it says that the member does not
+answer *here*. It ends in death only if no witness, asked since, has had an answer either.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ _Boot = tuple[str, int]
 
 
 class FailureDetector:
-    """What our own probes say about each member; forgotten with the member's boot."""
+    """What our own probes and our witnesses say about each member; forgotten with the member's boot."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
         self._misses: dict[_Boot, int] = {}
         self._answered: dict[_Boot, float] = {}
+        self._asked: dict[_Boot, float] = {}
         self._suspected: dict[tuple[str, int, int], float] = {}
 
-    def answered(self, member: Member, now: float) -> None:
-        """Note that the member answered a probe, in this boot."""
+    def answered(self, member: Member, now: float, *, asked_at: float | None = None) -> None:
+        """Note that the member answered, in this boot, a probe sent at ``asked_at`` (``now`` by default)."""
         boot = (member.node_id, member.boot_epoch)
         self._misses.pop(boot, None)
         self._answered[boot] = now
+        self._asked[boot] = now if asked_at is None else asked_at
         suspicion = (*boot, member.incarnation)
         if suspicion in self._suspected:
             self._suspected[suspicion] = now
@@ -37,6 +39,18 @@ class FailureDetector:
         boot = (member.node_id, member.boot_epoch)
         self._misses[boot] = self._misses.get(boot, 0) + 1
         return self._misses[boot] >= self._timing.misses_to_suspect
+
+    def vouched(self, boot: _Boot, since: float) -> None:
+        """Note that a witness has had an answer from the member after ``since``."""
+        # as if the member had been silent from then on: that many probes make a suspect
+        begins = since + self._timing.misses_to_suspect * self._timing.probe_interval
+        for suspicion, at in self._suspected.items():
+            if suspicion[:2] == boot:
+                self._suspected[suspicion] = max(at, begins)
+
+    def has_answered_since(self, boot: _Boot, since: float) -> bool:
+        """Whether the member has answered a probe of ours that was sent after ``since``."""
+        return boot not in self._misses and self._asked.get(boot, -math.inf) >= since
 
     def is_doubtful(self, member: Member) -> bool:
         """Whether the member is to be probed in every round until this is settled."""
@@ -53,6 +67,7 @@ class FailureDetector:
         present = {(member.node_id, member.boot_epoch) for member in view.present()}
         self._misses = {boot: n for boot, n in self._misses.items() if boot in present}
         self._answered = {boot: at for boot, at in self._answered.items() if boot in present}
+        self._asked = {boot: at for boot, at in self._asked.items() if boot in present}
         suspects = [member for member in view.present() if member.state is State.SUSPECT]
         suspicions = [(member.node_id, member.boot_epoch, member.incarnation) for member in suspects]
         self._suspected = {suspicion: self._suspected.get(suspicion, now) for suspicion in suspicions}

@@ -3,6 +3,9 @@
 The first process of a host to find one of its addresses free takes it. Every node keeps probing all of
 them, with jitter, so that clusters that grew apart find each other; an address that went silent is taken
 over by whichever live process of that host notices first.
+
+A name may stand for many nodes, this one among them, and for others tomorrow: every number behind it is a join
+address, and the name is asked for again all the time (:class:`p2pkv.names.Names` does so every 30 s).
 """
 
 from __future__ import annotations
@@ -28,8 +31,10 @@ class JoinAddresses:
         self._network = network
         self._timing = timing
         self._random = random
-        self._due = dict.fromkeys(addresses, 0.0)
+        self._configured = tuple(dict.fromkeys(addresses))
+        self._due: dict[str, float] = {}
         self._silences: Counter[str] = Counter()
+        self._n_alone = 0
         self.held: set[str] = set()
         """Those that lead to this very process."""
 
@@ -39,7 +44,9 @@ class JoinAddresses:
             self.silent(address)
 
     def others(self) -> list[str]:
-        """Return the addresses that are not ours."""
+        """Return the addresses, of all the names there are, that are not ours."""
+        addresses = [found for name in self._configured for found in self._network.resolve(name)]
+        self._due = {address: self._due.get(address, 0.0) for address in addresses}
         return [address for address in self._due if address not in self.held]
 
     def due(self, now: float) -> list[str]:
@@ -50,14 +57,25 @@ class JoinAddresses:
             self._due[address] = now + self._timing.join_interval * self._random.uniform(0.75, 1.25)
         return addresses
 
+    def alone(self) -> None:
+        """Say, once, that this node knows nobody and has nobody to look for."""
+        n_own = len(self._due) if all(address in self.held for address in self._due) else 0
+        if n_own and n_own != self._n_alone:
+            log.info("alone; %d join addresses are this node's own", n_own)
+        self._n_alone = n_own
+
     def silent(self, address: str) -> None:
-        """Take over an address nobody answers at, if it is this host's and free."""
-        if address in self._due and (address == self._network.address or self._network.listen_also(address)):
+        """Take over a join address nobody answers at, if it is this host's and free."""
+        if address not in self._due:  # a member's
+            return
+        if address == self._network.address or self._network.listen_also(address):
             self.held.add(address)
             return
         self._silences[address] += 1
         if self._silences[address] == _SILENCES_TO_WARN:
-            log.warning(
+            # a name goes on standing for some that are gone, and for those that listen on its other kind of address
+            log.log(
+                logging.WARNING if address in self._configured else logging.INFO,
                 "no node answers at join address %s, and it can't be taken over from here (another machine's, or "
                 "another program's); this node goes on without it",
                 address,

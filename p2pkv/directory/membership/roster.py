@@ -1,14 +1,19 @@
 """The roster: what this node believes about every node, and the rules by which it changes its mind.
 
 Precedence is SWIM's: the higher boot, within it the higher incarnation, within it the graver state. Only a
-node itself raises its incarnation, to object to being suspected or dead. No I/O and no clock here.
+node itself raises its incarnation, to object to being dead. No I/O and no clock here.
+
+Suspicion is this node's own and not believed of others: whoever reaches a member goes on asking it and reading from
+it, whatever somebody else can't reach. A rumour of death about a member that answers us is not believed either; it
+is kept for that member to hear of, which then objects.
 
 Rules about this node's own id:
 
-* a record of our boot that says worse than alive is refuted with a higher incarnation;
-* a record of a higher boot expels us: somebody was started in our place. The higher boot wins wherever two
-  meet, so that all nodes choose the same one without talking. (In the same nanosecond: the greater
-  address.)
+* a record of our boot that says dead is refuted with a higher incarnation;
+* a record of a higher boot is a rival: somebody was started in our place, or we were, by a clock that is behind.
+  The engine asks it. If it answers, we are expelled: the higher boot wins wherever two meet, so that all nodes
+  choose the same one without talking (in the same nanosecond: the greater address). If it is silent, it is gone,
+  and we take a boot above it.
 """
 
 from __future__ import annotations
@@ -29,7 +34,11 @@ class Roster:
     """The records of this node and of all it heard of. Owned by one thread."""
 
     expelled: str | None = None
-    """Why this node must go, once it must."""
+    """Why this node must go, while it must."""
+    successor: Member | None = None
+    """The record of its id for which this node was expelled."""
+    rival: Member | None = None
+    """A record of our id above ours; whoever finds out who is right resets it."""
     was_dead: bool = False
     """Somebody took this node for dead; whoever acts on it resets it."""
     n_refused: int = 0
@@ -41,7 +50,11 @@ class Roster:
         self._records = {own.node_id: own}
         self._keys = {node_key(own.node_id): own.node_id}
         self._buried: dict[str, float] = {}
-        self._view: View | None = None
+        self._view = View([own])
+        self._changed: dict[str, Member] = {}
+        self._dropped: set[str] = set()
+        self._news: dict[str, Member] = {own.node_id: own}
+        self._rumours: dict[str, Member] = {}
 
     @property
     def own(self) -> Member:
@@ -50,16 +63,23 @@ class Roster:
 
     def view(self) -> View:
         """Return all of it; the same object until something changes."""
-        if self._view is None:
-            self._view = View(self._records.values())
+        if self._changed or self._dropped:
+            self._view = self._view.replacing(self._changed.values(), self._dropped)
+            self._changed, self._dropped = {}, set()
         return self._view
 
-    def take(self, record: Member, *, now: float, is_proven: Callable[[Member], bool]) -> None:
-        """Believe ``record`` if it is newer than what is known.
+    def news(self) -> list[Member]:
+        """Return the records that changed since the last call, in what peers should know of them."""
+        news, self._news = list(self._news.values()), {}
+        return news
 
-        A rumour of death about a member that ``is_proven`` alive is taken as a suspicion: that node then
-        hears of it and objects, while a healed partition doesn't empty the ring.
-        """
+    def rumours(self) -> list[Member]:
+        """Return what was said since the last call of members that are proven to live."""
+        rumours, self._rumours = list(self._rumours.values()), {}
+        return rumours
+
+    def take(self, record: Member, *, now: float, is_proven: Callable[[Member], bool]) -> None:
+        """Believe ``record`` if it is newer than what is known."""
         if record.node_id == self._own_id:
             self._hear_of_self(record)
             return
@@ -67,9 +87,12 @@ class Roster:
         if known is None and not record.is_present:
             # not news; and the dead would be passed round for ever by nodes that forget at different moments
             return
-        if record.state is State.DEAD and is_proven(record):
-            record = replace(record, state=State.SUSPECT)
+        if known is not None and record.state is State.SUSPECT and record.boot_epoch == known.boot_epoch:
+            record = replace(record, state=State.ALIVE)
         if known is not None and record.precedence <= known.precedence:
+            return
+        if known is not None and record.state is State.DEAD and is_proven(record):
+            self._rumours[record.node_id] = record
             return
         if known is None and not self._has_room_for(record):
             return
@@ -81,6 +104,12 @@ class Roster:
         if member.state is State.ALIVE and known is not None and known.precedence == member.precedence:
             self._put(replace(known, state=State.SUSPECT), now)
 
+    def trust(self, member: Member, now: float) -> None:
+        """Doubt a member no more, since it answers."""
+        known = self._records.get(member.node_id)
+        if known is not None and known.state is State.SUSPECT and known.boot_epoch == member.boot_epoch:
+            self._put(replace(known, state=State.ALIVE), now)
+
     def bury(self, node_id: str, now: float) -> None:
         """Give up a suspected member."""
         member = self._records[node_id]
@@ -90,6 +119,11 @@ class Roster:
     def leave(self, now: float) -> None:
         """Mark this node itself as departed."""
         self._put(replace(self.own, state=State.LEFT), now)
+
+    def reboot(self, boot_epoch: int, address: str | None = None) -> None:
+        """Go on under a higher boot epoch, at another address if one is given."""
+        own = self.own if address is None else replace(self.own, address=address)
+        self._put(replace(own, boot_epoch=boot_epoch, incarnation=0), 0.0)
 
     def refute(self) -> None:
         """Object to whatever is said about this node's present incarnation."""
@@ -108,13 +142,10 @@ class Roster:
         if own.state is State.LEFT or self.expelled is not None:
             return
         if (record.boot_epoch, record.address) > (own.boot_epoch, own.address):
-            self.expelled = (
-                f"node id {own.node_id!r} was started again at {record.address} with boot epoch "
-                f"{record.boot_epoch}, above ours ({own.boot_epoch} at {own.address}); "
-                "give each process its own node_id"
-            )
-        elif record.precedence > own.precedence:
-            self.was_dead |= not record.is_present
+            if self.rival is None or record.precedence > self.rival.precedence:
+                self.rival = record
+        elif record.precedence > own.precedence and not record.is_present:
+            self.was_dead = True
             self._put(replace(own, incarnation=record.incarnation + 1), 0.0)
 
     def _has_room_for(self, record: Member) -> bool:
@@ -135,14 +166,27 @@ class Roster:
         self.n_refused += 1
 
     def _put(self, member: Member, now: float) -> None:
-        self._records[member.node_id] = member
+        known = self._records.get(member.node_id)
+        if known is None or not _is_same_to_others(known, member):
+            self._news[member.node_id] = member
+        self._records[member.node_id] = self._changed[member.node_id] = member
+        self._dropped.discard(member.node_id)
         self._keys[node_key(member.node_id)] = member.node_id
         if member.is_present:
             self._buried.pop(member.node_id, None)
         elif member.node_id != self._own_id:
             self._buried.setdefault(member.node_id, now)
-        self._view = None
 
     def _drop(self, node_id: str) -> None:
         del self._records[node_id], self._buried[node_id], self._keys[node_key(node_id)]
-        self._view = None
+        self._news.pop(node_id, None)
+        if node_id in self._view:
+            self._dropped.add(node_id)
+        self._changed.pop(node_id, None)
+
+
+def _is_same_to_others(before: Member, now: Member) -> bool:
+    """Whether two records differ at most in what this node suspects."""
+    if before.is_present != now.is_present or (now.state != before.state and not now.is_present):
+        return False
+    return before.precedence[:2] == now.precedence[:2] and before.address == now.address

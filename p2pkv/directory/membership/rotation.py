@@ -15,17 +15,18 @@ node is probed by 32 others a round on average."""
 class Rotation:
     """Deals members out so that nobody comes twice before everybody came once."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, n_a_turn: int = PROBES_A_ROUND) -> None:
         self._random = random
+        self._n_a_turn = n_a_turn
         self._queue: list[str] = []
 
     def next(self, members: Sequence[Member]) -> list[Member]:
-        """Return the members to probe now, out of all the present ones."""
-        if len(members) <= PROBES_A_ROUND:
+        """Return the members whose turn it is, out of ``members``."""
+        if len(members) <= self._n_a_turn:
             return list(members)
         by_id = {member.node_id: member for member in members}
         chosen: dict[str, Member] = {}
-        while len(chosen) < PROBES_A_ROUND:
+        while len(chosen) < self._n_a_turn:
             if not self._queue:
                 self._queue = sorted(by_id)
                 self._random.shuffle(self._queue)

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Sequence
 from random import Random
 
 from p2pkv.directory.membership.base import Identity, Listeners, Network
-from p2pkv.directory.membership.probing import ProbingMembership, Targets
+from p2pkv.directory.membership.entering import EnteringMembership
+from p2pkv.directory.membership.probing import Targets
 from p2pkv.directory.membership.timing import Clock, Timing
 from p2pkv.directory.view import Member, Report
 from p2pkv.errors import MembershipError
 
 
-class StaticMembership(ProbingMembership):
+class StaticMembership(EnteringMembership):
     """The nodes at ``join`` and no others. This node's own address must be among them, written the same way.
 
     One configuration may serve all: a node whose own address isn't in the list takes the first of them that
@@ -54,7 +55,10 @@ class StaticMembership(ProbingMembership):
 
     def _targets(self, now: float) -> Targets:
         others = [member for member in self._view.present() if member.node_id != self._identity.node_id]
-        doubtful = [member for member in others if self._detector.is_doubtful(member)]
+        asked_about = self._witness.asked_about()
+        doubtful = [
+            member for member in others if self._detector.is_doubtful(member) or member.node_id in asked_about
+        ]
         chosen = {member.node_id: member for member in (*self._rotation.next(others), *doubtful)}
         known = {member.address for member in others}
         return Targets(list(chosen.values()), [a for a in self._contacts() if a not in known])

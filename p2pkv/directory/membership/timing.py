@@ -20,6 +20,9 @@ class Clock(Protocol):
     def wall_ns(self) -> int:
         """Return nanoseconds since 1970, as good as this machine knows."""
 
+    def busy(self) -> float:
+        """Return the seconds that the calling thread has computed."""
+
 
 class SystemClock:
     """The clock of this machine."""
@@ -29,6 +32,9 @@ class SystemClock:
 
     def wall_ns(self) -> int:
         return time.time_ns()
+
+    def busy(self) -> float:
+        return time.thread_time()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,14 @@ class Timing:
     """How long a starting node waits until its peers know it. One whose interpreter is held does not hold it
     up for longer."""
     leave_timeout: float = 0.5
+    reboot_interval: float = 10.0
+    """Between two changes of this node's own boot epoch: two nodes of one id that can't reach each other, but are both
+    reached by others, would else outbid each other without end."""
+    longest_absence: float = 4.0
+    """The longest time in which an expelled node doesn't ask whether the one that has its id lives."""
+    take_back: float = 60.0
+    """How long that one is silent until the expelled node takes the id back. A guess: a successor that is only being
+    started again would be refused then, and an engine takes most of a minute to start."""
     join_interval: float = 1.0
     lateness_tolerance: float = 0.3
     """Beyond it a round doesn't count. A guess between a busy machine's hiccups and half a probe interval."""
@@ -59,20 +73,25 @@ class Timing:
 
 
 class Punctuality:
-    """Measures how late this thread comes back, compared with what it promised."""
+    """Measures how late this thread comes back, compared with what it promised; what it computes is not lateness."""
+
+    busy_s = 0.0
+    """What it had computed when its lateness was asked for last, since the time before."""
 
     def __init__(self, clock: Clock, tolerance: float) -> None:
         self._clock = clock
         self._tolerance = tolerance
         self._due = clock.monotonic()
+        self._busy = clock.busy()
 
     def promise(self, seconds: float) -> None:
-        """Allow ``seconds`` more until the next :meth:`lateness`; computing takes no time."""
+        """Allow ``seconds`` more until the next :meth:`lateness`."""
         self._due += seconds
 
     def lateness(self) -> float:
         """Return by how much the promises were missed, 0.0 within the tolerance, and start anew."""
-        now = self._clock.monotonic()
-        late = now - self._due
-        self._due = now
+        now, busy = self._clock.monotonic(), self._clock.busy()
+        self.busy_s = max(0.0, busy - self._busy)  # below zero: another thread has taken over
+        late = now - self._due - self.busy_s
+        self._due, self._busy = now, busy
         return late if late > self._tolerance else 0.0
