@@ -28,7 +28,7 @@ def addresses() -> list[Address]:
 def connect(address: Address) -> socket.socket:
     """Connect to one of them."""
     stranger = socket.socket(address.family, address.kind)
-    stranger.settimeout(5)
+    stranger.settimeout(60)
     stranger.connect(address.where)
     return stranger
 

@@ -9,7 +9,7 @@ from p2pkv.directory.membership.base import Identity, Listeners
 from p2pkv.directory.membership.embedded import EmbeddedMembership
 from p2pkv.directory.membership.static import StaticMembership
 from p2pkv.directory.membership.timing import Timing
-from p2pkv.directory.view import State, View
+from p2pkv.directory.view import DEFAULT_CLUSTER, State, View
 from p2pkv.testing.simulated_network import SimulatedNetwork, Simulation
 
 EngineClass = type[EmbeddedMembership] | type[StaticMembership]
@@ -27,6 +27,8 @@ class SimulatedNode:
         """When this node last took which other off its ring."""
         self.n_resurrections = 0
         self.expulsions: list[str] = []
+        self.boots: list[int] = []
+        """The boots that it had to take since its start."""
 
     def state_of(self, node_id: str) -> State | None:
         """Return what this node believes of another, or None if it knows nothing."""
@@ -55,7 +57,7 @@ class SimulatedCluster:
     def __init__(self, engine_class: EngineClass, seed: int = 1, timing: Timing | None = None) -> None:
         self.simulation = Simulation()
         self._engine_class = engine_class
-        self._timing = timing or Timing()
+        self._timing = timing or Timing(take_back=2.4)  # as long as a death, so that schedules stay short
         self._random = Random(seed)
         self.nodes: dict[str, SimulatedNode] = {}
         """The running ones, by node id."""
@@ -68,6 +70,7 @@ class SimulatedCluster:
         join: Sequence[str] = (),
         last_boot_epoch: int = 0,
         wall_offset_ns: int | None = None,
+        cluster: str = DEFAULT_CLUSTER,
     ) -> SimulatedNode:
         """Start a node; raises what its engine raises, and has freed the address then."""
         network = self.simulation.network(address)
@@ -76,9 +79,9 @@ class SimulatedCluster:
         node = SimulatedNode(network, node_id)
         node.engine = self._engine_class(
             network,
-            Identity(node_id, {"tcp": "net"}, last_boot_epoch=last_boot_epoch),
+            Identity(node_id, {"tcp": "net"}, last_boot_epoch=last_boot_epoch, cluster=cluster),
             join=join,
-            listeners=Listeners(node.changed, node.resurrected, node.expulsions.append),
+            listeners=Listeners(node.changed, node.resurrected, node.expulsions.append, node.boots.append),
             clock=network.clock,
             timing=self._timing,
             random=Random(self._random.getrandbits(64)),

@@ -11,7 +11,8 @@ same run. ::
     simulation.run(10.0)
 
 What may go wrong is a method: :meth:`Simulation.kill`, :meth:`~Simulation.stop`, :meth:`~Simulation.resume`,
-:meth:`~Simulation.hold_interpreter`, :meth:`~Simulation.partition` and :meth:`~Simulation.heal`.
+:meth:`~Simulation.hold_interpreter`, :meth:`~Simulation.partition`, :meth:`~Simulation.cut` and
+:meth:`~Simulation.heal`.
 """
 
 from __future__ import annotations
@@ -42,10 +43,15 @@ class SimulatedClock:
     def __init__(self, now: float) -> None:
         self.now = now
         self.wall_offset_ns = 1_700_000_000_000_000_000
+        self.busy_s = 0.0
 
     def monotonic(self) -> float:
         """Return the node's virtual time in seconds."""
         return self.now
+
+    def busy(self) -> float:
+        """Return what the node has computed; set ``busy_s`` for one that computes much."""
+        return self.busy_s
 
     def wall_ns(self) -> int:
         """Return the node's virtual time since 1970; set ``wall_offset_ns`` for a clock that is off."""
@@ -68,6 +74,10 @@ class SimulatedNetwork:
         self.held_until = -math.inf
         self.late_probes: list[float] = []
         """Each of the next probes takes this many seconds, and its replies are found too late."""
+        self.n_sent = 0
+        """Messages, probes included."""
+        self.nbytes_sent = 0
+        """Of views and news."""
         self._identity: tuple[int, int] | None = None
         self._blob = b""
         self._digest = 0
@@ -100,20 +110,32 @@ class SimulatedNetwork:
 
     def exchange(self, addresses: Sequence[str], blob: bytes, timeout: float) -> list[bytes | None]:
         """Exchange views with all; takes ``timeout`` of virtual time if one is silent."""
-        peers = self._answering(addresses, timeout)
-        for peer in peers:
-            if peer is not None:
-                peer.deliver(blob, self.clock.now)
+        peers = self._answering(addresses, timeout, [blob] * len(addresses))
         return [None if peer is None else peer._blob for peer in peers]
+
+    def tell(self, messages: Sequence[tuple[str, bytes]], timeout: float) -> list[ProbeReply | None]:
+        """Hand messages over; takes ``timeout`` of virtual time if one addressee is silent."""
+        addresses, blobs = zip(*messages, strict=True)
+        peers = self._answering(addresses, timeout, blobs)
+        return [None if peer is None else peer.reply() for peer in peers]
 
     def received(self, timeout: float) -> list[bytes]:
         """Return what was handed over; never blocks, since the simulation wakes the node."""
         inbox, self._inbox = self._inbox, []
         return inbox
 
+    def resolve(self, address: str) -> Sequence[str]:
+        """Return what :attr:`Simulation.names` has for the host, or the address itself."""
+        host, _, port = address.rpartition(":")
+        return [f"{found}:{port}" for found in self._simulation.names.get(host, [host])]
+
     def listen_also(self, address: str) -> bool:
         """Take the address if it is on this node's host and free."""
         return self._simulation.bind(self, address)
+
+    def listen_no_more(self) -> None:
+        """Have the own address only."""
+        self._simulation.unbind(self)
 
     def wake(self) -> None:
         """Do nothing: nothing blocks here."""
@@ -138,11 +160,19 @@ class SimulatedNetwork:
         """Whether this node answers at all."""
         return self._identity is not None
 
-    def _answering(self, addresses: Sequence[str], timeout: float) -> list[SimulatedNetwork | None]:
-        """Return who answers in time, once that time has passed."""
-        peers = [self._simulation.answering(self, address) for address in addresses]
-        if timeout < LATENCY:
-            peers = [None] * len(addresses)
+    def _answering(
+        self, addresses: Sequence[str], timeout: float, blobs: Sequence[bytes] = ()
+    ) -> list[SimulatedNetwork | None]:
+        """Return who answers in time, once that time has passed; ``blobs`` reach whoever hears us."""
+        self.n_sent += len(addresses)
+        peers: list[SimulatedNetwork | None] = []
+        for index, address in enumerate(addresses):
+            peer = self._simulation.hearing(self, address)
+            if peer is not None and blobs:
+                self.nbytes_sent += len(blobs[index])
+                peer.deliver(blobs[index], self.clock.now)
+            heard = peer is not None and self._simulation.is_open(peer, self) and timeout >= LATENCY
+            peers.append(peer if heard else None)
         self.clock.now += timeout if None in peers else LATENCY
         return peers
 
@@ -154,7 +184,10 @@ class Simulation:
         self.now = 0.0
         self._nodes: list[SimulatedNetwork] = []
         self._bound: dict[str, SimulatedNetwork] = {}
+        self.names: dict[str, list[str]] = {}
+        """Names that stand for hosts."""
         self._groups: list[set[SimulatedNetwork]] = []
+        self._cuts: set[tuple[SimulatedNetwork, SimulatedNetwork]] = set()
 
     def network(self, address: str) -> SimulatedNetwork:
         """Return the network of a new node that listens on ``address``."""
@@ -211,9 +244,14 @@ class Simulation:
         """Let nodes reach only those of their own group; a node in no group reaches nobody."""
         self._groups = [set(group) for group in groups]
 
+    def cut(self, sender: SimulatedNetwork, receiver: SimulatedNetwork) -> None:
+        """Lose whatever one node sends to the other, requests and answers; not what comes the other way."""
+        self._cuts.add((sender, receiver))
+
     def heal(self) -> None:
         """Let everybody reach everybody."""
         self._groups = []
+        self._cuts.clear()
 
     def bind(self, node: SimulatedNetwork, address: str) -> bool:
         """Give the address to the node if it is on its host and free."""
@@ -222,15 +260,29 @@ class Simulation:
         self._bound[address] = node
         return True
 
+    def unbind(self, node: SimulatedNetwork) -> None:
+        """Free all addresses of a node but its own."""
+        self._bound = {
+            address: holder
+            for address, holder in self._bound.items()
+            if holder is not node or address == node.address
+        }
+
     def holder(self, address: str) -> SimulatedNetwork | None:
         """Return the node that has the address, or None if it is free."""
         return self._bound.get(address)
 
-    def answering(self, asker: SimulatedNetwork, address: str) -> SimulatedNetwork | None:
-        """Return the node that answers ``asker`` at the address, or None."""
+    def hearing(self, asker: SimulatedNetwork, address: str) -> SimulatedNetwork | None:
+        """Return the node that takes what ``asker`` sends to the address, or None."""
         holder = self._bound.get(address)
         if holder is None or holder.is_stopped or not holder.is_announced:
             return None
-        if self._groups and not any(asker in group and holder in group for group in self._groups):
-            return asker if holder is asker else None
-        return holder
+        return holder if self.is_open(asker, holder) else None
+
+    def is_open(self, sender: SimulatedNetwork, receiver: SimulatedNetwork) -> bool:
+        """Whether what one node sends reaches the other."""
+        if sender is receiver:
+            return True
+        if self._groups and not any(sender in group and receiver in group for group in self._groups):
+            return False
+        return (sender, receiver) not in self._cuts

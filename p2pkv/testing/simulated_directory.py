@@ -1,0 +1,107 @@
+"""The real directory of several nodes in one thread: native shards, clients and announcers, in virtual time.
+
+::
+
+    client = DirectoryClient(own_key=..., shard=shard, client=SimulatedControl(reach, clock), channels=NoChannels(),
+                             replicas=2, metrics=metrics, clock=clock)
+    announcer = Announcer(pool, client, metrics, clock=clock)  # and never announcer.start()
+
+Whoever drives it sets every shard's time (``shard.set_time(int(clock.now))``), calls ``announcer.step()`` when the
+seconds that the last call returned have passed, ``announcer.tell_changed(idle=0.0, gather=0.0)`` a few times a second,
+``shard.sweep()`` ten times a second, and ``client.set_view`` when a view changes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from p2pkv import _native
+from p2pkv.control import Request
+from p2pkv.directory.view import Member, View
+from p2pkv.testing.simulated_network import LATENCY, SimulatedClock
+from p2pkv.wire import Kind, Reply, pack_request, unpack_reply
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Reach = Callable[[str], "tuple[_native.Shard, int] | None"]
+"""An address to the shard that answers there and its node's boot epoch; None: nobody answers."""
+
+
+class SimulatedControl:
+    """Satisfies :class:`~p2pkv.directory.ways.ControlWay`: shards in reach have answered after :data:`LATENCY`."""
+
+    def __init__(self, reach: Reach, clock: SimulatedClock) -> None:
+        self._reach = reach
+        self._clock = clock
+        self.is_closed = False
+        self.n_requests = 0
+        self.n_records: Counter[Kind] = Counter()
+        """Sent in requests of each kind, answered or not."""
+
+    def send(self, requests: Sequence[Request]) -> SimulatedAnswers:
+        """Have every shard in reach do what it is asked."""
+        self.n_requests += len(requests)
+        for request in requests:
+            self.n_records[request.kind] += request.count
+        return SimulatedAnswers([self._answer(request) for request in requests], self._clock)
+
+    def _answer(self, request: Request) -> Reply | None:
+        found = self._reach(request.address)
+        if found is None:
+            return None
+        shard, boot = found
+        message = pack_request(request.kind, 1, boot=request.boot, count=request.count, body=request.body)
+        return unpack_reply(shard.answer(message, boot), request.kind, 1)
+
+
+class SimulatedAnswers:
+    """What came back; a wait for what did not moves the asking node's clock."""
+
+    def __init__(self, replies: Sequence[Reply | None], clock: SimulatedClock) -> None:
+        self._clock = clock
+        self._come = [(index, reply) for index, reply in enumerate(replies) if reply is not None]
+        self._n_silent = len(replies) - len(self._come)
+
+    def next(self, timeout: float) -> tuple[int, Reply] | None:
+        """Return an answer, or let ``timeout`` pass."""
+        if self._come:
+            self._clock.now += min(timeout, LATENCY)
+            return self._come.pop(0) if timeout >= LATENCY else None
+        if self._n_silent:
+            self._clock.now += max(timeout, 0.0)
+        return None
+
+    def are_pending(self) -> bool:
+        """Whether some request has not been answered."""
+        return bool(self._come) or self._n_silent > 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._come.clear()
+
+
+class NoChannels:
+    """Satisfies :class:`~p2pkv.directory.ways.ChannelWay`: all goes over the control socket."""
+
+    def set_view(self, view: View) -> None:
+        """Do nothing."""
+
+    def lease(self, members: Sequence[Member]) -> list[_native.DirectoryChannel | None]:
+        """Have a channel to nobody."""
+        return [None] * len(members)
+
+    def give_back(
+        self,
+        members: Sequence[Member],
+        channels: Sequence[_native.DirectoryChannel],
+        is_usable: Sequence[bool],
+    ) -> None:
+        """Do nothing: nothing was leased."""
+
+    def release(self, member: Member, lease: int, seconds: float) -> None:
+        """Leave the lease to time."""
