@@ -262,3 +262,157 @@ def test_a_join_address_that_leads_nowhere_is_named_once(cluster, caplog):
     warnings = [text for text in caplog.messages if "h9:7000" in text]
     assert len(warnings) == 1
     assert "no node answers at join address" in warnings[0]
+
+
+def test_a_broken_path_between_two_nodes_takes_nobody_off_anybodys_ring(cluster):
+    nodes = cluster.start_many(6)
+    for node in nodes:
+        node.changes.clear()
+    cluster.simulation.cut(nodes[1].network, nodes[2].network)
+    cluster.simulation.cut(nodes[2].network, nodes[1].network)
+    cluster.run(30)
+    assert all(node.died == {} for node in nodes)
+    # what the two can't reach they don't wait for; to nobody else has anything changed
+    assert nodes[1].state_of("n2") is State.SUSPECT
+    assert nodes[2].state_of("n1") is State.SUSPECT
+    assert all(node.changes == [] for node in (nodes[0], *nodes[3:]))
+    cluster.simulation.heal()
+    cluster.run(2)
+    assert nodes[1].state_of("n2") is State.ALIVE
+    assert cluster.agree()
+
+
+def test_what_one_node_does_not_hear_is_no_reason_to_give_others_up(cluster):
+    nodes = cluster.start_many(6)
+    for other in nodes[2:]:
+        cluster.simulation.cut(other.network, nodes[1].network)
+    cluster.run(30)
+    assert all(node.died == {} for node in nodes)
+    assert nodes[0].present() == nodes[1].present() == {f"n{i}" for i in range(6)}
+
+
+def test_a_node_whose_path_is_broken_and_that_dies_is_given_up_in_time(cluster):
+    nodes = cluster.start_many(5)
+    cluster.simulation.cut(nodes[1].network, nodes[2].network)
+    cluster.simulation.cut(nodes[2].network, nodes[1].network)
+    cluster.run(10)
+    killed_at = cluster.simulation.now
+    cluster.kill(nodes[2])
+    cluster.run(5)
+    assert max(node.died["n2"] for node in cluster.nodes.values()) - killed_at <= 3.0
+    assert cluster.agree()
+
+
+def test_a_rumour_of_suspicion_is_not_believed(cluster):
+    nodes = cluster.start_many(3)
+    for node in nodes:
+        node.changes.clear()
+    victim = nodes[0].engine.view()["n2"]
+    rumour = Member("n2", victim.boot_epoch, victim.address, victim.incarnation, State.SUSPECT)
+    nodes[0].network.deliver(encode("n1", [rumour]), 0.0)
+    cluster.run(3)
+    assert all(node.changes == [] for node in nodes)
+
+
+def test_a_change_costs_what_changed_and_not_the_whole_view(cluster):
+    nodes = cluster.start_many(24)
+    before = sum(node.network.nbytes_sent for node in nodes)
+    cluster.kill(nodes[7])
+    cluster.run(10)
+    assert cluster.agree()
+    told = sum(node.network.nbytes_sent for node in cluster.nodes.values()) - before
+    whole = len(encode("n0", nodes[0].engine.view().values()))
+    # each node tells three, and asks three before: a small message each, where a view is 24 records
+    assert told / 23 < 3 * whole
+
+
+@pytest.mark.parametrize("has_rival", [True, False])
+def test_a_node_started_again_alone_with_its_clock_set_back_goes_on(cluster, has_rival):
+    holder = cluster.start("n0", "h0:7000", join=["h0:7000"])
+    others = [cluster.start(f"n{i}", f"h{i}:7000", join=["h0:7000"]) for i in (1, 2)]
+    cluster.run(3)
+    cluster.kill(holder)
+    if has_rival:  # it came back elsewhere, as the others remember, and died there
+        cluster.kill(cluster.start("n0", "h7:7000", join=["h1:7000"]))
+    again = cluster.start("n0", "h0:7000", join=["h0:7000"], wall_offset_ns=10**18)
+    cluster.run(15)
+    assert again.expulsions == []
+    assert cluster.agree()
+    assert again.boots[-1] == again.engine.boot_epoch > holder.engine.boot_epoch
+    assert others[0].engine.view()["n0"].boot_epoch == again.engine.boot_epoch
+
+
+def test_an_expelled_node_frees_the_join_address_it_holds(cluster):
+    cluster.start("peer", "h2:7000", join=["h0:7000"])
+    first = cluster.start("twin", "h0:9000", join=["h0:7000"])
+    cluster.run(2)
+    assert cluster.simulation.holder("h0:7000") is first.network
+    cluster.simulation.stop(first.network)
+    cluster.start("twin", "h1:7000", join=["h2:7000"])
+    cluster.simulation.resume(first.network)
+    cluster.run(3)
+    assert first.expulsions
+    assert cluster.simulation.holder("h0:7000") is None
+
+
+def test_nobody_is_called_a_silent_join_address_for_being_dead(cluster, caplog):
+    cluster.start("a", "h0:7000")
+    peer = cluster.start("b", "h1:7000", join=["h0:7000"])
+    cluster.kill(peer)
+    cluster.run(30)
+    assert "join address h1:7000" not in caplog.text
+
+
+def test_clusters_of_different_names_stay_apart(cluster, caplog):
+    a = [cluster.start(f"a{i}", f"h{i}:7000", join=["h0:7000"], cluster="a") for i in range(2)]
+    # the bridge starts before who it joins is there
+    b = [cluster.start(f"b{i}", f"h{i}:7000", join=["h2:7000", "h9:7000"], cluster="b") for i in (2, 3)]
+    bridge = cluster.start("b9", "h9:7000", join=["h2:7000"], cluster="b")
+    crossing = cluster.start("a9", "h8:7000", join=["h7:7000", "h1:7000"], cluster="a")
+    cluster.start("b7", "h7:7000", join=["h2:7000"], cluster="b")
+    cluster.run(10)
+    assert a[0].present() == crossing.present() == {"a0", "a1", "a9"}
+    assert b[0].present() == bridge.present() == {"b2", "b3", "b9", "b7"}
+    assert crossing.engine.counters()["p2pkv_membership_refused_clusters_total"] > 0
+    assert "it is of cluster 'b', this node of cluster 'a'" in caplog.text
+
+
+def test_a_node_that_finds_another_cluster_only_does_not_start(cluster):
+    cluster.start("a", "h0:7000", cluster="prod")
+    with pytest.raises(MembershipError, match="is of cluster 'prod', this node of cluster 'test'"):
+        cluster.start("b", "h1:7000", join=["h0:7000"], cluster="test")
+
+
+def test_a_view_that_fits_no_message_is_told_in_parts(cluster, monkeypatch, caplog):
+    monkeypatch.setattr("p2pkv.directory.membership.messages.MAX_BODY", 1000)
+    nodes = [cluster.start(f"n{i}", f"h{i}:7000", join=["h0:7000"]) for i in range(16)]
+    cluster.run(20)
+    assert cluster.agree()
+    newcomer = cluster.start("new", "h20:7000", join=["h3:7000"])
+    cluster.run(20)
+    assert len(newcomer.present()) == 17
+    assert max(len(node.network._blob) for node in nodes) <= 1000
+    assert "peers are told parts of it" in caplog.text
+
+
+def test_all_nodes_behind_one_name_meet_whoever_comes_first_in_it(cluster):
+    hosts = [f"h{i}" for i in range(4)]
+    cluster.simulation.names["headless"] = hosts
+    for host in hosts:
+        # a host's own address comes first there, as name servers' clients sort it
+        cluster.simulation.names[f"headless-{host}"] = [host, *(other for other in hosts if other != host)]
+        cluster.start(host, f"{host}:7400", join=[f"headless-{host}:7400"])
+    cluster.run(3)
+    assert cluster.agree()
+
+
+def test_whoever_comes_behind_a_name_later_is_found(cluster, caplog):
+    caplog.set_level("INFO")
+    cluster.simulation.names["headless"] = ["h0"]
+    cluster.start("a", "h0:7400", join=["headless:7400"])
+    cluster.run(3)
+    assert caplog.text.count("alone; 1 join addresses are this node's own") == 1
+    cluster.start("b", "h1:7400", join=["h1:7400"])
+    cluster.simulation.names["headless"] = ["h0", "h1"]
+    cluster.run(3)
+    assert cluster.agree()

@@ -96,3 +96,14 @@ def test_lateness_is_what_exceeds_the_promises():
     assert punctuality.lateness() == 2.0
     clock.now = 4.6
     assert punctuality.lateness() > 0.3
+
+
+def test_computing_is_not_lateness():
+    clock = SimulatedClock(0.0)
+    punctuality = Punctuality(clock, tolerance=0.3)
+    punctuality.promise(0.5)
+    clock.now, clock.busy_s = 5.5, 5.0
+    assert punctuality.lateness() == 0.0
+    assert punctuality.busy_s == 5.0
+    clock.now += 5.0
+    assert punctuality.lateness() == 5.0
