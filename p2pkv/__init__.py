@@ -1,25 +1,32 @@
 """p2pkv: a transport-pluggable peer-to-peer KV-cache engine for LLM serving.
 
 ``Node.start(Config(...))`` makes this process a member of a cluster; ``publish``, ``fetch`` and ``exists`` move pages.
+
+Names are loaded when they are first used: ``import p2pkv.errors``, as a router or a script does, costs neither numpy
+nor ZeroMQ nor the native core.
 """
 
-from p2pkv.config import Config
-from p2pkv.errors import (
-    ClosedError,
-    ConfigError,
-    ControlError,
-    DeviceError,
-    DuplicateNodeError,
-    MembershipError,
-    NotRegisteredError,
-    P2PKVError,
-    TransportError,
-    UsageError,
-    VersionError,
-)
-from p2pkv.node import Node
-from p2pkv.page import Outcome, Pieces
-from p2pkv.transfer import TransferEngine
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from p2pkv.config import Config
+    from p2pkv.errors import (
+        ClosedError,
+        ConfigError,
+        ControlError,
+        DeviceError,
+        DuplicateNodeError,
+        MembershipError,
+        NotRegisteredError,
+        P2PKVError,
+        TransportError,
+        UsageError,
+        VersionError,
+    )
+    from p2pkv.node import Node
+    from p2pkv.page import Outcome, Pieces
+    from p2pkv.transfer import TransferEngine
 
 __all__ = [
     "ClosedError",
@@ -39,3 +46,24 @@ __all__ = [
     "UsageError",
     "VersionError",
 ]
+
+_HOMES = {
+    "Config": "config",
+    "Node": "node",
+    "Outcome": "page",
+    "Pieces": "page",
+    "TransferEngine": "transfer",
+}
+"""The modules of the public names that are not errors."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'p2pkv' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(f"p2pkv.{_HOMES.get(name, 'errors')}"), name)
+    globals()[name] = value  # the next use of the name does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -55,7 +55,11 @@ def reachable_host(host: str, join: Sequence[str]) -> str:
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect((target, port))  # sends nothing; asks for the route only
-                return str(probe.getsockname()[0])
+                found = str(probe.getsockname()[0])
+                if not is_loopback(found) or is_loopback(
+                    target
+                ):  # the name of this host leads to its loopback
+                    return found
         except OSError:
             continue
     raise ConfigError(

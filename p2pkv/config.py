@@ -47,7 +47,7 @@ MAX_BUFFER_SIZE = 2**43
 
 
 _TEXTS = (
-    *("namespace", "node_id", "listen", "membership", "secret_file", "verify", "ucx_library"),
+    *("cluster", "namespace", "node_id", "listen", "membership", "secret_file", "verify", "ucx_library"),
     "cuda_library",
     *("disk_path", "disk_layout", "disk_fsync", "disk_write", "disk_admission", "disk_compression"),
     *("engine_url", "engine_role"),
@@ -73,6 +73,8 @@ class Config:
     """Unique among the live nodes of a cluster; a restarted node may have its id again."""
     listen: str = "127.0.0.1:0"
     """``HOST:PORT`` of the control socket; port 0 takes a free one. Data ports bind the same host."""
+    cluster: str = "p2pkv"
+    """The cluster's name. Nodes of clusters with different names that meet refuse each other."""
     join: tuple[str, ...] | list[str] | str = ()
     """Addresses ``HOST:PORT`` of nodes to meet; a list or a comma-separated string."""
     membership: str = "embedded"
@@ -89,6 +91,8 @@ class Config:
     """Seconds a call may take when it does not say otherwise."""
     replicas: int = 2
     """Nodes that hold each directory entry."""
+    directory_check: float = 600.0
+    """Seconds in which a node compares all its directory entries with their owners, to put what was lost."""
     verify: str = "generation"
     """``generation``: reads are proven by the page's generation word; ``checksum``: by its checksum as well."""
     disk_path: str | None = None
@@ -120,6 +124,8 @@ class Config:
     there are RDMA devices, elsewhere the wheel's."""
     ucx_trust_network: bool | str = False
     """Let ``ucx`` use tcp beyond loopback: whoever reaches its port there can write to this process's memory."""
+    raise_nofile: bool | str = True
+    """Raise the process's soft limit of descriptors to the hard one; false where the program calls select(2)."""
     metrics_port: int | None = None
     """Where to serve Prometheus metrics; None serves none, 0 takes a free port."""
     routers: tuple[str, ...] | list[str] | str = ()
@@ -143,7 +149,9 @@ class Config:
         _set(self, "transfer_lease", _as_number("transfer_lease", self.transfer_lease, float))
         _set(self, "deadline", _as_number("deadline", self.deadline, float))
         _set(self, "replicas", _as_number("replicas", self.replicas, int))
+        _set(self, "directory_check", _as_number("directory_check", self.directory_check, float))
         _set(self, "ucx_trust_network", _as_bool("ucx_trust_network", self.ucx_trust_network))
+        _set(self, "raise_nofile", _as_bool("raise_nofile", self.raise_nofile))
         if self.metrics_port is not None:
             _set(self, "metrics_port", _as_number("metrics_port", self.metrics_port, int))
         self._check_texts()
@@ -171,6 +179,10 @@ class Config:
             raise ConfigError(
                 f"node_id must be 1 to {MAX_NODE_ID} printable characters, not {self.node_id!r}"
             )
+        if not 1 <= len(self.cluster.encode()) <= MAX_NODE_ID or not self.cluster.isprintable():
+            raise ConfigError(
+                f"cluster must be 1 to {MAX_NODE_ID} bytes of printable characters, not {_shown(self.cluster)}"
+            )
         _check_choice("membership", self.membership, ("embedded", "static"))
         _check_choice("verify", self.verify, ("generation", "checksum"))
         _check_choice("engine_role", self.engine_role, ENGINE_ROLES)
@@ -183,6 +195,8 @@ class Config:
             raise ConfigError(f"pool_size is {self.pool_nbytes} bytes; at least {MIN_POOL_SIZE} are needed")
         if not 0 < self.deadline <= 3600:
             raise ConfigError(f"deadline must be above 0 and at most 3600 seconds, not {self.deadline}")
+        if not 1 <= self.directory_check <= 86400:
+            raise ConfigError(f"directory_check must be 1 to 86400 seconds, not {self.directory_check}")
         for name in ("buffer_size", "buddy_pool_size"):
             if not 0 <= getattr(self, name) <= MAX_BUFFER_SIZE:
                 raise ConfigError(f"{name} must be 0 to {MAX_BUFFER_SIZE} bytes, not {getattr(self, name)}")

@@ -12,6 +12,7 @@ from p2pkv.errors import ConfigError
 
 READINGS = {
     "p2pkv_members": "Nodes in the view, alive or suspected",
+    "p2pkv_expelled": "1 on a node that is no member, as long as another has its id",
     "p2pkv_pool_capacity_bytes": "Room for pages",
     "p2pkv_pool_used_bytes": "Bytes of allocated blocks",
     "p2pkv_pool_pinned_bytes": "Bytes of blocks held by pins",
@@ -33,6 +34,10 @@ READINGS = {
     "p2pkv_membership_late_rounds_total": "Rounds that came too late to suspect anybody",
     "p2pkv_membership_suspicions_total": "Nodes suspected",
     "p2pkv_membership_deaths_total": "Nodes declared dead",
+    "p2pkv_membership_failures_total": "Turns of the membership engine that failed",
+    "p2pkv_membership_refused_clusters_total": "Views and news of nodes of another cluster",
+    "p2pkv_membership_cut_views_total": "Views that did not fit a message, and were told in part",
+    "p2pkv_membership_reboots_total": "Boot epochs taken after the start, above one that the cluster knew",
     "p2pkv_membership_refused_records_total": "Records of members that were not believed",
     "p2pkv_disk_capacity_bytes": "Room of the disk tier",
     "p2pkv_disk_used_bytes": "Bytes the disk tier's folder occupies at most",
@@ -68,6 +73,7 @@ READINGS = {
     "p2pkv_withdrawn_offers_total": "Offers withdrawn before they were taken, by a call or at its deadline",
     "p2pkv_lapsed_offers_total": "Offers whose lease ended before they were taken",
     "p2pkv_late_pulls_total": "Pulls reported after their offer had ended: the receiver dropped the bytes",
+    "p2pkv_refused_asks_total": "Requests to get rows that were not remembered, because peers ask for too many at once",
     "p2pkv_staged_to_host_bytes_total": "Bytes of offers copied from devices to page-locked memory, for peers to read",
     "p2pkv_outgoing_staging_used_bytes": "Bytes of page-locked memory that hold offered rows of devices",
     "p2pkv_staged_to_device_bytes_total": "Bytes of pulled rows copied from page-locked memory to devices",
@@ -78,6 +84,7 @@ READINGS = {
     "p2pkv_buffered_rows_total": "Rows pulled into the receive buffer",
     "p2pkv_pooled_rows_total": "Rows pulled into the buddy pool, because the receive buffer was full",
     "p2pkv_parked_offers_total": "Offers that wait with their producer, because there was no room",
+    "p2pkv_refused_offers_total": "Offers that were not remembered, because too many wait already",
     "p2pkv_claimed_rows_total": "Rows copied from the receive buffer or the buddy pool to where they were granted",
     "p2pkv_rejected_rows_total": "Rows whose offer was withdrawn while they were pulled",
     "p2pkv_failed_rows_total": "Rows that could not be pulled",
@@ -139,6 +146,9 @@ class Metrics:
         )
         self.reannounced_pages = self._counter(
             "p2pkv_reannounced_pages", "Pages put again after the cluster changed"
+        )
+        self.mended_entries = self._counter(
+            "p2pkv_mended_entries", "Directory entries that their owners lacked and were given again"
         )
         self.transport_fallbacks = self._counter(
             "p2pkv_transport_fallbacks",

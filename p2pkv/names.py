@@ -27,12 +27,12 @@ _MAX_LOOK_UPS = 16
 _MAX_NAMES = 4096
 
 
-def look_up(host: str) -> str:
-    """Return the number of a host, as its machine prefers it but IPv4 if it has one. Raises OSError."""
+def look_up(host: str) -> list[str]:
+    """Return the numbers of a host, as its machine prefers them but IPv4 first. Raises OSError."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     # a name of both kinds, as localhost, mostly stands for nodes that listen as we do by default: on IPv4
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-    return str(found[0][4][0])
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 class Names:
@@ -42,26 +42,29 @@ class Names:
     this table alone.
     """
 
-    def __init__(self, look_up: Callable[[str], str] = look_up) -> None:
+    def __init__(self, look_up: Callable[[str], list[str]] = look_up) -> None:
         self._look_up = look_up
         self._lock = threading.Lock()  # guards all below
-        self._found: dict[str, str] = {}
+        self._found: dict[str, list[str]] = {}
         self._due: dict[str, float] = {}
         self._under_way: dict[str, threading.Event] = {}
 
     def numeric(self, address: str) -> str | None:
         """Return ``address`` with a number for its host; None if that is not known yet, or nobody's."""
+        return next(iter(self.numbers(address)), None)
+
+    def numbers(self, address: str) -> list[str]:
+        """Return ``address`` with each number that its host has now; none if that is not known yet."""
         try:
             host, port = split_address("address", address)
         except ConfigError:
-            return None
+            return []
+        hosts = [host]
         if not _is_number(host):
             with self._lock:
                 self._begin(host)
-                if host not in self._found:
-                    return None
-                host = self._found[host]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                hosts = self._found.get(host, [])
+        return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]
 
     def wait_for(self, addresses: Iterable[str], timeout: float) -> None:
         """Wait until the names among ``addresses`` have been looked up, at most ``timeout`` seconds."""
@@ -88,17 +91,17 @@ class Names:
             del self._under_way[host]
 
     def _run(self, host: str) -> None:
-        number: str | None = None
+        numbers: list[str] = []
         problem: Exception | None = None
         try:
-            number = self._look_up(host)
+            numbers = self._look_up(host)
         except Exception as error:  # noqa: BLE001  # the top of a thread: a name that breaks the look-up is nobody's
             problem = error
         with self._lock:
             is_news = problem is not None and host not in self._due
-            self._due[host] = time.monotonic() + (_FRESH_S if number is not None else _RETRY_S)
-            if number is not None:
-                self._found[host] = number
+            self._due[host] = time.monotonic() + (_FRESH_S if numbers else _RETRY_S)
+            if numbers:
+                self._found[host] = numbers
             self._under_way.pop(host).set()
         if is_news:
             _log.warning("host name %s can't be looked up: %s", host, problem)

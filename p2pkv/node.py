@@ -16,7 +16,7 @@ from p2pkv.cache import PageCache
 from p2pkv.config import Config
 from p2pkv.control import MAX_SOCKETS, ControlClient, ControlServer, Socket
 from p2pkv.counters import CountersServer
-from p2pkv.descriptors import require_descriptors
+from p2pkv.descriptors import raise_limit, require_descriptors
 from p2pkv.device_memory import DeviceMemory
 from p2pkv.device_memory import use_library as use_cuda_library
 from p2pkv.directory.announcer import Announcer
@@ -27,7 +27,8 @@ from p2pkv.directory.membership.control_network import ControlNetwork
 from p2pkv.directory.membership.embedded import EmbeddedMembership
 from p2pkv.directory.membership.static import StaticMembership
 from p2pkv.directory.view import Member, View, node_key
-from p2pkv.disk.tier import DiskTier
+from p2pkv.disk.boot_file import BootFile
+from p2pkv.disk.tier import DiskTier, disk_folder
 from p2pkv.errors import UsageError
 from p2pkv.gate import Gate
 from p2pkv.handshakes import Handshakes
@@ -91,6 +92,8 @@ class Node:
 
     def _build(self, undo: ExitStack, extra_transports: Sequence[Transport]) -> None:
         config = self.config
+        if config.raise_nofile:
+            raise_limit()
         require_descriptors()
         keys = cluster_keys(config.secret_file)
         self.metrics = Metrics()
@@ -160,6 +163,7 @@ class Node:
         )
         self._announcer: Announcer | None = None
         self._cache: PageCache | None = None
+        self._boot_file: BootFile | None = None
         self._membership = self._join(undo)
         self._serve_pool(undo)
         self.metrics.watch(self._readings)
@@ -169,12 +173,27 @@ class Node:
 
     def _join(self, undo: ExitStack) -> Membership:
         config = self.config
+        if config.disk_nbytes:
+            folder = disk_folder(config)
+            self._boot_file = BootFile(folder, config.node_id, makes_parents=config.disk_path is None)
         engine = EmbeddedMembership if config.membership == "embedded" else StaticMembership
         membership = engine(
             ControlNetwork(self._server, self._gossip),
-            Identity(config.node_id, self._transfers.domains),
+            Identity(
+                config.node_id,
+                self._transfers.domains,
+                cluster=config.cluster,
+                last_boot_epoch=self._boot_file.read() if self._boot_file is not None else 0,
+            ),
             join=config.join_addresses,
-            listeners=Listeners(self._view_changed, self._resurrected, self._expelled),
+            listeners=Listeners(
+                on_change=self._view_changed,
+                on_resurrected=self._resurrected,
+                on_expelled=self._expelled,
+                on_reboot=self._rebooted,
+                on_claimed=self._remember_boot,
+                on_confirmed=self._directory.confirm_view,
+            ),
         )
         undo.callback(membership.close)
         membership.start(_JOIN_S)
@@ -212,9 +231,14 @@ class Node:
             tier=self._tier,
         )
         undo.callback(self._cache.close)
-        self._announcer = Announcer(self._pool, self._directory, self.metrics, self._tier)
+        self._announcer = Announcer(
+            self._pool, self._directory, self.metrics, self._tier, check_s=self.config.directory_check
+        )
         undo.callback(self._announcer.close)
+        self._announcer.start()
         self._directory.on_missed = self._announcer.owe
+        if self._membership.boot_epoch != boot:
+            self._rebooted(self._membership.boot_epoch)
 
     def _open_disk(self, undo: ExitStack) -> DiskTier:
         tier = DiskTier(self.config, self._pool, own_key=self._key, boot=self._membership.boot_epoch)
@@ -306,7 +330,7 @@ class Node:
     def clear(self) -> int:
         """Take back every page that this node published; return their number. The directory hears of it soon."""
         with self._gate:
-            return self._started.clear()
+            return self._started.clear(self._deadline(None))
 
     def members(self) -> list[Member]:
         """Return a record for each live node, this one included: id, boot epoch, state, addresses."""
@@ -414,5 +438,21 @@ class Node:
         if self._announcer is not None:
             self._announcer.owe_everything()
 
+    def _remember_boot(self, boot: int) -> None:
+        if self._boot_file is not None:
+            self._boot_file.write(boot)
+
+    def _rebooted(self, boot: int) -> None:
+        self._remember_boot(boot)
+        self._offers.announce(self._key, boot)
+        if self._announcer is not None:  # before it is there, the pool is made with the boot of that moment
+            if self._tier is not None:
+                self._tier.set_boot(boot)
+            else:
+                self._pool.set_boot(boot)
+            self._announcer.owe_everything()
+
     def _expelled(self, reason: str) -> None:
         _log.error("node %s is no member of its cluster any more: %s", self.config.node_id, reason)
+        # Nobody is told of a page any more, so that no publish is taken for one; and nobody is asked.
+        self._view_changed(self._membership.view(), View())

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
 from p2pkv.cli.settings import ConfigFile, Settings, load
-from p2pkv.directory.view import Member, State
+from p2pkv.directory.view import Member, Report, State
 from p2pkv.secret import cluster_keys
 
 _COLORS = {State.ALIVE: "green", State.SUSPECT: "yellow", State.DEAD: "red", State.LEFT: "dim"}
@@ -33,9 +33,17 @@ def status(
         report, address = outsider.members(addresses, timeout)
     members = sorted(report.members, key=lambda member: (member.state, member.node_id))
     if as_json:
-        typer.echo(json.dumps({"asked": address, "members": [_record(member) for member in members]}))
+        typer.echo(
+            json.dumps(
+                {
+                    "asked": address,
+                    "cluster": report.cluster,
+                    "members": [_record(member) for member in members],
+                }
+            )
+        )
     else:
-        _show(report.sender, address, members)
+        _show(report, address, members)
 
 
 def _record(member: Member) -> dict[str, object]:
@@ -48,10 +56,11 @@ def _record(member: Member) -> dict[str, object]:
     }
 
 
-def _show(sender: str, address: str, members: list[Member]) -> None:
+def _show(report: Report, address: str, members: list[Member]) -> None:
     console = Console(highlight=False)
     n_alive = sum(member.state is State.ALIVE for member in members)
-    console.print(Text(f"{n_alive} of {len(members)} known nodes are alive, says {sender} at {address}"))
+    who = f"{n_alive} of {len(members)} known nodes of cluster {report.cluster} are alive"
+    console.print(Text(f"{who}, says {report.sender} at {address}"))
     table = Table("node", "state", "started", "boot epoch", "address", "transports")
     for member in members:
         started = datetime.fromtimestamp(member.boot_epoch / 1e9, timezone.utc)

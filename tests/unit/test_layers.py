@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,13 +111,30 @@ def test_an_import_that_points_up_is_found(tmp_path: Path, part: str, code: str)
 
 
 def test_the_public_names_are_exactly_those_listed() -> None:
+    for name in p2pkv.__all__:
+        assert getattr(p2pkv, name).__name__ == name
+    hidden = {"importlib", "TYPE_CHECKING"}
     public = {
         name
         for name, value in vars(p2pkv).items()
-        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+        if not name.startswith("_") and not isinstance(value, types.ModuleType) and name not in hidden
     }
     assert public == set(p2pkv.__all__)
     assert p2pkv.__all__ == sorted(p2pkv.__all__)
+    assert set(p2pkv.__all__) <= set(dir(p2pkv))
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Nod'"):
+        _ = p2pkv.Nod
+
+
+def test_errors_load_without_numpy_zmq_and_the_native_core() -> None:
+    code = "import sys, p2pkv, p2pkv.errors; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    loaded = set(done.stdout.split())
+    assert not loaded & {"numpy", "zmq", "msgspec", "p2pkv._native", "p2pkv.node"}
+    assert {name for name in loaded if name.startswith("p2pkv")} == {"p2pkv", "p2pkv.errors"}
 
 
 def test_every_public_error_is_exported() -> None:

@@ -79,7 +79,7 @@ def refuses(call: Callable[[], object], error: type[Exception], *words: str) -> 
         (["\ud800"], ("surrogates",)),
         ({"a": 1}, ("not dict",)),
         (None, ("not NoneType",)),
-        (iter(["a"]), ("not list_iterator",)),
+        pytest.param(iter(["a"]), ("not list_iterator",), id="an iterator"),
     ],
     ids=repr,
 )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,11 +13,13 @@ import pytest
 
 import pages
 from cluster import Cluster
+from lateness import Lateness, returns_within
 from p2pkv import ClosedError, Config, Node
 from p2pkv.directory import announcer
 from p2pkv.transports.faulty import Faults, FaultyTransport
 from p2pkv.transports.native import TcpTransport
 from pair import NBYTES, N, Pair, run_all
+from patience import PATIENCE
 
 SOON = 2.0
 """Seconds a close may take with calls under way; a membership round and a good-bye nobody answers take 1."""
@@ -58,10 +58,10 @@ def test_a_node_closes_under_the_calls_of_many_threads(tmp_path: Path, transport
         ) -> None:
             for _ in range(6):
                 running.acquire()
-            began = time.monotonic()
-            pair.reader.close()
-            pair.reader.close()
-            took.append(time.monotonic() - began)
+            with Lateness() as late:
+                pair.reader.close()
+                pair.reader.close()
+            took.append(late.seconds - late.worst)
 
         run_all([use, use, use, use, use, use, close])
         assert took[0] < SOON
@@ -80,20 +80,19 @@ def test_a_peer_that_closes_costs_its_readers_misses_only(tmp_path: Path, transp
         memory = np.zeros((N, NBYTES), np.uint8)
         with pair.reader.register_memory(memory):
             while not closed.is_set():
-                began = time.monotonic()
-                outcomes = pair.reader.fetch(keys, memory, timeout=0.5)
-                assert time.monotonic() - began < 0.5 + 0.1
+                with returns_within(0.5 + 0.1):
+                    outcomes = pair.reader.fetch(keys, memory, timeout=0.5)
                 assert pages.wrong(memory, keys, outcomes) == []
                 fetched.release()
 
     def close() -> None:
         for _ in range(50):
             fetched.acquire()
-        began = time.monotonic()
-        pair.owner.close()
-        took = time.monotonic() - began
-        closed.set()
-        assert took < SOON
+        try:
+            with returns_within(SOON):
+                pair.owner.close()
+        finally:
+            closed.set()
 
     run_all([fetch, fetch, fetch, fetch, close])
     assert not pair.reader.fetch(keys, pair.destination).any()
@@ -114,10 +113,9 @@ def close_under(node: Node, call: Callable[[], object]) -> None:
     thread.start()
     thread.join(0.3)  # the more surely it waits by now; nothing depends on it
     assert thread.is_alive()
-    began = time.monotonic()
-    node.close()
-    assert time.monotonic() - began < SOON
-    thread.join(SOON)
+    with returns_within(SOON):
+        node.close()
+    thread.join(SOON * PATIENCE)
     assert len(ended) == 1
     assert isinstance(ended[0], ClosedError) or not np.any(ended[0])
 
@@ -142,7 +140,7 @@ def test_closing_does_not_wait_for_a_directory_that_hangs(cluster: Cluster) -> N
     with Node.start(Config.load(config, environ={})) as node:
         keys = [f"key-{i}" for i in range(64)]  # about half of them are the peer's to know
         assert not node.exists(keys).any()
-        peer.signal(signal.SIGSTOP)
+        peer.stop()
         close_under(node, lambda: node.exists(keys, timeout=60.0))
 
 
@@ -175,7 +173,7 @@ def run_program(pair: Pair, code: str, *flags: str) -> subprocess.CompletedProce
     config = pair.reader.config
     program = PROGRAM.format(join=config.join_addresses[0], secret=config.secret_file) + code
     return subprocess.run(
-        [sys.executable, *flags, "-c", program], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, *flags, "-c", program], capture_output=True, text=True, timeout=200, check=False
     )
 
 

@@ -15,6 +15,7 @@ from p2pkv.secret import MIN_SECRET_BYTES, cluster_keys, private_secret_path
 
 def examine_cluster(config: Config) -> Iterator[Finding]:
     """Look at the secret and the address."""
+    yield Finding(Verdict.GOOD, "cluster", f"{config.cluster!r}; nodes of another name are refused")
     yield _secret(config)
     yield _listen(config)
 
