@@ -16,6 +16,16 @@ pytest.register_assert_rewrite(
 )
 
 from cluster import Cluster  # noqa: E402
+from hangs import Hangs  # noqa: E402
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Hangs())
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the workers of ``-n auto``: more than processors, since tests wait for half of their time."""
+    return min(16, len(os.sched_getaffinity(0)) + 1)
 
 
 @pytest.fixture

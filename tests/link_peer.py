@@ -8,7 +8,7 @@ import struct
 
 import zmq
 
-SECONDS = 30.0
+SECONDS = 120.0
 TAG = 16
 
 _sodium = ctypes.CDLL(zmq.backend.cython._zmq.__file__)  # pyzmq brings libsodium along
@@ -34,6 +34,7 @@ class LinkPeer:
     def __init__(self, token: bytes, key: bytes) -> None:
         self._key = key
         self._n_sent = self._n_received = 0
+        self._taken = b""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(SECONDS)
         self._connection: socket.socket | None = None
@@ -49,10 +50,24 @@ class LinkPeer:
 
     def receive(self) -> bytes:
         """Return the next message."""
-        sealed = self._take(*struct.unpack("<I", self._take(4)))
+        self._gather(4)
+        (n,) = struct.unpack_from("<I", self._taken)
+        self._gather(4 + n)
+        sealed = self._take(4 + n)[4:]
         message = _sealed("decrypt", self._key, 0, self._n_received, sealed, len(sealed) - TAG)
         self._n_received += 1
         return message
+
+    def receive_within(self, seconds: float) -> bytes | None:
+        """Return the next message, None if it is not all here by then; the next call goes on with it."""
+        assert self._connection is not None
+        self._connection.settimeout(seconds)
+        try:
+            return self.receive()
+        except TimeoutError:
+            return None
+        finally:
+            self._connection.settimeout(SECONDS)
 
     def send(self, message: bytes) -> None:
         sealed = _sealed("encrypt", self._key, 1, self._n_sent, message, len(message) + TAG)
@@ -61,13 +76,17 @@ class LinkPeer:
         self._connection.sendall(struct.pack("<I", len(sealed)) + sealed)
 
     def _take(self, n: int) -> bytes:
-        assert self._connection is not None
-        taken = b""
-        while len(taken) < n:
-            part = self._connection.recv(n - len(taken))
-            assert part, "the node hung up"
-            taken += part
+        self._gather(n)
+        taken, self._taken = self._taken[:n], self._taken[n:]
         return taken
+
+    def _gather(self, n: int) -> None:
+        """Have the next ``n`` bytes here; what came of them stays if it takes too long."""
+        assert self._connection is not None
+        while len(self._taken) < n:
+            part = self._connection.recv(n - len(self._taken))
+            assert part, "the node hung up"
+            self._taken += part
 
     def close(self) -> None:
         self._listener.close()

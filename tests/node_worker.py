@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import mmap
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -16,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pages
+import patience  # noqa: F401  (this process has it too)
 from device_buffers import KINDS, DeviceBuffer
 from fake_cuda import fake_cuda
+from lateness import Lateness
 from p2pkv import Config, Node, Outcome, P2PKVError
 from p2pkv.transfers import Grant, Offer, RowStatus
 from p2pkv.transports.base import Transport
@@ -29,11 +33,14 @@ from transfer_pair import spans_of
 
 
 class Worker:
+    """``seconds`` in its answers is how long a call took, without what this machine was late by."""
+
     def __init__(self) -> None:
         self.node: Node | None = None
         self.memory: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self.device: DeviceBuffer | None = None
         self.handles: dict[str, Offer | Grant] = {}
+        self.watched = Lateness()
 
     def start(
         self,
@@ -81,20 +88,19 @@ class Worker:
         assert self.node is not None
         rows = self._rows(len(keys), nbytes)
         rows[:] = 0
-        began = time.monotonic()
-        outcomes = self.node.fetch(keys, rows, timeout=timeout)
-        seconds = time.monotonic() - began
+        with Lateness() as late:
+            outcomes = self.node.fetch(keys, rows, timeout=timeout)
         return {
             "hits": [int(outcome) for outcome in outcomes],
             "wrong": pages.wrong(rows, keys, outcomes),
-            "seconds": seconds,
+            "seconds": late.seconds - late.worst,
         }
 
     def exists(self, keys: list[str], timeout: float = 2.0) -> dict[str, Any]:
         assert self.node is not None
-        began = time.monotonic()
-        outcomes = self.node.exists(keys, timeout=timeout)
-        return {"hits": [int(o) for o in outcomes], "seconds": time.monotonic() - began}
+        with Lateness() as late:
+            outcomes = self.node.exists(keys, timeout=timeout)
+        return {"hits": [int(o) for o in outcomes], "seconds": late.seconds - late.worst}
 
     def retract(self, keys: list[str]) -> list[int]:
         assert self.node is not None
@@ -135,15 +141,15 @@ class Worker:
 
     def wait(self, request: str, timeout: float, seed: int = -1, nbytes: int = 0) -> dict[str, Any]:
         """Wait for a handle; with ``seed``, compare the bytes of the rows that are said to be right."""
-        began = time.monotonic()
-        statuses = self.handles[request].wait(timeout)
-        seconds = time.monotonic() - began
+        with Lateness() as late:
+            statuses = self.handles[request].wait(timeout)
         wrong = 0
         if seed >= 0:
             rows = self._read(len(statuses), nbytes)
             expected = _pattern(len(statuses), nbytes, seed)
             wrong = int(((rows != expected).any(axis=1) & (statuses == RowStatus.OK)).sum())
-        return {"statuses": sorted({RowStatus(s).name for s in statuses}), "seconds": seconds, "wrong": wrong}
+        names = sorted({RowStatus(s).name for s in statuses})
+        return {"statuses": names, "seconds": late.seconds - late.worst, "wrong": wrong}
 
     def withdraw(self, request: str) -> None:
         handle = self.handles[request]
@@ -154,6 +160,13 @@ class Worker:
         """Have copies take a while, and the emulated driver say that they are done."""
         fake_cuda().delay_copies(delay_us)
         fake_cuda().lie_about_events()
+
+    def watch(self) -> None:
+        """Begin to watch how late this machine is; :meth:`late` says it."""
+        self.watched.__enter__()
+
+    def late(self) -> float:
+        return self.watched.worst
 
     def counters(self) -> dict[str, float]:
         assert self.node is not None
@@ -233,6 +246,7 @@ def _sabotaged(fault: str, transport: str) -> list[Transport]:
 
 
 def main() -> None:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     worker = Worker()
     for line in sys.stdin:
         request = json.loads(line)
