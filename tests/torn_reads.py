@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cluster import Cluster, NodeProcess
+from patience import PATIENCE
 
 
 def hunt(
@@ -23,13 +24,14 @@ def hunt(
     listen: str = "127.0.0.1:0",
     reader_options: dict[str, object] | None = None,
     prepare: Callable[[NodeProcess], object] | None = None,
+    seed: int | None = None,
 ) -> tuple[int, int]:
     """Return the hits of all readers, and how many of them had a wrong byte; ``batch`` pages are read at a time.
 
     With ``disk`` the producer has a disk tier there, so that pages go to it and come back. ``reader_options`` are what
     the readers have beside; ``prepare`` is called with each reader before its hunt.
     """
-    seed = random.randrange(2**32)
+    seed = random.randrange(2**32) if seed is None else seed
     print(f"seed {seed}")
     progress = tmp_path / "progress"
     progress.write_bytes(bytes(8))
@@ -55,6 +57,6 @@ def hunt(
             seconds=seconds,
             batch=batch,
         )
-    found = [reader.answer(seconds + 30) for reader in readers]
+    found = [reader.answer(seconds / PATIENCE + 30) for reader in readers]
     print(found)
     return sum(f["hits"] for f in found), sum(f["n_wrong"] for f in found)

@@ -211,11 +211,11 @@ class EngineFake:
         self.scheduler.on_new_request(request)
         return request
 
-    def run(self, request: RequestFake, seconds: float = 20.0) -> RequestFake:
+    def run(self, request: RequestFake, seconds: float = 90.0) -> RequestFake:
         """Step until a request has finished."""
         return self.step_until(lambda: request.state == "finished", seconds) and request
 
-    def step_until(self, condition: Callable[[], bool], seconds: float = 20.0) -> Any:
+    def step_until(self, condition: Callable[[], bool], seconds: float = 90.0) -> Any:
         """Step until ``condition`` holds."""
         until = time.monotonic() + seconds
         while not condition():

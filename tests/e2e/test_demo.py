@@ -16,7 +16,7 @@ import pytest
 from demo.cluster import WorkerError, running
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 60.0  # it takes 4 to 8; the rest is for busy machines
+SECONDS = 240
 
 
 def demo(*arguments: str | bytes) -> subprocess.CompletedProcess[str]:
@@ -95,7 +95,7 @@ def test_no_worker_outlives_the_demo(started: subprocess.Popen[str], number: sig
     assert len(workers) == 3
     started.send_signal(number)
     started.communicate(timeout=SECONDS)
-    _gone, alive = psutil.wait_procs(workers, timeout=10.0)
+    _gone, alive = psutil.wait_procs(workers, timeout=60.0)
     assert alive == []
     assert started.returncode in (-number, 128 + number)
 

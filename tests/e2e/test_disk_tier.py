@@ -168,7 +168,9 @@ def test_every_policy_keeps_what_it_promises(
     for batch in keys:
         for _ in range(2):  # the second is the use that admits
             assert owner.call("publish", keys=batch, nbytes=NBYTES) == [1] * N
-        time.sleep(0.05)  # publishing slower than the disk writes, which is what these are made for
+        # publishing slower than the disk writes, which is what these are made for
+        time.sleep(0.05)
+        eventually(lambda: counter(owner, "p2pkv_disk_queued_bytes") == 0, 20.0)
     assert fetched(owner, keys) == N * N_BATCHES
 
 

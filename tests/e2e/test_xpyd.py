@@ -16,7 +16,7 @@ from demo.xpyd.load import Asked, Reference, Tally, drive, mixed
 from demo.xpyd.processes import Cluster
 from p2pkv.heartbeat import Role
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 FIRST = {

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cluster import Cluster, NodeProcess, eventually
+from cluster import Cluster, NodeProcess, all_are_fetched, eventually
 
 GRACE = 0.1
 KEYS = [f"entry-{i}" for i in range(200)]
@@ -74,9 +74,7 @@ def test_a_restarted_owner_is_given_its_entries_again(
     eventually(lambda: entries(again) >= before, 10.0)
     cluster.meet(producer, reader, again)
     for node in (reader, again):
-        answer = node.call("fetch", keys=KEYS, nbytes=NBYTES)
-        assert all(answer["hits"])
-        assert answer["wrong"] == []
+        all_are_fetched(node, KEYS, NBYTES)
 
 
 def test_entries_are_found_while_any_one_of_their_owners_is_dead(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster import Cluster, NodeProcess, eventually
+from cluster import Cluster, NodeProcess, all_are_fetched, eventually
 from footprint import Footprint
 from reader_swarm import swarm
 
@@ -27,9 +27,7 @@ def stays_flat(owner: NodeProcess, run: Callable[[int], None], n_readers: int, *
     run(n_readers)
     print(before, Footprint.of(owner.pid))
     eventually(lambda: Footprint.of(owner.pid).is_as_flat_as(before, rss=rss), 20.0)
-    answer = owner.call("fetch", keys=KEYS, nbytes=NBYTES)
-    assert all(answer["hits"])
-    assert answer["wrong"] == []
+    all_are_fetched(owner, KEYS, NBYTES)
 
 
 def test_200_killed_readers_leave_nothing_behind(cluster: Cluster) -> None:

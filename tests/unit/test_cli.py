@@ -26,7 +26,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         [*COMMAND, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env=_environ(**environ),
         check=False,
     )
@@ -153,7 +153,7 @@ def test_a_node_says_who_comes_and_goes_and_leaves_when_told(secret: str, number
         ) as node:
             assert process.stdout.readline().startswith("+ second at ")
             process.send_signal(number)
-            output, _ = process.communicate(timeout=20)
+            output, _ = process.communicate(timeout=200)
             assert process.returncode == 0
             assert output.endswith("node first left its cluster\n")
             eventually(lambda: [member.node_id for member in node.members()] == ["second"], 5.0)

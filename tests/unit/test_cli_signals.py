@@ -22,12 +22,12 @@ def test_a_signal_ends_the_wait_even_if_it_came_before(number: signal.Signals) -
 
 
 def test_another_signal_ends_nothing() -> None:
-    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    before = signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
         with EndingSignals() as ending:
-            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGUSR2)
             assert not ending.wait()
             os.kill(os.getpid(), signal.SIGTERM)
             assert ending.wait()
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGUSR2, before)

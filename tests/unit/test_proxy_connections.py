@@ -14,7 +14,7 @@ from p2pkv_proxy.connections import ConnectionFailedError, Connections
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SECONDS = 60.0
+SECONDS = 120.0
 ASKED = b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
 HEAD = b"HTTP/1.1 200 OK\r\n"
 

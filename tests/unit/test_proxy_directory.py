@@ -21,7 +21,7 @@ from p2pkv_proxy.page_keys import Keying
 from p2pkv_proxy.prompts import Prompt
 from p2pkv_proxy.registry import Registry
 
-SECONDS = 30.0
+SECONDS = 120.0
 PAGE = 16
 
 

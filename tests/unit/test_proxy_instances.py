@@ -21,7 +21,7 @@ from p2pkv_proxy.policies.prefix import Prefix
 from p2pkv_proxy.prompts import Prompt
 from p2pkv_proxy.registry import Registry, Tracked
 
-SECONDS = 30.0
+SECONDS = 120.0
 
 
 def instance(name: str, role: Role = Role.DECODE, **more: object) -> Instance:

@@ -17,7 +17,7 @@ from p2pkv_proxy.breaker import Phase
 from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.settings import Settings
 
-SECONDS = 60.0
+SECONDS = 120.0
 COMPLETION = {"prompt": "some prompt", "max_tokens": 5}
 
 

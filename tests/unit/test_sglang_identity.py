@@ -178,4 +178,4 @@ sys.modules["sglang.srt.mem_cache.hicache_storage"].HiCacheStorage = HiCacheStor
 from p2pkv.integrations.sglang_hicache import P2PKVHiCache
 assert issubclass(P2PKVHiCache, HiCacheStorage)
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)

@@ -325,7 +325,7 @@ class SlowToPublish(Node):
 
     def publish(self, *args: Any, **kwargs: Any) -> Any:
         self.has_begun.set()
-        assert self.may_publish.wait(10.0)
+        assert self.may_publish.wait(60.0)
         return super().publish(*args, **kwargs)
 
 
@@ -345,7 +345,7 @@ def test_blocks_are_kept_until_they_are_published(
     second = open_engine(role="kv_consumer")
     request = first.submit(tokens(4 * BLOCK))
     first.step()
-    slow.has_begun.wait(10.0)
+    slow.has_begun.wait(60.0)
     kept = [i for i in request.block_ids if i not in first.free]
     assert len(kept) == (4 if keeps_blocks else 0)
     if not keeps_blocks:  # other KV goes out under the first one's name
@@ -364,7 +364,7 @@ def test_an_error_at_the_end_of_a_request_frees_nothing_too_early(
     request = first.submit(tokens(4 * BLOCK), PREFILL)
     request.mm_features = [object()]  # of no kind that the connector knows
     first.step()
-    slow.has_begun.wait(10.0)
+    slow.has_begun.wait(60.0)
     assert request.answer is None
     assert not set(request.block_ids) & set(first.free)
     slow.may_publish.set()
@@ -378,7 +378,7 @@ def test_a_preempted_requests_blocks_are_not_published_any_more(
     first = open_engine(role="kv_producer", start_node=slow.start)
     blocker = first.submit(tokens(2 * BLOCK))
     first.step()
-    slow.has_begun.wait(10.0)
+    slow.has_begun.wait(60.0)
     victim = first.submit(tokens(3 * BLOCK, seed=1))
     victim.runs_on = True
     first.step()
