@@ -14,7 +14,10 @@ from p2pkv.errors import TransportError
 from p2pkv.transports.verbs import VerbsTransport, ports
 
 _missing = VerbsTransport.unavailable()
-pytestmark = pytest.mark.skipif(_missing is not None, reason=f"verbs: {_missing}")
+pytestmark = [
+    pytest.mark.rdma_slow,
+    pytest.mark.skipif(_missing is not None, reason=f"verbs: {_missing}"),
+]
 
 # Root may lock any amount unless it gives the right away.
 _LIMITED = ["prlimit", "--memlock={limit}", "setpriv", "--inh-caps=-ipc_lock", "--bounding-set=-ipc_lock"]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from cluster import PATIENCE, Cluster, eventually
+from cluster import Cluster, eventually
 from footprint import Footprint
 from p2pkv.transports.verbs import VerbsTransport
 from rdma_link import resources
 from reader_swarm import swarm
 
 _missing = VerbsTransport.unavailable()
-pytestmark = pytest.mark.skipif(_missing is not None, reason=f"verbs: {_missing}")
+pytestmark = [
+    pytest.mark.rdma_slow,
+    pytest.mark.skipif(_missing is not None, reason=f"verbs: {_missing}"),
+]
 
 KEYS = [f"page-{i}" for i in range(64)]
 NBYTES = 65536
@@ -28,8 +31,8 @@ def check(cluster: Cluster, n_readers: int) -> None:
         run(n_readers)
     assert resources(owner.pid)["qp"] > nothing["qp"], "nothing was held, so nothing could be left behind"
     # nobody said good-bye: the owner asks every 5 seconds, and waits 4 for an answer
-    eventually(lambda: resources(owner.pid) == nothing, 30.0 * PATIENCE)
-    eventually(lambda: Footprint.of(owner.pid).is_as_flat_as(before, rss=8 << 20), 20.0 * PATIENCE)
+    eventually(lambda: resources(owner.pid) == nothing, 30.0)
+    eventually(lambda: Footprint.of(owner.pid).is_as_flat_as(before, rss=8 << 20), 20.0)
 
 
 @pytest.mark.timeout(600)

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from cluster import PATIENCE, Cluster, NodeProcess, eventually
+from cluster import Cluster, NodeProcess, eventually
 from p2pkv.transports.verbs import VerbsTransport
+from patience import PATIENCE
 from rdma_link import black_hole, n_received
 from torn_reads import hunt
 
 _missing = VerbsTransport.unavailable()
 pytestmark = pytest.mark.skipif(_missing is not None, reason=f"verbs: {_missing}")
 
-GRACE = 0.1
+# of which an emulated processor takes the most, over the tearing down of what was not done in time
+GRACE = 0.1 * PATIENCE
 KEYS = [f"page-{i}" for i in range(32)]
 NBYTES = 16384
 
@@ -64,6 +66,7 @@ def all_right(node: NodeProcess, timeout: float = 2.0) -> bool:
     return all(answer["hits"])
 
 
+@pytest.mark.rdma_slow
 def test_pages_cross_from_one_device_to_the_other(cluster: Cluster) -> None:
     _, reader = two_nodes(cluster)
     before = n_received("rxe1")
@@ -72,6 +75,7 @@ def test_pages_cross_from_one_device_to_the_other(cluster: Cluster) -> None:
     assert n_received("rxe1") - before >= len(KEYS) * NBYTES / 4096
 
 
+@pytest.mark.rdma_slow
 def test_an_owner_that_stops_or_dies_costs_misses_within_the_deadline(cluster: Cluster) -> None:
     owner, reader = two_nodes(cluster)
     eventually(lambda: all_right(reader), 20.0)
@@ -90,6 +94,7 @@ def test_an_owner_that_stops_or_dies_costs_misses_within_the_deadline(cluster: C
     assert all_right(reader)
 
 
+@pytest.mark.rdma_slow
 def test_a_peer_that_verbs_does_not_reach_is_read_over_tcp(cluster: Cluster) -> None:
     with black_hole("veth1", "10.77.0.1"):
         _, reader = two_nodes(cluster, transports=["verbs", "tcp"])
@@ -100,6 +105,7 @@ def test_a_peer_that_verbs_does_not_reach_is_read_over_tcp(cluster: Cluster) -> 
         assert counters['p2pkv_transport_fallbacks_total{transport="verbs"}'] == 1
 
 
+@pytest.mark.rdma_slow
 def test_a_rail_that_fails_drops_out_and_comes_back(cluster: Cluster) -> None:
     settings = {"transports": ["verbs"], "deadline": 2.0}
     # one lane stays within rxe0, the other goes over the cable
@@ -123,15 +129,16 @@ def test_a_rail_that_fails_drops_out_and_comes_back(cluster: Cluster) -> None:
     eventually(both_carry, 60.0)
 
 
-@pytest.mark.timeout(900)
-def test_no_hit_is_ever_wrong(cluster: Cluster, tmp_path: Path) -> None:
-    n_hits, n_wrong = hunt(
-        cluster, tmp_path, "verbs", [16 << 10], hits=20_000, seconds=180.0 * PATIENCE, batch=64
-    )
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("hits", [5_000, pytest.param(20_000, marks=pytest.mark.rdma_slow)])
+def test_no_hit_is_ever_wrong(cluster: Cluster, tmp_path: Path, hits: int) -> None:
+    seconds = hits / 200.0 * PATIENCE
+    n_hits, n_wrong = hunt(cluster, tmp_path, "verbs", [16 << 10], hits=hits, seconds=seconds, batch=64)
     assert n_wrong == 0
-    assert n_hits >= 20_000, "too few hits to prove anything"
+    assert n_hits >= hits, "too few hits to prove anything"
 
 
+@pytest.mark.rdma_slow
 def test_the_hunt_finds_what_a_broken_safeguard_lets_through(cluster: Cluster, tmp_path: Path) -> None:
     _, n_wrong = hunt(
         cluster, tmp_path, "verbs", [16 << 10, 256 << 10], hits=10**9, seconds=80.0, sabotage="unvalidated"

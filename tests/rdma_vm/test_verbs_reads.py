@@ -16,7 +16,10 @@ from p2pkv import _native
 from p2pkv.transports.verbs import VerbsTransport
 
 _missing = VerbsTransport.unavailable()
-pytestmark = pytest.mark.skipif(_missing is not None, reason=f"verbs: {_missing}")
+pytestmark = [
+    pytest.mark.rdma_slow,
+    pytest.mark.skipif(_missing is not None, reason=f"verbs: {_missing}"),
+]
 
 PAGE, N_PAGES = 65536, 128
 TABLE = 1 << 16

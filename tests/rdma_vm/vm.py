@@ -4,8 +4,8 @@
 
 A stock Debian or Ubuntu kernel boots in QEMU (by software emulation where there is no KVM) with the host's file system
 as its own, so everything installed is there at the same paths. What the command writes stays in the guest's memory and
-is dropped at the end; its output arrives on standard output and its exit status is this program's. 124: the time was
-up; 125: the guest died before the command ended, and its last lines follow.
+is dropped at the end; its output arrives on standard output and its exit status is this program's. 124 and 137: the
+time was up; 125: the guest died before the command ended, and its last lines follow.
 
 ``make test-rdma`` runs every test of this folder that way; another transport for RDMA adds its files beside those of
 verbs. Needs what ``tools/system-packages PYTHON rdma`` installs. The kernel is the installed one if it has Soft-RoCE,
@@ -34,6 +34,8 @@ MODULES = [
 KERNEL_PACKAGES = ("linux-image-amd64", "linux-image-generic")
 MEMORY_MIB = 3072
 MAX_CPUS = 4
+LAST_WORDS_S = 60.0
+"""How long before its time is up a command is ended from within; a boot, which its time begins before, takes a part."""
 
 
 def installed_kernel() -> tuple[str, Path] | None:
@@ -134,15 +136,17 @@ def accelerator() -> list[str]:
     return ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"]
 
 
-def write_job(job: Path, command: list[str]) -> None:
-    """Write what the guest shall do."""
+def write_job(job: Path, command: list[str], timeout: float) -> None:
+    """Write what the guest shall do, and within which time."""
     shutil.copy(HERE / "guest_run.sh", job)
     exports = [
         f"export {name}={shlex.quote(value)}"
         for name, value in os.environ.items()
         if name.isidentifier() and name not in ("PWD", "OLDPWD", "SHLVL", "TMPDIR")
     ]
-    lines = [*exports, "export RDMA_VM=1", f"cd {shlex.quote(os.getcwd())}", shlex.join(command)]
+    # before the time is up every process of the tests is asked where it stands
+    limit = ["timeout", "--signal=USR1", "--kill-after=20", f"{max(timeout - LAST_WORDS_S, 1.0):g}"]
+    lines = [*exports, "export RDMA_VM=1", f"cd {shlex.quote(os.getcwd())}", shlex.join([*limit, *command])]
     (job / "command").write_text("\n".join(lines) + "\n")
 
 
@@ -170,7 +174,7 @@ def run(command: list[str], timeout: float) -> int:
     image = boot_image()
     with tempfile.TemporaryDirectory(prefix="rdma-vm-") as folder:
         job = Path(folder)
-        write_job(job, command)
+        write_job(job, command, timeout)
         # the pipe is never written to: at the end of its input QEMU would close the guest's output
         with (
             open(job / "qemu", "wb") as errors,
