@@ -1,0 +1,32 @@
+"""What every hunt is made of: a promise, a schedule that is drawn from a seed, and a count of what was checked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Tally = Counter[str]
+"""How often each thing was checked: ``tally["hits"] += 1``. A hunt that checks nothing proves nothing."""
+
+Stop = Callable[[], bool]
+"""True when the time is up. A schedule may look at it between its steps and end early."""
+
+
+class Broken(AssertionError):
+    """A promise was seen broken; the text says what, where, and the steps that led there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """One promise and how it is hunted.
+
+    ``run(seed, tally, stop)`` runs one schedule: it draws every choice from ``random.Random(seed)``, raises `Broken` if
+    the promise did not hold, and has given back descriptors, threads and mappings when it returns. A schedule takes
+    well under ``patience`` seconds: one that takes longer has hung, and its process says where it stood.
+    """
+
+    name: str
+    promise: str
+    run: Callable[[int, Tally, Stop], None]
+    patience: float = 240.0
