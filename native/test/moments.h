@@ -17,8 +17,8 @@ inline void spin(Microseconds time) {
   while (std::chrono::steady_clock::now() < until) std::this_thread::yield();
 }
 
-// A window that follows the race: it grows while moments come too early, and shrinks while they come too late.
-// Fixed ones suit the machine they were chosen on, and strike all on one side of the race on another.
+// A window that follows the race: it grows while moments come too early, and shrinks while they come too
+// late. Fixed ones suit the machine they were chosen on, and strike all on one side of the race on another.
 class Moments {
  public:
   explicit Moments(uint64_t seed, Microseconds window = Microseconds(900)) : random_(seed), window_(window) {}
