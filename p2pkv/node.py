@@ -26,6 +26,7 @@ from p2pkv.directory.membership.base import Identity, Listeners, Membership
 from p2pkv.directory.membership.control_network import ControlNetwork
 from p2pkv.directory.membership.embedded import EmbeddedMembership
 from p2pkv.directory.membership.static import StaticMembership
+from p2pkv.directory.membership.timing import Clock, SystemClock
 from p2pkv.directory.view import Member, View, node_key
 from p2pkv.disk.boot_file import BootFile
 from p2pkv.disk.tier import DiskTier, disk_folder
@@ -69,6 +70,8 @@ class Node:
     (the configured ``deadline`` by default) plus 100 ms, whatever hangs, and after they have returned nothing writes
     to the caller's memory any more.
     """
+
+    _clock: Clock = SystemClock()  # tests set it back
 
     def __init__(self, config: Config, extra_transports: Sequence[Transport] = ()) -> None:
         """Build without joining; use :meth:`start`."""
@@ -194,6 +197,7 @@ class Node:
                 on_claimed=self._remember_boot,
                 on_confirmed=self._directory.confirm_view,
             ),
+            clock=self._clock,
         )
         undo.callback(membership.close)
         membership.start(_JOIN_S)

@@ -25,6 +25,7 @@ from hunts.frame import Hunt, Stop, Tally
 from lateness import Lateness
 from p2pkv import Config, Node
 from p2pkv._native import FaultyFiles, FileCall, zstd_missing
+from p2pkv.directory.membership.timing import SystemClock
 from p2pkv.disk.store import LAYOUTS
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import ConfigError
@@ -36,11 +37,21 @@ DISK = 8 << 20
 DEADLINE = 2.0
 
 
+class WrongClock(SystemClock):
+    """A clock of somebody who was told another time of day."""
+
+    offset_ns = 0
+
+    def wall_ns(self) -> int:
+        return super().wall_ns() + self.offset_ns
+
+
 class BreakableNode(Node):
-    """A node whose disk goes through files that can be broken."""
+    """A node whose disk goes through files that can be broken, and whose clock may be wrong."""
 
     faults: FaultyFiles
     """Of the next one that is started."""
+    _clock = WrongClock()
 
     def _open_disk(self, undo: ExitStack) -> DiskTier:
         tier = DiskTier(
@@ -192,6 +203,10 @@ class Cache:
         self.node.close()
         self.faults.heal()
         self.tally["restarts"] += 1
+        if self.chance.random() < 0.3:
+            hours = self.chance.choice([-24 * 365, -1, 0, 1])
+            self.history.note(f"the clock is {hours} h off")
+            BreakableNode._clock.offset_ns = hours * 3_600_000_000_000
         if how == "refused":
             self.refuse_other_layout()
         if how == "slow":
@@ -335,6 +350,7 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
 
 
 def run_in(folder: Path, chance: random.Random, tally: Tally, stop: Stop) -> None:
+    BreakableNode._clock.offset_ns = 0
     cache = Cache(chance, tally, folder)
     try:
         steps, weights = zip(*steps_of(cache), strict=True)
