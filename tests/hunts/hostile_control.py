@@ -44,8 +44,7 @@ def attack(rng: random.Random, tally: Tally, stop: Stop) -> None:
                 if number % 30 == 0:
                     _honest_are_right(pair, keys)
             _honest_are_right(pair, keys)
-            probe = client.ask(Request(pair.owner.address, Kind.PROBE), 20.0)
-            if probe is None:
+            if not _answers_probes(context, pair):
                 raise Broken("the control socket answers no probe any more")
             tally["honest fetches"] += 1
         finally:
@@ -63,6 +62,15 @@ def _honest_are_right(pair: Pair, keys: list[str]) -> None:
     while not pair.fetch_is_right(fresh):
         if time.monotonic() - began > 40:
             raise Broken("honest nodes miss what was published beside it for 20 s")
+
+
+def _answers_probes(context: zmq.Context[Socket], pair: Pair) -> bool:
+    """Ask over a connection of its own: on the member's there may be answers to what it said."""
+    client = ControlClient(context, cluster_keys(pair.owner.config.secret_file))
+    try:
+        return client.ask(Request(pair.owner.address, Kind.PROBE), 20.0) is not None
+    finally:
+        client.close()
 
 
 def _say(client: ControlClient, address: str, rng: random.Random) -> None:
