@@ -26,7 +26,7 @@ from p2pkv.directory.membership.base import Identity, Listeners, Membership
 from p2pkv.directory.membership.control_network import ControlNetwork
 from p2pkv.directory.membership.embedded import EmbeddedMembership
 from p2pkv.directory.membership.static import StaticMembership
-from p2pkv.directory.membership.timing import Clock, SystemClock
+from p2pkv.directory.membership.timing import Clock, SystemClock, Timing
 from p2pkv.directory.view import Member, View, node_key
 from p2pkv.disk.boot_file import BootFile
 from p2pkv.disk.tier import DiskTier, disk_folder
@@ -72,6 +72,7 @@ class Node:
     """
 
     _clock: Clock = SystemClock()  # tests set it back
+    _timing = Timing()  # and are more patient where a machine is emulated
 
     def __init__(self, config: Config, extra_transports: Sequence[Transport] = ()) -> None:
         """Build without joining; use :meth:`start`."""
@@ -198,6 +199,7 @@ class Node:
                 on_confirmed=self._directory.confirm_view,
             ),
             clock=self._clock,
+            timing=self._timing,
         )
         undo.callback(membership.close)
         membership.start(_JOIN_S)

@@ -132,7 +132,7 @@ def test_a_rail_that_fails_drops_out_and_comes_back(cluster: Cluster) -> None:
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("hits", [5_000, pytest.param(20_000, marks=pytest.mark.rdma_slow)])
 def test_no_hit_is_ever_wrong(cluster: Cluster, tmp_path: Path, hits: int) -> None:
-    seconds = hits / 200.0 * PATIENCE
+    seconds = hits / 100.0 * PATIENCE
     n_hits, n_wrong = hunt(cluster, tmp_path, "verbs", [16 << 10], hits=hits, seconds=seconds, batch=64)
     assert n_wrong == 0
     assert n_hits >= hits, "too few hits to prove anything"
