@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from p2pkv import Node
-from p2pkv.directory import client
+from p2pkv.directory import asking
 from p2pkv.directory.membership.timing import Timing
 
 PATIENCE = 12.0 if "RDMA_VM" in os.environ else 4.0
@@ -15,7 +15,7 @@ A busy one that is three times slower must do, and an emulated one may take half
 """
 
 # An owner that only waits for a processor shall not be left out.
-client.SILENT_OWNER_S = 0.020 * PATIENCE
+asking.SILENT_OWNER_S = 0.020 * PATIENCE
 
 if "RDMA_VM" in os.environ:
     # A vCPU that the host takes away for half a second is no dead node; who flaps all the time reads nothing.
