@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "p2pkv/copy.h"
+#include "base/copy.h"
 
 namespace p2pkv::bench {
 namespace {

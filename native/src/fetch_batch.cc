@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "p2pkv/checksum.h"
+#include "base/checksum.h"
 
 namespace p2pkv {
 namespace {

@@ -6,10 +6,10 @@
 #include <chrono>
 #include <random>
 
-#include "p2pkv/checksum.h"
-#include "p2pkv/copy.h"
-#include "p2pkv/hurry.h"
-#include "p2pkv/words.h"
+#include "base/checksum.h"
+#include "base/copy.h"
+#include "base/hurry.h"
+#include "page/words.h"
 
 namespace p2pkv {
 namespace {

@@ -3,7 +3,7 @@
 #include <cstdlib>
 
 #include "p2pkv/pool.h"
-#include "p2pkv/words.h"
+#include "page/words.h"
 
 namespace p2pkv {
 

@@ -11,12 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/thread.h"
 #include "p2pkv/disk/key_log.h"
 #include "p2pkv/disk/store.h"
 #include "p2pkv/pool.h"
-#include "p2pkv/promoter.h"
-#include "p2pkv/thread.h"
 #include "p2pkv/tier.h"
+#include "page/promoter.h"
 
 namespace p2pkv {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "p2pkv/clock.h"
+#include "base/clock.h"
 
 namespace p2pkv {
 namespace {

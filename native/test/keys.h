@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "p2pkv/checksum.h"
-#include "p2pkv/location.h"
+#include "base/checksum.h"
+#include "page/location.h"
 
 namespace p2pkv::test {
 

@@ -2,8 +2,8 @@
 #include <random>
 #include <vector>
 
+#include "base/buddy.h"
 #include "check.h"
-#include "p2pkv/buddy.h"
 
 namespace {
 

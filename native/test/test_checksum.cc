@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "base/checksum.h"
 #include "check.h"
-#include "p2pkv/checksum.h"
 
 namespace {
 

@@ -10,9 +10,9 @@
 #include <random>
 #include <thread>
 
+#include "base/checksum.h"
 #include "check.h"
 #include "keys.h"
-#include "p2pkv/checksum.h"
 #include "p2pkv/disk/faulty_files.h"
 #include "p2pkv/disk/store.h"
 #include "seed.h"

@@ -9,8 +9,8 @@
 
 #include "../src/offers/offer_messages.h"
 #include "../src/offers/shares.h"
+#include "base/checked.h"
 #include "check.h"
-#include "p2pkv/checked.h"
 #include "p2pkv/transports.h"
 #include "rogue_link.h"
 #include "seed.h"

@@ -4,7 +4,7 @@
 
 #include "check.h"
 #include "keys.h"
-#include "p2pkv/page_checks.h"
+#include "page/page_checks.h"
 
 namespace {
 

@@ -9,11 +9,11 @@
 #include <thread>
 #include <vector>
 
+#include "base/checksum.h"
 #include "check.h"
 #include "keys.h"
-#include "p2pkv/checksum.h"
 #include "p2pkv/pool.h"
-#include "p2pkv/words.h"
+#include "page/words.h"
 
 namespace {
 

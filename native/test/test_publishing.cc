@@ -7,7 +7,7 @@
 #include "check.h"
 #include "keys.h"
 #include "p2pkv/publishing.h"
-#include "p2pkv/words.h"
+#include "page/words.h"
 
 namespace {
 

@@ -14,9 +14,9 @@
 
 #include "check.h"
 #include "moments.h"
-#include "p2pkv/region.h"
 #include "p2pkv/transfers.h"
 #include "p2pkv/transports.h"
+#include "page/region.h"
 #include "seed.h"
 #include "zmq_library.h"
 

@@ -5,9 +5,9 @@
 #include <thread>
 
 #include "check.h"
-#include "p2pkv/region.h"
 #include "p2pkv/tokens.h"
 #include "p2pkv/transports.h"
+#include "page/region.h"
 
 using namespace p2pkv;
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "p2pkv/zmq_api.h"
+#include "base/zmq_api.h"
 
 namespace p2pkv::test {
 

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "p2pkv/location.h"
+#include "page/location.h"
 
 namespace p2pkv {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "p2pkv/clock.h"
+#include "base/clock.h"
 
 namespace p2pkv::cuda {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "p2pkv/cuda_device.h"
-#include "p2pkv/location.h"
+#include "page/location.h"
 
 namespace p2pkv::cuda {
 

@@ -12,8 +12,8 @@
 #include <string>
 #include <utility>
 
-#include "p2pkv/buddy.h"
-#include "p2pkv/clock.h"
+#include "base/buddy.h"
+#include "base/clock.h"
 #include "p2pkv/cuda_device.h"
 
 namespace p2pkv::cuda {

@@ -9,10 +9,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/clock.h"
 #include "p2pkv/ask_batch.h"
-#include "p2pkv/clock.h"
-#include "p2pkv/location.h"
 #include "p2pkv/wire.h"
+#include "page/location.h"
 
 namespace p2pkv {
 

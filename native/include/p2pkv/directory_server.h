@@ -13,8 +13,8 @@
 #include <string_view>
 
 #include "p2pkv/acceptor.h"
-#include "p2pkv/promoter.h"
 #include "p2pkv/shard.h"
+#include "page/promoter.h"
 
 namespace p2pkv {
 

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <vector>
 
-#include "p2pkv/location.h"
-#include "p2pkv/zeroed_array.h"
+#include "base/zeroed_array.h"
+#include "page/location.h"
 
 namespace p2pkv {
 

@@ -7,13 +7,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "p2pkv/location.h"
 #include "p2pkv/location_cache.h"
 #include "p2pkv/pool.h"
 #include "p2pkv/shard.h"
-#include "p2pkv/status.h"
 #include "p2pkv/tier.h"
 #include "p2pkv/transport.h"
+#include "page/location.h"
+#include "page/status.h"
 
 namespace p2pkv {
 

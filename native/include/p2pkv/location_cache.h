@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <mutex>
 
-#include "p2pkv/location.h"
+#include "base/zeroed_array.h"
 #include "p2pkv/pool.h"
-#include "p2pkv/zeroed_array.h"
+#include "page/location.h"
 
 namespace p2pkv {
 

@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "p2pkv/location.h"
-#include "p2pkv/zeroed_array.h"
+#include "base/zeroed_array.h"
+#include "page/location.h"
 
 namespace p2pkv {
 

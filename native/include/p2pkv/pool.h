@@ -9,14 +9,14 @@
 #include <string>
 #include <vector>
 
-#include "p2pkv/buddy.h"
-#include "p2pkv/clock.h"
+#include "base/buddy.h"
+#include "base/clock.h"
+#include "base/polite_mutex.h"
 #include "p2pkv/eviction_log.h"
-#include "p2pkv/location.h"
 #include "p2pkv/page_table.h"
 #include "p2pkv/pin_table.h"
-#include "p2pkv/polite_mutex.h"
-#include "p2pkv/region.h"
+#include "page/location.h"
+#include "page/region.h"
 
 namespace p2pkv {
 

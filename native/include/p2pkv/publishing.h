@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
+#include "base/clock.h"
 #include "p2pkv/ask_batch.h"
-#include "p2pkv/clock.h"
 #include "p2pkv/directory_channel.h"
 #include "p2pkv/pool.h"
 #include "p2pkv/shard.h"

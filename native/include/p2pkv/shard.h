@@ -13,8 +13,8 @@
 #include <unordered_set>
 #include <vector>
 
-#include "p2pkv/location.h"
 #include "p2pkv/wire.h"
+#include "page/location.h"
 
 namespace p2pkv {
 

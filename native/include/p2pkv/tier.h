@@ -11,13 +11,13 @@
 #include <mutex>
 #include <vector>
 
-#include "p2pkv/clock.h"
+#include "base/clock.h"
+#include "base/thread.h"
 #include "p2pkv/disk/store.h"
-#include "p2pkv/location.h"
 #include "p2pkv/pool.h"
-#include "p2pkv/promoter.h"
-#include "p2pkv/thread.h"
 #include "p2pkv/use_sketch.h"
+#include "page/location.h"
+#include "page/promoter.h"
 
 namespace p2pkv {
 

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "p2pkv/acceptor.h"
-#include "p2pkv/clock.h"
 #include "p2pkv/cuda_device.h"
 #include "p2pkv/transport.h"
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "p2pkv/acceptor.h"
-#include "p2pkv/status.h"
-#include "p2pkv/words.h"
+#include "page/status.h"
+#include "page/words.h"
 
 namespace p2pkv {
 

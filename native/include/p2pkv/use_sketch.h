@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "p2pkv/location.h"
+#include "page/location.h"
 
 namespace p2pkv {
 

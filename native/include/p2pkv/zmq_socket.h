@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "p2pkv/thread.h"
-#include "p2pkv/zmq_api.h"
+#include "base/thread.h"
+#include "base/zmq_api.h"
 
 namespace p2pkv {
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "p2pkv/location.h"
+#include "page/location.h"
 
 namespace p2pkv {
 

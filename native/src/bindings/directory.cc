@@ -12,9 +12,9 @@
 
 #include "../directory/directory_requests.h"
 #include "arrays.h"
+#include "base/clock.h"
 #include "bindings.h"
 #include "p2pkv/ask_batch.h"
-#include "p2pkv/clock.h"
 #include "p2pkv/directory_channel.h"
 #include "p2pkv/directory_server.h"
 #include "p2pkv/shard.h"

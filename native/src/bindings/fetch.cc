@@ -11,8 +11,8 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "p2pkv/fetch_batch.h"
-#include "p2pkv/key_hash.h"
-#include "p2pkv/page_checks.h"
+#include "page/key_hash.h"
+#include "page/page_checks.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

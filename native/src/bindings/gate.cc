@@ -1,7 +1,7 @@
 // Python's view of the gate. Native for one reason: an exception that a signal's handler raises (Ctrl-C, a
 // test's time-out) may come between any two steps of Python code, but not within a call of native code. A
 // gate in Python loses count that way, and whoever closes it waits for ever.
-#include "p2pkv/gate.h"
+#include "base/gate.h"
 
 #include <nanobind/stl/string.h>
 

@@ -8,9 +8,9 @@
 #include <tuple>
 
 #include "arrays.h"
+#include "base/checksum.h"
+#include "base/copy.h"
 #include "bindings.h"
-#include "p2pkv/checksum.h"
-#include "p2pkv/copy.h"
 #include "p2pkv/location_cache.h"
 #include "page_batch.h"
 

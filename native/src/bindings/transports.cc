@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "bindings.h"
-#include "p2pkv/region.h"
+#include "page/region.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

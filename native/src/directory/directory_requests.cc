@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "p2pkv/clock.h"
+#include "base/clock.h"
 
 namespace p2pkv {
 namespace {

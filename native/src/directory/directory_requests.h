@@ -6,9 +6,9 @@
 #include <string>
 #include <string_view>
 
-#include "p2pkv/promoter.h"
 #include "p2pkv/shard.h"
 #include "p2pkv/wire.h"
+#include "page/promoter.h"
 
 namespace p2pkv {
 

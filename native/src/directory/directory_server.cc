@@ -13,10 +13,10 @@
 
 #include "../transports/doorman.h"
 #include "../transports/listener.h"
+#include "base/descriptors.h"
+#include "base/zmq_api.h"
 #include "directory_frames.h"
 #include "directory_requests.h"
-#include "p2pkv/descriptors.h"
-#include "p2pkv/zmq_api.h"
 #include "sealed_stream.h"
 
 namespace p2pkv {

@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "p2pkv/zmq_api.h"
+#include "base/zmq_api.h"
 
 namespace p2pkv {
 namespace {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "p2pkv/fd.h"
+#include "base/fd.h"
 
 namespace p2pkv {
 

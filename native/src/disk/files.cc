@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <memory>
 
-#include "p2pkv/fd.h"
+#include "base/fd.h"
 
 namespace p2pkv::disk {
 namespace {

@@ -12,7 +12,7 @@
 #include <set>
 #include <utility>
 
-#include "p2pkv/checksum.h"
+#include "base/checksum.h"
 
 namespace p2pkv::disk {
 namespace {

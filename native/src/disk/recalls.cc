@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#include "p2pkv/checksum.h"
+#include "base/checksum.h"
 
 namespace p2pkv::disk {
 namespace {

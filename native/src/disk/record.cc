@@ -2,7 +2,7 @@
 
 #include <bit>
 
-#include "p2pkv/checksum.h"
+#include "base/checksum.h"
 
 namespace p2pkv::disk {
 

@@ -4,7 +4,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "p2pkv/checksum.h"
+#include "base/checksum.h"
 #include "p2pkv/disk/compression.h"
 #include "p2pkv/disk/layout.h"
 

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <deque>
 
-#include "p2pkv/checksum.h"
+#include "base/checksum.h"
 #include "p2pkv/disk/store.h"
 
 namespace p2pkv::disk {

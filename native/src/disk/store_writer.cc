@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "p2pkv/checksum.h"
+#include "base/checksum.h"
 #include "p2pkv/disk/store.h"
 #include "p2pkv/disk/waiting.h"
 

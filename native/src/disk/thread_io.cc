@@ -3,8 +3,8 @@
 
 #include <deque>
 
+#include "base/fd.h"
 #include "p2pkv/disk/io.h"
-#include "p2pkv/fd.h"
 
 namespace p2pkv::disk {
 namespace {

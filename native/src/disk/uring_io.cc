@@ -10,8 +10,8 @@
 #include <deque>
 #include <iterator>
 
+#include "base/fd.h"
 #include "p2pkv/disk/io.h"
-#include "p2pkv/fd.h"
 
 namespace p2pkv::disk {
 namespace {

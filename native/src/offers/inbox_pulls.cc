@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "inbox_parts.h"
-#include "p2pkv/words.h"
+#include "page/words.h"
 
 namespace p2pkv::offers {
 namespace {

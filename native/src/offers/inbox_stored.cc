@@ -2,8 +2,8 @@
 // so that a call ends by its deadline and the next one goes on where it stopped.
 #include <algorithm>
 
+#include "base/copy.h"
 #include "inbox_parts.h"
-#include "p2pkv/copy.h"
 
 namespace p2pkv::offers {
 namespace {

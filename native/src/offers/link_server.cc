@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "../directory/directory_frames.h"
-#include "p2pkv/zmq_api.h"
+#include "base/zmq_api.h"
 
 namespace p2pkv::offers {
 namespace {

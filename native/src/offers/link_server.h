@@ -13,9 +13,9 @@
 
 #include "../transports/doorman.h"
 #include "../transports/listener.h"
+#include "base/thread.h"
 #include "link.h"
 #include "p2pkv/acceptor.h"
-#include "p2pkv/thread.h"
 
 namespace p2pkv::offers {
 

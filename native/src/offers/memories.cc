@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "p2pkv/checked.h"
+#include "base/checked.h"
 #include "p2pkv/tokens.h"
 
 namespace p2pkv::offers {

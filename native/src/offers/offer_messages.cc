@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "p2pkv/checked.h"
+#include "base/checked.h"
 
 namespace p2pkv::offers {
 namespace {

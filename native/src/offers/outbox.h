@@ -21,10 +21,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/thread.h"
 #include "link.h"
 #include "memories.h"
 #include "offer_messages.h"
-#include "p2pkv/thread.h"
 #include "p2pkv/transfers.h"
 #include "shares.h"
 #include "staging_area.h"

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "outbox_parts.h"
-#include "p2pkv/words.h"
+#include "page/words.h"
 
 namespace p2pkv::offers {
 namespace {

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "p2pkv/thread.h"
+#include "base/thread.h"
 #include "peer_reader.h"
 
 namespace p2pkv::offers {

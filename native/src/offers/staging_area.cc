@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "p2pkv/region.h"
+#include "page/region.h"
 
 namespace p2pkv::offers {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/buddy.h"
 #include "memories.h"
-#include "p2pkv/buddy.h"
 #include "p2pkv/transfers.h"
 
 namespace p2pkv::offers {

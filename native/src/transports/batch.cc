@@ -1,6 +1,6 @@
 #include "batch.h"
 
-#include "p2pkv/checked.h"
+#include "base/checked.h"
 
 namespace p2pkv {
 

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "p2pkv/clock.h"
+#include "base/clock.h"
 #include "p2pkv/transport.h"
 #include "registered.h"
 

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cerrno>
 
-#include "p2pkv/descriptors.h"
+#include "base/descriptors.h"
 
 namespace p2pkv {
 namespace {

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
+#include "base/fd.h"
+#include "base/thread.h"
 #include "frames.h"
-#include "p2pkv/clock.h"
-#include "p2pkv/fd.h"
-#include "p2pkv/thread.h"
 #include "p2pkv/tokens.h"
 
 namespace p2pkv {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "p2pkv/fd.h"
+#include "base/fd.h"
 
 struct sockaddr_storage;
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "p2pkv/fd.h"
+#include "base/fd.h"
 #include "p2pkv/transport.h"
 
 namespace p2pkv {

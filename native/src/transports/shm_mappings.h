@@ -9,8 +9,8 @@
 #include <string>
 #include <utility>
 
-#include "p2pkv/region.h"
-#include "p2pkv/thread.h"
+#include "base/thread.h"
+#include "page/region.h"
 
 namespace p2pkv::shm {
 

@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <cstring>
 
-#include "p2pkv/copy.h"
-#include "p2pkv/words.h"
+#include "base/copy.h"
+#include "page/words.h"
 
 namespace p2pkv::shm {
 namespace {

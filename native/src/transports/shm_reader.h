@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/fd.h"
 #include "leased_endpoint.h"
-#include "p2pkv/fd.h"
 #include "shm_frames.h"
 #include "shm_mappings.h"
 #include "shm_server.h"

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "p2pkv/descriptors.h"
+#include "base/descriptors.h"
 #include "shm_frames.h"
 
 namespace p2pkv::shm {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/thread.h"
 #include "leased_endpoint.h"
-#include "p2pkv/thread.h"
 #include "tcp_server.h"
 #include "tcp_stream.h"
 

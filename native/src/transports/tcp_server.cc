@@ -2,7 +2,7 @@
 
 #include <sys/socket.h>
 
-#include "p2pkv/descriptors.h"
+#include "base/descriptors.h"
 #include "tcp_session.h"
 
 namespace p2pkv::tcp {

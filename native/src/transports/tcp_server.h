@@ -8,9 +8,9 @@
 #include <mutex>
 #include <string>
 
+#include "base/clock.h"
 #include "doorman.h"
 #include "listener.h"
-#include "p2pkv/clock.h"
 #include "registered.h"
 #include "tcp_frames.h"
 

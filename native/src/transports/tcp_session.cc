@@ -11,9 +11,9 @@
 #include <cerrno>
 #include <cstring>
 
-#include "p2pkv/checked.h"
-#include "p2pkv/clock.h"
-#include "p2pkv/words.h"
+#include "base/checked.h"
+#include "base/clock.h"
+#include "page/words.h"
 
 namespace p2pkv::tcp {
 namespace {

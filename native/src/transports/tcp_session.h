@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "p2pkv/fd.h"
+#include "base/fd.h"
 #include "registered.h"
 #include "tcp_frames.h"
 

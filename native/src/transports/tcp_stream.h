@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "p2pkv/fd.h"
+#include "base/fd.h"
 #include "registered.h"
 #include "tcp_frames.h"
 #include "tcp_server.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "p2pkv/thread.h"
+#include "base/thread.h"
 #include "verbs_queue_pair.h"
 
 namespace p2pkv::verbs {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "p2pkv/clock.h"
+#include "base/clock.h"
 
 namespace p2pkv::verbs {
 namespace {

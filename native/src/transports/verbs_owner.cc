@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "p2pkv/clock.h"
+#include "base/clock.h"
 #include "p2pkv/tokens.h"
 #include "verbs_reader.h"
 

@@ -15,8 +15,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "p2pkv/fd.h"
-#include "p2pkv/thread.h"
+#include "base/fd.h"
+#include "base/thread.h"
 #include "verbs_connector.h"
 #include "verbs_memory.h"
 #include "verbs_queue_pair.h"

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/fd.h"
 #include "leased_endpoint.h"
-#include "p2pkv/fd.h"
 #include "verbs_lane.h"
 
 namespace p2pkv::verbs {

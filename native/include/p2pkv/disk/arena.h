@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-#include "p2pkv/clock.h"
+#include "base/clock.h"
 #include "p2pkv/disk/extents.h"
 
 namespace p2pkv::disk {

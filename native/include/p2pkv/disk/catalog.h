@@ -11,12 +11,12 @@
 #include <unordered_map>
 #include <vector>
 
-#include "p2pkv/clock.h"
+#include "base/clock.h"
+#include "base/fd.h"
 #include "p2pkv/disk/key_log.h"
 #include "p2pkv/disk/recalls.h"
 #include "p2pkv/disk/record.h"
-#include "p2pkv/fd.h"
-#include "p2pkv/location.h"
+#include "page/location.h"
 
 namespace p2pkv::disk {
 

@@ -4,9 +4,9 @@
 #include <memory>
 #include <string>
 
+#include "base/fd.h"
 #include "p2pkv/disk/options.h"
 #include "p2pkv/disk/record.h"
-#include "p2pkv/fd.h"
 
 namespace p2pkv::disk {
 

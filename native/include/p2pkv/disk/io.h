@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "p2pkv/clock.h"
+#include "base/clock.h"
+#include "base/thread.h"
 #include "p2pkv/disk/arena.h"
 #include "p2pkv/disk/files.h"
-#include "p2pkv/thread.h"
 
 namespace p2pkv::disk {
 

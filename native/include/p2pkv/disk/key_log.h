@@ -7,8 +7,8 @@
 #include <mutex>
 #include <vector>
 
-#include "p2pkv/clock.h"
-#include "p2pkv/location.h"
+#include "base/clock.h"
+#include "page/location.h"
 
 namespace p2pkv::disk {
 

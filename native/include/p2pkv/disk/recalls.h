@@ -7,10 +7,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/fd.h"
 #include "p2pkv/disk/files.h"
 #include "p2pkv/disk/record.h"
-#include "p2pkv/fd.h"
-#include "p2pkv/location.h"
+#include "page/location.h"
 
 namespace p2pkv::disk {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "p2pkv/location.h"
+#include "page/location.h"
 
 namespace p2pkv::disk {
 

@@ -11,12 +11,12 @@
 #include <unordered_map>
 #include <vector>
 
-#include "p2pkv/clock.h"
+#include "base/clock.h"
+#include "base/thread.h"
 #include "p2pkv/disk/folder.h"
 #include "p2pkv/disk/layout.h"
 #include "p2pkv/disk/options.h"
-#include "p2pkv/location.h"
-#include "p2pkv/thread.h"
+#include "page/location.h"
 
 namespace p2pkv::disk {
 

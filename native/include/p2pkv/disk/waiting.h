@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-#include "p2pkv/clock.h"
+#include "base/clock.h"
 
 namespace p2pkv::disk {
 

@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/clock.h"
+#include "base/fd.h"
 #include "frames.h"
-#include "p2pkv/clock.h"
-#include "p2pkv/fd.h"
 #include "port.h"
 
 namespace p2pkv::ucx {

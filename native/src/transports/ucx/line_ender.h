@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "base/thread.h"
 #include "line.h"
-#include "p2pkv/thread.h"
 
 namespace p2pkv::ucx {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "p2pkv/copy.h"
+#include "base/copy.h"
 
 namespace p2pkv::ucx {
 namespace {

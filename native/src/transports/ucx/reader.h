@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "../leased_endpoint.h"
+#include "base/thread.h"
 #include "line.h"
 #include "line_ender.h"
-#include "p2pkv/thread.h"
 #include "server.h"
 
 namespace p2pkv::ucx {

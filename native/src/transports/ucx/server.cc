@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "p2pkv/checked.h"
-#include "p2pkv/words.h"
+#include "base/checked.h"
+#include "page/words.h"
 
 namespace p2pkv::ucx {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "p2pkv/fd.h"
-#include "p2pkv/thread.h"
+#include "base/fd.h"
+#include "base/thread.h"
 #include "port.h"
 
 namespace p2pkv::ucx {

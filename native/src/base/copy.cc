@@ -1,4 +1,4 @@
-#include "p2pkv/copy.h"
+#include "base/copy.h"
 
 #include <cstdint>
 #include <cstring>

@@ -1,11 +1,11 @@
-#include "p2pkv/key_hash.h"
+#include "page/key_hash.h"
 
 #include <array>
 #include <cstdint>
 #include <cstring>
 #include <string>
 
-#include "p2pkv/zmq_api.h"
+#include "base/zmq_api.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "p2pkv/clock.h"
+#include "base/clock.h"
 
 namespace p2pkv {
 

@@ -1,4 +1,4 @@
-#include "p2pkv/buddy.h"
+#include "base/buddy.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "p2pkv/checksum.h"
+#include "base/checksum.h"
 
 #include <algorithm>
 #include <bit>

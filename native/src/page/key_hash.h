@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string_view>
 
-#include "p2pkv/location.h"
+#include "page/location.h"
 
 namespace p2pkv {
 

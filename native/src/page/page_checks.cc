@@ -1,4 +1,4 @@
-#include "p2pkv/page_checks.h"
+#include "page/page_checks.h"
 
 #include <algorithm>
 #include <bit>

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "p2pkv/location.h"
+#include "page/location.h"
 
 namespace p2pkv {
 

@@ -1,4 +1,4 @@
-#include "p2pkv/zmq_api.h"
+#include "base/zmq_api.h"
 
 #include <dlfcn.h>
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "p2pkv/zeroed_array.h"
+#include "base/zeroed_array.h"
 
 namespace p2pkv {
 

@@ -1,4 +1,4 @@
-#include "p2pkv/region.h"
+#include "page/region.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-#include "p2pkv/gate.h"
+#include "base/gate.h"
 
 #include <algorithm>
 

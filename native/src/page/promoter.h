@@ -5,8 +5,8 @@
 #include <functional>
 #include <vector>
 
-#include "p2pkv/clock.h"
-#include "p2pkv/location.h"
+#include "base/clock.h"
+#include "page/location.h"
 
 namespace p2pkv {
 
