@@ -5,7 +5,7 @@ what was used longest ago is evicted, and readers notice, because every page has
 turns odd before its block is reused and even only when the next page is complete. So a location may be as old
 as it likes: it leads to the bytes that were published, or to a miss.
 
-This module names things and describes shapes; the work is native (``native/src/pool.cc``), a whole batch a
+This module names things and describes shapes; the work is native (``native/src/pool/pool.cc``), a whole batch a
 call, without the GIL. Everything here is thread-safe, and only :meth:`Pool.drain_evicted` waits for anything.
 """
 

@@ -1,4 +1,4 @@
-"""The control plane's frames: the Python side of ``native/include/p2pkv/wire.h``. docs/wire.md has every byte.
+"""The control plane's frames: the Python side of ``native/src/net/wire.h``. docs/wire.md has every byte.
 
 A message is one ZMQ frame: a 32-byte header and a body. Bodies that native threads answer are arrays of fixed records;
 bodies that Python deals with are msgpack. Everything is little-endian.

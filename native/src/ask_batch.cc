@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "p2pkv/wire.h"
+#include "net/wire.h"
 
 namespace p2pkv {
 

@@ -14,9 +14,9 @@
 #include "base/thread.h"
 #include "p2pkv/disk/key_log.h"
 #include "p2pkv/disk/store.h"
-#include "p2pkv/pool.h"
 #include "p2pkv/tier.h"
 #include "page/promoter.h"
+#include "pool/pool.h"
 
 namespace p2pkv {
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "p2pkv/wire.h"
+#include "net/wire.h"
 
 namespace p2pkv {
 

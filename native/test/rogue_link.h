@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "../src/directory/directory_frames.h"
-#include "../src/directory/sealed_stream.h"
 #include "../src/offers/offer_frames.h"
-#include "../src/transports/listener.h"
+#include "net/door_frames.h"
+#include "net/listener.h"
+#include "net/sealed_stream.h"
 #include "numbers.h"
 #include "p2pkv/transfers.h"
 

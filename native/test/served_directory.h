@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "../src/directory/directory_frames.h"
-#include "../src/directory/sealed_stream.h"
-#include "../src/transports/listener.h"
 #include "check.h"
 #include "keys.h"
+#include "net/door_frames.h"
+#include "net/listener.h"
+#include "net/sealed_stream.h"
 #include "p2pkv/directory_channel.h"
 #include "p2pkv/directory_server.h"
 #include "zmq_library.h"

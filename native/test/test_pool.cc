@@ -12,8 +12,8 @@
 #include "base/checksum.h"
 #include "check.h"
 #include "keys.h"
-#include "p2pkv/pool.h"
 #include "page/words.h"
+#include "pool/pool.h"
 
 namespace {
 

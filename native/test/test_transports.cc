@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "check.h"
-#include "p2pkv/tokens.h"
+#include "net/tokens.h"
 #include "p2pkv/transports.h"
 #include "page/region.h"
 

@@ -21,7 +21,7 @@ from strangers import Owner
 
 ALL_DOORS = 128
 OWN_DOOR = 8
-"""As in native/src/transports/doorman.h."""
+"""As in native/src/net/doorman.h."""
 
 
 @contextmanager

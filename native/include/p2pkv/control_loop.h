@@ -16,10 +16,10 @@
 #include <optional>
 #include <string>
 
-#include "p2pkv/acceptor.h"
+#include "net/acceptor.h"
+#include "net/wire.h"
 #include "p2pkv/directory_server.h"
 #include "p2pkv/shard.h"
-#include "p2pkv/wire.h"
 #include "p2pkv/zmq_socket.h"
 
 namespace p2pkv {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "net/wire.h"
 #include "p2pkv/ask_batch.h"
-#include "p2pkv/wire.h"
 #include "page/location.h"
 
 namespace p2pkv {

@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-#include "p2pkv/acceptor.h"
+#include "net/acceptor.h"
 #include "p2pkv/shard.h"
 #include "page/promoter.h"
 

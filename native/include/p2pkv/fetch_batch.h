@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "p2pkv/location_cache.h"
-#include "p2pkv/pool.h"
 #include "p2pkv/shard.h"
 #include "p2pkv/tier.h"
 #include "p2pkv/transport.h"
 #include "page/location.h"
 #include "page/status.h"
+#include "pool/pool.h"
 
 namespace p2pkv {
 

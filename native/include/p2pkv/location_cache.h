@@ -6,8 +6,8 @@
 #include <mutex>
 
 #include "base/zeroed_array.h"
-#include "p2pkv/pool.h"
 #include "page/location.h"
+#include "pool/pool.h"
 
 namespace p2pkv {
 

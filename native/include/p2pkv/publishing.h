@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "net/wire.h"
 #include "p2pkv/ask_batch.h"
 #include "p2pkv/directory_channel.h"
-#include "p2pkv/pool.h"
 #include "p2pkv/shard.h"
-#include "p2pkv/wire.h"
+#include "pool/pool.h"
 
 namespace p2pkv {
 

@@ -13,7 +13,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "p2pkv/wire.h"
+#include "net/wire.h"
 #include "page/location.h"
 
 namespace p2pkv {

@@ -14,10 +14,10 @@
 #include "base/clock.h"
 #include "base/thread.h"
 #include "p2pkv/disk/store.h"
-#include "p2pkv/pool.h"
 #include "p2pkv/use_sketch.h"
 #include "page/location.h"
 #include "page/promoter.h"
+#include "pool/pool.h"
 
 namespace p2pkv {
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "p2pkv/acceptor.h"
+#include "net/acceptor.h"
 #include "p2pkv/cuda_device.h"
 #include "p2pkv/transport.h"
 

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "p2pkv/acceptor.h"
+#include "net/acceptor.h"
 #include "page/status.h"
 #include "page/words.h"
 

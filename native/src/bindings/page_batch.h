@@ -2,7 +2,7 @@
 #pragma once
 
 #include "arrays.h"
-#include "p2pkv/pool.h"
+#include "pool/pool.h"
 
 namespace p2pkv {
 

@@ -1,5 +1,5 @@
 // Pool, LocationCache and checksums. Every batch call releases the GIL for as long as it works.
-#include "p2pkv/pool.h"
+#include "pool/pool.h"
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>

@@ -10,8 +10,8 @@
 #include <thread>
 #include <utility>
 
-#include "../transports/listener.h"
-#include "directory_frames.h"
+#include "net/door_frames.h"
+#include "net/listener.h"
 
 namespace p2pkv {
 

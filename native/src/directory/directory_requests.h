@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "net/wire.h"
 #include "p2pkv/shard.h"
-#include "p2pkv/wire.h"
 #include "page/promoter.h"
 
 namespace p2pkv {

@@ -11,13 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include "../transports/doorman.h"
-#include "../transports/listener.h"
 #include "base/descriptors.h"
 #include "base/zmq_api.h"
-#include "directory_frames.h"
 #include "directory_requests.h"
-#include "sealed_stream.h"
+#include "net/door_frames.h"
+#include "net/doorman.h"
+#include "net/listener.h"
+#include "net/sealed_stream.h"
 
 namespace p2pkv {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "../directory/sealed_stream.h"
+#include "net/sealed_stream.h"
 #include "offer_frames.h"
 
 namespace p2pkv::offers {

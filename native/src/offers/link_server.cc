@@ -9,8 +9,8 @@
 #include <cerrno>
 #include <utility>
 
-#include "../directory/directory_frames.h"
 #include "base/zmq_api.h"
+#include "net/door_frames.h"
 
 namespace p2pkv::offers {
 namespace {

@@ -11,11 +11,11 @@
 #include <string_view>
 #include <vector>
 
-#include "../transports/doorman.h"
-#include "../transports/listener.h"
 #include "base/thread.h"
 #include "link.h"
-#include "p2pkv/acceptor.h"
+#include "net/acceptor.h"
+#include "net/doorman.h"
+#include "net/listener.h"
 
 namespace p2pkv::offers {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/checked.h"
-#include "p2pkv/tokens.h"
+#include "net/tokens.h"
 
 namespace p2pkv::offers {
 

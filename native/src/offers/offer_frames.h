@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include "../directory/sealed_stream.h"
-#include "../transports/frames.h"
+#include "net/frames.h"
+#include "net/sealed_stream.h"
+#include "net/wire.h"
 #include "p2pkv/transfers.h"
-#include "p2pkv/wire.h"
 
 namespace p2pkv::offers {
 

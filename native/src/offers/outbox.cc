@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "net/tokens.h"
 #include "outbox_parts.h"
-#include "p2pkv/tokens.h"
 #include "page/words.h"
 
 namespace p2pkv::offers {

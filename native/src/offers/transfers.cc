@@ -5,9 +5,9 @@
 #include <atomic>
 #include <mutex>
 
-#include "../directory/directory_frames.h"
 #include "inbox.h"
 #include "link_server.h"
+#include "net/door_frames.h"
 #include "outbox.h"
 
 namespace p2pkv {

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "frames.h"
+#include "net/frames.h"
 
 namespace p2pkv {
 

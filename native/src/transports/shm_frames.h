@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "frames.h"
+#include "net/frames.h"
 
 namespace p2pkv::shm {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "doorman.h"
+#include "net/doorman.h"
 #include "registered.h"
 
 namespace p2pkv::shm {

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "base/clock.h"
-#include "doorman.h"
-#include "listener.h"
+#include "net/doorman.h"
+#include "net/listener.h"
 #include "registered.h"
 #include "tcp_frames.h"
 

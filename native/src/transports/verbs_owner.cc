@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
-#include "p2pkv/tokens.h"
+#include "net/tokens.h"
 #include "verbs_reader.h"
 
 namespace p2pkv::verbs {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "../frames.h"
+#include "net/frames.h"
 
 namespace p2pkv::ucx {
 

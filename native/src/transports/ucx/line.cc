@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "p2pkv/tokens.h"
+#include "net/tokens.h"
 
 namespace p2pkv::ucx {
 namespace {

@@ -16,7 +16,7 @@
 
 #include "../registered.h"
 #include "frames.h"
-#include "p2pkv/tokens.h"
+#include "net/tokens.h"
 #include "worker.h"
 
 namespace p2pkv::ucx {

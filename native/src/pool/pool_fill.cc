@@ -1,5 +1,5 @@
 // Pages that come into the pool from elsewhere than a caller's memory: promotions of the disk tier.
-#include "p2pkv/pool.h"
+#include "pool/pool.h"
 
 namespace p2pkv {
 

@@ -12,11 +12,11 @@
 #include "base/buddy.h"
 #include "base/clock.h"
 #include "base/polite_mutex.h"
-#include "p2pkv/eviction_log.h"
-#include "p2pkv/page_table.h"
-#include "p2pkv/pin_table.h"
 #include "page/location.h"
 #include "page/region.h"
+#include "pool/eviction_log.h"
+#include "pool/page_table.h"
+#include "pool/pin_table.h"
 
 namespace p2pkv {
 

@@ -9,8 +9,8 @@
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/thread.h"
-#include "frames.h"
-#include "p2pkv/tokens.h"
+#include "net/frames.h"
+#include "net/tokens.h"
 
 namespace p2pkv {
 

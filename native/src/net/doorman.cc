@@ -1,4 +1,4 @@
-#include "doorman.h"
+#include "net/doorman.h"
 
 #include <poll.h>
 #include <sys/socket.h>

@@ -1,4 +1,4 @@
-#include "p2pkv/tokens.h"
+#include "net/tokens.h"
 
 #include <sys/random.h>
 

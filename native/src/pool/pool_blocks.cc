@@ -2,8 +2,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "p2pkv/pool.h"
 #include "page/words.h"
+#include "pool/pool.h"
 
 namespace p2pkv {
 

@@ -1,4 +1,4 @@
-#include "p2pkv/eviction_log.h"
+#include "pool/eviction_log.h"
 
 #include <algorithm>
 #include <chrono>

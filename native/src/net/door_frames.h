@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "../transports/frames.h"
-#include "sealed_stream.h"
+#include "net/frames.h"
+#include "net/sealed_stream.h"
 
 namespace p2pkv {
 

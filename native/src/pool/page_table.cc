@@ -1,4 +1,4 @@
-#include "p2pkv/page_table.h"
+#include "pool/page_table.h"
 
 namespace p2pkv {
 

@@ -1,4 +1,4 @@
-#include "p2pkv/pool.h"
+#include "pool/pool.h"
 
 #include <unistd.h>
 

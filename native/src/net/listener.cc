@@ -1,4 +1,4 @@
-#include "listener.h"
+#include "net/listener.h"
 
 #include <netdb.h>
 #include <netinet/in.h>

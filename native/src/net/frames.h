@@ -8,7 +8,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "p2pkv/tokens.h"
+#include "net/tokens.h"
 
 namespace p2pkv {
 

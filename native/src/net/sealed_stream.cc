@@ -1,4 +1,4 @@
-#include "sealed_stream.h"
+#include "net/sealed_stream.h"
 
 #include <sys/socket.h>
 
