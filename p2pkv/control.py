@@ -57,7 +57,7 @@ class ControlServer:
     """A node's control socket. Strangers without the cluster's key are not admitted.
 
     The native thread runs from :meth:`start` to :meth:`close`. ``loop`` is the native side: what it answers by itself
-    and what it queues for Python is in ``native/include/p2pkv/control_loop.h``.
+    and what it queues for Python is in ``native/src/control/control_loop.h``.
     """
 
     def __init__(

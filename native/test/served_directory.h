@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "check.h"
+#include "directory/channel.h"
+#include "directory/server.h"
 #include "keys.h"
 #include "net/door_frames.h"
 #include "net/listener.h"
 #include "net/sealed_stream.h"
-#include "p2pkv/directory_channel.h"
-#include "p2pkv/directory_server.h"
 #include "zmq_library.h"
 
 namespace {

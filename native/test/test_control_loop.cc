@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "check.h"
+#include "control/control_loop.h"
 #include "keys.h"
-#include "p2pkv/control_loop.h"
 #include "p2pkv/transport.h"
 #include "seed.h"
 #include "zmq_library.h"

@@ -12,9 +12,9 @@
 
 #include "base/checksum.h"
 #include "check.h"
+#include "disk/faulty_files.h"
+#include "disk/store.h"
 #include "keys.h"
-#include "p2pkv/disk/faulty_files.h"
-#include "p2pkv/disk/store.h"
 #include "seed.h"
 
 namespace {

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "cache/fetch_batch.h"
 #include "check.h"
 #include "keys.h"
-#include "p2pkv/fetch_batch.h"
 #include "seed.h"
 
 namespace {

@@ -3,9 +3,9 @@
 #include <thread>
 #include <vector>
 
+#include "cache/location_cache.h"
 #include "check.h"
 #include "keys.h"
-#include "p2pkv/location_cache.h"
 
 namespace {
 

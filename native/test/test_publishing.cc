@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "cache/publishing.h"
 #include "check.h"
 #include "keys.h"
-#include "p2pkv/publishing.h"
 #include "page/words.h"
 
 namespace {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "check.h"
+#include "directory/shard.h"
 #include "keys.h"
-#include "p2pkv/shard.h"
 #include "seed.h"
 
 namespace {

@@ -13,9 +13,9 @@
 
 #include "base/checksum.h"
 #include "check.h"
+#include "disk/faulty_files.h"
+#include "disk/tier.h"
 #include "keys.h"
-#include "p2pkv/disk/faulty_files.h"
-#include "p2pkv/tier.h"
 #include "seed.h"
 
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "check.h"
-#include "p2pkv/zap.h"
+#include "control/zap.h"
 #include "seed.h"
 #include "zmq_library.h"
 

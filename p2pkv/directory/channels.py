@@ -1,7 +1,7 @@
 """Connections to other nodes' shards: opened in the background, leased to one call at a time.
 
 The first questions to a node go over the control socket. Meanwhile a channel to its shard is opened
-(``native/include/p2pkv/directory_server.h``), and from then on a look-up costs a third. Where a channel can't be had,
+(``native/src/directory/server.h``), and from then on a look-up costs a third. Where a channel can't be had,
 because a firewall lets the control port through and no other, all goes on over the control socket.
 """
 

@@ -1,5 +1,5 @@
 // The benchmark's references; every call works without the GIL.
-#include "p2pkv/bench.h"
+#include "bench/bench.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "p2pkv/disk/faulty_files.h"
-#include "p2pkv/disk/store.h"
-#include "p2pkv/disk/waiting.h"
+#include "disk/faulty_files.h"
+#include "disk/store.h"
+#include "disk/waiting.h"
 
 namespace p2pkv {
 

@@ -11,12 +11,12 @@
 
 #include "arrays.h"
 #include "bindings.h"
-#include "p2pkv/control_loop.h"
-#include "p2pkv/directory_server.h"
-#include "p2pkv/tier.h"
+#include "control/control_loop.h"
+#include "control/zap.h"
+#include "directory/server.h"
+#include "disk/tier.h"
 #include "p2pkv/transfers.h"
 #include "p2pkv/transport.h"
-#include "p2pkv/zap.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -10,14 +10,14 @@
 #include <memory>
 #include <utility>
 
-#include "../directory/directory_requests.h"
 #include "arrays.h"
 #include "base/clock.h"
 #include "bindings.h"
-#include "p2pkv/ask_batch.h"
-#include "p2pkv/directory_channel.h"
-#include "p2pkv/directory_server.h"
-#include "p2pkv/shard.h"
+#include "directory/ask_batch.h"
+#include "directory/channel.h"
+#include "directory/requests.h"
+#include "directory/server.h"
+#include "directory/shard.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

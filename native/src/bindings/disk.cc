@@ -11,9 +11,9 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "bound_store.h"
-#include "p2pkv/disk/faulty_files.h"
-#include "p2pkv/disk/store.h"
-#include "p2pkv/disk/waiting.h"
+#include "disk/faulty_files.h"
+#include "disk/store.h"
+#include "disk/waiting.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

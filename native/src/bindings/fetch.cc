@@ -10,7 +10,7 @@
 
 #include "arrays.h"
 #include "bindings.h"
-#include "p2pkv/fetch_batch.h"
+#include "cache/fetch_batch.h"
 #include "page/key_hash.h"
 #include "page/page_checks.h"
 

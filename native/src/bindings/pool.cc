@@ -11,7 +11,7 @@
 #include "base/checksum.h"
 #include "base/copy.h"
 #include "bindings.h"
-#include "p2pkv/location_cache.h"
+#include "cache/location_cache.h"
 #include "page_batch.h"
 
 namespace nb = nanobind;

@@ -1,5 +1,5 @@
 // Binding of a publish that tells the directory. The GIL is released for all of it.
-#include "p2pkv/publishing.h"
+#include "cache/publishing.h"
 
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>

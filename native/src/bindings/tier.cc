@@ -1,5 +1,5 @@
 // The disk tier. Every batch call releases the GIL for as long as it works.
-#include "p2pkv/tier.h"
+#include "disk/tier.h"
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>

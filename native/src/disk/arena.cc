@@ -1,9 +1,9 @@
-#include "p2pkv/disk/arena.h"
+#include "disk/arena.h"
 
 #include <sys/mman.h>
 
-#include "p2pkv/disk/files.h"
-#include "p2pkv/disk/waiting.h"
+#include "disk/files.h"
+#include "disk/waiting.h"
 
 namespace p2pkv::disk {
 

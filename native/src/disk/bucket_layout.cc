@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "p2pkv/disk/layout.h"
+#include "disk/layout.h"
 #include "segment.h"
 
 namespace p2pkv::disk {

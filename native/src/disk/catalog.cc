@@ -1,9 +1,9 @@
-#include "p2pkv/disk/catalog.h"
+#include "disk/catalog.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "p2pkv/disk/waiting.h"
+#include "disk/waiting.h"
 
 namespace p2pkv::disk {
 namespace {

@@ -1,4 +1,4 @@
-#include "p2pkv/disk/compression.h"
+#include "disk/compression.h"
 
 #include <dlfcn.h>
 
@@ -9,7 +9,7 @@
 #include <emmintrin.h>
 #endif
 
-#include "p2pkv/disk/record.h"
+#include "disk/record.h"
 
 namespace p2pkv::disk {
 namespace {

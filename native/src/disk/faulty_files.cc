@@ -1,4 +1,4 @@
-#include "p2pkv/disk/faulty_files.h"
+#include "disk/faulty_files.h"
 
 #include <signal.h>
 

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-#include "p2pkv/disk/layout.h"
+#include "disk/layout.h"
 
 namespace p2pkv::disk {
 namespace {

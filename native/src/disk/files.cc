@@ -1,4 +1,4 @@
-#include "p2pkv/disk/files.h"
+#include "disk/files.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-#include "p2pkv/disk/folder.h"
+#include "disk/folder.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,8 +1,8 @@
-#include "p2pkv/disk/io.h"
+#include "disk/io.h"
 
 #include <algorithm>
 
-#include "p2pkv/disk/waiting.h"
+#include "disk/waiting.h"
 
 namespace p2pkv::disk {
 namespace {

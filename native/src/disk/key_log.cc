@@ -1,8 +1,8 @@
-#include "p2pkv/disk/key_log.h"
+#include "disk/key_log.h"
 
 #include <algorithm>
 
-#include "p2pkv/disk/waiting.h"
+#include "disk/waiting.h"
 
 namespace p2pkv::disk {
 

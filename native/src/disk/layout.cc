@@ -1,4 +1,4 @@
-#include "p2pkv/disk/layout.h"
+#include "disk/layout.h"
 
 #include <fcntl.h>
 

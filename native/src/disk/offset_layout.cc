@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "p2pkv/disk/layout.h"
+#include "disk/layout.h"
 
 namespace p2pkv::disk {
 namespace {

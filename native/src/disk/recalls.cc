@@ -1,4 +1,4 @@
-#include "p2pkv/disk/recalls.h"
+#include "disk/recalls.h"
 
 #include <fcntl.h>
 

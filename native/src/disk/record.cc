@@ -1,4 +1,4 @@
-#include "p2pkv/disk/record.h"
+#include "disk/record.h"
 
 #include <bit>
 

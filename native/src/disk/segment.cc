@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "base/checksum.h"
-#include "p2pkv/disk/compression.h"
-#include "p2pkv/disk/layout.h"
+#include "disk/compression.h"
+#include "disk/layout.h"
 
 namespace p2pkv::disk {
 namespace {

@@ -4,8 +4,8 @@
 #include <functional>
 #include <vector>
 
-#include "p2pkv/disk/files.h"
-#include "p2pkv/disk/record.h"
+#include "disk/files.h"
+#include "disk/record.h"
 
 namespace p2pkv::disk {
 

@@ -1,11 +1,11 @@
-#include "p2pkv/disk/store.h"
+#include "disk/store.h"
 
 #include <fcntl.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include "p2pkv/disk/waiting.h"
+#include "disk/waiting.h"
 
 namespace p2pkv::disk {
 namespace {

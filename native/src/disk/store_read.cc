@@ -8,7 +8,7 @@
 #include <deque>
 
 #include "base/checksum.h"
-#include "p2pkv/disk/store.h"
+#include "disk/store.h"
 
 namespace p2pkv::disk {
 namespace {

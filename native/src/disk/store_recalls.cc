@@ -1,8 +1,8 @@
 // What is taken back: in memory at once, on disk as soon as the writer gets to it.
 #include <algorithm>
 
-#include "p2pkv/disk/store.h"
-#include "p2pkv/disk/waiting.h"
+#include "disk/store.h"
+#include "disk/waiting.h"
 
 namespace p2pkv::disk {
 

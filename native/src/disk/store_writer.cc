@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "base/checksum.h"
-#include "p2pkv/disk/store.h"
-#include "p2pkv/disk/waiting.h"
+#include "disk/store.h"
+#include "disk/waiting.h"
 
 namespace p2pkv::disk {
 namespace {

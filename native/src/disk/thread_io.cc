@@ -4,7 +4,7 @@
 #include <deque>
 
 #include "base/fd.h"
-#include "p2pkv/disk/io.h"
+#include "disk/io.h"
 
 namespace p2pkv::disk {
 namespace {

@@ -11,7 +11,7 @@
 #include <iterator>
 
 #include "base/fd.h"
-#include "p2pkv/disk/io.h"
+#include "disk/io.h"
 
 namespace p2pkv::disk {
 namespace {

@@ -1,0 +1,280 @@
+#include "cache/fetch_batch.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/checksum.h"
+
+namespace p2pkv {
+namespace {
+
+FetchBatch::Miss miss_of(Status status) {
+  switch (status) {
+    case Status::kPeerLost:
+    case Status::kCanceled:
+    case Status::kPending:
+      return FetchBatch::kPeerLost;
+    case Status::kTimedOut:
+      return FetchBatch::kTimedOut;
+    default:
+      return FetchBatch::kRejected;
+  }
+}
+
+// Locations come off the wire. Without a word a read is not validated, and an odd one is that of a free
+// block.
+bool can_prove(const Location& location) {
+  return location.word_offset != kNoWord && location.generation % 2 == 0;
+}
+
+}  // namespace
+
+FetchBatch::FetchBatch(std::vector<Key> keys, std::vector<Piece> pieces, std::vector<int32_t> memory_of,
+                       size_t n_pieces)
+    : keys_(std::move(keys)),
+      pieces_(std::move(pieces)),
+      memory_of_(std::move(memory_of)),
+      n_pieces_(n_pieces),
+      lengths_(keys_.size()),
+      locations_(keys_.size()),
+      states_(keys_.size(), State::kUnlocated),
+      hits_(keys_.size()),
+      miss_kinds_(keys_.size(), kNotFound),
+      of_pieces_(pieces_.size(), Status::kPeerLost) {
+  for (size_t i = 0; i < pieces_.size(); ++i)
+    lengths_[i / n_pieces_] += static_cast<uint64_t>(pieces_[i].nbytes);
+}
+
+bool FetchBatch::take_own(Pool* pool, const Deadline& deadline, Taken* taken) {
+  std::vector<FetchStatus> statuses(n_pages());
+  pool->fetch(as_page_batch(), statuses.data(), deadline);
+  bool lengths_agree = true;
+  for (size_t page = 0; page < n_pages(); ++page) {
+    if (statuses[page] == FetchStatus::kOtherLength) lengths_agree = false;
+    if (statuses[page] == FetchStatus::kTimedOut) fail(page, Status::kTimedOut);
+    if (statuses[page] != FetchStatus::kHit) continue;
+    hits_[page] = 1;
+    states_[page] = State::kSettled;
+    ++taken->n_pages;
+    taken->nbytes += lengths_[page];
+  }
+  return lengths_agree;
+}
+
+void FetchBatch::take_from_disk(Tier* tier, const Deadline& deadline, Taken* taken) {
+  std::vector<int64_t> pages = unlocated();
+  std::vector<Key> keys;
+  for (const int64_t page : pages) keys.push_back(key(page));
+  std::vector<uint8_t> found(pages.size());
+  tier->contains(keys.data(), keys.size(), found.data());
+  keys.clear();
+  std::erase_if(pages, [&, i = size_t{0}](int64_t) mutable { return found[i++] == 0; });
+  if (pages.empty()) return;
+  std::vector<Piece> pieces;
+  for (const int64_t page : pages) {
+    keys.push_back(key(page));
+    const auto first = pieces_.begin() + page * static_cast<int64_t>(n_pieces_);
+    pieces.insert(pieces.end(), first, first + static_cast<int64_t>(n_pieces_));
+  }
+  std::vector<disk::ReadStatus> statuses(pages.size());
+  tier->read({pages.size(), n_pieces_, keys.data(), pieces.data()}, deadline, statuses.data());
+  for (size_t i = 0; i < pages.size(); ++i) {
+    if (statuses[i] != disk::ReadStatus::kHit) continue;
+    const auto page = static_cast<size_t>(pages[i]);
+    hits_[page] = 1;
+    states_[page] = State::kSettled;
+    ++taken->n_pages;
+    taken->nbytes += lengths_[page];
+  }
+}
+
+size_t FetchBatch::locate_cached(LocationCache* cache, Shard* shard) {
+  const std::vector<int64_t> pages = unlocated();
+  if (pages.empty()) return 0;
+  std::vector<Key> keys;
+  keys.reserve(pages.size());
+  for (const int64_t page : pages) keys.push_back(key(page));
+  std::vector<uint8_t> found(pages.size());
+  std::vector<Location> locations(pages.size());
+  cache->get(keys.data(), keys.size(), found.data(), locations.data());
+  shard->keep_present(locations.data(), found.data(), pages.size());
+  size_t n_located = 0;
+  for (size_t i = 0; i < pages.size(); ++i) {
+    if (found[i] == 0) continue;
+    const auto page = static_cast<size_t>(pages[i]);
+    locations_[page] = locations[i];
+    states_[page] = State::kLocated;
+    ++n_located;
+  }
+  return n_located;
+}
+
+std::vector<int64_t> FetchBatch::unlocated() const {
+  std::vector<int64_t> pages;
+  for (size_t page = 0; page < n_pages(); ++page) {
+    if (states_[page] == State::kUnlocated) pages.push_back(static_cast<int64_t>(page));
+  }
+  return pages;
+}
+
+void FetchBatch::locate(const int64_t* pages, const uint8_t* found, const Location* locations, size_t n,
+                        Shard* shard, LocationCache* cache) {
+  std::vector<uint8_t> present(found, found + n);
+  shard->keep_present(locations, present.data(), n);
+  std::vector<Key> keys;
+  std::vector<Location> fresh;
+  for (size_t i = 0; i < n; ++i) {
+    if (present[i] == 0) continue;
+    const auto page = static_cast<size_t>(pages[i]);
+    locations_[page] = locations[i];
+    states_[page] = State::kLocated;
+    keys.push_back(keys_[page]);
+    fresh.push_back(locations[i]);
+  }
+  cache->put(keys.data(), fresh.data(), keys.size());
+}
+
+std::vector<int64_t> FetchBatch::cold(uint64_t own_key) const {
+  std::vector<int64_t> pages;
+  for (size_t page = 0; page < n_pages(); ++page) {
+    const Location& location = locations_[page];
+    if (states_[page] != State::kLocated || location.owner == own_key) continue;
+    if ((location.flags & kResident) == 0) pages.push_back(static_cast<int64_t>(page));
+  }
+  return pages;
+}
+
+int64_t FetchBatch::find_other_length(uint64_t* length, uint64_t* expected) const {
+  for (size_t page = 0; page < n_pages(); ++page) {
+    if (states_[page] != State::kLocated || locations_[page].length == lengths_[page]) continue;
+    *length = locations_[page].length;
+    *expected = lengths_[page];
+    return static_cast<int64_t>(page);
+  }
+  return -1;
+}
+
+const std::vector<FetchBatch::Owner>& FetchBatch::group_by_owner(uint64_t own_key) {
+  owners_.clear();
+  for (size_t page = 0; page < n_pages(); ++page) {
+    if (states_[page] != State::kLocated) continue;
+    const Location& location = locations_[page];
+    if ((location.flags & kResident) == 0) {
+      states_[page] = State::kSettled;
+      miss_kinds_[page] = kNotPromoted;
+      continue;
+    }
+    if (location.owner == own_key || !can_prove(location)) {
+      fail(page, Status::kRejected);
+      continue;
+    }
+    auto owner = std::find_if(owners_.begin(), owners_.end(), [&](const Owner& other) {
+      return other.key == location.owner && other.boot == location.boot;
+    });
+    if (owner == owners_.end()) owner = owners_.insert(owner, Owner{location.owner, location.boot, {}, {}});
+    owner->pages.push_back(page);
+    for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
+      of_pieces_[i] = Status::kPeerLost;  // until a read says otherwise
+      if (std::find(owner->legs.begin(), owner->legs.end(), memory_of_[i]) == owner->legs.end()) {
+        owner->legs.push_back(memory_of_[i]);
+      }
+    }
+  }
+  return owners_;
+}
+
+FetchBatch::Plan FetchBatch::plan(const Owner& owner, int32_t leg, const std::vector<int64_t>& bases) const {
+  Plan plan;
+  plan.spans.reserve(owner.pages.size() * n_pieces_);
+  plan.words.reserve(owner.pages.size() * n_pieces_);
+  const int64_t base = bases.at(static_cast<size_t>(leg));
+  for (const size_t page : owner.pages) {
+    const Location& location = locations_[page];
+    uint64_t remote = location.offset;  // off the wire: it may be anything, and wrap
+    for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
+      if (memory_of_[i] == leg) {
+        plan.spans.push_back({pieces_[i].address - base, static_cast<int64_t>(remote), pieces_[i].nbytes});
+        plan.words.push_back({location.word_offset, location.generation});
+      }
+      remote += static_cast<uint64_t>(pieces_[i].nbytes);
+    }
+  }
+  return plan;
+}
+
+Status FetchBatch::land(const Owner& owner, int32_t leg, const uint8_t* statuses, size_t n) {
+  size_t next = 0;
+  for (const size_t page : owner.pages) {
+    for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
+      if (memory_of_[i] == leg && next < n) of_pieces_[i] = static_cast<Status>(statuses[next++]);
+    }
+  }
+  return n == 0 ? Status::kOk : static_cast<Status>(*std::max_element(statuses, statuses + n));
+}
+
+FetchBatch::Taken FetchBatch::settle(const Owner& owner, bool check_sums) {
+  Taken taken;
+  for (const size_t page : owner.pages) {
+    const auto first = of_pieces_.begin() + static_cast<ptrdiff_t>(page * n_pieces_);
+    // The statuses are ordered by how bad they are: a page is as good as its worst piece.
+    const Status worst = *std::max_element(first, first + static_cast<ptrdiff_t>(n_pieces_));
+    if (worst != Status::kOk) {
+      fail(page, worst);
+      continue;
+    }
+    states_[page] = State::kSettled;
+    if (check_sums && !has_right_checksum(page)) {
+      miss_kinds_[page] = kChecksum;
+      continue;
+    }
+    hits_[page] = 1;
+    ++taken.n_pages;
+    taken.nbytes += lengths_[page];
+  }
+  return taken;
+}
+
+void FetchBatch::fail(size_t page, Status status) {
+  states_[page] = State::kSettled;
+  miss_kinds_[page] = static_cast<uint8_t>(miss_of(status));
+}
+
+bool FetchBatch::has_right_checksum(size_t page) const {
+  Checksum sum;
+  for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
+    sum.update(reinterpret_cast<const void*>(pieces_[i].address), static_cast<size_t>(pieces_[i].nbytes));
+  }
+  return sum.finish() == locations_[page].checksum;
+}
+
+size_t FetchBatch::forget_stale(uint64_t own_key, LocationCache* cache, std::vector<Key>* keys,
+                                std::vector<Location>* locations) {
+  std::vector<Key> forgotten;
+  for (size_t page = 0; page < n_pages(); ++page) {
+    if (hits_[page] != 0 || states_[page] != State::kSettled) continue;
+    if (miss_kinds_[page] != kRejected && miss_kinds_[page] != kPeerLost) continue;
+    states_[page] = State::kUnlocated;
+    forgotten.push_back(keys_[page]);
+    if (miss_kinds_[page] != kRejected) continue;
+    Location& location = locations_[page];
+    if ((location.flags & kHasDisk) != 0 && location.owner != own_key) {
+      location.flags &= ~kResident;
+      states_[page] = State::kLocated;
+      continue;
+    }
+    keys->push_back(keys_[page]);
+    locations->push_back(locations_[page]);
+  }
+  cache->drop(forgotten.data(), forgotten.size());
+  return forgotten.size();
+}
+
+std::array<uint64_t, FetchBatch::kMissKinds> FetchBatch::misses() const {
+  std::array<uint64_t, kMissKinds> counts{};
+  for (size_t page = 0; page < n_pages(); ++page) {
+    if (hits_[page] == 0) ++counts[miss_kinds_[page]];
+  }
+  return counts;
+}
+
+}  // namespace p2pkv

@@ -1,0 +1,110 @@
+// The pages of one fetch, from their keys to their outcomes: everything that is done per page between the
+// calls in which Python decides whom to ask and whom to read from.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cache/location_cache.h"
+#include "directory/shard.h"
+#include "disk/tier.h"
+#include "p2pkv/transport.h"
+#include "page/location.h"
+#include "page/status.h"
+#include "pool/pool.h"
+
+namespace p2pkv {
+
+// Used by one thread. Local memory is written by `take_own` and by the reads of the plans only.
+class FetchBatch {
+ public:
+  // Why a page was missed, as counted by `misses`.
+  enum Miss : size_t { kNotFound, kRejected, kPeerLost, kTimedOut, kChecksum, kNotPromoted, kMissKinds };
+
+  // The pages that one owner is read for. A plan is a leg: the pieces that lie in one registered memory.
+  struct Owner {
+    uint64_t key;
+    uint64_t boot;
+    std::vector<size_t> pages;
+    std::vector<int32_t> legs;
+  };
+  struct Plan {
+    std::vector<Span> spans;
+    std::vector<Word> words;  // one a span
+  };
+  struct Taken {
+    size_t n_pages = 0;
+    uint64_t nbytes = 0;
+  };
+
+  // `memory_of` says for each piece in which registered memory it lies.
+  FetchBatch(std::vector<Key> keys, std::vector<Piece> pieces, std::vector<int32_t> memory_of,
+             size_t n_pieces);
+
+  // Copies the pages that this node's own pool has; what is not copied by the deadline is missed. False if
+  // one of them has another length there.
+  bool take_own(Pool* pool, const Deadline& deadline, Taken* taken);
+
+  // Reads what is still missing and lies on this node's disk. What is not there by the deadline stays
+  // missing.
+  void take_from_disk(Tier* tier, const Deadline& deadline, Taken* taken);
+
+  // Takes locations from the cache, as far as their owners are in the shard's view. Returns how many it took.
+  size_t locate_cached(LocationCache* cache, Shard* shard);
+  // The pages that are neither there nor located.
+  std::vector<int64_t> unlocated() const;
+  const Key& key(int64_t page) const { return keys_[static_cast<size_t>(page)]; }
+  // Takes the directory's answer for `pages`, and remembers it in the cache. Locations whose owner is not in
+  // the view count for nothing.
+  void locate(const int64_t* pages, const uint8_t* found, const Location* locations, size_t n, Shard* shard,
+              LocationCache* cache);
+  // The located pages that lie on their owners' disks only, and not on this node's.
+  std::vector<int64_t> cold(uint64_t own_key) const;
+  const Location& location(int64_t page) const { return locations_[static_cast<size_t>(page)]; }
+  // The first located page whose length differs from its memory's, or -1, and the length it has.
+  int64_t find_other_length(uint64_t* length, uint64_t* expected) const;
+
+  // Groups what is located by owner; the groups stay until the next call. Pages that lead to `own_key` are
+  // stale: the own pool did not have them. So are those whose word can't prove anything. Those still cold are
+  // missed.
+  const std::vector<Owner>& group_by_owner(uint64_t own_key);
+  Plan plan(const Owner& owner, int32_t leg, const std::vector<int64_t>& bases) const;
+  // Takes what became of the spans of a plan; returns the worst of it.
+  Status land(const Owner& owner, int32_t leg, const uint8_t* statuses, size_t n);
+  // Counts an owner's pages as hits if all their pieces are OK and, if asked for, their checksum is right.
+  Taken settle(const Owner& owner, bool check_sums);
+
+  // Makes what was rejected, or lost with its peer, unlocated again and forgets where it was said to be.
+  // Appends what was rejected, for the directory's compare-and-delete. But what was rejected where the owner
+  // has a disk tier becomes cold: the owner knows best where it is, and tells the directory itself. Returns
+  // the number of pages that are worth another attempt.
+  size_t forget_stale(uint64_t own_key, LocationCache* cache, std::vector<Key>* keys,
+                      std::vector<Location>* locations);
+
+  size_t n_pages() const { return keys_.size(); }
+  const std::vector<uint8_t>& outcomes() const { return hits_; }
+  std::array<uint64_t, kMissKinds> misses() const;
+
+ private:
+  enum class State : uint8_t { kUnlocated, kLocated, kSettled };
+
+  PageBatch as_page_batch() const { return {n_pages(), n_pieces_, keys_.data(), pieces_.data()}; }
+  void fail(size_t page, Status status);
+  bool has_right_checksum(size_t page) const;
+
+  const std::vector<Key> keys_;
+  const std::vector<Piece> pieces_;
+  const std::vector<int32_t> memory_of_;
+  const size_t n_pieces_;
+  std::vector<uint64_t> lengths_;
+  std::vector<Location> locations_;
+  std::vector<State> states_;
+  std::vector<uint8_t> hits_;
+  std::vector<uint8_t> miss_kinds_;  // of those that are no hits
+  std::vector<Status> of_pieces_;
+  std::vector<Owner> owners_;
+};
+
+}  // namespace p2pkv

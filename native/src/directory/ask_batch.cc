@@ -1,0 +1,230 @@
+#include "directory/ask_batch.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "net/wire.h"
+
+namespace p2pkv {
+
+const int32_t* RingTable::owners_of(const Key& key) const {
+  const auto point = std::lower_bound(points.begin(), points.end(), hash_of(key));
+  const size_t index = point == points.end() ? 0 : static_cast<size_t>(point - points.begin());
+  return successors.data() + index * replicas;
+}
+
+std::vector<int32_t> RingTable::peers_of(const Key* keys, size_t n) const {
+  std::vector<int32_t> peers;
+  if (points.empty()) return peers;
+  std::vector<uint8_t> is_listed(is_healthy.size());
+  for (size_t row = 0; row < n; ++row) {
+    const int32_t* owners = owners_of(keys[row]);
+    for (size_t i = 0; i < replicas && owners[i] >= 0; ++i) {
+      const auto member = static_cast<size_t>(owners[i]);
+      if (owners[i] == own_index || is_healthy[member] == 0 || is_listed[member] != 0) continue;
+      is_listed[member] = 1;
+      peers.push_back(owners[i]);
+    }
+  }
+  return peers;
+}
+
+AskBatch::AskBatch(const Key* keys, size_t n, const uint8_t* is_done, std::shared_ptr<const RingTable> ring,
+                   Order order)
+    : ring_(std::move(ring)),
+      latest_ask_of_(ring_->is_healthy.size(), -1),
+      is_owner_(ring_->is_healthy.size()),
+      rows_(n),
+      answered_(n) {
+  if (ring_->points.empty()) return;
+  for (uint32_t row = 0; row < n; ++row) {
+    if (is_done != nullptr && is_done[row] != 0) continue;
+    const int32_t* owners = ring_->owners_of(keys[row]);
+    rows_[row].owners = owners;
+    rows_[row].next = order == Order::kInTurn ? 0 : static_cast<uint32_t>(ring_->replicas);
+    for (size_t i = 0; i < ring_->replicas && owners[i] >= 0; ++i) {
+      if (order == Order::kTogether) {
+        assign(row, owners[i]);
+      } else {
+        expect(row, owners[i]);
+      }
+    }
+    ask_next(row);
+    count(row);
+  }
+}
+
+AskBatch::AskBatch(const int32_t* members, size_t n, std::shared_ptr<const RingTable> ring)
+    : ring_(std::move(ring)),
+      latest_ask_of_(ring_->is_healthy.size(), -1),
+      is_owner_(ring_->is_healthy.size()),
+      rows_(n),
+      answered_(n) {
+  for (uint32_t row = 0; row < n; ++row) {
+    if (members[row] >= 0) assign(row, members[row]);
+    count(row);
+  }
+}
+
+void AskBatch::add(const int32_t* members) {
+  n_open_ = 0;
+  n_unheard_ = 0;
+  for (uint32_t row = 0; row < rows_.size(); ++row) {
+    const int32_t* owners = rows_[row].owners;
+    const bool is_asked = owners != nullptr && std::find(owners, owners + ring_->replicas, members[row]) !=
+                                                   owners + ring_->replicas;
+    if (members[row] >= 0 && !is_asked) assign(row, members[row]);
+    count(row);
+  }
+}
+
+void AskBatch::count(uint32_t row) {
+  n_open_ += is_open(row) ? 1 : 0;
+  n_unheard_ += is_open(row) && answered_[row] == 0 ? 1 : 0;
+}
+
+void AskBatch::assign(uint32_t row, int32_t owner) {
+  if (expect(row, owner)) place(row, owner);
+}
+
+bool AskBatch::expect(uint32_t row, int32_t owner) {
+  if (owner == ring_->own_index) {
+    answered_[row] = 1;
+    return false;
+  }
+  const auto member = static_cast<size_t>(owner);
+  if (ring_->is_healthy[member] == 0) {
+    if (std::find(passed_over_.begin(), passed_over_.end(), owner) == passed_over_.end()) {
+      passed_over_.push_back(owner);
+    }
+    return false;
+  }
+  if (is_owner_[member] == 0) {
+    is_owner_[member] = 1;
+    owners_.push_back(owner);
+  }
+  ++rows_[row].waiting;
+  return true;
+}
+
+void AskBatch::place(uint32_t row, int32_t owner) {
+  int& latest = latest_ask_of_[static_cast<size_t>(owner)];
+  const auto at = static_cast<size_t>(latest);
+  if (latest < 0 || at < n_sealed_ || asks_[at].rows.size() >= kMaxRows) {
+    latest = static_cast<int>(asks_.size());
+    asks_.push_back({owner, {}});
+  }
+  asks_[static_cast<size_t>(latest)].rows.push_back(row);
+}
+
+void AskBatch::ask_next(uint32_t row) {
+  Row& asked = rows_[row];
+  if (asked.owners == nullptr || !is_open(row)) return;
+  while (asked.next < ring_->replicas && asked.owners[asked.next] >= 0) {
+    const int32_t owner = asked.owners[asked.next++];
+    if (is_peer(owner)) return place(row, owner);
+  }
+}
+
+size_t AskBatch::seal() {
+  return std::exchange(n_sealed_, asks_.size());
+}
+
+void AskBatch::hurry(size_t ask) {
+  if (std::exchange(asks_.at(ask).is_hurried, true)) return;
+  for (const uint32_t row : asks_[ask].rows) ask_next(row);
+}
+
+void AskBatch::ask_together(int32_t member) {
+  for (uint32_t row = 0; row < rows_.size(); ++row) {
+    const Row& asked = rows_[row];
+    if (asked.owners == nullptr) continue;
+    const int32_t* end = asked.owners + ring_->replicas;
+    if (std::find(asked.owners, end, member) == end) continue;
+    for (size_t i = 0; i < ring_->replicas; ++i) ask_next(row);
+  }
+}
+
+std::string AskBatch::body(size_t ask, const uint8_t* records, size_t record_size) const {
+  const std::vector<uint32_t>& rows = asks_.at(ask).rows;
+  std::string body(rows.size() * record_size, '\0');
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::memcpy(body.data() + i * record_size, records + rows[i] * record_size, record_size);
+  }
+  return body;
+}
+
+void AskBatch::update(uint32_t row, bool has_answered, bool is_done) {
+  const bool was_open = is_open(row);
+  const bool was_unheard = was_open && answered_[row] == 0;
+  --rows_[row].waiting;
+  if (has_answered) answered_[row] = 1;
+  if (is_done) rows_[row].is_done = true;
+  const bool is_unheard = is_open(row) && answered_[row] == 0;
+  n_open_ -= was_open && !is_open(row) ? 1 : 0;
+  n_unheard_ -= was_unheard && !is_unheard ? 1 : 0;
+  ask_next(row);
+}
+
+void AskBatch::acknowledge(size_t ask) {
+  asks_.at(ask).is_answered = true;
+  for (const uint32_t row : asks_[ask].rows) update(row, true, false);
+}
+
+void AskBatch::refuse(size_t ask) {
+  for (const uint32_t row : asks_.at(ask).rows) update(row, false, false);
+}
+
+bool AskBatch::take_found(size_t ask, std::string_view reply, uint8_t* found, Location* locations) {
+  const std::vector<uint32_t>& rows = asks_.at(ask).rows;
+  size_t n_found = 0;
+  for (size_t i = 0; i < std::min(rows.size(), reply.size()); ++i) n_found += reply[i] != 0 ? 1 : 0;
+  if (reply.size() != rows.size() + n_found * sizeof(Location)) {
+    refuse(ask);
+    return false;
+  }
+  asks_[ask].is_answered = true;
+  const char* next = reply.data() + rows.size();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const bool is_found = reply[i] != 0;
+    if (is_found) {
+      found[rows[i]] = 1;
+      std::memcpy(static_cast<void*>(locations + rows[i]), next, sizeof(Location));
+      next += sizeof(Location);
+    }
+    update(rows[i], true, is_found);
+  }
+  return true;
+}
+
+bool AskBatch::take_flags(size_t ask, std::string_view reply, uint8_t* flags) {
+  const std::vector<uint32_t>& rows = asks_.at(ask).rows;
+  if (reply.size() != rows.size()) {
+    refuse(ask);
+    return false;
+  }
+  asks_[ask].is_answered = true;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    flags[rows[i]] = reply[i] != 0 ? 1 : 0;
+    update(rows[i], true, false);
+  }
+  return true;
+}
+
+std::vector<uint8_t> AskBatch::waiting() const {
+  std::vector<uint8_t> waiting;
+  waiting.reserve(rows_.size());
+  for (const Row& row : rows_) waiting.push_back(row.waiting > 0 ? 1 : 0);
+  return waiting;
+}
+
+std::vector<int32_t> AskBatch::silent() const {
+  std::vector<int32_t> members;
+  for (const Ask& ask : asks_) {
+    if (!ask.is_answered && !ask.is_excused) members.push_back(ask.owner);
+  }
+  return members;
+}
+
+}  // namespace p2pkv

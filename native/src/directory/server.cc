@@ -1,0 +1,292 @@
+#include "directory/server.h"
+
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/descriptors.h"
+#include "base/zmq_api.h"
+#include "directory/requests.h"
+#include "net/door_frames.h"
+#include "net/doorman.h"
+#include "net/listener.h"
+#include "net/sealed_stream.h"
+
+namespace p2pkv {
+namespace {
+
+constexpr int kEventsPerWait = 64;
+// Of one peer; then the others get theirs.
+constexpr size_t kRequestsPerTurn = 16;
+
+// What epoll says is ready: one of these two, or the id of a channel.
+constexpr uint64_t kStop = 0;
+constexpr uint64_t kReplies = 1;
+
+struct Channel {
+  uint64_t id;
+  SealedStream stream;
+  uint32_t events = EPOLLIN;  // that it waits for
+  bool is_promoting = false;  // its question is not answered yet, and no other one is heard
+  bool is_doomed = false;     // hung up on for another's sake
+  Deadline::Clock::time_point used = Deadline::Clock::now();  // when it asked last
+};
+
+class EpollDirectoryServer final : public DirectoryServer {
+ public:
+  explicit EpollDirectoryServer(std::shared_ptr<Shard> shard) : shard_(std::move(shard)) {
+    fill_random(master_key_.data(), master_key_.size());
+  }
+  ~EpollDirectoryServer() override { close(); }
+
+  bool start(const std::string& host, const std::string& advertise, std::string* error) {
+    if (!SealedStream::is_available()) {
+      *error = "the libzmq of pyzmq was built without libsodium";
+      return false;
+    }
+    UniqueFd listener = listen_on(host, 0, advertise, &address_, error);
+    if (!listener) return false;
+    watch(stop_.fd(), kStop, EPOLL_CTL_ADD, EPOLLIN);
+    watch(replied_.fd(), kReplies, EPOLL_CTL_ADD, EPOLLIN);
+    doorman_.reset(new Doorman(std::move(listener), {kDirectoryHelloMagic, false, "p2pkv-dir-door"},
+                               [this](UniqueFd fd, uint64_t grant) { admit(std::move(fd), grant); }));
+    if (!doorman_->start(error)) return false;
+    if (thread_.start("p2pkv-directory", [this] { run(); })) return true;
+    *error = "cannot start a thread for the directory";
+    return false;
+  }
+
+  void announce(uint64_t boot) override { boot_ = boot; }
+
+  void serve_promotions(std::shared_ptr<Promoter> promoter) override {
+    const std::lock_guard lock(mutex_);
+    promoter_ = std::move(promoter);
+  }
+
+  std::string accept(std::string_view remote, std::string* error) override {
+    DirectoryRequestBlob request;
+    if (!from_blob(remote, kDirectoryRequestMagic, &request, error)) return {};
+    const uint64_t grant = doorman_->tokens().new_grant();
+    DirectoryDoorBlob door{};
+    door.magic = kDirectoryDoorMagic;
+    door.version = kFrameVersion;
+    door.port = address_.port;
+    door.family = address_.family;
+    door.scope = address_.scope;
+    std::copy(std::begin(address_.bytes), std::end(address_.bytes), door.address);
+    door.token = doorman_->tokens().mint(grant);
+    door.key = key_of(grant);
+    return to_blob(door);
+  }
+
+  Stats stats() override {
+    const std::lock_guard lock(mutex_);
+    return {n_requests_, channels_.size()};
+  }
+
+  void close() override {
+    if (getpid() != pid_) return;  // a forked child has none of the threads to wait for
+    const std::lock_guard closing(closing_);
+    if (doorman_) doorman_->close();
+    stop_.set();
+    thread_.join();
+    const std::lock_guard lock(mutex_);
+    is_closing_ = true;
+    for (const auto& [id, channel] : channels_) channel->stream.shut_down();
+    channels_.clear();
+    replies_.clear();
+  }
+
+ private:
+  // Keys need not be kept for tokens that may never be shown.
+  SessionKey key_of(uint64_t grant) const {
+    SessionKey key;
+    ZmqApi::get().generichash(key.data(), key.size(), reinterpret_cast<const unsigned char*>(&grant),
+                              sizeof grant, master_key_.data(), master_key_.size());
+    return key;
+  }
+
+  void watch(int fd, uint64_t id, int operation, uint32_t events) const {
+    epoll_event event{};
+    event.events = events;
+    event.data.u64 = id;
+    epoll_ctl(epoll_.get(), operation, fd, &event);
+  }
+
+  void admit(UniqueFd connection, uint64_t grant) {
+    set_liveness(connection.get());
+    const int fd = connection.get();
+    const std::lock_guard lock(mutex_);
+    if (is_closing_) return;
+    make_room();
+    const uint64_t id = next_id_++;
+    SealedStream stream(std::move(connection), key_of(grant), Side::kOwner);
+    channels_.emplace(id, std::make_unique<Channel>(Channel{id, std::move(stream)}));
+    watch(fd, id, EPOLL_CTL_ADD, EPOLLIN);
+  }
+
+  // With the lock. Whoever asked longest ago makes room; the server's thread finds it ended.
+  void make_room() {
+    size_t n_doomed = 0;
+    Channel* oldest = nullptr;
+    for (const auto& [id, channel] : channels_) {
+      n_doomed += channel->is_doomed ? 1 : 0;
+      if (channel->is_doomed || (oldest != nullptr && oldest->used <= channel->used)) continue;
+      oldest = channel.get();
+    }
+    if (oldest == nullptr || channels_.size() - n_doomed < share_of_descriptors(kMaxChannels)) return;
+    oldest->is_doomed = true;
+    oldest->stream.shut_down();
+  }
+
+  void run() {
+    std::array<epoll_event, kEventsPerWait> events;
+    for (;;) {
+      const int n = epoll_wait(epoll_.get(), events.data(), kEventsPerWait, -1);
+      if (n < 0 && errno != EINTR) return;
+      for (int i = 0; i < n; ++i) {
+        const epoll_event& event = events[static_cast<size_t>(i)];
+        if (event.data.u64 == kStop) return;
+        if (event.data.u64 == kReplies) {
+          send_replies();
+        } else if (Channel* channel = find(event.data.u64)) {
+          if (!serve(*channel, event.events)) hang_up(channel->id);
+        }
+      }
+    }
+  }
+
+  // Channels are erased by the thread that calls this alone.
+  Channel* find(uint64_t id) {
+    const std::lock_guard lock(mutex_);
+    const auto found = channels_.find(id);
+    return found == channels_.end() ? nullptr : found->second.get();
+  }
+
+  void hang_up(uint64_t id) {
+    std::unique_lock lock(mutex_);
+    const auto channel = channels_.find(id);
+    channel->second->stream.shut_down();
+    // A forked child may keep the connection open: closing it here would not end its events.
+    watch(channel->second->stream.fd(), id, EPOLL_CTL_DEL, 0);
+    channels_.erase(channel);
+    const std::shared_ptr<Promoter> promoter = promoter_;
+    lock.unlock();
+    if (promoter) promoter->leave(id);  // nobody is there any more to read what was promoted
+  }
+
+  // Answers what has come. False: hang up.
+  bool serve(Channel& channel, uint32_t events) {
+    if (channel.is_promoting && (events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) return false;
+    SealedStream& stream = channel.stream;
+    if (!stream.flush()) return false;
+    size_t n_answered = 0;
+    // A peer that does not read its answers is not heard: it costs the memory of one, and others nothing.
+    while (n_answered < kRequestsPerTurn && !stream.has_outgoing() && !channel.is_promoting) {
+      const auto progress = stream.receive();
+      if (progress == SealedStream::Progress::kLost) return false;
+      if (progress == SealedStream::Progress::kBlocked) break;
+      if (!answer(channel) || !stream.flush()) return false;
+      ++n_answered;
+    }
+    // Requests beyond its turn may have been received already: there is room to send, so epoll comes back at
+    // once.
+    const bool awaits_room = stream.has_outgoing() || n_answered == kRequestsPerTurn;
+    await(channel, awaits_room ? EPOLLOUT : channel.is_promoting ? EPOLLRDHUP : EPOLLIN);
+    return true;
+  }
+
+  void await(Channel& channel, uint32_t events) const {
+    if (channel.events == events) return;
+    channel.events = events;
+    watch(channel.stream.fd(), channel.id, EPOLL_CTL_MOD, events);
+  }
+
+  bool answer(Channel& channel) {
+    wire::Reader body(channel.stream.message());
+    const auto header = body.value<wire::Header>();
+    if (!header || header->magic != wire::kMagic || boot_ == 0) return false;
+    ++n_requests_;
+    note_use(channel);
+    if (static_cast<wire::Kind>(header->kind) == wire::Kind::kPromote) {
+      channel.is_promoting = true;
+      answer_promotion(promoter().get(), *header, body, boot_, {kLongestLease, channel.id},
+                       [this, id = channel.id](std::string reply) { add_reply(id, std::move(reply)); });
+    } else if (static_cast<wire::Kind>(header->kind) == wire::Kind::kRelease) {
+      return take_release(promoter().get(), *header, body, boot_);
+    } else {
+      channel.stream.put(answer_directory_request(*shard_, *header, body, boot_), {});
+    }
+    return true;
+  }
+
+  void note_use(Channel& channel) {
+    const std::lock_guard lock(mutex_);
+    channel.used = Deadline::Clock::now();
+  }
+
+  std::shared_ptr<Promoter> promoter() {
+    const std::lock_guard lock(mutex_);
+    return promoter_;
+  }
+
+  // From any thread.
+  void add_reply(uint64_t id, std::string message) {
+    const std::lock_guard lock(mutex_);
+    if (is_closing_) return;
+    replies_.emplace_back(id, std::move(message));
+    replied_.set();
+  }
+
+  void send_replies() {
+    std::vector<std::pair<uint64_t, std::string>> replies;
+    {
+      const std::lock_guard lock(mutex_);
+      replied_.clear();
+      replies.swap(replies_);
+    }
+    for (const auto& [id, message] : replies) {
+      Channel* channel = find(id);
+      if (channel == nullptr) continue;
+      channel->is_promoting = false;
+      channel->stream.put(message, {});
+      if (!serve(*channel, 0)) hang_up(id);
+    }
+  }
+
+  const std::shared_ptr<Shard> shard_;
+  const pid_t pid_ = getpid();
+  SessionKey master_key_;
+  std::atomic<uint64_t> boot_{0};
+  std::atomic<uint64_t> n_requests_{0};
+  Address address_;
+  const UniqueFd epoll_{epoll_create1(EPOLL_CLOEXEC)};
+  Wakeup stop_;
+  Wakeup replied_;
+  ThreadOwner<Doorman> doorman_;
+  NamedThread thread_;
+  std::mutex closing_;  // held by the one close() that does the work
+  std::mutex mutex_;    // guards all below
+  std::unordered_map<uint64_t, std::unique_ptr<Channel>> channels_;
+  uint64_t next_id_ = kReplies + 1;
+  std::shared_ptr<Promoter> promoter_;
+  std::vector<std::pair<uint64_t, std::string>> replies_;  // to promotions: channel and message
+  bool is_closing_ = false;
+};
+
+}  // namespace
+
+std::shared_ptr<DirectoryServer> DirectoryServer::start(const std::string& host, const std::string& advertise,
+                                                        std::shared_ptr<Shard> shard, std::string* error) {
+  auto server = std::make_shared<EpollDirectoryServer>(std::move(shard));
+  return server->start(host, advertise, error) ? server : nullptr;
+}
+
+}  // namespace p2pkv

@@ -1,0 +1,272 @@
+#include "directory/shard.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "base/clock.h"
+
+namespace p2pkv {
+namespace {
+
+enum EntryState : uint8_t { kEmpty = 0, kLive = 1, kTombstone = 2 };
+
+constexpr size_t kFirstTable = 64;
+
+}  // namespace
+
+Shard::Shard(uint64_t max_entries)
+    : max_entries_a_stripe_(std::max<uint64_t>(1, max_entries / kStripes)),
+      owners_(std::make_shared<const Owners>()) {
+  for (Stripe& stripe : stripes_) stripe.table.resize(kFirstTable);
+}
+
+uint32_t Shard::now() const {
+  const int64_t simulated = simulated_now_;
+  return simulated < 0 ? steady_seconds() : static_cast<uint32_t>(simulated);
+}
+
+std::shared_ptr<const Shard::Owners> Shard::owners() {
+  std::lock_guard lock(owners_mutex_);
+  return owners_;
+}
+
+void Shard::set_view(const uint64_t* owners, const uint64_t* boots, size_t n) {
+  auto next = std::make_shared<Owners>();
+  for (size_t i = 0; i < n; ++i) next->emplace(owners[i], boots[i]);
+  std::lock_guard lock(owners_mutex_);
+  owners_ = std::move(next);
+}
+
+void Shard::confirm_view(uint32_t now) {
+  std::lock_guard lock(owners_mutex_);
+  if (!is_confirmed_ || now - confirmed_at_ > kConfirmedSeconds) confirmed_since_ = now;
+  is_confirmed_ = true;
+  confirmed_at_ = now;
+}
+
+bool Shard::knows_everybody(uint32_t now) {
+  std::lock_guard lock(owners_mutex_);
+  // Confirmed since `now` was taken: 2^32 seconds ago would be as good.
+  const uint32_t unconfirmed = now > confirmed_at_ ? now - confirmed_at_ : 0;
+  const uint32_t confirmed = now > confirmed_since_ ? now - confirmed_since_ : 0;
+  return is_confirmed_ && unconfirmed <= kConfirmedSeconds && confirmed > kUnknownOwnerSeconds;
+}
+
+void Shard::get(const Key* keys, size_t n, uint8_t* found, Location* locations) {
+  const auto alive = owners();
+  for (size_t i = 0; i < n; ++i) {
+    Stripe& stripe = stripe_of(keys[i]);
+    std::lock_guard lock(stripe.mutex);
+    found[i] = 0;
+    const size_t mask = stripe.table.size() - 1;
+    for (size_t slot = slot_of(stripe, keys[i]); stripe.table[slot].state != kEmpty;
+         slot = (slot + 1) & mask) {
+      const Entry& entry = stripe.table[slot];
+      if (!(entry.key == keys[i]) || !counts(entry, *alive)) continue;
+      found[i] = 1;
+      locations[i] = entry.location;
+      if ((entry.location.flags & kResident) != 0) break;  // no other copy is nearer
+    }
+  }
+}
+
+void Shard::keep_present(const Location* locations, uint8_t* found, size_t n) {
+  const auto alive = owners();
+  for (size_t i = 0; i < n; ++i) {
+    if (found[i] == 0) continue;
+    const auto owner = alive->find(locations[i].owner);
+    if (owner == alive->end() || owner->second != locations[i].boot) found[i] = 0;
+  }
+}
+
+size_t Shard::put(const wire::PutEntry* entries, size_t n, uint32_t now) {
+  const auto alive = owners();
+  size_t refused = 0;
+  for (size_t i = 0; i < n; ++i) {
+    Stripe& stripe = stripe_of(entries[i].key);
+    std::lock_guard lock(stripe.mutex);
+    if (!put_one(stripe, entries[i], *alive, now)) ++refused;
+  }
+  return refused;
+}
+
+bool Shard::counts(const Entry& entry, const Owners& alive) {
+  const auto owner = alive.find(entry.location.owner);
+  return entry.state == kLive && owner != alive.end() && owner->second == entry.location.boot;
+}
+
+bool Shard::goes_before(const Entry& a, const Entry& b, const Owners& alive) {
+  if (a.state != b.state) return a.state == kTombstone;
+  const bool a_counts = counts(a, alive);
+  return a_counts == counts(b, alive) ? a.stamp < b.stamp : !a_counts;
+}
+
+bool Shard::put_one(Stripe& stripe, const wire::PutEntry& put, const Owners& alive, uint32_t now) {
+  const size_t mask = stripe.table.size() - 1;
+  int n_owners = 0;
+  Entry* first_to_go = nullptr;
+  for (size_t slot = slot_of(stripe, put.key); stripe.table[slot].state != kEmpty; slot = (slot + 1) & mask) {
+    Entry& entry = stripe.table[slot];
+    if (!(entry.key == put.key)) continue;
+    if (entry.location.owner == put.location.owner) {
+      const bool newer = put.location.boot > entry.location.boot ||
+                         (put.location.boot == entry.location.boot && put.sequence > entry.sequence);
+      if (!newer) return true;  // a late or repeated message: what is known is at least as new
+      if (entry.state == kTombstone) --stripe.tombstones;
+      entry.sequence = put.sequence;
+      entry.location = put.location;
+      entry.stamp = now;
+      entry.state = kLive;
+      return true;
+    }
+    ++n_owners;
+    if (first_to_go == nullptr || goes_before(entry, *first_to_go, alive)) first_to_go = &entry;
+  }
+  const Entry fresh{put.key, put.sequence, put.location, now, kLive, {}};
+  if (n_owners >= kMaxOwners) {
+    if (first_to_go->state == kTombstone) --stripe.tombstones;
+    *first_to_go = fresh;
+    return true;
+  }
+  if (stripe.used >= max_entries_a_stripe_) return false;
+  return insert(stripe, fresh);
+}
+
+bool Shard::insert(Stripe& stripe, const Entry& entry) {
+  // At three quarters full, linear probing still looks at about two and a half slots a hit.
+  if ((stripe.used + 1) * 4 > stripe.table.size() * 3) grow(stripe);
+  const size_t mask = stripe.table.size() - 1;
+  size_t slot = slot_of(stripe, entry.key);
+  while (stripe.table[slot].state != kEmpty) slot = (slot + 1) & mask;
+  stripe.table[slot] = entry;
+  ++stripe.used;
+  if (entry.state == kTombstone) ++stripe.tombstones;
+  return true;
+}
+
+void Shard::grow(Stripe& stripe) {
+  std::vector<Entry> old(stripe.table.size() * 2);
+  old.swap(stripe.table);
+  stripe.used = 0;
+  stripe.tombstones = 0;
+  for (const Entry& entry : old) {
+    if (entry.state != kEmpty) insert(stripe, entry);
+  }
+}
+
+void Shard::erase(Stripe& stripe, size_t slot) {
+  const size_t mask = stripe.table.size() - 1;
+  --stripe.used;
+  if (stripe.table[slot].state == kTombstone) --stripe.tombstones;
+  // Moves later entries of the probe path back, so that no path is ever cut by an empty slot.
+  size_t hole = slot;
+  for (size_t next = (slot + 1) & mask; stripe.table[next].state != kEmpty; next = (next + 1) & mask) {
+    const size_t home = slot_of(stripe, stripe.table[next].key);
+    if (((next - home) & mask) >= ((next - hole) & mask)) {
+      stripe.table[hole] = stripe.table[next];
+      hole = next;
+    }
+  }
+  stripe.table[hole] = Entry{};
+}
+
+void Shard::check(const wire::CheckEntry* entries, size_t n, uint8_t* kept) {
+  const auto alive = owners();
+  for (size_t i = 0; i < n; ++i) {
+    Stripe& stripe = stripe_of(entries[i].key);
+    std::lock_guard lock(stripe.mutex);
+    kept[i] = keeps(stripe, entries[i], *alive) ? 1 : 0;
+  }
+}
+
+bool Shard::keeps(Stripe& stripe, const wire::CheckEntry& asked, const Owners& alive) {
+  const size_t mask = stripe.table.size() - 1;
+  int n_owners = 0;
+  for (size_t slot = slot_of(stripe, asked.key); stripe.table[slot].state != kEmpty;
+       slot = (slot + 1) & mask) {
+    const Entry& entry = stripe.table[slot];
+    if (!(entry.key == asked.key)) continue;
+    if (entry.state == kLive && mark_of(entry.location) == asked.mark) return true;
+    n_owners += counts(entry, alive) ? 1 : 0;
+  }
+  return n_owners >= kMaxOwners;
+}
+
+void Shard::doubt(const wire::DropEntry* entries, size_t n) {
+  const uint64_t watched = watched_;
+  for (size_t i = 0; i < n; ++i) {
+    if (watched == 0 || entries[i].sequence != 0 || entries[i].owner != watched) continue;
+    std::lock_guard lock(doubts_mutex_);
+    if (doubted_.size() < kMaxDoubted) doubted_.insert(entries[i].key);
+  }
+}
+
+std::vector<Key> Shard::take_doubted(size_t limit) {
+  std::lock_guard lock(doubts_mutex_);
+  std::vector<Key> taken;
+  while (taken.size() < limit && !doubted_.empty()) {
+    taken.push_back(*doubted_.begin());
+    doubted_.erase(doubted_.begin());
+  }
+  return taken;
+}
+
+void Shard::drop(const wire::DropEntry* entries, size_t n, uint32_t now) {
+  doubt(entries, n);
+  for (size_t i = 0; i < n; ++i) {
+    Stripe& stripe = stripe_of(entries[i].key);
+    std::lock_guard lock(stripe.mutex);
+    drop_one(stripe, entries[i], now);
+  }
+}
+
+void Shard::drop_one(Stripe& stripe, const wire::DropEntry& drop, uint32_t now) {
+  const size_t mask = stripe.table.size() - 1;
+  for (size_t slot = slot_of(stripe, drop.key); stripe.table[slot].state != kEmpty;
+       slot = (slot + 1) & mask) {
+    Entry& entry = stripe.table[slot];
+    if (entry.state != kLive || !(entry.key == drop.key) || entry.location.owner != drop.owner) continue;
+    if (entry.location.boot != drop.boot || entry.location.generation != drop.generation) return;
+    // an owner's own word is older than what it put since; generations don't tell, pages on disk have none
+    if (drop.sequence != 0 && drop.sequence < entry.sequence) return;
+    entry.state = kTombstone;
+    entry.sequence = std::max(entry.sequence, drop.sequence);
+    entry.stamp = now;
+    ++stripe.tombstones;
+    return;
+  }
+}
+
+void Shard::sweep(uint32_t now) {
+  const auto alive = owners();
+  const bool drops_unknown = knows_everybody(now);
+  Stripe& stripe = stripes_[next_sweep_];
+  next_sweep_ = (next_sweep_ + 1) % kStripes;
+  std::lock_guard lock(stripe.mutex);
+  for (size_t slot = 0; slot < stripe.table.size();) {
+    const Entry& entry = stripe.table[slot];
+    // Stored since `now` was taken: as young as can be, not 2^32 seconds old.
+    const uint32_t age = now > entry.stamp ? now - entry.stamp : 0;
+    bool gone = entry.state == kTombstone && age > kTombstoneSeconds;
+    if (drops_unknown && entry.state == kLive && age > kUnknownOwnerSeconds) gone = !counts(entry, *alive);
+    // An erased slot may now hold the next entry of its probe path: look at it again.
+    if (gone) {
+      erase(stripe, slot);
+    } else {
+      ++slot;
+    }
+  }
+}
+
+Shard::Stats Shard::stats() {
+  Stats stats{};
+  for (Stripe& stripe : stripes_) {
+    std::lock_guard lock(stripe.mutex);
+    stats.entries += stripe.used - stripe.tombstones;
+    stats.tombstones += stripe.tombstones;
+    stats.nbytes += stripe.table.size() * sizeof(Entry);
+  }
+  return stats;
+}
+
+}  // namespace p2pkv

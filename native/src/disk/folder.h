@@ -1,0 +1,44 @@
+// The folder of a store: whose it is, and that nobody else has it open.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/fd.h"
+#include "disk/options.h"
+#include "disk/record.h"
+
+namespace p2pkv::disk {
+
+// Holds the lock until it is destroyed. The lock is the process's: a forked child doesn't have it, and the
+// kernel drops it when the process dies, however it dies.
+class Folder {
+ public:
+  // Null, with the reason in `error`: in use, somebody else's, another version, or not to be had.
+  static std::unique_ptr<Folder> open(const std::string& path, const DiskIdentity& identity,
+                                      LayoutKind layout, Files& files, std::string* error);
+  ~Folder();
+
+  const std::string& path() const { return path_; }
+  const Stamp& stamp() const { return stamp_; }
+  // Whether it is still there. Deleted folders are made again by `restore`: 0 or -errno.
+  bool is_intact() const;
+  int restore();
+
+ private:
+  Folder(std::string path, Files& files) : path_(std::move(path)), files_(files) {}
+  bool lock(std::string* error);
+  bool identify(const DiskIdentity& identity, LayoutKind layout, std::string* error);
+  int refuse_strangers(std::string* error);
+
+  const std::string path_;
+  Files& files_;
+  UniqueFd lock_;
+  uint64_t device_ = 0;  // of the lock's file
+  uint64_t inode_ = 0;
+  bool is_listed_ = false;
+  std::string identity_text_;
+  Stamp stamp_{};
+};
+
+}  // namespace p2pkv::disk

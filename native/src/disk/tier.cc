@@ -1,0 +1,269 @@
+#include "disk/tier.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "disk/promotions.h"
+#include "disk/waiting.h"
+
+namespace p2pkv {
+namespace {
+
+using disk::CatalogEntry;
+using disk::DiskStore;
+using disk::ReadStatus;
+
+// Pages pinned and queued together.
+constexpr size_t kBatch = 64;
+// Longer than a healthy disk takes for a full queue; when it ends the writer finds other bytes, or the same.
+constexpr double kPinSeconds = 60;
+// How soon pages are offered again that the disk's queue had no room for.
+constexpr double kSpillSeconds = 0.02;
+constexpr size_t kSpillPages = 4096;
+// Pages taken back one by one before there is a disk; beyond that everything on it is. A guess.
+constexpr size_t kMaxEarly = 1 << 16;
+
+}  // namespace
+
+std::shared_ptr<Tier> Tier::start(std::shared_ptr<Pool> pool, const TierOptions& options) {
+  std::shared_ptr<Tier> tier(new Tier(std::move(pool), options), DeleteUnlessForked<Tier>{});
+  if (!tier->promotions_->start()) return nullptr;
+  if (options.write != WritePolicy::kOnEvict) return tier;
+  return tier->spiller_.start("p2pkv-spill", [self = tier.get()] { self->spill_all(); }) ? tier : nullptr;
+}
+
+Tier::Tier(std::shared_ptr<Pool> pool, const TierOptions& options)
+    : pool_(std::move(pool)),
+      options_(options),
+      uses_(options.admission == Admission::kSecondUse ? std::make_unique<UseSketch>() : nullptr),
+      promotions_(std::make_unique<Promotions>(*pool_, options.warm_rate, &counters_)) {}
+
+Tier::~Tier() {
+  close();
+}
+
+void Tier::attach(std::shared_ptr<DiskStore> store) {
+  const std::lock_guard lock(mutex_);
+  if (owned_store_ || is_closing_) return;
+  owned_store_ = std::move(store);
+  // what was taken back while the disk was not there was of no use to anybody, and must stay so
+  if (is_all_early_) owned_store_->clear();
+  owned_store_->forget(early_.data(), early_.size());
+  early_ = {};
+  store_.store(owned_store_.get(), std::memory_order_release);
+  promotions_->attach(owned_store_.get());
+}
+
+void Tier::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_closing_ = true;
+  }
+  published_.notify_all();
+  spiller_.join();
+  promotions_->close();
+}
+
+// --- to the disk
+
+void Tier::note_published(const Key* keys, size_t n) {
+  std::vector<Key> admitted;
+  if (uses_) {
+    for (size_t i = 0; i < n; ++i) {
+      if (uses_->note(keys[i])) admitted.push_back(keys[i]);
+    }
+    keys = admitted.data();
+    n = admitted.size();
+  }
+  if (options_.write == WritePolicy::kWriteThrough) return offer(keys, n);
+  {
+    const std::lock_guard lock(mutex_);
+    has_published_ = true;
+  }
+  published_.notify_one();
+}
+
+void Tier::offer(const Key* keys, size_t n) {
+  DiskStore* const disk = store();
+  if (disk == nullptr || n == 0) return;
+  const uint64_t limit = std::min(options_.queue_size, pool_->data_nbytes() / 4);
+  const uint64_t queued = disk->queued_bytes();
+  uint64_t room = limit - std::min(limit, queued);
+  std::vector<uint8_t> known(n);
+  std::vector<CatalogEntry> entries(n);
+  disk->look_up(keys, n, known.data(), entries.data());
+  forget_older(*disk, entries, known.data());
+  std::vector<Key> batch;
+  for (size_t i = 0; i < n; ++i) {
+    if (known[i] == 0) batch.push_back(keys[i]);
+    if (batch.size() < kBatch && i + 1 < n) continue;
+    if (room == 0) {
+      counters_.skipped_pages += batch.size();
+    } else if (!batch.empty()) {
+      write_pinned(*disk, batch, &room);
+    }
+    batch.clear();
+  }
+}
+
+// What the pool has under a key counts: a page on disk with other bytes is an earlier one.
+void Tier::forget_older(DiskStore& disk, const std::vector<CatalogEntry>& entries, uint8_t* known) {
+  std::vector<Key> keys;
+  std::vector<size_t> rows;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (known[i] == 0) continue;
+    keys.push_back(entries[i].key);
+    rows.push_back(i);
+  }
+  std::vector<uint8_t> found(keys.size());
+  std::vector<Location> locations(keys.size());
+  pool_->lookup(keys.data(), keys.size(), found.data(), locations.data());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const disk::Place& place = entries[rows[i]].place;
+    const bool is_same = locations[i].checksum == place.checksum && locations[i].length == place.length;
+    if (found[i] == 0 || is_same) continue;
+    disk.forget(&keys[i], 1);
+    known[rows[i]] = 0;
+  }
+}
+
+// Returns how many were taken.
+size_t Tier::write_pinned(DiskStore& disk, const std::vector<Key>& keys, uint64_t* room) {
+  const size_t n = keys.size();
+  std::vector<uint8_t> found(n);
+  std::vector<uint64_t> tickets(n);
+  std::vector<Location> locations(n);
+  const uint64_t since = disk.now();
+  pool_->pin(keys.data(), n, kPinSeconds, found.data(), tickets.data(), locations.data());
+  std::vector<Key> offered;
+  std::vector<Piece> pages;
+  std::vector<uint64_t> checksums;
+  std::vector<uint64_t> pins;
+  std::vector<uint64_t> given_back;
+  for (size_t i = 0; i < n; ++i) {
+    if (found[i] == 0) {
+      ++counters_.unpinned_pages;
+    } else if (locations[i].length > *room) {
+      *room = 0;  // later pages must not overtake: the front of a prefix matters most
+      ++counters_.skipped_pages;
+      given_back.push_back(tickets[i]);
+    } else {
+      *room -= locations[i].length;
+      offered.push_back(keys[i]);
+      pages.push_back({reinterpret_cast<int64_t>(pool_->region().base() + locations[i].offset),
+                       static_cast<int64_t>(locations[i].length)});
+      checksums.push_back(locations[i].checksum);
+      pins.push_back(tickets[i]);
+    }
+  }
+  std::vector<uint8_t> accepted(offered.size());
+  disk.write({offered.size(), offered.data(), pages.data(), checksums.data(), pins.data(), since},
+             accepted.data());
+  for (size_t i = 0; i < offered.size(); ++i) {
+    if (accepted[i] == 0) given_back.push_back(pins[i]);
+  }
+  std::vector<uint8_t> held(given_back.size());
+  pool_->unpin(given_back.data(), given_back.size(), held.data());
+  return offered.size();
+}
+
+// Offers what is evicted next, so that it is on disk by the time it must go. Eviction itself never waits.
+void Tier::spill_all() {
+  const uint64_t ahead = std::min(options_.queue_size, pool_->data_nbytes() / 4);
+  bool is_behind = false;
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      const auto is_wanted = [this] { return has_published_ || is_closing_; };
+      disk::wait_until(published_, lock, Deadline::after(is_behind ? kSpillSeconds : 1), is_wanted);
+      if (is_closing_) return;
+      has_published_ = false;
+    }
+    const PoolStats stats = pool_->stats();
+    if (stats.used + ahead < stats.capacity) continue;
+    std::vector<Key> oldest;
+    pool_->list_oldest(kSpillPages, ahead, &oldest);
+    if (uses_) std::erase_if(oldest, [this](const Key& key) { return !uses_->was_used_twice(key); });
+    const uint64_t skipped = counters_.skipped_pages;
+    offer(oldest.data(), oldest.size());
+    is_behind = counters_.skipped_pages != skipped;
+  }
+}
+
+// --- from the disk
+
+void Tier::locate(const Key* keys, size_t n, uint8_t* found, Location* locations) {
+  pool_->lookup(keys, n, found, locations);
+  DiskStore* const disk = store();
+  if (disk == nullptr) return;
+  std::vector<uint8_t> stored(n);
+  std::vector<CatalogEntry> entries(n);
+  disk->look_up(keys, n, stored.data(), entries.data());
+  for (size_t i = 0; i < n; ++i) {
+    if (found[i] != 0 || stored[i] == 0) continue;
+    found[i] = 1;
+    locations[i] = Location{};
+    locations[i].owner = options_.owner;
+    locations[i].boot = boot_;
+    locations[i].length = entries[i].place.length;
+    locations[i].checksum = entries[i].place.checksum;
+  }
+}
+
+void Tier::contains(const Key* keys, size_t n, uint8_t* found) {
+  std::fill(found, found + n, uint8_t{0});
+  if (DiskStore* const disk = store()) disk->contains(keys, n, found);
+}
+
+void Tier::read(const disk::ReadBatch& batch, const Deadline& deadline, ReadStatus* statuses) {
+  std::fill(statuses, statuses + batch.n_pages, ReadStatus::kMiss);
+  if (DiskStore* const disk = store()) disk->read(batch, deadline, statuses);
+}
+
+void Tier::promote(std::vector<Key> keys, Lease lease, Deadline answer_by, Done done) {
+  promotions_->ask(std::move(keys), lease, answer_by, std::move(done));
+}
+
+void Tier::release(uint64_t lease) {
+  promotions_->release(lease);
+}
+
+void Tier::leave(uint64_t asker) {
+  promotions_->leave(asker);
+}
+
+std::vector<Key> Tier::drain_promoted(size_t max) {
+  return promotions_->drain(max);
+}
+
+void Tier::forget(const Key* keys, size_t n) {
+  if (store() == nullptr && remember(keys, n)) return;
+  store()->forget(keys, n);
+  promotions_->wait_committed();
+}
+
+void Tier::clear() {
+  if (store() == nullptr && remember(nullptr, 0)) return;
+  store()->clear();
+  promotions_->wait_committed();
+}
+
+bool Tier::wait_cleared(const Deadline& deadline) {
+  DiskStore* const disk = store();
+  return disk != nullptr && disk->wait_recalled(deadline);
+}
+
+// Keeps for the store what is taken back before there is one, or everything with null; false if there is one.
+bool Tier::remember(const Key* keys, size_t n) {
+  const std::lock_guard lock(mutex_);
+  if (owned_store_) return false;
+  is_all_early_ = is_all_early_ || keys == nullptr || early_.size() + n > kMaxEarly;
+  if (is_all_early_) {
+    early_ = {};
+  } else {
+    early_.insert(early_.end(), keys, keys + n);
+  }
+  return true;
+}
+
+}  // namespace p2pkv
