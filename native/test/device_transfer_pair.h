@@ -14,10 +14,10 @@
 #include "check.h"
 #include "fake_cuda/library.h"
 #include "moments.h"
-#include "p2pkv/transfers.h"
-#include "p2pkv/transports.h"
+#include "offers/transfers.h"
 #include "page/region.h"
 #include "seed.h"
+#include "transports/transports.h"
 #include "zmq_library.h"
 
 namespace {

@@ -12,12 +12,12 @@
 #include <utility>
 #include <vector>
 
-#include "../src/offers/offer_frames.h"
 #include "net/door_frames.h"
 #include "net/listener.h"
 #include "net/sealed_stream.h"
 #include "numbers.h"
-#include "p2pkv/transfers.h"
+#include "offers/offer_frames.h"
+#include "offers/transfers.h"
 
 namespace p2pkv::test {
 

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "check.h"
-#include "p2pkv/transports.h"
+#include "transports/transports.h"
 
 using namespace p2pkv;
 

@@ -12,8 +12,8 @@
 #include "check.h"
 #include "control/control_loop.h"
 #include "keys.h"
-#include "p2pkv/transport.h"
 #include "seed.h"
+#include "transports/transport.h"
 #include "zmq_library.h"
 
 namespace {

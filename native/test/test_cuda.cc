@@ -7,10 +7,10 @@
 #include <thread>
 
 #include "check.h"
+#include "cuda/device.h"
+#include "cuda/pieces.h"
+#include "cuda/staging.h"
 #include "fake_cuda/library.h"
-#include "p2pkv/cuda_device.h"
-#include "p2pkv/cuda_pieces.h"
-#include "p2pkv/cuda_staging.h"
 
 using namespace p2pkv;
 using namespace p2pkv::cuda;

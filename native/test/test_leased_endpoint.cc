@@ -6,8 +6,8 @@
 #include <new>
 #include <thread>
 
-#include "../src/transports/leased_endpoint.h"
 #include "check.h"
+#include "transports/leased_endpoint.h"
 
 using namespace p2pkv;
 

@@ -7,13 +7,13 @@
 #include <thread>
 #include <vector>
 
-#include "../src/offers/offer_messages.h"
-#include "../src/offers/shares.h"
 #include "base/checked.h"
 #include "check.h"
-#include "p2pkv/transports.h"
+#include "offers/offer_messages.h"
+#include "offers/shares.h"
 #include "rogue_link.h"
 #include "seed.h"
+#include "transports/transports.h"
 #include "zmq_library.h"
 
 namespace {

@@ -6,8 +6,8 @@
 
 #include "check.h"
 #include "net/tokens.h"
-#include "p2pkv/transports.h"
 #include "page/region.h"
+#include "transports/transports.h"
 
 using namespace p2pkv;
 

@@ -3,9 +3,9 @@
 #include <numeric>
 #include <random>
 
-#include "../src/transports/verbs_plan.h"
 #include "check.h"
 #include "seed.h"
+#include "transports/verbs/plan.h"
 
 using namespace p2pkv;
 using namespace p2pkv::verbs;

@@ -1,7 +1,7 @@
 """Transfers of one node: offers of its memory, and pulls of what others offer.
 
 Only calls are checked here, and the first connection to a peer is opened. Everything else is native
-(``native/include/p2pkv/transfers.h``): offers are made, told, pulled and proven while interpreters are busy.
+(``native/src/offers/transfers.h``): offers are made, told, pulled and proven while interpreters are busy.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "control/zmq_socket.h"
-#include "p2pkv/transport.h"
+#include "transports/transport.h"
 
 namespace p2pkv::bench {
 

@@ -4,8 +4,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
-#include "arrays.h"
-#include "bindings.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

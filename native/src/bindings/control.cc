@@ -9,14 +9,14 @@
 
 #include <memory>
 
-#include "arrays.h"
-#include "bindings.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
 #include "control/control_loop.h"
 #include "control/zap.h"
 #include "directory/server.h"
 #include "disk/tier.h"
-#include "p2pkv/transfers.h"
-#include "p2pkv/transport.h"
+#include "offers/transfers.h"
+#include "transports/transport.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

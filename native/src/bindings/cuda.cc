@@ -1,4 +1,4 @@
-// Device memory: Python's view of native/include/p2pkv/cuda_*.h. Every call that may block releases the GIL.
+// Device memory: Python's view of native/src/cuda/*.h. Every call that may block releases the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -13,11 +13,11 @@
 #include <string>
 #include <tuple>
 
-#include "arrays.h"
-#include "bindings.h"
-#include "p2pkv/cuda_device.h"
-#include "p2pkv/cuda_pieces.h"
-#include "p2pkv/cuda_staging.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
+#include "cuda/device.h"
+#include "cuda/pieces.h"
+#include "cuda/staging.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

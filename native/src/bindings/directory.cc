@@ -10,9 +10,9 @@
 #include <memory>
 #include <utility>
 
-#include "arrays.h"
 #include "base/clock.h"
-#include "bindings.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
 #include "directory/ask_batch.h"
 #include "directory/channel.h"
 #include "directory/requests.h"

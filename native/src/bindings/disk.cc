@@ -8,9 +8,9 @@
 #include <mutex>
 #include <tuple>
 
-#include "arrays.h"
-#include "bindings.h"
-#include "bound_store.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
+#include "bindings/bound_store.h"
 #include "disk/faulty_files.h"
 #include "disk/store.h"
 #include "disk/waiting.h"

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <utility>
 
-#include "arrays.h"
-#include "bindings.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
 #include "cache/fetch_batch.h"
 #include "page/key_hash.h"
 #include "page/page_checks.h"

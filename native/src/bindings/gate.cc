@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -1,4 +1,4 @@
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 NB_MODULE(_native, m) {
   m.doc() = "The native core of p2pkv: what is done per page, and the threads that answer without the GIL.";

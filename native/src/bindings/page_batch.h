@@ -1,7 +1,7 @@
 // Keys and pieces of a call as the pool takes them.
 #pragma once
 
-#include "arrays.h"
+#include "bindings/arrays.h"
 #include "pool/pool.h"
 
 namespace p2pkv {

@@ -7,12 +7,12 @@
 
 #include <tuple>
 
-#include "arrays.h"
 #include "base/checksum.h"
 #include "base/copy.h"
-#include "bindings.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
+#include "bindings/page_batch.h"
 #include "cache/location_cache.h"
-#include "page_batch.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

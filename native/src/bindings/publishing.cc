@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "bindings.h"
-#include "page_batch.h"
+#include "bindings/bindings.h"
+#include "bindings/page_batch.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

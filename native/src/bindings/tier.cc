@@ -6,9 +6,9 @@
 
 #include <utility>
 
-#include "arrays.h"
-#include "bindings.h"
-#include "bound_store.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
+#include "bindings/bound_store.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

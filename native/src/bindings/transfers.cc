@@ -1,5 +1,5 @@
 // Bindings of transfers. p2pkv/transfers adapts them: there errors get their kinds.
-#include "p2pkv/transfers.h"
+#include "offers/transfers.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "arrays.h"
-#include "bindings.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

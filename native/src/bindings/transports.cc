@@ -1,6 +1,6 @@
 // Python's view of the native transports and of shared memory. p2pkv/transports/native.py adapts it to the
 // interface.
-#include "p2pkv/transports.h"
+#include "transports/transports.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 #include "page/region.h"
 
 namespace nb = nanobind;

@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "bindings.h"
-#include "p2pkv/transports.h"
+#include "bindings/bindings.h"
+#include "transports/transports.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -10,10 +10,10 @@
 #include "cache/location_cache.h"
 #include "directory/shard.h"
 #include "disk/tier.h"
-#include "p2pkv/transport.h"
 #include "page/location.h"
 #include "page/status.h"
 #include "pool/pool.h"
+#include "transports/transport.h"
 
 namespace p2pkv {
 

@@ -1,3 +1,5 @@
+#include "cuda/device.h"
+
 #include <unistd.h>
 
 #include <atomic>
@@ -6,8 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "driver.h"
-#include "p2pkv/cuda_device.h"
+#include "cuda/driver.h"
 
 namespace p2pkv::cuda {
 namespace {

@@ -1,10 +1,10 @@
-#include "driver.h"
+#include "cuda/driver.h"
 
 #include <dlfcn.h>
 
 #include <mutex>
 
-#include "p2pkv/cuda_device.h"
+#include "cuda/device.h"
 
 namespace p2pkv::cuda {
 namespace {

@@ -1,6 +1,6 @@
-#include <algorithm>
+#include "cuda/pieces.h"
 
-#include "p2pkv/cuda_pieces.h"
+#include <algorithm>
 
 namespace p2pkv::cuda {
 

@@ -1,3 +1,5 @@
+#include "cuda/staging.h"
+
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -6,8 +8,6 @@
 #include <cstring>
 #include <mutex>
 #include <vector>
-
-#include "p2pkv/cuda_staging.h"
 
 namespace p2pkv::cuda {
 

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "disk/layout.h"
-#include "segment.h"
+#include "disk/segment.h"
 
 namespace p2pkv::disk {
 namespace {

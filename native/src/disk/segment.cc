@@ -1,4 +1,4 @@
-#include "segment.h"
+#include "disk/segment.h"
 
 #include <algorithm>
 #include <cerrno>

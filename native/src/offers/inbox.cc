@@ -1,8 +1,8 @@
-#include "inbox.h"
+#include "offers/inbox.h"
 
 #include <algorithm>
 
-#include "inbox_parts.h"
+#include "offers/inbox_parts.h"
 
 namespace p2pkv::offers {
 

@@ -16,14 +16,14 @@
 #include <utility>
 #include <vector>
 
-#include "landing.h"
-#include "link.h"
-#include "memories.h"
-#include "offer_messages.h"
-#include "p2pkv/transfers.h"
-#include "puller.h"
-#include "shares.h"
-#include "store.h"
+#include "offers/landing.h"
+#include "offers/link.h"
+#include "offers/memories.h"
+#include "offers/offer_messages.h"
+#include "offers/puller.h"
+#include "offers/shares.h"
+#include "offers/store.h"
+#include "offers/transfers.h"
 
 namespace p2pkv::offers {
 

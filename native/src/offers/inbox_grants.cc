@@ -1,7 +1,7 @@
 // Grants: opening, settling and revoking them.
 #include <algorithm>
 
-#include "inbox_parts.h"
+#include "offers/inbox_parts.h"
 
 namespace p2pkv::offers {
 namespace {

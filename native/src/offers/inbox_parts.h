@@ -1,7 +1,7 @@
 // What an Inbox is made of; for its own files. All of it is guarded by the inbox's lock.
 #pragma once
 
-#include "inbox.h"
+#include "offers/inbox.h"
 
 namespace p2pkv::offers {
 

@@ -1,7 +1,7 @@
 // Pulling: which rows go where, reading them, and reporting what became of them.
 #include <algorithm>
 
-#include "inbox_parts.h"
+#include "offers/inbox_parts.h"
 #include "page/words.h"
 
 namespace p2pkv::offers {

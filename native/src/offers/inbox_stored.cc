@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/copy.h"
-#include "inbox_parts.h"
+#include "offers/inbox_parts.h"
 
 namespace p2pkv::offers {
 namespace {

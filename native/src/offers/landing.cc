@@ -1,4 +1,4 @@
-#include "landing.h"
+#include "offers/landing.h"
 
 #include <algorithm>
 #include <map>

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "peer_reader.h"
-#include "staging_area.h"
-#include "stream_point.h"
+#include "offers/peer_reader.h"
+#include "offers/staging_area.h"
+#include "offers/stream_point.h"
 
 namespace p2pkv::offers {
 

@@ -1,4 +1,4 @@
-#include "link.h"
+#include "offers/link.h"
 
 namespace p2pkv::offers {
 

@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "net/sealed_stream.h"
-#include "offer_frames.h"
+#include "offers/offer_frames.h"
 
 namespace p2pkv::offers {
 

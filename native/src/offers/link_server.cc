@@ -1,4 +1,4 @@
-#include "link_server.h"
+#include "offers/link_server.h"
 
 #include <poll.h>
 #include <sys/epoll.h>

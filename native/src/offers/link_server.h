@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "base/thread.h"
-#include "link.h"
 #include "net/acceptor.h"
 #include "net/doorman.h"
 #include "net/listener.h"
+#include "offers/link.h"
 
 namespace p2pkv::offers {
 

@@ -1,4 +1,4 @@
-#include "memories.h"
+#include "offers/memories.h"
 
 #include <algorithm>
 

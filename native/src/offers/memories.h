@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "p2pkv/transfers.h"
+#include "offers/transfers.h"
 
 namespace p2pkv::offers {
 

@@ -11,7 +11,7 @@
 #include "net/frames.h"
 #include "net/sealed_stream.h"
 #include "net/wire.h"
-#include "p2pkv/transfers.h"
+#include "offers/transfers.h"
 
 namespace p2pkv::offers {
 

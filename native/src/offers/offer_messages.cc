@@ -1,4 +1,4 @@
-#include "offer_messages.h"
+#include "offers/offer_messages.h"
 
 #include <algorithm>
 

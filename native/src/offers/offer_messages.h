@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "offer_frames.h"
+#include "offers/offer_frames.h"
 
 namespace p2pkv::offers {
 

@@ -22,12 +22,12 @@
 #include <vector>
 
 #include "base/thread.h"
-#include "link.h"
-#include "memories.h"
-#include "offer_messages.h"
-#include "p2pkv/transfers.h"
-#include "shares.h"
-#include "staging_area.h"
+#include "offers/link.h"
+#include "offers/memories.h"
+#include "offers/offer_messages.h"
+#include "offers/shares.h"
+#include "offers/staging_area.h"
+#include "offers/transfers.h"
 
 namespace p2pkv::offers {
 

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "outbox.h"
-#include "stream_point.h"
+#include "offers/outbox.h"
+#include "offers/stream_point.h"
 
 namespace p2pkv::offers {
 

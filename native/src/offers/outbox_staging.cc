@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "outbox_parts.h"
+#include "offers/outbox_parts.h"
 #include "page/words.h"
 
 namespace p2pkv::offers {

@@ -1,4 +1,4 @@
-#include "peer_reader.h"
+#include "offers/peer_reader.h"
 
 #include <algorithm>
 #include <chrono>

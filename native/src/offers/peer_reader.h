@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "link.h"
-#include "memories.h"
-#include "offer_messages.h"
-#include "p2pkv/transfers.h"
+#include "offers/link.h"
+#include "offers/memories.h"
+#include "offers/offer_messages.h"
+#include "offers/transfers.h"
 
 namespace p2pkv::offers {
 

@@ -1,4 +1,4 @@
-#include "puller.h"
+#include "offers/puller.h"
 
 #include <utility>
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/thread.h"
-#include "peer_reader.h"
+#include "offers/peer_reader.h"
 
 namespace p2pkv::offers {
 

@@ -1,4 +1,4 @@
-#include "staging_area.h"
+#include "offers/staging_area.h"
 
 #include <algorithm>
 #include <utility>

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "memories.h"
-#include "offer_messages.h"
-#include "p2pkv/cuda_staging.h"
-#include "p2pkv/transfers.h"
+#include "cuda/staging.h"
+#include "offers/memories.h"
+#include "offers/offer_messages.h"
+#include "offers/transfers.h"
 
 namespace p2pkv::offers {
 

@@ -1,4 +1,4 @@
-#include "store.h"
+#include "offers/store.h"
 
 #include <sys/mman.h>
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/buddy.h"
-#include "memories.h"
-#include "p2pkv/transfers.h"
+#include "offers/memories.h"
+#include "offers/transfers.h"
 
 namespace p2pkv::offers {
 

@@ -1,4 +1,4 @@
-#include "stream_point.h"
+#include "offers/stream_point.h"
 
 #include <algorithm>
 #include <set>

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "memories.h"
+#include "offers/memories.h"
 
 namespace p2pkv::offers {
 

@@ -1,14 +1,14 @@
-#include "p2pkv/transfers.h"
+#include "offers/transfers.h"
 
 #include <unistd.h>
 
 #include <atomic>
 #include <mutex>
 
-#include "inbox.h"
-#include "link_server.h"
 #include "net/door_frames.h"
-#include "outbox.h"
+#include "offers/inbox.h"
+#include "offers/link_server.h"
+#include "offers/outbox.h"
 
 namespace p2pkv {
 namespace offers {

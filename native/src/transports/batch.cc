@@ -1,4 +1,4 @@
-#include "batch.h"
+#include "transports/batch.h"
 
 #include "base/checked.h"
 

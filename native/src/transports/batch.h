@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "p2pkv/transport.h"
-#include "registered.h"
+#include "transports/registered.h"
+#include "transports/transport.h"
 
 namespace p2pkv {
 

@@ -1,4 +1,4 @@
-#include "leased_endpoint.h"
+#include "transports/leased_endpoint.h"
 
 #include <algorithm>
 

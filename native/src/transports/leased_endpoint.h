@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "batch.h"
-#include "p2pkv/transport.h"
-#include "registered.h"
+#include "transports/batch.h"
+#include "transports/registered.h"
+#include "transports/transport.h"
 
 namespace p2pkv {
 

@@ -1,4 +1,4 @@
-#include "registered.h"
+#include "transports/registered.h"
 
 #include <vector>
 

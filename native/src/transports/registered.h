@@ -10,7 +10,7 @@
 #include <unordered_map>
 
 #include "base/fd.h"
-#include "p2pkv/transport.h"
+#include "transports/transport.h"
 
 namespace p2pkv {
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/device.h"
 #include "fake_cuda.h"
-#include "p2pkv/cuda_device.h"
 
 namespace p2pkv::test {
 

@@ -1,5 +1,5 @@
 // Stands in for the ucx transport where there were no headers of UCX to build it with.
-#include "p2pkv/transports.h"
+#include "transports/transports.h"
 
 namespace p2pkv {
 namespace {

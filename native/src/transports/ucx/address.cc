@@ -1,4 +1,4 @@
-#include "address.h"
+#include "transports/ucx/address.h"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>

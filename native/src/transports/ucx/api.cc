@@ -1,4 +1,4 @@
-#include "api.h"
+#include "transports/ucx/api.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>

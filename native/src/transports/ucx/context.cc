@@ -1,4 +1,4 @@
-#include "context.h"
+#include "transports/ucx/context.h"
 
 #include <cstdio>
 #include <cstdlib>

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "api.h"
+#include "transports/ucx/api.h"
 
 namespace p2pkv::ucx {
 

@@ -1,4 +1,4 @@
-#include "line.h"
+#include "transports/ucx/line.h"
 
 #include <cstring>
 

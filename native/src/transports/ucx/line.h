@@ -11,8 +11,8 @@
 
 #include "base/clock.h"
 #include "base/fd.h"
-#include "frames.h"
-#include "port.h"
+#include "transports/ucx/frames.h"
+#include "transports/ucx/port.h"
 
 namespace p2pkv::ucx {
 

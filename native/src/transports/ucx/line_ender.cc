@@ -1,4 +1,4 @@
-#include "line_ender.h"
+#include "transports/ucx/line_ender.h"
 
 namespace p2pkv::ucx {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/thread.h"
-#include "line.h"
+#include "transports/ucx/line.h"
 
 namespace p2pkv::ucx {
 

@@ -1,4 +1,4 @@
-#include "port.h"
+#include "transports/ucx/port.h"
 
 #include <poll.h>
 

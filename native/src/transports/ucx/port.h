@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "context.h"
+#include "transports/ucx/context.h"
 
 namespace p2pkv::ucx {
 

@@ -1,4 +1,4 @@
-#include "reader.h"
+#include "transports/ucx/reader.h"
 
 #include <algorithm>
 #include <cstring>

@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "../leased_endpoint.h"
 #include "base/thread.h"
-#include "line.h"
-#include "line_ender.h"
-#include "server.h"
+#include "transports/leased_endpoint.h"
+#include "transports/ucx/line.h"
+#include "transports/ucx/line_ender.h"
+#include "transports/ucx/server.h"
 
 namespace p2pkv::ucx {
 

@@ -1,4 +1,4 @@
-#include "server.h"
+#include "transports/ucx/server.h"
 
 #include <algorithm>
 #include <cstring>

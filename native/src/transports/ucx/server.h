@@ -14,10 +14,10 @@
 #include <unordered_set>
 #include <vector>
 
-#include "../registered.h"
-#include "frames.h"
 #include "net/tokens.h"
-#include "worker.h"
+#include "transports/registered.h"
+#include "transports/ucx/frames.h"
+#include "transports/ucx/worker.h"
 
 namespace p2pkv::ucx {
 

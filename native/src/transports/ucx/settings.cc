@@ -1,4 +1,4 @@
-#include "settings.h"
+#include "transports/ucx/settings.h"
 
 #include <stdlib.h>
 

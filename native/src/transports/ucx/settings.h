@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "address.h"
-#include "context.h"
+#include "transports/ucx/address.h"
+#include "transports/ucx/context.h"
 
 namespace p2pkv::ucx {
 

@@ -4,11 +4,11 @@
 
 #include <fstream>
 
-#include "../leased_endpoint.h"
-#include "p2pkv/transports.h"
-#include "reader.h"
-#include "server.h"
-#include "settings.h"
+#include "transports/leased_endpoint.h"
+#include "transports/transports.h"
+#include "transports/ucx/reader.h"
+#include "transports/ucx/server.h"
+#include "transports/ucx/settings.h"
 
 namespace p2pkv {
 namespace {

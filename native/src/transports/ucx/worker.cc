@@ -1,4 +1,4 @@
-#include "worker.h"
+#include "transports/ucx/worker.h"
 
 namespace p2pkv::ucx {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "base/fd.h"
 #include "base/thread.h"
-#include "port.h"
+#include "transports/ucx/port.h"
 
 namespace p2pkv::ucx {
 

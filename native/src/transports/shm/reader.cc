@@ -1,0 +1,250 @@
+#include "transports/shm/reader.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "base/copy.h"
+#include "page/words.h"
+
+namespace p2pkv::shm {
+namespace {
+
+// Abort flag and deadline are looked at this often: a MiB takes 0.1 ms.
+constexpr uint64_t kSliceBytes = 1 << 20;
+// Small spans cost more than their bytes.
+constexpr size_t kSliceSpans = 256;
+// What one done() may move, so that it does not block for long.
+constexpr int kSlicesPerPoll = 4;
+
+// Who made the socket at the other end: an abstract name is anybody's once its owner is dead.
+bool is_own_user(int connection) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
+}
+
+// The reply waiting on `connection` and the descriptor that came with it. What recvmsg returned.
+ssize_t receive_reply(int connection, MapReply* reply, UniqueFd* fd) {
+  iovec data{reply, sizeof *reply};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const ssize_t n = recvmsg(connection, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (n < 0) return n;
+  const cmsghdr* rights = CMSG_FIRSTHDR(&message);
+  if (rights && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS &&
+      rights->cmsg_len == CMSG_LEN(sizeof(int))) {
+    int received;
+    std::memcpy(&received, CMSG_DATA(rights), sizeof received);
+    *fd = UniqueFd(received);
+  }
+  return n;
+}
+
+}  // namespace
+
+ShmEndpoint::ShmEndpoint(ShmHome home) : home_(std::move(home)), grant_(home_.server->tokens().new_grant()) {}
+
+std::string ShmEndpoint::make_half() {
+  EndpointBlob blob{kEndpointMagic, kFrameVersion, 0, {}, home_.server->tokens().mint(grant_)};
+  home_.server->socket_name().copy(blob.socket_name, kNameBytes);
+  return to_blob(blob);
+}
+
+bool ShmEndpoint::take_half(std::string_view remote, std::string* error) {
+  EndpointBlob owner;
+  if (!from_blob(remote, kEndpointMagic, &owner, error)) return false;
+  owner_ = owner;
+  owner_name_.assign(owner.socket_name, strnlen(owner.socket_name, kNameBytes));
+  advance();
+  return true;
+}
+
+std::shared_ptr<RemoteRegion> ShmEndpoint::attach(std::string_view region, std::string* error) {
+  RegionBlob blob;
+  if (!from_blob(region, kRegionMagic, &blob, error)) return nullptr;
+  auto remote = std::make_shared<ShmRemoteRegion>(this, blob.region, blob.nbytes);
+  const std::lock_guard lock(mutex_);
+  std::erase_if(regions_, [](const auto& known) { return known.expired(); });
+  regions_.push_back(remote);
+  to_ask_.push_back(remote);
+  if (is_bound_ && !is_closed_) advance();
+  return remote;
+}
+
+ShmEndpoint::Progress ShmEndpoint::poll_mapping(ShmRemoteRegion& region,
+                                                std::shared_ptr<ReadOnlyMapping>* mapping) {
+  const std::lock_guard lock(mutex_);
+  if (!region.mapping && !region.is_refused && !advance()) return Progress::kLost;
+  if (region.is_refused) return Progress::kRefused;
+  *mapping = region.mapping;
+  return region.mapping ? Progress::kReady : Progress::kWaiting;
+}
+
+void ShmEndpoint::wait_for_owner(const Deadline& deadline) {
+  const auto [is_greeted, connection] = [this] {
+    const std::lock_guard lock(mutex_);
+    return std::pair(is_greeted_, connection_.get());
+  }();
+  if (is_greeted) {
+    pollfd fd{connection, POLLIN, 0};
+    poll(&fd, 1, deadline.poll_ms());
+  } else {
+    // The owner's queue of connections is full, and Unix sockets have no event for its end.
+    poll(nullptr, 0, std::min(deadline.poll_ms(), 2));
+  }
+}
+
+bool ShmEndpoint::is_owner_alive() {
+  const std::lock_guard lock(mutex_);
+  pollfd fd{connection_.get(), POLLRDHUP, 0};
+  return poll(&fd, 1, 0) == 0;
+}
+
+bool ShmEndpoint::advance() {
+  if (is_severed_ || is_closed_) return false;
+  if (!is_greeted_ && !connect_and_greet()) return false;
+  while (is_greeted_ && !to_ask_.empty()) {
+    const MapRequest request{kRequestMagic, kFrameVersion, 0, to_ask_.front()->id, 0};
+    if (send(connection_.get(), &request, sizeof request, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+      if (errno == EAGAIN) break;
+      return false;
+    }
+    to_answer_.push_back(std::move(to_ask_.front()));
+    to_ask_.pop_front();
+  }
+  return !is_greeted_ || take_replies();
+}
+
+bool ShmEndpoint::connect_and_greet() {
+  if (!connection_) connection_ = UniqueFd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, owner_name_.data(), owner_name_.size());
+  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + owner_name_.size());
+  if (!connection_) return false;
+  if (connect(connection_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) return errno == EAGAIN;
+  const Hello hello{kHelloMagic, kFrameVersion, 0, owner_.token};
+  if (!is_own_user(connection_.get())) return false;
+  is_greeted_ = send(connection_.get(), &hello, sizeof hello, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof hello;
+  return is_greeted_;
+}
+
+bool ShmEndpoint::take_replies() {
+  while (!to_answer_.empty()) {
+    MapReply reply;
+    UniqueFd fd;
+    const ssize_t n = receive_reply(connection_.get(), &reply, &fd);
+    if (n < 0) return errno == EAGAIN || errno == EINTR;
+    ShmRemoteRegion& region = *to_answer_.front();
+    if (n != sizeof reply || reply.magic != kReplyMagic || reply.region != region.id) return false;
+    if (reply.status == static_cast<uint32_t>(MapStatus::kGranted)) {
+      // That it can't be mapped says nothing of the pages: this process may have no descriptor or address
+      // space left. So the owner counts as lost; that its region is gone only the owner can say.
+      if (!fd || reply.nbytes != region.size) return false;
+      std::string why;
+      region.mapping = home_.mappings->get(owner_name_, region.id, fd.get(), region.size, &why);
+      if (!region.mapping) return false;
+    } else {
+      region.is_refused = true;
+    }
+    to_answer_.pop_front();
+  }
+  return true;
+}
+
+std::shared_ptr<Batch> ShmEndpoint::make_batch(std::shared_ptr<AttachedRegion> remote, Reads reads) {
+  return std::make_shared<ShmBatch>(std::static_pointer_cast<ShmEndpoint>(shared_from_this()),
+                                    std::static_pointer_cast<ShmRemoteRegion>(std::move(remote)),
+                                    std::move(reads));
+}
+
+void ShmEndpoint::shutdown_sockets() {
+  if (connection_) shutdown(connection_.get(), SHUT_RDWR);
+}
+
+void ShmEndpoint::release() {
+  home_.server->drop_grant(grant_);
+  const std::lock_guard lock(mutex_);
+  connection_.reset();
+  to_ask_.clear();
+  to_answer_.clear();
+  for (const auto& known : regions_) {
+    if (const auto region = known.lock()) region->mapping.reset();
+  }
+}
+
+ShmBatch::ShmBatch(std::shared_ptr<ShmEndpoint> endpoint, std::shared_ptr<ShmRemoteRegion> remote,
+                   Reads reads)
+    : Batch(std::move(reads)), endpoint_(std::move(endpoint)), remote_(std::move(remote)) {}
+
+bool ShmBatch::drive(const Deadline* deadline) {
+  if (!mapping_ && !await_mapping(deadline)) return false;
+  if (!mapping_) return true;
+  for (int slice = 0; next_ < spans_.size(); ++slice) {
+    if (is_aborted() || (deadline ? deadline->passed() : slice == kSlicesPerPoll)) return false;
+    if (!copy_slice()) return false;
+  }
+  mapping_.reset();  // a settled transfer must not keep the mapping of a closed endpoint
+  return true;
+}
+
+// True once it is known what becomes of the batch: mapping_ is there, or the owner refused and all spans are
+// settled.
+bool ShmBatch::await_mapping(const Deadline* deadline) {
+  for (;;) {
+    if (is_aborted()) return false;
+    const auto progress = endpoint_->poll_mapping(*remote_, &mapping_);
+    const bool is_lost = progress == ShmEndpoint::Progress::kLost ||
+                         (progress == ShmEndpoint::Progress::kReady && !endpoint_->is_owner_alive());
+    if (is_lost) {
+      abort(Status::kPeerLost);
+      return false;
+    }
+    if (progress == ShmEndpoint::Progress::kReady) return true;
+    if (progress == ShmEndpoint::Progress::kRefused) {
+      std::replace(statuses_.begin(), statuses_.end(), Status::kPending, Status::kRejected);
+      return true;
+    }
+    if (!deadline || deadline->passed()) return false;
+    endpoint_->wait_for_owner(*deadline);
+  }
+}
+
+// Copies about a MiB. False if the local region was closed meanwhile, which aborts the batch.
+bool ShmBatch::copy_slice() {
+  const RegisteredRegion::Use use(*local_);
+  if (!use) {
+    abort(Status::kCanceled);
+    return false;
+  }
+  uint64_t budget = kSliceBytes;
+  for (size_t n = 0; n < kSliceSpans && budget > 0 && next_ < spans_.size(); ++n) {
+    const Span& span = spans_[next_];
+    if (statuses_[next_] == Status::kPending) {
+      const uint64_t nbytes = std::min<uint64_t>(budget, static_cast<uint64_t>(span.length) - n_copied_);
+      copy_bytes(local_->base() + span.local + n_copied_, mapping_->base() + span.remote + n_copied_, nbytes);
+      n_copied_ += nbytes;
+      budget -= nbytes;
+      if (n_copied_ < static_cast<uint64_t>(span.length)) return true;
+      const bool is_good =
+          !is_validated(next_) ||
+          load_word_after_bytes(mapping_->base() + words_[next_].offset) == words_[next_].value;
+      statuses_[next_] = is_good ? Status::kOk : Status::kRejected;
+    }
+    ++next_;
+    n_copied_ = 0;
+  }
+  return true;
+}
+
+}  // namespace p2pkv::shm

@@ -1,0 +1,123 @@
+// The shm transport: puts the owner's and the reader's side together.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "transports/leased_endpoint.h"
+#include "transports/shm/frames.h"
+#include "transports/shm/mappings.h"
+#include "transports/shm/reader.h"
+#include "transports/shm/server.h"
+#include "transports/transports.h"
+
+namespace p2pkv {
+namespace {
+
+// Equal for processes that can reach each other's abstract sockets and pass the uid check.
+std::string shm_domain() {
+  std::string boot_id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  struct stat network{};
+  if (boot_id.empty() || stat("/proc/self/ns/net", &network) != 0) return {};
+  return "shm:" + boot_id + ":" + std::to_string(network.st_ino) + ":" + std::to_string(geteuid());
+}
+
+class ShmTransport final : public Transport {
+ public:
+  static std::shared_ptr<ShmTransport> start(std::string* error) {
+    auto transport = std::make_shared<ShmTransport>();
+    transport->domain_ = shm_domain();
+    if (transport->domain_.empty()) {
+      *error =
+          "cannot tell which host this is: /proc/sys/kernel/random/boot_id or /proc/self/ns/net can't be "
+          "read";
+      return nullptr;
+    }
+    transport->server_.reset(shm::Server::start(transport->regions_, error).release());
+    return transport->server_ && transport->mappings_->start(error) ? transport : nullptr;
+  }
+  ~ShmTransport() override { close(); }
+
+  std::string domain() const override { return domain_; }
+
+  std::shared_ptr<MemoryRegion> register_memory(uint8_t* base, uint64_t nbytes, int fd, bool readable,
+                                                std::string* error) override {
+    RegisteredRegion::Options options{base, nbytes, UniqueFd(), readable, shm::kRegionMagic, {}};
+    if (readable) {
+      options.fd = duplicate(fd, nbytes, error);
+      if (!options.fd) return nullptr;
+      options.on_closed = [home = weak_from_this()](uint32_t id) {
+        if (const auto transport = std::static_pointer_cast<ShmTransport>(home.lock())) {
+          transport->server_->drop_region(id);
+        }
+      };
+    }
+    auto region = regions_->add(std::move(options));
+    if (!region) *error = "the transport is closed";
+    return region;
+  }
+
+  std::shared_ptr<Endpoint> open() override {
+    auto endpoint =
+        std::make_shared<shm::ShmEndpoint>(shm::ShmHome{shared_from_this(), server_.get(), mappings_.get()});
+    if (!endpoints_.add(endpoint)) endpoint->close();
+    return endpoint;
+  }
+
+  std::string accept(std::string_view remote, std::string* error) override {
+    shm::EndpointBlob reader;
+    if (!from_blob(remote, shm::kEndpointMagic, &reader, error)) return {};
+    // The owner's half of an endpoint is its token alone: nothing to keep until the reader connects.
+    TokenTable& tokens = server_->tokens();
+    shm::EndpointBlob blob{shm::kEndpointMagic, kFrameVersion, 0, {}, tokens.mint(tokens.new_grant())};
+    server_->socket_name().copy(blob.socket_name, shm::kNameBytes);
+    return to_blob(blob);
+  }
+
+  void close() override {
+    if (getpid() != pid_) return;  // in a forked child all of it is the parent's
+    const std::lock_guard closing(closing_);
+    endpoints_.close();
+    regions_->close();
+    if (server_) server_->close();
+    mappings_->close();
+  }
+
+ private:
+  // A descriptor of our own for the memfd behind a region, so that its owner may close his at any time.
+  static UniqueFd duplicate(int fd, uint64_t nbytes, std::string* error) {
+    struct stat info{};
+    const int seals = fd < 0 ? -1 : fcntl(fd, F_GET_SEALS);
+    constexpr int kNeeded = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+    if (seals < 0 || (seals & kNeeded) != kNeeded || fstat(fd, &info) != 0 ||
+        static_cast<uint64_t>(info.st_size) != nbytes) {
+      *error = "shm can only make a whole sealed shared region readable, as p2pkv._native.SharedRegion is";
+      return UniqueFd();
+    }
+    UniqueFd copy(fcntl(fd, F_DUPFD_CLOEXEC, 3));
+    if (!copy)
+      *error = std::string("cannot duplicate the descriptor of shared memory: ") + std::strerror(errno);
+    return copy;
+  }
+
+  std::string domain_;
+  const std::shared_ptr<RegionTable> regions_ = std::make_shared<RegionTable>();
+  ThreadOwner<shm::Server> server_;
+  const ThreadOwner<shm::Mappings> mappings_{new shm::Mappings};
+  EndpointList endpoints_;
+  const pid_t pid_ = getpid();
+  std::mutex closing_;  // held by the one close() that does the work, so that the others return after it
+};
+
+}  // namespace
+
+std::shared_ptr<Transport> make_shm_transport(std::string* error) {
+  return ShmTransport::start(error);
+}
+
+}  // namespace p2pkv

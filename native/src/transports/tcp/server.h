@@ -1,0 +1,64 @@
+// The owner's side of the tcp transport: listens, lets readers in and gives each connection a thread.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "base/clock.h"
+#include "net/doorman.h"
+#include "net/listener.h"
+#include "transports/registered.h"
+#include "transports/tcp/frames.h"
+
+namespace p2pkv::tcp {
+
+// At most kMaxConnections are served at a time, and fewer under a low limit of descriptors; for a further
+// one, the longest idle is hung up on.
+class Server {
+ public:
+  static constexpr size_t kMaxConnections = 1024;
+
+  // Listens on `host`; peers are told `advertise`, or `host` if that is empty.
+  static std::unique_ptr<Server> start(const std::string& host, uint16_t port, const std::string& advertise,
+                                       std::shared_ptr<RegionTable> regions, std::string* error);
+  ~Server() { close(); }
+  void close();
+
+  const Address& address() const { return address_; }
+  TokenTable& tokens() { return doorman_->tokens(); }
+  // Hangs up on the connections of one grant.
+  void drop_grant(uint64_t grant);
+
+ private:
+  struct Connection {
+    Connection(UniqueFd connection, uint64_t admitted_by) : fd(std::move(connection)), grant(admitted_by) {}
+
+    UniqueFd fd;
+    uint64_t grant;
+    NamedThread thread;
+    std::atomic<int64_t> used_ns{steady_now_ns()};  // when it came, or asked last
+    bool is_doomed = false;                         // hung up on for another's sake
+  };
+
+  explicit Server(std::shared_ptr<RegionTable> regions) : regions_(std::move(regions)) {}
+  void admit(UniqueFd fd, uint64_t grant);
+  void make_room();
+  void serve(std::list<Connection>::iterator connection);
+
+  const pid_t pid_ = getpid();
+  const std::shared_ptr<RegionTable> regions_;
+  Address address_;
+  std::unique_ptr<Doorman> doorman_;
+  Wakeup stop_;       // set once, and never cleared: wakes every connection's thread
+  std::mutex mutex_;  // guards all below
+  std::condition_variable emptied_;
+  std::list<Connection> connections_;
+  NamedThread last_to_leave_;  // joined by the next one that leaves, so that at most one ended thread lingers
+  bool is_closing_ = false;
+};
+
+}  // namespace p2pkv::tcp

@@ -1,0 +1,82 @@
+// One connection of a tcp reader: asks for spans and scatters the answer into local memory.
+#pragma once
+
+#include <poll.h>
+#include <sys/uio.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "base/fd.h"
+#include "transports/registered.h"
+#include "transports/tcp/frames.h"
+#include "transports/tcp/server.h"
+
+namespace p2pkv::tcp {
+
+// What the streams of one batch share. Each stream writes the statuses of its own spans only.
+struct ReadPlan {
+  RegisteredRegion* local;
+  uint32_t remote_region;
+  const std::vector<Span>* spans;
+  const std::vector<Word>* words;
+  std::vector<Status>* statuses;
+
+  bool is_validated(uint32_t span) const { return !words->empty() && (*words)[span].offset != kNoWord; }
+};
+
+// Driven by one thread at a time; nothing here blocks.
+class Stream {
+ public:
+  enum class Progress { kDone, kMoved, kBlocked, kLost, kLocalClosed };
+
+  // Starts to connect and, as soon as that is possible, to greet. Without blocking.
+  void connect(const Address& address, const Token& token);
+  // Sends what is to be sent, as far as possible: the Hello goes out before the server loses its patience.
+  void flush();
+  // Takes spans to read; the one before must be done.
+  void begin(const ReadPlan& plan, std::vector<uint32_t> share);
+  // One step: at most one system call that moves bytes.
+  Progress advance();
+  // The events to poll for after kBlocked.
+  short events() const { return outgoing_.empty() ? POLLIN : POLLOUT; }
+  int fd() const { return socket_.get(); }
+  void shut_down();
+  void reset() { socket_.reset(); }
+
+ private:
+  enum class Phase { kHeader, kBytesAndTrailer };
+
+  Progress send_outgoing();
+  void request_next();
+  void expect_header();
+  Progress receive();
+  size_t gather(iovec* pieces);
+  void took_bytes(uint64_t nbytes);
+  bool on_header();
+  bool on_trailer();
+  void end_spans(size_t n_spans, bool is_good);
+  const Span& span(size_t i) const { return (*plan_.spans)[share_[i]]; }
+
+  UniqueFd socket_;
+  std::vector<uint8_t> outgoing_;
+  size_t n_sent_ = 0;
+
+  ReadPlan plan_{};
+  std::vector<uint32_t> share_;  // indexes of the spans to read, in order
+  size_t n_requested_ = 0;       // of share_
+  uint64_t request_id_ = 0;
+
+  // The place in the answer.
+  Phase phase_ = Phase::kHeader;
+  size_t next_ = 0;          // the first span of share_ that has not ended
+  uint64_t n_received_ = 0;  // bytes of it
+  ChunkHeader chunk_{};
+  size_t at_ = 0;  // the span the next byte of the chunk belongs to, and that byte's place in it
+  uint64_t at_offset_ = 0;
+  uint64_t chunk_left_ = 0;     // bytes
+  std::vector<uint8_t> frame_;  // the header, or trailer and words, as far as received
+  size_t n_frame_ = 0;
+};
+
+}  // namespace p2pkv::tcp

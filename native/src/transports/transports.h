@@ -1,0 +1,74 @@
+// The transports built into the native core.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transports/transport.h"
+
+namespace p2pkv {
+
+// Peers of the same host, user and network namespace map each other's sealed memfds. Null, with the reason in
+// `error`.
+std::shared_ptr<Transport> make_shm_transport(std::string* error);
+
+struct TcpOptions {
+  std::string host = "127.0.0.1";  // to listen on; a name or an address
+  uint16_t port = 0;               // 0: any
+  uint32_t streams = 2;            // connections an endpoint reads over, 1 to 8
+  std::string advertise;           // what peers connect to; needed only when `host` is a wildcard
+};
+
+class TcpTransportBase : public Transport {
+ public:
+  virtual uint16_t port() const = 0;
+};
+
+// Peers anywhere. Null, with the reason in `error`.
+std::shared_ptr<TcpTransportBase> make_tcp_transport(const TcpOptions& options, std::string* error);
+
+// One port of an RDMA device, as `p2pkv doctor` shows it.
+struct VerbsPort {
+  std::string device;
+  int port = 1;
+  std::string link;     // "RoCE v2" or "InfiniBand"
+  std::string state;    // "active", or what it is instead
+  std::string gid;      // the address that would be used; empty if there is none
+  uint32_t mtu = 0;     // bytes
+  int numa_node = -1;   // -1: unknown
+  std::string missing;  // why it can't be used; empty if it can
+};
+
+// Whether the headers were there when p2pkv was built.
+bool has_verbs();
+
+// The ports of this machine, usable or not. Empty, with what is missing in `error`, where there are none.
+std::vector<VerbsPort> verbs_ports(std::string* error);
+
+// Peers with RDMA devices. `devices`: which to use, each NAME[:PORT][=ADDRESS]; empty: every usable one.
+// Null, with the reason in `error`.
+std::shared_ptr<Transport> make_verbs_transport(const std::vector<std::string>& devices, std::string* error);
+struct UcxOptions {
+  std::string host = "127.0.0.1";  // an address of this node, on which UCX listens and from which it connects
+  std::string advertise;           // used instead when `host` is a wildcard
+  bool trusts_network = false;     // that nobody but the cluster is on it: then tcp is used beyond loopback
+};
+
+struct UcxLibrary {
+  std::string path;
+  std::string version;
+};
+
+// Loads libucp, once a process, from a path or by a name the loader knows. Empty, or what is missing.
+std::string ucx_missing(const std::string& library);
+// What was loaded; empty before.
+UcxLibrary ucx_library();
+// UCX's transports and devices, as "tcp/lo", that these options would use. Empty, with the reason in `error`.
+// The library must have been loaded; the same holds below.
+std::vector<std::string> ucx_resources(const UcxOptions& options, std::string* error);
+// Peers that UCX reaches. Null, with the reason in `error`.
+std::shared_ptr<Transport> make_ucx_transport(const UcxOptions& options, std::string* error);
+
+}  // namespace p2pkv
