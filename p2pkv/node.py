@@ -12,6 +12,7 @@ import zmq
 
 from p2pkv import _native, endings, transports
 from p2pkv.address import split_address
+from p2pkv.arrays.host import HostArray, SupportsCudaArray
 from p2pkv.cache import PageCache
 from p2pkv.config import Config
 from p2pkv.control import MAX_SOCKETS, ControlClient, ControlServer, Socket
@@ -33,7 +34,6 @@ from p2pkv.disk.tier import DiskTier, disk_folder
 from p2pkv.errors import UsageError
 from p2pkv.gate import Gate
 from p2pkv.handshakes import Handshakes
-from p2pkv.host_arrays import HostArray, SupportsCudaArray
 from p2pkv.memory import Memory, native_ways
 from p2pkv.metrics import Metrics
 from p2pkv.names import Names

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
+from p2pkv.arrays.host import HostArray, SupportsCudaArray
 from p2pkv.errors import UsageError
-from p2pkv.host_arrays import HostArray, SupportsCudaArray
 
 KEY_BYTES = 16
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import operator
 import threading
 
-from p2pkv.device_arrays import as_device_array
+from p2pkv.arrays.device import as_device_array
+from p2pkv.arrays.host import as_host_array
 from p2pkv.device_memory import DeviceMemory, why_unknown
 from p2pkv.errors import DeviceError, UsageError
-from p2pkv.host_arrays import as_host_array
 from p2pkv.memory import Memory
 from p2pkv.transfer import TransferEngine
 

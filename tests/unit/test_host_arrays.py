@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from p2pkv.arrays.host import as_host_array
 from p2pkv.errors import UsageError
-from p2pkv.host_arrays import as_host_array
 
 
 class Tensor:

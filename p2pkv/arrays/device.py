@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
+from p2pkv.arrays.host import device_of, is_cuda
 from p2pkv.errors import UsageError
-from p2pkv.host_arrays import device_of, is_cuda
 
 _LEGACY_STREAM = 1
 """The number is DLPack's and the driver's. -1, for no order at all, is in the standard, but not all take it."""

@@ -1,0 +1,1 @@
+"""Arrays that callers pass, of a host or a device, seen without copying."""
