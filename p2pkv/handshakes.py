@@ -12,11 +12,18 @@ import time
 from collections.abc import Mapping, Sequence
 
 from p2pkv import _native
-from p2pkv.control import ControlClient, Request
+from p2pkv.control.sockets import ControlClient, Request
+from p2pkv.control.wire import (
+    Kind,
+    ReplyStatus,
+    pack_connect,
+    pack_connected,
+    unpack_connect,
+    unpack_connected,
+)
 from p2pkv.directory.view import Member
 from p2pkv.errors import ControlError, P2PKVError, TransportError
 from p2pkv.transports.base import Transport
-from p2pkv.wire import Kind, ReplyStatus, pack_connect, pack_connected, unpack_connect, unpack_connected
 
 _log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ import msgspec
 import zmq
 
 from p2pkv.address import split_address
+from p2pkv.control.secret import ClusterKeys
 from p2pkv.errors import ConfigError, ControlError, VersionError
-from p2pkv.secret import ClusterKeys
 
 _log = logging.getLogger(__name__)
 

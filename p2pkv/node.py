@@ -15,8 +15,10 @@ from p2pkv.address import split_address
 from p2pkv.arrays.host import HostArray, SupportsCudaArray
 from p2pkv.cache import PageCache
 from p2pkv.config import Config
-from p2pkv.control import MAX_SOCKETS, ControlClient, ControlServer, Socket
-from p2pkv.counters import CountersServer
+from p2pkv.control.counters import CountersServer
+from p2pkv.control.host_names import Names
+from p2pkv.control.secret import cluster_keys
+from p2pkv.control.sockets import MAX_SOCKETS, ControlClient, ControlServer, Socket
 from p2pkv.descriptors import raise_limit, require_descriptors
 from p2pkv.device_memory import DeviceMemory
 from p2pkv.device_memory import use_library as use_cuda_library
@@ -36,11 +38,9 @@ from p2pkv.gate import Gate
 from p2pkv.handshakes import Handshakes
 from p2pkv.memory import Memory, native_ways
 from p2pkv.metrics import Metrics
-from p2pkv.names import Names
 from p2pkv.page import Namespace, Outcomes, Pages
 from p2pkv.pool import Pool
 from p2pkv.registration import Registrar
-from p2pkv.secret import cluster_keys
 from p2pkv.transfer import PeerTraffic, TransferEngine
 from p2pkv.transfers.transfers import Transfers, start_offers
 from p2pkv.transports.base import Transport, TransportSettings

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import zmq
 
+from p2pkv.control.secret import cluster_keys
 from p2pkv.heartbeat import Heartbeat, unpack
-from p2pkv.secret import cluster_keys
 
 
 class Listener:

@@ -18,12 +18,12 @@ import numpy as np
 import zmq
 
 from p2pkv import Config, Node
-from p2pkv.control import ControlClient, Request
-from p2pkv.secret import cluster_keys
+from p2pkv.control.secret import cluster_keys
+from p2pkv.control.sockets import ControlClient, Request
+from p2pkv.control.wire import Kind, pack_connect, unpack_connected
 from p2pkv.transports.base import Transport
 from p2pkv.transports.native import ShmTransport, TcpTransport
 from p2pkv.transports.verbs import VerbsTransport
-from p2pkv.wire import Kind, pack_connect, unpack_connected
 
 N_PAGES, NBYTES = 64, 65536
 

@@ -13,7 +13,8 @@ from random import Random
 import numpy as np
 
 from p2pkv import _native
-from p2pkv.control import Request
+from p2pkv.control.sockets import Request
+from p2pkv.control.wire import Kind, Reply
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.membership.base import Identity, Listeners
@@ -25,7 +26,6 @@ from p2pkv.page import Keys, as_locations, row_pieces
 from p2pkv.pool import Pool
 from p2pkv.testing.simulated_directory import NoChannels, SimulatedControl
 from p2pkv.testing.simulated_network import SimulatedClock, SimulatedNetwork, Simulation
-from p2pkv.wire import Kind, Reply
 
 NBYTES = 4096
 MOST_PAGES = 32

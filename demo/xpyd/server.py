@@ -35,8 +35,8 @@ from demo.node_store import NodeStore
 from demo.paged_kv import PagedKV
 from demo.xpyd.scheduler import Ending, Job, Scheduler
 from p2pkv import Config, Node
+from p2pkv.control.secret import cluster_keys
 from p2pkv.heartbeat import Heart, Instance, Load, Mode, Role, State
-from p2pkv.secret import cluster_keys
 
 MODEL = "demo"
 SHAPE = Shape(n_layers=2, width=64, n_heads=4, max_tokens=4096)

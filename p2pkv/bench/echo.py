@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import zmq
 
 from p2pkv import _native
-from p2pkv.control import Socket
+from p2pkv.control.sockets import Socket
+from p2pkv.control.wire import HEADER
 from p2pkv.page import KEY_BYTES, LOCATION
-from p2pkv.wire import HEADER
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -14,7 +14,7 @@ from p2pkv.bench.peer import Meeting, Peer
 from p2pkv.bench.plan import Plan
 from p2pkv.bench.rounds import percentile
 from p2pkv.bench.rows import MIB, Row, make_row
-from p2pkv.wire import MAX_ENTRIES, PUT_ENTRY
+from p2pkv.control.wire import MAX_ENTRIES, PUT_ENTRY
 
 _PROCESSES = 8
 _THREADS_EACH = 8

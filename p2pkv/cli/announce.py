@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from p2pkv.cli.signals import EndingSignals
+from p2pkv.control.secret import cluster_keys
 from p2pkv.engine_check import EngineCheck
 from p2pkv.heartbeat import INTERVAL_S, Heart, Instance, Mode, Role, checked
-from p2pkv.secret import cluster_keys
 
 
 def announce(

@@ -11,13 +11,13 @@ import zmq
 
 from p2pkv.address import split_address
 from p2pkv.config import Config
-from p2pkv.control import ControlClient, Request, Socket
-from p2pkv.counters import decode_counters
+from p2pkv.control.counters import decode_counters
+from p2pkv.control.host_names import Names
+from p2pkv.control.secret import ClusterKeys
+from p2pkv.control.sockets import ControlClient, Request, Socket
+from p2pkv.control.wire import Kind
 from p2pkv.directory.view import Member, Report, decode, encode
 from p2pkv.errors import ConfigError, ControlError
-from p2pkv.names import Names
-from p2pkv.secret import ClusterKeys
-from p2pkv.wire import Kind
 
 if TYPE_CHECKING:
     from typing_extensions import Self

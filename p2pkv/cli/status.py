@@ -13,8 +13,8 @@ from rich.text import Text
 
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
 from p2pkv.cli.settings import ConfigFile, Settings, load
+from p2pkv.control.secret import cluster_keys
 from p2pkv.directory.view import Member, Report, State
-from p2pkv.secret import cluster_keys
 
 _COLORS = {State.ALIVE: "green", State.SUSPECT: "yellow", State.DEAD: "red", State.LEFT: "dim"}
 

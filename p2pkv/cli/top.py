@@ -19,9 +19,9 @@ from rich.text import Text
 
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
 from p2pkv.cli.settings import ConfigFile, Settings, load
+from p2pkv.control.secret import cluster_keys
 from p2pkv.directory.view import Member
 from p2pkv.errors import ControlError
-from p2pkv.secret import cluster_keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
-from p2pkv.control import Request
+from p2pkv.control.sockets import Request
+from p2pkv.control.wire import Kind, Reply
 from p2pkv.directory.membership.timing import Clock
 from p2pkv.directory.ring import Ring
 from p2pkv.directory.view import Member
 from p2pkv.directory.ways import ChannelWay, ControlWay
 from p2pkv.errors import ClosedError
 from p2pkv.metrics import Metrics
-from p2pkv.wire import Kind, Reply
 
 SILENT_OWNER_S = 0.020
 """Twenty round trips on a busy machine, and no more than a fetch may lose to a peer that has stopped."""

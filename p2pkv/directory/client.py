@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
+from p2pkv.control.wire import Kind
 from p2pkv.directory.asking import Owners, Question, Route, do_nothing
 from p2pkv.directory.membership.timing import Clock, SystemClock
 from p2pkv.directory.newcomers import SETTLING_S, Newcomers
@@ -25,7 +26,6 @@ from p2pkv.directory.ways import ChannelWay, ControlWay
 from p2pkv.metrics import Metrics
 from p2pkv.page import LOCATION, Keys, Locations, as_bytes
 from p2pkv.pool import Pieces, Pool
-from p2pkv.wire import Kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from p2pkv import _native
-from p2pkv.control import Request
+from p2pkv.control.sockets import Request
+from p2pkv.control.wire import Reply
 from p2pkv.directory.view import Member, View
-from p2pkv.wire import Reply
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
 class Answers(Protocol):
-    """Requests under way, given up when the ``with`` block ends; :class:`p2pkv.control.Calls` is one."""
+    """Requests under way, given up when the ``with`` block ends; :class:`p2pkv.control.sockets.Calls` is one."""
 
     def next(self, timeout: float) -> tuple[int, Reply] | None:
         """Return the index of a request and its reply; None after ``timeout`` seconds or if none is to come."""
@@ -35,7 +35,7 @@ class Answers(Protocol):
 
 
 class ControlWay(Protocol):
-    """Leads to every node, and is slow; :class:`p2pkv.control.ControlClient` is one."""
+    """Leads to every node, and is slow; :class:`p2pkv.control.sockets.ControlClient` is one."""
 
     @property
     def is_closed(self) -> bool:

@@ -7,10 +7,10 @@ import logging
 import msgspec
 
 from p2pkv.config import Config
+from p2pkv.control.secret import cluster_keys
 from p2pkv.engine_check import EngineCheck
 from p2pkv.errors import ConfigError
 from p2pkv.heartbeat import Heart, Instance, Mode, Role, checked
-from p2pkv.secret import cluster_keys
 
 _log = logging.getLogger(__name__)
 

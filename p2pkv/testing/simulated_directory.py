@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from p2pkv import _native
-from p2pkv.control import Request
+from p2pkv.control.sockets import Request
+from p2pkv.control.wire import Kind, Reply, pack_request, unpack_reply
 from p2pkv.directory.view import Member, View
 from p2pkv.testing.simulated_network import LATENCY, SimulatedClock
-from p2pkv.wire import Kind, Reply, pack_request, unpack_reply
 
 if TYPE_CHECKING:
     from typing_extensions import Self

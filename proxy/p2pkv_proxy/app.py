@@ -17,8 +17,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from p2pkv.address import is_loopback
+from p2pkv.control.secret import ClusterKeys
 from p2pkv.heartbeat import Instance, State
-from p2pkv.secret import ClusterKeys
 from p2pkv_proxy.bodies import Receive, Scope, Send, error_body
 from p2pkv_proxy.call import InstanceError
 from p2pkv_proxy.discovery import Discovery

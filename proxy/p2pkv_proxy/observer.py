@@ -14,15 +14,15 @@ from contextlib import ExitStack
 import zmq
 
 from p2pkv import _native
-from p2pkv.control import ControlClient, Request, Socket
+from p2pkv.control.secret import ClusterKeys
+from p2pkv.control.sockets import ControlClient, Request, Socket
+from p2pkv.control.wire import Kind, pack_connect, unpack_connected
 from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.view import Member, View, decode, encode
 from p2pkv.errors import ClosedError, ControlError, TransportError, ViewError
 from p2pkv.metrics import Metrics
 from p2pkv.page import Keys, as_locations
-from p2pkv.secret import ClusterKeys
-from p2pkv.wire import Kind, pack_connect, unpack_connected
 
 _log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import zmq
 
 from hunts.frame import Broken, Stop, Tally
-from p2pkv.control import ControlClient, Request, Socket
+from p2pkv.control.secret import cluster_keys
+from p2pkv.control.sockets import ControlClient, Request, Socket
+from p2pkv.control.wire import Kind, pack_request
 from p2pkv.errors import P2PKVError
-from p2pkv.secret import cluster_keys
-from p2pkv.wire import Kind, pack_request
 from pair import Pair
 
 N_MESSAGES = 150

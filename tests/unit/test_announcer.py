@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from p2pkv.control.wire import Kind
 from p2pkv.directory.listing import Listing
 from p2pkv.directory.owed import MOST_KEYS
 from p2pkv.directory.view import State, View
-from p2pkv.wire import Kind
 from simulated_directory_nodes import DirectoryNode, DirectoryNodes
 
 N = 300

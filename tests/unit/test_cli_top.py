@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from p2pkv import Config, Node
 from p2pkv.cli import app, top
 from p2pkv.cli.outsider import Outsider
-from p2pkv.counters import decode_counters
+from p2pkv.control.counters import decode_counters
+from p2pkv.control.secret import cluster_keys
 from p2pkv.errors import ControlError
-from p2pkv.secret import cluster_keys
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import zmq
 
 from lateness import returns_within
 from p2pkv import _native
-from p2pkv.control import ControlClient, ControlServer, Request, Socket
+from p2pkv.control.secret import ClusterKeys
+from p2pkv.control.sockets import ControlClient, ControlServer, Request, Socket
+from p2pkv.control.wire import HEADER, MAX_MESSAGE, Kind, ReplyStatus, pack_request, unpack_reply
 from p2pkv.directory.view import node_key
 from p2pkv.errors import ClosedError, ControlError, VersionError
-from p2pkv.secret import ClusterKeys
-from p2pkv.wire import HEADER, MAX_MESSAGE, Kind, ReplyStatus, pack_request, unpack_reply
 
 BOOT = 17
 

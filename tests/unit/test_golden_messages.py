@@ -14,11 +14,10 @@ import pytest
 import zmq
 
 from p2pkv import _native
-from p2pkv.control import ControlServer, Socket
-from p2pkv.counters import decode_counters, encode_counters
-from p2pkv.page import LOCATION, Namespace
-from p2pkv.secret import ClusterKeys
-from p2pkv.wire import (
+from p2pkv.control.counters import decode_counters, encode_counters
+from p2pkv.control.secret import ClusterKeys
+from p2pkv.control.sockets import ControlServer, Socket
+from p2pkv.control.wire import (
     DROP_ENTRY,
     PUT_ENTRY,
     Kind,
@@ -30,6 +29,7 @@ from p2pkv.wire import (
     unpack_connected,
     unpack_reply,
 )
+from p2pkv.page import LOCATION, Namespace
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "control-v1.txt"
 NODE, BOOT = 0x1122334455667788, 0x17

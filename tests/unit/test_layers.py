@@ -98,7 +98,7 @@ def test_imports_point_down_only() -> None:
 @pytest.mark.parametrize(
     ("part", "code"),
     [
-        ("wire", "from p2pkv.control import Request"),
+        ("wire", "from p2pkv.control.sockets import Request"),
         ("pool", "def late():\n    import p2pkv.cache"),
         ("directory", "from p2pkv.transfer import Memory"),
         ("cache", "from p2pkv import Node"),

@@ -15,7 +15,7 @@ import pytest
 from cluster import eventually, free_port
 from lateness import returns_within
 from p2pkv import Config, Node
-from p2pkv.names import Names
+from p2pkv.control.host_names import Names
 
 HANGING = """
 #define _GNU_SOURCE
@@ -74,7 +74,7 @@ def test_a_name_that_hangs_holds_up_neither_callers_nor_other_names() -> None:
 
 
 def test_a_name_nobody_knows_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2pkv.names._RETRY_S", 0.01)
+    monkeypatch.setattr("p2pkv.control.host_names._RETRY_S", 0.01)
     answers = iter([socket.gaierror(socket.EAI_AGAIN, "not now"), "10.0.0.1"])
 
     def resolve(host: str) -> list[str]:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from p2pkv import _native
+from p2pkv.control.wire import DROP_ENTRY, PUT_ENTRY
 from p2pkv.page import LOCATION, Namespace
-from p2pkv.wire import DROP_ENTRY, PUT_ENTRY
 
 A, B = 11, 22
 BOOT = 5

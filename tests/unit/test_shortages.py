@@ -21,11 +21,11 @@ from p2pkv import Config, Node
 from p2pkv.address import can_listen_on
 from p2pkv.cli.doctor.finding import Verdict
 from p2pkv.cli.doctor.machine import _descriptors
-from p2pkv.control import ControlClient, Request, Socket
+from p2pkv.control.secret import cluster_keys
+from p2pkv.control.sockets import ControlClient, Request, Socket
+from p2pkv.control.wire import Kind
 from p2pkv.directory.view import Member, encode
-from p2pkv.secret import cluster_keys
 from p2pkv.transports.base import Status
-from p2pkv.wire import Kind
 from pair import NBYTES, N, Pair
 
 

@@ -1,4 +1,4 @@
-// The binary frames that native threads answer (docs/wire.md has the byte tables; p2pkv/wire.py is the other
+// The binary frames that native threads answer (docs/wire.md has the byte tables; p2pkv/control/wire.py is the other
 // side).
 //
 // Everything is little-endian, as on every machine p2pkv builds for (asserted below).

@@ -9,8 +9,8 @@ from pathlib import Path
 from p2pkv.address import is_loopback, split_address
 from p2pkv.cli.doctor.finding import Finding, Verdict
 from p2pkv.config import Config
+from p2pkv.control.secret import MIN_SECRET_BYTES, cluster_keys, private_secret_path
 from p2pkv.errors import ConfigError
-from p2pkv.secret import MIN_SECRET_BYTES, cluster_keys, private_secret_path
 
 
 def examine_cluster(config: Config) -> Iterator[Finding]:

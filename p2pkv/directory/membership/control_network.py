@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from p2pkv.control import ControlClient, ControlServer, Request
+from p2pkv.control.sockets import ControlClient, ControlServer, Request
+from p2pkv.control.wire import PROBE_REPLY, Kind
 from p2pkv.directory.membership.base import ProbeReply
-from p2pkv.wire import PROBE_REPLY, Kind
 
 
 class ControlNetwork:

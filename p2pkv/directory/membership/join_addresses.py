@@ -5,7 +5,7 @@ them, with jitter, so that clusters that grew apart find each other; an address 
 over by whichever live process of that host notices first.
 
 A name may stand for many nodes, this one among them, and for others tomorrow: every number behind it is a join
-address, and the name is asked for again all the time (:class:`p2pkv.names.Names` does so every 30 s).
+address, and the name is asked for again all the time (:class:`p2pkv.control.host_names.Names` does so every 30 s).
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterable
 from random import Random
 
+from p2pkv.control.wire import HEADER, MAX_MESSAGE
 from p2pkv.directory.view import Doubt, Member, Proof, Report, decode, encode
 from p2pkv.errors import VersionError, ViewError
-from p2pkv.wire import HEADER, MAX_MESSAGE
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from p2pkv import _native
+from p2pkv.control.wire import Kind, ReplyStatus
 from p2pkv.errors import ControlError
-from p2pkv.wire import Kind, ReplyStatus
 
 _log = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ import zmq.backend.cython._zmq
 
 from p2pkv import _native
 from p2pkv.address import can_listen_on, is_loopback, reachable_host, split_address
+from p2pkv.control.host_names import Names
+from p2pkv.control.secret import ClusterKeys
+from p2pkv.control.wire import MAX_MESSAGE, Kind, Reply, pack_request, unpack_reply
 from p2pkv.errors import ClosedError, ControlError, VersionError
-from p2pkv.names import Names
-from p2pkv.secret import ClusterKeys
-from p2pkv.wire import MAX_MESSAGE, Kind, Reply, pack_request, unpack_reply
 
 if TYPE_CHECKING:
     from typing_extensions import Self

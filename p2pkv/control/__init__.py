@@ -1,0 +1,1 @@
+"""The control plane: its sockets, what is said over them, and who may."""
