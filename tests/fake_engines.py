@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from p2pkv.heartbeat import Instance, Mode, Role, checked
+from p2pkv.instances.heartbeat import Instance, Mode, Role, checked
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import zmq
 
 from p2pkv.control.secret import cluster_keys
-from p2pkv.heartbeat import Heartbeat, unpack
+from p2pkv.instances.heartbeat import Heartbeat, unpack
 
 
 class Listener:

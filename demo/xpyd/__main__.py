@@ -21,7 +21,7 @@ from demo.xpyd.kinds import ENGINES
 from demo.xpyd.load import Asked, Reference, Tally, drive, mixed
 from demo.xpyd.processes import Cluster, StartError
 from demo.xpyd.show import Show, judge, show_choices
-from p2pkv.heartbeat import Role
+from p2pkv.instances.heartbeat import Role
 
 FIRST = {
     "prefill-0": Role.PREFILL,

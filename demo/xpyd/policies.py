@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 from demo.xpyd.processes import Cluster
-from p2pkv.heartbeat import Role
+from p2pkv.instances.heartbeat import Role
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 from demo.cluster import ONE_THREAD
-from p2pkv.heartbeat import Role
+from p2pkv.instances.heartbeat import Role
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -36,7 +36,7 @@ from demo.paged_kv import PagedKV
 from demo.xpyd.scheduler import Ending, Job, Scheduler
 from p2pkv import Config, Node
 from p2pkv.control.secret import cluster_keys
-from p2pkv.heartbeat import Heart, Instance, Load, Mode, Role, State
+from p2pkv.instances.heartbeat import Heart, Instance, Load, Mode, Role, State
 
 MODEL = "demo"
 SHAPE = Shape(n_layers=2, width=64, n_heads=4, max_tokens=4096)

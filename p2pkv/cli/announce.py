@@ -12,8 +12,8 @@ import typer
 
 from p2pkv.cli.signals import EndingSignals
 from p2pkv.control.secret import cluster_keys
-from p2pkv.engine_check import EngineCheck
-from p2pkv.heartbeat import INTERVAL_S, Heart, Instance, Mode, Role, checked
+from p2pkv.instances.engine_check import EngineCheck
+from p2pkv.instances.heartbeat import INTERVAL_S, Heart, Instance, Mode, Role, checked
 
 
 def announce(

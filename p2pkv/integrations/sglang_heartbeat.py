@@ -14,8 +14,8 @@ import msgspec
 from p2pkv.address import reachable_host
 from p2pkv.config import Config
 from p2pkv.errors import ConfigError
-from p2pkv.heartbeat import Heart, Instance, Mode, Role
-from p2pkv.integrations.announcing import announce, described
+from p2pkv.instances.announcing import announce, described
+from p2pkv.instances.heartbeat import Heart, Instance, Mode, Role
 from p2pkv.integrations.sglang_installed import server_settings
 
 _ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE}

@@ -19,10 +19,10 @@ from typing import Any
 from p2pkv.address import split_address
 from p2pkv.config import MIN_POOL_SIZE, Config
 from p2pkv.errors import ConfigError
-from p2pkv.heartbeat import Instance as Announced
-from p2pkv.heartbeat import Mode, Role
+from p2pkv.instances.announcing import described
+from p2pkv.instances.heartbeat import Instance as Announced
+from p2pkv.instances.heartbeat import Mode, Role
 from p2pkv.integrations import vllm_installed
-from p2pkv.integrations.announcing import described
 
 _log = logging.getLogger(__name__)
 

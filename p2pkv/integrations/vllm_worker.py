@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from p2pkv.config import Config
-from p2pkv.heartbeat import Heart
-from p2pkv.integrations.announcing import announce
+from p2pkv.instances.announcing import announce
+from p2pkv.instances.heartbeat import Heart
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_caches import KVCaches
 from p2pkv.integrations.vllm_loads import Loads, offers

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from p2pkv.address import is_loopback
 from p2pkv.control.secret import ClusterKeys
-from p2pkv.heartbeat import Instance, State
+from p2pkv.instances.heartbeat import Instance, State
 from p2pkv_proxy.bodies import Receive, Scope, Send, error_body
 from p2pkv_proxy.call import InstanceError
 from p2pkv_proxy.discovery import Discovery

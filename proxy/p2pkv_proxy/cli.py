@@ -13,7 +13,7 @@ import typer
 from p2pkv.address import split_address
 from p2pkv.control.secret import cluster_keys
 from p2pkv.errors import ConfigError, P2PKVError
-from p2pkv.heartbeat import Mode, Role
+from p2pkv.instances.heartbeat import Mode, Role
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _NEEDED = ("httptools", "starlette", "uvicorn")

@@ -11,7 +11,7 @@ from p2pkv import _native
 from p2pkv.address import is_loopback, split_address
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.errors import ConfigError, ControlError
-from p2pkv.heartbeat import MAX_BYTES, unpack
+from p2pkv.instances.heartbeat import MAX_BYTES, unpack
 from p2pkv_proxy.registry import Registry
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from p2pkv.heartbeat import Role
+from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Interrupt
 from p2pkv_proxy.connections import Connection, ConnectionFailedError, Connections
 from p2pkv_proxy.registry import Tracked

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from p2pkv.errors import ConfigError
-from p2pkv.heartbeat import Instance, Mode, Role, checked
+from p2pkv.instances.heartbeat import Instance, Mode, Role, checked
 from p2pkv_proxy.registry import Registry
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from p2pkv.heartbeat import State
+from p2pkv.instances.heartbeat import State
 from p2pkv_proxy.breaker import Phase
 from p2pkv_proxy.registry import Registry
 

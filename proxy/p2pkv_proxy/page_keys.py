@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from p2pkv.heartbeat import Instance
+from p2pkv.instances.heartbeat import Instance
 
 MAX_PAGES = 2048
 """Of a prompt; the directory's largest question has 8,192."""

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
-from p2pkv.heartbeat import Heartbeat, Instance, Load, State
+from p2pkv.instances.heartbeat import Heartbeat, Instance, Load, State
 from p2pkv_proxy.breaker import Breaker
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from p2pkv.heartbeat import Mode, Role, State
+from p2pkv.instances.heartbeat import Mode, Role, State
 from p2pkv_proxy.call import Pair
 from p2pkv_proxy.policies import Choice, Policy
 from p2pkv_proxy.prompts import Prompt

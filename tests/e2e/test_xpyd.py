@@ -14,7 +14,7 @@ import pytest
 
 from demo.xpyd.load import Asked, Reference, Tally, drive, mixed
 from demo.xpyd.processes import Cluster
-from p2pkv.heartbeat import Role
+from p2pkv.instances.heartbeat import Role
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

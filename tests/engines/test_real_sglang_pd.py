@@ -12,7 +12,7 @@ from sglang_server import SGLangServer
 
 from cluster import eventually
 from heartbeats import Listener
-from p2pkv.heartbeat import Mode, Role, State
+from p2pkv.instances.heartbeat import Mode, Role, State
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(2400)]
 

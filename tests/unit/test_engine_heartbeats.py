@@ -14,7 +14,7 @@ from hicache_backends import Open
 from host_pools import HostPoolFake
 from p2pkv.config import Config
 from p2pkv.errors import ConfigError
-from p2pkv.heartbeat import Heartbeat, Load, Mode, Role, State
+from p2pkv.instances.heartbeat import Heartbeat, Load, Mode, Role, State
 from p2pkv.integrations import sglang_heartbeat
 from p2pkv.integrations.sglang_heartbeat import announce_server
 from p2pkv.integrations.vllm_settings import Instance

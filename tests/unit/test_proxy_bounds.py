@@ -9,7 +9,7 @@ import pytest
 from test_proxy_requests import COMPLETION, run, start, until
 
 from fake_engines import Rig
-from p2pkv.heartbeat import Role
+from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy import guarded_http
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"

@@ -12,8 +12,8 @@ import pytest
 from heartbeats import EnginePages, served
 from p2pkv import Config, Node
 from p2pkv.control.secret import cluster_keys
-from p2pkv.engine_check import EngineCheck
-from p2pkv.heartbeat import Instance, Load, Role, State, checked
+from p2pkv.instances.engine_check import EngineCheck
+from p2pkv.instances.heartbeat import Instance, Load, Role, State, checked
 from p2pkv_proxy.holdings import Holdings
 from p2pkv_proxy.metrics import Metrics
 from p2pkv_proxy.observer import DirectoryObserver

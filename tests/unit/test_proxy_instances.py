@@ -11,7 +11,18 @@ import pytest
 
 from p2pkv.control.secret import cluster_keys
 from p2pkv.errors import ConfigError, ControlError, VersionError
-from p2pkv.heartbeat import Heart, Heartbeat, Instance, Load, Mode, Role, State, checked, pack, unpack
+from p2pkv.instances.heartbeat import (
+    Heart,
+    Heartbeat,
+    Instance,
+    Load,
+    Mode,
+    Role,
+    State,
+    checked,
+    pack,
+    unpack,
+)
 from p2pkv_proxy.breaker import FAILURES, FIRST_PAUSE_S, Breaker, Phase
 from p2pkv_proxy.discovery import Discovery
 from p2pkv_proxy.listing import follow_file, parse_instance, read_file

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from fake_engines import FakeEngine, Listening, Rig, tokens_of
-from p2pkv.heartbeat import Mode, Role
+from p2pkv.instances.heartbeat import Mode, Role
 from p2pkv_proxy.app import App, Plan
 from p2pkv_proxy.breaker import Phase
 from p2pkv_proxy.guarded_http import GuardedProtocol

@@ -8,7 +8,7 @@ import pytest
 from test_proxy_requests import COMPLETION, run, start
 
 from fake_engines import Rig
-from p2pkv.heartbeat import Mode, Role
+from p2pkv.instances.heartbeat import Mode, Role
 
 
 @pytest.mark.parametrize("prompt", ["x", ["x"]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from p2pkv.heartbeat import Mode
+from p2pkv.instances.heartbeat import Mode
 from p2pkv_proxy.protocols.base import Answer, Protocol
 from p2pkv_proxy.protocols.sglang import SGLang
 from p2pkv_proxy.protocols.vllm import VLLM, VLLMAddresses

@@ -8,9 +8,9 @@ import msgspec
 
 from p2pkv.config import Config
 from p2pkv.control.secret import cluster_keys
-from p2pkv.engine_check import EngineCheck
 from p2pkv.errors import ConfigError
-from p2pkv.heartbeat import Heart, Instance, Mode, Role, checked
+from p2pkv.instances.engine_check import EngineCheck
+from p2pkv.instances.heartbeat import Heart, Instance, Mode, Role, checked
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import http.client
 import logging
 from urllib.parse import urlsplit
 
-from p2pkv.heartbeat import Load, State
+from p2pkv.instances.heartbeat import Load, State
 
 _log = logging.getLogger(__name__)
 
