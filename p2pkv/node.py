@@ -13,7 +13,7 @@ import zmq
 from p2pkv import _native, endings, transports
 from p2pkv.address import split_address
 from p2pkv.arrays.host import HostArray, SupportsCudaArray
-from p2pkv.cache import PageCache
+from p2pkv.cache.page_cache import PageCache
 from p2pkv.config import Config
 from p2pkv.control.counters import CountersServer
 from p2pkv.control.host_names import Names

@@ -119,7 +119,7 @@ struct Node {
     for (size_t i = 0; i < kBatch; ++i) keys.push_back(key_of(first + i));
     return keys;
   }
-  // As p2pkv/cache.py does it.
+  // As p2pkv/cache/page_cache.py does it.
   void take_back(uint64_t first) {
     const std::vector<Key> keys = keys_from(first);
     std::vector<uint8_t> found(kBatch);

@@ -99,7 +99,7 @@ def test_imports_point_down_only() -> None:
     ("part", "code"),
     [
         ("wire", "from p2pkv.control.sockets import Request"),
-        ("pool", "def late():\n    import p2pkv.cache"),
+        ("pool", "def late():\n    import p2pkv.cache.page_cache"),
         ("directory", "from p2pkv.transfer import Memory"),
         ("cache", "from p2pkv import Node"),
     ],

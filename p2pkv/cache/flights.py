@@ -15,8 +15,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from p2pkv import _native
+from p2pkv.cache.call import PageCall
 from p2pkv.directory.view import Member, View
-from p2pkv.page_call import PageCall
 from p2pkv.transfer import UNUSABLE, Connection, TransferEngine
 from p2pkv.transports.base import Status, Transfer
 

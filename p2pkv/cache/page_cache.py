@@ -18,18 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
+from p2pkv.cache.call import PageCall, check_call
+from p2pkv.cache.device_rounds import DevicePages
+from p2pkv.cache.flights import Flights
+from p2pkv.cache.warmer import Warmer
 from p2pkv.device_memory import DeviceMemory
-from p2pkv.device_pages import DevicePages
 from p2pkv.directory.asking import do_nothing
 from p2pkv.directory.client import DirectoryClient, Lease, Told
 from p2pkv.directory.view import View
-from p2pkv.directory.warmer import Warmer
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import UsageError
-from p2pkv.flights import Flights
 from p2pkv.metrics import Metrics
 from p2pkv.page import Keys, Namespace, Outcomes, Pages, as_locations
-from p2pkv.page_call import PageCall, check_call
 from p2pkv.pool import Pool, PoolStatus
 from p2pkv.transfer import TransferEngine
 

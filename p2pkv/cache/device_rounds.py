@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
+from p2pkv.cache.call import PageCall
 from p2pkv.device_memory import DeviceMemory, Staging
 from p2pkv.errors import UsageError
 from p2pkv.metrics import Metrics
 from p2pkv.page import Outcomes
-from p2pkv.page_call import PageCall
 from p2pkv.pool import Pool, PoolStatus, Published
 
 _LOOK_S = 0.05

@@ -1,0 +1,1 @@
+"""Pages: published, found, fetched."""
