@@ -7,7 +7,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-# --- gate (native/src/bindings/gate.cc): see p2pkv/gate.py.
+# --- gate (native/src/bindings/gate.cc): see p2pkv/lifetime.py.
 
 @final
 class Gate:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from p2pkv import _native, endings, transports
+from p2pkv import _native, lifetime, transports
 from p2pkv.address import split_address
 from p2pkv.arrays.host import HostArray, SupportsCudaArray
 from p2pkv.cache.page_cache import PageCache
@@ -34,8 +34,8 @@ from p2pkv.directory.view import Member, View, node_key
 from p2pkv.disk.boot_file import BootFile
 from p2pkv.disk.tier import DiskTier, disk_folder
 from p2pkv.errors import UsageError
-from p2pkv.gate import Gate
 from p2pkv.handshakes import Handshakes
+from p2pkv.lifetime import Gate
 from p2pkv.memory import Memory, native_ways
 from p2pkv.metrics import Metrics
 from p2pkv.page import Namespace, Outcomes, Pages
@@ -82,7 +82,7 @@ class Node:
         with ExitStack() as undo:
             self._build(undo, extra_transports)
             self._undo = undo.pop_all()
-        endings.watch(self, self._gate)
+        lifetime.watch(self, self._gate)
 
     @classmethod
     def start(cls, config: Config, *, extra_transports: Sequence[Transport] = ()) -> Self:
@@ -399,7 +399,7 @@ class Node:
         the interpreter ends is closed then. In a forked child it is closed from the beginning; the parent's goes on.
         """
         if self._gate.shut():
-            endings.forget(self)
+            lifetime.forget(self)
             if self._announcer is not None:
                 self._announcer.stop()
             self._client.close()

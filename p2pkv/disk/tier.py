@@ -6,7 +6,7 @@ promoted, that is brought back into the pool, where the peer reads them as any o
 wait longer than it may: a disk that is slow, full, broken or gone leaves a node that works from memory, one warning
 and ``p2pkv_disk_suspended``; when the disk works again so does the tier.
 
-The per-page work is native (``native/src/disk/tier.cc``, ``native/src/disk/promotions.cc``). ``docs/disk.md`` has the flow.
+The per-page work is native (``native/src/disk/{tier,promotions}.cc``). ``docs/disk.md`` has the flow.
 """
 
 from __future__ import annotations

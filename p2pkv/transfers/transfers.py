@@ -17,7 +17,7 @@ from p2pkv import _native
 from p2pkv.config import Config
 from p2pkv.directory.view import Member, View, node_key
 from p2pkv.errors import ClosedError, ConfigError, NotRegisteredError, TransportError, UsageError
-from p2pkv.gate import Gate
+from p2pkv.lifetime import Gate
 from p2pkv.transfers.requests import Grant, Offer, RowSpans, RowStatus, RowStatuses
 
 _log = logging.getLogger(__name__)

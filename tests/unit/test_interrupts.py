@@ -17,7 +17,7 @@ import pytest
 import pages
 from cluster import eventually
 from p2pkv import ClosedError
-from p2pkv.gate import Gate
+from p2pkv.lifetime import Gate
 from pair import Pair
 
 SOON = 5.0

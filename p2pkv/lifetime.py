@@ -1,4 +1,9 @@
-"""What becomes of what runs when the interpreter ends, or the process forks."""
+"""When calls may run: the gate that each goes through, and what becomes of both when the interpreter ends or forks.
+
+``with gate:`` stands around every call. No call enters once it is closed, and memory goes when the last has left. It is
+native, because an exception that a signal's handler raises (Ctrl-C, a test's time-out) may come between any two steps
+of Python code: a gate in Python loses count that way, and whoever closes it waits for ever.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,9 @@ import os
 import weakref
 from typing import Protocol
 
-from p2pkv.gate import Gate
+from p2pkv._native import Gate
+
+__all__ = ["Closable", "Gate", "forget", "watch"]
 
 
 class Closable(Protocol):
