@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     )
     from p2pkv.node import Node
     from p2pkv.page import Outcome, Pieces
-    from p2pkv.transfer import TransferEngine
 
 __all__ = [
     "ClosedError",
@@ -41,7 +40,6 @@ __all__ = [
     "Outcome",
     "P2PKVError",
     "Pieces",
-    "TransferEngine",
     "TransportError",
     "UsageError",
     "VersionError",
@@ -52,7 +50,6 @@ _HOMES = {
     "Node": "node",
     "Outcome": "page",
     "Pieces": "page",
-    "TransferEngine": "transfer",
 }
 """The modules of the public names that are not errors."""
 

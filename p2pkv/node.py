@@ -20,8 +20,6 @@ from p2pkv.control.host_names import Names
 from p2pkv.control.secret import cluster_keys
 from p2pkv.control.sockets import MAX_SOCKETS, ControlClient, ControlServer, Socket
 from p2pkv.descriptors import raise_limit, require_descriptors
-from p2pkv.device_memory import DeviceMemory
-from p2pkv.device_memory import use_library as use_cuda_library
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
@@ -34,16 +32,20 @@ from p2pkv.directory.view import Member, View, node_key
 from p2pkv.disk.boot_file import BootFile
 from p2pkv.disk.tier import DiskTier, disk_folder
 from p2pkv.errors import UsageError
-from p2pkv.handshakes import Handshakes
 from p2pkv.lifetime import Gate
-from p2pkv.memory import Memory, native_ways
+from p2pkv.memory.registered import Memory
+from p2pkv.memory.registrar import Registrar
+from p2pkv.memory.registrations import Registrations
+from p2pkv.memory.staging import DeviceMemory
+from p2pkv.memory.staging import use_library as use_cuda_library
 from p2pkv.metrics import Metrics
 from p2pkv.page import Namespace, Outcomes, Pages
+from p2pkv.peers.connections import PeerConnections, PeerTraffic
+from p2pkv.peers.handshakes import Handshakes
 from p2pkv.pool import Pool
-from p2pkv.registration import Registrar
-from p2pkv.transfer import PeerTraffic, TransferEngine
 from p2pkv.transfers.transfers import Transfers, start_offers
 from p2pkv.transports.base import Transport, TransportSettings
+from p2pkv.transports.native import native_ways
 from p2pkv.transports.ucx import use_library as use_ucx_library
 
 if TYPE_CHECKING:
@@ -145,13 +147,13 @@ class Node:
             self._offers, self._handshakes.connect, lambda: self._membership.view(), self._gate, config
         )
         """Offers and pulls of registered memory, from one named node to another."""
-        self._transfers = TransferEngine(
-            self._transports, self._handshakes.connect, self.metrics, self._offers
-        )
-        undo.callback(self._transfers.close)
-        self._devices = DeviceMemory(self._transfers, config.device_staging_nbytes)
+        self._registrations = Registrations(self._transports, self._offers)
+        undo.callback(self._registrations.close)
+        self._peers = PeerConnections(self._transports, self._handshakes.connect, self.metrics)
+        undo.callback(self._peers.close)
+        self._devices = DeviceMemory(self._registrations, config.device_staging_nbytes)
         undo.callback(self._devices.close)
-        self._registrar = Registrar(self._transfers, self._devices)
+        self._registrar = Registrar(self._registrations, self._devices)
         self._directory_server = _native.directory_server(host, advertise, self._shard)
         undo.callback(self._directory_server.close)
         self._server.loop.serve_directory(self._directory_server)
@@ -185,7 +187,7 @@ class Node:
             ControlNetwork(self._server, self._gossip),
             Identity(
                 config.node_id,
-                self._transfers.domains,
+                self._peers.domains,
                 cluster=config.cluster,
                 last_boot_epoch=self._boot_file.read() if self._boot_file is not None else 0,
             ),
@@ -227,7 +229,8 @@ class Node:
             namespace=Namespace(config.namespace),
             pool=self._pool,
             directory=self._directory,
-            transfers=self._transfers,
+            peers=self._peers,
+            registrations=self._registrations,
             shard=self._shard,
             view=self._membership.view,
             own_key=self._key,
@@ -346,7 +349,7 @@ class Node:
     def peers(self) -> list[PeerTraffic]:
         """Return what this node has read from whom, over which transport."""
         with self._gate:
-            return self._transfers.traffic()
+            return self._peers.traffic()
 
     def counters(self) -> dict[str, float]:
         """Return every counter and reading by the name of its metric, labels in braces."""
@@ -404,7 +407,7 @@ class Node:
                 self._announcer.stop()
             self._client.close()
             self._channels.close()
-            self._transfers.interrupt()
+            self._peers.interrupt()
             self._devices.interrupt()
             self._offers.close()
             self._gate.drain(self._undo.close)
@@ -428,7 +431,7 @@ class Node:
 
     def _view_changed(self, old: View, new: View) -> None:
         self._directory.set_view(new)
-        self._transfers.set_view(new)
+        self._peers.set_view(new)
         self.transfers.set_view(old, new)
         for member in old.present():
             now = new.get(member.node_id)

@@ -11,7 +11,7 @@ from p2pkv import _native
 from p2pkv.arrays.device import as_device_array
 from p2pkv.arrays.host import as_host_array
 from p2pkv.errors import NotRegisteredError, UsageError
-from p2pkv.memory import MemoryTable
+from p2pkv.memory.registered import MemoryTable
 from p2pkv.page import Keys, Pages, Pieces, row_pieces
 
 _WHAT = "pages, if not Pieces,"

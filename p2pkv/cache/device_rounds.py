@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.cache.call import PageCall
-from p2pkv.device_memory import DeviceMemory, Staging
 from p2pkv.errors import UsageError
+from p2pkv.memory.staging import DeviceMemory, Staging
 from p2pkv.metrics import Metrics
 from p2pkv.page import Outcomes
 from p2pkv.pool import Pool, PoolStatus, Published

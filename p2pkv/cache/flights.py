@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from p2pkv import _native
 from p2pkv.cache.call import PageCall
 from p2pkv.directory.view import Member, View
-from p2pkv.transfer import UNUSABLE, Connection, TransferEngine
+from p2pkv.peers.connections import UNUSABLE, Connection, PeerConnections
 from p2pkv.transports.base import Status, Transfer
 
 _TURN_S = 0.001
@@ -38,8 +38,8 @@ class _Flight:
 class _Boarding:
     """Connections that are being made for one fetch. What comes when it is over goes back, for others to use."""
 
-    def __init__(self, transfers: TransferEngine, deadline: float) -> None:
-        self._transfers = transfers
+    def __init__(self, peers: PeerConnections, deadline: float) -> None:
+        self._peers = peers
         self._deadline = deadline
         self.waiting: dict[int, _native.FetchOwner] = {}  # by the owner's key; of the thread that fetches
         self._lock = threading.Lock()  # guards the next one
@@ -49,7 +49,7 @@ class _Boarding:
     def begin(self, owner: _native.FetchOwner, member: Member) -> None:
         """Have ``member`` connected to; :meth:`take` tells when it is."""
         self.waiting[owner.key] = owner
-        self._transfers.lease_in_background(member, self._deadline, partial(self._connected, owner.key))
+        self._peers.lease_in_background(member, self._deadline, partial(self._connected, owner.key))
 
     def _connected(self, key: int, result: Connection | BaseException | None) -> None:
         with self._lock:
@@ -57,7 +57,7 @@ class _Boarding:
                 self._ready.put((key, result))
                 return
         if isinstance(result, Connection):
-            self._transfers.give_back(result)
+            self._peers.give_back(result)
 
     def take(self, timeout: float) -> tuple[_native.FetchOwner, Connection | None] | None:
         """Return who is connected now, or can't be; None if that takes longer. Raises what connecting raised."""
@@ -76,7 +76,7 @@ class _Boarding:
         while not self._ready.empty():
             _, result = self._ready.get()
             if isinstance(result, Connection):
-                self._transfers.give_back(result)
+                self._peers.give_back(result)
 
 
 class Flights:
@@ -84,7 +84,7 @@ class Flights:
 
     def __init__(
         self,
-        transfers: TransferEngine,
+        peers: PeerConnections,
         view: View,
         call: PageCall,
         deadline: float,
@@ -93,14 +93,14 @@ class Flights:
         count: Callable[[str, int, int], None],
     ) -> None:
         """``count`` is told of each owner's ``(transport, pages, bytes)`` that came and were right."""
-        self._transfers = transfers
+        self._peers = peers
         self._view = view
         self._call = call
         self._deadline = deadline
         self._check_sums = check_sums
         self._count = count
         self._flying: list[_Flight] = []
-        self._boarding = _Boarding(transfers, deadline)
+        self._boarding = _Boarding(peers, deadline)
 
     def read(self, owners: Sequence[_native.FetchOwner]) -> None:
         """Read what is located from its owners; returns by the deadline, with every owner's pages settled."""
@@ -111,7 +111,7 @@ class Flights:
         finally:
             self._boarding.end()
             for flight in self._flying:
-                self._transfers.discard(flight.connection)
+                self._peers.discard(flight.connection)
 
     def _set_out(self, owner: _native.FetchOwner, *, is_alone: bool) -> None:
         """Take off to an owner, or have the way to it made; settle its pages if there is none."""
@@ -120,9 +120,9 @@ class Flights:
             owner.settle(check_sums=False)
             return
         if is_alone:
-            self._take_off(owner, self._transfers.lease(member, self._deadline))
+            self._take_off(owner, self._peers.lease(member, self._deadline))
             return
-        connection, is_worth_connecting = self._transfers.lease_idle(member)
+        connection, is_worth_connecting = self._peers.lease_idle(member)
         if is_worth_connecting:
             self._boarding.begin(owner, member)
         else:
@@ -172,7 +172,7 @@ class Flights:
         self._flying.remove(flight)
         n_pages, nbytes = owner.settle(check_sums=self._check_sums)
         seconds = time.monotonic() - flight.began
-        self._transfers.release(connection, worst, n_pages=n_pages, nbytes=nbytes, seconds=seconds)
+        self._peers.release(connection, worst, n_pages=n_pages, nbytes=nbytes, seconds=seconds)
         self._count(connection.transport, n_pages, nbytes)
 
     def _read_leg(self, flight: _Flight) -> None:

@@ -22,16 +22,17 @@ from p2pkv.cache.call import PageCall, check_call
 from p2pkv.cache.device_rounds import DevicePages
 from p2pkv.cache.flights import Flights
 from p2pkv.cache.warmer import Warmer
-from p2pkv.device_memory import DeviceMemory
 from p2pkv.directory.asking import do_nothing
 from p2pkv.directory.client import DirectoryClient, Lease, Told
 from p2pkv.directory.view import View
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import UsageError
+from p2pkv.memory.registrations import Registrations
+from p2pkv.memory.staging import DeviceMemory
 from p2pkv.metrics import Metrics
 from p2pkv.page import Keys, Namespace, Outcomes, Pages, as_locations
+from p2pkv.peers.connections import PeerConnections
 from p2pkv.pool import Pool, PoolStatus
-from p2pkv.transfer import TransferEngine
 
 _ROUNDS = 2
 """A page whose location turns out stale is looked up once more; twice stale is being evicted right now: a miss."""
@@ -54,7 +55,8 @@ class PageCache:
         namespace: Namespace,
         pool: Pool,
         directory: DirectoryClient,
-        transfers: TransferEngine,
+        peers: PeerConnections,
+        registrations: Registrations,
         shard: _native.Shard,
         view: Callable[[], View],
         own_key: int,
@@ -66,7 +68,8 @@ class PageCache:
         self._namespace = namespace
         self._pool = pool
         self._directory = directory
-        self._transfers = transfers
+        self._peers = peers
+        self._registrations = registrations
         self._shard = shard
         self._view = view
         self._own_key = own_key
@@ -232,7 +235,7 @@ class PageCache:
     def _read(self, call: PageCall, owners: Sequence[_native.FetchOwner], deadline: float) -> None:
         if owners:
             Flights(
-                self._transfers,
+                self._peers,
                 self._view(),
                 call,
                 deadline,
@@ -294,7 +297,7 @@ class PageCache:
     def _check(
         self, keys: Sequence[str | bytes], pages: Pages, stream: int | None, *, writable: bool
     ) -> PageCall:
-        return check_call(self._hash(keys), pages, self._transfers.memory_table, stream, writable=writable)
+        return check_call(self._hash(keys), pages, self._registrations.table, stream, writable=writable)
 
     def _check_room(self, call: PageCall) -> None:
         largest = int(call.lengths.max())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 from p2pkv import _native
 from p2pkv.errors import ClosedError, TransportError, UsageError
@@ -199,3 +200,8 @@ class TcpTransport(NativeTransport):
     @classmethod
     def unavailable(cls) -> str | None:
         return None
+
+
+def native_ways(transports: Sequence[Transport]) -> list[tuple[str, _native.Transport]]:
+    """Return name and native object of the transports that transfers can use: those that need no interpreter."""
+    return [(t.name, t.native) for t in transports if isinstance(t, NativeTransport)]

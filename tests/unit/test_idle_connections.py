@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import p2pkv.transfer
+import p2pkv.peers.connections
 from cluster import eventually
 from pair import NBYTES, N, Pair, run_all
 
@@ -23,7 +23,7 @@ def serving_threads() -> int:
 def test_connections_of_a_burst_are_closed_when_they_are_idle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(p2pkv.transfer, "IDLE_S", 0.5)
+    monkeypatch.setattr(p2pkv.peers.connections, "IDLE_S", 0.5)
     pair = Pair(tmp_path, transports=["tcp"])
     keys = pair.publish()
     memories = [np.zeros((N, NBYTES), np.uint8) for _ in range(N_THREADS)]

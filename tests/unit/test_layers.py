@@ -100,7 +100,7 @@ def test_imports_point_down_only() -> None:
     [
         ("wire", "from p2pkv.control.sockets import Request"),
         ("pool", "def late():\n    import p2pkv.cache.page_cache"),
-        ("directory", "from p2pkv.transfer import Memory"),
+        ("directory", "from p2pkv.peers.connections import Memory"),
         ("cache", "from p2pkv import Node"),
     ],
 )

@@ -11,8 +11,8 @@ from p2pkv.address import split_address
 from p2pkv.cli.doctor.finding import Finding, Verdict, limit, size
 from p2pkv.cli.doctor.selftest import read_from_itself
 from p2pkv.config import Config
-from p2pkv.device_memory import use_library as use_cuda_library
 from p2pkv.errors import ConfigError, P2PKVError
+from p2pkv.memory.staging import use_library as use_cuda_library
 from p2pkv.transports import verbs
 from p2pkv.transports.base import TransportSettings
 from p2pkv.transports.ucx import UcxTransport, use_library

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from p2pkv import _native
 from p2pkv.errors import ConfigError, DeviceError, UsageError
-from p2pkv.memory import Memory, MemoryTable
-from p2pkv.transfer import TransferEngine
+from p2pkv.memory.registered import Memory, MemoryTable
+from p2pkv.memory.registrations import Registrations
 from p2pkv.transports.base import Resource
 
 _log = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ class Staging:
 class DeviceMemory(Resource):
     """The devices of one node and their staging. Thread-safe."""
 
-    def __init__(self, transfers: TransferEngine, staging_nbytes: int) -> None:
-        self._transfers = transfers
+    def __init__(self, registrations: Registrations, staging_nbytes: int) -> None:
+        self._registrations = registrations
         self._staging_nbytes = staging_nbytes
         # guards all below; held while the staging is made. Reentrant, for a signal's handler may close the node
         self._lock = threading.RLock()
@@ -77,7 +77,7 @@ class DeviceMemory(Resource):
 
     def _make_staging(self, device: _native.CudaDevice) -> Staging:
         native = _native.CudaStaging.create(device, self._staging_nbytes)
-        memory = self._transfers.register_unlisted(native, native.address, native.nbytes)
+        memory = self._registrations.add_unlisted(native, native.address, native.nbytes)
         _log.info("pages in device memory go through %d bytes of page-locked host memory", native.nbytes)
         return Staging(native, memory, MemoryTable([memory]))
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from p2pkv import _native
-from p2pkv.transports.base import MemoryRegion, Resource, Transport
-from p2pkv.transports.native import NativeTransport
+from p2pkv.transports.base import MemoryRegion, Resource
 
 
 class Memory(Resource):
     """Registered local memory, usable over every transport. Keeps its buffer alive until closed.
 
-    Memory of a device has no ``regions``: its bytes go through staging (``device_memory.py``).
+    Memory of a device has no ``regions``: its bytes go through staging (``staging.py``).
     """
 
     def __init__(
@@ -47,11 +45,6 @@ class Memory(Resource):
         for region in self.regions.values():
             region.close()
         self._buffer = None
-
-
-def native_ways(transports: Sequence[Transport]) -> list[tuple[str, _native.Transport]]:
-    """Return name and native object of the transports that transfers can use: those that need no interpreter."""
-    return [(t.name, t.native) for t in transports if isinstance(t, NativeTransport)]
 
 
 class MemoryTable:

@@ -16,14 +16,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from p2pkv import _native
 from p2pkv.directory.view import Member, State, View
-from p2pkv.errors import DeviceError, TransportError
-from p2pkv.memory import Memory, MemoryTable, native_ways
+from p2pkv.errors import TransportError
 from p2pkv.metrics import Metrics
 from p2pkv.transports import connecting
-from p2pkv.transports.base import Endpoint, MemoryRegion, RemoteRegion, Resource, Status, Transport
-from p2pkv.transports.native import NativeMemoryRegion
+from p2pkv.transports.base import Endpoint, RemoteRegion, Resource, Status, Transport
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +81,7 @@ class Connection:
     idle_since: float = 0.0
 
 
-class TransferEngine(Resource):
+class PeerConnections(Resource):
     """Thread-safe. Leases block for one handshake at most, bounded by their deadline (``time.monotonic()``)."""
 
     def __init__(
@@ -92,139 +89,23 @@ class TransferEngine(Resource):
         transports: Sequence[Transport],
         connect: Connect,
         metrics: Metrics,
-        offers: _native.Transfers | None = None,
     ) -> None:
-        """``offers`` hear of what is registered; their ways are :func:`native_ways` of ``transports``."""
         self._transports = {transport.name: transport for transport in transports}
-        self._offers = offers
-        self._ways = [name for name, _ in native_ways(transports)]
         self._connect = connect
         self._metrics = metrics
-        # guards _peers, what is in it, _leased, _connecting, _sweeper, _closed, and the replacing of memory_table
+        # guards _peers, what is in it, _leased, _connecting, _sweeper and _closed
         # reentrant, since a signal's handler may close the node wherever a thread is
         self._lock = threading.RLock()
         self._peers: dict[str, _Peer] = {}
         self._leased: set[Connection] = set()
         self._connecting: set[threading.Thread] = set()
         self._sweeper: threading.Timer | None = None
-        self.memory_table = MemoryTable()
         self._closed = False
 
     @property
     def domains(self) -> dict[str, str]:
         """Name to domain of every transport, in order of preference."""
         return {name: transport.domain for name, transport in self._transports.items()}
-
-    def register_memory(
-        self,
-        buffer: object,
-        address: int,
-        nbytes: int,
-        *,
-        is_writable: bool = True,
-        is_readable: bool = False,
-    ) -> Memory:
-        """Make local memory usable for calls; ``buffer`` is kept alive until it is closed.
-
-        ``is_readable``: peers may read it, over every transport that can let them. Raises
-        :class:`~p2pkv.errors.TransportError` naming the transport that can't use it.
-        """
-        regions, described = self._register(buffer, address, nbytes, is_writable, is_readable)
-        memory = Memory(address, nbytes, regions, is_writable=is_writable, forget=self._forget)
-        self._list(memory)
-        self._tell_offers(memory, described)
-        return memory
-
-    def register_device_memory(
-        self,
-        buffer: object,
-        address: int,
-        nbytes: int,
-        *,
-        device: _native.CudaDevice,
-        is_writable: bool,
-        is_readable: bool = False,
-    ) -> Memory:
-        """Make memory of a CUDA device known to calls; ``buffer`` is kept alive until it is closed.
-
-        ``is_readable``: rows of it may be offered. Raises :class:`~p2pkv.errors.DeviceError` if there is no staging to
-        be had for them.
-        """
-        memory = Memory(
-            address,
-            nbytes,
-            {},
-            is_writable=is_writable,
-            forget=self._forget,
-            buffer=buffer,
-            device=device.ordinal,
-        )
-        if self._offers is not None:
-            try:
-                memory.offers_id = self._offers.add_device_memory(
-                    address, nbytes, is_readable, is_writable, device
-                )
-            except RuntimeError as error:
-                raise DeviceError(f"cannot stage rows in device memory: {error}") from error
-        self._list(memory)
-        return memory
-
-    def register_unlisted(self, buffer: object, address: int, nbytes: int) -> Memory:
-        """Make local memory usable for reads, but not found by its address: it is for the node's own use.
-
-        Raises as :meth:`register_memory`. The engine does not close it.
-        """
-        regions, _ = self._register(buffer, address, nbytes, True, False)
-        return Memory(address, nbytes, regions, is_writable=True, forget=lambda memory: None, buffer=buffer)
-
-    def _list(self, memory: Memory) -> None:
-        with self._lock:
-            self.memory_table = MemoryTable([*self.memory_table.memories, memory])
-
-    def _register(
-        self, buffer: object, address: int, nbytes: int, is_writable: bool, is_readable: bool
-    ) -> tuple[dict[str, MemoryRegion], dict[str, bytes]]:
-        """Return the regions of every transport that can use the memory, and what peers are told of them."""
-        regions: dict[str, MemoryRegion] = {}
-        described: dict[str, bytes] = {}
-        problems: list[str] = []
-        try:
-            for name, transport in self._transports.items():
-                if is_readable and name in self._ways:
-                    try:
-                        regions[name] = transport.register_memory(buffer, address, nbytes, readable=True)
-                        described[name] = regions[name].describe()
-                    except TransportError as error:
-                        problems.append(f"{name}: {error}")
-                # Nothing is ever read into what is not writable, and a device could not have it: it would be refused.
-                if is_writable and name not in regions:
-                    regions[name] = transport.register_memory(buffer, address, nbytes, readable=False)
-            if is_readable and not described:
-                reasons = "; ".join(problems) or "none of the native core is in use"
-                raise TransportError(f"no transport can let peers read this memory: {reasons}")
-        except TransportError:
-            for region in regions.values():
-                region.close()
-            raise
-        return regions, described
-
-    def _tell_offers(self, memory: Memory, described: dict[str, bytes]) -> None:
-        if self._offers is None:
-            return
-        registrations = []
-        for way, name in enumerate(self._ways):
-            region = memory.regions.get(name)
-            if isinstance(region, NativeMemoryRegion):
-                registrations.append((way, region.native, described.get(name, b"")))
-        memory.offers_id = self._offers.add_memory(
-            memory.address, memory.nbytes, memory.is_writable, len(self._ways), registrations
-        )
-
-    def _forget(self, memory: Memory) -> None:
-        with self._lock:
-            self.memory_table = MemoryTable(m for m in self.memory_table.memories if m is not memory)
-        if self._offers is not None and memory.offers_id is not None:
-            self._offers.remove_memory(memory.offers_id)
 
     def set_view(self, view: View) -> None:
         """Drop the connections to nodes that are gone or were restarted."""
@@ -488,12 +369,11 @@ class TransferEngine(Resource):
             connection.endpoint.close()
 
     def close(self) -> None:
-        """Close every connection and registration. Idempotent; the transports stay the caller's."""
+        """Close every connection. Idempotent; the transports stay the caller's."""
         self.interrupt()
         with self._lock:
             connections = [connection for peer in self._peers.values() for connection in peer.idle]
             self._peers.clear()
-            memories = self.memory_table.memories
             connecting = list(self._connecting)
             sweeper = self._sweeper
         if sweeper is not None:
@@ -503,5 +383,3 @@ class TransferEngine(Resource):
             thread.join()  # the control client is closed by now, so that it waits for nobody
         for connection in connections:
             connection.endpoint.close()
-        for memory in memories:
-            memory.close()

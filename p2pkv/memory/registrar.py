@@ -7,10 +7,10 @@ import threading
 
 from p2pkv.arrays.device import as_device_array
 from p2pkv.arrays.host import as_host_array
-from p2pkv.device_memory import DeviceMemory, why_unknown
 from p2pkv.errors import DeviceError, UsageError
-from p2pkv.memory import Memory
-from p2pkv.transfer import TransferEngine
+from p2pkv.memory.registered import Memory
+from p2pkv.memory.registrations import Registrations
+from p2pkv.memory.staging import DeviceMemory, why_unknown
 
 _HIGHEST_ADDRESS = 2**63 - 1
 """Above it are kernels; and addresses travel to native code as signed numbers."""
@@ -19,8 +19,8 @@ _HIGHEST_ADDRESS = 2**63 - 1
 class Registrar:
     """What stands behind ``Node.register_memory`` and ``Node.register_address``. Thread-safe."""
 
-    def __init__(self, transfers: TransferEngine, devices: DeviceMemory) -> None:
-        self._transfers = transfers
+    def __init__(self, registrations: Registrations, devices: DeviceMemory) -> None:
+        self._registrations = registrations
         self._devices = devices
         self._lock = threading.Lock()  # held from the look for overlaps to the registration
 
@@ -62,7 +62,7 @@ class Registrar:
     ) -> Memory:
         with self._lock:
             self._check_overlaps(address, nbytes)
-            return self._transfers.register_memory(
+            return self._registrations.add(
                 owner, address, nbytes, is_writable=is_writable, is_readable=is_readable
             )
 
@@ -71,7 +71,7 @@ class Registrar:
     ) -> Memory:
         with self._lock:
             self._check_overlaps(address, nbytes)
-            return self._transfers.register_device_memory(
+            return self._registrations.add_device(
                 owner,
                 address,
                 nbytes,
@@ -81,7 +81,7 @@ class Registrar:
             )
 
     def _check_overlaps(self, address: int, nbytes: int) -> None:
-        for other in self._transfers.memory_table.memories:
+        for other in self._registrations.table.memories:
             if address < other.address + other.nbytes and other.address < address + nbytes:
                 raise UsageError(
                     f"memory at {address:#x} of {nbytes} bytes overlaps what is registered at "
