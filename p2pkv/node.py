@@ -39,11 +39,11 @@ from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
 from p2pkv.memory.staging import use_library as use_cuda_library
 from p2pkv.metrics import Metrics
+from p2pkv.offers.transfers import Transfers, start_offers
 from p2pkv.page import Namespace, Outcomes, Pages
 from p2pkv.peers.connections import PeerConnections, PeerTraffic
 from p2pkv.peers.handshakes import Handshakes
 from p2pkv.pool import Pool
-from p2pkv.transfers.transfers import Transfers, start_offers
 from p2pkv.transports.base import Transport, TransportSettings
 from p2pkv.transports.native import native_ways
 from p2pkv.transports.ucx import use_library as use_ucx_library

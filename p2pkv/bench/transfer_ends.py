@@ -8,8 +8,8 @@ import numpy as np
 
 from p2pkv.bench.arena import Destination, Source, checksums
 from p2pkv.node import Node
+from p2pkv.offers.handles import RowSpans
 from p2pkv.transfers import Grant
-from p2pkv.transfers.requests import RowSpans
 
 _LEASE_S = 300.0
 Calls = Sequence[tuple[str, int, int]]

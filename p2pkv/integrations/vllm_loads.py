@@ -24,9 +24,9 @@ from p2pkv.integrations.vllm_prefixes import page_key
 from p2pkv.integrations.vllm_settings import Fingerprint, Instance
 from p2pkv.integrations.vllm_stats import Tally
 from p2pkv.node import Node
+from p2pkv.offers.transfers import MAX_ROWS
 from p2pkv.page import Outcome
 from p2pkv.transfers import Grant, RowStatus
-from p2pkv.transfers.transfers import MAX_ROWS
 
 _log = logging.getLogger(__name__)
 

@@ -276,7 +276,7 @@ def test_a_lost_device_fails_its_rows_says_so_once_and_leaves_the_rest_alone(
     into = Side(ends.consumer, "host", lambda _: pytest.fail("no device"), readable=False)
     host.write(random_rows(N, NBYTES, 9))
     emulated.lose()
-    with caplog.at_level(logging.WARNING, logger="p2pkv.transfers"):
+    with caplog.at_level(logging.WARNING, logger="p2pkv.offers"):
         for request in ("lost", "lost again"):
             offer = ends.producer.transfers.put_async(ends.consumer.node_id, request, ends.source.rows)
             assert all_are(offer.wait(5.0), RowStatus.DEVICE_FAILED)

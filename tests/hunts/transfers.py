@@ -23,8 +23,8 @@ from hunts.timing import check_time
 from lateness import Lateness
 from p2pkv import Config, Node
 from p2pkv.errors import ClosedError, NotRegisteredError
+from p2pkv.offers.handles import Grant, Offer, RowSpans, RowStatuses
 from p2pkv.transfers import RowStatus
-from p2pkv.transfers.requests import Grant, Offer, RowSpans, RowStatuses
 
 T = TypeVar("T")
 

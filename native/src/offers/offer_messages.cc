@@ -7,7 +7,7 @@
 namespace p2pkv::offers {
 namespace {
 
-// As in p2pkv/transfers/transfers.py, MAX_SECONDS.
+// As in p2pkv/offers/transfers.py, MAX_SECONDS.
 constexpr double kMaxSeconds = 3600.0;
 // Of one memory. Its ways are copied into every read, so their number and size are bounded.
 constexpr size_t kMaxWays = 16;

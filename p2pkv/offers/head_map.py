@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.errors import UsageError
-from p2pkv.transfers.requests import RowSpans
+from p2pkv.offers.handles import RowSpans
 
 LAYOUTS = ("token_major", "page_head")
 

@@ -18,7 +18,7 @@ from p2pkv.config import Config
 from p2pkv.directory.view import Member, View, node_key
 from p2pkv.errors import ClosedError, ConfigError, NotRegisteredError, TransportError, UsageError
 from p2pkv.lifetime import Gate
-from p2pkv.transfers.requests import Grant, Offer, RowSpans, RowStatus, RowStatuses
+from p2pkv.offers.handles import Grant, Offer, RowSpans, RowStatus, RowStatuses
 
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Bytes that go from one named node to another: offers, grants and pulls."""
