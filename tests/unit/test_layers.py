@@ -15,47 +15,44 @@ import p2pkv
 
 PACKAGE = Path(p2pkv.__file__).parent
 
-# Lowest first. What stands on one floor may import its neighbours and everything below, but p2pkv itself never.
-FLOORS = [
-    {
-        "_native",
-        "address",
-        "errors",
-        "config",
-        "page",
-        "host_arrays",
-        "device_arrays",
-        "metrics",
-        "gate",
-        "secret",
-        "endings",
-        "descriptors",
-        "names",
-    },
-    {"wire", "transports"},
-    {"control", "pool", "disk", "memory", "heartbeat", "engine_check"},
-    {"directory", "transfer", "handshakes", "counters"},
-    {"cache", "flights", "page_call", "device_memory", "registration", "device_pages", "transfers"},
-    {"node"},
-    {"__init__"},
-    {"integrations", "cli", "dashboard", "bench", "testing", "__main__"},
-]
-PARALLEL = [
-    {"directory", "transfer"},
-    {"handshakes", "directory"},
-    {"handshakes", "transfer"},
-    {"integrations", "cli"},
-]
-"""Neighbours of one floor that don't know each other's inside; what each may import of the other stands below."""
-ALLOWED = {("transfer", "directory.view"), ("handshakes", "directory.view")}
-"""A member's record is a value; it lives with the view that is made of them."""
+# Lowest first: what the modules of a folder, or a module that stands alone, import from p2pkv besides themselves.
+BELOW = {
+    "_native": "",
+    "errors": "",
+    "address": "errors",
+    "descriptors": "errors",
+    "metrics": "errors",
+    "lifetime": "_native",
+    "arrays": "_native errors",
+    "transports": "_native errors",
+    "config": "address errors",
+    "memory": "_native arrays errors transports",
+    "page": "_native arrays errors",
+    "pool": "_native errors page",
+    "control": "_native address errors page",
+    "disk": "_native config errors page pool",
+    "directory": "_native control disk errors metrics page pool transports",
+    "peers": "_native control directory errors metrics transports",
+    "offers": "_native config directory errors lifetime transports",
+    "transfers": "offers",
+    "cache": "_native arrays directory disk errors memory metrics page peers pool transports",
+    "node": "_native address arrays cache config control descriptors directory disk errors lifetime memory metrics "
+    "offers page peers pool transports",
+    "__init__": "config errors node page",
+    "testing": "_native control directory errors transports",
+    "instances": "address config control errors",
+    "integrations": "_native address config errors instances memory metrics node offers page transfers",
+    "bench": "_native config control directory disk errors node offers page pool transfers transports",
+    "cli": "_native address bench config control descriptors directory disk errors instances memory node "
+    "transports",
+}
+ONLY = {("peers", "directory"): "directory.view", ("offers", "directory"): "directory.view"}
+"""All that a folder may import of another one: a member's record, which is a value that lives with the views."""
 
 
-def floor_of(part: str) -> int:
-    for number, parts in enumerate(FLOORS):
-        if part in parts:
-            return number
-    raise AssertionError(f"p2pkv/{part} stands on no floor; give it one in tests/unit/test_layers.py")
+def below(room: str) -> set[str]:
+    assert room in BELOW, f"p2pkv/{room} has no place; give it one in tests/unit/test_layers.py"
+    return set(BELOW[room].split())
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -77,37 +74,56 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, rest or "__init__"
 
 
-def violations(part: str, source: str, found: list[tuple[int, str]]) -> Iterator[str]:
+def violations(room: str, source: str, found: list[tuple[int, str]]) -> Iterator[str]:
     for line, target in found:
         imported = target.partition(".")[0]
         where = f"{source}:{line} imports p2pkv.{target}"
-        if floor_of(imported) > floor_of(part):
-            yield f"{where}, which stands above {part}"
-        elif part != imported and {part, imported} in PARALLEL and (part, target) not in ALLOWED:
-            yield f"{where}, its neighbour"
+        if imported != room and imported not in below(room):
+            yield f"{where}, which {room} does not stand on"
+        elif not target.startswith(ONLY.get((room, imported), "")):
+            yield f"{where}, whose inside is not {room}'s business"
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def test_imports_point_down_only() -> None:
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        found += violations(part, str(path.relative_to(PACKAGE.parent)), list(imports(path)))
+        found += violations(room_of(path), str(path.relative_to(PACKAGE.parent)), list(imports(path)))
     assert found == []
 
 
+def test_every_room_stands_on_those_before_it() -> None:
+    before: set[str] = set()
+    for room in BELOW:
+        assert below(room) <= before, f"{room} stands on {below(room) - before}, which come later"
+        before.add(room)
+
+
+def test_what_a_room_is_said_to_stand_on_it_uses() -> None:
+    used: dict[str, set[str]] = {"_native": set()}
+    for path in PACKAGE.rglob("*.py"):
+        rooms = {target.partition(".")[0] for _, target in imports(path)}
+        used.setdefault(room_of(path), set()).update(rooms - {room_of(path)})
+    assert {room: below(room) for room in BELOW} == used
+
+
 @pytest.mark.parametrize(
-    ("part", "code"),
+    ("room", "code"),
     [
-        ("wire", "from p2pkv.control.sockets import Request"),
-        ("pool", "def late():\n    import p2pkv.cache.page_cache"),
-        ("directory", "from p2pkv.peers.connections import Memory"),
+        ("control", "from p2pkv.directory.view import View"),
+        ("pool", "def late():\n    import p2pkv.cache"),
+        ("directory", "from p2pkv.peers.connections import PeerConnections"),
+        ("peers", "from p2pkv.directory.client import DirectoryClient"),
         ("cache", "from p2pkv import Node"),
     ],
 )
-def test_an_import_that_points_up_is_found(tmp_path: Path, part: str, code: str) -> None:
+def test_an_import_that_points_up_is_found(tmp_path: Path, room: str, code: str) -> None:
     path = tmp_path / "module.py"
     path.write_text(code)
-    assert len(list(violations(part, "module.py", list(imports(path))))) == 1
+    assert len(list(violations(room, "module.py", list(imports(path))))) == 1
 
 
 def test_the_public_names_are_exactly_those_listed() -> None:
