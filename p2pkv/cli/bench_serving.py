@@ -67,7 +67,7 @@ def serving(
 ) -> None:
     """Send requests to endpoints in turn; show times to and between tokens, goodput, hits and the router's part."""
     if find_spec("aiohttp") is None:
-        raise ConfigError("the serving benchmark needs aiohttp; pip install 'p2pkv[proxy]'")
+        raise ConfigError("the serving benchmark needs aiohttp; pip install 'p2pkv[bench]'")
     if plot_file is not None and (missing := plotting.unavailable()) is not None:
         raise ConfigError(missing)
     from p2pkv.bench.serving import report

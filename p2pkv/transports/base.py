@@ -60,20 +60,6 @@ class Status(IntEnum):
     TIMED_OUT = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Caps:
-    """What a transport can do."""
-
-    one_sided: bool
-    """Reads don't need the owner's processor."""
-    device_memory: bool
-    """Local regions may lie in GPU memory."""
-    same_host: bool
-    """Both ends must run on one host."""
-    max_span: int
-    """The longest span, in bytes, that one read takes."""
-
-
 class Resource(ABC):
     """Something that is closed when no longer needed; usable in a ``with`` statement."""
 
@@ -200,7 +186,6 @@ class Transport(Resource):
     """One way for nodes to read each other's memory."""
 
     name: ClassVar[str]
-    caps: Caps
     domain: str
     """Two ends can connect if and only if their domains are equal."""
 

@@ -60,7 +60,6 @@ class FaultyTransport(Transport):
     def __init__(self, inner: Transport, faults: Faults | None = None) -> None:
         self.inner = inner
         self.faults = faults or Faults()
-        self.caps = inner.caps
         self.domain = inner.domain
 
     @classmethod

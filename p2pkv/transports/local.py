@@ -16,7 +16,6 @@ import weakref
 from p2pkv.errors import ClosedError, TransportError, UsageError
 from p2pkv.transports.base import (
     NO_WORD,
-    Caps,
     Endpoint,
     MemoryRegion,
     RemoteRegion,
@@ -232,7 +231,6 @@ class LocalEndpoint(Endpoint):
 
 class LocalTransport(Transport):
     name = "local"
-    caps = Caps(one_sided=True, device_memory=False, same_host=True, max_span=2**62)
     domain = f"local:{os.getpid()}:{secrets.token_hex(8)}"
 
     def __init__(self) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from p2pkv import _native
 from p2pkv.errors import ClosedError, TransportError, UsageError
 from p2pkv.transports.base import (
-    Caps,
     Endpoint,
     FdBacked,
     MemoryRegion,
@@ -25,8 +24,6 @@ from p2pkv.transports.base import (
     Words,
     check_batch,
 )
-
-MAX_SPAN = 2**62
 
 
 class NativeMemoryRegion(MemoryRegion):
@@ -153,7 +150,6 @@ class ShmTransport(NativeTransport):
     """Processes of one host and user map each other's sealed memory. Readable memory must be fd-backed."""
 
     name = "shm"
-    caps = Caps(one_sided=True, device_memory=False, same_host=True, max_span=MAX_SPAN)
 
     def __init__(self) -> None:
         try:
@@ -181,7 +177,6 @@ class TcpTransport(NativeTransport):
     """
 
     name = "tcp"
-    caps = Caps(one_sided=False, device_memory=False, same_host=False, max_span=MAX_SPAN)
 
     def __init__(
         self, host: str = "127.0.0.1", *, port: int = 0, streams: int = 2, advertise: str = ""

@@ -15,12 +15,11 @@ from pathlib import Path
 
 from p2pkv import _native
 from p2pkv.errors import ConfigError, TransportError
-from p2pkv.transports.base import Caps, TransportSettings
+from p2pkv.transports.base import TransportSettings
 from p2pkv.transports.native import NativeTransport
 
 _SONAME = "libucp.so.0"
 _DEVICES = Path("/sys/class/infiniband")
-_MAX_SPAN = 2**62
 
 _choice = os.environ.get("P2PKV_UCX_LIBRARY", "auto")
 
@@ -64,7 +63,6 @@ class UcxTransport(NativeTransport):
     """
 
     name = "ucx"
-    caps = Caps(one_sided=False, device_memory=False, same_host=False, max_span=_MAX_SPAN)
 
     def __init__(self, host: str = "127.0.0.1", *, advertise: str = "", trusts_network: bool = False) -> None:
         if (missing := self.unavailable()) is not None:

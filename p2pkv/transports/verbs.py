@@ -12,8 +12,8 @@ from pathlib import Path
 
 from p2pkv import _native
 from p2pkv.errors import TransportError
-from p2pkv.transports.base import Caps, TransportSettings
-from p2pkv.transports.native import MAX_SPAN, NativeTransport
+from p2pkv.transports.base import TransportSettings
+from p2pkv.transports.native import NativeTransport
 
 CAP_IPC_LOCK = 14
 """The number of the capability that lets a process lock memory without limit."""
@@ -34,7 +34,6 @@ class VerbsTransport(NativeTransport):
     """
 
     name = "verbs"
-    caps = Caps(one_sided=True, device_memory=False, same_host=False, max_span=MAX_SPAN)
 
     def __init__(self, devices: Sequence[str] = ()) -> None:
         try:
