@@ -8,8 +8,8 @@ from typing import Any
 
 import zmq
 
-from p2pkv.integrations.sglang_pd_common import Poll
-from p2pkv.integrations.sglang_pd_rows import KVArgs
+from p2pkv.integrations.sglang.pd.common import Poll
+from p2pkv.integrations.sglang.pd.rows import KVArgs
 
 
 class Manager:

@@ -13,11 +13,11 @@ from cluster import eventually
 from device_buffers import DeviceBuffer
 from p2pkv import Config, Node
 from p2pkv.integrations.boundary import Boundary
-from p2pkv.integrations.sglang_pd_decode import DecodeSide
-from p2pkv.integrations.sglang_pd_prefill import Chunk, PrefillSide
-from p2pkv.integrations.sglang_pd_rooms import Incoming
-from p2pkv.integrations.sglang_pd_rows import RequestRows, memories
-from p2pkv.integrations.sglang_pd_wire import node_id, unpack
+from p2pkv.integrations.sglang.pd.decode import DecodeSide
+from p2pkv.integrations.sglang.pd.prefill import Chunk, PrefillSide
+from p2pkv.integrations.sglang.pd.rooms import Incoming
+from p2pkv.integrations.sglang.pd.rows import RequestRows, memories
+from p2pkv.integrations.sglang.pd.wire import node_id, unpack
 from sglang_manager import Manager
 
 N_BUFFERS, N_PAGES, PAGE_BYTES = 4, 16, 256 << 10

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cluster import eventually, free_port
-from p2pkv.integrations.sglang_pd_rooms import Progress
+from p2pkv.integrations.sglang.pd.rooms import Progress
 from sglang_servers import SETTLE_S, Servers
 
 ROUNDS_S = 1.0

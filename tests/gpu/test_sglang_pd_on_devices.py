@@ -11,7 +11,7 @@ import pytest
 from cluster import eventually, free_port
 from device_buffers import DeviceBuffer
 from fake_cuda import FakeCuda
-from p2pkv.integrations.sglang_pd_rooms import Progress
+from p2pkv.integrations.sglang.pd.rooms import Progress
 from sglang_servers import SETTLE_S, Servers
 
 Allocate = Callable[[int], DeviceBuffer]

@@ -15,9 +15,9 @@ from host_pools import HostPoolFake
 from p2pkv.config import Config
 from p2pkv.errors import ConfigError
 from p2pkv.instances.heartbeat import Heartbeat, Load, Mode, Role, State
-from p2pkv.integrations import sglang_heartbeat
-from p2pkv.integrations.sglang_heartbeat import announce_server
-from p2pkv.integrations.vllm_settings import Instance
+from p2pkv.integrations.sglang import heartbeat as server_heartbeat
+from p2pkv.integrations.sglang.heartbeat import announce_server
+from p2pkv.integrations.vllm_connector.settings import Instance
 from vllm_fakes import EngineFake, kv_cache_config, vllm_config
 
 ROLES = {"kv_producer": Role.PREFILL, "kv_consumer": Role.DECODE, "kv_both": Role.BOTH}
@@ -121,7 +121,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch, url: str) -> Iterator[SimpleNamespac
         setattr(context, f"get_{name}", lambda: told)
     monkeypatch.setitem(sys.modules, context.__name__, context)
     yield told
-    sglang_heartbeat.end()
+    server_heartbeat.end()
 
 
 def test_a_sglang_server_is_announced_by_what_its_own_settings_say(
@@ -133,7 +133,7 @@ def test_a_sglang_server_is_announced_by_what_its_own_settings_say(
     told = listener.hear(is_ready).instance
     assert (told.url, told.role, told.mode, told.model) == (url, Role.PREFILL, Mode.SGLANG, "tiny")
     assert told.bootstrap_port == 8998
-    sglang_heartbeat.end()
+    server_heartbeat.end()
     listener.hear(has_left)
 
 

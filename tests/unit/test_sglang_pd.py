@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from p2pkv.errors import ConfigError, UsageError
-from p2pkv.integrations import sglang_plugin
-from p2pkv.integrations.sglang_pd_rooms import Incoming, Outgoing, Producer, Progress, Target, flaw, is_gone
-from p2pkv.integrations.sglang_pd_rows import (
+from p2pkv.integrations.sglang import plugin
+from p2pkv.integrations.sglang.pd.rooms import Incoming, Outgoing, Producer, Progress, Target, flaw, is_gone
+from p2pkv.integrations.sglang.pd.rows import (
     MAX_ROWS,
     Buffers,
     RequestRows,
@@ -23,8 +23,8 @@ from p2pkv.integrations.sglang_pd_rows import (
     memories,
     state_items,
 )
-from p2pkv.integrations.sglang_pd_settings import pd_config, require_known_memory
-from p2pkv.integrations.sglang_pd_wire import TAG, Wanted, node_id, pack, unpack
+from p2pkv.integrations.sglang.pd.settings import pd_config, require_known_memory
+from p2pkv.integrations.sglang.pd.wire import TAG, Wanted, node_id, pack, unpack
 
 N_LAYERS, N_PAGES, PAGE_BYTES = 3, 10, 64
 OK, PENDING, REJECTED, CANCELED, PEER_LOST = 0, 1, 3, 4, 5
@@ -357,8 +357,8 @@ def test_only_our_own_backend_is_answered_for() -> None:
         return "sglang's"
 
     ours, other = SimpleNamespace(value="p2pkv"), SimpleNamespace(value="nixl")
-    assert sglang_plugin._get_kv_class(original, other, SimpleNamespace(value="sender")) == "sglang's"
-    assert sglang_plugin._get_kv_class(original, ours, SimpleNamespace(value="kvargs")) == "sglang's"
-    sender = sglang_plugin._get_kv_class(original, ours, SimpleNamespace(value="sender"))
+    assert plugin._get_kv_class(original, other, SimpleNamespace(value="sender")) == "sglang's"
+    assert plugin._get_kv_class(original, ours, SimpleNamespace(value="kvargs")) == "sglang's"
+    sender = plugin._get_kv_class(original, ours, SimpleNamespace(value="sender"))
     assert getattr(sender, "__name__", "") == "P2PKVSender"
     assert asked == [other, ours]

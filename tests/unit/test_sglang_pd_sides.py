@@ -14,12 +14,12 @@ from test_sglang_pd import PEER_LOST, Transfers, items, kv_args
 
 from cluster import eventually
 from p2pkv.integrations.boundary import Boundary
-from p2pkv.integrations.sglang_pd_common import Poll
-from p2pkv.integrations.sglang_pd_decode import DecodeSide
-from p2pkv.integrations.sglang_pd_prefill import Chunk, PrefillSide
-from p2pkv.integrations.sglang_pd_rooms import Incoming, Progress
-from p2pkv.integrations.sglang_pd_rows import RequestRows
-from p2pkv.integrations.sglang_pd_wire import Wanted, node_id, pack, unpack
+from p2pkv.integrations.sglang.pd.common import Poll
+from p2pkv.integrations.sglang.pd.decode import DecodeSide
+from p2pkv.integrations.sglang.pd.prefill import Chunk, PrefillSide
+from p2pkv.integrations.sglang.pd.rooms import Incoming, Progress
+from p2pkv.integrations.sglang.pd.rows import RequestRows
+from p2pkv.integrations.sglang.pd.wire import Wanted, node_id, pack, unpack
 from p2pkv.metrics import Metrics
 from sglang_manager import Manager
 

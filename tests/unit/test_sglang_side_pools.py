@@ -10,7 +10,7 @@ import pytest
 
 from hicache_backends import PAGES, Open, failed
 from host_pools import HostPoolFake
-from p2pkv.integrations.sglang_side_pools import prefixes_served
+from p2pkv.integrations.sglang.side_pools import prefixes_served
 
 
 def transfer(name: str, policy: str, n_keys: int = 1, **more: Any) -> SimpleNamespace:

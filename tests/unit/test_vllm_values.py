@@ -11,9 +11,9 @@ import pytest
 
 from p2pkv.errors import ConfigError
 from p2pkv.integrations.vllm import P2PKVConnector
-from p2pkv.integrations.vllm_handoff import Handoff, Rank
-from p2pkv.integrations.vllm_settings import Instance
-from p2pkv.integrations.vllm_stats import Tally
+from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank
+from p2pkv.integrations.vllm_connector.settings import Instance
+from p2pkv.integrations.vllm_connector.stats import Tally
 from vllm_fakes import LAYERS, SHAPE, ModelConfigFake, caches, kv_cache_config, vllm_config
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.errors import UsageError
-from p2pkv.integrations.sglang_settings import Rank
+from p2pkv.integrations.sglang.settings import Rank
 from p2pkv.page import Pieces
 
 SHARDED_SIDE_POOLS = frozenset({"mamba"})

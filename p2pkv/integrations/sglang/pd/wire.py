@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from p2pkv.integrations.sglang_pd_rows import Shape
+from p2pkv.integrations.sglang.pd.rows import Shape
 
 TAG = b"P2PKV-PD-1"
 """Frame 0 of every message; another version of the format has another number."""

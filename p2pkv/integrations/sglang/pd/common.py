@@ -12,9 +12,9 @@ from collections.abc import MutableMapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from p2pkv.integrations.sglang_installed import find
-from p2pkv.integrations.sglang_pd_rows import Items, KVArgs
-from p2pkv.integrations.sglang_pd_wire import Wanted
+from p2pkv.integrations.sglang.installed import find
+from p2pkv.integrations.sglang.pd.rows import Items, KVArgs
+from p2pkv.integrations.sglang.pd.wire import Wanted
 
 __all__ = [
     "CommonBootstrapServer",

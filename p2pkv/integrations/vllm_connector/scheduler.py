@@ -1,7 +1,8 @@
 """The connector's half in vLLM's scheduler: which blocks to load from where, to publish, to keep and to offer.
 
 It moves no bytes and waits for nothing. What it decides goes to the workers' halves once a step
-(:class:`~p2pkv.integrations.vllm_messages.StepMetadata`); vLLM itself brings their reports back to its scheduler.
+(:class:`~p2pkv.integrations.vllm_connector.messages.StepMetadata`); vLLM itself brings their reports back to its
+scheduler.
 """
 
 from __future__ import annotations
@@ -13,10 +14,17 @@ from typing import Any, Protocol
 from p2pkv.config import Config
 from p2pkv.errors import UsageError
 from p2pkv.integrations.boundary import Boundary
-from p2pkv.integrations.vllm_handoff import Handoff, Rank, draw_name, prompt_digest
-from p2pkv.integrations.vllm_messages import Fetch, Leave, Publish, Pull, RankDescription, StepMetadata
-from p2pkv.integrations.vllm_prefixes import PrefixLookups
-from p2pkv.integrations.vllm_settings import Instance
+from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank, draw_name, prompt_digest
+from p2pkv.integrations.vllm_connector.messages import (
+    Fetch,
+    Leave,
+    Publish,
+    Pull,
+    RankDescription,
+    StepMetadata,
+)
+from p2pkv.integrations.vllm_connector.prefixes import PrefixLookups
+from p2pkv.integrations.vllm_connector.settings import Instance
 from p2pkv.node import Node
 
 _log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from p2pkv.errors import ConfigError
 from p2pkv.instances.announcing import described
 from p2pkv.instances.heartbeat import Instance as Announced
 from p2pkv.instances.heartbeat import Mode, Role
-from p2pkv.integrations import vllm_installed
+from p2pkv.integrations.vllm_connector import installed
 
 _log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ def _identity(vllm_config: Any, spec: Any) -> dict[str, str]:
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     name = model.served_model_name
     return {
-        "vllm": vllm_installed.version(),
+        "vllm": installed.version(),
         "model": str(name[0] if isinstance(name, (list, tuple)) else name or model.model),
         # of a model from a hub vLLM makes it the commit; for others it is what was asked for
         "revision": str(model.revision),

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from p2pkv.errors import UsageError
 from p2pkv.integrations.boundary import Boundary
-from p2pkv.integrations.sglang_pd_common import CommonManager, CommonSender, Poll
-from p2pkv.integrations.sglang_pd_rooms import Outgoing, Progress, PutAsync, Target
-from p2pkv.integrations.sglang_pd_rows import Items, RequestRows, state_items
-from p2pkv.integrations.sglang_pd_threads import Mailbox, Worker
-from p2pkv.integrations.sglang_pd_wire import Wanted, unpack, unpack_abort
+from p2pkv.integrations.sglang.pd.common import CommonManager, CommonSender, Poll
+from p2pkv.integrations.sglang.pd.rooms import Outgoing, Progress, PutAsync, Target
+from p2pkv.integrations.sglang.pd.rows import Items, RequestRows, state_items
+from p2pkv.integrations.sglang.pd.threads import Mailbox, Worker
+from p2pkv.integrations.sglang.pd.wire import Wanted, unpack, unpack_abort
 
 _log = logging.getLogger(__name__)
 

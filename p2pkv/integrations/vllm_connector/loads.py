@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.integrations.boundary import Boundary
-from p2pkv.integrations.vllm_caches import KVCaches
-from p2pkv.integrations.vllm_handoff import Handoff, Rank
-from p2pkv.integrations.vllm_messages import Fetch, Pull
-from p2pkv.integrations.vllm_prefixes import page_key
-from p2pkv.integrations.vllm_settings import Fingerprint, Instance
-from p2pkv.integrations.vllm_stats import Tally
+from p2pkv.integrations.vllm_connector.caches import KVCaches
+from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank
+from p2pkv.integrations.vllm_connector.messages import Fetch, Pull
+from p2pkv.integrations.vllm_connector.prefixes import page_key
+from p2pkv.integrations.vllm_connector.settings import Fingerprint, Instance
+from p2pkv.integrations.vllm_connector.stats import Tally
 from p2pkv.node import Node
 from p2pkv.offers.transfers import MAX_ROWS
 from p2pkv.page import Outcome

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from p2pkv.integrations.vllm_handoff import Handoff
-from p2pkv.integrations.vllm_installed import ConnectorMetadata, HandshakeMetadata
+from p2pkv.integrations.vllm_connector.handoff import Handoff
+from p2pkv.integrations.vllm_connector.installed import ConnectorMetadata, HandshakeMetadata
 
 
 @dataclass(frozen=True, slots=True)

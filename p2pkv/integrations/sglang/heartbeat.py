@@ -16,7 +16,7 @@ from p2pkv.config import Config
 from p2pkv.errors import ConfigError
 from p2pkv.instances.announcing import announce, described
 from p2pkv.instances.heartbeat import Heart, Instance, Mode, Role
-from p2pkv.integrations.sglang_installed import server_settings
+from p2pkv.integrations.sglang.installed import server_settings
 
 _ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE}
 """By ``--disaggregation-mode``; anything else computes prompts itself."""

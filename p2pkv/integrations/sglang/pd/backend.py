@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from p2pkv.errors import ConfigError
 from p2pkv.integrations.boundary import Boundary
-from p2pkv.integrations.sglang_heartbeat import announce_server
-from p2pkv.integrations.sglang_installed import served_model
-from p2pkv.integrations.sglang_pd_common import (
+from p2pkv.integrations.sglang.heartbeat import announce_server
+from p2pkv.integrations.sglang.installed import served_model
+from p2pkv.integrations.sglang.pd.common import (
     CommonBootstrapServer,
     CommonManager,
     Poll,
@@ -22,10 +22,10 @@ from p2pkv.integrations.sglang_pd_common import (
     rank_index,
     unsupported,
 )
-from p2pkv.integrations.sglang_pd_decode import DecodeSide, P2PKVReceiver
-from p2pkv.integrations.sglang_pd_prefill import Chunk, P2PKVSender, PrefillSide
-from p2pkv.integrations.sglang_pd_rows import Items, KVArgs, RequestRows, memories
-from p2pkv.integrations.sglang_pd_settings import pd_config, require_known_memory
+from p2pkv.integrations.sglang.pd.decode import DecodeSide, P2PKVReceiver
+from p2pkv.integrations.sglang.pd.prefill import Chunk, P2PKVSender, PrefillSide
+from p2pkv.integrations.sglang.pd.rows import Items, KVArgs, RequestRows, memories
+from p2pkv.integrations.sglang.pd.settings import pd_config, require_known_memory
 from p2pkv.node import Node
 
 __all__ = ["P2PKVBootstrapServer", "P2PKVManager", "P2PKVReceiver", "P2PKVSender"]

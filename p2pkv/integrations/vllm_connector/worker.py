@@ -17,12 +17,12 @@ from p2pkv.config import Config
 from p2pkv.instances.announcing import announce
 from p2pkv.instances.heartbeat import Heart
 from p2pkv.integrations.boundary import Boundary
-from p2pkv.integrations.vllm_caches import KVCaches
-from p2pkv.integrations.vllm_loads import Loads, offers
-from p2pkv.integrations.vllm_messages import Leave, RankDescription, StepMetadata
-from p2pkv.integrations.vllm_publishing import Publishing
-from p2pkv.integrations.vllm_settings import Fingerprint, Instance
-from p2pkv.integrations.vllm_stats import Stats, Tally
+from p2pkv.integrations.vllm_connector.caches import KVCaches
+from p2pkv.integrations.vllm_connector.loads import Loads, offers
+from p2pkv.integrations.vllm_connector.messages import Leave, RankDescription, StepMetadata
+from p2pkv.integrations.vllm_connector.publishing import Publishing
+from p2pkv.integrations.vllm_connector.settings import Fingerprint, Instance
+from p2pkv.integrations.vllm_connector.stats import Stats, Tally
 from p2pkv.node import Node
 from p2pkv.transfers import Offer, RowStatus
 

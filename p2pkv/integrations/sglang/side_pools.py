@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pkv.integrations.sglang_pools import Indices
+from p2pkv.integrations.sglang.pools import Indices
 
 ALL_PAGES, TRAILING_PAGES, BLOCK_GROUPS = "all_pages", "trailing_pages", "block_groups"
 """SGLang's ``PoolHitPolicy``: which of a prefix's pages a pool must have."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from p2pkv.address import split_address
 from p2pkv.config import Config
 from p2pkv.errors import ConfigError
-from p2pkv.integrations.sglang_installed import kv_kind
+from p2pkv.integrations.sglang.installed import kv_kind
 
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from p2pkv.config import MIN_POOL_SIZE, Config
 from p2pkv.errors import ConfigError
-from p2pkv.integrations.sglang_pd_wire import node_id
-from p2pkv.integrations.sglang_settings import for_rank
+from p2pkv.integrations.sglang.pd.wire import node_id
+from p2pkv.integrations.sglang.settings import for_rank
 
 
 def pd_config(host: str, port: int, *, index: int, environ: Mapping[str, str] | None = None) -> Config:

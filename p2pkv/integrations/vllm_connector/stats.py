@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from p2pkv.integrations.vllm_installed import PromMetricsBase, StatsBase, metric_per_engine
+from p2pkv.integrations.vllm_connector.installed import PromMetricsBase, StatsBase, metric_per_engine
 
 if TYPE_CHECKING:
     from typing_extensions import Self

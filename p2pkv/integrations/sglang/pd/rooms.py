@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from p2pkv.integrations.sglang_pd_rows import Spans, cut
+from p2pkv.integrations.sglang.pd.rows import Spans, cut
 from p2pkv.transfers import RowStatus, RowStatuses
 
 _PENDING, _PEER_LOST = RowStatus.PENDING, RowStatus.PEER_LOST

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Collection
 
 from p2pkv.integrations.boundary import Boundary
-from p2pkv.integrations.vllm_caches import KVCaches
-from p2pkv.integrations.vllm_messages import Publish
-from p2pkv.integrations.vllm_prefixes import page_key
-from p2pkv.integrations.vllm_stats import Tally
+from p2pkv.integrations.vllm_connector.caches import KVCaches
+from p2pkv.integrations.vllm_connector.messages import Publish
+from p2pkv.integrations.vllm_connector.prefixes import page_key
+from p2pkv.integrations.vllm_connector.stats import Tally
 from p2pkv.node import Node
 
 _BATCH_BLOCKS = 256

@@ -19,11 +19,11 @@ from itertools import count
 from typing import Any
 
 from p2pkv.integrations.boundary import Boundary
-from p2pkv.integrations.sglang_pd_common import CommonManager, CommonReceiver, Poll, tcp_endpoint
-from p2pkv.integrations.sglang_pd_rooms import Incoming, MakeGrant, Producer, Progress, is_gone, unmet
-from p2pkv.integrations.sglang_pd_rows import Items, RequestRows, state_items
-from p2pkv.integrations.sglang_pd_threads import Mailbox, Ticker
-from p2pkv.integrations.sglang_pd_wire import Wanted, node_id, pack
+from p2pkv.integrations.sglang.pd.common import CommonManager, CommonReceiver, Poll, tcp_endpoint
+from p2pkv.integrations.sglang.pd.rooms import Incoming, MakeGrant, Producer, Progress, is_gone, unmet
+from p2pkv.integrations.sglang.pd.rows import Items, RequestRows, state_items
+from p2pkv.integrations.sglang.pd.threads import Mailbox, Ticker
+from p2pkv.integrations.sglang.pd.wire import Wanted, node_id, pack
 
 _log = logging.getLogger(__name__)
 

@@ -47,4 +47,4 @@ def _get_kv_class(original: Callable[..., object], transfer_backend: object, cla
     kind = str(getattr(class_type, "value", class_type))
     if getattr(transfer_backend, "value", None) != NAME or kind not in _CLASSES:
         return original(transfer_backend, class_type)
-    return getattr(import_module("p2pkv.integrations.sglang_pd"), _CLASSES[kind])
+    return getattr(import_module("p2pkv.integrations.sglang.pd.backend"), _CLASSES[kind])

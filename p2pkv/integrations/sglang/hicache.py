@@ -1,0 +1,308 @@
+"""SGLang's HiCache keeps its third tier (L3) in a p2pkv cluster.
+
+Load it with ``--hicache-storage-backend dynamic``; ``docs/sglang.md`` has the command line. Each scheduler process has
+a node of its own. SGLang asks for prefixes, reads and writes batches of pages from three threads; no exception reaches
+them: what goes wrong is a miss, counted, and logged once a cause.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from p2pkv.config import Config
+from p2pkv.errors import UsageError
+from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.sglang.heartbeat import announce_server
+from p2pkv.integrations.sglang.installed import StorageBase
+from p2pkv.integrations.sglang.pools import HostPool, Indices, Range, SGLangPool, key_prefix
+from p2pkv.integrations.sglang.settings import Rank, node_config
+from p2pkv.integrations.sglang.side_pools import ALL_PAGES, PoolHits, PoolTransfer, prefixes_served
+from p2pkv.integrations.sglang.staging import Staging
+from p2pkv.integrations.sglang.stats import Stats, TrafficLog
+from p2pkv.node import Node
+from p2pkv.page import Outcome, Outcomes
+
+_KV = "kv"
+
+
+class P2PKVHiCache(StorageBase):
+    """A storage backend of SGLang over a node, which is its ``node``. Thread-safe once its pools are registered.
+
+    A page that can't be had is a miss whatever the reason. A page that was set can be fetched by any rank of the
+    cluster that would have computed the same bytes, and by no other.
+    """
+
+    def __init__(
+        self,
+        storage_config: object,
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        start_node: Callable[[Config], Node] = Node.start,
+    ) -> None:
+        """Start the node and join its cluster. Errors of the configuration are raised here: SGLang does not start."""
+        self.storage_config = storage_config
+        self._rank = Rank.read(storage_config)
+        if getattr(storage_config, "should_split_heads", False):
+            raise UsageError(
+                "tp_lcm_size asks for pages split by heads, which p2pkv does not do; leave it away: "
+                "servers of different TP sizes then keep their own pages"
+            )
+        self._config = node_config(storage_config, self._rank)
+        self.node = start_node(self._config)
+        self._boundary = Boundary("SGLang HiCache", self.node.metrics)
+        self._pools: dict[str, HostPool] = {}
+        self._is_logical = False  # the KV pool is one without memory: only side pools hold pages
+        self._registered: list[Range] = []
+        self._bare_prefix = key_prefix("without a pool", self._rank, is_shared=self._rank.is_replicated)
+        self._read_through, self._written_through = Staging(self.node), Staging(self.node)
+        is_measured = bool(getattr(storage_config, "enable_storage_metrics", False))
+        self._reads, self._writes = TrafficLog(is_measured=is_measured), TrafficLog(is_measured=is_measured)
+
+    # --- registration: on SGLang's main thread, before any page moves; errors end the attach
+
+    def register_mem_pool_host(self, mem_pool_host: SGLangPool) -> None:
+        """Take the pool that holds the KV pages. Raises :class:`UsageError` if its layout can't be stored."""
+        self.mem_pool_host = mem_pool_host
+        self._is_logical = mem_pool_host.kv_buffer is None
+        if not self._is_logical:
+            self._adopt(HostPool(mem_pool_host, _KV, self._rank), _KV)
+        self._announce()
+
+    def _announce(self) -> None:
+        """Tell routers of this server, and what its pages' keys are made of."""
+        pool = self._pools.get(_KV)
+        announce_server(
+            self._config,
+            self._rank.index,
+            node_id=self.node.node_id,
+            namespace=self._config.namespace,
+            page_size=pool.page_size if pool is not None else 0,
+            key_prefix=pool.prefix if pool is not None else "",
+        )
+
+    def register_mem_host_pool_v2(self, host_pool: SGLangPool, host_pool_name: str) -> None:
+        """Take a pool by name; a side pool that can't be stored only makes its model miss, and says so."""
+        name = str(host_pool_name)
+        if name == _KV:
+            if getattr(self, "mem_pool_host", None) is not host_pool:
+                self.register_mem_pool_host(host_pool)
+            return
+        try:
+            self._adopt(HostPool(host_pool, name, self._rank), name)
+        except (UsageError, AttributeError) as error:
+            self._boundary.note("register", error)
+
+    def on_host_pools_registered(self) -> None:
+        """Nothing is left to do once all pools are known."""
+
+    def _adopt(self, pool: HostPool, name: str) -> None:
+        for memory in pool.ranges:
+            end = memory.address + memory.nbytes
+            if not any(r.address <= memory.address and end <= r.address + r.nbytes for r in self._registered):
+                self.node.register_address(memory.address, memory.nbytes, memory.owner)
+                self._registered.append(memory)
+        self._pools[name] = pool
+
+    # --- what is there: SGLang's prefetch thread
+
+    def exists(self, key: str) -> bool:
+        """Say whether some node has the page."""
+        return self.batch_exists([key]) == 1
+
+    def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
+        """Return how many pages from the first on are there without a gap; one look-up round for all."""
+        if not keys or self._is_logical:
+            return 0  # pages that are nowhere but in side pools, of which this call knows nothing
+        return self._boundary.call("exists", lambda: _leading(self.node.exists(self._keys(keys))), miss=0)
+
+    def batch_exists_v2(
+        self,
+        keys: Sequence[str],
+        pool_transfers: Sequence[PoolTransfer] | None = None,
+        extra_info: object = None,
+    ) -> PoolHits:
+        """Return which prefixes can be served by the KV pool and every side pool; one look-up round for all."""
+        if not keys:
+            return PoolHits.none()
+        return self._boundary.call(
+            "exists", lambda: self._exists_v2(keys, pool_transfers or ()), miss=PoolHits.none()
+        )
+
+    def _exists_v2(self, keys: Sequence[str], transfers: Sequence[PoolTransfer]) -> PoolHits:
+        asked = [] if self._is_logical else self._keys(keys)
+        stored = [transfer for transfer in transfers if str(transfer.name) in self._pools]
+        for transfer in stored:
+            asked += self._pools[str(transfer.name)].keys(keys)
+        there = self.node.exists(asked) == Outcome.HIT if asked else np.zeros(0, bool)
+        rows = iter(there.reshape(-1, len(keys)))
+        # without pages of its own the KV is there if a side pool that holds something of every page is
+        is_carried = any(transfer.hit_policy == ALL_PAGES for transfer in stored)
+        kv = np.full(len(keys), is_carried) if self._is_logical else next(rows)
+        found = {str(transfer.name): next(rows) for transfer in stored}
+        return prefixes_served(kv, transfers, found)
+
+    # --- zero copy: SGLang's prefetch and backup threads (interface_v1)
+
+    def batch_get_v1(
+        self, keys: Sequence[str], host_indices: Indices, extra_info: object = None
+    ) -> list[bool]:
+        """Fetch pages into the KV pool, ``page_size`` of ``host_indices`` each; True for those that came."""
+        return self._get(_KV, keys, host_indices)
+
+    def batch_set_v1(
+        self, keys: Sequence[str], host_indices: Indices, extra_info: object = None
+    ) -> list[bool]:
+        """Publish pages of the KV pool; True for those that any node can fetch now."""
+        return self._set(_KV, keys, host_indices)
+
+    def batch_get_v2(
+        self, transfers: Sequence[PoolTransfer], extra_info: object = None
+    ) -> dict[str, list[bool]]:
+        """Fetch pages into the pools that are named."""
+        return {t.name: self._get(str(t.name), t.keys or (), t.host_indices) for t in transfers}
+
+    def batch_set_v2(
+        self, transfers: Sequence[PoolTransfer], extra_info: object = None
+    ) -> dict[str, list[bool]]:
+        """Publish pages of the pools that are named."""
+        return {t.name: self._set(str(t.name), t.keys or (), t.host_indices) for t in transfers}
+
+    def _get(self, name: str, hashes: Sequence[str], indices: Indices | None) -> list[bool]:
+        if not hashes or (name == _KV and self._is_logical):
+            return [True] * len(hashes)
+
+        def fetch() -> list[bool]:
+            began = time.monotonic()
+            pool = self._pool(name)
+            outcomes = self.node.fetch(pool.keys(hashes), pool.pieces(len(hashes), indices))
+            self._reads.add(outcomes, pool.page_nbytes, time.monotonic() - began)
+            return _as_bools(outcomes)
+
+        return self._boundary.call("get", fetch, miss=[False] * len(hashes))
+
+    def _set(self, name: str, hashes: Sequence[str], indices: Indices | None) -> list[bool]:
+        if not hashes or (name == _KV and self._is_logical):
+            return [True] * len(hashes)
+
+        def publish() -> list[bool]:
+            began = time.monotonic()
+            pool = self._pool(name)
+            outcomes = self.node.publish(pool.keys(hashes), pool.pieces(len(hashes), indices))
+            self._writes.add(outcomes, pool.page_nbytes, time.monotonic() - began)
+            return _as_bools(outcomes)
+
+        return self._boundary.call("set", publish, miss=[False] * len(hashes))
+
+    # --- flat pages: the same threads without interface_v1; a tensor a page
+
+    def get(self, key: str, target_location: object = None, target_sizes: object = None) -> object | None:
+        """Fetch a page into the flat tensor ``target_location``; return that, or None."""
+        return self.batch_get([key], [target_location])[0]
+
+    def batch_get(
+        self,
+        keys: Sequence[str],
+        target_locations: Sequence[object] | None = None,
+        target_sizes: object = None,
+    ) -> list[object | None]:
+        """Fetch pages into flat tensors; return those, None for a miss."""
+        found: list[object | None] = [None] * len(keys)
+
+        def fetch() -> list[object | None]:
+            began = time.monotonic()
+            rows, targets = self._flat_pages("get", keys, target_locations)
+            if rows:
+                outcomes = self._read_through.fetch(self._keys([keys[row] for row in rows]), targets)
+                self._reads.add(outcomes, targets[0].nbytes, time.monotonic() - began)
+                for i in np.flatnonzero(outcomes == Outcome.HIT).tolist():
+                    found[rows[i]] = (target_locations or ())[rows[i]]
+            return found
+
+        return self._boundary.call("get", fetch, miss=[None] * len(keys))
+
+    def set(
+        self, key: str, value: object = None, target_location: object = None, target_sizes: object = None
+    ) -> bool:
+        """Publish a page from the flat tensor ``value``; True if any node can fetch it now."""
+        return self.batch_set([key], [value if target_location is None else target_location])
+
+    def batch_set(
+        self,
+        keys: Sequence[str],
+        values: Sequence[object] | None = None,
+        target_locations: Sequence[object] | None = None,
+        target_sizes: object = None,
+    ) -> bool:
+        """Publish pages from flat tensors; True if any node can fetch all of them now."""
+
+        def publish() -> bool:
+            began = time.monotonic()
+            rows, pages = self._flat_pages(
+                "set", keys, values if target_locations is None else target_locations
+            )
+            if not rows:
+                return not keys
+            outcomes = self._written_through.publish(self._keys([keys[row] for row in rows]), pages)
+            self._writes.add(outcomes, pages[0].nbytes, time.monotonic() - began)
+            return int((outcomes == Outcome.HIT).sum()) == len(keys)
+
+        return self._boundary.call("set", publish, miss=False)
+
+    def _flat_pages(
+        self, operation: str, keys: Sequence[str], buffers: Sequence[object] | None
+    ) -> tuple[list[int], list[Range]]:
+        """Return which of ``buffers`` can hold a page, and where they lie; each of the others is a failure."""
+        if buffers is None or len(buffers) != len(keys):
+            raise UsageError(f"{len(keys)} keys, but {'no' if buffers is None else len(buffers)} tensors")
+        pool = self._pools.get(_KV)
+        rows: list[int] = []
+        pages: list[Range] = []
+        for row, buffer in enumerate(buffers):
+            try:
+                page = Range.of(buffer)
+                if pool is not None and page.nbytes != pool.page_nbytes:
+                    raise UsageError(
+                        f"a flat page of {page.nbytes} bytes; this pool's have {pool.page_nbytes}"
+                    )
+            except UsageError as error:
+                self._boundary.note(operation, error)
+            else:
+                rows.append(row)
+                pages.append(page)
+        return rows, pages
+
+    # --- the rest: SGLang's main thread
+
+    def clear(self) -> bool:
+        """Take back every page that this rank published. Other ranks and servers keep theirs."""
+        return self._boundary.call("clear", lambda: self.node.clear() >= 0, miss=False)
+
+    def get_stats(self) -> Stats:
+        """Return pages and bandwidth of the calls since the last time, as SGLang's metrics want them."""
+        return Stats.of(self._reads, self._writes)
+
+    def close(self) -> None:
+        """Leave the cluster; what is called afterwards misses. Idempotent; takes a deadline and a little more."""
+        self.node.close()
+
+    def _pool(self, name: str) -> HostPool:
+        try:
+            return self._pools[name]
+        except KeyError:
+            raise UsageError(f"host pool {name!r} was not registered, or could not be stored") from None
+
+    def _keys(self, hashes: Sequence[str]) -> list[str]:
+        pool = self._pools.get(_KV)
+        return [self._bare_prefix + page for page in hashes] if pool is None else pool.keys(hashes)
+
+
+def _leading(outcomes: Outcomes) -> int:
+    missing = np.flatnonzero(outcomes != Outcome.HIT)
+    return int(missing[0]) if len(missing) else len(outcomes)
+
+
+def _as_bools(outcomes: Outcomes) -> list[bool]:
+    return [outcome == Outcome.HIT for outcome in outcomes.tolist()]

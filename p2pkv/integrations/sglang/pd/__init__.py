@@ -1,0 +1,1 @@
+"""A transfer backend of SGLang: prefill offers what decode granted room for, and decode pulls."""

@@ -1,0 +1,225 @@
+"""vLLM hands KV from prefill to decode instances, and shares prefixes between them, through a p2pkv cluster.
+
+Load it with ``--kv-transfer-config`` and ``kv_connector_module_path``; ``docs/vllm.md`` has the command line. vLLM
+makes one connector in its scheduler and one in every worker; each forwards to its half (``scheduler.py``,
+``worker.py``). No exception reaches the engine once it runs: what goes wrong is a load that failed or a block that
+is not shared, counted, and logged once a cause. Errors at start are raised: vLLM does not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from p2pkv.config import Config
+from p2pkv.errors import UsageError
+from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.vllm_connector import installed
+from p2pkv.integrations.vllm_connector.caches import KVCaches
+from p2pkv.integrations.vllm_connector.installed import ConnectorBase
+from p2pkv.integrations.vllm_connector.messages import RankDescription, StepMetadata
+from p2pkv.integrations.vllm_connector.scheduler import Request, SchedulerSide
+from p2pkv.integrations.vllm_connector.settings import Instance
+from p2pkv.integrations.vllm_connector.stats import PromMetrics, Stats
+from p2pkv.integrations.vllm_connector.worker import WorkerSide
+from p2pkv.metrics import Metrics
+from p2pkv.node import Node
+
+
+class P2PKVConnector(ConnectorBase):
+    """A KV connector of vLLM's V1 interface. Used by one thread of its process, the scheduler's or the worker's."""
+
+    _cache_hit_source = installed.HIT_SOURCE
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        role: Any,
+        kv_cache_config: Any,
+        *,
+        start_node: Callable[[Config], Node] = Node.start,
+        current_stream: Callable[[object], int] = installed.current_stream,
+    ) -> None:
+        """Check the settings; a node starts when vLLM registers its KV caches. Raises the errors of both."""
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._instance = Instance.read(vllm_config, kv_cache_config)
+        self._parallel, self._cache_dtype = vllm_config.parallel_config, vllm_config.cache_config.cache_dtype
+        self._spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+        self._start_node, self._current_stream = start_node, current_stream
+        self._boundary = Boundary("vLLM", Metrics())
+        self._scheduler = SchedulerSide(self._instance, start_node=start_node)
+        self._worker: WorkerSide | None = None
+        self._step: StepMetadata | None = None
+
+    # --- in the scheduler
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: Mapping[tuple[int, int], RankDescription]
+    ) -> None:
+        """Take what the workers say of themselves, by pipeline and tensor parallel rank."""
+        self._scheduler.connect([description for _, description in sorted(metadata.items())])
+
+    def on_new_request(self, request: Request) -> None:
+        """Take note of a request."""
+        self._boundary.call("request", lambda: self._scheduler.arrived(request), miss=None)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Return how many tokens can be loaded, None if that is not known yet, and whether a load is to start."""
+        n_tokens: int | None = 0
+        n_tokens = self._boundary.call(
+            "match", lambda: self._scheduler.n_external(request, num_computed_tokens), miss=n_tokens
+        )
+        return n_tokens, bool(n_tokens)
+
+    def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
+        """Have the blocks loaded that vLLM has made room for."""
+        self._boundary.call(
+            "load",
+            lambda: self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens),
+            miss=None,
+        )
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
+        """Return what the workers are to do in this step."""
+        metadata = self._scheduler.step(list(scheduler_output.preempted_req_ids or ()))
+        state = scheduler_output.kv_connector_block_state
+        self._boundary.call(
+            "publish",
+            lambda: self._scheduler.publish(
+                metadata,
+                scheduler_output.num_scheduled_tokens,
+                lambda request_id: state.get_block_ids(request_id)[0],
+            ),
+            miss=None,
+        )
+        return metadata
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Return whether the workers keep the request's blocks, and the response's ``kv_transfer_params``."""
+        freed: tuple[bool, dict[str, Any] | None] = (False, None)
+        # on its own: blocks that are being published are kept whatever becomes of the hand-off
+        handoff = self._boundary.call("offer", lambda: self._scheduler.handoff(request), miss=None)
+        return self._boundary.call(
+            "finish", lambda: self._scheduler.finished(request, block_ids, handoff), miss=freed
+        )
+
+    def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
+        """Return the groups that a load fills, which vLLM need not clear before."""
+        return (0,)
+
+    def has_pending_push_work(self) -> bool:
+        """Whether the workers must hear of something although nothing is to run."""
+        return self._scheduler.has_news
+
+    def reset_cache(self) -> bool:
+        """Take back all that this instance has published."""
+        self._scheduler.clear()
+        return True
+
+    # --- in a worker
+
+    def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
+        """Start the node and register the caches with it. Raises: vLLM then does not start."""
+        spec = self._spec
+        isa = installed.attention_isa(
+            spec.dtype, spec.block_size, getattr(spec, "head_size", None), self._cache_dtype
+        )
+        rank = self._parallel.rank
+        caches = KVCaches(kv_caches, current_stream=self._current_stream)
+        self._worker = WorkerSide(self._instance, rank, isa, caches, start_node=self._start_node)
+
+    def get_handshake_metadata(self) -> RankDescription:
+        """Return what the scheduler's half needs to know of this rank."""
+        return self._registered.describe()
+
+    def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
+        """Take what the scheduler's half has decided for this step."""
+        self._step = connector_metadata
+
+    def has_connector_metadata(self) -> bool:
+        """Whether a step is under way."""
+        return self._step is not None
+
+    def clear_connector_metadata(self) -> None:
+        """Forget the step; all of it has been started."""
+        self._step = None
+
+    def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:
+        """Do what must be done before the step overwrites anything."""
+        self._boundary.call(
+            "preempt", lambda: self._registered.before_forward(kv_connector_metadata), miss=None
+        )
+
+    def start_load_kv(self, forward_context: object, **kwargs: object) -> None:
+        """Start the step's loads. None of them is waited for."""
+        step = self._step
+        if step is not None:
+            self._boundary.call("load", lambda: self._registered.load(step), miss=None)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Start the step's loads, of which this step uses nothing: by now vLLM has cleared the blocks it gave out."""
+        self.start_load_kv(None)
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: object, attn_metadata: object, **kwargs: object
+    ) -> None:
+        """Nothing is done by layer."""
+
+    def wait_for_save(self) -> None:
+        """Have the step's blocks published; nothing is waited for."""
+        step = self._step
+        if step is not None:
+            self._boundary.call("save", lambda: self._registered.after_forward(step), miss=None)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        """Return which requests' blocks may be freed, and whose loads have ended, failed ones included."""
+        nothing: tuple[set[str], set[str]] = (set(), set())
+        done = self._boundary.call("results", lambda: self._registered.take_done(), miss=nothing)
+        return installed.transfer_results(*done, set())
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Return the blocks that could not be loaded."""
+        return self._registered.take_failed_blocks()
+
+    def get_kv_connector_stats(self) -> Stats | None:
+        """Return what was counted since the last time."""
+        return None if self._worker is None else self._worker.stats()
+
+    @property
+    def _registered(self) -> WorkerSide:
+        if self._worker is None:
+            raise UsageError("vLLM has not registered its KV caches yet")
+        return self._worker
+
+    # --- in both
+
+    @property
+    def node(self) -> Node | None:
+        """The worker's node, once the KV caches are registered."""
+        return None if self._worker is None else self._worker.node
+
+    def shutdown(self) -> None:
+        """Leave the cluster. Idempotent."""
+        self._scheduler.close()
+        if self._worker is not None:
+            self._worker.close()
+
+    # --- in the API server, which knows the class alone
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
+        """Return ``data`` as the connector's stats."""
+        return Stats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Mapping[type, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> PromMetrics:
+        """Return the connector's part of vLLM's ``/metrics``."""
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
