@@ -1,7 +1,7 @@
 """What SGLang tells its storage backend at start, read once: who this rank is, and the settings of its node.
 
 SGLang's page hashes say which tokens a page holds and nothing else. Whatever else makes the bytes differ is put into
-the node's namespace here or, where it depends on the host pool, into the pool's key prefix (``sglang_pools.py``).
+the node's namespace here or, where it depends on the host pool, into the pool's key prefix (``pools.py``).
 """
 
 from __future__ import annotations
