@@ -78,15 +78,15 @@ SECONDS ?=
 HUNT ?=
 SEED ?=
 test-hunts: $(STAMP)  ## seeded schedules of work and faults; SECONDS=600 for longer, HUNT=name SEED=n replays one
-	@PYTHONPATH=tests $(BIN)/python -m hunts $(HUNT:%=--hunt %) $(SEED:%=--seed %) $(SECONDS:%=--seconds %) $(ARGS)
+	@PYTHONPATH=tests:tests/support $(BIN)/python -m hunts $(HUNT:%=--hunt %) $(SEED:%=--seed %) $(SECONDS:%=--seconds %) $(ARGS)
 
 test-mutations: $(STAMP)  ## bugs that are put back one by one, each of which its hunter must find; ARGS="name ..." chooses
-	@PYTHONPATH=tests $(BIN)/python -m mutations $(ARGS)
+	@PYTHONPATH=tests:tests/support $(BIN)/python -m mutations $(ARGS)
 
 # real processes in network namespaces: needs root and iproute2, and says so and is skipped without
 test-chaos: $(STAMP)  ## real nodes under kills, stops, cuts, full disks, held interpreters; SECONDS=300 SEED=n
 	@tools/system-packages $(PYTHON) chaos
-	@PYTHONPATH=tests $(BIN)/python -m chaos $(SEED:%=--seed %) $(SECONDS:%=--seconds %) $(ARGS)
+	@PYTHONPATH=tests:tests/support $(BIN)/python -m chaos $(SEED:%=--seed %) $(SECONDS:%=--seconds %) $(ARGS)
 
 # verbs is built in only where its headers were there when p2pkv was installed
 $(VENV)/.rdma: $(STAMP) tools/system-packages

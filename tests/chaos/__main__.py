@@ -172,7 +172,7 @@ def main() -> int:
     seed = secrets.randbits(31) if given.seed is None else given.seed
     signal.signal(signal.SIGTERM, _interrupt)
     folder = Path(tempfile.mkdtemp(prefix="p2pkv-chaos-"))
-    command = f"PYTHONPATH=tests python -m chaos {shlex.join(_again(sys.argv[1:], seed))}"
+    command = f"PYTHONPATH=tests:tests/support python -m chaos {shlex.join(_again(sys.argv[1:], seed))}"
     print(f"seed {seed}; {command}", flush=True)
     kinds = set(given.kinds.split(","))
     if not kinds <= set(schedule.KINDS):

@@ -130,7 +130,8 @@ class Fleet:
                 stderr=log,
                 text=True,
                 # one thread for numpy: a pool of them is no part of a node, and the level would count it
-                env=os.environ | {"PYTHONPATH": str(_TESTS), "OPENBLAS_NUM_THREADS": "1"},
+                env=os.environ
+                | {"PYTHONPATH": f"{_TESTS}:{_TESTS / 'support'}", "OPENBLAS_NUM_THREADS": "1"},
             )
 
     def pid(self, number: int) -> int:

@@ -19,7 +19,7 @@ from random import Random
 from typing import Any
 
 _TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(_TESTS), str(_TESTS / "engines"), str(_TESTS.parent)]
+sys.path[:0] = [str(_TESTS / "support"), str(_TESTS / "engines"), str(_TESTS.parent)]
 
 from vllm_server import BLOCK, VLLMServer, lasting_port, p2pkv  # noqa: E402
 

@@ -252,7 +252,7 @@ def test_files_that_may_not_grow_suspend_until_they_may(tmp_path: Path, layout: 
 def test_a_second_process_is_told_who_has_the_folder(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     code = f"from disk_pages import open_store; open_store({str(tmp_path)!r})"
-    tests = Path(__file__).parents[1]
+    tests = Path(__file__).parents[1] / "support"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tests, capture_output=True, text=True, check=False, timeout=300
     )

@@ -13,7 +13,7 @@ import pytest
 from p2pkv import _native
 from p2pkv.disk.store import LAYOUTS
 
-PROGRAM = Path(__file__).parents[1] / "disk_kill.py"
+PROGRAM = Path(__file__).parents[1] / "support/disk_kill.py"
 
 needs_zstd = pytest.mark.skipif(bool(_native.zstd_missing()), reason=_native.zstd_missing())
 

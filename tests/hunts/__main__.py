@@ -46,7 +46,9 @@ class Run:
             str(self.first_seed),
             str(self.seconds),
         ]
-        path = os.pathsep.join([str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join(
+            [str(_TESTS), str(_TESTS / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
         with subprocess.Popen(
             command + ["--replay"] * self.replay,
             env=os.environ | {"PYTHONPATH": path},

@@ -6,6 +6,7 @@ takes some or all back, waits until that is written, says so, and so on until it
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from p2pkv.disk.store import LAYOUTS, DiskOptions, DiskStore
 from p2pkv.disk.tier import DiskTier
 from p2pkv.pool import Pool
 
+_TESTS = Path(__file__).resolve().parents[1]
 N_KEYS = 24
 PAGE = 4096
 CAPACITY = 8 << 20
@@ -62,7 +64,7 @@ def kill(folder: str, layout: str, seed: int, n_said: int, delay: float) -> list
         [sys.executable, "-m", "hunts.cache_killed", folder, layout, str(seed)],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[1],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (_TESTS, _TESTS / "support")))},
     )
     assert child.stdout is not None
     said = [child.stdout.readline() for _ in range(n_said)]

@@ -74,7 +74,7 @@ class Tree:
         """Run a command of the environment inside the copy; raise TimeoutExpired after ``seconds``."""
         environment = os.environ | {
             "PATH": f"{self.python.parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(self.source / "tests"),
+            "PYTHONPATH": f"{self.source / 'tests'}:{self.source / 'tests/support'}",
         }
         process = subprocess.Popen(
             [str(self.python), *command],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
+SUPPORT = Path(__file__).parents[1] / "support"
 CONFTEST = """
 import hangs
 from hangs import Hangs
@@ -76,7 +76,7 @@ def said(folder: Path, test: str) -> str:
             "3",
             folder,
         ],
-        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        env=os.environ | {"PYTHONPATH": str(SUPPORT)},
         capture_output=True,
         text=True,
         timeout=300,

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 _SOURCES = ROOT / "native" / "test" / "fake_cuda"
 _BUILT = ROOT / "build" / "fake_cuda" / "libfake_cuda.so"
 
