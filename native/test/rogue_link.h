@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "net/door_frames.h"
 #include "net/listener.h"
+#include "net/sealed_door.h"
 #include "net/sealed_stream.h"
 #include "numbers.h"
 #include "offers/offer_frames.h"
@@ -45,12 +45,7 @@ class RogueLink {
  public:
   RogueLink(Transfers& node, uint64_t node_key) {
     std::string error;
-    DirectoryDoorBlob door;
-    from_blob(node.accept(Transfers::request(), &error), offers::kLinkDoorMagic, &door, &error);
-    Address address{door.family, door.port, door.scope, {}};
-    std::copy(std::begin(door.address), std::end(door.address), address.bytes);
-    stream_ = std::make_unique<SealedStream>(start_connecting(address), door.key, Side::kReader);
-    stream_->put_plain(to_blob(Hello{offers::kLinkHelloMagic, kFrameVersion, 0, door.token}));
+    stream_ = knock(kLinkDoor, node.accept(Transfers::request(), &error), &error);
     std::string own;
     wire::append(own, offers::IntroduceRecord{node_key, 1});
     send(static_cast<uint16_t>(offers::Kind::kIntroduce), own);

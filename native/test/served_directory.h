@@ -14,8 +14,8 @@
 #include "directory/channel.h"
 #include "directory/server.h"
 #include "keys.h"
-#include "net/door_frames.h"
 #include "net/listener.h"
+#include "net/sealed_door.h"
 #include "net/sealed_stream.h"
 #include "zmq_library.h"
 
@@ -25,8 +25,8 @@ using p2pkv::Address;
 using p2pkv::AskBatch;
 using p2pkv::Deadline;
 using p2pkv::DirectoryChannel;
-using p2pkv::DirectoryDoorBlob;
 using p2pkv::DirectoryServer;
+using p2pkv::DoorBlob;
 using p2pkv::Key;
 using p2pkv::Location;
 using p2pkv::RingTable;

@@ -65,22 +65,18 @@ std::string question(Numbers& numbers) {
 // Asks an owner anything, and reads its answers now and then only.
 void ask_anything(Served& served, Numbers& numbers, const std::atomic<bool>& is_over) {
   while (!is_over) {
-    DirectoryDoorBlob door;
-    const std::string blob = served.door();
-    std::memcpy(&door, blob.data(), sizeof door);
-    Address address{door.family, door.port, door.scope, {}};
-    std::copy(std::begin(door.address), std::end(door.address), address.bytes);
-    SealedStream stream(p2pkv::start_connecting(address), door.key, Side::kReader);
-    stream.put_plain(
-        p2pkv::to_blob(p2pkv::Hello{p2pkv::kDirectoryHelloMagic, p2pkv::kFrameVersion, 0, door.token}));
+    std::string error;
+    const auto stream = p2pkv::knock(p2pkv::kDirectoryDoor, served.door(), &error);
+    CHECK(stream != nullptr);
+    if (!stream) return;
     bool is_open = true;
     for (uint64_t i = 0; i < 40 && is_open && !is_over; ++i) {
-      stream.put(question(numbers), {});
-      is_open = stream.flush();
-      if (stream.has_outgoing()) wait_for(stream, POLLIN | POLLOUT, 5);
+      stream->put(question(numbers), {});
+      is_open = stream->flush();
+      if (stream->has_outgoing()) wait_for(*stream, POLLIN | POLLOUT, 5);
       if (numbers.once_in(3)) continue;
-      auto progress = stream.receive();
-      while (progress == SealedStream::Progress::kFrame) progress = stream.receive();
+      auto progress = stream->receive();
+      while (progress == SealedStream::Progress::kFrame) progress = stream->receive();
       is_open = is_open && progress != SealedStream::Progress::kLost;
     }
   }
@@ -112,8 +108,8 @@ class Liar {
   }
 
   std::string door() const {
-    DirectoryDoorBlob door{};
-    door.magic = p2pkv::kDirectoryDoorMagic;
+    DoorBlob door{};
+    door.magic = p2pkv::kDirectoryDoor.door_magic;
     door.version = p2pkv::kFrameVersion;
     door.port = address_.port;
     door.family = address_.family;

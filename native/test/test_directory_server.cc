@@ -12,7 +12,7 @@ namespace {
 
 // A connection to the door that has shown its token, and knows the key or not.
 struct Raw {
-  DirectoryDoorBlob door;
+  DoorBlob door;
   UniqueFd connection;
 
   explicit Raw(const std::string& blob, bool show_token = true) {
@@ -22,7 +22,7 @@ struct Raw {
     connection = p2pkv::start_connecting(address);
     pollfd connected{connection.get(), POLLOUT, 0};
     CHECK_EQ(poll(&connected, 1, 10'000), 1);
-    p2pkv::Hello hello{p2pkv::kDirectoryHelloMagic, p2pkv::kFrameVersion, 0, door.token};
+    p2pkv::Hello hello{p2pkv::kDirectoryDoor.hello_magic, p2pkv::kFrameVersion, 0, door.token};
     if (!show_token) hello.token.fill(7);
     write(std::string(reinterpret_cast<const char*>(&hello), sizeof hello));
   }
@@ -39,7 +39,7 @@ struct Raw {
 };
 
 // The bytes of a frame that asks for nothing, as the reader of `door` seals its first.
-std::string sealed_question(const DirectoryDoorBlob& door) {
+std::string sealed_question(const DoorBlob& door) {
   int pair[2];
   CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair), 0);
   SealedStream stream(UniqueFd(pair[0]), door.key, Side::kReader);
@@ -203,7 +203,7 @@ TEST(directory_channel_waits_no_longer_than_told_and_is_then_done_for) {
   std::string error;
   const UniqueFd silent = p2pkv::listen_on("127.0.0.1", 0, "", &address, &error);
   std::string door = served.door();
-  reinterpret_cast<DirectoryDoorBlob*>(door.data())->port = address.port;
+  reinterpret_cast<DoorBlob*>(door.data())->port = address.port;
   CHECK(DirectoryChannel::open(door, kBoot, 0.05, &error) == nullptr);
   CHECK(error == "it does not answer");
 }

@@ -10,8 +10,8 @@
 #include <thread>
 #include <utility>
 
-#include "net/door_frames.h"
 #include "net/listener.h"
+#include "net/sealed_door.h"
 
 namespace p2pkv {
 
@@ -40,17 +40,6 @@ class SpinPermit {
   static inline std::atomic<unsigned> n_spinning_{0};
   const bool is_granted_;
 };
-
-SealedStream::Progress receive_by(SealedStream& stream, const Deadline& deadline) {
-  for (;;) {
-    if (!stream.flush()) return SealedStream::Progress::kLost;
-    const auto progress = stream.receive();
-    if (progress != SealedStream::Progress::kBlocked || deadline.passed()) return progress;
-    const short events = stream.has_outgoing() ? POLLIN | POLLOUT : POLLIN;
-    pollfd waiting{stream.fd(), events, 0};
-    poll(&waiting, 1, deadline.poll_ms());
-  }
-}
 
 }  // namespace
 
@@ -195,22 +184,14 @@ void DirectoryExchange::lose(Line& line) {
 }
 
 std::string DirectoryChannel::request() {
-  return to_blob(DirectoryRequestBlob{kDirectoryRequestMagic, kFrameVersion, 0});
+  return ask_for_door(kDirectoryDoor);
 }
 
 std::shared_ptr<DirectoryChannel> DirectoryChannel::open(std::string_view door, uint64_t boot, double timeout,
                                                          std::string* error) {
   const Deadline deadline = Deadline::after(timeout);
-  DirectoryDoorBlob blob;
-  if (!from_blob(door, kDirectoryDoorMagic, &blob, error)) return nullptr;
-  if (!SealedStream::is_available()) {
-    *error = "the libzmq of pyzmq was built without libsodium";
-    return nullptr;
-  }
-  Address address{blob.family, blob.port, blob.scope, {}};
-  std::copy(std::begin(blob.address), std::end(blob.address), address.bytes);
-  auto stream = std::make_unique<SealedStream>(start_connecting(address), blob.key, Side::kReader);
-  stream->put_plain(to_blob(Hello{kDirectoryHelloMagic, kFrameVersion, 0, blob.token}));
+  auto stream = knock(kDirectoryDoor, door, error);
+  if (!stream) return nullptr;
   // Asked for nothing, a shard that has the key answers.
   std::string nothing;
   wire::append(nothing,

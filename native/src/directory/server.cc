@@ -14,9 +14,9 @@
 #include "base/descriptors.h"
 #include "base/zmq_api.h"
 #include "directory/requests.h"
-#include "net/door_frames.h"
 #include "net/doorman.h"
 #include "net/listener.h"
+#include "net/sealed_door.h"
 #include "net/sealed_stream.h"
 
 namespace p2pkv {
@@ -41,23 +41,13 @@ struct Channel {
 
 class EpollDirectoryServer final : public DirectoryServer {
  public:
-  explicit EpollDirectoryServer(std::shared_ptr<Shard> shard) : shard_(std::move(shard)) {
-    fill_random(master_key_.data(), master_key_.size());
-  }
+  explicit EpollDirectoryServer(std::shared_ptr<Shard> shard) : shard_(std::move(shard)) {}
   ~EpollDirectoryServer() override { close(); }
 
   bool start(const std::string& host, const std::string& advertise, std::string* error) {
-    if (!SealedStream::is_available()) {
-      *error = "the libzmq of pyzmq was built without libsodium";
-      return false;
-    }
-    UniqueFd listener = listen_on(host, 0, advertise, &address_, error);
-    if (!listener) return false;
     watch(stop_.fd(), kStop, EPOLL_CTL_ADD, EPOLLIN);
     watch(replied_.fd(), kReplies, EPOLL_CTL_ADD, EPOLLIN);
-    doorman_.reset(new Doorman(std::move(listener), {kDirectoryHelloMagic, false, "p2pkv-dir-door"},
-                               [this](UniqueFd fd, uint64_t grant) { admit(std::move(fd), grant); }));
-    if (!doorman_->start(error)) return false;
+    if (!door_.start(host, advertise, error)) return false;
     if (thread_.start("p2pkv-directory", [this] { run(); })) return true;
     *error = "cannot start a thread for the directory";
     return false;
@@ -71,19 +61,7 @@ class EpollDirectoryServer final : public DirectoryServer {
   }
 
   std::string accept(std::string_view remote, std::string* error) override {
-    DirectoryRequestBlob request;
-    if (!from_blob(remote, kDirectoryRequestMagic, &request, error)) return {};
-    const uint64_t grant = doorman_->tokens().new_grant();
-    DirectoryDoorBlob door{};
-    door.magic = kDirectoryDoorMagic;
-    door.version = kFrameVersion;
-    door.port = address_.port;
-    door.family = address_.family;
-    door.scope = address_.scope;
-    std::copy(std::begin(address_.bytes), std::end(address_.bytes), door.address);
-    door.token = doorman_->tokens().mint(grant);
-    door.key = key_of(grant);
-    return to_blob(door);
+    return door_.accept(remote, error);
   }
 
   Stats stats() override {
@@ -94,7 +72,7 @@ class EpollDirectoryServer final : public DirectoryServer {
   void close() override {
     if (getpid() != pid_) return;  // a forked child has none of the threads to wait for
     const std::lock_guard closing(closing_);
-    if (doorman_) doorman_->close();
+    door_.close();
     stop_.set();
     thread_.join();
     const std::lock_guard lock(mutex_);
@@ -105,14 +83,6 @@ class EpollDirectoryServer final : public DirectoryServer {
   }
 
  private:
-  // Keys need not be kept for tokens that may never be shown.
-  SessionKey key_of(uint64_t grant) const {
-    SessionKey key;
-    ZmqApi::get().generichash(key.data(), key.size(), reinterpret_cast<const unsigned char*>(&grant),
-                              sizeof grant, master_key_.data(), master_key_.size());
-    return key;
-  }
-
   void watch(int fd, uint64_t id, int operation, uint32_t events) const {
     epoll_event event{};
     event.events = events;
@@ -120,14 +90,12 @@ class EpollDirectoryServer final : public DirectoryServer {
     epoll_ctl(epoll_.get(), operation, fd, &event);
   }
 
-  void admit(UniqueFd connection, uint64_t grant) {
-    set_liveness(connection.get());
-    const int fd = connection.get();
+  void admit(SealedStream stream) {
+    const int fd = stream.fd();
     const std::lock_guard lock(mutex_);
     if (is_closing_) return;
     make_room();
     const uint64_t id = next_id_++;
-    SealedStream stream(std::move(connection), key_of(grant), Side::kOwner);
     channels_.emplace(id, std::make_unique<Channel>(Channel{id, std::move(stream)}));
     watch(fd, id, EPOLL_CTL_ADD, EPOLLIN);
   }
@@ -263,14 +231,12 @@ class EpollDirectoryServer final : public DirectoryServer {
 
   const std::shared_ptr<Shard> shard_;
   const pid_t pid_ = getpid();
-  SessionKey master_key_;
   std::atomic<uint64_t> boot_{0};
   std::atomic<uint64_t> n_requests_{0};
-  Address address_;
   const UniqueFd epoll_{epoll_create1(EPOLL_CLOEXEC)};
   Wakeup stop_;
   Wakeup replied_;
-  ThreadOwner<Doorman> doorman_;
+  SealedDoor door_{kDirectoryDoor, [this](SealedStream stream) { admit(std::move(stream)); }};
   NamedThread thread_;
   std::mutex closing_;  // held by the one close() that does the work
   std::mutex mutex_;    // guards all below

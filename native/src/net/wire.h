@@ -1,5 +1,5 @@
-// The binary frames that native threads answer (docs/wire.md has the byte tables; p2pkv/control/wire.py is the other
-// side).
+// The binary frames that native threads answer (docs/wire.md has the byte tables; p2pkv/control/wire.py is
+// the other side).
 //
 // Everything is little-endian, as on every machine p2pkv builds for (asserted below).
 #pragma once

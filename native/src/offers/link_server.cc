@@ -1,16 +1,11 @@
 #include "offers/link_server.h"
 
-#include <poll.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <utility>
-
-#include "base/zmq_api.h"
-#include "net/door_frames.h"
 
 namespace p2pkv::offers {
 namespace {
@@ -28,21 +23,15 @@ bool is_message(const wire::Header& header) {
 }  // namespace
 
 LinkServer::LinkServer(Listener listener)
-    : listener_(std::move(listener)), epoll_(epoll_create1(EPOLL_CLOEXEC)), next_id_(kStop + 1) {
-  fill_random(master_key_.data(), master_key_.size());
-}
+    : listener_(std::move(listener)),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      door_(kLinkDoor,
+            [this](SealedStream stream) { add(std::make_unique<SealedStream>(std::move(stream)), 0); }),
+      next_id_(kStop + 1) {}
 
 bool LinkServer::start(const std::string& host, const std::string& advertise, std::string* error) {
-  if (!SealedStream::is_available()) {
-    *error = "the libzmq of pyzmq was built without libsodium";
-    return false;
-  }
-  UniqueFd listener = listen_on(host, 0, advertise, &address_, error);
-  if (!listener) return false;
   watch(stop_.fd(), kStop, EPOLL_CTL_ADD, EPOLLIN);
-  doorman_.reset(new Doorman(std::move(listener), {kLinkHelloMagic, false, "p2pkv-link-door"},
-                             [this](UniqueFd fd, uint64_t grant) { admit(std::move(fd), grant); }));
-  if (!doorman_->start(error)) return false;
+  if (!door_.start(host, advertise, error)) return false;
   if (thread_.start("p2pkv-links", [this] { run(); })) return true;
   *error = "cannot start a thread for links";
   return false;
@@ -51,7 +40,7 @@ bool LinkServer::start(const std::string& host, const std::string& advertise, st
 void LinkServer::close() {
   if (getpid() != pid_) return;  // a forked child has none of the threads to wait for
   const std::lock_guard closing(closing_);
-  if (doorman_) doorman_->close();
+  door_.close();
   stop_.set();
   thread_.join();
   std::map<uint64_t, std::shared_ptr<Link>> links;
@@ -67,50 +56,21 @@ void LinkServer::close() {
 }
 
 std::string LinkServer::accept(std::string_view remote, std::string* error) {
-  DirectoryRequestBlob request;
-  if (!from_blob(remote, kLinkRequestMagic, &request, error)) return {};
-  const uint64_t grant = doorman_->tokens().new_grant();
-  DirectoryDoorBlob door{};
-  door.magic = kLinkDoorMagic;
-  door.version = kFrameVersion;
-  door.port = address_.port;
-  door.family = address_.family;
-  door.scope = address_.scope;
-  std::copy(std::begin(address_.bytes), std::end(address_.bytes), door.address);
-  door.token = doorman_->tokens().mint(grant);
-  door.key = key_of(grant);
-  return to_blob(door);
+  return door_.accept(remote, error);
 }
 
 std::shared_ptr<Link> LinkServer::connect(std::string_view door, const IntroduceRecord& own,
                                           uint64_t node_key, const Deadline& deadline, std::string* error) {
-  DirectoryDoorBlob blob;
-  if (!from_blob(door, kLinkDoorMagic, &blob, error)) return nullptr;
-  Address address{blob.family, blob.port, blob.scope, {}};
-  std::copy(std::begin(blob.address), std::end(blob.address), address.bytes);
-  UniqueFd connection = start_connecting(address);
-  if (!connection) {
-    *error = "no socket to connect with";
-    return nullptr;
-  }
-  set_liveness(connection.get());
-  auto stream = std::make_unique<SealedStream>(std::move(connection), blob.key, Side::kReader);
-  stream->put_plain(to_blob(Hello{kLinkHelloMagic, kFrameVersion, 0, blob.token}));
+  auto stream = knock(kLinkDoor, door, error);
+  if (!stream) return nullptr;
   std::string head;
   wire::append(
       head, wire::Header{wire::kMagic, wire::kVersion, static_cast<uint16_t>(Kind::kIntroduce), 0, 0, 1, 0});
   stream->put(head, to_blob(own));
-  for (;;) {
-    const bool is_open = stream->flush();
-    const auto progress = is_open ? stream->receive() : SealedStream::Progress::kLost;
-    if (progress == SealedStream::Progress::kFrame) break;
-    if (progress == SealedStream::Progress::kLost || deadline.passed()) {
-      *error = progress == SealedStream::Progress::kLost ? "it hung up or refused" : "it does not answer";
-      return nullptr;
-    }
-    const short events = stream->has_outgoing() ? POLLIN | POLLOUT : POLLIN;
-    pollfd waiting{stream->fd(), events, 0};
-    poll(&waiting, 1, deadline.poll_ms());
+  const auto progress = receive_by(*stream, deadline);
+  if (progress != SealedStream::Progress::kFrame) {
+    *error = progress == SealedStream::Progress::kLost ? "it hung up or refused" : "it does not answer";
+    return nullptr;
   }
   wire::Reader answer(stream->message());
   const auto header = answer.value<wire::Header>();
@@ -136,24 +96,11 @@ size_t LinkServer::n_links() {
   return links_.size();
 }
 
-// Keys need not be kept for tokens that may never be shown.
-SessionKey LinkServer::key_of(uint64_t grant) const {
-  SessionKey key;
-  ZmqApi::get().generichash(key.data(), key.size(), reinterpret_cast<const unsigned char*>(&grant),
-                            sizeof grant, master_key_.data(), master_key_.size());
-  return key;
-}
-
 void LinkServer::watch(int fd, uint64_t id, int operation, uint32_t events) const {
   epoll_event event{};
   event.events = events;
   event.data.u64 = id;
   epoll_ctl(epoll_.get(), operation, fd, &event);
-}
-
-void LinkServer::admit(UniqueFd connection, uint64_t grant) {
-  set_liveness(connection.get());
-  add(std::make_unique<SealedStream>(std::move(connection), key_of(grant), Side::kOwner), 0);
 }
 
 std::shared_ptr<Link> LinkServer::add(std::unique_ptr<SealedStream> stream, uint64_t node_key) {

@@ -13,8 +13,7 @@
 
 #include "base/thread.h"
 #include "net/acceptor.h"
-#include "net/doorman.h"
-#include "net/listener.h"
+#include "net/sealed_door.h"
 #include "offers/link.h"
 
 namespace p2pkv::offers {
@@ -51,22 +50,18 @@ class LinkServer : public Acceptor {
 
  private:
   void run();
-  void admit(UniqueFd connection, uint64_t grant);
   std::shared_ptr<Link> add(std::unique_ptr<SealedStream> stream, uint64_t node_key);
   void serve(const std::shared_ptr<Link>& link, uint32_t events);
   bool hear(const std::shared_ptr<Link>& link, const std::string& message);
   void hang_up(const std::shared_ptr<Link>& link);
   void watch(int fd, uint64_t id, int operation, uint32_t events) const;
   std::shared_ptr<Link> at(uint64_t id);
-  SessionKey key_of(uint64_t grant) const;
 
   const Listener listener_;
   const pid_t pid_ = getpid();
-  SessionKey master_key_;
-  Address address_;
   const UniqueFd epoll_;
   Wakeup stop_;
-  ThreadOwner<Doorman> doorman_;
+  SealedDoor door_;
   NamedThread thread_;
   std::mutex closing_;  // held by the one close() that does the work
   std::mutex mutex_;    // guards all below

@@ -15,10 +15,6 @@
 
 namespace p2pkv::offers {
 
-constexpr uint32_t kLinkHelloMagic = 0x4c543250;    // "P2TL"
-constexpr uint32_t kLinkRequestMagic = 0x51543250;  // "P2TQ"
-constexpr uint32_t kLinkDoorMagic = 0x44543250;     // "P2TD"
-
 // The kinds of messages of a link, in the header's kind; a link knows no others.
 enum class Kind : uint16_t {
   kIntroduce = 0x40,  // who opened this link; answered empty

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <mutex>
 
-#include "net/door_frames.h"
+#include "net/sealed_door.h"
 #include "offers/inbox.h"
 #include "offers/link_server.h"
 #include "offers/outbox.h"
@@ -248,7 +248,7 @@ class LinkedTransfers final : public Transfers {
 }  // namespace offers
 
 std::string Transfers::request() {
-  return to_blob(DirectoryRequestBlob{offers::kLinkRequestMagic, kFrameVersion, 0});
+  return ask_for_door(kLinkDoor);
 }
 
 std::shared_ptr<Transfers> Transfers::start(Options options, std::string* error) {
