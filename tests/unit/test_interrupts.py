@@ -115,6 +115,7 @@ def test_a_gate_in_python_loses_count() -> None:
     pytest.fail("nothing came of 2000 interrupts")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a finalizer was interrupted
 # A socket that is lost on its way is closed when it is collected, and pyzmq warns of it.
 @pytest.mark.filterwarnings("ignore:Unclosed socket")
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

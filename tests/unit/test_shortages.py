@@ -79,7 +79,8 @@ def test_what_a_short_reader_cannot_map_is_lost_not_rejected(lack: str) -> None:
         [sys.executable, "-c", _READ, lack], capture_output=True, text=True, env=environment, timeout=300
     )
     short, healthy = map(int, read.stdout.split())
-    assert Status(short) is Status.PEER_LOST
+    # the owner, in the same process, is short as well, and may be silent
+    assert Status(short) in {Status.PEER_LOST, Status.TIMED_OUT}
     assert Status(healthy) is Status.REJECTED, "the word is 0 nowhere"
 
 
