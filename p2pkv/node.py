@@ -101,9 +101,28 @@ class Node:
         if config.raise_nofile:
             raise_limit()
         require_descriptors()
-        keys = cluster_keys(config.secret_file)
         self.metrics = Metrics()
         undo.callback(self.metrics.close)
+        self._open_control(undo)
+        host, _ = split_address("listen", config.listen)
+        advertise, _ = split_address("address", self._server.address)
+        self._start_transports(undo, extra_transports, host, advertise)
+        self._serve_offers(undo, host, advertise)
+        self._open_memory(undo)
+        self._open_directory(undo, host, advertise)
+        self._announcer: Announcer | None = None
+        self._cache: PageCache | None = None
+        self._boot_file: BootFile | None = None
+        self._membership = self._join(undo)
+        self._serve_pool(undo)
+        self.metrics.watch(self._readings)
+        undo.callback(CountersServer(self._server.loop, self.metrics.counters).close)
+        if config.metrics_port is not None:
+            self.metrics_port = self.metrics.serve(host, config.metrics_port)
+
+    def _open_control(self, undo: ExitStack) -> None:
+        config = self.config
+        keys = cluster_keys(config.secret_file)
         context: zmq.Context[Socket] = zmq.Context()
         context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         # Not `term`, which waits for sockets that a call lost when it was interrupted. By then nobody uses any.
@@ -121,8 +140,12 @@ class Node:
         )
         undo.callback(self._server.close)
         self._server.start()
-        host, _ = split_address("listen", config.listen)
-        advertise, _ = split_address("address", self._server.address)
+        self._handshakes = Handshakes(self._client, self._server.loop)
+
+    def _start_transports(
+        self, undo: ExitStack, extra_transports: Sequence[Transport], host: str, advertise: str
+    ) -> None:
+        config = self.config
         wanted = "auto" if config.transport_names == ("auto",) else config.transport_names
         use_ucx_library(config.ucx_library)
         use_cuda_library(config.cuda_library)
@@ -139,21 +162,28 @@ class Node:
         self._transports = [*extra_transports, *started]
         for transport in self._transports:
             undo.callback(transport.close)
-        self._handshakes = Handshakes(self._client, self._server.loop)
-        self._offers = start_offers(config, native_ways(self._transports), host=host, advertise=advertise)
+
+    def _serve_offers(self, undo: ExitStack, host: str, advertise: str) -> None:
+        self._offers = start_offers(
+            self.config, native_ways(self._transports), host=host, advertise=advertise
+        )
         undo.callback(self._offers.close)
         self._server.loop.serve_transfers(self._offers)
         self.transfers = Transfers(
-            self._offers, self._handshakes.connect, lambda: self._membership.view(), self._gate, config
+            self._offers, self._handshakes.connect, lambda: self._membership.view(), self._gate, self.config
         )
         """Offers and pulls of registered memory, from one named node to another."""
+
+    def _open_memory(self, undo: ExitStack) -> None:
         self._registrations = Registrations(self._transports, self._offers)
         undo.callback(self._registrations.close)
         self._peers = PeerConnections(self._transports, self._handshakes.connect, self.metrics)
         undo.callback(self._peers.close)
-        self._devices = DeviceMemory(self._registrations, config.device_staging_nbytes)
+        self._devices = DeviceMemory(self._registrations, self.config.device_staging_nbytes)
         undo.callback(self._devices.close)
         self._registrar = Registrar(self._registrations, self._devices)
+
+    def _open_directory(self, undo: ExitStack, host: str, advertise: str) -> None:
         self._directory_server = _native.directory_server(host, advertise, self._shard)
         undo.callback(self._directory_server.close)
         self._server.loop.serve_directory(self._directory_server)
@@ -164,18 +194,9 @@ class Node:
             shard=self._shard,
             client=self._client,
             channels=self._channels,
-            replicas=config.replicas,
+            replicas=self.config.replicas,
             metrics=self.metrics,
         )
-        self._announcer: Announcer | None = None
-        self._cache: PageCache | None = None
-        self._boot_file: BootFile | None = None
-        self._membership = self._join(undo)
-        self._serve_pool(undo)
-        self.metrics.watch(self._readings)
-        undo.callback(CountersServer(self._server.loop, self.metrics.counters).close)
-        if config.metrics_port is not None:
-            self.metrics_port = self.metrics.serve(host, config.metrics_port)
 
     def _join(self, undo: ExitStack) -> Membership:
         config = self.config
