@@ -151,11 +151,12 @@ class DiskTier:
             self.path, options, node_id=config.node_id, namespace=config.namespace, faults=self._faults
         )
         with self._attaching:
+            # Also of a node that has gone meanwhile: what it took back must not be found by the next run.
+            self.native.attach(self._pool.native, store.native)
             if not self._closing.is_set():
-                self.native.attach(self._pool.native, store.native)
                 self._store = store
                 return
-        store.close(_CLOSE_S)  # the disk answered after the node had gone
+        store.close(_CLOSE_S)
 
     def _look_after(self) -> None:
         pause = _RETRY_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,6 +119,23 @@ def test_it_holds_for_a_disk_that_answers_later(tmp_path: Path, layout: str, how
         faults.heal()
         eventually(one.recovered, 30.0)
         assert one.on_disk() == []
+    assert next_run(tmp_path, layout) == []
+
+
+@pytest.mark.parametrize("how", ["retract", "clear"])
+def test_it_holds_for_a_disk_that_answers_while_the_node_closes(
+    tmp_path: Path, layout: str, how: str
+) -> None:
+    with started(tmp_path, layout) as one:
+        one.write(1)
+    faults = FaultyFiles()
+    faults.hang(FileCall.OPEN)
+    with started(tmp_path, layout, faults) as one:
+        one.take_back(how)
+        closing = one.tier._closing
+        healer = threading.Thread(target=lambda: closing.wait(60) and faults.heal())
+        healer.start()
+    healer.join()
     assert next_run(tmp_path, layout) == []
 
 

@@ -121,9 +121,11 @@ bool DiskStore::start_threads() {
 
 void DiskStore::recover() {
   layout_->recover();
-  is_recovered_ = true;
   // under the lock, or the writer might miss it between its look and its wait
   const std::lock_guard lock(mutex_);
+  // One that was cut short has not met all records, and knows no order above theirs.
+  if (is_stopping_) return;
+  is_recovered_ = true;
   wanted_.notify_all();
 }
 

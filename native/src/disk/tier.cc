@@ -44,12 +44,13 @@ Tier::~Tier() {
 
 void Tier::attach(std::shared_ptr<DiskStore> store) {
   const std::lock_guard lock(mutex_);
-  if (owned_store_ || is_closing_) return;
-  owned_store_ = std::move(store);
+  if (owned_store_) return;
   // what was taken back while the disk was not there was of no use to anybody, and must stay so
-  if (is_all_early_) owned_store_->clear();
-  owned_store_->forget(early_.data(), early_.size());
+  if (is_all_early_) store->clear();
+  store->forget(early_.data(), early_.size());
   early_ = {};
+  if (is_closing_) return;
+  owned_store_ = std::move(store);
   store_.store(owned_store_.get(), std::memory_order_release);
   promotions_->attach(owned_store_.get());
 }

@@ -57,7 +57,8 @@ class Tier : public Promoter {
   static std::shared_ptr<Tier> start(std::shared_ptr<Pool> pool, const TierOptions& options);
   ~Tier() override;
 
-  // Begins to use a store, once. Its `release` must unpin the pool's tickets.
+  // Begins to use a store, once. Its `release` must unpin the pool's tickets. A store that comes after
+  // `close` is told what was taken back before it was there, and left alone.
   void attach(std::shared_ptr<disk::DiskStore> store);
 
   // Pages that were just published: to be written, as far as the policies say so. Never waits.
