@@ -250,3 +250,31 @@ TEST(directory_channel_to_a_lying_owner_ends_every_call) {
   }
   CHECK(n_answered > 0);
 }
+
+TEST(ask_batch_takes_no_answer_of_another_length) {
+  Numbers numbers(p2pkv::test::seed("answers"));
+  const auto keys = keys_from(1, 5);
+  size_t n_whole = 0;
+  for (int i = 0; i < 2000; ++i) {
+    AskBatch batch(keys.data(), keys.size(), nullptr, ring_of_one());
+    const size_t ask = batch.seal();
+    std::string reply;
+    size_t n_flags = 0;
+    for (size_t row = 0; row < keys.size(); ++row) {
+      reply += static_cast<char>(numbers.below(2));
+      n_flags += reply.back() != 0 ? 1 : 0;
+    }
+    const size_t whole = reply.size() + n_flags * sizeof(Location);
+    reply.resize(numbers.once_in(3) ? whole : numbers.below(6 * sizeof(Location)));
+    reply.shrink_to_fit();  // so that reading behind it is seen
+    std::vector<uint8_t> found(keys.size());
+    std::vector<Location> locations(keys.size());
+    const bool is_taken = batch.take_found(ask, reply, found.data(), locations.data());
+    // one that is cut among its flags tells of fewer
+    const bool is_whole = reply.size() == whole;
+    CHECK_EQ(is_taken, is_whole);
+    CHECK_EQ(std::count(found.begin(), found.end(), 1), static_cast<std::ptrdiff_t>(is_taken ? n_flags : 0));
+    n_whole += is_whole ? 1 : 0;
+  }
+  CHECK(n_whole > 0);
+}
