@@ -303,8 +303,11 @@ class PeerConnections(Resource):
 
     def _sweep_later(self) -> None:
         """Have idle connections closed when their time has come. With the lock."""
-        if self._sweeper is None and not self._closed:
-            self._sweeper = threading.Timer(IDLE_S, self._sweep)
+        oldest = min((peer.idle[0].idle_since for peer in self._peers.values() if peer.idle), default=None)
+        if self._sweeper is None and not self._closed and oldest is not None:
+            # a little later than the first: others that were given back with it are closed at the same time
+            due = oldest + 1.1 * IDLE_S - time.monotonic()
+            self._sweeper = threading.Timer(max(due, 0.1 * IDLE_S), self._sweep)
             self._sweeper.name = "p2pkv-idle"
             self._sweeper.daemon = True
             try:
@@ -324,8 +327,7 @@ class PeerConnections(Resource):
             connection.endpoint.close()
         with self._lock:  # not before, so that `close` waits for this thread
             self._sweeper = None
-            if any(peer.idle for peer in self._peers.values()):
-                self._sweep_later()
+            self._sweep_later()
 
     def give_back(self, connection: Connection) -> None:
         """Give a leased connection back that was not used."""
