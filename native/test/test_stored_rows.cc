@@ -94,24 +94,27 @@ TEST(stored_rows_are_not_copied_into_closed_memory) {
 }
 
 TEST(grants_and_offers_that_find_their_memory_closed_do_nothing) {
-  Pair pair(4, stored(On::kHost));
-  store(pair, 4);
-  std::atomic<bool> is_over = false;
-  std::atomic<size_t> n_refused = 0;
-  std::thread granting([&] {
-    while (!is_over) {
-      std::string error;
-      const auto grant = pair.consumer.transfers->grant(std::nullopt, pair.consumer.rows("stored", 4),
-                                                        Deadline::after(kLong), &error);
-      if (!grant) ++n_refused;
-      if (grant) grant->revoke(RowStatus::kCanceled);
-    }
-  });
-  spin(std::chrono::microseconds(500));
-  pair.consumer.transfers->remove_memory(pair.consumer.memory);
-  pair.consumer.fill(0xca9a47, 0, 4);
-  while (n_refused == 0) std::this_thread::yield();
-  is_over = true;
-  granting.join();
-  for (size_t row = 0; row < 4; ++row) CHECK(pair.consumer.holds(0xca9a47, row));
+  Moments moments(p2pkv::test::seed("closings"), std::chrono::microseconds(500));
+  for (int turn = 0; turn < (kIsSanitized ? 10 : 150); ++turn) {
+    Pair pair(4, stored(On::kHost));
+    store(pair, 4);
+    std::atomic<bool> is_over = false;
+    std::atomic<size_t> n_refused = 0;
+    std::thread granting([&] {
+      while (!is_over) {
+        std::string error;
+        const auto grant = pair.consumer.transfers->grant(std::nullopt, pair.consumer.rows("stored", 4),
+                                                          Deadline::after(kLong), &error);
+        if (!grant) ++n_refused;
+        if (grant) grant->revoke(RowStatus::kCanceled);
+      }
+    });
+    moments.await();
+    pair.consumer.transfers->remove_memory(pair.consumer.memory);
+    pair.consumer.fill(0xca9a47, 0, 4);
+    while (n_refused == 0) std::this_thread::yield();
+    is_over = true;
+    granting.join();
+    for (size_t row = 0; row < 4; ++row) CHECK(pair.consumer.holds(0xca9a47, row));
+  }
 }
