@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 
@@ -16,7 +17,10 @@ N_THREADS = 12
 
 
 def serving_threads() -> int:
-    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            names.append((task / "comm").read_text().strip())
     return names.count("p2pkv-tcp-serve")
 
 
