@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from lateness import returns_within
 from p2pkv._native import SharedRegion
 from p2pkv.errors import TransportError
+from p2pkv.testing.lateness import returns_within
 from p2pkv.testing.transport_fixtures import ENOUGH, Reader, eventually, settled
 from p2pkv.testing.transport_peer import NBYTES, PAGE, TABLE, page_spans, usage
 from p2pkv.transports.base import NO_WORD

@@ -12,9 +12,9 @@ import numpy as np
 import psutil
 import pytest
 
-from lateness import returns_within
 from p2pkv import transports
 from p2pkv.errors import TransportError
+from p2pkv.testing.lateness import returns_within
 from p2pkv.testing.transport_fixtures import ENOUGH, Reader, eventually, settled
 from p2pkv.testing.transport_peer import NBYTES, PagedMemory, page_spans
 from p2pkv.transports import ucx

@@ -17,11 +17,11 @@ import pytest
 
 from cluster import eventually
 from disk_pages import PAGE, hits, keys_of, open_store, pages_of, read, spans_of, wait_recovered, write
-from lateness import returns_within
 from p2pkv import _native
 from p2pkv._native import FaultyFiles, FileCall
 from p2pkv.disk.store import LAYOUTS, DiskStore, ReadStatus
 from p2pkv.errors import ConfigError
+from p2pkv.testing.lateness import returns_within
 
 SLACK = 0.1
 """What a call may take above its deadline."""

@@ -12,12 +12,12 @@ import pytest
 
 from cluster import eventually
 from disk_pages import PAGE, keys_of, pages_of, spans_of
-from lateness import returns_within
 from p2pkv import Config
 from p2pkv._native import FaultyFiles, FetchBatch, FileCall
 from p2pkv.disk.tier import DiskTier, default_disk_path
 from p2pkv.errors import ConfigError
 from p2pkv.pool import Pool, PoolStatus
+from p2pkv.testing.lateness import returns_within
 
 N = 16
 OWNER, BOOT = 7, 9

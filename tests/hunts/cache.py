@@ -22,13 +22,13 @@ import numpy as np
 
 from hunts.cache_history import PAGE, History
 from hunts.frame import Hunt, Stop, Tally
-from lateness import Lateness
 from p2pkv import Config, Node
 from p2pkv._native import FaultyFiles, FileCall, zstd_missing
 from p2pkv.directory.membership.timing import SystemClock
 from p2pkv.disk.store import LAYOUTS
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import ConfigError
+from p2pkv.testing.lateness import Lateness
 
 N_KEYS = 160
 """Twice what the pool holds."""

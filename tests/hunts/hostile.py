@@ -11,7 +11,7 @@ import random
 
 from hunts import hostile_control, hostile_frames, hostile_links
 from hunts.frame import Broken, Hunt, Stop, Tally
-from lateness import Lateness
+from p2pkv.testing.lateness import Lateness
 
 FRONTS = {
     "control": hostile_control.attack,

@@ -13,9 +13,9 @@ import numpy as np
 
 from hunts.frame import Broken, Stop, Tally
 from hunts.timing import check_time
-from lateness import Lateness
 from link_peer import LinkPeer
 from p2pkv import Config, Node, _native
+from p2pkv.testing.lateness import Lateness
 from p2pkv.transfers import RowStatus
 
 GRACE = 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from hunts.frame import Broken
-from lateness import Lateness
+from p2pkv.testing.lateness import Lateness
 
 _LOOK_AGAIN_S = 0.02
 

@@ -20,10 +20,10 @@ from fake_cuda import fake_cuda
 from hunts.areas import ROW, Area
 from hunts.frame import Broken, Hunt, Stop, Tally
 from hunts.timing import check_time
-from lateness import Lateness
 from p2pkv import Config, Node
 from p2pkv.errors import ClosedError, NotRegisteredError
 from p2pkv.offers.handles import Grant, Offer, RowSpans, RowStatuses
+from p2pkv.testing.lateness import Lateness
 from p2pkv.transfers import RowStatus
 
 T = TypeVar("T")

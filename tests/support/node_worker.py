@@ -21,8 +21,8 @@ import pages
 import patience  # noqa: F401  (this process has it too)
 from device_buffers import KINDS, DeviceBuffer
 from fake_cuda import fake_cuda
-from lateness import Lateness
 from p2pkv import Config, Node, Outcome, P2PKVError
+from p2pkv.testing.lateness import Lateness
 from p2pkv.transfers import Grant, Offer, RowStatus
 from p2pkv.transports.base import Transport
 from p2pkv.transports.faulty import Faults, FaultyTransport

@@ -11,13 +11,13 @@ from dataclasses import replace
 import pytest
 import zmq
 
-from lateness import returns_within
 from p2pkv import _native
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.control.sockets import ControlClient, ControlServer, Request, Socket
 from p2pkv.control.wire import HEADER, MAX_MESSAGE, Kind, ReplyStatus, pack_request, unpack_reply
 from p2pkv.directory.view import node_key
 from p2pkv.errors import ClosedError, ControlError, VersionError
+from p2pkv.testing.lateness import returns_within
 
 BOOT = 17
 

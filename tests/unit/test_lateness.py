@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-import lateness
 from cluster import eventually
-from lateness import Lateness
+from p2pkv.testing import lateness
+from p2pkv.testing.lateness import Lateness
 
 SLACK = 0.1
 """What the helper may be wrong by."""

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from cluster import eventually, free_port
-from lateness import returns_within
 from p2pkv import Config, Node
 from p2pkv.control.host_names import Names
+from p2pkv.testing.lateness import returns_within
 
 HANGING = """
 #define _GNU_SOURCE

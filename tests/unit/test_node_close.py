@@ -13,9 +13,9 @@ import pytest
 
 import pages
 from cluster import Cluster
-from lateness import Lateness, returns_within
 from p2pkv import ClosedError, Config, Node
 from p2pkv.directory import announcer
+from p2pkv.testing.lateness import Lateness, returns_within
 from p2pkv.transports.faulty import Faults, FaultyTransport
 from p2pkv.transports.native import TcpTransport
 from pair import NBYTES, N, Pair, run_all

@@ -15,9 +15,9 @@ import pytest
 from cluster import eventually
 from hicache_backends import PAGES, FailingNode, Open, failed, storage_config
 from host_pools import MHA, MLA, HostPoolFake, TensorFake
-from lateness import returns_within
 from p2pkv import Node
 from p2pkv.integrations.sglang_hicache import P2PKVHiCache
+from p2pkv.testing.lateness import returns_within
 
 POOLS = [("mha", layout) for layout in MHA] + [("mla", layout) for layout in MLA] + [("mixed", "page_first")]
 

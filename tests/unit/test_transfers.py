@@ -10,11 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from cluster import UCX, eventually
-from lateness import returns_within
 from p2pkv import (
     ClosedError,
     _native,
 )
+from p2pkv.testing.lateness import returns_within
 from p2pkv.transfers import RowStatus
 from transfer_pair import TransferPair, random_rows, spans_of, start_nodes
 

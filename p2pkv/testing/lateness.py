@@ -127,7 +127,7 @@ def _waits_for_a_processor() -> dict[str, float]:
 
 
 @functools.cache
-def _cells() -> memoryview:
+def _cells() -> memoryview[float]:
     """Return the cells that the timers' process writes; start it unless a parent of this process has."""
     file = os.environ.get(_FILE, "")
     if not os.path.exists(file):
@@ -156,7 +156,7 @@ def _stop(timers: subprocess.Popen[bytes]) -> None:
     timers.wait()
 
 
-def _mapped(file: str) -> memoryview:
+def _mapped(file: str) -> memoryview[float]:
     with open(file, "r+b") as opened:
         return memoryview(mmap.mmap(opened.fileno(), 0)).cast("d")
 
