@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import weakref
 from typing import Protocol
 
 from p2pkv._native import Gate
@@ -24,7 +23,8 @@ class Closable(Protocol):
         """End it. Idempotent."""
 
 
-_running: weakref.WeakKeyDictionary[Closable, Gate] = weakref.WeakKeyDictionary()
+_running: dict[Closable, Gate] = {}
+"""What is open. It is kept alive: its threads run until it is closed, whoever still holds it."""
 
 
 def watch(running: Closable, gate: Gate) -> None:

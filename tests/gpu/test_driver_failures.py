@@ -152,14 +152,14 @@ def test_everything_is_given_back(
     before = emulated.counts().held
     pair = make_pair(transports=["shm"])
     keys = pair.publish()
-    n_registered = len(pair.reader._registrations.table.memories)
+    n_registered = len(pair.reader._parts.registrations.table.memories)
     steady: tuple[int, ...] = ()
     for _ in range(200):
         with pair.reader.register_memory(memory.array):
             assert pair.reader.fetch(keys, memory.rows(N, NBYTES)).all()
         steady = steady or emulated.counts().held
     assert emulated.counts().held == steady
-    assert len(pair.reader._registrations.table.memories) == n_registered
+    assert len(pair.reader._parts.registrations.table.memories) == n_registered
     assert pair.reader.counters()["p2pkv_device_staging_used_bytes"] == 0
     pair.close()
     assert emulated.counts().held == before

@@ -47,7 +47,7 @@ def test_a_transport_that_fails_at_handshakes_is_asked_again(tmp_path: Path) -> 
     owner = moody[0]
     while owner.failures:
         before = len(owner.failures)
-        for peer in pair.reader._peers._peers.values():
+        for peer in pair.reader._parts.peers._peers.values():
             peer.unusable.clear()
             peer.idle.clear()
         pair.fetch_is_right(keys)

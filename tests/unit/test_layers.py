@@ -36,8 +36,9 @@ BELOW = {
     "offers": "_native config directory errors lifetime transports",
     "transfers": "offers",
     "cache": "_native arrays directory disk errors memory metrics page peers pool transports",
-    "node": "_native address arrays cache config control descriptors directory disk errors lifetime memory metrics "
-    "offers page peers pool transports",
+    "parts": "_native address cache config control descriptors directory disk lifetime memory metrics offers page "
+    "peers pool transports",
+    "node": "arrays config directory errors lifetime memory page parts peers transports",
     "__init__": "config errors node page",
     "testing": "_native control directory errors transports",
     "instances": "address config control errors",

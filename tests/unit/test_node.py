@@ -42,9 +42,9 @@ def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 def pair(shared_pair: Pair) -> Iterator[Pair]:
     """The pair that all tests of this module share: what one of them gets wrong must not harm the next."""
     kept = shared_pair.publish()
-    before = [len(node._registrations.table.memories) for node in shared_pair.nodes]
+    before = [len(node._parts.registrations.table.memories) for node in shared_pair.nodes]
     yield shared_pair
-    assert [len(node._registrations.table.memories) for node in shared_pair.nodes] == before, (
+    assert [len(node._parts.registrations.table.memories) for node in shared_pair.nodes] == before, (
         "a registration was left over"
     )
     assert shared_pair.fetch_is_right(kept), "pages published before were lost"
