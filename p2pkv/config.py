@@ -86,7 +86,8 @@ class Config:
     verbs_devices: tuple[str, ...] | list[str] | str = ()
     """RDMA devices to use, each ``NAME[:PORT][=ADDRESS]``; none named: every usable one."""
     pool_size: int | str = "256MiB"
-    """Memory for published pages; an int in bytes or a text such as ``64MiB``."""
+    """Memory for published pages; an int in bytes or a text such as ``64MiB``. 0: no cache and no part of the
+    directory, for a node that makes and takes offers only."""
     deadline: float = 1.0
     """Seconds a call may take when it does not say otherwise."""
     replicas: int = 2
@@ -191,8 +192,11 @@ class Config:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)} bytes; no machine has more than {MAX_SIZE}"
                 )
-        if self.pool_nbytes < MIN_POOL_SIZE:
-            raise ConfigError(f"pool_size is {self.pool_nbytes} bytes; at least {MIN_POOL_SIZE} are needed")
+        if self.pool_nbytes < MIN_POOL_SIZE and self.pool_nbytes != 0:
+            raise ConfigError(
+                f"pool_size is {self.pool_nbytes} bytes; at least {MIN_POOL_SIZE} are needed, or 0 for a node "
+                "without a cache"
+            )
         if not 0 < self.deadline <= 3600:
             raise ConfigError(f"deadline must be above 0 and at most 3600 seconds, not {self.deadline}")
         if not 1 <= self.directory_check <= 86400:
@@ -231,6 +235,8 @@ class Config:
             raise ConfigError(f"disk_size must not be negative, and is {self.disk_nbytes}")
         if self.disk_path is not None and not self.disk_nbytes:
             raise ConfigError(f"disk_path is {self.disk_path!r}, but disk_size is 0; set it as well")
+        if self.disk_nbytes and not self.pool_nbytes:
+            raise ConfigError("disk_size is set, but pool_size is 0: pages come to the disk through the pool")
         if self.disk_nbytes and isinstance(self.node_id, _DrawnId):
             raise ConfigError(
                 "disk_size is set, but node_id is not: a node finds its disk again by its id; set node_id as well"

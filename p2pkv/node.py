@@ -1,4 +1,4 @@
-"""A node: the calls that everything else is built upon. What it is made of stands in :mod:`p2pkv.parts`."""
+"""A node: the calls that everything else is built upon. What it is made of stands in ``p2pkv/parts``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from p2pkv import lifetime
 from p2pkv.arrays.host import HostArray, SupportsCudaArray
+from p2pkv.cache.page_cache import PageCache
 from p2pkv.config import Config
 from p2pkv.directory.membership.timing import Clock, SystemClock, Timing
 from p2pkv.directory.view import Member
@@ -15,7 +16,7 @@ from p2pkv.errors import UsageError
 from p2pkv.lifetime import Gate
 from p2pkv.memory.registered import Memory
 from p2pkv.page import Outcomes, Pages
-from p2pkv.parts import Parts
+from p2pkv.parts.node import NodeParts
 from p2pkv.peers.connections import PeerTraffic
 from p2pkv.transports.base import Transport
 
@@ -38,7 +39,7 @@ class Node:
         """Build without joining; use :meth:`start`."""
         self.config = config
         self._gate = Gate(f"node {config.node_id}")
-        self._parts = Parts(config, self._gate, extra_transports, self._clock, self._timing)
+        self._parts = NodeParts(config, self._gate, extra_transports, self._clock, self._timing)
         self.metrics = self._parts.metrics
         self.metrics_port = self._parts.metrics_port
         """Where metrics are served, if anywhere."""
@@ -108,7 +109,7 @@ class Node:
         registered.
         """
         with self._gate:
-            return self._parts.cache.publish(keys, pages, self._deadline(timeout), stream=stream)
+            return self._cache.publish(keys, pages, self._deadline(timeout), stream=stream)
 
     def fetch(
         self,
@@ -125,22 +126,22 @@ class Node:
         when what is queued on the stream has been done, and kernels launched after the return see it.
         """
         with self._gate:
-            return self._parts.cache.fetch(keys, pages, self._deadline(timeout), stream=stream)
+            return self._cache.fetch(keys, pages, self._deadline(timeout), stream=stream)
 
     def exists(self, keys: Sequence[str | bytes], *, timeout: float | None = None) -> Outcomes:
         """Say which pages some live node has: ``(n,)`` uint8 of :class:`Outcome`. A hint: pages may be evicted."""
         with self._gate:
-            return self._parts.cache.exists(keys, self._deadline(timeout))
+            return self._cache.exists(keys, self._deadline(timeout))
 
     def retract(self, keys: Sequence[str | bytes], *, timeout: float | None = None) -> Outcomes:
         """Take back pages that this node published: ``Outcome.HIT`` for those it had."""
         with self._gate:
-            return self._parts.cache.retract(keys, self._deadline(timeout))
+            return self._cache.retract(keys, self._deadline(timeout))
 
     def clear(self) -> int:
         """Take back every page that this node published; return their number. The directory hears of it soon."""
         with self._gate:
-            return self._parts.cache.clear(self._deadline(None))
+            return self._cache.clear(self._deadline(None))
 
     def members(self) -> list[Member]:
         """Return a record for each live node, this one included: id, boot epoch, state, addresses."""
@@ -165,7 +166,7 @@ class Node:
     @property
     def address(self) -> str:
         """``host:port`` of the control socket."""
-        return self._parts.server.address
+        return self._parts.control.server.address
 
     def close(self) -> None:
         """Leave the cluster and release everything. Idempotent.
@@ -184,6 +185,16 @@ class Node:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    @property
+    def _cache(self) -> PageCache:
+        caching = self._parts.caching
+        if caching is None:
+            raise UsageError(
+                f"node {self.node_id} has no cache, because its pool_size is 0: it makes and takes offers only; set "
+                "pool_size to publish and fetch pages"
+            )
+        return caching.cache
 
     def _deadline(self, timeout: float | None) -> float:
         seconds = self.config.deadline if timeout is None else timeout

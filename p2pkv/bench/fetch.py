@@ -133,7 +133,7 @@ class _Case:
                     self._node.exists(move.keys)
                 else:
                     # there is no public way to forget, because nothing but a benchmark needs one
-                    self._node._parts.cache.locations.drop(self._hash(move.keys))
+                    self._node._cache.locations.drop(self._hash(move.keys))
         return [[partial(_fetch_all, self._node, move) for move in part] for part in moves]
 
 

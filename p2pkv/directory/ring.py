@@ -35,7 +35,7 @@ class Ring:
     """Where directory entries belong, for one view. Immutable, so any thread may use it."""
 
     members: tuple[Member, ...]
-    """Those on the ring, alive or suspected, by node id."""
+    """Those present, alive or suspected, by node id; one of weight 0 holds no entries, and has no points."""
     replicas: int
     points: NDArray[np.uint64]
     """``(m,)``: the virtual nodes' positions, sorted."""
@@ -58,14 +58,15 @@ class Ring:
     def _place(self) -> None:
         owners = [np.empty(0, np.int32)]
         points = [np.empty(0, np.uint64)]
-        for index, member in enumerate(self.members):
+        bearing = [(index, member) for index, member in enumerate(self.members) if member.weight > 0]
+        for index, member in bearing:
             points.append(_points(member.node_id, member.weight))
             owners.append(np.full(len(points[-1]), index, np.int32))
         # stable: should two points ever coincide, the order of node ids decides, on every node alike
         order = np.argsort(np.concatenate(points), kind="stable")
         self.points = np.concatenate(points)[order]
         self.successors = _successors(
-            np.concatenate(owners)[order], min(self.replicas, len(self.members)), self.replicas
+            np.concatenate(owners)[order], min(self.replicas, len(bearing)), self.replicas
         )
 
     def is_like(self, other: Ring) -> bool:
@@ -78,7 +79,7 @@ class Ring:
             raise UsageError(
                 f"keys of shape {keys.shape} and dtype {keys.dtype}; (n, {KEY_BYTES}) uint8 needed"
             )
-        if not self.members:
+        if not len(self.points):
             return np.full((len(keys), self.replicas), NOBODY, np.int32)
         positions = np.ascontiguousarray(keys[:, :8]).view("<u8").reshape(len(keys))
         slots = np.searchsorted(self.points, positions)

@@ -58,6 +58,7 @@ class Member:
     transports: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Name to domain: two ends can connect if and only if their domains are equal."""
     weight: float = 1.0
+    """Its share of the directory, in those of an ordinary node; 0: it holds no entries."""
 
     @property
     def precedence(self) -> tuple[int, int, int, str]:
@@ -177,8 +178,8 @@ def flaw(member: Member) -> str | None:
         return f"{who}: address {member.address[:MAX_ADDRESS_BYTES]!r} is not host:port"
     if not 0 <= member.boot_epoch < _INTEGER_LIMIT or not 0 <= member.incarnation < _INTEGER_LIMIT:
         return f"{who}: boot epoch or incarnation is not in 0 to 2**63 - 1"
-    if not (math.isfinite(member.weight) and 0 < member.weight <= MAX_WEIGHT):
-        return f"{who}: weight {member.weight} is not above 0 and at most {MAX_WEIGHT:g}"
+    if not (math.isfinite(member.weight) and 0 <= member.weight <= MAX_WEIGHT):
+        return f"{who}: weight {member.weight} is not 0 to {MAX_WEIGHT:g}"
     if len(member.transports) > MAX_TRANSPORTS:
         return f"{who}: {len(member.transports)} transports, at most {MAX_TRANSPORTS}"
     for text in (*member.transports, *member.transports.values()):

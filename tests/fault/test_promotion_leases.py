@@ -33,9 +33,9 @@ def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
 
         def has_channel() -> bool:
             reader.exists(keys(), timeout=5.0)
-            (channel,) = reader._parts.channels.lease([member])
+            (channel,) = reader._parts.caching.channels.lease([member])
             if channel is not None:
-                reader._parts.channels.give_back([member], [channel], [True])
+                reader._parts.caching.channels.give_back([member], [channel], [True])
             return channel is not None
 
         eventually(has_channel, 30.0)
@@ -48,7 +48,7 @@ def keys() -> list[str]:
 
 def ask_for_a_day(reader: Node) -> int:
     """Have all pages kept for much longer than any call takes; return how many were found."""
-    cache = reader._parts.cache
+    cache = reader._cache
     ids = cache._hash(keys())
     _, raw = cache._directory.get(ids, time.monotonic() + 10)
     lease = Lease(86_400.0, 12345)

@@ -166,7 +166,7 @@ def test_a_pool_that_is_handed_out_can_only_be_read(tmp_path: Path) -> None:
     pair = Pair(tmp_path, transports=["shm"])
     keys = pair.publish()
     assert pair.fetch_is_right(keys)
-    pool = pair.owner._parts.pool
+    pool = pair.owner._parts.caching.pool
     inode = os.fstat(pool.fd).st_ino
     mappings = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     mine = {fields[1]: fields[0] for fields in mappings if len(fields) > 5 and fields[4] == str(inode)}

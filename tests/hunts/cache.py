@@ -241,8 +241,8 @@ class Cache:
 
     @property
     def tier(self) -> DiskTier:
-        assert self.node._parts.tier is not None
-        return self.node._parts.tier
+        assert self.node._parts.caching.tier is not None
+        return self.node._parts.caching.tier
 
     def race(self) -> None:
         """Several threads publish, take back and look at the same few keys."""
@@ -272,7 +272,7 @@ class Cache:
 
     def tell_disk(self, keys: list[int], is_over: threading.Event) -> None:
         """Offer the pages to the disk all the time, as many publishers of the same pages do."""
-        ids = self.node._parts.cache._hash(names(keys))
+        ids = self.node._cache._hash(names(keys))
         while not is_over.is_set():
             self.tier.note_published(ids)
 
@@ -283,7 +283,7 @@ class Cache:
             return
         pages = np.zeros((len(keys), PAGE), np.uint8)
         spans = np.stack([pages.ctypes.data + np.arange(len(keys)) * PAGE, np.full(len(keys), PAGE)], 1)
-        ids = self.node._parts.cache._hash(names(keys))
+        ids = self.node._cache._hash(names(keys))
         began = time.monotonic()
         statuses = store.read(ids, spans.astype(np.int64), 2.0)
         self.history.check(keys, pages, (statuses == 1).astype(np.uint8), began, "the disk")

@@ -59,7 +59,7 @@ class World:
         ]
         settings = {
             "transports": transports,
-            "pool_size": "1MiB",
+            "pool_size": self.rng.choice([0, "1MiB"]),
             "deadline": 1.0,
             "buffer_size": self.rng.choice([0, ROW * ROWS * 2, "4MiB"]),
             "buddy_pool_size": self.rng.choice([0, 0, "1MiB"]),

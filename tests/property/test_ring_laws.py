@@ -10,7 +10,7 @@ from p2pkv.directory.view import Member
 KEYS = np.random.default_rng(5).integers(0, 256, (2000, 16), np.uint8)
 
 node_ids = st.text("abcdefghij0123456789-", min_size=1, max_size=12)
-weights = st.sampled_from([0.001, 0.5, 1.0, 2.0, 16.0])
+weights = st.sampled_from([0.0, 0.001, 0.5, 1.0, 2.0, 16.0])
 
 
 @st.composite
@@ -29,9 +29,16 @@ def owner_ids(ring):
 
 @settings(deadline=None, max_examples=60)
 @given(clusters(), replica_counts)
+def test_a_member_without_weight_owns_nothing(members, replicas):
+    without = {member.node_id for member in members if member.weight == 0}
+    assert without.isdisjoint(owner_ids(Ring(members, replicas)).ravel().tolist())
+
+
+@settings(deadline=None, max_examples=60)
+@given(clusters(), replica_counts)
 def test_replicas_are_distinct_and_as_many_as_there_can_be(members, replicas):
     owners = Ring(members, replicas).owners(KEYS)
-    n_real = min(replicas, len(members))
+    n_real = min(replicas, sum(member.weight > 0 for member in members))
     assert (owners[:, :n_real] != NOBODY).all()
     assert (owners[:, n_real:] == NOBODY).all()
     ordered = np.sort(owners[:, :n_real], axis=1)

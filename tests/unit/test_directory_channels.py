@@ -59,7 +59,8 @@ def test_look_ups_go_over_a_channel_once_there_is_one(pair: Pair) -> None:
 
 def test_where_no_channel_leads_the_control_socket_does(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     published = use_until_there_is_a_channel(pair)
-    pair.owner._parts.directory_server.close()  # as a firewall would, that lets nothing but the control port through
+    # as a firewall would, that lets nothing but the control port through
+    pair.owner._parts.caching.directory_server.close()
     for _ in range(20):
         pair.reader.exists(["a key that no location cache has", *published])
     assert pair.reader.exists(published).all()
@@ -120,7 +121,7 @@ def test_closing_ends_a_wait_for_a_handshake_nobody_answers() -> None:
 
 
 def test_what_is_done_meanwhile_is_done_once_whichever_way_owners_are_asked(pair: Pair) -> None:
-    directory = pair.owner._parts.cache._directory
+    directory = pair.owner._cache._directory
     asked = pair.reader.counters
 
     def put(meanwhile: Callable[[], None]) -> bool:
@@ -137,12 +138,12 @@ def test_what_is_done_meanwhile_is_done_once_whichever_way_owners_are_asked(pair
         n_calls += 1
         ways.add(put(lambda: done.append(True)))
         if n_calls > 1000:
-            pair.reader._parts.directory_server.close()  # a channel was there at once; now there is none
+            pair.reader._parts.caching.directory_server.close()  # a channel was there at once; now there is none
     assert len(done) == n_calls
 
 
 def test_a_call_that_breaks_off_before_the_answers_leaves_no_channel_to_the_next(pair: Pair) -> None:
-    directory = pair.owner._parts.cache._directory
+    directory = pair.owner._cache._directory
     reader = [member for member in directory.ring.members if member.node_id == "reader"]
 
     def idle_channel() -> _native.DirectoryChannel | None:
@@ -165,7 +166,7 @@ def test_a_call_that_breaks_off_before_the_answers_leaves_no_channel_to_the_next
 
 def test_pages_published_while_the_ring_changes_are_known_to_the_new_owners(pair: Pair) -> None:
     use_until_there_is_a_channel(pair)
-    directory, pool = pair.owner._parts.cache._directory, pair.owner._parts.cache._pool
+    directory, pool = pair.owner._cache._directory, pair.owner._cache._pool
     view = pair.owner._parts.membership.view()
     own = view.get("owner")
     assert own is not None
@@ -175,20 +176,20 @@ def test_pages_published_while_the_ring_changes_are_known_to_the_new_owners(pair
     until = time.monotonic() + 5.0
     told = directory.publish(pool, keys, pieces, until, meanwhile=lambda: directory.set_view(view))
     assert told.is_told.all()
-    found, _ = pair.reader._parts.shard.get(keys)
+    found, _ = pair.reader._parts.control.shard.get(keys)
     assert found.all()
 
 
 def test_pages_without_room_are_not_told_of(pair: Pair) -> None:
     use_until_there_is_a_channel(pair)
-    directory, pool = pair.owner._parts.cache._directory, pair.owner._parts.cache._pool
+    directory, pool = pair.owner._cache._directory, pair.owner._cache._pool
     n = pool.native.stats()["capacity"] // NBYTES + 4
     keys = np.frombuffer(os.urandom(16 * n), np.uint8).reshape(n, 16)
     pieces = np.repeat(row_pieces(pair.source)[:1], n, axis=0)
     told = directory.publish(pool, keys, pieces, time.monotonic() + 5.0)
     assert told.n_readable == n - 4
     assert told.is_told.tolist() == [1] * (n - 4) + [0] * 4
-    found, _ = pair.reader._parts.shard.get(keys)
+    found, _ = pair.reader._parts.control.shard.get(keys)
     assert found.tolist() == told.is_told.tolist()
 
 

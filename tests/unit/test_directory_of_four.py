@@ -63,7 +63,7 @@ def test_look_ups_of_pages_that_are_there_keep_every_channel(
 
     def look_up() -> bool:
         """Whether a look-up needed nothing but channels that are there."""
-        reader._parts.cache.locations.drop_owner(nodes[0]._parts.own_key)
+        reader._cache.locations.drop_owner(nodes[0]._parts.own_key)
         missing.clear()
         assert reader.exists(keys).all()
         return not any(missing)
@@ -78,7 +78,7 @@ def test_look_ups_of_pages_that_are_there_keep_every_channel(
 
 def test_an_owner_without_a_channel_sends_nobody_else_s_part_another_way(nodes: list[Node]) -> None:
     reader, apart, other = nodes[3], nodes[1], nodes[2]
-    apart._parts.directory_server.close()  # as a firewall would, that lets nothing but the control port through
+    apart._parts.caching.directory_server.close()  # as a firewall would, that lets nothing but the control port through
 
     def asked(node: Node) -> tuple[float, float]:
         counters = node.counters()

@@ -38,7 +38,7 @@ BELOW = {
     "cache": "_native arrays directory disk errors memory metrics page peers pool transports",
     "parts": "_native address cache config control descriptors directory disk lifetime memory metrics offers page "
     "peers pool transports",
-    "node": "arrays config directory errors lifetime memory page parts peers transports",
+    "node": "arrays cache config directory errors lifetime memory page parts peers transports",
     "__init__": "config errors node page",
     "testing": "_native control directory errors transports",
     "instances": "address config control errors",

@@ -165,7 +165,7 @@ def test_a_node_may_have_more_peers_than_zmq_gives_sockets(tmp_path: Path) -> No
     n_peers = 1100
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * n_peers + 500)), hard))
     nobody = f"127.0.0.1:{free_port()}"
-    with node._parts.gossip.send([Request(nobody, Kind.PROBE)] * n_peers) as calls:
+    with node._parts.control.gossip.send([Request(nobody, Kind.PROBE)] * n_peers) as calls:
         assert len(calls._pending) == n_peers
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     node.close()

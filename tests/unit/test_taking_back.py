@@ -34,7 +34,7 @@ def test_pages_just_published_do_not_come_back_from_disk(tmp_path: Path, layout:
                 assert node.retract(keys).all()
             else:
                 assert node.clear() == N
-            assert node._parts.tier is not None
-            assert node._parts.tier.flush(10.0)
+            assert node._parts.caching.tier is not None
+            assert node._parts.caching.tier.flush(10.0)
             assert not node.fetch(keys, memory).any()
             eventually(lambda keys=keys: not node.exists(keys).any(), 10.0)  # type: ignore[misc]  # the directory's turn

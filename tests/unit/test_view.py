@@ -140,7 +140,7 @@ def test_an_unknown_version_is_refused_with_both_numbers():
         {"transports": {"tcp": "d" * 129}},
         {"transports": {"": "d"}},
         {"transports": None},
-        {"weight": 0.0},
+        {"weight": -0.5},
         {"weight": 17.0},
         {"weight": float("nan")},
         {"weight": float("inf")},

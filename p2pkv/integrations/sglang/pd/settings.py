@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from p2pkv.config import MIN_POOL_SIZE, Config
+from p2pkv.config import Config
 from p2pkv.errors import ConfigError
 from p2pkv.integrations.sglang.pd.wire import node_id
 from p2pkv.integrations.sglang.settings import for_rank
@@ -22,7 +22,7 @@ def pd_config(host: str, port: int, *, index: int, environ: Mapping[str, str] | 
     """
     settings = {
         "node_id": node_id(host, port),
-        "pool_size": MIN_POOL_SIZE,
+        "pool_size": 0,
         "disk_size": 0,
         "disk_path": None,
         "buffer_size": 0,  # every request is granted before it is offered; what comes later is not wanted

@@ -1,0 +1,156 @@
+"""The cache of a node: its pool, its disk, its part of the directory, and the calls that need them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from p2pkv import _native
+from p2pkv.cache.page_cache import PageCache
+from p2pkv.config import Config
+from p2pkv.directory.announcer import Announcer
+from p2pkv.directory.channels import DirectoryChannels
+from p2pkv.directory.client import DirectoryClient
+from p2pkv.directory.view import Member, View, node_key
+from p2pkv.disk.tier import DiskTier
+from p2pkv.memory.registrations import Registrations
+from p2pkv.memory.staging import DeviceMemory
+from p2pkv.metrics import Metrics
+from p2pkv.page import Namespace
+from p2pkv.parts.control import ControlParts
+from p2pkv.peers.connections import PeerConnections
+from p2pkv.pool import Pool
+from p2pkv.transports.base import Transport
+
+_GRANULE = 4096
+"""The pool's smallest block: a page of memory."""
+
+
+class CacheParts:
+    """Knows the directory from its making on; has a pool, and answers for it, from :meth:`serve` on."""
+
+    def __init__(
+        self, config: Config, own_key: int, control: ControlParts, metrics: Metrics, undo: ExitStack
+    ) -> None:
+        self._config = config
+        self._own_key = own_key
+        self._control = control
+        self._metrics = metrics
+        self._is_serving = False
+        self.directory_server = _native.directory_server(control.host, control.advertise, control.shard)
+        undo.callback(self.directory_server.close)
+        control.server.loop.serve_directory(self.directory_server)
+        self.channels = DirectoryChannels(control.handshakes.connect)
+        undo.callback(self.channels.close)
+        self.directory = DirectoryClient(
+            own_key=own_key,
+            shard=control.shard,
+            client=control.client,
+            channels=self.channels,
+            replicas=config.replicas,
+            metrics=metrics,
+        )
+
+    def serve(
+        self,
+        boot: int,
+        view: Callable[[], View],
+        transports: Sequence[Transport],
+        registrations: Registrations,
+        peers: PeerConnections,
+        devices: DeviceMemory,
+        undo: ExitStack,
+    ) -> None:
+        """Make the pool, let peers read it, and begin to answer calls and announce what is published."""
+        config = self._config
+        has_disk = bool(config.disk_nbytes)
+        pool_nbytes = -(-config.pool_nbytes // _GRANULE) * _GRANULE
+        self.pool = Pool(pool_nbytes, granule=_GRANULE, owner=self._own_key, boot=boot, has_disk=has_disk)
+        undo.callback(self.pool.close)
+        self.tier = self._open_disk(boot, undo) if has_disk else None
+        self._let_peers_read(transports, undo)
+        self.cache = PageCache(
+            namespace=Namespace(config.namespace),
+            pool=self.pool,
+            directory=self.directory,
+            peers=peers,
+            registrations=registrations,
+            shard=self._control.shard,
+            view=view,
+            own_key=self._own_key,
+            check_sums=config.verify == "checksum",
+            metrics=self._metrics,
+            devices=devices,
+            tier=self.tier,
+        )
+        undo.callback(self.cache.close)
+        self.announcer = Announcer(
+            self.pool, self.directory, self._metrics, self.tier, check_s=config.directory_check
+        )
+        self._is_serving = True
+        undo.callback(self.announcer.close)
+        self.announcer.start()
+        self.directory.on_missed = self.announcer.owe
+
+    def _open_disk(self, boot: int, undo: ExitStack) -> DiskTier:
+        tier = DiskTier(self._config, self.pool, own_key=self._own_key, boot=boot)
+        undo.callback(tier.close)
+        self._control.server.loop.serve_promotions(tier.native)
+        return tier
+
+    def _let_peers_read(self, transports: Sequence[Transport], undo: ExitStack) -> None:
+        regions: dict[str, bytes] = {}
+        for transport in transports:
+            region = transport.register_memory(self.pool, self.pool.address, self.pool.nbytes, readable=True)
+            undo.callback(region.close)
+            regions[transport.name] = region.describe()
+        self._control.handshakes.serve(transports, regions)
+        undo.callback(self._control.handshakes.close)
+
+    def view_changed(self, new: View, gone: Sequence[Member]) -> None:
+        """Ask the members of ``new`` from now on; those that are ``gone``, or were restarted, have nothing."""
+        self.directory.set_view(new)
+        if self._is_serving:
+            for member in gone:
+                self.cache.locations.drop_owner(node_key(member.node_id))
+            self.announcer.ring_changed()
+
+    def rebooted(self, boot: int) -> None:
+        """Go on under a higher boot epoch: what is there is announced under it."""
+        if self._is_serving:  # before, the pool is made with the boot of that moment
+            if self.tier is not None:
+                self.tier.set_boot(boot)
+            else:
+                self.pool.set_boot(boot)
+            self.announcer.owe_everything()
+
+    def resurrected(self) -> None:
+        """Announce everything again: peers had dropped it."""
+        if self._is_serving:
+            self.announcer.owe_everything()
+
+    def interrupt(self) -> None:
+        """Stop announcing, and end what asks the directory."""
+        self.announcer.stop()
+        self._control.client.close()
+        self.channels.close()
+
+    def readings(self) -> dict[str, float]:
+        """Return what is counted, by the names of the metrics."""
+        pool, shard, directory = self.pool.stats(), self._control.shard.stats(), self.directory_server.stats()
+        return {
+            "p2pkv_pool_capacity_bytes": pool["capacity"],
+            "p2pkv_pool_used_bytes": pool["used"],
+            "p2pkv_pool_pinned_bytes": pool["pinned_bytes"],
+            "p2pkv_pool_pages": pool["pages"],
+            "p2pkv_stored_pages_total": pool["stored_pages"],
+            "p2pkv_evicted_pages_total": pool["evicted_pages"],
+            "p2pkv_no_room_pages_total": pool["no_room_pages"],
+            "p2pkv_dropped_evictions_total": pool["dropped_evictions"],
+            "p2pkv_shard_entries": shard["entries"],
+            "p2pkv_shard_tombstones": shard["tombstones"],
+            "p2pkv_shard_bytes": shard["nbytes"],
+            "p2pkv_directory_requests_total": directory["requests"],
+            "p2pkv_directory_channels": directory["channels"],
+            **(self.tier.readings() if self.tier is not None else {}),
+        }

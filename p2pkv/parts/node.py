@@ -1,0 +1,225 @@
+"""What a node is made of: built in order from a :class:`~p2pkv.config.Config`, closed in reverse, told of the view."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from p2pkv import transports
+from p2pkv.config import Config
+from p2pkv.control.counters import CountersServer
+from p2pkv.descriptors import raise_limit, require_descriptors
+from p2pkv.directory.membership.base import Identity, Listeners, Membership
+from p2pkv.directory.membership.control_network import ControlNetwork
+from p2pkv.directory.membership.embedded import EmbeddedMembership
+from p2pkv.directory.membership.static import StaticMembership
+from p2pkv.directory.membership.timing import Clock, Timing
+from p2pkv.directory.view import View, node_key
+from p2pkv.disk.boot_file import BootFile
+from p2pkv.disk.tier import disk_folder
+from p2pkv.lifetime import Gate
+from p2pkv.memory.registrar import Registrar
+from p2pkv.memory.registrations import Registrations
+from p2pkv.memory.staging import DeviceMemory
+from p2pkv.memory.staging import use_library as use_cuda_library
+from p2pkv.metrics import Metrics
+from p2pkv.offers.transfers import Transfers, start_offers
+from p2pkv.parts.cache import CacheParts
+from p2pkv.parts.control import ControlParts
+from p2pkv.peers.connections import PeerConnections
+from p2pkv.transports.base import Transport, TransportSettings
+from p2pkv.transports.native import native_ways
+from p2pkv.transports.ucx import use_library as use_ucx_library
+
+_log = logging.getLogger(__name__)
+
+_JOIN_S = 5.0
+
+
+class NodeParts:
+    """Everything that runs in a node."""
+
+    def __init__(
+        self, config: Config, gate: Gate, extra_transports: Sequence[Transport], clock: Clock, timing: Timing
+    ) -> None:
+        """Build, start and join; whatever fails, nothing is left running.
+
+        ``gate`` stands around the calls of :attr:`transfers`. ``extra_transports`` come before the configured ones, and
+        are closed with the rest.
+        """
+        self._config = config
+        self.own_key = node_key(config.node_id)
+        self.metrics_port: int | None = None
+        self._boot_file: BootFile | None = None
+        if config.disk_nbytes:
+            folder = disk_folder(config)
+            self._boot_file = BootFile(folder, config.node_id, makes_parents=config.disk_path is None)
+        with ExitStack() as undo:
+            self._build(undo, gate, extra_transports, clock, timing)
+            self._undo = undo.pop_all()
+
+    def _build(
+        self, undo: ExitStack, gate: Gate, extra_transports: Sequence[Transport], clock: Clock, timing: Timing
+    ) -> None:
+        config = self._config
+        if config.raise_nofile:
+            raise_limit()
+        require_descriptors()
+        self.metrics = Metrics()
+        undo.callback(self.metrics.close)
+        self.control = ControlParts(config, undo)
+        self._start_transports(undo, extra_transports)
+        self._serve_offers(undo, gate)
+        self._open_memory(undo)
+        self.caching = (
+            CacheParts(config, self.own_key, self.control, self.metrics, undo) if config.pool_nbytes else None
+        )
+        """None where ``pool_size`` is 0: such a node makes and takes offers, and has no pages and no shard."""
+        self.membership = self._join(undo, clock, timing)
+        boot = self.membership.boot_epoch
+        self.offers.announce(self.own_key, boot)
+        if self.caching is not None:
+            self.caching.serve(
+                boot,
+                self.membership.view,
+                self.transports,
+                self.registrations,
+                self.peers,
+                self.devices,
+                undo,
+            )
+        if self.membership.boot_epoch != boot:
+            self._rebooted(self.membership.boot_epoch)
+        self.metrics.watch(self._readings)
+        undo.callback(CountersServer(self.control.server.loop, self.metrics.counters).close)
+        if config.metrics_port is not None:
+            self.metrics_port = self.metrics.serve(self.control.host, config.metrics_port)
+
+    def _start_transports(self, undo: ExitStack, extra_transports: Sequence[Transport]) -> None:
+        config = self._config
+        wanted = "auto" if config.transport_names == ("auto",) else config.transport_names
+        use_ucx_library(config.ucx_library)
+        use_cuda_library(config.cuda_library)
+        started = transports.create(
+            wanted,
+            TransportSettings(
+                host=self.control.host,
+                advertise=self.control.advertise,
+                registered_nbytes=config.registered_nbytes,
+                verbs_devices=tuple(config.verbs_devices),
+                ucx_trust_network=bool(config.ucx_trust_network),
+            ),
+        )
+        self.transports = [*extra_transports, *started]
+        for transport in self.transports:
+            undo.callback(transport.close)
+
+    def _serve_offers(self, undo: ExitStack, gate: Gate) -> None:
+        control = self.control
+        self.offers = start_offers(
+            self._config, native_ways(self.transports), host=control.host, advertise=control.advertise
+        )
+        undo.callback(self.offers.close)
+        control.server.loop.serve_transfers(self.offers)
+        self.transfers = Transfers(
+            self.offers, control.handshakes.connect, lambda: self.membership.view(), gate, self._config
+        )
+        """Offers and pulls of registered memory, from one named node to another."""
+
+    def _open_memory(self, undo: ExitStack) -> None:
+        self.registrations = Registrations(self.transports, self.offers)
+        undo.callback(self.registrations.close)
+        self.peers = PeerConnections(self.transports, self.control.handshakes.connect, self.metrics)
+        undo.callback(self.peers.close)
+        self.devices = DeviceMemory(self.registrations, self._config.device_staging_nbytes)
+        undo.callback(self.devices.close)
+        self.registrar = Registrar(self.registrations, self.devices)
+
+    def _join(self, undo: ExitStack, clock: Clock, timing: Timing) -> Membership:
+        config, caching = self._config, self.caching
+        confirmed = {} if caching is None else {"on_confirmed": caching.directory.confirm_view}
+        engine = EmbeddedMembership if config.membership == "embedded" else StaticMembership
+        membership = engine(
+            ControlNetwork(self.control.server, self.control.gossip),
+            Identity(
+                config.node_id,
+                self.peers.domains,
+                weight=0.0 if caching is None else 1.0,
+                cluster=config.cluster,
+                last_boot_epoch=self._boot_file.read() if self._boot_file is not None else 0,
+            ),
+            join=config.join_addresses,
+            listeners=Listeners(
+                on_change=self._view_changed,
+                on_resurrected=self._resurrected,
+                on_expelled=self._expelled,
+                on_reboot=self._rebooted,
+                on_claimed=self._remember_boot,
+                **confirmed,
+            ),
+            clock=clock,
+            timing=timing,
+        )
+        undo.callback(membership.close)
+        membership.start(_JOIN_S)
+        return membership
+
+    def interrupt(self) -> None:
+        """Let the calls under way end at once, with misses or ClosedError."""
+        if self.caching is not None:
+            self.caching.interrupt()
+        self.control.client.close()
+        self.peers.interrupt()
+        self.devices.interrupt()
+        self.offers.close()
+
+    def close(self) -> None:
+        """Leave the cluster and release everything; no call may be under way."""
+        self._undo.close()
+
+    def _readings(self) -> dict[str, float]:
+        return {
+            "p2pkv_members": len(self.membership.view().present()),
+            **self.control.readings(),
+            **(self.caching.readings() if self.caching is not None else {}),
+            **self.membership.counters(),
+            **self.offers.readings(),
+            **self.devices.readings(),
+        }
+
+    # --- what the membership engine's thread says ---
+
+    def _view_changed(self, old: View, new: View) -> None:
+        gone = [
+            member
+            for member in old.present()
+            if (now := new.get(member.node_id)) is None
+            or not now.is_present
+            or now.boot_epoch != member.boot_epoch
+        ]
+        if self.caching is not None:
+            self.caching.view_changed(new, gone)
+        self.peers.set_view(new)
+        self.transfers.set_view(old, new)
+        for member in gone:
+            self.control.forget(member.address)
+
+    def _resurrected(self) -> None:
+        if self.caching is not None:
+            self.caching.resurrected()
+
+    def _remember_boot(self, boot: int) -> None:
+        if self._boot_file is not None:
+            self._boot_file.write(boot)
+
+    def _rebooted(self, boot: int) -> None:
+        self._remember_boot(boot)
+        self.offers.announce(self.own_key, boot)
+        if self.caching is not None:
+            self.caching.rebooted(boot)
+
+    def _expelled(self, reason: str) -> None:
+        _log.error("node %s is no member of its cluster any more: %s", self._config.node_id, reason)
+        # Nobody is told of a page any more, so that no publish is taken for one; and nobody is asked.
+        self._view_changed(self.membership.view(), View())
