@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from p2pkv import plugins
 from p2pkv.address import is_loopback, split_address
 from p2pkv.errors import ConfigError
 
@@ -39,6 +40,8 @@ ENGINE_ROLES = ("", "prefill", "decode", "both")
 """Empty: what the engine's own settings say."""
 MAX_NODE_ID = 128
 MIN_POOL_SIZE = 64 * 1024
+MEMBERSHIP_ENGINES = ("embedded", "static")
+"""Those of p2pkv; others come from packages."""
 MAX_SIZE = 2**60
 MAX_REPLICAS = 8
 MIN_STAGING_SIZE = 1 << 16
@@ -78,7 +81,8 @@ class Config:
     join: tuple[str, ...] | list[str] | str = ()
     """Addresses ``HOST:PORT`` of nodes to meet; a list or a comma-separated string."""
     membership: str = "embedded"
-    """``embedded`` (gossip, nothing to install) or ``static`` (exactly the nodes named in ``join``)."""
+    """``embedded`` (gossip, nothing to install), ``static`` (exactly the nodes named in ``join``), or the name of an
+    engine that another package provides."""
     secret_file: str | None = None
     """The cluster's secret, mode 0600. Without one a private one is made and the node stays on loopback."""
     transports: tuple[str, ...] | list[str] | str = "auto"
@@ -184,7 +188,9 @@ class Config:
             raise ConfigError(
                 f"cluster must be 1 to {MAX_NODE_ID} bytes of printable characters, not {_shown(self.cluster)}"
             )
-        _check_choice("membership", self.membership, ("embedded", "static"))
+        if self.membership not in MEMBERSHIP_ENGINES:
+            engines = (*MEMBERSHIP_ENGINES, *plugins.names(plugins.MEMBERSHIP))
+            _check_choice("membership", self.membership, engines)
         _check_choice("verify", self.verify, ("generation", "checksum"))
         _check_choice("engine_role", self.engine_role, ENGINE_ROLES)
         for name in ("pool_size", "disk_size"):

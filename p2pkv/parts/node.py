@@ -12,8 +12,7 @@ from p2pkv.control.counters import CountersServer
 from p2pkv.descriptors import raise_limit, require_descriptors
 from p2pkv.directory.membership.base import Identity, Listeners, Membership
 from p2pkv.directory.membership.control_network import ControlNetwork
-from p2pkv.directory.membership.embedded import EmbeddedMembership
-from p2pkv.directory.membership.static import StaticMembership
+from p2pkv.directory.membership.engines import engine_class
 from p2pkv.directory.membership.timing import Clock, Timing
 from p2pkv.directory.view import View, node_key
 from p2pkv.disk.boot_file import BootFile
@@ -51,6 +50,7 @@ class NodeParts:
         self._config = config
         self.own_key = node_key(config.node_id)
         self.metrics_port: int | None = None
+        self._engine = engine_class(config.membership)
         self._boot_file: BootFile | None = None
         if config.disk_nbytes:
             folder = disk_folder(config)
@@ -139,8 +139,7 @@ class NodeParts:
     def _join(self, undo: ExitStack, clock: Clock, timing: Timing) -> Membership:
         config, caching = self._config, self.caching
         confirmed = {} if caching is None else {"on_confirmed": caching.directory.confirm_view}
-        engine = EmbeddedMembership if config.membership == "embedded" else StaticMembership
-        membership = engine(
+        membership = self._engine(
             ControlNetwork(self.control.server, self.control.gossip),
             Identity(
                 config.node_id,

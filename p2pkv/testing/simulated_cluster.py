@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
+from typing import Protocol
 
 from p2pkv.directory.membership.base import Identity, Listeners
-from p2pkv.directory.membership.embedded import EmbeddedMembership
-from p2pkv.directory.membership.static import StaticMembership
 from p2pkv.directory.membership.timing import Timing
 from p2pkv.directory.view import DEFAULT_CLUSTER, State, View
-from p2pkv.testing.simulated_network import SimulatedNetwork, Simulation
+from p2pkv.testing.simulated_network import Engine, SimulatedNetwork, Simulation
 
-EngineClass = type[EmbeddedMembership] | type[StaticMembership]
+
+class SimulatedEngine(Engine, Protocol):
+    """A :class:`~p2pkv.directory.membership.base.Membership` that can be run without its thread."""
+
+    @property
+    def boot_epoch(self) -> int:
+        """The boot epoch of its node."""
+
+    def view(self) -> View:
+        """Return what it believes."""
+
+
+EngineClass = Callable[..., SimulatedEngine]
+"""Made as :class:`~p2pkv.directory.membership.base.Membership` says; of p2pkv or of another package."""
 
 
 class SimulatedNode:
@@ -21,7 +33,7 @@ class SimulatedNode:
     def __init__(self, network: SimulatedNetwork, node_id: str) -> None:
         self.network = network
         self.node_id = node_id
-        self.engine: EmbeddedMembership | StaticMembership
+        self.engine: SimulatedEngine
         self.changes: list[tuple[View, View]] = []
         self.died: dict[str, float] = {}
         """When this node last took which other off its ring."""

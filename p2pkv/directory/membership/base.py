@@ -15,8 +15,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Protocol
 
+from p2pkv.directory.membership.timing import Clock, Timing
 from p2pkv.directory.view import DEFAULT_CLUSTER, View
 from p2pkv.transports.base import Resource
 
@@ -114,6 +116,24 @@ class Listeners:
 
 class Membership(Resource):
     """One node's part in the cluster, from ``start`` to ``close``."""
+
+    @abstractmethod
+    def __init__(
+        self,
+        network: Network,
+        identity: Identity,
+        *,
+        join: Sequence[str],
+        listeners: Listeners | None = None,
+        clock: Clock | None = None,
+        timing: Timing | None = None,
+        random: Random | None = None,
+    ) -> None:
+        """Keep all this for ``start``; ask nobody yet.
+
+        ``join`` are the configured addresses. Whoever tests an engine gives it a ``clock``, a ``timing`` and a source
+        of random numbers; an engine that has no use for them ignores them.
+        """
 
     @abstractmethod
     def start(self, deadline_s: float) -> None:

@@ -1,0 +1,39 @@
+"""What other packages add to p2pkv: transports and membership engines, each found by an entry point.
+
+A package names its class in its ``pyproject.toml``, and p2pkv knows it by that name once the package is installed::
+
+    [project.entry-points."p2pkv.membership"]
+    consul = "p2pkv_consul:ConsulMembership"
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import TypeVar
+
+MEMBERSHIP = "p2pkv.membership"
+"""The group of membership engines, subclasses of :class:`p2pkv.directory.membership.base.Membership`."""
+
+T = TypeVar("T")
+
+
+def names(group: str) -> list[str]:
+    """Return the names that installed packages add to ``group``, sorted. Imports none of them."""
+    return sorted({point.name for point in entry_points(group=group)})
+
+
+def load(group: str, name: str, base: type[T]) -> type[T]:
+    """Import the class that a package added to ``group`` as ``name``.
+
+    Raises ``LookupError``, with one sentence that says why, if there is none, if it can't be imported, or if it is no
+    subclass of ``base``.
+    """
+    for point in entry_points(group=group, name=name):
+        try:
+            found = point.load()
+        except (ImportError, AttributeError) as error:
+            raise LookupError(f"its package can't be loaded: {error}") from error
+        if not (isinstance(found, type) and issubclass(found, base)):
+            raise LookupError(f"{point.value} is not a {base.__module__}.{base.__qualname__}")
+        return found
+    raise LookupError("no package provides it")
