@@ -47,3 +47,10 @@ def test_every_target_of_make_that_a_page_names_is_one() -> None:
     for page in [*PAGES, ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         named = set(re.findall(r"(?:`|^)make ([a-z][a-z-]*)", page.read_text(), re.MULTILINE))
         assert named <= targets, f"{page.name} names targets that the Makefile lacks: {named - targets}"
+
+
+def test_continuous_integration_runs_what_anybody_can_run() -> None:
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    assert re.findall(r"run: (.*)", workflow) == ["sudo .ci/run"]
+    assert "cache" not in re.sub(r"#.*", "", workflow)
+    assert (ROOT / ".ci/run").stat().st_mode & 0o111
