@@ -49,6 +49,17 @@ def test_every_target_of_make_that_a_page_names_is_one() -> None:
         assert named <= targets, f"{page.name} names targets that the Makefile lacks: {named - targets}"
 
 
+def test_git_runs_the_checks_of_make_check_before_a_commit() -> None:
+    recipe = re.search(r"^check:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe is not None
+    hooks = re.findall(r"entry: \.venv/bin/(.*)", (ROOT / ".pre-commit-config.yaml").read_text())
+    checks = re.compile(r"(ruff format|ruff check|mypy|clang-format)((?: --[\w-]+)*)")
+    assert [checks.findall(line) for line in recipe[1].splitlines()] == [
+        checks.findall(hook) for hook in hooks
+    ]
+    assert all(checks.findall(hook) for hook in hooks)
+
+
 def test_continuous_integration_runs_what_anybody_can_run() -> None:
     workflow = (ROOT / ".github/workflows/ci.yml").read_text()
     assert re.findall(r"run: (.*)", workflow) == ["sudo .ci/run"]
