@@ -101,7 +101,7 @@ def test_the_page_agrees_with_the_code() -> None:
         ("config ~~~ page", "config ~~~ helpers ~~~ page", "helpers is drawn 1 times, and is not a room"),
         ("cache ~~~ offers ~~~ bench", "cache ~~~ net ~~~ bench", "net is drawn 2 times"),
         ("moving --> cluster", "cluster --> moving", "should lead from floor to floor"),
-        ("  view -->", "  disk --> cache\n  view -->", "should lead from floor to floor"),
+        ("  entry -->", "  disk --> cache\n  entry -->", "should lead from floor to floor"),
         ("| `peers` |", "| `friends` |", "the table has friends"),
         ("| `base` |", "| |", "the table lacks base"),
         ("`Shard::put`, ", "", "the table does not say where Shard::put is"),
