@@ -10,7 +10,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from p2pkv._native import SharedRegion
     from p2pkv.config import Config
+    from p2pkv.directory.view import Member, State
     from p2pkv.errors import (
         ClosedError,
         ConfigError,
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
         UsageError,
         VersionError,
     )
+    from p2pkv.memory.registered import Memory
     from p2pkv.node import Node
     from p2pkv.page import Outcome, Pieces
+    from p2pkv.peers.connections import PeerTraffic
 
 __all__ = [
     "ClosedError",
@@ -34,12 +38,17 @@ __all__ = [
     "ControlError",
     "DeviceError",
     "DuplicateNodeError",
+    "Member",
     "MembershipError",
+    "Memory",
     "Node",
     "NotRegisteredError",
     "Outcome",
     "P2PKVError",
+    "PeerTraffic",
     "Pieces",
+    "SharedRegion",
+    "State",
     "TransportError",
     "UsageError",
     "VersionError",
@@ -47,9 +56,14 @@ __all__ = [
 
 _HOMES = {
     "Config": "config",
+    "Member": "directory.view",
+    "Memory": "memory.registered",
     "Node": "node",
     "Outcome": "page",
+    "PeerTraffic": "peers.connections",
     "Pieces": "page",
+    "SharedRegion": "_native",
+    "State": "directory.view",
 }
 """The modules of the public names that are not errors."""
 

@@ -462,16 +462,26 @@ class DiskStore:
 
 @final
 class SharedRegion:
+    """Memory that processes of this host and user can map to read it: a sealed memfd. It goes with its last reference.
+
+    Public as ``p2pkv.SharedRegion``.
+    """
+
     @staticmethod
-    def create(nbytes: int) -> SharedRegion: ...
+    def create(nbytes: int) -> SharedRegion:
+        """Make one of ``nbytes``, all touched; raise ``OSError`` if the memory is not to be had."""
+
     @property
     def address(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
     @property
-    def fd(self) -> int: ...
+    def fd(self) -> int:
+        """The memfd. It stays this object's."""
+
     @property
-    def array(self) -> NDArray[np.uint8]: ...
+    def array(self) -> NDArray[np.uint8]:
+        """``(nbytes,)``, writable; keeps this object alive."""
 
 @final
 class MemoryRegion:

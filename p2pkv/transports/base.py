@@ -76,7 +76,7 @@ class Resource(ABC):
 
 @runtime_checkable
 class FdBacked(Protocol):
-    """Memory that other processes of this host can map, as ``p2pkv._native.SharedRegion`` is."""
+    """Memory that other processes of this host can map, as ``p2pkv.SharedRegion`` is."""
 
     @property
     def fd(self) -> int: ...

@@ -40,7 +40,7 @@ BELOW = {
     "parts": "_native address cache config control descriptors directory disk lifetime memory metrics offers page "
     "peers pool transports",
     "node": "arrays cache config directory errors lifetime memory page parts peers transports",
-    "__init__": "config errors node page",
+    "__init__": "_native config directory errors memory node page peers",
     "testing": "_native control directory errors transports",
     "instances": "address config control errors",
     "integrations": "_native address config errors instances memory metrics node offers page transfers",
