@@ -84,23 +84,23 @@ bool Inbox::take_offer(const std::shared_ptr<Incoming>& incoming, uint64_t ask, 
   incoming->request = request;
   incoming_[key] = incoming;
   request->live[incoming->first_row] = incoming;
-  auto& lane = request->lanes[incoming->link->id()];
-  if (!lane) {
+  auto& backlog = request->backlogs[incoming->link->id()];
+  if (!backlog) {
     auto& puller = pullers_[incoming->link->id()];
     if (!puller) puller = std::make_shared<Puller>(incoming->link, options_.ways, n_fallbacks_);
-    lane = std::make_shared<Lane>();
-    lane->request = request;
-    lane->puller = puller;
+    backlog = std::make_shared<Backlog>();
+    backlog->request = request;
+    backlog->puller = puller;
   }
-  lane->waiting.push_back(incoming);
-  queue(lane);
+  backlog->waiting.push_back(incoming);
+  queue(backlog);
   return true;
 }
 
-void Inbox::queue(const std::shared_ptr<Lane>& lane) {
-  if (lane->is_queued || lane->is_running || lane->waiting.empty()) return;
-  lane->is_queued = true;
-  lane->puller->queue([this, lane] { pull(lane); });
+void Inbox::queue(const std::shared_ptr<Backlog>& backlog) {
+  if (backlog->is_queued || backlog->is_running || backlog->waiting.empty()) return;
+  backlog->is_queued = true;
+  backlog->puller->queue([this, backlog] { pull(backlog); });
 }
 
 // Forgets an offer. Nothing may write to its block any more.
@@ -114,9 +114,10 @@ void Inbox::end(Incoming& incoming) {
     const auto live = request->live.find(incoming.first_row);
     if (live != request->live.end() && live->second.get() == &incoming) request->live.erase(live);
     std::erase_if(request->stored, [&](const auto& stored) { return stored.get() == &incoming; });
-    const auto lane = request->lanes.find(incoming.link->id());
-    if (lane != request->lanes.end()) {
-      std::erase_if(lane->second->waiting, [&](const auto& waiting) { return waiting.get() == &incoming; });
+    const auto backlog = request->backlogs.find(incoming.link->id());
+    if (backlog != request->backlogs.end()) {
+      std::erase_if(backlog->second->waiting,
+                    [&](const auto& waiting) { return waiting.get() == &incoming; });
     }
   }
   const auto known = incoming_.find(key);
@@ -126,7 +127,7 @@ void Inbox::end(Incoming& incoming) {
 
 void Inbox::drop_unused(const std::shared_ptr<Request>& request) {
   if (request->grant || !request->live.empty()) return;
-  request->lanes.clear();
+  request->backlogs.clear();
   const auto put = requests_.find(request->name);
   if (put != requests_.end() && put->second == request) requests_.erase(put);
   asks_.erase(request->ask);

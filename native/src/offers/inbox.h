@@ -64,7 +64,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   struct Request;
   struct Incoming;
   struct StoredRow;
-  struct Lane;
+  struct Backlog;
   struct Batch;
   using Clock = Deadline::Clock;
   using Jobs = std::vector<std::pair<std::shared_ptr<PullJob>, std::shared_ptr<Puller>>>;
@@ -92,14 +92,14 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   void end(Incoming& incoming);
   void fail_rows(Incoming& incoming, RowStatus status);
   void drop_unused(const std::shared_ptr<Request>& request);
-  void queue(const std::shared_ptr<Lane>& lane);
+  void queue(const std::shared_ptr<Backlog>& backlog);
 
   // inbox_pulls.cc
-  void pull(const std::shared_ptr<Lane>& lane);
-  bool fill(Batch& batch, Lane& lane);
+  void pull(const std::shared_ptr<Backlog>& backlog);
+  bool fill(Batch& batch, Backlog& backlog);
   bool place(Batch& batch, const std::shared_ptr<Incoming>& incoming);
   void match(Incoming& incoming, Granted& grant, std::vector<std::pair<size_t, size_t>>* rows);
-  void conclude(Batch& batch, Lane& lane, std::string* reports, uint32_t* n_reports);
+  void conclude(Batch& batch, Backlog& backlog, std::string* reports, uint32_t* n_reports);
   void conclude_one(Batch& batch, const std::shared_ptr<Incoming>& incoming, std::string* reports,
                     uint32_t* n_reports);
   void prove(const std::shared_ptr<Incoming>& incoming, bool is_valid);

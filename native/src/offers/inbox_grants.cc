@@ -85,7 +85,7 @@ std::shared_ptr<Inbox::Granted> Inbox::add_grant(const std::shared_ptr<Request>&
     close_grant(*grant, RowStatus::kCanceled);
     return grant;
   }
-  for (const auto& [link, lane] : request->lanes) queue(lane);
+  for (const auto& [link, backlog] : request->backlogs) queue(backlog);
   return grant;
 }
 
@@ -114,10 +114,10 @@ void Inbox::close_grant(Granted& grant, RowStatus reason) {
       wire::append(body, request->ask);
       if (request->from) request->from->post(Kind::kAskEnd, 0, 1, body);
       // What the producer offered stays with it. What is being proven is its answer's to end.
-      // Ending the last of it clears the lanes, so they can't be walked meanwhile.
+      // Ending the last of it clears the backlogs, so they can't be walked meanwhile.
       std::vector<std::shared_ptr<Incoming>> waiting;
-      for (const auto& [link, lane] : request->lanes) {
-        waiting.insert(waiting.end(), lane->waiting.begin(), lane->waiting.end());
+      for (const auto& [link, backlog] : request->backlogs) {
+        waiting.insert(waiting.end(), backlog->waiting.begin(), backlog->waiting.end());
       }
       for (const auto& incoming : waiting) end(*incoming);
     }

@@ -63,13 +63,13 @@ struct Inbox::Request {
   uint64_t ask = 0;            // 0: they are put
   std::shared_ptr<Link> from;  // that is asked
   std::shared_ptr<Granted> grant;
-  std::map<uint64_t, std::shared_ptr<Lane>> lanes;     // by link
-  std::map<uint32_t, std::shared_ptr<Incoming>> live;  // by first row; they don't overlap
+  std::map<uint64_t, std::shared_ptr<Backlog>> backlogs;  // by link
+  std::map<uint32_t, std::shared_ptr<Incoming>> live;     // by first row; they don't overlap
   std::vector<std::shared_ptr<Incoming>> stored;
 };
 
 // The offers of one peer for one request that wait for their pull, in the order in which they were made.
-struct Inbox::Lane {
+struct Inbox::Backlog {
   std::weak_ptr<Request> request;
   std::shared_ptr<Puller> puller;
   std::deque<std::shared_ptr<Incoming>> waiting;
@@ -116,7 +116,7 @@ struct Inbox::Incoming {
   static uint64_t padded(uint64_t length) { return StagingArea::padded(length); }
 };
 
-// One read: rows of several offers of a lane.
+// One read: rows of several offers of a backlog.
 struct Inbox::Batch {
   std::shared_ptr<Request> request;
   std::shared_ptr<Granted> grant;  // null: into the store

@@ -7,7 +7,7 @@
 namespace p2pkv::offers {
 namespace {
 
-// Of one turn of a lane; then others of the same peer get theirs.
+// Of one turn of a backlog; then others of the same peer get theirs.
 constexpr uint64_t kBatchBytes = 32 << 20;
 constexpr size_t kBatchOffers = 512;
 // Below what a message may have.
@@ -21,58 +21,58 @@ RowStatus to_row_status(const PullRow& row) {
 
 }  // namespace
 
-void Inbox::pull(const std::shared_ptr<Lane>& lane) {
+void Inbox::pull(const std::shared_ptr<Backlog>& backlog) {
   Batch batch;
   std::string reports;
   uint32_t n_reports = 0;
   bool has_rows;
   {
     const std::lock_guard lock(mutex_);
-    lane->is_queued = false;
-    batch.request = lane->request.lock();
-    if (is_closed_ || !batch.request || lane->waiting.empty()) return;
-    has_rows = fill(batch, *lane);
-    lane->is_running = has_rows;
-    if (!has_rows) conclude(batch, *lane, &reports, &n_reports);
+    backlog->is_queued = false;
+    batch.request = backlog->request.lock();
+    if (is_closed_ || !batch.request || backlog->waiting.empty()) return;
+    has_rows = fill(batch, *backlog);
+    backlog->is_running = has_rows;
+    if (!has_rows) conclude(batch, *backlog, &reports, &n_reports);
   }
   const auto link = batch.offers.empty() && batch.at_once.empty()
                         ? nullptr
                         : (batch.offers.empty() ? batch.at_once : batch.offers).front()->link;
   if (has_rows) {
     if (batch.is_for_devices) {
-      landing_of_devices()->read(lane->puller->reader(), batch.rows, batch.grant->point.get(), batch.deadline,
-                                 *batch.job);
+      landing_of_devices()->read(backlog->puller->reader(), batch.rows, batch.grant->point.get(),
+                                 batch.deadline, *batch.job);
     } else {
-      lane->puller->reader().read(batch.rows, batch.deadline, *batch.job);
+      backlog->puller->reader().read(batch.rows, batch.deadline, *batch.job);
     }
     load_fence();  // the report says that the last byte is here
     const std::lock_guard lock(mutex_);
-    conclude(batch, *lane, &reports, &n_reports);
+    conclude(batch, *backlog, &reports, &n_reports);
   }
   const bool is_told = n_reports == 0 || link->post(Kind::kPulled, 0, n_reports, reports);
   // Told of the loss of the link were those that were proven already.
   if (!is_told || (link && link->is_lost())) lost(*link);
   const std::lock_guard lock(mutex_);
-  lane->is_running = false;
+  backlog->is_running = false;
   // Only what had its turn makes room for more; the rest waits for a grant.
-  if (!is_closed_ && (has_rows || n_reports > 0)) queue(lane);
+  if (!is_closed_ && (has_rows || n_reports > 0)) queue(backlog);
 }
 
 // Takes the offers that can be placed, in their order. False if there is nothing to read.
-bool Inbox::fill(Batch& batch, Lane& lane) {
+bool Inbox::fill(Batch& batch, Backlog& backlog) {
   batch.grant = batch.request->grant;
   if (batch.request->ask != 0 && !batch.grant) return false;  // nobody waits for it any more
   bool is_first = true;
   size_t n_report_bytes = 0;
-  while (!lane.waiting.empty() && batch.nbytes < kBatchBytes && batch.offers.size() < kBatchOffers &&
+  while (!backlog.waiting.empty() && batch.nbytes < kBatchBytes && batch.offers.size() < kBatchOffers &&
          n_report_bytes < kReportBytes) {
-    const auto incoming = lane.waiting.front();
+    const auto incoming = backlog.waiting.front();
     if (incoming->lease.passed()) {
       end(*incoming);
       continue;
     }
     if (!place(batch, incoming)) break;
-    if (!lane.waiting.empty() && lane.waiting.front() == incoming) lane.waiting.pop_front();
+    if (!backlog.waiting.empty() && backlog.waiting.front() == incoming) backlog.waiting.pop_front();
     n_report_bytes += sizeof(PulledRecord) + incoming->rows.size();
     // The report of the whole batch comes before the first of its leases ends.
     if (is_first || incoming->lease.at() < batch.deadline.at()) batch.deadline = incoming->lease;
@@ -82,9 +82,9 @@ bool Inbox::fill(Batch& batch, Lane& lane) {
   if (batch.grant) {
     if (batch.grant->deadline.at() < batch.deadline.at()) batch.deadline = batch.grant->deadline;
     begin_writing(*batch.grant);
-    batch.grant->jobs.emplace_back(batch.job, lane.puller);
+    batch.grant->jobs.emplace_back(batch.job, backlog.puller);
   }
-  jobs_.emplace(batch.job, lane.puller);
+  jobs_.emplace(batch.job, backlog.puller);
   return true;
 }
 
@@ -156,8 +156,8 @@ void Inbox::match(Incoming& incoming, Granted& grant, std::vector<std::pair<size
 }
 
 // Takes what became of a batch's rows, and reports what the producer is to know.
-void Inbox::conclude(Batch& batch, Lane& lane, std::string* reports, uint32_t* n_reports) {
-  jobs_.erase({batch.job, lane.puller});
+void Inbox::conclude(Batch& batch, Backlog& backlog, std::string* reports, uint32_t* n_reports) {
+  jobs_.erase({batch.job, backlog.puller});
   for (size_t i = 0; i < batch.rows.size(); ++i) {
     const auto [number, row] = batch.places[i];
     batch.offers[number]->statuses[row] = to_row_status(batch.rows[i]);
