@@ -8,7 +8,7 @@ namespace p2pkv::offers {
 
 bool Inbox::start_landing(std::shared_ptr<Landing> landing, const std::shared_ptr<cuda::Device>& device,
                           std::string* error) {
-  if (!store_.lock_for(device, error)) return false;
+  if (!buffers_.lock_for(device, error)) return false;
   const std::lock_guard lock(landing_mutex_);
   landing_ = std::move(landing);
   return true;
@@ -306,11 +306,11 @@ void Inbox::close() {
   incoming_.clear();
   requests_.clear();
   asks_.clear();
-  store_.close();
+  buffers_.close();
 }
 
 std::vector<Transfers::Reading> Inbox::readings() {
-  auto readings = store_.readings();
+  auto readings = buffers_.readings();
   const auto landing = landing_of_devices();
   readings.emplace_back("p2pkv_staged_to_device_bytes_total", landing ? landing->n_bytes() : 0);
   readings.emplace_back("p2pkv_incoming_staging_used_bytes", landing ? landing->area().used_nbytes() : 0);

@@ -1,7 +1,8 @@
 // The receiver's side: offers that came, where their rows are to go, and pulling them.
 //
-// An offer waits until there is a grant for its request, or room in the store; then a thread of its peer's
-// Puller reads the rows, and they count once the producer has answered that the offer was valid all the time.
+// An offer waits until there is a grant for its request, or room in the receive buffers; then a thread of its
+// peer's Puller reads the rows, and they count once the producer has answered that the offer was valid all
+// the time.
 #pragma once
 
 #include <condition_variable>
@@ -21,8 +22,8 @@
 #include "offers/memories.h"
 #include "offers/offer_messages.h"
 #include "offers/puller.h"
+#include "offers/receive_buffers.h"
 #include "offers/shares.h"
-#include "offers/store.h"
 #include "offers/transfers.h"
 
 namespace p2pkv::offers {
@@ -30,7 +31,7 @@ namespace p2pkv::offers {
 class Inbox : public std::enable_shared_from_this<Inbox> {
  public:
   explicit Inbox(const Transfers::Options& options) : options_(options) {}
-  bool start(std::string* error) { return store_.start(options_, error); }
+  bool start(std::string* error) { return buffers_.start(options_, error); }
   // Rows for devices go through this from now on; called once. False, with the reason in `error`: the memory
   // for rows that come before their grant can't be page-locked.
   bool start_landing(std::shared_ptr<Landing> landing, const std::shared_ptr<cuda::Device>& device,
@@ -105,7 +106,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   void prove(const std::shared_ptr<Incoming>& incoming, bool is_valid);
 
   const Transfers::Options options_;
-  Store store_;
+  ReceiveBuffers buffers_;
   // A row takes 25 bytes: some ten million rows that wait for their grants.
   const std::shared_ptr<Shares> shares_ = std::make_shared<Shares>(256 << 20);
   std::atomic<uint64_t> n_fallbacks_{0};

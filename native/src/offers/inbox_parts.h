@@ -5,7 +5,7 @@
 
 namespace p2pkv::offers {
 
-// A row that lies in the store and is to be copied to its place in a grant.
+// A row that lies in the receive buffers and is to be copied to its place in a grant.
 struct Inbox::StoredRow {
   std::shared_ptr<Incoming> incoming;
   size_t row;
@@ -46,7 +46,7 @@ class Inbox::Granted final : public Grant, public std::enable_shared_from_this<I
   std::vector<uint8_t> is_taken;  // by an offer that is pulled or proven now; no other may write to it
   size_t n_pending;
   size_t n_writing = 0;           // pulls and copies under way
-  std::deque<StoredRow> to_copy;  // claimed from the store; of an open grant only
+  std::deque<StoredRow> to_copy;  // claimed from the receive buffers; of an open grant only
   bool is_copying = false;        // by a call; one at a time
   bool has_news = true;           // something was stored, or left to be copied, since it was looked for
   std::atomic<bool> is_closed = false;
@@ -119,7 +119,7 @@ struct Inbox::Incoming {
 // One read: rows of several offers of a backlog.
 struct Inbox::Batch {
   std::shared_ptr<Request> request;
-  std::shared_ptr<Granted> grant;  // null: into the store
+  std::shared_ptr<Granted> grant;  // null: into the receive buffers
   std::vector<std::shared_ptr<Incoming>> offers;
   std::vector<PullRow> rows;
   std::vector<std::pair<size_t, size_t>> places;   // of each row: its offer, and its number there

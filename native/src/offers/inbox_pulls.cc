@@ -109,7 +109,7 @@ bool Inbox::place(Batch& batch, const std::shared_ptr<Incoming>& incoming) {
     }
     incoming->into = batch.grant;
   } else {
-    incoming->block = store_.allocate(incoming->padded_nbytes, &incoming->is_in_pool);
+    incoming->block = buffers_.allocate(incoming->padded_nbytes, &incoming->is_in_pool);
     if (!incoming->block) {
       n_parked_offers_ += incoming->is_parked ? 0 : 1;
       incoming->is_parked = true;

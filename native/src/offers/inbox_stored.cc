@@ -1,5 +1,5 @@
-// Rows that came before their grant did: copied from the store by whoever looks after the grant, in pieces,
-// so that a call ends by its deadline and the next one goes on where it stopped.
+// Rows that came before their grant did: copied from the receive buffers by whoever looks after the grant, in
+// pieces, so that a call ends by its deadline and the next one goes on where it stopped.
 #include <algorithm>
 
 #include "base/copy.h"

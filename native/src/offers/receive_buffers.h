@@ -68,7 +68,7 @@ class Block {
 };
 
 // Thread-safe.
-class Store {
+class ReceiveBuffers {
  public:
   bool start(const Transfers::Options& options, std::string* error);
   // Room in the buffer, else in the pool, else null.

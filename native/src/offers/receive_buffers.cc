@@ -1,4 +1,4 @@
-#include "offers/store.h"
+#include "offers/receive_buffers.h"
 
 #include <sys/mman.h>
 
@@ -75,7 +75,7 @@ uint64_t Arena::used_nbytes() {
   return (buddy_.n_granules() - uint64_t{buddy_.n_free()}) * kGranule;
 }
 
-bool Store::start(const Transfers::Options& options, std::string* error) {
+bool ReceiveBuffers::start(const Transfers::Options& options, std::string* error) {
   if (options.buffer_nbytes > 0) {
     buffer_ = Arena::create(options.buffer_nbytes, false, options.ways, error);
     if (!buffer_) return false;
@@ -87,7 +87,7 @@ bool Store::start(const Transfers::Options& options, std::string* error) {
   return true;
 }
 
-std::shared_ptr<Block> Store::allocate(uint64_t nbytes, bool* is_in_pool) {
+std::shared_ptr<Block> ReceiveBuffers::allocate(uint64_t nbytes, bool* is_in_pool) {
   for (const auto& arena : {buffer_, pool_}) {
     const auto offset = arena ? arena->allocate(nbytes) : std::nullopt;
     *is_in_pool = arena == pool_;
@@ -96,20 +96,20 @@ std::shared_ptr<Block> Store::allocate(uint64_t nbytes, bool* is_in_pool) {
   return nullptr;
 }
 
-bool Store::lock_for(const std::shared_ptr<cuda::Device>& device, std::string* error) {
+bool ReceiveBuffers::lock_for(const std::shared_ptr<cuda::Device>& device, std::string* error) {
   for (const auto& arena : {buffer_, pool_}) {
     if (arena && !arena->lock_for(device, error)) return false;
   }
   return true;
 }
 
-void Store::close() {
+void ReceiveBuffers::close() {
   for (const auto& arena : {buffer_, pool_}) {
     if (arena) arena->close();
   }
 }
 
-std::vector<Transfers::Reading> Store::readings() {
+std::vector<Transfers::Reading> ReceiveBuffers::readings() {
   return {{"p2pkv_receive_buffer_used_bytes", buffer_ ? buffer_->used_nbytes() : 0},
           {"p2pkv_buddy_pool_used_bytes", pool_ ? pool_->used_nbytes() : 0},
           {"p2pkv_buddy_pool_pinned", pool_ && pool_->is_pinned() ? 1 : 0}};
