@@ -1,4 +1,4 @@
-// One preallocated file of pages, and sixteen shards of metadata that say where in it they lie.
+// One preallocated file of pages, and sixteen files of slots that say where in it they lie.
 #include <fcntl.h>
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 namespace p2pkv::disk {
 namespace {
 
-constexpr size_t kShards = 16;
-// Of a shard, read at once when recovering.
+constexpr size_t kSlotFiles = 16;
+// Of a file of slots, read at once when recovering.
 constexpr uint64_t kWindow = 1 << 20;
 constexpr size_t kBatch = 4096;
 // Data for each slot of metadata: no page is smaller on disk.
@@ -39,10 +39,10 @@ class OffsetLayout : public Layout {
         folder_(disk_.path + "/meta"),
         extents_(0) {
     const uint64_t room = disk_.options.capacity > kOverhead ? disk_.options.capacity - kOverhead : 0;
-    // the shards take whole blocks, and so does the data
+    // the files of slots take whole blocks, and so does the data
     const uint64_t n_slots = room / (kDataPerSlot + sizeof(MetaSlot));
-    slots_per_shard_ = n_slots / kShards / (kBlock / sizeof(MetaSlot)) * (kBlock / sizeof(MetaSlot));
-    data_nbytes_ = (room - kShards * slots_per_shard_ * sizeof(MetaSlot)) / kBlock * kBlock;
+    slots_per_file_ = n_slots / kSlotFiles / (kBlock / sizeof(MetaSlot)) * (kBlock / sizeof(MetaSlot));
+    data_nbytes_ = (room - kSlotFiles * slots_per_file_ * sizeof(MetaSlot)) / kBlock * kBlock;
   }
 
   std::string open() override;
@@ -57,7 +57,7 @@ class OffsetLayout : public Layout {
   void abandon() override;
   void reset() override {
     data_ = UniqueFd();
-    for (Shard& shard : shards_) shard = Shard();
+    for (SlotFile& file : slot_files_) file = SlotFile();
     extents_ = Extents(0);
   }
   void locate(const Key& key, const Place& place, IoOp* op) const override {
@@ -66,35 +66,35 @@ class OffsetLayout : public Layout {
   }
 
  private:
-  struct Shard {
+  struct SlotFile {
     UniqueFd fd;
     std::vector<uint32_t> free;  // slots
   };
 
   void remove(const Unit& unit) override;
-  static size_t shard_of(const Key& key) { return key.bytes[15] % kShards; }
-  static uint64_t slot_id(size_t shard, uint64_t slot) { return uint64_t{shard} << 32 | slot; }
+  static size_t file_of(const Key& key) { return key.bytes[15] % kSlotFiles; }
+  static uint64_t slot_id(size_t file, uint64_t slot) { return uint64_t{file} << 32 | slot; }
   int64_t write_slot(uint64_t id, const MetaSlot& slot) {
-    return disk_.files.write(shards_[id >> 32].fd.get(), &slot, sizeof slot,
+    return disk_.files.write(slot_files_[id >> 32].fd.get(), &slot, sizeof slot,
                              (id & 0xffffffff) * sizeof(MetaSlot));
   }
-  void load_shard(size_t shard, std::vector<Found>* found);
+  void load_slots(size_t file, std::vector<Found>* found);
   CatalogEntry add_unit(const Chunk::Record& record, uint64_t offset, uint64_t slot);
   int place(const Chunk::Record& record, uint64_t nbytes, CatalogEntry* entry);
   void give_up(Chunk& chunk);
 
   const std::string data_path_;
   const std::string folder_;
-  uint64_t slots_per_shard_;
+  uint64_t slots_per_file_;
   uint64_t data_nbytes_;
   UniqueFd data_;
-  std::array<Shard, kShards> shards_;
+  std::array<SlotFile, kSlotFiles> slot_files_;
   Extents extents_;
   uint64_t next_sequence_ = 1;
 };
 
 std::string OffsetLayout::open() {
-  if (slots_per_shard_ == 0)
+  if (slots_per_file_ == 0)
     return "a capacity of " + std::to_string(disk_.options.capacity) +
            " bytes is too small for layout 'offset'";
   if (const int made = disk_.files.make_folder(folder_); made < 0)
@@ -106,14 +106,14 @@ std::string OffsetLayout::open() {
   if (done > static_cast<int64_t>(data_nbytes_)) done = disk_.files.truncate(data_.get(), data_nbytes_);
   if (done >= 0) done = disk_.files.allocate(data_.get(), data_nbytes_);
   if (done < 0) return "cannot reserve " + data_path_ + ": " + std::strerror(static_cast<int>(-done));
-  for (size_t i = 0; i < kShards; ++i) {
+  for (size_t i = 0; i < kSlotFiles; ++i) {
     const std::string path = folder_ + "/" + "0123456789abcdef"[i];
-    shards_[i].fd = UniqueFd(disk_.files.open(path, O_RDWR | O_CREAT));
-    int64_t sized = shards_[i].fd.get();
-    const uint64_t nbytes = slots_per_shard_ * sizeof(MetaSlot);
+    slot_files_[i].fd = UniqueFd(disk_.files.open(path, O_RDWR | O_CREAT));
+    int64_t sized = slot_files_[i].fd.get();
+    const uint64_t nbytes = slots_per_file_ * sizeof(MetaSlot);
     if (sized >= 0) sized = disk_.files.nbytes(path, false);
-    if (sized > static_cast<int64_t>(nbytes)) sized = disk_.files.truncate(shards_[i].fd.get(), nbytes);
-    if (sized >= 0) sized = disk_.files.allocate(shards_[i].fd.get(), nbytes);
+    if (sized > static_cast<int64_t>(nbytes)) sized = disk_.files.truncate(slot_files_[i].fd.get(), nbytes);
+    if (sized >= 0) sized = disk_.files.allocate(slot_files_[i].fd.get(), nbytes);
     if (sized < 0) return "cannot reserve " + path + ": " + std::strerror(static_cast<int>(-sized));
   }
   extents_ = Extents(data_nbytes_);
@@ -123,29 +123,29 @@ std::string OffsetLayout::open() {
 
 // Zeros for all slots at once; this takes no room, so that a full disk can do it.
 void OffsetLayout::abandon() {
-  for (const Shard& shard : shards_) {
-    if (disk_.files.truncate(shard.fd.get(), 0) < 0 ||
-        disk_.files.allocate(shard.fd.get(), slots_per_shard_ * sizeof(MetaSlot)) < 0)
+  for (const SlotFile& file : slot_files_) {
+    if (disk_.files.truncate(file.fd.get(), 0) < 0 ||
+        disk_.files.allocate(file.fd.get(), slots_per_file_ * sizeof(MetaSlot)) < 0)
       ++disk_.counters.write_errors;
   }
 }
 
-void OffsetLayout::load_shard(size_t shard, std::vector<Found>* found) {
+void OffsetLayout::load_slots(size_t file, std::vector<Found>* found) {
   std::vector<MetaSlot> window(kWindow / sizeof(MetaSlot));
-  for (uint64_t first = 0; first < slots_per_shard_ && !disk_.is_stopping; first += window.size()) {
+  for (uint64_t first = 0; first < slots_per_file_ && !disk_.is_stopping; first += window.size()) {
     const int64_t n =
-        disk_.files.read(shards_[shard].fd.get(), window.data(), kWindow, first * sizeof(MetaSlot));
+        disk_.files.read(slot_files_[file].fd.get(), window.data(), kWindow, first * sizeof(MetaSlot));
     const uint64_t n_slots =
-        n < 0 ? 0 : std::min<uint64_t>(static_cast<uint64_t>(n) / sizeof(MetaSlot), slots_per_shard_ - first);
+        n < 0 ? 0 : std::min<uint64_t>(static_cast<uint64_t>(n) / sizeof(MetaSlot), slots_per_file_ - first);
     if (n < 0) ++disk_.counters.read_errors;
     for (uint64_t i = 0; i < n_slots; ++i) {
       const MetaSlot& slot = window[i];
       const bool is_ours = slot.magic == kSlotMagic && is_signed(slot, kSlotMagic) &&
                            slot.store == static_cast<uint32_t>(disk_.stamp.store);
       if (is_ours && slot.offset % kBlock == 0 && slot.offset + extent_of(slot) <= data_nbytes_) {
-        found->push_back({slot, slot_id(shard, first + i)});
+        found->push_back({slot, slot_id(file, first + i)});
       } else {
-        shards_[shard].free.push_back(static_cast<uint32_t>(first + i));
+        slot_files_[file].free.push_back(static_cast<uint32_t>(first + i));
       }
     }
   }
@@ -153,14 +153,14 @@ void OffsetLayout::load_shard(size_t shard, std::vector<Found>* found) {
 
 void OffsetLayout::recover() {
   std::vector<Found> found;
-  for (size_t shard = 0; shard < kShards; ++shard) load_shard(shard, &found);
+  for (size_t file = 0; file < kSlotFiles; ++file) load_slots(file, &found);
   // the youngest first: where two claim the same bytes the older one's are gone
   std::sort(found.begin(), found.end(),
             [](const Found& a, const Found& b) { return a.slot.sequence > b.slot.sequence; });
   const auto is_lost = [this](const Found& one) {
     if (extents_.take(one.slot.offset, extent_of(one.slot))) return false;
     write_slot(one.where, MetaSlot{});
-    shards_[one.where >> 32].free.push_back(static_cast<uint32_t>(one.where));
+    slot_files_[one.where >> 32].free.push_back(static_cast<uint32_t>(one.where));
     ++disk_.counters.removed_orphans;
     return true;
   };
@@ -197,23 +197,23 @@ CatalogEntry OffsetLayout::add_unit(const Chunk::Record& record, uint64_t offset
 void OffsetLayout::remove(const Unit& unit) {
   // before the bytes are used again: a slot that leads to another page's bytes would only be found when read
   if (write_slot(unit.slot, MetaSlot{}) < 0) ++disk_.counters.write_errors;
-  shards_[unit.slot >> 32].free.push_back(static_cast<uint32_t>(unit.slot));
+  slot_files_[unit.slot >> 32].free.push_back(static_cast<uint32_t>(unit.slot));
   const uint64_t nbytes = unit.nbytes - sizeof(MetaSlot);
   // not after a restore: the file it lay in is gone
   if (unit.offset + nbytes <= data_nbytes_) extents_.free(unit.offset, nbytes);
 }
 
 int OffsetLayout::place(const Chunk::Record& record, uint64_t nbytes, CatalogEntry* entry) {
-  Shard& shard = shards_[shard_of(record.key)];
-  while (shard.free.empty()) {
+  SlotFile& file = slot_files_[file_of(record.key)];
+  while (file.free.empty()) {
     if (const int evicted = evict_one(); evicted < 0) return evicted;
   }
   uint64_t offset;
   while ((offset = extents_.allocate(nbytes)) == Extents::kNone) {
     if (const int evicted = evict_one(); evicted < 0) return evicted;
   }
-  const uint64_t slot = slot_id(shard_of(record.key), shard.free.back());
-  shard.free.pop_back();
+  const uint64_t slot = slot_id(file_of(record.key), file.free.back());
+  file.free.pop_back();
   *entry = add_unit(record, offset, slot);
   return 0;
 }
@@ -279,7 +279,7 @@ int OffsetLayout::finish(Chunk& chunk) {
 
 int OffsetLayout::sync() {
   int done = disk_.files.sync(data_.get());
-  for (const Shard& shard : shards_) done = std::min(done, disk_.files.sync(shard.fd.get()));
+  for (const SlotFile& file : slot_files_) done = std::min(done, disk_.files.sync(file.fd.get()));
   return done;
 }
 

@@ -79,7 +79,7 @@ struct SegmentFooter {
 };
 static_assert(sizeof(SegmentFooter) == 64);
 
-// One page of the offset layout: a slot of a metadata shard. All zeros: free.
+// One page of the offset layout: a slot of one of the files in `meta`. All zeros: free.
 struct MetaSlot {
   uint32_t magic;
   uint16_t version;
