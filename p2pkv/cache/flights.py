@@ -49,7 +49,7 @@ class _Boarding:
     def begin(self, owner: _native.FetchOwner, member: Member) -> None:
         """Have ``member`` connected to; :meth:`take` tells when it is."""
         self.waiting[owner.key] = owner
-        self._peers.lease_in_background(member, self._deadline, partial(self._connected, owner.key))
+        self._peers.borrow_in_background(member, self._deadline, partial(self._connected, owner.key))
 
     def _connected(self, key: int, result: Connection | BaseException | None) -> None:
         with self._lock:
@@ -120,9 +120,9 @@ class Flights:
             owner.settle(check_sums=False)
             return
         if is_alone:
-            self._take_off(owner, self._peers.lease(member, self._deadline))
+            self._take_off(owner, self._peers.borrow(member, self._deadline))
             return
-        connection, is_worth_connecting = self._peers.lease_idle(member)
+        connection, is_worth_connecting = self._peers.borrow_idle(member)
         if is_worth_connecting:
             self._boarding.begin(owner, member)
         else:

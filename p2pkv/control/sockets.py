@@ -1,7 +1,7 @@
 """The control plane: small authenticated messages between nodes, over ZMQ with CURVE.
 
 The server's socket is made and secured here and then served by a native thread (``_native.ControlLoop``), so that
-peers are answered while this interpreter is busy. The client side runs in the calling thread: every request leases a
+peers are answered while this interpreter is busy. The client side runs in the calling thread: every request borrows a
 socket of its own, so a call waits for its own peer only, and one that was not answered throws its socket away.
 """
 
@@ -217,7 +217,7 @@ class ControlClient:
         """Whether calls are to end."""
         return self._closed
 
-    def _lease(self, address: str) -> Socket | None:
+    def _borrow(self, address: str) -> Socket | None:
         """Return a socket to a peer; None if there is none.
 
         Then nobody can have this address, or its name is not known yet, or this process can't have another socket.
@@ -288,7 +288,7 @@ class Calls:
 
     def _send(self, index: int, request: Request) -> None:
         request_id = next(self._client._request_ids)
-        socket = self._client._lease(request.address)
+        socket = self._client._borrow(request.address)
         if socket is None:
             return
         self._pending[socket] = (index, request_id)

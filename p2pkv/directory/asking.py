@@ -79,7 +79,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The owners that a call asks: those that a leased channel leads to, and the others."""
+    """The owners that a call asks: those that a lent channel leads to, and the others."""
 
     owners: list[int]
     members: list[Member]
@@ -109,10 +109,10 @@ class Owners:
         self._metrics = metrics
         self._clock = clock
 
-    def lease(self, route: Route, owners: list[int]) -> Lines:
+    def borrow(self, route: Route, owners: list[int]) -> Lines:
         """Take a channel to each that one leads to; for :meth:`take_answers` to give back."""
         members = [route.ring.members[owner] for owner in owners]
-        channels = self._channels.lease(members)
+        channels = self._channels.borrow(members)
         lines = [line for line in zip(owners, members, channels, strict=True) if line[2] is not None]
         return Lines(
             [owner for owner, _, _ in lines],
@@ -122,7 +122,7 @@ class Owners:
         )
 
     def give_back(self, lines: Lines, is_usable: list[bool] | None = None) -> None:
-        """Give leased channels back; without ``is_usable`` none is used again."""
+        """Give lent channels back; without ``is_usable`` none is used again."""
         self._channels.give_back(lines.members, lines.channels, is_usable or [False] * len(lines.channels))
 
     def ask(
@@ -136,7 +136,7 @@ class Owners:
 
         Returns when no key needs another answer, or when those who are silent have had their time.
         """
-        lines = self.lease(route, question.ask.owners())
+        lines = self.borrow(route, question.ask.owners())
         for owner in lines.others:
             question.ask.ask_together(owner)
         is_usable = None

@@ -1,4 +1,4 @@
-"""Connections to other nodes' shards: opened in the background, leased to one call at a time.
+"""Connections to other nodes' shards: opened in the background, lent to one call at a time.
 
 The first questions to a node go over the control socket. Meanwhile a channel to its shard is opened
 (``native/src/directory/server.h``), and from then on a look-up costs a third. Where a channel can't be had,
@@ -57,7 +57,7 @@ class DirectoryChannels:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._idle: dict[str, list[_Idle]] = {}  # by node id; those that were used last at the end
-        self._leased: set[_native.DirectoryChannel] = set()
+        self._borrowed: set[_native.DirectoryChannel] = set()
         self._wanted: dict[str, Member] = {}
         self._opening: set[str] = set()
         self._failed: dict[str, _Failed] = {}
@@ -82,7 +82,7 @@ class DirectoryChannels:
                 self._failed.pop(node_id, None)
                 self._owed.pop(node_id, None)
 
-    def lease(self, members: Sequence[Member]) -> list[_native.DirectoryChannel | None]:
+    def borrow(self, members: Sequence[Member]) -> list[_native.DirectoryChannel | None]:
         """Return a channel to each; None where none is free, which is opened for the calls to come.
 
         Give them back with :meth:`give_back`.
@@ -93,7 +93,7 @@ class DirectoryChannels:
                 idle = self._idle.get(member.node_id)
                 if idle:
                     channel = idle.pop().channel
-                    self._leased.add(channel)
+                    self._borrowed.add(channel)
                     channels.append(channel)
                 else:
                     self._want(member)
@@ -108,7 +108,7 @@ class DirectoryChannels:
     ) -> None:
         """Keep those that can be used again; the others close."""
         with self._lock:
-            self._leased.difference_update(channels)
+            self._borrowed.difference_update(channels)
             for member, channel in zip(
                 compress(members, is_usable), compress(channels, is_usable), strict=True
             ):
@@ -120,7 +120,7 @@ class DirectoryChannels:
         Waits for nothing.
         """
         with self._lock:
-            (channel,) = self.lease([member])
+            (channel,) = self.borrow([member])
             if channel is not None:
                 self.give_back([member], [channel], [channel.release(lease)])
                 return
@@ -147,7 +147,7 @@ class DirectoryChannels:
         with self._lock:
             self._closed = True
             self._idle.clear()
-            for channel in self._leased:
+            for channel in self._borrowed:
                 channel.interrupt()
             self._changed.notify_all()
             openers = list(self._openers)

@@ -221,7 +221,7 @@ class DirectoryClient:
     ) -> Told:
         """Copy pages into the pool, as :meth:`Pool.publish` does, and put where they lie, as :meth:`put` does."""
         route = self._route
-        lines = self._owners.lease(route, route.table.peers_of(keys))
+        lines = self._owners.borrow(route, route.table.peers_of(keys))
         publishing = _native.Publishing(route.table, lines.owners, lines.channels)
         is_usable = None
         try:

@@ -51,7 +51,7 @@ class ChannelWay(Protocol):
     def set_view(self, view: View) -> None:
         """Hang up on nodes that are gone or were restarted."""
 
-    def lease(self, members: Sequence[Member]) -> list[_native.DirectoryChannel | None]:
+    def borrow(self, members: Sequence[Member]) -> list[_native.DirectoryChannel | None]:
         """Return a channel to each; None where none is free."""
 
     def give_back(

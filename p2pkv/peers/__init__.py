@@ -1,1 +1,1 @@
-"""Reaching peers: handshakes, and connections that are leased to one batch at a time."""
+"""Reaching peers: handshakes, and connections that are lent to one batch at a time."""

@@ -1,4 +1,4 @@
-"""Reading peers' memory: which transport reaches whom, handshakes, and endpoints leased to one batch at a time.
+"""Reading peers' memory: which transport reaches whom, handshakes, and endpoints lent to one batch at a time.
 
 A peer's endpoints are opened on demand, one more for each batch that runs at the same time, and kept for the next.
 An endpoint that timed out or lost its peer is closed. A peer that made a batch time out is left alone for
@@ -71,7 +71,7 @@ class _Peer:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """An endpoint bound to a peer's pool, leased to one batch."""
+    """An endpoint bound to a peer's pool, lent to one batch."""
 
     member: Member
     transport: str
@@ -82,7 +82,7 @@ class Connection:
 
 
 class PeerConnections(Resource):
-    """Thread-safe. Leases block for one handshake at most, bounded by their deadline (``time.monotonic()``)."""
+    """Thread-safe. Borrowing blocks for one handshake at most, bounded by its deadline (``time.monotonic()``)."""
 
     def __init__(
         self,
@@ -93,11 +93,11 @@ class PeerConnections(Resource):
         self._transports = {transport.name: transport for transport in transports}
         self._connect = connect
         self._metrics = metrics
-        # guards _peers, what is in it, _leased, _connecting, _sweeper and _closed
+        # guards _peers, what is in it, _borrowed, _connecting, _sweeper and _closed
         # reentrant, since a signal's handler may close the node wherever a thread is
         self._lock = threading.RLock()
         self._peers: dict[str, _Peer] = {}
-        self._leased: set[Connection] = set()
+        self._borrowed: set[Connection] = set()
         self._connecting: set[threading.Thread] = set()
         self._sweeper: threading.Timer | None = None
         self._closed = False
@@ -121,25 +121,25 @@ class PeerConnections(Resource):
         for connection in closing:
             connection.endpoint.close()
 
-    def lease(self, member: Member, deadline: float) -> Connection | None:
+    def borrow(self, member: Member, deadline: float) -> Connection | None:
         """Return a connection to ``member``, or None if it can't be reached now. Give it back with :meth:`release`."""
         connection, candidates = self._find(member)
         return connection or self._connect_by(member, candidates, deadline)
 
-    def lease_idle(self, member: Member) -> tuple[Connection | None, bool]:
-        """Return a connection that is there, or None and whether :meth:`lease` might make one. Never blocks."""
+    def borrow_idle(self, member: Member) -> tuple[Connection | None, bool]:
+        """Return a connection that is there, or None and whether :meth:`borrow` might make one. Never blocks."""
         connection, candidates = self._find(member)
         return connection, bool(candidates)
 
-    def lease_in_background(
+    def borrow_in_background(
         self, member: Member, deadline: float, then: Callable[[Connection | BaseException | None], None]
     ) -> None:
-        """Give what :meth:`lease` returns or raises to ``then``, on another thread, soon after ``deadline`` at most."""
+        """Give what :meth:`borrow` returns or raises to ``then``, on another thread, soon after ``deadline``."""
 
         def run() -> None:
             result: Connection | BaseException | None
             try:
-                result = self.lease(member, deadline)
+                result = self.borrow(member, deadline)
             except BaseException as error:  # noqa: BLE001  # the top of a thread: told to who waits for it
                 result = error
             then(result)
@@ -192,7 +192,7 @@ class PeerConnections(Resource):
         if connection is None:
             return False
         with self._lock:
-            self._leased.add(connection)
+            self._borrowed.add(connection)
             is_late = self._closed
         if is_late:
             self.discard(connection)
@@ -214,7 +214,7 @@ class PeerConnections(Resource):
         return worst not in UNUSABLE
 
     def _find(self, member: Member) -> tuple[Connection | None, list[str]]:
-        """Return an idle connection, leased now, or the transports to try; neither for a peer to be let alone."""
+        """Return an idle connection, lent now, or the transports to try; neither for a peer to be let alone."""
         with self._lock:
             if self._closed:
                 return None, []
@@ -225,7 +225,7 @@ class PeerConnections(Resource):
             while peer.idle:
                 connection = peer.idle.pop()
                 if now >= peer.unusable.get(connection.transport, 0.0):
-                    self._leased.add(connection)
+                    self._borrowed.add(connection)
                     return connection, []
             names = connecting(self.domains, member.transports)
             return None, [name for name in names if now >= peer.unusable.get(name, 0.0)]
@@ -236,7 +236,7 @@ class PeerConnections(Resource):
             connection = self._open(member, name, deadline)
             if connection is not None:
                 with self._lock:
-                    self._leased.add(connection)
+                    self._borrowed.add(connection)
                     is_late = self._closed
                 if is_late:
                     self.discard(connection)
@@ -275,7 +275,7 @@ class PeerConnections(Resource):
     ) -> None:
         """Give a connection back after its batch, with the worst that became of a span."""
         with self._lock:
-            self._leased.discard(connection)
+            self._borrowed.discard(connection)
             peer = self._peers.get(connection.member.node_id)
             current = peer is not None and peer.member.boot_epoch == connection.member.boot_epoch
             if peer is not None and current:
@@ -330,13 +330,13 @@ class PeerConnections(Resource):
             self._sweep_later()
 
     def give_back(self, connection: Connection) -> None:
-        """Give a leased connection back that was not used."""
+        """Give a lent connection back that was not used."""
         self.release(connection, Status.OK, n_pages=0, nbytes=0, seconds=0.0)
 
     def discard(self, connection: Connection) -> None:
-        """Close a leased connection instead of giving it back: from now on nothing writes to local memory."""
+        """Close a lent connection instead of giving it back: from now on nothing writes to local memory."""
         with self._lock:
-            self._leased.discard(connection)
+            self._borrowed.discard(connection)
         connection.endpoint.close()
 
     def traffic(self) -> list[PeerTraffic]:
@@ -363,10 +363,10 @@ class PeerConnections(Resource):
             _log.warning("peer %s is not reached over %s (%s); trying others", member.node_id, name, why)
 
     def interrupt(self) -> None:
-        """Settle what is under way as ``CANCELED`` and lease nothing any more."""
+        """Settle what is under way as ``CANCELED`` and lend nothing any more."""
         with self._lock:
             self._closed = True
-            connections = list(self._leased)
+            connections = list(self._borrowed)
         for connection in connections:
             connection.endpoint.close()
 

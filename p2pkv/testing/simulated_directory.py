@@ -91,7 +91,7 @@ class NoChannels:
     def set_view(self, view: View) -> None:
         """Do nothing."""
 
-    def lease(self, members: Sequence[Member]) -> list[_native.DirectoryChannel | None]:
+    def borrow(self, members: Sequence[Member]) -> list[_native.DirectoryChannel | None]:
         """Have a channel to nobody."""
         return [None] * len(members)
 
@@ -101,7 +101,7 @@ class NoChannels:
         channels: Sequence[_native.DirectoryChannel],
         is_usable: Sequence[bool],
     ) -> None:
-        """Do nothing: nothing was leased."""
+        """Do nothing: nothing was lent."""
 
     def release(self, member: Member, lease: int, seconds: float) -> None:
         """Leave the lease to time."""

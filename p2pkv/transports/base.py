@@ -132,7 +132,7 @@ class Transfer(ABC):
 
 
 class Endpoint(Resource):
-    """One peer over one transport. Leased to one batch at a time."""
+    """One peer over one transport. It reads one batch at a time."""
 
     @abstractmethod
     def describe(self) -> bytes:

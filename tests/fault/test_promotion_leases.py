@@ -33,7 +33,7 @@ def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
 
         def has_channel() -> bool:
             reader.exists(keys(), timeout=5.0)
-            (channel,) = reader._parts.caching.channels.lease([member])
+            (channel,) = reader._parts.caching.channels.borrow([member])
             if channel is not None:
                 reader._parts.caching.channels.give_back([member], [channel], [True])
             return channel is not None

@@ -87,7 +87,7 @@ def _say(client: ControlClient, address: str, rng: random.Random) -> None:
         at = rng.randrange(8)
         message = message[:at] + bytes([message[at] ^ 1 << rng.randrange(8)]) + message[at + 1 :]
     frames = [message] if rng.random() < 0.9 else [message, b"", message]
-    socket = client._lease(address)
+    socket = client._borrow(address)
     if socket is None:
         return
     try:

@@ -89,13 +89,13 @@ def test_a_node_that_refuses_a_channel_is_left_alone_for_a_while(caplog: pytest.
     clock = SimulatedClock(100.0)
     channels = DirectoryChannels(owner.refuse, clock)
     channels.set_view(View([owner.member]))
-    assert channels.lease([owner.member]) == [None]
+    assert channels.borrow([owner.member]) == [None]
     eventually(lambda: "its shard is asked over the control socket: not today" in caplog.text, 5.0)
     for _ in range(100):
-        assert channels.lease([owner.member]) == [None]
+        assert channels.borrow([owner.member]) == [None]
     assert owner.asked == 1
     clock.now += 1.0
-    assert channels.lease([owner.member]) == [None]
+    assert channels.borrow([owner.member]) == [None]
     eventually(lambda: owner.asked == 2, 5.0)
     channels.close()
     owner.server.close()
@@ -112,11 +112,11 @@ def test_closing_ends_a_wait_for_a_handshake_nobody_answers() -> None:
 
     channels = DirectoryChannels(answer_late)
     channels.set_view(View([owner.member]))
-    assert channels.lease([owner.member]) == [None]
+    assert channels.borrow([owner.member]) == [None]
     assert asked.wait(60.0)
     closing.set()
     channels.close()
-    assert channels.lease([owner.member]) == [None]
+    assert channels.borrow([owner.member]) == [None]
     owner.server.close()
 
 
@@ -147,7 +147,7 @@ def test_a_call_that_breaks_off_before_the_answers_leaves_no_channel_to_the_next
     reader = [member for member in directory.ring.members if member.node_id == "reader"]
 
     def idle_channel() -> _native.DirectoryChannel | None:
-        (channel,) = directory._channels.lease(reader)
+        (channel,) = directory._channels.borrow(reader)
         if channel is not None:
             directory._channels.give_back(reader, [channel], [True])
         return channel
@@ -215,12 +215,12 @@ def test_a_lease_that_no_channel_is_free_for_is_released_by_the_next() -> None:
     channels.give_back([member], [channel], [True])  # type: ignore[list-item]
     channels.release(member, 1, seconds=60.0)
     assert channel.released == [1], "a free channel waits for nothing"
-    (leased,) = channels.lease([member])
-    assert leased is channel  # type: ignore[comparison-overlap]
+    (borrowed,) = channels.borrow([member])
+    assert borrowed is channel  # type: ignore[comparison-overlap]
     channels.release(member, 2, seconds=60.0)
     channels.release(member, 3, seconds=0.0)  # over by itself before anybody is told
     assert channel.released == [1]
-    channels.give_back([member], [leased], [True])
+    channels.give_back([member], [borrowed], [True])
     assert channel.released == [1, 2]
     channels.release(member, 4, seconds=60.0)
     assert channel.released == [1, 2, 4]
@@ -236,7 +236,7 @@ def test_everybody_whom_no_channel_leads_to_is_asked_for_one_at_once() -> None:
 
     channels = DirectoryChannels(refuse)
     channels.set_view(View(members))
-    assert channels.lease(members) == [None] * len(members)
+    assert channels.borrow(members) == [None] * len(members)
     eventually(lambda: len(asked) == len(members), 10.0)
     channels.close()
 
@@ -250,8 +250,8 @@ def test_channels_unused_for_long_are_closed_but_for_one() -> None:
         channels.give_back([member], [_Channel()], [True])  # type: ignore[list-item]
     clock.now += 61.0
     channels._close_unused()
-    leases = [channels.lease([member])[0] for _ in range(2)]
-    assert leases[0] is not None
-    assert leases[1] is None
-    channels.give_back([member], leases[:1], [True])  # type: ignore[arg-type]
+    borrowed = [channels.borrow([member])[0] for _ in range(2)]
+    assert borrowed[0] is not None
+    assert borrowed[1] is None
+    channels.give_back([member], borrowed[:1], [True])  # type: ignore[arg-type]
     channels.close()

@@ -42,14 +42,14 @@ def test_look_ups_of_pages_that_are_there_keep_every_channel(
 ) -> None:
     lost: list[int] = []
     missing: list[int] = []
-    give_back, lease = DirectoryChannels.give_back, DirectoryChannels.lease
+    give_back, borrow = DirectoryChannels.give_back, DirectoryChannels.borrow
 
     def count_lost(self: DirectoryChannels, members: object, channels: object, is_usable: list[bool]) -> None:
         lost.append(len(is_usable) - sum(is_usable))
         give_back(self, members, channels, is_usable)  # type: ignore[arg-type]
 
     def count_missing(self: DirectoryChannels, members: object) -> object:
-        channels = lease(self, members)  # type: ignore[arg-type]
+        channels = borrow(self, members)  # type: ignore[arg-type]
         missing.append(channels.count(None))
         return channels
 
@@ -59,7 +59,7 @@ def test_look_ups_of_pages_that_are_there_keep_every_channel(
     assert nodes[0].publish(keys, memory).all()
     reader = nodes[3]
     monkeypatch.setattr(DirectoryChannels, "give_back", count_lost)
-    monkeypatch.setattr(DirectoryChannels, "lease", count_missing)
+    monkeypatch.setattr(DirectoryChannels, "borrow", count_missing)
 
     def look_up() -> bool:
         """Whether a look-up needed nothing but channels that are there."""

@@ -1,4 +1,4 @@
-// Reading one peer's memory: over what it can be reached, and connections leased to one pull at a time.
+// Reading one peer's memory: over what it can be reached, and connections lent to one pull at a time.
 #pragma once
 
 #include <atomic>
@@ -64,7 +64,7 @@ class PeerReader {
 
  private:
   using Clock = Deadline::Clock;
-  // An endpoint, leased to one pull.
+  // An endpoint, lent to one pull.
   struct Connection {
     size_t way;
     std::shared_ptr<Endpoint> endpoint;
