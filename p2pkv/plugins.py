@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from typing import TypeVar
 
 MEMBERSHIP = "p2pkv.membership"
-"""The group of membership engines, subclasses of :class:`p2pkv.directory.membership.base.Membership`."""
+"""The group of membership engines, subclasses of :class:`p2pkv.membership.Membership`."""
 
 T = TypeVar("T")
 

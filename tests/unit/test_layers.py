@@ -33,6 +33,7 @@ BELOW = {
     "control": "_native address errors page",
     "disk": "_native config errors page pool",
     "directory": "_native control disk errors metrics page plugins pool transports",
+    "membership": "directory",
     "peers": "_native control directory errors metrics transports",
     "offers": "_native config directory errors lifetime transports",
     "transfers": "offers",

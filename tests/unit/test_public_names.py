@@ -16,7 +16,14 @@ from p2pkv.arrays.host import SupportsCudaArray
 from p2pkv.transfers import Grant, HeadMap, Offer, Transfers
 
 ROOT = Path(__file__).resolve().parents[2]
-SUBMODULES = ("transfers", "transports.base", "testing", "integrations.sglang_hicache", "integrations.vllm")
+SUBMODULES = (
+    "transfers",
+    "membership",
+    "transports.base",
+    "testing",
+    "integrations.sglang_hicache",
+    "integrations.vllm",
+)
 """Public beside `p2pkv` itself; README.md says so."""
 
 _INSIDE = {"set_view"}  # of Transfers: called by its node
