@@ -68,7 +68,7 @@ std::vector<Entry> take_entries(const AnyArray& entries) {
   return copies;
 }
 
-// What the server of this shard's node would answer to a whole message, in the node's `boot`.
+// Returns what the server of this shard's node would answer to a whole message, in the node's `boot`.
 nb::bytes answer(Shard& self, const nb::bytes& request, uint64_t boot) {
   wire::Reader body({request.c_str(), request.size()});
   const auto header = body.value<wire::Header>();

@@ -14,7 +14,7 @@ namespace p2pkv {
 
 // Seconds: no call takes longer, so no reader can need its pages for longer (p2pkv/config.py, `deadline`).
 constexpr double kLongestLease = 3600;
-// The same for one whose end nobody notices.
+// Seconds that a lease lasts at most where nobody notices the end of whoever has it, as over ZMQ.
 constexpr double kLongestUnwatchedLease = 60;
 
 // Who asks for promotions: a number of the connection, and the lease it may have at most.

@@ -15,7 +15,7 @@ namespace {
 
 // Above the length of a segment: what the file system may need to find its blocks.
 constexpr uint64_t kSlack = kBlock;
-// Of a record's order those that say where in its segment it lies, in multiples of kRecordAlign: 16 GiB.
+// So many bits of a record's order say where in its segment it lies, in multiples of kRecordAlign: 16 GiB.
 constexpr unsigned kPositionBits = 28;
 
 class BucketLayout : public Layout {

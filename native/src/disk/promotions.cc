@@ -17,7 +17,7 @@ constexpr size_t kMaxLoads = 1 << 16;
 constexpr size_t kKeysLogged = 1 << 18;
 // Leases that can be released; those beyond end by time alone. A guess.
 constexpr size_t kMaxLeases = 1 << 16;
-// Of the pool that one asker may pin: half of what pins may hold at all.
+// One asker may pin this part of the pool, which is half of what pins may hold at all.
 constexpr uint64_t kAskersPart = 4;
 constexpr std::chrono::seconds kSweepEvery{1};
 

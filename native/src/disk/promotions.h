@@ -102,7 +102,7 @@ class Promotions {
   void pin_again(const Key& key, Lease& lease);
   void unpin(const std::vector<uint64_t>& tickets);
 
-  // Of the pool: what may be evicted for pages that nobody waits for.
+  // This part of the pool may be evicted for pages that nobody waits for.
   static constexpr uint64_t kWarmPart = 4;
 
   Pool& pool_;

@@ -11,7 +11,7 @@ namespace {
 using disk::CatalogEntry;
 using disk::ReadStatus;
 
-// Of one read of the store, so that the first pages are there while the others are still read.
+// One read of the store takes no more, so that the first pages are there while the others are still read.
 constexpr size_t kMaxPages = 64;
 constexpr uint64_t kMaxBytes = 8 << 20;
 // A disk that takes longer for one read counts as broken here.

@@ -16,9 +16,10 @@ using Lock = std::lock_guard<std::mutex>;
 
 constexpr uint32_t kRecallsMagic = 0x746b3270;  // "p2kt"
 constexpr uint64_t kEntryNbytes = 32;
-// Of the file; longer than any version makes it.
+// A file that is longer was made by no version, and is not read.
 constexpr int64_t kMaxFile = 64 << 20;
-// Of what has no record on disk and is only kept for what is on its way. A guess.
+// So many recalls are kept in memory of pages that have no record on disk, for those that are on their way
+// there. The number is a guess.
 constexpr size_t kMaxInMemory = 1 << 16;
 
 }  // namespace
