@@ -18,10 +18,10 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import zmq
-import zmq.backend.cython._zmq
 
 from p2pkv import _native
 from p2pkv.address import can_listen_on, is_loopback, reachable_host, split_address
+from p2pkv.control.admission import Admission
 from p2pkv.control.host_names import Names
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.control.wire import MAX_MESSAGE, Kind, Reply, pack_request, unpack_reply
@@ -31,11 +31,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
-_native.load_zmq(zmq.backend.cython._zmq.__file__)
 
 _ZAP_DOMAIN = "p2pkv"
-_HANDSHAKE_MS = 2000
-"""A connection that has not proven itself by then is dropped; ZMQ's own default is 30 s."""
 _HEARTBEAT_MS = 5000
 _REPLIES_QUEUED = 64
 """For a peer that does not read; what comes after is dropped and runs into that peer's deadline."""
@@ -72,34 +69,17 @@ class ControlServer:
     ) -> None:
         self._names = names or Names()
         self._also: list[str] = []
-        # The handler must be there before a server socket is: without one, nobody may be admitted.
-        self._zap_socket = context.socket(zmq.ROUTER)
-        self._zap_socket.linger = 0
-        self._zap_socket.bind("inproc://zeromq.zap.01")
-        self._zap = _native.ZapHandler(self._zap_socket, _ZAP_DOMAIN, [keys.public_raw])
+        self._admission = Admission(context, keys, _ZAP_DOMAIN)
         self._socket = context.socket(zmq.ROUTER)
         try:
-            self._secure(keys)
+            self._admission.guard(self._socket, max_message=MAX_MESSAGE)
+            self._socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+            self._socket.setsockopt(zmq.SNDHWM, _REPLIES_QUEUED)
             self.address = self._bind(listen, join)
         except BaseException:
             self._close_sockets()
             raise
         self.loop = _native.ControlLoop(self._socket, shard)
-
-    def _secure(self, keys: ClusterKeys) -> None:
-        socket = self._socket
-        socket.linger = 0
-        socket.curve_server = True
-        socket.curve_secretkey = keys.private
-        socket.curve_publickey = keys.public
-        socket.setsockopt_string(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
-        # Without this a stranger who knows the server's key is admitted while no handler answers.
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-        socket.setsockopt(zmq.SNDHWM, _REPLIES_QUEUED)
-        socket.setsockopt(zmq.IPV6, 1)
 
     def _bind(self, listen: str, join: Sequence[str]) -> str:
         host, port = split_address("listen", listen)
@@ -142,12 +122,12 @@ class ControlServer:
 
     def stop_admitting(self) -> None:
         """Stop the ZAP handler: from now on no new connection is admitted, with or without the secret."""
-        self._zap.stop()
+        self._admission.stop()
 
     @property
     def refused(self) -> int:
         """How many connections had a wrong key."""
-        return self._zap.refused
+        return self._admission.n_refused
 
     def close(self) -> None:
         """Stop answering. Idempotent."""
@@ -156,8 +136,7 @@ class ControlServer:
 
     def _close_sockets(self) -> None:
         self._socket.close()
-        self._zap.stop()
-        self._zap_socket.close()
+        self._admission.close()
 
 
 @dataclass(frozen=True, slots=True)

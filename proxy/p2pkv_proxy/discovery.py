@@ -7,18 +7,16 @@ import logging
 import zmq
 import zmq.asyncio
 
-from p2pkv import _native
 from p2pkv.address import is_loopback, split_address
+from p2pkv.control.admission import Admission
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.errors import ConfigError, ControlError
 from p2pkv.instances.heartbeat import MAX_BYTES, unpack
 from p2pkv_proxy.registry import Registry
 
 _log = logging.getLogger(__name__)
-_native.load_zmq(zmq.backend.cython._zmq.__file__)
 
 _ZAP_DOMAIN = "p2pkv-proxy"
-_HANDSHAKE_MS = 2000
 _MOST_UNUSABLE_LOGGED = 20
 
 
@@ -34,12 +32,9 @@ class Discovery:
         else:
             raise ConfigError(f"without --secret-file heartbeats are taken on loopback only, not on {listen}")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._zap_socket = self._context.socket(zmq.ROUTER)
-        self._zap_socket.linger = 0
-        self._zap_socket.bind("inproc://zeromq.zap.01")
-        self._zap = _native.ZapHandler(self._zap_socket, _ZAP_DOMAIN, [keys.public_raw])
+        self._admission = Admission(self._context, keys, _ZAP_DOMAIN)
         self._socket = zmq.asyncio.Context.shadow(self._context.underlying).socket(zmq.PULL)
-        self._secure(keys)
+        self._admission.guard(self._socket, max_message=MAX_BYTES)
         try:
             self._socket.bind(f"tcp://{bracketed}:{port or '*'}")
         except zmq.ZMQError as error:
@@ -48,18 +43,6 @@ class Discovery:
         bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.address = f"{bracketed}:{bound.rpartition(':')[2]}"
         """``HOST:PORT`` where heartbeats go."""
-
-    def _secure(self, keys: ClusterKeys) -> None:
-        socket = self._socket
-        socket.linger = 0
-        socket.curve_server = True
-        socket.curve_secretkey = keys.private
-        socket.curve_publickey = keys.public
-        socket.setsockopt_string(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-        socket.setsockopt(zmq.IPV6, 1)
 
     async def run(self) -> None:
         """Take heartbeats, for ever."""
@@ -77,6 +60,5 @@ class Discovery:
     def close(self) -> None:
         """Stop listening. Idempotent."""
         self._socket.close()
-        self._zap.stop()
-        self._zap_socket.close()
+        self._admission.close()
         self._context.term()

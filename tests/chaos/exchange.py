@@ -7,63 +7,36 @@ with what the receiver was (:mod:`.oracle`).
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
 
-from p2pkv import ClosedError, Node
+from p2pkv import Node
 from p2pkv.transfers import Offer, RowStatus
 
 from .contents import NBYTES, NO_VERSION, Guarded, Rows, fill, rows_of, version_of
 from .journal import Journal
 from .load import DEADLINE_S
 from .stopwatch import Stopwatch
+from .threads import Threads
 
 N_ROWS = 4
 _PAUSE_S = 0.12
 
 
-class Exchange:
+class Exchange(Threads):
     """Transfers between one node and all others. A request is named by the two: ``a>b`` is offered, ``a>>b`` is put."""
 
     def __init__(self, node: Node, names: Sequence[str], journal: Journal, *, seed: str) -> None:
+        run = (self._give, self._take)
+        super().__init__(node.node_id, journal, run, seed=seed, pause_s=_PAUSE_S)
         self._node = node
-        self._me = node.node_id
         self._others = [name for name in names if name != node.node_id]
-        self._journal = journal
-        self._stop = threading.Event()
         # unique in the life of the machine: a process that was started again never uses a serial twice
         self._serial = int(time.monotonic() * 1000)
         self._open: dict[str, tuple[Offer, int]] = {}
-        self._threads = [
-            threading.Thread(target=target, args=(Random(seed + target.__name__),), daemon=True)
-            for target in (self._give, self._take)
-        ]
-
-    def start(self) -> None:
-        """Start both threads."""
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """Stop them; returns when the calls under way have ended."""
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _guarded(self, what: Callable[[], None]) -> bool:
-        try:
-            what()
-        except ClosedError:
-            return False
-        except Exception as error:  # noqa: BLE001  # the top of a thread's loop
-            self._journal.write(
-                "broken", what=f"{self._me}: a transfer raised {type(error).__name__}: {error}"
-            )
-        return not self._stop.wait(_PAUSE_S)
 
     def _give(self, rng: Random) -> None:
         rows = {name: rows_of(N_ROWS) for name in (*self._others, "put")}

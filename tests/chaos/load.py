@@ -14,11 +14,12 @@ from random import Random
 
 import numpy as np
 
-from p2pkv import ClosedError, Node, Outcome
+from p2pkv import Node, Outcome
 
 from .contents import NO_VERSION, Guarded, fill, rows_of, version_of
 from .journal import Journal, Record
 from .stopwatch import Stopwatch
+from .threads import Threads
 
 N_PAGES = 96
 N_HOT = 16
@@ -36,47 +37,20 @@ def key(owner: str, number: int) -> str:
     return f"{owner}:{number}"
 
 
-class PageLoad:
+class PageLoad(Threads):
     """Calls of one node. ``calm`` stops taking pages back, so that what is published stays so."""
 
     def __init__(
         self, node: Node, names: Members, journal: Journal, *, past: Sequence[Record], seed: str
     ) -> None:
+        run = (self._write_and_read, self._read)
+        super().__init__(node.node_id, journal, run, seed=seed, pause_s=_PAUSE_S)
         self._node = node
-        self._me = node.node_id
         self._names = names
-        self._journal = journal
         self._versions, self._is_hot_owner = _resume(past), not node.config.disk_nbytes
         self._published: set[int] = set()
         self._hot: set[int] = set()
-        self._stop = threading.Event()
         self.calm = threading.Event()
-        run = (self._write_and_read, self._read)
-        self._threads = [
-            threading.Thread(target=target, args=(Random(seed + target.__name__),), daemon=True)
-            for target in run
-        ]
-
-    def start(self) -> None:
-        """Start both threads."""
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """Stop them; returns when the calls under way have ended."""
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _guarded(self, what: Callable[[], None]) -> bool:
-        """Run a call; a closed node ends the thread, anything else that it raises is a broken promise."""
-        try:
-            what()
-        except ClosedError:
-            return False
-        except Exception as error:  # noqa: BLE001  # the top of a thread's loop
-            self._journal.write("broken", what=f"{self._me}: a call raised {type(error).__name__}: {error}")
-        return not self._stop.wait(_PAUSE_S)
 
     def _write_and_read(self, rng: Random) -> None:
         rows = rows_of(BATCH)

@@ -1,4 +1,4 @@
-// What both built-in transports put on sockets and into handshakes. docs/transports.md has the byte tables.
+// What several transports put on sockets and into handshakes. docs/transports.md has the byte tables.
 #pragma once
 
 #include <bit>
@@ -35,6 +35,17 @@ struct RegionBlob {
   uint64_t nbytes;
 };
 static_assert(sizeof(RegionBlob) == 24);
+
+// What a reader asks its owner for, where the owner sends the bytes: a span, and with it the word that proves
+// it.
+struct SpanRequest {
+  uint32_t region;
+  uint32_t want_word;  // 0 or 1
+  uint64_t offset;
+  uint64_t length;
+  uint64_t word_offset;
+};
+static_assert(sizeof(SpanRequest) == 32);
 
 template <typename T>
 std::string to_blob(const T& value) {

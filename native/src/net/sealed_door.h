@@ -27,7 +27,8 @@ struct DoorKind {
   uint32_t hello_magic;
   const char* thread_name;
 };
-// "P2DQ", "P2DD" and "P2DH"; "P2TQ", "P2TD" and "P2TL".
+// "P2DQ", "P2DD" and "P2DH"; "P2TQ", "P2TD" and "P2TL". A request of the tcp transport begins with "P2TQ"
+// too: version 1 of the protocol has it so, and the two are never said at the same place.
 constexpr DoorKind kDirectoryDoor{0x51443250, 0x44443250, 0x48443250, "p2pkv-dir-door"};
 constexpr DoorKind kLinkDoor{0x51543250, 0x44543250, 0x4c543250, "p2pkv-link-door"};
 

@@ -46,15 +46,6 @@ struct RequestHeader {
 };
 static_assert(sizeof(RequestHeader) == 24);
 
-struct SpanRequest {
-  uint32_t region;
-  uint32_t want_word;  // 0 or 1
-  uint64_t offset;
-  uint64_t length;
-  uint64_t word_offset;
-};
-static_assert(sizeof(SpanRequest) == 32);
-
 enum class ChunkStatus : uint32_t { kOk = 0, kRegionGone = 1 };
 
 // Owner to reader: a piece of the answer, in the order of the spans. kOk: `nbytes` bytes follow, then a

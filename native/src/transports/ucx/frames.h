@@ -55,15 +55,6 @@ struct AskFrame {
 };
 static_assert(sizeof(AskFrame) == 24);
 
-struct SpanRequest {
-  uint32_t region;
-  uint32_t want_word;  // 0 or 1
-  uint64_t offset;
-  uint64_t length;
-  uint64_t word_offset;
-};
-static_assert(sizeof(SpanRequest) == 32);
-
 // The payload is a piece of the request's spans, taken as one string of bytes, from `position` on.
 struct BytesFrame {
   uint64_t reader;
