@@ -61,33 +61,33 @@ TEST(cuda_copies_there_and_back_are_complete_when_they_return) {
   Fixture f;
   f.fake.delay_copies(2000);
   OnDevice memory(4 * kPage);
-  auto lease = f.staging->lease(4 * kPage, 4 * kPage, Deadline::after(1));
-  CHECK(bool(lease));
-  for (uint64_t i = 0; i < 4 * kPage; ++i) lease.data()[i] = static_cast<uint8_t>(i % 251);
+  auto loan = f.staging->borrow(4 * kPage, 4 * kPage, Deadline::after(1));
+  CHECK(bool(loan));
+  for (uint64_t i = 0; i < 4 * kPage; ++i) loan.data()[i] = static_cast<uint8_t>(i % 251);
   // backwards, so that nothing can be merged
   std::vector<DeviceCopy> copies;
   for (uint64_t i = 4; i-- > 0;)
-    copies.push_back({memory.address() + i * kPage, lease.data() + i * kPage, kPage});
+    copies.push_back({memory.address() + i * kPage, loan.data() + i * kPage, kPage});
   CHECK(f.device->copy(copies, Direction::kToDevice, &f.error) == CopyOutcome::kDone);
-  CHECK(memory.bytes() == std::vector<uint8_t>(lease.data(), lease.data() + 4 * kPage));
+  CHECK(memory.bytes() == std::vector<uint8_t>(loan.data(), loan.data() + 4 * kPage));
   const auto there = memory.bytes();
-  std::memset(lease.data(), 0, 4 * kPage);
+  std::memset(loan.data(), 0, 4 * kPage);
   CHECK(f.device->copy(copies, Direction::kToHost, &f.error) == CopyOutcome::kDone);
-  CHECK(there == std::vector<uint8_t>(lease.data(), lease.data() + 4 * kPage));
+  CHECK(there == std::vector<uint8_t>(loan.data(), loan.data() + 4 * kPage));
 }
 
 TEST(cuda_copies_that_nobody_waits_for_are_seen_to_be_incomplete) {
   Fixture f;
   OnDevice memory(4 * kPage);
   memory.fill(1);
-  auto lease = f.staging->lease(4 * kPage, 4 * kPage, Deadline::after(1));
-  std::memset(lease.data(), 2, 4 * kPage);
+  auto loan = f.staging->borrow(4 * kPage, 4 * kPage, Deadline::after(1));
+  std::memset(loan.data(), 2, 4 * kPage);
   f.fake.lie_about_events(1);  // breaks the wait
   f.fake.hold(1, 0);
-  const DeviceCopy copy{memory.address(), lease.data(), 4 * kPage};
+  const DeviceCopy copy{memory.address(), loan.data(), 4 * kPage};
   CHECK(f.device->copy({&copy, 1}, Direction::kToDevice, &f.error) == CopyOutcome::kDone);
   CHECK(all_are(memory.bytes().data(), 4 * kPage, 1));
-  std::memset(lease.data(), 3, 4 * kPage);  // as the next round would
+  std::memset(loan.data(), 3, 4 * kPage);  // as the next round would
   f.fake.hold(0, 0);
   while (f.fake.counts().queued > 0) std::this_thread::yield();
   CHECK(all_are(memory.bytes().data(), 4 * kPage, 3));  // the next round's bytes
@@ -96,11 +96,11 @@ TEST(cuda_copies_that_nobody_waits_for_are_seen_to_be_incomplete) {
 TEST(cuda_neighbours_go_as_one_copy) {
   Fixture f;
   OnDevice memory(8 * kPage);
-  auto lease = f.staging->lease(4 * kPage, 4 * kPage, Deadline::after(1));
+  auto loan = f.staging->borrow(4 * kPage, 4 * kPage, Deadline::after(1));
   const FakeCudaCounts before = f.fake.counts();
   std::vector<DeviceCopy> copies;
   for (uint64_t i = 0; i < 4; ++i)
-    copies.push_back({memory.address() + i * kPage, lease.data() + i * kPage, kPage});
+    copies.push_back({memory.address() + i * kPage, loan.data() + i * kPage, kPage});
   CHECK(f.device->copy(copies, Direction::kToDevice, &f.error) == CopyOutcome::kDone);
   CHECK_EQ(f.fake.counts().copies_to_device - before.copies_to_device, 1);
   CHECK_EQ(f.fake.counts().copied_bytes - before.copied_bytes, static_cast<int64_t>(4 * kPage));
@@ -123,11 +123,11 @@ TEST(cuda_addresses_are_told_apart) {
 TEST(cuda_a_copy_that_is_refused_waits_for_those_before_it) {
   Fixture f;
   OnDevice memory(2 * kPage);
-  auto lease = f.staging->lease(2 * kPage, 2 * kPage, Deadline::after(1));
-  std::memset(lease.data(), 7, 2 * kPage);
+  auto loan = f.staging->borrow(2 * kPage, 2 * kPage, Deadline::after(1));
+  std::memset(loan.data(), 7, 2 * kPage);
   f.fake.delay_copies(5000);
-  const DeviceCopy copies[] = {{memory.address() + kPage, lease.data() + kPage, kPage},
-                               {memory.address() + 2 * kPage, lease.data(), kPage}};  // outside
+  const DeviceCopy copies[] = {{memory.address() + kPage, loan.data() + kPage, kPage},
+                               {memory.address() + 2 * kPage, loan.data(), kPage}};  // outside
   CHECK(f.device->copy(copies, Direction::kToDevice, &f.error) == CopyOutcome::kFailed);
   CHECK(f.error.find("cuMemcpyHtoDAsync of 65536 bytes: CUDA_ERROR_INVALID_VALUE") != std::string::npos);
   CHECK_EQ(f.fake.counts().queued, 0);
@@ -142,21 +142,21 @@ TEST(cuda_a_lost_device_says_so_and_its_staging_is_never_lent_again) {
   auto device = Device::open(1, &error);
   auto staging = Staging::create(device, 4 * kPage, &error);
   OnDevice memory(kPage, 1);
-  auto lease = staging->lease(kPage, kPage, Deadline::after(1));
+  auto loan = staging->borrow(kPage, kPage, Deadline::after(1));
   fake.hold(1, 0);
   std::thread loses([&] {
     while (fake.counts().queued == 0) std::this_thread::yield();
     fake.lose(1);
   });
-  const DeviceCopy copy{memory.address(), lease.data(), kPage};
+  const DeviceCopy copy{memory.address(), loan.data(), kPage};
   CHECK(device->copy({&copy, 1}, Direction::kToHost, &error) == CopyOutcome::kLost);
   loses.join();
   CHECK(device->is_lost());
   CHECK(error.find("CUDA device 1: waiting for copies: CUDA_ERROR_LAUNCH_FAILED") != std::string::npos);
-  lease.abandon();
+  loan.abandon();
   CHECK_EQ(staging->stats().lost_bytes, kPage);
-  CHECK(!staging->lease(4 * kPage, 4 * kPage, Deadline::after(0)));
-  CHECK(bool(staging->lease(2 * kPage, 2 * kPage, Deadline::after(0))));
+  CHECK(!staging->borrow(4 * kPage, 4 * kPage, Deadline::after(0)));
+  CHECK(bool(staging->borrow(2 * kPage, 2 * kPage, Deadline::after(0))));
   CHECK(device->copy({&copy, 1}, Direction::kToHost, &error) == CopyOutcome::kFailed);  // at once
   CHECK(error.find("was lost by an earlier error") != std::string::npos);
   fake.reset();
@@ -164,14 +164,14 @@ TEST(cuda_a_lost_device_says_so_and_its_staging_is_never_lent_again) {
 
 TEST(cuda_staging_waits_for_room_in_the_order_of_asking_and_until_the_deadline) {
   Fixture f;
-  auto all = f.staging->lease(8 * kPage, 8 * kPage, Deadline::after(1));
+  auto all = f.staging->borrow(8 * kPage, 8 * kPage, Deadline::after(1));
   CHECK(bool(all));
-  CHECK(!f.staging->lease(kPage, kPage, Deadline::after(0.01)));
-  CHECK(!f.staging->lease(9 * kPage, 9 * kPage, Deadline::after(100)));  // never: at once
+  CHECK(!f.staging->borrow(kPage, kPage, Deadline::after(0.01)));
+  CHECK(!f.staging->borrow(9 * kPage, 9 * kPage, Deadline::after(100)));  // never: at once
   std::atomic<bool> has_room = false;
   std::thread waits([&] {
-    auto lease = f.staging->lease(8 * kPage, 8 * kPage, Deadline::after(60));
-    has_room = bool(lease);
+    auto loan = f.staging->borrow(8 * kPage, 8 * kPage, Deadline::after(60));
+    has_room = bool(loan);
   });
   all.release();
   waits.join();
@@ -181,13 +181,13 @@ TEST(cuda_staging_waits_for_room_in_the_order_of_asking_and_until_the_deadline) 
 
 TEST(cuda_staging_gives_half_at_most_unless_more_is_needed) {
   Fixture f;
-  auto half = f.staging->lease(kPage, 100 * kPage, Deadline::after(1));
+  auto half = f.staging->borrow(kPage, 100 * kPage, Deadline::after(1));
   CHECK_EQ(half.nbytes(), 4 * kPage);
-  auto more = f.staging->lease(kPage, 100 * kPage, Deadline::after(1));
+  auto more = f.staging->borrow(kPage, 100 * kPage, Deadline::after(1));
   CHECK_EQ(more.nbytes(), 4 * kPage);
   half.release();
   more.release();
-  auto whole = f.staging->lease(5 * kPage, 5 * kPage, Deadline::after(1));
+  auto whole = f.staging->borrow(5 * kPage, 5 * kPage, Deadline::after(1));
   CHECK_EQ(whole.nbytes(), 8 * kPage);
 }
 
@@ -240,14 +240,14 @@ TEST(cuda_many_threads_copy_at_once_and_every_byte_is_theirs) {
     threads.emplace_back([&, t] {
       std::string error;
       for (uint8_t round = 0; round < 20; ++round) {
-        auto lease = f.staging->lease(2 * kPage, 2 * kPage, Deadline::after(60));
+        auto loan = f.staging->borrow(2 * kPage, 2 * kPage, Deadline::after(60));
         const auto value = static_cast<uint8_t>(t * 20 + round);
-        std::memset(lease.data(), value, kPage);
-        const DeviceCopy there{memory.address() + t * kPage, lease.data(), kPage};
-        const DeviceCopy back{memory.address() + t * kPage, lease.data() + kPage, kPage};
+        std::memset(loan.data(), value, kPage);
+        const DeviceCopy there{memory.address() + t * kPage, loan.data(), kPage};
+        const DeviceCopy back{memory.address() + t * kPage, loan.data() + kPage, kPage};
         if (f.device->copy({&there, 1}, Direction::kToDevice, &error) != CopyOutcome::kDone ||
             f.device->copy({&back, 1}, Direction::kToHost, &error) != CopyOutcome::kDone ||
-            !all_are(lease.data() + kPage, kPage, value)) {
+            !all_are(loan.data() + kPage, kPage, value)) {
           ++n_wrong;
         }
       }
@@ -264,15 +264,15 @@ TEST(cuda_pieces_go_to_the_devices_they_are_of_and_only_if_chosen) {
   OnDevice here(2 * kPage, 0), there(2 * kPage, 1);
   here.fill(9);
   there.fill(9);
-  auto lease = f.staging->lease(4 * kPage, 4 * kPage, Deadline::after(1));
+  auto loan = f.staging->borrow(4 * kPage, 4 * kPage, Deadline::after(1));
   std::vector<Piece> on_device, on_host;
   for (uint64_t page = 0; page < 2; ++page) {
     on_device.push_back({static_cast<int64_t>(here.address() + page * kPage), kPage});
     on_device.push_back({static_cast<int64_t>(there.address() + page * kPage), kPage});
   }
   for (uint64_t i = 0; i < 4; ++i) {
-    on_host.push_back({reinterpret_cast<int64_t>(lease.data() + i * kPage), kPage});
-    std::memset(lease.data() + i * kPage, static_cast<int>(i), kPage);
+    on_host.push_back({reinterpret_cast<int64_t>(loan.data() + i * kPage), kPage});
+    std::memset(loan.data() + i * kPage, static_cast<int>(i), kPage);
   }
   const int32_t device_of[] = {0, 1, 0, 1};
   const uint8_t chosen[] = {0, 1};

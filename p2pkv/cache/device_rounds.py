@@ -63,13 +63,13 @@ class DevicePages:
         if run.problem is not None:
             self._metrics.count(self._metrics.missed_pages, run.problem, n)
             return outcomes
-        with self._lease(run, deadline) as lease:
+        with self._borrow(run, deadline) as loan:
             first = 0
-            while lease is not None and first < n and time.monotonic() < deadline and not run.is_broken:
-                rows = slice(first, run.fill(first, lease))
-                part = run.part(rows, lease)
+            while loan is not None and first < n and time.monotonic() < deadline and not run.is_broken:
+                rows = slice(first, run.fill(first, loan))
+                part = run.part(rows, loan)
                 hits = fetch_to_host(part, deadline)
-                if hits.any() and not self._copy(run, lease, rows, part.pieces, hits, is_to_device=True):
+                if hits.any() and not self._copy(run, loan, rows, part.pieces, hits, is_to_device=True):
                     self._metrics.count(self._metrics.missed_pages, "device", int(np.count_nonzero(hits)))
                     hits[:] = 0
                 outcomes[rows] = hits
@@ -104,11 +104,11 @@ class DevicePages:
         last = len(run.call.ids)
         statuses = np.full(last, PoolStatus.NOT_TRIED, np.uint8)
         nbytes = 0
-        with self._lease(run, deadline) as lease:
-            while lease is not None and last > 0 and time.monotonic() < deadline and not run.is_broken:
-                rows = slice(run.fill_backwards(last, lease), last)
-                part = run.part(rows, lease)
-                if self._copy(run, lease, rows, part.pieces, None, is_to_device=False):
+        with self._borrow(run, deadline) as loan:
+            while loan is not None and last > 0 and time.monotonic() < deadline and not run.is_broken:
+                rows = slice(run.fill_backwards(last, loan), last)
+                part = run.part(rows, loan)
+                if self._copy(run, loan, rows, part.pieces, None, is_to_device=False):
                     stored = self._pool.publish(part.ids, part.pieces)
                     statuses[rows] = stored.statuses
                     nbytes += stored.nbytes
@@ -156,21 +156,21 @@ class DevicePages:
                 self._devices.report(problem, run.devices)
 
     @contextmanager
-    def _lease(self, run: _Run, deadline: float) -> Iterator[_native.CudaLease | None]:
+    def _borrow(self, run: _Run, deadline: float) -> Iterator[_native.CudaLoan | None]:
         """Yield room for at least the largest page, or None if there is none in time."""
         lengths = run.call.lengths
         left = max(0.0, deadline - time.monotonic())
-        lease = run.staging.native.lease(int(lengths.max()), int(lengths.sum()), left)
+        loan = run.staging.native.borrow(int(lengths.max()), int(lengths.sum()), left)
         try:
-            yield lease
+            yield loan
         finally:
-            if lease is not None:
-                lease.release()
+            if loan is not None:
+                loan.release()
 
     def _copy(
         self,
         run: _Run,
-        lease: _native.CudaLease,
+        loan: _native.CudaLoan,
         rows: slice,
         staged: NDArray[np.int64],
         chosen: NDArray[np.uint8] | None,
@@ -184,7 +184,7 @@ class DevicePages:
         if copied != _Copied.DONE:
             self._devices.report(error, run.devices)
             if copied == _Copied.LOST:
-                lease.abandon()
+                loan.abandon()
             return False
         lengths = run.call.lengths[rows]
         nbytes = int(lengths.sum() if chosen is None else lengths[chosen == 1].sum())
@@ -215,21 +215,21 @@ class _Run:
         """Whether a device of it is lost."""
         return any(device.is_lost for device in self.devices)
 
-    def fill(self, first: int, lease: _native.CudaLease) -> int:
-        """Return the page after the last that the lease has room for, from ``first`` on."""
+    def fill(self, first: int, loan: _native.CudaLoan) -> int:
+        """Return the page after the last that the loan has room for, from ``first`` on."""
         begin = int(self._ends[first] - self.call.lengths[first])
-        return int(np.searchsorted(self._ends, begin + lease.nbytes, side="right"))
+        return int(np.searchsorted(self._ends, begin + loan.nbytes, side="right"))
 
-    def fill_backwards(self, last: int, lease: _native.CudaLease) -> int:
-        """Return the first page of those before ``last`` that the lease has room for."""
+    def fill_backwards(self, last: int, loan: _native.CudaLoan) -> int:
+        """Return the first page of those before ``last`` that the loan has room for."""
         begins = self._ends - self.call.lengths
-        return int(np.searchsorted(begins, int(self._ends[last - 1]) - lease.nbytes, side="left"))
+        return int(np.searchsorted(begins, int(self._ends[last - 1]) - loan.nbytes, side="left"))
 
-    def part(self, rows: slice, lease: _native.CudaLease) -> PageCall:
+    def part(self, rows: slice, loan: _native.CudaLoan) -> PageCall:
         """Return the call for these pages, in the staging instead: one behind the other."""
         pieces = self.call.pieces[rows].copy()
         lengths = pieces[:, :, 1].reshape(-1)
-        pieces[:, :, 0] = (lease.address + np.cumsum(lengths) - lengths).reshape(pieces.shape[:2])
+        pieces[:, :, 0] = (loan.address + np.cumsum(lengths) - lengths).reshape(pieces.shape[:2])
         return PageCall(
             self.call.ids[rows],
             pieces,

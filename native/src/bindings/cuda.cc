@@ -99,9 +99,9 @@ std::tuple<int, std::string> wait(cuda::StreamMark& mark, double timeout) {
 }
 
 // None: no room in time.
-std::optional<Staging::Lease> lease(Staging& staging, uint64_t least, uint64_t wanted, double timeout) {
+std::optional<Staging::Loan> borrow(Staging& staging, uint64_t least, uint64_t wanted, double timeout) {
   const nb::gil_scoped_release unlocked;
-  Staging::Lease given = staging.lease(least, wanted, Deadline::after(timeout));
+  Staging::Loan given = staging.borrow(least, wanted, Deadline::after(timeout));
   if (!given) return std::nullopt;
   return given;
 }
@@ -160,19 +160,19 @@ void bind_cuda(nb::module_& m) {
       .def_prop_ro("is_lost", &Device::is_lost)
       .def("mark", &mark, "stream"_a);
   nb::class_<cuda::StreamMark>(m, "CudaMark").def("wait", &wait, "timeout"_a);
-  nb::class_<Staging::Lease>(m, "CudaLease")
+  nb::class_<Staging::Loan>(m, "CudaLoan")
       .def_prop_ro(
           "address",
-          [](const Staging::Lease& self) { return self ? reinterpret_cast<uintptr_t>(self.data()) : 0; })
-      .def_prop_ro("nbytes", &Staging::Lease::nbytes)
-      .def("release", &Staging::Lease::release)
-      .def("abandon", &Staging::Lease::abandon);
+          [](const Staging::Loan& self) { return self ? reinterpret_cast<uintptr_t>(self.data()) : 0; })
+      .def_prop_ro("nbytes", &Staging::Loan::nbytes)
+      .def("release", &Staging::Loan::release)
+      .def("abandon", &Staging::Loan::abandon);
   nb::class_<Staging>(m, "CudaStaging")
       .def_static("create", &create_staging, "device"_a, "nbytes"_a)
       .def_prop_ro("address", [](const Staging& self) { return reinterpret_cast<uintptr_t>(self.base()); })
       .def_prop_ro("nbytes", &Staging::nbytes)
       .def_prop_ro("largest", &Staging::largest)
-      .def("lease", &lease, "least"_a, "wanted"_a, "timeout"_a)
+      .def("borrow", &borrow, "least"_a, "wanted"_a, "timeout"_a)
       .def("stats", [](Staging& self) {
         const cuda::StagingStats stats = self.stats();
         nb::dict out;

@@ -116,7 +116,7 @@ class PrimaryContextDevice final : public Device {
       return CopyOutcome::kFailed;
     }
     EventHandle event;
-    if (!lease_event(&event, error)) return CopyOutcome::kFailed;
+    if (!take_event(&event, error)) return CopyOutcome::kFailed;
     const StreamHandle stream = streams_[static_cast<size_t>(direction)];
     bool is_queued = queue(copies, direction, stream, error);
     // Whatever was queued before it failed must have ended before anybody else gets the memory.
@@ -201,7 +201,7 @@ class PrimaryContextDevice final : public Device {
     return true;
   }
 
-  bool lease_event(EventHandle* event, std::string* error) {
+  bool take_event(EventHandle* event, std::string* error) {
     {
       const std::lock_guard lock(mutex_);
       if (!idle_events_.empty()) {

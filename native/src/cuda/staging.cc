@@ -58,7 +58,7 @@ Staging::~Staging() {
   if (owner_ == nullptr) munmap(base_, nbytes_);
 }
 
-Staging::Lease Staging::lease(uint64_t least, uint64_t wanted, const Deadline& deadline) {
+Staging::Loan Staging::borrow(uint64_t least, uint64_t wanted, const Deadline& deadline) {
   if (least > largest()) return {};
   std::unique_lock lock(mutex_);
   const int here = 0;
@@ -72,7 +72,7 @@ Staging::Lease Staging::lease(uint64_t least, uint64_t wanted, const Deadline& d
   waiting_.erase(place);
   changed_.notify_all();  // the next in the row may be served, or be the first now
   if (!is_in_time) return {};
-  return Lease(shared_from_this(), granule, uint64_t{kGranule} << buddy_.order_of(granule));
+  return Loan(shared_from_this(), granule, uint64_t{kGranule} << buddy_.order_of(granule));
 }
 
 uint32_t Staging::take(uint64_t least, uint64_t wanted) {
@@ -94,7 +94,7 @@ StagingStats Staging::stats() {
   return {nbytes_, nbytes_ - uint64_t{buddy_.n_free()} * kGranule, lost_bytes_};
 }
 
-void Staging::Lease::release() {
+void Staging::Loan::release() {
   if (owner_ == nullptr) return;
   {
     const std::lock_guard lock(owner_->mutex_);
@@ -104,7 +104,7 @@ void Staging::Lease::release() {
   owner_.reset();
 }
 
-void Staging::Lease::abandon() {
+void Staging::Loan::abandon() {
   if (owner_ == nullptr) return;
   {
     const std::lock_guard lock(owner_->mutex_);

@@ -24,21 +24,21 @@ struct StagingStats {
   uint64_t lost_bytes = 0;  // of used_bytes: abandoned, and never lent again
 };
 
-// Thread-safe. Its memory stays until the last lease is gone, and for ever if one was abandoned.
+// Thread-safe. Its memory stays until the last loan is given back, and for ever if one was abandoned.
 class Staging : public std::enable_shared_from_this<Staging> {
  public:
   static constexpr uint64_t kGranule = 65536;
 
   // A piece of the memory, given back when it goes.
-  class Lease {
+  class Loan {
    public:
-    Lease() = default;
-    Lease(std::shared_ptr<Staging> owner, uint32_t granule, uint64_t nbytes)
+    Loan() = default;
+    Loan(std::shared_ptr<Staging> owner, uint32_t granule, uint64_t nbytes)
         : owner_(std::move(owner)), granule_(granule), nbytes_(nbytes) {}
-    ~Lease() { release(); }
-    Lease(Lease&& other) noexcept
+    ~Loan() { release(); }
+    Loan(Loan&& other) noexcept
         : owner_(std::move(other.owner_)), granule_(other.granule_), nbytes_(other.nbytes_) {}
-    Lease& operator=(Lease&& other) noexcept {
+    Loan& operator=(Loan&& other) noexcept {
       if (this != &other) {
         release();
         owner_ = std::move(other.owner_);
@@ -74,7 +74,7 @@ class Staging : public std::enable_shared_from_this<Staging> {
   // `wanted` bytes or what there is of them, at least `least`, in the order of asking; waits for others to
   // give back. At most half of all unless `least` is more, so that two calls can work at once. Empty: the
   // deadline has passed, or `least` is more than `largest()`.
-  Lease lease(uint64_t least, uint64_t wanted, const Deadline& deadline);
+  Loan borrow(uint64_t least, uint64_t wanted, const Deadline& deadline);
 
   uint8_t* base() const { return base_; }
   uint64_t nbytes() const { return nbytes_; }

@@ -36,21 +36,21 @@ void Landing::read(PeerReader& reader, std::vector<PullRow>& rows, StreamPoint* 
   size_t row = 0;
   uint64_t offset = 0;  // in that row
   while (row < on_devices.size()) {
-    auto lease = area_->lease(1, std::min(left, area_->piece_nbytes()), deadline, gives_up);
-    if (!lease || job.is_broken()) {
-      area_->release(std::move(lease));
+    auto loan = area_->borrow(1, std::min(left, area_->piece_nbytes()), deadline, gives_up);
+    if (!loan || job.is_broken()) {
+      area_->release(std::move(loan));
       break;
     }
-    const auto pieces = cut(on_devices, lease.nbytes(), &row, &offset);
+    const auto pieces = cut(on_devices, loan.nbytes(), &row, &offset);
     for (const Piece& piece : pieces) left -= std::min(left, StagingArea::padded(piece.nbytes));
-    read_pieces(reader, on_devices, pieces, &lease, point, deadline, job);
-    area_->release(std::move(lease));
+    read_pieces(reader, on_devices, pieces, &loan, point, deadline, job);
+    area_->release(std::move(loan));
   }
   for (size_t i = row; i < on_devices.size(); ++i)
     settle(*on_devices[i], job.is_broken() ? Status::kCanceled : Status::kTimedOut);
 }
 
-// What fits into a lease, from `row` and `offset` on, which are moved behind it.
+// What fits into a loan, from `row` and `offset` on, which are moved behind it.
 std::vector<Landing::Piece> Landing::cut(const std::vector<PullRow*>& rows, uint64_t room, size_t* row,
                                          uint64_t* offset) const {
   std::vector<Piece> pieces;
@@ -68,11 +68,11 @@ std::vector<Landing::Piece> Landing::cut(const std::vector<PullRow*>& rows, uint
 }
 
 void Landing::read_pieces(PeerReader& reader, std::vector<PullRow*>& rows, const std::vector<Piece>& pieces,
-                          cuda::Staging::Lease* lease, StreamPoint* point, const Deadline& deadline,
+                          cuda::Staging::Loan* loan, StreamPoint* point, const Deadline& deadline,
                           PullJob& job) {
   std::vector<PullRow> reads;
   reads.reserve(pieces.size());
-  const uint64_t base = area_->offset_of(*lease);
+  const uint64_t base = area_->offset_of(*loan);
   for (const Piece& piece : pieces) {
     RowRecord remote = rows[piece.row]->remote;
     remote.offset += piece.offset;
@@ -86,10 +86,10 @@ void Landing::read_pieces(PeerReader& reader, std::vector<PullRow*>& rows, const
     settle(row, reads[i].status);
     if (reads[i].status != Status::kOk) continue;
     const uint64_t to = row.local->address + row.local_offset + pieces[i].offset;
-    landed.push_back({row.local->device, {to, lease->data() + pieces[i].staged_at, pieces[i].nbytes}});
+    landed.push_back({row.local->device, {to, loan->data() + pieces[i].staged_at, pieces[i].nbytes}});
   }
   const auto gives_up = [&job] { return job.is_broken(); };
-  if (!copy(landed, point, deadline, gives_up)) lease->abandon();
+  if (!copy(landed, point, deadline, gives_up)) loan->abandon();
   for (size_t i = 0, n = 0; i < pieces.size(); ++i) {
     if (reads[i].status != Status::kOk) continue;
     const RowStatus status = landed[n++].status;

@@ -47,18 +47,18 @@ class Landing {
   std::string failure();
 
  private:
-  // A part of a row that finds room in a lease.
+  // A part of a row that finds room in a loan.
   struct Piece {
     size_t row;
     uint64_t offset;  // in the row
     uint64_t nbytes;
-    uint64_t staged_at;  // in the lease
+    uint64_t staged_at;  // in the loan
   };
 
   std::vector<Piece> cut(const std::vector<PullRow*>& rows, uint64_t room, size_t* row,
                          uint64_t* offset) const;
   void read_pieces(PeerReader& reader, std::vector<PullRow*>& rows, const std::vector<Piece>& pieces,
-                   cuda::Staging::Lease* lease, StreamPoint* point, const Deadline& deadline, PullJob& job);
+                   cuda::Staging::Loan* loan, StreamPoint* point, const Deadline& deadline, PullJob& job);
 
   const std::shared_ptr<StagingArea> area_;
   std::atomic<uint64_t> n_bytes_{0};

@@ -124,7 +124,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   std::shared_ptr<StagingArea> staging_;                 // null: no memory of devices was registered
   std::deque<std::shared_ptr<Outgoing>> staging_queue_;  // in the order of offering and asking
   std::shared_ptr<Outgoing> copying_;                    // by the stager, now
-  cuda::Staging::Lease room_;                            // for the first of the queue
+  cuda::Staging::Loan room_;                             // for the first of the queue
   std::string device_failure_;
   std::condition_variable to_stage_;  // something is queued, or there is room
   std::condition_variable copied_;

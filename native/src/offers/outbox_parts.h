@@ -49,7 +49,7 @@ class Outbox::Outgoing final : public Offer {
   RowStatuses statuses_now;
   bool is_done = false;
   std::vector<std::weak_ptr<Link>> told;
-  cuda::Staging::Lease staged;  // row after row, padded: what peers read instead
+  cuda::Staging::Loan staged;  // row after row, padded: what peers read instead
   std::condition_variable settled;
 
  private:

@@ -90,7 +90,7 @@ void Outbox::stage() {
 bool Outbox::take_first() {
   while (!staging_queue_.empty() && staging_queue_.front()->is_done) staging_queue_.pop_front();
   if (staging_queue_.empty()) return false;
-  room_ = staging_->try_lease(staged_nbytes(staging_queue_.front()->placed));
+  room_ = staging_->try_borrow(staged_nbytes(staging_queue_.front()->placed));
   if (!room_) return false;
   copying_ = std::move(staging_queue_.front());
   staging_queue_.pop_front();

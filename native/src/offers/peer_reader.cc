@@ -58,7 +58,7 @@ void PeerReader::read_group(std::vector<PullRow*>& rows, const Deadline& deadlin
   for (size_t attempt = 0; known && attempt < ways_.size() + 2 && !rows.empty(); ++attempt) {
     if (job.is_broken() || deadline.passed()) break;
     std::string region;
-    auto connection = lease(*known, deadline, job, &region);
+    auto connection = borrow(*known, deadline, job, &region);
     if (!connection) break;
     const Status worst = read_over(*connection, region, rows, deadline, job);
     give_back(std::move(connection), worst);
@@ -129,9 +129,9 @@ std::optional<std::vector<WayMessage>> PeerReader::describe(uint32_t source, con
   return known;
 }
 
-std::unique_ptr<PeerReader::Connection> PeerReader::lease(const std::vector<WayMessage>& known,
-                                                          const Deadline& deadline, const PullJob& job,
-                                                          std::string* region) {
+std::unique_ptr<PeerReader::Connection> PeerReader::borrow(const std::vector<WayMessage>& known,
+                                                           const Deadline& deadline, const PullJob& job,
+                                                           std::string* region) {
   for (size_t way = 0; way < ways_.size(); ++way) {
     const auto described = std::find_if(known.begin(), known.end(), [&](const WayMessage& candidate) {
       return candidate.name == ways_[way].name && candidate.domain == ways_[way].transport->domain();

@@ -82,8 +82,8 @@ class PeerReader {
                    const Deadline& deadline, PullJob& job);
   std::optional<std::vector<WayMessage>> describe(uint32_t source, const Deadline& deadline,
                                                   const PullJob& job);
-  std::unique_ptr<Connection> lease(const std::vector<WayMessage>& known, const Deadline& deadline,
-                                    const PullJob& job, std::string* region);
+  std::unique_ptr<Connection> borrow(const std::vector<WayMessage>& known, const Deadline& deadline,
+                                     const PullJob& job, std::string* region);
   std::unique_ptr<Connection> open(size_t way, const Deadline& deadline, const PullJob& job);
   void give_back(std::unique_ptr<Connection> connection, Status worst);
   std::optional<std::string> ask(Kind kind, std::string_view body, const Deadline& deadline,

@@ -35,24 +35,24 @@ std::shared_ptr<StagingArea> StagingArea::create(const std::shared_ptr<cuda::Dev
       new StagingArea(std::move(staging), std::make_shared<const Memory>(std::move(memory))));
 }
 
-cuda::Staging::Lease StagingArea::lease(uint64_t least, uint64_t wanted, const Deadline& deadline,
+cuda::Staging::Loan StagingArea::borrow(uint64_t least, uint64_t wanted, const Deadline& deadline,
                                         const std::function<bool()>& gives_up) {
   std::unique_lock lock(mutex_);
-  cuda::Staging::Lease lease;
+  cuda::Staging::Loan loan;
   changed_.wait_until(lock, deadline.at(), [&] {
     if (gives_up()) return true;
-    lease = staging_->lease(least, wanted, Deadline::after(0));
-    return bool(lease);
+    loan = staging_->borrow(least, wanted, Deadline::after(0));
+    return bool(loan);
   });
-  return lease;
+  return loan;
 }
 
-cuda::Staging::Lease StagingArea::try_lease(uint64_t nbytes) {
-  return staging_->lease(nbytes, nbytes, Deadline::after(0));
+cuda::Staging::Loan StagingArea::try_borrow(uint64_t nbytes) {
+  return staging_->borrow(nbytes, nbytes, Deadline::after(0));
 }
 
-void StagingArea::release(cuda::Staging::Lease lease) {
-  lease.release();
+void StagingArea::release(cuda::Staging::Loan loan) {
+  loan.release();
   wake();
 }
 

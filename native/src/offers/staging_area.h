@@ -20,7 +20,7 @@ namespace p2pkv::offers {
 // Thread-safe. Known to every transport of the node, all of which read what is shared memory.
 class StagingArea {
  public:
-  // What a row takes of a lease. Only of rows whose sum was checked when they came.
+  // What a row takes of a loan. Only of rows whose sum was checked when they came.
   static uint64_t padded(uint64_t nbytes) {
     return (nbytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
   }
@@ -33,21 +33,21 @@ class StagingArea {
   ~StagingArea() { close(); }
 
   // Blocks for room until the deadline, or until `gives_up` says so after `wake`. Empty: no room.
-  cuda::Staging::Lease lease(uint64_t least, uint64_t wanted, const Deadline& deadline,
+  cuda::Staging::Loan borrow(uint64_t least, uint64_t wanted, const Deadline& deadline,
                              const std::function<bool()>& gives_up);
   // At once or not at all.
-  cuda::Staging::Lease try_lease(uint64_t nbytes);
+  cuda::Staging::Loan try_borrow(uint64_t nbytes);
   // Gives back, and lets those who wait look again.
-  void release(cuda::Staging::Lease lease);
+  void release(cuda::Staging::Loan lease);
   void wake();
 
   // As a row's local or remote memory. Its id is set when it is registered.
   const std::shared_ptr<const Memory>& memory() const { return memory_; }
   void set_memory(std::shared_ptr<const Memory> memory) { memory_ = std::move(memory); }
-  uint64_t offset_of(const cuda::Staging::Lease& lease) const {
-    return static_cast<uint64_t>(lease.data() - staging_->base());
+  uint64_t offset_of(const cuda::Staging::Loan& loan) const {
+    return static_cast<uint64_t>(loan.data() - staging_->base());
   }
-  // The most that one lease can be of, and the most that one should be of, so that others find room.
+  // The most that one loan can be of, and the most that one should be of, so that others find room.
   uint64_t largest() const { return staging_->largest(); }
   uint64_t piece_nbytes() const;
   uint64_t used_nbytes() { return staging_->stats().used_bytes; }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "transports/leased_endpoint.h"
+#include "transports/batch_endpoint.h"
 #include "transports/shm/frames.h"
 #include "transports/shm/mappings.h"
 #include "transports/shm/server.h"
@@ -33,7 +33,7 @@ struct ShmHome {
 
 // The connection is made and the regions are asked for without blocking, in bind() and attach(); the replies
 // are taken when the first read needs them. After that the socket only tells whether the owner lives.
-class ShmEndpoint final : public LeasedEndpoint {
+class ShmEndpoint final : public BatchEndpoint {
  public:
   explicit ShmEndpoint(ShmHome home);
   ~ShmEndpoint() override { close(); }

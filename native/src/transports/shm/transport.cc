@@ -8,7 +8,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "transports/leased_endpoint.h"
+#include "transports/batch_endpoint.h"
 #include "transports/shm/frames.h"
 #include "transports/shm/mappings.h"
 #include "transports/shm/reader.h"

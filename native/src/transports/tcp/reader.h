@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/thread.h"
-#include "transports/leased_endpoint.h"
+#include "transports/batch_endpoint.h"
 #include "transports/tcp/server.h"
 #include "transports/tcp/stream.h"
 
@@ -44,7 +44,7 @@ struct TcpHome {
 // How `server` presents itself to a reader that makes up to `n_tokens` connections under one grant.
 std::string make_blob(Server& server, uint32_t n_streams, uint32_t n_tokens, uint64_t grant);
 
-class TcpEndpoint final : public LeasedEndpoint {
+class TcpEndpoint final : public BatchEndpoint {
  public:
   explicit TcpEndpoint(TcpHome home);
   ~TcpEndpoint() override { close(); }

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "transports/leased_endpoint.h"
+#include "transports/batch_endpoint.h"
 #include "transports/tcp/frames.h"
 #include "transports/tcp/reader.h"
 #include "transports/tcp/server.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/thread.h"
-#include "transports/leased_endpoint.h"
+#include "transports/batch_endpoint.h"
 #include "transports/ucx/line.h"
 #include "transports/ucx/line_ender.h"
 #include "transports/ucx/server.h"
@@ -23,7 +23,7 @@ struct UcxHome {
 // How `server` presents itself to a reader under one grant.
 std::string make_blob(Server& server, uint64_t grant);
 
-class UcxEndpoint final : public LeasedEndpoint {
+class UcxEndpoint final : public BatchEndpoint {
  public:
   explicit UcxEndpoint(UcxHome home);
   ~UcxEndpoint() override { close(); }

@@ -4,7 +4,7 @@
 
 #include <fstream>
 
-#include "transports/leased_endpoint.h"
+#include "transports/batch_endpoint.h"
 #include "transports/transports.h"
 #include "transports/ucx/reader.h"
 #include "transports/ucx/server.h"

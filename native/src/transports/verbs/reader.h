@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "transports/leased_endpoint.h"
+#include "transports/batch_endpoint.h"
 #include "transports/verbs/lane.h"
 
 namespace p2pkv::verbs {
@@ -52,7 +52,7 @@ bool parse_endpoint(std::string_view text, EndpointBlob* blob, std::vector<LaneB
                     std::string* error);
 
 // Its queue pairs are made in describe() and connected in bind().
-class VerbsEndpoint final : public LeasedEndpoint {
+class VerbsEndpoint final : public BatchEndpoint {
  public:
   explicit VerbsEndpoint(VerbsHome home);
   ~VerbsEndpoint() override { close(); }

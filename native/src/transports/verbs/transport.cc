@@ -1,7 +1,7 @@
 // The verbs transport: puts the owner's and the reader's side together.
 #include <unistd.h>
 
-#include "transports/leased_endpoint.h"
+#include "transports/batch_endpoint.h"
 #include "transports/transports.h"
 #include "transports/verbs/memory.h"
 #include "transports/verbs/reader.h"
@@ -49,7 +49,7 @@ class VerbsTransport final : public Transport {
       const auto transport = std::static_pointer_cast<VerbsTransport>(home.lock());
       if (!transport) return;
       for (const auto& endpoint : transport->endpoints_.all()) {
-        static_cast<LeasedEndpoint&>(*endpoint).cancel_reads_into(region);
+        static_cast<BatchEndpoint&>(*endpoint).cancel_reads_into(region);
       }
     };
     auto region = regions_->add(std::move(options));

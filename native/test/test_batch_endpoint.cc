@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "check.h"
-#include "transports/leased_endpoint.h"
+#include "transports/batch_endpoint.h"
 
 using namespace p2pkv;
 
@@ -49,7 +49,7 @@ class ThrowingBatch final : public Batch {
   Log* const log_;
 };
 
-class ThrowingEndpoint final : public LeasedEndpoint {
+class ThrowingEndpoint final : public BatchEndpoint {
  public:
   ThrowingEndpoint(Throws throws, Log* log) : throws_(throws), log_(log) {}
   ~ThrowingEndpoint() override { close(); }

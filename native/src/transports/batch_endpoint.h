@@ -28,7 +28,7 @@ class AttachedRegion : public RemoteRegion {
   const uint64_t size;
 };
 
-class LeasedEndpoint : public Endpoint {
+class BatchEndpoint : public Endpoint {
  public:
   std::string describe() final;
   bool bind(std::string_view remote, std::string* error) final;

@@ -1,4 +1,4 @@
-#include "transports/leased_endpoint.h"
+#include "transports/batch_endpoint.h"
 
 #include <algorithm>
 
@@ -11,13 +11,13 @@ std::shared_ptr<Transfer> all_settled(size_t n_spans, Status status) {
 
 }  // namespace
 
-std::string LeasedEndpoint::describe() {
+std::string BatchEndpoint::describe() {
   const std::lock_guard lock(mutex_);
   if (half_.empty() && !is_closed_) half_ = make_half();
   return half_;
 }
 
-bool LeasedEndpoint::bind(std::string_view remote, std::string* error) {
+bool BatchEndpoint::bind(std::string_view remote, std::string* error) {
   const std::lock_guard lock(mutex_);
   if (is_bound_ || is_closed_) {
     *error = is_closed_ ? "the endpoint is closed" : "the endpoint is bound already";
@@ -28,9 +28,9 @@ bool LeasedEndpoint::bind(std::string_view remote, std::string* error) {
   return is_bound_;
 }
 
-std::shared_ptr<Transfer> LeasedEndpoint::read(std::shared_ptr<MemoryRegion> local,
-                                               std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
-                                               std::vector<Word> words) {
+std::shared_ptr<Transfer> BatchEndpoint::read(std::shared_ptr<MemoryRegion> local,
+                                              std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
+                                              std::vector<Word> words) {
   auto registered = std::dynamic_pointer_cast<RegisteredRegion>(local);
   auto attached = std::dynamic_pointer_cast<AttachedRegion>(remote);
   const bool is_well_formed =
@@ -63,7 +63,7 @@ std::shared_ptr<Transfer> LeasedEndpoint::read(std::shared_ptr<MemoryRegion> loc
   return batch;
 }
 
-void LeasedEndpoint::cancel_reads_into(const RegisteredRegion& region) {
+void BatchEndpoint::cancel_reads_into(const RegisteredRegion& region) {
   std::shared_ptr<Batch> active;
   {
     const std::lock_guard lock(mutex_);
@@ -72,7 +72,7 @@ void LeasedEndpoint::cancel_reads_into(const RegisteredRegion& region) {
   if (active && active->reads_into(region)) active->settle(Status::kCanceled);
 }
 
-void LeasedEndpoint::sever() {
+void BatchEndpoint::sever() {
   if (getpid() != pid_)
     return;  // a forked child shares the sockets: shutting them down would cut its parent off
   const std::lock_guard lock(mutex_);
@@ -81,7 +81,7 @@ void LeasedEndpoint::sever() {
   shutdown_sockets();
 }
 
-void LeasedEndpoint::close() {
+void BatchEndpoint::close() {
   if (getpid() != pid_) return;
   const std::lock_guard closing(closing_);
   if (is_released_) return;
