@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.bench import disk_compression, publish, references
-from p2pkv.bench.arena import Rotation, checksums
 from p2pkv.bench.errors import BenchError
 from p2pkv.bench.keys import keys_at
 from p2pkv.bench.pair import OWNER, Pair
@@ -26,6 +25,7 @@ from p2pkv.bench.peer import Meeting, Peer
 from p2pkv.bench.plan import Plan
 from p2pkv.bench.rounds import Contestant, take_turns, timed
 from p2pkv.bench.rows import KIB, MIB, Row, Target, make_row
+from p2pkv.bench.working_set import Rotation, checksums
 from p2pkv.node import Node
 
 _DISK = "disk"
@@ -37,14 +37,14 @@ _PLAIN = "plain O_DIRECT reader"
 
 def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
     """Measure every case of the plan over its first transport."""
-    with Pair(meeting, plan.transports[0], plan.arena, reader_pool=publish.POOL_NBYTES) as pair:
+    with Pair(meeting, plan.transports[0], plan.working_set, reader_pool=publish.POOL_NBYTES) as pair:
         yield from _publish_rows(pair, plan, meeting.folder)
         yield from _fetch_rows(pair, plan, meeting)
     yield from disk_compression.rows(plan, meeting.folder)
 
 
 def _disk(folder: Path, plan: Plan) -> dict[str, object]:
-    return {"disk_path": str(folder), "disk_size": 4 * plan.arena + 256 * MIB}
+    return {"disk_path": str(folder), "disk_size": 4 * plan.working_set + 256 * MIB}
 
 
 def _publish_rows(pair: Pair, plan: Plan, folder: Path) -> Iterator[Row]:
@@ -105,7 +105,7 @@ class _Fetches:
         settings = {"pool_size": _SMALL_POOL, "transports": [pair.transport]}
         self._peer = undo.enter_context(Peer())
         remote = settings | _disk(self._folder / "remote", plan)
-        self._peer.call("start", config=meeting.settings("far-disk", **remote), arena=plan.arena)
+        self._peer.call("start", config=meeting.settings("far-disk", **remote), working_set=plan.working_set)
         self._start = partial(
             pair.reader, "near-disk", (), pool_size=_SMALL_POOL, disk=_disk(self._folder / "local", plan)
         )

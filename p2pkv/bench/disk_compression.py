@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
-from p2pkv.bench.arena import checksums
 from p2pkv.bench.errors import BenchError
 from p2pkv.bench.plan import Plan
 from p2pkv.bench.rounds import take_turns
 from p2pkv.bench.rows import KIB, MIB, Row, make_row
+from p2pkv.bench.working_set import checksums
 from p2pkv.disk.store import DiskOptions, DiskStore, ReadStatus
 
 _NBYTES = 32 * MIB

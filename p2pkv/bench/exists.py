@@ -18,13 +18,13 @@ _KEYS = (1, 32, 128, 1024)
 _ECHO = "bare ZMQ + CURVE echo"
 _PAGE_NBYTES = 4096
 _CALLS = 400
-_ARENA = 64 * MIB
+_WORKING_SET = 64 * MIB
 
 
 def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
     """Measure the median call of each round, beside an echo of as many bytes."""
     with (
-        Pair(meeting, plan.transports[0], _ARENA) as pair,
+        Pair(meeting, plan.transports[0], _WORKING_SET) as pair,
         EchoClient(*pair.owner.call("serve_echo")) as echo,
     ):
         keys = _published(pair, max(_KEYS))
@@ -47,7 +47,7 @@ def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
 
 def rows_with_busy_owner(meeting: Meeting, plan: Plan) -> Iterator[Row]:
     """Measure the slowest hundredth of calls while the owner's interpreter is held, beside an idle one."""
-    with Pair(meeting, plan.transports[0], _ARENA) as pair:
+    with Pair(meeting, plan.transports[0], _WORKING_SET) as pair:
         keys = _published(pair, 128)
         plan.tell(f"exists, 128 keys, with the owner's GIL held for {plan.gil_seconds:g} s")
         idle = _p99_us(pair, keys, plan.gil_seconds)

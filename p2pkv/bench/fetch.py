@@ -24,7 +24,7 @@ _STREAMS = 4
 def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
     """Measure every case of the plan."""
     for transport in plan.transports:
-        with Pair(meeting, transport, plan.arena) as pair, ExitStack() as undo:
+        with Pair(meeting, transport, plan.working_set) as pair, ExitStack() as undo:
             readers = {_name(transport): pair.node}
             streams = None
             if transport == "tcp":

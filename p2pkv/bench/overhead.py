@@ -25,14 +25,14 @@ _PAGE_NBYTES = 64
 _BATCHES = (1, 32, 128, 512)
 _CALLS = 300
 _PAGES = 4096
-_ARENA = 64 * MIB
+_WORKING_SET = 64 * MIB
 _PER_PAGE_US = 0.1
 _PER_CALL_US = 20.0
 
 
 def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
     """Measure a few sizes of batches, from one thread."""
-    with Pair(meeting, "shm", _ARENA) as pair:
+    with Pair(meeting, "shm", _WORKING_SET) as pair:
         pages = Pages(pair, _PAGE_NBYTES, most=_PAGES)
         for batch in _BATCHES:
             plan.tell(f"overhead, {batch} pages a call")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pkv.bench.arena import Destination, Rotation, Source, checksums
 from p2pkv.bench.errors import BenchError
 from p2pkv.bench.keys import keys_at
 from p2pkv.bench.peer import Meeting, Peer
 from p2pkv.bench.rows import MIB
+from p2pkv.bench.working_set import Destination, Rotation, Source, checksums
 from p2pkv.node import Node
 from p2pkv.transports.base import Transport
 
@@ -31,7 +31,7 @@ class Pair:
         self,
         meeting: Meeting,
         transport: str,
-        arena: int,
+        working_set: int,
         reader_pool: int = 16 * MIB,
         *,
         readable: bool = False,
@@ -41,10 +41,10 @@ class Pair:
             self.transport = transport
             self._readable = readable
             self.owner = undo.enter_context(Peer())
-            settings = meeting.settings(OWNER, transports=[transport], pool_size=arena * 5 // 4 + MIB)
-            self.owner.call("start", config=settings, arena=arena, readable=readable)
-            self.source = Source(arena)
-            self.destination = Destination(arena)
+            settings = meeting.settings(OWNER, transports=[transport], pool_size=working_set * 5 // 4 + MIB)
+            self.owner.call("start", config=settings, working_set=working_set, readable=readable)
+            self.source = Source(working_set)
+            self.destination = Destination(working_set)
             self.node = undo.enter_context(self.reader(READER, (), pool_size=reader_pool))
             self.owner.call("wait_for", n_members=2)
             self._undo = undo.pop_all()

@@ -36,7 +36,7 @@ class Plan:
     """The most calls of one round, for small ones."""
     gil_seconds: float = 10.0
     load_seconds: float = 3.0
-    arena: int = 512 * MIB
+    working_set: int = 512 * MIB
     tell: Callable[[str], None] = print
     """Told what is measured now."""
 
@@ -47,7 +47,7 @@ class Plan:
 
     def fits(self, page_nbytes: int, batch: int, threads: int) -> bool:
         """Whether so many pages can be on their way at once without using up the memory they rotate over."""
-        return page_nbytes * batch * threads <= min(_MOST_AT_ONCE, self.arena // 2)
+        return page_nbytes * batch * threads <= min(_MOST_AT_ONCE, self.working_set // 2)
 
 
 def quick(plan: Plan) -> Plan:
@@ -62,5 +62,5 @@ def quick(plan: Plan) -> Plan:
         round_calls=150,
         gil_seconds=2.0,
         load_seconds=1.0,
-        arena=min(plan.arena, 256 * MIB),
+        working_set=min(plan.working_set, 256 * MIB),
     )

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.bench import references
-from p2pkv.bench.arena import Rotation, checksums
 from p2pkv.bench.errors import BenchError
 from p2pkv.bench.keys import keys_at
 from p2pkv.bench.pair import OWNER, Pair
@@ -18,6 +17,7 @@ from p2pkv.bench.peer import Meeting
 from p2pkv.bench.plan import Plan
 from p2pkv.bench.rounds import Contestant, take_turns, timed
 from p2pkv.bench.rows import KIB, MIB, Row, Target, make_row
+from p2pkv.bench.working_set import Rotation, checksums
 from p2pkv.node import Node
 
 POOL_NBYTES = 256 * MIB
@@ -27,7 +27,7 @@ ROUND_NBYTES = 96 * MIB
 
 def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
     """Measure every case of the plan; the transport takes no part in it."""
-    with Pair(meeting, plan.transports[0], plan.arena, reader_pool=POOL_NBYTES) as pair:
+    with Pair(meeting, plan.transports[0], plan.working_set, reader_pool=POOL_NBYTES) as pair:
         for page_nbytes in plan.pages:
             for batch in plan.batches:
                 for threads in plan.threads:

@@ -18,12 +18,12 @@ def to_json(row: Row) -> str:
     return json.dumps(dataclasses.asdict(row) | {"judged": row.judged, "is_met": row.is_met})
 
 
-def show(console: Console, rows: Sequence[Row], machine: Mapping[str, object], arena: int) -> None:
+def show(console: Console, rows: Sequence[Row], machine: Mapping[str, object], working_set: int) -> None:
     """Print a table a suite, and what fell short."""
     console.print(Text(", ".join(f"{name} {value}" for name, value in machine.items()), style="dim"))
     console.print(
         Text(
-            f"Source and destination are cold: pages rotate over {arena // MIB} MiB on either side. A reference "
+            f"Source and destination are cold: pages rotate over {working_set // MIB} MiB on either side. A reference "
             "shows its median, ours divided by it round by round (median and [least..greatest]), and our best round "
             "divided by its best. Every page that moved was verified.",
             style="dim",

@@ -27,11 +27,11 @@ def rows_under_load(meeting: Meeting, plan: Plan) -> Iterator[Row]:
     plan.tell(f"load: {_PROCESSES} processes start")
     with ExitStack() as undo:
         owner = undo.enter_context(Peer())
-        owner.call("start", config=meeting.settings(_OWNER, pool_size=16 * MIB), arena=0)
+        owner.call("start", config=meeting.settings(_OWNER, pool_size=16 * MIB), working_set=0)
         clients = [undo.enter_context(Peer()) for _ in range(_PROCESSES)]
         for number, client in enumerate(clients):
             settings = meeting.settings(f"client-{number}", pool_size=16 * MIB)
-            client.send("start", config=settings, arena=0)
+            client.send("start", config=settings, working_set=0)
         for client in clients:
             client.answer()
         for peer in (owner, *clients):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from p2pkv.bench.arena import Destination, Source, checksums
+from p2pkv.bench.working_set import Destination, Source, checksums
 from p2pkv.node import Node
 from p2pkv.offers.handles import RowSpans
 from p2pkv.transfers import Grant

@@ -30,7 +30,7 @@ _COMPUTE_S = 0.001
 def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
     """Measure every case of the plan."""
     for transport in plan.transports:
-        with Pair(meeting, transport, plan.arena, readable=True) as pair, ExitStack() as undo:
+        with Pair(meeting, transport, plan.working_set, readable=True) as pair, ExitStack() as undo:
             streams = None
             if transport != "shm":
                 streams = undo.enter_context(closing(references.Streams(pair, 1)))

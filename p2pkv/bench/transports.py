@@ -38,21 +38,21 @@ def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
     """Measure every case of the plan over every transport that can run on this machine."""
     names = [name for name, missing in available().items() if missing is None and name != "local"]
     chosen = [name for name in plan.chosen_transports or names if name in names]
-    with Pair(meeting, "shm", plan.arena) as pair, ExitStack() as undo:
+    with Pair(meeting, "shm", plan.working_set) as pair, ExitStack() as undo:
         streams = undo.enter_context(closing(references.Streams(pair, _STREAMS)))
         for page_nbytes in plan.pages:
-            with _Ways(pair, meeting, chosen, page_nbytes, max(plan.threads)) as ways:
+            with _Readers(pair, meeting, chosen, page_nbytes, max(plan.threads)) as readers:
                 plan.tell(f"transports, {page_nbytes // KIB} KiB: reads everything once")
-                ways.read_once()
+                readers.read_once()
                 for batch in plan.batches:
                     for threads in plan.threads:
                         if plan.fits(page_nbytes, batch, threads):
                             size = f"{page_nbytes // KIB} KiB"
                             plan.tell(f"transports, {size}, {batch} a call, {threads} threads")
-                            yield from _Case(ways, streams, plan, batch, threads).rows()
+                            yield from _Case(readers, streams, plan, batch, threads).rows()
 
 
-class _Way:
+class _Reader:
     """One transport: an endpoint for each thread."""
 
     def __init__(self, name: str, pair: Pair, n_endpoints: int, region: str) -> None:
@@ -92,7 +92,7 @@ def _spans_and_words(move: Move, where: Locations) -> tuple[NDArray[np.int64], N
     return spans, np.stack([there["word_offset"], there["generation"]], axis=1)
 
 
-class _Ways:
+class _Readers:
     """A pool at the owner with all pages of one size, and every transport to it."""
 
     def __init__(
@@ -107,8 +107,8 @@ class _Ways:
             )
             undo.callback(partial(pair.owner.call, "drop_pool"))
             self.where = as_locations(np.load(file))
-            self.ways = {
-                name: undo.enter_context(closing(_Way(name, pair, n_endpoints, regions[name])))
+            self.readers = {
+                name: undo.enter_context(closing(_Reader(name, pair, n_endpoints, regions[name])))
                 for name in names
             }
             self._undo = undo.pop_all()
@@ -116,8 +116,8 @@ class _Ways:
     def read_once(self) -> None:
         """Map everything in: the first read of a peer's memory would measure page faults."""
         moves = self.pages.next_moves(self.pages.n_pages // 8, 8)
-        for way in self.ways.values():
-            timed([way.calls(0, moves, self.where)])
+        for reader in self.readers.values():
+            timed([reader.calls(0, moves, self.where)])
 
     def __enter__(self) -> Self:
         return self
@@ -130,21 +130,21 @@ class _Case:
     """One batch and number of threads."""
 
     def __init__(
-        self, ways: _Ways, streams: references.Streams, plan: Plan, batch: int, threads: int
+        self, readers: _Readers, streams: references.Streams, plan: Plan, batch: int, threads: int
     ) -> None:
-        self._ways = ways
+        self._readers = readers
         self._streams = streams
         self._plan = plan
         self._batch = batch
         self._threads = threads
-        self._n_calls = plan.n_calls(ways.pages.nbytes, batch, threads)
-        self._latencies: dict[str, list[float]] = {name: [] for name in ways.ways}
+        self._n_calls = plan.n_calls(readers.pages.nbytes, batch, threads)
+        self._latencies: dict[str, list[float]] = {name: [] for name in readers.readers}
 
     def rows(self) -> Iterator[Row]:
-        ours = {name: partial(self._round, partial(self._read, name)) for name in self._ways.ways}
+        ours = {name: partial(self._round, partial(self._read, name)) for name in self._readers.readers}
         others: dict[str, Contestant] = {
             references.MEMCPY: partial(
-                self._round, partial(references.copy, self._ways.pair, non_temporal=False)
+                self._round, partial(references.copy, self._readers.pair, non_temporal=False)
             )
         }
         for n in range(1, _STREAMS + 1):
@@ -163,7 +163,7 @@ class _Case:
 
     def _outside(self, name: str, ours: Spread) -> list[Reference]:
         """Return what the fabric's own program makes of the same sizes, once, if it is installed."""
-        figures: Mapping[str, float] = outside.measure(name, self._ways.pages.nbytes)
+        figures: Mapping[str, float] = outside.measure(name, self._readers.pages.nbytes)
         return [
             Reference(
                 program,
@@ -181,20 +181,20 @@ class _Case:
             case=case,
             unit=unit,
             transport=name,
-            page_nbytes=self._ways.pages.nbytes,
+            page_nbytes=self._readers.pages.nbytes,
             batch=self._batch,
             threads=self._threads,
         )
 
     def _read(self, name: str, moves: Sequence[Sequence[Move]]) -> list[list[Call]]:
-        way = self._ways.ways[name]
+        reader = self._readers.readers[name]
         return [
             [partial(_timed_into, self._latencies[name], call) for call in calls]
-            for calls in (way.calls(i, part, self._ways.where) for i, part in enumerate(moves))
+            for calls in (reader.calls(i, part, self._readers.where) for i, part in enumerate(moves))
         ]
 
     def _round(self, prepare: Callable[[Sequence[Sequence[Move]]], Sequence[Sequence[Call]]]) -> float:
-        pages = self._ways.pages
+        pages = self._readers.pages
         moves = [pages.next_moves(self._n_calls, self._batch) for _ in range(self._threads)]
         seconds = timed(prepare(moves))
         for part in moves:

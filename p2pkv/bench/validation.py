@@ -29,7 +29,7 @@ _UNPROVEN = "the same read, not validated"
 def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
     """Measure the pages and the larger batches of the plan, from one thread."""
     for transport in plan.transports:
-        with Pair(meeting, transport, plan.arena) as pair:
+        with Pair(meeting, transport, plan.working_set) as pair:
             for page_nbytes in plan.pages:
                 with _Bare(pair, meeting, page_nbytes) as bare:
                     timed([bare.read(bare.pages.next_moves(bare.pages.n_pages // 8, 8), validated=True)])

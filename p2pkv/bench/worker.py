@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from p2pkv import _native
-from p2pkv.bench.arena import Source
 from p2pkv.bench.echo import EchoServer
 from p2pkv.bench.keys import keys_at
 from p2pkv.bench.load import Load
 from p2pkv.bench.transfer_ends import FarTransfers
+from p2pkv.bench.working_set import Source
 from p2pkv.config import Config
 from p2pkv.errors import P2PKVError
 from p2pkv.node import Node
@@ -41,14 +41,14 @@ class Worker:
         self._load: Load | None = None
         self._transfers: FarTransfers | None = None
 
-    def start(self, config: dict[str, Any], arena: int, readable: bool = False) -> str:
-        """Start a node; with ``arena`` bytes of pages that can be published, or with ``readable`` transferred."""
+    def start(self, config: dict[str, Any], working_set: int, readable: bool = False) -> str:
+        """Start a node; with ``working_set`` bytes of pages that can be published, or with ``readable`` transferred."""
         self._node = Node.start(Config.load(config, environ={}))
-        if arena:
-            self._source = Source(arena)
+        if working_set:
+            self._source = Source(working_set)
             self._source.register(self._node, readable=readable)
             if readable:
-                self._transfers = FarTransfers(self._node, self._source, arena)
+                self._transfers = FarTransfers(self._node, self._source, working_set)
         return self._node.address
 
     def wait_for(self, n_members: int) -> None:
@@ -115,9 +115,9 @@ class Worker:
         pages = self.source.pages(page_nbytes)
         pool = Pool(self.source.array.nbytes * 5 // 4, owner=1, boot=1)
         for name in transports:
-            way = transport_class(name).create(TransportSettings())
-            region = way.register_memory(pool, pool.address, pool.nbytes, readable=True)
-            self._bare[name] = (way, region)  # which keeps the pool
+            transport = transport_class(name).create(TransportSettings())
+            region = transport.register_memory(pool, pool.address, pool.nbytes, readable=True)
+            self._bare[name] = (transport, region)  # which keeps the pool
         keys = np.zeros((len(pages), 16), np.uint8)
         keys.view(np.uint64)[:, 0] = np.arange(len(pages))
         pieces = np.empty((len(pages), 1, 2), np.int64)
@@ -133,8 +133,8 @@ class Worker:
 
     def drop_pool(self) -> None:
         """End :meth:`serve_pool`."""
-        for way, _ in self._bare.values():
-            way.close()
+        for transport, _ in self._bare.values():
+            transport.close()
         self._bare.clear()
 
     def hold_gil(self, seconds: float) -> None:

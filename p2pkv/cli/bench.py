@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 
 from p2pkv.bench import machine, plan, plot, report
-from p2pkv.bench.arena import arena_nbytes
 from p2pkv.bench.rows import Row
 from p2pkv.bench.run import measure
+from p2pkv.bench.working_set import working_set_nbytes
 from p2pkv.config import parse_size
 from p2pkv.errors import ConfigError
 
@@ -58,7 +58,7 @@ def bench(
         batches=_numbers("--batches", batches) or chosen.batches,
         threads=_numbers("--threads", threads) or chosen.threads,
     )
-    _check_pages(chosen.pages, chosen.arena)
+    _check_pages(chosen.pages, chosen.working_set)
     about = machine.describe()
     began = time.monotonic()
     rows: list[Row] = []
@@ -69,21 +69,21 @@ def bench(
             if as_json:
                 typer.echo(report.to_json(row))
     if not as_json:
-        report.show(console, rows, about, chosen.arena)
+        report.show(console, rows, about, chosen.working_set)
     if plot_file is not None:
         for path in plot.draw(rows, plot_file):
             progress.print(f"wrote {path}", markup=False)
 
 
 def _plan(*, quick: bool, rounds: int) -> plan.Plan:
-    whole = plan.Plan(rounds=rounds, arena=arena_nbytes())
+    whole = plan.Plan(rounds=rounds, working_set=working_set_nbytes())
     return plan.quick(whole) if quick else whole
 
 
-def _check_pages(pages: Sequence[int], arena: int) -> None:
+def _check_pages(pages: Sequence[int], working_set: int) -> None:
     for nbytes in pages:
-        if nbytes < 64 or nbytes % 64 or nbytes > arena // 8:
-            raise ConfigError(f"--pages takes multiples of 64 bytes up to {arena // 8}, not {nbytes}")
+        if nbytes < 64 or nbytes % 64 or nbytes > working_set // 8:
+            raise ConfigError(f"--pages takes multiples of 64 bytes up to {working_set // 8}, not {nbytes}")
 
 
 def _split(text: str) -> list[str]:

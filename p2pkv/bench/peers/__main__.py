@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.text import Text
 
 from p2pkv.bench import machine, references, report
-from p2pkv.bench.arena import arena_nbytes
 from p2pkv.bench.errors import BenchError
 from p2pkv.bench.pair import Move, Pages, Pair
 from p2pkv.bench.peer import Meeting, Peer
@@ -22,6 +21,7 @@ from p2pkv.bench.peers import base
 from p2pkv.bench.plan import Plan
 from p2pkv.bench.rounds import Contestant, take_turns, timed
 from p2pkv.bench.rows import KIB, MIB, Row, make_row
+from p2pkv.bench.working_set import working_set_nbytes
 
 _SYSTEMS = {
     "nixl": "nixl",
@@ -37,11 +37,13 @@ def main() -> int:
     """Run the comparison; 1 if none of the other systems works here."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 190)
     progress = Console(stderr=True, highlight=False)
-    plan = Plan(arena=arena_nbytes(), round_nbytes=64 * MIB, tell=lambda what: progress.print(Text(what)))
+    plan = Plan(
+        working_set=working_set_nbytes(), round_nbytes=64 * MIB, tell=lambda what: progress.print(Text(what))
+    )
     rows: list[Row] = []
     with ExitStack() as undo:
         pairs = {
-            name: undo.enter_context(Pair(undo.enter_context(Meeting()), name, plan.arena))
+            name: undo.enter_context(Pair(undo.enter_context(Meeting()), name, plan.working_set))
             for name in ("shm", "tcp")
         }
         systems: dict[str, tuple[Peer, base.Reader]] = {}
@@ -54,7 +56,7 @@ def main() -> int:
         for page_nbytes in _PAGES:
             plan.tell(f"pages of {report.page_size(page_nbytes)}")
             rows += _rows(pairs, systems, plan, page_nbytes)
-    report.show(console, rows, machine.describe(), plan.arena)
+    report.show(console, rows, machine.describe(), plan.working_set)
     sys.stdout.flush()
     # their threads and their order of destruction are not ours to wait for
     os._exit(0 if systems else 1)
@@ -63,7 +65,7 @@ def main() -> int:
 def _start(name: str, pair: Pair, undo: ExitStack) -> tuple[Peer, base.Reader]:
     reader: base.Reader = import_module(f"p2pkv.bench.peers.{name}").Reader(pair.destination)
     owner = undo.enter_context(Peer("p2pkv.bench.peers.worker"))
-    owner.call("start", system=name, arena=pair.source.array.nbytes)
+    owner.call("start", system=name, working_set=pair.source.array.nbytes)
     return owner, reader
 
 

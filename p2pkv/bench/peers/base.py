@@ -10,8 +10,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from p2pkv.bench.arena import Destination, Source
 from p2pkv.bench.pair import Move
+from p2pkv.bench.working_set import Destination, Source
 from p2pkv.transports.base import Resource
 
 

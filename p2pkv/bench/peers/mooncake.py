@@ -7,10 +7,10 @@ from typing import Any
 
 from mooncake.engine import TransferEngine
 
-from p2pkv.bench.arena import Destination, Source
 from p2pkv.bench.errors import BenchError
 from p2pkv.bench.pair import Move
 from p2pkv.bench.peers import base
+from p2pkv.bench.working_set import Destination, Source
 
 
 def _engine(address: int, nbytes: int) -> Any:

@@ -9,10 +9,10 @@ from typing import Any
 
 from nixl._api import nixl_agent, nixl_agent_config
 
-from p2pkv.bench.arena import Destination, Source
 from p2pkv.bench.errors import BenchError
 from p2pkv.bench.pair import Move
 from p2pkv.bench.peers import base
+from p2pkv.bench.working_set import Destination, Source
 
 _PATIENCE_S = 10.0
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from peercache.discovery import DiscoveryServer
 from peercache.store import PeerCacheStore
 
-from p2pkv.bench.arena import Destination, Source, n_pages_of
 from p2pkv.bench.errors import BenchError
 from p2pkv.bench.pair import Move
 from p2pkv.bench.peers import base
+from p2pkv.bench.working_set import Destination, Source, n_pages_of
 
 _SIZES_KEPT = 4
 """It keeps the pages of every size: what it evicts it may still claim to have, and then a fetch fails."""

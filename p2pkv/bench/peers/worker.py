@@ -8,8 +8,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from p2pkv.bench.arena import Source
 from p2pkv.bench.peers import base
+from p2pkv.bench.working_set import Source
 
 
 class Worker:
@@ -18,9 +18,9 @@ class Worker:
     def __init__(self) -> None:
         self._owner: base.Owner | None = None
 
-    def start(self, system: str, arena: int) -> None:
-        """Start the owner's side of ``system``, with ``arena`` bytes of pages."""
-        self._owner = import_module(f"p2pkv.bench.peers.{system}").Owner(Source(arena))
+    def start(self, system: str, working_set: int) -> None:
+        """Start the owner's side of ``system``, with ``working_set`` bytes of pages."""
+        self._owner = import_module(f"p2pkv.bench.peers.{system}").Owner(Source(working_set))
 
     def publish(self, page_nbytes: int, n_pages: int) -> Any:
         """Make pages of one size readable."""

@@ -20,7 +20,7 @@ _MAX_PAGES = 60_000
 """Of a size: the reader's location cache holds 65,536, and these should be found in it."""
 
 
-def arena_nbytes() -> int:
+def working_set_nbytes() -> int:
     """Return 512 MiB, or less if that is more than a twelfth of the free memory: six of them are needed."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
