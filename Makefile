@@ -106,7 +106,7 @@ RDMA_VM     := $(BIN)/python tests/rdma_vm/vm.py
 test-rdma: $(VENV)/.rdma  ## verbs and ucx over Soft-RoCE, in a virtual machine: the contract and one hunt; needs root
 	@$(BIN)/python -m compileall -q p2pkv tests $(VENV)/lib || true
 	$(if $(ARGS),$(RDMA_VM) --timeout 3000 $(BIN)/python -m pytest $(RDMA_PYTEST) tests/rdma_vm $(ARGS),\
-	  tests/rdma_vm/lane.sh $(BIN)/python $(RDMA_PYTEST))
+	  tests/rdma_vm/run.sh $(BIN)/python $(RDMA_PYTEST))
 
 test-rdma-slow: $(VENV)/.rdma  ## whole nodes over verbs and ucx in that machine, deaths, leaks, speed; long
 	@$(BIN)/python -m compileall -q p2pkv tests $(VENV)/lib || true

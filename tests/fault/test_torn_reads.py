@@ -1,6 +1,6 @@
 """The torn-read hunt: a producer churns fresh pages through a small pool while readers fetch and check every byte.
 
-The slow lane finds 100,000 hits in each hunt. With validation on nothing wrong may ever be found; with it off, or with
+The slow test finds 100,000 hits in each hunt. With validation on nothing wrong may ever be found; with it off, or with
 words that are loaded before the bytes, the same hunt must find wrong bytes: a hunt that finds nothing then proves
 nothing.
 """

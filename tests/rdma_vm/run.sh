@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the lane's tests in the virtual machine, those of verbs and those of ucx apart:
-#   tests/rdma_vm/lane.sh PYTHON [PYTEST OPTION...]
+# Runs the tests of this folder in the virtual machine, those of verbs and those of ucx apart:
+#   tests/rdma_vm/run.sh PYTHON [PYTEST OPTION...]
 # UCX 1.13, which Debian has, may end the process (SIGABRT) when an endpoint goes away while it connects: an assertion of
 # its own (ucp_request.c:684) that later versions dropped (native/src/transports/ucx/settings.cc); the busier the machine,
 # the oftener. That, and nothing else, is tried again, twice.
