@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Node:
-    """One process's part of a cluster: a pool of published pages, a shard of the directory, and ways to the peers.
+    """One process's part of a cluster: a pool of published pages, a shard of the directory, and its connections.
 
     Make one with :meth:`start`. Every method may be called from any thread; calls take at most ``timeout`` seconds
     (the configured ``deadline`` by default) plus 100 ms, whatever hangs, and after they have returned nothing writes

@@ -1,6 +1,6 @@
 """One question to the shards of several nodes, over channels where they lead and over the control socket elsewhere.
 
-Both ways are asked at the same time and within one call, so that an owner without a channel slows nobody else down.
+Both paths are taken at the same time and within one call, so that an owner without a channel slows nobody else down.
 What comes too late is not lost: a channel's next call skips it.
 """
 
@@ -17,16 +17,16 @@ from p2pkv import _native
 from p2pkv.control.sockets import Request
 from p2pkv.control.wire import Kind, Reply
 from p2pkv.directory.membership.timing import Clock
+from p2pkv.directory.paths import ChannelPath, ControlPath
 from p2pkv.directory.ring import Ring
 from p2pkv.directory.view import Member
-from p2pkv.directory.ways import ChannelWay, ControlWay
 from p2pkv.errors import ClosedError
 from p2pkv.metrics import Metrics
 
 SILENT_OWNER_S = 0.020
 """Twenty round trips on a busy machine, and no more than a fetch may lose to a peer that has stopped."""
 _TURN_S = 0.002
-"""How long a call that asks both ways waits for one of them before it looks at the other."""
+"""How long a call that takes both paths waits for one of them before it looks at the other."""
 
 
 def do_nothing() -> None:
@@ -103,7 +103,7 @@ class Asked(Protocol):
 class Owners:
     """Asks them. Thread-safe; blocks at most until a call's deadline."""
 
-    def __init__(self, control: ControlWay, channels: ChannelWay, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, control: ControlPath, channels: ChannelPath, metrics: Metrics, clock: Clock) -> None:
         self._control = control
         self._channels = channels
         self._metrics = metrics
@@ -158,7 +158,7 @@ class Owners:
         """Ask those without a line, do ``meanwhile``, and take all answers; return which channels can be used again."""
         patience = self._clock.monotonic() + SILENT_OWNER_S
         if lines.others:
-            self._ask_both_ways(route, question, asked, lines.others, deadline, meanwhile)
+            self._ask_by_both_paths(route, question, asked, lines.others, deadline, meanwhile)
         else:
             meanwhile()
             now = self._clock.monotonic()
@@ -171,7 +171,7 @@ class Owners:
             raise ClosedError("the node is closed")
         self._metrics.silent_owners.inc(len(ask.silent()))
 
-    def _ask_both_ways(
+    def _ask_by_both_paths(
         self,
         route: Route,
         question: Question,

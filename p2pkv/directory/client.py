@@ -20,9 +20,9 @@ from p2pkv.control.wire import Kind
 from p2pkv.directory.asking import Owners, Question, Route, do_nothing
 from p2pkv.directory.membership.timing import Clock, SystemClock
 from p2pkv.directory.newcomers import SETTLING_S, Newcomers
+from p2pkv.directory.paths import ChannelPath, ControlPath
 from p2pkv.directory.ring import NOBODY, Ring, moved
 from p2pkv.directory.view import Member, State, View, node_key
-from p2pkv.directory.ways import ChannelWay, ControlWay
 from p2pkv.metrics import Metrics
 from p2pkv.page import LOCATION, Keys, Locations, as_bytes
 from p2pkv.pool import Pieces, Pool
@@ -68,8 +68,8 @@ class DirectoryClient:
         *,
         own_key: int,
         shard: _native.Shard,
-        client: ControlWay,
-        channels: ChannelWay,
+        client: ControlPath,
+        channels: ChannelPath,
         replicas: int,
         metrics: Metrics,
         clock: Clock | None = None,

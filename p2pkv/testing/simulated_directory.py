@@ -31,7 +31,7 @@ Reach = Callable[[str], "tuple[_native.Shard, int] | None"]
 
 
 class SimulatedControl:
-    """Satisfies :class:`~p2pkv.directory.ways.ControlWay`: shards in reach have answered after :data:`LATENCY`."""
+    """Satisfies :class:`~p2pkv.directory.paths.ControlPath`: shards in reach have answered after :data:`LATENCY`."""
 
     def __init__(self, reach: Reach, clock: SimulatedClock) -> None:
         self._reach = reach
@@ -86,7 +86,7 @@ class SimulatedAnswers:
 
 
 class NoChannels:
-    """Satisfies :class:`~p2pkv.directory.ways.ChannelWay`: all goes over the control socket."""
+    """Satisfies :class:`~p2pkv.directory.paths.ChannelPath`: all goes over the control socket."""
 
     def set_view(self, view: View) -> None:
         """Do nothing."""

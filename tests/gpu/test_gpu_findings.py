@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2pkv.cli.doctor.finding import Finding, Verdict
-from p2pkv.cli.doctor.ways import examine_transports
+from p2pkv.cli.doctor.transports import examine_transports
 from p2pkv.config import Config
 
 

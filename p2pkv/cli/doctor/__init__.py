@@ -14,7 +14,7 @@ from p2pkv.cli.doctor.cluster import examine_cluster
 from p2pkv.cli.doctor.disk import examine_disk
 from p2pkv.cli.doctor.finding import Finding, Verdict
 from p2pkv.cli.doctor.machine import examine_machine
-from p2pkv.cli.doctor.ways import examine_transports
+from p2pkv.cli.doctor.transports import examine_transports
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.config import Config
 

@@ -24,11 +24,11 @@ def examine_disk(config: Config) -> Finding:
     what = f"{path}, layout {config.disk_layout}, {size(config.disk_nbytes)}"
     there = next(folder for folder in (path, *path.parents) if folder.is_dir())
     try:
-        way = _try_out(there, config)
+        how = _try_out(there, config)
         free = shutil.disk_usage(there).free
     except (ConfigError, OSError) as error:
         return Finding(Verdict.NOTE, "disk tier", f"{what}: {error}", "mend it, or choose another disk_path")
-    says = f"{what}; {size(free)} free; {way}"
+    says = f"{what}; {size(free)} free; {how}"
     missing = config.disk_nbytes - free - _used(path)
     if missing > 0:
         advice = f"free {size(missing)}, or lower disk_size: a full disk suspends the tier"
@@ -43,10 +43,10 @@ def _try_out(folder: Path, config: Config) -> str:
     )
     with tempfile.TemporaryDirectory(prefix=".p2pkv-doctor-", dir=folder) as trial:
         store = DiskStore(trial, options, node_id="doctor", namespace="doctor")
-        way = store.io, "O_DIRECT" if store.is_direct else "through the page cache: no O_DIRECT here"
+        how = store.io, "O_DIRECT" if store.is_direct else "through the page cache: no O_DIRECT here"
         if not store.close():
             raise OSError("the disk hangs")
-    return ", ".join((*way, f"compression {config.disk_compression}"))
+    return ", ".join((*how, f"compression {config.disk_compression}"))
 
 
 def _used(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""The two ways to other nodes' shards, as the directory's client uses them. Simulations bring their own."""
+"""The two paths to other nodes' shards, as the directory's client uses them. Simulations bring their own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Answers(Protocol):
     ) -> None: ...
 
 
-class ControlWay(Protocol):
+class ControlPath(Protocol):
     """Leads to every node, and is slow; :class:`p2pkv.control.sockets.ControlClient` is one."""
 
     @property
@@ -45,7 +45,7 @@ class ControlWay(Protocol):
         """Send every request at once."""
 
 
-class ChannelWay(Protocol):
+class ChannelPath(Protocol):
     """Leads where a channel is; :class:`p2pkv.directory.channels.DirectoryChannels` is one."""
 
     def set_view(self, view: View) -> None:
