@@ -7,25 +7,17 @@ extra configuration of SGLang and vLLM. An unknown key is refused with the neare
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
-import math
 import os
-import re
 import secrets
 import socket
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 
 from p2pkv import plugins
 from p2pkv.address import is_loopback, split_address
 from p2pkv.errors import ConfigError
-
-_SIZE_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", start=1):
-    _SIZE_UNITS[_letter + "ib"] = 1024**_power
-    _SIZE_UNITS[_letter + "b"] = 1000**_power
+from p2pkv.values import as_bool, as_number, as_tuple, check_choice, is_unicode, nearest, parse_size, shown
 
 DISK_LAYOUTS = ("bucket", "file", "offset")
 """How pages lie on disk; ``docs/disk.md`` says which is good for what."""
@@ -142,23 +134,23 @@ class Config:
 
     def __post_init__(self) -> None:
         _set = object.__setattr__
-        _set(self, "join", _as_tuple("join", self.join))
-        _set(self, "transports", _as_tuple("transports", self.transports))
-        _set(self, "verbs_devices", _as_tuple("verbs_devices", self.verbs_devices))
-        _set(self, "routers", _as_tuple("routers", self.routers))
+        _set(self, "join", as_tuple("join", self.join))
+        _set(self, "transports", as_tuple("transports", self.transports))
+        _set(self, "verbs_devices", as_tuple("verbs_devices", self.verbs_devices))
+        _set(self, "routers", as_tuple("routers", self.routers))
         _set(self, "pool_size", parse_size("pool_size", self.pool_size))
         _set(self, "disk_size", parse_size("disk_size", self.disk_size))
         _set(self, "buffer_size", parse_size("buffer_size", self.buffer_size))
         _set(self, "buddy_pool_size", parse_size("buddy_pool_size", self.buddy_pool_size))
         _set(self, "device_staging_size", parse_size("device_staging_size", self.device_staging_size))
-        _set(self, "transfer_lease", _as_number("transfer_lease", self.transfer_lease, float))
-        _set(self, "deadline", _as_number("deadline", self.deadline, float))
-        _set(self, "replicas", _as_number("replicas", self.replicas, int))
-        _set(self, "directory_check", _as_number("directory_check", self.directory_check, float))
-        _set(self, "ucx_trust_network", _as_bool("ucx_trust_network", self.ucx_trust_network))
-        _set(self, "raise_nofile", _as_bool("raise_nofile", self.raise_nofile))
+        _set(self, "transfer_lease", as_number("transfer_lease", self.transfer_lease, float))
+        _set(self, "deadline", as_number("deadline", self.deadline, float))
+        _set(self, "replicas", as_number("replicas", self.replicas, int))
+        _set(self, "directory_check", as_number("directory_check", self.directory_check, float))
+        _set(self, "ucx_trust_network", as_bool("ucx_trust_network", self.ucx_trust_network))
+        _set(self, "raise_nofile", as_bool("raise_nofile", self.raise_nofile))
         if self.metrics_port is not None:
-            _set(self, "metrics_port", _as_number("metrics_port", self.metrics_port, int))
+            _set(self, "metrics_port", as_number("metrics_port", self.metrics_port, int))
         self._check_texts()
         self._check_values()
         self._check_addresses()
@@ -174,8 +166,8 @@ class Config:
             if not isinstance(value, str):
                 raise ConfigError(f"{name} must be a string, not {type(value).__name__}")
             # neither native code nor the system takes anything else
-            if "\0" in value or not _is_unicode(value):
-                raise ConfigError(f"{name} must be valid Unicode without zero bytes, not {_shown(value)}")
+            if "\0" in value or not is_unicode(value):
+                raise ConfigError(f"{name} must be valid Unicode without zero bytes, not {shown(value)}")
         if self.secret_file == "":
             raise ConfigError("secret_file is empty; name a file, or leave it out for a private secret")
 
@@ -186,13 +178,13 @@ class Config:
             )
         if not 1 <= len(self.cluster.encode()) <= MAX_NODE_ID or not self.cluster.isprintable():
             raise ConfigError(
-                f"cluster must be 1 to {MAX_NODE_ID} bytes of printable characters, not {_shown(self.cluster)}"
+                f"cluster must be 1 to {MAX_NODE_ID} bytes of printable characters, not {shown(self.cluster)}"
             )
         if self.membership not in MEMBERSHIP_ENGINES:
             engines = (*MEMBERSHIP_ENGINES, *plugins.names(plugins.MEMBERSHIP))
-            _check_choice("membership", self.membership, engines)
-        _check_choice("verify", self.verify, ("generation", "checksum"))
-        _check_choice("engine_role", self.engine_role, ENGINE_ROLES)
+            check_choice("membership", self.membership, engines)
+        check_choice("verify", self.verify, ("generation", "checksum"))
+        check_choice("engine_role", self.engine_role, ENGINE_ROLES)
         for name in ("pool_size", "disk_size"):
             if getattr(self, name) > MAX_SIZE:
                 raise ConfigError(
@@ -230,11 +222,11 @@ class Config:
         self._check_disk()
 
     def _check_disk(self) -> None:
-        _check_choice("disk_layout", self.disk_layout, DISK_LAYOUTS)
-        _check_choice("disk_fsync", self.disk_fsync, DISK_FSYNC)
-        _check_choice("disk_write", self.disk_write, DISK_WRITE)
-        _check_choice("disk_admission", self.disk_admission, DISK_ADMISSION)
-        _check_choice("disk_compression", self.disk_compression, DISK_COMPRESSION)
+        check_choice("disk_layout", self.disk_layout, DISK_LAYOUTS)
+        check_choice("disk_fsync", self.disk_fsync, DISK_FSYNC)
+        check_choice("disk_write", self.disk_write, DISK_WRITE)
+        check_choice("disk_admission", self.disk_admission, DISK_ADMISSION)
+        check_choice("disk_compression", self.disk_compression, DISK_COMPRESSION)
         if self.disk_path == "":
             raise ConfigError(f"disk_path must be the path of a folder, not {self.disk_path!r}")
         if self.disk_nbytes < 0:
@@ -336,75 +328,9 @@ class Config:
         return cls(**values)  # type: ignore[arg-type]  # __post_init__ checks every value
 
 
-def parse_size(name: str, value: object) -> int:
-    """Return ``value`` in bytes; accepts an int or a text such as ``64MiB``, ``1.5GB`` or ``4096``."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-zA-Z]*)\s*", value)
-        if match is not None and match[2].lower() in _SIZE_UNITS:
-            return int(Fraction(match[1]) * _SIZE_UNITS[match[2].lower()])
-    raise ConfigError(f"{name} must be a size such as 67108864 or '64MiB', not {_shown(value)}")
-
-
-def _as_tuple(name: str, value: object) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    if isinstance(value, (tuple, list)) and all(isinstance(part, str) for part in value):
-        return tuple(value)
-    raise ConfigError(f"{name} must be a list of strings or a comma-separated string, not {value!r}")
-
-
-def _as_number(name: str, value: object, kind: type[int | float]) -> int | float:
-    if not isinstance(value, bool) and isinstance(value, (int, float, str)):
-        try:
-            number = kind(value)
-            if math.isfinite(number) and (isinstance(value, str) or number == value):
-                return number
-        except (ValueError, OverflowError):
-            pass  # said below, with the name of the setting
-    what = "a whole number" if kind is int else "a number"
-    raise ConfigError(f"{name} must be {what}, not {_shown(value)}")
-
-
-def _as_bool(name: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    choices = {"true": True, "1": True, "false": False, "0": False}
-    if isinstance(value, str) and value.lower() in choices:
-        return choices[value.lower()]
-    raise ConfigError(f"{name} must be true or false, not {_shown(value)}")
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(
-            f"{name} must be one of {', '.join(choices)}; not {_shown(value)}{_nearest(value, choices)}"
-        )
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _shown(value: object) -> str:
-    """Return a value as it stands in messages: whatever a file or variable held, they stay short."""
-    shown = repr(value)
-    return shown if len(shown) <= 100 else f"{shown[:100]}..."
-
-
 def _check_known(what: str, key: str, names: Collection[str]) -> None:
     if key not in names:
-        raise ConfigError(f"unknown {what} {key!r}{_nearest(key, names)}")
-
-
-def _nearest(value: str, choices: Collection[str]) -> str:
-    near = difflib.get_close_matches(value, choices, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"unknown {what} {key!r}{nearest(key, names)}")
 
 
 def read_settings(path: str | os.PathLike[str] | None) -> Mapping[str, object]:

@@ -16,8 +16,8 @@ from p2pkv.bench import machine, plan, plot, report
 from p2pkv.bench.rows import Row
 from p2pkv.bench.run import measure
 from p2pkv.bench.working_set import working_set_nbytes
-from p2pkv.config import parse_size
 from p2pkv.errors import ConfigError
+from p2pkv.values import parse_size
 
 
 def bench(

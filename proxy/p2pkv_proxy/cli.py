@@ -89,7 +89,7 @@ def proxy(
     )
     if (missing := unavailable()) is not None:
         raise ConfigError(missing)
-    from p2pkv.config import parse_size
+    from p2pkv.values import parse_size
     from p2pkv_proxy.app import Plan
     from p2pkv_proxy.listing import parse_instance, read_file
     from p2pkv_proxy.policies import POLICIES

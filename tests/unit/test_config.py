@@ -10,9 +10,10 @@ import pytest
 
 from p2pkv import Node
 from p2pkv.address import reachable_host
-from p2pkv.config import Config, parse_size
+from p2pkv.config import Config
 from p2pkv.control.secret import cluster_keys
 from p2pkv.errors import ConfigError
+from p2pkv.values import parse_size
 
 
 def test_every_setting_has_a_default() -> None:

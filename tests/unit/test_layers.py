@@ -21,12 +21,13 @@ BELOW = {
     "errors": "",
     "plugins": "",
     "address": "errors",
+    "values": "errors",
     "descriptors": "errors",
     "metrics": "errors",
     "lifetime": "_native",
     "arrays": "_native errors",
     "transports": "_native errors",
-    "config": "address errors plugins",
+    "config": "address errors plugins values",
     "memory": "_native arrays errors transports",
     "page": "_native arrays errors",
     "pool": "_native errors page",
@@ -47,7 +48,7 @@ BELOW = {
     "integrations": "_native address config errors instances memory metrics node offers page transfers",
     "bench": "_native config control directory disk errors node offers page pool transfers transports",
     "cli": "_native address bench config control descriptors directory disk errors instances memory node "
-    "transports",
+    "transports values",
 }
 ONLY = {("peers", "directory"): "directory.view", ("offers", "directory"): "directory.view"}
 """All that a folder may import of another one: a member's record, which is a value that lives with the views."""
