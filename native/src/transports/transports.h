@@ -61,7 +61,8 @@ struct UcxLibrary {
   std::string version;
 };
 
-// Loads libucp, once a process, from a path or by a name the loader knows. Empty, or what is missing.
+// Loads libucp, of which a process has one, from a path or by a name the loader knows. Empty, or what is
+// missing.
 std::string ucx_missing(const std::string& library);
 // What was loaded; empty before.
 UcxLibrary ucx_library();

@@ -3,7 +3,9 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 
+#include <filesystem>
 #include <mutex>
+#include <system_error>
 
 namespace p2pkv::ucx {
 namespace {
@@ -11,7 +13,8 @@ namespace {
 std::mutex loading;  // guards all below until is_loaded
 Api api;
 bool is_loaded = false;
-std::string loaded_path;
+std::string loaded_as;    // what was asked for when it was loaded
+std::string loaded_path;  // the file that it is
 
 // A setting of UCX that counts only while the library is loaded, unless the user has made it himself.
 class DefaultSetting {
@@ -68,11 +71,24 @@ std::string path_of(void* function) {
   return dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
 }
 
+// Whether what is loaded is what this path or name stands for. Another name is not looked up: the linker
+// takes any library of that SONAME for it, and so always the one that is there.
+bool is_what_is_loaded(const std::string& path) {
+  std::error_code error;
+  return path == loaded_as ||
+         (path.find('/') != std::string::npos && std::filesystem::equivalent(path, loaded_path, error));
+}
+
 }  // namespace
 
 bool Api::load(const std::string& path, std::string* error) {
   const std::lock_guard lock(loading);
-  if (is_loaded) return true;
+  if (is_loaded) {
+    if (is_what_is_loaded(path)) return true;
+    *error = path + " is asked for, but this process has loaded " + loaded_path +
+             ", and the dynamic linker can't give it a second libucp";
+    return false;
+  }
   // UCX would otherwise take over the process's handlers of SIGSEGV and others from its engine.
   const DefaultSetting no_handlers("UCX_HANDLE_ERRORS", "none");
   // And it logs to stdout, which is the engine's, whenever a peer or a stranger misbehaves.
@@ -92,6 +108,7 @@ bool Api::load(const std::string& path, std::string* error) {
              std::to_string(minor) + "; 1.13 or a later 1.x is needed";
     return false;
   }
+  loaded_as = path;
   loaded_path = path_of(reinterpret_cast<void*>(api.get_version));
   is_loaded = true;
   return true;

@@ -39,8 +39,9 @@ struct Api {
   decltype(&ucp_request_free) request_free;
   decltype(&ucs_status_string) status_string;
 
-  // Opens the library at `path`, or by a bare name wherever the loader finds it, once a process: later calls
-  // return what the first success found. False, with the reason in `error`.
+  // Opens the library at `path`, or by a bare name wherever the loader finds it. A process has one: its
+  // libuct and libucs are known to the linker by name alone, so that a second libucp would find the first
+  // one's. Once one is loaded, true for that one and false for any other, with the reason in `error`.
   static bool load(const std::string& path, std::string* error);
   // `load` must have succeeded.
   static const Api& get();

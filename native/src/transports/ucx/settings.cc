@@ -69,14 +69,14 @@ bool choose_settings(const Address& address, bool trusts_network, Settings* sett
     *error =
         Api::path() + " is UCX " + Api::version() +
         ", which ends its process when a tcp peer leaves while it connects: UCX 1.14 or later is needed for "
-        "tcp and loopback; install it, or pip install 'p2pkv[ucx]' and set ucx_library to wheel";
+        "tcp and loopback; install it, or pip install 'p2pkv[ucx]' and set ucx's option library to wheel";
     return false;
   }
   const std::string asked = environment("UCX_TLS");
   if (!allows_tcp && !asked.empty() && may_use_tcp(asked)) {
     *error = "UCX_TLS=" + asked +
-             " allows tcp, over which UCX lets any peer name any address: leave tcp out, or set "
-             "ucx_trust_network if nobody but this cluster is on that network";
+             " allows tcp, over which UCX lets any peer name any address: leave tcp out, or set ucx's option "
+             "trust_network if nobody but this cluster is on that network";
     return false;
   }
   const std::string interface = address.interface();

@@ -40,7 +40,9 @@ std::shared_ptr<ucx::Context> open_context(const UcxOptions& options, ucx::Addre
   if (context && ucx::find_resources(*context).empty()) {
     *error = "UCX finds no transport that reaches another process";
     if (!address->is_loopback() && !options.trusts_network) {
-      *error += "; tcp is left out because over it any peer could name any address, unless ucx_trust_network";
+      *error +=
+          "; tcp is left out because over it any peer could name any address, unless its option "
+          "trust_network is set";
     }
     return nullptr;
   }

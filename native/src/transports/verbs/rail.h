@@ -18,7 +18,7 @@ namespace p2pkv::verbs {
 
 using Gid = std::array<uint8_t, 16>;
 
-// What the setting `verbs_devices` asks of one device: NAME[:PORT][=ADDRESS].
+// What the option `devices` asks of one device: NAME[:PORT][=ADDRESS].
 struct DeviceChoice {
   std::string name;
   int port = 0;         // 0: every port
