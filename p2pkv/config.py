@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from p2pkv import plugins
 from p2pkv.address import is_loopback, split_address
 from p2pkv.errors import ConfigError
+from p2pkv.transports import AllOptions, former_names, read_options, take_former
 from p2pkv.values import as_bool, as_number, as_tuple, check_choice, is_unicode, nearest, parse_size, shown
 
 DISK_LAYOUTS = ("bucket", "file", "offset")
@@ -42,7 +43,7 @@ MAX_BUFFER_SIZE = 2**43
 
 
 _TEXTS = (
-    *("cluster", "namespace", "node_id", "listen", "membership", "secret_file", "verify", "ucx_library"),
+    *("cluster", "namespace", "node_id", "listen", "membership", "secret_file", "verify"),
     "cuda_library",
     *("disk_path", "disk_layout", "disk_fsync", "disk_write", "disk_admission", "disk_compression"),
     *("engine_url", "engine_role"),
@@ -79,8 +80,11 @@ class Config:
     """The cluster's secret, mode 0600. Without one a private one is made and the node stays on loopback."""
     transports: tuple[str, ...] | list[str] | str = "auto"
     """Transports in order of preference, or ``auto``."""
-    verbs_devices: tuple[str, ...] | list[str] | str = ()
-    """RDMA devices to use, each ``NAME[:PORT][=ADDRESS]``; none named: every usable one."""
+    transport_options: Mapping[str, Mapping[str, object]] | str = dataclasses.field(
+        default_factory=dict, hash=False
+    )
+    """Options of single transports, by transport and option, such as ``{"tcp": {"streams": 4}}``, or JSON of it;
+    ``docs/transports.md`` lists them, and ``p2pkv doctor`` shows those in force."""
     pool_size: int | str = "256MiB"
     """Memory for published pages; an int in bytes or a text such as ``64MiB``. 0: no cache and no part of the
     directory, for a node that makes and takes offers only."""
@@ -116,11 +120,6 @@ class Config:
     """The NVIDIA driver's library: ``auto`` is libcuda.so.1, wherever the loader finds it; else a path."""
     transfer_lease: float = 60.0
     """Seconds an offer stays valid when it does not say otherwise, and unclaimed rows are kept."""
-    ucx_library: str = "auto"
-    """The libucp to load, one a process: ``system``, ``wheel``, a path, or ``auto``: the machine's own first where
-    there are RDMA devices, elsewhere the wheel's."""
-    ucx_trust_network: bool | str = False
-    """Let ``ucx`` use tcp beyond loopback: whoever reaches its port there can write to this process's memory."""
     raise_nofile: bool | str = True
     """Raise the process's soft limit of descriptors to the hard one; false where the program calls select(2)."""
     metrics_port: int | None = None
@@ -136,7 +135,7 @@ class Config:
         _set = object.__setattr__
         _set(self, "join", as_tuple("join", self.join))
         _set(self, "transports", as_tuple("transports", self.transports))
-        _set(self, "verbs_devices", as_tuple("verbs_devices", self.verbs_devices))
+        _set(self, "transport_options", read_options(self.transport_options))
         _set(self, "routers", as_tuple("routers", self.routers))
         _set(self, "pool_size", parse_size("pool_size", self.pool_size))
         _set(self, "disk_size", parse_size("disk_size", self.disk_size))
@@ -147,7 +146,6 @@ class Config:
         _set(self, "deadline", as_number("deadline", self.deadline, float))
         _set(self, "replicas", as_number("replicas", self.replicas, int))
         _set(self, "directory_check", as_number("directory_check", self.directory_check, float))
-        _set(self, "ucx_trust_network", as_bool("ucx_trust_network", self.ucx_trust_network))
         _set(self, "raise_nofile", as_bool("raise_nofile", self.raise_nofile))
         if self.metrics_port is not None:
             _set(self, "metrics_port", as_number("metrics_port", self.metrics_port, int))
@@ -270,6 +268,12 @@ class Config:
         return tuple(self.transports)
 
     @property
+    def options(self) -> AllOptions:
+        """``transport_options`` as mappings."""
+        assert not isinstance(self.transport_options, str)
+        return self.transport_options
+
+    @property
     def pool_nbytes(self) -> int:
         """``pool_size`` in bytes."""
         return int(self.pool_size)
@@ -313,7 +317,7 @@ class Config:
         ``host_keys`` are the host engine's own keys in the same mapping: they are let through. Raises
         :class:`~p2pkv.errors.ConfigError` for unknown keys, naming the nearest one.
         """
-        names = [field.name for field in dataclasses.fields(cls)]
+        names = [*(field.name for field in dataclasses.fields(cls)), *former_names()]
         values: dict[str, object] = {}
         for variable, text in (os.environ if environ is None else environ).items():
             if variable.startswith("P2PKV_"):
@@ -325,7 +329,7 @@ class Config:
             if key not in host_keys:
                 _check_known("setting", key, names)
                 values[key] = value
-        return cls(**values)  # type: ignore[arg-type]  # __post_init__ checks every value
+        return cls(**take_former(values))  # type: ignore[arg-type]  # __post_init__ checks every value
 
 
 def _check_known(what: str, key: str, names: Collection[str]) -> None:

@@ -16,7 +16,12 @@ ConfigFile = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be repeated, wins over --config."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="One setting; may be repeated, wins over --config. Options of a single transport are JSON: "
+        """--set 'transport_options={"tcp": {"streams": 4}}'; `p2pkv doctor` shows those in force.""",
+    ),
 ]
 
 

@@ -29,7 +29,6 @@ from p2pkv.parts.control import ControlParts
 from p2pkv.peers.connections import PeerConnections
 from p2pkv.transports.base import Transport, TransportSettings
 from p2pkv.transports.native import native_ways
-from p2pkv.transports.ucx import use_library as use_ucx_library
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +98,6 @@ class NodeParts:
     def _start_transports(self, undo: ExitStack, extra_transports: Sequence[Transport]) -> None:
         config = self._config
         wanted = "auto" if config.transport_names == ("auto",) else config.transport_names
-        use_ucx_library(config.ucx_library)
         use_cuda_library(config.cuda_library)
         started = transports.create(
             wanted,
@@ -107,8 +105,7 @@ class NodeParts:
                 host=self.control.host,
                 advertise=self.control.advertise,
                 registered_nbytes=config.registered_nbytes,
-                verbs_devices=tuple(config.verbs_devices),
-                ucx_trust_network=bool(config.ucx_trust_network),
+                options=config.options,
             ),
         )
         self.transports = [*extra_transports, *started]

@@ -8,6 +8,7 @@ how.
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
@@ -16,12 +17,19 @@ from p2pkv.errors import ConfigError, TransportError
 from p2pkv.transports.base import Transport, TransportSettings
 from p2pkv.transports.local import LocalTransport
 from p2pkv.transports.native import ShmTransport, TcpTransport
+from p2pkv.transports.options import SETTING, UNSET, TransportOptions, former_settings
 from p2pkv.transports.ucx import UcxTransport
 from p2pkv.transports.verbs import VerbsTransport
+from p2pkv.values import nearest, shown
 
 _log = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "p2pkv.transports"
+
+AllOptions = Mapping[str, Mapping[str, object]]
+"""The setting ``transport_options``: by the name of a transport, the options that were set."""
+
+_NONE_SET: AllOptions = {}
 
 AUTO = ("shm", "verbs", "tcp")
 """What ``transports: auto`` stands for, best first."""
@@ -37,19 +45,19 @@ def names() -> list[str]:
     return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
-def available() -> dict[str, str | None]:
+def available(options: AllOptions = _NONE_SET) -> dict[str, str | None]:
     """Return for each transport None if it can run here, or one sentence saying what is missing."""
-    return {name: _look_up(name)[1] for name in names()}
+    return {name: _look_up(name, options)[1] for name in names()}
 
 
-def transport_class(name: str) -> type[Transport]:
-    """Return the class of a transport that can run here.
+def transport_class(name: str, options: AllOptions = _NONE_SET) -> type[Transport]:
+    """Return the class of a transport that can run here with these options.
 
     Raises :class:`~p2pkv.errors.ConfigError` for a name nobody has, :class:`~p2pkv.errors.TransportError`
     with what is missing for one that can't run on this machine.
     """
     check_name(name)
-    transport, missing = _look_up(name)
+    transport, missing = _look_up(name, options)
     if transport is None or missing is not None:
         raise TransportError(f"transport '{name}' can't run here: {missing}")
     return transport
@@ -64,18 +72,96 @@ def check_name(name: str) -> None:
         raise ConfigError(f"unknown transport '{name}'; {hint}")
 
 
-def wanted(setting: str | Sequence[str]) -> list[str]:
+def options_of(name: str, values: Mapping[str, object] = UNSET) -> TransportOptions:
+    """Return the options of a transport with these values set.
+
+    Raises :class:`~p2pkv.errors.ConfigError` for a transport that nobody has, or whose package can't be loaded, and for
+    an option that it does not have or that can't be so.
+    """
+    check_name(name)
+    transport, missing = _load(name)
+    if transport is None:
+        raise ConfigError(f"{SETTING} of {name} can't be checked: {missing}")
+    return transport.options_class.parse(name, values)
+
+
+def read_options(setting: object) -> dict[str, dict[str, object]]:
+    """Return the setting ``transport_options``, a mapping of mappings or JSON of it, with values as they are declared.
+
+    Raises :class:`~p2pkv.errors.ConfigError` as :func:`options_of`.
+    """
+    example = '{"tcp": {"streams": 4}}'
+    if isinstance(setting, str):
+        try:
+            setting = json.loads(setting)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{SETTING} must be JSON such as {example}: {error}") from error
+    if not isinstance(setting, Mapping) or not all(
+        isinstance(values, Mapping) for values in setting.values()
+    ):
+        raise ConfigError(
+            f"{SETTING} must have an object of options for each transport, as {example}, not {shown(setting)}"
+        )
+    read: dict[str, dict[str, object]] = {}
+    for name, values in setting.items():
+        if name not in names():
+            raise ConfigError(f"{SETTING}: unknown transport {shown(name)}{nearest(str(name), names())}")
+        options = options_of(name, values)
+        read[name] = {option: getattr(options, option) for option in values}
+    return read
+
+
+def former_names() -> dict[str, tuple[str, str]]:
+    """Return the settings of old that are options now: their names to the transport's and the option's."""
+    return {
+        setting: (name, option)
+        for name, transport in _BUILT_IN.items()
+        for setting, option in former_settings(transport.options_class).items()
+    }
+
+
+def take_former(values: Mapping[str, object]) -> dict[str, object]:
+    """Return settings in which those of old have become options of their transports; each is warned of.
+
+    Raises :class:`~p2pkv.errors.ConfigError` if one says something else than the option that it became.
+    """
+    kept = dict(values)
+    moved = {setting: kept.pop(setting) for setting in former_names() if setting in kept}
+    if not moved:
+        return kept
+    options = read_options(kept.get(SETTING, {}))
+    for setting, value in moved.items():
+        name, option = former_names()[setting]
+        try:
+            read = getattr(options_of(name, {option: value}), option)
+        except ConfigError as error:
+            raise ConfigError(f"{setting}, which is an option now: {error}") from error
+        said = options.setdefault(name, {}).setdefault(option, read)
+        if said != read:
+            raise ConfigError(
+                f"{setting} is {shown(read)}, but {SETTING} of {name} has {option} {shown(said)}"
+            )
+        _log.warning(
+            "the setting %s has become an option: %s: %s",
+            setting,
+            SETTING,
+            json.dumps({name: {option: read}}),
+        )
+    return kept | {SETTING: options}
+
+
+def wanted(setting: str | Sequence[str], options: AllOptions = _NONE_SET) -> list[str]:
     """Return the names that the setting ``transports`` asks for, best first.
 
     ``auto`` leaves out what can't run here; names given one by one must all be able to.
     """
     if setting == "auto":
-        return [name for name in AUTO if _look_up(name)[1] is None]
+        return [name for name in AUTO if _look_up(name, options)[1] is None]
     asked = [setting] if isinstance(setting, str) else list(setting)
     if not asked:
         raise ConfigError("transports is empty; leave it out, or name at least one")
     for name in asked:
-        transport_class(name)
+        transport_class(name, options)
     return asked
 
 
@@ -86,9 +172,9 @@ def create(setting: str | Sequence[str], settings: TransportSettings) -> list[Tr
     """
     started: list[Transport] = []
     try:
-        for name in wanted(setting):
+        for name in wanted(setting, settings.options):
             try:
-                started.append(transport_class(name).create(settings))
+                started.append(transport_class(name, settings.options).create(settings))
             except TransportError as error:
                 if setting != "auto":
                     raise
@@ -109,10 +195,18 @@ def connecting(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
     return [name for name, domain in ours.items() if theirs.get(name) == domain]
 
 
-def _look_up(name: str) -> tuple[type[Transport] | None, str | None]:
-    """Return the class, if it can be had, and what is missing for it to run."""
+def _look_up(name: str, options: AllOptions) -> tuple[type[Transport] | None, str | None]:
+    """Return the class, if it can be had, and what is missing for it to run with these options."""
+    transport, missing = _load(name)
+    if transport is None:
+        return None, missing
+    return transport, transport.unavailable(options.get(name, UNSET))
+
+
+def _load(name: str) -> tuple[type[Transport] | None, str]:
+    """Return the class, or why it can't be had."""
     if name in _BUILT_IN:
-        return _BUILT_IN[name], _BUILT_IN[name].unavailable()
+        return _BUILT_IN[name], ""
     for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         try:
             transport = point.load()
@@ -120,5 +214,5 @@ def _look_up(name: str) -> tuple[type[Transport] | None, str | None]:
             return None, f"its package can't be loaded: {error}"
         if not (isinstance(transport, type) and issubclass(transport, Transport)):
             return None, f"{point.value} is not a p2pkv.transports.base.Transport"
-        return transport, transport.unavailable()
+        return transport, ""
     return None, "no package provides it"

@@ -20,17 +20,21 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.errors import UsageError
+from p2pkv.transports.options import UNSET, TransportOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+Options = TypeVar("Options", bound=TransportOptions)
 
 Spans = NDArray[np.int64]
 """``(n, 3)``: local offset, remote offset, length; bytes."""
@@ -178,8 +182,15 @@ class TransportSettings:
     """The address at which peers reach it."""
     registered_nbytes: int = 0
     """What the node is going to register of its own: the pool, and what transfers receive into."""
-    verbs_devices: tuple[str, ...] = ()
-    ucx_trust_network: bool = False
+    options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """The setting ``transport_options``: for each transport the options that were set."""
+
+    def options_of(self, name: str, kind: type[Options]) -> Options:
+        """Return the options of the transport ``name``; those that were not set have their defaults.
+
+        Raises :class:`~p2pkv.errors.ConfigError` for one that is not there or can't be so.
+        """
+        return kind.parse(name, self.options.get(name, UNSET))
 
 
 class Transport(Resource):
@@ -188,15 +199,20 @@ class Transport(Resource):
     name: ClassVar[str]
     domain: str
     """Two ends can connect if and only if their domains are equal."""
+    options_class: ClassVar[type[TransportOptions]] = TransportOptions
+    """What ``transport_options`` may say of it."""
 
     @classmethod
     @abstractmethod
-    def unavailable(cls) -> str | None:
-        """Return None, or one sentence saying what is missing on this machine."""
+    def unavailable(cls, options: Mapping[str, object] = UNSET) -> str | None:
+        """Return None, or one sentence saying what is missing on this machine, with these options set.
+
+        Raises :class:`~p2pkv.errors.ConfigError` for options that it does not have.
+        """
 
     @classmethod
     def create(cls, settings: TransportSettings) -> Self:
-        """Start the transport for a node; the settings that are not its own say nothing to it."""
+        """Start the transport for a node; its own options are ``settings.options_of(cls.name, ...)``."""
         return cls()
 
     @abstractmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from p2pkv.transports.base import (
     Words,
     check_batch,
 )
+from p2pkv.transports.options import UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class FaultyTransport(Transport):
         self.domain = inner.domain
 
     @classmethod
-    def unavailable(cls) -> str | None:
+    def unavailable(cls, options: Mapping[str, object] = UNSET) -> str | None:
         return None
 
     def register_memory(self, buffer: object, address: int, nbytes: int, *, readable: bool) -> MemoryRegion:

@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 
 from p2pkv.errors import ClosedError, TransportError, UsageError
 from p2pkv.transports.base import (
@@ -28,6 +29,7 @@ from p2pkv.transports.base import (
     check_batch,
     screen_spans,
 )
+from p2pkv.transports.options import UNSET
 
 _SLICE = 1 << 20
 """Bytes between two looks at the clock and at ``close``: about 0.1 ms."""
@@ -241,7 +243,7 @@ class LocalTransport(Transport):
         self._is_closed = False
 
     @classmethod
-    def unavailable(cls) -> str | None:
+    def unavailable(cls, options: Mapping[str, object] = UNSET) -> str | None:
         return None
 
     def register_memory(

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from p2pkv import _native
-from p2pkv.errors import ClosedError, TransportError, UsageError
+from p2pkv.errors import ClosedError, ConfigError, TransportError, UsageError
 from p2pkv.transports.base import (
     Endpoint,
     FdBacked,
@@ -24,6 +25,10 @@ from p2pkv.transports.base import (
     Words,
     check_batch,
 )
+from p2pkv.transports.options import UNSET, TransportOptions
+
+_MAX_STREAMS = 8
+"""``kMaxStreams`` of the native core: so many tokens a handshake has room for."""
 
 
 class NativeMemoryRegion(MemoryRegion):
@@ -158,7 +163,7 @@ class ShmTransport(NativeTransport):
             raise TransportError(f"cannot start the shm transport: {error}") from error
 
     @classmethod
-    def unavailable(cls) -> str | None:
+    def unavailable(cls, options: Mapping[str, object] = UNSET) -> str | None:
         if sys.platform != "linux":
             return f"shm needs Linux, this is {sys.platform}"
         try:
@@ -169,14 +174,29 @@ class ShmTransport(NativeTransport):
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class TcpOptions(TransportOptions):
+    port: int = 0
+    """The port that peers read from; 0 takes a free one."""
+    streams: int = 2
+    """Over how many connections an endpoint reads, 1 to 8."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be 0 to 65535, not {self.port}")
+        if not 1 <= self.streams <= _MAX_STREAMS:
+            raise ConfigError(f"streams must be 1 to {_MAX_STREAMS}, not {self.streams}")
+
+
 class TcpTransport(NativeTransport):
     """Any network.
 
-    Listens on ``host`` and ``port`` (0: any). An endpoint reads over ``streams`` connections (1 to 8).
-    ``advertise`` is what peers connect to, needed if ``host`` is a wildcard.
+    Listens on ``host`` and ``port``; see :class:`TcpOptions`. ``advertise`` is what peers connect to, needed if
+    ``host`` is a wildcard.
     """
 
     name = "tcp"
+    options_class = TcpOptions
 
     def __init__(
         self, host: str = "127.0.0.1", *, port: int = 0, streams: int = 2, advertise: str = ""
@@ -190,10 +210,11 @@ class TcpTransport(NativeTransport):
 
     @classmethod
     def create(cls, settings: TransportSettings) -> TcpTransport:
-        return cls(settings.host, advertise=settings.advertise)
+        options = settings.options_of(cls.name, TcpOptions)
+        return cls(settings.host, port=options.port, streams=options.streams, advertise=settings.advertise)
 
     @classmethod
-    def unavailable(cls) -> str | None:
+    def unavailable(cls, options: Mapping[str, object] = UNSET) -> str | None:
         return None
 
 

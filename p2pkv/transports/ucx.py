@@ -1,6 +1,8 @@
 """The transport over UCX: RDMA and cloud fabrics through libucp, behind the interface of :mod:`p2pkv.transports.base`.
 
-libucp is loaded at run time, once a process. Where there are RDMA devices the machine's own comes first, because it
+libucp is loaded at run time. A process has one: a second would find the libraries of the first under it, because the
+dynamic linker knows those by their bare names. So each transport says which libucp it wants, and one that wants another
+than is loaded is refused, naming both. Where there are RDMA devices the machine's own comes first, because it
 knows them; elsewhere the one of the wheel ``libucx-cu12`` or ``-cu13``, which has tcp, shared memory and CUDA only
 and is the newer one: distributions still have 1.13, which is refused over tcp. The promises are kept in
 ``native/src/transports/ucx``.
@@ -8,8 +10,9 @@ and is the newer one: distributions still have 1.13, which is refused over tcp. 
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,28 +20,49 @@ from p2pkv import _native
 from p2pkv.errors import ConfigError, TransportError
 from p2pkv.transports.base import TransportSettings
 from p2pkv.transports.native import NativeTransport
+from p2pkv.transports.options import UNSET, TransportOptions, former
 
 _SONAME = "libucp.so.0"
 _DEVICES = Path("/sys/class/infiniband")
 
-_choice = os.environ.get("P2PKV_UCX_LIBRARY", "auto")
+
+@dataclass(frozen=True, slots=True)
+class UcxOptions(TransportOptions):
+    library: str = former("auto", "ucx_library")
+    """The libucp to load: ``system``, ``wheel``, a path, or ``auto``: the one this process has, else the machine's own
+    first where there are RDMA devices, elsewhere the wheel's."""
+    trust_network: bool = former(False, "ucx_trust_network")
+    """Use tcp beyond loopback: whoever reaches its port there can write to this process's memory."""
+
+    def __post_init__(self) -> None:
+        if self.library not in ("auto", "system", "wheel") and not Path(self.library).is_file():
+            raise ConfigError(
+                f"library must be auto, system, wheel or the path of a file, not {self.library!r}"
+            )
 
 
-def use_library(choice: str) -> None:
-    """Say which libucp to load: ``auto``, ``system``, ``wheel`` or a path. Of no effect once one is loaded."""
-    global _choice
-    if choice not in ("auto", "system", "wheel") and not Path(choice).is_file():
-        raise ConfigError(f"ucx_library is {choice!r}: neither auto, system, wheel nor a file")
-    if choice != "auto":
-        _choice = choice
-
-
-def libraries() -> list[str]:
+def libraries(choice: str = "auto") -> list[str]:
     """Return what to try for libucp, in order: names the loader knows, or paths."""
     found = wheel_library()
     wheel = [] if found is None else [found]
     in_turn = [_SONAME, *wheel] if has_rdma_devices() else [*wheel, _SONAME]
-    return {"auto": in_turn, "system": [_SONAME], "wheel": wheel}.get(_choice, [_choice])
+    return {"auto": in_turn, "system": [_SONAME], "wheel": wheel}.get(choice, [choice])
+
+
+def missing(choice: str) -> str | None:
+    """Load the libucp that ``choice`` stands for; return None, or one sentence saying what is missing for it."""
+    if sys.platform != "linux":
+        return f"ucx needs Linux, this is {sys.platform}"
+    reasons = []
+    for library in libraries(choice):
+        reason = _native.ucx_missing(library)
+        if not reason:
+            return None
+        reasons.append(reason)
+    if _native.ucx_library()[0]:  # another transport of this process has named the one it has
+        return None if choice == "auto" else f"library {choice!r} can't be had: {'; '.join(reasons)}"
+    why = "; ".join(reasons) or "the wheel libucx is not installed"
+    return f"no libucp can be loaded ({why}); install UCX 1.14 or later, or pip install 'p2pkv[ucx]'"
 
 
 def has_rdma_devices() -> bool:
@@ -63,10 +87,18 @@ class UcxTransport(NativeTransport):
     """
 
     name = "ucx"
+    options_class = UcxOptions
 
-    def __init__(self, host: str = "127.0.0.1", *, advertise: str = "", trusts_network: bool = False) -> None:
-        if (missing := self.unavailable()) is not None:
-            raise TransportError(f"cannot start the ucx transport: {missing}")
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        *,
+        advertise: str = "",
+        library: str = "auto",
+        trusts_network: bool = False,
+    ) -> None:
+        if (reason := missing(library)) is not None:
+            raise TransportError(f"cannot start the ucx transport: {reason}")
         try:
             super().__init__(_native.ucx_transport(host, advertise, trusts_network))
         except RuntimeError as error:
@@ -74,19 +106,14 @@ class UcxTransport(NativeTransport):
 
     @classmethod
     def create(cls, settings: TransportSettings) -> UcxTransport:
-        return cls(settings.host, advertise=settings.advertise, trusts_network=settings.ucx_trust_network)
+        options = settings.options_of(cls.name, UcxOptions)
+        return cls(
+            settings.host,
+            advertise=settings.advertise,
+            library=options.library,
+            trusts_network=options.trust_network,
+        )
 
     @classmethod
-    def unavailable(cls) -> str | None:
-        if sys.platform != "linux":
-            return f"ucx needs Linux, this is {sys.platform}"
-        reasons = []
-        for library in libraries():
-            reason = _native.ucx_missing(library)
-            if not reason:
-                return None
-            reasons.append(reason)
-        advice = "install UCX 1.14 or later, or pip install 'p2pkv[ucx]'"
-        return (
-            f"no libucp can be loaded ({'; '.join(reasons) or 'the wheel libucx is not installed'}); {advice}"
-        )
+    def unavailable(cls, options: Mapping[str, object] = UNSET) -> str | None:
+        return missing(UcxOptions.parse(cls.name, options).library)

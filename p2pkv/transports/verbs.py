@@ -7,13 +7,15 @@ loaded at run time: where it or the devices are missing, everything but this tra
 from __future__ import annotations
 
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from p2pkv import _native
 from p2pkv.errors import TransportError
 from p2pkv.transports.base import TransportSettings
 from p2pkv.transports.native import NativeTransport
+from p2pkv.transports.options import UNSET, TransportOptions, former
 
 CAP_IPC_LOCK = 14
 """The number of the capability that lets a process lock memory without limit."""
@@ -26,6 +28,12 @@ _RAISE_LIMIT = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class VerbsOptions(TransportOptions):
+    devices: tuple[str, ...] = former((), "verbs_devices")
+    """The RDMA devices to use, each ``NAME[:PORT][=ADDRESS]``; none named: every usable one."""
+
+
 class VerbsTransport(NativeTransport):
     """One-sided reads by RDMA devices, striped over all of them.
 
@@ -34,6 +42,7 @@ class VerbsTransport(NativeTransport):
     """
 
     name = "verbs"
+    options_class = VerbsOptions
 
     def __init__(self, devices: Sequence[str] = ()) -> None:
         try:
@@ -43,9 +52,10 @@ class VerbsTransport(NativeTransport):
 
     @classmethod
     def create(cls, settings: TransportSettings) -> VerbsTransport:
-        transport = cls(settings.verbs_devices)
+        devices = settings.options_of(cls.name, VerbsOptions).devices
+        transport = cls(devices)
         # the kernel counts memory once for every rail that it is registered on
-        needed = settings.registered_nbytes * transport._n_rails(settings.verbs_devices)
+        needed = settings.registered_nbytes * transport._n_rails(devices)
         limit = locked_memory_limit()
         if limit is not None and needed > limit:
             transport.close()
@@ -61,7 +71,7 @@ class VerbsTransport(NativeTransport):
         return min(len(devices) or len(usable), MAX_RAILS)
 
     @classmethod
-    def unavailable(cls) -> str | None:
+    def unavailable(cls, options: Mapping[str, object] = UNSET) -> str | None:
         try:
             found = ports()
         except TransportError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from p2pkv import transports
+from p2pkv import _native, transports
 from p2pkv.errors import TransportError
 from p2pkv.testing.lateness import returns_within
 from p2pkv.testing.transport_fixtures import ENOUGH, Reader, eventually, settled
@@ -74,7 +73,7 @@ def test_a_reader_that_takes_nothing_holds_up_neither_a_region_nor_the_transport
 def test_tcp_beyond_loopback_needs_a_network_that_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     host = network_address()
     monkeypatch.setenv("UCX_TLS", "tcp")
-    with pytest.raises(TransportError, match="ucx_trust_network"):
+    with pytest.raises(TransportError, match="trust_network"):
         UcxTransport(host)
     monkeypatch.delenv("UCX_TLS")
     with UcxTransport(host, trusts_network=True) as trusting, UcxTransport() as local:
@@ -86,21 +85,44 @@ def test_auto_never_chooses_it() -> None:
 
 
 def test_asking_for_it_where_it_is_absent_says_what_is_missing() -> None:
-    program = "from p2pkv import transports; transports.wanted(['ucx'])"
-    environment = os.environ | {"P2PKV_UCX_LIBRARY": "/nowhere/libucp.so.0"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
-    )
+    program = "from p2pkv.transports.ucx import UcxTransport; UcxTransport(library='/nowhere/libucp.so.0')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "TransportError" in done.stderr
     assert "/nowhere/libucp.so.0" in done.stderr
     assert "pip install 'p2pkv[ucx]'" in done.stderr
 
 
+@needs_ucx
+def test_a_process_that_has_a_library_gives_no_transport_another_one(tmp_path: Path) -> None:
+    loaded, _ = _native.ucx_library()
+    with UcxTransport(), UcxTransport(library=loaded):
+        pass
+    other = tmp_path / "libucp.so.0"
+    other.write_bytes(Path(loaded).read_bytes())
+    with pytest.raises(TransportError, match="second libucp") as raised:
+        UcxTransport(library=str(other))
+    assert str(other) in str(raised.value)
+    assert loaded in str(raised.value)
+    assert "can't be had" in str(UcxTransport.unavailable({"library": str(other)}))
+
+
+@needs_ucx
+def test_a_transport_that_leaves_the_library_open_takes_the_one_that_another_named() -> None:
+    program = (
+        "import sys; from p2pkv import _native; from p2pkv.transports.ucx import UcxTransport\n"
+        "named = UcxTransport(library=sys.argv[1])\n"
+        "with named, UcxTransport(): print(_native.ucx_library()[0])"
+    )
+    path = _native.ucx_library()[0]
+    command = [sys.executable, "-c", program, path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).samefile(path)
+
+
 def test_the_machines_own_library_comes_first_only_where_it_has_devices_to_know(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(ucx, "_choice", "auto")
     monkeypatch.setattr(ucx, "wheel_library", lambda: "/wheel/libucp.so.0")
     monkeypatch.setattr(ucx, "_DEVICES", tmp_path)
     assert ucx.libraries() == ["/wheel/libucp.so.0", "libucp.so.0"]

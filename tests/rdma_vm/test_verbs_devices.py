@@ -105,7 +105,8 @@ def test_a_pool_that_can_not_be_locked_costs_auto_verbs_and_nothing_else() -> No
         "def start(**settings): return Node.start(Config(listen='127.0.0.1:0', **settings))\n"
         # with the receive buffer 128 MiB on each rail
         "with start(pool_size='64MiB') as node: print([sorted(m.transports) for m in node.members()])\n"
-        "with start(pool_size='64MiB', verbs_devices=['rxe0']) as node: print('one rail', *node.members())\n"
+        "one = {'verbs': {'devices': ['rxe0']}}\n"
+        "with start(pool_size='64MiB', transport_options=one) as node: print('one rail', *node.members())\n"
         "try: start(pool_size='64MiB', transports=['verbs'])\n"
         "except TransportError as error: print('by name:', error)\n",
     )
@@ -124,14 +125,20 @@ def test_a_pool_that_can_not_be_locked_costs_auto_verbs_and_nothing_else() -> No
 def test_doctor_shows_every_port() -> None:
     from p2pkv.cli.doctor import examine
 
-    findings = {finding.what: finding for finding in examine(Config(verbs_devices=["rxe1"]))}
+    findings = {
+        finding.what: finding
+        for finding in examine(Config(transport_options={"verbs": {"devices": ["rxe1"]}}))
+    }
     assert "read from itself and right" in findings["transport verbs"].says
     says = findings["rxe0 port 1"].says
     for part in ("RoCE v2", "active", "10.77.0.1", "MTU 4096", "NUMA node unknown"):
         assert part in says
-    assert "verbs_devices" not in findings
-    wrong = {finding.what: finding for finding in examine(Config(verbs_devices=["rxe9"]))}
-    assert "no device rxe9" in wrong["verbs_devices"].says
+    assert "devices of verbs" not in findings
+    wrong = {
+        finding.what: finding
+        for finding in examine(Config(transport_options={"verbs": {"devices": ["rxe9"]}}))
+    }
+    assert "no device rxe9" in wrong["devices of verbs"].says
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     assert soft == resource.RLIM_INFINITY
     assert "unlimited" in findings["locked memory"].says

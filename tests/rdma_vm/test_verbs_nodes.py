@@ -34,8 +34,8 @@ def fetched(node: NodeProcess, transport: str) -> float:
 def two_nodes(cluster: Cluster, **settings: object) -> tuple[NodeProcess, NodeProcess]:
     """Start an owner and a reader, each with a device of its own."""
     settings = {"transports": ["verbs"], "deadline": 2.0} | settings
-    owner = cluster.start("owner", verbs_devices=["rxe0"], **settings)
-    reader = cluster.start("reader", verbs_devices=["rxe1"], **settings)
+    owner = cluster.start("owner", transport_options={"verbs": {"devices": ["rxe0"]}}, **settings)
+    reader = cluster.start("reader", transport_options={"verbs": {"devices": ["rxe1"]}}, **settings)
     cluster.meet(owner, reader)
     publish(owner, reader)
     return owner, reader
@@ -109,8 +109,8 @@ def test_a_peer_that_verbs_does_not_reach_is_read_over_tcp(cluster: Cluster) -> 
 def test_a_rail_that_fails_drops_out_and_comes_back(cluster: Cluster) -> None:
     settings = {"transports": ["verbs"], "deadline": 2.0}
     # one lane stays within rxe0, the other goes over the cable
-    owner = cluster.start("owner", verbs_devices=["rxe0", "rxe0"], **settings)
-    reader = cluster.start("reader", verbs_devices=["rxe0", "rxe1"], **settings)
+    owner = cluster.start("owner", transport_options={"verbs": {"devices": ["rxe0", "rxe0"]}}, **settings)
+    reader = cluster.start("reader", transport_options={"verbs": {"devices": ["rxe0", "rxe1"]}}, **settings)
     cluster.meet(owner, reader)
     publish(owner, reader)
 

@@ -159,11 +159,13 @@ def test_a_wildcard_is_advertised_as_the_address_peers_reach() -> None:
 
 
 def test_a_network_is_trusted_only_in_so_many_words() -> None:
-    assert Config().ucx_trust_network is False
-    assert Config(ucx_trust_network="true").ucx_trust_network is True
-    assert Config.load({}, environ={"P2PKV_UCX_TRUST_NETWORK": "0"}).ucx_trust_network is False
-    with pytest.raises(ConfigError, match="ucx_trust_network must be true or false"):
-        Config(ucx_trust_network="maybe")
+    def trusted(**values: object) -> object:
+        return Config(transport_options={"ucx": values}).options["ucx"]["trust_network"]
+
+    assert trusted(trust_network="true") is True
+    assert trusted(trust_network="0") is False
+    with pytest.raises(ConfigError, match="trust_network must be true or false"):
+        trusted(trust_network="maybe")
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 4096, 2**50, "lots"])

@@ -13,27 +13,23 @@ from p2pkv.cli.doctor.selftest import read_from_itself
 from p2pkv.config import Config
 from p2pkv.errors import ConfigError, P2PKVError
 from p2pkv.memory.staging import use_library as use_cuda_library
-from p2pkv.transports import verbs
+from p2pkv.transports import ucx, verbs
 from p2pkv.transports.base import TransportSettings
-from p2pkv.transports.ucx import UcxTransport, use_library
+from p2pkv.transports.ucx import UcxOptions, UcxTransport
 
 _WILDCARDS = ("0.0.0.0", "::", "*")
 
 
 def examine_transports(config: Config) -> Iterator[Finding]:
     """Say of each transport what is missing, or try it out."""
-    try:
-        use_library(config.ucx_library)
-    except ConfigError as error:
-        yield Finding(Verdict.BAD, "ucx_library", str(error), "change the setting 'ucx_library'")
-        return
     settings = _settings(config)
-    for name, missing in transports.available().items():
+    for name, missing in transports.available(config.options).items():
         yield (
             _try_out(name, settings)
             if missing is None
             else Finding(Verdict.NOTE, f"transport {name}", missing)
         )
+    yield from _options(config)
     yield from _rails(config)
     yield from _ucx(settings)
     yield _gpu(config)
@@ -47,9 +43,19 @@ def _settings(config: Config) -> TransportSettings:
     return TransportSettings(
         host=host,
         advertise=host,
-        verbs_devices=tuple(config.verbs_devices),
-        ucx_trust_network=bool(config.ucx_trust_network),
+        options=config.options,
     )
+
+
+def _options(config: Config) -> Iterator[Finding]:
+    """Say which options are in force, of every transport that has any."""
+    for name in transports.names():
+        try:
+            in_force = str(transports.options_of(name, config.options.get(name, {})))
+        except ConfigError:
+            continue  # its package can't be loaded, which was said of it already
+        if in_force:
+            yield Finding(Verdict.GOOD, f"options of {name}", in_force)
 
 
 def _try_out(name: str, settings: TransportSettings) -> Finding:
@@ -68,7 +74,7 @@ def _try_out(name: str, settings: TransportSettings) -> Finding:
 
 def _chosen(config: Config) -> Iterator[Finding]:
     try:
-        chosen = transports.wanted(_setting(config))
+        chosen = transports.wanted(_setting(config), config.options)
     except P2PKVError as error:
         yield Finding(Verdict.BAD, "transports", str(error), "change the setting 'transports'")
         return
@@ -80,11 +86,12 @@ def _chosen(config: Config) -> Iterator[Finding]:
 
 def _ucx(settings: TransportSettings) -> Iterator[Finding]:
     """Say which libucp was loaded, and what it can use for this node's address."""
-    if UcxTransport.unavailable() is not None:
+    options = settings.options_of(UcxTransport.name, UcxOptions)
+    if ucx.missing(options.library) is not None:
         return  # said of the transport already
     path, version = _native.ucx_library()
     try:
-        resources = _native.ucx_resources(settings.host, settings.ucx_trust_network)
+        resources = _native.ucx_resources(settings.host, options.trust_network)
     except RuntimeError as error:
         advice = "`ucx_info -d` lists what UCX finds; another address of this machine may have an RDMA device"
         if "libucx" in path:
@@ -137,7 +144,7 @@ def _locked_memory(config: Config) -> Finding:
 
 
 def _rails(config: Config) -> Iterator[Finding]:
-    """Every port of every RDMA device, and whether the setting ``verbs_devices`` can be had."""
+    """Every port of every RDMA device, and whether those that its options name can be had."""
     try:
         ports = verbs.ports()
     except P2PKVError:
@@ -150,11 +157,12 @@ def _rails(config: Config) -> Iterator[Finding]:
             f"{port.link}, {port.state}, address {port.gid or 'none'}, MTU {port.mtu}, NUMA node {node}",
             f"not used: {port.missing}" if port.missing else "",
         )
-    if config.verbs_devices and "verbs" in _wanted(config):
+    devices = _settings(config).options_of("verbs", verbs.VerbsOptions).devices
+    if devices and "verbs" in _wanted(config):
         try:
-            verbs.VerbsTransport(config.verbs_devices).close()
+            verbs.VerbsTransport(devices).close()
         except P2PKVError as error:
-            yield Finding(Verdict.BAD, "verbs_devices", str(error), "change the setting 'verbs_devices'")
+            yield Finding(Verdict.BAD, "devices of verbs", str(error), "change them in 'transport_options'")
 
 
 def _setting(config: Config) -> str | tuple[str, ...]:
@@ -163,6 +171,6 @@ def _setting(config: Config) -> str | tuple[str, ...]:
 
 def _wanted(config: Config) -> list[str]:
     try:
-        return transports.wanted(_setting(config))
+        return transports.wanted(_setting(config), config.options)
     except P2PKVError:
         return []  # said of the setting
