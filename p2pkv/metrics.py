@@ -181,7 +181,7 @@ class Metrics:
             child.inc(n)
 
     def counters(self) -> dict[str, float]:
-        """Return every counter by its name, labels in braces: ``p2pkv_fetched_pages_total{source="shm"}``."""
+        """Return every counter by its name, labels in braces: ``p2pkv_fetched_pages_total{source="disk"}``."""
         out: dict[str, float] = {}
         for metric in self.registry.collect():
             for sample in metric.samples:

@@ -80,7 +80,7 @@ class Node:
 
         The address may be one of CUDA device memory, which is then as in :meth:`register_memory`.
         The memory must stay valid until the result is closed; ``owner``, if given, is kept alive until then. If
-        ``owner`` is a :class:`~p2pkv.SharedRegion` and this is all of it, it is readable over shm as well.
+        ``owner`` is a :class:`~p2pkv.SharedRegion` and this is all of it, peers of this host can map it.
         """
         with self._gate:
             return self._parts.registrar.register_address(address, nbytes, owner, is_readable=readable)

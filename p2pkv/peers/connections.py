@@ -36,7 +36,7 @@ RETRY_TRANSPORT_S = (1.0, 30.0)
 Twice as long after each failure, because it may have been this node that was short of something for a moment.
 """
 IDLE_S = 10.0
-"""How long a connection that nobody needs is kept; each costs its owner a descriptor, and over tcp a thread."""
+"""How long a connection that nobody needs is kept; each costs its owner a descriptor and, by transport, a thread."""
 UNUSABLE = frozenset({Status.PEER_LOST, Status.TIMED_OUT, Status.CANCELED})
 """An endpoint whose batch had one of these is done for."""
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 
 from p2pkv.errors import ConfigError, TransportError
-from p2pkv.transports.base import Transport, TransportSettings
+from p2pkv.transports.base import Remark, Transport, TransportSettings
 from p2pkv.transports.local import LocalTransport
 from p2pkv.transports.native import ShmTransport, TcpTransport
 from p2pkv.transports.options import SETTING, UNSET, TransportOptions, former_settings
@@ -34,7 +34,7 @@ _NONE_SET: AllOptions = {}
 AUTO = ("shm", "verbs", "tcp")
 """What ``transports: auto`` stands for, best first."""
 
-_BUILT_IN: Mapping[str, type[Transport]] = {
+BUILT_IN: Mapping[str, type[Transport]] = {
     transport.name: transport
     for transport in (ShmTransport, VerbsTransport, TcpTransport, UcxTransport, LocalTransport)
 }
@@ -42,7 +42,7 @@ _BUILT_IN: Mapping[str, type[Transport]] = {
 
 def names() -> list[str]:
     """Return the names of all transports, those that can't run here included."""
-    return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
+    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def available(options: AllOptions = _NONE_SET) -> dict[str, str | None]:
@@ -115,7 +115,7 @@ def former_names() -> dict[str, tuple[str, str]]:
     """Return the settings of old that are options now: their names to the transport's and the option's."""
     return {
         setting: (name, option)
-        for name, transport in _BUILT_IN.items()
+        for name, transport in BUILT_IN.items()
         for setting, option in former_settings(transport.options_class).items()
     }
 
@@ -186,6 +186,12 @@ def create(setting: str | Sequence[str], settings: TransportSettings) -> list[Tr
     return started
 
 
+def remarks(name: str, settings: TransportSettings) -> list[Remark]:
+    """Return what a transport tells of this machine, whether it can run here or not; nothing if it can't be loaded."""
+    transport, _ = _load(name)
+    return [] if transport is None else list(transport.remarks(settings))
+
+
 def connecting(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
     """Return the names of the transports that connect two nodes: those of the same domain on both sides.
 
@@ -205,8 +211,8 @@ def _look_up(name: str, options: AllOptions) -> tuple[type[Transport] | None, st
 
 def _load(name: str) -> tuple[type[Transport] | None, str]:
     """Return the class, or why it can't be had."""
-    if name in _BUILT_IN:
-        return _BUILT_IN[name], ""
+    if name in BUILT_IN:
+        return BUILT_IN[name], ""
     for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         try:
             transport = point.load()

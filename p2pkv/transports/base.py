@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
@@ -193,6 +193,16 @@ class TransportSettings:
         return kind.parse(name, self.options.get(name, UNSET))
 
 
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """A line of ``p2pkv doctor`` about what a transport finds on this machine."""
+
+    what: str
+    says: str
+    advice: str = ""
+    """What to do about it; empty where all is well."""
+
+
 class Transport(Resource):
     """One way for nodes to read each other's memory."""
 
@@ -201,6 +211,8 @@ class Transport(Resource):
     """Two ends can connect if and only if their domains are equal."""
     options_class: ClassVar[type[TransportOptions]] = TransportOptions
     """What ``transport_options`` may say of it."""
+    locks_memory: ClassVar[bool] = False
+    """Whether what is registered is locked in memory, so that RLIMIT_MEMLOCK bounds it."""
 
     @classmethod
     @abstractmethod
@@ -214,6 +226,11 @@ class Transport(Resource):
     def create(cls, settings: TransportSettings) -> Self:
         """Start the transport for a node; its own options are ``settings.options_of(cls.name, ...)``."""
         return cls()
+
+    @classmethod
+    def remarks(cls, settings: TransportSettings) -> Iterable[Remark]:
+        """Return what ``p2pkv doctor`` should tell of it, beside whether it can run and its options."""
+        return ()
 
     @abstractmethod
     def register_memory(self, buffer: object, address: int, nbytes: int, *, readable: bool) -> MemoryRegion:

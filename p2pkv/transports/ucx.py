@@ -11,14 +11,14 @@ and is the newer one: distributions still have 1.13, which is refused over tcp. 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from p2pkv import _native
 from p2pkv.errors import ConfigError, TransportError
-from p2pkv.transports.base import TransportSettings
+from p2pkv.transports.base import Remark, TransportSettings
 from p2pkv.transports.native import NativeTransport
 from p2pkv.transports.options import UNSET, TransportOptions, former
 
@@ -113,6 +113,25 @@ class UcxTransport(NativeTransport):
             library=options.library,
             trusts_network=options.trust_network,
         )
+
+    @classmethod
+    def remarks(cls, settings: TransportSettings) -> Iterator[Remark]:
+        """Tell which libucp is loaded, and what it can use for this node's address."""
+        options = settings.options_of(cls.name, UcxOptions)
+        if missing(options.library) is not None:
+            return  # `unavailable` says it
+        path, version = _native.ucx_library()
+        try:
+            resources = _native.ucx_resources(settings.host, options.trust_network)
+        except RuntimeError as error:
+            advice = (
+                "`ucx_info -d` lists what UCX finds; another address of this machine may have an RDMA device"
+            )
+            if "libucx" in path:
+                advice = "the wheel has no RDMA: install the system's UCX, or OFED's"
+            yield Remark("UCX", f"{version} from {path}: {error}", advice)
+        else:
+            yield Remark("UCX", f"{version} from {path}, over {', '.join(resources)}")
 
     @classmethod
     def unavailable(cls, options: Mapping[str, object] = UNSET) -> str | None:

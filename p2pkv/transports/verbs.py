@@ -6,19 +6,16 @@ loaded at run time: where it or the devices are missing, everything but this tra
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from p2pkv import _native
 from p2pkv.errors import TransportError
-from p2pkv.transports.base import TransportSettings
+from p2pkv.transports.base import Remark, TransportSettings
+from p2pkv.transports.locked_memory import locked_memory_limit
 from p2pkv.transports.native import NativeTransport
 from p2pkv.transports.options import UNSET, TransportOptions, former
 
-CAP_IPC_LOCK = 14
-"""The number of the capability that lets a process lock memory without limit."""
 MIN_LOCKED_MEMORY = 64 << 20
 """Below this limit no pool of a useful size can be registered: the usual default, 8 MiB or less, is too low."""
 MAX_RAILS = 8
@@ -43,6 +40,7 @@ class VerbsTransport(NativeTransport):
 
     name = "verbs"
     options_class = VerbsOptions
+    locks_memory = True
 
     def __init__(self, devices: Sequence[str] = ()) -> None:
         try:
@@ -83,6 +81,21 @@ class VerbsTransport(NativeTransport):
             return f"RDMA needs locked memory, and this process may lock {limit >> 10} KiB; {_RAISE_LIMIT}"
         return None
 
+    @classmethod
+    def remarks(cls, settings: TransportSettings) -> Iterator[Remark]:
+        """Tell of every port of every RDMA device."""
+        try:
+            found = ports()
+        except TransportError:
+            return  # `unavailable` says it
+        for port in found:
+            node = "unknown" if port.numa_node < 0 else str(port.numa_node)
+            yield Remark(
+                f"{port.device} port {port.port}",
+                f"{port.link}, {port.state}, address {port.gid or 'none'}, MTU {port.mtu}, NUMA node {node}",
+                f"not used: {port.missing}" if port.missing else "",
+            )
+
 
 def ports() -> Sequence[_native.VerbsPort]:
     """Return every port of every RDMA device, usable or not; at least one.
@@ -93,14 +106,3 @@ def ports() -> Sequence[_native.VerbsPort]:
         return _native.verbs_ports()
     except RuntimeError as error:
         raise TransportError(str(error)) from error
-
-
-def locked_memory_limit() -> int | None:
-    """Return how many bytes this process may lock, or None if there is no limit."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY:
-        return None
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:") and int(line.split()[1], 16) >> CAP_IPC_LOCK & 1:
-            return None
-    return soft

@@ -133,12 +133,12 @@ def test_doctor_shows_every_port() -> None:
     says = findings["rxe0 port 1"].says
     for part in ("RoCE v2", "active", "10.77.0.1", "MTU 4096", "NUMA node unknown"):
         assert part in says
-    assert "devices of verbs" not in findings
     wrong = {
         finding.what: finding
         for finding in examine(Config(transport_options={"verbs": {"devices": ["rxe9"]}}))
     }
-    assert "no device rxe9" in wrong["devices of verbs"].says
+    assert "no device rxe9" in wrong["transport verbs"].says
+    assert wrong["transport verbs"].as_record()["verdict"] == "bad"
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     assert soft == resource.RLIM_INFINITY
     assert "unlimited" in findings["locked memory"].says

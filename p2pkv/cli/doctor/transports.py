@@ -13,9 +13,8 @@ from p2pkv.cli.doctor.selftest import read_from_itself
 from p2pkv.config import Config
 from p2pkv.errors import ConfigError, P2PKVError
 from p2pkv.memory.staging import use_library as use_cuda_library
-from p2pkv.transports import ucx, verbs
 from p2pkv.transports.base import TransportSettings
-from p2pkv.transports.ucx import UcxOptions, UcxTransport
+from p2pkv.transports.locked_memory import locked_memory_limit
 
 _WILDCARDS = ("0.0.0.0", "::", "*")
 
@@ -23,15 +22,17 @@ _WILDCARDS = ("0.0.0.0", "::", "*")
 def examine_transports(config: Config) -> Iterator[Finding]:
     """Say of each transport what is missing, or try it out."""
     settings = _settings(config)
+    wanted = _wanted(config)
     for name, missing in transports.available(config.options).items():
-        yield (
-            _try_out(name, settings)
-            if missing is None
-            else Finding(Verdict.NOTE, f"transport {name}", missing)
-        )
+        if missing is not None:
+            yield Finding(Verdict.NOTE, f"transport {name}", missing)
+        else:
+            yield _try_out(name, settings, is_wanted=name in wanted)
     yield from _options(config)
-    yield from _rails(config)
-    yield from _ucx(settings)
+    for name in transports.names():
+        for remark in transports.remarks(name, settings):
+            verdict = Verdict.NOTE if remark.advice else Verdict.GOOD
+            yield Finding(verdict, remark.what, remark.says, remark.advice)
     yield _gpu(config)
     yield _locked_memory(config)
     yield from _chosen(config)
@@ -58,11 +59,13 @@ def _options(config: Config) -> Iterator[Finding]:
             yield Finding(Verdict.GOOD, f"options of {name}", in_force)
 
 
-def _try_out(name: str, settings: TransportSettings) -> Finding:
+def _try_out(name: str, settings: TransportSettings, *, is_wanted: bool) -> Finding:
     what = f"transport {name}"
     try:
         (transport,) = transports.create([name], settings)
     except P2PKVError as error:
+        if is_wanted and settings.options.get(name):
+            return Finding(Verdict.BAD, what, str(error), "change its options in 'transport_options'")
         return Finding(Verdict.NOTE, what, str(error))
     try:
         return Finding(Verdict.GOOD, what, read_from_itself(transport))
@@ -82,23 +85,6 @@ def _chosen(config: Config) -> Iterator[Finding]:
         yield Finding(Verdict.GOOD, "transports", f"a node uses {', then '.join(chosen)}")
     else:
         yield Finding(Verdict.BAD, "transports", "none can run here", "see the lines above")
-
-
-def _ucx(settings: TransportSettings) -> Iterator[Finding]:
-    """Say which libucp was loaded, and what it can use for this node's address."""
-    options = settings.options_of(UcxTransport.name, UcxOptions)
-    if ucx.missing(options.library) is not None:
-        return  # said of the transport already
-    path, version = _native.ucx_library()
-    try:
-        resources = _native.ucx_resources(settings.host, options.trust_network)
-    except RuntimeError as error:
-        advice = "`ucx_info -d` lists what UCX finds; another address of this machine may have an RDMA device"
-        if "libucx" in path:
-            advice = "the wheel has no RDMA: install the system's UCX, or OFED's"
-        yield Finding(Verdict.NOTE, "UCX", f"{version} from {path}: {error}", advice)
-        return
-    yield Finding(Verdict.GOOD, "UCX", f"{version} from {path}, over {', '.join(resources)}")
 
 
 def _gpu(config: Config) -> Finding:
@@ -124,45 +110,29 @@ def _gpu(config: Config) -> Finding:
 
 
 def _locked_memory(config: Config) -> Finding:
-    """Shm and tcp lock no memory; verbs locks the pool and whatever is registered."""
+    """Say how much this process may lock, and whether that is enough for transports that lock what is registered."""
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     says = f"{limit(soft, ' bytes')} (hard {limit(hard, ' bytes')})"
-    lockable = verbs.locked_memory_limit()
+    lockable = locked_memory_limit()
     is_enough = lockable is None or lockable >= config.registered_nbytes
     if lockable is None and soft != resource.RLIM_INFINITY:
         says += ", but this process may lock any amount (CAP_IPC_LOCK)"
-    if is_enough or "verbs" not in _wanted(config):
-        return Finding(Verdict.GOOD, "locked memory", f"{says}; only verbs locks any")
+    locking = [
+        name for name in _wanted(config) if transports.transport_class(name, config.options).locks_memory
+    ]
+    if not locking:
+        return Finding(Verdict.GOOD, "locked memory", f"{says}; no transport that a node uses locks any")
+    names = " and ".join(locking)
+    if is_enough:
+        return Finding(Verdict.GOOD, "locked memory", f"{says}; only {names} locks any")
     return Finding(
         Verdict.BAD,
         "locked memory",
-        f"{says}; verbs locks the pool and the receive buffer, {size(config.registered_nbytes)} on every rail, "
+        f"{says}; {names} locks the pool and the receive buffer, {size(config.registered_nbytes)} on every rail, "
         "and all registered memory",
-        "raise it (ulimit -l unlimited, LimitMEMLOCK=infinity), lower pool_size and buffer_size, or leave verbs out of "
-        "transports",
+        "raise it (ulimit -l unlimited, LimitMEMLOCK=infinity), lower pool_size and buffer_size, or leave "
+        f"{names} out of transports",
     )
-
-
-def _rails(config: Config) -> Iterator[Finding]:
-    """Every port of every RDMA device, and whether those that its options name can be had."""
-    try:
-        ports = verbs.ports()
-    except P2PKVError:
-        return  # said of the transport already
-    for port in ports:
-        node = "unknown" if port.numa_node < 0 else str(port.numa_node)
-        yield Finding(
-            Verdict.NOTE if port.missing else Verdict.GOOD,
-            f"{port.device} port {port.port}",
-            f"{port.link}, {port.state}, address {port.gid or 'none'}, MTU {port.mtu}, NUMA node {node}",
-            f"not used: {port.missing}" if port.missing else "",
-        )
-    devices = _settings(config).options_of("verbs", verbs.VerbsOptions).devices
-    if devices and "verbs" in _wanted(config):
-        try:
-            verbs.VerbsTransport(devices).close()
-        except P2PKVError as error:
-            yield Finding(Verdict.BAD, "devices of verbs", str(error), "change them in 'transport_options'")
 
 
 def _setting(config: Config) -> str | tuple[str, ...]:
