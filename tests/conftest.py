@@ -11,6 +11,8 @@ import pytest
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+collect_ignore = ["support/toy_transport"]  # a project of its own, whose tests need it installed
+
 pytest.register_assert_rewrite(
     "p2pkv.testing.transport_contract", "p2pkv.testing.transport_faults", "p2pkv.testing.transport_fixtures"
 )
