@@ -46,7 +46,7 @@ class TransportOptions:
             for name in values:
                 if name not in options:
                     known = f"; it has {', '.join(options)}" if options else "; it has none"
-                    raise ConfigError(f"unknown option {shown(name)}{nearest(name, options) or known}")
+                    raise ConfigError(f"unknown option {shown(name)}{nearest(str(name), options) or known}")
             return cls(**{name: _read(name, value, options[name]) for name, value in values.items()})
         except ConfigError as error:
             raise ConfigError(f"{SETTING} of {transport}: {error}") from error

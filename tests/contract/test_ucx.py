@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from p2pkv import _native, transports
+from p2pkv import Config, Node, _native, transports
 from p2pkv.errors import TransportError
 from p2pkv.testing.lateness import returns_within
 from p2pkv.testing.transport_fixtures import ENOUGH, Reader, eventually, settled
@@ -105,6 +105,24 @@ def test_a_process_that_has_a_library_gives_no_transport_another_one(tmp_path: P
     assert str(other) in str(raised.value)
     assert loaded in str(raised.value)
     assert "can't be had" in str(UcxTransport.unavailable({"library": str(other)}))
+
+
+@needs_ucx
+def test_of_two_nodes_that_want_different_libraries_the_second_is_told(tmp_path: Path) -> None:
+    loaded, _ = _native.ucx_library()
+    other = tmp_path / "libucp.so.0"
+    other.write_bytes(Path(loaded).read_bytes())
+
+    def start(library: str) -> Node:
+        return Node.start(Config(transports=["ucx"], transport_options={"ucx": {"library": library}}))
+
+    with start(loaded) as first:
+        with pytest.raises(
+            TransportError, match=f"{other} is asked for, but this process has loaded {loaded}"
+        ):
+            start(str(other))
+        with start("auto"):
+            assert len(first.members()) == 1, "the nodes of two clusters, over one library"
 
 
 @needs_ucx

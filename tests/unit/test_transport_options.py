@@ -40,6 +40,7 @@ def test_every_kind_of_option_is_read_from_values_and_from_text() -> None:
     ("values", "complaint"),
     [
         ({"n_lane": 1}, "transport_options of mine: unknown option 'n_lane'; did you mean 'n_lanes'"),
+        ({3: 1}, "unknown option 3; it has"),
         ({"zzz": 1}, "unknown option 'zzz'; it has is_fast, n_lanes, patience, color, hosts"),
         ({"n_lanes": "two"}, "transport_options of mine: n_lanes must be a whole number, not 'two'"),
         ({"n_lanes": True}, "n_lanes must be a whole number, not True"),
