@@ -14,6 +14,9 @@ from typing import TypeVar
 MEMBERSHIP = "p2pkv.membership"
 """The group of membership engines, subclasses of :class:`p2pkv.membership.Membership`."""
 
+TRANSPORTS = "p2pkv.transports"
+"""The group of transports, subclasses of :class:`p2pkv.transports.base.Transport`."""
+
 T = TypeVar("T")
 
 

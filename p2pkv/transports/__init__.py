@@ -11,8 +11,8 @@ import difflib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
 
+from p2pkv import plugins
 from p2pkv.errors import ConfigError, TransportError
 from p2pkv.transports.base import Remark, Transport, TransportSettings
 from p2pkv.transports.local import LocalTransport
@@ -23,8 +23,6 @@ from p2pkv.transports.verbs import VerbsTransport
 from p2pkv.values import nearest, shown
 
 _log = logging.getLogger(__name__)
-
-ENTRY_POINT_GROUP = "p2pkv.transports"
 
 AllOptions = Mapping[str, Mapping[str, object]]
 """The setting ``transport_options``: by the name of a transport, the options that were set."""
@@ -42,7 +40,7 @@ BUILT_IN: Mapping[str, type[Transport]] = {
 
 def names() -> list[str]:
     """Return the names of all transports, those that can't run here included."""
-    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
+    return sorted({*BUILT_IN, *plugins.names(plugins.TRANSPORTS)})
 
 
 def available(options: AllOptions = _NONE_SET) -> dict[str, str | None]:
@@ -213,12 +211,7 @@ def _load(name: str) -> tuple[type[Transport] | None, str]:
     """Return the class, or why it can't be had."""
     if name in BUILT_IN:
         return BUILT_IN[name], ""
-    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
-        try:
-            transport = point.load()
-        except (ImportError, AttributeError) as error:
-            return None, f"its package can't be loaded: {error}"
-        if not (isinstance(transport, type) and issubclass(transport, Transport)):
-            return None, f"{point.value} is not a p2pkv.transports.base.Transport"
-        return transport, ""
-    return None, "no package provides it"
+    try:
+        return plugins.load(plugins.TRANSPORTS, name, Transport), ""  # type: ignore[type-abstract]
+    except LookupError as error:
+        return None, str(error)

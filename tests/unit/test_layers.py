@@ -26,7 +26,7 @@ BELOW = {
     "metrics": "errors",
     "lifetime": "_native",
     "arrays": "_native errors",
-    "transports": "_native errors values",
+    "transports": "_native errors plugins values",
     "config": "address errors plugins transports values",
     "memory": "_native arrays errors transports",
     "page": "_native arrays errors",
