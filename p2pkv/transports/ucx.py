@@ -59,9 +59,9 @@ def missing(choice: str) -> str | None:
         if not reason:
             return None
         reasons.append(reason)
-    if _native.ucx_library()[0]:  # another transport of this process has named the one it has
-        return None if choice == "auto" else f"library {choice!r} can't be had: {'; '.join(reasons)}"
     why = "; ".join(reasons) or "the wheel libucx is not installed"
+    if _native.ucx_library()[0]:  # another transport of this process has named the one it has
+        return None if choice == "auto" else f"library {choice!r} can't be had: {why}"
     return f"no libucp can be loaded ({why}); install UCX 1.14 or later, or pip install 'p2pkv[ucx]'"
 
 

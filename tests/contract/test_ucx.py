@@ -94,7 +94,9 @@ def test_asking_for_it_where_it_is_absent_says_what_is_missing() -> None:
 
 
 @needs_ucx
-def test_a_process_that_has_a_library_gives_no_transport_another_one(tmp_path: Path) -> None:
+def test_a_process_that_has_a_library_gives_no_transport_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded, _ = _native.ucx_library()
     with UcxTransport(), UcxTransport(library=loaded):
         pass
@@ -105,6 +107,8 @@ def test_a_process_that_has_a_library_gives_no_transport_another_one(tmp_path: P
     assert str(other) in str(raised.value)
     assert loaded in str(raised.value)
     assert "can't be had" in str(UcxTransport.unavailable({"library": str(other)}))
+    monkeypatch.setattr(ucx, "wheel_library", lambda: None)
+    assert str(ucx.missing("wheel")).endswith("can't be had: the wheel libucx is not installed")
 
 
 @needs_ucx

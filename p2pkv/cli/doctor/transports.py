@@ -41,11 +41,7 @@ def examine_transports(config: Config) -> Iterator[Finding]:
 def _settings(config: Config) -> TransportSettings:
     host, _ = split_address("listen", config.listen)
     host = "127.0.0.1" if host in _WILDCARDS else host
-    return TransportSettings(
-        host=host,
-        advertise=host,
-        options=config.options,
-    )
+    return TransportSettings(host=host, advertise=host, options=config.options)
 
 
 def _options(config: Config) -> Iterator[Finding]:
@@ -65,7 +61,8 @@ def _try_out(name: str, settings: TransportSettings, *, is_wanted: bool) -> Find
         (transport,) = transports.create([name], settings)
     except P2PKVError as error:
         if is_wanted and settings.options.get(name):
-            return Finding(Verdict.BAD, what, str(error), "change its options in 'transport_options'")
+            advice = "change its 'transport_options', unless a node that runs here has what they ask for"
+            return Finding(Verdict.BAD, what, str(error), advice)
         return Finding(Verdict.NOTE, what, str(error))
     try:
         return Finding(Verdict.GOOD, what, read_from_itself(transport))
