@@ -7,12 +7,14 @@ extra configuration of SGLang and vLLM. An unknown key is refused with the neare
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import secrets
 import socket
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from p2pkv import plugins
 from p2pkv.address import is_loopback, split_address
@@ -59,6 +61,20 @@ def _default_node_id() -> str:
     return _DrawnId(f"{socket.gethostname()[:96]}-{secrets.token_hex(3)}")
 
 
+def _takes_former(config: type[Config]) -> type[Config]:
+    """Let calls of the class name settings that have become options of transports."""
+    made = config.__init__
+
+    @functools.wraps(made)
+    def make(self: Config, **settings: Any) -> None:
+        taken: dict[str, Any] = take_former(settings)
+        made(self, **taken)
+
+    config.__init__ = make  # type: ignore[method-assign]
+    return config
+
+
+@_takes_former
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Settings of one node, checked when made. Raises :class:`~p2pkv.errors.ConfigError`."""
@@ -329,7 +345,7 @@ class Config:
             if key not in host_keys:
                 _check_known("setting", key, names)
                 values[key] = value
-        return cls(**take_former(values))  # type: ignore[arg-type]  # __post_init__ checks every value
+        return cls(**values)  # type: ignore[arg-type]  # __post_init__ checks every value
 
 
 def _check_known(what: str, key: str, names: Collection[str]) -> None:

@@ -20,6 +20,7 @@ SUBMODULES = (
     "transfers",
     "membership",
     "transports.base",
+    "transports.options",
     "testing",
     "integrations.sglang_hicache",
     "integrations.vllm",

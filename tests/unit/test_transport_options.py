@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from dataclasses import dataclass, fields
@@ -149,3 +150,13 @@ def test_every_option_of_a_built_in_transport_can_be_said_and_has_a_word_in_the_
             assert f"| `{name}` | `{field.name}` |" in page
     assert former_settings(AllKinds) == {"old_color": "color"}
     assert former_settings(TcpOptions) == {}
+
+
+def test_former_settings_may_be_given_to_the_class_too(caplog: pytest.LogCaptureFixture) -> None:
+    config = Config(node_id="n", ucx_trust_network=True)  # type: ignore[call-arg]
+    assert config.transport_options == {"ucx": {"trust_network": True}}
+    assert "ucx_trust_network has become an option" in caplog.text
+    again = dataclasses.replace(config, deadline=2.0)
+    assert (again.transport_options, again.deadline) == (config.transport_options, 2.0)
+    with pytest.raises(TypeError, match="colour"):
+        Config(colour="red")  # type: ignore[call-arg]
