@@ -74,12 +74,12 @@ def test_a_location_leads_to_the_bytes_and_to_the_word_that_vouches_for_them() -
     assert (location["owner"], location["boot"], location["region"]) == (11, 12, 13)
     assert location["flags"] == RESIDENT
     copy, word = np.zeros(PAGE, np.uint8), np.zeros(1, np.uint64)
-    _native.copy_bytes(copy.ctypes.data, pool.address + int(location["offset"]), PAGE)
-    _native.copy_bytes(word.ctypes.data, pool.address + int(location["word_offset"]), 8)
+    _native.copy_pieces(np.array([[copy.ctypes.data, pool.address + int(location["offset"]), PAGE]]))
+    _native.copy_pieces(np.array([[word.ctypes.data, pool.address + int(location["word_offset"]), 8]]))
     assert (copy == memory[0]).all()
     assert word[0] == location["generation"]
     pool.retract(keys_of(5))
-    _native.copy_bytes(word.ctypes.data, pool.address + int(location["word_offset"]), 8)
+    _native.copy_pieces(np.array([[word.ctypes.data, pool.address + int(location["word_offset"]), 8]]))
     assert word[0] != location["generation"]
 
 

@@ -220,6 +220,21 @@ void drop(LocationCache& cache, const AnyArray& keys) {
   cache.drop(data, n);
 }
 
+// A row a copy: the address to copy to, the address to copy from, and the bytes.
+void copy_pieces(const AnyArray& copies) {
+  const int64_t* rows = require<int64_t>(copies, "copies", {kAnySize, 3});
+  const size_t n = copies.shape(0);
+  for (size_t i = 0; i < n; ++i) {
+    if (rows[3 * i + 2] < 0) throw nb::value_error("copies must not have negative lengths");
+  }
+  const nb::gil_scoped_release unlocked;
+  for (size_t i = 0; i < n; ++i) {
+    const int64_t* copy = rows + 3 * i;
+    copy_bytes(reinterpret_cast<void*>(copy[0]), reinterpret_cast<const void*>(copy[1]),
+               static_cast<size_t>(copy[2]));
+  }
+}
+
 void bind_checksum(nb::module_& m) {
   m.def(
       "checksum",
@@ -228,12 +243,7 @@ void bind_checksum(nb::module_& m) {
       },
       "address"_a, "nbytes"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("checksum_pages", checksum_pages, "pieces"_a.noconvert());
-  m.def(
-      "copy_bytes",
-      [](uintptr_t to, uintptr_t from, size_t nbytes) {
-        copy_bytes(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), nbytes);
-      },
-      "to"_a, "from_"_a, "nbytes"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def("copy_pieces", copy_pieces, "copies"_a.noconvert());
 }
 
 void bind_location_cache(nb::module_& m) {

@@ -34,9 +34,11 @@ class Staging:
         """Publish ``values[i]`` under ``keys[i]``."""
 
         def chunk(first: int, pieces: Pieces, timeout: float) -> Outcomes:
-            for value, (address, nbytes) in zip(values[first:], pieces.array[:, 0].tolist(), strict=False):
-                _native.copy_bytes(address, value.address, nbytes)
-            return self._node.publish(keys[first : first + len(pieces.array)], pieces, timeout=timeout)
+            buffer = pieces.array[:, 0]
+            last = first + len(buffer)
+            outside = np.array([value.address for value in values[first:last]], np.int64)
+            _native.copy_pieces(np.column_stack([buffer[:, 0], outside, buffer[:, 1]]))
+            return self._node.publish(keys[first:last], pieces, timeout=timeout)
 
         return self._in_chunks(values, chunk)
 
@@ -44,11 +46,11 @@ class Staging:
         """Fetch ``keys[i]`` into ``targets[i]``, which is only touched by a hit."""
 
         def chunk(first: int, pieces: Pieces, timeout: float) -> Outcomes:
-            outcomes = self._node.fetch(keys[first : first + len(pieces.array)], pieces, timeout=timeout)
-            rows = pieces.array[:, 0].tolist()
-            for i in np.flatnonzero(outcomes == Outcome.HIT).tolist():
-                address, nbytes = rows[i]
-                _native.copy_bytes(targets[first + i].address, address, nbytes)
+            buffer = pieces.array[:, 0]
+            outcomes = self._node.fetch(keys[first : first + len(buffer)], pieces, timeout=timeout)
+            hits = np.flatnonzero(outcomes == Outcome.HIT)
+            outside = np.array([targets[first + i].address for i in hits.tolist()], np.int64)
+            _native.copy_pieces(np.column_stack([outside, buffer[hits]]))
             return outcomes
 
         return self._in_chunks(targets, chunk)
