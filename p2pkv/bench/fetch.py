@@ -86,7 +86,7 @@ class _Case:
         if self._streams is None:
             for name, non_temporal in ((references.MEMCPY, False), (references.NON_TEMPORAL, True)):
                 contestants[name] = partial(
-                    run, partial(references.copy, self._pair, non_temporal=non_temporal)
+                    run, partial(references.copies, self._pair, non_temporal=non_temporal)
                 )
         else:
             for n in (1, 2, 4):

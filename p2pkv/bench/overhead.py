@@ -7,7 +7,6 @@ same bytes page by page, less that of asking a location cache for the same keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import numpy as np
 
@@ -75,9 +74,8 @@ class _Case:
 
     def copy(self) -> float:
         (move,) = self.moves
-        pair = self._pair
-        copy = partial(references.copy_spans, pair.destination.address, pair.source.address, move.spans)
-        return _median_us(lambda: copy(non_temporal=False))
+        pages = self._pair.source.pages(_PAGE_NBYTES)
+        return _median_us(references.copy(pages, move.page, move.rows, non_temporal=False))
 
     def look_up(self) -> float:
         return _median_us(lambda: self._cache.get(self._ids))

@@ -7,7 +7,6 @@ from functools import partial
 from itertools import count
 
 import numpy as np
-from numpy.typing import NDArray
 
 from p2pkv.bench import references
 from p2pkv.bench.errors import BenchError
@@ -15,7 +14,7 @@ from p2pkv.bench.keys import keys_at
 from p2pkv.bench.pair import OWNER, Pair
 from p2pkv.bench.peer import Meeting
 from p2pkv.bench.plan import Plan
-from p2pkv.bench.rounds import Contestant, take_turns, timed
+from p2pkv.bench.rounds import Call, Contestant, take_turns, timed
 from p2pkv.bench.rows import KIB, MIB, Row, Target, make_row
 from p2pkv.bench.working_set import Rotation, checksums
 from p2pkv.node import Node
@@ -120,17 +119,15 @@ class Case:
 
     def copy(self, *, non_temporal: bool) -> float:
         """Copy as much; return GB/s."""
-        addresses = self._pair.destination.address, self._pair.source.address
-        copy = partial(references.copy_spans, *addresses, non_temporal=non_temporal)
-        calls = [
-            [partial(copy, self._next_spans()) for _ in range(self._n_calls)] for _ in range(self._threads)
-        ]
-        seconds = timed(calls)
+        seconds = timed(
+            [
+                [self._next_copy(non_temporal=non_temporal) for _ in range(self._n_calls)]
+                for _ in range(self._threads)
+            ]
+        )
         return self._threads * self._n_calls * self._batch * self._page_nbytes / seconds / 1e9
 
-    def _next_spans(self) -> NDArray[np.int64]:
-        spans = np.empty((self._batch, 3), np.int64)
-        spans[:, 0] = (self._slot_rotation.take(self._batch) + np.arange(self._batch)) * self._page_nbytes
-        spans[:, 1] = (self._rotation.take(self._batch) + np.arange(self._batch)) * self._page_nbytes
-        spans[:, 2] = self._page_nbytes
-        return spans
+    def _next_copy(self, *, non_temporal: bool) -> Call:
+        slot = self._slot_rotation.take(self._batch)
+        rows = self._slots[slot : slot + self._batch]
+        return references.copy(self._pages, self._rotation.take(self._batch), rows, non_temporal=non_temporal)

@@ -15,16 +15,29 @@ from p2pkv.bench.errors import BenchError
 from p2pkv.bench.pair import Move, Pair, spans_of
 from p2pkv.bench.rounds import Call
 
-copy_spans = _native.bench_copy_spans
-
 MEMCPY = "memcpy"
 NON_TEMPORAL = "non-temporal copy"
 
 
-def copy(pair: Pair, moves: Sequence[Sequence[Move]], *, non_temporal: bool) -> list[list[Call]]:
+def copy(pages: NDArray[np.uint8], first: int, rows: NDArray[np.uint8], *, non_temporal: bool) -> Call:
+    """Return a call that copies the pages from ``first`` on to ``rows``, one after another and without the GIL.
+
+    By memcpy, or by the routine that p2pkv copies with.
+    """
+    n, nbytes = rows.shape
+    if non_temporal:
+        table = np.full((n, 3), nbytes, np.int64)
+        table[:, 0] = rows.ctypes.data + np.arange(n) * nbytes
+        table[:, 1] = pages.ctypes.data + (first + np.arange(n)) * nbytes
+        return partial(_native.copy_pieces, table)
+    # numpy makes one memcpy of each row; in its other modes it would copy to memory of its own first
+    return partial(pages.take, first + np.arange(n), 0, rows, "clip")
+
+
+def copies(pair: Pair, moves: Sequence[Sequence[Move]], *, non_temporal: bool) -> list[list[Call]]:
     """Return calls that copy from shared memory of this process to where the moves go."""
-    run = partial(copy_spans, pair.destination.address, pair.source.address, non_temporal=non_temporal)
-    return [[partial(run, move.spans) for move in part] for part in moves]
+    pages = pair.source.pages(moves[0][0].rows.shape[1])
+    return [[copy(pages, move.page, move.rows, non_temporal=non_temporal) for move in part] for part in moves]
 
 
 def stream_name(n: int) -> str:

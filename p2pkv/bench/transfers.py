@@ -78,7 +78,7 @@ class _Bench:
         def run(*, non_temporal: bool | None) -> float:
             moves = [pages.next_moves(n_calls, batch)]
             if non_temporal is not None:
-                calls = references.copy(self._pair, moves, non_temporal=non_temporal)
+                calls = references.copies(self._pair, moves, non_temporal=non_temporal)
             else:
                 assert self._streams is not None
                 calls = self._streams.by_call(moves, n_streams=1)

@@ -144,7 +144,7 @@ class _Case:
         ours = {name: partial(self._round, partial(self._read, name)) for name in self._readers.readers}
         others: dict[str, Contestant] = {
             references.MEMCPY: partial(
-                self._round, partial(references.copy, self._readers.pair, non_temporal=False)
+                self._round, partial(references.copies, self._readers.pair, non_temporal=False)
             )
         }
         for n in range(1, _STREAMS + 1):

@@ -55,7 +55,7 @@ def _row(bare: _Bare, plan: Plan, batch: int) -> Row:
     }
     if bare.pair.transport == "shm":
         contestants[references.NON_TEMPORAL] = partial(
-            one_round, lambda moves: references.copy(bare.pair, [moves], non_temporal=True)[0]
+            one_round, lambda moves: references.copies(bare.pair, [moves], non_temporal=True)[0]
         )
     return make_row(
         take_turns(contestants, plan.rounds),

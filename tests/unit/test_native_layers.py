@@ -25,7 +25,7 @@ BELOW = {
     "control": {"base", "net", "directory"},
     "offers": {"base", "page", "net", "cuda", "transports"},
     "cache": {"base", "page", "net", "pool", "disk", "transports", "directory"},
-    "bench": {"base", "control", "transports"},
+    "bench": {"transports"},
 }
 ABOVE_ALL = "bindings"
 

@@ -5,16 +5,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <vector>
-
-#include "base/copy.h"
 
 namespace p2pkv::bench {
 namespace {
 
 constexpr size_t kMaxVectors = 1024;  // IOV_MAX of Linux
-constexpr size_t kMaxReply = 1 << 20;
 
 // On the stream: the number of spans, then offset and length of each.
 struct Wanted {
@@ -76,17 +72,6 @@ int receive_batch(int fd, uint8_t* base, const Span* spans, size_t n) {
 
 }  // namespace
 
-void copy_spans(uint8_t* to, const uint8_t* from, const Span* spans, size_t n, Copy how) {
-  for (size_t i = 0; i < n; ++i) {
-    const auto nbytes = static_cast<size_t>(spans[i].length);
-    if (how == Copy::kMemcpy) {
-      std::memcpy(to + spans[i].local, from + spans[i].remote, nbytes);
-    } else {
-      copy_bytes(to + spans[i].local, from + spans[i].remote, nbytes);
-    }
-  }
-}
-
 int receive_spans(int fd, uint8_t* base, const Span* spans, size_t n, size_t batch) {
   for (size_t i = 0; i < n; i += batch) {
     const int error = receive_batch(fd, base, spans + i, std::min(batch, n - i));
@@ -115,17 +100,6 @@ int serve_spans(int fd, const uint8_t* base, size_t nbytes) {
     error = send_all(fd, from);
     if (error != 0) return error;
   }
-}
-
-Echo::Echo(void* socket)
-    : zeros_(kMaxReply, '\0'),
-      thread_(socket, "p2pkv-echo", 1000, {[this](Frames frames) { received(std::move(frames)); }, {}, {}}) {}
-
-void Echo::received(Frames frames) {
-  if (frames.size() != 2 || frames[1].size() < sizeof(uint64_t)) return;
-  uint64_t nbytes;
-  std::memcpy(&nbytes, frames[1].data(), sizeof nbytes);
-  thread_.send({frames[0], zeros_.substr(0, std::min<uint64_t>(nbytes, kMaxReply))});
 }
 
 }  // namespace p2pkv::bench

@@ -19,7 +19,7 @@ from p2pkv.bench.pair import Move, Pages, Pair
 from p2pkv.bench.peer import Meeting, Peer
 from p2pkv.bench.peers import base
 from p2pkv.bench.plan import Plan
-from p2pkv.bench.rounds import Contestant, take_turns, timed
+from p2pkv.bench.rounds import Call, Contestant, take_turns, timed
 from p2pkv.bench.rows import KIB, MIB, Row, make_row
 from p2pkv.bench.working_set import working_set_nbytes
 
@@ -78,7 +78,7 @@ def _rows(
     for name, (owner, reader) in systems.items():
         try:
             reader.meet(page_nbytes, owner.call("publish", page_nbytes=page_nbytes, n_pages=own.n_pages))
-            _round(plan, own, min(_BATCHES), reader.prepare, reader.fetch)
+            _round(plan, own, min(_BATCHES), partial(_theirs, reader))
         except BenchError as error:
             plan.tell(f"{name} fails with pages of {report.page_size(page_nbytes)}: {error}")
         else:
@@ -87,12 +87,10 @@ def _rows(
     for batch in _BATCHES:
         contestants: dict[str, Contestant] = {}
         for name, pair in pairs.items():
-            contestants[f"p2pkv {name}"] = partial(_ours, plan, pair, pages[name], batch)
+            contestants[f"p2pkv {name}"] = partial(_round, plan, pages[name], batch, partial(_ours, pair))
         for name, reader in working.items():
-            contestants[name] = partial(_round, plan, own, batch, reader.prepare, reader.fetch)
-        contestants[references.MEMCPY] = partial(
-            _round, plan, own, batch, lambda moves: None, partial(_copy, pairs["shm"])
-        )
+            contestants[name] = partial(_round, plan, own, batch, partial(_theirs, reader))
+        contestants[references.MEMCPY] = partial(_round, plan, own, batch, partial(_copies, pairs["shm"]))
         figures = take_turns(contestants, plan.rounds)
         for name in pairs:
             ours = {f"p2pkv {name}": figures[f"p2pkv {name}"]}
@@ -111,32 +109,28 @@ def _rows(
     return rows
 
 
-def _ours(plan: Plan, pair: Pair, pages: Pages, batch: int) -> float:
-    def prepare(moves: list[Move]) -> None:
-        for move in moves:
-            pair.node.exists(move.keys)
-
+def _ours(pair: Pair, moves: list[Move]) -> list[Call]:
     def fetch(move: Move) -> None:
         if not pair.node.fetch(move.keys, move.rows).all():
             raise BenchError("pages that are there were not fetched")
 
-    return _round(plan, pages, batch, prepare, fetch)
+    for move in moves:
+        pair.node.exists(move.keys)
+    return [partial(fetch, move) for move in moves]
 
 
-def _copy(pair: Pair, move: Move) -> None:
-    references.copy_spans(pair.destination.address, pair.source.address, move.spans, non_temporal=False)
+def _theirs(reader: base.Reader, moves: list[Move]) -> list[Call]:
+    reader.prepare(moves)
+    return [partial(reader.fetch, move) for move in moves]
 
 
-def _round(
-    plan: Plan,
-    pages: Pages,
-    batch: int,
-    prepare: Callable[[list[Move]], None],
-    fetch: Callable[[Move], None],
-) -> float:
+def _copies(pair: Pair, moves: list[Move]) -> list[Call]:
+    return references.copies(pair, [moves], non_temporal=False)[0]
+
+
+def _round(plan: Plan, pages: Pages, batch: int, prepare: Callable[[list[Move]], list[Call]]) -> float:
     moves = pages.next_moves(plan.n_calls(pages.nbytes, batch, 1), batch)
-    prepare(moves)
-    seconds = timed([[partial(fetch, move) for move in moves]])
+    seconds = timed([prepare(moves)])
     pages.verify(moves)
     return len(moves) * batch * pages.nbytes / seconds / 1e9
 
