@@ -25,14 +25,14 @@ help:  ## list the targets
 .PHONY: look-for-modules
 $(MODULES): look-for-modules
 	@mkdir -p $(@D)
-	@list=$$(find p2pkv proxy/p2pkv_proxy -name '*.py' | LC_ALL=C sort); \
+	@list=$$(find p2pkv bench/p2pkv_bench proxy/p2pkv_proxy -name '*.py' | LC_ALL=C sort); \
 	  test "$$list" = "$$(cat $@ 2>/dev/null)" || echo "$$list" > $@
 
-$(STAMP): pyproject.toml $(NATIVE) $(MODULES)
+$(STAMP): pyproject.toml bench/pyproject.toml $(NATIVE) $(MODULES)
 	@tools/system-packages $(PYTHON)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing p2pkv and building its native core into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -e ./bench
 	@touch $@
 
 # through the environment and unexpanded, so that $$, quotes and the empty text arrive as they were typed
@@ -54,15 +54,15 @@ bench: $(STAMP)  ## every path beside memcpy, raw streams and a bare echo; ARGS=
 	$(BIN)/p2pkv bench $(ARGS)
 
 # not one pip run: nixl asks for torch and CUDA, neither of which moving host memory needs
-.venv-peers/.installed: pyproject.toml $(NATIVE) $(shell find p2pkv -name '*.py')
+.venv-peers/.installed: pyproject.toml bench/pyproject.toml $(NATIVE) $(shell find p2pkv bench/p2pkv_bench -name '*.py')
 	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	@echo "installing p2pkv and the systems to compare it with into .venv-peers ..."
-	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check . $(PEERS)
+	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check . ./bench $(PEERS)
 	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(PEERS_ALONE)
 	@touch $@
 
 bench-peers: .venv-peers/.installed  ## the same pages through other systems, in an environment of its own
-	cd / && $(CURDIR)/.venv-peers/bin/python -m p2pkv.bench.peers
+	cd / && $(CURDIR)/.venv-peers/bin/python -m p2pkv_bench.peers
 
 # -n auto: tests/conftest.py says how many at a time
 test: $(STAMP)  ## all fast tests, some at a time

@@ -9,24 +9,13 @@ import sys
 from importlib.metadata import version
 
 import typer
-from typer.core import TyperGroup
 
-from p2pkv.cli import announce, bench, bench_serving, demo, doctor, node, status, top
+from p2pkv.cli import announce, bench, demo, doctor, node, status, top
 from p2pkv.errors import P2PKVError
 
-
-class _Commands(TyperGroup):
-    """``bench serving`` has options of its own, so it is a command beside ``bench``."""
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        if args[:2] == ["bench", "serving"]:
-            args = [_BENCH_SERVING, *args[2:]]
-        return super().parse_args(ctx, args)
-
-
-_BENCH_SERVING = "bench serving"
+# its options are another's to read
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 app = typer.Typer(
-    cls=_Commands,
     name="p2pkv",
     help="A peer-to-peer KV-cache engine for LLM serving.",
     no_args_is_help=True,
@@ -38,8 +27,7 @@ app.command("node")(node.run)
 app.command("status")(status.status)
 app.command("top")(top.top)
 app.command("announce")(announce.announce)
-app.command("bench")(bench.bench)
-app.command(_BENCH_SERVING)(bench_serving.serving)
+app.command("bench", add_help_option=False, context_settings=_PASS_ON)(bench.bench)
 app.command("demo", context_settings={"ignore_unknown_options": True})(demo.demo)
 
 

@@ -9,10 +9,10 @@ import sys
 import numpy as np
 import pytest
 
-from p2pkv.bench.errors import BenchError
-from p2pkv.bench.pair import Pages, Pair
-from p2pkv.bench.peer import Meeting
-from p2pkv.bench.rows import MIB, Spread, Target, make_row
+from p2pkv_bench.errors import BenchError
+from p2pkv_bench.pair import Pages, Pair
+from p2pkv_bench.peer import Meeting
+from p2pkv_bench.rows import MIB, Spread, Target, make_row
 
 COMMAND = (sys.executable, "-c", "from p2pkv.cli import main; main()", "bench")
 

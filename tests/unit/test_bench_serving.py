@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from p2pkv.bench.serving.client import Answer
-from p2pkv.bench.serving.counters import grown, overhead, pages
-from p2pkv.bench.serving.figures import Promise, figures
-from p2pkv.bench.serving.workload import Load, arrivals
 from p2pkv.errors import ConfigError
+from p2pkv_bench.serving.client import Answer
+from p2pkv_bench.serving.counters import grown, overhead, pages
+from p2pkv_bench.serving.figures import Promise, figures
+from p2pkv_bench.serving.workload import Load, arrivals
 
 
 def test_a_round_is_the_same_for_every_target_but_for_its_beginning() -> None:

@@ -159,6 +159,15 @@ def test_a_node_says_who_comes_and_goes_and_leaves_when_told(secret: str, number
             eventually(lambda: [member.node_id for member in node.members()] == ["second"], 5.0)
 
 
+@pytest.mark.parametrize("arguments", [["--quick"], ["--help"], ["serving", "--overhead"]])
+def test_without_its_package_the_benchmark_says_what_to_install(arguments: list[str]) -> None:
+    code = "import sys; sys.modules['p2pkv_bench'] = None; from p2pkv.cli import main; main()"
+    command = [sys.executable, "-c", code, "bench", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    _assert_is_one_clear_line(result)
+    assert "pip install p2pkv-bench" in result.stderr
+
+
 def test_without_a_checkout_the_demo_says_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import types
@@ -14,6 +15,7 @@ import pytest
 import p2pkv
 
 PACKAGE = Path(p2pkv.__file__).parent
+ROOT = PACKAGE.parent
 
 # Lowest first: what the modules of a folder, or a module that stands alone, import from p2pkv besides themselves.
 BELOW = {
@@ -46,12 +48,13 @@ BELOW = {
     "testing": "_native control directory errors transports",
     "instances": "address config control errors",
     "integrations": "_native address config errors instances memory metrics node offers page transfers",
-    "bench": "_native config control directory disk errors node offers page pool transfers transports",
-    "cli": "_native address bench config control descriptors directory disk errors instances memory node "
+    "cli": "_native address config control descriptors directory disk errors instances memory node "
     "transports values",
 }
 ONLY = {("peers", "directory"): "directory.view", ("offers", "directory"): "directory.view"}
 """All that a folder may import of another one: a member's record, which is a value that lives with the views."""
+BENCH = ROOT / "bench/p2pkv_bench"
+BELOW_BENCH = "_native config control directory disk errors node offers page pool transfers transports"
 
 
 def below(room: str) -> set[str]:
@@ -112,6 +115,19 @@ def test_what_a_room_is_said_to_stand_on_it_uses() -> None:
         rooms = {target.partition(".")[0] for _, target in imports(path)}
         used.setdefault(room_of(path), set()).update(rooms - {room_of(path)})
     assert {room: below(room) for room in BELOW} == used
+
+
+def test_the_benchmark_stands_on_what_it_is_said_to() -> None:
+    used = {target.partition(".")[0] for path in BENCH.rglob("*.py") for _, target in imports(path)}
+    assert used == set(BELOW_BENCH.split())
+
+
+def test_nothing_that_serves_knows_the_benchmark_but_the_command_that_looks_for_it_by_name() -> None:
+    served = [*PACKAGE.rglob("*.py"), *(ROOT / "proxy").rglob("*.py")]
+    assert [path for path in served if "p2pkv_bench" in path.read_text()] == [PACKAGE / "cli/bench.py"]
+    assert not re.search(
+        r"^\s*(import|from) p2pkv_bench", (PACKAGE / "cli/bench.py").read_text(), re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,117 @@
+"""``p2pkv bench``: measure this machine, two processes at a time; ``p2pkv bench serving`` has options of its own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from p2pkv.errors import ConfigError
+from p2pkv.values import parse_size
+from p2pkv_bench import machine, plan, plot, report
+from p2pkv_bench.rows import Row
+from p2pkv_bench.run import measure
+from p2pkv_bench.serving.cli import serving
+from p2pkv_bench.working_set import working_set_nbytes
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run ``p2pkv bench`` with these arguments, and end the process as commands do."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    if arguments[:1] == ["serving"]:
+        app.command()(serving)
+        app(list(arguments[1:]), prog_name="p2pkv bench serving")
+    else:
+        app.command()(bench)
+        app(list(arguments), prog_name="p2pkv bench")
+
+
+def bench(
+    suite: Annotated[
+        str, typer.Argument(metavar="[SUITE]", help="One suite, as --only names them.", show_default=False)
+    ] = "",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer cases and smaller rounds: less than a minute.")
+    ] = False,
+    only: Annotated[str, typer.Option(metavar="SUITES", help=f"Of {', '.join(plan.SUITES)}.")] = "",
+    transport: Annotated[str, typer.Option(metavar="NAMES", help=f"Of {', '.join(plan.TRANSPORTS)}.")] = "",
+    pages: Annotated[str, typer.Option(metavar="SIZES", help="Such as 64KiB,1MiB.")] = "",
+    batches: Annotated[str, typer.Option(metavar="NUMBERS", help="Pages a call, such as 1,32.")] = "",
+    threads: Annotated[str, typer.Option(metavar="NUMBERS", help="Threads that call, such as 1,4.")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count; one more warms up.")] = 5,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a line of JSON a row instead of tables.")
+    ] = False,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the ratios: FILE as PNG and as SVG.")
+    ] = None,
+) -> None:
+    """Compare fetch, publish and exists with copies, raw streams and a bare echo of the same bytes.
+
+    "p2pkv bench serving" drives OpenAI-compatible endpoints with a load instead; see its --help.
+    """
+    if suite and only:
+        raise ConfigError("give a suite or --only, not both")
+    # a file has no width: a table cut to 80 columns there would be of no use
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 190)
+    progress = Console(stderr=True, highlight=False)
+    chosen = _plan(quick=quick, rounds=rounds)
+    chosen = replace(
+        chosen,
+        suites=_names("--only", only or suite, plan.SUITES) or chosen.suites,
+        transports=_names("--transport", transport, plan.TRANSPORTS) or chosen.transports,
+        chosen_transports=_names("--transport", transport, plan.TRANSPORTS),
+        pages=tuple(parse_size("--pages", size) for size in _split(pages)) or chosen.pages,
+        batches=_numbers("--batches", batches) or chosen.batches,
+        threads=_numbers("--threads", threads) or chosen.threads,
+    )
+    _check_pages(chosen.pages, chosen.working_set)
+    about = machine.describe()
+    began = time.monotonic()
+    rows: list[Row] = []
+    with progress.status("starting") as status:
+        chosen = replace(chosen, tell=lambda what: status.update(f"{time.monotonic() - began:.0f} s: {what}"))
+        for row in measure(chosen):
+            rows.append(row)
+            if as_json:
+                typer.echo(report.to_json(row))
+    if not as_json:
+        report.show(console, rows, about, chosen.working_set)
+    if plot_file is not None:
+        for path in plot.draw(rows, plot_file):
+            progress.print(f"wrote {path}", markup=False)
+
+
+def _plan(*, quick: bool, rounds: int) -> plan.Plan:
+    whole = plan.Plan(rounds=rounds, working_set=working_set_nbytes())
+    return plan.quick(whole) if quick else whole
+
+
+def _check_pages(pages: Sequence[int], working_set: int) -> None:
+    for nbytes in pages:
+        if nbytes < 64 or nbytes % 64 or nbytes > working_set // 8:
+            raise ConfigError(f"--pages takes multiples of 64 bytes up to {working_set // 8}, not {nbytes}")
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _names(option: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    for name in _split(text):
+        if name not in known:
+            raise ConfigError(f"{option} takes {', '.join(known)}; not {name!r}")
+    return tuple(_split(text))
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    for part in _split(text):
+        if not part.isdecimal() or not 1 <= int(part) <= 4096:
+            raise ConfigError(f"{option} takes numbers from 1 to 4096, not {part!r}")
+    return tuple(int(part) for part in _split(text))

@@ -1,0 +1,49 @@
+"""The other process: the owner's side of one system. Its commands are those of :class:`p2pkv_bench.peer.Peer`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+from p2pkv_bench.peers import base
+from p2pkv_bench.working_set import Source
+
+
+class Worker:
+    """Its methods are the commands."""
+
+    def __init__(self) -> None:
+        self._owner: base.Owner | None = None
+
+    def start(self, system: str, working_set: int) -> None:
+        """Start the owner's side of ``system``, with ``working_set`` bytes of pages."""
+        self._owner = import_module(f"p2pkv_bench.peers.{system}").Owner(Source(working_set))
+
+    def publish(self, page_nbytes: int, n_pages: int) -> Any:
+        """Make pages of one size readable."""
+        assert self._owner is not None
+        return self._owner.publish(page_nbytes, n_pages)
+
+
+def main() -> None:
+    """Do what stdin says until it ends."""
+    # what these libraries print must not come between the answers
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    worker = Worker()
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = {"result": getattr(worker, request["command"])(**request["arguments"])}
+        except Exception as error:  # noqa: BLE001  # other people's code may raise anything; the run says what
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    os._exit(0)  # not every one of these systems ends its threads
+
+
+if __name__ == "__main__":
+    main()

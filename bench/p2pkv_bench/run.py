@@ -1,0 +1,31 @@
+"""A whole run, suite after suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from p2pkv_bench import disk, exists, fetch, overhead, publish, shard, transfers, transports, validation
+from p2pkv_bench.peer import Meeting
+from p2pkv_bench.plan import Plan
+from p2pkv_bench.rows import Row
+
+_SUITES: Mapping[str, Callable[[Meeting, Plan], Iterator[Row]]] = {
+    "fetch": fetch.rows,
+    "publish": publish.rows,
+    "exists": exists.rows,
+    "gil": exists.rows_with_busy_owner,
+    "validation": validation.rows,
+    "overhead": overhead.rows,
+    "load": shard.rows_under_load,
+    "memory": shard.memory_rows,
+    "transports": transports.rows,
+    "disk": disk.rows,
+    "transfers": transfers.rows,
+}
+
+
+def measure(plan: Plan) -> Iterator[Row]:
+    """Yield each row as soon as it is known; a wrong byte is a :class:`~p2pkv_bench.errors.BenchError`."""
+    for name in plan.suites:
+        with Meeting() as meeting:
+            yield from _SUITES[name](meeting, plan)

@@ -1,0 +1,74 @@
+"""What a router adds: engines that answer at once, straight and through routers, each in a process of its own."""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from p2pkv_bench.errors import BenchError
+from p2pkv_bench.serving.client import Target
+
+_START_S = 60.0
+_END_S = 10.0
+
+
+@contextmanager
+def targets() -> Iterator[tuple[Target, ...]]:
+    """Run an engine and two routers: one that passes requests on, one that has a prefill do its part first."""
+    with ExitStack() as undo:
+        engine = undo.enter_context(_process([sys.executable, "-m", "p2pkv_bench.serving.instant"]))
+        alone = undo.enter_context(_router(["--both", engine]))
+        paired = undo.enter_context(_router(["--prefill", f"{engine},id=prefill", "--decode", engine]))
+        yield Target("straight", engine), Target("router", alone), Target("router, with a prefill", paired)
+
+
+@contextmanager
+def _router(options: Sequence[str]) -> Iterator[str]:
+    command = [sys.executable, "-c", "from p2pkv_proxy.cli import main; main()"]
+    command += ["--listen", "127.0.0.1:0", "--heartbeats", "", *options]
+    with _process(command) as line:
+        url = line.split("on ")[1].split(",")[0]
+        deadline = time.monotonic() + _START_S
+        while not _is_ready(url):
+            if time.monotonic() > deadline:
+                raise BenchError("the router does not find the engine that answers at once")
+            time.sleep(0.05)
+        yield url
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/healthz", timeout=2) as page:  # noqa: S310 - our own
+            return b"true" in bytes(page.read())
+    except urllib.error.HTTPError as error:
+        error.close()
+        return False
+
+
+@contextmanager
+def _process(command: Sequence[str]) -> Iterator[str]:
+    """Run a process for the block; give the line that it says when it is up."""
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        is_there, _, _ = select.select([process.stdout], [], [], _START_S)
+        line = process.stdout.readline().decode().strip() if is_there else ""
+        if not line:
+            raise BenchError(f"{' '.join(command[:4])} did not start")
+        yield line
+    finally:
+        process.terminate()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
