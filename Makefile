@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SGLANG := .venv-sglang
 VLLM   := .venv-vllm
-NATIVE := $(shell find native -type f -not -path '*/.*')
+NATIVE := $(shell find native bench/native -type f -not -path '*/.*')
 MODULES := build/python-modules
 PROMPT ?=
 ARGS   ?=
@@ -157,12 +157,12 @@ check: $(STAMP)  ## formatting, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	git ls-files 'native/*.h' 'native/*.cc' | xargs $(BIN)/clang-format --dry-run --Werror
+	git ls-files 'native/*.h' 'native/*.cc' 'bench/native/*.cc' | xargs $(BIN)/clang-format --dry-run --Werror
 
 format:  ## rewrite the sources in the house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	git ls-files 'native/*.h' 'native/*.cc' | xargs $(BIN)/clang-format -i
+	git ls-files 'native/*.h' 'native/*.cc' 'bench/native/*.cc' | xargs $(BIN)/clang-format -i
 
 clean:  ## remove the environments and build/
 	rm -rf $(VENV) $(SGLANG) $(VLLM) .venv-peers build

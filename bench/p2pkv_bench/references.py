@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
+from p2pkv_bench._native import receive_spans
 from p2pkv_bench.errors import BenchError
 from p2pkv_bench.pair import Move, Pair, spans_of
 from p2pkv_bench.rounds import Call
@@ -74,7 +75,7 @@ class Streams:
 
     def _receive(self, stream: socket.socket, spans: NDArray[np.int64]) -> None:
         address = self._pair.destination.address
-        error = _native.bench_receive_spans(stream.fileno(), address, spans, len(spans))
+        error = receive_spans(stream.fileno(), address, spans)
         if error:
             raise BenchError(f"a raw stream broke: {os.strerror(error)}")
 

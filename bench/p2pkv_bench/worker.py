@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from p2pkv import _native
 from p2pkv.config import Config
 from p2pkv.errors import P2PKVError
 from p2pkv.node import Node
@@ -21,6 +20,7 @@ from p2pkv.page import as_bytes
 from p2pkv.pool import Pool
 from p2pkv.transports import transport_class
 from p2pkv.transports.base import MemoryRegion, Transport, TransportSettings
+from p2pkv_bench._native import serve_spans
 from p2pkv_bench.echo import EchoServer
 from p2pkv_bench.keys import keys_at
 from p2pkv_bench.load import Load
@@ -93,7 +93,7 @@ class Worker:
 
         def serve(stream: socket.socket) -> None:
             with stream:
-                _native.bench_serve_spans(stream.fileno(), source.address, source.array.nbytes)
+                serve_spans(stream.fileno(), source.address, source.array.nbytes)
 
         def accept() -> None:
             while True:

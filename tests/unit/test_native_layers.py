@@ -25,7 +25,6 @@ BELOW = {
     "control": {"base", "net", "directory"},
     "offers": {"base", "page", "net", "cuda", "transports"},
     "cache": {"base", "page", "net", "pool", "disk", "transports", "directory"},
-    "bench": {"transports"},
 }
 ABOVE_ALL = "bindings"
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+import p2pkv._native
+import p2pkv_bench._native
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,3 +36,43 @@ def test_the_packages_of_the_wheel_have_no_file_of_the_benchmark() -> None:
     assert packages == ["p2pkv", "proxy/p2pkv_proxy"]
     files = [path.relative_to(ROOT) for name in packages for path in (ROOT / name).rglob("*.py")]
     assert [file for file in files if "bench" in str(file)] == [Path("p2pkv/cli/bench.py")]
+
+
+def test_the_native_core_has_nothing_of_the_benchmark() -> None:
+    binary = Path(p2pkv._native.__file__).read_bytes()
+    assert [name for name in dir(p2pkv._native) if "bench" in name.lower()] == []
+    streams = [name for name in dir(p2pkv_bench._native) if not name.startswith("_")]
+    assert streams == ["receive_spans", "serve_spans"]
+    assert [name for name in streams if name.encode() in binary] == []
+
+
+def test_the_native_build_of_the_wheel_installs_the_core_alone() -> None:
+    text = (ROOT / "native/CMakeLists.txt").read_text()
+    assert re.findall(r"\binstall\((.*)\)", text) == ["TARGETS _native LIBRARY DESTINATION p2pkv"]
+    assert "bench" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_built_wheel_has_no_file_of_the_benchmark_and_that_of_the_benchmark_nothing_else(
+    tmp_path: Path,
+) -> None:
+    core, bench = wheel_files(ROOT, tmp_path / "core"), wheel_files(ROOT / "bench", tmp_path / "bench")
+    assert {name.partition("/")[0] for name in core} == {"p2pkv", "p2pkv_proxy"}
+    assert [name for name in core if "bench" in name] == ["p2pkv/cli/bench.py"]
+    assert sum(name.startswith("p2pkv/_native.") and name.endswith(".so") for name in core) == 1
+    assert {name.partition("/")[0] for name in bench} == {"p2pkv_bench"}
+    assert sum(name.startswith("p2pkv_bench/_native.") and name.endswith(".so") for name in bench) == 1
+
+
+def wheel_files(project: Path, folder: Path) -> list[str]:
+    """Build a wheel; return the names of its files, without those that say what is in it."""
+    # with what builds it in this environment, if it is there; else pip fetches that
+    isolated = any(find_spec(name) is None for name in ("nanobind", "scikit_build_core"))
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(folder)]
+    command += [] if isolated else ["--no-build-isolation"]
+    command += [f"--config-settings=build-dir={folder}/build", str(project)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = folder.glob("*.whl")
+    return sorted(name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name)

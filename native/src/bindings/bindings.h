@@ -17,6 +17,5 @@ void bind_publishing(nanobind::module_& m);
 void bind_disk(nanobind::module_& m);
 void bind_tier(nanobind::module_& m);
 void bind_cuda(nanobind::module_& m);
-void bind_bench(nanobind::module_& m);
 
 }  // namespace p2pkv

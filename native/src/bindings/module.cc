@@ -16,5 +16,4 @@ NB_MODULE(_native, m) {
   p2pkv::bind_disk(m);
   p2pkv::bind_tier(m);
   p2pkv::bind_cuda(m);
-  p2pkv::bind_bench(m);
 }

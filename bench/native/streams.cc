@@ -1,14 +1,26 @@
-#include "bench/bench.h"
-
+// Raw streams, which the benchmark compares p2pkv with: as fast as C gets, and without the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <vector>
 
-namespace p2pkv::bench {
+namespace nb = nanobind;
+using namespace nb::literals;
+
 namespace {
+
+// One piece of memory to receive, as in p2pkv's own Spans: a row of the (n, 3) int64 array, in bytes.
+struct Span {
+  int64_t local;   // offset from the receiver's base
+  int64_t remote;  // offset from the sender's base
+  int64_t length;
+};
+using Spans = nb::ndarray<const int64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
 
 constexpr size_t kMaxVectors = 1024;  // IOV_MAX of Linux
 
@@ -57,30 +69,26 @@ int receive_all(int fd, void* to, size_t nbytes) {
   return receive_all(fd, vectors);
 }
 
-int receive_batch(int fd, uint8_t* base, const Span* spans, size_t n) {
-  std::vector<Wanted> wanted(n);
-  std::vector<iovec> into(n);
-  for (size_t i = 0; i < n; ++i) {
-    wanted[i] = {spans[i].remote, spans[i].length};
-    into[i] = {base + spans[i].local, static_cast<size_t>(spans[i].length)};
+// Asks the other end of a connected stream for the spans, and receives them with scatter-gather straight to
+// their places. 0 or an errno.
+int receive_spans(int fd, uintptr_t base, const Spans& spans) {
+  const auto* rows = reinterpret_cast<const Span*>(spans.data());
+  uint64_t count = spans.shape(0);
+  const nb::gil_scoped_release unlocked;
+  std::vector<Wanted> wanted(count);
+  std::vector<iovec> into(count);
+  for (size_t i = 0; i < count; ++i) {
+    wanted[i] = {rows[i].remote, rows[i].length};
+    into[i] = {reinterpret_cast<uint8_t*>(base) + rows[i].local, static_cast<size_t>(rows[i].length)};
   }
-  uint64_t count = n;
-  std::vector<iovec> request{{&count, sizeof count}, {wanted.data(), n * sizeof(Wanted)}};
+  std::vector<iovec> request{{&count, sizeof count}, {wanted.data(), count * sizeof(Wanted)}};
   const int error = send_all(fd, request);
   return error != 0 ? error : receive_all(fd, into);
 }
 
-}  // namespace
-
-int receive_spans(int fd, uint8_t* base, const Span* spans, size_t n, size_t batch) {
-  for (size_t i = 0; i < n; i += batch) {
-    const int error = receive_batch(fd, base, spans + i, std::min(batch, n - i));
-    if (error != 0) return error;
-  }
-  return 0;
-}
-
-int serve_spans(int fd, const uint8_t* base, size_t nbytes) {
+// Answers receive_spans out of the `nbytes` from `base` on, until the peer hangs up. 0 or an errno.
+int serve_spans(int fd, uintptr_t base, size_t nbytes) {
+  const nb::gil_scoped_release unlocked;
   for (;;) {
     uint64_t count;
     int error = receive_all(fd, &count, sizeof count);
@@ -95,11 +103,17 @@ int serve_spans(int fd, const uint8_t* base, size_t nbytes) {
     for (const Wanted& span : wanted) {
       const auto offset = static_cast<uint64_t>(span.offset), length = static_cast<uint64_t>(span.length);
       if (offset > nbytes || length > nbytes - offset) return ERANGE;
-      from.push_back({const_cast<uint8_t*>(base) + offset, length});
+      from.push_back({reinterpret_cast<uint8_t*>(base) + offset, length});
     }
     error = send_all(fd, from);
     if (error != 0) return error;
   }
 }
 
-}  // namespace p2pkv::bench
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "The raw streams that the benchmark compares p2pkv with.";
+  m.def("receive_spans", receive_spans, "fd"_a, "base"_a, "spans"_a.noconvert());
+  m.def("serve_spans", serve_spans, "fd"_a, "base"_a, "nbytes"_a);
+}
