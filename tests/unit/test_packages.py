@@ -53,7 +53,7 @@ def test_the_native_build_of_the_wheel_installs_the_core_alone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_a_built_wheel_has_no_file_of_the_benchmark_and_that_of_the_benchmark_nothing_else(
     tmp_path: Path,
 ) -> None:
@@ -71,7 +71,11 @@ def wheel_files(project: Path, folder: Path) -> list[str]:
     isolated = any(find_spec(name) is None for name in ("nanobind", "scikit_build_core"))
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(folder)]
     command += [] if isolated else ["--no-build-isolation"]
-    command += [f"--config-settings=build-dir={folder}/build", str(project)]
+    # nothing of it runs, so nothing of it is worth optimizing
+    command += [
+        f"--config-settings={name}" for name in (f"build-dir={folder}/build", "cmake.build-type=Debug")
+    ]
+    command += [str(project)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = folder.glob("*.whl")
