@@ -99,7 +99,7 @@ def test_the_page_agrees_with_the_code() -> None:
         ("disk ~~~ pool", "pool ~~~ disk", "disk stands on pool"),
         ("directory ~~~ control", "control ~~~ peers", "directory is drawn 0 times"),
         ("config ~~~ page", "config ~~~ helpers ~~~ page", "helpers is drawn 1 times, and is not a room"),
-        ("cache ~~~ offers ~~~ bench", "cache ~~~ net ~~~ bench", "net is drawn 2 times"),
+        ("cache ~~~ offers ~~~ control", "cache ~~~ net ~~~ control", "net is drawn 2 times"),
         ("moving --> cluster", "cluster --> moving", "should lead from floor to floor"),
         ("  entry -->", "  disk --> cache\n  entry -->", "should lead from floor to floor"),
         ("| `peers` |", "| `friends` |", "the table has friends"),

@@ -49,12 +49,12 @@ BELOW = {
     "instances": "address config control errors",
     "integrations": "_native address config errors instances memory metrics node offers page transfers",
     "cli": "_native address config control descriptors directory disk errors instances memory node "
-    "transports values",
+    "transports",
 }
 ONLY = {("peers", "directory"): "directory.view", ("offers", "directory"): "directory.view"}
 """All that a folder may import of another one: a member's record, which is a value that lives with the views."""
 BENCH = ROOT / "bench/p2pkv_bench"
-BELOW_BENCH = "_native config control directory disk errors node offers page pool transfers transports"
+BELOW_BENCH = "_native config control directory disk errors node offers page pool transfers transports values"
 
 
 def below(room: str) -> set[str]:
