@@ -9,6 +9,7 @@ void bind_gate(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_transports(nanobind::module_& m);
 void bind_ucx(nanobind::module_& m);
+void bind_shard(nanobind::module_& m);
 void bind_directory(nanobind::module_& m);
 void bind_transfers(nanobind::module_& m);
 void bind_control(nanobind::module_& m);

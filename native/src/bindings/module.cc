@@ -8,6 +8,7 @@ NB_MODULE(_native, m) {
   p2pkv::bind_pool(m);
   p2pkv::bind_transports(m);
   p2pkv::bind_ucx(m);
+  p2pkv::bind_shard(m);
   p2pkv::bind_directory(m);
   p2pkv::bind_transfers(m);
   p2pkv::bind_control(m);

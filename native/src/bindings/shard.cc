@@ -1,0 +1,156 @@
+// Bindings of a shard of the directory, and of the records that it is asked with.
+
+#include "directory/shard.h"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <utility>
+
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
+#include "bindings/entries.h"
+#include "directory/requests.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace p2pkv {
+namespace {
+
+const Location* require_locations(const AnyArray& locations, const AnyArray& keys) {
+  return reinterpret_cast<const Location*>(
+      require<uint8_t>(locations, "locations", {static_cast<int64_t>(keys.shape(0)), sizeof(Location)}));
+}
+
+Array<uint8_t> make_put_entries(const AnyArray& keys, const AnyArray& locations, uint64_t sequence) {
+  const Key* rows = require_keys(keys);
+  const Location* where = require_locations(locations, keys);
+  const size_t n = keys.shape(0);
+  std::vector<wire::PutEntry> entries(n);
+  for (size_t i = 0; i < n; ++i) entries[i] = {rows[i], sequence, where[i]};
+  return give<uint8_t>(std::move(entries), {n, sizeof(wire::PutEntry)});
+}
+
+Array<uint8_t> make_drop_entries(const AnyArray& keys, const AnyArray& locations, uint64_t sequence) {
+  const Key* rows = require_keys(keys);
+  const Location* where = require_locations(locations, keys);
+  const size_t n = keys.shape(0);
+  std::vector<wire::DropEntry> entries(n);
+  for (size_t i = 0; i < n; ++i) {
+    entries[i] = {rows[i], sequence, where[i].owner, where[i].boot, where[i].generation};
+  }
+  return give<uint8_t>(std::move(entries), {n, sizeof(wire::DropEntry)});
+}
+
+Array<uint8_t> make_check_entries(const AnyArray& keys, const AnyArray& locations) {
+  const Key* rows = require_keys(keys);
+  const Location* where = require_locations(locations, keys);
+  const size_t n = keys.shape(0);
+  std::vector<wire::CheckEntry> entries(n);
+  for (size_t i = 0; i < n; ++i) entries[i] = {rows[i], mark_of(where[i])};
+  return give<uint8_t>(std::move(entries), {n, sizeof(wire::CheckEntry)});
+}
+
+// Returns what the server of this shard's node would answer to a whole message, in the node's `boot`.
+nb::bytes answer(Shard& self, const nb::bytes& request, uint64_t boot) {
+  wire::Reader body({request.c_str(), request.size()});
+  const auto header = body.value<wire::Header>();
+  if (!header || header->magic != wire::kMagic) throw nb::value_error("a request needs a header");
+  const std::string reply = answer_directory_request(self, *header, body, boot);
+  return nb::bytes(reply.data(), reply.size());
+}
+
+}  // namespace
+
+void bind_shard(nb::module_& m) {
+  m.def("put_entries", &make_put_entries, "keys"_a, "locations"_a, "sequence"_a);
+  m.def("check_entries", &make_check_entries, "keys"_a, "locations"_a);
+  m.def("drop_entries", &make_drop_entries, "keys"_a, "locations"_a, "sequence"_a);
+  nb::class_<Shard>(m, "Shard")
+      .def(nb::init<uint64_t>(), "max_entries"_a)
+      .def(
+          "get",
+          [](Shard& self, const AnyArray& keys) {
+            const Key* rows = require_keys(keys);
+            const size_t n = keys.shape(0);
+            std::vector<uint8_t> found(n);
+            std::vector<Location> locations(n);
+            {
+              nb::gil_scoped_release release;
+              self.get(rows, n, found.data(), locations.data());
+            }
+            return nb::make_tuple(give<uint8_t>(std::move(found), {n}),
+                                  give<uint8_t>(std::move(locations), {n, sizeof(Location)}));
+          },
+          "keys"_a)
+      .def(
+          "put",
+          [](Shard& self, const AnyArray& entries) {
+            const auto copies = take_entries<wire::PutEntry>(entries);
+            nb::gil_scoped_release release;
+            return self.put(copies.data(), copies.size(), self.now());
+          },
+          "entries"_a)
+      .def(
+          "drop",
+          [](Shard& self, const AnyArray& entries) {
+            const auto copies = take_entries<wire::DropEntry>(entries);
+            nb::gil_scoped_release release;
+            self.drop(copies.data(), copies.size(), self.now());
+          },
+          "entries"_a)
+      .def(
+          "keep_present",
+          [](Shard& self, const AnyArray& locations, const AnyArray& found) {
+            const auto* where = reinterpret_cast<const Location*>(
+                require<uint8_t>(locations, "locations", {kAnySize, static_cast<int64_t>(sizeof(Location))}));
+            const size_t n = locations.shape(0);
+            const auto* there = require<uint8_t>(found, "found", {static_cast<int64_t>(n)});
+            std::vector<uint8_t> present(there, there + n);
+            self.keep_present(where, present.data(), n);
+            return give<uint8_t>(std::move(present), {n});
+          },
+          "locations"_a, "found"_a)
+      .def(
+          "set_view",
+          [](Shard& self, const std::vector<uint64_t>& owners, const std::vector<uint64_t>& boots) {
+            if (owners.size() != boots.size()) throw nb::value_error("owners and boots differ in length");
+            self.set_view(owners.data(), boots.data(), owners.size());
+          },
+          "owners"_a, "boots"_a)
+      .def(
+          "check",
+          [](Shard& self, const AnyArray& entries) {
+            const auto copies = take_entries<wire::CheckEntry>(entries);
+            std::vector<uint8_t> kept(copies.size());
+            self.check(copies.data(), copies.size(), kept.data());
+            return give<uint8_t>(std::move(kept), {copies.size()});
+          },
+          "entries"_a)
+      .def("watch", &Shard::watch, "owner"_a)
+      .def(
+          "take_doubted",
+          [](Shard& self, size_t limit) {
+            auto keys = self.take_doubted(limit);
+            const size_t n = keys.size();
+            return give<uint8_t>(std::move(keys), {n, sizeof(Key)});
+          },
+          "limit"_a)
+      .def("confirm_view", [](Shard& self) { self.confirm_view(self.now()); })
+      .def("set_time", &Shard::set_time, "seconds"_a)
+      .def("sweep", [](Shard& self) { self.sweep(self.now()); })
+      .def("answer", &answer, "request"_a, "boot"_a)
+      .def("stats", [](Shard& self) {
+        const auto stats = self.stats();
+        nb::dict out;
+        out["entries"] = stats.entries;
+        out["tombstones"] = stats.tombstones;
+        out["nbytes"] = stats.nbytes;
+        return out;
+      });
+}
+
+}  // namespace p2pkv
