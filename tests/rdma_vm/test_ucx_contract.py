@@ -15,8 +15,7 @@ class TestUcxOverRdma(TransportContract):
     factory = "tests.rdma_vm.over_ucx:over_rdma"
     secret_at = 16
     churn_pause = 0.03  # an emulated machine reads a batch in 0.2 s or more
-    slack = (
-        0.5  # a step of UCX that makes queue pairs and registers its buffers for them was seen to take 0.17 s
-    )
+    # a step of UCX that makes queue pairs and registers buffers takes 0.17 s on a fast and quiet machine
+    slack = 2.0
     notices_deaths = False
     n_cycles = 40
