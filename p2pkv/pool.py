@@ -94,7 +94,8 @@ class Pool:
     ) -> None:
         """Allocate, prefault and seal the memory: 0.6 s a GiB. ``ConfigError`` if it is not to be had."""
         try:
-            self._native = _native.Pool(
+            # for the parts of the core that use it directly
+            self.native = _native.Pool(
                 nbytes,
                 granule=granule,
                 owner=owner,
@@ -106,51 +107,43 @@ class Pool:
             )
         except ValueError as error:
             raise ConfigError(f"cannot make a pool: {error}") from error
+        n_granules = (self.nbytes - self.data_offset) // granule
+        self.largest_page = granule << (n_granules.bit_length() - 1)
+        """The longest page that fits when the pool is empty; bytes."""
 
     def set_boot(self, boot: int) -> None:
         """Have locations name this boot of the owner from now on."""
-        self._native.set_boot(boot)
-
-    @property
-    def native(self) -> _native.Pool:
-        """The native pool, for the parts of the core that use it directly."""
-        return self._native
+        self.native.set_boot(boot)
 
     @property
     def address(self) -> int:
         """Where the region is mapped in this process; register it readable with each transport."""
-        return self._native.address
+        return self.native.address
 
     @property
     def nbytes(self) -> int:
         """Size of the region: words, padding and data."""
-        return self._native.nbytes
+        return self.native.nbytes
 
     @property
     def fd(self) -> int:
         """The memfd; the pool's own, don't close it."""
-        return self._native.fd
+        return self.native.fd
 
     @property
     def granule(self) -> int:
         """Size of the smallest block; bytes."""
-        return self._native.granule
-
-    @property
-    def largest_page(self) -> int:
-        """The longest page that fits when the pool is empty; bytes."""
-        n_granules = (self.nbytes - self.data_offset) // self.granule
-        return self.granule << (n_granules.bit_length() - 1)
+        return self.native.granule
 
     @property
     def words_offset(self) -> int:
         """Where the table of generation words begins in the region: one 64-bit word a granule."""
-        return self._native.words_offset
+        return self.native.words_offset
 
     @property
     def data_offset(self) -> int:
         """Where the first granule begins in the region."""
-        return self._native.data_offset
+        return self.native.data_offset
 
     def publish(self, keys: Keys, pieces: Pieces, timeout: float = math.inf) -> Published:
         """Copy in the pages that are not there yet, evicting what was used longest ago.
@@ -158,16 +151,16 @@ class Pool:
         Nothing is stored if one of them is there with another length. The keys of a batch must differ. The pieces'
         memory is read during the call only. What is not copied within ``timeout`` seconds is left out.
         """
-        statuses, locations, n_readable, nbytes = self._native.publish(keys, pieces, timeout)
+        statuses, locations, n_readable, nbytes = self.native.publish(keys, pieces, timeout)
         return Published(statuses, as_locations(locations), n_readable, nbytes)
 
     def fetch(self, keys: Keys, pieces: Pieces) -> NDArray[np.uint8]:
         """Copy pages of this pool into local memory; returns ``(n,)`` of :class:`FetchStatus`."""
-        return self._native.fetch(keys, pieces)
+        return self.native.fetch(keys, pieces)
 
     def lookup(self, keys: Keys) -> tuple[Mask, Locations]:
         """Say which pages are there, and where. Doesn't count as a use of them."""
-        found, locations = self._native.lookup(keys)
+        found, locations = self.native.lookup(keys)
         return found, as_locations(locations)
 
     def pin(self, keys: Keys, lease_seconds: float) -> tuple[Mask, NDArray[np.uint64], Locations]:
@@ -176,7 +169,7 @@ class Pool:
         Returns which could be pinned (it is there, and within ``pinned_limit``), their ``(n,)`` tickets (0:
         none) and where they are. A pinned page can be retracted, but its bytes stay.
         """
-        found, tickets, locations = self._native.pin(keys, lease_seconds)
+        found, tickets, locations = self.native.pin(keys, lease_seconds)
         return found, tickets, as_locations(locations)
 
     def unpin(self, tickets: NDArray[np.uint64]) -> Mask:
@@ -185,23 +178,23 @@ class Pool:
         Where it did not, what was read under it counts for nothing. A ticket is good once: repeated, expired
         or zero, it does nothing.
         """
-        return self._native.unpin(tickets)
+        return self.native.unpin(tickets)
 
     def retract(self, keys: Keys) -> tuple[Mask, Locations]:
         """Take pages out; returns which were there, and where, for the directory's compare-and-delete."""
-        found, locations = self._native.retract(keys)
+        found, locations = self.native.retract(keys)
         return found, as_locations(locations)
 
     def purge(self) -> int:
         """Take out all pages; returns their number. They pass through :meth:`drain_evicted` too."""
-        return self._native.purge()
+        return self.native.purge()
 
     def list(self, cursor: int, limit: int) -> tuple[Keys, Locations, int]:
         """List at most ``limit`` pages from ``cursor`` on (0: all), and the next cursor (0: that was all).
 
         Pages that stay throughout are listed exactly once, whatever else comes and goes between the calls.
         """
-        keys, locations, following = self._native.list(cursor, limit)
+        keys, locations, following = self.native.list(cursor, limit)
         return keys, as_locations(locations), following
 
     def drain_evicted(self, limit: int, timeout: float, *, gather: float = 0.0) -> tuple[Keys, Locations]:
@@ -210,7 +203,7 @@ class Pool:
         Waits at most ``timeout`` seconds while there are none, and then ``gather`` seconds for more. Beyond
         ``evictions_kept`` records the oldest are dropped, counted in ``stats()["dropped_evictions"]``.
         """
-        keys, locations = self._native.drain_evicted(limit, timeout, gather)
+        keys, locations = self.native.drain_evicted(limit, timeout, gather)
         return keys, as_locations(locations)
 
     def stats(self) -> dict[str, int]:
@@ -219,8 +212,8 @@ class Pool:
         ``capacity``, ``used`` and ``pinned_bytes`` are bytes, ``pages`` those there now; ``stored_pages``,
         ``evicted_pages``, ``no_room_pages`` and ``dropped_evictions`` only grow.
         """
-        return self._native.stats()
+        return self.native.stats()
 
     def close(self) -> None:
         """Wake whoever waits in :meth:`drain_evicted`; from now on it returns at once. Idempotent."""
-        self._native.close()
+        self.native.close()
