@@ -64,19 +64,20 @@ class DirectoryChannels:
         self._owed: dict[
             str, list[tuple[int, float]]
         ] = {}  # leases to release by the next channel, and their ends
-        self._view = View()
+        self._boots: dict[str, int] = {}  # of those present, by node id
         self._openers: list[threading.Thread] = []
         self._closed = False
 
     def set_view(self, view: View) -> None:
         """Hang up on nodes that are gone or were restarted."""
         with self._lock:
+            boots = {member.node_id: member.boot_epoch for member in view.present()}
             gone = [
                 node_id
                 for node_id in {*self._idle, *self._failed, *self._owed}
-                if not _is_same(self._view.get(node_id), view.get(node_id))
+                if node_id not in boots or boots[node_id] != self._boots.get(node_id)
             ]
-            self._view = view
+            self._boots = boots
             for node_id in gone:
                 self._idle.pop(node_id, None)
                 self._failed.pop(node_id, None)
@@ -129,10 +130,11 @@ class DirectoryChannels:
             self._owed[member.node_id] = [*owed, (lease, now + seconds)]
 
     def _keep(self, member: Member, channel: _native.DirectoryChannel) -> None:
-        if self._closed or not _is_same(member, self._view.get(member.node_id)):
+        node_id = member.node_id
+        if self._closed or self._boots.get(node_id) != member.boot_epoch:
             return
-        idle = self._idle.setdefault(member.node_id, [])
-        if len(idle) >= _MOST_IDLE or not self._tell_owed(member.node_id, channel):
+        idle = self._idle.setdefault(node_id, [])
+        if len(idle) >= _MOST_IDLE or (node_id in self._owed and not self._tell_owed(node_id, channel)):
             return
         # one that answers are still to come on is taken last: the next question would wait for them
         idle.insert(0 if channel.n_late() else len(idle), _Idle(channel, self._clock.monotonic()))
@@ -215,8 +217,3 @@ class DirectoryChannels:
             return str(error)
         self.give_back([member], [channel], [True])
         return None
-
-
-def _is_same(before: Member | None, now: Member | None) -> bool:
-    """Whether both are the same boot of a node that is there."""
-    return before is not None and now is not None and now.is_present and now.boot_epoch == before.boot_epoch

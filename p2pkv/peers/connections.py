@@ -291,7 +291,8 @@ class PeerConnections(Resource):
                         peer.n_failures.pop(connection.transport, None)
                     connection.idle_since = time.monotonic()
                     peer.idle.append(connection)
-                    self._sweep_later()
+                    if self._sweeper is None:
+                        self._sweep_later()
                     return
         connection.endpoint.close()
         if worst is Status.TIMED_OUT and seconds >= FAIR_CHANCE_S:
@@ -304,7 +305,7 @@ class PeerConnections(Resource):
     def _sweep_later(self) -> None:
         """Have idle connections closed when their time has come. With the lock."""
         oldest = min((peer.idle[0].idle_since for peer in self._peers.values() if peer.idle), default=None)
-        if self._sweeper is None and not self._closed and oldest is not None:
+        if not self._closed and oldest is not None:
             # a little later than the first: others that were given back with it are closed at the same time
             due = oldest + 1.1 * IDLE_S - time.monotonic()
             self._sweeper = threading.Timer(max(due, 0.1 * IDLE_S), self._sweep)
