@@ -18,4 +18,4 @@ class TestUcxOverRdma(TransportContract):
     # a step of UCX that makes queue pairs and registers buffers takes 0.17 s on a fast and quiet machine
     slack = 2.0
     notices_deaths = False
-    n_cycles = 40
+    n_cycles = 20
