@@ -115,7 +115,7 @@ def test_an_owner_stopped_during_a_promotion_costs_misses_within_the_deadline(
     keys = batches()
     publish_all(owner, keys)
     eventually(lambda: all(all(reader.call("exists", keys=batch)["hits"]) for batch in keys), 10.0)
-    owner.signal(signal.SIGSTOP)
+    owner.stop()
     try:
         assert fetched(reader, keys[:4], timeout=1.0) < 4 * N
     finally:

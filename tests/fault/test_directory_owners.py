@@ -44,7 +44,7 @@ def test_puts_return_while_an_owner_is_stopped_and_it_gets_what_it_missed(
     trio: tuple[NodeProcess, NodeProcess, NodeProcess],
 ) -> None:
     producer, reader, third = trio
-    third.signal(signal.SIGSTOP)
+    third.stop()
     # Until it is suspected it is asked and stays silent; afterwards it is not asked. It misses both.
     began = time.monotonic()
     while time.monotonic() - began < 1.8:
@@ -96,7 +96,7 @@ def test_without_a_second_replica_a_stopped_owner_loses_pages(cluster: Cluster) 
     producer, reader, third = (cluster.start(name, replicas=1) for name in ("producer", "reader", "third"))
     cluster.meet(producer, reader, third)
     assert publish(producer, KEYS, 1.0) == len(KEYS)
-    third.signal(signal.SIGSTOP)
+    third.stop()
     answer = reader.call("fetch", keys=KEYS, nbytes=NBYTES, timeout=0.3)
     assert answer["wrong"] == []
     assert answer["seconds"] < 0.3 + GRACE

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 
 from cluster import Cluster, NodeProcess
@@ -37,6 +35,6 @@ def test_a_stopped_owner_costs_its_own_pages_only(
     assert all(reader.call("exists", keys=BOTH)["hits"])
     if is_connected:
         assert hits(reader, BOTH, 5.0) == set(BOTH)
-    stopped.signal(signal.SIGSTOP)
+    stopped.stop()
     assert hits(reader, BOTH, 0.5) >= set(HEALTHY)
     assert hits(reader, BOTH[::-1], 0.5) >= set(HEALTHY), "a healthy owner was taken for a stopped one"

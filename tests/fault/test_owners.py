@@ -63,7 +63,7 @@ def test_a_stopped_owner_holds_nobody_up(cluster: Cluster, transport: str) -> No
     assert all(owner.call("publish", keys=KEYS, nbytes=NBYTES))
     assert all(survivor.call("publish", keys=mine, nbytes=NBYTES))
     all_are_fetched(reader, [*KEYS[:8], *mine], NBYTES)
-    owner.signal(signal.SIGSTOP)
+    owner.stop()
     began = time.monotonic()
     while time.monotonic() - began < 3.0:
         answer = reader.call("fetch", keys=KEYS, nbytes=NBYTES, timeout=0.4)

@@ -97,7 +97,7 @@ def test_a_stopped_producer_costs_its_requests_by_their_deadline(nodes: Nodes) -
     hand_over(producer, consumer, "stopped producer, before")
     hand_over(other, consumer, "stopped producer, other before")
     producer.call("offer", request="stopped producer, offered", seed=1, **ROWS)
-    producer.signal(signal.SIGSTOP)
+    producer.stop()
     for request in ("stopped producer, offered", "stopped producer, not offered"):
         consumer.call("grant", request=request, timeout=0.5, source="producer", **ROWS)
         got = consumer.call("wait", request=request, timeout=10.0, seed=1, nbytes=NBYTES)
@@ -113,7 +113,7 @@ def test_a_stopped_producer_costs_its_requests_by_their_deadline(nodes: Nodes) -
 def test_a_killed_receiver_is_lost(nodes: Nodes) -> None:
     producer, consumer = nodes("producer", "consumer")
     hand_over(producer, consumer, "killed receiver, before")
-    consumer.signal(signal.SIGSTOP)
+    consumer.stop()
     producer.call("offer", request="killed receiver, under way", seed=1, to="consumer", **ROWS)
     nodes.kill(consumer)
     assert producer.call("wait", request="killed receiver, under way", timeout=10.0)["statuses"] == [
@@ -127,7 +127,7 @@ def test_a_stopped_receiver_finds_a_withdrawn_offer_rejected(nodes: Nodes) -> No
     producer, consumer = nodes("producer", "consumer")
     hand_over(producer, consumer, "stopped receiver, before")
     consumer.call("grant", request="stopped receiver, late", timeout=20.0, **ROWS)
-    consumer.signal(signal.SIGSTOP)
+    consumer.stop()
     producer.call("offer", request="stopped receiver, late", seed=1, to="consumer", lease=0.5, **ROWS)
     put = producer.call("wait", request="stopped receiver, late", timeout=10.0)
     assert put["statuses"] == ["TIMED_OUT"]

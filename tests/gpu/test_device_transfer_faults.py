@@ -70,7 +70,7 @@ def test_a_killed_producer_is_lost_and_costs_no_staging(
 def test_a_stopped_producer_costs_its_requests_by_their_deadline(pair: list[NodeProcess]) -> None:
     producer, consumer = pair
     producer.call("offer", request="offered", seed=1, **ROWS)
-    producer.signal(signal.SIGSTOP)
+    producer.stop()
     for request in ("offered", "not offered"):
         consumer.call("grant", request=request, timeout=0.5, source="producer", **ROWS)
         got = consumer.call("wait", request=request, timeout=10.0, seed=1, nbytes=NBYTES)
@@ -85,7 +85,7 @@ def test_a_killed_receiver_gives_its_staging_back(
     cluster: Cluster, kind: str, pair: list[NodeProcess]
 ) -> None:
     producer, consumer = pair
-    consumer.signal(signal.SIGSTOP)
+    consumer.stop()
     producer.call("offer", request="under way", seed=1, to="consumer", **ROWS)
     eventually(lambda: used(producer, "outgoing") > 0, 5.0)
     consumer.kill()
@@ -99,7 +99,7 @@ def test_a_killed_receiver_gives_its_staging_back(
 def test_a_stopped_receiver_finds_a_withdrawn_offer_rejected(pair: list[NodeProcess]) -> None:
     producer, consumer = pair
     consumer.call("grant", request="late", timeout=20.0, **ROWS)
-    consumer.signal(signal.SIGSTOP)
+    consumer.stop()
     producer.call("offer", request="late", seed=1, to="consumer", lease=0.5, **ROWS)
     put = producer.call("wait", request="late", timeout=10.0)
     assert put["statuses"] == ["TIMED_OUT"]

@@ -79,7 +79,7 @@ def test_pages_cross_from_one_device_to_the_other(cluster: Cluster) -> None:
 def test_an_owner_that_stops_or_dies_costs_misses_within_the_deadline(cluster: Cluster) -> None:
     owner, reader = two_nodes(cluster)
     eventually(lambda: all_right(reader), 20.0)
-    owner.signal(signal.SIGSTOP)
+    owner.stop()
     began = time.monotonic()
     while time.monotonic() - began < 2.0:
         all_right(reader, 0.5)
