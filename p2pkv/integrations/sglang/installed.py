@@ -6,13 +6,25 @@ import importlib
 import json
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["StorageBase", "find", "kv_kind", "served_model", "server_settings"]
+from p2pkv.integrations.identity import config_digest, file_digest
+
+__all__ = [
+    "StorageBase",
+    "batch_pages",
+    "find",
+    "has_no_states",
+    "kv_kind",
+    "served_model",
+    "server_settings",
+]
+
+_MODEL_CONFIG = ("sglang.srt.arg_groups.model_override_base", "model_config_of")
 
 
 def find(module: str, name: str) -> Any | None:
-    """Return something of SGLang's, or None where SGLang isn't installed."""
+    """Return something of SGLang's, or None where SGLang isn't installed or, being another version, lacks it."""
     try:
-        return getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "sglang":
             raise  # SGLang is there, but something it needs is not
@@ -36,26 +48,59 @@ def server_settings(name: str) -> Any | None:
         return None
 
 
+def has_no_states() -> bool:
+    """Say whether this process's model is known to have no states beside its KV, as Mamba's and its like."""
+    told, config_of = server_settings("server_args"), find(*_MODEL_CONFIG)
+    states_of = find("sglang.srt.configs.hybrid_arch", "mambaish_config")
+    if told is None or config_of is None or states_of is None:
+        return False
+    return states_of(config_of(told)) is None
+
+
+def batch_pages() -> int:
+    """Return how many pages SGLang writes at once."""
+    return int(find("sglang.srt.mem_cache.hicache_storage", "STORAGE_BATCH_SIZE") or 128)
+
+
 def kv_kind() -> str:
     """Return what else this process's server was told that its KV depends on; empty where there is no server.
 
-    Host pools keep every FP8 format as bytes, so their dtype does not tell which it is.
+    Host pools keep every FP8 format as bytes, so their dtype does not tell which it is, nor by what they are scaled. A
+    draft model's KV lies beside the model's, in side pools or in the same. Raises
+    :class:`~p2pkv.errors.ConfigError` if a file that matters can't be read.
     """
     told = server_settings("server_args")
     if told is None:
         return ""
-    return f"kv_cache_dtype={told.kv_cache_dtype} quantization={told.quantization} {_variant(told)}".rstrip()
+    parts = [f"kv_cache_dtype={told.kv_cache_dtype} quantization={told.quantization}"]
+    scales = getattr(told, "quantization_param_path", None)
+    if scales:
+        parts.append(f"kv_scales={file_digest('--quantization-param-path', scales)}")
+    draft = getattr(told, "speculative_draft_model_path", None)
+    if draft:
+        revision = getattr(told, "speculative_draft_model_revision", None)
+        parts.append(f"draft={draft!r} draft_revision={revision}")
+    return " ".join([*parts, _variant(told)]).rstrip()
 
 
 def served_model() -> str:
     """Return the name of this process's model, with what makes another model of it; empty where there is no server."""
     told, serving = server_settings("server_args"), server_settings("serving")
-    return "" if told is None or serving is None else f"{serving.served_model_name} {_variant(told)}".rstrip()
+    if told is None or serving is None:
+        return ""
+    scales = getattr(told, "quantization_param_path", None)
+    parts = [serving.served_model_name, _variant(told)]
+    if scales:
+        parts.append(f"kv_scales={file_digest('--quantization-param-path', scales)}")
+    return " ".join(filter(None, parts))
 
 
 def _variant(told: Any) -> str:
-    """Return in what a model differs from others of its name: revision, and overrides such as a longer context's."""
+    """Return in what a model differs from others of its name: revision, configuration, overrides (a longer context)."""
     overrides = json.loads(told.json_model_override_args or "{}")
     parts = [f"revision={told.revision}"] if told.revision else []
     parts += [f"overrides={json.dumps(overrides, sort_keys=True)}"] if overrides else []
+    config_of = find(*_MODEL_CONFIG)
+    if config_of is not None:
+        parts.append(f"config={config_digest(config_of(told).hf_config)}")
     return " ".join(parts)

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from p2pkv.address import split_address
-from p2pkv.config import Config
+from p2pkv.config import MIN_POOL_SIZE, Config
 from p2pkv.errors import ConfigError
-from p2pkv.integrations.sglang.installed import kv_kind
+from p2pkv.integrations.sglang.installed import has_no_states, kv_kind
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +59,8 @@ class Rank:
     is_page_first: bool
     kv_kind: str
     """Precision and variant of the model, as the server was told."""
+    writes: bool
+    """False of ranks whose KV another one publishes. States are each rank's own, whoever publishes the KV."""
 
     @classmethod
     def read(cls, offered: object) -> Rank:
@@ -89,6 +91,7 @@ class Rank:
             ),
             is_page_first=bool(getattr(offered, "is_page_first_layout", False)),
             kv_kind=kv_kind(),
+            writes=bool(getattr(offered, "is_storage_writer", True)) or not has_no_states(),
         )
 
     def namespace(self, tenant: str) -> str:
@@ -121,7 +124,11 @@ def node_config(offered: object, rank: Rank) -> Config:
             "SGLang names no model, so nobody shares this server's KV; set 'namespace' to a name that all servers of "
             "this model have, and no others"
         )
-    return for_rank(dataclasses.replace(config, namespace=rank.namespace(tenant)), rank.index)
+    config = dataclasses.replace(config, namespace=rank.namespace(tenant))
+    if not rank.writes:
+        # what this rank never publishes needs no room, neither in memory nor on disk
+        config = dataclasses.replace(config, pool_size=MIN_POOL_SIZE, disk_path=None, disk_size=0)
+    return for_rank(config, rank.index)
 
 
 def for_rank(config: Config, index: int) -> Config:

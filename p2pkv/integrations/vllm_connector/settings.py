@@ -8,8 +8,6 @@ every hand-off, so that a block of another kind is refused instead of misread.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import logging
 import math
 from collections.abc import Mapping
@@ -22,15 +20,13 @@ from p2pkv.errors import ConfigError
 from p2pkv.instances.announcing import described
 from p2pkv.instances.heartbeat import Instance as Announced
 from p2pkv.instances.heartbeat import Mode, Role
+from p2pkv.integrations.identity import config_digest
 from p2pkv.integrations.vllm_connector import installed
 
 _log = logging.getLogger(__name__)
 
 OWN_KEYS = frozenset({"load_deadline", "share_prefixes"})
 """Keys of ``kv_connector_extra_config`` that are the connector's; all others are the node's."""
-
-_NOT_THE_MODELS = frozenset({"_name_or_path", "transformers_version"})
-"""Keys of a model's configuration that say where it lies and who has read it."""
 
 _STRONG_HASHES = ("sha256", "sha256_cbor")
 """Of vLLM's block hashes. The others can be made to collide, and then a page would hold another prompt's bytes."""
@@ -164,7 +160,7 @@ def _identity(vllm_config: Any, spec: Any) -> dict[str, str]:
         "model": str(name[0] if isinstance(name, (list, tuple)) else name or model.model),
         # of a model from a hub vLLM makes it the commit; for others it is what was asked for
         "revision": str(model.revision),
-        "config": _digest(model.hf_config),
+        "config": config_digest(model.hf_config),
         "dtype": str(model.dtype),
         "cache_dtype": str(cache.cache_dtype),
         "quantization": str(model.quantization),
@@ -173,21 +169,6 @@ def _identity(vllm_config: Any, spec: Any) -> dict[str, str]:
         "tp_size": str(parallel.tensor_parallel_size),
         "pp_size": str(parallel.pipeline_parallel_size),
     }
-
-
-def _digest(model_config: Any) -> str:
-    """Return a digest of what a model is made of, overrides included: two with one name may not have one KV."""
-
-    def relevant(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {str(k): relevant(v) for k, v in value.items() if k not in _NOT_THE_MODELS}
-        return [relevant(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-    # what JSON does not know counts by its kind: its repr may have an address in it
-    text = json.dumps(
-        relevant(model_config.to_dict()), sort_keys=True, default=lambda value: type(value).__name__
-    )
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _announced(config: Config, transfer: Any, parallel: Any, model: str) -> Announced | None:
