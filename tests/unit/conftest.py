@@ -9,6 +9,7 @@ import pytest
 
 from cluster import eventually, free_port
 from hicache_backends import Open, storage_config
+from p2pkv.integrations.sglang.weights import Weights
 from p2pkv.integrations.sglang_hicache import P2PKVHiCache
 
 
@@ -18,10 +19,15 @@ def open_backend() -> Iterator[Open]:
     join = f"127.0.0.1:{free_port()}"
     opened: list[P2PKVHiCache] = []
 
-    def open_one(pool: Any = None, settings: dict[str, Any] | None = None, **changes: Any) -> P2PKVHiCache:
+    def open_one(
+        pool: Any = None,
+        settings: dict[str, Any] | None = None,
+        weights: Weights | None = None,
+        **changes: Any,
+    ) -> P2PKVHiCache:
         config = storage_config(**changes)
         config.extra_config |= {"join": join, "pool_size": "4MiB", **(settings or {})}
-        opened.append(P2PKVHiCache(config, {}))
+        opened.append(P2PKVHiCache(config, {}, weights=weights))
         if pool is not None:
             opened[-1].register_mem_pool_host(pool)
         eventually(lambda: all(len(backend.node.members()) == len(opened) for backend in opened), 10.0)

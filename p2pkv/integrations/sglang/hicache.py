@@ -7,6 +7,7 @@ them: what goes wrong is a miss, counted, and logged once a cause.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,14 +17,18 @@ from p2pkv.config import Config
 from p2pkv.errors import UsageError
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.sglang.heartbeat import announce_server
-from p2pkv.integrations.sglang.installed import StorageBase
-from p2pkv.integrations.sglang.pools import HostPool, Indices, Range, SGLangPool, key_prefix
+from p2pkv.integrations.sglang.installed import StorageBase, batch_pages
+from p2pkv.integrations.sglang.keys import KeyPrefix
+from p2pkv.integrations.sglang.pools import HostPool, Indices, Range, SGLangPool, buffers_of
 from p2pkv.integrations.sglang.settings import Rank, node_config
 from p2pkv.integrations.sglang.side_pools import ALL_PAGES, PoolHits, PoolTransfer, prefixes_served
 from p2pkv.integrations.sglang.staging import Staging
 from p2pkv.integrations.sglang.stats import Stats, TrafficLog
+from p2pkv.integrations.sglang.weights import Weights, served
 from p2pkv.node import Node
 from p2pkv.page import Outcome, Outcomes
+
+_log = logging.getLogger(__name__)
 
 _KV = "kv"
 
@@ -41,9 +46,11 @@ class P2PKVHiCache(StorageBase):
         kwargs: Mapping[str, object] | None = None,
         *,
         start_node: Callable[[Config], Node] = Node.start,
+        weights: Weights | None = None,
     ) -> None:
         """Start the node and join its cluster. Errors of the configuration are raised here: SGLang does not start."""
         self.storage_config = storage_config
+        self._weights = served() if weights is None else weights
         self._rank = Rank.read(storage_config)
         if getattr(storage_config, "should_split_heads", False):
             raise UsageError(
@@ -56,7 +63,11 @@ class P2PKVHiCache(StorageBase):
         self._pools: dict[str, HostPool] = {}
         self._is_logical = False  # the KV pool is one without memory: only side pools hold pages
         self._registered: list[Range] = []
-        self._bare_prefix = key_prefix("without a pool", self._rank, is_shared=self._rank.is_replicated)
+        self._bare_prefix = KeyPrefix(
+            "without a pool", self._rank, self._weights, is_shared=self._rank.is_replicated
+        )
+        self._unstored: list[str] = []  # pools without which no prefix is complete
+        self._weights.on_change(self._announce)
         self._read_through, self._written_through = Staging(self.node), Staging(self.node)
         is_measured = bool(getattr(storage_config, "enable_storage_metrics", False))
         self._reads, self._writes = TrafficLog(is_measured=is_measured), TrafficLog(is_measured=is_measured)
@@ -66,10 +77,24 @@ class P2PKVHiCache(StorageBase):
     def register_mem_pool_host(self, mem_pool_host: SGLangPool) -> None:
         """Take the pool that holds the KV pages. Raises :class:`UsageError` if its layout can't be stored."""
         self.mem_pool_host = mem_pool_host
-        self._is_logical = mem_pool_host.kv_buffer is None
+        self._is_logical = not buffers_of(mem_pool_host)
         if not self._is_logical:
-            self._adopt(HostPool(mem_pool_host, _KV, self._rank), _KV)
+            pool = HostPool(mem_pool_host, _KV, self._rank, self._weights)
+            self._adopt(pool, _KV)
+            self._warn_of_a_small_pool(pool)
         self._announce()
+
+    def _warn_of_a_small_pool(self, pool: HostPool) -> None:
+        needed = batch_pages() * pool.page_nbytes
+        if self._rank.writes and self._config.pool_nbytes < needed:
+            _log.warning(
+                "SGLang HiCache: pool_size %s has no room for one of SGLang's batches, %d pages of %d bytes: of a "
+                "longer prompt nothing is stored after its first batch; set pool_size to %dMiB or more",
+                self._config.pool_size,
+                batch_pages(),
+                pool.page_nbytes,
+                -(-needed // 2**20),
+            )
 
     def _announce(self) -> None:
         """Tell routers of this server, and what its pages' keys are made of."""
@@ -80,23 +105,30 @@ class P2PKVHiCache(StorageBase):
             node_id=self.node.node_id,
             namespace=self._config.namespace,
             page_size=pool.page_size if pool is not None else 0,
-            key_prefix=pool.prefix if pool is not None else "",
+            key_prefix=str(pool.prefix) if pool is not None else "",
         )
 
     def register_mem_host_pool_v2(self, host_pool: SGLangPool, host_pool_name: str) -> None:
-        """Take a pool by name; a side pool that can't be stored only makes its model miss, and says so."""
+        """Take a pool by name; without a side pool that can't be stored nothing is stored, which is said in the end."""
         name = str(host_pool_name)
         if name == _KV:
             if getattr(self, "mem_pool_host", None) is not host_pool:
                 self.register_mem_pool_host(host_pool)
             return
         try:
-            self._adopt(HostPool(host_pool, name, self._rank), name)
-        except (UsageError, AttributeError) as error:
+            self._adopt(HostPool(host_pool, name, self._rank, self._weights), name)
+        except Exception as error:  # noqa: BLE001 - SGLang's own classes may raise anything
             self._boundary.note("register", error)
+            self._unstored.append(f"{name} ({type(host_pool).__name__}: {error})")
 
     def on_host_pools_registered(self) -> None:
-        """Nothing is left to do once all pools are known."""
+        """Say so if a pool can't be stored: then no prefix would ever be complete, and nothing is published."""
+        if self._unstored:
+            _log.error(
+                "SGLang HiCache: L3 is off, nothing is stored and nothing found: this model needs pages of pools that "
+                "p2pkv can't store: %s",
+                "; ".join(self._unstored),
+            )
 
     def _adopt(self, pool: HostPool, name: str) -> None:
         for memory in pool.ranges:
@@ -114,7 +146,7 @@ class P2PKVHiCache(StorageBase):
 
     def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
         """Return how many pages from the first on are there without a gap; one look-up round for all."""
-        if not keys or self._is_logical:
+        if not keys or self._is_logical or self._unstored:
             return 0  # pages that are nowhere but in side pools, of which this call knows nothing
         return self._boundary.call("exists", lambda: _leading(self.node.exists(self._keys(keys))), miss=0)
 
@@ -125,7 +157,7 @@ class P2PKVHiCache(StorageBase):
         extra_info: object = None,
     ) -> PoolHits:
         """Return which prefixes can be served by the KV pool and every side pool; one look-up round for all."""
-        if not keys:
+        if not keys or self._unstored:
             return PoolHits.none()
         return self._boundary.call(
             "exists", lambda: self._exists_v2(keys, pool_transfers or ()), miss=PoolHits.none()
@@ -187,6 +219,9 @@ class P2PKVHiCache(StorageBase):
         if not hashes or (name == _KV and self._is_logical):
             return [True] * len(hashes)
 
+        if self._unstored:
+            return [False] * len(hashes)
+
         def publish() -> list[bool]:
             began = time.monotonic()
             pool = self._pool(name)
@@ -240,6 +275,8 @@ class P2PKVHiCache(StorageBase):
 
         def publish() -> bool:
             began = time.monotonic()
+            if self._unstored:
+                return False
             rows, pages = self._flat_pages(
                 "set", keys, values if target_locations is None else target_locations
             )
@@ -286,6 +323,7 @@ class P2PKVHiCache(StorageBase):
 
     def close(self) -> None:
         """Leave the cluster; what is called afterwards misses. Idempotent; takes a deadline and a little more."""
+        self._weights.forget(self._announce)
         self.node.close()
 
     def _pool(self, name: str) -> HostPool:
@@ -296,7 +334,7 @@ class P2PKVHiCache(StorageBase):
 
     def _keys(self, hashes: Sequence[str]) -> list[str]:
         pool = self._pools.get(_KV)
-        return [self._bare_prefix + page for page in hashes] if pool is None else pool.keys(hashes)
+        return self._bare_prefix.keys(hashes) if pool is None else pool.keys(hashes)
 
 
 def _leading(outcomes: Outcomes) -> int:

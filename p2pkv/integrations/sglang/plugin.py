@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from p2pkv.integrations.sglang import weights
+
 NAME = "p2pkv"
 """What ``--disaggregation-transfer-backend`` takes."""
 _UTILS = "sglang.srt.disaggregation.utils"
@@ -23,11 +25,15 @@ _CLASSES: Mapping[str, str] = {
 
 
 def register() -> None:
-    """Make ``p2pkv`` a transfer backend of this process. Cheap: the backend is imported when it is chosen."""
+    """Make ``p2pkv`` a transfer backend of this process, and have updates of its weights noticed.
+
+    Cheap: the backend is imported when it is chosen.
+    """
     import_module("sglang.srt.arg_groups.choices").add_disagg_transfer_backend_choices([NAME])
     _add_member(import_module(_UTILS).TransferBackend)
     hooks = import_module("sglang.srt.plugins.hook_registry")
     hooks.HookRegistry.register(f"{_UTILS}.get_kv_class", _get_kv_class, hooks.HookType.AROUND)
+    weights.watch(hooks.HookRegistry.register, hooks.HookType.AROUND)
 
 
 def _add_member(backends: type) -> None:

@@ -7,7 +7,7 @@ addresses: that is the order of SGLang's flat pages too, so both of its interfac
 
 from __future__ import annotations
 
-import hashlib
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.errors import UsageError
+from p2pkv.integrations.sglang.keys import KeyPrefix
 from p2pkv.integrations.sglang.settings import Rank
+from p2pkv.integrations.sglang.weights import Weights
 from p2pkv.page import Pieces
 
 SHARDED_SIDE_POOLS = frozenset({"mamba"})
@@ -31,10 +33,13 @@ class Indices(Protocol):
 
 
 class SGLangPool(Protocol):
-    """The part of SGLang's ``HostKVCache`` that is relied on; ``layout``, ``dtype`` are taken too where offered."""
+    """The part of SGLang's ``HostKVCache`` that is relied on; ``layout``, ``dtype`` are taken too where offered.
+
+    Its memory is ``kv_buffer`` or, of pools that hold something else than K and V, what ``get_hybrid_pool_buffer()``
+    returns: a tensor, or several.
+    """
 
     page_size: int
-    kv_buffer: object
 
     def get_page_buffer_meta(self, indices: Indices) -> tuple[Sequence[int], Sequence[int]]:
         """Return the address and the length of every piece of every page."""
@@ -76,23 +81,26 @@ class Range:
 class HostPool:
     """One host pool; immutable. ``page_size`` is the tokens of a page, ``page_nbytes`` its length."""
 
-    def __init__(self, pool: SGLangPool, name: str, rank: Rank) -> None:
+    def __init__(self, pool: SGLangPool, name: str, rank: Rank, weights: Weights) -> None:
         """Look at ``pool``. Raises :class:`~p2pkv.errors.UsageError` if it can't say where its pages lie."""
         self._pool = pool
         # with decode context parallelism a page is spread over ranks: so many tokens, of which this rank has its part
         self.page_size = int(getattr(pool, "logical_page_size", None) or pool.page_size)
-        self.ranges = [Range.of(buffer) for buffer in _leaves(pool.kv_buffer)]
+        self._buffers = buffers_of(pool)
+        if not self._buffers:
+            raise UsageError(f"host pool {name!r} has no memory")
+        self.ranges = [Range.of(buffer) for buffer in self._buffers]
         try:
-            addresses, lengths = pool.get_page_buffer_meta(np.arange(self.page_size))
+            addresses, lengths = pool.get_page_buffer_meta(_tokens(self.page_size))
         except (NotImplementedError, ValueError) as error:
             raise UsageError(f"host pool {name!r} can't say where its pages lie: {error}") from error
         self.page_nbytes = sum(lengths)
         self._order = self._address_order(addresses, lengths)
-        self.prefix = self._prefix(name, lengths, rank)
+        self.prefix = self._prefix(name, lengths, rank, weights)
 
     def keys(self, hashes: Sequence[str]) -> list[str]:
-        """Return the keys of pages of this pool."""
-        return [self.prefix + page for page in hashes]
+        """Return the keys of pages of this pool, of the weights as they are now."""
+        return self.prefix.keys(hashes)
 
     def pieces(self, n_pages: int, indices: Indices | None) -> Pieces:
         """Return where ``n_pages`` pages lie, whose tokens are ``indices``; nothing of those is kept."""
@@ -118,7 +126,7 @@ class HostPool:
                 r.address <= address and address + nbytes <= r.address + r.nbytes for r in self.ranges
             ):
                 raise UsageError(
-                    f"a piece of {nbytes} bytes at {address:#x} lies outside of the pool's kv_buffer"
+                    f"a piece of {nbytes} bytes at {address:#x} lies outside of the pool's buffers"
                 )
         # of several buffers the addresses have no order that another process would have too
         if len(self.ranges) > 1:
@@ -126,18 +134,26 @@ class HostPool:
         order = np.argsort(np.asarray(addresses, np.int64), kind="stable")
         return None if (order == np.arange(len(order))).all() else order
 
-    def _prefix(self, name: str, lengths: Sequence[int], rank: Rank) -> str:
-        buffer = next(_leaves(self._pool.kv_buffer))
+    def _prefix(self, name: str, lengths: Sequence[int], rank: Rank, weights: Weights) -> KeyPrefix:
+        buffer = self._buffers[0]
         dtype = getattr(self._pool, "dtype", None) or getattr(buffer, "dtype", "unknown")
         layout = getattr(self._pool, "layout", None) or f"of {len(getattr(buffer, 'shape', ()))} dimensions"
         kind = f"{name} {layout} {dtype} page={self.page_size} pieces={list(lengths)}"
-        return key_prefix(kind, rank, is_shared=rank.is_replicated and name not in SHARDED_SIDE_POOLS)
+        is_shared = rank.is_replicated and name not in SHARDED_SIDE_POOLS
+        return KeyPrefix(kind, rank, weights, is_shared=is_shared)
 
 
-def key_prefix(kind: str, rank: Rank, *, is_shared: bool) -> str:
-    """Return how the keys of one kind of pages begin; with the tensor-parallel rank unless all ranks share them."""
-    place = "every tp rank" if is_shared else f"tp {rank.tp_rank}/{rank.tp_size}"
-    return hashlib.blake2b(f"{kind} {place}".encode(), digest_size=16).hexdigest() + "/"
+def buffers_of(pool: object) -> list[object]:
+    """Return a pool's tensors; of a pool that only counts tokens there are none."""
+    buffers = getattr(pool, "kv_buffer", None)
+    offered = getattr(pool, "get_hybrid_pool_buffer", None)
+    return list(_leaves(offered() if buffers is None and offered is not None else buffers))
+
+
+def _tokens(n_tokens: int) -> Indices:
+    """Return the first token numbers, as SGLang has them: some of its pools take tensors only."""
+    torch = sys.modules.get("torch")  # where SGLang runs it was imported long ago
+    return np.arange(n_tokens) if torch is None else torch.arange(n_tokens)
 
 
 def _leaves(buffers: object) -> Iterator[object]:

@@ -14,7 +14,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
 from itertools import count
 from typing import Any
 
@@ -31,8 +30,6 @@ _WATCH_S = 0.25
 """Between looks at who is still there; deaths take membership seconds to be sure of, so this adds little."""
 _MEET_S = 10.0
 """How long a prefill node that SGLang knows may be unknown to p2pkv: it joins while SGLang starts."""
-_FIND_S = 0.2
-"""How long the scheduler waits for a prefill server's answer; it asks again a second later."""
 _MAX_GRANT_S = 3600.0
 
 
@@ -111,24 +108,26 @@ class DecodeSide:
         )
 
     def find(self, address: str, look: Callable[[str], bool]) -> bool:
-        """Ask the bootstrap server at ``address`` how prefill is laid out; ``look`` may block, this does for 0.2 s."""
+        """Ask the bootstrap server at ``address`` how prefill is laid out; ``look`` may block, this does not.
+
+        SGLang's scheduler asks again a second later for what was not there yet.
+        """
         with self._lock:
             future = self._finding.get(address)
             if future is None:
                 future = self._finding[address] = self._finder.submit(look, address)
+        if not future.done():
+            return False
         try:
-            is_found = future.result(_FIND_S)
+            is_found = future.result()
             self._unfit.pop(address, None)
             return is_found
-        except FutureTimeout:
-            return False
         except RuntimeError as error:  # SGLang's word for another page size, dtype or layout
             self._unfit[address] = str(error)
             raise
         finally:
-            if future.done():
-                with self._lock:
-                    self._finding.pop(address, None)
+            with self._lock:
+                self._finding.pop(address, None)
 
     def why_not_found(self, address: str) -> str:
         """Say why :meth:`find` has found nothing so far."""
