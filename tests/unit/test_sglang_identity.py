@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -105,27 +106,101 @@ def test_servers_that_name_no_model_share_nothing_unless_told_to(caplog: pytest.
         ({"revision": "4f3c1e"}, {"revision": "main"}),
         # SGLang's way to a longer context: keys are rotated differently
         ({"json_model_override_args": '{"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}'}, {}),
+        ({"speculative_draft_model_path": "draft/a"}, {"speculative_draft_model_path": "draft/b"}),
+        ({"speculative_draft_model_path": "draft/a"}, {}),
+        ({"model": {"rope_theta": 1e4}}, {"model": {"rope_theta": 1e6}}),
+        ({"scales": '{"layer 0": 1.0}'}, {"scales": '{"layer 0": 2.0}'}),
+        ({"scales": '{"layer 0": 1.0}'}, {}),
     ],
 )
 def test_models_of_one_name_that_are_told_apart(
-    monkeypatch: pytest.MonkeyPatch, ours: dict[str, str], theirs: dict[str, str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ours: dict[str, Any], theirs: dict[str, Any]
 ) -> None:
-    defaults = {
-        "kv_cache_dtype": "auto",
-        "quantization": None,
-        "revision": None,
-        "json_model_override_args": "{}",
-    }
-
-    def namespace(told: dict[str, str]) -> str:
-        server_args = SimpleNamespace(**defaults | told)
-        for name in ("sglang", "sglang.srt", "sglang.srt.runtime_context"):
-            monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        sys.modules["sglang.srt.runtime_context"].get_server_args = lambda: server_args
+    def namespace(told: dict[str, Any]) -> str:
+        told_sglang(monkeypatch, tmp_path, **told)
         return P2PKVHiCache(storage_config(), start_node=FailingNode).node.config.namespace
 
     assert namespace(ours) == namespace(ours)
     assert namespace(ours) != namespace(theirs)
+
+
+def test_where_equal_files_lie_makes_no_difference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def namespace(folder: str) -> str:
+        (tmp_path / folder).mkdir()
+        model = {"rope_theta": 1e4, "_name_or_path": folder, "transformers_version": folder}
+        told_sglang(monkeypatch, tmp_path / folder, scales="{}", model=model)
+        return P2PKVHiCache(storage_config(), start_node=FailingNode).node.config.namespace
+
+    assert namespace("here") == namespace("there")
+
+
+def test_scales_that_can_not_be_read_stop_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told_sglang(monkeypatch, tmp_path, quantization_param_path=str(tmp_path / "gone.json"))
+    with pytest.raises(ConfigError, match=r"--quantization-param-path .*gone.json can't be read"):
+        P2PKVHiCache(storage_config(), start_node=FailingNode)
+
+
+def told_sglang(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    *,
+    scales: str | None = None,
+    model: dict[str, Any] | None = None,
+    **told: Any,
+) -> None:
+    """Let this process be a server that was told so; ``scales`` is a file's content, ``model`` the configuration."""
+    args = SimpleNamespace(
+        **{"kv_cache_dtype": "auto", "quantization": None, "revision": None, "json_model_override_args": "{}"}
+        | told
+    )
+    if scales is not None:
+        (folder / "scales.json").write_text(scales)
+        args.quantization_param_path = str(folder / "scales.json")
+    config = SimpleNamespace(hf_config=SimpleNamespace(to_dict=lambda: model or {}))
+    modules = {"runtime_context": {"get_server_args": lambda: args}}
+    modules["arg_groups"] = {}
+    modules["arg_groups.model_override_base"] = {"model_config_of": lambda _: config}
+    for name in ("sglang", "sglang.srt"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    for name, attributes in modules.items():
+        found = ModuleType(f"sglang.srt.{name}")
+        vars(found).update(attributes)
+        monkeypatch.setitem(sys.modules, found.__name__, found)
+
+
+def test_ranks_that_never_publish_have_no_room_for_pages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = {"pool_size": "1GiB", "node_id": "server", "disk_path": "/pages", "disk_size": "1GiB"}
+
+    def node(tp_rank: int, states: object) -> Config:
+        told_sglang(monkeypatch, tmp_path)
+        hybrid = ModuleType("sglang.srt.configs.hybrid_arch")
+        hybrid.mambaish_config = lambda _: states  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "sglang.srt.configs", ModuleType("sglang.srt.configs"))
+        monkeypatch.setitem(sys.modules, "sglang.srt.configs.hybrid_arch", hybrid)
+        rank = {"tp_rank": tp_rank, "tp_size": 2, "is_mla_model": True, "is_storage_writer": tp_rank == 0}
+        offered = storage_config(extra_config=settings, **rank)
+        return P2PKVHiCache(offered, start_node=FailingNode).node.config
+
+    assert node(0, None).pool_nbytes == node(1, object()).pool_nbytes == 2**30
+    reader = node(1, None)
+    assert (reader.pool_nbytes, reader.disk_path, reader.disk_nbytes) == (64 * 1024, None, 0)
+
+
+def test_a_pool_too_small_for_a_batch_is_said_with_the_size_to_set(caplog: pytest.LogCaptureFixture) -> None:
+    pool = HostPoolFake(n_pages=4, page_size=64)
+    page = sum(len(piece.tobytes()) for piece in pool._pieces(0))
+
+    def said(pool_size: str) -> str:
+        caplog.clear()
+        offered = storage_config(extra_config={"pool_size": pool_size})
+        P2PKVHiCache(offered, start_node=FailingNode).register_mem_pool_host(pool)
+        return caplog.text
+
+    needed = -(-128 * page // 2**20)
+    assert f"set pool_size to {needed}MiB or more" in said(f"{needed - 1}MiB")
+    assert not said(f"{needed}MiB")
 
 
 def test_the_ranks_of_a_server_are_nodes_of_their_own() -> None:
@@ -156,7 +231,7 @@ def test_a_pool_that_can_not_be_stored_is_refused_at_start() -> None:
     backend = P2PKVHiCache(storage_config(), start_node=FailingNode)
     with pytest.raises(UsageError, match="Unsupported layout: page_first"):
         backend.register_mem_pool_host(Opaque())
-    with pytest.raises(UsageError, match="outside of the pool's kv_buffer"):
+    with pytest.raises(UsageError, match="outside of the pool's buffers"):
         backend.register_mem_pool_host(Elsewhere())
 
 

@@ -96,21 +96,62 @@ def test_states_are_the_ranks_own_even_where_its_kv_is_not(open_backend: Open) -
     assert second.batch_exists_v2(PAGES[:1], [sent]).kv_hit_pages == 0
 
 
-def test_a_side_pool_that_can_not_be_stored_misses_and_is_counted(open_backend: Open) -> None:
+def test_a_side_pool_that_can_not_be_stored_turns_l3_off_and_says_so(
+    open_backend: Open, caplog: pytest.LogCaptureFixture
+) -> None:
     class NoTable:
         page_size = 16
         kv_buffer = np.zeros(16)
 
+    class NoMemory(HostPoolFake):
+        kv_buffer = None
+
+        def __init__(self) -> None:
+            self.page_size = 16
+
     pool = HostPoolFake()
     backend = open_backend(pool)
     backend.register_mem_host_pool_v2(NoTable(), "indexer")
+    backend.register_mem_host_pool_v2(NoMemory(), "draft")
+    backend.on_host_pools_registered()
+    assert "L3 is off" in caplog.text
+    assert "indexer (NoTable: " in caplog.text
+    assert "draft (NoMemory: host pool 'draft' has no memory)" in caplog.text
     assert failed(backend, "register", "AttributeError") == 1
-    backend.batch_set_v1(PAGES[:1], pool.indices(0))
+
+    assert backend.batch_set_v1(PAGES[:1], pool.indices(0)) == [False]
+    assert not backend.set(PAGES[0], pool.flat_page(0))
+    assert backend.node.metrics.counters().get("p2pkv_published_pages_total", 0) == 0
+    assert backend.batch_exists(PAGES[:1]) == 0
     sent = transfer("indexer", "all_pages")
     sent.host_indices = pool.indices(0)
     assert backend.batch_exists_v2(PAGES[:1], [sent]).kv_hit_pages == 0
     assert backend.batch_set_v2([sent]) == {"indexer": [False]}
     assert backend.batch_get_v2([sent]) == {"indexer": [False]}
+
+
+def test_a_pool_without_a_kv_buffer_offers_its_tensors(open_backend: Open) -> None:
+    class Index(HostPoolFake):
+        """As SGLang's sparse attention has it; it takes what tensors are, and offers no ``kv_buffer``."""
+
+        def __init__(self) -> None:
+            super().__init__(kind="mla")
+            self.index = self.__dict__.pop("kv_buffer")
+
+        def get_hybrid_pool_buffer(self) -> list[Any]:
+            return [self.index]
+
+    kv, ours, theirs = HostPoolFake(), Index(), Index()
+    ours.fill(0, 3)
+    writer, reader = open_backend(kv), open_backend(kv)
+    writer.register_mem_host_pool_v2(ours, "indexer")
+    reader.register_mem_host_pool_v2(theirs, "indexer")
+    sent = transfer("indexer", "all_pages")
+    sent.host_indices = ours.indices(0)
+    assert writer.batch_set_v2([sent]) == {"indexer": [True]}
+    sent.host_indices = theirs.indices(2)
+    assert reader.batch_get_v2([sent]) == {"indexer": [True]}
+    assert theirs.content(2) == ours.content(0)
 
 
 def test_where_the_kv_pool_has_no_memory_the_side_pools_decide(open_backend: Open) -> None:
