@@ -132,7 +132,7 @@ $(SGLANG)/.installed: $(SGLANG)/.requirements pyproject.toml $(NATIVE) $(MODULES
 	@touch $@
 
 test-sglang: $(STAMP) $(SGLANG)/.installed  ## two real SGLang servers share their KV; needs no GPU
-	$(BIN)/python -m pytest -m sglang tests/engines/test_real_sglang.py
+	$(BIN)/python -m pytest -m sglang tests/engines/test_real_sglang.py tests/engines/test_real_sglang_pools.py
 
 test-sglang-pd: $(STAMP) $(SGLANG)/.installed  ## a real prefill and decode, alone and behind the router; needs no GPU
 	$(BIN)/python -m pytest -m sglang tests/engines/test_real_sglang_pd.py tests/engines/test_real_sglang_router.py

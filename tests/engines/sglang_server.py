@@ -71,9 +71,19 @@ class SGLangServer:
     ) -> dict[str, Any]:
         """Return the ids that follow ``tokens``, and what SGLang says about its caches; ``more`` goes along."""
         sampling = {"temperature": 0, "max_new_tokens": n_tokens, "ignore_eos": True}
-        body = json.dumps({"input_ids": tokens, "sampling_params": sampling, **more}).encode()
+        return self._post("/generate", timeout, input_ids=tokens, sampling_params=sampling, **more)
+
+    def update_weights(self, model: Path, version: str | None = None) -> None:
+        """Have it serve other weights from here on, which are called ``version``."""
+        told = {"model_path": str(model), "flush_cache": True, "weight_version": version}
+        answer = self._post("/update_weights_from_disk", 120.0, **told)
+        assert answer["success"], answer["message"]
+
+    def _post(self, path: str, timeout: float, **body: object) -> dict[str, Any]:
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/generate", body, {"Content-Type": "application/json"}
+            f"http://127.0.0.1:{self.port}{path}",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=timeout) as response:  # noqa: S310
             answer: dict[str, Any] = json.load(response)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -11,6 +12,7 @@ import pytest
 from sglang_server import SGLangServer, hicache_server, lasting_port
 
 from cluster import eventually
+from demo.xpyd.real_engines import SGLang
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1200)]
 
@@ -67,7 +69,38 @@ def meet(*servers: SGLangServer) -> None:
     eventually(lambda: all(s.counters()["p2pkv_members"] == len(servers) for s in servers), NOTICED_S)
 
 
-def test_kv_computed_by_one_server_serves_another_through_death_and_return(start: Start) -> None:
+@pytest.fixture(scope="module")
+def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model of the same name and shape that answers differently."""
+    folder = tmp_path_factory.mktemp("other") / "tiny-model"
+    make = Path(__file__).parents[2] / "tools" / "engines" / "make_model.py"
+    subprocess.run([SGLang.VENV / "bin" / "python", make, folder, "999"], check=True, timeout=300)
+    return folder
+
+
+def no_other_weights_kv_is_found(first: SGLangServer, second: SGLangServer, other: Path) -> None:
+    """Replace the weights of one server, then of both: they share where both are known to have the same."""
+    before = serve_anew(first, prompt(7))
+    second.update_weights(other, "v2")
+    answer = second.generate(prompt(7))
+    assert cached(answer)["all"] == 0, "the other server's KV is of other weights"
+    after = answer["output_ids"]
+    assert after != before
+
+    first.update_weights(other, "v2")
+    output = serve_anew(first, prompt(8))
+    answer = second.generate(prompt(8))
+    assert cached(answer)["storage"] == N_PAGES * PAGE
+    assert answer["output_ids"] == output
+    second.update_weights(SGLang.VENV / "tiny-model")
+    answer = second.generate(prompt(7))
+    assert cached(answer)["all"] == 0, "nobody has said which weights these are"
+    assert answer["output_ids"] == before
+
+
+def test_kv_computed_by_one_server_serves_another_through_death_and_return(
+    start: Start, other_weights: Path
+) -> None:
     first, second = start("first"), start("second")
     first.wait_until_ready()
     second.wait_until_ready()
@@ -105,5 +138,6 @@ def test_kv_computed_by_one_server_serves_another_through_death_and_return(start
     answer = first.generate(prompt(6))
     assert cached(answer)["storage"] == N_PAGES * PAGE
     assert answer["output_ids"] == output
+    no_other_weights_kv_is_found(first, second, other_weights)
     for server in (first, second):
         assert not [name for name in server.counters() if name.startswith("p2pkv_failed_calls_total")]

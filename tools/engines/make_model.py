@@ -1,4 +1,4 @@
-"""Write a tiny Llama with fixed random weights, and a tokenizer: ``make_model.py FOLDER``.
+"""Write a tiny Llama with fixed random weights, and a tokenizer: ``make_model.py FOLDER [SEED]``.
 
 The weights are scaled so that greedy outputs differ from prompt to prompt: wrong KV shows in the output.
 """
@@ -36,9 +36,9 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-def weights() -> dict[str, torch.Tensor]:
+def weights(seed: int) -> dict[str, torch.Tensor]:
     """Draw the weights; attention is sharp enough for every token of the prompt to count."""
-    generator = torch.Generator().manual_seed(1234)
+    generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
         return torch.randn(rows, columns, generator=generator) * gain / columns**0.5
@@ -65,8 +65,8 @@ def weights() -> dict[str, torch.Tensor]:
     return drawn
 
 
-def main(folder: Path) -> None:
-    """Write everything that engines load."""
+def main(folder: Path, seed: int = 1234) -> None:
+    """Write everything that engines load; other seeds are other weights of the same model."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -98,8 +98,8 @@ def main(folder: Path) -> None:
         ("generation_config", SPECIAL_IDS),
     ):
         (folder / f"{name}.json").write_text(json.dumps(content, indent=1))
-    save_file(weights(), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights(seed), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
