@@ -1,7 +1,8 @@
 """A node's settings: what they are, what they may be, and where they come from.
 
 Every setting has a default. The same keys work in Python, as JSON, as ``P2PKV_<KEY>`` environment variables and in the
-extra configuration of SGLang and vLLM. An unknown key is refused with the nearest name.
+extra configuration of SGLang and vLLM. An unknown key is refused with the nearest name, but in the environment, where
+others write too: there it is a warning.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import logging
 import os
+import re
 import secrets
 import socket
 from collections.abc import Collection, Mapping
@@ -50,6 +53,16 @@ _TEXTS = (
     *("disk_path", "disk_layout", "disk_fsync", "disk_write", "disk_admission", "disk_compression"),
     *("engine_url", "engine_role"),
 )
+
+
+_log = logging.getLogger(__name__)
+
+_SERVICE = re.compile(
+    r"P2PKV_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+"""Variables by which Kubernetes tells each pod of the Services of its namespace whose names begin with ``p2pkv``."""
+_SERVICES = ("tcp://", "udp://", "sctp://")
+"""How ``P2PKV_METRICS_PORT`` begins where there is a Service ``p2pkv-metrics``."""
 
 
 class _DrawnId(str):
@@ -331,15 +344,20 @@ class Config:
 
         ``settings`` wins over ``P2PKV_*`` variables (default: ``os.environ``), which win over the defaults.
         ``host_keys`` are the host engine's own keys in the same mapping: they are let through. Raises
-        :class:`~p2pkv.errors.ConfigError` for unknown keys, naming the nearest one.
+        :class:`~p2pkv.errors.ConfigError` for unknown keys, naming the nearest one; of unknown variables it warns.
         """
         names = [*(field.name for field in dataclasses.fields(cls)), *former_names()]
         values: dict[str, object] = {}
         for variable, text in (os.environ if environ is None else environ).items():
-            if variable.startswith("P2PKV_"):
-                key = variable.removeprefix("P2PKV_").lower()
-                _check_known(f"environment variable {variable}", key, names)
+            if not variable.startswith("P2PKV_"):
+                continue
+            key = variable.removeprefix("P2PKV_").lower()
+            if key in names and not text.startswith(_SERVICES):
                 values[key] = text
+            elif not (_SERVICE.fullmatch(variable) or key.startswith("test_")):
+                _log.warning(
+                    "environment variable %s is no setting of p2pkv%s", variable, nearest(key, names)
+                )
         given = settings if isinstance(settings, Mapping) else read_settings(settings)
         for key, value in given.items():
             if key not in host_keys:

@@ -15,12 +15,12 @@ from p2pkv.errors import ConfigError
 
 _SIZE_UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
-    _SIZE_UNITS[_letter + "ib"] = 1024**_power
+    _SIZE_UNITS[_letter + "i"] = _SIZE_UNITS[_letter + "ib"] = 1024**_power  # "Gi" is Kubernetes'
     _SIZE_UNITS[_letter + "b"] = 1000**_power
 
 
 def parse_size(name: str, value: object) -> int:
-    """Return ``value`` in bytes; accepts an int or a text such as ``64MiB``, ``1.5GB`` or ``4096``."""
+    """Return ``value`` in bytes; accepts an int or a text such as ``64MiB``, ``1Gi``, ``1.5GB`` or ``4096``."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -26,7 +26,10 @@ def run(config: ConfigFile = None, settings: Settings = None) -> None:
     console = Console(highlight=False, soft_wrap=True)
     with EndingSignals() as ending, Node.start(load(config, settings)) as node:
         transports = ", ".join(dict(_own(node).transports))
-        console.print(Text(f"node {node.node_id} listens on {node.address}, transports {transports}"))
+        metrics = "" if node.metrics_port is None else f", metrics on port {node.metrics_port}"
+        console.print(
+            Text(f"node {node.node_id} listens on {node.address}, transports {transports}{metrics}")
+        )
         known: dict[str, Member] = {}
         while True:
             now = {member.node_id: member for member in node.members() if member.node_id != node.node_id}

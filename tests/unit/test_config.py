@@ -37,6 +37,11 @@ def test_sizes_are_read_in_every_unit(text: str | int, nbytes: int) -> None:
     assert parse_size("pool_size", text) == nbytes
 
 
+@pytest.mark.parametrize(("text", "nbytes"), [("1Gi", 2**30), ("1.5GiB", 3 * 2**29), ("64GB", 64 * 10**9)])
+def test_sizes_as_people_and_kubernetes_write_them(text: str, nbytes: int) -> None:
+    assert parse_size("pool_size", text) == nbytes
+
+
 @pytest.mark.parametrize("text", ["", "MiB", "-1", "64 MiBs", "1e6", True, None])
 def test_a_size_that_is_none_is_refused(text: object) -> None:
     with pytest.raises(ConfigError, match="pool_size must be a size such as 67108864 or '64MiB'"):
@@ -48,9 +53,29 @@ def test_an_unknown_setting_is_refused_with_the_nearest_name() -> None:
         Config.load({"pool_sise": "1GiB"}, environ={})
 
 
-def test_an_unknown_environment_variable_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="environment variable P2PKV_JION 'jion'; did you mean 'join'"):
-        Config.load(environ={"P2PKV_JION": "127.0.0.1:7400"})
+def test_an_unknown_environment_variable_is_said_with_the_nearest_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert Config.load(environ={"P2PKV_JION": "127.0.0.1:7400", "P2PKV_TEST_GPU": "1"}).join_addresses == ()
+    assert caplog.messages == ["environment variable P2PKV_JION is no setting of p2pkv; did you mean 'join'?"]
+
+
+def test_what_kubernetes_says_of_services_is_no_setting(caplog: pytest.LogCaptureFixture) -> None:
+    service = {
+        "SERVICE_HOST": "10.96.0.7",
+        "SERVICE_PORT": "8000",
+        "SERVICE_PORT_HTTP": "8000",
+        "PORT": "tcp://10.96.0.7:8000",
+        "PORT_8000_TCP": "tcp://10.96.0.7:8000",
+        "PORT_8000_TCP_PROTO": "tcp",
+        "PORT_8000_TCP_PORT": "8000",
+        "PORT_8000_TCP_ADDR": "10.96.0.7",
+    }
+    names = ("P2PKV", "P2PKV_ROUTER", "P2PKV_METRICS")  # of Services p2pkv, p2pkv-router and p2pkv-metrics
+    environ = {f"{name}_{key}": text for name in names for key, text in service.items()}
+    assert Config.load(environ=environ).metrics_port is None
+    assert not caplog.messages
+    assert Config.load(environ={"P2PKV_METRICS_PORT": "9000"}).metrics_port == 9000
 
 
 def test_the_host_engines_own_keys_are_let_through() -> None:

@@ -71,9 +71,14 @@ class EmbeddedMembership(EnteringMembership):
 
     def _probed(self, replies: Mapping[str, ProbeReply | None]) -> None:
         own = self._view.get(self._identity.node_id)
+        is_alone = not any(
+            member.is_present for member in self._view.values() if member.node_id != self._identity.node_id
+        )
         for address, reply in replies.items():
             if reply is None:
-                self._join.silent(address)
-            elif own is not None and reply == ProbeReply(own.key, own.boot_epoch, self._view.digest):
+                self._join.silent(address, is_alone=is_alone)
+                continue
+            self._join.answered(address)
+            if own is not None and reply == ProbeReply(own.key, own.boot_epoch, self._view.digest):
                 # one of our own addresses under another name
                 self._join.held.add(address)

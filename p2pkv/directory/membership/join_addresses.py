@@ -22,6 +22,10 @@ log = logging.getLogger(__name__)
 
 _SILENCES_TO_WARN = 5
 """Five seconds or so: a restart of the address's holder takes less."""
+_BACK_OFF = 4
+"""How many times as many silences come before the next warning of the same outage: after 5, 20, 80 seconds or so."""
+_MAX_SILENCES = 3600
+"""Whatever the back-off, somebody who looks at an hour of the log finds the reason there."""
 
 
 class JoinAddresses:
@@ -34,6 +38,7 @@ class JoinAddresses:
         self._configured = tuple(dict.fromkeys(addresses))
         self._due: dict[str, float] = {}
         self._silences: Counter[str] = Counter()
+        self._warn_at: dict[str, int] = {}  # the number of silences at which to say so again
         self._n_alone = 0
         self.held: set[str] = set()
         """Those that lead to this very process."""
@@ -41,7 +46,7 @@ class JoinAddresses:
     def take_free(self) -> None:
         """Serve every address that is this host's and free."""
         for address in self.others():
-            self.silent(address)
+            self.silent(address, is_alone=True)
 
     def others(self) -> list[str]:
         """Return the addresses, of all the names there are, that are not ours."""
@@ -64,19 +69,34 @@ class JoinAddresses:
             log.info("alone; %d join addresses are this node's own", n_own)
         self._n_alone = n_own
 
-    def silent(self, address: str) -> None:
-        """Take over a join address nobody answers at, if it is this host's and free."""
+    def answered(self, address: str) -> None:
+        """Take notice that somebody is there: if it goes silent again, that is another outage."""
+        self._silences.pop(address, None)
+        if self._warn_at.pop(address, _SILENCES_TO_WARN) > _SILENCES_TO_WARN:
+            log.info("join address %s answers", address)
+
+    def silent(self, address: str, *, is_alone: bool) -> None:
+        """Take over a join address nobody answers at, if it is this host's and free.
+
+        ``is_alone``: this node knows no other that is there.
+        """
         if address not in self._due:  # a member's
             return
         if address == self._network.address or self._network.listen_also(address):
             self.held.add(address)
             return
         self._silences[address] += 1
-        if self._silences[address] == _SILENCES_TO_WARN:
+        n, warn_at = self._silences[address], self._warn_at.get(address, _SILENCES_TO_WARN)
+        if n >= warn_at:
+            self._warn_at[address] = n + min(_MAX_SILENCES, n * (_BACK_OFF - 1))
             # a name goes on standing for some that are gone, and for those that listen on its other kind of address
             log.log(
                 logging.WARNING if address in self._configured else logging.INFO,
                 "no node answers at join address %s, and it can't be taken over from here (another machine's, or "
-                "another program's); this node goes on without it",
+                "another program's); %s",
                 address,
+                "this node is alone: all that others have is a miss, until somebody answers (is the address right, "
+                "is a node there, has it the same secret_file? p2pkv status --join asks)"
+                if is_alone
+                else "this node goes on without it",
             )
