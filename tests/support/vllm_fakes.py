@@ -17,6 +17,7 @@ import numpy as np
 from p2pkv import Node
 from p2pkv.config import Config
 from p2pkv.integrations.vllm import P2PKVConnector
+from p2pkv.integrations.vllm_connector.weights import Weights
 
 BLOCK, LAYERS = 4, 3
 SHAPE = (2, BLOCK, 16)
@@ -144,9 +145,9 @@ def prefix_hash(tokens: list[int]) -> bytes:
     return hashlib.sha256(np.asarray(tokens, np.int64).tobytes()).digest()
 
 
-def expected(tokens: list[int], block: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Return what the model would compute for a block of a prompt, over all layers."""
-    seed = np.frombuffer(prefix_hash(tokens[: (block + 1) * BLOCK]), np.uint8)
+def expected(tokens: list[int], block: int, shape: tuple[int, ...], weights: int = 0) -> np.ndarray:
+    """Return what the model would compute for a block of a prompt, over all layers, with its ``weights``."""
+    seed = [weights, *np.frombuffer(prefix_hash(tokens[: (block + 1) * BLOCK]), np.uint8).tolist()]
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
@@ -165,8 +166,11 @@ class EngineFake:
         dtype: str = "float32",
         start_node: Callable[[Config], Node] = Node.start,
         allocate: Callable[[int], DeviceMemory] | None = None,
+        told: Weights | None = None,
     ) -> None:
-        """``keeps_blocks`` off is an engine that frees blocks although somebody may still read them.
+        """``told``: what the connector knows of its weights; by default it is never told any.
+
+        ``keeps_blocks`` off is an engine that frees blocks although somebody may still read them.
 
         ``allocate``: makes the device memory that the caches are in.
         """
@@ -179,7 +183,13 @@ class EngineFake:
 
         self._blocks = np.zeros((n_layers, n_blocks, *SHAPE), dtype)
         self.memory = None if allocate is None else allocate(self._blocks.nbytes)
-        options = {"start_node": start, "current_stream": self._current_stream}
+        self.weights = 0
+        """Which it really has: KV depends on it."""
+        options = {
+            "start_node": start,
+            "current_stream": self._current_stream,
+            "weights": Weights() if told is None else told,
+        }
         self.scheduler, self.worker = (
             P2PKVConnector(config, None, cache_config, **options) for _ in range(2)
         )
@@ -304,7 +314,8 @@ class EngineFake:
 
     def _expected(self, request: RequestFake, block: int) -> np.ndarray:
         shape = (len(self._blocks), *SHAPE)
-        return expected(request.prompt_token_ids, block, shape).astype(self._blocks.dtype)
+        kv = expected(request.prompt_token_ids, block, shape, self.weights)
+        return kv.astype(self._blocks.dtype)
 
     def is_right(self, request: RequestFake, n_blocks: int | None = None) -> bool:
         """Whether a request's blocks, or the first of them, hold its KV."""

@@ -21,6 +21,7 @@ from p2pkv.integrations.vllm_connector.messages import RankDescription, StepMeta
 from p2pkv.integrations.vllm_connector.scheduler import Request, SchedulerSide
 from p2pkv.integrations.vllm_connector.settings import Instance
 from p2pkv.integrations.vllm_connector.stats import PromMetrics, Stats
+from p2pkv.integrations.vllm_connector.weights import Weights, served, watch
 from p2pkv.integrations.vllm_connector.worker import WorkerSide
 from p2pkv.metrics import Metrics
 from p2pkv.node import Node
@@ -39,6 +40,7 @@ class P2PKVConnector(ConnectorBase):
         *,
         start_node: Callable[[Config], Node] = Node.start,
         current_stream: Callable[[object], int] = installed.current_stream,
+        weights: Weights = served,
     ) -> None:
         """Check the settings; a node starts when vLLM registers its KV caches. Raises the errors of both."""
         super().__init__(vllm_config, role, kv_cache_config)
@@ -47,7 +49,8 @@ class P2PKVConnector(ConnectorBase):
         self._spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
         self._start_node, self._current_stream = start_node, current_stream
         self._boundary = Boundary("vLLM", Metrics())
-        self._scheduler = SchedulerSide(self._instance, start_node=start_node)
+        self._scheduler = SchedulerSide(self._instance, start_node=start_node, weights=weights)
+        watch()
         self._worker: WorkerSide | None = None
         self._step: StepMetadata | None = None
 

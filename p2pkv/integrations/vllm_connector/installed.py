@@ -6,6 +6,7 @@ vLLM finds out by ``isinstance`` what a connector hands it, so the values that c
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 __all__ = [
@@ -59,6 +60,11 @@ else:
 _sources = _find("vllm.v1.metrics.cache_hit_source", "CacheHitSource")
 HIT_SOURCE: Any = None if _sources is None else _sources.P2P
 """Where tokens that were loaded come from, in vLLM's metrics."""
+
+
+def engine_core() -> Any:
+    """Return the class of vLLM's engine; None in processes without one, which a scheduler's never is."""
+    return getattr(sys.modules.get("vllm.v1.engine.core"), "EngineCore", None)
 
 
 def version() -> str:

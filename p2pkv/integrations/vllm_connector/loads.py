@@ -82,13 +82,15 @@ class _Load:
     """Whose work of before the load is done before anything is written to the blocks."""
     asks: list[_Ask] = field(default_factory=list)
     n_repeats: int = 0
+    is_stale: bool = False
+    """The weights have changed since, and what comes is of the old ones."""
     proven: set[int] = field(default_factory=set)
     why: str = ""
     """What went wrong first."""
 
     @property
     def failed(self) -> set[int]:
-        return set(self.block_ids) - self.proven
+        return set(self.block_ids) if self.is_stale else set(self.block_ids) - self.proven
 
 
 class Loads:
@@ -128,6 +130,12 @@ class Loads:
         """Start loading blocks from the page cache."""
         load = self._load(fetch.request_id, fetch.block_ids, is_handoff=False)
         self._start(self._fetching, load, "fetch", lambda: self._fetch(load, fetch))
+
+    def forsake(self) -> None:
+        """Have loads from the page cache that are under way fail when they end: the weights have changed."""
+        for load, _ in self._loads:
+            if not load.is_handoff:
+                load.is_stale, load.why = True, "the weights have changed"
 
     def _load(self, request_id: str, block_ids: list[int], *, is_handoff: bool) -> _Load:
         now = time.monotonic()

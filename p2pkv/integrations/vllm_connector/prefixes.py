@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.vllm_connector.weights import named
 from p2pkv.node import Node
 from p2pkv.page import Outcome
 
@@ -36,22 +37,27 @@ class PrefixLookups:
         # one thread: look-ups of several requests would only share the same sockets
         self._asking = ThreadPoolExecutor(1, thread_name_prefix="p2pkv-vllm-lookup")
 
-    def n_found(self, request_id: str, hashes: Sequence[bytes], first: int) -> int | None:
-        """Return how many blocks from number ``first`` on are there without a gap; None: not known yet, ask again."""
+    def n_found(
+        self, request_id: str, hashes: Sequence[bytes], first: int, weights: bytes = b""
+    ) -> int | None:
+        """Return how many blocks from number ``first`` on are there without a gap; None: not known yet, ask again.
+
+        They are those computed with ``weights``, a name.
+        """
         lookup = self._lookups.get(request_id)
         if lookup is None or lookup.first > first:
             if first >= len(hashes):
                 return 0
             asked = list(hashes[first:])
-            lookup = _Lookup(first, self._asking.submit(self._ask, asked))
+            lookup = _Lookup(first, self._asking.submit(self._ask, asked, weights))
             self._lookups[request_id] = lookup
         if not lookup.n_found.done():
             return None
         # blocks that have been computed here meanwhile need not be loaded
         return max(0, lookup.first + lookup.n_found.result() - first)
 
-    def _ask(self, hashes: list[bytes]) -> int:
-        return self._boundary.call("exists", lambda: self._leading(hashes), miss=0)
+    def _ask(self, hashes: list[bytes], weights: bytes) -> int:
+        return self._boundary.call("exists", lambda: self._leading(named(weights, hashes)), miss=0)
 
     def _leading(self, hashes: list[bytes]) -> int:
         keys = [page_key(rank, h) for h in hashes for rank in range(self._n_ranks)]

@@ -25,6 +25,7 @@ from p2pkv.integrations.vllm_connector.messages import (
 )
 from p2pkv.integrations.vllm_connector.prefixes import PrefixLookups
 from p2pkv.integrations.vllm_connector.settings import Instance
+from p2pkv.integrations.vllm_connector.weights import Weights, named, served
 from p2pkv.node import Node
 
 _log = logging.getLogger(__name__)
@@ -55,8 +56,15 @@ class SchedulerSide:
     vLLM never waits for a load and for a release of one request at the same time, which it takes for a bug of its own.
     """
 
-    def __init__(self, instance: Instance, *, start_node: Callable[[Config], Node] = Node.start) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        *,
+        start_node: Callable[[Config], Node] = Node.start,
+        weights: Weights = served,
+    ) -> None:
         self._instance = instance
+        self._weights = weights
         self._start_node = start_node
         self._ranks: list[RankDescription] = []
         self._lookups: PrefixLookups | None = None
@@ -109,7 +117,7 @@ class SchedulerSide:
         block_size = self._instance.block_size
         # not the whole prompt: the last token is computed in any case, and its block with it
         hashes = request.block_hashes[: (request.num_tokens - 1) // block_size]
-        n_blocks = self._lookups.n_found(request_id, hashes, n_local // block_size)
+        n_blocks = self._lookups.n_found(request_id, hashes, n_local // block_size, self._weights.name)
         return None if n_blocks is None else n_blocks * block_size
 
     def _n_offered(self, request: Request, offered: Pull) -> int:
@@ -130,7 +138,7 @@ class SchedulerSide:
             wanted = list(block_ids[first:last]) if n_external else []
             self._pull(offered, first, wanted)
         elif n_external:
-            hashes = [bytes(h) for h in request.block_hashes[first:last]]
+            hashes = named(self._weights.name, request.block_hashes[first:last])
             self._next.fetches.append(Fetch(request_id, hashes, list(block_ids[first:last])))
         self._loaded.add(request_id)
         if self._lookups is not None:
@@ -182,13 +190,18 @@ class SchedulerSide:
             len(request.block_hashes),  # tokens that are only guessed have no hash
         )
         if last > first:
-            hashes = [bytes(h) for h in request.block_hashes[first:last]]
+            hashes = named(self._weights.name, request.block_hashes[first:last])
             metadata.publishes.append(Publish(request_id, hashes, list(block_ids(request_id)[first:last])))
             self._n_known[request_id] = last
             self._published.add(request_id)
 
     def clear(self) -> None:
-        """Have everything taken back that this instance published: the weights have changed."""
+        """Forget what was published: the weights have changed.
+
+        Others' blocks of the old weights, and those that are still being published, have another name than blocks have
+        from here on; what this instance published is taken back besides, to make room.
+        """
+        self._weights.reset()
         self._next.is_cleared = True
 
     @property

@@ -88,6 +88,7 @@ class WorkerSide:
     def before_forward(self, metadata: StepMetadata) -> None:
         """Give up the blocks of preempted requests, and offer those of finished ones: decode may be asking already."""
         if metadata.is_cleared:
+            self._loads.forsake()
             self._boundary.call("clear", self.node.clear, miss=0)
             metadata.is_cleared = False
         if metadata.preempted:
