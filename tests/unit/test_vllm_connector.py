@@ -155,8 +155,15 @@ def changed(given: dict[str, Any], **fields: object) -> dict[str, Any]:
     return given
 
 
+def of_rank(given: dict[str, Any], **fields: str) -> dict[str, Any]:
+    """Return a hand-off whose only rank is another: ``node_id``, ``boot`` or ``layout``."""
+    named = dict(zip(("node_id", "boot", "layout"), given["p2pkv"]["ranks"][0], strict=True))
+    return changed(given, ranks=[list((named | fields).values())])
+
+
 DAMAGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "an earlier boot": lambda given: changed(given, ranks=[[given["p2pkv"]["ranks"][0][0], "1"]]),
+    "an earlier boot": lambda given: of_rank(given, boot="1"),
+    "a rank of other layers": lambda given: of_rank(given, layout="2 layers"),
     "no such offer": lambda given: changed(given, name="made up"),
     "another prompt": lambda given: changed(given, prompt="0" * 32),
     "fewer tokens than handed off": lambda given: changed(given, n_tokens=1000),
@@ -165,7 +172,8 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     ),
     "no fingerprint": lambda given: changed(given, fingerprint={}),
     "too few ranks": lambda given: changed(given, ranks=[]),
-    "a version of the future": lambda given: changed(given, version=2),
+    "a version of the past": lambda given: changed(given, version=1),
+    "a version of the future": lambda given: changed(given, version=3),
     "malformed": lambda given: changed(given, ranks=[["a", "b", "c"]]),
     "another connector's": lambda given: {"do_remote_prefill": True, "remote_block_ids": [[1, 2]]},
 }
@@ -198,7 +206,7 @@ def test_every_load_that_fails_is_reported_and_by_policy(open_engine: Open, poli
 def test_loads_from_a_prefill_that_is_gone_hold_up_no_others(open_engine: Open) -> None:
     prefill = open_engine(role="kv_producer")
     decode = open_engine({"load_deadline": 15.0}, role="kv_consumer", n_blocks=512)
-    gone = changed(hand_off(prefill, tokens(BLOCK)), ranks=[["gone", "1"]])
+    gone = of_rank(hand_off(prefill, tokens(BLOCK)), node_id="gone", boot="1")
     for _ in range(80):  # each would be waited for, and there are threads for few
         decode.submit(tokens(BLOCK), gone)
     decode.step()
@@ -429,6 +437,23 @@ def test_weights_that_change_take_back_what_was_published(open_engine: Open) -> 
     engine.step()
     assert not engine.scheduler.has_pending_push_work()
     assert engine.node.counters()["p2pkv_pool_pages"] == 0
+
+
+def test_an_adapter_of_the_same_name_from_elsewhere_is_another(open_engine: Open) -> None:
+    prefill, decode = open_engine(role="kv_producer"), open_engine(role="kv_consumer")
+    for path, n_loaded in (("/adapters/a", 10), ("/adapters/b", 0)):
+        computed = prefill.submit(tokens(10), PREFILL)
+        computed.lora_request = SimpleNamespace(lora_name="style", lora_path="/adapters/a")
+        prefill.run(computed)
+        prefill.step()
+        request = decode.submit(tokens(10))
+        del decode.requests[request.request_id]
+        request.kv_transfer_params = copy.deepcopy(computed.answer)
+        request.lora_request = SimpleNamespace(lora_name="style", lora_path=path)
+        decode.requests[request.request_id] = request
+        decode.scheduler.on_new_request(request)
+        decode.run(request)
+        assert request.loaded_tokens == n_loaded, path
 
 
 def test_an_unknown_setting_is_refused_with_the_nearest(open_engine: Open) -> None:

@@ -72,7 +72,7 @@ def test_every_process_of_an_instance_is_a_node_of_its_own() -> None:
 
 
 def test_a_handoff_survives_the_way_through_a_router() -> None:
-    sent = Handoff("name", (Rank("node", 2**62 + 1),), 7, "0" * 32, {"block_size": "32"})
+    sent = Handoff("name", (Rank("node", 2**62 + 1, "3 layers"),), 7, "0" * 32, {"block_size": "32"})
     assert Handoff.from_params(json.loads(json.dumps(sent.to_params()))) == sent
 
 

@@ -78,11 +78,14 @@ class P2PKVConnector(ConnectorBase):
 
     def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
         """Have the blocks loaded that vLLM has made room for."""
-        self._boundary.call(
+        block_ids = blocks.get_block_ids()[0]
+        is_queued = self._boundary.call(
             "load",
-            lambda: self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens),
-            miss=None,
+            lambda: self._scheduler.allocated(request, block_ids, num_external_tokens),
+            miss=False,
         )
+        if not is_queued:
+            self._scheduler.fail(request, block_ids, num_external_tokens, "an error; the log says which")
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         """Return what the workers are to do in this step."""
@@ -101,12 +104,12 @@ class P2PKVConnector(ConnectorBase):
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Return whether the workers keep the request's blocks, and the response's ``kv_transfer_params``."""
-        freed: tuple[bool, dict[str, Any] | None] = (False, None)
         # on its own: blocks that are being published are kept whatever becomes of the hand-off
         handoff = self._boundary.call("offer", lambda: self._scheduler.handoff(request), miss=None)
-        return self._boundary.call(
-            "finish", lambda: self._scheduler.finished(request, block_ids, handoff), miss=freed
+        done = self._boundary.call(
+            "finish", lambda: self._scheduler.finished(request, block_ids, handoff), miss=None
         )
+        return self._scheduler.kept(request) if done is None else done
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
         """Return the groups that a load fills, which vLLM need not clear before."""

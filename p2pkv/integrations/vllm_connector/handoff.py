@@ -17,10 +17,10 @@ import numpy as np
 
 from p2pkv.errors import UsageError
 
-VERSION = 1
+VERSION = 2
 """Of the hand-off's fields. Another one is refused with both named; fields that are not known are ignored."""
 
-_MAX_NAME = 400
+_MAX_NAME, _MAX_LAYOUT = 400, 4096
 _KEY = "p2pkv"
 """Of ``kv_transfer_params``, beside vLLM's own keys."""
 
@@ -32,6 +32,8 @@ class Rank:
     node_id: str
     boot_epoch: int
     """What an earlier boot of the node offered is gone."""
+    layout: str
+    """How its caches lie: with pipeline parallelism each rank has layers of its own, and not all as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Handoff:
     prompt: str
     """:func:`prompt_digest` of these tokens."""
     fingerprint: Mapping[str, object]
+    """What all ranks have in common."""
 
     def to_params(self) -> dict[str, Any]:
         """Return the ``kv_transfer_params`` of the response, which are those of the decode request."""
@@ -55,7 +58,7 @@ class Handoff:
             _KEY: {
                 "version": VERSION,
                 "name": self.name,
-                "ranks": [[rank.node_id, str(rank.boot_epoch)] for rank in self.ranks],
+                "ranks": [[rank.node_id, str(rank.boot_epoch), rank.layout] for rank in self.ranks],
                 "n_tokens": self.n_tokens,
                 "prompt": self.prompt,
                 "fingerprint": dict(self.fingerprint),
@@ -73,7 +76,10 @@ class Handoff:
                 f"the hand-off has version {given.get('version')!r}, this instance knows {VERSION}"
             )
         try:
-            ranks = tuple(Rank(_name(node_id), int(boot)) for node_id, boot in given["ranks"])
+            ranks = tuple(
+                Rank(_name(node_id), int(boot), _name(layout, _MAX_LAYOUT))
+                for node_id, boot, layout in given["ranks"]
+            )
             name, n_tokens, prompt = _name(given["name"]), int(given["n_tokens"]), _name(given["prompt"])
             fingerprint = dict(given["fingerprint"])
         except (KeyError, TypeError, ValueError) as error:
@@ -83,9 +89,9 @@ class Handoff:
         return cls(name, ranks, n_tokens, prompt, fingerprint)
 
 
-def _name(value: object) -> str:
-    if not isinstance(value, str) or not 1 <= len(value) <= _MAX_NAME:
-        raise ValueError(f"not a name of 1 to {_MAX_NAME} characters: {value!r:.80}")
+def _name(value: object, longest: int = _MAX_NAME) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= longest:
+        raise ValueError(f"not a name of 1 to {longest} characters: {value!r:.80}")
     return value
 
 

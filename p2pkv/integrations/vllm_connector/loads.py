@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank
 from p2pkv.integrations.vllm_connector.messages import Fetch, Pull
-from p2pkv.integrations.vllm_connector.prefixes import page_key
+from p2pkv.integrations.vllm_connector.prefixes import Part
 from p2pkv.integrations.vllm_connector.settings import Fingerprint, Instance
 from p2pkv.integrations.vllm_connector.stats import Tally
 from p2pkv.node import Node
@@ -35,6 +36,7 @@ _CONNECTING, _FETCHING = 8, 4
 _MEET_S = 2.0
 """How long to wait for a node to appear in the view: news of one that has just started takes about a second."""
 _LOOK_S = 0.02
+_AN_ERROR = "an error; the log says which"
 _MAX_AWAITED = 1024
 """Nodes; a hand-off comes from outside and may name any."""
 _MAX_REPEATS, _PAUSE_S = 3, 0.3
@@ -109,6 +111,7 @@ class Loads:
     ) -> None:
         """Start without loads."""
         self._node, self._caches, self._rank, self._fingerprint = node, caches, rank, fingerprint
+        self._part = Part(rank, caches.layout)
         self._deadline, self._block_size = instance.load_deadline, instance.block_size
         self._boundary, self._tally = boundary, tally
         self._closing = threading.Event()
@@ -121,15 +124,24 @@ class Loads:
         self._unwanted = np.zeros(max(caches.row_nbytes), np.uint8)
         self._unwanted_memory = node.register_memory(self._unwanted)
 
-    def pull(self, pull: Pull) -> None:
-        """Start loading what prefill offers; or, without blocks, tell prefill that nobody will."""
+    def pull(self, pull: Pull) -> bool:
+        """Start loading what prefill offers; or, without blocks, tell prefill that nobody will. Returns True."""
         load = self._load(pull.request_id, pull.block_ids, is_handoff=True)
-        self._start(self._connecting, load, "pull", lambda: self._pull(load, pull))
+        return self._start(self._connecting, load, "pull", lambda: self._pull(load, pull))
 
-    def fetch(self, fetch: Fetch) -> None:
-        """Start loading blocks from the page cache."""
+    def fetch(self, fetch: Fetch) -> bool:
+        """Start loading blocks from the page cache. Returns True."""
         load = self._load(fetch.request_id, fetch.block_ids, is_handoff=False)
-        self._start(self._fetching, load, "fetch", lambda: self._fetch(load, fetch))
+        return self._start(self._fetching, load, "fetch", lambda: self._fetch(load, fetch))
+
+    def fail(self, asked: Pull | Fetch) -> None:
+        """Take a load that could not be started: it has ended, and nothing came."""
+        now = time.monotonic()
+        is_handoff = isinstance(asked, Pull)
+        load = _Load(asked.request_id, asked.block_ids, now, now, is_handoff, None, why=_AN_ERROR)
+        ended: Future[None] = Future()
+        ended.set_result(None)
+        self._loads.append((load, ended))
 
     def forsake(self) -> None:
         """Have loads from the page cache that are under way fail when they end: the weights have changed."""
@@ -141,14 +153,15 @@ class Loads:
         now = time.monotonic()
         return _Load(request_id, block_ids, now, now + self._deadline, is_handoff, self._caches.stream())
 
-    def _start(self, pool: ThreadPoolExecutor, load: _Load, operation: str, work: Callable[[], str]) -> None:
+    def _start(self, pool: ThreadPoolExecutor, load: _Load, operation: str, work: Callable[[], str]) -> bool:
         self._loads.append((load, self._submit(pool, load, operation, work)))
+        return True
 
     def _submit(
         self, pool: ThreadPoolExecutor, load: _Load, operation: str, work: Callable[[], str]
     ) -> Future[None]:
         def guarded() -> None:
-            load.why = f"{operation} raised an error; the log says once which"
+            load.why = _AN_ERROR
             self._boundary.call(operation, attempt, miss=None)
 
         def attempt() -> None:
@@ -167,6 +180,9 @@ class Loads:
         if self._rank >= len(handoff.ranks):
             return f"prefill has {len(handoff.ranks)} ranks, this is rank {self._rank}"
         rank = handoff.ranks[self._rank]
+        if rank.layout != self._caches.layout:
+            difference = f"layout is {rank.layout!r} there and {self._caches.layout!r} here"
+            return f"prefill's blocks are of another kind: {difference}"
         if not self._is_there(rank, load.deadline):
             return f"prefill's node {rank.node_id} is not there any more"
         self._ask(load, pull, handoff, rank)
@@ -226,7 +242,7 @@ class Loads:
         )
 
     def _fetch(self, load: _Load, fetch: Fetch) -> str:
-        keys = [page_key(self._rank, block_hash) for block_hash in fetch.hashes]
+        keys = [self._part.key(block_hash) for block_hash in fetch.hashes]
         left = max(0.001, load.deadline - time.monotonic())
         pieces = self._caches.pieces(fetch.block_ids)
         found = self._node.fetch(keys, pieces, timeout=left, stream=load.stream)
@@ -238,19 +254,26 @@ class Loads:
         done, failed = set[str](), set[int]()
         running = []
         for load, started in self._loads:
-            if not started.done() or not all(ask.grant.done() for ask in load.asks):
-                running.append((load, started))
-            elif self._is_worth_repeating(load):
-                load.n_repeats += 1
-                repeat = self._submit(self._connecting, load, "pull", lambda load=load: self._ask_again(load))  # type: ignore[misc]
-                running.append((load, repeat))
-            else:
-                self._boundary.call("settle", lambda load=load: self._settle(load), miss=None)  # type: ignore[misc]
-                if load.block_ids:
-                    done.add(load.request_id)
-                    failed |= load.failed
+            # an error here is no reason to have a request wait for good
+            awaited = self._boundary.call("settle", partial(self._awaited_by, load, started), miss=None)
+            if awaited is not None:
+                running.append((load, awaited))
+                continue
+            self._boundary.call("settle", partial(self._settle, load), miss=None)
+            if load.block_ids:
+                done.add(load.request_id)
+                failed |= load.failed
         self._loads = running
         return done, failed
+
+    def _awaited_by(self, load: _Load, started: Future[None]) -> Future[None] | None:
+        """Return what a load still waits for, which may be another try; None if it has ended."""
+        if not started.done() or not all(ask.grant.done() for ask in load.asks):
+            return started
+        if not self._is_worth_repeating(load):
+            return None
+        load.n_repeats += 1
+        return self._submit(self._connecting, load, "pull", lambda: self._ask_again(load))
 
     def _is_worth_repeating(self, load: _Load) -> bool:
         has_time = load.n_repeats < _MAX_REPEATS and time.monotonic() + 2 * _PAUSE_S < load.deadline

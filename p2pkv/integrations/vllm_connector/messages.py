@@ -73,4 +73,5 @@ class RankDescription(HandshakeMetadata):
     node_id: str
     boot_epoch: int
     fingerprint: Mapping[str, str]
+    layout: str
     namespace: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,9 +15,16 @@ from p2pkv.node import Node
 from p2pkv.page import Outcome
 
 
-def page_key(rank: int, block_hash: bytes) -> bytes:
-    """Return the key of a block as one rank holds it."""
-    return b"%d/" % rank + block_hash
+class Part:
+    """What one rank holds of a block: the layers and heads that are its own."""
+
+    def __init__(self, rank: int, layout: str) -> None:
+        """``layout`` says how the rank's caches lie."""
+        self._prefix = b"%d/" % rank + hashlib.blake2b(layout.encode(), digest_size=8).digest()
+
+    def key(self, block_hash: bytes) -> bytes:
+        """Return the key of its part of a block."""
+        return self._prefix + block_hash
 
 
 @dataclass(slots=True)
@@ -28,11 +36,11 @@ class _Lookup:
 class PrefixLookups:
     """The scheduler's look-ups, by request; used by its thread alone, which waits for none of them."""
 
-    def __init__(self, node: Node, boundary: Boundary, n_ranks: int) -> None:
-        """Ask through ``node``. A block counts if every one of ``n_ranks`` has published its part."""
+    def __init__(self, node: Node, boundary: Boundary, parts: Sequence[Part]) -> None:
+        """Ask through ``node``. A block counts if all its ``parts`` are published."""
         self._node = node
         self._boundary = boundary
-        self._n_ranks = n_ranks
+        self._parts = parts
         self._lookups: dict[str, _Lookup] = {}
         # one thread: look-ups of several requests would only share the same sockets
         self._asking = ThreadPoolExecutor(1, thread_name_prefix="p2pkv-vllm-lookup")
@@ -60,8 +68,8 @@ class PrefixLookups:
         return self._boundary.call("exists", lambda: self._leading(named(weights, hashes)), miss=0)
 
     def _leading(self, hashes: list[bytes]) -> int:
-        keys = [page_key(rank, h) for h in hashes for rank in range(self._n_ranks)]
-        found = (self._node.exists(keys) == Outcome.HIT).reshape(len(hashes), self._n_ranks).all(axis=1)
+        keys = [part.key(h) for h in hashes for part in self._parts]
+        found = (self._node.exists(keys) == Outcome.HIT).reshape(len(hashes), len(self._parts)).all(axis=1)
         missing = np.flatnonzero(~found)
         return int(missing[0]) if len(missing) else len(hashes)
 

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.messages import Publish
-from p2pkv.integrations.vllm_connector.prefixes import page_key
+from p2pkv.integrations.vllm_connector.prefixes import Part
 from p2pkv.integrations.vllm_connector.stats import Tally
 from p2pkv.node import Node
 
@@ -26,9 +26,9 @@ _QUEUE_SHARE = 8
 class Publishing:
     """One thread, started and ended by its owner. Thread-safe."""
 
-    def __init__(self, node: Node, caches: KVCaches, rank: int, boundary: Boundary, tally: Tally) -> None:
+    def __init__(self, node: Node, caches: KVCaches, part: Part, boundary: Boundary, tally: Tally) -> None:
         """Start the thread."""
-        self._node, self._caches, self._rank = node, caches, rank
+        self._node, self._caches, self._part = node, caches, part
         self._boundary, self._tally = boundary, tally
         self._changed = threading.Condition()  # guards what follows
         self._queue: deque[Publish] = deque()
@@ -97,7 +97,7 @@ class Publishing:
             return list(self._under_way)
 
     def _publish(self, pages: dict[bytes, int]) -> int:
-        keys = [page_key(self._rank, block_hash) for block_hash in pages]
+        keys = [self._part.key(block_hash) for block_hash in pages]
         pieces = self._caches.pieces(list(pages.values()))
         with self._changed:
             stream = self._stream

@@ -23,7 +23,7 @@ from p2pkv.integrations.vllm_connector.messages import (
     RankDescription,
     StepMetadata,
 )
-from p2pkv.integrations.vllm_connector.prefixes import PrefixLookups
+from p2pkv.integrations.vllm_connector.prefixes import Part, PrefixLookups
 from p2pkv.integrations.vllm_connector.settings import Instance
 from p2pkv.integrations.vllm_connector.weights import Weights, named, served
 from p2pkv.node import Node
@@ -87,7 +87,8 @@ class SchedulerSide:
         if self._instance.reads_prefixes:
             node = self._start_node(self._instance.scheduler_config(self._ranks[0].namespace))
             boundary = Boundary("vLLM's scheduler", node.metrics)
-            self._lookups = PrefixLookups(node, boundary, len(self._ranks))
+            parts = [Part(number, rank.layout) for number, rank in enumerate(self._ranks)]
+            self._lookups = PrefixLookups(node, boundary, parts)
 
     def close(self) -> None:
         """Leave the cluster. Idempotent."""
@@ -126,11 +127,11 @@ class SchedulerSide:
             return request.num_prompt_tokens
         return handoff.n_tokens // block_size * block_size
 
-    def allocated(self, request: Request, block_ids: Sequence[int], n_external: int) -> None:
+    def allocated(self, request: Request, block_ids: Sequence[int], n_external: int) -> bool:
         """Have the blocks loaded that vLLM has made room for. vLLM calls again when they are there."""
         request_id = request.request_id
         if request_id in self._loaded:
-            return
+            return True
         n_local, block_size = self._n_local.get(request_id, 0), self._instance.block_size
         first, last = n_local // block_size, -(-(n_local + n_external) // block_size)
         offered = self._handoffs.pop(request_id, None)
@@ -143,6 +144,17 @@ class SchedulerSide:
         self._loaded.add(request_id)
         if self._lookups is not None:
             self._lookups.forget(request_id)
+        return True
+
+    def fail(self, request: Request, block_ids: Sequence[int], n_external: int, why: str) -> None:
+        """Have the load fail for which vLLM has made room: it waits for its end, whatever became of the rest."""
+        request_id = request.request_id
+        if request_id in self._loaded or not n_external:
+            return
+        self._loaded.add(request_id)
+        n_local, block_size = self._n_local.get(request_id, 0), self._instance.block_size
+        wanted = list(block_ids[n_local // block_size : -(-(n_local + n_external) // block_size)])
+        self._next.pulls.append(Pull(request_id, None, why, 0, wanted))
 
     def _pull(self, offered: Pull, first_block: int, block_ids: list[int]) -> None:
         if (
@@ -231,11 +243,17 @@ class SchedulerSide:
         self._published.discard(request_id)
         if handoff is not None:
             n_blocks = -(-handoff.n_tokens // self._instance.block_size)
+            params = handoff.to_params()
             self._next.leaves.append(Leave(request_id, handoff.name, list(block_ids[:n_blocks])))
-            return True, handoff.to_params()
+            return True, params
         if was_published:
             self._next.leaves.append(Leave(request_id, None, []))
         return was_published, None
+
+    def kept(self, request: Request) -> tuple[bool, None]:
+        """Have the workers say when a request's blocks are free, of which nothing else is known any more."""
+        self._next.leaves.append(Leave(request.request_id, None, []))
+        return True, None
 
     def handoff(self, request: Request) -> Handoff | None:
         """Return what decode is to be told of a request that has finished, if it is to be handed off."""
@@ -250,7 +268,7 @@ class SchedulerSide:
             return None
         return Handoff(
             name=draw_name(request.request_id),
-            ranks=tuple(Rank(rank.node_id, rank.boot_epoch) for rank in self._ranks),
+            ranks=tuple(Rank(rank.node_id, rank.boot_epoch, rank.layout) for rank in self._ranks),
             n_tokens=len(tokens),
             prompt=prompt_digest(tokens, _beside_tokens(request)),
             fingerprint=self._ranks[0].fingerprint,
@@ -275,5 +293,5 @@ def _read_handoff(request: Request, params: Mapping[str, Any]) -> Pull:
 def _beside_tokens(request: Request) -> list[str]:
     """Return what a prompt's KV depends on besides its tokens."""
     lora = request.lora_request
-    named = [] if lora is None else [f"lora {lora.lora_name}"]
+    named = [] if lora is None else [f"lora {lora.lora_name} {lora.lora_path}"]
     return named + [f"input {feature.identifier}" for feature in request.mm_features]

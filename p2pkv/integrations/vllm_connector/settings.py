@@ -122,6 +122,10 @@ class Instance:
         """Return the settings of one rank's node."""
         # nothing is ever put to it: what it wants, it gets
         config = dataclasses.replace(self.config, buffer_size=0, buddy_pool_size=0)
+        if not self.writes_prefixes:
+            # what it never publishes needs no room; what it reads of others' needs a cache all the same
+            pool_size = MIN_POOL_SIZE if self.reads_prefixes else 0
+            config = dataclasses.replace(config, pool_size=pool_size, disk_path=None, disk_size=0)
         return _numbered(config, self.first_index + rank, namespace)
 
     def scheduler_config(self, namespace: str) -> Config:

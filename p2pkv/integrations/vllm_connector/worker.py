@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -19,7 +20,15 @@ from p2pkv.instances.heartbeat import Heart
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.loads import Loads, offers
-from p2pkv.integrations.vllm_connector.messages import Leave, RankDescription, StepMetadata
+from p2pkv.integrations.vllm_connector.messages import (
+    Fetch,
+    Leave,
+    Publish,
+    Pull,
+    RankDescription,
+    StepMetadata,
+)
+from p2pkv.integrations.vllm_connector.prefixes import Part
 from p2pkv.integrations.vllm_connector.publishing import Publishing
 from p2pkv.integrations.vllm_connector.settings import Fingerprint, Instance
 from p2pkv.integrations.vllm_connector.stats import Stats, Tally
@@ -50,7 +59,7 @@ class WorkerSide:
     ) -> None:
         """Start the node and register the KV caches with it; the errors of both are raised: vLLM does not start."""
         self._caches = caches
-        self._fingerprint = Fingerprint({**instance.identity, "isa": isa, "layout": self._caches.layout})
+        self._fingerprint = Fingerprint({**instance.identity, "isa": isa})
         self._namespace = self._fingerprint.namespace(instance.config.namespace)
         self.node = start_node(instance.worker_config(rank, self._namespace))
         self._boundary = Boundary("vLLM's worker", self.node.metrics)
@@ -68,9 +77,12 @@ class WorkerSide:
             boundary=self._boundary,
             tally=self._tally,
         )
-        self._publishing = Publishing(self.node, self._caches, rank, self._boundary, self._tally)
+        self._publishing = Publishing(
+            self.node, self._caches, Part(rank, self._caches.layout), self._boundary, self._tally
+        )
         self._left: list[_Left] = []
         self._failed: set[int] = set()
+        self._last: dict[str, StepMetadata] = {}  # by part, the step of which it was done last
         self._heart = self._announce(instance) if rank == 0 else None
 
     def _announce(self, instance: Instance) -> Heart | None:
@@ -83,21 +95,23 @@ class WorkerSide:
     def describe(self) -> RankDescription:
         """Return what the scheduler's half needs to know."""
         own = next(m for m in self.node.members() if m.node_id == self.node.node_id)
-        return RankDescription(own.node_id, own.boot_epoch, self._fingerprint.fields, self._namespace)
+        return RankDescription(
+            own.node_id, own.boot_epoch, self._fingerprint.fields, self._caches.layout, self._namespace
+        )
 
     def before_forward(self, metadata: StepMetadata) -> None:
         """Give up the blocks of preempted requests, and offer those of finished ones: decode may be asking already."""
+        if self._is_done("prepare", metadata):
+            return
         if metadata.is_cleared:
             self._loads.forsake()
             self._boundary.call("clear", self.node.clear, miss=0)
-            metadata.is_cleared = False
         if metadata.preempted:
             self._boundary.call("preempt", lambda: self._publishing.drop(metadata.preempted), miss=None)
         for leave in metadata.leaves:
             left = _Left(leave.request_id, is_offered=leave.name is not None)
             self._left.append(left)
-            self._boundary.call("offer", lambda left=left, leave=leave: self._offer(left, leave), miss=None)  # type: ignore[misc]
-        metadata.leaves = []
+            self._boundary.call("offer", partial(self._offer, left, leave), miss=None)
 
     def _offer(self, left: _Left, leave: Leave) -> None:
         if leave.name is None:
@@ -109,22 +123,43 @@ class WorkerSide:
         self._tally.count("handoffs_offered")
 
     def load(self, metadata: StepMetadata) -> None:
-        """Start the step's loads. Not before vLLM has cleared the blocks it gives out in this step."""
+        """Start the step's loads. Not before vLLM has cleared the blocks it gives out in this step.
+
+        vLLM says so once or, as its layers are computed, again and again.
+        """
+        if self._is_done("load", metadata):
+            return
         for pull in metadata.pulls:
-            self._loads.pull(pull)
+            self._start(pull, partial(self._loads.pull, pull))
         for fetch in metadata.fetches:
-            self._loads.fetch(fetch)
-        metadata.pulls, metadata.fetches = [], []
+            self._start(fetch, partial(self._loads.fetch, fetch))
+
+    def _start(self, load: Pull | Fetch, start: Callable[[], bool]) -> None:
+        """Start a load; one that can't be has failed, and vLLM hears of it as of others."""
+        if not self._boundary.call("load", start, miss=False):
+            self._loads.fail(load)
 
     def after_forward(self, metadata: StepMetadata) -> None:
         """Publish what the step has computed."""
+        if self._is_done("publish", metadata):
+            return
         for publish in metadata.publishes:
-            self._publishing.add(publish, self._caches.stream())
-        metadata.publishes = []
+            self._boundary.call("publish", partial(self._publish, publish), miss=None)
+
+    def _publish(self, publish: Publish) -> None:
+        self._publishing.add(publish, self._caches.stream())
+
+    def _is_done(self, part: str, metadata: StepMetadata) -> bool:
+        """Say whether this part of a step has been done, and take it for done from here on."""
+        before = self._last.get(part)
+        self._last[part] = metadata
+        return before is metadata
 
     def take_done(self) -> tuple[set[str], set[str]]:
         """Return the requests whose blocks vLLM may free, and those whose loads have ended, each once."""
-        return self._take_released(), self._take_loaded()
+        nothing: set[str] = set()
+        released = self._boundary.call("release", self._take_released, miss=nothing)
+        return released, self._boundary.call("settle", self._take_loaded, miss=nothing)
 
     def take_failed_blocks(self) -> set[int]:
         """Return the blocks that are not right, of the loads that ended since the last time."""
