@@ -74,10 +74,21 @@ class SGLangServer:
         return self._post("/generate", timeout, input_ids=tokens, sampling_params=sampling, **more)
 
     def update_weights(self, model: Path, version: str | None = None) -> None:
-        """Have it serve other weights from here on, which are called ``version``."""
-        told = {"model_path": str(model), "flush_cache": True, "weight_version": version}
-        answer = self._post("/update_weights_from_disk", 120.0, **told)
-        assert answer["success"], answer["message"]
+        """Have it serve other weights from here on, which are called ``version``.
+
+        A request that has just been answered is not over for SGLang, which then refuses to flush its caches.
+        """
+
+        def is_updated() -> bool:
+            told = {"model_path": str(model), "flush_cache": True, "weight_version": version}
+            try:
+                return bool(self._post("/update_weights_from_disk", 120.0, **told)["success"])
+            except urllib.error.HTTPError as error:
+                if error.code != 400:
+                    raise
+                return False
+
+        eventually(is_updated, READY_S)
 
     def _post(self, path: str, timeout: float, **body: object) -> dict[str, Any]:
         request = urllib.request.Request(

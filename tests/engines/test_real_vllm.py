@@ -136,9 +136,14 @@ def changed(params: dict[str, Any], **fields: object) -> dict[str, Any]:
     return other
 
 
+def of_rank(params: dict[str, Any], node_id: str, boot: str) -> dict[str, Any]:
+    """Return them with another node for their only rank, whose layers are the same."""
+    return changed(params, ranks=[[node_id, boot, params["p2pkv"]["ranks"][0][2]]])
+
+
 BREAK = {
-    "of an earlier boot": lambda given: changed(given, ranks=[["prefill", "1"]]),
-    "of a node that is gone": lambda given: changed(given, ranks=[["nobody", "1"]]),
+    "of an earlier boot": lambda given: of_rank(given, "prefill", "1"),
+    "of a node that is gone": lambda given: of_rank(given, "nobody", "1"),
     "never offered": lambda given: changed(given, name="made up"),
     "of another prompt": lambda given: changed(given, prompt="0" * 32),
     "of another block size": lambda given: changed(
