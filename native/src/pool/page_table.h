@@ -13,6 +13,7 @@ namespace p2pkv {
 
 enum class PageState : uint8_t {
   kNone = 0,   // no page starts at this granule
+  kCleared,    // nor here, but the block is kept for the next page of a size whose window this is
   kReserved,   // being copied in; not in the table
   kCommitted,  // in the table, its word is even
   kRetracted,  // out of the table, its word is odd; its block is freed when the last hold is gone
@@ -24,11 +25,14 @@ struct Page {
   uint64_t length;
   uint64_t checksum;
   uint64_t generation;  // what the word holds
-  uint32_t newer;       // neighbours in the order of last use, while committed
+  uint32_t newer;       // neighbours of its size in the order of last use, while committed
   uint32_t older;
   uint32_t n_leases;  // pins that callers hold
   uint32_t n_copies;  // batches that are copying it out, or rely on its staying
-  PageState state;
+  // One word: the record is a cache line.
+  uint64_t stamp : 51;  // when it was used last (SizeQueues), while committed
+  uint64_t size : 10;   // whose block it is (SizeQueues), while there is one
+  PageState state : 3;
 
   bool is_held() const { return n_leases > 0 || n_copies > 0; }
 };

@@ -1,0 +1,70 @@
+// The pool's pages by size: those whose blocks are equally long have an order of last use of their own.
+//
+// Pages of one size can take each other's blocks as they are, so most evictions are a step in one of these
+// orders; the stamps, which all sizes share, say which size has the oldest.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "pool/page_table.h"
+
+namespace p2pkv {
+
+// Not thread-safe. The records are the page table's; their `newer`, `older`, `stamp` and `size` are kept
+// here.
+//
+// A stamp is what was committed before, in ticks of a 65,536th of the pool or less: so a page's age is what
+// would have to be published to make another as old.
+class SizeQueues {
+ public:
+  static constexpr uint32_t kNone = PageTable::kNone;
+  // Sizes that are kept exactly. With more of them, each has so few pages that rounding wastes less than the
+  // room between them would: further ones are rounded up to one of sixteen an octave.
+  static constexpr size_t kMostExact = 64;
+
+  SizeQueues(PageTable& pages, uint32_t n_granules);
+
+  // The size of blocks for pages of `n_granules`, which stays until `leave` was called as often.
+  uint32_t enter(uint32_t n_granules);
+  void leave(uint32_t size);
+  uint32_t n_granules(uint32_t size) const { return sizes_[size].n_granules; }
+  uint32_t n_sizes() const { return static_cast<uint32_t>(sizes_.size()); }
+
+  // A committed page, whose `size` is set, as the one used last.
+  void link(uint32_t page);
+  void unlink(uint32_t page);
+
+  uint32_t oldest(uint32_t size) const { return sizes_[size].oldest; }
+  // Of all sizes.
+  uint32_t oldest() const;
+  // Whether the page is about as old as another, which is the oldest or nearly so. Then it goes in its place.
+  bool is_about_as_old(uint32_t page, uint32_t eldest) const;
+
+  // Granules committed so far.
+  uint64_t n_committed() const { return n_committed_; }
+  void committed(uint32_t n_granules) { n_committed_ += n_granules; }
+  uint64_t now() const { return n_committed_ >> tick_bits_; }
+
+ private:
+  struct Size {
+    uint32_t n_granules = 0;
+    uint32_t oldest = kNone;
+    uint32_t newest = kNone;
+    uint32_t n_users = 0;  // blocks of this size, and searches for one; 0: the place may be another size's
+    uint64_t oldest_stamp = UINT64_MAX;  // here, so that looking for the oldest of all touches no page
+  };
+
+  uint32_t find(uint32_t n_granules) const;
+  void oldest_changed(Size& size);
+
+  PageTable& pages_;
+  const uint32_t n_granules_;
+  const uint32_t tick_bits_;
+  uint64_t n_committed_ = 0;
+  std::vector<Size> sizes_;
+  uint32_t last_entered_ = 0;
+};
+
+}  // namespace p2pkv
