@@ -38,7 +38,7 @@ class PoolStatus(IntEnum):
     NO_ROOM = 2
     """All other blocks are reserved or held. The back of a batch gets it: readers need the front first."""
     TOO_LARGE = 3
-    """Larger than the pool's largest block: it can never be stored here."""
+    """Larger than the pool: it can never be stored here."""
     OTHER_LENGTH = 4
     """The key is there with another length: two kinds of pages share a namespace."""
     NOT_TRIED = 5
@@ -73,9 +73,8 @@ class FetchStatus(IntEnum):
 class Pool:
     """A pool of ``nbytes`` of pages in a sealed memfd, laid out ``[generation words | data]``.
 
-    Blocks are powers of two of ``granule`` bytes, so a page just above one takes up twice its size: where
-    pages have one odd size, make that the granule. ``owner``, ``boot``,
-    ``region`` and ``has_disk`` go into every location.
+    A page takes its bytes rounded up to the granule; where pages of more than 64 sizes are there at once, those of
+    further sizes up to a sixteenth more. ``owner``, ``boot``, ``region`` and ``has_disk`` go into every location.
     Pins hold at most ``pinned_limit`` bytes of blocks (default: half of the pool). The memory lives until the
     last reference is gone.
     """
@@ -107,8 +106,7 @@ class Pool:
             )
         except ValueError as error:
             raise ConfigError(f"cannot make a pool: {error}") from error
-        n_granules = (self.nbytes - self.data_offset) // granule
-        self.largest_page = granule << (n_granules.bit_length() - 1)
+        self.largest_page = self.nbytes - self.data_offset
         """The longest page that fits when the pool is empty; bytes."""
 
     def set_boot(self, boot: int) -> None:
@@ -132,7 +130,7 @@ class Pool:
 
     @property
     def granule(self) -> int:
-        """Size of the smallest block; bytes."""
+        """What every block is a multiple of; bytes."""
         return self.native.granule
 
     @property

@@ -29,7 +29,7 @@ void fill_and_pin(Pool& pool, uint64_t n_granules, uint64_t window) {
   }
 }
 
-TEST(pool_looks_at_each_window_once_when_there_is_no_room) {
+TEST(pool_looks_at_each_run_once_when_there_is_no_room) {
   constexpr uint64_t kGranules = 32768;
   constexpr uint64_t kWindow = 1024;
   const auto pool = make_pool(kGranules);
@@ -42,7 +42,7 @@ TEST(pool_looks_at_each_window_once_when_there_is_no_room) {
   const double searching =
       fastest([&] { CHECK(publish(*pool, kGranules, kWindow * kGranule).status == PoolStatus::kNoRoom); });
   std::printf("listing all pages %.2f ms, a search in vain %.2f ms\n", listing * 1e3, searching * 1e3);
-  CHECK(searching < 5 * listing + 0.01);  // with every window once for each of its pages: 100 times as long
+  CHECK(searching < 5 * listing + 0.01);  // with every run once for each of its pages: 100 times as long
 }
 
 TEST(pool_gives_up_a_search_for_room_at_the_deadline) {

@@ -23,7 +23,7 @@ from p2pkv.pool import Pool
 from p2pkv.transports.base import Transport
 
 _GRANULE = 4096
-"""The pool's smallest block: a page of memory."""
+"""What the pool's blocks are multiples of: a page of memory."""
 
 
 class CacheParts:

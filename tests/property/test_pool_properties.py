@@ -44,7 +44,7 @@ def pieces_of(pages: list[NDArray[np.uint8]]) -> Pieces:
 
 def block_of(nbytes: int) -> int:
     """The size of the block that a page of this length takes up."""
-    return GRANULE << (-(-nbytes // GRANULE) - 1).bit_length()
+    return -(-nbytes // GRANULE) * GRANULE
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -95,7 +95,7 @@ class PoolMachine(RuleBasedStateMachine):
             if name in before:
                 assert status == PoolStatus.EXISTS
                 assert location["length"] == before[name]
-            elif block_of(len(page)) > GRANULE << (self.n_granules.bit_length() - 1):
+            elif block_of(len(page)) > GRANULE * self.n_granules:
                 assert status == PoolStatus.TOO_LARGE
             elif status == PoolStatus.STORED:
                 assert not is_full  # the front of a batch is kept, not picked from
@@ -173,7 +173,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def check_all_blocks_merged(self) -> None:
         """The largest page that ever fits must fit now; it leaves again, for the next rule."""
-        page = page_of(0, GRANULE << (self.n_granules.bit_length() - 1))
+        page = page_of(0, GRANULE * self.n_granules)
         assert self.pool.publish(keys_of([0]), pieces_of([page]))[0].tolist() == [PoolStatus.STORED]
         assert self.pool.retract(keys_of([0]))[0].tolist() == [1]
         assert self.pool.stats()["used"] == 0

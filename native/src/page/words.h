@@ -59,10 +59,15 @@ inline void store_fence() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
+// Stores a word that others must see before what is stored later: call `store_fence` in between.
+inline void store_word_ahead(void* at, uint64_t value) {
+  std::atomic_ref<uint64_t>(*static_cast<uint64_t*>(at)).store(value, std::memory_order_release);
+}
+
 // Stores the word between two fences: earlier bytes become visible before it, and it before later bytes.
 inline void store_word(void* at, uint64_t value) {
   store_fence();
-  std::atomic_ref<uint64_t>(*static_cast<uint64_t*>(at)).store(value, std::memory_order_release);
+  store_word_ahead(at, value);
   store_fence();
 }
 

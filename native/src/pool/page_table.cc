@@ -28,7 +28,6 @@ void PageTable::insert(uint32_t granule) {
   size_t i = home(hash);
   while (slots_[i].page != 0) i = (i + 1) & mask_;
   slots_[i] = {static_cast<uint32_t>(hash), granule + 1};
-  link_newest(granule);
   ++size_;
 }
 
@@ -44,27 +43,7 @@ void PageTable::erase(uint32_t granule) {
     }
   }
   slots_[hole] = {0, 0};
-  unlink(granule);
   --size_;
-}
-
-void PageTable::touch(uint32_t granule) {
-  if (granule == newest_) return;
-  unlink(granule);
-  link_newest(granule);
-}
-
-void PageTable::link_newest(uint32_t granule) {
-  pages_[granule].newer = kNone;
-  pages_[granule].older = newest_;
-  (newest_ == kNone ? oldest_ : pages_[newest_].newer) = granule;
-  newest_ = granule;
-}
-
-void PageTable::unlink(uint32_t granule) {
-  const Page& page = pages_[granule];
-  (page.newer == kNone ? newest_ : pages_[page.newer].older) = page.older;
-  (page.older == kNone ? oldest_ : pages_[page.older].newer) = page.newer;
 }
 
 }  // namespace p2pkv

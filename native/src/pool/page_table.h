@@ -1,5 +1,4 @@
-// The pool's bookkeeping of pages: a record per granule, a hash table from key to record, and the order of
-// last use.
+// The pool's bookkeeping of pages: a record per granule, and a hash table from key to record.
 #pragma once
 
 #include <bit>
@@ -40,7 +39,7 @@ static_assert(sizeof(Page) == 64, "a record should be one cache line");
 
 // Open addressing with linear probing; nothing is allocated after the constructor. Not thread-safe.
 //
-// Invariant: exactly the committed pages are in the hash table and in the order of last use.
+// Invariant: exactly the committed pages are in the hash table.
 class PageTable {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -55,14 +54,10 @@ class PageTable {
   // Starts loading what `find` will need; pays when some other keys' prefetches lie between.
   void prefetch(const Key& key) const { __builtin_prefetch(&slots_[home(hash_of(key))]); }
 
-  // Enters the page at `granule`, whose key is set and not in the table, as the one used last.
+  // Enters the page at `granule`, whose key is set and not in the table.
   void insert(uint32_t granule);
   void erase(uint32_t granule);
-  // Makes it the one used last.
-  void touch(uint32_t granule);
 
-  uint32_t oldest() const { return oldest_; }
-  uint32_t newer(uint32_t granule) const { return pages_[granule].newer; }
   uint32_t size() const { return size_; }
 
  private:
@@ -74,14 +69,10 @@ class PageTable {
 
   size_t home(uint64_t hash) const { return static_cast<uint32_t>(hash) & mask_; }
   size_t slot_of(uint32_t granule) const;
-  void link_newest(uint32_t granule);
-  void unlink(uint32_t granule);
 
   ZeroedArray<Page> pages_;
   ZeroedArray<Slot> slots_;
   size_t mask_;
-  uint32_t newest_ = kNone;
-  uint32_t oldest_ = kNone;
   uint32_t size_ = 0;
 };
 

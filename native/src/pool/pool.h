@@ -9,12 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "base/buddy.h"
 #include "base/clock.h"
 #include "base/polite_mutex.h"
 #include "page/location.h"
 #include "page/region.h"
 #include "pool/eviction_log.h"
+#include "pool/page_blocks.h"
 #include "pool/page_table.h"
 #include "pool/pin_table.h"
 
@@ -25,7 +25,7 @@ enum class PoolStatus : uint8_t {
   kStored = 0,
   kExists = 1,       // was there already, or another thread was faster; nothing is kept of this copy
   kNoRoom = 2,       // everything else is reserved or held
-  kTooLarge = 3,     // larger than the pool's largest block
+  kTooLarge = 3,     // larger than the pool
   kOtherLength = 4,  // the key is there with another length: somebody's namespace is wrong
   kNotTried = 5,     // another page of the batch is there with another length, so nothing was stored
   kTimedOut = 6,  // the deadline had passed before room was found for it, or when its turn to be copied came
@@ -57,7 +57,7 @@ struct Block {
 
 struct PoolOptions {
   uint64_t nbytes;                // of pages; a multiple of `granule`
-  uint32_t granule = 4096;        // the smallest block; a multiple of 64. A page takes 2^k of them
+  uint32_t granule = 4096;        // what blocks are whole multiples of; a multiple of 64
   uint64_t owner = 0;             // goes into every location
   uint64_t boot = 0;              // goes into every location
   uint32_t region = 0;            // goes into every location
@@ -68,9 +68,9 @@ struct PoolOptions {
 };
 
 struct PoolStats {
-  uint64_t capacity;      // bytes
-  uint64_t used;          // bytes of allocated blocks; the rest of `capacity` is free
-  uint64_t pages;         // committed
+  uint64_t capacity;  // bytes
+  uint64_t used;      // bytes of blocks: of pages, of pages being copied in, of retracted ones that are held
+  uint64_t pages;     // committed
   uint64_t pinned_bytes;  // of blocks held by pins
   uint64_t stored_pages;  // the counters below only grow
   uint64_t evicted_pages;
@@ -79,17 +79,9 @@ struct PoolStats {
 };
 
 // Thread-safe. One mutex guards all bookkeeping; bytes are copied without it, and what takes more than a few
-// thousand steps lets others in between. Only the eviction of one window of small pages for a large one is
-// done in one go, which takes less time than the large page's copy.
+// hundred steps lets others in between.
 //
-// The region is [generation words, one per granule | padding to 4096 | data]. Invariants, of which the
-// readers' proof is made (docs/design.md, "Generation words"):
-//  - a word is even only at the first granule of a committed page, and words only grow, so no value comes
-//  twice;
-//  - no two pages of a boot have the same generation, wherever they lie: the directory takes back by owner,
-//  boot and generation, and what is taken back late must not be the page that was published since;
-//  - a page's word turns odd before its block is freed, and even after its last byte was copied in;
-//  - a held page's block is not freed: its bytes stay, even if it is retracted.
+// The region is [generation words, one per granule | padding to 4096 | data]; PageBlocks has the invariants.
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
   // Null, with the reason in `error`.
@@ -159,18 +151,21 @@ class Pool : public std::enable_shared_from_this<Pool> {
  private:
   // One page of a publish between its reservation and its commit.
   struct Draft {
-    uint32_t granule = Buddy::kNone;
+    uint32_t granule = PageBlocks::kNone;
     uint64_t length = 0;
     uint64_t checksum = 0;
   };
-  // A batch remembers here where its search for room failed, so that no page makes it search in vain again.
+  // A batch's search for room, which remembers where it failed, so that no page makes it search in vain
+  // again.
   struct Room {
     const Deadline& deadline;
     PoolStatus refusal = PoolStatus::kStored;  // from then on kNoRoom or kTimedOut, for all that follow
+    uint64_t n_hidden_by_others = 0;           // while they were let in
   };
   using Lock = std::lock_guard<PoliteMutex>;
 
-  Pool(const PoolOptions& options, uint64_t data_offset, std::unique_ptr<SharedRegion> region);
+  Pool(const PoolOptions& options, uint64_t data_offset, std::unique_ptr<SharedRegion> region,
+       uint64_t first_word);
 
   // Without the lock.
   void copy_in(const PageBatch& batch, size_t i, Draft* draft);
@@ -180,23 +175,20 @@ class Pool : public std::enable_shared_from_this<Pool> {
                       Location* locations);
   PoolStatus reserve(const Key& key, Draft* draft, Room* room);
   PoolStatus commit(const Key& key, const Draft& draft, Location* location);
-  uint32_t allocate(uint32_t order, Room* room);
-  uint32_t make_room(uint32_t order, Room* room);
-  bool collect_window(uint32_t first, uint32_t order, size_t* n_steps);
-  void evict_window();
+  uint32_t allocate(uint64_t n_granules, Room* room);
+  void let_in(Room* room);
   int64_t lease_end(double seconds) const;
   uint64_t pin_one(uint32_t granule, int64_t deadline_ns);
-  void hide(uint32_t granule);
-  void drop(uint32_t granule);
+  void evicted(uint32_t granule);
+  void take_out(uint32_t granule);
   void release_if_unheld(uint32_t granule);
   void unpin_page(uint32_t granule);
   void expire_pins();
 
   Location location_of(uint32_t granule) const;
-  uint8_t* word_at(uint32_t granule) const { return region_->base() + uint64_t{granule} * sizeof(uint64_t); }
   uint8_t* data_at(uint32_t granule) const;
   uint64_t block_nbytes(uint32_t granule) const {
-    return uint64_t{options_.granule} << buddy_.order_of(granule);
+    return uint64_t{options_.granule} * blocks_.length_of(granule);
   }
 
   const PoolOptions options_;
@@ -205,16 +197,14 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const std::unique_ptr<SharedRegion> region_;
   EvictionLog log_;
   PoliteMutex mutex_;  // guards all below, and the words
-  Buddy buddy_;
   PageTable pages_;
+  PageBlocks blocks_;
   PinTable pins_;
   uint64_t pinned_bytes_ = 0;
   uint64_t n_stored_ = 0;
   uint64_t n_evicted_ = 0;
   uint64_t n_no_room_ = 0;
   uint64_t n_hidden_ = 0;
-  uint64_t last_generation_ = 0;  // even; no word is above it by more than one
-  std::vector<uint32_t> window_;  // scratch of make_room
 };
 
 }  // namespace p2pkv

@@ -15,7 +15,7 @@ void Pool::reserve_blocks(Block* blocks, size_t n, PoolStatus* statuses, const D
       if (statuses[i] == PoolStatus::kStored) {
         blocks[i].granule = draft.granule;
         blocks[i].data = data_at(draft.granule);
-      } else if (draft.granule != Buddy::kNone) {
+      } else if (draft.granule != PageBlocks::kNone) {
         --pages_[draft.granule].n_copies;  // what is there needs no hold here
       }
     }
@@ -38,7 +38,7 @@ void Pool::commit_blocks(const Block* blocks, size_t n, const uint8_t* is_filled
       found[i] = status != PoolStatus::kOtherLength;
       if (found[i] != 0 && lease_seconds > 0) tickets[i] = pin_one(pages_.find(blocks[i].key), deadline_ns);
     } else {
-      drop(blocks[i].granule);
+      blocks_.drop(blocks[i].granule);
     }
   }
 }
@@ -46,20 +46,20 @@ void Pool::commit_blocks(const Block* blocks, size_t n, const uint8_t* is_filled
 void Pool::touch(const Key* keys, size_t n) {
   const Lock lock(mutex_);
   for (size_t i = n; i-- > 0;) {
-    if (const uint32_t granule = pages_.find(keys[i]); granule != PageTable::kNone) pages_.touch(granule);
+    if (const uint32_t granule = pages_.find(keys[i]); granule != PageTable::kNone) blocks_.touch(granule);
   }
 }
 
 void Pool::list_oldest(size_t max, uint64_t nbytes, std::vector<Key>* keys) {
   const Lock lock(mutex_);
-  uint32_t granule = pages_.oldest();
-  for (size_t i = 0; i < max && granule != PageTable::kNone; ++i) {
+  if (max == 0) return;
+  blocks_.walk_oldest([&](uint32_t granule) {
     const uint64_t block = block_nbytes(granule);
-    if (block > nbytes) return;
+    if (block > nbytes) return false;
     nbytes -= block;
     keys->push_back(pages_[granule].key);
-    granule = pages_.newer(granule);
-  }
+    return keys->size() < max;
+  });
 }
 
 }  // namespace p2pkv

@@ -1,0 +1,140 @@
+// Where the pool's pages lie: each takes exactly the granules it needs, and what must go for it is chosen
+// here.
+//
+// Pages of one size take each other's blocks as they are, the one used longest ago first. When another size's
+// pages are older, the size opens a *window* where pages are oldest on average, and sweeps it one own page
+// after the other: what its next page needs is evicted, what is left over of the last victim is kept for the
+// page after. docs/design.md, "Room for pages", says why this and not another way.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "base/exact_blocks.h"
+#include "pool/age_map.h"
+#include "pool/page_table.h"
+#include "pool/size_queues.h"
+
+namespace p2pkv {
+
+// Not thread-safe: the pool's lock guards it. A block is named by its first granule.
+//
+// Invariants, of which the readers' proof is made (docs/design.md, "Generation words"):
+//  - a word is even only at the first granule of a committed page. Words only grow, and no two pages of a
+//    boot have the same generation, wherever they lie: the directory takes back by owner, boot and
+//    generation;
+//  - a word turns odd before anything else happens to its block, with a store fence before the block is
+//    anybody's, and even after its last byte was copied in;
+//  - a held page stays: its block is not swept, and if it is retracted not freed before the last hold goes;
+//  - a reserved block is its owner's alone: it is not swept, merged or counted as free.
+class PageBlocks {
+ public:
+  static constexpr uint32_t kNone = ExactBlocks::kNone;
+
+  enum class Found : uint8_t {
+    kBlock,   // the search has its block, reserved
+    kAgain,   // enough was done under one hold of the lock: call once more, others may come in between
+    kNoRoom,  // everything that could go for it is held or reserved; the search is over
+  };
+
+  // A page's search for a block. What it found lies in `block`.
+  class Search {
+   public:
+    uint32_t block = kNone;
+
+   private:
+    friend class PageBlocks;
+    uint32_t size_ = 0;
+    uint32_t n_windows_ = 0;    // opened so far
+    uint32_t scanned_ = kNone;  // once all else was in vain: the place up to which it looked for a run
+    uint32_t run_ = 0;          // where the run begins that it is in
+  };
+
+  // `words`: one a granule, all of them `first_word`, which is odd. `on_evict(page)` is called for each page
+  // that goes to make room while it still is what it was; it may not call back.
+  PageBlocks(PageTable& pages, uint8_t* words, uint32_t n_granules, uint64_t first_word,
+             std::function<void(uint32_t)> on_evict);
+
+  // A search for `n_granules`, at most as many as there are. It ends with `reserve`, or with `give_up`.
+  Search search_for(uint32_t n_granules);
+  Found reserve(Search* search);
+  void give_up(const Search& search);
+
+  // A reserved block whose bytes are all there becomes a page.
+  void commit(uint32_t block);
+  // Frees a reserved block, or that of a retracted page which nobody holds any more.
+  void drop(uint32_t block);
+  // Takes a page out of sight; its block is freed if nobody holds it.
+  void retract(uint32_t page);
+  // Makes it the last of its size to go.
+  void touch(uint32_t page);
+  // Somebody has a lease on the page, nobody had; nobody has any more.
+  void leased(uint32_t page);
+  void unleased(uint32_t page);
+
+  // The next page that begins at this granule or behind it, in the order of place; kNone if there is none.
+  // `*at` is moved behind it, or as far as `most_steps` blocks or granules lead.
+  uint32_t next_page(uint32_t* at, uint32_t most_steps) const;
+  // Pages in the order in which they would go if all were in each other's way: oldest use first, of all
+  // sizes. Stops where `take` answers false.
+  void walk_oldest(const std::function<bool(uint32_t page)>& take) const;
+
+  uint32_t n_granules() const { return space_.n_granules(); }
+  // Granules of reserved blocks, pages, and what is held of retracted ones.
+  uint32_t n_used() const { return n_used_; }
+  uint32_t length_of(uint32_t block) const { return space_.length_of(block); }
+
+ private:
+  // Where a size puts its next page, and where its window ends. A hint: the blocks there may have changed.
+  struct Window {
+    uint32_t cursor = kNone;  // kNone: there is no window
+    uint32_t limit = 0;
+  };
+  // What is done under one hold of the lock.
+  struct Turn {
+    uint32_t n_looked = 0;
+    uint32_t n_evicted = 0;
+  };
+
+  Found find_room(Search* search);
+  Found fit(Search* search);
+  Found make_room(Search* search);
+  Found take_in_place(Search* search, uint32_t page);
+  uint32_t unheld_oldest(uint32_t size);
+  uint32_t unheld_oldest();
+
+  Found advance(Search* search);
+  Found skip_to_room(Search* search, uint32_t* at);
+  bool clear(Search* search, uint32_t at);
+  bool open_window(uint32_t size, uint32_t eldest);
+  void close_window(uint32_t size);
+  void close_other_windows(uint32_t size);
+  bool close_sleeping_windows(uint32_t n_granules);
+  uint32_t window_length(uint32_t n_granules) const;
+  Found scan_for_run(Search* search);
+
+  bool is_stub_of(uint32_t block, uint32_t size) const;
+  bool must_stay(uint32_t block, uint32_t size) const;
+  void keep_for(uint32_t block, uint32_t size);
+  void evict(uint32_t page);
+  void hide(uint32_t page);
+  void require_own(uint32_t block, uint32_t n_granules) const;
+  AgeMap::Run run_of(uint32_t block) const { return {block, space_.length_of(block)}; }
+  uint8_t* word_at(uint32_t granule) const { return words_ + uint64_t{granule} * sizeof(uint64_t); }
+
+  PageTable& pages_;
+  uint8_t* const words_;
+  const std::function<void(uint32_t)> on_evict_;
+  ExactBlocks space_;
+  SizeQueues sizes_;
+  AgeMap ages_;
+  std::vector<Window> windows_;          // by size
+  std::vector<uint64_t> last_searches_;  // by size: what had been committed when it last wanted a block
+  uint64_t last_generation_;             // even; no word is above it by more than one
+  uint32_t n_used_ = 0;
+  Turn turn_;
+  bool has_hidden_ = false;  // words turned odd in this turn, and no fence yet
+};
+
+}  // namespace p2pkv
