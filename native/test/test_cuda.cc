@@ -188,7 +188,9 @@ TEST(cuda_staging_gives_half_at_most_unless_more_is_needed) {
   half.release();
   more.release();
   auto whole = f.staging->borrow(5 * kPage, 5 * kPage, Deadline::after(1));
-  CHECK_EQ(whole.nbytes(), 8 * kPage);
+  CHECK_EQ(whole.nbytes(), 5 * kPage);
+  auto rest = f.staging->borrow(kPage, 100 * kPage, Deadline::after(1));
+  CHECK_EQ(rest.nbytes(), 3 * kPage);
 }
 
 TEST(cuda_waits_for_a_stream_until_the_deadline_and_no_longer) {

@@ -42,7 +42,7 @@ Staging::Staging(std::shared_ptr<Device> device, uint8_t* base, uint64_t nbytes,
       base_(base),
       nbytes_(nbytes),
       owner_(std::move(owner)),
-      buddy_(static_cast<uint32_t>(nbytes / kGranule)) {}
+      blocks_(static_cast<uint32_t>(nbytes / kGranule)) {}
 
 Staging::~Staging() {
   // A device may still write there: better lost than somebody else's. And a forked child never had it.
@@ -63,42 +63,43 @@ Staging::Loan Staging::borrow(uint64_t least, uint64_t wanted, const Deadline& d
   std::unique_lock lock(mutex_);
   const int here = 0;
   const auto place = waiting_.insert(waiting_.end(), &here);
-  uint32_t granule = Buddy::kNone;
+  uint32_t granule = ExactBlocks::kNone;
   const bool is_in_time = changed_.wait_until(lock, deadline.at(), [&] {
     if (waiting_.front() != &here) return false;
     granule = take(least, wanted);
-    return granule != Buddy::kNone;
+    return granule != ExactBlocks::kNone;
   });
   waiting_.erase(place);
   changed_.notify_all();  // the next in the row may be served, or be the first now
   if (!is_in_time) return {};
-  return Loan(shared_from_this(), granule, uint64_t{kGranule} << buddy_.order_of(granule));
+  return Loan(shared_from_this(), granule, kGranule * blocks_.length_of(granule));
 }
 
 uint32_t Staging::take(uint64_t least, uint64_t wanted) {
-  const auto order_of = [](uint64_t nbytes) {
-    return Buddy::order_for((std::max<uint64_t>(nbytes, 1) + kGranule - 1) / kGranule);
+  const auto granules_for = [](uint64_t nbytes) {
+    return (std::max<uint64_t>(nbytes, 1) + kGranule - 1) / kGranule;
   };
-  const uint32_t lowest = order_of(least);
-  const uint32_t half = buddy_.max_order() > 0 ? buddy_.max_order() - 1 : 0;
-  const uint32_t highest = std::max(lowest, std::min(order_of(wanted), half));
-  for (uint32_t order = highest + 1; order-- > lowest;) {
-    const uint32_t granule = buddy_.allocate(order);
-    if (granule != Buddy::kNone) return granule;
-  }
-  return Buddy::kNone;
+  const auto fewest = static_cast<uint32_t>(granules_for(least));
+  const uint32_t half = std::max(blocks_.n_granules() / 2, 1u);
+  const uint32_t most =
+      std::max(fewest, static_cast<uint32_t>(std::min<uint64_t>(granules_for(wanted), half)));
+  if (const uint32_t block = blocks_.allocate(most); block != ExactBlocks::kNone) return block;
+  const uint32_t longest = blocks_.find_longest();
+  if (longest == ExactBlocks::kNone || blocks_.length_of(longest) < fewest) return ExactBlocks::kNone;
+  blocks_.take(longest, std::min(most, blocks_.length_of(longest)));
+  return longest;
 }
 
 StagingStats Staging::stats() {
   const std::lock_guard lock(mutex_);
-  return {nbytes_, nbytes_ - uint64_t{buddy_.n_free()} * kGranule, lost_bytes_};
+  return {nbytes_, nbytes_ - kGranule * blocks_.n_free(), lost_bytes_};
 }
 
 void Staging::Loan::release() {
   if (owner_ == nullptr) return;
   {
     const std::lock_guard lock(owner_->mutex_);
-    owner_->buddy_.release(granule_);
+    owner_->blocks_.release(granule_);
     owner_->changed_.notify_all();
   }
   owner_.reset();

@@ -12,8 +12,8 @@
 #include <string>
 #include <utility>
 
-#include "base/buddy.h"
 #include "base/clock.h"
+#include "base/exact_blocks.h"
 #include "cuda/device.h"
 
 namespace p2pkv::cuda {
@@ -78,7 +78,7 @@ class Staging : public std::enable_shared_from_this<Staging> {
 
   uint8_t* base() const { return base_; }
   uint64_t nbytes() const { return nbytes_; }
-  uint64_t largest() const { return uint64_t{kGranule} << buddy_.max_order(); }
+  uint64_t largest() const { return kGranule * blocks_.n_granules(); }
   StagingStats stats();
 
  private:
@@ -95,7 +95,7 @@ class Staging : public std::enable_shared_from_this<Staging> {
   const pid_t pid_ = getpid();
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
-  Buddy buddy_;
+  ExactBlocks blocks_;
   std::list<const void*> waiting_;  // in the order of asking
   uint64_t lost_bytes_ = 0;
 };

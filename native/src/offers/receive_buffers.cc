@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -9,12 +10,12 @@
 namespace p2pkv::offers {
 
 Arena::Arena(uint8_t* base, uint64_t nbytes)
-    : base_(base), nbytes_(nbytes), buddy_(static_cast<uint32_t>(nbytes / kGranule)) {}
+    : base_(base), nbytes_(nbytes), blocks_(static_cast<uint32_t>(nbytes / kGranule)) {}
 
 std::unique_ptr<Arena> Arena::create(uint64_t nbytes, bool is_pinned, const std::vector<Transfers::Way>& ways,
                                      std::string* error) {
   nbytes = (nbytes + kGranule - 1) / kGranule * kGranule;
-  if (nbytes / kGranule >= Buddy::kNone) {
+  if (nbytes / kGranule > ExactBlocks::kMostGranules) {
     *error = "a receive buffer of " + std::to_string(nbytes) + " bytes is too large";
     return nullptr;
   }
@@ -57,22 +58,22 @@ void Arena::close() {
 }
 
 std::optional<uint64_t> Arena::allocate(uint64_t nbytes) {
-  const uint64_t n_granules = (nbytes + kGranule - 1) / kGranule;
-  if (n_granules > nbytes_ / kGranule) return std::nullopt;
+  if (nbytes > nbytes_) return std::nullopt;
   const std::lock_guard lock(mutex_);
-  const uint32_t granule = buddy_.allocate(Buddy::order_for(n_granules));
-  if (granule == Buddy::kNone) return std::nullopt;
+  const uint32_t granule =
+      blocks_.allocate(static_cast<uint32_t>((std::max<uint64_t>(nbytes, 1) + kGranule - 1) / kGranule));
+  if (granule == ExactBlocks::kNone) return std::nullopt;
   return granule * kGranule;
 }
 
 void Arena::release(uint64_t offset) {
   const std::lock_guard lock(mutex_);
-  buddy_.release(static_cast<uint32_t>(offset / kGranule));
+  blocks_.release(static_cast<uint32_t>(offset / kGranule));
 }
 
 uint64_t Arena::used_nbytes() {
   const std::lock_guard lock(mutex_);
-  return (buddy_.n_granules() - uint64_t{buddy_.n_free()}) * kGranule;
+  return kGranule * (blocks_.n_granules() - blocks_.n_free());
 }
 
 bool ReceiveBuffers::start(const Transfers::Options& options, std::string* error) {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/buddy.h"
+#include "base/exact_blocks.h"
 #include "offers/memories.h"
 #include "offers/transfers.h"
 
@@ -46,8 +46,8 @@ class Arena {
   std::shared_ptr<const Memory> memory_;
   bool is_pinned_ = false;
   std::shared_ptr<cuda::Device> locked_for_;  // set before anybody copies
-  std::mutex mutex_;                          // guards buddy_
-  Buddy buddy_;
+  std::mutex mutex_;                          // guards blocks_
+  ExactBlocks blocks_;
 };
 
 // A block of an arena, freed when it is destroyed: then nothing may write to it any more.
