@@ -75,8 +75,8 @@ class Pool:
 
     A page takes its bytes rounded up to the granule; where pages of more than 64 sizes are there at once, those of
     further sizes up to a sixteenth more. ``owner``, ``boot``, ``region`` and ``has_disk`` go into every location.
-    Pins hold at most ``pinned_limit`` bytes of blocks (default: half of the pool). The memory lives until the
-    last reference is gone.
+    Pins hold at most ``pinned_limit`` bytes of blocks (default: half of the pool). The memory lives until
+    :meth:`release_memory`, or until the last reference is gone.
     """
 
     def __init__(
@@ -215,3 +215,11 @@ class Pool:
     def close(self) -> None:
         """Wake whoever waits in :meth:`drain_evicted`; from now on it returns at once. Idempotent."""
         self.native.close()
+
+    def release_memory(self) -> bool:
+        """Take all pages out and give the memory back, whoever still holds this object. Idempotent.
+
+        Nothing is found or stored from then on. Nobody may read through a transport or under a pin any more; while a
+        call is copying, the memory stays until the last reference is gone, and this returns false.
+        """
+        return self.native.release_memory()

@@ -214,6 +214,39 @@ TEST(pool_a_page_published_again_has_another_generation_wherever_it_lies) {
   CHECK_EQ(word(*pool, after), after.generation);
 }
 
+TEST(pool_gives_its_memory_back_whoever_still_holds_it) {
+  const auto pool = make_pool(4);
+  publish(*pool, 1, 100);
+  const uint64_t ticket = pin(*pool, 1, 10);
+  CHECK(pool->release_memory());
+  CHECK(pool->region().base() == nullptr);
+  CHECK(!unpin(*pool, ticket));
+  CHECK(!contains(*pool, 1));
+  CHECK(fetch(*pool, 1, 100).empty());
+  CHECK(publish(*pool, 2, 100).status == PoolStatus::kNoRoom);
+  CHECK_EQ(pool->purge(), 0u);
+  CHECK_EQ(pool->stats().used, 0u);
+  CHECK(pool->release_memory());
+}
+
+TEST(pool_keeps_its_memory_while_somebody_is_copying_there) {
+  const auto pool = make_pool(4);
+  p2pkv::Block block{key_of(1), 100};
+  PoolStatus status{};
+  pool->reserve_blocks(&block, 1, &status);
+  CHECK(status == PoolStatus::kStored);
+  CHECK(!pool->release_memory());
+  std::memset(block.data, 1, block.length);
+  const uint8_t is_filled = 1;
+  uint8_t found = 1;
+  uint64_t ticket = 1;
+  Location location{};
+  pool->commit_blocks(&block, 1, &is_filled, 10, &found, &ticket, &location);
+  CHECK_EQ(found, 0);
+  CHECK_EQ(ticket, 0u);
+  CHECK(pool->release_memory());
+}
+
 TEST(pool_refuses_impossible_sizes) {
   std::string error;
   for (const uint64_t nbytes : {uint64_t{0}, uint64_t{4095}, uint64_t{4097}}) {

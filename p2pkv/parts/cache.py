@@ -66,6 +66,7 @@ class CacheParts:
         has_disk = bool(config.disk_nbytes)
         pool_nbytes = -(-config.pool_nbytes // _GRANULE) * _GRANULE
         self.pool = Pool(pool_nbytes, granule=_GRANULE, owner=self._own_key, boot=boot, has_disk=has_disk)
+        undo.callback(self.pool.release_memory)
         undo.callback(self.pool.close)
         self.tier = self._open_disk(boot, undo) if has_disk else None
         self._let_peers_read(transports, undo)

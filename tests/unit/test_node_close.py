@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -21,6 +24,8 @@ from p2pkv.transports.native import TcpTransport
 from pair import NBYTES, N, Pair, run_all
 from patience import PATIENCE
 
+BUFFER = 4 << 30
+"""A receive buffer of which nothing is touched, so that it takes addresses and no memory; bytes."""
 SOON = 2.0
 """Seconds a close may take with calls under way; a membership round and a good-bye nobody answers take 1."""
 
@@ -142,6 +147,41 @@ def test_closing_does_not_wait_for_a_directory_that_hangs(cluster: Cluster) -> N
         assert not node.exists(keys).any()
         peer.stop()
         close_under(node, lambda: node.exists(keys, timeout=60.0))
+
+
+def shared_memory() -> list[str]:
+    """Mappings of pools in this process, and descriptors that keep their memory."""
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:p2pkv" in line]
+    opened = [str(fd) for fd in Path("/proc/self/fd").iterdir() if "memfd:p2pkv" in os.path.realpath(fd)]
+    return mapped + opened
+
+
+def mapped_bytes() -> int:
+    (size,) = re.findall(r"VmSize:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(size) * 1024
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_closed_node_has_given_its_memory_back_whoever_still_holds_it(
+    tmp_path: Path, transport: str
+) -> None:
+    gc.collect()
+    assert shared_memory() == []
+    before = mapped_bytes()
+    gc.disable()
+    try:
+        pair = Pair(tmp_path, transports=[transport], buffer_size=BUFFER)
+        keys = pair.publish()
+        assert pair.fetch_is_right(keys)
+        assert len(shared_memory()) >= 4  # a mapping and a descriptor for each of the two
+        assert mapped_bytes() > before + 2 * BUFFER
+        pair.reader.close()
+        pair.owner.close()
+        assert shared_memory() == []
+        assert mapped_bytes() < before + BUFFER
+    finally:
+        gc.enable()
+    pair.close()
 
 
 # processes

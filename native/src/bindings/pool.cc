@@ -276,6 +276,7 @@ void bind_pool(nb::module_& m) {
       .def("list", list, "cursor"_a, "limit"_a)
       .def("drain_evicted", drain_evicted, "limit"_a, "timeout"_a, "gather"_a = 0.0)
       .def("close", &Pool::close, Released())
+      .def("release_memory", &Pool::release_memory, Released())
       .def("stats", stats)
       .def_prop_ro("address", [](Pool& pool) { return reinterpret_cast<uintptr_t>(pool.region().base()); })
       .def_prop_ro("nbytes", [](Pool& pool) { return pool.region().nbytes(); })

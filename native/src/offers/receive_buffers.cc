@@ -39,7 +39,6 @@ std::unique_ptr<Arena> Arena::create(uint64_t nbytes, bool is_pinned, const std:
 
 Arena::~Arena() {
   close();
-  munmap(base_, nbytes_);
 }
 
 bool Arena::lock_for(const std::shared_ptr<cuda::Device>& device, std::string* error) {
@@ -52,14 +51,25 @@ bool Arena::lock_for(const std::shared_ptr<cuda::Device>& device, std::string* e
 }
 
 void Arena::close() {
-  if (!memory_) return;
-  for (const auto& region : memory_->regions) region->close();
+  if (memory_) {
+    for (const auto& region : memory_->regions) region->close();
+  }
   if (const auto device = std::exchange(locked_for_, nullptr)) device->unlock_memory(base_);
+  const std::lock_guard lock(mutex_);
+  is_closed_ = true;
+  unmap_if_unused();
+}
+
+// With the lock.
+void Arena::unmap_if_unused() {
+  if (!is_closed_ || blocks_.n_free() < blocks_.n_granules()) return;
+  if (std::exchange(is_mapped_, false)) munmap(base_, nbytes_);
 }
 
 std::optional<uint64_t> Arena::allocate(uint64_t nbytes) {
   if (nbytes > nbytes_) return std::nullopt;
   const std::lock_guard lock(mutex_);
+  if (is_closed_) return std::nullopt;
   const uint32_t granule =
       blocks_.allocate(static_cast<uint32_t>((std::max<uint64_t>(nbytes, 1) + kGranule - 1) / kGranule));
   if (granule == ExactBlocks::kNone) return std::nullopt;
@@ -69,6 +79,7 @@ std::optional<uint64_t> Arena::allocate(uint64_t nbytes) {
 void Arena::release(uint64_t offset) {
   const std::lock_guard lock(mutex_);
   blocks_.release(static_cast<uint32_t>(offset / kGranule));
+  unmap_if_unused();
 }
 
 uint64_t Arena::used_nbytes() {

@@ -31,7 +31,8 @@ class Arena {
   // The offset of `nbytes` free bytes, if there are so many in one block.
   std::optional<uint64_t> allocate(uint64_t nbytes);
   void release(uint64_t offset);
-  // From here on nothing is read into it.
+  // From here on nothing is read into it, and it has no room. Its memory goes with the last block.
+  // Idempotent.
   void close();
 
   const std::shared_ptr<const Memory>& memory() const { return memory_; }
@@ -41,13 +42,17 @@ class Arena {
  private:
   Arena(uint8_t* base, uint64_t nbytes);
 
+  void unmap_if_unused();
+
   uint8_t* const base_;
   const uint64_t nbytes_;
   std::shared_ptr<const Memory> memory_;
   bool is_pinned_ = false;
   std::shared_ptr<cuda::Device> locked_for_;  // set before anybody copies
-  std::mutex mutex_;                          // guards blocks_
+  std::mutex mutex_;                          // guards all below
   ExactBlocks blocks_;
+  bool is_closed_ = false;
+  bool is_mapped_ = true;
 };
 
 // A block of an arena, freed when it is destroyed: then nothing may write to it any more.

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -67,8 +68,13 @@ std::unique_ptr<SharedRegion> SharedRegion::create(size_t nbytes, std::string* e
 }
 
 SharedRegion::~SharedRegion() {
-  munmap(base_, nbytes_);
-  close(fd_);
+  release();
+}
+
+void SharedRegion::release() {
+  if (base_ == nullptr) return;
+  munmap(std::exchange(base_, nullptr), nbytes_);
+  close(std::exchange(fd_, -1));
 }
 
 std::unique_ptr<ReadOnlyMapping> ReadOnlyMapping::map(int fd, size_t nbytes, std::string* error) {

@@ -10,7 +10,8 @@ namespace p2pkv {
 
 // A memfd mapped writable by its owner only. After `create` it is prefaulted and sealed (SHRINK, GROW,
 // FUTURE_WRITE, SEAL): nobody, the owner included, can resize it, and nobody else can map it writable, write
-// to it or punch holes. The destructor unmaps and closes it; readers' mappings live on until they unmap.
+// to it or punch holes. `release` unmaps and closes it, as the destructor does; readers' mappings live on
+// until they unmap.
 class SharedRegion {
  public:
   // Null, with the reason in `error`, when the memory is not to be had.
@@ -18,6 +19,9 @@ class SharedRegion {
   ~SharedRegion();
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;
+
+  // Idempotent. Nobody may use the memory any more; `base` is null and `fd` -1 from then on.
+  void release();
 
   uint8_t* base() const { return base_; }
   size_t nbytes() const { return nbytes_; }

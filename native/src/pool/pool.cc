@@ -179,6 +179,7 @@ PoolStatus Pool::reserve(const Key& key, Draft* draft, Room* room) {
   }
   const uint64_t n_granules = draft->length / options_.granule + (draft->length % options_.granule != 0);
   if (n_granules > blocks_.n_granules()) return PoolStatus::kTooLarge;
+  if (is_released_) room->refusal = PoolStatus::kNoRoom;
   if (room->refusal == PoolStatus::kStored) draft->granule = allocate(n_granules, room);
   if (room->refusal == PoolStatus::kNoRoom) ++n_no_room_;
   return room->refusal;
@@ -197,6 +198,10 @@ void Pool::copy_in(const PageBatch& batch, size_t i, Draft* draft) {
 }
 
 PoolStatus Pool::commit(const Key& key, const Draft& draft, Location* location) {
+  if (is_released_) {
+    blocks_.drop(draft.granule);
+    return PoolStatus::kNoRoom;
+  }
   const uint32_t existing = pages_.find(key);
   if (existing != PageTable::kNone) {  // another thread was faster
     blocks_.drop(draft.granule);
@@ -367,6 +372,18 @@ uint64_t Pool::list(uint64_t cursor, size_t max, std::vector<Eviction>* pages) {
     if (n_listed == max) return granule;
     pages->push_back({pages_[granule].key, location_of(granule)});
   }
+}
+
+bool Pool::release_memory() {
+  const Lock lock(mutex_);
+  is_released_ = true;
+  pins_.expire(INT64_MAX, [this](uint32_t granule) { unpin_page(granule); });
+  uint32_t at = 0;
+  for (uint32_t granule; (granule = blocks_.next_page(&at, UINT32_MAX)) != PageBlocks::kNone;)
+    take_out(granule);
+  if (blocks_.n_used() > 0) return false;
+  region_->release();
+  return true;
 }
 
 uint64_t Pool::n_hidden() {

@@ -135,8 +135,12 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::vector<Eviction> drain_evicted(size_t max, double timeout, double gather = 0) {
     return log_.drain(max, timeout, gather);
   }
-  // Wakes those who drain. The memory stays until the destructor.
+  // Wakes those who drain. The memory stays.
   void close() { log_.close(); }
+  // Ends all pins and takes all pages out, without a word in the log; nothing is found or stored from then on.
+  // Gives the memory back at once if nobody is copying, else when the last reference goes; true if at once.
+  // Nobody may read under a pin any more, nor through a transport.
+  bool release_memory();
 
   PoolStats stats();
   // How many pages were taken out of sight so far, by eviction or otherwise.
@@ -205,6 +209,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   uint64_t n_evicted_ = 0;
   uint64_t n_no_room_ = 0;
   uint64_t n_hidden_ = 0;
+  bool is_released_ = false;
 };
 
 }  // namespace p2pkv

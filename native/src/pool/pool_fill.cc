@@ -35,7 +35,7 @@ void Pool::commit_blocks(const Block* blocks, size_t n, const uint8_t* is_filled
     if (is_filled[i] != 0) {
       const PoolStatus status =
           commit(blocks[i].key, {blocks[i].granule, blocks[i].length, blocks[i].checksum}, &locations[i]);
-      found[i] = status != PoolStatus::kOtherLength;
+      found[i] = status == PoolStatus::kStored || status == PoolStatus::kExists;
       if (found[i] != 0 && lease_seconds > 0) tickets[i] = pin_one(pages_.find(blocks[i].key), deadline_ns);
     } else {
       blocks_.drop(blocks[i].granule);
