@@ -1,6 +1,8 @@
 // The pool's blocks without memory: a page's bytes are one number a granule.
 #pragma once
 
+#include <time.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -43,6 +45,14 @@ struct Model {
         blocks(pages, reinterpret_cast<uint8_t*>(words.data()), n_granules, kFirstWord,
                [this](uint32_t page) { evict(page); }) {}
 
+  // Of this thread: others take the processor away for milliseconds, on a busy machine.
+  int64_t cpu_now_ns() const {
+    if (!is_timed) return 0;
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+  }
+
   void evict(uint32_t page) {
     CHECK(pages[page].state == PageState::kCommitted && !pages[page].is_held());
     CHECK_EQ(words[page], pages[page].generation);
@@ -56,7 +66,11 @@ struct Model {
   uint32_t reserve(uint32_t n, Between between) {
     auto search = blocks.search_for(n);
     for (;;) {
+      const uint64_t before = n_evicted;
+      const int64_t began = cpu_now_ns();
       const auto found = blocks.reserve(&search);
+      if (is_timed) turns_ns.push_back(cpu_now_ns() - began);
+      CHECK(n_evicted - before <= 64);
       if (found == PageBlocks::Found::kNoRoom) return kNone;
       if (found == PageBlocks::Found::kBlock) {
         CHECK(blocks.length_of(search.block) >= n);
@@ -136,6 +150,8 @@ struct Model {
   uint64_t last_generation = 0;
   uint64_t n_evicted = 0;
   uint64_t n_again = 0;
+  bool is_timed = false;
+  std::vector<int64_t> turns_ns;  // of the CPU, where they are timed
   uint64_t n_validated = 0;
 };
 

@@ -8,9 +8,9 @@
 namespace p2pkv {
 namespace {
 
-// What is done under one hold of the lock: about 50 us of cache misses each.
+// What is done under one hold of the lock: about 50 us of cache misses each, on a busy machine.
 constexpr uint32_t kMostLooked = 512;
-constexpr uint32_t kMostEvicted = 128;
+constexpr uint32_t kMostEvicted = 64;
 // Pages that turn out to be held, made young so that the next search need not pass them again.
 constexpr int kMostPassed = 64;
 // Windows that one search opens: a size with pages of its own can still take the oldest of them.

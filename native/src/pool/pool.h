@@ -137,9 +137,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   }
   // Wakes those who drain. The memory stays.
   void close() { log_.close(); }
-  // Ends all pins and takes all pages out, without a word in the log; nothing is found or stored from then on.
-  // Gives the memory back at once if nobody is copying, else when the last reference goes; true if at once.
-  // Nobody may read under a pin any more, nor through a transport.
+  // Ends all pins and takes all pages out, without a word in the log; nothing is found or stored from then
+  // on. Gives the memory back at once if nobody is copying, else when the last reference goes; true if at
+  // once. Nobody may read under a pin any more, nor through a transport.
   bool release_memory();
 
   PoolStats stats();
