@@ -9,7 +9,7 @@ from p2pkv_bench.rows import KIB, MIB
 
 SUITES = (
     *("fetch", "publish", "exists", "gil", "validation", "overhead", "load", "memory"),
-    *("transports", "disk", "transfers"),
+    *("transports", "disk", "transfers", "room"),
 )
 TRANSPORTS = ("shm", "tcp", "ucx", "verbs")
 PAGES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
@@ -54,7 +54,9 @@ def quick(plan: Plan) -> Plan:
     """Return a run of less than a minute."""
     return replace(
         plan,
-        suites=tuple(suite for suite in SUITES if suite not in {"load", "transports", "disk", "transfers"}),
+        suites=tuple(
+            suite for suite in SUITES if suite not in {"load", "transports", "disk", "transfers", "room"}
+        ),
         pages=(64 * KIB, MIB),
         batches=(32,),
         threads=(1,),

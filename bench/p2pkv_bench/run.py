@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from p2pkv_bench import disk, exists, fetch, overhead, publish, shard, transfers, transports, validation
+from p2pkv_bench import disk, exists, fetch, overhead, publish, room, shard, transfers, transports, validation
 from p2pkv_bench.peer import Meeting
 from p2pkv_bench.plan import Plan
 from p2pkv_bench.rows import Row
@@ -21,6 +21,7 @@ _SUITES: Mapping[str, Callable[[Meeting, Plan], Iterator[Row]]] = {
     "transports": transports.rows,
     "disk": disk.rows,
     "transfers": transfers.rows,
+    "room": room.rows,
 }
 
 
