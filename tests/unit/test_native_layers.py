@@ -21,10 +21,11 @@ BELOW = {
     "disk": {"base", "page", "pool"},
     "transports": {"base", "page", "net"},
     **{f"transports/{name}": {"base", "page", "net", "transports"} for name in TRANSPORTS},
+    "peers": {"base", "page", "transports"},
     "directory": {"base", "page", "net"},
     "control": {"base", "net", "directory"},
     "offers": {"base", "page", "net", "cuda", "transports"},
-    "cache": {"base", "page", "net", "pool", "disk", "transports", "directory"},
+    "cache": {"base", "page", "net", "pool", "disk", "transports", "peers", "directory"},
 }
 ABOVE_ALL = "bindings"
 

@@ -160,7 +160,10 @@ void bind_endpoint(nb::module_& m) {
             return self.read(std::move(local), std::move(remote), std::move(span_rows), std::move(word_rows));
           },
           "local"_a, "remote"_a, "spans"_a.noconvert(), "words"_a.noconvert().none())
-      .def("close", &Endpoint::close, nb::call_guard<nb::gil_scoped_release>());
+      .def("close", [](Endpoint& self) {
+        const nb::gil_scoped_release unlocked;
+        self.close();
+      });
 }
 
 void bind_transport(nb::module_& m) {

@@ -12,10 +12,6 @@ constexpr std::chrono::seconds kRetryWay{30};
 // What is remembered of one peer's memories. A node has few; one that names more is asked again.
 constexpr size_t kMaxSources = 64;
 
-bool is_done_for(Status status) {
-  return status == Status::kPeerLost || status == Status::kTimedOut || status == Status::kCanceled;
-}
-
 }  // namespace
 
 void PullJob::break_off() {
@@ -101,7 +97,7 @@ Status PeerReader::read_over(Connection& connection, const std::string& region, 
           statuses[i] == Status::kPeerLost || (statuses[i] == Status::kCanceled && !job.is_broken());
       if (!is_lost) rows[i]->status = statuses[i];
       const Status here = is_lost ? Status::kPeerLost : statuses[i];
-      worst = std::max(worst, is_done_for(here) ? here : Status::kOk);
+      worst = std::max(worst, ends_endpoint(here) ? here : Status::kOk);
     }
   } else {
     worst = Status::kPeerLost;

@@ -15,4 +15,9 @@ enum class Status : uint8_t {
   kTimedOut = 6,    // the caller's deadline came first
 };
 
+// Whether an endpoint whose batch had such a span can't be used any more.
+constexpr bool ends_endpoint(Status status) {
+  return status == Status::kCanceled || status == Status::kPeerLost || status == Status::kTimedOut;
+}
+
 }  // namespace p2pkv

@@ -54,20 +54,26 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   virtual const std::vector<Status>& statuses() const = 0;
 };
 
-class Endpoint : public std::enable_shared_from_this<Endpoint> {
+// What a batch needs of an endpoint, once its handshake is over. One transfer at a time.
+class BoundEndpoint {
  public:
-  virtual ~Endpoint() = default;
+  virtual ~BoundEndpoint() = default;
+  // `words` is empty or holds one word per span. Never null: what cannot be posted has settled already.
+  virtual std::shared_ptr<Transfer> read(std::shared_ptr<MemoryRegion> local,
+                                         std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
+                                         std::vector<Word> words) = 0;
+  // Settles what is pending as kCanceled; when it returns, nothing writes to local memory. Idempotent.
+  virtual void close() = 0;
+};
+
+class Endpoint : public BoundEndpoint, public std::enable_shared_from_this<Endpoint> {
+ public:
   // Empty if there is nothing to describe; failure() then says why, or nothing if the endpoint is closed.
   virtual std::string describe() = 0;
   virtual std::string failure() { return {}; }
   // False, with the reason in `error`, when the blob is not a peer's half of this transport.
   virtual bool bind(std::string_view remote, std::string* error) = 0;
   virtual std::shared_ptr<RemoteRegion> attach(std::string_view region, std::string* error) = 0;
-  // `words` is empty or holds one word per span. Never null: what cannot be posted has settled already.
-  virtual std::shared_ptr<Transfer> read(std::shared_ptr<MemoryRegion> local,
-                                         std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
-                                         std::vector<Word> words) = 0;
-  virtual void close() = 0;
 };
 
 class Transport : public Acceptor, public std::enable_shared_from_this<Transport> {

@@ -1,0 +1,44 @@
+// A connection to a peer: an endpoint whose handshake is over, and what is read over it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/clock.h"
+#include "transports/transport.h"
+
+namespace p2pkv {
+
+// A node in one of its boots.
+struct PeerId {
+  uint64_t key = 0;
+  uint64_t boot = 0;
+};
+
+// What opening a way to a peer yields: an endpoint that is bound to it, and its pool's region. Both are null
+// where the peer was not reached.
+struct Opened {
+  std::shared_ptr<BoundEndpoint> endpoint;
+  std::shared_ptr<RemoteRegion> remote;
+};
+
+// Lent to one batch at a time; then its fields are the borrower's alone.
+struct Connection {
+  PeerId peer;
+  size_t way = 0;  // the number of its transport in this node's order of preference
+  std::shared_ptr<BoundEndpoint> endpoint;
+  std::shared_ptr<RemoteRegion> remote;
+  bool has_read = false;  // a batch over it came to its end
+  Deadline::Clock::time_point idle_since{};
+};
+
+// Registered local memory, as reads see it: its address, and its region with each transport, by number; null
+// where that transport does not have it.
+struct LocalMemory {
+  int64_t address = 0;
+  std::vector<std::shared_ptr<MemoryRegion>> regions;
+};
+
+}  // namespace p2pkv
