@@ -77,7 +77,7 @@ TEST(fetch_batch_plans_each_piece_once_whatever_the_split) {
     for (const Piece& piece : pieces) expected.insert(piece.address);
     for (const auto& owner : located.batch.group_by_owner(99)) {
       for (const int32_t leg : owner.legs) {
-        const auto plan = located.batch.plan(owner, leg, bases);
+        const auto plan = located.batch.plan(owner, leg, bases[static_cast<size_t>(leg)]);
         CHECK_EQ(plan.words.size(), plan.spans.size());
         size_t next = 0;
         for (const size_t page : owner.pages) {
@@ -107,11 +107,8 @@ TEST(fetch_batch_a_page_is_as_good_as_its_worst_piece) {
   Located located(pieces, {0, 1, 0, 1, 0, 1}, 2, {0, 4096, 8192});
   for (const auto& owner : located.batch.group_by_owner(2)) {  // page 1 leads to the own pool: it is stale
     CHECK_EQ(owner.key, 1u);
-    const auto ok = static_cast<uint8_t>(Status::kOk);
-    const uint8_t first[] = {ok, ok};
-    const uint8_t second[] = {static_cast<uint8_t>(Status::kRejected), ok};
-    located.batch.land(owner, 0, first, 2);
-    located.batch.land(owner, 1, second, 2);
+    located.batch.land(owner, 0, {Status::kOk, Status::kOk});
+    located.batch.land(owner, 1, {Status::kRejected, Status::kOk});
     CHECK_EQ(located.batch.settle(owner, false).n_pages, 1u);
   }
   CHECK(located.batch.outcomes() == (std::vector<uint8_t>{0, 0, 1}));
@@ -122,8 +119,7 @@ TEST(fetch_batch_a_piece_that_was_never_read_makes_no_hit) {
   const std::vector<Piece> pieces{{16, 8}, {32, 8}};
   Located located(pieces, {0, 1}, 2, {0});
   for (const auto& owner : located.batch.group_by_owner(99)) {
-    const auto ok = static_cast<uint8_t>(Status::kOk);
-    located.batch.land(owner, 0, &ok, 1);
+    located.batch.land(owner, 0, {Status::kOk});
     CHECK_EQ(located.batch.settle(owner, false).n_pages, 0u);
   }
   CHECK_EQ(located.batch.misses()[FetchBatch::kPeerLost], 1u);
@@ -132,9 +128,8 @@ TEST(fetch_batch_a_piece_that_was_never_read_makes_no_hit) {
 TEST(fetch_batch_asks_an_owner_with_a_disk_itself_for_what_it_rejected) {
   for (const bool has_disk : {true, false}) {
     Located located({{16, 8}}, {0}, 1, {0}, has_disk ? p2pkv::kResident | p2pkv::kHasDisk : p2pkv::kResident);
-    const auto rejected = static_cast<uint8_t>(Status::kRejected);
     for (const auto& owner : located.batch.group_by_owner(99)) {
-      located.batch.land(owner, 0, &rejected, 1);
+      located.batch.land(owner, 0, {Status::kRejected});
       located.batch.settle(owner, false);
     }
     std::vector<Key> dropped;
@@ -169,7 +164,7 @@ TEST(fetch_batch_survives_a_location_beyond_all_memory) {
   for (const uint64_t offset : {kMax, kMax - 4, ~uint64_t{0}, uint64_t{1} << 63}) {
     Located located({{16, 8}, {32, 8}}, {0, 0}, 2, {offset});
     for (const auto& owner : located.batch.group_by_owner(99)) {
-      const auto plan = located.batch.plan(owner, 0, {0});
+      const auto plan = located.batch.plan(owner, 0, 0);
       CHECK_EQ(plan.spans.size(), 2u);
       CHECK_EQ(static_cast<uint64_t>(plan.spans[1].remote), offset + 8);
     }

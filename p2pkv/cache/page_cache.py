@@ -20,11 +20,9 @@ from numpy.typing import NDArray
 from p2pkv import _native
 from p2pkv.cache.call import PageCall, check_call
 from p2pkv.cache.device_rounds import DevicePages
-from p2pkv.cache.flights import Flights
 from p2pkv.cache.warmer import Warmer
 from p2pkv.directory.asking import do_nothing
 from p2pkv.directory.client import DirectoryClient, Lease, Told
-from p2pkv.directory.view import View
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import UsageError
 from p2pkv.memory.registrations import Registrations
@@ -58,7 +56,6 @@ class PageCache:
         peers: PeerConnections,
         registrations: Registrations,
         shard: _native.Shard,
-        view: Callable[[], View],
         own_key: int,
         check_sums: bool,
         metrics: Metrics,
@@ -69,9 +66,9 @@ class PageCache:
         self._pool = pool
         self._directory = directory
         self._peers = peers
+        self._ways = list(peers.domains)
         self._registrations = registrations
         self._shard = shard
-        self._view = view
         self._own_key = own_key
         self._check_sums = check_sums
         self._tier = tier
@@ -181,7 +178,7 @@ class PageCache:
             self._locate(batch, deadline, use_cache=attempt == 0)
             promoted = self._promote(batch, deadline)
             try:
-                self._read(call, batch.group_by_owner(self._own_key), deadline)
+                self._read(call, batch, deadline)
             finally:
                 if promoted is not None:
                     self._directory.release(*promoted)
@@ -232,16 +229,17 @@ class PageCache:
         _check_lengths(batch)
         return lease, raw
 
-    def _read(self, call: PageCall, owners: Sequence[_native.FetchOwner], deadline: float) -> None:
-        if owners:
-            Flights(
-                self._peers,
-                self._view(),
-                call,
-                deadline,
-                check_sums=self._check_sums,
-                count=self._count_fetched,
-            ).read(owners)
+    def _read(self, call: PageCall, batch: _native.FetchBatch, deadline: float) -> None:
+        """Read what is located from its owners, all at once (``native/src/cache/flights.h``)."""
+        read = batch.read(
+            self._peers.native,
+            call.table.native,
+            self._own_key,
+            self._check_sums,
+            deadline - time.monotonic(),
+        )
+        for way, n_pages, nbytes in read:
+            self._count_fetched(self._ways[way], n_pages, nbytes)
 
     def _forget_stale(self, batch: _native.FetchBatch, deadline: float) -> bool:
         """Forget locations that were no good; whether some pages are worth another look-up."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from p2pkv.transports.base import MemoryRegion, Resource
+from p2pkv import _native
+from p2pkv.transports.base import MemoryRegion, Resource, Transport
+from p2pkv.transports.native import region_for_core
 
 
 class Memory(Resource):
@@ -35,10 +37,6 @@ class Memory(Resource):
         self._forget = forget
         self._buffer = buffer
 
-    def region(self, transport: str) -> MemoryRegion:
-        """Return the registration with one transport."""
-        return self.regions[transport]
-
     def close(self) -> None:
         """Unregister. Calls under way with this memory must have returned."""
         self._forget(self)
@@ -48,13 +46,27 @@ class Memory(Resource):
 
 
 class MemoryTable:
-    """What is registered at one moment, by address. Never changes: a call uses one from beginning to end."""
+    """What is registered at one moment, by address. Never changes: a call uses one from beginning to end.
 
-    def __init__(self, memories: Iterable[Memory] = ()) -> None:
+    ``native`` is for reads: each memory's regions with ``transports``, in the order of preference. The table keeps the
+    buffers alive, not ``native``.
+    """
+
+    def __init__(self, memories: Iterable[Memory] = (), transports: Sequence[Transport] = ()) -> None:
         self.memories = sorted(memories, key=lambda memory: memory.address)
+        self.native = _native.LocalMemories(
+            [
+                (memory.address, [_region(memory, transport) for transport in transports])
+                for memory in self.memories
+            ]
+        )
         self.read_only = [i for i, memory in enumerate(self.memories) if not memory.is_writable]
-        self.bases = [memory.address for memory in self.memories]
         self.extents = np.array([(m.address, m.nbytes) for m in self.memories], np.int64).reshape(-1, 2)
         devices = [-1 if memory.device is None else memory.device for memory in self.memories]
         self.device_of = np.array(devices, np.int32) if max(devices, default=-1) >= 0 else None
         """Of each memory the ordinal of its CUDA device, or -1; None if all is host memory."""
+
+
+def _region(memory: Memory, transport: Transport) -> object | None:
+    region = memory.regions.get(transport.name)
+    return None if region is None else region_for_core(transport, region)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from p2pkv import _native
 from p2pkv.errors import DeviceError, TransportError
@@ -22,7 +22,7 @@ class Registrations(Resource):
         self._ways = [name for name, _ in native_ways(transports)]
         # guards the replacing of the table; reentrant, since a signal's handler may close the node wherever a thread is
         self._lock = threading.RLock()
-        self.table = MemoryTable()
+        self.table = self.table_of()
 
     def add(
         self,
@@ -86,9 +86,13 @@ class Registrations(Resource):
         regions, _ = self._register(buffer, address, nbytes, True, False)
         return Memory(address, nbytes, regions, is_writable=True, forget=lambda memory: None, buffer=buffer)
 
+    def table_of(self, memories: Iterable[Memory] = ()) -> MemoryTable:
+        """Return a table of these memories alone."""
+        return MemoryTable(memories, list(self._transports.values()))
+
     def _list(self, memory: Memory) -> None:
         with self._lock:
-            self.table = MemoryTable([*self.table.memories, memory])
+            self.table = self.table_of([*self.table.memories, memory])
 
     def _register(
         self, buffer: object, address: int, nbytes: int, is_writable: bool, is_readable: bool
@@ -131,7 +135,7 @@ class Registrations(Resource):
 
     def _forget(self, memory: Memory) -> None:
         with self._lock:
-            self.table = MemoryTable(m for m in self.table.memories if m is not memory)
+            self.table = self.table_of(m for m in self.table.memories if m is not memory)
         if self._offers is not None and memory.offers_id is not None:
             self._offers.remove_memory(memory.offers_id)
 

@@ -79,7 +79,7 @@ class DeviceMemory(Resource):
         native = _native.CudaStaging.create(device, self._staging_nbytes)
         memory = self._registrations.add_unlisted(native, native.address, native.nbytes)
         _log.info("pages in device memory go through %d bytes of page-locked host memory", native.nbytes)
-        return Staging(native, memory, MemoryTable([memory]))
+        return Staging(native, memory, self._registrations.table_of([memory]))
 
     @property
     def staging(self) -> Staging:

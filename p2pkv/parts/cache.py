@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from p2pkv import _native
@@ -54,7 +54,6 @@ class CacheParts:
     def serve(
         self,
         boot: int,
-        view: Callable[[], View],
         transports: Sequence[Transport],
         registrations: Registrations,
         peers: PeerConnections,
@@ -77,7 +76,6 @@ class CacheParts:
             peers=peers,
             registrations=registrations,
             shard=self._control.shard,
-            view=view,
             own_key=self._own_key,
             check_sums=config.verify == "checksum",
             metrics=self._metrics,

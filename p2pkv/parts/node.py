@@ -81,7 +81,6 @@ class NodeParts:
         if self.caching is not None:
             self.caching.serve(
                 boot,
-                self.membership.view,
                 self.transports,
                 self.registrations,
                 self.peers,
@@ -194,9 +193,9 @@ class NodeParts:
             or not now.is_present
             or now.boot_epoch != member.boot_epoch
         ]
+        self.peers.set_view(new)  # before anything is located at a member that it does not know
         if self.caching is not None:
             self.caching.view_changed(new, gone)
-        self.peers.set_view(new)
         self.transfers.set_view(old, new)
         for member in gone:
             self.control.forget(member.address)

@@ -75,11 +75,11 @@ class NativeTransfer(Transfer):
 
 class NativeEndpoint(Endpoint):
     def __init__(self, native: _native.Endpoint) -> None:
-        self._native = native
+        self.native = native
 
     def describe(self) -> bytes:
         try:
-            blob = self._native.describe()
+            blob = self.native.describe()
         except RuntimeError as error:
             raise TransportError(f"cannot open an endpoint: {error}") from error
         if not blob:
@@ -88,13 +88,13 @@ class NativeEndpoint(Endpoint):
 
     def bind(self, remote: bytes) -> None:
         try:
-            self._native.bind(remote)
+            self.native.bind(remote)
         except RuntimeError as error:
             raise TransportError(f"cannot bind to the peer: {error}") from error
 
     def attach(self, region: bytes) -> NativeRemoteRegion:
         try:
-            return NativeRemoteRegion(self._native.attach(region), self)
+            return NativeRemoteRegion(self.native.attach(region), self)
         except RuntimeError as error:
             raise TransportError(f"cannot attach the peer's region: {error}") from error
 
@@ -106,10 +106,10 @@ class NativeEndpoint(Endpoint):
         if not isinstance(remote, NativeRemoteRegion) or remote.endpoint is not self:
             raise UsageError("the remote region is not attached to this endpoint")
         spans, words = check_batch(spans, words)
-        return NativeTransfer(self._native.read(local.native, remote.native, spans, words), local)
+        return NativeTransfer(self.native.read(local.native, remote.native, spans, words), local)
 
     def close(self) -> None:
-        self._native.close()
+        self.native.close()
 
 
 class NativeTransport(Transport):
@@ -221,3 +221,17 @@ class TcpTransport(NativeTransport):
 def native_ways(transports: Sequence[Transport]) -> list[tuple[str, _native.Transport]]:
     """Return name and native object of the transports that transfers can use: those that need no interpreter."""
     return [(t.name, t.native) for t in transports if isinstance(t, NativeTransport)]
+
+
+def for_core(endpoint: Endpoint, remote: RemoteRegion) -> tuple[object, object]:
+    """Return a connection as the core reads over it: its own objects, or those of a transport in Python as they are."""
+    if isinstance(endpoint, NativeEndpoint) and isinstance(remote, NativeRemoteRegion):
+        return endpoint.native, remote.native
+    return endpoint, remote
+
+
+def region_for_core(transport: Transport, region: MemoryRegion) -> object:
+    """Return local memory as the core reads into it over ``transport``, which may be one in Python."""
+    if isinstance(transport, NativeTransport) and isinstance(region, NativeMemoryRegion):
+        return region.native
+    return region

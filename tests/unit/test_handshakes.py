@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cluster import eventually
+from p2pkv.directory.view import View
 from p2pkv.errors import TransportError
 from p2pkv.transports.faulty import FaultyTransport
 from p2pkv.transports.native import TcpTransport
@@ -42,14 +43,13 @@ def test_a_transport_that_fails_at_handshakes_is_asked_again(tmp_path: Path) -> 
 
     pair = Pair(tmp_path, extra=extra, transports=["tcp"])  # type: ignore[arg-type]
     keys = pair.publish()
-    # Over tcp meanwhile: what fails is left out for half a minute, which is forgotten here.
+    # Over tcp meanwhile: what fails is left out for a while, which is forgotten here.
     assert pair.fetch_is_right(keys)
-    owner = moody[0]
+    owner, peers, view = moody[0], pair.reader._parts.peers, pair.reader._parts.membership.view()
     while owner.failures:
         before = len(owner.failures)
-        for peer in pair.reader._parts.peers._peers.values():
-            peer.unusable.clear()
-            peer.idle.clear()
+        peers.set_view(View())
+        peers.set_view(view)
         pair.fetch_is_right(keys)
         assert len(owner.failures) == before - 1
     eventually(lambda: pair.fetch_is_right(keys), 5.0)

@@ -40,7 +40,7 @@ BELOW = {
     "peers": "_native control directory errors metrics transports",
     "offers": "_native config directory errors lifetime transports",
     "transfers": "offers",
-    "cache": "_native arrays directory disk errors memory metrics page peers pool transports",
+    "cache": "_native arrays directory disk errors memory metrics page peers pool",
     "parts": "_native address cache config control descriptors directory disk lifetime memory metrics offers page "
     "peers pool transports",
     "node": "arrays cache config directory errors lifetime memory page parts peers transports",

@@ -66,12 +66,12 @@ def test_an_exists(pair: Pair) -> None:
 
 def test_a_fetch_from_the_own_pool(pair: Pair) -> None:
     keys = pair.publish()
-    assert_at_most(shape(lambda: pair.owner.fetch(keys, pair.source)), 20, 8)
+    assert_at_most(shape(lambda: pair.owner.fetch(keys, pair.source)), 20, 7)
 
 
 def test_a_fetch_from_a_peer(pair: Pair) -> None:
     keys = pair.publish()
-    assert_at_most(shape(lambda: pair.reader.fetch(keys, pair.destination)), 40, 15)
+    assert_at_most(shape(lambda: pair.reader.fetch(keys, pair.destination)), 20, 7)
 
 
 def test_a_publish(pair: Pair) -> None:

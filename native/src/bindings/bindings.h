@@ -13,6 +13,7 @@ void bind_shard(nanobind::module_& m);
 void bind_directory(nanobind::module_& m);
 void bind_transfers(nanobind::module_& m);
 void bind_control(nanobind::module_& m);
+void bind_peers(nanobind::module_& m);
 void bind_fetch(nanobind::module_& m);
 void bind_publishing(nanobind::module_& m);
 void bind_disk(nanobind::module_& m);

@@ -6,11 +6,14 @@
 
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
+#include "bindings/peers.h"
 #include "cache/fetch_batch.h"
+#include "cache/flights.h"
 #include "page/key_hash.h"
 #include "page/page_checks.h"
 
@@ -146,35 +149,19 @@ nb::object other_length(const FetchBatch& self) {
   return nb::make_tuple(page, length, expected);
 }
 
-// An owner of a batch, valid until the batch is grouped again; keeps the batch alive.
-struct BoundOwner {
-  nb::object keeper;
-  FetchBatch* batch;
-  const FetchBatch::Owner* owner;
-};
-
-std::vector<BoundOwner> group_by_owner(nb::object self, uint64_t own_key) {
-  auto* batch = nb::cast<FetchBatch*>(self);
-  std::vector<BoundOwner> owners;
-  for (const FetchBatch::Owner& owner : batch->group_by_owner(own_key))
-    owners.push_back({self, batch, &owner});
-  return owners;
-}
-
-nb::tuple plan(const BoundOwner& self, int32_t leg, const std::vector<int64_t>& bases) {
-  FetchBatch::Plan plan = self.batch->plan(*self.owner, leg, bases);
-  const size_t n = plan.spans.size();
-  return nb::make_tuple(give<int64_t>(std::move(plan.spans), {n, 3}),
-                        give<uint64_t>(std::move(plan.words), {n, 2}));
-}
-
-nb::tuple settle(const BoundOwner& self, bool check_sums) {
-  FetchBatch::Taken taken;
-  {
-    nb::gil_scoped_release release;
-    taken = self.batch->settle(*self.owner, check_sums);
+// Reads what is located from its owners; what came and was right, by the number of the transport.
+std::vector<std::tuple<size_t, size_t, uint64_t>> read(FetchBatch& self, PeerConnections& peers,
+                                                       const LocalMemories& memories, uint64_t own_key,
+                                                       bool check_sums, double timeout) {
+  std::vector<std::tuple<size_t, size_t, uint64_t>> taken;
+  const nb::gil_scoped_release release;
+  Flights flights(self, peers, memories.all, Deadline::after(timeout), check_sums);
+  flights.read(self.group_by_owner(own_key));
+  for (size_t way = 0; way < flights.taken().size(); ++way) {
+    const FetchBatch::Taken& over = flights.taken()[way];
+    if (over.n_pages > 0) taken.emplace_back(way, over.n_pages, over.nbytes);
   }
-  return nb::make_tuple(taken.n_pages, taken.nbytes);
+  return taken;
 }
 
 nb::tuple forget_stale(FetchBatch& self, uint64_t own_key, LocationCache& cache) {
@@ -187,19 +174,6 @@ nb::tuple forget_stale(FetchBatch& self, uint64_t own_key, LocationCache& cache)
 }
 
 void bind_batch(nb::module_& m) {
-  nb::class_<BoundOwner>(m, "FetchOwner")
-      .def_prop_ro("key", [](const BoundOwner& self) { return self.owner->key; })
-      .def_prop_ro("boot", [](const BoundOwner& self) { return self.owner->boot; })
-      .def_prop_ro("legs", [](const BoundOwner& self) { return self.owner->legs; })
-      .def("plan", &plan, "leg"_a, "bases"_a)
-      .def(
-          "land",
-          [](const BoundOwner& self, int32_t leg, const AnyArray& statuses) {
-            const auto* values = require<uint8_t>(statuses, "statuses", {kAnySize});
-            return static_cast<int>(self.batch->land(*self.owner, leg, values, statuses.shape(0)));
-          },
-          "leg"_a, "statuses"_a)
-      .def("settle", &settle, "check_sums"_a);
   nb::class_<FetchBatch>(m, "FetchBatch")
       .def("__init__", &make_batch, "keys"_a, "pieces"_a, "memory_of"_a)
       .def("take_own", &take_own, "pool"_a, "timeout"_a)
@@ -209,7 +183,7 @@ void bind_batch(nb::module_& m) {
       .def("locate", &locate_pages, "pages"_a, "found"_a, "locations"_a, "shard"_a, "cache"_a)
       .def("cold", &cold, "own_key"_a)
       .def("find_other_length", &other_length)
-      .def("group_by_owner", &group_by_owner, "own_key"_a)
+      .def("read", &read, "peers"_a, "memories"_a, "own_key"_a, "check_sums"_a, "timeout"_a)
       .def("forget_stale", &forget_stale, "own_key"_a, "cache"_a)
       .def("outcomes",
            [](const FetchBatch& self) {

@@ -12,6 +12,7 @@ NB_MODULE(_native, m) {
   p2pkv::bind_directory(m);
   p2pkv::bind_transfers(m);
   p2pkv::bind_control(m);
+  p2pkv::bind_peers(m);
   p2pkv::bind_fetch(m);
   p2pkv::bind_publishing(m);
   p2pkv::bind_disk(m);

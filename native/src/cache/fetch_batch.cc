@@ -183,11 +183,10 @@ const std::vector<FetchBatch::Owner>& FetchBatch::group_by_owner(uint64_t own_ke
   return owners_;
 }
 
-FetchBatch::Plan FetchBatch::plan(const Owner& owner, int32_t leg, const std::vector<int64_t>& bases) const {
+FetchBatch::Plan FetchBatch::plan(const Owner& owner, int32_t leg, int64_t base) const {
   Plan plan;
   plan.spans.reserve(owner.pages.size() * n_pieces_);
   plan.words.reserve(owner.pages.size() * n_pieces_);
-  const int64_t base = bases.at(static_cast<size_t>(leg));
   for (const size_t page : owner.pages) {
     const Location& location = locations_[page];
     uint64_t remote = location.offset;  // off the wire: it may be anything, and wrap
@@ -202,14 +201,14 @@ FetchBatch::Plan FetchBatch::plan(const Owner& owner, int32_t leg, const std::ve
   return plan;
 }
 
-Status FetchBatch::land(const Owner& owner, int32_t leg, const uint8_t* statuses, size_t n) {
+Status FetchBatch::land(const Owner& owner, int32_t leg, const std::vector<Status>& statuses) {
   size_t next = 0;
   for (const size_t page : owner.pages) {
     for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
-      if (memory_of_[i] == leg && next < n) of_pieces_[i] = static_cast<Status>(statuses[next++]);
+      if (memory_of_[i] == leg && next < statuses.size()) of_pieces_[i] = statuses[next++];
     }
   }
-  return n == 0 ? Status::kOk : static_cast<Status>(*std::max_element(statuses, statuses + n));
+  return statuses.empty() ? Status::kOk : *std::max_element(statuses.begin(), statuses.end());
 }
 
 FetchBatch::Taken FetchBatch::settle(const Owner& owner, bool check_sums) {

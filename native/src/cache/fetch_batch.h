@@ -70,9 +70,10 @@ class FetchBatch {
   // stale: the own pool did not have them. So are those whose word can't prove anything. Those still cold are
   // missed.
   const std::vector<Owner>& group_by_owner(uint64_t own_key);
-  Plan plan(const Owner& owner, int32_t leg, const std::vector<int64_t>& bases) const;
+  // `base`: where the leg's memory begins.
+  Plan plan(const Owner& owner, int32_t leg, int64_t base) const;
   // Takes what became of the spans of a plan; returns the worst of it.
-  Status land(const Owner& owner, int32_t leg, const uint8_t* statuses, size_t n);
+  Status land(const Owner& owner, int32_t leg, const std::vector<Status>& statuses);
   // Counts an owner's pages as hits if all their pieces are OK and, if asked for, their checksum is right.
   Taken settle(const Owner& owner, bool check_sums);
 
