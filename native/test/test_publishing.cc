@@ -76,7 +76,7 @@ TEST(publishing_tells_the_own_shard_of_what_is_sealed_and_of_nothing_else) {
   Sequences sequences;
   const Batch batch(3);
   Publishing publishing(ring_of_one(true), {});
-  publishing.run(*pool, batch.get(), shard, sequences, Deadline::after(60));
+  publishing.run(*pool, batch.get(), shard, sequences, nullptr, Deadline::after(60));
   publishing.wait(Deadline::after(10), Deadline::after(10));
   CHECK(publishing.end(Deadline::after(10)).empty());
   CHECK_EQ(publishing.n_readable(), 2u);
@@ -100,7 +100,7 @@ TEST(publishing_knows_whether_a_page_may_be_gone_since) {
   const Batch batch(3);
   publish_one(*pool, 100);  // so that the batch evicts something itself, which is not what is asked
   Publishing publishing(ring_of_one(true), {});
-  publishing.run(*pool, batch.get(), shard, sequences, Deadline::after(60));
+  publishing.run(*pool, batch.get(), shard, sequences, nullptr, Deadline::after(60));
   CHECK(!publishing.has_lost(*pool));
   publish_one(*pool, 101);
   CHECK(publishing.has_lost(*pool));
@@ -114,7 +114,7 @@ TEST(publishing_again_tells_again_and_copies_nothing) {
     Shard shard(1024);  // another one each time, that knows of nothing
     shard.set_view(&kOwner, &kBoot, 1);
     Publishing publishing(ring_of_one(true), {});
-    publishing.run(*pool, batch.get(), shard, sequences, Deadline::after(60));
+    publishing.run(*pool, batch.get(), shard, sequences, nullptr, Deadline::after(60));
     CHECK_EQ(publishing.n_readable(), 3u);
     CHECK_EQ(publishing.stored_bytes(), stored * kGranule);
     CHECK_EQ(shard.stats().entries, 3u);
@@ -129,7 +129,7 @@ TEST(publishing_counts_an_owner_without_a_channel_as_silent) {
   const auto ring = ring_of_one(false);
   CHECK_EQ(ring->peers_of(batch.keys.data(), 3).size(), 1u);
   Publishing publishing(ring, {});
-  publishing.run(*pool, batch.get(), shard, sequences, Deadline::after(60));
+  publishing.run(*pool, batch.get(), shard, sequences, nullptr, Deadline::after(60));
   publishing.wait(Deadline::after(60), Deadline::after(60));
   CHECK(publishing.end(Deadline::after(10)).empty());
   CHECK_EQ(publishing.n_readable(), 3u);

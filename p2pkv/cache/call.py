@@ -77,7 +77,8 @@ def _pieces(pages: Pages, *, writable: bool) -> tuple[NDArray[np.int64], int | N
     """Return ``(n, p, 2)`` and the stream, if any, that has to be waited for."""
     if isinstance(pages, Pieces):
         return pages.array, None
-    array = as_device_array(pages, _WHAT, is_used=True)
+    # a numpy array is what most calls have, and is the host's: nobody needs to be asked
+    array = None if isinstance(pages, np.ndarray) else as_device_array(pages, _WHAT, is_used=True)
     if array is not None:
         if writable and not array.is_writable:
             raise UsageError("the pages are to be written, but their array is read-only")
@@ -85,7 +86,7 @@ def _pieces(pages: Pages, *, writable: bool) -> tuple[NDArray[np.int64], int | N
         if writable and array.rows_overlap:
             raise UsageError("the pages are to be written, but the rows of their array overlap")
         return of_rows, array.stream
-    rows = as_host_array(pages, _WHAT)
+    rows = pages if isinstance(pages, np.ndarray) else as_host_array(pages, _WHAT)
     pieces = row_pieces(rows)
     if writable and not rows.flags.writeable:
         raise UsageError("the pages are to be written, but their array is read-only")

@@ -22,7 +22,7 @@ from p2pkv.cache.call import PageCall, check_call
 from p2pkv.cache.device_rounds import DevicePages
 from p2pkv.cache.warmer import Warmer
 from p2pkv.directory.asking import do_nothing
-from p2pkv.directory.client import DirectoryClient, Lease, Told
+from p2pkv.directory.client import DirectoryClient, Lease
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import UsageError
 from p2pkv.memory.registrations import Registrations
@@ -65,28 +65,41 @@ class PageCache:
         self._namespace = namespace
         self._pool = pool
         self._directory = directory
-        self._peers = peers
-        self._ways = list(peers.domains)
         self._registrations = registrations
         self._shard = shard
         self._own_key = own_key
-        self._check_sums = check_sums
         self._tier = tier
         self._warmer = Warmer(directory, own_key)
         self._metrics = metrics
         self._device_pages = DevicePages(devices, pool, metrics)
         # Bounded in time, so that a page that moved is found again; stale entries cost a second look-up, no more.
         self.locations = _native.LocationCache(65536, 10.0)
+        self._sources = _native.FetchSources(
+            pool.native,
+            None if tier is None else tier.native,
+            self.locations,
+            shard,
+            peers.native,
+            own_key,
+            check_sums,
+        )
+        self._source_names = ["own_pool", "disk", *peers.domains]
 
     def publish(
         self, keys: Sequence[str | bytes], pages: Pages, deadline: float, *, stream: int | None = None
     ) -> Outcomes:
         """Copy pages into the pool and tell the directory; ``HIT`` for those that can be fetched now."""
-        call = self._check(keys, pages, stream, writable=False)
+        call = check_call(self._hash(keys), pages, self._registrations.table, stream, writable=False)
         self._check_room(call)
         if call.device_of is not None:
             return self._publish_from_device(call, deadline)
-        outcomes, n_readable, nbytes, n_late, may_be_gone = self._copy_and_tell(call, deadline)
+        outcomes, n_readable, nbytes, n_late, may_be_gone = self._directory.publish(
+            self._pool,
+            call.ids,
+            call.pieces,
+            deadline,
+            tier=None if self._tier is None else self._tier.native,
+        )
         n_pages = len(outcomes)
         if n_readable < n_pages:
             self._check_published_lengths(call)
@@ -121,12 +134,6 @@ class PageCache:
         self._metrics.published_bytes.inc(nbytes)
         return outcomes
 
-    def _copy_and_tell(self, call: PageCall, deadline: float) -> Told:
-        """Bring pages into the pool and tell the directory; the disk is told while the owners answer."""
-        return self._directory.publish(
-            self._pool, call.ids, call.pieces, deadline, meanwhile=self._note(call)
-        )
-
     def _note(self, call: PageCall) -> Callable[[], None]:
         """Return what tells the disk of published pages."""
         return partial(self._tier.note_published, call.ids) if self._tier is not None else do_nothing
@@ -160,7 +167,7 @@ class PageCache:
         self, keys: Sequence[str | bytes], pages: Pages, deadline: float, *, stream: int | None = None
     ) -> Outcomes:
         """Bring pages into registered memory; ``HIT`` for those whose bytes are exactly the published ones."""
-        call = self._check(keys, pages, stream, writable=True)
+        call = check_call(self._hash(keys), pages, self._registrations.table, stream, writable=True)
         if call.device_of is None:
             return self._fetch(call, deadline)
         return self._device_pages.fetch(call, self._fetch, deadline)
@@ -168,41 +175,52 @@ class PageCache:
     def _fetch(self, call: PageCall, deadline: float) -> Outcomes:
         """Bring pages into host memory."""
         batch = _native.FetchBatch(call.ids, call.pieces, call.memory_of)
-        lengths_agree, n_own, own_bytes = batch.take_own(self._pool.native, deadline - time.monotonic())
-        if not lengths_agree:
-            self._check_published_lengths(call)
-        self._count_fetched("own_pool", n_own, own_bytes)
-        if self._tier is not None:
-            self._read_own_disk(self._tier, batch, call, deadline)
-        for attempt in range(_ROUNDS):
-            self._locate(batch, deadline, use_cache=attempt == 0)
-            promoted = self._promote(batch, deadline)
-            try:
-                self._read(call, batch, deadline)
-            finally:
-                if promoted is not None:
-                    self._directory.release(*promoted)
-            if attempt + 1 == _ROUNDS or not self._forget_stale(batch, deadline):
-                break
+        has_read = self._gather(batch, call, deadline)
         outcomes = batch.outcomes()
         if not outcomes.all():
+            self._fetch_unknown(batch, call, deadline, has_read=has_read)
+            outcomes = batch.outcomes()
             for reason, n_pages in zip(_MISS_REASONS, batch.misses(), strict=True):
                 self._metrics.count(self._metrics.missed_pages, reason, n_pages)
         return outcomes
 
-    def _read_own_disk(
-        self, tier: DiskTier, batch: _native.FetchBatch, call: PageCall, deadline: float
-    ) -> None:
-        left = deadline - time.monotonic()
-        n_pages, nbytes = batch.take_from_disk(tier.native, left * _DISK_SHARE)
-        self._count_fetched("disk", n_pages, nbytes)
-        tier.note_fetched(call.ids)
+    def _gather(self, batch: _native.FetchBatch, call: PageCall, deadline: float) -> bool:
+        """Bring what needs no look-up: from the own pool and disk, and from peers if the location cache knows all.
 
-    def _locate(self, batch: _native.FetchBatch, deadline: float, *, use_cache: bool) -> None:
+        Returns whether peers were read from.
+        """
+        left = deadline - time.monotonic()
+        lengths_agree, n_cached, has_read, fetched = self._sources.gather(
+            batch, call.table.native, left, left * _DISK_SHARE
+        )
+        if not lengths_agree:
+            self._check_published_lengths(call)
+        self._count_fetched(fetched)
+        self._metrics.count(self._metrics.looked_up_pages, "location_cache", n_cached)
+        return has_read
+
+    def _fetch_unknown(
+        self, batch: _native.FetchBatch, call: PageCall, deadline: float, *, has_read: bool
+    ) -> None:
+        """Look up what is not there yet and read it; once more what turns out stale.
+
+        ``has_read``: what was located has been read already, which was the first round.
+        """
+        for attempt in range(_ROUNDS):
+            if attempt or not has_read:
+                self._locate(batch, deadline)
+                promoted = self._promote(batch, deadline)
+                try:
+                    left = deadline - time.monotonic()
+                    self._count_fetched(self._sources.read(batch, call.table.native, left))
+                finally:
+                    if promoted is not None:
+                        self._directory.release(*promoted)
+            if attempt + 1 == _ROUNDS or not self._forget_stale(batch, deadline):
+                break
+
+    def _locate(self, batch: _native.FetchBatch, deadline: float) -> None:
         """Find out where the pages lie that are not there yet. Raises UsageError if one has another length."""
-        if use_cache:
-            n_cached = batch.locate_cached(self.locations, self._shard)
-            self._metrics.count(self._metrics.looked_up_pages, "location_cache", n_cached)
         pages, ids = batch.unlocated()
         if len(pages):
             now = time.monotonic()
@@ -228,18 +246,6 @@ class PageCache:
         batch.locate(pages, found, where, self._shard, self.locations)
         _check_lengths(batch)
         return lease, raw
-
-    def _read(self, call: PageCall, batch: _native.FetchBatch, deadline: float) -> None:
-        """Read what is located from its owners, all at once (``native/src/cache/flights.h``)."""
-        read = batch.read(
-            self._peers.native,
-            call.table.native,
-            self._own_key,
-            self._check_sums,
-            deadline - time.monotonic(),
-        )
-        for way, n_pages, nbytes in read:
-            self._count_fetched(self._ways[way], n_pages, nbytes)
 
     def _forget_stale(self, batch: _native.FetchBatch, deadline: float) -> bool:
         """Forget locations that were no good; whether some pages are worth another look-up."""
@@ -292,11 +298,6 @@ class PageCache:
             raise UsageError(f"key {duplicate} of the batch, {keys[duplicate]!r}, is in it twice")
         return ids
 
-    def _check(
-        self, keys: Sequence[str | bytes], pages: Pages, stream: int | None, *, writable: bool
-    ) -> PageCall:
-        return check_call(self._hash(keys), pages, self._registrations.table, stream, writable=writable)
-
     def _check_room(self, call: PageCall) -> None:
         largest = int(call.lengths.max())
         if largest > self._pool.largest_page:
@@ -312,9 +313,11 @@ class PageCache:
             page = int(wrong[0])
             raise _other_length(page, int(locations["length"][page]), int(call.lengths[page]))
 
-    def _count_fetched(self, source: str, n_pages: int, nbytes: int) -> None:
-        self._metrics.count(self._metrics.fetched_pages, source, n_pages)
-        self._metrics.count(self._metrics.fetched_bytes, source, nbytes)
+    def _count_fetched(self, fetched: list[tuple[int, int, int]]) -> None:
+        """Count ``(source, pages, bytes)``; sources are numbered as :class:`_native.FetchSources` does."""
+        for source, n_pages, nbytes in fetched:
+            self._metrics.count(self._metrics.fetched_pages, self._source_names[source], n_pages)
+            self._metrics.count(self._metrics.fetched_bytes, self._source_names[source], nbytes)
 
 
 def _check_lengths(batch: _native.FetchBatch) -> None:

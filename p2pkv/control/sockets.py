@@ -157,10 +157,11 @@ class ControlClient:
         self._names = names or Names()
         self._context = context
         self._keys = keys
-        # guards _idle and _closed; reentrant, since a signal's handler may close the node wherever a thread is
+        # guards _idle and is_closed; reentrant, since a signal's handler may close the node wherever a thread is
         self._lock = threading.RLock()
         self._idle: dict[str, list[Socket]] = {}
-        self._closed = False
+        self.is_closed = False
+        """Whether calls are to end."""
         self._request_ids = count(1)
         self._complain_at = 0.0
 
@@ -185,16 +186,11 @@ class ControlClient:
     def close(self) -> None:
         """Close idle sockets. Calls under way end with :class:`ClosedError` within :data:`_GLANCE_MS`."""
         with self._lock:
-            self._closed = True
+            self.is_closed = True
             idle = [socket for sockets in self._idle.values() for socket in sockets]
             self._idle.clear()
         for socket in idle:
             socket.close()
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether calls are to end."""
-        return self._closed
 
     def _borrow(self, address: str) -> Socket | None:
         """Return a socket to a peer; None if there is none.
@@ -202,7 +198,7 @@ class ControlClient:
         Then nobody can have this address, or its name is not known yet, or this process can't have another socket.
         """
         with self._lock:
-            if self._closed:
+            if self.is_closed:
                 raise ClosedError("the node is closed")
             if idle := self._idle.get(address):
                 return idle.pop()
@@ -211,7 +207,7 @@ class ControlClient:
         try:
             return self._connect(numeric)
         except zmq.ZMQError as error:
-            if self._closed or isinstance(error, zmq.ContextTerminated):
+            if self.is_closed or isinstance(error, zmq.ContextTerminated):
                 raise ClosedError("the node is closed") from error
             self._complain(address, error)
             return None
@@ -242,7 +238,7 @@ class ControlClient:
     def _give_back(self, address: str, socket: Socket) -> None:
         with self._lock:
             idle = self._idle.setdefault(address, [])
-            if not self._closed and len(idle) < _IDLE_SOCKETS:
+            if not self.is_closed and len(idle) < _IDLE_SOCKETS:
                 idle.append(socket)
                 return
         socket.close()

@@ -85,6 +85,8 @@ class Lines:
     members: list[Member]
     channels: list[_native.DirectoryChannel]
     others: list[int]
+    patience: float
+    """How many seconds an owner that stays silent is waited for."""
 
 
 class Asked(Protocol):
@@ -119,6 +121,7 @@ class Owners:
             [member for _, member, _ in lines],
             [channel for channel in channels if channel is not None],
             [owner for owner, channel in zip(owners, channels, strict=True) if channel is None],
+            SILENT_OWNER_S,
         )
 
     def give_back(self, lines: Lines, is_usable: list[bool] | None = None) -> None:

@@ -211,28 +211,31 @@ class DirectoryClient:
         return ask.answered()
 
     def publish(
-        self,
-        pool: Pool,
-        keys: Keys,
-        pieces: Pieces,
-        deadline: float,
-        *,
-        meanwhile: Callable[[], None] = do_nothing,
+        self, pool: Pool, keys: Keys, pieces: Pieces, deadline: float, *, tier: _native.Tier | None = None
     ) -> Told:
-        """Copy pages into the pool, as :meth:`Pool.publish` does, and put where they lie, as :meth:`put` does."""
+        """Copy pages into the pool, as :meth:`Pool.publish` does, and put where they lie, as :meth:`put` does.
+
+        ``tier``, if there is one, is told of them while their owners answer.
+        """
         route = self._route
         lines = self._owners.borrow(route, route.table.peers_of(keys))
         publishing = _native.Publishing(route.table, lines.owners, lines.channels)
         is_usable = None
         try:
-            n_readable, nbytes, n_late = publishing.run(
-                pool.native, keys, pieces, self._shard, self._sequences, deadline - self._clock.monotonic()
+            n_readable, nbytes, n_late, is_usable = publishing.run(
+                pool.native,
+                keys,
+                pieces,
+                self._shard,
+                self._sequences,
+                tier,
+                deadline - self._clock.monotonic(),
+                None if lines.others else lines.patience,
             )
             ask = publishing.ask
-            question = Question(Kind.PUT, ask, publishing.entries() if lines.others else keys)
-            is_usable = self._owners.take_answers(
-                route, question, publishing, lines, deadline, meanwhile if n_readable else do_nothing
-            )
+            if lines.others:  # who no channel leads to is asked over the control socket
+                question = Question(Kind.PUT, ask, publishing.entries())
+                is_usable = self._owners.take_answers(route, question, publishing, lines, deadline)
         finally:
             self._owners.give_back(lines, is_usable)
         self._owners.account(ask)

@@ -37,9 +37,8 @@ class Answers(Protocol):
 class ControlPath(Protocol):
     """Leads to every node, and is slow; :class:`p2pkv.control.sockets.ControlClient` is one."""
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether calls are to end."""
+    is_closed: bool
+    """Whether calls are to end."""
 
     def send(self, requests: Sequence[Request]) -> Answers:
         """Send every request at once."""

@@ -164,7 +164,9 @@ def test_a_call_that_breaks_off_before_the_answers_leaves_no_channel_to_the_next
     assert pair.reader.exists(pair.publish()).all()
 
 
-def test_pages_published_while_the_ring_changes_are_known_to_the_new_owners(pair: Pair) -> None:
+def test_pages_published_while_the_ring_changes_are_known_to_the_new_owners(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use_until_there_is_a_channel(pair)
     directory, pool = pair.owner._cache._directory, pair.owner._cache._pool
     view = pair.owner._parts.membership.view()
@@ -173,8 +175,16 @@ def test_pages_published_while_the_ring_changes_are_known_to_the_new_owners(pair
     directory.set_view(View([own]))
     keys = np.frombuffer(os.urandom(16 * N), np.uint8).reshape(N, 16)
     pieces = row_pieces(pair.source)
-    until = time.monotonic() + 5.0
-    told = directory.publish(pool, keys, pieces, until, meanwhile=lambda: directory.set_view(view))
+    channels = pair.owner._parts.caching.channels
+    give_back = channels.give_back
+
+    def change_the_ring(*lent: object) -> None:
+        monkeypatch.undo()
+        directory.set_view(view)
+        give_back(*lent)
+
+    monkeypatch.setattr(channels, "give_back", change_the_ring)  # which is when the old owners have answered
+    told = directory.publish(pool, keys, pieces, time.monotonic() + 5.0)
     assert told.is_told.all()
     found, _ = pair.reader._parts.control.shard.get(keys)
     assert found.all()

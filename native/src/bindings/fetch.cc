@@ -13,7 +13,7 @@
 #include "bindings/bindings.h"
 #include "bindings/peers.h"
 #include "cache/fetch_batch.h"
-#include "cache/flights.h"
+#include "cache/fetch_sources.h"
 #include "page/key_hash.h"
 #include "page/page_checks.h"
 
@@ -84,16 +84,6 @@ void make_batch(FetchBatch* self, const AnyArray& keys, const AnyArray& pieces, 
                         {memories, memories + n * n_pieces}, n_pieces);
 }
 
-nb::tuple take_own(FetchBatch& self, Pool& pool, double timeout) {
-  FetchBatch::Taken taken;
-  bool lengths_agree = false;
-  {
-    nb::gil_scoped_release release;
-    lengths_agree = self.take_own(&pool, Deadline::after(timeout), &taken);
-  }
-  return nb::make_tuple(lengths_agree, taken.n_pages, taken.nbytes);
-}
-
 nb::tuple take_from_disk(FetchBatch& self, Tier& tier, double timeout) {
   FetchBatch::Taken taken;
   {
@@ -149,19 +139,53 @@ nb::object other_length(const FetchBatch& self) {
   return nb::make_tuple(page, length, expected);
 }
 
-// Reads what is located from its owners; what came and was right, by the number of the transport.
-std::vector<std::tuple<size_t, size_t, uint64_t>> read(FetchBatch& self, PeerConnections& peers,
-                                                       const LocalMemories& memories, uint64_t own_key,
-                                                       bool check_sums, double timeout) {
-  std::vector<std::tuple<size_t, size_t, uint64_t>> taken;
+// Of what was fetched: its source (0: the own pool, 1: the own disk, 2 and on: peers, over the transport of
+// that number), pages and bytes. Sources that gave nothing are left out.
+using Counts = std::vector<std::tuple<size_t, size_t, uint64_t>>;
+
+void count(size_t source, const FetchBatch::Taken& taken, Counts* counts) {
+  if (taken.n_pages > 0) counts->emplace_back(source, taken.n_pages, taken.nbytes);
+}
+
+void count_read(const std::vector<FetchBatch::Taken>& read, Counts* counts) {
+  for (size_t way = 0; way < read.size(); ++way) count(2 + way, read[way], counts);
+}
+
+// Whether the lengths agree with those in the own pool, how many pages the location cache knew, whether all
+// that was left could be read from peers, and the counts.
+std::tuple<bool, size_t, bool, Counts> gather(const FetchSources& self, FetchBatch& batch,
+                                              const LocalMemories& memories, double timeout,
+                                              double disk_timeout) {
+  Counts counts;
   const nb::gil_scoped_release release;
-  Flights flights(self, peers, memories.all, Deadline::after(timeout), check_sums);
-  flights.read(self.group_by_owner(own_key));
-  for (size_t way = 0; way < flights.taken().size(); ++way) {
-    const FetchBatch::Taken& over = flights.taken()[way];
-    if (over.n_pages > 0) taken.emplace_back(way, over.n_pages, over.nbytes);
-  }
-  return taken;
+  const auto found =
+      self.gather(batch, memories.all, Deadline::after(timeout), Deadline::after(disk_timeout));
+  count(0, found.own, &counts);
+  count(1, found.disk, &counts);
+  count_read(found.read, &counts);
+  return {found.lengths_agree, found.n_located, found.has_read, counts};
+}
+
+Counts read(const FetchSources& self, FetchBatch& batch, const LocalMemories& memories, double timeout) {
+  Counts counts;
+  const nb::gil_scoped_release release;
+  count_read(self.read(batch, memories.all, Deadline::after(timeout)), &counts);
+  return counts;
+}
+
+void bind_sources(nb::module_& m) {
+  nb::class_<FetchSources>(m, "FetchSources")
+      .def(
+          "__init__",
+          [](FetchSources* self, Pool& pool, Tier* tier, LocationCache& locations, Shard& shard,
+             PeerConnections& peers, uint64_t own_key, bool check_sums) {
+            new (self) FetchSources{pool, tier, locations, shard, peers, own_key, check_sums};
+          },
+          "pool"_a, "tier"_a.none(), "locations"_a, "shard"_a, "peers"_a, "own_key"_a, "check_sums"_a,
+          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(),
+          nb::keep_alive<1, 6>())
+      .def("gather", &gather, "batch"_a, "memories"_a, "timeout"_a, "disk_timeout"_a)
+      .def("read", &read, "batch"_a, "memories"_a, "timeout"_a);
 }
 
 nb::tuple forget_stale(FetchBatch& self, uint64_t own_key, LocationCache& cache) {
@@ -176,14 +200,11 @@ nb::tuple forget_stale(FetchBatch& self, uint64_t own_key, LocationCache& cache)
 void bind_batch(nb::module_& m) {
   nb::class_<FetchBatch>(m, "FetchBatch")
       .def("__init__", &make_batch, "keys"_a, "pieces"_a, "memory_of"_a)
-      .def("take_own", &take_own, "pool"_a, "timeout"_a)
       .def("take_from_disk", &take_from_disk, "tier"_a, "timeout"_a)
-      .def("locate_cached", &FetchBatch::locate_cached, "cache"_a, "shard"_a)
       .def("unlocated", &unlocated)
       .def("locate", &locate_pages, "pages"_a, "found"_a, "locations"_a, "shard"_a, "cache"_a)
       .def("cold", &cold, "own_key"_a)
       .def("find_other_length", &other_length)
-      .def("read", &read, "peers"_a, "memories"_a, "own_key"_a, "check_sums"_a, "timeout"_a)
       .def("forget_stale", &forget_stale, "own_key"_a, "cache"_a)
       .def("outcomes",
            [](const FetchBatch& self) {
@@ -214,6 +235,7 @@ void bind_fetch(nb::module_& m) {
       [](const AnyArray& keys) { return find_duplicate(require_keys(keys), keys.shape(0)); }, "keys"_a);
   m.def("locate_pieces", &locate, "pieces"_a, "regions"_a);
   bind_batch(m);
+  bind_sources(m);
 }
 
 }  // namespace p2pkv

@@ -1,10 +1,12 @@
 // Binding of a publish that tells the directory. The GIL is released for all of it.
 #include "cache/publishing.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -25,14 +27,27 @@ void make_publishing(Publishing* self, std::shared_ptr<RingTable> ring, const st
   new (self) Publishing(std::move(ring), std::move(lines));
 }
 
+std::vector<bool> as_flags(const std::vector<uint8_t>& flags) {
+  return {flags.begin(), flags.end()};
+}
+
+// Returns the pages that can be read now, the bytes that were copied, and the pages that there was no time
+// for. With `patience` it takes the answers as well, and returns which channels can be used again; else None.
 nb::tuple run(Publishing& self, Pool& pool, const AnyArray& keys, const AnyArray& pieces, Shard& own,
-              Sequences& sequences, double timeout) {
+              Sequences& sequences, Tier* tier, double timeout, std::optional<double> patience) {
   const PageBatch batch = require_batch(&keys, pieces);
+  std::optional<std::vector<bool>> is_usable;
   {
-    nb::gil_scoped_release release;
-    self.run(pool, batch, own, sequences, Deadline::after(timeout));
+    const nb::gil_scoped_release release;
+    const Deadline deadline = Deadline::after(timeout);
+    self.run(pool, batch, own, sequences, tier, deadline);
+    if (patience) {
+      const Deadline patient = Deadline::after(*patience);
+      self.wait(deadline, patient);
+      is_usable = as_flags(self.end(patient));
+    }
   }
-  return nb::make_tuple(self.n_readable(), self.stored_bytes(), self.n_late());
+  return nb::make_tuple(self.n_readable(), self.stored_bytes(), self.n_late(), is_usable);
 }
 
 void wait(Publishing& self, double timeout, double patience) {
@@ -41,8 +56,7 @@ void wait(Publishing& self, double timeout, double patience) {
 }
 
 std::vector<bool> end(Publishing& self, double patience) {
-  const std::vector<uint8_t> is_usable = self.end(Deadline::after(patience));
-  return {is_usable.begin(), is_usable.end()};
+  return as_flags(self.end(Deadline::after(patience)));
 }
 
 Array<uint8_t> entries_of(const Publishing& self) {
@@ -56,7 +70,7 @@ void bind_publishing(nb::module_& m) {
   nb::class_<Publishing>(m, "Publishing")
       .def("__init__", &make_publishing, "ring"_a, "owners"_a, "channels"_a)
       .def("run", &run, "pool"_a, "keys"_a.noconvert(), "pieces"_a.noconvert(), "shard"_a, "sequences"_a,
-           "timeout"_a)
+           "tier"_a.none(), "timeout"_a, "patience"_a.none())
       .def("wait", &wait, "timeout"_a, "patience"_a)
       .def("is_waiting", &Publishing::is_waiting)
       .def("end", &end, "patience"_a)

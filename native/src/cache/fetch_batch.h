@@ -56,6 +56,7 @@ class FetchBatch {
   // The pages that are neither there nor located.
   std::vector<int64_t> unlocated() const;
   const Key& key(int64_t page) const { return keys_[static_cast<size_t>(page)]; }
+  const std::vector<Key>& keys() const { return keys_; }
   // Takes the directory's answer for `pages`, and remembers it in the cache. Locations whose owner is not in
   // the view count for nothing.
   void locate(const int64_t* pages, const uint8_t* found, const Location* locations, size_t n, Shard* shard,

@@ -9,7 +9,7 @@ namespace p2pkv {
 Publishing::Publishing(std::shared_ptr<const RingTable> ring, std::vector<DirectoryLine> lines)
     : ring_(std::move(ring)), lines_(std::move(lines)) {}
 
-void Publishing::run(Pool& pool, const PageBatch& batch, Shard& own, Sequences& sequences,
+void Publishing::run(Pool& pool, const PageBatch& batch, Shard& own, Sequences& sequences, Tier* tier,
                      const Deadline& deadline) {
   const size_t n = batch.n_pages;
   std::vector<PoolStatus> statuses(n);
@@ -40,6 +40,7 @@ void Publishing::run(Pool& pool, const PageBatch& batch, Shard& own, Sequences& 
     if (ask_->answered()[i] != 0) entries.push_back(entries_[i]);
   }
   own.put(entries.data(), entries.size(), own.now());
+  if (tier != nullptr && n_readable_ > 0) tier->note_published(batch.keys, n);
 }
 
 void Publishing::wait(const Deadline& deadline, const Deadline& patience) {

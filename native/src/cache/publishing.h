@@ -10,6 +10,7 @@
 #include "directory/ask_batch.h"
 #include "directory/channel.h"
 #include "directory/shard.h"
+#include "disk/tier.h"
 #include "net/wire.h"
 #include "pool/pool.h"
 
@@ -23,9 +24,10 @@ class Publishing {
   Publishing(std::shared_ptr<const RingTable> ring, std::vector<DirectoryLine> lines);
 
   // Copies the batch into the pool; then, when it is sealed, tells `own`, this node's shard, and the owners
-  // on the lines of the pages that are there. What is not copied by the deadline is left out. Waits for no
-  // answer.
-  void run(Pool& pool, const PageBatch& batch, Shard& own, Sequences& sequences, const Deadline& deadline);
+  // on the lines of the pages that are there, and `tier`, if there is one. What is not copied by the deadline
+  // is left out. Waits for no answer.
+  void run(Pool& pool, const PageBatch& batch, Shard& own, Sequences& sequences, Tier* tier,
+           const Deadline& deadline);
   // Take the answers; as DirectoryExchange has them.
   void wait(const Deadline& deadline, const Deadline& patience);
   bool is_waiting() const { return exchange_->is_any_waiting(); }
