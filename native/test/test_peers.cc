@@ -169,6 +169,19 @@ TEST(peers_exceptions_of_connecting_reach_who_waits_for_it) {
   CHECK(eventually([&] { return is_told.load(); }));
 }
 
+TEST(peers_exceptions_that_no_call_waits_for_are_told) {
+  std::atomic<bool> is_first{true};
+  FakePeers peers(
+      [&](PeerId, size_t, const Deadline& deadline) -> std::shared_ptr<FakeEndpoint> {
+        if (!is_first.exchange(false)) throw std::runtime_error("thrown on purpose");
+        std::this_thread::sleep_until(deadline.at());
+        return nullptr;
+      },
+      {.fair_chance = 0.01});
+  CHECK(!peers.borrow(1, 0.3));
+  CHECK(eventually([&] { return peers.n_failed == 1; }));
+}
+
 TEST(peers_that_are_interrupted_close_what_is_lent_and_lend_nothing) {
   FakePeers peers(open_good);
   const auto lent = peers.borrow(1);
@@ -193,13 +206,14 @@ TEST(peers_lend_no_connection_twice_whatever_happens_meanwhile) {
   std::atomic<int> n_twice{0};
   const auto use = [&](uint64_t seed) {
     std::mt19937_64 dice(seed);
-    for (int i = 0; i < 2000; ++i) {
+    for (int i = 0; i < 1000; ++i) {
       const auto connection = peers.borrow(1 + dice() % 4);
       if (!connection) continue;
       {
         const std::lock_guard lock(mutex);
         n_twice += lent.insert(connection).second ? 0 : 1;
       }
+      std::this_thread::sleep_for(std::chrono::microseconds(dice() % 100));
       const Status outcomes[] = {Status::kOk, Status::kOk, Status::kOk, Status::kTimedOut, Status::kPeerLost};
       const Status worst = outcomes[dice() % 5];
       {

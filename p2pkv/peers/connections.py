@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -68,7 +69,8 @@ class PeerConnections(Resource):
         self._lock = threading.RLock()  # held while the view changes
         first, most = RETRY_TRANSPORT_S
         self.native = _native.PeerConnections.start(
-            self._opener,
+            # weak: the garbage collector does not see through the core, and would find no way to a closed node
+            weakref.proxy(self._opener),
             len(by_name),
             avoid=AVOID_S,
             fair_chance=FAIR_CHANCE_S,

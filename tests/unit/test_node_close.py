@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from cluster import Cluster
 from p2pkv import ClosedError, Config, Node
 from p2pkv.directory import announcer
 from p2pkv.testing.lateness import Lateness, returns_within
+from p2pkv.transports.base import Transport
 from p2pkv.transports.faulty import Faults, FaultyTransport
 from p2pkv.transports.native import TcpTransport
 from pair import NBYTES, N, Pair, run_all
@@ -137,6 +139,17 @@ def test_closing_does_not_wait_for_a_read_that_hangs(tmp_path: Path) -> None:
     keys = pair.publish()
     close_under(pair.reader, lambda: pair.reader.fetch(keys, pair.destination, timeout=60.0))
     pair.close()
+
+
+@pytest.mark.parametrize("extra", [list, lambda: [FaultyTransport(TcpTransport())]], ids=["native", "python"])
+def test_a_closed_node_is_collected(tmp_path: Path, extra: Callable[[], list[Transport]]) -> None:
+    pair = Pair(tmp_path, extra, transports=["tcp"])
+    assert pair.fetch_is_right(pair.publish())
+    parts = weakref.ref(pair.reader._parts)
+    pair.close()
+    del pair
+    gc.collect()
+    assert parts() is None
 
 
 def test_closing_does_not_wait_for_a_directory_that_hangs(cluster: Cluster) -> None:

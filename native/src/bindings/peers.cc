@@ -7,6 +7,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <memory>
@@ -65,6 +66,17 @@ PeerConnections::Hooks hooks_of(nb::object object) {
   return hooks;
 }
 
+// Python alone holds the connections. They wait for threads that may want the interpreter, and a forked child
+// has none of the threads.
+struct DeletePeers {
+  pid_t pid = getpid();
+  void operator()(PeerConnections* peers) const {
+    if (getpid() != pid) return;
+    const nb::gil_scoped_release unlocked;
+    delete peers;
+  }
+};
+
 using MemberTuple = std::tuple<uint64_t, uint64_t, bool, std::vector<size_t>>;
 
 void change(PeerConnections& self, const std::vector<MemberTuple>& changed,
@@ -81,8 +93,13 @@ void change(PeerConnections& self, const std::vector<MemberTuple>& changed,
 }
 
 nb::list traffic(const PeerConnections& self) {
+  std::vector<PeerConnections::Traffic> traffic;
+  {
+    const nb::gil_scoped_release unlocked;
+    traffic = self.traffic();
+  }
   nb::list all;
-  for (const auto& each : self.traffic()) {
+  for (const auto& each : traffic) {
     const ReadAmount& amount = each.amount;
     all.append(nb::make_tuple(each.peer, each.way, amount.n_pages, amount.nbytes, amount.seconds));
   }
@@ -113,8 +130,7 @@ void bind_peers(nb::module_& m) {
             const PeerConnections::Timing timing{avoid,       fair_chance, patient_connect,
                                                  retry_first, retry_most,  idle};
             return std::shared_ptr<PeerConnections>(
-                new PeerConnections(n_ways, timing, hooks_of(std::move(opener))),
-                DeleteUnlessForked<PeerConnections>());
+                new PeerConnections(n_ways, timing, hooks_of(std::move(opener))), DeletePeers());
           },
           "opener"_a, "n_ways"_a, nb::kw_only(), "avoid"_a, "fair_chance"_a, "patient_connect"_a,
           "retry_first"_a, "retry_most"_a, "idle"_a)

@@ -285,6 +285,7 @@ void PeerConnections::sweep() {
     if (!closing.empty()) {
       lock.unlock();
       close_all(closing);
+      closing.clear();  // without the lock: what a transport in Python opened goes with the interpreter's
       lock.lock();
     } else if (oldest == Clock::time_point::max()) {
       is_sweeper_asleep_ = true;
