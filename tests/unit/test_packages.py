@@ -48,7 +48,10 @@ def test_the_native_core_has_nothing_of_the_benchmark() -> None:
 
 def test_the_native_build_of_the_wheel_installs_the_core_alone() -> None:
     text = (ROOT / "native/CMakeLists.txt").read_text()
-    assert re.findall(r"\binstall\((.*)\)", text) == ["TARGETS _native LIBRARY DESTINATION p2pkv"]
+    assert re.findall(r"\binstall\((.*)\)", text) == [
+        "TARGETS _native LIBRARY DESTINATION p2pkv",
+        "FILES ${CMAKE_CURRENT_BINARY_DIR}/_native.pyi DESTINATION p2pkv",
+    ]
     assert "bench" not in text
 
 
@@ -61,6 +64,7 @@ def test_a_built_wheel_has_no_file_of_the_benchmark_and_that_of_the_benchmark_no
     assert {name.partition("/")[0] for name in core} == {"p2pkv", "p2pkv_proxy"}
     assert [name for name in core if "bench" in name] == ["p2pkv/cli/bench.py"]
     assert sum(name.startswith("p2pkv/_native.") and name.endswith(".so") for name in core) == 1
+    assert "p2pkv/_native.pyi" in core
     assert {name.partition("/")[0] for name in bench} == {"p2pkv_bench"}
     assert sum(name.startswith("p2pkv_bench/_native.") and name.endswith(".so") for name in bench) == 1
 

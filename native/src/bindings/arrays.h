@@ -18,6 +18,17 @@ namespace p2pkv {
 using AnyArray = nanobind::ndarray<nanobind::ro, nanobind::device::cpu>;
 constexpr int64_t kAnySize = -1;
 
+// An argument that `require` checks: the type says what `help()` and type checkers are told that it has to
+// be.
+template <typename T, int64_t... Shape>
+struct ArrayOf : AnyArray {
+  using AnyArray::AnyArray;
+};
+using FlagArray = ArrayOf<uint8_t, kAnySize>;
+using KeyArray = ArrayOf<uint8_t, kAnySize, sizeof(Key)>;
+using LocationArray = ArrayOf<uint8_t, kAnySize, sizeof(Location)>;
+using PieceArray = ArrayOf<int64_t, kAnySize, kAnySize, 2>;
+
 inline std::string describe_shape(std::initializer_list<int64_t> shape) {
   std::string text = "(";
   for (const int64_t size : shape) {
@@ -66,3 +77,18 @@ Array<T> give(std::vector<Value> values, std::initializer_list<size_t> shape) {
 }
 
 }  // namespace p2pkv
+
+template <typename T, int64_t... Shape>
+struct nanobind::detail::type_caster<p2pkv::ArrayOf<T, Shape...>> {
+  using Array = p2pkv::ArrayOf<T, Shape...>;
+  using Shown = ndarray<const T, shape<Shape...>, c_contig, device::cpu>;
+  NB_TYPE_CASTER(Array, make_caster<Shown>::Name)
+
+  template <typename Flags>
+  bool from_python(handle source, Flags flags, cleanup_list* cleanup) noexcept {
+    make_caster<p2pkv::AnyArray> any;
+    if (!any.from_python(source, flags, cleanup)) return false;
+    static_cast<p2pkv::AnyArray&>(value) = std::move(any.value);
+    return true;
+  }
+};

@@ -2,8 +2,15 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <string>
 
 namespace p2pkv {
+
+// Of readings, by their names.
+using Counts = nanobind::typed<nanobind::dict, std::string, uint64_t>;
 
 void bind_gate(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);

@@ -2,12 +2,16 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
@@ -44,9 +48,9 @@ nb::bytes bytes_of(const std::string& text) {
   return nb::bytes(text.data(), text.size());
 }
 
-nb::object event_of(const std::optional<ControlEvent>& event) {
-  if (!event) return nb::none();
-  return nb::make_tuple(bytes_of(event->route), bytes_of(event->body));
+std::optional<std::pair<nb::bytes, nb::bytes>> event_of(const std::optional<ControlEvent>& event) {
+  if (!event) return std::nullopt;
+  return std::pair(bytes_of(event->route), bytes_of(event->body));
 }
 
 void bind_zap(nb::module_& m) {
@@ -57,7 +61,8 @@ void bind_zap(nb::module_& m) {
         if (!ZmqApi::load(path.c_str(), &error)) throw std::runtime_error(error);
       },
       "path"_a);
-  nb::class_<BoundZap>(m, "ZapHandler")
+  nb::class_<BoundZap>(m, "ZapHandler",
+                       "Decides in a thread of its own whose keys may connect. See native/src/control/zap.h.")
       .def(
           "__init__",
           [](BoundZap* self, nb::object socket, const std::string& domain,
@@ -78,7 +83,9 @@ void bind_zap(nb::module_& m) {
 }
 
 void bind_loop(nb::module_& m) {
-  nb::class_<BoundLoop>(m, "ControlLoop")
+  nb::class_<BoundLoop>(
+      m, "ControlLoop",
+      "Answers peers' control messages in a thread of its own. See native/src/control/control_loop.h.")
       .def(
           "__init__",
           [](BoundLoop* self, nb::object socket, std::shared_ptr<Shard> shard) {
@@ -160,7 +167,7 @@ void bind_loop(nb::module_& m) {
             self.native->reply(string_of(route), static_cast<wire::ReplyStatus>(status), string_of(body));
           },
           "route"_a, "status"_a, "body"_a)
-      .def("stats", [](BoundLoop& self) {
+      .def("stats", [](BoundLoop& self) -> Counts {
         const auto stats = self.native->stats();
         nb::dict out;
         out["requests"] = stats.requests;

@@ -106,16 +106,16 @@ std::optional<Staging::Loan> borrow(Staging& staging, uint64_t least, uint64_t w
   return given;
 }
 
-const Piece* require_pieces(const AnyArray& pieces, const char* name, size_t n_pages, size_t n_pieces) {
+const Piece* require_pieces(const PieceArray& pieces, const char* name, size_t n_pages, size_t n_pieces) {
   const auto n = static_cast<int64_t>(n_pages);
   const auto p = static_cast<int64_t>(n_pieces);
   return reinterpret_cast<const Piece*>(require<int64_t>(pieces, name, {n, p, 2}));
 }
 
 std::tuple<int, std::string> copy_pieces(const std::vector<std::shared_ptr<Device>>& devices,
-                                         const AnyArray& device_of, const AnyArray& on_device,
-                                         const AnyArray& on_host, std::optional<AnyArray> chosen,
-                                         bool is_to_device) {
+                                         const ArrayOf<int32_t, kAnySize, kAnySize>& device_of,
+                                         const PieceArray& on_device, const PieceArray& on_host,
+                                         const std::optional<FlagArray>& chosen, bool is_to_device) {
   const auto* indices = require<int32_t>(device_of, "device_of", {kAnySize, kAnySize});
   const size_t n = device_of.shape(0);
   const size_t p = device_of.shape(1);
@@ -149,31 +149,40 @@ void bind_cuda(nb::module_& m) {
         if (!cuda::use_library(name, &error)) throw std::runtime_error(error);
       },
       "name"_a);
-  m.def("cuda_range", &device_range, "address"_a);
-  m.def("cuda_layout", &layout, "tensor"_a);
-  m.def("cuda_driver", &driver);
+  m.def("cuda_range", &device_range, "address"_a,
+        "Start, length (0: unknown) and device of the allocation an address lies in; None: no device's "
+        "memory.");
+  m.def("cuda_layout", &layout, "tensor"_a,
+        nb::sig("def cuda_layout(tensor: object) -> tuple[int, list[int], list[int], int]"),
+        "Address, shape, strides in bytes and size of an element of a DLPack capsule of any device.");
+  m.def("cuda_driver", &driver, "Version (12040 is CUDA 12.4) and the devices' names.");
   m.def("cuda_copy_pieces", &copy_pieces, "devices"_a, "device_of"_a, "on_device"_a, "on_host"_a,
-        "chosen"_a.none(), "is_to_device"_a);
-  nb::class_<Device>(m, "CudaDevice")
+        "chosen"_a.none(), "is_to_device"_a,
+        "``CopyOutcome``, and why: pieces are (n, p, 2), ``device_of`` (n, p) indices into ``devices``.");
+  nb::class_<Device>(m, "CudaDevice", nb::is_final(), "A device of this host. See native/src/cuda/device.h.")
       .def_static("open", &open_device, "ordinal"_a)
       .def_prop_ro("ordinal", &Device::ordinal)
       .def_prop_ro("is_lost", &Device::is_lost)
       .def("mark", &mark, "stream"_a);
-  nb::class_<cuda::StreamMark>(m, "CudaMark").def("wait", &wait, "timeout"_a);
-  nb::class_<Staging::Loan>(m, "CudaLoan")
+  nb::class_<cuda::StreamMark>(m, "CudaMark", nb::is_final(), "A point of a stream, to be waited for.")
+      .def("wait", &wait, "timeout"_a, "``StreamOutcome``, and why.");
+  nb::class_<Staging::Loan>(m, "CudaLoan", nb::is_final(),
+                            "A part of a staging buffer that is borrowed until it is released.")
       .def_prop_ro(
           "address",
           [](const Staging::Loan& self) { return self ? reinterpret_cast<uintptr_t>(self.data()) : 0; })
       .def_prop_ro("nbytes", &Staging::Loan::nbytes)
       .def("release", &Staging::Loan::release)
       .def("abandon", &Staging::Loan::abandon);
-  nb::class_<Staging>(m, "CudaStaging")
+  nb::class_<Staging>(
+      m, "CudaStaging", nb::is_final(),
+      "Pinned host memory that copies from and to a device pass through. See native/src/cuda/staging.h.")
       .def_static("create", &create_staging, "device"_a, "nbytes"_a)
       .def_prop_ro("address", [](const Staging& self) { return reinterpret_cast<uintptr_t>(self.base()); })
       .def_prop_ro("nbytes", &Staging::nbytes)
       .def_prop_ro("largest", &Staging::largest)
       .def("borrow", &borrow, "least"_a, "wanted"_a, "timeout"_a)
-      .def("stats", [](Staging& self) {
+      .def("stats", [](Staging& self) -> Counts {
         const cuda::StagingStats stats = self.stats();
         nb::dict out;
         out["nbytes"] = stats.nbytes;

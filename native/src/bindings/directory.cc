@@ -1,6 +1,7 @@
 // Bindings of what asking the directory takes per key, and of the channels to its shards.
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -24,8 +25,9 @@ using namespace nb::literals;
 namespace p2pkv {
 namespace {
 
-void make_ring(RingTable* self, const AnyArray& points, const AnyArray& successors,
-               const AnyArray& is_healthy, int32_t own_index) {
+void make_ring(RingTable* self, const ArrayOf<uint64_t, kAnySize>& points,
+               const ArrayOf<int32_t, kAnySize, kAnySize>& successors, const FlagArray& is_healthy,
+               int32_t own_index) {
   const auto* sorted = require<uint64_t>(points, "points", {kAnySize});
   const size_t n = points.shape(0);
   const auto* owners = require<int32_t>(successors, "successors", {static_cast<int64_t>(n), kAnySize});
@@ -44,7 +46,8 @@ void make_ring(RingTable* self, const AnyArray& points, const AnyArray& successo
 }
 
 // The owners of pages by their index in `member_keys`, the node keys of a ring's members; -1: none of them.
-std::vector<int32_t> page_owners(const AnyArray& locations, const AnyArray& member_keys) {
+std::vector<int32_t> page_owners(const LocationArray& locations,
+                                 const ArrayOf<uint64_t, kAnySize>& member_keys) {
   const auto* where = reinterpret_cast<const Location*>(
       require<uint8_t>(locations, "locations", {kAnySize, static_cast<int64_t>(sizeof(Location))}));
   const auto* keys = require<uint64_t>(member_keys, "member_keys", {kAnySize});
@@ -57,7 +60,7 @@ std::vector<int32_t> page_owners(const AnyArray& locations, const AnyArray& memb
   return members;
 }
 
-AskBatch* ask_page_owners(const AnyArray& locations, const AnyArray& member_keys,
+AskBatch* ask_page_owners(const LocationArray& locations, const ArrayOf<uint64_t, kAnySize>& member_keys,
                           std::shared_ptr<RingTable> ring) {
   if (member_keys.shape(0) != ring->is_healthy.size())
     throw nb::value_error("member_keys are not of this ring");
@@ -65,7 +68,7 @@ AskBatch* ask_page_owners(const AnyArray& locations, const AnyArray& member_keys
   return new AskBatch(members.data(), members.size(), std::move(ring));
 }
 
-Array<uint8_t> make_promote_entries(const AnyArray& keys, uint32_t answer_ms, uint32_t lease_ms,
+Array<uint8_t> make_promote_entries(const KeyArray& keys, uint32_t answer_ms, uint32_t lease_ms,
                                     uint64_t lease) {
   const Key* rows = require_keys(keys);
   const size_t n = keys.shape(0);
@@ -74,19 +77,16 @@ Array<uint8_t> make_promote_entries(const AnyArray& keys, uint32_t answer_ms, ui
   return give<uint8_t>(std::move(entries), {n, sizeof(wire::PromoteEntry)});
 }
 
-void make_ask(AskBatch* self, const AnyArray& keys, nb::object is_done, std::shared_ptr<RingTable> ring,
-              bool in_turn) {
+void make_ask(AskBatch* self, const KeyArray& keys, const std::optional<FlagArray>& is_done,
+              std::shared_ptr<RingTable> ring, bool in_turn) {
   const Key* rows = require_keys(keys);
   const size_t n = keys.shape(0);
-  const uint8_t* done = nullptr;
-  if (!is_done.is_none()) {
-    done = require<uint8_t>(nb::cast<AnyArray>(is_done), "is_done", {static_cast<int64_t>(n)});
-  }
+  const uint8_t* done = is_done ? require<uint8_t>(*is_done, "is_done", {static_cast<int64_t>(n)}) : nullptr;
   new (self) AskBatch(rows, n, done, std::move(ring),
                       in_turn ? AskBatch::Order::kInTurn : AskBatch::Order::kTogether);
 }
 
-AskBatch* ask_members(const AnyArray& members, std::shared_ptr<RingTable> ring) {
+AskBatch* ask_members(const ArrayOf<int32_t, kAnySize>& members, std::shared_ptr<RingTable> ring) {
   const auto* rows = require<int32_t>(members, "members", {kAnySize});
   const auto n_members = static_cast<int32_t>(ring->is_healthy.size());
   for (size_t i = 0; i < members.shape(0); ++i) {
@@ -95,13 +95,14 @@ AskBatch* ask_members(const AnyArray& members, std::shared_ptr<RingTable> ring) 
   return new AskBatch(rows, members.shape(0), std::move(ring));
 }
 
-void add_page_owners(AskBatch& self, const AnyArray& locations, const AnyArray& member_keys) {
+void add_page_owners(AskBatch& self, const LocationArray& locations,
+                     const ArrayOf<uint64_t, kAnySize>& member_keys) {
   const std::vector<int32_t> members = page_owners(locations, member_keys);
   if (members.size() != self.answered().size()) throw nb::value_error("locations and keys differ in length");
   self.add(members.data());
 }
 
-nb::bytes body_of(const AskBatch& self, size_t ask, const AnyArray& records) {
+nb::bytes body_of(const AskBatch& self, size_t ask, const ArrayOf<uint8_t, kAnySize, kAnySize>& records) {
   const auto* bytes = require<uint8_t>(records, "records", {kAnySize, kAnySize});
   if (records.shape(0) != self.answered().size()) throw nb::value_error("records and keys differ in length");
   const std::string body = self.body(ask, bytes, records.shape(1));
@@ -129,7 +130,7 @@ struct AskedOwners {
 };
 
 // `records` has a row for each key; `found` and `locations`, if given, are written by `wait`.
-AskedOwners* ask_owners(AskBatch& self, uint16_t kind, const AnyArray& records,
+AskedOwners* ask_owners(AskBatch& self, uint16_t kind, const ArrayOf<uint8_t, kAnySize, kAnySize>& records,
                         const std::vector<int32_t>& owners,
                         const std::vector<std::shared_ptr<DirectoryChannel>>& channels,
                         std::optional<Found> found, std::optional<Locations> locations) {
@@ -174,7 +175,7 @@ Array<T> copy_of(const std::vector<T>& values) {
 }
 
 // Puts the entries that belong to the asking member's own shard.
-void put_own(const AskBatch& self, Shard& shard, const AnyArray& entries) {
+void put_own(const AskBatch& self, Shard& shard, const EntryArray<wire::PutEntry>& entries) {
   std::vector<wire::PutEntry> own = take_entries<wire::PutEntry>(entries);
   if (own.size() != self.answered().size()) throw nb::value_error("entries and keys differ in length");
   size_t n_own = 0;
@@ -187,21 +188,30 @@ void put_own(const AskBatch& self, Shard& shard, const AnyArray& entries) {
 }
 
 void bind_ask(nb::module_& m) {
-  nb::class_<Sequences>(m, "Sequences").def(nb::init<>()).def("next", &Sequences::next);
+  nb::class_<Sequences>(m, "Sequences",
+                        "The numbers that order what this node tells the directory of a page.")
+      .def(nb::init<>())
+      .def("next", &Sequences::next);
   m.def("promote_entries", &make_promote_entries, "keys"_a, "answer_ms"_a, "lease_ms"_a, "lease"_a);
-  nb::class_<AskedOwners>(m, "AskedOwners")
+  nb::class_<AskedOwners>(
+      m, "AskedOwners",
+      "Requests that were sent to shards, and their answers. See native/src/directory/channel.h.")
       .def("wait", &wait_for_owners, "timeout"_a, "patience"_a)
       .def("is_waiting", [](const AskedOwners& self) { return self.exchange->is_any_waiting(); })
       .def("end", &end_asking, "patience"_a);
-  nb::class_<RingTable>(m, "RingTable")
+  nb::class_<RingTable>(
+      m, "RingTable",
+      "Which members keep which keys, as the native core looks it up. See p2pkv/directory/ring.py.")
       .def("__init__", &make_ring, "points"_a, "successors"_a, "is_healthy"_a, "own_index"_a)
       .def(
           "peers_of",
-          [](const RingTable& self, const AnyArray& keys) {
+          [](const RingTable& self, const KeyArray& keys) {
             return self.peers_of(require_keys(keys), keys.shape(0));
           },
           "keys"_a);
-  nb::class_<AskBatch>(m, "AskBatch")
+  nb::class_<AskBatch>(
+      m, "AskBatch",
+      "Whom a batch of keys is asked of, and what came back. See native/src/directory/ask_batch.h.")
       .def("__init__", &make_ask, "keys"_a, "is_done"_a.none(), "ring"_a, "in_turn"_a = false)
       .def_static("of_members", &ask_members, "members"_a, "ring"_a, nb::rv_policy::take_ownership)
       .def("add_page_owners", &add_page_owners, "locations"_a, "member_keys"_a)
@@ -210,9 +220,8 @@ void bind_ask(nb::module_& m) {
                   nb::rv_policy::take_ownership)
       .def("asks",
            [](const AskBatch& self) {
-             nb::list out;
-             for (const AskBatch::Ask& ask : self.asks())
-               out.append(nb::make_tuple(ask.owner, ask.rows.size()));
+             std::vector<std::pair<int32_t, size_t>> out;
+             for (const AskBatch::Ask& ask : self.asks()) out.emplace_back(ask.owner, ask.rows.size());
              return out;
            })
       .def("body", &body_of, "ask"_a, "records"_a)
@@ -234,10 +243,12 @@ void bind_ask(nb::module_& m) {
 }
 
 void bind_channels(nb::module_& m) {
-  nb::class_<DirectoryServer>(m, "DirectoryServer")
+  nb::class_<DirectoryServer>(
+      m, "DirectoryServer",
+      "Answers peers' requests to a shard, in a thread of its own. See native/src/directory/server.h.")
       .def("announce", &DirectoryServer::announce, "boot"_a)
       .def("stats",
-           [](DirectoryServer& self) {
+           [](DirectoryServer& self) -> Counts {
              const auto stats = self.stats();
              nb::dict out;
              out["requests"] = stats.requests;
@@ -254,7 +265,8 @@ void bind_channels(nb::module_& m) {
         return server;
       },
       "host"_a, "advertise"_a, "shard"_a);
-  nb::class_<DirectoryChannel>(m, "DirectoryChannel")
+  nb::class_<DirectoryChannel>(
+      m, "DirectoryChannel", "A connection to a peer's directory server. See native/src/directory/channel.h.")
       .def_static("request",
                   [] {
                     const std::string half = DirectoryChannel::request();

@@ -49,7 +49,7 @@ BoundStore* open(const std::string& path, const DiskIdentity& identity, DiskOpti
   return bound.release();
 }
 
-const Piece* require_pages(const AnyArray& pages, size_t n) {
+const Piece* require_pages(const ArrayOf<int64_t, kAnySize, 2>& pages, size_t n) {
   const auto* values = require<int64_t>(pages, "pages", {static_cast<int64_t>(n), 2});
   for (size_t i = 0; i < n; ++i) {
     if (values[2 * i + 1] < 0) throw nb::value_error("pages must not have negative lengths");
@@ -57,8 +57,8 @@ const Piece* require_pages(const AnyArray& pages, size_t n) {
   return reinterpret_cast<const Piece*>(values);
 }
 
-Bytes write(BoundStore& bound, const AnyArray& keys, const AnyArray& pages, const AnyArray& checksums,
-            const AnyArray& tickets) {
+Bytes write(BoundStore& bound, const KeyArray& keys, const ArrayOf<int64_t, kAnySize, 2>& pages,
+            const ArrayOf<uint64_t, kAnySize>& checksums, const ArrayOf<uint64_t, kAnySize>& tickets) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
   const disk::WriteBatch batch{n,
@@ -75,7 +75,7 @@ Bytes write(BoundStore& bound, const AnyArray& keys, const AnyArray& pages, cons
   return give<uint8_t>(std::move(accepted), {n});
 }
 
-Bytes contains(BoundStore& bound, const AnyArray& keys) {
+Bytes contains(BoundStore& bound, const KeyArray& keys) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
   std::vector<uint8_t> found(n);
@@ -86,7 +86,8 @@ Bytes contains(BoundStore& bound, const AnyArray& keys) {
   return give<uint8_t>(std::move(found), {n});
 }
 
-Bytes read(BoundStore& bound, const AnyArray& keys, const AnyArray& pages, double timeout) {
+Bytes read(BoundStore& bound, const KeyArray& keys, const ArrayOf<int64_t, kAnySize, 2>& pages,
+           double timeout) {
   const Deadline deadline = Deadline::after(timeout);
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
@@ -149,7 +150,7 @@ Array<uint64_t> drain_released(BoundStore& bound, size_t limit, double timeout) 
   return give<uint64_t>(std::move(tickets), {n});
 }
 
-nb::dict stats(BoundStore& bound) {
+Counts stats(BoundStore& bound) {
   const DiskStore& store = *bound.store;
   const disk::DiskCounters& counters = store.counters();
   nb::dict named;
@@ -223,7 +224,9 @@ void bind_faults(nb::module_& m) {
       .value("SYNC", FileCall::kSync)
       .value("REMOVE", FileCall::kRemove)
       .value("RENAME", FileCall::kRename);
-  nb::class_<FaultyFiles>(m, "FaultyFiles")
+  nb::class_<FaultyFiles>(
+      m, "FaultyFiles",
+      "Faults that are injected into the calls of a disk store. See native/src/disk/faulty_files.h.")
       .def(nb::init<>())
       .def("fail", &FaultyFiles::fail, "call"_a, "error"_a, "n"_a = FaultyFiles::kForEver, Released())
       .def("hang", &FaultyFiles::hang, "call"_a, Released())
@@ -237,7 +240,8 @@ void bind_faults(nb::module_& m) {
 void bind_disk(nb::module_& m) {
   bind_faults(m);
   m.def("zstd_missing", &disk::zstd_missing, "library"_a = "libzstd.so.1");
-  nb::class_<BoundStore>(m, "DiskStore")
+  nb::class_<BoundStore>(m, "DiskStore",
+                         "Pages in files. See p2pkv/disk/store.py and native/src/disk/store.h.")
       .def(nb::new_(&open_store), "path"_a, nb::kw_only(), "node_id"_a, "name_space"_a, "capacity"_a,
            "layout"_a, "fsync"_a, "eviction"_a, "allow_uring"_a, "allow_direct"_a, "bucket_size"_a,
            "queue_size"_a, "read_buffer"_a, "compression"_a, "retry_seconds"_a, "stall_seconds"_a,

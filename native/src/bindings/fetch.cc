@@ -2,12 +2,16 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
@@ -23,18 +27,21 @@ using namespace nb::literals;
 namespace p2pkv {
 namespace {
 
-const Piece* require_pieces(const AnyArray& pieces) {
+using Bytes = Array<uint8_t>;
+using KeyTexts = nb::typed<nb::sequence, std::variant<nb::str, nb::bytes>>;
+
+const Piece* require_pieces(const PieceArray& pieces) {
   return reinterpret_cast<const Piece*>(require<int64_t>(pieces, "pieces", {kAnySize, kAnySize, 2}));
 }
 
-const Location* require_locations(const AnyArray& locations) {
+const Location* require_locations(const LocationArray& locations) {
   return reinterpret_cast<const Location*>(
       require<uint8_t>(locations, "locations", {kAnySize, static_cast<int64_t>(sizeof(Location))}));
 }
 
 // None where libsodium is not bundled: Python then falls back to hashlib. The texts are borrowed from `keys`,
 // so the GIL is kept.
-nb::object hash_key_texts(const nb::bytes& prefix, nb::sequence keys, bool library_only) {
+std::optional<Bytes> hash_key_texts(const nb::bytes& prefix, const KeyTexts& keys, bool library_only) {
   const nb::object list = nb::steal(PySequence_Fast(keys.ptr(), "keys must be a sequence"));
   if (!list.is_valid()) throw nb::python_error();
   const auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(list.ptr()));
@@ -54,11 +61,12 @@ nb::object hash_key_texts(const nb::bytes& prefix, nb::sequence keys, bool libra
   }
   std::vector<Key> hashed(n);
   const HashPath path = library_only ? HashPath::kLibrary : HashPath::kBest;
-  if (!hash_keys({prefix.c_str(), prefix.size()}, texts.data(), n, hashed.data(), path)) return nb::none();
-  return nb::cast(give<uint8_t>(std::move(hashed), {n, sizeof(Key)}));
+  if (!hash_keys({prefix.c_str(), prefix.size()}, texts.data(), n, hashed.data(), path)) return std::nullopt;
+  return give<uint8_t>(std::move(hashed), {n, sizeof(Key)});
 }
 
-nb::tuple locate(const AnyArray& pieces, const AnyArray& regions) {
+std::tuple<bool, Array<int32_t>, Array<int64_t>> locate(const PieceArray& pieces,
+                                                        const ArrayOf<int64_t, kAnySize, 2>& regions) {
   const Piece* of_pages = require_pieces(pieces);
   const auto* rows = reinterpret_cast<const Registered*>(require<int64_t>(regions, "regions", {kAnySize, 2}));
   const size_t n = pieces.shape(0);
@@ -67,11 +75,12 @@ nb::tuple locate(const AnyArray& pieces, const AnyArray& regions) {
   std::vector<int64_t> length_of(n);
   const bool is_good = locate_pieces(of_pages, n, n_pieces, {rows, rows + regions.shape(0)}, region_of.data(),
                                      length_of.data());
-  return nb::make_tuple(is_good, give<int32_t>(std::move(region_of), {n, n_pieces}),
-                        give<int64_t>(std::move(length_of), {n}));
+  return std::tuple(is_good, give<int32_t>(std::move(region_of), {n, n_pieces}),
+                    give<int64_t>(std::move(length_of), {n}));
 }
 
-void make_batch(FetchBatch* self, const AnyArray& keys, const AnyArray& pieces, const AnyArray& memory_of) {
+void make_batch(FetchBatch* self, const KeyArray& keys, const PieceArray& pieces,
+                const ArrayOf<int32_t, kAnySize, kAnySize>& memory_of) {
   const Key* rows = require_keys(keys);
   const Piece* of_pages = require_pieces(pieces);
   const auto* memories = require<int32_t>(memory_of, "memory_of", {kAnySize, kAnySize});
@@ -84,27 +93,26 @@ void make_batch(FetchBatch* self, const AnyArray& keys, const AnyArray& pieces, 
                         {memories, memories + n * n_pieces}, n_pieces);
 }
 
-nb::tuple take_from_disk(FetchBatch& self, Tier& tier, double timeout) {
+std::tuple<size_t, uint64_t> take_from_disk(FetchBatch& self, Tier& tier, double timeout) {
   FetchBatch::Taken taken;
   {
     nb::gil_scoped_release release;
     self.take_from_disk(&tier, Deadline::after(timeout), &taken);
   }
-  return nb::make_tuple(taken.n_pages, taken.nbytes);
+  return std::tuple(taken.n_pages, taken.nbytes);
 }
 
-nb::tuple unlocated(const FetchBatch& self) {
+std::tuple<Array<int64_t>, Bytes> unlocated(const FetchBatch& self) {
   std::vector<int64_t> pages = self.unlocated();
   std::vector<Key> keys;
   keys.reserve(pages.size());
   for (const int64_t page : pages) keys.push_back(self.key(page));
   const size_t n = pages.size();
-  return nb::make_tuple(give<int64_t>(std::move(pages), {n}),
-                        give<uint8_t>(std::move(keys), {n, sizeof(Key)}));
+  return std::tuple(give<int64_t>(std::move(pages), {n}), give<uint8_t>(std::move(keys), {n, sizeof(Key)}));
 }
 
-void locate_pages(FetchBatch& self, const AnyArray& pages, const AnyArray& found, const AnyArray& locations,
-                  Shard& shard, LocationCache& cache) {
+void locate_pages(FetchBatch& self, const ArrayOf<int64_t, kAnySize>& pages, const FlagArray& found,
+                  const LocationArray& locations, Shard& shard, LocationCache& cache) {
   const auto* rows = require<int64_t>(pages, "pages", {kAnySize});
   const size_t n = pages.shape(0);
   const auto* there = require<uint8_t>(found, "found", {static_cast<int64_t>(n)});
@@ -117,7 +125,7 @@ void locate_pages(FetchBatch& self, const AnyArray& pages, const AnyArray& found
   self.locate(rows, there, where, n, &shard, &cache);
 }
 
-nb::tuple cold(const FetchBatch& self, uint64_t own_key) {
+std::tuple<Array<int64_t>, Bytes, Bytes> cold(const FetchBatch& self, uint64_t own_key) {
   std::vector<int64_t> pages = self.cold(own_key);
   std::vector<Key> keys;
   std::vector<Location> locations;
@@ -126,17 +134,16 @@ nb::tuple cold(const FetchBatch& self, uint64_t own_key) {
     locations.push_back(self.location(page));
   }
   const size_t n = pages.size();
-  return nb::make_tuple(give<int64_t>(std::move(pages), {n}),
-                        give<uint8_t>(std::move(keys), {n, sizeof(Key)}),
-                        give<uint8_t>(std::move(locations), {n, sizeof(Location)}));
+  return std::tuple(give<int64_t>(std::move(pages), {n}), give<uint8_t>(std::move(keys), {n, sizeof(Key)}),
+                    give<uint8_t>(std::move(locations), {n, sizeof(Location)}));
 }
 
-nb::object other_length(const FetchBatch& self) {
+std::optional<std::tuple<int64_t, uint64_t, uint64_t>> other_length(const FetchBatch& self) {
   uint64_t length = 0;
   uint64_t expected = 0;
   const int64_t page = self.find_other_length(&length, &expected);
-  if (page < 0) return nb::none();
-  return nb::make_tuple(page, length, expected);
+  if (page < 0) return std::nullopt;
+  return std::tuple(page, length, expected);
 }
 
 // Of what was fetched: its source (0: the own pool, 1: the own disk, 2 and on: peers, over the transport of
@@ -188,17 +195,18 @@ void bind_sources(nb::module_& m) {
       .def("read", &read, "batch"_a, "memories"_a, "timeout"_a);
 }
 
-nb::tuple forget_stale(FetchBatch& self, uint64_t own_key, LocationCache& cache) {
+std::tuple<size_t, Bytes, Bytes> forget_stale(FetchBatch& self, uint64_t own_key, LocationCache& cache) {
   std::vector<Key> keys;
   std::vector<Location> locations;
   const size_t n_worth = self.forget_stale(own_key, &cache, &keys, &locations);
   const size_t n = keys.size();
-  return nb::make_tuple(n_worth, give<uint8_t>(std::move(keys), {n, sizeof(Key)}),
-                        give<uint8_t>(std::move(locations), {n, sizeof(Location)}));
+  return std::tuple(n_worth, give<uint8_t>(std::move(keys), {n, sizeof(Key)}),
+                    give<uint8_t>(std::move(locations), {n, sizeof(Location)}));
 }
 
 void bind_batch(nb::module_& m) {
-  nb::class_<FetchBatch>(m, "FetchBatch")
+  nb::class_<FetchBatch>(m, "FetchBatch",
+                         "A fetch from its keys to its outcomes. See native/src/cache/fetch_batch.h.")
       .def("__init__", &make_batch, "keys"_a, "pieces"_a, "memory_of"_a)
       .def("take_from_disk", &take_from_disk, "tier"_a, "timeout"_a)
       .def("unlocated", &unlocated)
@@ -232,7 +240,7 @@ void bind_fetch(nb::module_& m) {
   m.def("hash_keys", &hash_key_texts, "prefix"_a, "keys"_a, "library_only"_a = false);
   m.def(
       "find_duplicate",
-      [](const AnyArray& keys) { return find_duplicate(require_keys(keys), keys.shape(0)); }, "keys"_a);
+      [](const KeyArray& keys) { return find_duplicate(require_keys(keys), keys.shape(0)); }, "keys"_a);
   m.def("locate_pieces", &locate, "pieces"_a, "regions"_a);
   bind_batch(m);
   bind_sources(m);

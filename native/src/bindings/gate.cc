@@ -36,7 +36,7 @@ class BoundGate {
 
   bool shut() { return gate_->shut(); }
 
-  void drain(nb::object finish) {
+  void drain(const nb::typed<nb::callable, nb::object()>& finish) {
     finish_ = finish;  // before: the last call may leave as soon as this thread is found inside
     bool is_empty;
     {
@@ -65,13 +65,20 @@ class BoundGate {
 }  // namespace
 
 void bind_gate(nb::module_& m) {
-  nb::class_<BoundGate>(m, "Gate", "Around every call of something that may be closed meanwhile.")
+  nb::class_<BoundGate>(m, "Gate", nb::is_final(),
+                        "Around every call of something that may be closed meanwhile; thread-safe. Raises "
+                        "``ClosedError`` at who enters once it is shut. See p2pkv/lifetime.py.")
       .def(nb::init<const std::string&>(), "what"_a)
       .def("__enter__", &BoundGate::enter)
-      .def("__exit__", &BoundGate::exit)
-      .def("shut", &BoundGate::shut)
-      .def("drain", &BoundGate::drain, "then"_a)
-      .def("forked", &BoundGate::forked);
+      .def("__exit__", &BoundGate::exit, nb::sig("def __exit__(self, *exc_info: object) -> None"))
+      .def("shut", &BoundGate::shut, "Refuse new calls; False if it was shut already.")
+      .def("drain", &BoundGate::drain, "then"_a,
+           "Wait until no other thread's call is inside, and call ``then``. Every call has a deadline, so "
+           "this ends.\n\nIn the handler of a signal that has interrupted a call of this thread, that call's "
+           "end calls ``then``.")
+      .def(
+          "forked", &BoundGate::forked,
+          "Refuse all calls: this is a child of the process whose gate it was, and has none of its threads.");
 }
 
 }  // namespace p2pkv

@@ -1,7 +1,13 @@
 #include "bindings/bindings.h"
 
 NB_MODULE(_native, m) {
-  m.doc() = "The native core of p2pkv: what is done per page, and the threads that answer without the GIL.";
+  m.doc() =
+      "The native core of p2pkv: what is done per page, and the threads that answer without the GIL.\n\n"
+      "p2pkv's own modules say what the calls mean. Keys are (n, 16) uint8, locations (n, 64) uint8, pieces "
+      "(n, p, 2) "
+      "int64 of address and bytes, and statuses and flags (n,) uint8, all C-contiguous: anything else is a "
+      "ValueError "
+      "that names the argument.";
   // Native threads may hold objects at interpreter exit; that is a clean exit, not a leak worth a warning.
   nanobind::set_leak_warnings(false);
   p2pkv::bind_gate(m);

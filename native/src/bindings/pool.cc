@@ -50,7 +50,7 @@ std::shared_ptr<Pool> create_pool(uint64_t nbytes, uint32_t granule, uint64_t ow
 }
 
 // Beside statuses and locations: how many pages can be read now, and the bytes that were copied.
-std::tuple<Bytes, Bytes, size_t, uint64_t> publish(Pool& pool, const AnyArray& keys, const AnyArray& pieces,
+std::tuple<Bytes, Bytes, size_t, uint64_t> publish(Pool& pool, const KeyArray& keys, const PieceArray& pieces,
                                                    double timeout) {
   const PageBatch batch = require_batch(&keys, pieces);
   std::vector<PoolStatus> statuses(batch.n_pages);
@@ -69,7 +69,7 @@ std::tuple<Bytes, Bytes, size_t, uint64_t> publish(Pool& pool, const AnyArray& k
           stored_bytes};
 }
 
-Bytes fetch(Pool& pool, const AnyArray& keys, const AnyArray& pieces) {
+Bytes fetch(Pool& pool, const KeyArray& keys, const PieceArray& pieces) {
   const PageBatch batch = require_batch(&keys, pieces);
   std::vector<FetchStatus> statuses(batch.n_pages);
   {
@@ -81,7 +81,7 @@ Bytes fetch(Pool& pool, const AnyArray& keys, const AnyArray& pieces) {
 
 // For the calls that take keys and say which were found and where: look-ups of pool and cache, and retract.
 template <typename Owner, void (Owner::*method)(const Key*, size_t, uint8_t*, Location*)>
-std::pair<Bytes, Bytes> find(Owner& owner, const AnyArray& keys) {
+std::pair<Bytes, Bytes> find(Owner& owner, const KeyArray& keys) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
   std::vector<uint8_t> found(n);
@@ -93,26 +93,26 @@ std::pair<Bytes, Bytes> find(Owner& owner, const AnyArray& keys) {
   return {give<uint8_t>(std::move(found), {n}), give_locations(std::move(locations))};
 }
 
-std::pair<Bytes, Bytes> lookup(Pool& pool, const AnyArray& keys) {
+std::pair<Bytes, Bytes> lookup(Pool& pool, const KeyArray& keys) {
   return find<Pool, &Pool::lookup>(pool, keys);
 }
 
-std::pair<Bytes, Bytes> retract(Pool& pool, const AnyArray& keys) {
+std::pair<Bytes, Bytes> retract(Pool& pool, const KeyArray& keys) {
   return find<Pool, &Pool::retract>(pool, keys);
 }
 
-std::pair<Bytes, Bytes> get(LocationCache& cache, const AnyArray& keys) {
+std::pair<Bytes, Bytes> get(LocationCache& cache, const KeyArray& keys) {
   return find<LocationCache, &LocationCache::get>(cache, keys);
 }
 
-void touch(Pool& pool, const AnyArray& keys) {
+void touch(Pool& pool, const KeyArray& keys) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
   const nb::gil_scoped_release unlocked;
   pool.touch(data, n);
 }
 
-std::tuple<Bytes, Array<uint64_t>, Bytes> pin(Pool& pool, const AnyArray& keys, double lease_seconds) {
+std::tuple<Bytes, Array<uint64_t>, Bytes> pin(Pool& pool, const KeyArray& keys, double lease_seconds) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
   std::vector<uint8_t> found(n);
@@ -126,7 +126,7 @@ std::tuple<Bytes, Array<uint64_t>, Bytes> pin(Pool& pool, const AnyArray& keys, 
           give_locations(std::move(locations))};
 }
 
-Bytes unpin(Pool& pool, const AnyArray& tickets) {
+Bytes unpin(Pool& pool, const ArrayOf<uint64_t, kAnySize>& tickets) {
   const auto* data = require<uint64_t>(tickets, "tickets", {kAnySize});
   const size_t n = tickets.shape(0);
   std::vector<uint8_t> held(n);
@@ -170,7 +170,7 @@ std::tuple<Bytes, Bytes, uint64_t> list(Pool& pool, uint64_t cursor, size_t limi
   return {keys, locations, next};
 }
 
-nb::dict stats(Pool& pool) {
+Counts stats(Pool& pool) {
   PoolStats stats;
   {
     const nb::gil_scoped_release unlocked;
@@ -188,7 +188,7 @@ nb::dict stats(Pool& pool) {
   return named;
 }
 
-Array<uint64_t> checksum_pages(const AnyArray& pieces) {
+Array<uint64_t> checksum_pages(const PieceArray& pieces) {
   const PageBatch batch = require_batch(nullptr, pieces);
   std::vector<uint64_t> sums(batch.n_pages);
   {
@@ -205,7 +205,7 @@ Array<uint64_t> checksum_pages(const AnyArray& pieces) {
   return give<uint64_t>(std::move(sums), {batch.n_pages});
 }
 
-void put(LocationCache& cache, const AnyArray& keys, const AnyArray& locations) {
+void put(LocationCache& cache, const KeyArray& keys, const LocationArray& locations) {
   const Key* data = require_keys(keys);
   const auto n = static_cast<int64_t>(keys.shape(0));
   const auto* values = require<uint8_t>(locations, "locations", {n, sizeof(Location)});
@@ -213,7 +213,7 @@ void put(LocationCache& cache, const AnyArray& keys, const AnyArray& locations) 
   cache.put(data, reinterpret_cast<const Location*>(values), static_cast<size_t>(n));
 }
 
-void drop(LocationCache& cache, const AnyArray& keys) {
+void drop(LocationCache& cache, const KeyArray& keys) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
   const nb::gil_scoped_release unlocked;
@@ -221,7 +221,7 @@ void drop(LocationCache& cache, const AnyArray& keys) {
 }
 
 // A row a copy: the address to copy to, the address to copy from, and the bytes.
-void copy_pieces(const AnyArray& copies) {
+void copy_pieces(const ArrayOf<int64_t, kAnySize, 3>& copies) {
   const int64_t* rows = require<int64_t>(copies, "copies", {kAnySize, 3});
   const size_t n = copies.shape(0);
   for (size_t i = 0; i < n; ++i) {
@@ -248,7 +248,9 @@ void bind_checksum(nb::module_& m) {
 
 void bind_location_cache(nb::module_& m) {
   using Released = nb::call_guard<nb::gil_scoped_release>;
-  nb::class_<LocationCache>(m, "LocationCache")
+  nb::class_<LocationCache>(m, "LocationCache",
+                            "Locations that this node was told lately, each for ``ttl`` seconds. See "
+                            "native/src/cache/location_cache.h.")
       .def(nb::init<size_t, double>(), "capacity"_a, "ttl"_a)
       .def("put", put, "keys"_a.noconvert(), "locations"_a.noconvert())
       .def("get", get, "keys"_a.noconvert())
@@ -261,7 +263,7 @@ void bind_location_cache(nb::module_& m) {
 
 void bind_pool(nb::module_& m) {
   using Released = nb::call_guard<nb::gil_scoped_release>;
-  nb::class_<Pool>(m, "Pool")
+  nb::class_<Pool>(m, "Pool", "Pages in one region of memory. See p2pkv/pool.py.")
       .def(nb::new_(&create_pool), "nbytes"_a, nb::kw_only(), "granule"_a = 4096, "owner"_a = 0, "boot"_a = 0,
            "region"_a = 0, "has_disk"_a = false, "pinned_limit"_a = 0, "evictions_kept"_a = 65536)
       .def("set_boot", &Pool::set_boot, "boot"_a)

@@ -3,10 +3,12 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -33,8 +35,9 @@ std::vector<bool> as_flags(const std::vector<uint8_t>& flags) {
 
 // Returns the pages that can be read now, the bytes that were copied, and the pages that there was no time
 // for. With `patience` it takes the answers as well, and returns which channels can be used again; else None.
-nb::tuple run(Publishing& self, Pool& pool, const AnyArray& keys, const AnyArray& pieces, Shard& own,
-              Sequences& sequences, Tier* tier, double timeout, std::optional<double> patience) {
+std::tuple<size_t, uint64_t, size_t, std::optional<std::vector<bool>>> run(
+    Publishing& self, Pool& pool, const KeyArray& keys, const PieceArray& pieces, Shard& own,
+    Sequences& sequences, Tier* tier, double timeout, std::optional<double> patience) {
   const PageBatch batch = require_batch(&keys, pieces);
   std::optional<std::vector<bool>> is_usable;
   {
@@ -47,7 +50,7 @@ nb::tuple run(Publishing& self, Pool& pool, const AnyArray& keys, const AnyArray
       is_usable = as_flags(self.end(patient));
     }
   }
-  return nb::make_tuple(self.n_readable(), self.stored_bytes(), self.n_late(), is_usable);
+  return {self.n_readable(), self.stored_bytes(), self.n_late(), is_usable};
 }
 
 void wait(Publishing& self, double timeout, double patience) {
@@ -67,7 +70,8 @@ Array<uint8_t> entries_of(const Publishing& self) {
 }  // namespace
 
 void bind_publishing(nb::module_& m) {
-  nb::class_<Publishing>(m, "Publishing")
+  nb::class_<Publishing>(m, "Publishing",
+                         "A publish that tells the directory. See native/src/cache/publishing.h.")
       .def("__init__", &make_publishing, "ring"_a, "owners"_a, "channels"_a)
       .def("run", &run, "pool"_a, "keys"_a.noconvert(), "pieces"_a.noconvert(), "shard"_a, "sequences"_a,
            "tier"_a.none(), "timeout"_a, "patience"_a.none())

@@ -2,6 +2,7 @@
 
 #include "directory/shard.h"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -20,12 +21,12 @@ using namespace nb::literals;
 namespace p2pkv {
 namespace {
 
-const Location* require_locations(const AnyArray& locations, const AnyArray& keys) {
+const Location* require_locations(const LocationArray& locations, const KeyArray& keys) {
   return reinterpret_cast<const Location*>(
       require<uint8_t>(locations, "locations", {static_cast<int64_t>(keys.shape(0)), sizeof(Location)}));
 }
 
-Array<uint8_t> make_put_entries(const AnyArray& keys, const AnyArray& locations, uint64_t sequence) {
+Array<uint8_t> make_put_entries(const KeyArray& keys, const LocationArray& locations, uint64_t sequence) {
   const Key* rows = require_keys(keys);
   const Location* where = require_locations(locations, keys);
   const size_t n = keys.shape(0);
@@ -34,7 +35,7 @@ Array<uint8_t> make_put_entries(const AnyArray& keys, const AnyArray& locations,
   return give<uint8_t>(std::move(entries), {n, sizeof(wire::PutEntry)});
 }
 
-Array<uint8_t> make_drop_entries(const AnyArray& keys, const AnyArray& locations, uint64_t sequence) {
+Array<uint8_t> make_drop_entries(const KeyArray& keys, const LocationArray& locations, uint64_t sequence) {
   const Key* rows = require_keys(keys);
   const Location* where = require_locations(locations, keys);
   const size_t n = keys.shape(0);
@@ -45,7 +46,7 @@ Array<uint8_t> make_drop_entries(const AnyArray& keys, const AnyArray& locations
   return give<uint8_t>(std::move(entries), {n, sizeof(wire::DropEntry)});
 }
 
-Array<uint8_t> make_check_entries(const AnyArray& keys, const AnyArray& locations) {
+Array<uint8_t> make_check_entries(const KeyArray& keys, const LocationArray& locations) {
   const Key* rows = require_keys(keys);
   const Location* where = require_locations(locations, keys);
   const size_t n = keys.shape(0);
@@ -69,11 +70,12 @@ void bind_shard(nb::module_& m) {
   m.def("put_entries", &make_put_entries, "keys"_a, "locations"_a, "sequence"_a);
   m.def("check_entries", &make_check_entries, "keys"_a, "locations"_a);
   m.def("drop_entries", &make_drop_entries, "keys"_a, "locations"_a, "sequence"_a);
-  nb::class_<Shard>(m, "Shard")
+  nb::class_<Shard>(m, "Shard",
+                    "The entries of the directory that this node keeps. See native/src/directory/shard.h.")
       .def(nb::init<uint64_t>(), "max_entries"_a)
       .def(
           "get",
-          [](Shard& self, const AnyArray& keys) {
+          [](Shard& self, const KeyArray& keys) {
             const Key* rows = require_keys(keys);
             const size_t n = keys.shape(0);
             std::vector<uint8_t> found(n);
@@ -82,13 +84,13 @@ void bind_shard(nb::module_& m) {
               nb::gil_scoped_release release;
               self.get(rows, n, found.data(), locations.data());
             }
-            return nb::make_tuple(give<uint8_t>(std::move(found), {n}),
-                                  give<uint8_t>(std::move(locations), {n, sizeof(Location)}));
+            return std::pair(give<uint8_t>(std::move(found), {n}),
+                             give<uint8_t>(std::move(locations), {n, sizeof(Location)}));
           },
           "keys"_a)
       .def(
           "put",
-          [](Shard& self, const AnyArray& entries) {
+          [](Shard& self, const EntryArray<wire::PutEntry>& entries) {
             const auto copies = take_entries<wire::PutEntry>(entries);
             nb::gil_scoped_release release;
             return self.put(copies.data(), copies.size(), self.now());
@@ -96,7 +98,7 @@ void bind_shard(nb::module_& m) {
           "entries"_a)
       .def(
           "drop",
-          [](Shard& self, const AnyArray& entries) {
+          [](Shard& self, const EntryArray<wire::DropEntry>& entries) {
             const auto copies = take_entries<wire::DropEntry>(entries);
             nb::gil_scoped_release release;
             self.drop(copies.data(), copies.size(), self.now());
@@ -104,7 +106,7 @@ void bind_shard(nb::module_& m) {
           "entries"_a)
       .def(
           "keep_present",
-          [](Shard& self, const AnyArray& locations, const AnyArray& found) {
+          [](Shard& self, const LocationArray& locations, const FlagArray& found) {
             const auto* where = reinterpret_cast<const Location*>(
                 require<uint8_t>(locations, "locations", {kAnySize, static_cast<int64_t>(sizeof(Location))}));
             const size_t n = locations.shape(0);
@@ -123,7 +125,7 @@ void bind_shard(nb::module_& m) {
           "owners"_a, "boots"_a)
       .def(
           "check",
-          [](Shard& self, const AnyArray& entries) {
+          [](Shard& self, const EntryArray<wire::CheckEntry>& entries) {
             const auto copies = take_entries<wire::CheckEntry>(entries);
             std::vector<uint8_t> kept(copies.size());
             self.check(copies.data(), copies.size(), kept.data());
@@ -143,7 +145,7 @@ void bind_shard(nb::module_& m) {
       .def("set_time", &Shard::set_time, "seconds"_a)
       .def("sweep", [](Shard& self) { self.sweep(self.now()); })
       .def("answer", &answer, "request"_a, "boot"_a)
-      .def("stats", [](Shard& self) {
+      .def("stats", [](Shard& self) -> Counts {
         const auto stats = self.stats();
         nb::dict out;
         out["entries"] = stats.entries;

@@ -41,7 +41,7 @@ void attach(Tier& tier, std::shared_ptr<Pool> pool, BoundStore& bound) {
   tier.attach(bound.store);
 }
 
-std::pair<Bytes, Bytes> locate(Tier& tier, const AnyArray& keys) {
+std::pair<Bytes, Bytes> locate(Tier& tier, const KeyArray& keys) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
   std::vector<uint8_t> found(n);
@@ -53,7 +53,7 @@ std::pair<Bytes, Bytes> locate(Tier& tier, const AnyArray& keys) {
   return {give<uint8_t>(std::move(found), {n}), give<uint8_t>(std::move(locations), {n, sizeof(Location)})};
 }
 
-Bytes contains(Tier& tier, const AnyArray& keys) {
+Bytes contains(Tier& tier, const KeyArray& keys) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
   std::vector<uint8_t> found(n);
@@ -65,14 +65,14 @@ Bytes contains(Tier& tier, const AnyArray& keys) {
 }
 
 template <void (Tier::*method)(const Key*, size_t)>
-void tell(Tier& tier, const AnyArray& keys) {
+void tell(Tier& tier, const KeyArray& keys) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
   const nb::gil_scoped_release unlocked;
   (tier.*method)(data, n);
 }
 
-void warm(Tier& tier, const AnyArray& keys) {
+void warm(Tier& tier, const KeyArray& keys) {
   const Key* data = require_keys(keys);
   std::vector<Key> wanted(data, data + keys.shape(0));
   const nb::gil_scoped_release unlocked;
@@ -89,7 +89,7 @@ Bytes drain_promoted(Tier& tier, size_t limit) {
   return give<uint8_t>(std::move(keys), {n, sizeof(Key)});
 }
 
-nb::dict stats(Tier& tier) {
+Counts stats(Tier& tier) {
   const TierCounters& counters = tier.counters();
   const std::pair<const char*, const std::atomic<uint64_t>*> all[] = {
       {"unpinned_pages", &counters.unpinned_pages}, {"skipped_pages", &counters.skipped_pages},
@@ -105,7 +105,9 @@ nb::dict stats(Tier& tier) {
 
 void bind_tier(nb::module_& m) {
   using Released = nb::call_guard<nb::gil_scoped_release>;
-  nb::class_<Tier>(m, "Tier")
+  nb::class_<Tier>(
+      m, "Tier",
+      "What moves pages between a pool and a disk store. See p2pkv/disk/tier.py and native/src/disk/tier.h.")
       .def(nb::new_(&start), "pool"_a, nb::kw_only(), "owner"_a, "boot"_a, "write"_a, "admission"_a,
            "queue_size"_a, "warm_rate"_a)
       .def("set_boot", &Tier::set_boot, "boot"_a)

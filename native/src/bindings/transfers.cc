@@ -46,7 +46,9 @@ Array<uint8_t> give_statuses(RowStatuses statuses) {
   return give<uint8_t>(std::move(statuses), {n});
 }
 
-std::vector<RowSpan> to_spans(const AnyArray& spans) {
+using SpanArray = ArrayOf<int64_t, kAnySize, 2>;
+
+std::vector<RowSpan> to_spans(const SpanArray& spans) {
   const auto* rows = require<int64_t>(spans, "spans", {kAnySize, 2});
   std::vector<RowSpan> out(spans.shape(0));
   static_assert(sizeof(RowSpan) == 2 * sizeof(int64_t), "rows of the array are copied as they are");
@@ -113,7 +115,7 @@ void connect(Transfers& self, uint64_t node_key, uint64_t boot, const nb::bytes&
 }
 
 std::shared_ptr<Offer> offer(Transfers& self, std::optional<uint64_t> to, const std::string& request,
-                             uint32_t first_row, const AnyArray& spans, double lease,
+                             uint32_t first_row, const SpanArray& spans, double lease,
                              std::optional<uint64_t> stream) {
   Rows rows{request, first_row, to_spans(spans), stream};
   std::string error;
@@ -127,7 +129,7 @@ std::shared_ptr<Offer> offer(Transfers& self, std::optional<uint64_t> to, const 
 }
 
 std::unique_ptr<OwnedGrant> grant(Transfers& self, std::optional<uint64_t> from, const std::string& request,
-                                  uint32_t first_row, const AnyArray& spans, double timeout,
+                                  uint32_t first_row, const SpanArray& spans, double timeout,
                                   std::optional<uint64_t> stream) {
   Rows rows{request, first_row, to_spans(spans), stream};
   std::string error;
@@ -141,7 +143,7 @@ std::unique_ptr<OwnedGrant> grant(Transfers& self, std::optional<uint64_t> from,
 }
 
 void bind_handles(nb::module_& m) {
-  nb::class_<Offer>(m, "Offer")
+  nb::class_<Offer>(m, "Offer", "Rows that a peer may read. See native/src/offers/transfers.h.")
       .def("done", &Offer::done, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "wait",
@@ -158,7 +160,9 @@ void bind_handles(nb::module_& m) {
           },
           "reason"_a)
       .def("statuses", [](Offer& self) { return give_statuses(self.statuses()); });
-  nb::class_<OwnedGrant>(m, "Grant")
+  nb::class_<OwnedGrant>(
+      m, "Grant",
+      "Rows of this node that are to be filled; ends with this object. See native/src/offers/transfers.h.")
       .def("done",
            [](OwnedGrant& self) {
              const nb::gil_scoped_release unlocked;
@@ -192,8 +196,11 @@ void bind_handles(nb::module_& m) {
 
 void bind_transfers(nb::module_& m) {
   bind_handles(m);
-  nb::class_<Transfers>(m, "Transfers")
-      .def_static("start", &start, "host"_a, "advertise"_a, "ways"_a, "buffer_nbytes"_a,
+  nb::class_<Transfers>(
+      m, "Transfers",
+      "The rows that are handed from node to node; spans are (n, 2) int64 of address and bytes. "
+      "See native/src/offers/transfers.h.")
+      .def_static("start", &start, "host"_a, "advertise"_a, "ways"_a, nb::kw_only(), "buffer_nbytes"_a,
                   "buddy_pool_nbytes"_a, "staging_nbytes"_a, "keep_unclaimed_s"_a, "is_validating"_a)
       .def_static("request",
                   [] {
@@ -215,12 +222,12 @@ void bind_transfers(nb::module_& m) {
            "stream"_a.none())
       .def(
           "find_unregistered",
-          [](Transfers& self, const AnyArray& spans, bool for_reading) {
+          [](Transfers& self, const SpanArray& spans, bool for_reading) {
             return self.find_unregistered(to_spans(spans), for_reading);
           },
           "spans"_a, "for_reading"_a)
       .def("readings",
-           [](Transfers& self) {
+           [](Transfers& self) -> Counts {
              nb::dict out;
              for (const auto& [name, value] : self.readings()) out[name] = value;
              return out;

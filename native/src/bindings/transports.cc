@@ -58,8 +58,9 @@ std::string_view view(const nb::bytes& bytes) {
 }
 
 void bind_shared_region(nb::module_& m) {
-  nb::class_<SharedRegion>(m, "SharedRegion",
-                           "Sealed memory that peers on this host can map; writable here only.")
+  nb::class_<SharedRegion>(m, "SharedRegion", nb::is_final(),
+                           "Memory that processes of this host and user can map to read it: a sealed memfd. "
+                           "It goes with its last reference.\n\nPublic as ``p2pkv.SharedRegion``.")
       .def_static(
           "create",
           [](size_t nbytes) {
@@ -75,19 +76,24 @@ void bind_shared_region(nb::module_& m) {
             }
             return region;
           },
-          "nbytes"_a)
+          "nbytes"_a,
+          "Make one of ``nbytes``, all touched; raise ``OSError`` if the memory is not to be had.")
       .def_prop_ro("address",
                    [](const SharedRegion& self) { return reinterpret_cast<uintptr_t>(self.base()); })
       .def_prop_ro("nbytes", &SharedRegion::nbytes)
-      .def_prop_ro("fd", &SharedRegion::fd)
-      .def_prop_ro("array", [](nb::object self) {
-        const auto& region = nb::cast<const SharedRegion&>(self);
-        return ByteArray(region.base(), {region.nbytes()}, self);  // keeps the region alive
-      });
+      .def_prop_ro("fd", &SharedRegion::fd, "The memfd. It stays this object's.")
+      .def_prop_ro(
+          "array",
+          [](nb::object self) {
+            const auto& region = nb::cast<const SharedRegion&>(self);
+            return ByteArray(region.base(), {region.nbytes()}, self);  // keeps the region alive
+          },
+          "``(nbytes,)``, writable; keeps this object alive.");
 }
 
 void bind_transfer(nb::module_& m) {
-  nb::class_<Transfer>(m, "Transfer")
+  nb::class_<Transfer>(m, "Transfer", nb::is_final(),
+                       "A read that is under way. See p2pkv/transports/base.py.")
       .def("done", &Transfer::done, nb::call_guard<nb::gil_scoped_release>())
       .def("advance", &Transfer::advance, "timeout"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
@@ -107,16 +113,20 @@ void bind_transfer(nb::module_& m) {
 }
 
 void bind_endpoint(nb::module_& m) {
-  nb::class_<MemoryRegion>(m, "MemoryRegion")
+  nb::class_<MemoryRegion>(m, "MemoryRegion", nb::is_final(),
+                           "Memory of this process that a transport knows. See p2pkv/transports/base.py.")
       .def_prop_ro("address",
                    [](const MemoryRegion& self) { return reinterpret_cast<uintptr_t>(self.base()); })
       .def_prop_ro("nbytes", &MemoryRegion::nbytes)
       .def("describe", [](const MemoryRegion& self) { return to_bytes(self.describe()); })
       .def("close", &MemoryRegion::close, nb::call_guard<nb::gil_scoped_release>());
 
-  nb::class_<RemoteRegion>(m, "RemoteRegion").def_prop_ro("nbytes", &RemoteRegion::nbytes);
+  nb::class_<RemoteRegion>(m, "RemoteRegion", nb::is_final(),
+                           "A peer's memory, attached to an endpoint. See p2pkv/transports/base.py.")
+      .def_prop_ro("nbytes", &RemoteRegion::nbytes);
 
-  nb::class_<Endpoint>(m, "Endpoint")
+  nb::class_<Endpoint>(m, "Endpoint", nb::is_final(),
+                       "One end of a link to a peer, which reads from it. See p2pkv/transports/base.py.")
       .def("describe",
            [](Endpoint& self) {
              std::string blob, failure;
@@ -167,7 +177,9 @@ void bind_endpoint(nb::module_& m) {
 }
 
 void bind_transport(nb::module_& m) {
-  nb::class_<Transport>(m, "Transport")
+  nb::class_<Transport>(m, "Transport",
+                        "A way to read from peers; refusals are RuntimeErrors with the reason. See "
+                        "p2pkv/transports/base.py.")
       .def_prop_ro("domain", &Transport::domain)
       .def(
           "register_memory",
@@ -198,7 +210,9 @@ void bind_transport(nb::module_& m) {
           "remote"_a)
       .def("close", &Transport::close, nb::call_guard<nb::gil_scoped_release>());
 
-  nb::class_<TcpTransportBase, Transport>(m, "TcpTransport").def_prop_ro("port", &TcpTransportBase::port);
+  nb::class_<TcpTransportBase, Transport>(m, "TcpTransport", nb::is_final(),
+                                          "The one that listens at a TCP port.")
+      .def_prop_ro("port", &TcpTransportBase::port);
 
   m.def("shm_transport", [] {
     std::string error;
@@ -219,7 +233,8 @@ void bind_transport(nb::module_& m) {
 }
 
 void bind_verbs(nb::module_& m) {
-  nb::class_<VerbsPort>(m, "VerbsPort")
+  nb::class_<VerbsPort>(m, "VerbsPort", nb::is_final(),
+                        "One port of an RDMA device; ``missing`` is empty if it can be used.")
       .def_ro("device", &VerbsPort::device)
       .def_ro("port", &VerbsPort::port)
       .def_ro("link", &VerbsPort::link)
@@ -251,7 +266,9 @@ void bind_verbs(nb::module_& m) {
         }
         return or_raise(std::move(transport), error);
       },
-      "devices"_a);
+      "devices"_a,
+      "Raises ``RuntimeError`` in a build without verbs, where ``HAS_VERBS`` is false: its headers were "
+      "missing.");
 }
 
 }  // namespace

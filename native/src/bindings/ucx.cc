@@ -1,11 +1,13 @@
 // Python's view of the ucx transport. p2pkv/transports/ucx.py adapts it to the interface.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "bindings/bindings.h"
 #include "transports/transports.h"
@@ -19,7 +21,7 @@ void bind_ucx(nb::module_& m) {
   m.def("ucx_missing", &ucx_missing, "library"_a);
   m.def("ucx_library", [] {
     const UcxLibrary library = ucx_library();
-    return nb::make_tuple(library.path, library.version);
+    return std::pair(library.path, library.version);
   });
   m.def(
       "ucx_resources",
