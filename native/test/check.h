@@ -2,8 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <iostream>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -26,19 +24,14 @@ struct Registration {
   Registration(const char* name, void (*run)()) { tests().push_back({name, run}); }
 };
 
-inline void fail(const char* file, int line, const std::string& what) {
-  ++failures;
-  std::ostringstream message;
-  message << file << ":" << line << ": " << what << "\n";
-  std::cerr << message.str();
-}
+// Not inline: every check would have its code, and sanitizers multiply it.
+[[gnu::cold]] void fail(const char* file, int line, const char* what);
+[[gnu::cold]] void fail(const char* file, int line, const char* what, const std::string& why);
 
 template <typename A, typename B>
 void check_equal(const A& a, const B& b, const char* what, const char* file, int line) {
   if (a == b) return;
-  std::ostringstream message;
-  message << what << ": " << +a << " is not " << +b;
-  fail(file, line, message.str());
+  fail(file, line, what, ": " + std::to_string(a) + " is not " + std::to_string(b));
 }
 
 }  // namespace p2pkv::test

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <iomanip>
+#include <iostream>
+#include <sstream>
 
 #include "check.h"
 
@@ -27,6 +29,17 @@ void hung(int) {
 }
 
 }  // namespace
+
+void p2pkv::test::fail(const char* file, int line, const char* what, const std::string& why) {
+  ++failures;
+  std::ostringstream message;  // written at once: threads fail too
+  message << file << ":" << line << ": " << what << why << "\n";
+  std::cerr << message.str();
+}
+
+void p2pkv::test::fail(const char* file, int line, const char* what) {
+  fail(file, line, what, "");
+}
 
 int main(int argc, char** argv) {
   using p2pkv::test::failures;

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <future>
+#include <iostream>
 #include <new>
 #include <thread>
 
