@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ PLACES: list[tuple[type, str]] = [
     (Publishing, "add"),
     *((Node, name) for name in ("fetch", "publish", "exists", "clear", "members")),
     *((Transfers, name) for name in ("offer", "get_async")),
+    (ThreadPoolExecutor, "_adjust_thread_count"),  # which comes after the work was queued
 ]
 """Where an error comes from: threads that can't be started, devices, a node that is closing, a bug."""
 

@@ -92,16 +92,12 @@ void change(PeerConnections& self, const std::vector<MemberTuple>& changed,
   self.change(members, gone);
 }
 
-nb::list traffic(const PeerConnections& self) {
-  std::vector<PeerConnections::Traffic> traffic;
-  {
-    const nb::gil_scoped_release unlocked;
-    traffic = self.traffic();
-  }
-  nb::list all;
-  for (const auto& each : traffic) {
-    const ReadAmount& amount = each.amount;
-    all.append(nb::make_tuple(each.peer, each.way, amount.n_pages, amount.nbytes, amount.seconds));
+// Of each peer and transport: its key, the transport's number, pages, bytes and seconds.
+std::vector<std::tuple<uint64_t, size_t, uint64_t, uint64_t, double>> traffic(const PeerConnections& self) {
+  std::vector<std::tuple<uint64_t, size_t, uint64_t, uint64_t, double>> all;
+  const nb::gil_scoped_release unlocked;
+  for (const auto& [peer, way, amount] : self.traffic()) {
+    all.emplace_back(peer, way, amount.n_pages, amount.nbytes, amount.seconds);
   }
   return all;
 }
@@ -112,11 +108,11 @@ void bind_peers(nb::module_& m) {
   nb::class_<LocalMemories>(m, "LocalMemories")
       .def(
           "__init__",
-          [](LocalMemories* self, const std::vector<std::tuple<int64_t, nb::list>>& memories) {
+          [](LocalMemories* self, const std::vector<std::tuple<int64_t, std::vector<nb::object>>>& memories) {
             std::vector<LocalMemory> all;
             for (const auto& [address, regions] : memories) {
               LocalMemory memory{address, {}};
-              for (const nb::handle region : regions) memory.regions.push_back(as_region(region));
+              for (const nb::object& region : regions) memory.regions.push_back(as_region(region));
               all.push_back(std::move(memory));
             }
             new (self) LocalMemories{std::move(all)};

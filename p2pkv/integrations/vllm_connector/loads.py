@@ -160,14 +160,24 @@ class Loads:
     def _submit(
         self, pool: ThreadPoolExecutor, load: _Load, operation: str, work: Callable[[], str]
     ) -> Future[None]:
+        started: Future[None] = Future()
+
         def guarded() -> None:
-            load.why = _AN_ERROR
-            self._boundary.call(operation, attempt, miss=None)
+            if started.set_running_or_notify_cancel():
+                load.why = _AN_ERROR
+                self._boundary.call(operation, attempt, miss=None)
+                started.set_result(None)
 
         def attempt() -> None:
             load.why = work()
 
-        return pool.submit(guarded)
+        try:
+            pool.submit(guarded)
+        except RuntimeError:
+            # the pool queues what it then has no thread for; a load that is reported must not begin later
+            if started.cancel():
+                raise
+        return started
 
     def _pull(self, load: _Load, pull: Pull) -> str:
         """Ask prefill for the blocks; return what speaks against it."""
