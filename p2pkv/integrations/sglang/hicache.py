@@ -2,7 +2,7 @@
 
 Load it with ``--hicache-storage-backend dynamic``; ``docs/sglang.md`` has the command line. Each scheduler process has
 a node of its own. SGLang asks for prefixes, reads and writes batches of pages from three threads; no exception reaches
-them: what goes wrong is a miss, counted, and logged once a cause.
+them: what goes wrong is a miss, counted, and logged, each cause once a minute.
 """
 
 from __future__ import annotations

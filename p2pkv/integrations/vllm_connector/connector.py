@@ -3,7 +3,7 @@
 Load it with ``--kv-transfer-config`` and ``kv_connector_module_path``; ``docs/vllm.md`` has the command line. vLLM
 makes one connector in its scheduler and one in every worker; each forwards to its half (``scheduler.py``,
 ``worker.py``). No exception reaches the engine once it runs: what goes wrong is a load that failed or a block that
-is not shared, counted, and logged once a cause. Errors at start are raised: vLLM does not start.
+is not shared, counted, and logged, each cause once a minute. Errors at start are raised: vLLM does not start.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class P2PKVConnector(ConnectorBase):
     ) -> None:
         """Check the settings; a node starts when vLLM registers its KV caches. Raises the errors of both."""
         super().__init__(vllm_config, role, kv_cache_config)
+        installed.log_with_the_engine()
         self._instance = Instance.read(vllm_config, kv_cache_config)
         self._parallel, self._cache_dtype = vllm_config.parallel_config, vllm_config.cache_config.cache_dtype
         self._spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec

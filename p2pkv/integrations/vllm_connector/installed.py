@@ -6,6 +6,7 @@ vLLM finds out by ``isinstance`` what a connector hands it, so the values that c
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,19 @@ else:
 _sources = _find("vllm.v1.metrics.cache_hit_source", "CacheHitSource")
 HIT_SOURCE: Any = None if _sources is None else _sources.P2P
 """Where tokens that were loaded come from, in vLLM's metrics."""
+
+
+def log_with_the_engine() -> None:
+    """Have our lines written as vLLM's own are, with their time and process.
+
+    vLLM gives its own loggers a handler and nobody else's: lines of others have neither, or are not written at all.
+    """
+    ours, theirs = logging.getLogger("p2pkv"), logging.getLogger("vllm")
+    if ours.hasHandlers() or not theirs.handlers:
+        return
+    for handler in theirs.handlers:
+        ours.addHandler(handler)
+    ours.setLevel(theirs.getEffectiveLevel())
 
 
 def engine_core() -> Any:

@@ -1,0 +1,54 @@
+"""What is said of errors that an engine must not see."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import pytest
+
+from p2pkv.errors import UsageError
+from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.vllm_connector.installed import log_with_the_engine
+from p2pkv.metrics import Metrics
+
+
+def test_each_cause_is_said_once_a_minute_and_all_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    boundary = Boundary("an engine", Metrics(), clock=lambda: now[0])
+    for second in range(0, 150, 10):
+        now[0] = float(second)
+        boundary.note("get", UsageError(f"at {second}"))
+    boundary.note("get", ValueError("another cause"))
+    said = [message for message in caplog.messages if "UsageError" in message]
+    assert [message.rpartition(": ")[2] for message in said] == ["at 0", "at 60", "at 120"]
+    assert "as 5 others did of which nothing was said" in said[1]
+    assert any("ValueError: another cause" in message for message in caplog.messages)
+    counted = boundary._metrics.counters()
+    assert counted['p2pkv_failed_calls_total{operation="get",cause="UsageError"}'] == 15
+
+
+def test_lines_are_written_as_vllm_writes_its_own(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    ours, theirs = logging.getLogger("p2pkv"), logging.getLogger("vllm")
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # vLLM's root logger has none
+    for logger in (ours, theirs):
+        monkeypatch.setattr(logger, "handlers", [])
+        request.addfinalizer(partial(logger.setLevel, logger.level))
+    log_with_the_engine()
+    assert not ours.handlers, "there is no vLLM"
+    written: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            written.append(self.format(record))
+
+    handler = Handler()
+    handler.setFormatter(logging.Formatter("%(levelname)s 11-23 06:00:00 [%(name)s] %(message)s"))
+    theirs.addHandler(handler)
+    theirs.setLevel(logging.INFO)
+    log_with_the_engine()
+    log_with_the_engine()
+    logging.getLogger("p2pkv.integrations.boundary").info("a line")
+    assert written == ["INFO 11-23 06:00:00 [p2pkv.integrations.boundary] a line"]
