@@ -138,6 +138,24 @@ def test_a_request_aborted_while_it_loads_frees_its_blocks_once(pair: tuple[Engi
     assert sorted(decode.free) == sorted(range(n_free))
 
 
+def test_a_request_that_is_aborted_has_its_load_revoked(open_engine: Open) -> None:
+    """Its rows may come as late as they like: nobody waits for them, and nothing writes to its blocks any more."""
+    prefill = open_engine(role="kv_producer")
+    decode = open_engine({"load_deadline": 600.0}, role="kv_consumer")
+    never = changed(hand_off(prefill, tokens(20)), name="made up")
+    request = decode.submit(tokens(20), never)
+    decode.step_until(lambda: request.state == "loading")
+    loads = decode.worker._worker._loads._loads
+    decode.step_until(lambda: all(started.done() for _, started in loads))
+    blocks = list(request.block_ids)
+    decode.abort(request)
+    assert not set(blocks) & set(decode.free)
+    decode.step_until(lambda: not decode.requests)
+    assert sorted(decode.free) == list(range(64))
+    decode.overwrite(blocks)
+    assert "handoffs_loaded" not in decode.counts
+
+
 def load_prefix(engine: EngineFake, prompt: list[int], n_tokens: int) -> RequestFake:
     """Run a prompt until a look-up found all the prefix: on busy cores some come too late, and find less."""
     for _ in range(10):

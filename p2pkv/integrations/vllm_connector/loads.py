@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -84,6 +84,7 @@ class _Load:
     """Whose work of before the load is done before anything is written to the blocks."""
     asks: list[_Ask] = field(default_factory=list)
     n_repeats: int = 0
+    is_revoked: bool = False
     is_stale: bool = False
     """The weights have changed since, and what comes is of the old ones."""
     proven: set[int] = field(default_factory=set)
@@ -142,6 +143,12 @@ class Loads:
         ended: Future[None] = Future()
         ended.set_result(None)
         self._loads.append((load, ended))
+
+    def revoke(self, request_ids: Collection[str]) -> None:
+        """Have loads end as soon as nothing writes to their blocks any more: nobody wants what they bring."""
+        for load, _ in self._loads:
+            if load.request_id in request_ids and load.block_ids:
+                load.is_revoked, load.why = True, "the request has ended"
 
     def forsake(self) -> None:
         """Have loads from the page cache that are under way fail when they end: the weights have changed."""
@@ -278,7 +285,11 @@ class Loads:
 
     def _awaited_by(self, load: _Load, started: Future[None]) -> Future[None] | None:
         """Return what a load still waits for, which may be another try; None if it has ended."""
-        if not started.done() or not all(ask.grant.done() for ask in load.asks):
+        if not started.done():
+            return started
+        if load.is_revoked:
+            return None  # what settles it revokes its grants
+        if not all(ask.grant.done() for ask in load.asks):
             return started
         if not self._is_worth_repeating(load):
             return None

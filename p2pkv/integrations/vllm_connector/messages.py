@@ -62,6 +62,8 @@ class StepMetadata(ConnectorMetadata):
     leaves: list[Leave] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     """Requests whose blocks are about to be given to others."""
+    revoked: list[str] = field(default_factory=list)
+    """Requests that have ended while they may still be loading: vLLM has their blocks back when the loads end."""
     is_cleared: bool = False
     """All that was published is to be taken back."""
 

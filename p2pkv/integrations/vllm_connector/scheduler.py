@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 _HANDED_OFF = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"})
 """How a prefill request ends whose KV somebody waits for; in every other case nobody does."""
+_ABORTED = "FINISHED_ABORTED"
 
 
 class Request(Protocol):
@@ -219,7 +220,7 @@ class SchedulerSide:
     @property
     def has_news(self) -> bool:
         """Whether the workers must hear of something, even if nothing is to run."""
-        return self._next.is_cleared
+        return self._next.is_cleared or bool(self._next.revoked)
 
     # --- when a request has finished
 
@@ -230,6 +231,8 @@ class SchedulerSide:
         request_id = request.request_id
         self._requests.pop(request_id, None)
         self._n_local.pop(request_id, None)
+        if request_id in self._loaded and request.status.name == _ABORTED:
+            self._next.revoked.append(request_id)
         self._loaded.discard(request_id)
         if self._lookups is not None:
             self._lookups.forget(request_id)

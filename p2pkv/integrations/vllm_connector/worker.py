@@ -108,6 +108,8 @@ class WorkerSide:
             self._boundary.call("clear", self.node.clear, miss=0)
         if metadata.preempted:
             self._boundary.call("preempt", lambda: self._publishing.drop(metadata.preempted), miss=None)
+        if metadata.revoked:
+            self._loads.revoke(metadata.revoked)
         for leave in metadata.leaves:
             left = _Left(leave.request_id, is_offered=leave.name is not None)
             self._left.append(left)
