@@ -41,7 +41,16 @@ class Node:
         self.address = self.memory.ctypes.data
         self.tcp = _native.tcp_transport()
         self._region = self.tcp.register_memory(self.address, self.memory.nbytes, -1, True)
-        self.transfers = _native.Transfers.start("127.0.0.1", "", [("tcp", self.tcp)], 0, 0, 0, LEASE_S, True)
+        self.transfers = _native.Transfers.start(
+            "127.0.0.1",
+            "",
+            [("tcp", self.tcp)],
+            buffer_nbytes=0,
+            buddy_pool_nbytes=0,
+            staging_nbytes=0,
+            keep_unclaimed_s=LEASE_S,
+            is_validating=True,
+        )
         self.transfers.announce(OURS, OUR_BOOT)
         registration = (0, self._region, b"a region of tcp")
         self.transfers.add_memory(self.address, self.memory.nbytes, True, 1, [registration])
