@@ -243,10 +243,10 @@ class SchedulerSide:
             self._pull(never_loaded, 0, [])
         self._n_known.pop(request_id, None)
         was_published = request_id in self._published
+        params = None if handoff is None else handoff.to_params()  # the last thing that may raise
         self._published.discard(request_id)
         if handoff is not None:
             n_blocks = -(-handoff.n_tokens // self._instance.block_size)
-            params = handoff.to_params()
             self._next.leaves.append(Leave(request_id, handoff.name, list(block_ids[:n_blocks])))
             return True, params
         if was_published:
@@ -254,7 +254,13 @@ class SchedulerSide:
         return was_published, None
 
     def kept(self, request: Request) -> tuple[bool, None]:
-        """Have the workers say when a request's blocks are free, of which nothing else is known any more."""
+        """Have the workers say when a request's blocks are free, of which nothing else is known any more.
+
+        One that was never published has nobody who reads them; it may be loading, and vLLM waits for one end only.
+        """
+        if request.request_id not in self._published:
+            return False, None
+        self._published.discard(request.request_id)
         self._next.leaves.append(Leave(request.request_id, None, []))
         return True, None
 
