@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import queue
 import socket
-import subprocess
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +15,7 @@ import msgspec
 
 from demo import messages
 from demo.engine import Progress
+from p2pkv.testing.processes import ChildEndedError, ChildProcess
 
 START_SECONDS = 60.0
 """A worker draws 25 million weights and starts a node: two seconds, or many on a busy machine."""
@@ -31,46 +28,35 @@ CLOSE_SECONDS = 3.0
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL", "VECLIB_MAXIMUM", "BLIS")}
 
 AnswerT = TypeVar("AnswerT")
+_DECODER = msgspec.json.Decoder(messages.Answer)
 
 
 class WorkerError(RuntimeError):
     """A worker crashed, gave up or did not answer in time; the message has what it wrote to stderr."""
 
 
-class Worker:
+class Worker(ChildProcess):
     """A worker process. One command at a time."""
 
     def __init__(self, node_id: str, options: Sequence[str]) -> None:
         """Start the process; it says :class:`messages.Ready` some seconds later."""
-        self.node_id = node_id
-        self._process = subprocess.Popen(
+        super().__init__(
             [sys.executable, "-m", "demo.worker", "--node-id", node_id, *options],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=Path(__file__).parent.parent,
-            env=os.environ | ONE_THREAD,
-            start_new_session=True,  # Ctrl-C is for the demo; it ends its workers itself
+            name=node_id,
+            environ=os.environ | ONE_THREAD,
+            folder=Path(__file__).parent.parent,
+            keeps_errors=True,
+            is_apart=True,  # Ctrl-C is for the demo; it ends its workers itself
         )
-        self._answers: queue.SimpleQueue[messages.Answer | None] = queue.SimpleQueue()
-        self._last_words: deque[bytes] = deque(maxlen=25)
-        self._readers = [
-            threading.Thread(target=read, name=f"p2pkv-demo-{node_id}", daemon=True)
-            for read in (self._read_answers, self._read_stderr)
-        ]
-        for reader in self._readers:
-            reader.start()
 
     def call(
         self, command: messages.Command, expected: type[AnswerT], progress: Progress = lambda *_: None
     ) -> AnswerT:
         """Send a command and wait for its answer; raise :class:`WorkerError` if there will be none."""
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(msgspec.json.encode(command) + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise WorkerError(self._post_mortem("is gone")) from None
+            self.write(msgspec.json.encode(command))
+        except ChildEndedError as error:
+            raise WorkerError(str(error)) from None
         return self.wait(expected, COMMAND_SECONDS, progress)
 
     def wait(self, expected: type[AnswerT], timeout: float, progress: Progress = lambda *_: None) -> AnswerT:
@@ -78,68 +64,19 @@ class Worker:
         deadline = time.monotonic() + timeout
         while True:
             try:
-                answer = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                raise WorkerError(self._post_mortem(f"did not answer within {timeout:.0f} s")) from None
+                answer = _DECODER.decode(self.read(deadline - time.monotonic()))
+            except TimeoutError:
+                raise WorkerError(self.post_mortem(f"did not answer within {timeout:.0f} s")) from None
+            except ChildEndedError as error:
+                raise WorkerError(str(error)) from None
             if isinstance(answer, messages.Progress):
                 progress(answer.what, answer.n_done, answer.n_all)
             elif isinstance(answer, expected):
                 return answer
             elif isinstance(answer, messages.Failed):
-                raise WorkerError(f"{self.node_id} failed: {answer.reason}")
+                raise WorkerError(f"{self.name} failed: {answer.reason}")
             else:
-                raise WorkerError(self._post_mortem("ended" if answer is None else f"answered {answer}"))
-
-    def stop(self) -> None:
-        """Tell the process to end, by ending its input."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.close()
-        except BrokenPipeError:
-            pass
-
-    def close(self) -> None:
-        """Wait for the process to end, then make it."""
-        self.stop()
-        try:
-            self._process.wait(timeout=CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            self._process.wait()
-        for reader in self._readers:
-            reader.join(CLOSE_SECONDS)
-
-    def kill(self) -> None:
-        """End the process at once."""
-        self._process.kill()
-
-    def _read_answers(self) -> None:
-        assert self._process.stdout is not None
-        decoder = msgspec.json.Decoder(messages.Answer)
-        try:
-            with self._process.stdout as lines:
-                for line in lines:
-                    self._answers.put(decoder.decode(line))
-        finally:
-            self._answers.put(None)
-
-    def _read_stderr(self) -> None:
-        assert self._process.stderr is not None
-        with self._process.stderr as lines:
-            self._last_words.extend(lines)
-
-    def _post_mortem(self, what: str) -> str:
-        """Say what happened to the worker, with its exit status and the end of its stderr."""
-        try:
-            status = self._process.wait(timeout=1.0)  # its output ends a moment before the process does
-        except subprocess.TimeoutExpired:
-            how = ""
-        else:
-            how = f" (exit status {status})"
-            for reader in self._readers:
-                reader.join(1.0)
-        lines = [line.decode(errors="replace").rstrip() for line in list(self._last_words)]
-        return "\n".join([f"{self.node_id} {what}{how}; the end of its stderr:", *(lines or ["(nothing)"])])
+                raise WorkerError(self.post_mortem(f"answered {answer}"))
 
 
 class Cluster:
@@ -175,9 +112,9 @@ class Cluster:
     def close(self) -> None:
         """Let all processes end, and wait for that."""
         for worker in self.workers.values():
-            worker.stop()
+            worker.finish()
         for worker in self.workers.values():
-            worker.close()
+            worker.close(CLOSE_SECONDS)
 
     def kill(self) -> None:
         """End all processes at once."""

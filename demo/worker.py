@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import os
 import sys
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 
@@ -21,6 +20,7 @@ from demo.node_store import NodeStore
 from demo.paged_kv import OutOfPagesError, PagedKV, Spans
 from p2pkv import Config, Node
 from p2pkv.errors import P2PKVError
+from p2pkv.testing.processes import claim_stdout
 
 N_PAGES = 96
 """Pages of KV cache: 1,536 tokens, more than the longest prompt and its output."""
@@ -31,7 +31,7 @@ POOL_SIZE = "64MiB"
 class Worker:
     """Answers commands with an engine that shares its pages and one that doesn't, over the same cache."""
 
-    def __init__(self, model: Model, node: Node, answers: BinaryIO) -> None:
+    def __init__(self, model: Model, node: Node, answers: IO[bytes]) -> None:
         """``kv`` is registered with ``node``: close the node before dropping the worker."""
         self.kv = PagedKV(N_PAGES, model.shape.page)
         self._node = node
@@ -105,7 +105,7 @@ def main() -> int:
     parser.add_argument("--join", required=True, help="HOST:PORT at which the nodes of the demo meet")
     parser.add_argument("--sabotage", action="store_true", help="spoil fetched KV (for tests)")
     options = parser.parse_args()
-    answers = _claim_stdout()
+    answers = claim_stdout()
     model = Model(Shape())
     try:
         node = Node.start(
@@ -131,13 +131,6 @@ def main() -> int:
         answers.flush()
         return 1
     return 0
-
-
-def _claim_stdout() -> BinaryIO:
-    """Keep stdout for answers alone: whatever else this process prints goes to stderr."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return answers
 
 
 def _keep(_spans: Spans) -> None:

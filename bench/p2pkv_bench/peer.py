@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import subprocess
 import sys
-import threading
 from pathlib import Path
-from queue import Empty, Queue
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from p2pkv.config import Config
 from p2pkv.node import Node
+from p2pkv.testing.processes import ChildEndedError, ChildProcess, RefusedError
 from p2pkv.transports.base import Transport
 from p2pkv_bench.errors import BenchError
 
@@ -25,71 +22,39 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 120.0
 """For a command of a peer; it ends when its benchmark ends, so this is only for what went wrong."""
+_CLOSE_S = 5.0
+"""A node is closed within milliseconds; a busy machine may take a second."""
 
 
-class Peer:
+class Peer(ChildProcess):
     """A process that runs ``module``. It ends with this process, however that ends."""
 
     def __init__(self, module: str = "p2pkv_bench.worker") -> None:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("P2PKV_")}
-        self._process = subprocess.Popen(
+        super().__init__(
             [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            name="the other process",
+            environ={name: value for name, value in os.environ.items() if not name.startswith("P2PKV_")},
             # python -m looks into the working directory first, and a checkout there would come before what is installed
-            cwd="/",
-            env=environ | {"PYTHONUNBUFFERED": "1"},
+            folder="/",
         )
-        self._answers: Queue[str] = Queue()
-        self._reader = threading.Thread(target=self._read, name="p2pkv-bench-peer", daemon=True)
-        self._reader.start()
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._answers.put(line)
-        self._answers.put('{"error": "the process has ended"}')
-
-    def send(self, command: str, **arguments: object) -> None:
-        """Tell it to do something; :meth:`answer` waits for the end of that."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"command": command, "arguments": arguments}) + "\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> Any:
-        """Return what the oldest unanswered command returned."""
+    def answer(self, timeout: float = _PATIENCE_S) -> Any:
+        """Return what the oldest unanswered command returned. Raises :class:`BenchError`."""
         try:
-            answer = json.loads(self._answers.get(timeout=_PATIENCE_S))
-        except Empty:
-            raise BenchError(f"the other process did not answer within {_PATIENCE_S:g} s") from None
-        if "error" in answer:
-            raise BenchError(f"in the other process: {answer['error']}")
-        return answer["result"]
+            return super().answer(timeout)
+        except RefusedError as error:
+            raise BenchError(f"in the other process: {error}") from None
+        except (TimeoutError, ChildEndedError) as error:
+            raise BenchError(str(error)) from None
 
     def call(self, command: str, **arguments: object) -> Any:
         """Tell it to do something and wait for the end of that."""
         self.send(command, **arguments)
         return self.answer()
 
-    def close(self) -> None:
+    def close(self, patience: float = _CLOSE_S) -> None:
         """End the process."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.close()
-            self._process.wait(5.0)
-        except (subprocess.TimeoutExpired, BrokenPipeError):
-            self._process.kill()
-            self._process.wait()
-        self._reader.join()
-        self._process.stdout.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+        super().close(patience)
 
 
 class Meeting:

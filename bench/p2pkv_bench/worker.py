@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from p2pkv.config import Config
-from p2pkv.errors import P2PKVError
 from p2pkv.node import Node
 from p2pkv.page import as_bytes
 from p2pkv.pool import Pool
+from p2pkv.testing.processes import obey
 from p2pkv.transports import transport_class
 from p2pkv.transports.base import MemoryRegion, Transport, TransportSettings
 from p2pkv_bench._native import serve_spans
@@ -175,15 +172,7 @@ class Worker:
 def main() -> None:
     """Do what stdin says until it ends."""
     worker = Worker()
-    for line in sys.stdin:
-        request = json.loads(line)
-        command: Callable[..., Any] = getattr(worker, request["command"])
-        try:
-            answer = {"result": command(**request["arguments"])}
-        except P2PKVError as error:
-            answer = {"error": str(error)}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+    obey(worker)
     worker.close()
 
 

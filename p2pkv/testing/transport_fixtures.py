@@ -123,6 +123,5 @@ class TransportFixtures:
     def peer(self) -> Iterator[PeerProcess]:
         if not self.crosses_processes:
             pytest.skip("stays within a process")
-        peer = PeerProcess(self.factory)
-        yield peer
-        peer.kill()
+        with PeerProcess(self.factory) as peer:
+            yield peer

@@ -1,8 +1,7 @@
 """A process that owns readable memory, for contract tests to read from, stop and kill.
 
 Run as ``python -m p2pkv.testing.transport_peer FACTORY``, with FACTORY as ``module:callable`` returning a
-Transport. Commands are JSON lines on standard input, each answered by one on standard output. See
-:class:`PeerProcess`.
+Transport. See :class:`PeerProcess`.
 
 The region holds a table of words and then pages; every 8 bytes of a page equal its word, so that a page's
 reader can tell whether its bytes belong together.
@@ -11,10 +10,7 @@ reader can tell whether its bytes belong together.
 from __future__ import annotations
 
 import importlib
-import json
 import os
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,12 +20,15 @@ from typing import Any
 import numpy as np
 
 from p2pkv._native import SharedRegion
+from p2pkv.testing.processes import ChildProcess, obey
 from p2pkv.transports.base import MemoryRegion, Spans, Transport, Words
 
 PAGE = 256 * 1024
 N_PAGES = 16
 TABLE = 4096
 NBYTES = TABLE + N_PAGES * PAGE
+_PATIENCE_S = 120.0
+"""For an answer: an emulated machine may take half a minute to import p2pkv."""
 
 
 class PagedMemory:
@@ -77,65 +76,61 @@ def load_factory(name: str) -> Callable[[], Transport]:
     return factory
 
 
-class PeerProcess:
+class PeerProcess(ChildProcess):
     """The owner, seen from the test that started it."""
 
     def __init__(self, factory: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "p2pkv.testing.transport_peer", factory],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        super().__init__(
+            [sys.executable, "-m", "p2pkv.testing.transport_peer", factory], name="the peer process"
         )
-        greeting = self._answer()
+        greeting = self._ask("greet")
         self.domain: str = greeting["domain"]
         self.region: bytes = bytes.fromhex(greeting["region"])
-        self._is_stopped = False
 
     def accept(self, half: bytes) -> bytes:
         """Have the owner accept a reader's half of a handshake; returns the owner's."""
-        return bytes.fromhex(self._ask({"do": "accept", "half": half.hex()})["half"])
+        return bytes.fromhex(self._ask("accept", half=half.hex()))
 
     def churn(self, pause: float) -> None:
         """Have the owner rewrite its pages over and over, from now on, with a pause of so many seconds between two."""
-        self._ask({"do": "churn", "pause": pause})
+        self._ask("churn", pause=pause)
 
     def usage(self) -> dict[str, int]:
         """Return the owner's numbers of descriptors, threads and mappings, and its resident bytes."""
-        counts: dict[str, int] = self._ask({"do": "usage"})
+        counts: dict[str, int] = self._ask("usage")
         return counts
 
-    def stop(self) -> None:
-        """Stop it (SIGSTOP), and return when it has stopped."""
-        self._is_stopped = True
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+    def _ask(self, command: str, **arguments: object) -> Any:
+        self.send(command, **arguments)
+        return self.answer(_PATIENCE_S)
 
-    def resume(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
-        self._is_stopped = False
 
-    def kill(self) -> None:
-        """Kill it (SIGKILL), and return when it is dead. Idempotent."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+class _Owner:
+    """The process itself; its methods are the commands."""
 
-    def _ask(self, command: dict[str, str | float]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._memory = PagedMemory(transport)
 
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the peer process ended with status {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+    def greet(self) -> dict[str, str]:
+        return {"domain": self._transport.domain, "region": self._memory.region.describe().hex()}
+
+    def accept(self, half: str) -> str:
+        return self._transport.accept(bytes.fromhex(half)).hex()
+
+    def churn(self, pause: float) -> None:
+        threading.Thread(target=self._churn, args=(pause,), name="p2pkv-churn", daemon=True).start()
+
+    def _churn(self, pause: float) -> None:
+        word = 2
+        while True:
+            word += 2
+            for page in range(N_PAGES):
+                self._memory.rewrite(page, word)
+                time.sleep(pause)
+
+    def usage(self) -> dict[str, int]:
+        return usage()
 
 
 def usage() -> dict[str, int]:
@@ -151,35 +146,5 @@ def usage() -> dict[str, int]:
     }
 
 
-def _churn(memory: PagedMemory, pause: float) -> None:
-    word = 2
-    while True:
-        word += 2
-        for page in range(N_PAGES):
-            memory.rewrite(page, word)
-            time.sleep(pause)
-
-
-def main() -> None:
-    transport = load_factory(sys.argv[1])()
-    memory = PagedMemory(transport)
-
-    def answer(**values: object) -> None:
-        print(json.dumps(values), flush=True)
-
-    answer(domain=transport.domain, region=memory.region.describe().hex())
-    for line in sys.stdin:
-        command = json.loads(line)
-        if command["do"] == "accept":
-            answer(half=transport.accept(bytes.fromhex(command["half"])).hex())
-        elif command["do"] == "churn":
-            threading.Thread(
-                target=_churn, args=(memory, command["pause"]), name="p2pkv-churn", daemon=True
-            ).start()
-            answer()
-        elif command["do"] == "usage":
-            answer(**usage())
-
-
 if __name__ == "__main__":
-    main()
+    obey(_Owner(load_factory(sys.argv[1])()))

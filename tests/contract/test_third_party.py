@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, NodeError, eventually
+from cluster import Cluster, eventually
+from p2pkv.testing.processes import RefusedError
 from patience import PATIENCE
 
 if sys.version_info >= (3, 11):
@@ -94,14 +95,14 @@ def test_its_nodes_fetch_each_others_pages(cluster: Cluster) -> None:
 @pytest.mark.usefixtures("installed")
 def test_its_options_are_checked_before_a_node_starts(cluster: Cluster) -> None:
     with pytest.raises(
-        NodeError, match="transport_options of toy: unknown option 'peice'; did you mean 'piece'"
+        RefusedError, match="transport_options of toy: unknown option 'peice'; did you mean 'piece'"
     ):
         cluster.start("a", transports=["toy"], transport_options={"toy": {"peice": 4096}})
 
 
 @pytest.mark.usefixtures("installed")
 def test_memory_of_transfers_needs_a_native_transport_beside_it(cluster: Cluster) -> None:
-    with pytest.raises(NodeError, match="none of the native core is in use"):
+    with pytest.raises(RefusedError, match="none of the native core is in use"):
         cluster.start("a", transports=["toy"], readable=True)
     nodes = [cluster.start(name, transports=["toy", "tcp"], readable=True) for name in ("b", "c")]
     cluster.meet(*nodes)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster import Cluster, NodeError, all_are_fetched, eventually, free_port
+from cluster import Cluster, all_are_fetched, eventually, free_port
+from p2pkv.testing.processes import RefusedError
 
 KEYS = [f"page-{i}" for i in range(32)]
 
@@ -90,7 +91,7 @@ def test_a_batch_larger_than_the_pool_keeps_its_beginning(cluster: Cluster) -> N
 def test_a_second_live_node_of_one_id_is_refused(cluster: Cluster) -> None:
     cluster.start("same")
     second = cluster.spawn("same")
-    with pytest.raises(NodeError) as refused:
+    with pytest.raises(RefusedError) as refused:
         second.start()
     assert refused.value.args[0] == "DuplicateNodeError"
     assert "'same'" in refused.value.args[1]

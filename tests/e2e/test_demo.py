@@ -111,6 +111,6 @@ def test_a_worker_that_dies_is_named(started: subprocess.Popen[str]) -> None:
 
 
 def test_a_worker_that_cannot_start_is_quoted() -> None:
-    quoted = pytest.raises(WorkerError, match=r"(?s)decode-0 ended \(exit status 2\).*--no-such-option")
+    quoted = pytest.raises(WorkerError, match=r"(?s)decode-0 has ended \(exit status 2\).*--no-such-option")
     with quoted, running(["decode-0"], ["--no-such-option"]) as cluster:
         cluster.meet(lambda *_: None)

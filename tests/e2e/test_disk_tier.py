@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, NodeError, NodeProcess, eventually
+from cluster import Cluster, NodeProcess, eventually
+from p2pkv.testing.processes import RefusedError
 
 NBYTES = 64 << 10
 N = 16
@@ -119,7 +119,7 @@ def test_an_owner_stopped_during_a_promotion_costs_misses_within_the_deadline(
     try:
         assert fetched(reader, keys[:4], timeout=1.0) < 4 * N
     finally:
-        owner.signal(signal.SIGCONT)
+        owner.resume()
 
 
 def test_a_change_of_the_ring_tells_the_new_shards_of_pages_on_disk(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_change_of_the_ring_tells_the_new_shards_of_pages_on_disk(tmp_path: Pa
 def test_a_second_process_on_the_path_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     start_owner(cluster, tmp_path / "disk")
     thief = cluster.spawn("thief", disk_path=str(tmp_path / "disk"), disk_size="128MiB")
-    with pytest.raises(NodeError, match="in use by process"):
+    with pytest.raises(RefusedError, match="in use by process"):
         thief.start()
 
 

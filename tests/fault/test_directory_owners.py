@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 
 import pytest
@@ -56,7 +55,7 @@ def test_puts_return_while_an_owner_is_stopped_and_it_gets_what_it_missed(
         assert answer["wrong"] == []
         assert answer["seconds"] < 0.5 + GRACE
     assert publish(producer, KEYS) == len(KEYS)
-    third.signal(signal.SIGCONT)
+    third.resume()
     eventually(lambda: third.call("exists", keys=KEYS)["hits"].count(1) == len(KEYS), 5.0)
     # What it owns is in its own shard again: two thirds of all, and the reader finds it there when the others go.
     eventually(lambda: entries(third) > 0.5 * len(KEYS), 5.0)

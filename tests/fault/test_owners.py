@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 
 import pytest
@@ -74,7 +73,7 @@ def test_a_stopped_owner_holds_nobody_up(cluster: Cluster, transport: str) -> No
         assert answer["seconds"] < 0.4, "a call that does not touch the stopped owner was slow"
         answer = reader.call("exists", keys=KEYS, timeout=0.4)
         assert answer["seconds"] < 0.4 + GRACE
-    owner.signal(signal.SIGCONT)
+    owner.resume()
     eventually(lambda: states(reader).get("owner") == "ALIVE", 5.0)
     eventually(lambda: all(reader.call("fetch", keys=KEYS, nbytes=NBYTES)["hits"]), 5.0)
 

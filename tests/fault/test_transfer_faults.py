@@ -6,7 +6,6 @@ has killed. Each finds all its nodes alive and known to each other, and names it
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator
 
@@ -104,7 +103,7 @@ def test_a_stopped_producer_costs_its_requests_by_their_deadline(nodes: Nodes) -
         assert got["statuses"] in (["TIMED_OUT"], ["PEER_LOST"])
         assert got["seconds"] < 0.5 + GRACE
     hand_over(other, consumer, "stopped producer, meanwhile", seed=2)
-    producer.signal(signal.SIGCONT)
+    producer.resume()
     producer.call("withdraw", request="stopped producer, offered")
     nodes("producer", "consumer")
     hand_over(producer, consumer, "stopped producer, after", seed=3)
@@ -133,7 +132,7 @@ def test_a_stopped_receiver_finds_a_withdrawn_offer_rejected(nodes: Nodes) -> No
     assert put["statuses"] == ["TIMED_OUT"]
     assert put["seconds"] < 0.5 + 2 * GRACE
     producer.call("offer", request="stopped receiver, something else", seed=2, **ROWS)  # over the same memory
-    consumer.signal(signal.SIGCONT)
+    consumer.resume()
     got = consumer.call("wait", request="stopped receiver, late", timeout=10.0, seed=1, nbytes=NBYTES)
     assert "OK" not in got["statuses"]
     assert got["wrong"] == 0

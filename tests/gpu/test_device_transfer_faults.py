@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,7 +75,7 @@ def test_a_stopped_producer_costs_its_requests_by_their_deadline(pair: list[Node
         got = consumer.call("wait", request=request, timeout=10.0, seed=1, nbytes=NBYTES)
         assert got["statuses"] in (["TIMED_OUT"], ["PEER_LOST"])
         assert got["seconds"] < 0.5 + GRACE
-    producer.signal(signal.SIGCONT)
+    producer.resume()
     producer.call("withdraw", request="offered")
     eventually(lambda: used(consumer, "incoming") == 0 and used(producer, "outgoing") == 0, 5.0)
 
@@ -106,7 +105,7 @@ def test_a_stopped_receiver_finds_a_withdrawn_offer_rejected(pair: list[NodeProc
     assert put["seconds"] < 0.5 + 2 * GRACE
     # over the same memory, and in the same staging
     producer.call("offer", request="something else", seed=2, to="consumer", **ROWS)
-    consumer.signal(signal.SIGCONT)
+    consumer.resume()
     got = consumer.call("wait", request="late", timeout=10.0, seed=1, nbytes=NBYTES)
     assert "OK" not in got["statuses"]
     assert got["wrong"] == 0

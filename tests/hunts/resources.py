@@ -20,11 +20,12 @@ from pathlib import Path
 import numpy as np
 
 import pages
-from cluster import NodeError, NodeProcess, free_port
+from cluster import NodeProcess, free_port
 from footprint import Footprint
 from hunts.frame import Broken, Hunt, Stop, Tally
 from limits import LIMITS, Limit
 from p2pkv import Config, Node
+from p2pkv.testing.processes import RefusedError
 
 NBYTES = 4096
 BATCH = 8
@@ -76,7 +77,7 @@ class Short:
             code = self.process._process.poll()
             how = "hangs" if code is None else f"ends its process with {code}"
             raise Broken(f"{command} of the node that is short of something {how}: {late}") from None
-        except NodeError as error:
+        except RefusedError as error:
             raise Broken(f"{command} raised where a miss was promised: {error}") from error
         except (OSError, ValueError) as error:
             raise Broken(f"the node that is short of something died in {command}: {error}") from error

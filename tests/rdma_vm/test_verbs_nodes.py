@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
 
@@ -83,7 +82,7 @@ def test_an_owner_that_stops_or_dies_costs_misses_within_the_deadline(cluster: C
     began = time.monotonic()
     while time.monotonic() - began < 2.0:
         all_right(reader, 0.5)
-    owner.signal(signal.SIGCONT)
+    owner.resume()
     eventually(lambda: all_right(reader, 1.0), 10.0)
     owner.kill()
     began = time.monotonic()

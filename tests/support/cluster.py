@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from p2pkv.testing.processes import ChildProcess
 from p2pkv.transports.ucx import UcxTransport
 from patience import PATIENCE
 
@@ -30,50 +25,16 @@ UCX = pytest.param("ucx", marks=pytest.mark.skipif(_NO_UCX is not None, reason=s
 _WORKER = Path(__file__).with_name("node_worker.py")
 
 
-class NodeError(Exception):
-    """The node raised one of p2pkv's errors; ``args[0]`` is its class's name."""
-
-
-class NodeProcess:
+class NodeProcess(ChildProcess):
     """One ``node_worker.py``. ``call`` waits for the answer, ``send`` and ``answer`` are its two halves."""
 
     def __init__(self, **settings: Any) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(_WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        )
-        self._answers: Queue[str] = Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self.settings = settings
         self.node_id = settings.get("config", {}).get("node_id", "?")
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._answers.put(line)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def send(self, command: str, **arguments: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"command": command, "arguments": arguments}) + "\n")
-        self._process.stdin.flush()
+        super().__init__([sys.executable, str(_WORKER)], name=f"node {self.node_id}")
+        self.settings = settings
 
     def answer(self, timeout: float = 30.0) -> Any:
-        patience = timeout * PATIENCE
-        try:
-            answer = json.loads(self._answers.get(timeout=patience))
-        except Empty:
-            raise TimeoutError(f"node {self.node_id} did not answer within {patience} s") from None
-        if "error" in answer:
-            raise NodeError(answer["error"], answer["message"])
-        return answer.get("result", answer)
+        return super().answer(timeout * PATIENCE)
 
     def call(self, command: str, *, patience: float = 30.0, **arguments: Any) -> Any:
         self.send(command, **arguments)
@@ -82,35 +43,6 @@ class NodeProcess:
     def start(self) -> NodeProcess:
         self.call("start", **self.settings)
         return self
-
-    def signal(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
-
-    def stop(self) -> None:
-        """Stop it, and return when each of its threads stands still."""
-        self.signal(signal.SIGSTOP)
-
-        def stands() -> bool:
-            stats = (path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/stat"))
-            return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
-
-        eventually(stands, 10.0)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def close(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        self._reader.join()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    continue  # a command the dead process never read
 
 
 def free_port() -> int:

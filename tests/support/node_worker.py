@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import json
 import mmap
 import os
 import random
 import signal
-import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,8 +18,9 @@ import pages
 import patience  # noqa: F401  (this process has it too)
 from device_buffers import KINDS, DeviceBuffer
 from fake_cuda import fake_cuda
-from p2pkv import Config, Node, Outcome, P2PKVError
+from p2pkv import Config, Node, Outcome
 from p2pkv.testing.lateness import Lateness
+from p2pkv.testing.processes import obey, say
 from p2pkv.transfers import Grant, Offer, RowStatus
 from p2pkv.transports.base import Transport
 from p2pkv.transports.faulty import Faults, FaultyTransport
@@ -173,8 +171,7 @@ class Worker:
         return self.node.counters()
 
     def hold_gil(self, seconds: float) -> float:
-        sys.stdout.write(json.dumps({"holding": True}) + "\n")
-        sys.stdout.flush()
+        say({"result": {"holding": True}})
         began = time.monotonic()
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))
         return time.monotonic() - began
@@ -247,16 +244,7 @@ def _sabotaged(fault: str, transport: str) -> list[Transport]:
 
 def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    worker = Worker()
-    for line in sys.stdin:
-        request = json.loads(line)
-        command: Callable[..., Any] = getattr(worker, request["command"])
-        try:
-            answer = {"result": command(**request["arguments"])}
-        except P2PKVError as error:
-            answer = {"error": type(error).__name__, "message": str(error)}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+    obey(Worker())
 
 
 if __name__ == "__main__":

@@ -54,7 +54,9 @@ BELOW = {
 ONLY = {("peers", "directory"): "directory.view", ("offers", "directory"): "directory.view"}
 """All that a folder may import of another one: a member's record, which is a value that lives with the views."""
 BENCH = ROOT / "bench/p2pkv_bench"
-BELOW_BENCH = "_native config control directory disk errors node offers page pool transfers transports values"
+BELOW_BENCH = (
+    "_native config control directory disk errors node offers page pool testing transfers transports values"
+)
 
 
 def below(room: str) -> set[str]:

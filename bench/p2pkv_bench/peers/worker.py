@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from importlib import import_module
 from typing import Any
 
+from p2pkv.testing.processes import claim_stdout, obey
 from p2pkv_bench.peers import base
 from p2pkv_bench.working_set import Source
 
@@ -30,18 +29,8 @@ class Worker:
 
 def main() -> None:
     """Do what stdin says until it ends."""
-    # what these libraries print must not come between the answers
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    worker = Worker()
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            answer = {"result": getattr(worker, request["command"])(**request["arguments"])}
-        except Exception as error:  # noqa: BLE001  # other people's code may raise anything; the run says what
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+    # what these libraries print must not come between the answers, and what they raise may be anything
+    obey(Worker(), errors=(Exception,), answers=claim_stdout())
     os._exit(0)  # not every one of these systems ends its threads
 
 
