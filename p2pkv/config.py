@@ -36,6 +36,8 @@ DISK_COMPRESSION = ("off", "zstd")
 """Which pages do."""
 ENGINE_ROLES = ("", "prefill", "decode", "both")
 """Empty: what the engine's own settings say."""
+HUGE_PAGES = {"off": 0, "2MiB": 2 << 20, "1GiB": 1 << 30}
+"""Bytes of a huge page by its name; those of x86-64 and of 64-bit ARM with 4 KiB pages."""
 MAX_NODE_ID = 128
 MIN_POOL_SIZE = 64 * 1024
 MEMBERSHIP_ENGINES = ("embedded", "static")
@@ -49,7 +51,7 @@ MAX_BUFFER_SIZE = 2**43
 
 _TEXTS = (
     *("cluster", "namespace", "node_id", "listen", "membership", "secret_file", "verify"),
-    "cuda_library",
+    *("cuda_library", "huge_pages", "prefault"),
     *("disk_path", "disk_layout", "disk_fsync", "disk_write", "disk_admission", "disk_compression"),
     *("engine_url", "engine_role"),
 )
@@ -117,6 +119,12 @@ class Config:
     pool_size: int | str = "256MiB"
     """Memory for published pages; an int in bytes or a text such as ``64MiB``. 0: no cache and no part of the
     directory, for a node that makes and takes offers only."""
+    huge_pages: str = "off"
+    """What the pool's memory is made of: normal pages (``off``), or huge ones of ``2MiB`` or ``1GiB`` that the machine
+    has set aside."""
+    prefault: str = "start"
+    """When the pool's memory is touched: before the node serves (``start``), so that a shortage is an error, or
+    afterwards (``behind``), so that a large node serves at once."""
     deadline: float = 1.0
     """Seconds a call may take when it does not say otherwise."""
     replicas: int = 2
@@ -211,6 +219,8 @@ class Config:
             engines = (*MEMBERSHIP_ENGINES, *plugins.names(plugins.MEMBERSHIP))
             check_choice("membership", self.membership, engines)
         check_choice("verify", self.verify, ("generation", "checksum"))
+        check_choice("huge_pages", self.huge_pages, tuple(HUGE_PAGES))
+        check_choice("prefault", self.prefault, ("start", "behind"))
         check_choice("engine_role", self.engine_role, ENGINE_ROLES)
         for name in ("pool_size", "disk_size"):
             if getattr(self, name) > MAX_SIZE:

@@ -90,8 +90,14 @@ class Pool:
         granule: int = 4096,
         pinned_limit: int | None = None,
         evictions_kept: int = 65536,
+        huge_page: int = 0,
+        prefault_behind: bool = False,
     ) -> None:
-        """Allocate, prefault and seal the memory: 0.6 s a GiB. ``ConfigError`` if it is not to be had."""
+        """Allocate, prefault and seal the memory: up to 0.6 s a GiB. ``ConfigError`` if it is not to be had.
+
+        With huge pages of ``huge_page`` bytes, pages and words share ``nbytes`` rounded up to whole ones. With
+        ``prefault_behind`` the memory is touched after this has returned, and a shortage ends the process.
+        """
         try:
             # for the parts of the core that use it directly
             self.native = _native.Pool(
@@ -103,10 +109,12 @@ class Pool:
                 has_disk=has_disk,
                 pinned_limit=pinned_limit or 0,
                 evictions_kept=evictions_kept,
+                huge_page=huge_page,
+                prefault_behind=prefault_behind,
             )
         except ValueError as error:
             raise ConfigError(f"cannot make a pool: {error}") from error
-        self.largest_page = self.nbytes - self.data_offset
+        self.largest_page: int = self.native.data_nbytes
         """The longest page that fits when the pool is empty; bytes."""
 
     def set_boot(self, boot: int) -> None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from p2pkv import _native
 from p2pkv.cache.page_cache import PageCache
-from p2pkv.config import Config
+from p2pkv.config import HUGE_PAGES, Config
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
@@ -64,7 +64,15 @@ class CacheParts:
         config = self._config
         has_disk = bool(config.disk_nbytes)
         pool_nbytes = -(-config.pool_nbytes // _GRANULE) * _GRANULE
-        self.pool = Pool(pool_nbytes, granule=_GRANULE, owner=self._own_key, boot=boot, has_disk=has_disk)
+        self.pool = Pool(
+            pool_nbytes,
+            granule=_GRANULE,
+            owner=self._own_key,
+            boot=boot,
+            has_disk=has_disk,
+            huge_page=HUGE_PAGES[config.huge_pages],
+            prefault_behind=config.prefault == "behind",
+        )
         undo.callback(self.pool.release_memory)
         undo.callback(self.pool.close)
         self.tier = self._open_disk(boot, undo) if has_disk else None

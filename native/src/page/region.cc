@@ -5,56 +5,97 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <utility>
+
+#include "page/prefault.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
-#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MFD_HUGETLB
+#define MFD_HUGETLB 0x0004U
 #endif
 
 namespace p2pkv {
 namespace {
 
+constexpr unsigned kHugeSizeShift = 26;  // the kernel's MFD_HUGE_SHIFT: above it is the size's logarithm
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 
 std::string describe_error(const char* what, size_t nbytes) {
   return std::string(what) + " " + std::to_string(nbytes) + " bytes: " + std::strerror(errno);
 }
 
-// Touches every page, so that the memory is known to exist: a shortage shows here and not as a SIGBUS later.
-bool prefault_writable(uint8_t* base, size_t nbytes) {
-  if (madvise(base, nbytes, MADV_POPULATE_WRITE) == 0) return true;
-  if (errno != EINVAL) return false;
-  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));  // kernels before 5.14
-  for (size_t at = 0; at < nbytes; at += page) static_cast<volatile uint8_t*>(base)[at] = 0;
-  return true;
+std::string count_of(size_t n, const char* what) {
+  return std::to_string(n) + " " + what;
+}
+
+std::string size_name(size_t nbytes) {
+  return nbytes >> 30 ? std::to_string(nbytes >> 30) + " GiB" : std::to_string(nbytes >> 20) + " MiB";
+}
+
+// What the kernel says of its huge pages of one size; 0 where it has none of that size.
+size_t huge_pages(size_t size, const char* what) {
+  const std::string path = "/sys/kernel/mm/hugepages/hugepages-" + std::to_string(size >> 10) + "kB/" + what;
+  size_t n = 0;
+  std::ifstream(path) >> n;
+  return n;
+}
+
+std::string no_huge_pages(size_t nbytes, size_t size) {
+  const size_t needed = nbytes / size;
+  const size_t has = huge_pages(size, "nr_hugepages");
+  const size_t free = huge_pages(size, "free_hugepages") -
+                      std::min(huge_pages(size, "free_hugepages"), huge_pages(size, "resv_hugepages"));
+  const std::string kind = "huge pages of " + size_name(size);
+  return "shared memory of " + std::to_string(nbytes) + " bytes needs " + count_of(needed, kind.c_str()) +
+         ", and " + std::to_string(free) + " are free; have the machine set them aside, as with `echo " +
+         std::to_string(has + needed - std::min(needed, free)) + " > /sys/kernel/mm/hugepages/hugepages-" +
+         std::to_string(size >> 10) + "kB/nr_hugepages`";
+}
+
+unsigned memfd_flags(size_t huge_page) {
+  const unsigned sealable = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  if (huge_page == 0) return sealable;
+  const auto log = static_cast<unsigned>(__builtin_ctzll(huge_page));
+  return sealable | MFD_HUGETLB | log << kHugeSizeShift;
 }
 
 }  // namespace
 
-std::unique_ptr<SharedRegion> SharedRegion::create(size_t nbytes, std::string* error) {
-  const int fd = memfd_create("p2pkv-pool", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+std::unique_ptr<SharedRegion> SharedRegion::create(size_t nbytes, std::string* error,
+                                                   const RegionOptions& options) {
+  const size_t huge = options.huge_page;
+  if (huge != 0) nbytes = (nbytes + huge - 1) / huge * huge;
+  const int fd = memfd_create("p2pkv-pool", memfd_flags(huge));
   if (fd < 0) {
-    *error = describe_error("memfd_create for", nbytes);
+    *error = huge != 0 && (errno == ENODEV || errno == EINVAL)
+                 ? "this machine has no huge pages of " + size_name(huge)
+                 : describe_error("memfd_create for", nbytes);
     return nullptr;
   }
   void* base = MAP_FAILED;
-  // fallocate refuses what the file system's limit or the container's memory can't hold; ftruncate would not.
-  if (fallocate(fd, 0, 0, static_cast<off_t>(nbytes)) == 0) {
-    base = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (ftruncate(fd, static_cast<off_t>(nbytes)) == 0) {
+    base = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                0);  // takes the huge pages that it needs
   }
   if (base == MAP_FAILED) {
-    *error = describe_error("cannot allocate shared memory of", nbytes);
+    *error = huge != 0 && errno == ENOMEM ? no_huge_pages(nbytes, huge)
+                                          : describe_error("cannot allocate shared memory of", nbytes);
     close(fd);
     return nullptr;
   }
   auto region = std::unique_ptr<SharedRegion>(new SharedRegion(static_cast<uint8_t*>(base), nbytes, fd));
-  if (!prefault_writable(region->base(), nbytes)) {
+  if (huge == 0)
+    madvise(base, nbytes, MADV_HUGEPAGE);  // a wish, which most kernels don't grant to shared memory
+  if (!options.prefault_behind && !prefault_writable(region->base_, nbytes, region->stop_)) {
     *error = describe_error("cannot prefault shared memory of", nbytes);
     return nullptr;
   }
@@ -64,7 +105,13 @@ std::unique_ptr<SharedRegion> SharedRegion::create(size_t nbytes, std::string* e
   }
   // Children must not inherit the pool: a forked child's copy of this mapping would stay writable.
   madvise(base, nbytes, MADV_DONTFORK);
+  if (options.prefault_behind) region->prefault_behind();
   return region;
+}
+
+void SharedRegion::prefault_behind() {
+  // One thread, which leaves the others' processors alone; without a thread the memory comes as it is used.
+  prefaulting_.start("p2pkv-prefault", [this] { prefault_writable(base_, nbytes_, stop_, 1); });
 }
 
 SharedRegion::~SharedRegion() {
@@ -73,6 +120,8 @@ SharedRegion::~SharedRegion() {
 
 void SharedRegion::release() {
   if (base_ == nullptr) return;
+  stop_ = true;
+  prefaulting_.join();
   munmap(std::exchange(base_, nullptr), nbytes_);
   close(std::exchange(fd_, -1));
 }

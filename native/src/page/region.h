@@ -1,12 +1,24 @@
 // Memory that peers on the same host can map: a sealed memfd.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 
+#include "base/thread.h"
+
 namespace p2pkv {
+
+struct RegionOptions {
+  // Bytes of the huge pages it is made of, which the machine must have set aside; 0: normal pages, or
+  // transparent huge ones where the kernel gives them to shared memory.
+  size_t huge_page = 0;
+  // Touch the memory behind the caller's back instead of before `create` returns. A shortage then shows as
+  // the death of the process, as it does for most programs.
+  bool prefault_behind = false;
+};
 
 // A memfd mapped writable by its owner only. After `create` it is prefaulted and sealed (SHRINK, GROW,
 // FUTURE_WRITE, SEAL): nobody, the owner included, can resize it, and nobody else can map it writable, write
@@ -14,8 +26,10 @@ namespace p2pkv {
 // until they unmap.
 class SharedRegion {
  public:
-  // Null, with the reason in `error`, when the memory is not to be had.
-  static std::unique_ptr<SharedRegion> create(size_t nbytes, std::string* error);
+  // Null, with the reason in `error`, when the memory is not to be had. Rounds `nbytes` up to whole huge
+  // pages.
+  static std::unique_ptr<SharedRegion> create(size_t nbytes, std::string* error,
+                                              const RegionOptions& options = {});
   ~SharedRegion();
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;
@@ -29,9 +43,13 @@ class SharedRegion {
 
  private:
   SharedRegion(uint8_t* base, size_t nbytes, int fd) : base_(base), nbytes_(nbytes), fd_(fd) {}
+  void prefault_behind();
+
   uint8_t* base_;
   size_t nbytes_;
   int fd_;
+  std::atomic<bool> stop_{false};
+  NamedThread prefaulting_;
 };
 
 // A reader's read-only mapping of a peer's memfd. `map` refuses a descriptor that is not sealed or has

@@ -37,12 +37,12 @@ uint64_t random_start() {
 
 }  // namespace
 
-std::shared_ptr<Pool> Pool::create(const PoolOptions& options, std::string* error) {
+std::shared_ptr<Pool> Pool::create(PoolOptions options, std::string* error) {
   if (options.granule == 0 || options.granule % 64 != 0) {
     *error = "granule must be a positive multiple of 64, not " + std::to_string(options.granule);
     return nullptr;
   }
-  const uint64_t n_granules = options.nbytes / options.granule;
+  uint64_t n_granules = options.nbytes / options.granule;
   if (n_granules == 0 || options.nbytes % options.granule != 0) {
     *error = "nbytes must be a positive multiple of the granule of " + std::to_string(options.granule) +
              ", not " + std::to_string(options.nbytes);
@@ -61,9 +61,15 @@ std::shared_ptr<Pool> Pool::create(const PoolOptions& options, std::string* erro
              std::to_string(memory);
     return nullptr;
   }
+  if (const uint64_t huge = options.memory.huge_page; huge != 0) {
+    // Whole huge pages hold words and data together: one of 1 GiB for the words alone would be a waste.
+    const uint64_t room = (options.nbytes + huge - 1) / huge * huge - kDataAlignment;
+    n_granules = room / (options.granule + sizeof(uint64_t));
+    options.nbytes = n_granules * options.granule;
+  }
   const uint64_t words = n_granules * sizeof(uint64_t);
   const uint64_t data_offset = (words + kDataAlignment - 1) / kDataAlignment * kDataAlignment;
-  auto region = SharedRegion::create(data_offset + options.nbytes, error);
+  auto region = SharedRegion::create(data_offset + options.nbytes, error, options.memory);
   if (!region) return nullptr;
   const uint64_t first_word = random_start();
   std::fill_n(reinterpret_cast<uint64_t*>(region->base()), n_granules, first_word);

@@ -63,6 +63,7 @@ struct PoolOptions {
   uint32_t region = 0;            // goes into every location
   bool has_disk = false;          // goes into every location
   uint64_t pinned_limit = 0;      // bytes of blocks that pins may hold; 0: half of the pool
+  RegionOptions memory;           // how it is made
   size_t evictions_kept = 65536;  // a guess: a second of evictions of 64 KiB pages at 4 GB/s
   int64_t (*now_ns)() = steady_now_ns;
 };
@@ -85,7 +86,7 @@ struct PoolStats {
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
   // Null, with the reason in `error`.
-  static std::shared_ptr<Pool> create(const PoolOptions& options, std::string* error);
+  static std::shared_ptr<Pool> create(PoolOptions options, std::string* error);
 
   // Copies in what is not there yet, evicting what was used longest ago. When room runs out the front of the
   // batch is kept: pages at the front of a prefix matter most; for the same reason they become the last to be

@@ -1,0 +1,94 @@
+#include "page/prefault.h"
+
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/thread.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace p2pkv {
+namespace {
+
+// A thread's part of a round: 30 ms of clearing, beside which starting a thread is nothing.
+constexpr size_t kPart = size_t{64} << 20;
+// Zeroing is bound by memory long before a large machine runs out of processors.
+constexpr unsigned kMostThreads = 32;
+// Twice the threads must be worth a tenth, or they only take processors from others.
+constexpr double kWorthIt = 1.1;
+
+unsigned processors() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return static_cast<unsigned>(std::max(1, CPU_COUNT(&set)));
+}
+
+int touch(uint8_t* base, size_t nbytes) {
+  while (madvise(base, nbytes, MADV_POPULATE_WRITE) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EINVAL) return errno;
+    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));  // kernels before 5.14
+    for (size_t at = 0; at < nbytes; at += page) static_cast<volatile uint8_t*>(base)[at] = 0;
+    return 0;
+  }
+  return 0;
+}
+
+// Touches the parts of `[base, base + nbytes)` at once, one a thread; returns 0 or an errno.
+int touch_at_once(uint8_t* base, size_t nbytes, unsigned n_threads) {
+  const size_t part = (nbytes / n_threads + kPart - 1) / kPart * kPart;
+  std::vector<int> errors(n_threads, 0);
+  {
+    std::vector<NamedThread> threads(n_threads);
+    for (unsigned i = 1; i < n_threads; ++i) {
+      const size_t from = std::min(nbytes, i * part);
+      const size_t length = std::min(part, nbytes - from);
+      const auto body = [&errors, i, base, from, length] { errors[i] = touch(base + from, length); };
+      // without a thread it is done here, if later
+      if (length != 0 && !threads[i].start("p2pkv-prefault", body)) body();
+    }
+    errors[0] = touch(base, std::min(part, nbytes));
+  }
+  const auto failed = std::find_if(errors.begin(), errors.end(), [](int error) { return error != 0; });
+  return failed == errors.end() ? 0 : *failed;
+}
+
+}  // namespace
+
+bool prefault_writable(uint8_t* base, size_t nbytes, const std::atomic<bool>& stop, unsigned most_threads) {
+  const unsigned most = std::min(kMostThreads, most_threads != 0 ? most_threads : processors());
+  unsigned n_threads = 1;
+  bool is_growing = true;
+  double best = 0;  // bytes a nanosecond
+  for (size_t at = 0; at < nbytes && !stop.load(std::memory_order_relaxed);) {
+    const size_t round = std::min(nbytes - at, n_threads * kPart);
+    const int64_t began = steady_now_ns();
+    if (const int error = touch_at_once(base + at, round, n_threads); error != 0) {
+      errno = error;
+      return false;
+    }
+    at += round;
+    if (!is_growing) continue;
+    const double rate =
+        static_cast<double>(round) / static_cast<double>(std::max<int64_t>(1, steady_now_ns() - began));
+    if (n_threads > 1 && rate < best * kWorthIt) {
+      n_threads /= 2;
+      is_growing = false;
+    } else {
+      best = rate;
+      is_growing = n_threads * 2 <= most;
+      if (is_growing) n_threads *= 2;
+    }
+  }
+  return true;
+}
+
+}  // namespace p2pkv
