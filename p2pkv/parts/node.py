@@ -18,6 +18,7 @@ from p2pkv.directory.view import View, node_key
 from p2pkv.disk.boot_file import BootFile
 from p2pkv.disk.tier import disk_folder
 from p2pkv.lifetime import Gate
+from p2pkv.memory.available import available_memory, require_memory
 from p2pkv.memory.registrar import Registrar
 from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
@@ -65,6 +66,7 @@ class NodeParts:
         if config.raise_nofile:
             raise_limit()
         require_descriptors()
+        require_memory(config.registered_nbytes, available_memory())
         self.metrics = Metrics()
         undo.callback(self.metrics.close)
         self.control = ControlParts(config, undo)

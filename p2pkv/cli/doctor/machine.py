@@ -17,6 +17,7 @@ from p2pkv.cli.doctor.finding import Finding, Verdict, limit, size
 from p2pkv.config import Config
 from p2pkv.descriptors import require_descriptors
 from p2pkv.errors import ConfigError
+from p2pkv.memory.available import available_memory
 
 
 def examine_machine(config: Config) -> Iterator[Finding]:
@@ -66,13 +67,18 @@ def _descriptors() -> Finding:
 
 
 def _memory(config: Config) -> Iterator[Finding]:
-    available = _available_memory()
-    too_large = available is not None and config.pool_nbytes > available
+    available = available_memory()
+    too_large = available is not None and config.registered_nbytes > available.nbytes
+    left = (
+        "unknown how much is available"
+        if available is None
+        else f"{available.by} leaves {size(available.nbytes)}"
+    )
     yield Finding(
         Verdict.BAD if too_large else Verdict.GOOD,
         "memory",
-        f"{size(available)} available, the pool takes {size(config.pool_nbytes)}",
-        "lower pool_size" if too_large else "",
+        f"{left}; the pool and the buffers of transfers take {size(config.registered_nbytes)}",
+        "lower pool_size, buffer_size or buddy_pool_size" if too_large else "",
     )
     yield _memfd()
     if Path("/dev/shm").is_dir():
@@ -107,19 +113,3 @@ def _huge_pages() -> Finding:
             f"root may `echo advise > {path}`",
         )
     return Finding(Verdict.GOOD, "huge pages", f"shmem_enabled is {chosen}")
-
-
-def _available_memory() -> int | None:
-    """Return what the kernel or the container's limit leaves, whichever is less."""
-    left = []
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                left.append(int(line.split()[1]) * 1024)
-        group = Path("/sys/fs/cgroup")
-        limit = (group / "memory.max").read_text().strip()
-        if limit != "max":
-            left.append(int(limit) - int((group / "memory.current").read_text()))
-    except OSError:
-        pass  # no such limit, or a kernel that does not show it
-    return min(left, default=None)
