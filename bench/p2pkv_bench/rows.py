@@ -94,7 +94,7 @@ def make_row(
 ) -> Row:
     """Make a row of the values that each contestant had in each round; the first one is ours."""
     (_, ours), *others = rounds.items()
-    best = min if unit == "us" else max
+    best = min if unit in {"us", "ms"} else max
     references = [
         Reference(
             name,

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from p2pkv_bench import disk, exists, fetch, overhead, publish, room, shard, transfers, transports, validation
+from p2pkv_bench import (
+    disk,
+    exists,
+    fetch,
+    overhead,
+    publish,
+    room,
+    shard,
+    starting,
+    transfers,
+    transports,
+    validation,
+)
 from p2pkv_bench.peer import Meeting
 from p2pkv_bench.plan import Plan
 from p2pkv_bench.rows import Row
@@ -22,6 +34,7 @@ _SUITES: Mapping[str, Callable[[Meeting, Plan], Iterator[Row]]] = {
     "disk": disk.rows,
     "transfers": transfers.rows,
     "room": room.rows,
+    "start": starting.rows,
 }
 
 

@@ -1,0 +1,89 @@
+"""How long a pool takes to be made and to be given back, beside the kernel's own way to touch as much shared memory."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from p2pkv.errors import ConfigError
+from p2pkv.pool import Pool
+from p2pkv_bench.errors import BenchError
+from p2pkv_bench.peer import Meeting
+from p2pkv_bench.plan import Plan
+from p2pkv_bench.rows import Row, Target, make_row
+
+_NBYTES = 1 << 30
+_POPULATE_WRITE = 23
+"""``MADV_POPULATE_WRITE``, of Linux 5.14."""
+_AT_MOST = 1.2
+_HUGE = 2 << 20
+
+
+def rows(_meeting: Meeting, plan: Plan) -> Iterator[Row]:
+    """Make pools in each way, a reference before each; huge pages only where the machine has set them aside."""
+    yield from _made_and_given_back(plan, "a pool of 1 GiB", Target(_AT_MOST, "populate, best", at_most=True))
+    yield from _made_and_given_back(plan, "a pool of 1 GiB, touched behind", None, prefault_behind=True)
+    try:
+        yield from _made_and_given_back(plan, "a pool of 1 GiB of huge pages", None, huge_page=_HUGE)
+    except ConfigError as error:
+        plan.tell(f"start: no huge pages: {error}")
+
+
+def _made_and_given_back(plan: Plan, name: str, target: Target | None, **options: Any) -> Iterator[Row]:
+    plan.tell(f"start: {name}")
+    made, gone, one, two = [], [], [], []
+    for _ in range(plan.rounds):
+        one.append(_populate_ms(1))
+        two.append(_populate_ms(2))
+        began = time.monotonic()
+        pool = Pool(_NBYTES, owner=1, boot=1, **options)
+        is_made = time.monotonic()
+        pool.close()
+        pool.release_memory()
+        made.append((is_made - began) * 1e3)
+        gone.append((time.monotonic() - is_made) * 1e3)
+    best = [min(pair) for pair in zip(one, two, strict=True)]
+    yield make_row(
+        {"p2pkv": made, "populate, best": best, "populate": one, "populate, 2 threads": two},
+        suite="start",
+        case=f"{name}: made",
+        unit="ms",
+        target=target,
+    )
+    yield make_row({"p2pkv": gone}, suite="start", case=f"{name}: given back", unit="ms")
+
+
+def _populate_ms(n_threads: int) -> float:
+    """Return the milliseconds in which the kernel touches as much memory of a memfd, in so many threads at once."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = os.memfd_create("p2pkv-bench")
+    errors: list[int] = []
+    try:
+        os.ftruncate(fd, _NBYTES)
+        with mmap.mmap(fd, _NBYTES) as memory:
+            address = np.frombuffer(memory, np.uint8).ctypes.data
+            part = _NBYTES // n_threads
+
+            def touch(i: int) -> None:
+                if libc.madvise(ctypes.c_void_p(address + i * part), ctypes.c_size_t(part), _POPULATE_WRITE):
+                    errors.append(ctypes.get_errno())
+
+            threads = [threading.Thread(target=touch, args=(i,)) for i in range(n_threads)]
+            began = time.monotonic()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            seconds = time.monotonic() - began
+    finally:
+        os.close(fd)
+    if errors:
+        raise BenchError(f"MADV_POPULATE_WRITE: {os.strerror(errors[0])}; Linux 5.14 or newer is needed")
+    return seconds * 1e3
