@@ -2,8 +2,12 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <random>
+#include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -182,6 +186,116 @@ TEST(peers_exceptions_that_no_call_waits_for_are_told) {
   CHECK(eventually([&] { return peers.n_failed == 1; }));
 }
 
+// Of pulls over a link that leads to whomever it is asked for.
+PeerConnections::Route route(uint64_t link, std::vector<size_t> ways = {0, 1}) {
+  return {link, std::move(ways),
+          [](size_t) { return p2pkv::Opened{std::make_shared<FakeEndpoint>(Status::kOk), nullptr}; }};
+}
+
+TEST(peers_lend_pulls_what_fetches_opened_and_fetches_nothing_that_a_link_opened) {
+  FakePeers peers(open_good);
+  auto& connections = *peers.connections;
+  for (const uint64_t link : {7, 8}) connections.add_link(FakePeers::peer(1), link);
+  const auto fetching = peers.borrow(1);
+  connections.release(fetching, Status::kOk, {1, 10, 0});
+  const auto pulling = connections.borrow_over(FakePeers::peer(1), route(7));
+  CHECK(pulling == fetching);
+  const auto opened = connections.borrow_over(FakePeers::peer(1), route(7));
+  CHECK(opened && opened != fetching);
+  CHECK_EQ(peers.n_opened.load(), 1);  // over the control plane
+  connections.release(opened, Status::kOk, {0, 10, 0});
+  CHECK(peers.borrow(1) != opened);
+  CHECK(connections.borrow_over(FakePeers::peer(1), route(8)) != opened);
+  CHECK(connections.borrow_over(FakePeers::peer(1), route(7)) == opened);
+  connections.release(pulling, Status::kOk, {0, 10, 0});
+  CHECK(peers.borrow(1) == fetching);
+  CHECK_EQ(connections.traffic().at(0).amount.nbytes, 10u);  // of pages
+}
+
+TEST(peers_that_only_a_link_leads_to_are_pulled_from_until_it_is_dropped) {
+  FakePeers peers(open_good);
+  auto& connections = *peers.connections;
+  const PeerId stranger{9, 1};
+  CHECK(!connections.borrow_over(stranger, route(7)));
+  connections.add_link(stranger, 7);
+  const auto idle = connections.borrow_over(stranger, route(7));
+  const auto lent = connections.borrow_over(stranger, route(7));
+  connections.release(idle, Status::kOk, {0, 10, 0});
+  CHECK(!connections.borrow(stranger, Deadline::after(1)));
+  const auto is_closed = [](const auto& connection) {
+    return static_cast<FakeEndpoint&>(*connection->endpoint).is_closed();
+  };
+  connections.drop_link(stranger, 7);
+  CHECK(is_closed(idle));
+  CHECK(!is_closed(lent));
+  connections.release(lent, Status::kOk, {0, 10, 0});
+  CHECK(is_closed(lent));
+  CHECK(!connections.borrow_over(stranger, route(7)));
+}
+
+TEST(peers_that_leave_the_view_keep_the_connections_of_their_links_alone) {
+  FakePeers peers(open_good);
+  auto& connections = *peers.connections;
+  connections.add_link(FakePeers::peer(1), 7);
+  const auto opened = connections.borrow_over(FakePeers::peer(1), route(7));
+  connections.give_back(peers.borrow(1));
+  connections.release(opened, Status::kOk, {0, 10, 0});
+  connections.change({}, {1});
+  CHECK_EQ(peers.n_closed(), 1u);
+  CHECK(!peers.borrow(1));
+  CHECK(connections.borrow_over(FakePeers::peer(1), route(7)) == opened);
+}
+
+TEST(peers_that_fetches_leave_alone_are_pulled_from) {
+  FakePeers peers(open_good, {.avoid = 100});
+  auto& connections = *peers.connections;
+  connections.add_link(FakePeers::peer(1), 7);
+  const auto opened = connections.borrow_over(FakePeers::peer(1), route(7));
+  connections.release(opened, Status::kTimedOut, {0, 0, kSlow});
+  const auto fetching = peers.borrow(1);  // the link's other end only says that it is this peer
+  connections.give_back(fetching);
+  CHECK(connections.borrow_over(FakePeers::peer(1), route(7)) == fetching);
+  connections.release(fetching, Status::kTimedOut, {0, 0, kSlow});
+  CHECK(!peers.borrow(1));  // a pull that waited for the peer in vain has found out for fetches
+  CHECK(connections.borrow_over(FakePeers::peer(1), route(7)));
+  connections.change({FakePeers::member(1, FakePeers::kBoot, false)}, {});
+  CHECK(connections.borrow_over(FakePeers::peer(1), route(7)));
+}
+
+TEST(peers_that_a_link_does_not_lead_to_are_pulled_from_over_the_next_way) {
+  FakePeers peers(open_good, {.retry_first = 100, .retry_most = 100});
+  auto& connections = *peers.connections;
+  connections.add_link(FakePeers::peer(1), 7);
+  auto second_only = route(7);
+  second_only.open = [](size_t way) -> std::optional<p2pkv::Opened> {
+    if (way == 0) return p2pkv::Opened{};
+    return p2pkv::Opened{std::make_shared<FakeEndpoint>(Status::kOk), nullptr};
+  };
+  CHECK_EQ(connections.borrow_over(FakePeers::peer(1), second_only)->way, 1u);
+  CHECK_EQ(connections.n_fallbacks_of_pulls(), 1u);
+  CHECK(eventually([&] { return peers.n_first_fallbacks == 1; }));
+  CHECK_EQ(connections.borrow_over(FakePeers::peer(1), route(7))->way, 1u);
+  CHECK_EQ(peers.borrow(1)->way, 0u);  // it is not blamed on whom the link's other end says to be
+  connections.add_link(FakePeers::peer(2), 8);
+  auto given_up = route(8);
+  given_up.open = [](size_t) { return std::nullopt; };
+  CHECK(!connections.borrow_over(FakePeers::peer(2), given_up));
+  CHECK_EQ(connections.n_fallbacks_of_pulls(), 1u);
+  CHECK_EQ(connections.borrow_over(FakePeers::peer(2), route(8))->way, 0u);
+}
+
+TEST(peers_fellows_of_a_lost_connection_are_closed) {
+  FakePeers peers(open_good);
+  const auto lost = peers.borrow(1), fellow = peers.borrow(1);
+  for (const auto& each : {lost, fellow}) peers.connections->release(each, Status::kOk, {1, 10, 0});
+  CHECK(peers.borrow(1) == fellow);
+  CHECK(peers.borrow(1) == lost);
+  peers.connections->release(fellow, Status::kOk, {1, 10, 0});
+  peers.connections->release(lost, Status::kPeerLost, {});
+  CHECK_EQ(peers.n_closed(), 2u);
+  CHECK_EQ(peers.borrow(1)->way, 0u);
+}
+
 TEST(peers_that_are_interrupted_close_what_is_lent_and_lend_nothing) {
   FakePeers peers(open_good);
   const auto lent = peers.borrow(1);
@@ -207,7 +321,10 @@ TEST(peers_lend_no_connection_twice_whatever_happens_meanwhile) {
   const auto use = [&](uint64_t seed) {
     std::mt19937_64 dice(seed);
     for (int i = 0; i < 1000; ++i) {
-      const auto connection = peers.borrow(1 + dice() % 4);
+      const uint64_t key = 1 + dice() % 4;
+      const auto connection = dice() % 2 == 0
+                                  ? peers.borrow(key)
+                                  : peers.connections->borrow_over(FakePeers::peer(key), route(10 + key));
       if (!connection) continue;
       {
         const std::lock_guard lock(mutex);
@@ -221,8 +338,13 @@ TEST(peers_lend_no_connection_twice_whatever_happens_meanwhile) {
         lent.erase(connection);
       }
       peers.connections->release(connection, worst, {1, 1, kSlow});
+      if (dice() % 50 == 0) {
+        peers.connections->drop_link(FakePeers::peer(key), 10 + key);
+        peers.connections->add_link(FakePeers::peer(key), 10 + key);
+      }
     }
   };
+  for (uint64_t key = 1; key <= 4; ++key) peers.connections->add_link(FakePeers::peer(key), 10 + key);
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) threads.emplace_back(use, random());
   for (uint64_t i = 0; i < 200; ++i) {

@@ -27,43 +27,90 @@ void PeerConnections::change(const std::vector<Member>& changed, const std::vect
   std::vector<ConnectionPtr> closing;
   {
     const std::lock_guard lock(mutex_);
-    const auto drop = [&](uint64_t key) {
-      const auto found = peers_.find(key);
-      if (found == peers_.end()) return;
-      closing.insert(closing.end(), found->second.idle.begin(), found->second.idle.end());
-      peers_.erase(found);
+    const auto leave = [&](uint64_t key, std::optional<uint64_t> but_boot) {
+      for (auto it = peers_.lower_bound({key, 0}); it != peers_.end() && it->first.key == key;) {
+        const auto known = it++;
+        if (known->first.boot == but_boot) continue;
+        known->second.is_member = false;
+        prune(known, &closing);
+      }
     };
-    for (const uint64_t key : gone) drop(key);
+    for (const uint64_t key : gone) leave(key, std::nullopt);
     for (const Member& member : changed) {
-      const auto known = peers_.find(member.id.key);
-      if (known != peers_.end() && known->second.member.id.boot != member.id.boot) drop(member.id.key);
-      Peer& peer = peers_[member.id.key];
+      leave(member.id.key, member.id.boot);
+      Peer& peer = at(member.id);
       peer.member = member;
-      peer.ways.resize(n_ways_);
+      peer.is_member = true;
     }
   }
   close_all(closing);
 }
 
-PeerConnections::Peer* PeerConnections::find(PeerId id) {
-  const auto found = peers_.find(id.key);
-  return found != peers_.end() && found->second.member.id.boot == id.boot ? &found->second : nullptr;
+void PeerConnections::add_link(PeerId id, uint64_t link) {
+  const std::lock_guard lock(mutex_);
+  at(id).links[link].resize(n_ways_);
 }
 
-PeerConnections::ConnectionPtr PeerConnections::take_idle(PeerId id, std::vector<size_t>* candidates,
-                                                          std::vector<ConnectionPtr>* closing) {
+void PeerConnections::drop_link(PeerId id, uint64_t link) {
+  std::vector<ConnectionPtr> closing;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto known = peers_.find(id);
+    if (known == peers_.end()) return;
+    known->second.links.erase(link);
+    prune(known, &closing);
+  }
+  close_all(closing);
+}
+
+PeerConnections::Peer* PeerConnections::find(PeerId id) {
+  const auto found = peers_.find(id);
+  return found != peers_.end() ? &found->second : nullptr;
+}
+
+PeerConnections::Peer& PeerConnections::at(PeerId id) {
+  Peer& peer = peers_[id];
+  peer.ways.resize(n_ways_);
+  return peer;
+}
+
+void PeerConnections::prune(Peers::iterator known, std::vector<ConnectionPtr>* closing) {
+  Peer& peer = known->second;
+  take_out(peer, [&](const Connection& idle) { return !peer.keeps(idle); }, closing);
+  if (!peer.is_member && peer.links.empty()) peers_.erase(known);
+}
+
+void PeerConnections::take_out(Peer& peer, const std::function<bool(const Connection&)>& which,
+                               std::vector<ConnectionPtr>* closing) {
+  std::erase_if(peer.idle, [&](const ConnectionPtr& connection) {
+    if (!which(*connection)) return false;
+    closing->push_back(connection);
+    return true;
+  });
+}
+
+PeerConnections::ConnectionPtr PeerConnections::lend(Peer& peer,
+                                                     const std::function<bool(const Connection&)>& suits) {
+  const auto suited = std::find_if(peer.idle.rbegin(), peer.idle.rend(),
+                                   [&](const ConnectionPtr& connection) { return suits(*connection); });
+  if (suited == peer.idle.rend()) return nullptr;
+  ConnectionPtr connection = std::move(*suited);
+  peer.idle.erase(std::next(suited).base());
+  borrowed_.insert(connection);
+  return connection;
+}
+
+PeerConnections::ConnectionPtr PeerConnections::take_idle(PeerId id, std::vector<size_t>* candidates) {
   const std::lock_guard lock(mutex_);
   Peer* peer = find(id);
   const auto now = Clock::now();
-  if (is_closed_ || peer == nullptr || now < peer->avoid_until || !peer->member.is_healthy) return nullptr;
-  while (!peer->idle.empty()) {
-    ConnectionPtr connection = std::move(peer->idle.back());
-    peer->idle.pop_back();
-    if (now >= peer->ways[connection->way].unusable_until) {
-      borrowed_.insert(connection);
-      return connection;
-    }
-    closing->push_back(std::move(connection));
+  if (is_closed_ || peer == nullptr || !peer->is_member || !peer->member.is_healthy) return nullptr;
+  if (now < peer->avoid_until) return nullptr;
+  // What a link has opened leads to whoever said to be this peer: rows may come from there, pages may not.
+  const auto suits = [&](const Connection& idle) { return idle.link == 0 && peer->is_usable(idle); };
+  if (ConnectionPtr connection = lend(*peer, suits)) {
+    connection->is_pulling = false;
+    return connection;
   }
   for (const size_t way : peer->member.ways) {
     if (now >= peer->ways[way].unusable_until) candidates->push_back(way);
@@ -73,19 +120,43 @@ PeerConnections::ConnectionPtr PeerConnections::take_idle(PeerId id, std::vector
 
 PeerConnections::ConnectionPtr PeerConnections::borrow(PeerId id, const Deadline& deadline) {
   std::vector<size_t> candidates;
-  std::vector<ConnectionPtr> closing;
-  ConnectionPtr connection = take_idle(id, &candidates, &closing);
-  close_all(closing);
+  ConnectionPtr connection = take_idle(id, &candidates);
   return connection ? connection : connect(id, candidates, deadline);
 }
 
 PeerConnections::ConnectionPtr PeerConnections::borrow_idle(PeerId id, bool* is_worth_connecting) {
   std::vector<size_t> candidates;
-  std::vector<ConnectionPtr> closing;
-  ConnectionPtr connection = take_idle(id, &candidates, &closing);
-  close_all(closing);
+  ConnectionPtr connection = take_idle(id, &candidates);
   *is_worth_connecting = !candidates.empty();
   return connection;
+}
+
+PeerConnections::ConnectionPtr PeerConnections::borrow_over(PeerId id, const Route& route) {
+  for (const size_t way : route.ways) {
+    ConnectionPtr connection;
+    {
+      const std::lock_guard lock(mutex_);
+      Peer* peer = find(id);
+      const Way* here = peer != nullptr ? peer->find(way, route.link) : nullptr;
+      if (is_closed_ || here == nullptr) return nullptr;
+      connection = lend(*peer, [&](const Connection& idle) {
+        return idle.way == way && (idle.link == 0 || idle.link == route.link) && peer->is_usable(idle);
+      });
+      if (!connection && Clock::now() < here->unusable_until) continue;
+    }
+    if (!connection) {
+      std::optional<Opened> opened = route.open(way);
+      if (!opened) return nullptr;
+      connection = adopt(id, way, std::move(*opened), route.link);
+    }
+    if (connection) {
+      connection->is_pulling = true;
+      return connection;
+    }
+    if (is_closed()) return nullptr;
+    fall_back(id, way, route.link, FallBack::kHandshakeFailed, true);
+  }
+  return nullptr;
 }
 
 void PeerConnections::borrow_later(PeerId id, Deadline deadline, std::function<void(Borrowed)> then) {
@@ -106,10 +177,7 @@ PeerConnections::ConnectionPtr PeerConnections::connect(PeerId id, const std::ve
   const auto began = Clock::now();
   for (const size_t way : candidates) {
     if (ConnectionPtr connection = open(id, way, deadline)) return connection;
-    {
-      const std::lock_guard lock(mutex_);
-      if (is_closed_) return nullptr;
-    }
+    if (is_closed()) return nullptr;
     if (deadline.passed()) {
       if (deadline.at() - began >= to_duration(timing_.fair_chance)) {
         avoid(id);
@@ -117,19 +185,23 @@ PeerConnections::ConnectionPtr PeerConnections::connect(PeerId id, const std::ve
       }
       return nullptr;
     }
-    fall_back(id, way, FallBack::kHandshakeFailed);
+    fall_back(id, way, 0, FallBack::kHandshakeFailed, false);
   }
   return nullptr;
 }
 
 PeerConnections::ConnectionPtr PeerConnections::open(PeerId id, size_t way, const Deadline& deadline) {
-  Opened opened = hooks_.open(id, way, deadline);
+  return adopt(id, way, hooks_.open(id, way, deadline), 0);
+}
+
+PeerConnections::ConnectionPtr PeerConnections::adopt(PeerId id, size_t way, Opened opened, uint64_t link) {
   if (!opened.endpoint) return nullptr;
   auto connection = std::make_shared<Connection>();
   connection->peer = id;
   connection->way = way;
   connection->endpoint = std::move(opened.endpoint);
   connection->remote = std::move(opened.remote);
+  connection->link = link;
   {
     const std::lock_guard lock(mutex_);
     if (!is_closed_) {
@@ -143,33 +215,44 @@ PeerConnections::ConnectionPtr PeerConnections::open(PeerId id, size_t way, cons
 
 void PeerConnections::release(const ConnectionPtr& connection, Status worst, ReadAmount amount) {
   const PeerId id = connection->peer;
+  std::vector<ConnectionPtr> closing;
   {
     const std::lock_guard lock(mutex_);
     borrowed_.erase(connection);
-    if (Peer* peer = find(id)) {
-      Way& way = peer->ways[connection->way];
-      way.has_traffic = true;
-      way.amount.n_pages += amount.n_pages;
-      way.amount.nbytes += amount.nbytes;
-      way.amount.seconds += amount.seconds;
+    Peer* peer = find(id);
+    if (Way* way = peer != nullptr ? peer->find(connection->way, connection->link) : nullptr) {
+      if (!connection->is_pulling) {
+        way->has_traffic = true;
+        way->amount.n_pages += amount.n_pages;
+        way->amount.nbytes += amount.nbytes;
+        way->amount.seconds += amount.seconds;
+      }
       if (!ends_endpoint(worst)) {
         connection->has_read = true;
-        if (amount.n_pages > 0) way.n_failures = 0;
-        if (!is_closed_ && peer->idle.size() < kMostIdle) {
+        if (amount.nbytes > 0) way->n_failures = 0;
+        if (!is_closed_ && peer->idle.size() < kMostIdle && peer->keeps(*connection)) {
           connection->idle_since = Clock::now();
           peer->idle.push_back(connection);
           have_idle_swept();
           return;
         }
+      } else if (worst == Status::kPeerLost) {
+        // Its fellows led to the same: whoever tries again is to find a new one, and not all of them in turn.
+        const auto led_there = [&](const Connection& idle) {
+          return idle.way == connection->way && idle.link == connection->link;
+        };
+        take_out(*peer, led_there, &closing);
       }
     }
   }
   connection->endpoint->close();
-  if (worst == Status::kTimedOut && amount.seconds >= timing_.fair_chance) {
+  close_all(closing);
+  const bool is_its_own = connection->link == 0;  // and no link's
+  if (worst == Status::kTimedOut && amount.seconds >= timing_.fair_chance && is_its_own) {
     avoid(id);
     if (!connection->has_read) connect_between_calls(id, connection->way);
   } else if (worst == Status::kPeerLost && !connection->has_read) {
-    fall_back(id, connection->way, FallBack::kConnectionFailed);
+    fall_back(id, connection->way, connection->link, FallBack::kConnectionFailed, connection->is_pulling);
   }
 }
 
@@ -249,17 +332,30 @@ void PeerConnections::avoid(PeerId id) {
   if (Peer* peer = find(id)) peer->avoid_until = Clock::now() + to_duration(timing_.avoid);
 }
 
-void PeerConnections::fall_back(PeerId id, size_t way, FallBack why) {
+void PeerConnections::fall_back(PeerId id, size_t way, uint64_t link, FallBack why, bool is_pulling) {
   uint32_t n_before = 0;
   {
     const std::lock_guard lock(mutex_);
     Peer* peer = find(id);
-    if (peer == nullptr) return;
-    n_before = peer->ways[way].n_failures++;
+    Way* failed = peer != nullptr ? peer->find(way, link) : nullptr;
+    if (failed == nullptr) return;
+    n_before = failed->n_failures++;
     const double seconds = timing_.retry_first * std::exp2(std::min(n_before, 10u));
-    peer->ways[way].unusable_until = Clock::now() + to_duration(std::min(timing_.retry_most, seconds));
+    failed->unusable_until = Clock::now() + to_duration(std::min(timing_.retry_most, seconds));
   }
-  hooks_.fell_back(id, way, why, n_before == 0);
+  const auto tell = [this, id, way, why, is_first = n_before == 0] {
+    hooks_.fell_back(id, way, why, is_first);
+  };
+  if (!is_pulling) return tell();
+  ++n_fallbacks_of_pulls_;
+  // A pull does not wait for the interpreter that this is told to; at the end nobody is told.
+  start([this, tell] {
+    try {
+      tell();
+    } catch (...) {
+      hooks_.failed(std::current_exception());
+    }
+  });
 }
 
 void PeerConnections::have_idle_swept() {
@@ -274,7 +370,7 @@ void PeerConnections::sweep() {
     const auto until = Clock::now() - to_duration(timing_.idle);
     auto oldest = Clock::time_point::max();
     std::vector<ConnectionPtr> closing;
-    for (auto& [key, peer] : peers_) {
+    for (auto& [id, peer] : peers_) {
       std::erase_if(peer.idle, [&](const ConnectionPtr& connection) {
         if (connection->idle_since > until) return false;
         closing.push_back(connection);
@@ -302,9 +398,9 @@ void PeerConnections::sweep() {
 std::vector<PeerConnections::Traffic> PeerConnections::traffic() const {
   const std::lock_guard lock(mutex_);
   std::vector<Traffic> traffic;
-  for (const auto& [key, peer] : peers_) {
-    for (size_t way = 0; way < n_ways_; ++way) {
-      if (peer.ways[way].has_traffic) traffic.push_back({key, way, peer.ways[way].amount});
+  for (const auto& [id, peer] : peers_) {
+    for (size_t way = 0; peer.is_member && way < n_ways_; ++way) {
+      if (peer.ways[way].has_traffic) traffic.push_back({id.key, way, peer.ways[way].amount});
     }
   }
   return traffic;
@@ -321,13 +417,18 @@ void PeerConnections::interrupt() {
   close_all(borrowed);
 }
 
+bool PeerConnections::is_closed() const {
+  const std::lock_guard lock(mutex_);
+  return is_closed_;
+}
+
 void PeerConnections::close() {
   interrupt();
   std::vector<ConnectionPtr> idle;
   std::list<Connecting> connecting;
   {
     const std::lock_guard lock(mutex_);
-    for (auto& [key, peer] : peers_) idle.insert(idle.end(), peer.idle.begin(), peer.idle.end());
+    for (auto& [id, peer] : peers_) idle.insert(idle.end(), peer.idle.begin(), peer.idle.end());
     peers_.clear();
     connecting.splice(connecting.end(), connecting_);
   }

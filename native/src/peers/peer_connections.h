@@ -4,18 +4,25 @@
 // the next. One that timed out or lost its peer is closed. A peer that made a batch time out is left alone
 // for a moment, so that a stopped node costs its deadline once and not in every call. A peer that takes
 // longer to connect to than calls have time is connected to between them.
+//
+// Fetches and pulls of offers share a peer's connections, and what is known of the ways to it. A fetch reads
+// from members of the view, and opens connections over the control plane. A pull reads from whoever is at the
+// other end of a link, be it in the view yet or not, and opens them over that link: docs/design.md,
+// Transfers, has the reasons for what differs.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
-#include <unordered_map>
 #include <vector>
 
 #include "base/clock.h"
@@ -59,7 +66,8 @@ class PeerConnections {
     std::function<Opened(PeerId peer, size_t way, const Deadline& deadline)> open;
     // Eight bytes or more of memory that a test read may overwrite; null if there is none to be had.
     std::function<std::shared_ptr<MemoryRegion>(size_t way)> scratch;
-    // A way did not lead to the peer and the next is taken; `is_first`: since it last worked.
+    // A way did not lead to the peer and the next is taken; `is_first`: since it last worked. Of a pull it is
+    // told on another thread.
     std::function<void(PeerId peer, size_t way, FallBack why, bool is_first)> fell_back;
     // An exception that no call waits for.
     std::function<void(std::exception_ptr error)> failed;
@@ -70,6 +78,13 @@ class PeerConnections {
     PeerId id;
     bool is_healthy = true;
     std::vector<size_t> ways;
+  };
+  // How a pull reaches the memory that it reads.
+  struct Route {
+    uint64_t link = 0;         // the link to the peer
+    std::vector<size_t> ways;  // that lead to the memory, best first
+    // Opens a connection over the link. None: the pull is given up, and the way is not to blame.
+    std::function<std::optional<Opened>(size_t way)> open;
   };
   struct Traffic {
     uint64_t peer;
@@ -91,8 +106,12 @@ class PeerConnections {
   size_t n_ways() const { return n_ways_; }
 
   // Takes what has changed in the view. Idle connections to nodes that are gone, or that were restarted, are
-  // closed.
+  // closed, but those of links.
   void change(const std::vector<Member>& changed, const std::vector<uint64_t>& gone);
+  // Lends connections to the pulls of a link from now on. No other link of this node has its number.
+  void add_link(PeerId peer, uint64_t link);
+  // Lends none any more, and closes the idle ones that were opened over the link.
+  void drop_link(PeerId peer, uint64_t link);
 
   // A connection to the peer, or null if it can't be reached now. Give it back with `release`.
   ConnectionPtr borrow(PeerId peer, const Deadline& deadline);
@@ -103,6 +122,11 @@ class PeerConnections {
   // system has no thread to give, the caller does it.
   void borrow_later(PeerId peer, Deadline deadline, std::function<void(Borrowed)> then);
 
+  // For a pull: a connection over the first way of the route that leads to the peer, or null. Blocks for as
+  // long as `route.open` does, once a way. A pull has its deadline and its thread for itself, and rows that
+  // it does not bring are lost, where pages are only missed: so it tries peers that calls leave alone.
+  ConnectionPtr borrow_over(PeerId peer, const Route& route);
+
   // Takes a connection back after its batch, with the worst that became of a span.
   void release(const ConnectionPtr& connection, Status worst, ReadAmount amount);
   // Takes back a connection that was not used.
@@ -110,10 +134,14 @@ class PeerConnections {
   // Closes a lent connection instead of taking it back: from now on nothing writes to local memory.
   void discard(const ConnectionPtr& connection);
 
+  // Of pages alone: pulls are counted where they are made.
   std::vector<Traffic> traffic() const;
+  // How often a way did not lead a pull to its peer.
+  uint64_t n_fallbacks_of_pulls() const { return n_fallbacks_of_pulls_; }
 
   // Settles what is under way as kCanceled and lends nothing any more.
   void interrupt();
+  bool is_closed() const;
   // Closes every connection and waits for the threads. Idempotent.
   void close();
 
@@ -126,29 +154,60 @@ class PeerConnections {
     bool has_traffic = false;
     ReadAmount amount;
   };
+  // Known for as long as the view has it or a link leads to it.
   struct Peer {
     Member member;
+    bool is_member = false;
     std::vector<Way> ways;
+    // The same ways as the pulls of each link find them: who opened a link says itself that it is this peer,
+    // and what becomes of its connections is not blamed on the peer of the view.
+    std::map<uint64_t, std::vector<Way>> links;
     std::vector<ConnectionPtr> idle;  // those used last at the end
     Clock::time_point avoid_until{};
+
+    // Whether somebody may still be lent this connection.
+    bool keeps(const Connection& connection) const {
+      return connection.link == 0 ? is_member : links.contains(connection.link);
+    }
+    // Null for a link that was dropped.
+    Way* find(size_t way, uint64_t link) {
+      if (link == 0) return &ways[way];
+      const auto known = links.find(link);
+      return known != links.end() ? &known->second[way] : nullptr;
+    }
+    bool is_usable(const Connection& connection) {
+      const Way* way = find(connection.way, connection.link);
+      return way != nullptr && Clock::now() >= way->unusable_until;
+    }
   };
+  using Peers = std::map<PeerId, Peer>;
   struct Connecting {
     NamedThread thread;
     bool has_ended = false;
   };
 
   Peer* find(PeerId id);
-  // An idle connection, lent now, or null and the ways to try; neither for a peer to be let alone. What is to
-  // be closed goes to `closing`.
-  ConnectionPtr take_idle(PeerId id, std::vector<size_t>* candidates, std::vector<ConnectionPtr>* closing);
+  Peer& at(PeerId id);
+  // Closes what nobody may be lent any more, and forgets the peer if neither the view nor a link has it. The
+  // connections go to `closing`.
+  void prune(Peers::iterator known, std::vector<ConnectionPtr>* closing);
+  // With the lock: moves idle ones to `closing`.
+  static void take_out(Peer& peer, const std::function<bool(const Connection&)>& which,
+                       std::vector<ConnectionPtr>* closing);
+  // An idle connection, lent now, or null and the ways to try; neither for a peer to be let alone.
+  ConnectionPtr take_idle(PeerId id, std::vector<size_t>* candidates);
+  // With the lock: the one of those that suit that was used last, lent now, or null.
+  ConnectionPtr lend(Peer& peer, const std::function<bool(const Connection&)>& suits);
   ConnectionPtr connect(PeerId id, const std::vector<size_t>& candidates, const Deadline& deadline);
   ConnectionPtr open(PeerId id, size_t way, const Deadline& deadline);
+  // Lends what was opened; null if that is nothing, or all is closed.
+  ConnectionPtr adopt(PeerId id, size_t way, Opened opened, uint64_t link);
   void connect_between_calls(PeerId id, size_t way);
   bool is_proven(PeerId id, size_t way, const Deadline& deadline);
   // Runs `body` on a thread that `close` joins; false if there is none to be had.
   bool start(std::function<void()> body);
   void avoid(PeerId id);
-  void fall_back(PeerId id, size_t way, FallBack why);
+  void fall_back(PeerId id, size_t way, uint64_t link, FallBack why, bool is_pulling);
   // With the lock.
   void have_idle_swept();
   void sweep();
@@ -156,8 +215,9 @@ class PeerConnections {
   const size_t n_ways_;
   const Timing timing_;
   const Hooks hooks_;
-  mutable std::mutex mutex_;                  // guards all below, but what is in a connection that is lent
-  std::unordered_map<uint64_t, Peer> peers_;  // by key
+  std::atomic<uint64_t> n_fallbacks_of_pulls_{0};
+  mutable std::mutex mutex_;  // guards all below, but what is in a connection that is lent
+  Peers peers_;
   std::set<ConnectionPtr> borrowed_;
   std::list<Connecting> connecting_;
   NamedThread sweeper_;
