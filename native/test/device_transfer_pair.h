@@ -13,6 +13,7 @@
 
 #include "check.h"
 #include "fake_cuda/library.h"
+#include "link_peers.h"
 #include "moments.h"
 #include "offers/transfers.h"
 #include "page/region.h"
@@ -51,7 +52,8 @@ struct Party {
     transport =
         over == Over::kTcp ? p2pkv::make_tcp_transport({}, &error) : p2pkv::make_shm_transport(&error);
     options.host = "127.0.0.1";
-    options.ways = {{"it", transport}};
+    options.ways = {{0, "it", transport}};
+    options.peers = peers;
     transfers = Transfers::start(std::move(options), &error);
     CHECK(transfers != nullptr);
     transfers->announce(key, 1);
@@ -69,6 +71,7 @@ struct Party {
   }
   ~Party() {
     transfers->close();
+    peers->close();
     transport->close();
     if (on == On::kDevice) fake.free(address);
   }
@@ -111,6 +114,7 @@ struct Party {
   const size_t n_rows;
   std::string error;
   std::shared_ptr<p2pkv::Transport> transport;
+  const std::shared_ptr<p2pkv::PeerConnections> peers = p2pkv::test::peers_of_links(1);
   std::shared_ptr<Transfers> transfers;
   std::shared_ptr<p2pkv::cuda::Device> device;
   std::unique_ptr<p2pkv::SharedRegion> shared;

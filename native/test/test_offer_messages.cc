@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "check.h"
+#include "link_peers.h"
 #include "offers/offer_messages.h"
 #include "offers/shares.h"
 #include "rogue_link.h"
@@ -52,7 +53,8 @@ struct Node {
     transport = p2pkv::make_tcp_transport({}, &error);
     Transfers::Options options;
     options.host = "127.0.0.1";
-    options.ways = {{"tcp", transport}};
+    options.ways = {{0, "tcp", transport}};
+    options.peers = peers;
     options.buffer_nbytes = buffer_nbytes;
     transfers = Transfers::start(std::move(options), &error);
     CHECK(transfers != nullptr);
@@ -63,6 +65,7 @@ struct Node {
   }
   ~Node() {
     transfers->close();
+    peers->close();
     transport->close();
   }
   p2pkv::Rows row(const std::string& request, size_t at) const {
@@ -78,6 +81,7 @@ struct Node {
 
   std::vector<uint8_t> memory;
   std::shared_ptr<p2pkv::Transport> transport;
+  const std::shared_ptr<p2pkv::PeerConnections> peers = p2pkv::test::peers_of_links(1);
   std::shared_ptr<Transfers> transfers;
   std::shared_ptr<p2pkv::MemoryRegion> region;
 };

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "check.h"
+#include "link_peers.h"
 #include "moments.h"
 #include "offers/transfers.h"
 #include "page/region.h"
@@ -48,7 +49,8 @@ struct Party {
       transport = p2pkv::make_shm_transport(&error);
     }
     options.host = "127.0.0.1";
-    options.ways = {{"it", transport}};
+    options.ways = {{0, "it", transport}};
+    options.peers = peers;
     transfers = Transfers::start(std::move(options), &error);
     CHECK(transfers != nullptr);
     transfers->announce(key, 1);
@@ -59,6 +61,7 @@ struct Party {
   }
   ~Party() {
     transfers->close();
+    peers->close();
     transport->close();
   }
 
@@ -87,6 +90,7 @@ struct Party {
   const uint64_t key;
   std::string error;
   std::shared_ptr<p2pkv::Transport> transport;
+  const std::shared_ptr<p2pkv::PeerConnections> peers = p2pkv::test::peers_of_links(1);
   std::shared_ptr<Transfers> transfers;
   std::unique_ptr<p2pkv::SharedRegion> shared;
   std::span<uint8_t> bytes;

@@ -38,17 +38,24 @@ Connect = Callable[[Member, str, bytes, float], "tuple[bytes, bytes] | None"]
 
 
 def start_offers(
-    config: Config, ways: Sequence[tuple[str, _native.Transport]], *, host: str, advertise: str
+    config: Config,
+    ways: Sequence[tuple[int, str, _native.Transport]],
+    peers: _native.PeerConnections,
+    *,
+    host: str,
+    advertise: str,
 ) -> _native.Transfers:
     """Start the native part: listens on ``host``, and has the receive buffer and the buddy pool of ``config``.
 
-    ``ways``: the transports that peers' memory is read over, by name, in order of preference.
+    ``ways``: the transports that peers' memory is read over, by number and name, in order of preference; ``peers``
+    lend the connections, and number the transports.
     """
     try:
         return _native.Transfers.start(
             host,
             advertise,
             list(ways),
+            peers,
             buffer_nbytes=config.buffer_nbytes,
             buddy_pool_nbytes=config.buddy_pool_nbytes,
             staging_nbytes=config.device_staging_nbytes,

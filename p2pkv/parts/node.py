@@ -71,6 +71,8 @@ class NodeParts:
         undo.callback(self.metrics.close)
         self.control = ControlParts(config, undo)
         self._start_transports(undo, extra_transports)
+        self.peers = PeerConnections(self.transports, self.control.handshakes.connect, self.metrics)
+        undo.callback(self.peers.close)
         self._serve_offers(undo, gate)
         self._open_memory(undo)
         self.caching = (
@@ -114,9 +116,13 @@ class NodeParts:
             undo.callback(transport.close)
 
     def _serve_offers(self, undo: ExitStack, gate: Gate) -> None:
-        control = self.control
+        control, numbers = self.control, self.peers.numbers
         self.offers = start_offers(
-            self._config, native_ways(self.transports), host=control.host, advertise=control.advertise
+            self._config,
+            [(numbers[name], name, transport) for name, transport in native_ways(self.transports)],
+            self.peers.native,
+            host=control.host,
+            advertise=control.advertise,
         )
         undo.callback(self.offers.close)
         control.server.loop.serve_transfers(self.offers)
@@ -128,8 +134,6 @@ class NodeParts:
     def _open_memory(self, undo: ExitStack) -> None:
         self.registrations = Registrations(self.transports, self.offers)
         undo.callback(self.registrations.close)
-        self.peers = PeerConnections(self.transports, self.control.handshakes.connect, self.metrics)
-        undo.callback(self.peers.close)
         self.devices = DeviceMemory(self.registrations, self._config.device_staging_nbytes)
         undo.callback(self.devices.close)
         self.registrar = Registrar(self.registrations, self.devices)

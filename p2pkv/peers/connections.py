@@ -1,5 +1,8 @@
 """Reading peers' memory: what the native peer layer is told, and the handshakes that it asks for.
 
+Fetches of pages and pulls of offers borrow their connections there. A pull opens what it needs over its link, without
+this module; it is told here as well when a transport did not lead to a peer.
+
 Which transport leads to whom, idle connections, who is let alone for a while and what is tried next is native
 (``native/src/peers/peer_connections.h``): a call whose connections are there runs nothing of this module. Opening one
 is rare, and is done here, for the handshake goes over the control plane.
@@ -48,7 +51,7 @@ refused. The control plane's part of a handshake."""
 
 @dataclass(slots=True)
 class PeerTraffic:
-    """What this node has read from one peer."""
+    """What this node has read of one peer's pages."""
 
     node_id: str
     transport: str
@@ -58,14 +61,15 @@ class PeerTraffic:
 
 
 class PeerConnections(Resource):
-    """Thread-safe. ``native`` is what a fetch reads with."""
+    """Thread-safe. ``native`` is what fetches and pulls read with."""
 
     def __init__(self, transports: Sequence[Transport], connect: Connect, metrics: Metrics) -> None:
         by_name = {transport.name: transport for transport in transports}
         self._opener = _Opener(list(by_name.values()), connect, metrics)
         self.domains = {transport.name: transport.domain for transport in by_name.values()}
         """Name to domain of every transport, in order of preference."""
-        self._numbers = {name: number for number, name in enumerate(self.domains)}
+        self.numbers = {name: number for number, name in enumerate(self.domains)}
+        """What the native layer calls each transport."""
         self._lock = threading.RLock()  # held while the view changes
         first, most = RETRY_TRANSPORT_S
         self.native = _native.PeerConnections.start(
@@ -94,7 +98,7 @@ class PeerConnections(Resource):
 
     def _record(self, member: Member) -> tuple[int, int, bool, list[int]]:
         """Return what the native layer knows of a member: who it is, and the transports that lead to it, best first."""
-        ways = [self._numbers[name] for name in connecting(self.domains, member.transports)]
+        ways = [self.numbers[name] for name in connecting(self.domains, member.transports)]
         return member.key, member.boot_epoch, member.state is State.ALIVE, ways
 
     def traffic(self) -> list[PeerTraffic]:

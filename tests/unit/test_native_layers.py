@@ -24,7 +24,7 @@ BELOW = {
     "peers": {"base", "page", "transports"},
     "directory": {"base", "page", "net"},
     "control": {"base", "net", "directory"},
-    "offers": {"base", "page", "net", "cuda", "transports"},
+    "offers": {"base", "page", "net", "cuda", "transports", "peers"},
     "cache": {"base", "page", "net", "pool", "disk", "transports", "peers", "directory"},
 }
 ABOVE_ALL = "bindings"

@@ -56,14 +56,19 @@ std::vector<RowSpan> to_spans(const SpanArray& spans) {
   return out;
 }
 
-std::shared_ptr<Transfers> start(const std::string& host, const std::string& advertise,
-                                 std::vector<std::tuple<std::string, std::shared_ptr<Transport>>> ways,
-                                 uint64_t buffer_nbytes, uint64_t buddy_pool_nbytes, uint64_t staging_nbytes,
-                                 double keep_unclaimed_s, bool is_validating) {
+std::shared_ptr<Transfers> start(
+    const std::string& host, const std::string& advertise,
+    std::vector<std::tuple<size_t, std::string, std::shared_ptr<Transport>>> ways,
+    std::shared_ptr<PeerConnections> peers, uint64_t buffer_nbytes, uint64_t buddy_pool_nbytes,
+    uint64_t staging_nbytes, double keep_unclaimed_s, bool is_validating) {
   Transfers::Options options;
   options.host = host;
   options.advertise = advertise;
-  for (auto& [name, transport] : ways) options.ways.push_back({name, std::move(transport)});
+  for (auto& [number, name, transport] : ways) {
+    if (number >= peers->n_ways()) throw nb::index_error("there is no transport of that number");
+    options.ways.push_back({number, name, std::move(transport)});
+  }
+  options.peers = std::move(peers);
   options.buffer_nbytes = buffer_nbytes;
   options.buddy_pool_nbytes = buddy_pool_nbytes;
   options.staging_nbytes = staging_nbytes;
@@ -200,8 +205,9 @@ void bind_transfers(nb::module_& m) {
       m, "Transfers",
       "The rows that are handed from node to node; spans are (n, 2) int64 of address and bytes. "
       "See native/src/offers/transfers.h.")
-      .def_static("start", &start, "host"_a, "advertise"_a, "ways"_a, nb::kw_only(), "buffer_nbytes"_a,
-                  "buddy_pool_nbytes"_a, "staging_nbytes"_a, "keep_unclaimed_s"_a, "is_validating"_a)
+      .def_static("start", &start, "host"_a, "advertise"_a, "ways"_a, "peers"_a, nb::kw_only(),
+                  "buffer_nbytes"_a, "buddy_pool_nbytes"_a, "staging_nbytes"_a, "keep_unclaimed_s"_a,
+                  "is_validating"_a)
       .def_static("request",
                   [] {
                     const std::string half = Transfers::request();

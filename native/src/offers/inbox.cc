@@ -87,7 +87,7 @@ bool Inbox::take_offer(const std::shared_ptr<Incoming>& incoming, uint64_t ask, 
   auto& backlog = request->backlogs[incoming->link->id()];
   if (!backlog) {
     auto& puller = pullers_[incoming->link->id()];
-    if (!puller) puller = std::make_shared<Puller>(incoming->link, options_.ways, n_fallbacks_);
+    if (!puller) puller = std::make_shared<Puller>(incoming->link, options_, n_fallbacks_);
     backlog = std::make_shared<Backlog>();
     backlog->request = request;
     backlog->puller = puller;
@@ -314,6 +314,7 @@ std::vector<Transfers::Reading> Inbox::readings() {
   const auto landing = landing_of_devices();
   readings.emplace_back("p2pkv_staged_to_device_bytes_total", landing ? landing->n_bytes() : 0);
   readings.emplace_back("p2pkv_incoming_staging_used_bytes", landing ? landing->area().used_nbytes() : 0);
+  const uint64_t n_fallbacks = n_fallbacks_ + options_.peers->n_fallbacks_of_pulls();
   const std::lock_guard lock(mutex_);
   for (const Transfers::Reading& reading :
        std::initializer_list<Transfers::Reading>{{"p2pkv_open_grants", grants_.size()},
@@ -328,7 +329,7 @@ std::vector<Transfers::Reading> Inbox::readings() {
                                                  {"p2pkv_failed_rows_total", n_failed_rows_},
                                                  {"p2pkv_duplicate_rows_total", n_duplicate_rows_},
                                                  {"p2pkv_expired_rows_total", n_expired_rows_},
-                                                 {"p2pkv_transfer_fallbacks_total", n_fallbacks_}}) {
+                                                 {"p2pkv_transfer_fallbacks_total", n_fallbacks}}) {
     readings.push_back(reading);
   }
   return readings;

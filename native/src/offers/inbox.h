@@ -109,10 +109,10 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   ReceiveBuffers buffers_;
   // A row takes 25 bytes: some ten million rows that wait for their grants.
   const std::shared_ptr<Shares> shares_ = std::make_shared<Shares>(256 << 20);
-  std::atomic<uint64_t> n_fallbacks_{0};
-  std::mutex landing_mutex_;          // guards landing_
-  std::shared_ptr<Landing> landing_;  // null: no memory of devices was registered
-  std::mutex mutex_;                  // guards all below, and what is in it
+  std::atomic<uint64_t> n_fallbacks_{0};  // beside those that the peer layer counts
+  std::mutex landing_mutex_;              // guards landing_
+  std::shared_ptr<Landing> landing_;      // null: no memory of devices was registered
+  std::mutex mutex_;                      // guards all below, and what is in it
   std::unordered_map<std::string, std::shared_ptr<Request>> requests_;  // that are put
   std::map<uint64_t, std::shared_ptr<Request>> asks_;                   // that are asked for
   std::map<OfferKey, std::shared_ptr<Incoming>> incoming_;              // not stored yet

@@ -11,6 +11,7 @@
 
 #include "net/sealed_stream.h"
 #include "offers/offer_frames.h"
+#include "peers/connection.h"
 
 namespace p2pkv::offers {
 
@@ -24,9 +25,13 @@ class Link {
 
   uint64_t id() const { return id_; }
   int fd() const { return stream_->fd(); }
-  // The node at the other end; 0 until it said so.
+  // The node at the other end; its key is 0 until it said so.
   uint64_t node_key() const { return node_key_; }
-  void introduce(uint64_t node_key) { node_key_ = node_key; }
+  PeerId peer() const { return {node_key_, boot_}; }
+  void introduce(PeerId peer) {
+    boot_ = peer.boot;  // first: whoever finds the key finds its boot
+    node_key_ = peer.key;
+  }
 
   // Sends a message, or queues it: never blocks. False if the link is lost or its peer reads nothing any
   // more.
@@ -52,6 +57,7 @@ class Link {
   const std::unique_ptr<SealedStream> stream_;
   const std::function<void(Link&)> on_blocked_;
   std::atomic<uint64_t> node_key_{0};
+  std::atomic<uint64_t> boot_{0};
   std::atomic<bool> is_lost_{false};
 };
 

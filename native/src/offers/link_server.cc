@@ -26,7 +26,7 @@ LinkServer::LinkServer(Listener listener)
     : listener_(std::move(listener)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       door_(kLinkDoor,
-            [this](SealedStream stream) { add(std::make_unique<SealedStream>(std::move(stream)), 0); }),
+            [this](SealedStream stream) { add(std::make_unique<SealedStream>(std::move(stream)), {}); }),
       next_id_(kStop + 1) {}
 
 bool LinkServer::start(const std::string& host, const std::string& advertise, std::string* error) {
@@ -59,8 +59,8 @@ std::string LinkServer::accept(std::string_view remote, std::string* error) {
   return door_.accept(remote, error);
 }
 
-std::shared_ptr<Link> LinkServer::connect(std::string_view door, const IntroduceRecord& own,
-                                          uint64_t node_key, const Deadline& deadline, std::string* error) {
+std::shared_ptr<Link> LinkServer::connect(std::string_view door, const IntroduceRecord& own, PeerId peer,
+                                          const Deadline& deadline, std::string* error) {
   auto stream = knock(kLinkDoor, door, error);
   if (!stream) return nullptr;
   std::string head;
@@ -78,7 +78,7 @@ std::shared_ptr<Link> LinkServer::connect(std::string_view door, const Introduce
     *error = "it speaks another version, or is no member yet";
     return nullptr;
   }
-  auto link = add(std::move(stream), node_key);
+  auto link = add(std::move(stream), peer);
   if (!link) *error = "this node is closing";
   return link;
 }
@@ -103,14 +103,14 @@ void LinkServer::watch(int fd, uint64_t id, int operation, uint32_t events) cons
   epoll_ctl(epoll_.get(), operation, fd, &event);
 }
 
-std::shared_ptr<Link> LinkServer::add(std::unique_ptr<SealedStream> stream, uint64_t node_key) {
+std::shared_ptr<Link> LinkServer::add(std::unique_ptr<SealedStream> stream, PeerId peer) {
   const std::lock_guard lock(mutex_);
   if (is_closing_ || links_.size() >= kMaxLinks) return nullptr;
   const uint64_t id = next_id_++;
   auto link = std::make_shared<Link>(id, std::move(stream), [this](Link& blocked) {
     watch(blocked.fd(), blocked.id(), EPOLL_CTL_MOD, EPOLLIN | EPOLLOUT);
   });
-  link->introduce(node_key);
+  link->introduce(peer);
   links_.emplace(id, link);
   // With room to send, so that the server looks at once: `connect` may have received more than the answer.
   watch(link->fd(), id, EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT);

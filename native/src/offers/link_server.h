@@ -42,7 +42,7 @@ class LinkServer : public Acceptor {
   std::string accept(std::string_view remote, std::string* error) override;
 
   // Connects to the node whose door this is, and introduces this one. Blocks until it has answered.
-  std::shared_ptr<Link> connect(std::string_view door, const IntroduceRecord& own, uint64_t node_key,
+  std::shared_ptr<Link> connect(std::string_view door, const IntroduceRecord& own, PeerId peer,
                                 const Deadline& deadline, std::string* error);
   // A link to this node, null if there is none.
   std::shared_ptr<Link> find(uint64_t node_key);
@@ -50,7 +50,7 @@ class LinkServer : public Acceptor {
 
  private:
   void run();
-  std::shared_ptr<Link> add(std::unique_ptr<SealedStream> stream, uint64_t node_key);
+  std::shared_ptr<Link> add(std::unique_ptr<SealedStream> stream, PeerId peer);
   void serve(const std::shared_ptr<Link>& link, uint32_t events);
   bool hear(const std::shared_ptr<Link>& link, const std::string& message);
   void hang_up(const std::shared_ptr<Link>& link);

@@ -7,8 +7,6 @@
 namespace p2pkv::offers {
 namespace {
 
-// Until a transport that did not reach the peer is tried again with it.
-constexpr std::chrono::seconds kRetryWay{30};
 // What is remembered of one peer's memories. A node has few; one that names more is asked again.
 constexpr size_t kMaxSources = 64;
 
@@ -22,11 +20,17 @@ void PullJob::break_off() {
   if (endpoint_) endpoint_->close();
 }
 
-bool PullJob::use(std::shared_ptr<Endpoint> endpoint) {
+bool PullJob::use(std::shared_ptr<BoundEndpoint> endpoint) {
   const std::lock_guard lock(mutex_);
   if (is_broken_ && endpoint) return false;
   endpoint_ = std::move(endpoint);
   return true;
+}
+
+PeerReader::PeerReader(std::shared_ptr<Link> link, const Transfers::Options& options,
+                       std::atomic<uint64_t>& n_fallbacks)
+    : link_(std::move(link)), ways_(options.ways), peers_(options.peers), n_fallbacks_(n_fallbacks) {
+  peers_->add_link(link_->peer(), link_->id());
 }
 
 void PeerReader::read(std::vector<PullRow>& rows, const Deadline& deadline, PullJob& job) {
@@ -48,20 +52,33 @@ void PeerReader::read(std::vector<PullRow>& rows, const Deadline& deadline, Pull
 }
 
 void PeerReader::read_group(std::vector<PullRow*>& rows, const Deadline& deadline, PullJob& job) {
-  Status failure = Status::kPeerLost;
-  const auto known = describe(rows[0]->remote.source, deadline, job);
+  const uint32_t source = rows[0]->remote.source;
+  const auto known = describe(source, deadline, job);
+  PeerConnections::Route route{link_->id(), {}, [&](size_t way) { return open(way, deadline, job); }};
+  for (size_t i = 0; known && i < ways_.size(); ++i) {
+    if (rows[0]->local->regions[i] && find(*known, ways_[i])) route.ways.push_back(ways_[i].number);
+  }
   // Each attempt uses up a way or a connection that has gone stale.
-  for (size_t attempt = 0; known && attempt < ways_.size() + 2 && !rows.empty(); ++attempt) {
+  for (size_t attempt = 0; attempt < ways_.size() + 2 && !rows.empty(); ++attempt) {
     if (job.is_broken() || deadline.passed()) break;
-    std::string region;
-    auto connection = borrow(*known, deadline, job, &region);
+    const auto connection = peers_->borrow_over(link_->peer(), route);
     if (!connection) break;
-    const Status worst = read_over(*connection, region, rows, deadline, job);
-    give_back(std::move(connection), worst);
+    const auto remote = attach(*connection, source, *known);
+    if (!remote) {
+      // The way leads to the peer, and not to this memory: it is not to blame.
+      peers_->discard(connection);
+      std::erase(route.ways, connection->way);
+      ++n_fallbacks_;
+      forget_descriptions();
+      continue;
+    }
+    const Status worst = read_over(connection, remote, rows, deadline, job);
     std::erase_if(rows, [](const PullRow* row) { return row->status != Status::kPending; });
     if (worst != Status::kPeerLost) break;
+    forget_descriptions();
   }
-  if (job.is_broken()) {
+  Status failure = Status::kPeerLost;
+  if (job.is_broken() || peers_->is_closed()) {
     failure = Status::kCanceled;
   } else if (deadline.passed()) {
     failure = Status::kTimedOut;
@@ -69,40 +86,42 @@ void PeerReader::read_group(std::vector<PullRow*>& rows, const Deadline& deadlin
   for (PullRow* row : rows) row->status = failure;
 }
 
-Status PeerReader::read_over(Connection& connection, const std::string& region, std::vector<PullRow*>& rows,
-                             const Deadline& deadline, PullJob& job) {
-  if (!job.use(connection.endpoint)) return Status::kCanceled;
-  if (connection.regions.size() >= kMaxSources) connection.regions.clear();
-  auto& remote = connection.regions[rows[0]->remote.source];
-  std::string error;
-  if (!remote) remote = connection.endpoint->attach(region, &error);
-  const auto& local = rows[0]->local->regions[connection.way];
+Status PeerReader::read_over(const ConnectionPtr& connection, const std::shared_ptr<RemoteRegion>& remote,
+                             std::vector<PullRow*>& rows, const Deadline& deadline, PullJob& job) {
+  if (!job.use(connection->endpoint)) {
+    peers_->discard(connection);
+    return Status::kCanceled;
+  }
+  std::vector<Span> spans;
+  spans.reserve(rows.size());
+  for (const PullRow* row : rows) {
+    spans.push_back({static_cast<int64_t>(row->local_offset), static_cast<int64_t>(row->remote.offset),
+                     static_cast<int64_t>(row->remote.length)});
+  }
+  const auto began = Clock::now();
+  const auto& local = rows[0]->local->regions[place_of(connection->way)];
+  const auto transfer = connection->endpoint->read(local, remote, std::move(spans), {});
+  transfer->wait(std::chrono::duration<double>(deadline.at() - began).count());
+  const auto& statuses = transfer->statuses();
   Status worst = Status::kOk;
-  std::shared_ptr<Transfer> transfer;
-  if (remote && local) {
-    std::vector<Span> spans;
-    spans.reserve(rows.size());
-    for (const PullRow* row : rows) {
-      spans.push_back({static_cast<int64_t>(row->local_offset), static_cast<int64_t>(row->remote.offset),
-                       static_cast<int64_t>(row->remote.length)});
-    }
-    const auto left = std::chrono::duration<double>(deadline.at() - Clock::now()).count();
-    transfer = connection.endpoint->read(local, remote, std::move(spans), {});
-    transfer->wait(left);
-    const auto& statuses = transfer->statuses();
-    for (size_t i = 0; i < rows.size(); ++i) {
-      // What was lost with a connection may come over another one. So may what was canceled, unless it was
-      // this job: another one that had the connection before was broken off.
-      const bool is_lost =
-          statuses[i] == Status::kPeerLost || (statuses[i] == Status::kCanceled && !job.is_broken());
-      if (!is_lost) rows[i]->status = statuses[i];
-      const Status here = is_lost ? Status::kPeerLost : statuses[i];
-      worst = std::max(worst, ends_endpoint(here) ? here : Status::kOk);
-    }
-  } else {
-    worst = Status::kPeerLost;
+  ReadAmount amount{0, 0, std::chrono::duration<double>(Clock::now() - began).count()};
+  for (size_t i = 0; i < rows.size(); ++i) {
+    // What was lost with a connection may come over another one. So may what was canceled, unless it was this
+    // job: then all is closing, and there is no other.
+    const bool is_lost =
+        statuses[i] == Status::kPeerLost || (statuses[i] == Status::kCanceled && !job.is_broken());
+    if (!is_lost) rows[i]->status = statuses[i];
+    if (statuses[i] == Status::kOk) amount.nbytes += rows[i]->remote.length;
+    const Status here = is_lost ? Status::kPeerLost : statuses[i];
+    worst = std::max(worst, ends_endpoint(here) ? here : Status::kOk);
   }
   job.use(nullptr);
+  // Whoever broke the job off may have closed the endpoint after the last byte: nobody is lent that.
+  if (job.is_broken()) {
+    peers_->discard(connection);
+  } else {
+    peers_->release(connection, worst, amount);
+  }
   return worst;
 }
 
@@ -125,69 +144,52 @@ std::optional<std::vector<WayMessage>> PeerReader::describe(uint32_t source, con
   return known;
 }
 
-std::unique_ptr<PeerReader::Connection> PeerReader::borrow(const std::vector<WayMessage>& known,
-                                                           const Deadline& deadline, const PullJob& job,
-                                                           std::string* region) {
-  for (size_t way = 0; way < ways_.size(); ++way) {
-    const auto described = std::find_if(known.begin(), known.end(), [&](const WayMessage& candidate) {
-      return candidate.name == ways_[way].name && candidate.domain == ways_[way].transport->domain();
-    });
-    if (described == known.end()) continue;
-    *region = described->region;
-    {
-      const std::lock_guard lock(mutex_);
-      WayState& state = states_[way];
-      if (is_closed_ || Clock::now() < state.unusable_until) continue;
-      if (!state.idle.empty()) {
-        auto connection = std::move(state.idle.back());
-        state.idle.pop_back();
-        return connection;
-      }
-    }
-    if (auto connection = open(way, deadline, job)) return connection;
-    if (job.is_broken() || deadline.passed() || link_->is_lost()) return nullptr;
-    ++n_fallbacks_;
-    const std::lock_guard lock(mutex_);
-    states_[way].unusable_until = Clock::now() + kRetryWay;
-  }
-  return nullptr;
+void PeerReader::forget_descriptions() {
+  // What was told of the memory may be out of date.
+  const std::lock_guard lock(mutex_);
+  known_.clear();
 }
 
-std::unique_ptr<PeerReader::Connection> PeerReader::open(size_t way, const Deadline& deadline,
-                                                         const PullJob& job) {
-  auto connection = std::make_unique<Connection>();
-  connection->way = way;
-  connection->endpoint = ways_[way].transport->open();
-  const std::string half = connection->endpoint->describe();
+const WayMessage* PeerReader::find(const std::vector<WayMessage>& known, const Transfers::Way& way) const {
+  const auto described = std::find_if(known.begin(), known.end(), [&](const WayMessage& candidate) {
+    return candidate.name == way.name && candidate.domain == way.transport->domain();
+  });
+  return described == known.end() ? nullptr : &*described;
+}
+
+size_t PeerReader::place_of(size_t number) const {
+  const auto way = std::find_if(ways_.begin(), ways_.end(),
+                                [number](const Transfers::Way& each) { return each.number == number; });
+  return static_cast<size_t>(way - ways_.begin());
+}
+
+std::shared_ptr<RemoteRegion> PeerReader::attach(Connection& connection, uint32_t source,
+                                                 const std::vector<WayMessage>& known) const {
+  if (connection.regions.size() >= kMaxSources) connection.regions.clear();
+  auto& region = connection.regions[{link_->id(), source}];
+  if (region) return region;
+  // Whoever opened it, a connection over one of `ways_` has an endpoint of the native core.
+  const auto endpoint = std::dynamic_pointer_cast<Endpoint>(connection.endpoint);
+  const WayMessage* told = find(known, ways_[place_of(connection.way)]);
+  std::string error;
+  if (endpoint && told != nullptr) region = endpoint->attach(told->region, &error);
+  return region;
+}
+
+// None: nobody is to blame, for the pull has come to its end.
+std::optional<Opened> PeerReader::open(size_t number, const Deadline& deadline, const PullJob& job) {
+  const Transfers::Way& way = ways_[place_of(number)];
+  const auto endpoint = way.transport->open();
+  const std::string half = endpoint->describe();
   std::string question;
-  append_text(question, ways_[way].name);
+  append_text(question, way.name);
   question += half;
   const auto answer = half.empty() ? std::nullopt : ask(Kind::kJoin, question, deadline, job);
   std::string error;
-  if (answer && connection->endpoint->bind(*answer, &error)) return connection;
-  connection->endpoint->close();
-  return nullptr;
-}
-
-void PeerReader::give_back(std::unique_ptr<Connection> connection, Status worst) {
-  {
-    const std::lock_guard lock(mutex_);
-    WayState& state = states_[connection->way];
-    if (worst == Status::kOk && !is_closed_) {
-      connection->has_read = true;
-      state.idle.push_back(std::move(connection));
-      return;
-    }
-    if (worst == Status::kPeerLost) {
-      if (!connection->has_read) {
-        ++n_fallbacks_;
-        state.unusable_until = Clock::now() + kRetryWay;
-      }
-      // Its fellows were connected to the same, and what was told of the memory may be out of date.
-      known_.clear();
-    }
-  }
-  connection->endpoint->close();
+  if (answer && endpoint->bind(*answer, &error)) return Opened{endpoint, nullptr};
+  endpoint->close();
+  if (job.is_broken() || deadline.passed() || link_->is_lost()) return std::nullopt;
+  return Opened{};
 }
 
 std::optional<std::string> PeerReader::ask(Kind kind, std::string_view body, const Deadline& deadline,
@@ -224,17 +226,10 @@ void PeerReader::wake() {
 }
 
 void PeerReader::close() {
-  std::vector<std::unique_ptr<Connection>> closing;
-  {
-    const std::lock_guard lock(mutex_);
-    is_closed_ = true;
-    for (WayState& state : states_) {
-      for (auto& connection : state.idle) closing.push_back(std::move(connection));
-      state.idle.clear();
-    }
-    answered_.notify_all();
-  }
-  for (const auto& connection : closing) connection->endpoint->close();
+  peers_->drop_link(link_->peer(), link_->id());
+  const std::lock_guard lock(mutex_);
+  is_closed_ = true;
+  answered_.notify_all();
 }
 
 }  // namespace p2pkv::offers

@@ -1,4 +1,5 @@
-// Reading one peer's memory: over what it can be reached, and connections lent to one pull at a time.
+// Reading the memory of the peer at the other end of a link: what the link says of it, over borrowed
+// connections.
 #pragma once
 
 #include <atomic>
@@ -28,10 +29,10 @@ class PullJob {
  private:
   friend class PeerReader;
   // False if the job is broken; else `endpoint` is closed when it is.
-  bool use(std::shared_ptr<Endpoint> endpoint);
+  bool use(std::shared_ptr<BoundEndpoint> endpoint);
 
   std::mutex mutex_;  // guards endpoint_
-  std::shared_ptr<Endpoint> endpoint_;
+  std::shared_ptr<BoundEndpoint> endpoint_;
   std::atomic<bool> is_broken_{false};
 };
 
@@ -44,13 +45,13 @@ struct PullRow {
   bool has_failed_copy = false;  // it was read, and did not come to its device
 };
 
-// Thread-safe. The handshakes go over the link, so that neither side needs its interpreter.
+// Thread-safe. The peer layer says which way leads to the peer, and lends connections; what it has to open is
+// opened over the link, so that neither side needs its interpreter.
 class PeerReader {
  public:
-  // `n_fallbacks` counts how often a way did not lead to the peer and the next was taken.
-  PeerReader(std::shared_ptr<Link> link, const std::vector<Transfers::Way>& ways,
-             std::atomic<uint64_t>& n_fallbacks)
-      : link_(std::move(link)), ways_(ways), n_fallbacks_(n_fallbacks), states_(ways.size()) {}
+  // `n_fallbacks` counts how often a memory was not reached over a way that leads to the peer.
+  PeerReader(std::shared_ptr<Link> link, const Transfers::Options& options,
+             std::atomic<uint64_t>& n_fallbacks);
   ~PeerReader() { close(); }
 
   // Reads the rows, group by group of those that share both memories. Blocks until each has settled, until
@@ -60,41 +61,37 @@ class PeerReader {
   void replied(const wire::Header& header, wire::Reader body);
   // Ends waits for answers: the link is lost, or a job was broken off.
   void wake();
+  // Reads nothing any more. Idempotent.
   void close();
 
  private:
   using Clock = Deadline::Clock;
-  // An endpoint, lent to one pull.
-  struct Connection {
-    size_t way;
-    std::shared_ptr<Endpoint> endpoint;
-    std::map<uint32_t, std::shared_ptr<RemoteRegion>> regions;
-    bool has_read = false;
-  };
-  struct WayState {
-    std::vector<std::unique_ptr<Connection>> idle;
-    Clock::time_point unusable_until{};
-  };
+  using ConnectionPtr = PeerConnections::ConnectionPtr;
 
   void read_group(std::vector<PullRow*>& rows, const Deadline& deadline, PullJob& job);
-  // Returns the worst of the rows.
-  Status read_over(Connection& connection, const std::string& region, std::vector<PullRow*>& rows,
-                   const Deadline& deadline, PullJob& job);
+  // Returns the worst of the rows, and gives the connection back.
+  Status read_over(const ConnectionPtr& connection, const std::shared_ptr<RemoteRegion>& remote,
+                   std::vector<PullRow*>& rows, const Deadline& deadline, PullJob& job);
   std::optional<std::vector<WayMessage>> describe(uint32_t source, const Deadline& deadline,
                                                   const PullJob& job);
-  std::unique_ptr<Connection> borrow(const std::vector<WayMessage>& known, const Deadline& deadline,
-                                     const PullJob& job, std::string* region);
-  std::unique_ptr<Connection> open(size_t way, const Deadline& deadline, const PullJob& job);
-  void give_back(std::unique_ptr<Connection> connection, Status worst);
+  void forget_descriptions();
+  // What the peer said of this way to its memory; null: it does not lead there.
+  const WayMessage* find(const std::vector<WayMessage>& known, const Transfers::Way& way) const;
+  // The memory's region with a connection; null if it is none of that transport's any more.
+  std::shared_ptr<RemoteRegion> attach(Connection& connection, uint32_t source,
+                                       const std::vector<WayMessage>& known) const;
+  std::optional<Opened> open(size_t number, const Deadline& deadline, const PullJob& job);
+  // The place in `ways_` of the transport that has this number with the peer layer.
+  size_t place_of(size_t number) const;
   std::optional<std::string> ask(Kind kind, std::string_view body, const Deadline& deadline,
                                  const PullJob& job);
 
   const std::shared_ptr<Link> link_;
   const std::vector<Transfers::Way>& ways_;
+  const std::shared_ptr<PeerConnections> peers_;
   std::atomic<uint64_t>& n_fallbacks_;
   std::mutex mutex_;  // guards all below
   std::condition_variable answered_;
-  std::vector<WayState> states_;
   std::map<uint32_t, std::vector<WayMessage>> known_;  // sources
   std::map<uint64_t, std::optional<std::string>> answers_;
   uint64_t last_id_ = 0;

@@ -17,9 +17,9 @@ class Puller {
   // As many pulls of one peer go on at a time: one large request does not hold up a small one.
   static constexpr size_t kMaxThreads = 2;
 
-  Puller(const std::shared_ptr<Link>& link, const std::vector<Transfers::Way>& ways,
+  Puller(const std::shared_ptr<Link>& link, const Transfers::Options& options,
          std::atomic<uint64_t>& n_fallbacks)
-      : reader_(link, ways, n_fallbacks) {}
+      : reader_(link, options, n_fallbacks) {}
   ~Puller() { close(); }
 
   PeerReader& reader() { return reader_; }

@@ -75,7 +75,8 @@ class LinkedTransfers final : public Transfers {
   bool connect(uint64_t node_key, uint64_t boot, std::string_view door, double timeout,
                std::string* error) override {
     if (is_connected(node_key)) return true;  // it was quicker
-    return links_.connect(door, {node_key_, boot_}, node_key, Deadline::after(timeout), error) != nullptr;
+    return links_.connect(door, {node_key_, boot_}, {node_key, boot}, Deadline::after(timeout), error) !=
+           nullptr;
   }
 
   bool is_connected(uint64_t node_key) override { return links_.find(node_key) != nullptr; }
@@ -190,7 +191,7 @@ class LinkedTransfers final : public Transfers {
     const auto record = body.value<IntroduceRecord>();
     // Once, and only by who opened the link: this node knows whom it has connected to.
     if (!record || record->node_key == 0 || node_key_ == 0 || link->node_key() != 0) return false;
-    link->introduce(record->node_key);
+    link->introduce({record->node_key, record->boot});
     return link->reply(header, wire::ReplyStatus::kOk, {});
   }
 

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "cuda/device.h"
 #include "net/acceptor.h"
+#include "peers/peer_connections.h"
 #include "transports/transport.h"
 
 namespace p2pkv {
@@ -80,13 +81,15 @@ class Transfers : public Acceptor {
   static constexpr size_t kMaxRequestName = 512;  // bytes
 
   struct Way {
+    size_t number;  // with `Options::peers`, which may have others, that can't be pulled over
     std::string name;
     std::shared_ptr<Transport> transport;
   };
   struct Options {
-    std::string host;       // to listen on
-    std::string advertise;  // what peers are told; `host` if empty
-    std::vector<Way> ways;  // in order of preference
+    std::string host;                        // to listen on
+    std::string advertise;                   // what peers are told; `host` if empty
+    std::vector<Way> ways;                   // in order of preference
+    std::shared_ptr<PeerConnections> peers;  // that pulls are made over; stays the caller's to close
     uint64_t buffer_nbytes = 0;
     uint64_t buddy_pool_nbytes = 0;
     uint64_t staging_nbytes = 64 << 20;  // page-locked, for each direction; made with the first device memory
