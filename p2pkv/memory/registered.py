@@ -33,7 +33,8 @@ class Memory(Resource):
         self.is_writable = is_writable
         self.regions = regions
         self.device = device
-        self.offers_id: int | None = None
+        self.row_memory: int | None = None
+        """Its number in the native ``RowMemories``, where offers and grants find it; None: they don't."""
         self._forget = forget
         self._buffer = buffer
 

@@ -1,4 +1,7 @@
-"""What a node has registered of its own memory: with every transport, and with the offers."""
+"""What a node has registered of its own memory: with every transport, and with the offers.
+
+The one table of it; docs/architecture.md, Registered memory, has what is made from it.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ class Registrations(Resource):
         )
         if self._offers is not None:
             try:
-                memory.offers_id = self._offers.add_device_memory(
+                memory.row_memory = self._offers.add_device_memory(
                     address, nbytes, is_readable, is_writable, device
                 )
             except RuntimeError as error:
@@ -129,15 +132,15 @@ class Registrations(Resource):
             region = memory.regions.get(name)
             if isinstance(region, NativeMemoryRegion):
                 registrations.append((way, region.native, described.get(name, b"")))
-        memory.offers_id = self._offers.add_memory(
+        memory.row_memory = self._offers.add_memory(
             memory.address, memory.nbytes, memory.is_writable, len(self._ways), registrations
         )
 
     def _forget(self, memory: Memory) -> None:
         with self._lock:
             self.table = self.table_of(m for m in self.table.memories if m is not memory)
-        if self._offers is not None and memory.offers_id is not None:
-            self._offers.remove_memory(memory.offers_id)
+        if self._offers is not None and memory.row_memory is not None:
+            self._offers.remove_memory(memory.row_memory)
 
     def close(self) -> None:
         """Close every registration that is listed. Idempotent; the transports stay the caller's."""

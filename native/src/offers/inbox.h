@@ -19,10 +19,10 @@
 
 #include "offers/landing.h"
 #include "offers/link.h"
-#include "offers/memories.h"
 #include "offers/offer_messages.h"
 #include "offers/puller.h"
 #include "offers/receive_buffers.h"
+#include "offers/row_memories.h"
 #include "offers/shares.h"
 #include "offers/transfers.h"
 

@@ -23,8 +23,8 @@
 
 #include "base/thread.h"
 #include "offers/link.h"
-#include "offers/memories.h"
 #include "offers/offer_messages.h"
+#include "offers/row_memories.h"
 #include "offers/shares.h"
 #include "offers/staging_area.h"
 #include "offers/transfers.h"

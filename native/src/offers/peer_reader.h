@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "offers/link.h"
-#include "offers/memories.h"
 #include "offers/offer_messages.h"
+#include "offers/row_memories.h"
 #include "offers/transfers.h"
 
 namespace p2pkv::offers {
@@ -38,7 +38,7 @@ class PullJob {
 
 // One row to read.
 struct PullRow {
-  std::shared_ptr<const Memory> local;
+  std::shared_ptr<const RowMemory> local;
   uint64_t local_offset;
   RowRecord remote;
   Status status = Status::kPending;

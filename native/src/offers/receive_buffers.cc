@@ -27,13 +27,13 @@ std::unique_ptr<Arena> Arena::create(uint64_t nbytes, bool is_pinned, const std:
   }
   std::unique_ptr<Arena> arena(new Arena(static_cast<uint8_t*>(base), nbytes));
   arena->is_pinned_ = is_pinned && mlock(base, nbytes) == 0;
-  Memory memory{0, reinterpret_cast<uint64_t>(base), nbytes, true, {}, {}};
+  RowMemory memory{0, reinterpret_cast<uint64_t>(base), nbytes, true, {}, {}};
   for (const Transfers::Way& way : ways) {
     auto region = way.transport->register_memory(arena->base_, nbytes, -1, false, error);
     if (!region) return nullptr;
     memory.regions.push_back(std::move(region));
   }
-  arena->memory_ = std::make_shared<const Memory>(std::move(memory));
+  arena->memory_ = std::make_shared<const RowMemory>(std::move(memory));
   return arena;
 }
 

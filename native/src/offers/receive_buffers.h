@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/exact_blocks.h"
-#include "offers/memories.h"
+#include "offers/row_memories.h"
 #include "offers/transfers.h"
 
 namespace p2pkv::offers {
@@ -35,7 +35,7 @@ class Arena {
   // Idempotent.
   void close();
 
-  const std::shared_ptr<const Memory>& memory() const { return memory_; }
+  const std::shared_ptr<const RowMemory>& memory() const { return memory_; }
   uint64_t used_nbytes();
   bool is_pinned() const { return is_pinned_; }
 
@@ -46,7 +46,7 @@ class Arena {
 
   uint8_t* const base_;
   const uint64_t nbytes_;
-  std::shared_ptr<const Memory> memory_;
+  std::shared_ptr<const RowMemory> memory_;
   bool is_pinned_ = false;
   std::shared_ptr<cuda::Device> locked_for_;  // set before anybody copies
   std::mutex mutex_;                          // guards all below
@@ -63,7 +63,7 @@ class Block {
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
 
-  const std::shared_ptr<const Memory>& memory() const { return arena_->memory(); }
+  const std::shared_ptr<const RowMemory>& memory() const { return arena_->memory(); }
   uint64_t offset() const { return offset_; }
   uint8_t* bytes() const { return reinterpret_cast<uint8_t*>(memory()->address) + offset_; }
 

@@ -22,7 +22,7 @@ std::shared_ptr<StagingArea> StagingArea::create(const std::shared_ptr<cuda::Dev
   nbytes = std::max<uint64_t>(1, (nbytes + kGranule - 1) / kGranule) * kGranule;
   const std::shared_ptr<SharedRegion> region = SharedRegion::create(nbytes, error);
   if (!region) return nullptr;
-  Memory memory{0, reinterpret_cast<uint64_t>(region->base()), nbytes, false, {}, {}};
+  RowMemory memory{0, reinterpret_cast<uint64_t>(region->base()), nbytes, false, {}, {}};
   auto staging = cuda::Staging::over(device, region->base(), nbytes, region, error);
   if (!staging) return nullptr;
   for (const Transfers::Way& way : ways) {
@@ -32,7 +32,7 @@ std::shared_ptr<StagingArea> StagingArea::create(const std::shared_ptr<cuda::Dev
     memory.regions.push_back(std::move(known));
   }
   return std::shared_ptr<StagingArea>(
-      new StagingArea(std::move(staging), std::make_shared<const Memory>(std::move(memory))));
+      new StagingArea(std::move(staging), std::make_shared<const RowMemory>(std::move(memory))));
 }
 
 cuda::Staging::Loan StagingArea::borrow(uint64_t least, uint64_t wanted, const Deadline& deadline,

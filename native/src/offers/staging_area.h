@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "cuda/staging.h"
-#include "offers/memories.h"
 #include "offers/offer_messages.h"
+#include "offers/row_memories.h"
 #include "offers/transfers.h"
 
 namespace p2pkv::offers {
@@ -42,8 +42,8 @@ class StagingArea {
   void wake();
 
   // As a row's local or remote memory. Its id is set when it is registered.
-  const std::shared_ptr<const Memory>& memory() const { return memory_; }
-  void set_memory(std::shared_ptr<const Memory> memory) { memory_ = std::move(memory); }
+  const std::shared_ptr<const RowMemory>& memory() const { return memory_; }
+  void set_memory(std::shared_ptr<const RowMemory> memory) { memory_ = std::move(memory); }
   uint64_t offset_of(const cuda::Staging::Loan& loan) const {
     return static_cast<uint64_t>(loan.data() - staging_->base());
   }
@@ -55,11 +55,11 @@ class StagingArea {
   void close();
 
  private:
-  StagingArea(std::shared_ptr<cuda::Staging> staging, std::shared_ptr<const Memory> memory)
+  StagingArea(std::shared_ptr<cuda::Staging> staging, std::shared_ptr<const RowMemory> memory)
       : staging_(std::move(staging)), memory_(std::move(memory)) {}
 
   const std::shared_ptr<cuda::Staging> staging_;
-  std::shared_ptr<const Memory> memory_;
+  std::shared_ptr<const RowMemory> memory_;
   std::mutex mutex_;  // held to look for room and to tell of it, so that nobody sleeps through it
   std::condition_variable changed_;
 };

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "offers/memories.h"
+#include "offers/row_memories.h"
 
 namespace p2pkv::offers {
 

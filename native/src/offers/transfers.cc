@@ -239,7 +239,7 @@ class LinkedTransfers final : public Transfers {
   std::mutex closing_;  // held by the one close() that does the work, so that the others return after it
   std::mutex staging_;  // held while it is made
   bool has_outgoing_ = false;
-  Memories memories_;
+  RowMemories memories_;
   const std::shared_ptr<Outbox> outbox_;
   const std::shared_ptr<Inbox> inbox_;
   LinkServer links_;  // last: its thread calls the others

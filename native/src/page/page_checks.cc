@@ -1,6 +1,5 @@
 #include "page/page_checks.h"
 
-#include <algorithm>
 #include <bit>
 
 namespace p2pkv {
@@ -22,14 +21,9 @@ std::optional<size_t> find_duplicate(const Key* keys, size_t n) {
 namespace {
 
 int32_t region_index(const Piece& piece, const std::vector<Registered>& regions) {
-  const auto after =
-      std::upper_bound(regions.begin(), regions.end(), piece.address,
-                       [](int64_t address, const Registered& region) { return address < region.address; });
-  if (after == regions.begin()) return -1;
-  const Registered& region = *(after - 1);
-  const int64_t offset = piece.address - region.address;
-  if (offset > region.nbytes || piece.nbytes > region.nbytes - offset) return -1;
-  return static_cast<int32_t>(after - 1 - regions.begin());
+  const auto holder =
+      find_holder(regions, piece.address, piece.nbytes, [](const Registered& region) { return region; });
+  return holder == regions.end() ? -1 : static_cast<int32_t>(holder - regions.begin());
 }
 
 }  // namespace

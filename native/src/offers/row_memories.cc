@@ -1,23 +1,15 @@
-#include "offers/memories.h"
+#include "offers/row_memories.h"
 
 #include <algorithm>
 
-#include "base/checked.h"
 #include "net/tokens.h"
 
 namespace p2pkv::offers {
 
-bool Memory::is_readable() const {
+bool RowMemory::is_readable() const {
   if (device) return is_offerable;
   return std::any_of(descriptions.begin(), descriptions.end(),
                      [](const auto& blob) { return !blob.empty(); });
-}
-
-bool Memory::holds(const RowSpan& span) const {
-  const auto start = static_cast<uint64_t>(span.address);
-  const auto length = static_cast<uint64_t>(span.nbytes);
-  return span.address >= 0 && span.nbytes > 0 && start >= address &&
-         lies_within(start - address, length, nbytes);
 }
 
 bool PlacedRows::lie_in(uint32_t memory_id) const {
@@ -41,7 +33,7 @@ uint64_t PlacedRows::nbytes() const {
   return total;
 }
 
-void PlacedRows::append(const std::shared_ptr<const Memory>& memory, uint64_t offset, uint64_t length) {
+void PlacedRows::append(const std::shared_ptr<const RowMemory>& memory, uint64_t offset, uint64_t length) {
   // Neighbouring rows mostly lie in one memory.
   size_t number = rows.empty() ? memories.size() : rows.back().memory;
   if (number == memories.size() || memories[number] != memory) {
@@ -51,21 +43,21 @@ void PlacedRows::append(const std::shared_ptr<const Memory>& memory, uint64_t of
   rows.push_back({static_cast<uint32_t>(number), offset, length});
 }
 
-Memories::Memories() {
+RowMemories::RowMemories() {
   // So that an offer of an earlier life names nothing in this one.
   fill_random(&next_id_, sizeof next_id_);
 }
 
-uint32_t Memories::add(Memory memory) {
+uint32_t RowMemories::add(RowMemory memory) {
   const std::lock_guard lock(mutex_);
   memory.id = ++next_id_;
   const auto at = std::find_if(memories_.begin(), memories_.end(),
                                [&memory](const auto& known) { return known->address > memory.address; });
-  memories_.insert(at, std::make_shared<const Memory>(std::move(memory)));
+  memories_.insert(at, std::make_shared<const RowMemory>(std::move(memory)));
   return next_id_;
 }
 
-std::shared_ptr<const Memory> Memories::remove(uint32_t id) {
+std::shared_ptr<const RowMemory> RowMemories::remove(uint32_t id) {
   const std::lock_guard lock(mutex_);
   const auto at =
       std::find_if(memories_.begin(), memories_.end(), [id](const auto& known) { return known->id == id; });
@@ -76,32 +68,32 @@ std::shared_ptr<const Memory> Memories::remove(uint32_t id) {
   return memory;
 }
 
-std::shared_ptr<const Memory> Memories::at(uint32_t id) {
+std::shared_ptr<const RowMemory> RowMemories::at(uint32_t id) {
   const std::lock_guard lock(mutex_);
   const auto at =
       std::find_if(memories_.begin(), memories_.end(), [id](const auto& known) { return known->id == id; });
   return at == memories_.end() ? nullptr : *at;
 }
 
-PlacedRows Memories::place(const std::vector<RowSpan>& spans, bool for_reading, int64_t* bad_row) {
+PlacedRows RowMemories::place(const std::vector<RowSpan>& spans, bool for_reading, int64_t* bad_row) {
   PlacedRows placed;
   placed.rows.reserve(spans.size());
   *bad_row = -1;
   const std::lock_guard lock(mutex_);
-  std::shared_ptr<const Memory> last;
+  const auto extent_of = [](const auto& memory) { return memory->extent(); };
+  auto holder = memories_.cend();
   for (size_t i = 0; i < spans.size(); ++i) {
-    if (!last || !last->holds(spans[i])) {
-      const auto after =
-          std::upper_bound(memories_.begin(), memories_.end(), static_cast<uint64_t>(spans[i].address),
-                           [](uint64_t address, const auto& memory) { return address < memory->address; });
-      last = after == memories_.begin() ? nullptr : *std::prev(after);
-    }
-    if (!last || !last->holds(spans[i]) || !(for_reading ? last->is_readable() : last->is_writable)) {
+    const auto [address, nbytes] = spans[i];
+    // Neighbouring rows mostly lie in one memory.
+    if (holder == memories_.cend() || !holds((*holder)->extent(), address, nbytes))
+      holder = find_holder(memories_, address, nbytes, extent_of);
+    if (holder == memories_.cend() || nbytes <= 0 ||
+        !(for_reading ? (*holder)->is_readable() : (*holder)->is_writable)) {
       *bad_row = static_cast<int64_t>(i);
       return placed;
     }
-    placed.append(last, static_cast<uint64_t>(spans[i].address) - last->address,
-                  static_cast<uint64_t>(spans[i].nbytes));
+    const auto& memory = *holder;
+    placed.append(memory, static_cast<uint64_t>(address) - memory->address, static_cast<uint64_t>(nbytes));
   }
   return placed;
 }

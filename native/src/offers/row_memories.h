@@ -1,4 +1,5 @@
-// The registered memory of a node, as offers and grants use it.
+// The memory that rows lie in: what a node has registered, as offers and grants use it, and their own
+// buffers. docs/architecture.md, Registered memory, says why fetches have another list.
 #pragma once
 
 #include <atomic>
@@ -10,11 +11,12 @@
 #include <vector>
 
 #include "offers/transfers.h"
+#include "page/page_checks.h"
 
 namespace p2pkv::offers {
 
-struct Memory {
-  uint32_t id;
+struct RowMemory {
+  uint32_t id;  // 0: a buffer of the node's own, which nobody registered
   uint64_t address;
   uint64_t nbytes;
   bool is_writable;
@@ -27,7 +29,7 @@ struct Memory {
   std::shared_ptr<std::atomic<bool>> is_closed = std::make_shared<std::atomic<bool>>(false);
 
   bool is_readable() const;
-  bool holds(const RowSpan& span) const;
+  Registered extent() const { return {static_cast<int64_t>(address), static_cast<int64_t>(nbytes)}; }
 };
 
 // Where rows lie. `memories` are kept, so that their regions can be used: a closed one refuses.
@@ -37,7 +39,7 @@ struct PlacedRows {
     uint64_t offset;
     uint64_t length;
   };
-  std::vector<std::shared_ptr<const Memory>> memories;
+  std::vector<std::shared_ptr<const RowMemory>> memories;
   std::vector<Row> rows;
 
   bool lie_in(uint32_t memory_id) const;
@@ -51,23 +53,24 @@ struct PlacedRows {
   bool lie_on_devices() const;
   uint64_t nbytes() const;
   // Appends a row of memory that may be known already.
-  void append(const std::shared_ptr<const Memory>& memory, uint64_t offset, uint64_t length);
+  void append(const std::shared_ptr<const RowMemory>& memory, uint64_t offset, uint64_t length);
 };
 
-// Thread-safe.
-class Memories {
+// What is registered, by address and by the number that peers know it by. Offers outlive the calls that made
+// them, so that a memory which is removed is marked for whoever has found it. Thread-safe.
+class RowMemories {
  public:
-  Memories();
-  uint32_t add(Memory memory);
-  std::shared_ptr<const Memory> remove(uint32_t id);
-  std::shared_ptr<const Memory> at(uint32_t id);
+  RowMemories();
+  uint32_t add(RowMemory memory);
+  std::shared_ptr<const RowMemory> remove(uint32_t id);
+  std::shared_ptr<const RowMemory> at(uint32_t id);
   // Finds each span's memory. `bad_row`, -1 at best, is the first that lies in none, or in none that is
   // readable or writable.
   PlacedRows place(const std::vector<RowSpan>& spans, bool for_reading, int64_t* bad_row);
 
  private:
-  std::mutex mutex_;                                     // guards all below
-  std::vector<std::shared_ptr<const Memory>> memories_;  // by address; they don't overlap
+  std::mutex mutex_;                                        // guards all below
+  std::vector<std::shared_ptr<const RowMemory>> memories_;  // by address; they don't overlap
   uint32_t next_id_;
 };
 
