@@ -11,7 +11,7 @@ from p2pkv.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 NEEDED = 64
-"""What a node takes to start, generously: 26 with what `auto` chooses on any machine. Its peers cost two to eight each,
+"""What a node takes to start, generously: 29 with what `auto` chooses on any machine. Its peers cost two to eight each,
 later on."""
 
 

@@ -29,7 +29,7 @@ READINGS = {
     "p2pkv_directory_channels": "Channels peers have to this node's shard",
     "p2pkv_malformed_requests_total": "Requests that no node could have sent",
     "p2pkv_dropped_events_total": "Handshakes and views overtaken before Python took them",
-    "p2pkv_refused_strangers_total": "Connections with a wrong key",
+    "p2pkv_refused_strangers_total": "Connections with a wrong key, or none",
     "p2pkv_membership_malformed_views_total": "Views that no node could have sent",
     "p2pkv_membership_late_rounds_total": "Rounds that came too late to suspect anybody",
     "p2pkv_membership_suspicions_total": "Nodes suspected",

@@ -77,7 +77,7 @@ class ControlServer:
             self._socket.setsockopt(zmq.SNDHWM, _REPLIES_QUEUED)
             self.address = self._bind(listen, join)
         except BaseException:
-            self._close_sockets()
+            self._admission.close()
             raise
         self.loop = _native.ControlLoop(self._socket, shard)
 
@@ -126,16 +126,12 @@ class ControlServer:
 
     @property
     def refused(self) -> int:
-        """How many connections had a wrong key."""
+        """How many connections had a wrong key, or none."""
         return self._admission.n_refused
 
     def close(self) -> None:
         """Stop answering. Idempotent."""
         self.loop.stop()
-        self._close_sockets()
-
-    def _close_sockets(self) -> None:
-        self._socket.close()
         self._admission.close()
 
 

@@ -16,6 +16,8 @@
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "control/control_loop.h"
+#include "control/handshake_monitor.h"
+#include "control/refusals.h"
 #include "control/zap.h"
 #include "directory/server.h"
 #include "disk/tier.h"
@@ -35,6 +37,7 @@ struct WithSocket {
   std::unique_ptr<T> native;
 };
 using BoundZap = WithSocket<ZapHandler>;
+using BoundMonitor = WithSocket<HandshakeMonitor>;
 using BoundLoop = WithSocket<ControlLoop>;
 
 void* socket_handle(const nb::object& socket) {
@@ -61,25 +64,54 @@ void bind_zap(nb::module_& m) {
         if (!ZmqApi::load(path.c_str(), &error)) throw std::runtime_error(error);
       },
       "path"_a);
+  nb::class_<Refusals>(m, "Refusals", "Who was not let in. See native/src/control/refusals.h.")
+      .def(nb::init<>())
+      .def_prop_ro("count", &Refusals::count)
+      .def("note", &Refusals::note, "host"_a)
+      .def(
+          "take",
+          [](Refusals& self, double timeout) -> std::optional<std::pair<uint64_t, std::vector<std::string>>> {
+            nb::gil_scoped_release release;
+            auto report = self.take(timeout);
+            if (!report) return std::nullopt;
+            return std::pair(report->count, std::move(report->hosts));
+          },
+          "timeout"_a)
+      .def("wake", &Refusals::wake);
+  nb::class_<BoundMonitor>(
+      m, "HandshakeMonitor",
+      "Counts failed handshakes in a thread of its own. See native/src/control/handshake_monitor.h.")
+      .def(
+          "__init__",
+          [](BoundMonitor* self, nb::object socket, std::shared_ptr<Refusals> refusals) {
+            void* handle = socket_handle(socket);
+            new (self) BoundMonitor{std::move(socket),
+                                    std::make_unique<HandshakeMonitor>(handle, std::move(refusals))};
+          },
+          "socket"_a, "refusals"_a)
+      .def("stop",
+           [](BoundMonitor& self) {
+             nb::gil_scoped_release release;
+             self.native->stop();
+           })
+      .def_ro_static("EVENTS", &HandshakeMonitor::kEvents);
   nb::class_<BoundZap>(m, "ZapHandler",
                        "Decides in a thread of its own whose keys may connect. See native/src/control/zap.h.")
       .def(
           "__init__",
           [](BoundZap* self, nb::object socket, const std::string& domain,
-             const std::vector<nb::bytes>& admitted) {
+             const std::vector<nb::bytes>& admitted, std::shared_ptr<Refusals> refusals) {
             std::vector<std::string> keys;
             for (const nb::bytes& key : admitted) keys.push_back(string_of(key));
             void* handle = socket_handle(socket);
-            new (self)
-                BoundZap{std::move(socket), std::make_unique<ZapHandler>(handle, domain, std::move(keys))};
+            new (self) BoundZap{std::move(socket), std::make_unique<ZapHandler>(
+                                                       handle, domain, std::move(keys), std::move(refusals))};
           },
-          "socket"_a, "domain"_a, "admitted"_a)
-      .def("stop",
-           [](BoundZap& self) {
-             nb::gil_scoped_release release;
-             self.native->stop();
-           })
-      .def_prop_ro("refused", [](BoundZap& self) { return self.native->refused(); });
+          "socket"_a, "domain"_a, "admitted"_a, "refusals"_a)
+      .def("stop", [](BoundZap& self) {
+        nb::gil_scoped_release release;
+        self.native->stop();
+      });
 }
 
 void bind_loop(nb::module_& m) {

@@ -17,9 +17,11 @@ bool equal(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-ZapHandler::ZapHandler(void* socket, std::string domain, std::vector<std::string> admitted)
+ZapHandler::ZapHandler(void* socket, std::string domain, std::vector<std::string> admitted,
+                       std::shared_ptr<Refusals> refusals)
     : domain_(std::move(domain)),
       admitted_(std::move(admitted)),
+      refusals_(std::move(refusals)),
       thread_(std::make_unique<ZmqServerThread>(
           socket, "p2pkv-zap", kTickMs,
           ZmqServerThread::Callbacks{[this](Frames request) { answer(std::move(request)); }, {}, {}})) {
@@ -34,7 +36,7 @@ void ZapHandler::answer(Frames request) {
   const bool known = std::any_of(admitted_.begin(), admitted_.end(),
                                  [&](const std::string& own) { return equal(own, key); });
   const bool admit = request[4] == domain_ && request[7] == "CURVE" && known;
-  if (!admit) ++refused_;
+  if (!admit) refusals_->note(request[5]);
   thread_->send(
       {request[0], "", "1.0", request[3], admit ? "200" : "400", admit ? "" : "unknown key", "", ""});
 }

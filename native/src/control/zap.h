@@ -3,12 +3,11 @@
 // a living handler, nobody is admitted.
 #pragma once
 
-#include <atomic>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "control/refusals.h"
 #include "control/zmq_socket.h"
 
 namespace p2pkv {
@@ -17,18 +16,18 @@ class ZapHandler {
  public:
   // `socket`: a ROUTER bound to inproc://zeromq.zap.01 before any server socket is bound.
   // `admitted`: raw 32-byte public keys.
-  ZapHandler(void* socket, std::string domain, std::vector<std::string> admitted);
+  ZapHandler(void* socket, std::string domain, std::vector<std::string> admitted,
+             std::shared_ptr<Refusals> refusals);
   ~ZapHandler() { stop(); }
 
   void stop() { thread_->stop(); }
-  uint64_t refused() const { return refused_; }
 
  private:
   void answer(Frames request);
 
   const std::string domain_;
   const std::vector<std::string> admitted_;
-  std::atomic<uint64_t> refused_{0};
+  const std::shared_ptr<Refusals> refusals_;
   std::unique_ptr<ZmqServerThread> thread_;
 };
 
