@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 import zmq
 
-from p2pkv.address import split_address
 from p2pkv.config import Config
 from p2pkv.control.counters import decode_counters
 from p2pkv.control.host_names import Names
 from p2pkv.control.secret import ClusterKeys
+from p2pkv.control.silence import why_silent
 from p2pkv.control.sockets import ControlClient, Request, Socket
 from p2pkv.control.wire import Kind
 from p2pkv.directory.view import Member, Report, decode, encode
@@ -55,7 +54,7 @@ class Outsider:
             for index, reply in calls.replies(timeout):
                 if reply.ok:
                     return decode(reply.body), addresses[index]
-        reasons = "; ".join(f"{address}: {_why_silent(address)}" for address in addresses)
+        reasons = "; ".join(f"{address}: {why_silent(address)}" for address in addresses)
         raise ControlError(f"no node answered within {timeout:g} s ({reasons})")
 
     def counters(self, members: Sequence[Member], timeout: float) -> Mapping[str, dict[str, float]]:
@@ -79,18 +78,3 @@ class Outsider:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-def _why_silent(address: str) -> str:
-    """Tell nobody there from somebody who does not let us in: CURVE refuses a wrong secret without a word."""
-    try:
-        with socket.create_connection(split_address("join", address), timeout=1.0) as connection:
-            connection.settimeout(1.0)
-            greeting = connection.recv(10)
-    except TimeoutError:
-        return "it accepts connections, but says nothing; the process may be stopped"
-    except OSError as error:
-        return f"{error.strerror or error}; is a node running there?"
-    if greeting[:1] == b"\xff" and greeting[9:10] == b"\x7f":
-        return "something speaks ZMQ there, but does not let us in; is secret_file the cluster's?"
-    return "what listens there is no p2pkv node"

@@ -18,7 +18,7 @@ What may go wrong is a method: :meth:`Simulation.kill`, :meth:`~Simulation.stop`
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from p2pkv.directory.membership.base import ProbeReply
@@ -136,6 +136,10 @@ class SimulatedNetwork:
     def listen_no_more(self) -> None:
         """Have the own address only."""
         self._simulation.unbind(self)
+
+    def why_silent(self, address: str, tell: Callable[[str], None]) -> None:
+        """Say that nobody is there."""
+        tell("nobody is there")
 
     def wake(self) -> None:
         """Do nothing: nothing blocks here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -20,6 +21,9 @@ class Elsewhere:
 
     def resolve(self, address: str) -> list[str]:
         return [address]
+
+    def why_silent(self, address: str, tell: Callable[[str], None]) -> None:
+        tell("does not let us in")
 
     def listen_also(self, address: str) -> bool:
         return False
@@ -47,7 +51,9 @@ def test_a_node_that_is_alone_says_so_again_and_ever_less_often(
 ) -> None:
     said = warned(addresses, caplog, 100, is_alone=True)
     assert len(said) == 3, "after 5, 20 and 80 silences"
-    assert all(ADDRESS in line and "this node is alone" in line for line in said)
+    assert all(
+        ADDRESS in line and "this node is alone" in line and "does not let us in" in line for line in said
+    )
     assert len(warned(addresses, caplog, 7200, is_alone=True)) in (3, 4)
 
 

@@ -64,6 +64,9 @@ class LonelyNetwork:
     def listen_no_more(self):
         self.gave_up = True
 
+    def why_silent(self, address, tell):
+        tell("nobody is there")
+
     def wake(self):
         self.inbox.put(None)
 

@@ -69,6 +69,9 @@ class Network(Protocol):
     def listen_no_more(self) -> None:
         """Give up all addresses of :meth:`listen_also`: others may have them."""
 
+    def why_silent(self, address: str, tell: Callable[[str], None]) -> None:
+        """Find out why nobody answers at ``address`` and ``tell`` it, from whichever thread; never blocks."""
+
     def wake(self) -> None:
         """Make a blocked :meth:`received`, or the next one, return. Thread-safe."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from p2pkv.control.silence import tell_why_silent
 from p2pkv.control.sockets import ControlClient, ControlServer, Request
 from p2pkv.control.wire import PROBE_REPLY, Kind
 from p2pkv.directory.membership.base import ProbeReply
@@ -68,6 +69,9 @@ class ControlNetwork:
 
     def listen_no_more(self) -> None:
         self._server.listen_no_more()
+
+    def why_silent(self, address: str, tell: Callable[[str], None]) -> None:
+        tell_why_silent(address, tell)
 
     def wake(self) -> None:
         self._server.loop.wake(Kind.EXCHANGE)

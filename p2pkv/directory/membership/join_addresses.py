@@ -10,6 +10,7 @@ address, and the name is asked for again all the time (:class:`p2pkv.control.hos
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -90,13 +91,17 @@ class JoinAddresses:
         if n >= warn_at:
             self._warn_at[address] = n + min(_MAX_SILENCES, n * (_BACK_OFF - 1))
             # a name goes on standing for some that are gone, and for those that listen on its other kind of address
-            log.log(
-                logging.WARNING if address in self._configured else logging.INFO,
-                "no node answers at join address %s, and it can't be taken over from here (another machine's, or "
-                "another program's); %s",
-                address,
-                "this node is alone: all that others have is a miss, until somebody answers (is the address right, "
-                "is a node there, has it the same secret_file? p2pkv status --join asks)"
-                if is_alone
-                else "this node goes on without it",
-            )
+            level = logging.WARNING if address in self._configured else logging.INFO
+            self._network.why_silent(address, functools.partial(_say, level, address, is_alone))
+
+
+def _say(level: int, address: str, is_alone: bool, why: str) -> None:
+    log.log(
+        level,
+        "no node answers at join address %s, and it can't be taken over from here: %s; %s",
+        address,
+        why,
+        "this node is alone: all that others have is a miss, until somebody answers (p2pkv status --join asks again)"
+        if is_alone
+        else "this node goes on without it",
+    )
