@@ -69,6 +69,5 @@ def announce(
 
     signal.signal(signal.SIGUSR1, drain)
     with EndingSignals() as ending, closing(heart):
-        typer.echo(f"{instance.id} is announced to {', '.join(router)} as a {role.value}")
         while not ending.wait():
             pass  # it was SIGUSR1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import msgspec
 
 from p2pkv.config import Config
@@ -11,8 +9,6 @@ from p2pkv.control.secret import cluster_keys
 from p2pkv.errors import ConfigError
 from p2pkv.instances.engine_check import EngineCheck
 from p2pkv.instances.heartbeat import Heart, Instance, Mode, Role, checked
-
-_log = logging.getLogger(__name__)
 
 _CHECK_S = {Mode.SGLANG: 3.0}
 """An engine has so long to answer, for each of two pages; ``Heart.close`` may take as long. SGLang's ``/health`` takes
@@ -43,8 +39,4 @@ def announce(config: Config, engine: Instance) -> Heart | None:
         return None
     instance = described(config, engine)
     check = EngineCheck(instance.url, "/health", timeout=_CHECK_S.get(instance.mode, _CHECK_S_ELSE))
-    heart = Heart(instance, config.router_addresses, cluster_keys(config.secret_file), check.look)
-    _log.info(
-        "%s is announced to %s as %s", instance.id, ", ".join(config.router_addresses), instance.role.value
-    )
-    return heart
+    return Heart(instance, config.router_addresses, cluster_keys(config.secret_file), check.look)

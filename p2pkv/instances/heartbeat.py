@@ -18,6 +18,7 @@ import zmq
 
 from p2pkv.address import split_address
 from p2pkv.control.secret import ClusterKeys
+from p2pkv.control.silence import tell_why_silent
 from p2pkv.errors import ConfigError, ControlError, VersionError
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,10 @@ _RETRY_S = 0.5
 MAX_BYTES = 16384
 """Of one heartbeat; whoever sends more is disconnected."""
 _MAX_TEXT = 1024
+_SILENT_S = 5.0
+"""After which it is said that a router takes no heartbeats; a restart takes less."""
+_REPEAT_S = 60.0
+"""Until the same is said again of the same router."""
 
 
 class Role(str, Enum):
@@ -182,7 +187,9 @@ class Heart:
     """Sends an instance's heartbeats to every router, from a thread of its own until :meth:`close`.
 
     ``look`` is called before each one, on that thread. Routers need not be there: each gets the newest report when
-    it comes. :meth:`close` says good-bye, which routers that listen get at once.
+    it comes. The log says when a router has taken the first one, and why one takes none.
+
+    :meth:`close` says good-bye, which routers that listen get at once.
     """
 
     def __init__(
@@ -200,7 +207,7 @@ class Heart:
         self._boot = time.time_ns()
         self._sequence = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._sockets = [self._connect(router, keys) for router in routers]
+        self._routers = [_Router(router, self._connect(router, keys)) for router in routers]
         self._closing = threading.Event()
         self._due = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="p2pkv-heart", daemon=True)
@@ -251,8 +258,8 @@ class Heart:
         except Exception:  # noqa: BLE001 - the top of a thread
             _log.exception("instance %s can't be looked at; it is announced no more", self._instance.id)
         self._send(Load(State.LEFT))
-        for socket in self._sockets:
-            socket.close()
+        for router in self._routers:
+            router.socket.close()
 
     def _send(self, load: Load) -> bool:
         """Send a report to the routers that are connected; whether all are."""
@@ -267,10 +274,45 @@ class Heart:
                 waiting=load.waiting,
             )
         )
-        is_heard = True
-        for socket in self._sockets:
-            try:
-                socket.send(message, zmq.DONTWAIT)
-            except zmq.Again:
-                is_heard = False  # not connected yet; the next one will do
-        return is_heard
+        # those that are not connected yet get the next one
+        heard = [router.send(message, self._instance) for router in self._routers]
+        return all(heard)
+
+
+class _Router:
+    """One that is told, as far as it lets itself be told. Used by the heart's thread."""
+
+    def __init__(self, address: str, socket: zmq.Socket[bytes]) -> None:
+        self.socket = socket
+        self._address = address
+        self._is_connected = False
+        self._complain_at = time.monotonic() + _SILENT_S
+
+    def send(self, message: bytes, instance: Instance) -> bool:
+        """Send it if the router has let us in; whether it has."""
+        try:
+            self.socket.send(message, zmq.DONTWAIT)
+        except zmq.Again:
+            self._silent(instance)
+            return False
+        if not self._is_connected:
+            self._is_connected = True
+            _log.info("%s is announced to %s as a %s", instance.id, self._address, instance.role.value)
+        return True
+
+    def _silent(self, instance: Instance) -> None:
+        now = time.monotonic()
+        if self._is_connected:
+            self._is_connected = False
+            self._complain_at = now + _SILENT_S
+        if now >= self._complain_at:
+            self._complain_at = now + _REPEAT_S
+            tell_why_silent(
+                self._address,
+                lambda why: _log.warning(
+                    "%s is not announced: the router at %s takes no heartbeats: %s",
+                    instance.id,
+                    self._address,
+                    why,
+                ),
+            )

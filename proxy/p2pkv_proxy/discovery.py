@@ -33,6 +33,7 @@ class Discovery:
             raise ConfigError(f"without --secret-file heartbeats are taken on loopback only, not on {listen}")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._admission = Admission(self._context, keys, _ZAP_DOMAIN)
+        registry.strangers = lambda: self._admission.n_refused
         self._socket = zmq.asyncio.Context.shadow(self._context.underlying).socket(zmq.PULL)
         self._admission.guard(self._socket, max_message=MAX_BYTES)
         try:
@@ -59,6 +60,5 @@ class Discovery:
 
     def close(self) -> None:
         """Stop listening. Idempotent."""
-        self._socket.close()
         self._admission.close()
         self._context.term()

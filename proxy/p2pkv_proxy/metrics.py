@@ -111,4 +111,8 @@ class _Instances(Collector):
             "p2pkv_proxy_refused_heartbeats", "Late, repeated or malformed heartbeats"
         )
         refused.add_metric([], self._instances.refused)
-        return [up, requests, tokens, opened, expired, refused]
+        strangers = CounterMetricFamily(
+            "p2pkv_proxy_refused_strangers", "Connections for heartbeats with a wrong key, or none"
+        )
+        strangers.add_metric([], self._instances.strangers())
+        return [up, requests, tokens, opened, expired, refused, strangers]

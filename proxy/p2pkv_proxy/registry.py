@@ -143,6 +143,8 @@ class Registry:
         self._now = now
         self.refused = 0
         """Heartbeats that were not taken."""
+        self.strangers: Callable[[], int] = lambda: 0
+        """How many connections for heartbeats were refused; whoever takes heartbeats knows."""
         self.expired = 0
         self.on_gone: list[Callable[[str], None]] = []
 

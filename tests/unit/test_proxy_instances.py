@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from pathlib import Path
 
@@ -149,7 +150,10 @@ def test_heartbeats_are_read_back_and_nonsense_is_not() -> None:
         unpack(pack(Heartbeat(instance=instance("a"), boot=1, sequence=1, state=State.READY, version=9)))
 
 
-def test_a_router_hears_hearts_with_its_secret_and_no_others(tmp_path: Path) -> None:
+def test_a_router_hears_hearts_with_its_secret_and_no_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     secrets = [tmp_path / name for name in ("ours", "theirs")]
     for number, path in enumerate(secrets):
         path.write_text(f"secret {number} of this test")
@@ -178,6 +182,14 @@ def test_a_router_hears_hearts_with_its_secret_and_no_others(tmp_path: Path) -> 
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
             assert len(registry) == 0
+            while "stranger is not announced" not in caplog.text:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+            assert "does not let us in" in caplog.text
+            assert "friend is announced to" in caplog.text
+            assert "stranger is announced to" not in caplog.text
+            assert registry.strangers() > 0
+            assert caplog.text.count("from 127.0.0.1: whoever connects there has another secret") == 1
         finally:
             await asyncio.to_thread(stranger.close)
             running.cancel()
