@@ -28,6 +28,22 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def leads_to_loopback(number: str) -> bool:
+    """Whether only this machine can reach ``number``, an address whose host is written as a number."""
+    return is_loopback(split_address("address", number)[0])
+
+
+def require_public(name: str, address: str, numbers: Sequence[str]) -> None:
+    """Raise :class:`ConfigError` for a host by name that others are to reach, and whose ``numbers`` are loopback's."""
+    host, _ = split_address(name, address)
+    if not is_loopback(host) and numbers and all(map(leads_to_loopback, numbers)):
+        raise ConfigError(
+            f"{name} is {address!r}, but {host} leads to {split_address(name, numbers[0])[0]} on this machine "
+            "(/etc/hosts), where no other machine could reach this node; write this machine's network address, or "
+            "127.0.0.1 for this machine only"
+        )
+
+
 def can_listen_on(address: str) -> bool:
     """Whether ``address`` is one of this host's, written as a number, and free. A name is not asked for: False."""
     host, port = split_address("address", address)

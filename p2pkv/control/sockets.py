@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING
 import zmq
 
 from p2pkv import _native
-from p2pkv.address import can_listen_on, is_loopback, reachable_host, split_address
+from p2pkv.address import (
+    can_listen_on,
+    is_loopback,
+    leads_to_loopback,
+    reachable_host,
+    require_public,
+    split_address,
+)
 from p2pkv.control.admission import Admission
 from p2pkv.control.host_names import Names
 from p2pkv.control.secret import ClusterKeys
@@ -44,6 +51,8 @@ _IDLE_SOCKETS = 64
 MAX_SOCKETS = 16384
 """Of a node's ZMQ context. ZMQ's own default, 1023, is less than a large cluster has members, each of which is probed
 over a socket of its own."""
+_NAMES_S = 2.0
+"""How long a start waits for the name it is to listen on."""
 _COMPLAIN_S = 10.0
 """At most so often it is said that a peer can't even be asked."""
 
@@ -83,6 +92,8 @@ class ControlServer:
 
     def _bind(self, listen: str, join: Sequence[str]) -> str:
         host, port = split_address("listen", listen)
+        self._names.wait_for([listen], _NAMES_S)
+        require_public("listen", listen, self._names.numbers(listen))
         bracketed = f"[{host}]" if ":" in host else host
         try:
             self._socket.bind(f"tcp://{bracketed}:{port or '*'}")
@@ -97,14 +108,16 @@ class ControlServer:
         self.loop.start()
 
     def resolve(self, address: str) -> list[str]:
-        """Return the numbers that an address by name stands for, as far as other machines would find us there."""
-        host, _ = split_address("address", address)
+        """Return the numbers that an address by name stands for, as other machines would find them."""
+        host, port = split_address("address", address)
         own, _ = split_address("address", self.address)
         found = self._names.numbers(address)
         if is_loopback(host) or is_loopback(own):
             return found
-        # a host's own name often leads to its loopback there, and nowhere else
-        return [number for number in found if not is_loopback(split_address("address", number)[0])]
+        # A host's own name often leads to its loopback there, and nowhere else: Debian's installer writes 127.0.1.1
+        # into /etc/hosts. What others find under that name is this host's address.
+        ours = f"[{own}]:{port}" if ":" in own else f"{own}:{port}"
+        return list(dict.fromkeys(ours if leads_to_loopback(number) else number for number in found))
 
     def listen_also(self, address: str) -> bool:
         """Bind a second address; False if it isn't this host's or is taken. Blocks for the native thread only."""
