@@ -17,6 +17,7 @@ import zmq
 import zmq.utils.z85
 
 from p2pkv.errors import ConfigError
+from p2pkv.state_home import state_home
 
 MIN_SECRET_BYTES = 16
 
@@ -67,8 +68,7 @@ def _read_secret(path: Path) -> bytes:
 
 def private_secret_path() -> Path:
     """Return where this user's private secret lies, or will."""
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "p2pkv" / "secret"
+    return state_home("secret_file") / "secret"
 
 
 def _private_secret() -> Path:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import threading
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from p2pkv.disk.store import DiskOptions, DiskStore, UnusableDiskError
 from p2pkv.errors import ConfigError
 from p2pkv.page import LOCATION, Keys, Locations, as_locations
 from p2pkv.pool import Pool
+from p2pkv.state_home import state_home
 
 _log = logging.getLogger(__name__)
 
@@ -46,10 +46,9 @@ _CLOSE_S = 5.0
 
 def default_disk_path(node_id: str, namespace: str) -> Path:
     """Return the folder that this node and namespace have when none is configured: the same at each start."""
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     digest = hashlib.blake2b(f"{len(node_id)}:{node_id}{namespace}".encode(), digest_size=8).hexdigest()
     readable = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in node_id)
-    return Path(home) / "p2pkv" / "disk" / f"{readable[:64]}-{digest}"
+    return state_home("disk_path") / "disk" / f"{readable[:64]}-{digest}"
 
 
 def disk_folder(config: Config) -> str:

@@ -2,45 +2,65 @@
 
 from __future__ import annotations
 
+import socket
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from p2pkv.address import is_loopback, split_address
+from p2pkv.address import is_loopback, reachable_host, require_public, split_address
 from p2pkv.cli.doctor.finding import Finding, Verdict
+from p2pkv.cli.doctor.join import examine_join
 from p2pkv.config import Config
-from p2pkv.control.secret import MIN_SECRET_BYTES, cluster_keys, private_secret_path
+from p2pkv.control.host_names import Names
+from p2pkv.control.secret import MIN_SECRET_BYTES, ClusterKeys, cluster_keys, private_secret_path
 from p2pkv.errors import ConfigError
+
+_NAMES_S = 2.0
 
 
 def examine_cluster(config: Config) -> Iterator[Finding]:
-    """Look at the secret and the address."""
+    """Look at the secret and the addresses."""
     yield Finding(Verdict.GOOD, "cluster", f"{config.cluster!r}; nodes of another name are refused")
-    yield _secret(config)
+    secret, keys = _secret(config)
+    yield secret
     yield _listen(config)
+    if config.metrics_port:
+        yield _metrics(config)
+    if secret.verdict is not Verdict.BAD:
+        yield from examine_join(config, keys)
 
 
-def _secret(config: Config) -> Finding:
-    if config.secret_file is None:
-        path = private_secret_path()
-        if not path.exists():
-            return Finding(
-                Verdict.GOOD,
-                "secret",
-                f"none is set; a private one will be made at {path}, for this user's nodes here",
-            )
-    else:
+def _secret(config: Config) -> tuple[Finding, ClusterKeys | None]:
+    """Look at the secret without making one, and read the keys."""
+    kind = "secret_file"
+    if config.secret_file is not None:
         path = Path(config.secret_file)
+    else:
+        kind = "private secret, for this user's nodes on this machine"
+        try:
+            path = private_secret_path()
+            if not path.exists():
+                _try_to_write_below(path.parent)
+                says = f"none is set; a private one will be made at {path}, for this user's nodes here"
+                return Finding(Verdict.GOOD, "secret", says), None
+        except ConfigError as error:
+            return Finding(Verdict.BAD, "secret", str(error), "set secret_file"), None
+        except OSError as error:
+            says = f"none is set, and a private one can't be made at {path}: {error.strerror}"
+            return Finding(Verdict.BAD, "secret", says, "set secret_file, or XDG_STATE_HOME"), None
     try:
-        cluster_keys(str(path))
+        keys = cluster_keys(str(path))
     except ConfigError as error:
-        return Finding(Verdict.BAD, "secret", str(error), _secret_advice(path))
-    kind = (
-        "private secret, for this user's nodes on this machine"
-        if config.secret_file is None
-        else "secret_file"
-    )
-    return Finding(Verdict.GOOD, "secret", f"{path} ({kind})")
+        return Finding(Verdict.BAD, "secret", str(error), _secret_advice(path)), None
+    return Finding(Verdict.GOOD, "secret", f"{path} ({kind})"), keys
+
+
+def _try_to_write_below(folder: Path) -> None:
+    """Raise OSError if nothing can be made where ``folder`` is, or will be; leaves nothing there."""
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    with tempfile.TemporaryDirectory(prefix=".p2pkv-doctor-", dir=there):
+        pass
 
 
 def _secret_advice(path: Path) -> str:
@@ -52,6 +72,11 @@ def _secret_advice(path: Path) -> str:
 
 
 def _listen(config: Config) -> Finding:
+    try:
+        reached = _bind(config)
+    except (ConfigError, OSError) as error:
+        why = str(error) if isinstance(error, ConfigError) else f"{config.listen}: {error.strerror or error}"
+        return Finding(Verdict.BAD, "listen", why, "listen on an address of this machine, and a free port")
     host, port = split_address("listen", config.listen)
     where = f"{config.listen}{' (any free port)' if port == 0 else ''}"
     if is_loopback(host):
@@ -63,6 +88,36 @@ def _listen(config: Config) -> Finding:
         return Finding(
             Verdict.NOTE if advice else Verdict.GOOD, "listen", f"{where}: this machine only", advice
         )
-    return Finding(
-        Verdict.GOOD, "listen", f"{where}: reachable from other machines, for those with the secret"
-    )
+    return Finding(Verdict.GOOD, "listen", f"{where}: other machines with the secret reach it at {reached}")
+
+
+def _bind(config: Config) -> str:
+    """Bind what a node would; return the host it would be reached by. Raises ConfigError or OSError."""
+    host, port = split_address("listen", config.listen)
+    names = Names()
+    names.wait_for([config.listen], _NAMES_S)
+    numbers = names.numbers(config.listen)
+    if not numbers:
+        raise ConfigError(f"listen is {config.listen!r}, and {host} can't be looked up")
+    require_public("listen", config.listen, numbers)
+    _try_to_bind(split_address("listen", numbers[0])[0], port)
+    return reachable_host(host, config.join_addresses)
+
+
+def _try_to_bind(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        probe.listen()
+
+
+def _metrics(config: Config) -> Finding:
+    host, _ = split_address("listen", config.listen)
+    port = int(config.metrics_port or 0)
+    try:
+        _try_to_bind(host, port)
+    except OSError as error:
+        return Finding(
+            Verdict.BAD, "metrics", f"{host}:{port}: {error.strerror}", "choose another metrics_port"
+        )
+    return Finding(Verdict.GOOD, "metrics", f"served at http://{host}:{port}/metrics")

@@ -14,10 +14,10 @@ import zmq
 
 from p2pkv import _native
 from p2pkv.cli.doctor.finding import Finding, Verdict, limit, size
+from p2pkv.cli.doctor.memory import examine_memory
 from p2pkv.config import Config
 from p2pkv.descriptors import require_descriptors
 from p2pkv.errors import ConfigError
-from p2pkv.memory.available import available_memory
 
 
 def examine_machine(config: Config) -> Iterator[Finding]:
@@ -67,19 +67,7 @@ def _descriptors() -> Finding:
 
 
 def _memory(config: Config) -> Iterator[Finding]:
-    available = available_memory()
-    too_large = available is not None and config.registered_nbytes > available.nbytes
-    left = (
-        "unknown how much is available"
-        if available is None
-        else f"{available.by} leaves {size(available.nbytes)}"
-    )
-    yield Finding(
-        Verdict.BAD if too_large else Verdict.GOOD,
-        "memory",
-        f"{left}; the pool and the buffers of transfers take {size(config.registered_nbytes)}",
-        "lower pool_size, buffer_size or buddy_pool_size" if too_large else "",
-    )
+    yield examine_memory(config)
     yield _memfd()
     if Path("/dev/shm").is_dir():
         usage = shutil.disk_usage("/dev/shm")
