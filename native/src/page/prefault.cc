@@ -31,13 +31,25 @@ unsigned processors() {
   return static_cast<unsigned>(std::max(1, CPU_COUNT(&set)));
 }
 
+// Whether the kernel touches memory when asked to, as it does from 5.14 on.
+bool can_populate() {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  void* memory = mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return true;  // then it says itself what is wrong
+  const bool can = madvise(memory, page, MADV_POPULATE_WRITE) == 0 || errno != EINVAL;
+  munmap(memory, page);
+  return can;
+}
+
 int touch(uint8_t* base, size_t nbytes) {
-  while (madvise(base, nbytes, MADV_POPULATE_WRITE) != 0) {
-    if (errno == EINTR) continue;
-    if (errno != EINVAL) return errno;
-    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));  // kernels before 5.14
+  static const bool kCanPopulate = can_populate();
+  if (!kCanPopulate) {
+    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     for (size_t at = 0; at < nbytes; at += page) static_cast<volatile uint8_t*>(base)[at] = 0;
     return 0;
+  }
+  while (madvise(base, nbytes, MADV_POPULATE_WRITE) != 0) {
+    if (errno != EINTR) return errno;
   }
   return 0;
 }
