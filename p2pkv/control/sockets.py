@@ -24,12 +24,12 @@ from p2pkv.address import (
     can_listen_on,
     is_loopback,
     leads_to_loopback,
-    reachable_host,
     require_public,
     split_address,
 )
 from p2pkv.control.admission import Admission
 from p2pkv.control.host_names import Names
+from p2pkv.control.listening import IsPeer, bind
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.control.wire import MAX_MESSAGE, Kind, Reply, pack_request, unpack_reply
 from p2pkv.errors import ClosedError, ControlError, VersionError
@@ -59,6 +59,10 @@ _COMPLAIN_S = 10.0
 Socket = zmq.Socket[bytes]
 
 
+def _nobody(address: str) -> bool:
+    return False
+
+
 class ControlServer:
     """A node's control socket. Strangers without the cluster's key are not admitted.
 
@@ -75,7 +79,9 @@ class ControlServer:
         *,
         join: Sequence[str] = (),
         names: Names | None = None,
+        is_peer: IsPeer = _nobody,
     ) -> None:
+        """Bind ``listen``, which may be left to another node that ``is_peer``: see :func:`.listening.bind`."""
         self._names = names or Names()
         self._also: list[str] = []
         self._admission = Admission(context, keys, _ZAP_DOMAIN)
@@ -84,24 +90,13 @@ class ControlServer:
             self._admission.guard(self._socket, max_message=MAX_MESSAGE)
             self._socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
             self._socket.setsockopt(zmq.SNDHWM, _REPLIES_QUEUED)
-            self.address = self._bind(listen, join)
+            self._names.wait_for([listen], _NAMES_S)
+            require_public("listen", listen, self._names.numbers(listen))
+            self.address = bind(self._socket, listen, join, names=self._names, is_peer=is_peer)
         except BaseException:
             self._admission.close()
             raise
         self.loop = _native.ControlLoop(self._socket, shard)
-
-    def _bind(self, listen: str, join: Sequence[str]) -> str:
-        host, port = split_address("listen", listen)
-        self._names.wait_for([listen], _NAMES_S)
-        require_public("listen", listen, self._names.numbers(listen))
-        bracketed = f"[{host}]" if ":" in host else host
-        try:
-            self._socket.bind(f"tcp://{bracketed}:{port or '*'}")
-        except zmq.ZMQError as error:
-            raise ControlError(f"cannot listen on {listen}: {error.strerror}") from error
-        bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        host = reachable_host(host, join)
-        return f"[{host}]:{bound.rpartition(':')[2]}" if ":" in host else f"{host}:{bound.rpartition(':')[2]}"
 
     def start(self) -> None:
         """Begin to answer."""

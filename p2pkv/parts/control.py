@@ -11,11 +11,14 @@ from p2pkv.address import split_address
 from p2pkv.config import Config
 from p2pkv.control.host_names import Names
 from p2pkv.control.secret import cluster_keys
-from p2pkv.control.sockets import MAX_SOCKETS, ControlClient, ControlServer, Socket
+from p2pkv.control.sockets import MAX_SOCKETS, ControlClient, ControlServer, Request, Socket
+from p2pkv.control.wire import Kind
 from p2pkv.peers.handshakes import Handshakes
 
 _NAMES_S = 2.0
 """How long a start waits for the join addresses' names; the node goes on without those that take longer."""
+_PEER_S = 0.3
+"""How long who has the port of ``listen`` may take to answer; it is asked again."""
 _MAX_SHARD_ENTRIES = 1 << 26
 
 
@@ -38,7 +41,13 @@ class ControlParts:
         self.shard = _native.Shard(_MAX_SHARD_ENTRIES)
         """This node's part of the directory; it stays empty where the node has no weight on the ring."""
         self.server = ControlServer(
-            context, keys, config.listen, self.shard, join=config.join_addresses, names=names
+            context,
+            keys,
+            config.listen,
+            self.shard,
+            join=config.join_addresses,
+            names=names,
+            is_peer=lambda address: self.gossip.ask(Request(address, Kind.PROBE), _PEER_S) is not None,
         )
         undo.callback(self.server.close)
         self.server.start()
