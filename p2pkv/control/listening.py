@@ -48,11 +48,11 @@ def bind(socket: zmq.Socket[Any], listen: str, join: Sequence[str], *, names: Na
             break
         except zmq.ZMQError as error:
             if error.errno != errno.EADDRINUSE:
-                raise ControlError(f"cannot listen on {listen}: {os.strerror(error.errno)}") from error
+                raise ControlError(f"cannot listen on {listen}: {os.strerror(error.errno or 0)}") from error
             held = f"{public}:{port}"
             if not _is_common(held, join, names):
                 raise ControlError(
-                    f"cannot listen on {listen}: {os.strerror(error.errno)}; {_holder(held, is_peer)}"
+                    f"cannot listen on {listen}: {os.strerror(error.errno or 0)}; {_holder(held, is_peer)}"
                 ) from error
             if is_peer(held):
                 _log.warning(
@@ -63,7 +63,7 @@ def bind(socket: zmq.Socket[Any], listen: str, join: Sequence[str], *, names: Na
                 port = 0
             elif time.monotonic() >= until:
                 raise ControlError(
-                    f"cannot listen on {listen}: {os.strerror(error.errno)}; {_holder(held, is_peer)}"
+                    f"cannot listen on {listen}: {os.strerror(error.errno or 0)}; {_holder(held, is_peer)}"
                 ) from error
     return f"{public}:{socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(':')[2]}"
 
