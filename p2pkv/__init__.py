@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    __version__: str
     from p2pkv._native import SharedRegion
     from p2pkv.config import Config
     from p2pkv.directory.view import Member, State
@@ -69,6 +70,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("p2pkv")
     if name not in __all__:
         raise AttributeError(f"module 'p2pkv' has no attribute {name!r}")
     value: object = getattr(importlib.import_module(f"p2pkv.{_HOMES.get(name, 'errors')}"), name)

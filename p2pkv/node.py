@@ -180,6 +180,9 @@ class Node:
             self._parts.interrupt()
             self._gate.drain(self._parts.close)
 
+    def __repr__(self) -> str:
+        return f"<p2pkv.Node {self.node_id!r} at {self.address}>"
+
     def __enter__(self) -> Self:
         return self
 

@@ -19,6 +19,7 @@ app = typer.Typer(
     name="p2pkv",
     help="A peer-to-peer KV-cache engine for LLM serving.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
 )

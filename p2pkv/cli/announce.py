@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 from contextlib import closing
 from types import FrameType
@@ -10,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from p2pkv.cli.logs import Level, LogLevel, write_logs
 from p2pkv.cli.signals import EndingSignals
 from p2pkv.control.secret import cluster_keys
 from p2pkv.instances.engine_check import EngineCheck
@@ -40,9 +40,10 @@ def announce(
     ] = "/health",
     secret_file: Annotated[str | None, typer.Option(metavar="FILE", help="The cluster's secret.")] = None,
     interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS")] = INTERVAL_S,
+    log_level: LogLevel = Level.INFO,
 ) -> None:
     """Check an engine's health and report it to routers, until SIGTERM or SIGINT; SIGUSR1 drains it."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    write_logs(log_level)
     instance = checked(
         Instance(
             url=url,

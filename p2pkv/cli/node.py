@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
 from rich.console import Console
 from rich.text import Text
 
+from p2pkv.cli.logs import Level, LogLevel, write_logs
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.cli.signals import EndingSignals
 from p2pkv.directory.view import Member
@@ -16,12 +15,12 @@ _LOOK_S = 0.2
 """Between two looks at who is there; the view itself changes within a second or two."""
 
 
-def run(config: ConfigFile = None, settings: Settings = None) -> None:
+def run(config: ConfigFile = None, settings: Settings = None, log_level: LogLevel = Level.INFO) -> None:
     """Run a node until SIGINT or SIGTERM, and say who comes and goes.
 
-    Settings come from --set, --config and P2PKV_* variables, in this order.
+    Settings come from --set, --config and P2PKV_* variables, in this order; p2pkv.Config has them all.
     """
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    write_logs(log_level)
     # One line a message, whatever the terminal's width: it may be read by a program.
     console = Console(highlight=False, soft_wrap=True)
     with EndingSignals() as ending, Node.start(load(config, settings)) as node:

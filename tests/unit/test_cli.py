@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import p2pkv
 from cluster import eventually
 from p2pkv import Config, Node
 from p2pkv.cli import app
@@ -72,6 +74,26 @@ def _node_command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 def test_it_knows_its_version() -> None:
     result = run("--version")
     assert (result.returncode, result.stdout[:6]) == (0, "p2pkv ")
+
+
+def test_it_runs_as_a_module_and_helps_for_short() -> None:
+    command = (sys.executable, "-m", "p2pkv")
+    result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    assert result.stdout == f"p2pkv {p2pkv.__version__}\n"
+    assert run("-h").stdout == run("--help").stdout
+    assert "--log-level" in run("node", "-h").stdout
+
+
+def test_a_nodes_log_has_times_and_as_little_as_is_wished(secret: str) -> None:
+    for level, says in (("info", True), ("error", False)):
+        with _node_command("--set", f"secret_file={secret}", "--log-level", level) as node:
+            assert node.stdout is not None
+            assert node.stderr is not None
+            assert "listens on" in node.stdout.readline()
+            node.send_signal(signal.SIGTERM)
+            lines = node.stderr.read().splitlines()
+        assert bool(lines) is says, lines
+        assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ (INFO|WARNING) ", line) for line in lines)
 
 
 def test_an_unknown_setting_is_refused_with_the_nearest_name() -> None:

@@ -64,6 +64,15 @@ def test_a_node_that_knows_others_goes_on_without_it(
     assert said.endswith("this node goes on without it")
 
 
+def test_a_member_that_died_is_no_join_address(
+    addresses: JoinAddresses, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(100):
+        addresses.silent("10.0.0.77:40255", is_alone=False)
+    assert caplog.text == ""
+
+
 def test_a_second_outage_is_said_like_the_first(
     addresses: JoinAddresses, caplog: pytest.LogCaptureFixture
 ) -> None:

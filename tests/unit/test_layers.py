@@ -51,6 +51,7 @@ BELOW = {
     "integrations": "_native address config errors instances memory metrics node offers page transfers",
     "cli": "_native address config control descriptors directory disk errors instances memory node "
     "transports",
+    "__main__": "cli",
 }
 ONLY = {("peers", "directory"): "directory.view", ("offers", "directory"): "directory.view"}
 """All that a folder may import of another one: a member's record, which is a value that lives with the views."""

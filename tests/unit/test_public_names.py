@@ -75,7 +75,7 @@ def inside_names(text: str) -> list[str]:
     named = re.findall(r"(?<![\w./-])p2pkv\.[A-Za-z_][\w.]*", text)
     for module, names in re.findall(r"from (p2pkv[\w.]*) import (.*)", text):
         named += [f"{module}.{name.strip()}" for name in names.split(",")]
-    public = [f"p2pkv.{name}" for name in (*p2pkv.__all__, *SUBMODULES)]
+    public = [f"p2pkv.{name}" for name in (*p2pkv.__all__, "__version__", *SUBMODULES)]
     return [name for name in named if not any(f"{name}.".startswith(f"{known}.") for known in public)]
 
 
