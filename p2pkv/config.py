@@ -53,7 +53,7 @@ _TEXTS = (
     *("cluster", "namespace", "node_id", "listen", "membership", "secret_file", "verify"),
     *("cuda_library", "huge_pages", "prefault"),
     *("disk_path", "disk_layout", "disk_fsync", "disk_write", "disk_admission", "disk_compression"),
-    *("engine_url", "engine_role"),
+    *("engine_url", "engine_role", "metrics_host"),
 )
 
 
@@ -104,6 +104,8 @@ class Config:
     """The cluster's name. Nodes of clusters with different names that meet refuse each other."""
     join: tuple[str, ...] | list[str] | str = ()
     """Addresses ``HOST:PORT`` of nodes to meet; a list or a comma-separated string."""
+    must_join: bool | str = False
+    """Start only where another node of the cluster answers within five seconds; not for the first of them."""
     membership: str = "embedded"
     """``embedded`` (gossip, nothing to install), ``static`` (exactly the nodes named in ``join``), or the name of an
     engine that another package provides."""
@@ -161,6 +163,8 @@ class Config:
     """Raise the process's soft limit of descriptors to the hard one; false where the program calls select(2)."""
     metrics_port: int | None = None
     """Where to serve Prometheus metrics; None serves none, 0 takes a free port."""
+    metrics_host: str = ""
+    """The host to serve them at; by default that of ``listen``."""
     routers: tuple[str, ...] | list[str] | str = ()
     """Heartbeat addresses ``HOST:PORT`` of routers, for nodes within an engine: they tell them of it."""
     engine_url: str = ""
@@ -183,6 +187,7 @@ class Config:
         _set(self, "deadline", as_number("deadline", self.deadline, float))
         _set(self, "replicas", as_number("replicas", self.replicas, int))
         _set(self, "directory_check", as_number("directory_check", self.directory_check, float))
+        _set(self, "must_join", as_bool("must_join", self.must_join))
         _set(self, "raise_nofile", as_bool("raise_nofile", self.raise_nofile))
         if self.metrics_port is not None:
             _set(self, "metrics_port", as_number("metrics_port", self.metrics_port, int))
@@ -288,6 +293,8 @@ class Config:
                 f"listen is {self.listen!r}, which other machines can reach, but there is no secret_file; "
                 "give every node the same secret_file, or listen on 127.0.0.1"
             )
+        if self.must_join and not self.join_addresses:
+            raise ConfigError("must_join is set, but join is not: whom to join is not known")
         if self.membership == "static" and not self.join_addresses:
             raise ConfigError("membership is 'static', so join must name every node of the cluster")
 

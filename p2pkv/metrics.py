@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, start_http_server
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from p2pkv.errors import ConfigError
-
 READINGS = {
     "p2pkv_members": "Nodes in the view, alive or suspected",
+    "p2pkv_alone": "1 while this node knows no other, although join names some",
     "p2pkv_expelled": "1 on a node that is no member, as long as another has its id",
     "p2pkv_pool_capacity_bytes": "Room for pages",
     "p2pkv_pool_used_bytes": "Bytes of allocated blocks",
@@ -167,7 +166,6 @@ class Metrics:
         """``operation``: exists, get, set, clear, register. ``cause``: the class of the error."""
         # Looking a label up takes several times as long as counting.
         self._children: dict[tuple[Counter, str], Counter] = {}
-        self._server: object | None = None
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(name, help_text, labels, registry=self.registry)
@@ -194,21 +192,3 @@ class Metrics:
     def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
         """Show what ``read`` returns, by the names of :data:`READINGS`, whenever the metrics are asked for."""
         self.registry.register(_Readings(read))
-
-    def serve(self, host: str, port: int) -> int:
-        """Serve ``/metrics`` on a thread of its own; return the port. Raises :class:`ConfigError` if it is taken."""
-        try:
-            server, thread = start_http_server(port, host, self.registry)
-        except OSError as error:
-            raise ConfigError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
-        self._server = (server, thread)
-        return int(server.server_port)
-
-    def close(self) -> None:
-        """Stop serving. Idempotent."""
-        if isinstance(self._server, tuple):
-            server, thread = self._server
-            server.shutdown()
-            server.server_close()
-            thread.join()
-        self._server = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -17,6 +18,7 @@ from p2pkv.directory.membership.timing import Clock, Timing
 from p2pkv.directory.view import View, node_key
 from p2pkv.disk.boot_file import BootFile
 from p2pkv.disk.tier import disk_folder
+from p2pkv.errors import MembershipError
 from p2pkv.lifetime import Gate
 from p2pkv.memory.available import available_memory, require_memory
 from p2pkv.memory.registrar import Registrar
@@ -24,6 +26,7 @@ from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
 from p2pkv.memory.staging import use_library as use_cuda_library
 from p2pkv.metrics import Metrics
+from p2pkv.metrics_server import MetricsServer
 from p2pkv.offers.transfers import Transfers, start_offers
 from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.control import ControlParts
@@ -50,6 +53,7 @@ class NodeParts:
         self._config = config
         self.own_key = node_key(config.node_id)
         self.metrics_port: int | None = None
+        self._has_met = threading.Event()  # another node
         self._engine = engine_class(config.membership)
         self._boot_file: BootFile | None = None
         if config.disk_nbytes:
@@ -68,7 +72,6 @@ class NodeParts:
         require_descriptors()
         require_memory(config.registered_nbytes, available_memory())
         self.metrics = Metrics()
-        undo.callback(self.metrics.close)
         self.control = ControlParts(config, undo)
         self._start_transports(undo, extra_transports)
         self.peers = PeerConnections(self.transports, self.control.handshakes.connect, self.metrics)
@@ -96,7 +99,24 @@ class NodeParts:
         self.metrics.watch(self._readings)
         undo.callback(CountersServer(self.control.server.loop, self.metrics.counters).close)
         if config.metrics_port is not None:
-            self.metrics_port = self.metrics.serve(self.control.host, config.metrics_port)
+            server = MetricsServer(
+                config.metrics_host or self.control.host,
+                config.metrics_port,
+                self.metrics.registry,
+                self._not_ready,
+            )
+            undo.callback(server.close)
+            self.metrics_port = server.port
+
+    def _not_ready(self) -> str | None:
+        """Say why this node should not be given work, if it should not."""
+        if self.membership.view().get(self._config.node_id) is None:
+            return "this node is no member of its cluster: another one has its node_id"
+        if self.membership.is_alone:
+            return (
+                "this node is alone: nobody answers at its join addresses, and all that others have is a miss"
+            )
+        return None
 
     def _start_transports(self, undo: ExitStack, extra_transports: Sequence[Transport]) -> None:
         config = self._config
@@ -164,6 +184,11 @@ class NodeParts:
         )
         undo.callback(membership.close)
         membership.start(_JOIN_S)
+        if config.must_join and not self._has_met.wait(_JOIN_S):
+            raise MembershipError(
+                f"must_join is set, and no other node of the cluster answers at {', '.join(config.join_addresses)} "
+                "(p2pkv doctor says why)"
+            )
         return membership
 
     def interrupt(self) -> None:
@@ -182,6 +207,7 @@ class NodeParts:
     def _readings(self) -> dict[str, float]:
         return {
             "p2pkv_members": len(self.membership.view().present()),
+            "p2pkv_alone": self.membership.is_alone,
             **self.control.readings(),
             **(self.caching.readings() if self.caching is not None else {}),
             **self.membership.counters(),
@@ -199,6 +225,8 @@ class NodeParts:
             or not now.is_present
             or now.boot_epoch != member.boot_epoch
         ]
+        if len(new.present()) > 1:
+            self._has_met.set()
         self.peers.set_view(new)  # before anything is located at a member that it does not know
         if self.caching is not None:
             self.caching.view_changed(new, gone)

@@ -26,7 +26,8 @@ BELOW = {
     "values": "errors",
     "state_home": "errors",
     "descriptors": "errors",
-    "metrics": "errors",
+    "metrics": "",
+    "metrics_server": "errors",
     "lifetime": "_native",
     "arrays": "_native errors",
     "transports": "_native errors plugins values",
@@ -42,8 +43,8 @@ BELOW = {
     "offers": "_native config directory errors lifetime transports",
     "transfers": "offers",
     "cache": "_native arrays directory disk errors memory metrics page peers pool",
-    "parts": "_native address cache config control descriptors directory disk lifetime memory metrics offers page "
-    "peers pool transports",
+    "parts": "_native address cache config control descriptors directory disk errors lifetime memory metrics "
+    "metrics_server offers page peers pool transports",
     "node": "arrays cache config directory errors lifetime memory page parts peers transports",
     "__init__": "_native config directory errors memory node page peers",
     "testing": "_native control directory errors transports",

@@ -112,7 +112,7 @@ def _try_to_bind(host: str, port: int) -> None:
 
 
 def _metrics(config: Config) -> Finding:
-    host, _ = split_address("listen", config.listen)
+    host = config.metrics_host or split_address("listen", config.listen)[0]
     port = int(config.metrics_port or 0)
     try:
         _try_to_bind(host, port)

@@ -151,6 +151,11 @@ class Membership(Resource):
         """Return what is believed now, this node included; empty before ``start`` and while expelled. Never blocks."""
 
     @property
+    def is_alone(self) -> bool:
+        """Whether this node knows no other although ``join`` names some; never where the engine can't tell."""
+        return False
+
+    @property
     @abstractmethod
     def boot_epoch(self) -> int:
         """The boot epoch of this node, 0 before ``start``; a higher one only after ``on_reboot`` was told."""

@@ -36,6 +36,10 @@ class EmbeddedMembership(EnteringMembership):
         super().__init__(network, identity, listeners=listeners, clock=clock, timing=timing, random=random)
         self._join = JoinAddresses(join, network, self._timing, self._random)
 
+    @property
+    def is_alone(self) -> bool:
+        return self._join.lead_elsewhere and len(self._view.present()) == 1
+
     def _settle(self) -> str:
         self._join.take_free()
         return self._network.address

@@ -44,6 +44,12 @@ class JoinAddresses:
         self.held: set[str] = set()
         """Those that lead to this very process."""
 
+    @property
+    def lead_elsewhere(self) -> bool:
+        """Whether some are not this process's own, or not known yet. From any thread."""
+        addresses = list(self._due)
+        return bool(self._configured) and not (addresses and self.held.issuperset(addresses))
+
     def take_free(self) -> None:
         """Serve every address that is this host's and free."""
         for address in self.others():

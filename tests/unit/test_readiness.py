@@ -1,0 +1,80 @@
+"""What a node's HTTP port says to those who ask whether it is well."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+
+import pytest
+
+from cluster import eventually, free_port
+from p2pkv import Config, MembershipError, Node
+from p2pkv.errors import ConfigError
+
+SILENT = "192.0.2.1:7400"
+"""An address of no machine: it is set aside for examples."""
+
+
+def _config(node_id: str, **more: object) -> Config:
+    return Config(node_id=node_id, pool_size="1MiB", buffer_size=0, **more)  # type: ignore[arg-type]
+
+
+def _get(node: Node, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{host}:{node.metrics_port}{path}", timeout=10) as page:
+            return page.status, page.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_a_node_that_is_alone_is_alive_and_not_ready_until_another_comes() -> None:
+    join = f"127.0.0.1:{free_port()}"
+    with Node.start(_config("one", join=[SILENT, join], metrics_port=0)) as node:
+        assert _get(node, "/healthz") == (200, "ok\n")
+        status, why = _get(node, "/readyz")
+        assert (status, "this node is alone" in why) == (503, True)
+        assert node.counters()["p2pkv_alone"] == 1
+        with Node.start(_config("two", join=join)):
+            eventually(lambda: _get(node, "/readyz") == (200, "ready\n"), 10.0)
+            assert node.counters()["p2pkv_alone"] == 0
+        eventually(lambda: _get(node, "/readyz")[0] == 503, 10.0)
+
+
+@pytest.mark.parametrize("join", [(), (f"127.0.0.1:{free_port()}",)], ids=["no join", "all its own"])
+def test_the_first_node_of_a_cluster_is_ready(join: tuple[str, ...]) -> None:
+    with Node.start(_config("first", join=join, metrics_port=0)) as node:
+        assert _get(node, "/readyz") == (200, "ready\n")
+
+
+def test_the_port_serves_what_it_says_and_nothing_else() -> None:
+    with Node.start(_config("one", metrics_port=0, metrics_host="127.0.0.2")) as node:
+        status, text = _get(node, "/metrics", "127.0.0.2")
+        assert status == 200
+        assert "p2pkv_members 1.0" in text
+        assert _get(node, "/health", "127.0.0.2")[0] == 404
+        with pytest.raises(urllib.error.URLError, match="refused"):
+            _get(node, "/metrics")
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    with (
+        Node.start(_config("one", metrics_port=0)) as node,
+        pytest.raises(
+            ConfigError, match=f"cannot serve metrics on 127.0.0.1:{node.metrics_port}: Address already"
+        ),
+    ):
+        Node.start(_config("two", metrics_port=node.metrics_port))
+
+
+def test_a_node_that_must_join_starts_only_where_somebody_is() -> None:
+    join = f"127.0.0.1:{free_port()}"
+    with pytest.raises(MembershipError, match="must_join is set, and no other node"):
+        Node.start(_config("two", join=join, must_join=True))
+    with (
+        Node.start(_config("one", join=join)),
+        Node.start(_config("two", join=join, must_join="true")) as node,
+    ):
+        assert len(node.members()) == 2
+    with pytest.raises(ConfigError, match="must_join is set, but join is not"):
+        _config("two", must_join=True)
