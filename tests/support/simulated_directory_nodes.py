@@ -73,7 +73,6 @@ class DirectoryNode:
     def close(self) -> None:
         """Release what it has."""
         self.announcer.close()
-        self.metrics.close()
 
 
 class DirectoryNodes:

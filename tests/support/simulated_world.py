@@ -102,7 +102,6 @@ class WorldNode:
             world.simulation.enter(self.network, self.engine)
         except BaseException:
             world.simulation.kill(self.network)
-            self.metrics.close()
             raise
         self.pool = Pool(MOST_PAGES * NBYTES, owner=node_key(node_id), boot=self.engine.boot_epoch)
         self.announcer = Announcer(self.pool, self.directory, self.metrics, clock=self.clock)
@@ -192,7 +191,6 @@ class WorldNode:
             self.directory.on_missed = lambda node_id: None
             self.announcer = None
             del self.pool
-        self.metrics.close()
 
 
 class World:
