@@ -1,4 +1,5 @@
 // The ZAP handler: one key gets in, by CURVE and in its domain; nothing else does, whatever it says.
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -11,6 +12,7 @@
 
 namespace {
 
+using p2pkv::Refusals;
 using p2pkv::ZapHandler;
 using p2pkv::test::ZmqContext;
 using p2pkv::test::ZmqSocket;
@@ -22,7 +24,8 @@ struct Door {
   ZmqSocket socket{context, p2pkv::test::kRouter};
   ZmqSocket client{context, p2pkv::test::kDealer};
   bool bound = socket.bind("inproc://zap-test");
-  ZapHandler handler{socket.native(), "p2pkv", {std::string(32, 'o'), kKey}};
+  std::shared_ptr<Refusals> refusals = std::make_shared<Refusals>();
+  ZapHandler handler{socket.native(), "p2pkv", {std::string(32, 'o'), kKey}, refusals};
 
   Door() {
     CHECK(bound);
@@ -49,7 +52,7 @@ std::vector<std::string> request(const std::string& domain, const std::string& m
 TEST(zap_admits_the_clusters_key_only) {
   Door door;
   CHECK(door.ask(request("p2pkv", "CURVE", kKey)) == "200");
-  CHECK_EQ(door.handler.refused(), 0u);
+  CHECK_EQ(door.refusals->count(), 0u);
   std::string nearly = kKey;
   nearly.back() ^= 1;
   CHECK(door.ask(request("p2pkv", "CURVE", nearly)) == "400");
@@ -60,7 +63,7 @@ TEST(zap_admits_the_clusters_key_only) {
   CHECK(door.ask(request("p2pkv", "NULL", kKey)) == "400");
   CHECK(door.ask(request("other", "CURVE", kKey)) == "400");
   CHECK(door.ask(request("", "CURVE", kKey)) == "400");
-  CHECK_EQ(door.handler.refused(), 8u);
+  CHECK_EQ(door.refusals->count(), 8u);
 }
 
 TEST(zap_admits_nobody_for_nonsense) {
@@ -77,7 +80,7 @@ TEST(zap_admits_nobody_for_nonsense) {
     }
   }
   // Those still under way come before the answer to this one.
-  CHECK(!door.ask(request("p2pkv", "CURVE", kKey)).empty() || door.handler.refused() > 0);
+  CHECK(!door.ask(request("p2pkv", "CURVE", kKey)).empty() || door.refusals->count() > 0);
 }
 
 TEST(zap_stops_while_it_is_asked) {
