@@ -72,6 +72,7 @@ READINGS = {
     "p2pkv_withdrawn_offers_total": "Offers withdrawn before they were taken, by a call or at its deadline",
     "p2pkv_lapsed_offers_total": "Offers whose lease ended before they were taken",
     "p2pkv_late_pulls_total": "Pulls reported after their offer had ended: the receiver dropped the bytes",
+    "p2pkv_gone_asks_total": "Requests to get rows whose offer was over, refused at once",
     "p2pkv_refused_asks_total": "Requests to get rows that were not remembered, because peers ask for too many at once",
     "p2pkv_staged_to_host_bytes_total": "Bytes of offers copied from devices to page-locked memory, for peers to read",
     "p2pkv_outgoing_staging_used_bytes": "Bytes of page-locked memory that hold offered rows of devices",

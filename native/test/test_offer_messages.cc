@@ -128,6 +128,9 @@ std::string make_message(Numbers& numbers, Kind kind) {
     case Kind::kSettled:
       wire::append(out, offers::SettledRecord{numbers.below(40), numbers.u32(), 0});
       return out;
+    case Kind::kGone:
+      wire::append(out, offers::GoneRecord{numbers.below(8), numbers.u32(), numbers.u32()});
+      return out;
     case Kind::kAskEnd:
     case Kind::kWithdrawn:
       wire::append(out, numbers.below(40));
@@ -138,9 +141,9 @@ std::string make_message(Numbers& numbers, Kind kind) {
 }
 
 void speak(Node& node, const Node& rogue, Numbers& numbers, const std::atomic<bool>& is_over) {
-  static constexpr Kind kKinds[] = {Kind::kOffer,  Kind::kOffer,  Kind::kOffer,    Kind::kAsk,
-                                    Kind::kAskEnd, Kind::kPulled, Kind::kSettled,  Kind::kWithdrawn,
-                                    Kind::kReach,  Kind::kJoin,   Kind::kIntroduce};
+  static constexpr Kind kKinds[] = {Kind::kOffer,  Kind::kOffer,  Kind::kOffer,     Kind::kAsk,
+                                    Kind::kAskEnd, Kind::kPulled, Kind::kSettled,   Kind::kWithdrawn,
+                                    Kind::kReach,  Kind::kJoin,   Kind::kIntroduce, Kind::kGone};
   for (uint64_t key = 100; !is_over; ++key) {
     RogueLink link(*node.transfers, key);
     bool is_open = true;

@@ -36,6 +36,8 @@ class RowStatus(IntEnum):
     """The receiver has had this row of this request already."""
     DEVICE_FAILED = 8
     """Its copy from or to a device failed; the log says why."""
+    GONE = 9
+    """It was offered to whoever asks, and that offer is over: taken, withdrawn, or lapsed."""
 
 
 def _told(statuses: RowStatuses, report: Callable[[], None]) -> RowStatuses:

@@ -154,6 +154,9 @@ def produce(node: Node, talk: Talk) -> None:
 
     talk.says("ASK_END")
     talk.is_quiet()
+    talk.says("ASK of what is over")
+    talk.hears("GONE")
+    talk.says("ASK_END")
     node.transfers.offer(None, "request", 4, node.rows, LEASE_S, None)
     talk.is_quiet()
 
@@ -179,6 +182,12 @@ def receive(node: Node, talk: Talk) -> None:
     assert talk.hears("ASK_END by the node") == ask
     region.close()
     producer.close()
+    grant = node.transfers.grant(THEIRS, "wanted", 0, node.rows, LEASE_S, None)
+    ask = talk.hears("ASK by the node")[:8]
+    talk.says("GONE by the other", ask)
+    grant.wait(SECONDS)
+    assert grant.statuses().tolist() == [RowStatus.GONE] * 2
+    assert talk.hears("ASK_END by the node") == ask
 
 
 def test_what_nodes_tell_each_other_of_offers_is_that_of_version_1(node: Node, talk: Talk) -> None:

@@ -42,6 +42,15 @@ def all_are(statuses: NDArray[np.uint8], status: RowStatus, n: int = N) -> bool:
     return len(statuses) == n and set(statuses.tolist()) == {int(status)}
 
 
+def is_refused_at_once(pair: TransferPair, request: str) -> bool:
+    """Ask for what is over, with a deadline that is far away."""
+    refused = pair.producer.counters()["p2pkv_gone_asks_total"]
+    with returns_within(0.5):
+        got = pair.consumer.transfers.get(pair.producer.node_id, request, pair.to_rows(), timeout=60.0)
+    assert pair.producer.counters()["p2pkv_gone_asks_total"] == refused + 1
+    return all_are(got, RowStatus.GONE)
+
+
 def test_a_put_goes_straight_to_where_it_is_granted(pair: TransferPair) -> None:
     request = pair.name()
     granted = pair.counter("p2pkv_granted_rows_total")
@@ -92,8 +101,7 @@ def test_a_get_takes_what_was_offered_and_ends_the_offer(pair: TransferPair) -> 
     assert pair.is_right()
     assert offer.done()
     assert all_are(offer.wait(0), RowStatus.OK)
-    again = pair.consumer.transfers.get(pair.producer.node_id, request, pair.to_rows(), timeout=0.1)
-    assert all_are(again, RowStatus.TIMED_OUT)
+    assert is_refused_at_once(pair, request)
 
 
 def test_a_get_waits_for_rows_that_are_offered_later(pair: TransferPair) -> None:
@@ -226,8 +234,7 @@ def test_an_offer_ends_with_its_lease(pair: TransferPair) -> None:
     request = pair.name()
     offer = pair.producer.transfers.offer(request, pair.from_rows(), lease=0.1)
     assert all_are(offer.wait(5.0), RowStatus.TIMED_OUT)
-    got = pair.consumer.transfers.get(pair.producer.node_id, request, pair.to_rows(), timeout=0.1)
-    assert all_are(got, RowStatus.TIMED_OUT)
+    assert is_refused_at_once(pair, request)
     assert not pair.target.any()
 
 
@@ -237,10 +244,42 @@ def test_a_withdrawn_offer_is_gone(pair: TransferPair) -> None:
     assert all_are(offer.withdraw(), RowStatus.REJECTED)
     assert offer.done()
     assert all_are(offer.withdraw(), RowStatus.REJECTED)
-    got = pair.consumer.transfers.get(pair.producer.node_id, request, pair.to_rows(), timeout=0.1)
-    assert all_are(got, RowStatus.TIMED_OUT)
-    renewed = pair.producer.transfers.offer(request, pair.from_rows())
-    assert all_are(renewed.withdraw(), RowStatus.REJECTED)
+    assert is_refused_at_once(pair, request)
+
+
+def test_what_is_offered_anew_is_there_again(pair: TransferPair) -> None:
+    request = pair.name()
+    pair.producer.transfers.offer(request, pair.from_rows()).withdraw()
+    renewed = pair.producer.transfers.offer(request, pair.from_rows(16, 16), first_row=16)
+    got = pair.consumer.transfers.get(pair.producer.node_id, request, pair.to_rows())
+    assert all_are(got[16:32], RowStatus.OK, 16)
+    assert all_are(np.delete(got, slice(16, 32)), RowStatus.GONE, N - 16)
+    assert renewed.done()
+    assert pair.is_right(16, 16)
+
+
+def test_a_get_waits_for_the_rows_that_were_never_offered_and_for_no_others(pair: TransferPair) -> None:
+    request = pair.name()
+    pair.producer.transfers.offer(request, pair.from_rows(0, 16)).withdraw()
+    got = pair.consumer.transfers.get_async(pair.producer.node_id, request, pair.to_rows())
+    eventually(lambda: all_are(got.statuses()[:16], RowStatus.GONE, 16), 10.0)
+    assert all_are(got.statuses()[16:], RowStatus.PENDING, N - 16)
+    pair.producer.transfers.offer(request, pair.from_rows(16), first_row=16)
+    assert all_are(got.wait(60.0)[16:], RowStatus.OK, N - 16)
+
+
+def test_what_is_over_is_remembered_for_a_lease() -> None:
+    pair = TransferPair(4, NBYTES, transfer_lease=2.0)
+    pair.producer.transfers.offer("short", pair.from_rows()).withdraw()
+
+    def is_forgotten() -> bool:
+        got = pair.consumer.transfers.get(pair.producer.node_id, "short", pair.to_rows(), timeout=0.05)
+        return all_are(got, RowStatus.TIMED_OUT, 4)
+
+    got = pair.consumer.transfers.get(pair.producer.node_id, "short", pair.to_rows(), timeout=60.0)
+    assert all_are(got, RowStatus.GONE, 4)
+    eventually(is_forgotten, 10.0)
+    pair.close()
 
 
 def test_withdrawing_what_was_taken_says_so(pair: TransferPair) -> None:

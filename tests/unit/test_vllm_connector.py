@@ -14,6 +14,7 @@ import pytest
 from cluster import eventually, free_port
 from p2pkv import Config, Node
 from p2pkv.errors import ConfigError
+from p2pkv.testing.lateness import returns_within
 from p2pkv.transfers import RowStatus
 from vllm_fakes import (
     BLOCK,
@@ -219,6 +220,22 @@ def test_every_load_that_fails_is_reported_and_by_policy(open_engine: Open, poli
             break
     assert request.loaded_tokens == 20
     assert decode.is_right(request)
+
+
+def test_a_hand_off_that_was_taken_is_refused_at_once(
+    open_engine: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill, decode = (
+        open_engine(role="kv_producer"),
+        open_engine({"load_deadline": 60.0}, role="kv_consumer"),
+    )
+    prompt = tokens(20)
+    given = hand_off(prefill, prompt)
+    assert load(decode, prompt, copy.deepcopy(given)).loaded_tokens == 20
+    with returns_within(2.0):
+        assert load(decode, prompt, given).loaded_tokens == 0
+    assert decode.counts["handoffs_failed"] == 1
+    assert "are missing: gone" in caplog.text
 
 
 def test_loads_from_a_prefill_that_is_gone_hold_up_no_others(open_engine: Open) -> None:

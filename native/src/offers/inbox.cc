@@ -208,6 +208,28 @@ bool Inbox::withdrawn(const Link& link, wire::Reader body) {
   return true;
 }
 
+// Rows of an ask that its producer will not bring. Only who was asked can say so.
+bool Inbox::gone(const Link& link, uint32_t count, wire::Reader body) {
+  const std::lock_guard lock(mutex_);
+  uint64_t n_rows = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    const auto record = take_gone(body);
+    // A message is about one ask, and names none of its rows twice.
+    if (!record || (n_rows += record->n_rows) > Transfers::kMaxRows) return false;
+    const auto asked = asks_.find(record->ask);
+    if (asked == asks_.end() || asked->second->from.get() != &link || !asked->second->grant) continue;
+    const auto grant = asked->second->grant;  // closes with its last row
+    const uint64_t end = uint64_t{grant->first_row} + grant->placed.rows.size();
+    const uint64_t gone_end = uint64_t{record->first_row} + record->n_rows;
+    for (uint64_t row = std::max(grant->first_row, record->first_row); row < std::min(end, gone_end); ++row) {
+      const size_t at = row - grant->first_row;
+      // What an offer is bringing is that one's to fail.
+      if (grant->is_taken[at] == 0) settle_row(*grant, at, RowStatus::kGone);
+    }
+  }
+  return true;
+}
+
 void Inbox::replied(const Link& link, const wire::Header& header, wire::Reader body) {
   std::shared_ptr<Puller> puller;
   {

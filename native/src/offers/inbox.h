@@ -49,6 +49,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   bool offered(const std::shared_ptr<Link>& link, uint32_t count, wire::Reader body);
   bool settled(const Link& link, uint32_t count, wire::Reader body);
   bool withdrawn(const Link& link, wire::Reader body);
+  bool gone(const Link& link, uint32_t count, wire::Reader body);
   void replied(const Link& link, const wire::Header& header, wire::Reader body);
 
   void lost(const Link& link);

@@ -26,6 +26,7 @@ enum class Kind : uint16_t {
   kPulled = 0x46,     // what became of pulling an offer
   kSettled = 0x47,    // whether it was valid all the time
   kWithdrawn = 0x48,  // an offer is not valid any more
+  kGone = 0x49,       // rows that are asked for were offered, and are no more
 };
 
 struct IntroduceRecord {
@@ -77,6 +78,14 @@ struct SettledRecord {
   uint32_t reserved;
 };
 static_assert(sizeof(SettledRecord) == 16);
+
+// Consecutive rows that an ask waits for in vain.
+struct GoneRecord {
+  uint64_t ask;
+  uint32_t first_row;
+  uint32_t n_rows;
+};
+static_assert(sizeof(GoneRecord) == 16);
 
 // Milliseconds until `deadline`, rounded up.
 inline uint32_t left_ms(const Deadline& deadline) {

@@ -69,6 +69,12 @@ std::optional<PulledMessage> take_pulled(wire::Reader& body) {
   return PulledMessage{*record, std::move(*statuses)};
 }
 
+std::optional<GoneRecord> take_gone(wire::Reader& body) {
+  const auto record = body.value<GoneRecord>();
+  if (!record || !are_numbered(record->first_row, record->n_rows)) return std::nullopt;
+  return record;
+}
+
 std::optional<std::vector<WayMessage>> take_ways(wire::Reader body) {
   const auto n = body.value<uint32_t>();
   if (!n) return std::nullopt;

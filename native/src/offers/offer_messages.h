@@ -42,6 +42,7 @@ struct WayMessage {
 std::optional<OfferMessage> take_offer(wire::Reader& body);
 std::optional<AskMessage> take_ask(wire::Reader& body);
 std::optional<PulledMessage> take_pulled(wire::Reader& body);
+std::optional<GoneRecord> take_gone(wire::Reader& body);
 std::optional<std::vector<WayMessage>> take_ways(wire::Reader body);
 
 // The end of so many milliseconds that a peer named; of no more than any call of ours may take.

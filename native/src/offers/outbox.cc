@@ -7,7 +7,7 @@
 
 namespace p2pkv::offers {
 
-Outbox::Outbox() {
+Outbox::Outbox(double remember_s) : gone_(remember_s) {
   fill_random(&next_id_, sizeof next_id_);
   next_id_ >>= 1;
 }
@@ -78,6 +78,10 @@ void Outbox::add(const std::shared_ptr<Outgoing>& offer, const std::shared_ptr<L
     const RowStatus gone = has_memory ? RowStatus::kPeerLost : RowStatus::kRejected;
     const RowStatus reason = is_closed_ ? RowStatus::kCanceled : gone;
     std::fill(offer->statuses_now.begin(), offer->statuses_now.end(), reason);
+    remember_gone(*offer);
+    for (const Ask& ask : asks_) {
+      if (is_wanted(ask, *offer)) refuse_gone(ask, posts);
+    }
     return;
   }
   offer->id = ++next_id_;
@@ -174,18 +178,57 @@ bool Outbox::asked(const std::shared_ptr<Link>& link, wire::Reader body) {
     asks_.push_back({link, record.ask, std::move(message->name), record.first_row, record.n_rows,
                      after_ms(record.timeout_ms), std::move(share)});
     const auto found = by_request_.find(asks_.back().request);
-    if (found == by_request_.end()) return true;
-    for (const auto& [key, offer] : found->second) {
-      if (!is_wanted(asks_.back(), *offer)) continue;
-      if (offer->device && !offer->staged) {
-        queue_staging(offer);
-      } else {
-        tell_one(*offer, link, record.ask, &posts);
+    if (found != by_request_.end()) {
+      for (const auto& [key, offer] : found->second) {
+        if (!is_wanted(asks_.back(), *offer)) continue;
+        if (offer->device && !offer->staged) {
+          queue_staging(offer);
+        } else {
+          tell_one(*offer, link, record.ask, &posts);
+        }
       }
     }
+    refuse_gone(asks_.back(), &posts);
   }
   send(posts);
   return true;
+}
+
+// A put is over for its receiver alone, which knows; a name that is offered may be asked for by anybody.
+void Outbox::remember_gone(const Outgoing& offer) {
+  if (offer.to == 0) gone_.add(offer.request, {offer.first_row, offer.first_row + offer.n_rows()});
+}
+
+// Tells who asks of the rows that it would wait for in vain: those that are over, and not offered anew.
+void Outbox::refuse_gone(const Ask& ask, std::vector<Post>* posts) {
+  const auto gone = gone_.among(ask.request, {ask.first_row, ask.first_row + ask.n_rows});
+  if (gone.empty()) return;
+  std::vector<bool> is_gone(ask.n_rows + 1, false);  // the last one ends the last run
+  const auto mark = [&](RowRange rows, bool value) {
+    for (uint32_t row = rows.first; row < rows.end; ++row) is_gone[row - ask.first_row] = value;
+  };
+  for (const RowRange& rows : gone) mark(rows, true);
+  if (const auto live = by_request_.find(ask.request); live != by_request_.end()) {
+    for (const auto& [key, offer] : live->second) {
+      if (!is_wanted(ask, *offer)) continue;
+      mark({std::max(offer->first_row, ask.first_row),
+            std::min(offer->first_row + offer->n_rows(), ask.first_row + ask.n_rows)},
+           false);
+    }
+  }
+  std::string body;
+  uint32_t n_runs = 0;
+  for (uint32_t row = 0, first = 0; row <= ask.n_rows; ++row) {
+    if (is_gone[row]) continue;
+    if (row > first) {
+      wire::append(body, GoneRecord{ask.id, ask.first_row + first, row - first});
+      ++n_runs;
+    }
+    first = row + 1;
+  }
+  if (n_runs == 0) return;
+  ++n_gone_asks_;
+  posts->push_back({ask.link, Kind::kGone, std::move(body), n_runs});
 }
 
 bool Outbox::ask_ended(const std::shared_ptr<Link>& link, wire::Reader body) {
@@ -259,6 +302,7 @@ void Outbox::end(Outgoing& offer, RowStatus reason, std::vector<Post>* posts) {
     posts->push_back({told, Kind::kWithdrawn, std::move(body)});
   }
   offer.told.clear();
+  remember_gone(offer);
   const auto requests = by_request_.find(offer.request);
   if (requests != by_request_.end()) {
     requests->second.erase({offer.to, offer.first_row});
@@ -316,6 +360,7 @@ void Outbox::tick() {
     }
     for (const auto& offer : ending) end(*offer, RowStatus::kTimedOut, &posts);
     n_lapsed_ += ending.size();
+    gone_.tick();
     if (asks_ended) unstage_unwanted(&posts);
   }
   send(posts);
@@ -342,7 +387,7 @@ void Outbox::close() {
 }
 
 void Outbox::send(const std::vector<Post>& posts) {
-  for (const Post& post : posts) post.link->post(post.kind, 0, 1, post.body);
+  for (const Post& post : posts) post.link->post(post.kind, 0, post.count, post.body);
 }
 
 std::vector<Transfers::Reading> Outbox::readings() {
@@ -355,6 +400,7 @@ std::vector<Transfers::Reading> Outbox::readings() {
           {"p2pkv_lapsed_offers_total", n_lapsed_},
           {"p2pkv_late_pulls_total", n_late_},
           {"p2pkv_refused_asks_total", n_refused_asks_},
+          {"p2pkv_gone_asks_total", n_gone_asks_},
           {"p2pkv_staged_to_host_bytes_total", n_staged_bytes_},
           {"p2pkv_outgoing_staging_used_bytes", staging_ ? staging_->used_nbytes() : 0}};
 }

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/thread.h"
+#include "offers/gone_rows.h"
 #include "offers/link.h"
 #include "offers/offer_messages.h"
 #include "offers/row_memories.h"
@@ -33,7 +34,8 @@ namespace p2pkv::offers {
 
 class Outbox : public std::enable_shared_from_this<Outbox> {
  public:
-  Outbox();
+  // `remember_s`: how long who asks for rows whose offer is over is told so.
+  explicit Outbox(double remember_s);
 
   ~Outbox() { stager_.join(); }
   // Rows of devices go through this from now on; called once. False: there is no thread to be had.
@@ -77,6 +79,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
     std::shared_ptr<Link> link;
     Kind kind;
     std::string body;
+    uint32_t count = 1;
   };
 
   void add(const std::shared_ptr<Outgoing>& offer, const std::shared_ptr<Link>& link,
@@ -86,6 +89,8 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   bool is_asked_for(const Outgoing& offer) const;
   void tell(Outgoing& offer, std::vector<Post>* posts);
   void tell_one(Outgoing& offer, const std::shared_ptr<Link>& link, uint64_t ask, std::vector<Post>* posts);
+  void remember_gone(const Outgoing& offer);
+  void refuse_gone(const Ask& ask, std::vector<Post>* posts);
   void forget(const Link& link);
   bool judge(const std::shared_ptr<Link>& link, wire::Reader& body, std::string* verdicts);
   void end(Outgoing& offer, RowStatus reason, std::vector<Post>* posts);
@@ -111,6 +116,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   std::unordered_map<uint64_t, std::shared_ptr<Outgoing>> live_;  // by id
   std::unordered_map<std::string, std::map<Key, std::shared_ptr<Outgoing>>> by_request_;
   std::list<Ask> asks_;
+  GoneRows gone_;
   uint64_t next_id_;
   bool is_closed_ = false;
   uint64_t n_offered_ = 0;
@@ -120,6 +126,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   uint64_t n_lapsed_ = 0;
   uint64_t n_late_ = 0;
   uint64_t n_refused_asks_ = 0;
+  uint64_t n_gone_asks_ = 0;
   uint64_t n_staged_bytes_ = 0;
   std::shared_ptr<StagingArea> staging_;                 // null: no memory of devices was registered
   std::deque<std::shared_ptr<Outgoing>> staging_queue_;  // in the order of offering and asking

@@ -21,7 +21,7 @@ class LinkedTransfers final : public Transfers {
  public:
   explicit LinkedTransfers(Options options)
       : options_(std::move(options)),
-        outbox_(std::make_shared<Outbox>()),
+        outbox_(std::make_shared<Outbox>(options_.keep_unclaimed_s)),
         inbox_(std::make_shared<Inbox>(options_)),
         links_({[this](const auto& link, const auto& header, auto body) { return heard(link, header, body); },
                 [this](const auto& link) { lost(*link); },
@@ -183,6 +183,8 @@ class LinkedTransfers final : public Transfers {
         return inbox_->settled(*link, header.count, body);
       case Kind::kWithdrawn:
         return inbox_->withdrawn(*link, body);
+      case Kind::kGone:
+        return inbox_->gone(*link, header.count, body);
     }
     return link->reply(header, wire::ReplyStatus::kMalformed, {});  // a later version's; it may do without
   }

@@ -31,6 +31,7 @@ enum class RowStatus : uint8_t {
   kTimedOut = 6,      // the deadline or the lease's end came first
   kDuplicate = 7,     // the receiver has had this row already
   kDeviceFailed = 8,  // its copy from or to a device failed
+  kGone = 9,          // it was offered to whoever asks, and that offer is over
 };
 using RowStatuses = std::vector<RowStatus>;
 
@@ -93,8 +94,9 @@ class Transfers : public Acceptor {
     uint64_t buffer_nbytes = 0;
     uint64_t buddy_pool_nbytes = 0;
     uint64_t staging_nbytes = 64 << 20;  // page-locked, for each direction; made with the first device memory
-    double keep_unclaimed_s = 60.0;      // how long rows that nobody granted or received are kept
-    bool is_validating = true;           // false exists for the test that must see the harm
+    // How long rows that nobody granted or received are kept, and those whose offer is over remembered.
+    double keep_unclaimed_s = 60.0;
+    bool is_validating = true;  // false exists for the test that must see the harm
   };
   // A number that grows or shows a state, under the name of its metric.
   using Reading = std::pair<const char*, uint64_t>;

@@ -27,6 +27,7 @@ _WORDS = {
     RowStatus.TIMED_OUT: "did not come in time",
     RowStatus.DUPLICATE: "were sent twice",
     RowStatus.DEVICE_FAILED: "could not be copied from or to their device",
+    RowStatus.GONE: "are offered no more",
 }
 """As a person reads it in SGLang's log."""
 
