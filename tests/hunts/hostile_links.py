@@ -23,7 +23,7 @@ ROW = 4096
 _HEADER = "<IHHQQII"
 _HEADER_NBYTES = struct.calcsize(_HEADER)
 _MAGIC, _REPLY = 0x766B3270, 0x8000
-_INTRODUCE, _REACH, _JOIN, _OFFER, _ASK, _ASK_END, _PULLED, _SETTLED, _WITHDRAWN = range(0x40, 0x49)
+_INTRODUCE, _REACH, _JOIN, _OFFER, _ASK, _ASK_END, _PULLED, _SETTLED, _WITHDRAWN, _GONE = range(0x40, 0x4A)
 _EDGES = [0, 1, 63, 64, ROW, 2**20, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 64, 2**64 - ROW, 2**64 - 1]
 _ROGUE = 0xEE
 
@@ -77,7 +77,7 @@ class Rogue:
 
     def any(self) -> bytes:
         """A message of any kind, whole, cut short or with a changed byte."""
-        kind = self.rng.choice([_OFFER] * 4 + list(range(_INTRODUCE, _WITHDRAWN + 1)))
+        kind = self.rng.choice([_OFFER] * 4 + list(range(_INTRODUCE, _GONE + 1)))
         body = self.body(kind)
         if self.maybe(0, lambda: 1, 10):
             body = body[: self.rng.randrange(len(body) + 1)]
@@ -101,6 +101,10 @@ class Rogue:
             return struct.pack("<QII", self.u64(), self.maybe(n, self.u32), 0) + self.rng.randbytes(n)
         if kind == _SETTLED:
             return struct.pack("<QII", self.rng.randrange(1, 40), self.rng.choice([0, 1, 9]), 0)
+        if kind == _GONE:
+            return struct.pack(
+                "<QII", self.rng.randrange(1, 40), self.maybe(0, self.u32, 2), self.maybe(1, self.u32, 2)
+            )
         if kind == _INTRODUCE:
             return struct.pack("<QQ", self.u64(), 1)
         if kind in (_REACH, _JOIN) and not self.maybe(0, lambda: 1):

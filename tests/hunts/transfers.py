@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 GRACE = 0.1
 N_ACTORS, N_STEPS, ROWS = 3, 8, 8
+_LONG_LEASE, _FAR_S = 30.0, 10.0
+"""Of offers, and to the deadline of a get that is refused; no machine stands still for so long."""
 _SECONDS = [0.002, 0.02, 0.1, 0.5]
 _KINDS = ("host", "shared", "device")
 
@@ -64,9 +66,10 @@ class World:
             "buffer_size": self.rng.choice([0, ROW * ROWS * 2, "4MiB"]),
             "buddy_pool_size": self.rng.choice([0, 0, "1MiB"]),
             "device_staging_size": self.rng.choice(["256KiB", "4MiB"]),
-            "transfer_lease": self.rng.choice([0.15, 5.0]),
+            "transfer_lease": self.rng.choice([0.15, _LONG_LEASE]),
             **({"cuda_library": fake_cuda().path} if _has_driver() else {}),
         }
+        self.remembers = settings["transfer_lease"] == _LONG_LEASE
         self.nodes: list[Node] = []
         for i in range(3):
             join = self.nodes[0].address if self.nodes else ()
@@ -233,6 +236,21 @@ class Step:
             ),
         )
         self._judge(got, self._withdraw())
+        if self.world.remembers:
+            self._got_in_vain()
+
+    def _got_in_vain(self) -> None:
+        """Ask for what is over, with a deadline that is far away: nobody may wait for that."""
+        got = self._timed(
+            "get of what is over",
+            _FAR_S,
+            lambda: self.receiver.transfers.get(
+                self.producer.node_id, self.name, self._target_spans(), timeout=_FAR_S
+            ),
+        )
+        if (got == RowStatus.OK).any() or (got == RowStatus.TIMED_OUT).any():
+            raise Broken(f"the offer of {self.name} is over, and a get of it has {got}")
+        self.world.count("gets refused", int((got == RowStatus.GONE).all()))
 
     def _withdrawn(self) -> None:
         grant = self._grant(0.5)
