@@ -27,7 +27,10 @@ _GRANULE = 4096
 
 
 class CacheParts:
-    """Knows the directory from its making on; has a pool, and answers for it, from :meth:`serve` on."""
+    """Knows the directory from its making on; has a pool from :meth:`open_pool` on.
+
+    It answers for that pool from :meth:`serve` on.
+    """
 
     def __init__(
         self, config: Config, own_key: int, control: ControlParts, metrics: Metrics, undo: ExitStack
@@ -51,32 +54,36 @@ class CacheParts:
             metrics=metrics,
         )
 
+    def open_pool(self, transports: Sequence[Transport], undo: ExitStack) -> None:
+        """Make the pool, and let peers read it. Before this node is a member: a large one takes a minute."""
+        nbytes = -(-self._config.pool_nbytes // _GRANULE) * _GRANULE
+        has_disk = bool(self._config.disk_nbytes)
+        # nothing is published, so that nothing names this boot, until `serve` knows the right one
+        self.pool = Pool(
+            nbytes,
+            granule=_GRANULE,
+            owner=self._own_key,
+            boot=0,
+            has_disk=has_disk,
+            huge_page=HUGE_PAGES[self._config.huge_pages],
+            prefault_behind=self._config.prefault == "behind",
+        )
+        undo.callback(self.pool.release_memory)
+        undo.callback(self.pool.close)
+        self._let_peers_read(transports, undo)
+
     def serve(
         self,
         boot: int,
-        transports: Sequence[Transport],
         registrations: Registrations,
         peers: PeerConnections,
         devices: DeviceMemory,
         undo: ExitStack,
     ) -> None:
-        """Make the pool, let peers read it, and begin to answer calls and announce what is published."""
+        """Begin to answer calls and announce what is published, as a member under ``boot``."""
         config = self._config
-        has_disk = bool(config.disk_nbytes)
-        pool_nbytes = -(-config.pool_nbytes // _GRANULE) * _GRANULE
-        self.pool = Pool(
-            pool_nbytes,
-            granule=_GRANULE,
-            owner=self._own_key,
-            boot=boot,
-            has_disk=has_disk,
-            huge_page=HUGE_PAGES[config.huge_pages],
-            prefault_behind=config.prefault == "behind",
-        )
-        undo.callback(self.pool.release_memory)
-        undo.callback(self.pool.close)
-        self.tier = self._open_disk(boot, undo) if has_disk else None
-        self._let_peers_read(transports, undo)
+        self.pool.set_boot(boot)
+        self.tier = self._open_disk(boot, undo) if config.disk_nbytes else None
         self.cache = PageCache(
             namespace=Namespace(config.namespace),
             pool=self.pool,
@@ -124,7 +131,7 @@ class CacheParts:
 
     def rebooted(self, boot: int) -> None:
         """Go on under a higher boot epoch: what is there is announced under it."""
-        if self._is_serving:  # before, the pool is made with the boot of that moment
+        if self._is_serving:  # before, the pool gets the boot of that moment
             if self.tier is not None:
                 self.tier.set_boot(boot)
             else:

@@ -82,13 +82,14 @@ class NodeParts:
             CacheParts(config, self.own_key, self.control, self.metrics, undo) if config.pool_nbytes else None
         )
         """None where ``pool_size`` is 0: such a node makes and takes offers, and has no pages and no shard."""
+        if self.caching is not None:
+            self.caching.open_pool(self.transports, undo)
         self.membership = self._join(undo, clock, timing)
         boot = self.membership.boot_epoch
         self.offers.announce(self.own_key, boot)
         if self.caching is not None:
             self.caching.serve(
                 boot,
-                self.transports,
                 self.registrations,
                 self.peers,
                 self.devices,

@@ -78,3 +78,10 @@ def test_a_node_that_must_join_starts_only_where_somebody_is() -> None:
         assert len(node.members()) == 2
     with pytest.raises(ConfigError, match="must_join is set, but join is not"):
         _config("two", must_join=True)
+
+
+def test_a_node_whose_pool_cannot_be_made_is_never_a_member() -> None:
+    with Node.start(_config("there")) as node:
+        with pytest.raises(ConfigError, match="pool"):
+            Node.start(Config(node_id="too-large", pool_size="500TiB", buffer_size=0, join=node.address))
+        assert node._parts.membership.view().get("too-large") is None, "others keep who left"
