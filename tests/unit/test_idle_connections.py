@@ -1,4 +1,7 @@
-"""Connections that nobody needs any more go: a burst of one reader must not fill an owner for good."""
+"""Connections to a peer: fetches and pulls share them, and those that nobody needs any more go.
+
+A burst of one reader must not fill an owner for good.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import pytest
 
 import p2pkv.peers.connections
 from cluster import eventually
+from p2pkv.transfers import RowStatus
 from pair import NBYTES, N, Pair, run_all
 
 N_THREADS = 12
@@ -45,3 +49,23 @@ def test_connections_of_a_burst_are_closed_when_they_are_idle(
     assert pair.fetch_is_right(keys)
     pair.close()
     assert "p2pkv-idle" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_pull_reads_over_what_a_fetch_has_opened(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, transports=["tcp"])
+    keys = pair.publish()
+    assert pair.fetch_is_right(keys)
+    n_of_the_fetch = serving_threads()
+    rows = np.arange(N * NBYTES, dtype=np.uint64).view(np.uint8).reshape(N, -1)
+    into = np.zeros_like(rows)
+    with pair.owner.register_memory(rows, readable=True), pair.reader.register_memory(into):
+        pair.owner.transfers.offer("request", spans_of(rows))
+        statuses = pair.reader.transfers.get(pair.owner.node_id, "request", spans_of(into), timeout=20)
+    assert (statuses == RowStatus.OK).all()
+    assert np.array_equal(into, rows)
+    assert serving_threads() <= n_of_the_fetch
+    pair.close()
+
+
+def spans_of(rows: np.ndarray) -> np.ndarray:
+    return np.array([(row.ctypes.data, row.nbytes) for row in rows], np.int64)
