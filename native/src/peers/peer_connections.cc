@@ -10,18 +10,12 @@ namespace {
 
 // Idle connections a peer; as many batches can read from it at once without a new one.
 constexpr size_t kMostIdle = 64;
-// What a test read reads: the first generation word of the peer's pool.
-constexpr int64_t kProofBytes = 8;
-
-Deadline::Clock::duration to_duration(double seconds) {
-  return std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
-}
-
-void close_all(const std::vector<PeerConnections::ConnectionPtr>& connections) {
-  for (const auto& connection : connections) connection->endpoint->close();
-}
 
 }  // namespace
+
+void PeerConnections::close_all(const std::vector<ConnectionPtr>& connections) {
+  for (const auto& connection : connections) connection->endpoint->close();
+}
 
 void PeerConnections::change(const std::vector<Member>& changed, const std::vector<uint64_t>& gone) {
   std::vector<ConnectionPtr> closing;
@@ -179,7 +173,7 @@ PeerConnections::ConnectionPtr PeerConnections::connect(PeerId id, const std::ve
     if (ConnectionPtr connection = open(id, way, deadline)) return connection;
     if (is_closed()) return nullptr;
     if (deadline.passed()) {
-      if (deadline.at() - began >= to_duration(timing_.fair_chance)) {
+      if (deadline.at() - began >= to_clock(timing_.fair_chance)) {
         avoid(id);
         connect_between_calls(id, way);
       }
@@ -264,72 +258,9 @@ void PeerConnections::discard(const ConnectionPtr& connection) {
   connection->endpoint->close();
 }
 
-void PeerConnections::connect_between_calls(PeerId id, size_t way) {
-  {
-    // Each call would begin anew, and none succeed: this one has more time than they have.
-    const std::lock_guard lock(mutex_);
-    Peer* peer = find(id);
-    if (is_closed_ || peer == nullptr || peer->ways[way].is_being_connected) return;
-    peer->ways[way].is_being_connected = true;
-  }
-  const auto end = [this, id, way](bool is_reached) {
-    const std::lock_guard lock(mutex_);
-    Peer* peer = find(id);
-    if (peer == nullptr) return;
-    peer->ways[way].is_being_connected = false;
-    if (is_reached) peer->avoid_until = {};
-  };
-  const bool is_started = start([this, id, way, end] {
-    bool is_reached = false;
-    try {
-      is_reached = is_proven(id, way, Deadline::after(timing_.patient_connect));
-    } catch (...) {
-      hooks_.failed(std::current_exception());
-    }
-    end(is_reached);
-  });
-  if (!is_started) end(false);
-}
-
-bool PeerConnections::is_proven(PeerId id, size_t way, const Deadline& deadline) {
-  const auto scratch = hooks_.scratch(way);
-  const ConnectionPtr connection = scratch ? open(id, way, deadline) : nullptr;
-  if (!connection) return false;
-  std::shared_ptr<Transfer> transfer;
-  try {
-    transfer = connection->endpoint->read(scratch, connection->remote, {{0, 0, kProofBytes}}, {});
-    transfer->wait(std::chrono::duration<double>(deadline.at() - Clock::now()).count());
-  } catch (...) {
-    discard(connection);
-    throw;
-  }
-  const Status status = transfer->statuses().at(0);
-  release(connection, status, {});  // no call has waited, so that the peer is blamed for no time
-  return !ends_endpoint(status);
-}
-
-bool PeerConnections::start(std::function<void()> body) {
-  std::list<Connecting> ended;  // joined without the lock
-  const std::lock_guard lock(mutex_);
-  for (auto it = connecting_.begin(); it != connecting_.end();) {
-    const auto next = std::next(it);
-    if (it->has_ended) ended.splice(ended.end(), connecting_, it);
-    it = next;
-  }
-  if (is_closed_) return false;
-  Connecting& mine = connecting_.emplace_back();
-  const bool is_started = mine.thread.start("p2pkv-connect", [this, &mine, body = std::move(body)] {
-    body();
-    const std::lock_guard ending(mutex_);
-    mine.has_ended = true;
-  });
-  if (!is_started) connecting_.pop_back();
-  return is_started;
-}
-
 void PeerConnections::avoid(PeerId id) {
   const std::lock_guard lock(mutex_);
-  if (Peer* peer = find(id)) peer->avoid_until = Clock::now() + to_duration(timing_.avoid);
+  if (Peer* peer = find(id)) peer->avoid_until = Clock::now() + to_clock(timing_.avoid);
 }
 
 void PeerConnections::fall_back(PeerId id, size_t way, uint64_t link, FallBack why, bool is_pulling) {
@@ -341,7 +272,7 @@ void PeerConnections::fall_back(PeerId id, size_t way, uint64_t link, FallBack w
     if (failed == nullptr) return;
     n_before = failed->n_failures++;
     const double seconds = timing_.retry_first * std::exp2(std::min(n_before, 10u));
-    failed->unusable_until = Clock::now() + to_duration(std::min(timing_.retry_most, seconds));
+    failed->unusable_until = Clock::now() + to_clock(std::min(timing_.retry_most, seconds));
   }
   const auto tell = [this, id, way, why, is_first = n_before == 0] {
     hooks_.fell_back(id, way, why, is_first);
@@ -356,43 +287,6 @@ void PeerConnections::fall_back(PeerId id, size_t way, uint64_t link, FallBack w
       hooks_.failed(std::current_exception());
     }
   });
-}
-
-void PeerConnections::have_idle_swept() {
-  if (!is_sweeping_) is_sweeping_ = sweeper_.start("p2pkv-idle", [this] { sweep(); });
-  if (is_sweeper_asleep_) changed_.notify_one();
-}
-
-// Closes what has been idle for long. Those given back last are used first, so a burst's are at the front.
-void PeerConnections::sweep() {
-  std::unique_lock lock(mutex_);
-  while (!is_closed_) {
-    const auto until = Clock::now() - to_duration(timing_.idle);
-    auto oldest = Clock::time_point::max();
-    std::vector<ConnectionPtr> closing;
-    for (auto& [id, peer] : peers_) {
-      std::erase_if(peer.idle, [&](const ConnectionPtr& connection) {
-        if (connection->idle_since > until) return false;
-        closing.push_back(connection);
-        return true;
-      });
-      if (!peer.idle.empty()) oldest = std::min(oldest, peer.idle.front()->idle_since);
-    }
-    if (!closing.empty()) {
-      lock.unlock();
-      close_all(closing);
-      closing.clear();  // without the lock: what a transport in Python opened goes with the interpreter's
-      lock.lock();
-    } else if (oldest == Clock::time_point::max()) {
-      is_sweeper_asleep_ = true;
-      changed_.wait(lock);
-      is_sweeper_asleep_ = false;
-    } else {
-      // a little later than the first: others that were given back with it are closed at the same time
-      const auto due = oldest + to_duration(1.1 * timing_.idle);
-      changed_.wait_until(lock, due, [this] { return is_closed_; });
-    }
-  }
 }
 
 std::vector<PeerConnections::Traffic> PeerConnections::traffic() const {

@@ -5,13 +5,14 @@
 // for a moment, so that a stopped node costs its deadline once and not in every call. A peer that takes
 // longer to connect to than calls have time is connected to between them.
 //
-// Fetches and pulls of offers share a peer's connections, and what is known of the ways to it. A fetch reads
-// from members of the view, and opens connections over the control plane. A pull reads from whoever is at the
-// other end of a link, be it in the view yet or not, and opens them over that link: docs/design.md,
-// Transfers, has the reasons for what differs.
+// Fetches and pulls of offers share a peer's connections. A fetch reads from members of the view, and opens
+// connections over the control plane. A pull reads from whoever is at the other end of a link, be it in the
+// view yet or not, and opens them over that link, for that link's pulls alone: docs/design.md, Transfers, has
+// the reasons for what differs.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -186,6 +187,10 @@ class PeerConnections {
     bool has_ended = false;
   };
 
+  static Clock::duration to_clock(double seconds) {
+    return std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
+  }
+  static void close_all(const std::vector<ConnectionPtr>& connections);
   Peer* find(PeerId id);
   Peer& at(PeerId id);
   // Closes what nobody may be lent any more, and forgets the peer if neither the view nor a link has it. The
@@ -202,12 +207,14 @@ class PeerConnections {
   ConnectionPtr open(PeerId id, size_t way, const Deadline& deadline);
   // Lends what was opened; null if that is nothing, or all is closed.
   ConnectionPtr adopt(PeerId id, size_t way, Opened opened, uint64_t link);
+  void avoid(PeerId id);
+  void fall_back(PeerId id, size_t way, uint64_t link, FallBack why, bool is_pulling);
+
+  // between_calls.cc
   void connect_between_calls(PeerId id, size_t way);
   bool is_proven(PeerId id, size_t way, const Deadline& deadline);
   // Runs `body` on a thread that `close` joins; false if there is none to be had.
   bool start(std::function<void()> body);
-  void avoid(PeerId id);
-  void fall_back(PeerId id, size_t way, uint64_t link, FallBack why, bool is_pulling);
   // With the lock.
   void have_idle_swept();
   void sweep();
