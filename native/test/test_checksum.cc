@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/checksum.h"
+#include "base/copy_kernels.h"
 #include "check.h"
 
 namespace {
@@ -92,20 +93,21 @@ TEST(checksum_sees_every_flipped_bit_every_swap_and_the_length) {
   CHECK(sum(zeros, ChecksumPath::kBest) != of_eight);
 }
 
-TEST(checksum_of_a_copy_is_that_of_the_bytes_and_the_copy_is_right) {
+TEST(checksum_of_a_copy_is_that_of_the_bytes_and_the_copy_is_right_by_every_kernel) {
   const uint32_t seed = std::random_device{}();
   std::cout << "seed " << seed << "\n";
   std::mt19937 random(seed);
-  for (int round = 0; round < 60; ++round) {
+  for (size_t round = 0; round < 120; ++round) {
     const Bytes bytes = random_bytes(random, 1 + random() % 100000);
-    const size_t shift = random() % 64;
+    const size_t shift = round % 2 * (random() % 64);  // groups are aligned in every other one
+    const p2pkv::CopyKernel& kernel = p2pkv::copy_kernels()[round % p2pkv::copy_kernels().size()];
     Bytes out(bytes.size() + 128, 0xee);
     for (const ChecksumPath path : {ChecksumPath::kBest, ChecksumPath::kPortable}) {
       std::fill(out.begin(), out.end(), uint8_t{0xee});
       Checksum checksum(path);
       for (size_t done = 0; done < bytes.size();) {
         const size_t piece = std::min<size_t>(1 + random() % 60000, bytes.size() - done);
-        p2pkv::copy_and_checksum(out.data() + shift + done, bytes.data() + done, piece, checksum);
+        p2pkv::copy_and_checksum_by(kernel, out.data() + shift + done, bytes.data() + done, piece, checksum);
         done += piece;
       }
       CHECK_EQ(checksum.finish(), sum(bytes, ChecksumPath::kPortable));

@@ -4,6 +4,9 @@
 #include <bit>
 #include <cstring>
 
+#include "base/copy_choice.h"
+#include "base/copy_kernels.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -22,10 +25,6 @@ constexpr size_t kGroup = 4 * kWord;
 
 // Summed, then copied while it is still in the first-level cache. A guess; 2 KiB and 4 KiB measure alike.
 constexpr size_t kBlock = 4096;
-
-// From the smallest page measured on, storing past the cache is ahead: 1.3 times at 4 KiB. Below, its fence
-// is not worth it (a guess).
-[[maybe_unused]] constexpr size_t kPastCacheFrom = 4 * 1024;
 
 // The lanes start apart, so that equal words in different lanes, or swapped ones, leave different sums.
 // The first digits of the fractions of sqrt(2), sqrt(3), sqrt(5) and sqrt(7).
@@ -90,32 +89,6 @@ __attribute__((target("sse4.2"))) void sum_hardware(Checksum::Lanes& lanes, cons
 
 bool has_crc_instruction() {
   return __builtin_cpu_supports("sse4.2");
-}
-
-// Sums and copies in one pass, past the cache: the pool's memory is not read again by this process soon, and
-// reading it in before overwriting it costs as much as the source. `to` is 32-byte aligned. Measured on Zen
-// 5, source and destination cold, against memcpy: 0.9 at 32 KiB, 1.0 at 64 KiB, 1.3 at 1 MiB; one loop beats
-// sum-then-copy in blocks of 2 or 4 KiB by a fifth at 64 KiB, and prefetching 2 KiB ahead beats 0.5 and 1
-// KiB.
-__attribute__((target("avx2,sse4.2"))) void copy_groups_past_cache(Checksum::Lanes& lanes, uint8_t* to,
-                                                                   const uint8_t* from, size_t n_groups) {
-  uint64_t a = lanes[0], b = lanes[1], c = lanes[2], d = lanes[3];
-  for (size_t i = 0; i < n_groups; ++i, from += kGroup, to += kGroup) {
-    _mm_prefetch(reinterpret_cast<const char*>(from + 2048), _MM_HINT_NTA);
-    const __m256i group = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-    a = _mm_crc32_u64(a, load_little_endian(from));
-    b = _mm_crc32_u64(b, load_little_endian(from + 8));
-    c = _mm_crc32_u64(c, load_little_endian(from + 16));
-    d = _mm_crc32_u64(d, load_little_endian(from + 24));
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), group);
-  }
-  lanes = {a, b, c, d};
-  _mm_sfence();
-}
-
-bool can_copy_past_cache() {
-  static const bool can = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("sse4.2");
-  return can;
 }
 #elif defined(__aarch64__)
 __attribute__((target("+crc"))) void sum_hardware(Checksum::Lanes& lanes, const uint8_t* data,
@@ -206,30 +179,38 @@ uint64_t checksum(const void* data, size_t nbytes) {
   return sum.finish();
 }
 
-void copy_and_checksum(void* to, const void* from, size_t nbytes, Checksum& sum) {
+void copy_and_checksum_by(const CopyKernel& kernel, void* to, const void* from, size_t nbytes,
+                          Checksum& sum) {
   auto* out = static_cast<uint8_t*>(to);
   const auto* in = static_cast<const uint8_t*>(from);
   const size_t misaligned = sum.length_ % kGroup;
   size_t done = misaligned == 0 ? 0 : std::min(kGroup - misaligned, nbytes);
   sum.update(in, done);
   std::memcpy(out, in, done);
-#if defined(__x86_64__)
   // A page starts at a multiple of 64 in the pool, so its groups are aligned there wherever its pieces are
   // cut.
   const bool is_aligned = reinterpret_cast<uintptr_t>(out + done) % kGroup == 0;
-  if (nbytes >= kPastCacheFrom && is_aligned && sum.kernel_ == sum_hardware && can_copy_past_cache()) {
+  if (kernel.copy_and_sum != nullptr && is_aligned && sum.kernel_ == sum_hardware) {
     const size_t n_groups = (nbytes - done) / kGroup;
-    copy_groups_past_cache(sum.lanes_, out + done, in + done, n_groups);
+    kernel.copy_and_sum(sum.lanes_, out + done, in + done, n_groups);
     sum.length_ += n_groups * kGroup;
     done += n_groups * kGroup;
   }
-#endif
   while (done < nbytes) {
     const size_t block = std::min(kBlock, nbytes - done);
     sum.update(in + done, block);
-    std::memcpy(out + done, in + done, block);
+    // memcpy itself, and not the kernel that is exempt from the thread sanitizer: nobody writes this source
+    if (kernel.name == library_kernel().name) {
+      std::memcpy(out + done, in + done, block);
+    } else {
+      kernel.copy(out + done, in + done, block);
+    }
     done += block;
   }
+}
+
+void copy_and_checksum(void* to, const void* from, size_t nbytes, Checksum& sum) {
+  copy_and_checksum_by(kernel_for(Copying::kSummed, nbytes), to, from, nbytes, sum);
 }
 
 }  // namespace p2pkv

@@ -13,6 +13,8 @@
 
 namespace p2pkv {
 
+struct CopyKernel;
+
 // Which code computes the lanes. All give the same values.
 enum class ChecksumPath {
   kBest,      // the CPU's CRC32C instructions where it has them (SSE4.2, ARMv8)
@@ -34,7 +36,8 @@ class Checksum {
   using Kernel = void (*)(Lanes& lanes, const uint8_t* data, size_t n_groups);
 
  private:
-  friend void copy_and_checksum(void* to, const void* from, size_t nbytes, Checksum& sum);
+  friend void copy_and_checksum_by(const CopyKernel& kernel, void* to, const void* from, size_t nbytes,
+                                   Checksum& sum);
 
   void add_word(const uint8_t* word);
 
@@ -51,5 +54,7 @@ uint64_t checksum(const void* data, size_t nbytes);
 // Copies like `copy_bytes` and sums the bytes on their way. The regions must not overlap; `from` must not
 // change meanwhile, or the checksum may be of other bytes than those that arrived.
 void copy_and_checksum(void* to, const void* from, size_t nbytes, Checksum& sum);
+// The same with this kernel of base/copy_kernels.h, whichever is chosen.
+void copy_and_checksum_by(const CopyKernel& kernel, void* to, const void* from, size_t nbytes, Checksum& sum);
 
 }  // namespace p2pkv

@@ -7,9 +7,9 @@
 
 namespace p2pkv {
 
-// Copies `nbytes`, past the cache when the copy is large enough for that to pay. The regions must not
-// overlap. Non-temporal stores are fenced before it returns, so a plain store afterwards is seen after the
-// bytes.
+// Copies `nbytes` with the kernel that is chosen for so many (base/copy_choice.h), and keeps the promises of
+// base/copy_kernels.h: a store afterwards is seen after the bytes, and a `load_fence` waits for its loads.
+// The regions must not overlap.
 void copy_bytes(void* to, const void* from, size_t nbytes);
 
 }  // namespace p2pkv

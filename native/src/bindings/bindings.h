@@ -14,6 +14,7 @@ using Counts = nanobind::typed<nanobind::dict, std::string, uint64_t>;
 
 void bind_gate(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
+void bind_copies(nanobind::module_& m);
 void bind_transports(nanobind::module_& m);
 void bind_ucx(nanobind::module_& m);
 void bind_shard(nanobind::module_& m);

@@ -12,6 +12,7 @@ NB_MODULE(_native, m) {
   nanobind::set_leak_warnings(false);
   p2pkv::bind_gate(m);
   p2pkv::bind_pool(m);
+  p2pkv::bind_copies(m);
   p2pkv::bind_transports(m);
   p2pkv::bind_ucx(m);
   p2pkv::bind_shard(m);

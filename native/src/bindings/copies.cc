@@ -1,0 +1,53 @@
+// Which kernel copies page bytes: naming one, measuring all, and what is chosen.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "base/copy_choice.h"
+#include "bindings/bindings.h"
+#include "pool/pool.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace p2pkv {
+namespace {
+
+std::vector<std::string> kernel_names() {
+  std::vector<std::string> names;
+  for (const CopyKernel& kernel : copy_kernels()) names.emplace_back(kernel.name);
+  return names;
+}
+
+void use_fastest(Pool* pool) {
+  uint8_t* memory = nullptr;
+  size_t nbytes = 0;
+  if (pool != nullptr) {
+    if (pool->stats().used != 0) throw nb::value_error("pool has pages, which measuring would overwrite");
+    memory = pool->region().base() + pool->data_offset();
+    nbytes = pool->data_nbytes();
+  }
+  const nb::gil_scoped_release unlocked;
+  use_fastest_copy_kernels(memory, nbytes);
+}
+
+// What is copied, the size class, the kernel, and its speed with memcpy's being 1, or 0.
+std::vector<std::tuple<std::string, std::string, std::string, double>> choices() {
+  std::vector<std::tuple<std::string, std::string, std::string, double>> all;
+  for (const CopyChoice& choice : copy_choices()) {
+    all.emplace_back(choice.copying == Copying::kPlain ? "copy" : "copy_and_sum", choice.sizes->name,
+                     choice.kernel, choice.of_memcpy);
+  }
+  return all;
+}
+
+}  // namespace
+
+void bind_copies(nb::module_& m) {
+  m.def("copy_kernels", kernel_names);
+  m.def("use_copy_kernel", [](const std::string& name) { return use_copy_kernel(name); }, "name"_a);
+  m.def("use_fastest_copy_kernels", use_fastest, "pool"_a.none());
+  m.def("copy_choices", choices);
+}
+
+}  // namespace p2pkv
