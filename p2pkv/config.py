@@ -51,7 +51,7 @@ MAX_BUFFER_SIZE = 2**43
 
 _TEXTS = (
     *("cluster", "namespace", "node_id", "listen", "membership", "secret_file", "verify"),
-    *("cuda_library", "huge_pages", "prefault"),
+    *("cuda_library", "huge_pages", "prefault", "copy_kernel"),
     *("disk_path", "disk_layout", "disk_fsync", "disk_write", "disk_admission", "disk_compression"),
     *("engine_url", "engine_role", "metrics_host"),
 )
@@ -159,6 +159,9 @@ class Config:
     """The NVIDIA driver's library: ``auto`` is libcuda.so.1, wherever the loader finds it; else a path."""
     transfer_lease: float = 60.0
     """Seconds an offer stays valid when it does not say otherwise, and unclaimed rows are kept."""
+    copy_kernel: str = "auto"
+    """How page bytes are copied in this process: ``auto`` measures what is fastest here, or a kernel's name, of which
+    ``p2pkv doctor`` lists those of this CPU."""
     raise_nofile: bool | str = True
     """Raise the process's soft limit of descriptors to the hard one; false where the program calls select(2)."""
     metrics_port: int | None = None

@@ -116,6 +116,26 @@ class _Readings(Collector):
             yield family(name.removesuffix("_total"), READINGS[name], value=value)
 
 
+class _CopyKernels(Collector):
+    """Shows which kernels copy: 1 for each that is in force."""
+
+    def __init__(self, read: Callable[[], Mapping[tuple[str, str, str], float]]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "p2pkv_copy_kernel_info",
+            "What copies page bytes in this process, by the size of a copy",
+            labels=("operation", "size_class", "kernel"),
+        )
+        for labels, value in self._read().items():
+            family.add_metric(labels, value)
+        yield family
+
+
 class Metrics:
     """The counters of one node, in a registry of its own so that several nodes fit in a process. Thread-safe."""
 
@@ -193,3 +213,7 @@ class Metrics:
     def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
         """Show what ``read`` returns, by the names of :data:`READINGS`, whenever the metrics are asked for."""
         self.registry.register(_Readings(read))
+
+    def watch_copies(self, read: Callable[[], Mapping[tuple[str, str, str], float]]) -> None:
+        """Show the operations, size classes and kernels that ``read`` returns."""
+        self.registry.register(_CopyKernels(read))

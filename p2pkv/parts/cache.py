@@ -13,6 +13,7 @@ from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.view import Member, View, node_key
 from p2pkv.disk.tier import DiskTier
+from p2pkv.memory import copies
 from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
 from p2pkv.metrics import Metrics
@@ -58,6 +59,7 @@ class CacheParts:
         """Make the pool, and let peers read it. Before this node is a member: a large one takes a minute."""
         nbytes = -(-self._config.pool_nbytes // _GRANULE) * _GRANULE
         has_disk = bool(self._config.disk_nbytes)
+        is_behind = self._config.prefault == "behind"
         # nothing is published, so that nothing names this boot, until `serve` knows the right one
         self.pool = Pool(
             nbytes,
@@ -66,10 +68,12 @@ class CacheParts:
             boot=0,
             has_disk=has_disk,
             huge_page=HUGE_PAGES[self._config.huge_pages],
-            prefault_behind=self._config.prefault == "behind",
+            prefault_behind=is_behind,
         )
         undo.callback(self.pool.release_memory)
         undo.callback(self.pool.close)
+        # before it has pages; memory that nobody has touched would say how fast the kernel clears it
+        copies.choose(self._config.copy_kernel, None if is_behind else self.pool.native)
         self._let_peers_read(transports, undo)
 
     def serve(

@@ -20,6 +20,7 @@ from p2pkv.disk.boot_file import BootFile
 from p2pkv.disk.tier import disk_folder
 from p2pkv.errors import MembershipError
 from p2pkv.lifetime import Gate
+from p2pkv.memory import copies
 from p2pkv.memory.available import available_memory, require_memory
 from p2pkv.memory.registrar import Registrar
 from p2pkv.memory.registrations import Registrations
@@ -84,6 +85,8 @@ class NodeParts:
         """None where ``pool_size`` is 0: such a node makes and takes offers, and has no pages and no shard."""
         if self.caching is not None:
             self.caching.open_pool(self.transports, undo)
+        else:
+            copies.choose(config.copy_kernel, None)
         self.membership = self._join(undo, clock, timing)
         boot = self.membership.boot_epoch
         self.offers.announce(self.own_key, boot)
@@ -98,6 +101,7 @@ class NodeParts:
         if self.membership.boot_epoch != boot:
             self._rebooted(self.membership.boot_epoch)
         self.metrics.watch(self._readings)
+        self.metrics.watch_copies(copies.readings)
         undo.callback(CountersServer(self.control.server.loop, self.metrics.counters).close)
         if config.metrics_port is not None:
             server = MetricsServer(

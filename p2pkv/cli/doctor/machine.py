@@ -18,6 +18,7 @@ from p2pkv.cli.doctor.memory import examine_memory
 from p2pkv.config import Config
 from p2pkv.descriptors import require_descriptors
 from p2pkv.errors import ConfigError
+from p2pkv.memory import copies
 
 
 def examine_machine(config: Config) -> Iterator[Finding]:
@@ -25,6 +26,7 @@ def examine_machine(config: Config) -> Iterator[Finding]:
     yield from _versions()
     yield from _cores()
     yield from _memory(config)
+    yield _copies(config)
 
 
 def _versions() -> Iterator[Finding]:
@@ -77,6 +79,25 @@ def _memory(config: Config) -> Iterator[Finding]:
             f"{size(usage.free)} of {size(usage.total)} free; pools are memfds, which it does not limit",
         )
     yield _huge_pages()
+
+
+def _copies(config: Config) -> Finding:
+    try:
+        copies.choose(config.copy_kernel, None)
+    except ConfigError as error:
+        return Finding(Verdict.BAD, "copies", str(error), "leave copy_kernel at auto")
+    parts = [
+        f"{choice.size_class} {choice.kernel}"
+        + (f" ({choice.of_memcpy:.2f} of memcpy)" if choice.of_memcpy else "")
+        for choice in copies.choices()
+        if choice.operation == "copy"
+    ]
+    summed = ", ".join(dict.fromkeys(c.kernel for c in copies.choices() if c.operation == "copy_and_sum"))
+    return Finding(
+        Verdict.GOOD,
+        "copies",
+        f"{', '.join(parts)}; with a checksum {summed}; this CPU has {', '.join(_native.copy_kernels())}",
+    )
 
 
 def _memfd() -> Finding:
