@@ -17,7 +17,10 @@ import pytest
 
 from link_peer import LinkPeer
 from p2pkv import _native
+from p2pkv.metrics import Metrics
+from p2pkv.peers.connections import PeerConnections
 from p2pkv.transfers import RowStatus
+from p2pkv.transports.native import TcpTransport
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "links-v1.txt"
 OURS, OUR_BOOT, THEIRS = 0x1122334455667788, 0x17, 0xA1
@@ -39,12 +42,15 @@ class Node:
     def __init__(self) -> None:
         self.memory = np.zeros(2 * ROW, np.uint8)
         self.address = self.memory.ctypes.data
-        self.tcp = _native.tcp_transport()
+        self.transport = TcpTransport()
+        self.tcp = self.transport.native
+        self.peers = PeerConnections([self.transport], lambda *_: None, Metrics())
         self._region = self.tcp.register_memory(self.address, self.memory.nbytes, -1, True)
         self.transfers = _native.Transfers.start(
             "127.0.0.1",
             "",
-            [("tcp", self.tcp)],
+            [(0, "tcp", self.tcp)],
+            self.peers.native,
             buffer_nbytes=0,
             buddy_pool_nbytes=0,
             staging_nbytes=0,
@@ -61,8 +67,9 @@ class Node:
 
     def close(self) -> None:
         self.transfers.close()
+        self.peers.close()
         self._region.close()
-        self.tcp.close()
+        self.transport.close()
 
 
 class Talk:
