@@ -67,7 +67,7 @@ def _publish_row(pair: Pair, plan: Plan, node: Node, page_nbytes: int, batch: in
             {
                 "p2pkv": with_disk.publish,
                 "no disk tier": without.publish,
-                references.MEMCPY: partial(without.copy, non_temporal=False),
+                references.MEMCPY: partial(without.copy, is_chosen=False),
             },
             plan.rounds,
         ),

@@ -84,10 +84,8 @@ class _Case:
         run = partial(self._round, batch, threads)
         contestants = {"p2pkv": partial(run, partial(self._fetch, is_cached))}
         if self._streams is None:
-            for name, non_temporal in ((references.MEMCPY, False), (references.NON_TEMPORAL, True)):
-                contestants[name] = partial(
-                    run, partial(references.copies, self._pair, non_temporal=non_temporal)
-                )
+            for name, is_chosen in ((references.MEMCPY, False), (references.CHOSEN_COPY, True)):
+                contestants[name] = partial(run, partial(references.copies, self._pair, is_chosen=is_chosen))
         else:
             for n in (1, 2, 4):
                 share = partial(self._streams.by_call, n_streams=n)

@@ -75,7 +75,7 @@ class _Case:
     def copy(self) -> float:
         (move,) = self.moves
         pages = self._pair.source.pages(_PAGE_NBYTES)
-        return _median_us(references.copy(pages, move.page, move.rows, non_temporal=False))
+        return _median_us(references.copy(pages, move.page, move.rows, is_chosen=False))
 
     def look_up(self) -> float:
         return _median_us(lambda: self._cache.get(self._ids))

@@ -62,8 +62,8 @@ class Case:
         self.fill()
         contestants: dict[str, Contestant] = {
             "p2pkv": self.publish,
-            references.MEMCPY: partial(self.copy, non_temporal=False),
-            references.NON_TEMPORAL: partial(self.copy, non_temporal=True),
+            references.MEMCPY: partial(self.copy, is_chosen=False),
+            references.CHOSEN_COPY: partial(self.copy, is_chosen=True),
         }
         is_judged = self._page_nbytes >= 64 * KIB and self._batch >= 32 and self._threads == 1
         return make_row(
@@ -117,17 +117,17 @@ class Case:
             if not outcomes.all() or not np.array_equal(checksums(rows), expected):
                 raise BenchError("the pool does not hold what was published")
 
-    def copy(self, *, non_temporal: bool) -> float:
+    def copy(self, *, is_chosen: bool) -> float:
         """Copy as much; return GB/s."""
         seconds = timed(
             [
-                [self._next_copy(non_temporal=non_temporal) for _ in range(self._n_calls)]
+                [self._next_copy(is_chosen=is_chosen) for _ in range(self._n_calls)]
                 for _ in range(self._threads)
             ]
         )
         return self._threads * self._n_calls * self._batch * self._page_nbytes / seconds / 1e9
 
-    def _next_copy(self, *, non_temporal: bool) -> Call:
+    def _next_copy(self, *, is_chosen: bool) -> Call:
         slot = self._slot_rotation.take(self._batch)
         rows = self._slots[slot : slot + self._batch]
-        return references.copy(self._pages, self._rotation.take(self._batch), rows, non_temporal=non_temporal)
+        return references.copy(self._pages, self._rotation.take(self._batch), rows, is_chosen=is_chosen)

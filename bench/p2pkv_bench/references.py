@@ -17,16 +17,16 @@ from p2pkv_bench.pair import Move, Pair, spans_of
 from p2pkv_bench.rounds import Call
 
 MEMCPY = "memcpy"
-NON_TEMPORAL = "non-temporal copy"
+CHOSEN_COPY = "chosen copy"
 
 
-def copy(pages: NDArray[np.uint8], first: int, rows: NDArray[np.uint8], *, non_temporal: bool) -> Call:
+def copy(pages: NDArray[np.uint8], first: int, rows: NDArray[np.uint8], *, is_chosen: bool) -> Call:
     """Return a call that copies the pages from ``first`` on to ``rows``, one after another and without the GIL.
 
     By memcpy, or by the routine that p2pkv copies with.
     """
     n, nbytes = rows.shape
-    if non_temporal:
+    if is_chosen:
         table = np.full((n, 3), nbytes, np.int64)
         table[:, 0] = rows.ctypes.data + np.arange(n) * nbytes
         table[:, 1] = pages.ctypes.data + (first + np.arange(n)) * nbytes
@@ -35,10 +35,10 @@ def copy(pages: NDArray[np.uint8], first: int, rows: NDArray[np.uint8], *, non_t
     return partial(pages.take, first + np.arange(n), 0, rows, "clip")
 
 
-def copies(pair: Pair, moves: Sequence[Sequence[Move]], *, non_temporal: bool) -> list[list[Call]]:
+def copies(pair: Pair, moves: Sequence[Sequence[Move]], *, is_chosen: bool) -> list[list[Call]]:
     """Return calls that copy from shared memory of this process to where the moves go."""
     pages = pair.source.pages(moves[0][0].rows.shape[1])
-    return [[copy(pages, move.page, move.rows, non_temporal=non_temporal) for move in part] for part in moves]
+    return [[copy(pages, move.page, move.rows, is_chosen=is_chosen) for move in part] for part in moves]
 
 
 def stream_name(n: int) -> str:

@@ -75,18 +75,18 @@ class _Bench:
             )
 
     def _references(self, pages: Pages, n_calls: int, batch: int) -> dict[str, Contestant]:
-        def run(*, non_temporal: bool | None) -> float:
+        def run(*, is_chosen: bool | None) -> float:
             moves = [pages.next_moves(n_calls, batch)]
-            if non_temporal is not None:
-                calls = references.copies(self._pair, moves, non_temporal=non_temporal)
+            if is_chosen is not None:
+                calls = references.copies(self._pair, moves, is_chosen=is_chosen)
             else:
                 assert self._streams is not None
                 calls = self._streams.by_call(moves, n_streams=1)
             return n_calls * batch * pages.nbytes / timed(calls) / 1e9
 
-        found: dict[str, Contestant] = {references.MEMCPY: partial(run, non_temporal=False)}
+        found: dict[str, Contestant] = {references.MEMCPY: partial(run, is_chosen=False)}
         if self._streams is not None:
-            found[references.stream_name(1)] = partial(run, non_temporal=None)
+            found[references.stream_name(1)] = partial(run, is_chosen=None)
         return found
 
     def _get_round(self, pages: Pages, n_calls: int, batch: int) -> float:

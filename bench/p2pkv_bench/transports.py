@@ -144,7 +144,7 @@ class _Case:
         ours = {name: partial(self._round, partial(self._read, name)) for name in self._readers.readers}
         others: dict[str, Contestant] = {
             references.MEMCPY: partial(
-                self._round, partial(references.copies, self._readers.pair, non_temporal=False)
+                self._round, partial(references.copies, self._readers.pair, is_chosen=False)
             )
         }
         for n in range(1, _STREAMS + 1):

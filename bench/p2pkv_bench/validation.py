@@ -54,8 +54,8 @@ def _row(bare: _Bare, plan: Plan, batch: int) -> Row:
         _UNPROVEN: partial(one_round, partial(bare.read, validated=False)),
     }
     if bare.pair.transport == "shm":
-        contestants[references.NON_TEMPORAL] = partial(
-            one_round, lambda moves: references.copies(bare.pair, [moves], non_temporal=True)[0]
+        contestants[references.CHOSEN_COPY] = partial(
+            one_round, lambda moves: references.copies(bare.pair, [moves], is_chosen=True)[0]
         )
     return make_row(
         take_turns(contestants, plan.rounds),

@@ -274,7 +274,7 @@ TEST(device_transfers_failed_copies_fail_their_rows_and_nothing_else) {
   const RowStatuses got = wait(pair.get("left", kRows, 0, 2.0));
   const RowStatuses taken = left->statuses();
   for (size_t row = 0; row < kRows; ++row)
-    CHECK(taken[row] == RowStatus::kOk && (got[row] == RowStatus::kOk || got[row] == RowStatus::kTimedOut));
+    CHECK(taken[row] == RowStatus::kOk && (got[row] == RowStatus::kOk || got[row] == RowStatus::kGone));
   CHECK(pair.has_all_staging());
 }
 

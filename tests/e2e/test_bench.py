@@ -37,7 +37,7 @@ def test_a_quick_run_compares_and_prints_json() -> None:
     for row in rows:
         assert row["page_nbytes"] == 65536
         assert row["value"]["median"] > 0
-        assert [reference["name"] for reference in row["references"]] == ["memcpy", "non-temporal copy"]
+        assert [reference["name"] for reference in row["references"]] == ["memcpy", "chosen copy"]
 
 
 def test_transports_are_compared_side_by_side() -> None:

@@ -125,7 +125,7 @@ def _theirs(reader: base.Reader, moves: list[Move]) -> list[Call]:
 
 
 def _copies(pair: Pair, moves: list[Move]) -> list[Call]:
-    return references.copies(pair, [moves], non_temporal=False)[0]
+    return references.copies(pair, [moves], is_chosen=False)[0]
 
 
 def _round(plan: Plan, pages: Pages, batch: int, prepare: Callable[[list[Move]], list[Call]]) -> float:
