@@ -15,7 +15,7 @@ PEERS_ALONE := nixl==1.5.1 nixl-cu12==1.5.1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-xpyd bench bench-xpyd bench-peers test test-native test-slow test-hunts test-mutations test-chaos \
-        test-rdma test-rdma-slow test-gpu test-sglang test-sglang-pd test-vllm check format clean
+        test-rdma test-rdma-slow test-gpu gpu-evidence test-sglang test-sglang-pd test-vllm check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -115,6 +115,10 @@ test-rdma-slow: $(VENV)/.rdma  ## whole nodes over verbs and ucx in that machine
 # device memory comes from CuPy or torch, whichever is there; without either, or a GPU, each test says so and is skipped
 test-gpu: $(STAMP)  ## pages in GPU memory, on a machine with an NVIDIA GPU and CuPy or torch in .venv
 	P2PKV_TEST_GPU=1 $(BIN)/python -m pytest tests/gpu $(ARGS)
+
+# one command for a machine with a GPU that is there for minutes only; without one, on the emulated driver
+gpu-evidence: $(STAMP)  ## what is seen of device memory here, in docs/evidence: tests, hunts and speed, within nine minutes
+	PYTHONPATH=tests:tests/support $(BIN)/python -m gpu.evidence $(ARGS)
 
 ENGINES := tools/engines
 

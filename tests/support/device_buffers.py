@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,10 @@ class DeviceBuffer(ABC):
     @abstractmethod
     def read(self, nbytes: int | None = None) -> NDArray[np.uint8]:
         """Return the first bytes, or all, as they are now."""
+
+    @abstractmethod
+    def copier(self, nbytes: int) -> Callable[[], None]:
+        """Return a call that copies so many bytes of page-locked host memory to the first ones, and waits for them."""
 
     @abstractmethod
     def fill_later(self, value: int) -> int:
@@ -86,6 +91,10 @@ class EmulatedBuffer(DeviceBuffer):
     def read(self, nbytes: int | None = None) -> NDArray[np.uint8]:
         return self._fake.read(self._address, self.nbytes if nbytes is None else nbytes)
 
+    def copier(self, nbytes: int) -> Callable[[], None]:
+        host = np.ones(nbytes, np.uint8)
+        return lambda: self.write(host)
+
     def fill_later(self, value: int) -> int:
         self._streams.append(self._fake.stream(self.device))
         self._fake.launch_fill(self._streams[-1], self._address, value, self.nbytes, delay_us=50_000)
@@ -121,6 +130,17 @@ class CupyBuffer(DeviceBuffer):
     def read(self, nbytes: int | None = None) -> NDArray[np.uint8]:
         data: NDArray[np.uint8] = self._array[:nbytes].get()
         return data
+
+    def copier(self, nbytes: int) -> Callable[[], None]:
+        host = importlib.import_module("cupyx").empty_pinned(nbytes, np.uint8)
+        host.fill(1)
+        stream = self._cupy.cuda.Stream(non_blocking=True)
+
+        def copy() -> None:
+            self._array[:nbytes].set(host, stream=stream)
+            stream.synchronize()
+
+        return copy
 
     def fill_later(self, value: int) -> int:
         self._stream = self._cupy.cuda.Stream(non_blocking=True)
@@ -159,6 +179,15 @@ class TorchBuffer(DeviceBuffer):
     def read(self, nbytes: int | None = None) -> NDArray[np.uint8]:
         data: NDArray[np.uint8] = self._array[:nbytes].cpu().numpy()
         return data
+
+    def copier(self, nbytes: int) -> Callable[[], None]:
+        host = self._torch.ones(nbytes, dtype=self._torch.uint8, pin_memory=True)
+
+        def copy() -> None:
+            self._array[:nbytes].copy_(host, non_blocking=True)
+            self._torch.cuda.synchronize()
+
+        return copy
 
     def fill_later(self, value: int) -> int:
         self._stream = self._torch.cuda.Stream()
