@@ -54,7 +54,7 @@ uint64_t checksum(const void* data, size_t nbytes);
 // Copies like `copy_bytes` and sums the bytes on their way. The regions must not overlap; `from` must not
 // change meanwhile, or the checksum may be of other bytes than those that arrived.
 void copy_and_checksum(void* to, const void* from, size_t nbytes, Checksum& sum);
-// The same with this kernel of base/copy_kernels.h, whichever is chosen.
+// Does the same with this kernel of base/copy_kernels.h, whichever is chosen.
 void copy_and_checksum_by(const CopyKernel& kernel, void* to, const void* from, size_t nbytes, Checksum& sum);
 
 }  // namespace p2pkv

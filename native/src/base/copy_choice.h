@@ -15,7 +15,7 @@
 
 namespace p2pkv {
 
-// Below this no other kernel is worth its fence, or its head and tail: memcpy copies.
+// Fewer bytes are copied by memcpy: no other kernel is worth its fence there, or its head and tail.
 constexpr size_t kLeastChosenFor = 4096;
 
 const CopyKernel& kernel_for(Copying copying, size_t nbytes);

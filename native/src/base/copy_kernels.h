@@ -1,6 +1,6 @@
 // Ways to copy page bytes, of which base/copy_choice.h takes the fastest.
 //
-// What every kernel promises, whatever the lengths and alignments; the regions must not overlap:
+// Every kernel promises this, whatever the lengths and alignments are; the regions must not overlap:
 // - It copies exactly `nbytes`: it writes no byte beside the destination and loads none beside the source. A
 //   prefetch may go beyond the source's end, which never faults.
 // - A store after it is seen no earlier than the copied bytes, to the extent that this holds after a memcpy:

@@ -20,7 +20,8 @@ constexpr size_t kLeastMemory = 16 << 20;
 constexpr size_t kMostMemory = 64 << 20;
 constexpr size_t kLeastRounds = 5;
 constexpr size_t kMostRounds = 101;
-// Of memcpy's speed, in every round: the time is better spent on the others.
+// A kernel that had less of memcpy's speed in every round is left out: the time is better spent on the
+// others.
 constexpr double kFarBehind = 0.67;
 
 // Private memory, for those who have none that is free.
@@ -46,7 +47,7 @@ class OwnMemory {
 class Ground {
  public:
   Ground(uint8_t* memory, size_t nbytes) : memory_(memory), half_(std::bit_floor(nbytes / 2)) {
-    // What nobody has written to yet is one page of zeros for the kernel, or none at all.
+    // Memory that nobody has written to is one page of zeros for the kernel, or none at all.
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     for (size_t at = 0; at < 2 * half_; at += page) memory_[at] = static_cast<uint8_t>(at / page) | 1;
   }

@@ -31,7 +31,7 @@ void use_fastest(Pool* pool) {
   use_fastest_copy_kernels(memory, nbytes);
 }
 
-// What is copied, the size class, the kernel, and its speed with memcpy's being 1, or 0.
+// Returns what is copied, the size class, the kernel, and its speed with memcpy's being 1, or 0.
 std::vector<std::tuple<std::string, std::string, std::string, double>> choices() {
   std::vector<std::tuple<std::string, std::string, std::string, double>> all;
   for (const CopyChoice& choice : copy_choices()) {

@@ -13,7 +13,7 @@ namespace p2pkv {
 
 class HandshakeMonitor {
  public:
-  // What zmq_socket_monitor is to report of the server's socket. No event of a call of ours is among them:
+  // These events zmq_socket_monitor reports of the server's socket. No event of a call of ours is among them:
   // the thread that makes it never waits for this one.
   static constexpr int kEvents =
       0x0020 | 0x0200 | 0x2000;  // ACCEPTED, DISCONNECTED, HANDSHAKE_FAILED_PROTOCOL

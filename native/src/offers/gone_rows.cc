@@ -16,7 +16,7 @@ void GoneRows::add(const std::string& request, RowRange rows) {
   }
   auto& ranges = by_age_.back().ranges;
   n_ranges_ -= ranges.size();
-  // What overlaps or touches it becomes one with it.
+  // Ranges that overlap or touch it become one with it.
   auto next = ranges.upper_bound(rows.first);
   if (next != ranges.begin() && std::prev(next)->second >= rows.first) --next;
   while (next != ranges.end() && next->first <= rows.end) {
