@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from p2pkv import lifetime
+from p2pkv._native import FaultyFiles
 from p2pkv.arrays.host import HostArray, SupportsCudaArray
 from p2pkv.cache.page_cache import PageCache
 from p2pkv.config import Config
@@ -34,12 +35,15 @@ class Node:
 
     _clock: Clock = SystemClock()  # tests set it back
     _timing = Timing()  # and are more patient where a machine is emulated
+    _disk_faults: FaultyFiles | None = None  # and have disks fail
 
     def __init__(self, config: Config, extra_transports: Sequence[Transport] = ()) -> None:
         """Build without joining; use :meth:`start`."""
         self.config = config
         self._gate = Gate(f"node {config.node_id}")
-        self._parts = NodeParts(config, self._gate, extra_transports, self._clock, self._timing)
+        self._parts = NodeParts(
+            config, self._gate, extra_transports, self._clock, self._timing, self._disk_faults
+        )
         self.metrics = self._parts.metrics
         self.metrics_port = self._parts.metrics_port
         """Where metrics are served, if anywhere."""

@@ -83,11 +83,12 @@ class CacheParts:
         peers: PeerConnections,
         devices: DeviceMemory,
         undo: ExitStack,
+        disk_faults: _native.FaultyFiles | None = None,
     ) -> None:
         """Begin to answer calls and announce what is published, as a member under ``boot``."""
         config = self._config
         self.pool.set_boot(boot)
-        self.tier = self._open_disk(boot, undo) if config.disk_nbytes else None
+        self.tier = self._open_disk(boot, undo, disk_faults) if config.disk_nbytes else None
         self.cache = PageCache(
             namespace=Namespace(config.namespace),
             pool=self.pool,
@@ -110,8 +111,8 @@ class CacheParts:
         self.announcer.start()
         self.directory.on_missed = self.announcer.owe
 
-    def _open_disk(self, boot: int, undo: ExitStack) -> DiskTier:
-        tier = DiskTier(self._config, self.pool, own_key=self._own_key, boot=boot)
+    def _open_disk(self, boot: int, undo: ExitStack, faults: _native.FaultyFiles | None) -> DiskTier:
+        tier = DiskTier(self._config, self.pool, own_key=self._own_key, boot=boot, faults=faults)
         undo.callback(tier.close)
         self._control.server.loop.serve_promotions(tier.native)
         return tier

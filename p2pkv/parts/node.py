@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from p2pkv import transports
+from p2pkv._native import FaultyFiles
 from p2pkv.config import Config
 from p2pkv.control.counters import CountersServer
 from p2pkv.descriptors import raise_limit, require_descriptors
@@ -44,7 +45,13 @@ class NodeParts:
     """Everything that runs in a node."""
 
     def __init__(
-        self, config: Config, gate: Gate, extra_transports: Sequence[Transport], clock: Clock, timing: Timing
+        self,
+        config: Config,
+        gate: Gate,
+        extra_transports: Sequence[Transport],
+        clock: Clock,
+        timing: Timing,
+        disk_faults: FaultyFiles | None = None,
     ) -> None:
         """Build, start and join; whatever fails, nothing is left running.
 
@@ -52,6 +59,7 @@ class NodeParts:
         are closed with the rest.
         """
         self._config = config
+        self._disk_faults = disk_faults  # for tests: what the calls of the disk tier go through
         self.own_key = node_key(config.node_id)
         self.metrics_port: int | None = None
         self._has_met = threading.Event()  # another node
@@ -97,6 +105,7 @@ class NodeParts:
                 self.peers,
                 self.devices,
                 undo,
+                self._disk_faults,
             )
         if self.membership.boot_epoch != boot:
             self._rebooted(self.membership.boot_epoch)

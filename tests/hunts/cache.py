@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -47,19 +47,9 @@ class WrongClock(SystemClock):
 
 
 class BreakableNode(Node):
-    """A node whose disk goes through files that can be broken, and whose clock may be wrong."""
+    """A node whose clock may be wrong, and whose disk goes through ``_disk_faults`` if it is started with them."""
 
-    faults: FaultyFiles
-    """Of the next one that is started."""
     _clock = WrongClock()
-
-    def _open_disk(self, undo: ExitStack) -> DiskTier:
-        tier = DiskTier(
-            self.config, self._pool, own_key=self._key, boot=self._membership.boot_epoch, faults=self.faults
-        )
-        undo.callback(tier.close)
-        self._server.loop.serve_promotions(tier.native)
-        return tier
 
 
 class Cache:
@@ -88,8 +78,11 @@ class Cache:
         self.node = self.start()
 
     def start(self) -> Node:
-        BreakableNode.faults = self.faults
-        node = BreakableNode.start(self.config)
+        BreakableNode._disk_faults = self.faults
+        try:
+            node = BreakableNode.start(self.config)
+        finally:
+            BreakableNode._disk_faults = None
         node.register_memory(self.memory)
         return node
 
@@ -363,6 +356,7 @@ def run_in(folder: Path, chance: random.Random, tally: Tally, stop: Stop) -> Non
         cache.heal()
         cache.wait_recovered()
         cache.fetch_all()
+        assert cache.faults.n_calls() > 0, "the disk does not go through the faults"
     finally:
         cache.close()
 
