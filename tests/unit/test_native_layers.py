@@ -23,7 +23,7 @@ BELOW = {
     **{f"transports/{name}": {"base", "page", "net", "transports"} for name in TRANSPORTS},
     "peers": {"base", "page", "transports"},
     "directory": {"base", "page", "net"},
-    "control": {"base", "net", "directory"},
+    "control": {"base", "net", "page", "directory"},
     "offers": {"base", "page", "net", "cuda", "transports", "peers"},
     "cache": {"base", "page", "net", "pool", "disk", "transports", "peers", "directory"},
 }

@@ -120,11 +120,13 @@ void bind_loop(nb::module_& m) {
       "Answers peers' control messages in a thread of its own. See native/src/control/control_loop.h.")
       .def(
           "__init__",
-          [](BoundLoop* self, nb::object socket, std::shared_ptr<Shard> shard) {
+          [](BoundLoop* self, nb::object socket, std::shared_ptr<Shard> shard,
+             std::shared_ptr<NamespaceEpochs> epochs) {
             void* handle = socket_handle(socket);
-            new (self) BoundLoop{std::move(socket), std::make_unique<ControlLoop>(handle, std::move(shard))};
+            new (self) BoundLoop{std::move(socket),
+                                 std::make_unique<ControlLoop>(handle, std::move(shard), std::move(epochs))};
           },
-          "socket"_a, "shard"_a)
+          "socket"_a, "shard"_a, "epochs"_a)
       .def("start", [](BoundLoop& self) { self.native->start(); })
       .def("stop",
            [](BoundLoop& self) {

@@ -15,6 +15,7 @@ NB_MODULE(_native, m) {
   p2pkv::bind_copies(m);
   p2pkv::bind_transports(m);
   p2pkv::bind_ucx(m);
+  p2pkv::bind_epochs(m);
   p2pkv::bind_shard(m);
   p2pkv::bind_directory(m);
   p2pkv::bind_transfers(m);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include "directory/requests.h"
 
@@ -29,7 +30,8 @@ std::string route_to(const std::string& peer, const Header& header) {
 
 }  // namespace
 
-ControlLoop::ControlLoop(void* socket, std::shared_ptr<Shard> shard) : shard_(std::move(shard)) {
+ControlLoop::ControlLoop(void* socket, std::shared_ptr<Shard> shard, std::shared_ptr<NamespaceEpochs> epochs)
+    : shard_(std::move(shard)), epochs_(std::move(epochs)) {
   thread_ = std::make_unique<ZmqServerThread>(
       socket, "p2pkv-control", kTickMs,
       ZmqServerThread::Callbacks{[this](Frames frames) { received(std::move(frames)); }, [this] { woken(); },
@@ -111,6 +113,8 @@ void ControlLoop::answer(const std::string& peer, const Header& header, wire::Re
       return probe(peer, header);
     case Kind::kCounters:
       return counters(peer, header, body);
+    case Kind::kEpochs:
+      return epochs(peer, header, body);
     default:
       return refuse(peer, header, ReplyStatus::kMalformed, "unknown kind of request");
   }
@@ -203,6 +207,21 @@ void ControlLoop::exchange(const std::string& peer, const Header& header, wire::
 void ControlLoop::counters(const std::string& peer, const Header& header, wire::Reader body) {
   if (!body.rest().empty()) return refuse(peer, header, ReplyStatus::kMalformed, "counters takes no body");
   queue({Kind::kCounters, route_to(peer, header), {}});
+}
+
+void ControlLoop::epochs(const std::string& peer, const Header& header, wire::Reader body) {
+  if (body.rest().size() != size_t{header.count} * sizeof(NamespaceEpoch)) {
+    return refuse(peer, header, ReplyStatus::kMalformed, "wrong length of epochs");
+  }
+  std::vector<NamespaceEpoch> told(header.count);
+  for (NamespaceEpoch& epoch : told) epoch = *body.value<NamespaceEpoch>();
+  if (!epochs_->raise(told.data(), told.size())) {
+    return refuse(peer, header, ReplyStatus::kMalformed, "an epoch is beyond every clock");
+  }
+  const std::vector<NamespaceEpoch> known = epochs_->all();
+  std::string reply;
+  for (const NamespaceEpoch& epoch : known) wire::append(reply, epoch);
+  send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, static_cast<uint32_t>(known.size())), reply);
 }
 
 void ControlLoop::queue(ControlEvent event) {

@@ -21,6 +21,7 @@
 #include "directory/shard.h"
 #include "net/acceptor.h"
 #include "net/wire.h"
+#include "page/namespace_epochs.h"
 
 namespace p2pkv {
 
@@ -42,8 +43,10 @@ class ControlLoop {
     uint64_t dropped_events;  // queued for Python and overtaken
   };
 
-  // `socket`: a bound ROUTER that no other thread uses until `stop` has returned.
-  ControlLoop(void* socket, std::shared_ptr<Shard> shard);
+  // `socket`: a bound ROUTER that no other thread uses until `stop` has returned. What peers tell of epochs
+  // is raised in `epochs` before they are answered.
+  ControlLoop(void* socket, std::shared_ptr<Shard> shard,
+              std::shared_ptr<NamespaceEpochs> epochs = std::make_shared<NamespaceEpochs>());
   ~ControlLoop() { stop(); }
 
   void start() { thread_->start(); }
@@ -105,6 +108,7 @@ class ControlLoop {
   void connect(const std::string& peer, const wire::Header& header, wire::Reader body);
   void exchange(const std::string& peer, const wire::Header& header, wire::Reader body);
   void counters(const std::string& peer, const wire::Header& header, wire::Reader body);
+  void epochs(const std::string& peer, const wire::Header& header, wire::Reader body);
   void queue(ControlEvent event);
   int rebind(BindRequest request);
   void send_from_anywhere(Frames frames);
@@ -112,6 +116,7 @@ class ControlLoop {
   std::atomic<uint64_t> node_key_{0};
   std::atomic<uint64_t> boot_{0};  // 0: not announced
   const std::shared_ptr<Shard> shard_;
+  const std::shared_ptr<NamespaceEpochs> epochs_;
 
   std::mutex mutex_;  // guards everything below it
   std::condition_variable changed_;

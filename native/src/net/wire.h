@@ -33,6 +33,7 @@ enum class Kind : uint16_t {
   kCounters = 9,
   kGossip = 10,
   kCheck = 11,
+  kEpochs = 12,
   kReply = 0x8000,  // set in the kind of every reply
 };
 

@@ -1,0 +1,82 @@
+#include "page/namespace_epochs.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace p2pkv {
+namespace {
+
+constexpr Key kEvery{};
+
+}  // namespace
+
+void NamespaceEpochs::follow(std::vector<Key> names) {
+  const std::lock_guard lock(mutex_);
+  followed_ = std::move(names);
+  own_.store(greatest_of(followed_), std::memory_order_release);
+}
+
+void NamespaceEpochs::on_raised(std::function<void()> take_back) {
+  const std::lock_guard raising(raising_);
+  const std::lock_guard lock(mutex_);
+  take_back_ = std::move(take_back);
+}
+
+bool NamespaceEpochs::raise(const NamespaceEpoch* epochs, size_t n) {
+  if (std::any_of(epochs, epochs + n, [](const NamespaceEpoch& told) { return told.epoch >= kEnd; }))
+    return false;
+  const std::lock_guard raising(raising_);
+  std::function<void()> take_back;
+  {
+    const std::lock_guard lock(mutex_);
+    std::for_each(epochs, epochs + n, [this](const NamespaceEpoch& told) { merge(told); });
+    version_.fetch_add(1, std::memory_order_release);
+    const uint64_t now = greatest_of(followed_);
+    if (now == own_.load(std::memory_order_relaxed)) return true;
+    // before the pages are taken back: what is published from here on is of the new epoch
+    own_.store(now, std::memory_order_release);
+    ++n_raised_;
+    take_back = take_back_;
+  }
+  if (take_back) take_back();
+  return true;
+}
+
+void NamespaceEpochs::merge(const NamespaceEpoch& told) {
+  if (told.name_space == kEvery) {
+    of_all_ = std::max(of_all_, told.epoch);
+  } else if (told.epoch > 0) {
+    uint64_t& epoch = epochs_[told.name_space];
+    epoch = std::max(epoch, told.epoch);
+  }
+  while (epochs_.size() > kMost) {
+    const auto lowest = std::min_element(epochs_.begin(), epochs_.end(),
+                                         [](const auto& a, const auto& b) { return a.second < b.second; });
+    of_all_ = std::max(of_all_, lowest->second);
+    epochs_.erase(lowest);
+  }
+}
+
+uint64_t NamespaceEpochs::greatest(const std::vector<Key>& names) const {
+  const std::lock_guard lock(mutex_);
+  return greatest_of(names);
+}
+
+uint64_t NamespaceEpochs::greatest_of(const std::vector<Key>& names) const {
+  uint64_t greatest = of_all_;
+  for (const Key& name : names) {
+    const auto found = epochs_.find(name);
+    if (found != epochs_.end()) greatest = std::max(greatest, found->second);
+  }
+  return greatest;
+}
+
+std::vector<NamespaceEpoch> NamespaceEpochs::all() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<NamespaceEpoch> out;
+  if (of_all_ > 0) out.push_back({kEvery, of_all_});
+  for (const auto& [name, epoch] : epochs_) out.push_back({name, epoch});
+  return out;
+}
+
+}  // namespace p2pkv
