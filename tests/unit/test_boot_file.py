@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from p2pkv import Config, Node
-from p2pkv.disk import boot_file
+from p2pkv.disk import small_file
 from p2pkv.disk.boot_file import BootFile
 
 BOOT = 1_700_000_000_000_000_000
@@ -86,7 +86,7 @@ def test_a_full_disk_costs_a_warning_and_keeps_the_last_one(
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(boot_file.os, "fsync", full)
+    monkeypatch.setattr(small_file.os, "fsync", full)
     file = BootFile(str(tmp_path / "disk"), "n1")
     file.write(BOOT + 1)
     file.write(BOOT + 2)
@@ -111,15 +111,15 @@ def test_a_disk_that_hangs_holds_nobody_up(
         answers.wait()
         real(descriptor)
 
-    monkeypatch.setattr(boot_file, "_WAIT_S", 0.05)
-    monkeypatch.setattr(boot_file.os, "fsync", hang)
+    monkeypatch.setattr(small_file, "_WAIT_S", 0.05)
+    monkeypatch.setattr(small_file.os, "fsync", hang)
     file = BootFile(str(tmp_path / "disk"), "n1")
     file.write(BOOT)
     file.write(BOOT + 1)
     assert "did not answer" in caplog.text
     answers.set()
     for thread in threading.enumerate():
-        if thread.name == "p2pkv-boot-file":
+        if thread.name == "p2pkv-small-file":
             thread.join()
     assert BootFile(str(tmp_path / "disk"), "n1").read() == BOOT + 1
 
