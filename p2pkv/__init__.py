@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     __version__: str
     from p2pkv._native import SharedRegion
     from p2pkv.config import Config
+    from p2pkv.directory.epochs import Bump
     from p2pkv.directory.view import Member, State
     from p2pkv.errors import (
         ClosedError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from p2pkv.peers.connections import PeerTraffic
 
 __all__ = [
+    "Bump",
     "ClosedError",
     "Config",
     "ConfigError",
@@ -56,6 +58,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Bump": "directory.epochs",
     "Config": "config",
     "Member": "directory.view",
     "Memory": "memory.registered",

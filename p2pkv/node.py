@@ -11,6 +11,7 @@ from p2pkv._native import FaultyFiles
 from p2pkv.arrays.host import HostArray, SupportsCudaArray
 from p2pkv.cache.page_cache import PageCache
 from p2pkv.config import Config
+from p2pkv.directory.epochs import Bump
 from p2pkv.directory.membership.timing import Clock, SystemClock, Timing
 from p2pkv.directory.view import Member
 from p2pkv.errors import UsageError
@@ -96,6 +97,7 @@ class Node:
         *,
         timeout: float | None = None,
         stream: int | None = None,
+        epoch: int | None = None,
     ) -> Outcomes:
         """Copy pages into this node's pool and announce them; blocks until the directory knows.
 
@@ -108,12 +110,15 @@ class Node:
         done (0: the legacy default stream). Without one, an array's own protocol says what comes first; of
         :class:`Pieces` the caller must know that their bytes are there.
 
+        ``epoch`` is that of the pages, :attr:`epoch` as it was when what they were computed from was current: if the
+        namespace was bumped since, none of them is published. Without it they are of the epoch at the call.
+
         Raises :class:`~p2pkv.errors.UsageError`, before anything is stored, for an empty batch, a key twice, a page
         that no pool of this size holds, a length that differs from the published one, and memory that is not
         registered.
         """
         with self._gate:
-            return self._cache.publish(keys, pages, self._deadline(timeout), stream=stream)
+            return self._cache.publish(keys, pages, self._deadline(timeout), stream=stream, epoch=epoch)
 
     def fetch(
         self,
@@ -146,6 +151,29 @@ class Node:
         """Take back every page that this node published; return their number. The directory hears of it soon."""
         with self._gate:
             return self._cache.clear(self._deadline(None))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this node's namespace: what :meth:`bump` raises; 0 before the first."""
+        return self._parts.control.epochs.own
+
+    def bump(self, namespace: str | None = None, *, timeout: float | None = None) -> Bump:
+        """Have nothing that was published in a namespace so far be found any more, by any node, in memory or on disk.
+
+        For when the same keys will stand for other bytes: the weights of a model were replaced under its name. Of a
+        namespace that others are made from, as integrations do, all of them are meant: ``"prod"`` is for
+        ``"prod vllm model=..."`` too. The default is this node's own.
+
+        Blocks until every member has taken back what it had, or for ``timeout`` seconds; the result says who has and
+        who has not. When it returns, no call that begins later on a node that has heard finds a page of before, and a
+        call that began earlier may. Pages that are published by then may be lost, which is a miss.
+        Raises :class:`~p2pkv.errors.UsageError` for an empty name.
+        """
+        with self._gate:
+            name = self.config.namespace if namespace is None else namespace
+            if not isinstance(name, str) or not name:
+                raise UsageError(f"a namespace is called by a text that is not empty, not {namespace!r}")
+            return self._parts.epochs.bump(name, self._deadline(timeout))
 
     def members(self) -> list[Member]:
         """Return a record for each live node, this one included: id, boot epoch, state, addresses."""

@@ -109,24 +109,64 @@ def row_pieces(array: NDArray[Any]) -> NDArray[np.int64]:
 
 
 class Namespace:
-    """Hashes the keys of one namespace: 16 bytes of BLAKE2b over the namespace's digest and the key."""
+    """Hashes the keys of one namespace, as its epoch is at that moment. Thread-safe.
 
-    def __init__(self, name: str) -> None:
-        self._prefix = hashlib.blake2b(name.encode(), digest_size=KEY_BYTES).digest()
+    A key is 16 bytes of BLAKE2b over a prefix and the key's text; the prefix is the digest of the namespace's name,
+    salted with its epoch. So whoever knows of a bump finds nothing that was published before it.
+    """
+
+    def __init__(self, name: str, epochs: _native.NamespaceEpochs | None = None) -> None:
+        """``epochs``: what is known of the epochs of all namespaces; without them there was never a bump."""
+        self._name = name
+        self._scopes = scopes(name)
+        self._epochs = epochs or _native.NamespaceEpochs()
+        self._known = (0, 0, name_digest(name))  # the version of the epochs, this namespace's, and the prefix
 
     def hash(self, keys: Sequence[str | bytes]) -> Keys:
         """Return the ``(n, 16)`` uint8 hashes of ``keys``. Raises :class:`UsageError` for other types."""
+        return self.hash_in_epoch(keys)[1]
+
+    def hash_in_epoch(self, keys: Sequence[str | bytes]) -> tuple[int, Keys]:
+        """Return the epoch that ``keys`` were hashed with, and their hashes as :meth:`hash` does."""
         if isinstance(keys, (str, bytes)) or not isinstance(keys, (Sequence, np.ndarray)):
             raise UsageError(f"keys must be a sequence of str or bytes, not {type(keys).__name__}")
+        known = self._known
+        if self._epochs.version != known[0]:
+            known = self._know()
+        _, epoch, prefix = known
         try:
-            hashed: Keys | None = _native.hash_keys(self._prefix, keys)
+            hashed: Keys | None = _native.hash_keys(prefix, keys)
         except (TypeError, UnicodeEncodeError) as error:
             raise UsageError(f"keys must be a sequence of str or bytes: {error}") from error
         if hashed is None:  # a libzmq without libsodium
-            raw = b"".join(self._hash_slowly(key) for key in keys)
+            raw = b"".join(_hash_slowly(prefix, key) for key in keys)
             hashed = np.frombuffer(raw, np.uint8).reshape(-1, KEY_BYTES)
-        return hashed
+        return epoch, hashed
 
-    def _hash_slowly(self, key: str | bytes) -> bytes:
-        data = key.encode() if isinstance(key, str) else key
-        return hashlib.blake2b(self._prefix + data, digest_size=KEY_BYTES).digest()
+    def _know(self) -> tuple[int, int, bytes]:
+        # the version before the epoch: who raises it meanwhile is noticed by the next call
+        version = self._epochs.version
+        epoch = self._epochs.greatest(self._scopes)
+        self._known = known = (version, epoch, name_digest(self._name, epoch))
+        return known
+
+
+def name_digest(name: str, epoch: int = 0) -> bytes:
+    """Return the 16 bytes that a namespace is known by, and that its keys in ``epoch`` are hashed with."""
+    salt = epoch.to_bytes(16, "little")  # zeros are no salt
+    return hashlib.blake2b(name.encode(), digest_size=KEY_BYTES, salt=salt).digest()
+
+
+def scopes(name: str) -> list[bytes]:
+    """Return the digests of all namespaces that this one is a part of, itself included.
+
+    They are what stands before each of its spaces: integrations put what makes KV differ behind the name that they were
+    given.
+    """
+    words = name.split(" ")
+    return [name_digest(" ".join(words[: i + 1])) for i in range(len(words))]
+
+
+def _hash_slowly(prefix: bytes, key: str | bytes) -> bytes:
+    data = key.encode() if isinstance(key, str) else key
+    return hashlib.blake2b(prefix + data, digest_size=KEY_BYTES).digest()

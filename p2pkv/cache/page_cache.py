@@ -86,11 +86,24 @@ class PageCache:
         self._source_names = ["own_pool", "disk", *peers.domains]
 
     def publish(
-        self, keys: Sequence[str | bytes], pages: Pages, deadline: float, *, stream: int | None = None
+        self,
+        keys: Sequence[str | bytes],
+        pages: Pages,
+        deadline: float,
+        *,
+        stream: int | None = None,
+        epoch: int | None = None,
     ) -> Outcomes:
-        """Copy pages into the pool and tell the directory; ``HIT`` for those that can be fetched now."""
-        call = check_call(self._hash(keys), pages, self._registrations.table, stream, writable=False)
+        """Copy pages into the pool and tell the directory; ``HIT`` for those that can be fetched now.
+
+        Pages of an ``epoch`` that is over are not stored.
+        """
+        in_epoch, ids = self._hash(keys)
+        call = check_call(ids, pages, self._registrations.table, stream, writable=False)
         self._check_room(call)
+        if epoch is not None and epoch != in_epoch:
+            self._metrics.count(self._metrics.unpublished_pages, "epoch", len(ids))
+            return np.zeros(len(ids), np.uint8)
         if call.device_of is not None:
             return self._publish_from_device(call, deadline)
         outcomes, n_readable, nbytes, n_late, may_be_gone = self._directory.publish(
@@ -146,7 +159,7 @@ class PageCache:
 
     def exists(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
         """Say which pages some live node has; their locations are remembered for the fetch that follows."""
-        ids = self._hash(keys)
+        _, ids = self._hash(keys)
         outcomes, _ = self._pool.lookup(ids)
         rows = np.flatnonzero(outcomes == 0)
         if len(rows) and self._tier is not None:
@@ -167,7 +180,7 @@ class PageCache:
         self, keys: Sequence[str | bytes], pages: Pages, deadline: float, *, stream: int | None = None
     ) -> Outcomes:
         """Bring pages into registered memory; ``HIT`` for those whose bytes are exactly the published ones."""
-        call = check_call(self._hash(keys), pages, self._registrations.table, stream, writable=True)
+        call = check_call(self._hash(keys)[1], pages, self._registrations.table, stream, writable=True)
         if call.device_of is None:
             return self._fetch(call, deadline)
         return self._device_pages.fetch(call, self._fetch, deadline)
@@ -257,7 +270,7 @@ class PageCache:
 
     def retract(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
         """Take back pages that this node published; ``HIT`` for those it had."""
-        ids = self._hash(keys)
+        _, ids = self._hash(keys)
         on_disk = np.zeros(len(ids), np.uint8)
         if self._tier is not None:
             # before the pool: its eviction would be announced as a page on disk
@@ -289,14 +302,15 @@ class PageCache:
         """Stop warming. Idempotent."""
         self._warmer.close()
 
-    def _hash(self, keys: Sequence[str | bytes]) -> Keys:
-        ids = self._namespace.hash(keys)
+    def _hash(self, keys: Sequence[str | bytes]) -> tuple[int, Keys]:
+        """Return the epoch that this call is of from here on, and the hashes of its keys."""
+        epoch, ids = self._namespace.hash_in_epoch(keys)
         if not len(ids):
             raise UsageError("the batch is empty; give at least one key")
         duplicate = _native.find_duplicate(ids)
         if duplicate is not None:
             raise UsageError(f"key {duplicate} of the batch, {keys[duplicate]!r}, is in it twice")
-        return ids
+        return epoch, ids
 
     def _check_room(self, call: PageCall) -> None:
         largest = int(call.lengths.max())

@@ -76,6 +76,7 @@ class ControlServer:
         keys: ClusterKeys,
         listen: str,
         shard: _native.Shard,
+        epochs: _native.NamespaceEpochs | None = None,
         *,
         join: Sequence[str] = (),
         names: Names | None = None,
@@ -96,7 +97,7 @@ class ControlServer:
         except BaseException:
             self._admission.close()
             raise
-        self.loop = _native.ControlLoop(self._socket, shard)
+        self.loop = _native.ControlLoop(self._socket, shard, epochs or _native.NamespaceEpochs())
 
     def start(self) -> None:
         """Begin to answer."""

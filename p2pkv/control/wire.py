@@ -7,6 +7,7 @@ bodies that Python deals with are msgpack. Everything is little-endian.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -25,6 +26,8 @@ MAX_MESSAGE = 1 << 20
 HEADER = struct.Struct("<IHHQQII")
 PROBE_REPLY = struct.Struct("<QQ")
 U32 = struct.Struct("<I")
+EPOCH = struct.Struct("<16sQ")
+"""The digest of a namespace's name, zeros for every namespace, and its epoch."""
 
 PUT_ENTRY = np.dtype([("key", "u1", 16), ("sequence", "<u8"), ("location", LOCATION)])
 DROP_ENTRY = np.dtype(
@@ -46,6 +49,7 @@ class Kind(IntEnum):
     COUNTERS = 9
     GOSSIP = 10
     CHECK = 11
+    EPOCHS = 12
 
 
 REPLY = 0x8000
@@ -129,3 +133,15 @@ def unpack_connected(body: bytes) -> tuple[bytes, bytes]:
     if size > len(body) - U32.size:
         raise ControlError(f"the answer to a connect names {size} bytes and has {len(body) - U32.size}")
     return body[4 : 4 + size], body[4 + size :]
+
+
+def pack_epochs(epochs: Sequence[tuple[bytes, int]]) -> bytes:
+    """Build the body of an EPOCHS: digests of namespaces, and their epochs."""
+    return b"".join(EPOCH.pack(name, epoch) for name, epoch in epochs)
+
+
+def unpack_epochs(body: bytes, count: int) -> list[tuple[bytes, int]]:
+    """Read the answer to an EPOCHS. Raises :class:`~p2pkv.errors.ControlError` for what no node could have sent."""
+    if len(body) != count * EPOCH.size:
+        raise ControlError(f"an answer of {count} epochs has {len(body)} bytes")
+    return list(EPOCH.iter_unpack(body))

@@ -17,7 +17,7 @@ from p2pkv.memory import copies
 from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
 from p2pkv.metrics import Metrics
-from p2pkv.page import Namespace
+from p2pkv.page import Namespace, scopes
 from p2pkv.parts.control import ControlParts
 from p2pkv.peers.connections import PeerConnections
 from p2pkv.pool import Pool
@@ -41,6 +41,7 @@ class CacheParts:
         self._control = control
         self._metrics = metrics
         self._is_serving = False
+        control.epochs.follow(scopes(config.namespace))
         self.directory_server = _native.directory_server(control.host, control.advertise, control.shard)
         undo.callback(self.directory_server.close)
         control.server.loop.serve_directory(self.directory_server)
@@ -89,8 +90,11 @@ class CacheParts:
         config = self._config
         self.pool.set_boot(boot)
         self.tier = self._open_disk(boot, undo, disk_faults) if config.disk_nbytes else None
+        epochs = self._control.epochs
+        epochs.take_back_from(self.pool.native, None if self.tier is None else self.tier.native)
+        undo.callback(epochs.take_back_from, None, None)
         self.cache = PageCache(
-            namespace=Namespace(config.namespace),
+            namespace=Namespace(config.namespace, self._control.epochs),
             pool=self.pool,
             directory=self.directory,
             peers=peers,

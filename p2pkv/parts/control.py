@@ -40,11 +40,14 @@ class ControlParts:
         undo.callback(self.client.close)
         self.shard = _native.Shard(_MAX_SHARD_ENTRIES)
         """This node's part of the directory; it stays empty where the node has no weight on the ring."""
+        self.epochs = _native.NamespaceEpochs()
+        """What this node knows of all namespaces."""
         self.server = ControlServer(
             context,
             keys,
             config.listen,
             self.shard,
+            self.epochs,
             join=config.join_addresses,
             names=names,
             is_peer=lambda address: self.gossip.ask(Request(address, Kind.PROBE), _PEER_S) is not None,
@@ -70,4 +73,6 @@ class ControlParts:
             "p2pkv_malformed_requests_total": loop["malformed"],
             "p2pkv_dropped_events_total": loop["dropped_events"],
             "p2pkv_refused_strangers_total": self.server.refused,
+            "p2pkv_namespace_epoch": self.epochs.own,
+            "p2pkv_bumps_total": self.epochs.n_raised,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -12,12 +13,14 @@ from p2pkv._native import FaultyFiles
 from p2pkv.config import Config
 from p2pkv.control.counters import CountersServer
 from p2pkv.descriptors import raise_limit, require_descriptors
+from p2pkv.directory.epochs import EpochKeeper
 from p2pkv.directory.membership.base import Identity, Listeners, Membership
 from p2pkv.directory.membership.control_network import ControlNetwork
 from p2pkv.directory.membership.engines import engine_class
 from p2pkv.directory.membership.timing import Clock, Timing
-from p2pkv.directory.view import View, node_key
+from p2pkv.directory.view import Member, View, node_key
 from p2pkv.disk.boot_file import BootFile
+from p2pkv.disk.epochs_file import EpochsFile
 from p2pkv.disk.tier import disk_folder
 from p2pkv.errors import MembershipError
 from p2pkv.lifetime import Gate
@@ -39,6 +42,8 @@ from p2pkv.transports.native import native_ways
 _log = logging.getLogger(__name__)
 
 _JOIN_S = 5.0
+_LEARN_S = 1.0
+"""How long a start waits for what peers know of epochs; each of three is one that knows."""
 
 
 class NodeParts:
@@ -65,9 +70,12 @@ class NodeParts:
         self._has_met = threading.Event()  # another node
         self._engine = engine_class(config.membership)
         self._boot_file: BootFile | None = None
+        self._epochs_file: EpochsFile | None = None
         if config.disk_nbytes:
             folder = disk_folder(config)
-            self._boot_file = BootFile(folder, config.node_id, makes_parents=config.disk_path is None)
+            makes_parents = config.disk_path is None
+            self._boot_file = BootFile(folder, config.node_id, makes_parents=makes_parents)
+            self._epochs_file = EpochsFile(folder, config.node_id, makes_parents=makes_parents)
         with ExitStack() as undo:
             self._build(undo, gate, extra_transports, clock, timing)
             self._undo = undo.pop_all()
@@ -95,7 +103,10 @@ class NodeParts:
             self.caching.open_pool(self.transports, undo)
         else:
             copies.choose(config.copy_kernel, None)
+        self.epochs = self._keep_epochs(undo)
         self.membership = self._join(undo, clock, timing)
+        self.epochs.learn(time.monotonic() + _LEARN_S)  # before anything is published
+        self.epochs.start()
         boot = self.membership.boot_epoch
         self.offers.announce(self.own_key, boot)
         if self.caching is not None:
@@ -172,6 +183,23 @@ class NodeParts:
         undo.callback(self.devices.close)
         self.registrar = Registrar(self.registrations, self.devices)
 
+    def _keep_epochs(self, undo: ExitStack) -> EpochKeeper:
+        """Know the epochs that the last run knew, and hear of those that peers know."""
+        known, file = self.control.epochs, self._epochs_file
+        if file is not None:
+            file.read(known)
+        keeper = EpochKeeper(
+            known,
+            self.control.gossip,  # whose connections are warm
+            lambda: self._others(self.membership.view()),
+            remember=None if file is None else file.write,
+        )
+        undo.callback(keeper.close)
+        return keeper
+
+    def _others(self, view: View) -> list[Member]:
+        return [member for member in view.present() if member.node_id != self._config.node_id]
+
     def _join(self, undo: ExitStack, clock: Clock, timing: Timing) -> Membership:
         config, caching = self._config, self.caching
         confirmed = {} if caching is None else {"on_confirmed": caching.directory.confirm_view}
@@ -210,6 +238,7 @@ class NodeParts:
         if self.caching is not None:
             self.caching.interrupt()
         self.control.client.close()
+        self.epochs.interrupt()
         self.peers.interrupt()
         self.devices.interrupt()
         self.offers.close()
@@ -245,6 +274,8 @@ class NodeParts:
         if self.caching is not None:
             self.caching.view_changed(new, gone)
         self.transfers.set_view(old, new)
+        before = {(member.node_id, member.boot_epoch) for member in old.present()}
+        self.epochs.met(m for m in self._others(new) if (m.node_id, m.boot_epoch) not in before)
         for member in gone:
             self.control.forget(member.address)
 

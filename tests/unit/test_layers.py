@@ -45,7 +45,7 @@ BELOW = {
     "cache": "_native arrays directory disk errors memory metrics page peers pool",
     "parts": "_native address cache config control descriptors directory disk errors lifetime memory metrics "
     "metrics_server offers page peers pool transports",
-    "node": "arrays cache config directory errors lifetime memory page parts peers transports",
+    "node": "_native arrays cache config directory errors lifetime memory page parts peers transports",
     "__init__": "_native config directory errors memory node page peers",
     "testing": "_native control directory errors transports",
     "instances": "address config control errors",
