@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 import zmq
 
+from p2pkv._native import NamespaceEpochs
 from p2pkv.config import Config
 from p2pkv.control.counters import decode_counters
 from p2pkv.control.host_names import Names
@@ -15,8 +17,9 @@ from p2pkv.control.secret import ClusterKeys
 from p2pkv.control.silence import why_silent
 from p2pkv.control.sockets import ControlClient, Request, Socket
 from p2pkv.control.wire import Kind
+from p2pkv.directory.epochs import Bump, EpochKeeper
 from p2pkv.directory.view import Member, Report, decode, encode
-from p2pkv.errors import ConfigError, ControlError
+from p2pkv.errors import ConfigError, ControlError, UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -67,6 +70,28 @@ class Outsider:
                 if reply.ok:
                     told[members[index].node_id] = decode_counters(reply.body)
         return told
+
+    def bump(self, namespace: str, addresses: Sequence[str], timeout: float) -> Bump:
+        """Raise a namespace's epoch at every member that answers within ``timeout`` seconds.
+
+        Raises :class:`~p2pkv.errors.ControlError` if nobody says who they are, and
+        :class:`~p2pkv.errors.UsageError` for an empty name.
+        """
+        if not namespace:
+            raise UsageError("a namespace is called by a text that is not empty")
+        deadline = time.monotonic() + timeout
+        known = self.members(addresses, timeout)[0]
+
+        def members() -> list[Member]:
+            nonlocal known
+            left = deadline - time.monotonic()
+            if left > 0:
+                known = self.members(addresses, left)[0]
+            present = [member for member in known.members if member.is_present]
+            self._names.wait_for([member.address for member in present], max(0.0, left))
+            return present
+
+        return EpochKeeper(NamespaceEpochs(), self._client, members).bump(namespace, deadline)
 
     def close(self) -> None:
         """Close the connections. Idempotent."""

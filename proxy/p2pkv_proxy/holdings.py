@@ -66,7 +66,10 @@ class Holdings:
         prompt.holdings = _held(owners, keying.page_size)
 
     def _owners(self, observer: DirectoryObserver, keying: Keying, tokens: Sequence[int]) -> list[str | None]:
-        namespace = self._namespaces.setdefault(keying.namespace, Namespace(keying.namespace))
+        namespace = self._namespaces.get(keying.namespace)
+        if namespace is None:
+            namespace = Namespace(keying.namespace, observer.epochs)
+            self._namespaces[keying.namespace] = namespace
         keys = keying.keys(tokens)
         return observer.owners(namespace.hash(keys), _LOOK_UP_S) if keys else []
 

@@ -16,7 +16,7 @@ import zmq
 from p2pkv import _native
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.control.sockets import ControlClient, Request, Socket
-from p2pkv.control.wire import Kind, pack_connect, unpack_connected
+from p2pkv.control.wire import Kind, pack_connect, unpack_connected, unpack_epochs
 from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.view import Member, View, decode, encode
@@ -38,6 +38,8 @@ class DirectoryObserver:
 
     def __init__(self, join: Sequence[str], keys: ClusterKeys, *, replicas: int = _REPLICAS) -> None:
         self._join = tuple(join)
+        self.epochs = _native.NamespaceEpochs()
+        """Of all namespaces, as the nodes know them."""
         self.has_view = False
         """Whether the cluster could be asked lately."""
         with ExitStack() as undo:
@@ -113,10 +115,20 @@ class DirectoryObserver:
                     _log.warning("the view of %s can't be read: %s", address, error)
                     continue
                 self._take(view)
+                self._learn(address)
                 return
         if self.has_view:
             _log.warning("no p2pkv node answers; what it holds is not known any more")
         self.has_view = False
+
+    def _learn(self, address: str) -> None:
+        """Ask for the epochs: keys are hashed with them."""
+        reply = self._client.ask(Request(address, Kind.EPOCHS, count=0), _ANSWER_S)
+        if reply is not None and reply.ok:  # else it is a p2pkv that has none
+            try:
+                self.epochs.raise_to(unpack_epochs(reply.body, reply.count))
+            except (ControlError, ValueError) as error:
+                _log.warning("the epochs of %s can't be read: %s", address, error)
 
     def _take(self, view: View) -> None:
         if not self.has_view or view.digest != self._view.digest:

@@ -1,0 +1,51 @@
+"""``p2pkv namespace``: what is done to a namespace in the whole cluster."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
+from p2pkv.cli.settings import ConfigFile, Settings, load
+from p2pkv.control.secret import cluster_keys
+from p2pkv.errors import ControlError
+
+app = typer.Typer(help="What is done to a namespace in the whole cluster.", no_args_is_help=True)
+
+
+@app.callback()
+def namespace() -> None:
+    """Act on a namespace in the whole cluster."""
+
+
+@app.command()
+def bump(
+    name: Annotated[
+        str, typer.Argument(help="The setting `namespace`; engines' own namespaces below it are meant too.")
+    ],
+    join: Join = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for answers.")] = 5.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object instead of a sentence.")
+    ] = False,
+) -> None:
+    """Have nothing that was published in a namespace so far be found any more, in memory or on disk.
+
+    Ends with an error if a member could not be told.
+    """
+    loaded = load(config, settings, **({"join": join} if join else {}))
+    with Outsider(cluster_keys(loaded.secret_file)) as outsider:
+        done = outsider.bump(name, addresses_to_ask(loaded), timeout)
+    if as_json:
+        typer.echo(json.dumps({"epoch": done.epoch, "heard": done.heard, "unreached": done.unreached}))
+    else:
+        typer.echo(f"{name} is in epoch {done.epoch}, as {len(done.heard)} nodes know")
+    if done.unreached:
+        raise ControlError(
+            f"not told were {', '.join(done.unreached)}: until they are reached, they find what was published before "
+            "with each other; bump again when they answer, or restart them"
+        )

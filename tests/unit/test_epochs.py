@@ -1,0 +1,270 @@
+"""A bump: who is told, who hears later, what is kept, what is refused. The hunt `epochs` looks for pages of before."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import zmq
+from typer.testing import CliRunner
+
+from p2pkv import Config, Node, UsageError, _native
+from p2pkv.cli import app
+from p2pkv.control.secret import ClusterKeys
+from p2pkv.control.sockets import ControlClient, ControlServer, Request
+from p2pkv.control.wire import Kind, ReplyStatus, pack_epochs, unpack_epochs
+from p2pkv.directory.epochs import EVERY, EpochKeeper
+from p2pkv.directory.view import Member
+from p2pkv.disk.epochs_file import EpochsFile
+from p2pkv.page import Namespace, name_digest, scopes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+PAGE = 4096
+KEYS = ["a", "b", "c"]
+BOOT = 5
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Node]]:
+    nodes: list[Node] = []
+
+    def start(node_id: str, **settings: object) -> Node:
+        join = [node.address for node in nodes[:1]]
+        defaults = {"pool_size": "1MiB", "buffer_size": 0, "deadline": 5.0, "join": join}
+        nodes.append(Node.start(Config(node_id=node_id, **(defaults | settings))))  # type: ignore[arg-type]
+        return nodes[-1]
+
+    yield start
+    for node in reversed(nodes):
+        node.close()
+
+
+def filled(node: Node, value: int = 7) -> np.ndarray:
+    memory = np.full((len(KEYS), PAGE), value, np.uint8)
+    node.register_memory(memory)
+    return memory
+
+
+def test_after_a_bump_nobody_finds_what_was_published_before(start: Callable[..., Node]) -> None:
+    one, other = start("one"), start("other")
+    memory, there = filled(one), filled(other, 0)
+    assert one.publish(KEYS, memory).all()
+    assert other.fetch(KEYS, there).all()
+    bump = other.bump()
+    assert (bump.heard, bump.unreached) == (("one",), ())
+    assert one.epoch == other.epoch == bump.epoch > 0
+    for node, into in ((one, memory), (other, there)):
+        assert not node.exists(KEYS).any()
+        assert not node.fetch(KEYS, into).any()
+    assert one.counters()["p2pkv_pool_pages"] == 0
+    assert one.counters()["p2pkv_bumps_total"] == 1
+    assert one.publish(KEYS, memory).all()
+    assert other.fetch(KEYS, there).all()
+
+
+def test_pages_of_an_epoch_that_is_over_are_not_published(start: Callable[..., Node]) -> None:
+    node = start("one")
+    memory, before = filled(node), node.epoch
+    node.bump()
+    assert not node.publish(KEYS, memory, epoch=before).any()
+    assert not node.exists(KEYS).any()
+    assert node.counters()['p2pkv_unpublished_pages_total{reason="epoch"}'] == len(KEYS)
+    assert node.publish(KEYS, memory, epoch=node.epoch).all()
+
+
+def test_a_bump_is_for_the_namespaces_below_it_and_for_no_others(start: Callable[..., Node]) -> None:
+    below, beside = start("below", namespace="prod vllm model=m"), start("beside", namespace="production")
+    for node in (below, beside):
+        assert node.publish(KEYS, filled(node)).all()
+    assert beside.bump("prod").heard == ("below",)
+    assert not below.exists(KEYS).any()
+    assert beside.exists(KEYS).all()
+
+
+def test_a_node_that_starts_knows_of_bumps_before_it_finds_its_disk(
+    start: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EpochKeeper, "met", lambda keeper, members: None)  # nobody tells it
+    stays = start("stays")
+    config = Config(
+        node_id="away",
+        pool_size="1MiB",
+        buffer_size=0,
+        disk_size="16MiB",
+        disk_path=str(tmp_path / "disk"),
+        join=[stays.address],
+    )
+    with Node.start(config) as away:
+        assert away.publish(KEYS, filled(away)).all()
+    epoch = stays.bump().epoch
+    with Node.start(config) as away:
+        assert away.epoch == epoch
+        assert not away.fetch(KEYS, filled(away, 0)).any()
+
+
+def test_what_was_published_since_a_bump_is_on_disk_after_a_restart_of_the_whole_cluster(
+    tmp_path: Path,
+) -> None:
+    config = Config(
+        node_id="one", pool_size="1MiB", buffer_size=0, disk_size="16MiB", disk_path=str(tmp_path / "disk")
+    )
+    with Node.start(config) as node:
+        epoch = node.bump().epoch
+        assert node.publish(KEYS, filled(node)).all()
+    with Node.start(config) as node:
+        assert node.epoch == epoch
+        memory = filled(node, 0)
+        until = time.monotonic() + 60
+        while not node.fetch(KEYS, memory).all():  # the folder is looked through in the background
+            assert time.monotonic() < until, "what is on disk is not found"
+        assert (memory == 7).all()
+
+
+def test_a_member_that_does_not_answer_is_named() -> None:
+    with Plane(2) as plane:
+        silent = Member("silent", BOOT, "127.0.0.1:9")
+        keeper = EpochKeeper(plane.known, plane.client, lambda: [*plane.members, silent])
+        bump = keeper.bump("x", time.monotonic() + 0.3)
+        assert (bump.heard, bump.unreached) == (("n0", "n1"), ("silent",))
+
+
+def test_64_nodes_hear_of_a_thousand_bumps() -> None:
+    with Plane(64) as plane:
+        keeper = EpochKeeper(plane.known, plane.client, lambda: plane.members)
+        last = 0
+        for _ in range(1000 // 64):
+            for one in plane.epochs:
+                bump = keeper.bump("x", time.monotonic() + 60)
+                assert not bump.unreached
+                assert one.own == bump.epoch > last
+                last = bump.epoch
+        assert {one.own for one in plane.epochs} == {last}
+
+
+def test_a_bump_is_above_what_any_member_knows() -> None:
+    with Plane(2) as plane:
+        ahead = 2**61  # as of a clock that is wrong by years
+        plane.epochs[1].raise_to([(name_digest("another"), ahead)])
+        keeper = EpochKeeper(plane.known, plane.client, lambda: plane.members)
+        assert keeper.bump("x", time.monotonic() + 60).epoch == ahead + 1
+        assert [one.own for one in plane.epochs] == [ahead + 1, ahead + 1]
+
+
+def test_above_the_last_epoch_there_is_none() -> None:
+    with Plane(1) as plane:
+        plane.known.raise_to([(EVERY, plane.known.END - 1)])
+        with pytest.raises(UsageError, match="beyond every clock"):
+            EpochKeeper(plane.known, plane.client, lambda: plane.members).bump("x", time.monotonic() + 60)
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        (b"", 1),
+        (bytes(23), 1),
+        (bytes(25), 1),
+        (bytes(24), 2),
+        (bytes(24), 0),
+        (struct.pack("<16sQ", b"x", 2**62), 1),
+    ],
+)
+def test_what_no_node_could_have_said_is_refused(body: bytes, count: int) -> None:
+    with Plane(1) as plane:
+        reply = plane.client.ask(Request(plane.members[0].address, Kind.EPOCHS, body, count), 5.0)
+        assert reply is not None
+        assert reply.status is ReplyStatus.MALFORMED
+        assert plane.epochs[0].all() == []
+
+
+def test_epochs_are_told_as_documented() -> None:
+    told = [(name_digest("default"), 7)]
+    assert pack_epochs(told).hex() == name_digest("default").hex() + "0700000000000000"
+    assert unpack_epochs(pack_epochs(told), 1) == told
+
+
+def test_keys_without_a_bump_are_what_they_were_before_there_were_epochs() -> None:
+    epochs = _native.NamespaceEpochs()
+    namespace, without = Namespace("prod m", epochs), Namespace("prod m")
+    first = namespace.hash(KEYS)
+    assert (first == without.hash(KEYS)).all()
+    epochs.raise_to([(name_digest("prod"), 3)])
+    assert namespace.hash_in_epoch(KEYS)[0] == 3
+    assert not (namespace.hash(KEYS) == first).all(axis=1).any()
+    assert scopes("prod m") == [name_digest("prod"), name_digest("prod m")]
+
+
+def test_a_damaged_file_is_not_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    known = _native.NamespaceEpochs()
+    known.raise_to([(name_digest("x"), 7), (name_digest("y"), 8)])
+    EpochsFile(str(tmp_path / "disk"), "n").write(known.all)
+    path = tmp_path / "disk.epochs"
+    good = path.read_bytes()
+    read = _native.NamespaceEpochs()
+    EpochsFile(str(tmp_path / "disk"), "n").read(read)
+    assert read.all() == known.all()
+    assert caplog.text == ""
+    for at in range(len(good)):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        read = _native.NamespaceEpochs()
+        EpochsFile(str(tmp_path / "disk"), "n").read(read)
+        assert read.all() == []
+    assert "should no peer remember them" in caplog.text
+    assert os.listdir(tmp_path) == ["disk.epochs"]
+
+
+def test_the_command_bumps_from_outside(start: Callable[..., Node]) -> None:
+    node = start("one")
+    node.publish(KEYS, filled(node))
+    result = CliRunner().invoke(app, ["namespace", "bump", "default", "--join", node.address, "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output) == {"epoch": node.epoch, "heard": ["one"], "unreached": []}
+    assert not node.exists(KEYS).any()
+
+
+@pytest.mark.parametrize("name", ["", 3])
+def test_a_namespace_without_a_name_is_refused(start: Callable[..., Node], name: object) -> None:
+    with pytest.raises(UsageError, match="not empty"):
+        start("one").bump(name)  # type: ignore[arg-type]
+
+
+class Plane:
+    """Control sockets of nodes that are nothing else, and somebody who asks them."""
+
+    def __init__(self, n_nodes: int) -> None:
+        public, private = zmq.curve_keypair()
+        keys = ClusterKeys(public=public, private=private)
+        self.contexts: list[zmq.Context[zmq.Socket[bytes]]] = []
+        self.servers: list[ControlServer] = []
+        self.epochs: list[_native.NamespaceEpochs] = []
+        self.members: list[Member] = []
+        for i in range(n_nodes):
+            self.contexts.append(zmq.Context())
+            self.epochs.append(_native.NamespaceEpochs())
+            self.epochs[-1].follow(scopes("x"))
+            server = ControlServer(self.contexts[-1], keys, "127.0.0.1:0", _native.Shard(64), self.epochs[-1])
+            server.start()
+            server.loop.announce(i + 1, BOOT)
+            self.servers.append(server)
+            self.members.append(Member(f"n{i}", BOOT, server.address))
+        self.known = _native.NamespaceEpochs()
+        self.contexts.append(zmq.Context())
+        self.client = ControlClient(self.contexts[-1], keys)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.client.close()
+        for server in self.servers:
+            server.close()
+        for context in self.contexts:
+            context.term()
