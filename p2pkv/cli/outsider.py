@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -84,11 +85,12 @@ class Outsider:
 
         def members() -> list[Member]:
             nonlocal known
-            left = deadline - time.monotonic()
-            if left > 0:
-                known = self.members(addresses, left)[0]
+            left = max(0.0, deadline - time.monotonic())
+            whom = dict.fromkeys([*addresses, *(member.address for member in known.members)])
+            with suppress(ControlError):  # who was known before is told all the same
+                known = self.members(list(whom), left)[0]
             present = [member for member in known.members if member.is_present]
-            self._names.wait_for([member.address for member in present], max(0.0, left))
+            self._names.wait_for([member.address for member in present], left)
             return present
 
         return EpochKeeper(NamespaceEpochs(), self._client, members).bump(namespace, deadline)

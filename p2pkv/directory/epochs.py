@@ -81,8 +81,8 @@ class EpochKeeper(Resource):
         self._changed = threading.Condition(self._lock)
         self._met: dict[_Boot, Member] = {}
         self._closed = False
-        # Used by the thread only.
         self._deaf: set[_Boot] = set()  # of a p2pkv that has no epochs
+        # Used by the thread only.
         self._remember = remember
         self._remembered = known.version
         self._epoch = known.own
@@ -145,7 +145,8 @@ class EpochKeeper(Resource):
         """Raise what a member has answered; False if it did not take what it was told."""
         if not reply.ok:
             if reply.boot == member.boot_epoch:
-                self._deaf.add(_boot(member))
+                with self._lock:
+                    self._deaf.add(_boot(member))
             return False
         try:
             self._known.raise_to(unpack_epochs(reply.body, reply.count))
@@ -187,11 +188,12 @@ class EpochKeeper(Resource):
     def _turn(self, chosen: dict[_Boot, Member]) -> None:
         """Tell those who are new, and somebody at random."""
         members = {_boot(member): member for member in self._members()}
-        self._deaf &= members.keys()
         if members:
             boot = self._random.choice(list(members))
             chosen[boot] = members[boot]
-        asked = [member for boot, member in chosen.items() if boot not in self._deaf]
+        with self._lock:
+            self._deaf &= members.keys()
+            asked = [member for boot, member in chosen.items() if boot not in self._deaf]
         self._tell(asked, self._known.all(), time.monotonic() + _ANSWER_S)
         self._note()
 
