@@ -77,6 +77,19 @@ TEST(more_namespaces_than_are_kept_cost_others_pages_and_forget_nothing) {
   CHECK_EQ(epochs.own(), uint64_t{1009});  // the tenth and last that went
 }
 
+TEST(epochs_that_are_told_again_are_no_news) {
+  NamespaceEpochs epochs;
+  for (uint64_t name = 0; name < NamespaceEpochs::kMost + 10; ++name) CHECK(raise(epochs, name, 1000 + name));
+  const std::vector<NamespaceEpoch> known = epochs.all();
+  const uint64_t version = epochs.version();
+  CHECK(epochs.raise(known.data(), known.size()));
+  CHECK(epochs.raise(nullptr, 0));
+  CHECK(raise(epochs, 3, 1003));  // which is one of every namespace by now
+  CHECK_EQ(epochs.version(), version);
+  CHECK(raise(epochs, 20, 5000));
+  CHECK(epochs.version() != version);
+}
+
 TEST(an_epoch_beyond_every_clock_is_refused_with_all_that_came_with_it) {
   NamespaceEpochs epochs;
   epochs.follow({key_of(1)});

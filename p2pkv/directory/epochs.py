@@ -26,15 +26,13 @@ from p2pkv.control.sockets import ControlClient, Request
 from p2pkv.control.wire import Kind, Reply, pack_epochs, unpack_epochs
 from p2pkv.directory.view import Member
 from p2pkv.errors import ClosedError, ControlError, UsageError
-from p2pkv.page import KEY_BYTES, name_digest
+from p2pkv.page import name_digest
 from p2pkv.transports.base import Resource
 
 _log = logging.getLogger(__name__)
 
 Told = tuple[bytes, int]
 """The digest of a namespace's name and its epoch."""
-EVERY = bytes(KEY_BYTES)
-"""Stands for every namespace."""
 _LOOK_S = 0.05
 """How often a bump that waits for answers looks who is still a member, and who has become one."""
 _SPREAD_S = 1.0
@@ -45,10 +43,10 @@ _ASKED_FIRST = 3
 
 @dataclass(frozen=True, slots=True)
 class Bump:
-    """What became of a bump."""
+    """Says who has heard of a bump."""
 
     epoch: int
-    """Of the namespace now."""
+    """What the namespace's pages are hashed with from now on."""
     heard: tuple[str, ...]
     """The ids of the nodes that know of it: they find nothing of before, and have taken back what they had."""
     unreached: tuple[str, ...]
@@ -88,13 +86,13 @@ class EpochKeeper(Resource):
         self._epoch = known.own
         self._thread: threading.Thread | None = None
 
-    def bump(self, namespace: str | None, deadline: float) -> Bump:
-        """Raise the epoch of ``namespace``, or of all for None, here and at all members, also those to come meanwhile.
+    def bump(self, namespace: str, deadline: float) -> Bump:
+        """Raise the epoch of ``namespace`` here and at all members, also those to come meanwhile.
 
         Returns when they know, or at the deadline. Two bumps at once both hold: after either, nothing of before it is
         found. Raises :class:`~p2pkv.errors.ClosedError`.
         """
-        name = EVERY if namespace is None else name_digest(namespace)
+        name = name_digest(namespace)
         epoch, heard, missing = self._raise(name, deadline)
         if self._greatest() > epoch:
             # Somebody knew of a higher one, under which pages may have been published before this call. Whatever is

@@ -18,7 +18,7 @@ from pathlib import Path
 _log = logging.getLogger(__name__)
 
 _WAIT_S = 1.0
-"""For the disk; what it has not done by then it does when it can."""
+"""How long a call waits for the disk; what it has not done by then it does when it can."""
 _CHECKED = re.compile(rb"(p2pkv ([^\n]+)\nversion=1\nnode=([^\n]+)\n(.*))check=([0-9a-f]{16})\n", re.DOTALL)
 
 

@@ -41,7 +41,7 @@ class ControlParts:
         self.shard = _native.Shard(_MAX_SHARD_ENTRIES)
         """This node's part of the directory; it stays empty where the node has no weight on the ring."""
         self.epochs = _native.NamespaceEpochs()
-        """What this node knows of all namespaces."""
+        """It holds what this node knows of the epochs of all namespaces."""
         self.server = ControlServer(
             context,
             keys,

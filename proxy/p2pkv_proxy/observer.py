@@ -39,7 +39,7 @@ class DirectoryObserver:
     def __init__(self, join: Sequence[str], keys: ClusterKeys, *, replicas: int = _REPLICAS) -> None:
         self._join = tuple(join)
         self.epochs = _native.NamespaceEpochs()
-        """Of all namespaces, as the nodes know them."""
+        """It holds what the nodes know of the epochs of all namespaces."""
         self.has_view = False
         """Whether the cluster could be asked lately."""
         with ExitStack() as undo:

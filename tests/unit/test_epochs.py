@@ -20,7 +20,7 @@ from p2pkv.cli import app
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.control.sockets import ControlClient, ControlServer, Request
 from p2pkv.control.wire import Kind, ReplyStatus, pack_epochs, unpack_epochs
-from p2pkv.directory.epochs import EVERY, EpochKeeper
+from p2pkv.directory.epochs import EpochKeeper
 from p2pkv.directory.view import Member
 from p2pkv.disk.epochs_file import EpochsFile
 from p2pkv.page import Namespace, name_digest, scopes
@@ -161,7 +161,7 @@ def test_a_bump_is_above_what_any_member_knows() -> None:
 
 def test_above_the_last_epoch_there_is_none() -> None:
     with Plane(1) as plane:
-        plane.known.raise_to([(EVERY, plane.known.END - 1)])
+        plane.known.raise_to([(name_digest("another"), plane.known.END - 1)])
         with pytest.raises(UsageError, match="beyond every clock"):
             EpochKeeper(plane.known, plane.client, lambda: plane.members).bump("x", time.monotonic() + 60)
 

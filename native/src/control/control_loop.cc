@@ -210,11 +210,10 @@ void ControlLoop::counters(const std::string& peer, const Header& header, wire::
 }
 
 void ControlLoop::epochs(const std::string& peer, const Header& header, wire::Reader body) {
-  if (body.rest().size() != size_t{header.count} * sizeof(NamespaceEpoch)) {
+  std::vector<NamespaceEpoch> told;
+  if (!wire::take_records(body, header.count, &told)) {
     return refuse(peer, header, ReplyStatus::kMalformed, "wrong length of epochs");
   }
-  std::vector<NamespaceEpoch> told(header.count);
-  for (NamespaceEpoch& epoch : told) epoch = *body.value<NamespaceEpoch>();
   if (!epochs_->raise(told.data(), told.size())) {
     return refuse(peer, header, ReplyStatus::kMalformed, "an epoch is beyond every clock");
   }

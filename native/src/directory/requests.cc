@@ -22,15 +22,6 @@ std::string reply_to(const Header& header, ReplyStatus status, uint64_t boot, st
   return message.append(body);
 }
 
-// The records of a body, in memory of their own: received bytes need not be aligned for the structs in them.
-template <typename T>
-bool take_records(const wire::Reader& body, uint32_t count, std::vector<T>* records) {
-  if (count > wire::kMaxEntries || body.rest().size() != count * sizeof(T)) return false;
-  records->resize(count);
-  if (count > 0) std::memcpy(static_cast<void*>(records->data()), body.rest().data(), count * sizeof(T));
-  return true;
-}
-
 std::string found_reply(const Header& header, uint64_t boot, const std::vector<uint8_t>& found,
                         const std::vector<Location>& locations) {
   std::string message;
@@ -45,7 +36,7 @@ std::string found_reply(const Header& header, uint64_t boot, const std::vector<u
 
 std::string get(Shard& shard, const Header& header, const wire::Reader& body, uint64_t boot) {
   std::vector<Key> keys;
-  if (!take_records(body, header.count, &keys)) {
+  if (!wire::take_records(body, header.count, &keys)) {
     return reply_to(header, ReplyStatus::kMalformed, boot, "wrong length of a get");
   }
   const size_t n = keys.size();
@@ -57,7 +48,7 @@ std::string get(Shard& shard, const Header& header, const wire::Reader& body, ui
 
 std::string put(Shard& shard, const Header& header, const wire::Reader& body, uint64_t boot) {
   std::vector<wire::PutEntry> entries;
-  if (!take_records(body, header.count, &entries)) {
+  if (!wire::take_records(body, header.count, &entries)) {
     return reply_to(header, ReplyStatus::kMalformed, boot, "wrong length of a put");
   }
   const bool has_room = shard.put(entries.data(), entries.size(), shard.now()) == 0;
@@ -66,7 +57,7 @@ std::string put(Shard& shard, const Header& header, const wire::Reader& body, ui
 
 std::string check(Shard& shard, const Header& header, const wire::Reader& body, uint64_t boot) {
   std::vector<wire::CheckEntry> entries;
-  if (!take_records(body, header.count, &entries)) {
+  if (!wire::take_records(body, header.count, &entries)) {
     return reply_to(header, ReplyStatus::kMalformed, boot, "wrong length of a check");
   }
   std::string kept(entries.size(), '\0');
@@ -76,7 +67,7 @@ std::string check(Shard& shard, const Header& header, const wire::Reader& body, 
 
 std::string drop(Shard& shard, const Header& header, const wire::Reader& body, uint64_t boot) {
   std::vector<wire::DropEntry> entries;
-  if (!take_records(body, header.count, &entries)) {
+  if (!wire::take_records(body, header.count, &entries)) {
     return reply_to(header, ReplyStatus::kMalformed, boot, "wrong length of a drop");
   }
   shard.drop(entries.data(), entries.size(), shard.now());
@@ -111,7 +102,7 @@ void answer_promotion(Promoter* promoter, const Header& header, wire::Reader bod
   if (header.version != wire::kVersion) return reply(reply_to(header, ReplyStatus::kVersion, boot));
   if (header.boot != 0 && header.boot != boot) return reply(reply_to(header, ReplyStatus::kWrongBoot, boot));
   std::vector<wire::PromoteEntry> entries;
-  if (!take_records(body, header.count, &entries)) {
+  if (!wire::take_records(body, header.count, &entries)) {
     return reply(reply_to(header, ReplyStatus::kMalformed, boot, "wrong length of a promote"));
   }
   const size_t n = entries.size();

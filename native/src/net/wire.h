@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "page/location.h"
 
@@ -132,6 +133,16 @@ class Reader {
  private:
   std::string_view rest_;
 };
+
+// Takes the records of a body into memory of their own: received bytes need not be aligned for the structs
+// in them. False if they are too many, or not so many.
+template <typename T>
+bool take_records(const Reader& body, uint32_t count, std::vector<T>* records) {
+  if (count > kMaxEntries || body.rest().size() != count * sizeof(T)) return false;
+  records->resize(count);
+  if (count > 0) std::memcpy(static_cast<void*>(records->data()), body.rest().data(), count * sizeof(T));
+  return true;
+}
 
 template <typename T>
 void append(std::string& out, const T& value) {

@@ -19,7 +19,7 @@ void NamespaceEpochs::follow(std::vector<Key> names) {
 void NamespaceEpochs::on_raised(std::function<void()> take_back) {
   const std::lock_guard raising(raising_);
   const std::lock_guard lock(mutex_);
-  take_back_ = std::move(take_back);
+  take_back_.swap(take_back);  // what was there may lead to Python: it goes when nothing is locked
 }
 
 bool NamespaceEpochs::raise(const NamespaceEpoch* epochs, size_t n) {
@@ -29,7 +29,9 @@ bool NamespaceEpochs::raise(const NamespaceEpoch* epochs, size_t n) {
   std::function<void()> take_back;
   {
     const std::lock_guard lock(mutex_);
-    std::for_each(epochs, epochs + n, [this](const NamespaceEpoch& told) { merge(told); });
+    bool is_news = false;
+    for (size_t i = 0; i < n; ++i) is_news |= merge(epochs[i]);
+    if (!is_news) return true;
     version_.fetch_add(1, std::memory_order_release);
     const uint64_t now = greatest_of(followed_);
     if (now == own_.load(std::memory_order_relaxed)) return true;
@@ -42,19 +44,23 @@ bool NamespaceEpochs::raise(const NamespaceEpoch* epochs, size_t n) {
   return true;
 }
 
-void NamespaceEpochs::merge(const NamespaceEpoch& told) {
+// Returns whether that was news.
+bool NamespaceEpochs::merge(const NamespaceEpoch& told) {
+  if (told.epoch <= of_all_) return false;
   if (told.name_space == kEvery) {
-    of_all_ = std::max(of_all_, told.epoch);
-  } else if (told.epoch > 0) {
-    uint64_t& epoch = epochs_[told.name_space];
-    epoch = std::max(epoch, told.epoch);
+    of_all_ = told.epoch;
+    return true;
   }
-  while (epochs_.size() > kMost) {
+  uint64_t& epoch = epochs_[told.name_space];
+  if (told.epoch <= epoch) return false;
+  epoch = told.epoch;
+  if (epochs_.size() > kMost) {
     const auto lowest = std::min_element(epochs_.begin(), epochs_.end(),
                                          [](const auto& a, const auto& b) { return a.second < b.second; });
-    of_all_ = std::max(of_all_, lowest->second);
+    of_all_ = lowest->second;
     epochs_.erase(lowest);
   }
+  return true;
 }
 
 uint64_t NamespaceEpochs::greatest(const std::vector<Key>& names) const {

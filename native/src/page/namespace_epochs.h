@@ -33,16 +33,16 @@ class NamespaceEpochs {
   // An epoch is below it, and there is room above for those to come.
   static constexpr uint64_t kEnd = uint64_t{1} << 62;
 
-  // What this node's own pages are of: their namespace, and those that it is a part of. Before anything is
-  // raised.
+  // Says what this node's own pages are of: their namespace, and those that it is a part of. It is called
+  // before anything is raised.
   void follow(std::vector<Key> names);
-  // What `raise` calls when `own` has grown: it takes back this node's pages. Null: nothing.
+  // Has `raise` call this when `own` has grown: it takes back this node's pages. Null ends that.
   void on_raised(std::function<void()> take_back);
 
   // Takes the greater epoch of each. When it returns no page of before is found by this node, and those it
   // has are taken back. False, and nothing is taken, if one of them is not below `kEnd`.
   bool raise(const NamespaceEpoch* epochs, size_t n);
-  // Of all namespaces that were ever raised, `kMost` and one at most.
+  // Returns those of all namespaces that were ever raised, `kMost` and one at most.
   std::vector<NamespaceEpoch> all() const;
   // The greatest of those of these namespaces; 0 until one is raised.
   uint64_t greatest(const std::vector<Key>& names) const;
@@ -61,7 +61,7 @@ class NamespaceEpochs {
     }
   };
 
-  void merge(const NamespaceEpoch& told);
+  bool merge(const NamespaceEpoch& told);
   uint64_t greatest_of(const std::vector<Key>& names) const;
 
   std::atomic<uint64_t> own_{0};
