@@ -15,7 +15,7 @@ import numpy as np
 
 from p2pkv import _native
 from p2pkv.config import Config
-from p2pkv.directory.view import Member, View, node_key
+from p2pkv.directory.view import Member, State, View, node_key
 from p2pkv.errors import ClosedError, ConfigError, NotRegisteredError, TransportError, UsageError
 from p2pkv.lifetime import Gate
 from p2pkv.offers.handles import Grant, Offer, RowSpans, RowStatus, RowStatuses
@@ -27,6 +27,9 @@ NAME = "transfers"
 MAX_ROWS = 32768
 MAX_REQUEST_NAME = 512
 MAX_SECONDS = 3600.0
+DEATH_GRACE_S = 3.0
+"""How long a verdict of death must stand until it costs transfers anything. One that a busy machine has brought about
+is taken back by the node itself, which hears of it within a second or two."""
 _MAX_REPORTED = 64
 _UNREGISTERED = "lies in no registered memory"
 """How native/src/offers/transfers.cc ends what it says of a row outside every registered memory."""
@@ -258,12 +261,19 @@ class Transfers:
             left = max(0.0, deadline - time.monotonic())
             return self._grant(key, request, spans, first_row, left, stream)
 
-    def set_view(self, old: View, new: View) -> None:
-        """Hang up on nodes that are gone or were restarted: their requests are lost at once."""
-        for member in old.present():
-            now = new.get(member.node_id)
-            if now is None or not now.is_present or now.boot_epoch != member.boot_epoch:
-                self._native.forget(node_key(member.node_id))
+    def set_view(self, old: View, new: View, *, grace: float = DEATH_GRACE_S) -> None:
+        """Hang up on nodes that left or were restarted: their requests are lost at once.
+
+        On those found dead after ``grace`` seconds only, for they may object; an ended process has hung up itself.
+        """
+        for was in old.values():
+            now = new.get(was.node_id)
+            if now is None or now.boot_epoch != was.boot_epoch or now.state is State.LEFT:
+                self._native.forget(was.key, was.boot_epoch, 0.0)
+            elif now.state is State.DEAD and was.is_present:
+                self._native.forget(was.key, was.boot_epoch, grace)
+            elif now.is_present and was.state is State.DEAD:
+                self._native.keep(was.key, was.boot_epoch)
 
     def _offer(
         self,

@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from hunts.areas import ROW, Area
 from hunts.frame import Broken, Hunt, Stop, Tally
 from hunts.timing import check_time
 from p2pkv import Config, Node
+from p2pkv.directory.view import State, View
 from p2pkv.errors import ClosedError, NotRegisteredError
 from p2pkv.offers.handles import Grant, Offer, RowSpans, RowStatuses
 from p2pkv.testing.lateness import Lateness
@@ -33,6 +35,7 @@ N_ACTORS, N_STEPS, ROWS = 3, 8, 8
 _LONG_LEASE, _FAR_S = 30.0, 10.0
 """Of offers, and to the deadline of a get that is refused; no machine stands still for so long."""
 _SECONDS = [0.002, 0.02, 0.1, 0.5]
+_DEATH_GRACE_S = 0.3
 _AT_ONCE_S = 0.25
 """For an answer over a link, which takes a tenth of a millisecond. Memory is closed every second or so, and ends a get
 that waits: it must show before."""
@@ -57,6 +60,9 @@ class World:
         self.lock = threading.Lock()  # guards tally and broken
         self.broken: list[Broken] = []
         self.is_over = False
+        self.has_ended = False
+        self.links: dict[str, int] = {}
+        """How many each node had when it misjudged another, by node id."""
         self.copy_s = self.rng.choice([0.0, 0.0, 0.002, 0.07]) if _has_driver() else 0.0
         transports = self.rng.choice([["tcp"], ["shm"], ["shm", "tcp"]])
         kinds = [
@@ -143,9 +149,44 @@ class World:
                 area.open()
             except ClosedError:
                 return
+        elif chance < 0.9:
+            self._misjudge()
         elif chance > 0.99:
+            self.has_ended = True
             self.rng.choice(self.nodes).close()
             self.count("nodes ended")
+
+    def _misjudge(self) -> None:
+        """Have a node take another for dead, and take that back: no request may notice."""
+        judge, other = self.rng.sample(self.nodes, 2)
+        try:
+            alive = View(judge.members())
+            dead = alive.replacing([replace(alive[other.node_id], state=State.DEAD)])
+            self.links[judge.node_id] = max(self._n_links(judge), self.links.get(judge.node_id, 0))
+        except (ClosedError, KeyError):  # KeyError: it has left
+            return
+        began = time.monotonic()
+        judge.transfers.set_view(alive, dead, grace=_DEATH_GRACE_S)
+        spin(self.rng.choice([0.0, 0.001, 0.05]))
+        judge.transfers.set_view(dead, alive)
+        if time.monotonic() - began >= _DEATH_GRACE_S:  # the machine stood still, and links may be gone
+            self.links[judge.node_id] = 0
+        self.count("verdicts taken back")
+
+    @staticmethod
+    def _n_links(node: Node) -> int:
+        return int(node.counters()["p2pkv_transfer_links"])
+
+    def check_links(self) -> None:
+        """Demand that nobody has hung up because of a verdict that was taken back."""
+        if self.has_ended:
+            return
+        for node in self.nodes:
+            had, has = self.links.get(node.node_id, 0), self._n_links(node)
+            if has < had:
+                raise Broken(
+                    f"{node.node_id} had {had} links before a verdict that was taken back, and has {has}"
+                )
 
     def close(self) -> None:
         """End all, and look at every row once more: nobody may have written to what was returned."""
@@ -204,6 +245,8 @@ class Step:
             self._timed("wait", seconds, lambda: grant.wait(seconds))
         finally:
             got = self._revoke(grant)
+        if (got == RowStatus.PEER_LOST).any() and not self.world.has_ended:
+            raise Broken(f"rows of {self.name} were lost with a node that is there: {got}")
         self._judge(got, self._withdraw())
 
     def _stored(self) -> None:
@@ -357,6 +400,7 @@ def _run(seed: int, tally: Tally) -> list[Broken]:
     world = World(seed, tally)
     try:
         world.run()
+        world.check_links()
     finally:
         world.close()
     return world.broken

@@ -13,7 +13,7 @@ import pytest
 
 from p2pkv.errors import ConfigError, UsageError
 from p2pkv.integrations.sglang import plugin
-from p2pkv.integrations.sglang.pd.rooms import Incoming, Outgoing, Producer, Progress, Target, flaw, is_gone
+from p2pkv.integrations.sglang.pd.rooms import Absences, Incoming, Outgoing, Producer, Progress, Target, flaw
 from p2pkv.integrations.sglang.pd.rows import (
     MAX_ROWS,
     Buffers,
@@ -304,11 +304,26 @@ def test_a_failure_is_said_in_words() -> None:
 
 
 def test_a_prefill_in_another_boot_is_not_the_one_that_was_asked() -> None:
-    members = {"p": 7}.get
-    assert not is_gone(Producer("p", 7), members)
-    assert is_gone(Producer("p", 6), members)
-    assert is_gone(Producer("q", 7), members)
-    assert not is_gone(Producer("q", None), members)
+    producers = {Producer("p", 7), Producer("p", 6), Producer("q", None)}
+    assert Absences().gone(producers, {"p": 7}.get, 0.0) == {Producer("p", 6)}
+
+
+def test_a_prefill_is_gone_when_it_has_been_no_member_for_a_while() -> None:
+    absences, p, q = Absences(grace=3.0), Producer("p", 7), Producer("q", 7)
+    both, none = {"p": 7, "q": 7}, dict[str, int]()
+    looks: list[tuple[float, dict[str, int], set[Producer]]] = [
+        (0.0, none, set()),
+        (2.9, {"q": 7}, set()),
+        (3.0, {"q": 7}, {p}),
+        (3.5, both, set()),
+        (4.0, none, set()),
+        (6.9, {"p": 7}, set()),
+        (7.0, none, {q}),
+    ]
+    for now, members, gone in looks:
+        assert absences.gone({p, q}, members.get, now) == gone, now
+    absences.gone((), none.get, 8.0)  # nobody waits for either: what was seen of them is old then
+    assert absences.gone({p, q}, none.get, 100.0) == set()
 
 
 # --- settings

@@ -221,7 +221,15 @@ void bind_transfers(nb::module_& m) {
       .def("remove_memory", &Transfers::remove_memory, "number"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("connect", &connect, "node_key"_a, "boot"_a, "door"_a, "timeout"_a)
       .def("is_connected", &Transfers::is_connected, "node_key"_a)
-      .def("forget", &Transfers::forget, "node_key"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "forget",
+          [](Transfers& self, uint64_t node_key, uint64_t boot, double after) {
+            self.forget({node_key, boot}, after);
+          },
+          "node_key"_a, "boot"_a, "after"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "keep", [](Transfers& self, uint64_t node_key, uint64_t boot) { self.keep({node_key, boot}); },
+          "node_key"_a, "boot"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("offer", &offer, "to"_a.none(), "request"_a, "first_row"_a, "spans"_a, "lease"_a,
            "stream"_a.none())
       .def("grant", &grant, "source"_a.none(), "request"_a, "first_row"_a, "spans"_a, "timeout"_a,

@@ -96,6 +96,35 @@ size_t LinkServer::n_links() {
   return links_.size();
 }
 
+void LinkServer::hang_up_after(PeerId peer, double seconds) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [id, link] : links_) {
+    if (link->peer() != peer) continue;
+    if (seconds > 0) {
+      doomed_.emplace(id, Deadline::after(seconds));  // the first word counts
+    } else {
+      link->cut();  // the server finds its end
+    }
+  }
+}
+
+void LinkServer::keep(PeerId peer) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [id, link] : links_) {
+    if (link->peer() == peer) doomed_.erase(id);
+  }
+}
+
+void LinkServer::hang_up_on_doomed() {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(doomed_, [&](const auto& doomed) {
+    if (!doomed.second.passed()) return false;
+    const auto link = links_.find(doomed.first);
+    if (link != links_.end()) link->second->cut();
+    return true;
+  });
+}
+
 void LinkServer::watch(int fd, uint64_t id, int operation, uint32_t events) const {
   epoll_event event{};
   event.events = events;
@@ -135,6 +164,7 @@ void LinkServer::run() {
       if (const auto link = at(event.data.u64)) serve(link, event.events);
     }
     if (next_tick.passed()) {
+      hang_up_on_doomed();
       listener_.tick();
       next_tick = Deadline::after(kTickMs / 1e3);
     }
@@ -179,6 +209,7 @@ void LinkServer::hang_up(const std::shared_ptr<Link>& link) {
   {
     const std::lock_guard lock(mutex_);
     if (links_.erase(link->id()) == 0) return;
+    doomed_.erase(link->id());
   }
   // Others may keep it for a while, and with it the descriptor, which would go on to report its end.
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link->fd(), nullptr);

@@ -47,6 +47,10 @@ class LinkServer : public Acceptor {
   // A link to this node, null if there is none.
   std::shared_ptr<Link> find(uint64_t node_key);
   size_t n_links();
+  // Hangs up on this boot of a node, after so many seconds unless it is kept before: over the links that it
+  // has now.
+  void hang_up_after(PeerId peer, double seconds);
+  void keep(PeerId peer);
 
  private:
   void run();
@@ -54,6 +58,7 @@ class LinkServer : public Acceptor {
   void serve(const std::shared_ptr<Link>& link, uint32_t events);
   bool hear(const std::shared_ptr<Link>& link, const std::string& message);
   void hang_up(const std::shared_ptr<Link>& link);
+  void hang_up_on_doomed();
   void watch(int fd, uint64_t id, int operation, uint32_t events) const;
   std::shared_ptr<Link> at(uint64_t id);
 
@@ -66,6 +71,7 @@ class LinkServer : public Acceptor {
   std::mutex closing_;  // held by the one close() that does the work
   std::mutex mutex_;    // guards all below
   std::map<uint64_t, std::shared_ptr<Link>> links_;
+  std::map<uint64_t, Deadline> doomed_;  // links by id, and when they are cut
   uint64_t next_id_;
   bool is_closing_ = false;
 };

@@ -81,9 +81,9 @@ class LinkedTransfers final : public Transfers {
 
   bool is_connected(uint64_t node_key) override { return links_.find(node_key) != nullptr; }
 
-  void forget(uint64_t node_key) override {
-    while (const auto link = links_.find(node_key)) link->cut();
-  }
+  void forget(PeerId peer, double after) override { links_.hang_up_after(peer, after); }
+
+  void keep(PeerId peer) override { links_.keep(peer); }
 
   std::shared_ptr<Offer> offer(std::optional<uint64_t> to, Rows rows, const Deadline& lease,
                                std::string* error) override {

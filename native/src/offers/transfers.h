@@ -127,8 +127,10 @@ class Transfers : public Acceptor {
   virtual bool connect(uint64_t node_key, uint64_t boot, std::string_view door, double timeout,
                        std::string* error) = 0;
   virtual bool is_connected(uint64_t node_key) = 0;
-  // Hangs up on a node that is gone: what depends on it is lost.
-  virtual void forget(uint64_t node_key) = 0;
+  // Hangs up on a boot of a node that is gone: what depends on it is lost. After so many seconds if it may
+  // only seem to be gone, unless `keep` comes first.
+  virtual void forget(PeerId peer, double after) = 0;
+  virtual void keep(PeerId peer) = 0;
 
   // `to`: one node, which is told, or none: whoever asks for the request. Null, with the reason in `error`,
   // when rows overlap others that are offered; a row in no readable memory is -1 - its number in `bad_row`.

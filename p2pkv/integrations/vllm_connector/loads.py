@@ -25,7 +25,7 @@ from p2pkv.integrations.vllm_connector.prefixes import Part
 from p2pkv.integrations.vllm_connector.settings import Fingerprint, Instance
 from p2pkv.integrations.vllm_connector.stats import Tally
 from p2pkv.node import Node
-from p2pkv.offers.transfers import MAX_ROWS
+from p2pkv.offers.transfers import DEATH_GRACE_S, MAX_ROWS
 from p2pkv.page import Outcome
 from p2pkv.transfers import Grant, RowStatus
 
@@ -33,8 +33,9 @@ _log = logging.getLogger(__name__)
 
 _CONNECTING, _FETCHING = 8, 4
 """Threads. A pull needs one only until its node is found and connected; a fetch until its pages are there."""
-_MEET_S = 2.0
-"""How long to wait for a node to appear in the view: news of one that has just started takes about a second."""
+_MEET_S = DEATH_GRACE_S
+"""How long to wait for a node to appear in the view: news of one that has just started takes about a second, and a
+verdict of death that is taken back a little longer."""
 _LOOK_S = 0.02
 _AN_ERROR = "an error; the log says which"
 _MAX_AWAITED = 1024

@@ -19,7 +19,7 @@ from typing import Any
 
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.sglang.pd.common import CommonManager, CommonReceiver, Poll, tcp_endpoint
-from p2pkv.integrations.sglang.pd.rooms import Incoming, MakeGrant, Producer, Progress, is_gone, unmet
+from p2pkv.integrations.sglang.pd.rooms import Absences, Incoming, MakeGrant, Producer, Progress, unmet
 from p2pkv.integrations.sglang.pd.rows import Items, RequestRows, state_items
 from p2pkv.integrations.sglang.pd.threads import Mailbox, Ticker
 from p2pkv.integrations.sglang.pd.wire import Wanted, node_id, pack
@@ -56,6 +56,7 @@ class DecodeSide:
         self._incoming: weakref.WeakValueDictionary[int, Incoming] = weakref.WeakValueDictionary()
         self._finding: dict[str, Future[bool]] = {}
         self._unfit: dict[str, str] = {}  # of the scheduler's thread alone
+        self._absences = Absences()  # of the ticker's thread
         self._finder = ThreadPoolExecutor(4, thread_name_prefix="p2pkv-pd-find")
         self._mailbox = Mailbox(manager.server_socket, self._take, boundary)
         self._ticker = Ticker(self._watch, period=_WATCH_S, boundary=boundary)
@@ -147,13 +148,13 @@ class DecodeSide:
     def _watch(self) -> None:
         with self._lock:
             waiting = list(self._incoming.values())
-        if not waiting:
-            return
-        members = self._members()
+        members = self._members() if waiting else {}
         now = time.monotonic()
+        expected = {producer for incoming in waiting for producer in incoming.producers}
+        gone = self._absences.gone(expected, members.get, now)
         for incoming in waiting:
             for producer in incoming.producers:
-                if is_gone(producer, members.get):
+                if producer in gone:
                     self._forget(incoming.bootstrap_addr, producer.node_id)
                     self._fail(
                         incoming.room, f"prefill's node {producer.node_id} is dead or was started anew"

@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
 from p2pkv.integrations.sglang.pd.rows import Spans, cut
+from p2pkv.offers.transfers import DEATH_GRACE_S
 from p2pkv.transfers import RowStatus, RowStatuses
 
 _PENDING, _PEER_LOST = RowStatus.PENDING, RowStatus.PEER_LOST
@@ -32,10 +33,11 @@ _WORDS = {
 """As a person reads it in SGLang's log."""
 
 
-_ATTEMPTS = 4
+_ATTEMPTS = 7
 _PAUSE_S = 0.5
-"""To reach a node, and between. A node that was stopped is known to be back only a second after it asks for KV again,
-and on a busy machine the first connection can take longer than the second it is given."""
+"""To reach a node, and between: together as long as a verdict of death may be taken back. A node that was stopped is
+known to be back only a second after it asks for KV again, and on a busy machine the first connection can take longer
+than the second it is given."""
 
 
 class Offer(Protocol):
@@ -244,9 +246,24 @@ class Incoming:
             self._grants = []
 
 
-def is_gone(producer: Producer, present: Callable[[str], int | None]) -> bool:
-    """Say whether the node is no member any more, or is one only in a later boot."""
-    return producer.boot is not None and present(producer.node_id) != producer.boot
+class Absences:
+    """Since when producers are no members, for those who look again and again. Of one thread alone."""
+
+    def __init__(self, grace: float = DEATH_GRACE_S) -> None:
+        """``grace``: seconds; whoever is back within them was only taken for dead, by or on a busy machine."""
+        self._grace = grace
+        self._since: dict[Producer, float] = {}
+
+    def gone(
+        self, producers: Iterable[Producer], present: Callable[[str], int | None], now: float
+    ) -> set[Producer]:
+        """Return those that are members only in a later boot, or have been none for longer than the grace."""
+        boots = {producer: present(producer.node_id) for producer in producers if producer.boot is not None}
+        self._since = {
+            producer: self._since.get(producer, now) for producer, boot in boots.items() if boot is None
+        }
+        restarted = {producer for producer, boot in boots.items() if boot not in (None, producer.boot)}
+        return restarted | {p for p, since in self._since.items() if now - since >= self._grace}
 
 
 def unmet(producers: Sequence[Producer]) -> str | None:
