@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -118,6 +119,37 @@ class _Readings(Collector):
             yield family(name.removesuffix("_total"), READINGS[name], value=value)
 
 
+class _Sources(Collector):
+    """Shows the counters by source that native code counts, and what Python adds to one of them."""
+
+    _HELP: ClassVar = {
+        "p2pkv_fetched_pages_total": "Pages fetched",
+        "p2pkv_fetched_bytes_total": "Bytes of pages fetched",
+        "p2pkv_looked_up_pages_total": "Pages looked up",
+    }
+    """``source`` of what is fetched: own_pool, disk, or the transport that brought it."""
+
+    def __init__(self, looked_up: Counter) -> None:
+        self.read: Callable[[], Mapping[str, Mapping[str, float]]] = dict
+        """Values by metric and source."""
+        self._looked_up = looked_up
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        by_metric = {name: dict(values) for name, values in self.read().items()}
+        for sample in next(iter(self._looked_up.collect())).samples:
+            if sample.name in self._HELP:
+                by_metric.setdefault(sample.name, {})[sample.labels["source"]] = sample.value
+        for name, values in by_metric.items():
+            family = CounterMetricFamily(name.removesuffix("_total"), self._HELP[name], labels=("source",))
+            for source, value in values.items():
+                if value:  # what never counted anything does not show
+                    family.add_metric((source,), value)
+            yield family
+
+
 class _CopyKernels(Collector):
     """Shows which kernels copy: 1 for each that is in force."""
 
@@ -143,9 +175,6 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.fetched_pages = self._counter("p2pkv_fetched_pages", "Pages fetched", "source")
-        """``source``: own_pool, disk, or the transport that brought them."""
-        self.fetched_bytes = self._counter("p2pkv_fetched_bytes", "Bytes of pages fetched", "source")
         self.missed_pages = self._counter("p2pkv_missed_pages", "Pages asked for and not delivered", "reason")
         """``reason``: not_found, rejected, peer_lost, timed_out, checksum; not_promoted, still on a peer's disk;
         device, not copied to it."""
@@ -161,8 +190,11 @@ class Metrics:
             "direction",
         )
         """``direction``: to_device, to_host."""
-        self.looked_up_pages = self._counter("p2pkv_looked_up_pages", "Pages looked up", "source")
-        """``source``: own_pool, location_cache, own_shard, peers, earlier_owners (what newcomers did not know)."""
+        self.looked_up_pages = Counter("p2pkv_looked_up_pages", "Pages looked up", ["source"], registry=None)
+        """``source``: own_shard, peers, earlier_owners (what newcomers did not know); native code counts those that
+        the location cache knew, so that they are shown together."""
+        self._sources = _Sources(self.looked_up_pages)
+        self.registry.register(self._sources)
         self.retracted_pages = self._counter(
             "p2pkv_retracted_pages", "Evicted pages taken back from the directory"
         )
@@ -215,6 +247,10 @@ class Metrics:
     def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
         """Show what ``read`` returns, by the names of :data:`READINGS`, whenever the metrics are asked for."""
         self.registry.register(_Readings(read))
+
+    def watch_sources(self, read: Callable[[], Mapping[str, Mapping[str, float]]]) -> None:
+        """Show what ``read`` returns, by metric and source; it is called whenever the metrics are asked for."""
+        self._sources.read = read
 
     def watch_copies(self, read: Callable[[], Mapping[tuple[str, str, str], float]]) -> None:
         """Show the operations, size classes and kernels that ``read`` returns."""

@@ -143,6 +143,12 @@ class Namespace:
             hashed = np.frombuffer(raw, np.uint8).reshape(-1, KEY_BYTES)
         return epoch, hashed
 
+    @property
+    def prefix(self) -> bytes:
+        """What keys are hashed with now."""
+        known = self._known
+        return known[2] if self._epochs.version == known[0] else self._know()[2]
+
     def _know(self) -> tuple[int, int, bytes]:
         # the version before the epoch: who raises it meanwhile is noticed by the next call
         version = self._epochs.version

@@ -84,6 +84,7 @@ class PageCache:
             check_sums,
         )
         self._source_names = ["own_pool", "disk", *peers.domains]
+        metrics.watch_sources(self._fetched)
 
     def publish(
         self,
@@ -180,41 +181,36 @@ class PageCache:
         self, keys: Sequence[str | bytes], pages: Pages, deadline: float, *, stream: int | None = None
     ) -> Outcomes:
         """Bring pages into registered memory; ``HIT`` for those whose bytes are exactly the published ones."""
+        if stream is None and isinstance(pages, np.ndarray):
+            # What most calls are, and all that most of them need: one call of native code.
+            table, left = self._registrations.table.native, deadline - time.monotonic()
+            found = self._sources.fetch_rows(
+                self._namespace.prefix, keys, pages, table, left, left * _DISK_SHARE
+            )
+            if found is not None:
+                outcomes, batch, lengths_agree, has_read = found
+                if outcomes is not None:
+                    return outcomes
+                if lengths_agree:
+                    return self._fetch_rest(batch, table, deadline, has_read=has_read)
         call = check_call(self._hash(keys)[1], pages, self._registrations.table, stream, writable=True)
         if call.device_of is None:
             return self._fetch(call, deadline)
         return self._device_pages.fetch(call, self._fetch, deadline)
 
     def _fetch(self, call: PageCall, deadline: float) -> Outcomes:
-        """Bring pages into host memory."""
-        batch = _native.FetchBatch(call.ids, call.pieces, call.memory_of)
-        has_read = self._gather(batch, call, deadline)
-        outcomes = batch.outcomes()
-        if not outcomes.all():
-            self._fetch_unknown(batch, call, deadline, has_read=has_read)
-            outcomes = batch.outcomes()
-            for reason, n_pages in zip(_MISS_REASONS, batch.misses(), strict=True):
-                self._metrics.count(self._metrics.missed_pages, reason, n_pages)
-        return outcomes
-
-    def _gather(self, batch: _native.FetchBatch, call: PageCall, deadline: float) -> bool:
-        """Bring what needs no look-up: from the own pool and disk, and from peers if the location cache knows all.
-
-        Returns whether peers were read from.
-        """
+        """Bring pages into host memory, wherever in it they are to be."""
+        batch, table = _native.FetchBatch(call.ids, call.pieces, call.memory_of), call.table.native
         left = deadline - time.monotonic()
-        lengths_agree, n_cached, has_read, fetched = self._sources.gather(
-            batch, call.table.native, left, left * _DISK_SHARE
-        )
+        lengths_agree, has_read = self._sources.gather(batch, table, left, left * _DISK_SHARE)
         if not lengths_agree:
             self._check_published_lengths(call)
-        self._count_fetched(fetched)
-        self._metrics.count(self._metrics.looked_up_pages, "location_cache", n_cached)
-        return has_read
+        outcomes = batch.outcomes()
+        return outcomes if outcomes.all() else self._fetch_rest(batch, table, deadline, has_read=has_read)
 
-    def _fetch_unknown(
-        self, batch: _native.FetchBatch, call: PageCall, deadline: float, *, has_read: bool
-    ) -> None:
+    def _fetch_rest(
+        self, batch: _native.FetchBatch, table: _native.LocalMemories, deadline: float, *, has_read: bool
+    ) -> Outcomes:
         """Look up what is not there yet and read it; once more what turns out stale.
 
         ``has_read``: what was located has been read already, which was the first round.
@@ -224,13 +220,15 @@ class PageCache:
                 self._locate(batch, deadline)
                 promoted = self._promote(batch, deadline)
                 try:
-                    left = deadline - time.monotonic()
-                    self._count_fetched(self._sources.read(batch, call.table.native, left))
+                    self._sources.read(batch, table, deadline - time.monotonic())
                 finally:
                     if promoted is not None:
                         self._directory.release(*promoted)
             if attempt + 1 == _ROUNDS or not self._forget_stale(batch, deadline):
                 break
+        for reason, n_pages in zip(_MISS_REASONS, batch.misses(), strict=True):
+            self._metrics.count(self._metrics.missed_pages, reason, n_pages)
+        return batch.outcomes()
 
     def _locate(self, batch: _native.FetchBatch, deadline: float) -> None:
         """Find out where the pages lie that are not there yet. Raises UsageError if one has another length."""
@@ -327,11 +325,14 @@ class PageCache:
             page = int(wrong[0])
             raise _other_length(page, int(locations["length"][page]), int(call.lengths[page]))
 
-    def _count_fetched(self, fetched: list[tuple[int, int, int]]) -> None:
-        """Count ``(source, pages, bytes)``; sources are numbered as :class:`_native.FetchSources` does."""
-        for source, n_pages, nbytes in fetched:
-            self._metrics.count(self._metrics.fetched_pages, self._source_names[source], n_pages)
-            self._metrics.count(self._metrics.fetched_bytes, self._source_names[source], nbytes)
+    def _fetched(self) -> dict[str, dict[str, int]]:
+        """Return what native code has counted, by metric and source."""
+        by_source = dict(zip(self._source_names, self._sources.fetched(), strict=True))
+        return {
+            "p2pkv_fetched_pages_total": {source: n_pages for source, (n_pages, _) in by_source.items()},
+            "p2pkv_fetched_bytes_total": {source: nbytes for source, (_, nbytes) in by_source.items()},
+            "p2pkv_looked_up_pages_total": {"location_cache": self._sources.n_located},
+        }
 
 
 def _check_lengths(batch: _native.FetchBatch) -> None:

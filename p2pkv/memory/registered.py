@@ -57,7 +57,12 @@ class MemoryTable:
         self.memories = sorted(memories, key=lambda memory: memory.address)
         self.native = _native.LocalMemories(
             [
-                (memory.address, [_region(memory, transport) for transport in transports])
+                (
+                    memory.address,
+                    memory.nbytes,
+                    memory.is_writable and memory.device is None,
+                    [_region(memory, transport) for transport in transports],
+                )
                 for memory in self.memories
             ]
         )

@@ -66,12 +66,12 @@ def test_an_exists(pair: Pair) -> None:
 
 def test_a_fetch_from_the_own_pool(pair: Pair) -> None:
     keys = pair.publish()
-    assert_at_most(shape(lambda: pair.owner.fetch(keys, pair.source)), 13, 5)
+    assert_at_most(shape(lambda: pair.owner.fetch(keys, pair.source)), 6, 3)
 
 
 def test_a_fetch_from_a_peer(pair: Pair) -> None:
     keys = pair.publish()
-    assert_at_most(shape(lambda: pair.reader.fetch(keys, pair.destination)), 13, 5)
+    assert_at_most(shape(lambda: pair.reader.fetch(keys, pair.destination)), 6, 3)
 
 
 def test_a_publish(pair: Pair) -> None:

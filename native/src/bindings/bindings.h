@@ -24,6 +24,7 @@ void bind_transfers(nanobind::module_& m);
 void bind_control(nanobind::module_& m);
 void bind_peers(nanobind::module_& m);
 void bind_fetch(nanobind::module_& m);
+void bind_sources(nanobind::module_& m);
 void bind_publishing(nanobind::module_& m);
 void bind_disk(nanobind::module_& m);
 void bind_tier(nanobind::module_& m);

@@ -15,9 +15,8 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
-#include "bindings/peers.h"
+#include "bindings/key_texts.h"
 #include "cache/fetch_batch.h"
-#include "cache/fetch_sources.h"
 #include "page/key_hash.h"
 #include "page/page_checks.h"
 
@@ -44,21 +43,8 @@ const Location* require_locations(const LocationArray& locations) {
 std::optional<Bytes> hash_key_texts(const nb::bytes& prefix, const KeyTexts& keys, bool library_only) {
   const nb::object list = nb::steal(PySequence_Fast(keys.ptr(), "keys must be a sequence"));
   if (!list.is_valid()) throw nb::python_error();
-  const auto n = static_cast<size_t>(PySequence_Fast_GET_SIZE(list.ptr()));
-  std::vector<std::string_view> texts(n);
-  for (size_t i = 0; i < n; ++i) {
-    PyObject* key = PySequence_Fast_GET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i));
-    Py_ssize_t size = 0;
-    if (PyUnicode_Check(key)) {
-      const char* text = PyUnicode_AsUTF8AndSize(key, &size);
-      if (text == nullptr) throw nb::python_error();
-      texts[i] = {text, static_cast<size_t>(size)};
-    } else if (PyBytes_Check(key)) {
-      texts[i] = {PyBytes_AS_STRING(key), static_cast<size_t>(PyBytes_GET_SIZE(key))};
-    } else {
-      throw nb::type_error(("key " + std::to_string(i) + " is neither str nor bytes").c_str());
-    }
-  }
+  const std::vector<std::string_view> texts = borrow_texts(list);
+  const size_t n = texts.size();
   std::vector<Key> hashed(n);
   const HashPath path = library_only ? HashPath::kLibrary : HashPath::kBest;
   if (!hash_keys({prefix.c_str(), prefix.size()}, texts.data(), n, hashed.data(), path)) return std::nullopt;
@@ -146,55 +132,6 @@ std::optional<std::tuple<int64_t, uint64_t, uint64_t>> other_length(const FetchB
   return std::tuple(page, length, expected);
 }
 
-// Of what was fetched: its source (0: the own pool, 1: the own disk, 2 and on: peers, over the transport of
-// that number), pages and bytes. Sources that gave nothing are left out.
-using Counts = std::vector<std::tuple<size_t, size_t, uint64_t>>;
-
-void count(size_t source, const FetchBatch::Taken& taken, Counts* counts) {
-  if (taken.n_pages > 0) counts->emplace_back(source, taken.n_pages, taken.nbytes);
-}
-
-void count_read(const std::vector<FetchBatch::Taken>& read, Counts* counts) {
-  for (size_t way = 0; way < read.size(); ++way) count(2 + way, read[way], counts);
-}
-
-// Whether the lengths agree with those in the own pool, how many pages the location cache knew, whether all
-// that was left could be read from peers, and the counts.
-std::tuple<bool, size_t, bool, Counts> gather(const FetchSources& self, FetchBatch& batch,
-                                              const LocalMemories& memories, double timeout,
-                                              double disk_timeout) {
-  Counts counts;
-  const nb::gil_scoped_release release;
-  const auto found =
-      self.gather(batch, memories.all, Deadline::after(timeout), Deadline::after(disk_timeout));
-  count(0, found.own, &counts);
-  count(1, found.disk, &counts);
-  count_read(found.read, &counts);
-  return {found.lengths_agree, found.n_located, found.has_read, counts};
-}
-
-Counts read(const FetchSources& self, FetchBatch& batch, const LocalMemories& memories, double timeout) {
-  Counts counts;
-  const nb::gil_scoped_release release;
-  count_read(self.read(batch, memories.all, Deadline::after(timeout)), &counts);
-  return counts;
-}
-
-void bind_sources(nb::module_& m) {
-  nb::class_<FetchSources>(m, "FetchSources")
-      .def(
-          "__init__",
-          [](FetchSources* self, Pool& pool, Tier* tier, LocationCache& locations, Shard& shard,
-             PeerConnections& peers, uint64_t own_key, bool check_sums) {
-            new (self) FetchSources{pool, tier, locations, shard, peers, own_key, check_sums};
-          },
-          "pool"_a, "tier"_a.none(), "locations"_a, "shard"_a, "peers"_a, "own_key"_a, "check_sums"_a,
-          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(),
-          nb::keep_alive<1, 6>())
-      .def("gather", &gather, "batch"_a, "memories"_a, "timeout"_a, "disk_timeout"_a)
-      .def("read", &read, "batch"_a, "memories"_a, "timeout"_a);
-}
-
 std::tuple<size_t, Bytes, Bytes> forget_stale(FetchBatch& self, uint64_t own_key, LocationCache& cache) {
   std::vector<Key> keys;
   std::vector<Location> locations;
@@ -215,11 +152,7 @@ void bind_batch(nb::module_& m) {
       .def("find_other_length", &other_length)
       .def("forget_stale", &forget_stale, "own_key"_a, "cache"_a)
       .def("outcomes",
-           [](const FetchBatch& self) {
-             std::vector<uint8_t> hits = self.outcomes();
-             const size_t n = hits.size();
-             return give<uint8_t>(std::move(hits), {n});
-           })
+           [](const FetchBatch& self) { return give<uint8_t>(self.outcomes(), {self.n_pages()}); })
       .def("misses", [](const FetchBatch& self) {
         const auto counts = self.misses();
         return std::vector<uint64_t>(counts.begin(), counts.end());
@@ -243,7 +176,6 @@ void bind_fetch(nb::module_& m) {
       [](const KeyArray& keys) { return find_duplicate(require_keys(keys), keys.shape(0)); }, "keys"_a);
   m.def("locate_pieces", &locate, "pieces"_a, "regions"_a);
   bind_batch(m);
-  bind_sources(m);
 }
 
 }  // namespace p2pkv

@@ -22,6 +22,7 @@ NB_MODULE(_native, m) {
   p2pkv::bind_control(m);
   p2pkv::bind_peers(m);
   p2pkv::bind_fetch(m);
+  p2pkv::bind_sources(m);
   p2pkv::bind_publishing(m);
   p2pkv::bind_disk(m);
   p2pkv::bind_tier(m);

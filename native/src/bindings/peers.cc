@@ -77,6 +77,7 @@ struct DeletePeers {
   }
 };
 
+using LocalMemoryTuple = std::tuple<int64_t, int64_t, bool, std::vector<nb::object>>;
 using MemberTuple = std::tuple<uint64_t, uint64_t, bool, std::vector<size_t>>;
 
 void change(PeerConnections& self, const std::vector<MemberTuple>& changed,
@@ -108,10 +109,10 @@ void bind_peers(nb::module_& m) {
   nb::class_<LocalMemories>(m, "LocalMemories")
       .def(
           "__init__",
-          [](LocalMemories* self, const std::vector<std::tuple<int64_t, std::vector<nb::object>>>& memories) {
+          [](LocalMemories* self, const std::vector<LocalMemoryTuple>& memories) {
             std::vector<LocalMemory> all;
-            for (const auto& [address, regions] : memories) {
-              LocalMemory memory{address, {}};
+            for (const auto& [address, nbytes, is_writable_host, regions] : memories) {
+              LocalMemory memory{address, {}, nbytes, is_writable_host};
               for (const nb::object& region : regions) memory.regions.push_back(as_region(region));
               all.push_back(std::move(memory));
             }

@@ -7,7 +7,7 @@
 
 namespace p2pkv {
 
-// The registered memories of a moment, in the order of p2pkv.memory.registered.MemoryTable.
+// The registered memories of a moment, in the order of p2pkv.memory.registered.MemoryTable: by address.
 struct LocalMemories {
   std::vector<LocalMemory> all;
 };

@@ -48,6 +48,8 @@ struct Connection {
 struct LocalMemory {
   int64_t address = 0;
   std::vector<std::shared_ptr<MemoryRegion>> regions;
+  int64_t nbytes = 0;
+  bool is_writable_host = false;  // by reads, without a detour
 };
 
 }  // namespace p2pkv
