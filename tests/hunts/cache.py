@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,14 @@ N_KEYS = 160
 POOL = 80 * PAGE
 DISK = 8 << 20
 DEADLINE = 2.0
+_EFFECTS = {
+    "suspensions": ["p2pkv_disk_suspensions_total", "p2pkv_disk_failed_opens_total"],
+    "pages that the disk lost": ["p2pkv_disk_lost_pages_total"],
+    "recovered pages": ["p2pkv_disk_recovered_pages_total"],
+    "promoted pages": ["p2pkv_promoted_pages_total"],
+    "evicted pages": ["p2pkv_evicted_pages_total"],
+}
+"""What is felt of what is done to the node, and the counters that tell it."""
 
 
 class WrongClock(SystemClock):
@@ -80,27 +89,49 @@ class Cache:
     def start(self) -> Node:
         BreakableNode._disk_faults = self.faults
         try:
-            node = BreakableNode.start(self.config)
+            # a reader that is there is met again, which knows pages of the boot before
+            join = self.reader.address if self.reader is not None else ()
+            node = BreakableNode.start(replace(self.config, join=join))
         finally:
             BreakableNode._disk_faults = None
         node.register_memory(self.memory)
+        self.node = node
+        self.meet()
         return node
+
+    def meet(self) -> None:
+        """Wait until the reader knows the node as it is now; before, it finds nothing there."""
+        if self.reader is None:
+            return
+        until = time.monotonic() + 60
+        boot = {member.node_id: member.boot_epoch for member in self.node.members()}["n"]
+        while ("n", boot) not in {(member.node_id, member.boot_epoch) for member in self.reader.members()}:
+            if time.monotonic() > until:
+                raise self.history.broken("the reader has not met the node within 60 s")
+            time.sleep(0.002)  # looked at again; nobody says so
+            boot = {member.node_id: member.boot_epoch for member in self.node.members()}["n"]
 
     def close(self) -> None:
         self.faults.heal()
         if self.reader is not None:
             self.reader.close()
+        self.close_node()
+
+    def close_node(self) -> None:
+        counted = self.node.counters()
+        for effect, names in _EFFECTS.items():
+            self.tally[effect] += int(sum(counted.get(name, 0.0) for name in names))
         self.node.close()
 
     def add_reader(self) -> None:
-        if self.reader is not None or self.chance.random() < 0.5:
+        if self.reader is not None:
             return
-        address = next(member.address for member in self.node.members() if member.node_id == "n")
         self.history.note("a reader joins")
         self.reader = Node.start(
-            Config(node_id="r", pool_size=POOL, buffer_size=0, deadline=DEADLINE, join=address)
+            Config(node_id="r", pool_size=POOL, buffer_size=0, deadline=DEADLINE, join=self.node.address)
         )
         self.reader.register_memory(self.reader_memory)
+        self.meet()
 
     # --- steps
 
@@ -134,15 +165,19 @@ class Cache:
 
     def fetch_remotely(self) -> None:
         if self.reader is not None:
-            self.look(self.reader, self.reader_memory, self.some(48), "a peer's fetch")
+            self.tally["hits of a peer"] += self.look(
+                self.reader, self.reader_memory, self.some(48), "a peer's fetch"
+            )
 
-    def look(self, node: Node, memory: np.ndarray, keys: list[int], where: str) -> None:
+    def look(self, node: Node, memory: np.ndarray, keys: list[int], where: str) -> int:
+        """Fetch, and ask the oracle; return how many were hits."""
         pages = memory[: len(keys)]
         pages[:] = 0
         began = time.monotonic()
         with self.in_time(where):
             hits = node.fetch(names(keys), pages)
         self.history.check(keys, pages, hits, began, where)
+        return int(hits.sum())
 
     def exists(self) -> None:
         with self.in_time("exists"):
@@ -193,7 +228,7 @@ class Cache:
             self.faults.fail(FileCall.WRITE, errno.ENOSPC)
         else:
             self.faults.heal()
-        self.node.close()
+        self.close_node()
         self.faults.heal()
         self.tally["restarts"] += 1
         if self.chance.random() < 0.3:
@@ -241,10 +276,14 @@ class Cache:
         """Several threads publish, take back and look at the same few keys."""
         first = self.chance.randrange(N_KEYS - 8)
         keys = list(range(first, first + 8))
+        # rarely: it takes all the other keys' pages too, and an empty cache proves nothing to those who look
+        clears = self.chance.random() < 0.2
         self.history.note(f"race for {keys}")
         failures: list[BaseException] = []
         threads = [
-            threading.Thread(target=self.run_racer, args=(keys, self.chance.getrandbits(32), failures))
+            threading.Thread(
+                target=self.run_racer, args=(keys, clears, self.chance.getrandbits(32), failures)
+            )
             for _ in range(3)
         ]
         is_over = threading.Event()
@@ -282,17 +321,17 @@ class Cache:
         self.history.check(keys, pages, (statuses == 1).astype(np.uint8), began, "the disk")
         self.tally["pages read from disk"] += len(keys)
 
-    def run_racer(self, keys: list[int], seed: int, failures: list[BaseException]) -> None:
+    def run_racer(self, keys: list[int], clears: bool, seed: int, failures: list[BaseException]) -> None:
         chance = random.Random(seed)
         memory = np.zeros((len(keys), PAGE), np.uint8)
         try:
             with self.node.register_memory(memory):
                 for _ in range(chance.randint(20, 60)):
-                    self.race_once(keys, chance.random(), memory)
+                    self.race_once(keys, chance.random(), clears, memory)
         except BaseException as error:  # noqa: BLE001  # told to the thread that waits
             failures.append(error)
 
-    def race_once(self, keys: list[int], what: float, memory: np.ndarray) -> None:
+    def race_once(self, keys: list[int], what: float, clears: bool, memory: np.ndarray) -> None:
         if what < 0.5:
             with self.history.publishing(keys) as pages:
                 memory[:] = pages
@@ -300,7 +339,7 @@ class Cache:
         elif what < 0.75:
             with self.history.taking_back(keys):
                 self.node.retract(names(keys))
-        elif what < 0.8:
+        elif what < 0.8 and clears:
             with self.history.taking_back(None):
                 self.node.clear()
         else:
@@ -316,12 +355,12 @@ def names(keys: list[int]) -> list[str]:
 
 def steps_of(cache: Cache) -> list[tuple[Callable[[], None], float]]:
     return [
-        (cache.publish, 8),
+        (cache.publish, 12),
         (cache.fetch, 6),
         (cache.fetch_remotely, 6),
         (cache.exists, 2),
         (cache.retract, 4),
-        (cache.clear, 1),
+        (cache.clear, 0.5),
         (cache.flush, 3),
         (cache.race, 4),
         (cache.break_disk, 1),
@@ -346,6 +385,8 @@ def run_in(folder: Path, chance: random.Random, tally: Tally, stop: Stop) -> Non
     BreakableNode._clock.offset_ns = 0
     cache = Cache(chance, tally, folder)
     try:
+        if chance.random() < 0.4:
+            cache.add_reader()
         steps, weights = zip(*steps_of(cache), strict=True)
         for _ in range(chance.randint(10, 40)):
             if stop():
@@ -361,4 +402,10 @@ def run_in(folder: Path, chance: random.Random, tally: Tally, stop: Stop) -> Non
         cache.close()
 
 
-HUNT = Hunt("cache", "A hit is what was published and not taken back since; calls end in time", run)
+HUNT = Hunt(
+    "cache",
+    "A hit is what was published and not taken back since; calls end in time",
+    run,
+    effects=("hits", "hits of a peer", "restarts", "pages read from disk", "refused layouts", *_EFFECTS),
+    enough=30,
+)

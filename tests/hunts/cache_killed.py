@@ -119,7 +119,12 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-HUNT = Hunt("cache-killed", "SIGKILL brings nothing back that was taken back, and loses nothing flushed", run)
+HUNT = Hunt(
+    "cache-killed",
+    "SIGKILL brings nothing back that was taken back, and loses nothing flushed",
+    run,
+    effects=("hits",),
+)
 
 if __name__ == "__main__":
     live(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -17,7 +17,7 @@ from hunts.frame import Broken, Hunt, Stop, Tally
 from p2pkv.directory.view import State, node_key
 from p2pkv.errors import DuplicateNodeError
 from p2pkv.page import Keys
-from simulated_world import MOST_PAGES, World, WorldNode
+from simulated_world import EFFECTS, MOST_PAGES, World, WorldNode
 
 SETTLE_S = 16.0
 """From the end of the last fault to the judgement: a death, its news, what moved, an owed entry's retries."""
@@ -344,6 +344,7 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
         schedule.check_pages()
         schedule.check_calm()
     finally:
+        tally.update(schedule.world.counted())
         schedule.world.close()
 
 
@@ -351,4 +352,6 @@ HUNT = Hunt(
     name="cluster",
     promise="the living agree on who lives, and find every living page",
     run=run,
+    effects=("pages found", "replaced nodes", "bystanders", *EFFECTS),
+    enough=200,
 )

@@ -28,6 +28,11 @@ POOL = 48 * PAGE
 """Less than there are keys: what is evicted is on disk, where there is one."""
 BATCH = 12
 DEADLINE = 2.0
+_EFFECTS = {
+    "pages read from disk": 'p2pkv_fetched_pages_total{source="disk"}',
+    "pages too late for their epoch": 'p2pkv_unpublished_pages_total{reason="epoch"}',
+}
+"""What nodes feel of bumps and restarts, and the counters that tell it."""
 _TURNS = 12
 """Of the nodes' threads together, between two steps."""
 
@@ -85,6 +90,9 @@ class Worker:
     def close(self) -> None:
         self.stop()
         if self.node is not None:
+            counted = self.node.counters()
+            for effect, name in _EFFECTS.items():
+                self.world.tally[effect] += int(counted.get(name, 0.0))
             self.node.close()
             self.node = None
 
@@ -313,4 +321,10 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-HUNT = Hunt("epochs", "After a bump nothing that was published before it is found", run)
+HUNT = Hunt(
+    "epochs",
+    "After a bump nothing that was published before it is found",
+    run,
+    effects=("hits", "bumps", "restarts", *_EFFECTS),
+    enough=20,
+)

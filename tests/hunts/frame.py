@@ -30,3 +30,12 @@ class Hunt:
     promise: str
     run: Callable[[int, Tally, Stop], None]
     patience: float = 240.0
+    effects: tuple[str, ...] = ()
+    """What the tally has of the schedules' faults and races where they are felt, not where they are planted. A hunt
+    whose faults lead nowhere would hold every promise; so none of these may still be zero after ``enough`` schedules.
+    """
+    enough: int = 50
+
+    def missing(self, n_schedules: int, tally: Tally) -> list[str]:
+        """Return the effects that so many schedules should have had, and had not."""
+        return [effect for effect in self.effects if not tally[effect]] if n_schedules >= self.enough else []

@@ -19,6 +19,9 @@ FRONTS = {
     "links": hostile_links.attack,
 }
 
+EFFECTS = ("hostile messages", "links cut", "messages of members", "visits of readers", "honest fetches")
+EFFECTS += ("honest reads", "rows right")
+
 
 def run(seed: int, tally: Tally, stop: Stop) -> None:
     rng = random.Random(seed)
@@ -34,4 +37,9 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
         raise broken
 
 
-HUNT = Hunt("hostile", "a member that says anything harms nobody's rows, and no node crashes or hangs", run)
+HUNT = Hunt(
+    "hostile",
+    "a member that says anything harms nobody's rows, and no node crashes or hangs",
+    run,
+    effects=EFFECTS,
+)

@@ -96,6 +96,11 @@ class Short:
         hits: list[int] = answer["hits"]
         return hits
 
+    def members(self) -> set[str]:
+        members = self.call("members")
+        assert isinstance(members, list)
+        return {member["node_id"] for member in members}
+
 
 class Schedule:
     """One seed's nodes, and what they have published."""
@@ -115,6 +120,8 @@ class Schedule:
             "buffer_size": 0,
             "transports": self.rng.choice([["shm", "tcp"], ["shm"], ["tcp"]]),
         }
+        self.settings = settings
+        self.n_newcomers = 0
         self.healthy = [Healthy(name, settings, undo) for name in ("a", "b")]
         self.short = Short(settings, folder, undo)
         self.batches: list[tuple[str, list[str]]] = []  # whose, and keys
@@ -134,13 +141,15 @@ class Schedule:
 
     def step(self) -> None:
         kind = self.rng.choice(
-            ["publish", "short fetches", "short looks up", "healthy fetch", "fetch from short"]
+            ["publish", "short fetches", "short looks up", "healthy fetch", "fetch from short", "newcomer"]
         )
         self.steps.append(kind)
         if kind == "publish":
             self.publish(self.rng.choice(["a", "b", "short", "short"]))
         elif kind == "short fetches":
-            self.tally["hits while short"] += sum(self.short.fetch(self.of_healthy()))
+            self.short_fetches(self.of_healthy())
+        elif kind == "newcomer":
+            self.newcomer_comes()
         elif kind == "short looks up":
             self.short.call("exists", keys=self.of_healthy(), timeout=DEADLINE_S)
         elif kind == "healthy fetch":
@@ -149,6 +158,21 @@ class Schedule:
             of_short = [keys for who, keys in self.batches if who == "short"]
             if of_short:
                 self.rng.choice(self.healthy).fetch(self.rng.choice(of_short))
+
+    def short_fetches(self, keys: list[str]) -> None:
+        hits = self.short.fetch(keys)
+        self.tally["hits while short"] += sum(hits)
+        self.tally["misses while short"] += len(hits) - sum(hits)
+
+    def newcomer_comes(self) -> None:
+        """Have the short node fetch from one that it has no connection to: what that takes may not be there."""
+        self.n_newcomers += 1
+        with ExitStack() as undo:
+            node = Healthy(f"newcomer-{self.n_newcomers}", self.settings, undo)
+            keys = [f"{node.name}-{i}" for i in range(BATCH)]
+            node.publish(keys)
+            until(lambda: node.name in self.short.members(), f"short does not learn of {node.name}", self)
+            self.short_fetches(keys)
 
     def healthy_have_all(self, keys: list[str]) -> None:
         """A healthy node's pages are found by the other, whatever the third is short of."""
@@ -230,4 +254,6 @@ HUNT = Hunt(
     name="resources",
     promise="a node that runs out of something costs misses, and nobody else's pages",
     run=run,
+    effects=("hits while short", "misses while short", *(f"no {limit.name}" for limit in LIMITS)),
+    enough=20,
 )

@@ -407,5 +407,16 @@ def _run(seed: int, tally: Tally) -> list[Broken]:
 
 
 HUNT = Hunt(
-    "transfers", "a transfer is what was offered, or not OK; what was returned or closed is not touched", run
+    "transfers",
+    "a transfer is what was offered, or not OK; what was returned or closed is not touched",
+    run,
+    effects=(
+        "rows right",
+        "rows not OK",
+        "refused",
+        "gets refused",
+        "memories closed",
+        "nodes ended",
+        "verdicts taken back",
+    ),
 )

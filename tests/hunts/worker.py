@@ -56,6 +56,12 @@ def main(name: str, first_seed: int, seconds: float, *, replay: bool) -> int:
         if n_schedules == 3:
             rss = Footprint.of(os.getpid()).rss
         seed += 0 if replay else 1
+    if not replay and (missing := hunt.missing(n_schedules, tally)):
+        what = (
+            f"{n_schedules} schedules had none of: {', '.join(missing)}; do the hunt's faults lead anywhere?"
+        )
+        say(broken=what, traceback=what)
+        return BROKEN
     say(done=True)
     return 0
 

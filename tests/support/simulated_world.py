@@ -7,6 +7,7 @@ interpreter runs no Python, but its shard and its probes go on answering, as in 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
@@ -31,6 +32,13 @@ NBYTES = 4096
 MOST_PAGES = 32
 """Of a pool: what comes beyond evicts."""
 TICK_S = 0.1
+EFFECTS = {
+    "suspicions": "p2pkv_membership_suspicions_total",
+    "deaths": "p2pkv_membership_deaths_total",
+    "late rounds": "p2pkv_membership_late_rounds_total",
+    "reboots": "p2pkv_membership_reboots_total",
+}
+"""What nodes feel of what befalls them, and the counters that tell it."""
 _PAGES = np.zeros((MOST_PAGES, NBYTES), np.uint8)
 
 
@@ -200,6 +208,7 @@ class World:
         self.random = random
         self.simulation = Simulation()
         self.nodes: list[WorldNode] = []
+        self._counted: Counter[str] = Counter()
 
     @property
     def now(self) -> float:
@@ -222,6 +231,7 @@ class World:
             node.engine.close()
         self.simulation.kill(node.network)
         self.nodes.remove(node)
+        self._count(node)
         node.close()
 
     def run(self, seconds: float) -> None:
@@ -240,6 +250,16 @@ class World:
             if node.network.is_stopped or node.network.held_until > self.now:
                 self.simulation.resume(node.network)
             node.network.held_until = -math.inf
+
+    def counted(self) -> Counter[str]:
+        """Return how often each of :data:`EFFECTS` was felt, by the living and by those who have ended."""
+        for node in self.nodes:
+            self._count(node)
+        return self._counted
+
+    def _count(self, node: WorldNode) -> None:
+        counts = node.engine.counters()
+        self._counted.update({effect: counts[name] for effect, name in EFFECTS.items()})
 
     def close(self) -> None:
         """Release everything."""
