@@ -214,6 +214,7 @@ class Cache:
         self.faults.heal()
 
     def wait_recovered(self) -> None:
+        self.heal()  # what is to be read may hang, or fail
         until = time.monotonic() + 60
         while self.tier._store is None or not self.tier._store.is_recovered:
             if time.monotonic() > until:
