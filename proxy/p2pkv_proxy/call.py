@@ -55,10 +55,14 @@ class InstanceError(Exception):
 
 
 class AnsweredError(Exception):
-    """An engine refused the request itself: the client gets its status and body."""
+    """An engine refused the request itself: the client gets its status and body.
 
-    def __init__(self, status: int, content_type: str, body: bytes) -> None:
+    ``tracked``: the instance; None if the router itself knows that none would take it.
+    """
+
+    def __init__(self, status: int, content_type: str, body: bytes, tracked: Tracked | None = None) -> None:
         super().__init__(f"status {status}")
+        self.tracked = tracked
         self.status = status
         self.content_type = content_type
         self.body = body

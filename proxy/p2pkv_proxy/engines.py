@@ -152,6 +152,7 @@ class Post:
             if n_bytes > self._max_answer:
                 raise self._failed(f"sent an answer of more than {self._max_answer} bytes")
             chunks.append(chunk)
+        self.complete()
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def chunks(self) -> AsyncIterator[bytes]:
@@ -163,6 +164,10 @@ class Post:
                 yield chunk
         except ConnectionFailedError as error:
             raise self._failed(str(error)) from error
+
+    def complete(self) -> None:
+        """Note that the answer is whole: only that speaks for the instance."""
+        self.tracked.completed(self._attempt, time.monotonic())
 
     def blame(self, what: str) -> InstanceError:
         """Count a failure of the instance that only a reader of its answer can see."""
@@ -177,7 +182,7 @@ class Post:
             )
         if 400 <= status < 500 and status != 408:
             self.tracked.answered(self._attempt)
-            raise AnsweredError(status, _content_type(connection), body)
+            raise AnsweredError(status, _content_type(connection), body, self.tracked)
         raise self._failed(
             f"answered with status {status}", status=status if status >= 500 else 502, body=body
         )

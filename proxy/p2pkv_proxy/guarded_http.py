@@ -12,6 +12,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 HEADER_TIMEOUT_S = 10.0
 """From a connection's or a request's first byte to the end of its headers."""
 MAX_HEADER_BYTES = 64 * 1024
+MAX_PIPELINED = 16
+"""Requests of one connection that wait for the one before; hardly any client sends a second."""
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _HIDDEN = b"\r\nx-upgrd:"
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -19,6 +21,8 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0
 
 class GuardedProtocol(HttpToolsProtocol):
     """Hangs up on who opens a connection and says nothing, sends headers drop by drop, or too many of them.
+
+    So it does on who sends requests and requests without taking an answer; what they have sent is not read meanwhile.
 
     A request's scope has ``p2pkv.hang_up``, which ends the connection at once, and the set ``p2pkv.on_gone`` of what is
     called when the client has gone: waiting for that by ASGI's ``receive`` would take a task for each request.
@@ -68,11 +72,25 @@ class GuardedProtocol(HttpToolsProtocol):
         self._tail = b""
         self.scope["p2pkv.hang_up"] = self._hang_up  # type: ignore[typeddict-unknown-key]
         self.scope["p2pkv.on_gone"] = self._on_gone  # type: ignore[typeddict-unknown-key]
+        if self.transport.is_closing():
+            return
         super().on_headers_complete()
+        if len(self.pipeline) > MAX_PIPELINED:
+            self._hang_up()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_headers = True
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.pipeline:
+            self.flow.pause_reading()  # resumed for each answer, it would read more requests than it answers
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size() > 0:
+            self._hang_up()  # closing would wait for a client that takes nothing
+        super().timeout_keep_alive_handler()
 
     def _hang_up(self) -> None:
         self.transport.abort()

@@ -11,6 +11,9 @@ from p2pkv_proxy.breaker import Breaker
 
 _log = logging.getLogger(__name__)
 
+_PENALTY_TOKENS = 2048.0
+"""For each failure of the last half minute: about a prompt. A guess."""
+
 
 class Attempt:
     """One request at one instance, from :meth:`Tracked.begin` to :meth:`Tracked.end`."""
@@ -79,6 +82,10 @@ class Tracked:
         others = max(0, self.load.running + self.load.waiting - own)
         return self.n_tokens + others * (self.n_tokens / own if own else 512.0)
 
+    def penalty(self, now: float) -> float:
+        """Tokens that count against it for its failures of late: those who fail are soon free for more."""
+        return _PENALTY_TOKENS * self.breaker.n_failed(now)
+
     def is_full(self) -> bool:
         """Whether it has as many requests as it may."""
         return 0 < self.instance.capacity <= self.busy
@@ -103,10 +110,18 @@ class Tracked:
         return attempt
 
     def answered(self, attempt: Attempt) -> None:
-        """Note its first byte: the instance works."""
+        """Note its first byte. Whether the instance works shows at the answer's end."""
         self._expected.pop(attempt, None)
-        if self._unanswered.pop(attempt, attempt) is None:
-            self.breaker.succeeded(attempt)
+        self._unanswered.pop(attempt, None)
+
+    def completed(self, attempt: Attempt, now: float) -> None:
+        """Note that its answer is whole: the instance works."""
+        if attempt in self._attempts:
+            self.breaker.succeeded(attempt, now)
+
+    def blamed(self, now: float) -> None:
+        """Note that it refused a request that another instance has answered."""
+        self.breaker.failed(None, now)
 
     def end(self, attempt: Attempt, now: float, *, failed: bool = False) -> None:
         """Count a request out. ``failed``: by the instance's fault. Idempotent."""

@@ -62,6 +62,10 @@ _NOT_FORWARDED = HOP_BY_HOP | {
 }
 _SAFE_ID = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-.:")
 _SWEEP_S = 0.1
+_DOUBTFUL = frozenset({401, 403, 404})
+"""An engine that says so may lack a model or a key that others have: another one is asked."""
+_PIECE = 64 * 1024
+"""Of a whole answer: what is handed over at once lies in memory until the client has taken it."""
 
 
 class Cut(Enum):
@@ -90,6 +94,7 @@ class Serving:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._exchanges: set[Exchange] = set()
+        self._refused: set[Exchange] = set()
 
     @property
     def in_flight(self) -> int:
@@ -102,7 +107,11 @@ class Serving:
         metrics = self._services.metrics
         if len(self._exchanges) >= self._services.settings.max_in_flight:
             metrics.requests.labels("refused").inc()
-            await exchange.refuse(RefusedError(429, "the router has as many requests as it may", 1))
+            self._refused.add(exchange)
+            try:
+                await exchange.refuse(RefusedError(429, "the router has as many requests as it may", 1))
+            finally:
+                self._refused.discard(exchange)
             return
         self._exchanges.add(exchange)
         try:
@@ -117,7 +126,7 @@ class Serving:
         while True:
             await asyncio.sleep(_SWEEP_S)
             now = time.monotonic()
-            for exchange in list(self._exchanges):
+            for exchange in (*self._exchanges, *self._refused):
                 exchange.check(now)
 
 
@@ -199,7 +208,7 @@ class Exchange:
             await self.refuse(error)
             return "client_error" if error.status == 404 else "refused"
         except AnsweredError as error:
-            await respond(self._send, error.status, error.body, content_type=error.content_type.encode())
+            await self._respond(error.status, error.body, content_type=error.content_type.encode())
         return "client_error"
 
     async def _serve(self) -> str:
@@ -247,20 +256,29 @@ class Exchange:
     async def _attempts(self, call: Call, read: float) -> str:
         """Try pair after pair until one has answered, or the client has a part of an answer that broke off."""
         error: InstanceError | None = None
+        doubtful: list[AnsweredError] = []
         for number in range(self._settings.attempts):
             if number:
                 self._services.metrics.retries.inc()
             try:
                 pair = self._services.router.choose(call.prompt, call.path, self._failed)
             except RefusedError:
-                if error is None:
+                if error is None and not doubtful:
                     raise
                 break
             self._services.metrics.choices.labels(pair.reason).inc()
             self._services.metrics.chose(pair.prefill.id if pair.prefill else "", pair.decode.id)
             try:
                 await self._attempt(call, pair, number, read)
+                for refusal in doubtful:  # it was not the request's fault
+                    refusal.tracked.blamed(time.monotonic())  # type: ignore[union-attr]
                 return "ok"
+            except AnsweredError as refusal:
+                if refusal.tracked is None or refusal.status not in _DOUBTFUL:
+                    raise
+                doubtful.append(refusal)
+                self._failed.add(refusal.tracked.id)
+                continue
             except InstanceError as failure:
                 error = failure
             except _CutError as cut:
@@ -272,6 +290,8 @@ class Exchange:
             if self._has_begun:
                 await self._break_off(error)
                 return "broken_off"
+        if doubtful:
+            raise doubtful[0]
         assert error is not None
         await self._give_up(error)
         return "engine_error"
@@ -309,7 +329,9 @@ class Exchange:
         body = await answer.whole()
         arrived = time.monotonic()
         await self._begin(200, [*headers, (b"content-length", str(len(body)).encode())])
-        await self._write(body, more=False)
+        for first in range(0, len(body), _PIECE):
+            await self._write(body[first : first + _PIECE], more=True)
+        await self._write(b"", more=False)
         self._observe(read, arrived)
 
     def _observe(self, read: float, arrived: float) -> None:
@@ -340,17 +362,33 @@ class Exchange:
     async def refuse(self, error: RefusedError) -> None:
         """Say that nobody takes the request now."""
         headers = [] if error.retry_after is None else [(b"retry-after", str(error.retry_after).encode())]
-        await respond(self._send, error.status, error_body(error.status, str(error)), headers)
+        await self._respond(error.status, error_body(error.status, str(error)), headers)
 
     async def _fail(self, status: int, message: str, *, close: bool = False) -> None:
         headers = [(b"connection", b"close")] if close else []
-        await respond(self._send, status, error_body(status, message), headers)
+        await self._respond(status, error_body(status, message), headers)
+
+    async def _respond(
+        self,
+        status: int,
+        body: bytes,
+        headers: list[tuple[bytes, bytes]] | None = None,
+        content_type: bytes = b"application/json",
+    ) -> None:
+        """Answer without an engine's stream; hang up on a client that does not take it in time."""
+        self._deadline = time.monotonic() + self._settings.client_timeout
+        try:
+            with self._interruptible():
+                await respond(self._send, status, body, headers, content_type)
+        except _CutError as error:
+            if error.why is not Cut.CLIENT_GONE:
+                await self._hang_up()
 
     async def _give_up(self, error: InstanceError) -> None:
         """Every attempt failed, and nothing has been sent: the last engine's own words, if it had any."""
         body = error.body or error_body(error.status, f"{error}, and no other instance did it")
         headers = [(b"retry-after", b"1")] if error.status in (429, 503) else []
-        await respond(self._send, error.status, body, headers)
+        await self._respond(error.status, body, headers)
 
     async def _break_off(self, error: InstanceError) -> None:
         """End an answer that can't go on so that nobody takes it for whole."""
@@ -363,8 +401,10 @@ class Exchange:
         try:
             with self._interruptible():
                 await self._write(event, more=False)
-        except _CutError:
+        except _CutError as error:
             _log.info("a client did not take the end of its answer")
+            if error.why is not Cut.CLIENT_GONE:
+                await self._hang_up()
 
     async def _cut_off(self, why: Cut) -> str:
         if why is Cut.CLIENT_GONE:

@@ -25,6 +25,10 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
+MOODS = ("breaks off", "refuses", "hangs", "is another service", "never ends")
+"""What an engine that misbehaves does with a request."""
+
+
 def tokens_of(prompt: object, n: int) -> list[str]:
     """What any engine generates behind a prompt."""
     digest = hashlib.sha256(json.dumps(prompt).encode()).hexdigest()
@@ -84,6 +88,8 @@ class FakeEngine:
         self.refusal: tuple[int, bytes] | None = None
         self.die_after: int | None = None
         """Tokens of one answer, after which the connection is cut."""
+        self.mood: Callable[[], str] = lambda: ""
+        """Drawn for each request: one of :data:`MOODS`, or "" for an answer as it should be."""
         self.is_healthy = True
         self.capacity = 0
         self.kv_address = ""
@@ -151,6 +157,9 @@ class FakeEngine:
 
     async def _answer(self, scope: MutableMapping[str, Any], body: dict[str, Any], send: Send) -> None:
         await self.gate.wait()
+        if mood := self.mood():
+            await self._misbehave(mood, send)
+            return
         if self.refusal is not None:
             await _whole(send, *self.refusal)
             return
@@ -168,6 +177,24 @@ class FakeEngine:
         if self.mode is Mode.VLLM and self.role is Role.PREFILL:
             answer["kv_transfer_params"] = {"remote_block_ids": [1, 2, 3]}
         await _whole(send, 200, json.dumps(answer).encode())
+
+    async def _misbehave(self, mood: str, send: Send) -> None:
+        if mood == "refuses":
+            await _whole(send, 404, b'{"error": "no such model"}')
+            return
+        if mood == "hangs":
+            await asyncio.Event().wait()
+        kind = b"text/html" if mood == "is another service" else b"text/event-stream"
+        start = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]}
+        await send(start)
+        if mood == "breaks off":
+            event = b'data: {"choices": [{"index": 0, "text": ""}]}\n\n'
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+            raise ConnectionError("the engine breaks off, as it was told to")
+        while mood == "never ends":
+            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+            await asyncio.sleep(0)  # to whoever has hung up it is sent without a wait
+        await send({"type": "http.response.body", "body": b"<html>"})
 
     def _meta(self) -> dict[str, Any]:
         return {"input_token_logprobs": [[-1.0, 1, None]] if self.role is Role.PREFILL else [[-2.0, 2, None]]}

@@ -243,12 +243,12 @@ def test_a_breaker_opens_lets_one_through_and_closes_again() -> None:
     trial, old = object(), attempts[0]
     breaker.begin(trial)
     assert not breaker.allows(FIRST_PAUSE_S)
-    breaker.succeeded(old)  # began before: says nothing
+    breaker.succeeded(old, FIRST_PAUSE_S)  # began before: says nothing
     breaker.failed(trial, FIRST_PAUSE_S)
     assert not breaker.allows(2 * FIRST_PAUSE_S)
     assert breaker.allows(4 * FIRST_PAUSE_S)
     breaker.begin(trial)
-    breaker.succeeded(trial)
+    breaker.succeeded(trial, FIRST_PAUSE_S)
     assert breaker.phase is Phase.CLOSED
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,5 +36,11 @@ class Policy(ABC):
 
 
 def lightest(candidates: Sequence[Tracked]) -> Tracked:
-    """Return the one with the fewest tokens in flight, then the fewest requests, then the fewest ever."""
-    return min(candidates, key=lambda tracked: (tracked.weight, tracked.busy, tracked.sent))
+    """Return the one with the fewest tokens in flight, then the fewest requests, then the fewest ever.
+
+    Failures of late count as tokens: who fails at once would else always have the fewest.
+    """
+    now = time.monotonic()
+    return min(
+        candidates, key=lambda tracked: (tracked.weight + tracked.penalty(now), tracked.busy, tracked.sent)
+    )

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 
 from p2pkv_proxy.call import Call, Interrupt, Pair
 from p2pkv_proxy.engines import Engines, Post
+from p2pkv_proxy.events import MAX_EVENT, Events, EventTooLargeError
 
 HOP_BY_HOP = frozenset(
     {
@@ -37,9 +38,11 @@ class Answer:
         self.post = post
         self.headers = [(name, value) for name, value in post.headers if name not in HOP_BY_HOP]
         """What the client gets of the engine's headers."""
-        self.is_stream = is_stream and any(
-            name == b"content-type" and value.startswith(b"text/event-stream") for name, value in self.headers
-        )
+        self.is_stream = is_stream
+        kind = next((value for name, value in self.headers if name == b"content-type"), b"nothing")
+        if not kind.startswith(b"text/event-stream" if is_stream else b"application/json"):
+            # whatever listens there is no engine, or a broken one
+            raise post.blame(f"answered with {kind.decode('latin-1')!r:.80}")
 
     async def whole(self) -> bytes:
         """Return all of an answer that is no stream."""
@@ -65,23 +68,21 @@ class Protocol(ABC):
 
 
 async def _whole_events(post: Post) -> AsyncIterator[bytes]:
-    """Hold back the beginning of an event until its end is there: it may never come."""
-    rest = b""
+    whole = Events()
     is_done = False
     is_first = True
     async for chunk in post.chunks():
-        data = rest + chunk if rest else chunk
-        end = data.rfind(b"\n\n") + 2
-        if end == 1:
-            end = data.rfind(b"\r\n\r\n") + 4
-            if end == 3:
-                rest = data
-                continue
-        events, rest = (data, b"") if end == len(data) else (data[:end], data[end:])
+        try:
+            events = whole.feed(chunk)
+        except EventTooLargeError:
+            raise post.blame(f"sent an event of more than {MAX_EVENT} bytes") from None
+        if not events:
+            continue
         if is_first and events.startswith(b'data: {"error"'):
             raise post.blame(f"began with an error: {events[6:300].decode(errors='replace').strip()}")
         is_first = False
         is_done = is_done or b"data: [DONE]" in events[-64:]
         yield events
-    if not is_done or rest:
+    if not is_done or not whole.is_between:
         raise post.blame("ended its answer early")
+    post.complete()

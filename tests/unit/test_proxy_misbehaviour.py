@@ -1,0 +1,153 @@
+"""Engines and clients that misbehave: nobody else is harmed, and what they hold is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+
+import aiohttp
+import pytest
+from test_proxy_requests import COMPLETION, joined, run, start, until
+
+from fake_engines import Rig, tokens_of
+from p2pkv.instances.heartbeat import Role
+from p2pkv_proxy.breaker import FIRST_PAUSE_S, JUDGED, WINDOW, WINDOW_S, Breaker, Phase
+from p2pkv_proxy.events import MAX_EVENT, Events, EventTooLargeError
+
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+N_REQUESTS = 40
+
+
+@pytest.mark.parametrize("mood", ["breaks off", "refuses", "is another service", "never ends"])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_one_bad_engine_costs_a_few_requests_at_most(mood: str, is_stream: bool) -> None:
+    async def test(rig: Rig) -> None:
+        bad, good = await rig.engine(Role.BOTH), await rig.engine(Role.BOTH)
+        bad.mood = lambda: mood
+        front = await start(rig, [bad, good])
+        n_broken = 0
+        for _ in range(N_REQUESTS):
+            if is_stream:
+                n_broken += joined(await front.events(COMPLETION)) != "".join(tokens_of("some prompt", 5))
+            else:
+                n_broken += (await front.post(COMPLETION))[0] != 200
+        tracked = front.app.registry.get(bad.instance.id)
+        assert tracked is not None
+        assert tracked.breaker.opened > 0
+        assert n_broken <= 2 + tracked.breaker.opened  # three in a row, and one each time that it is tried again
+
+    run(test)
+
+
+def test_what_every_instance_refuses_is_the_requests_fault() -> None:
+    async def test(rig: Rig) -> None:
+        engines = [await rig.engine(Role.BOTH) for _ in range(2)]
+        for engine in engines:
+            engine.mood = lambda: "refuses"
+        front = await start(rig, engines)
+        for _ in range(N_REQUESTS):
+            status, answer, _ = await front.post(COMPLETION)
+            assert (status, answer) == (404, {"error": "no such model"})
+        assert all(tracked.breaker.phase is Phase.CLOSED for tracked in front.app.registry)
+
+    run(test)
+
+
+@pytest.mark.parametrize("body", [b"{", json.dumps(COMPLETION).encode()])
+def test_a_client_that_pipelines_and_reads_nothing_keeps_nobody_out(body: bytes) -> None:
+    async def test(rig: Rig) -> None:
+        front = await start(rig, [await rig.engine(Role.BOTH)], client_timeout=0.3, max_in_flight=4)
+        request = POST + b"content-length: %d\r\n\r\n" % len(body) + body
+        writers = []
+        for _ in range(6):
+            _, writer = await asyncio.open_connection("127.0.0.1", front.port, limit=1024)
+            writer.write(request * 10_000)
+            writers.append(writer)
+        await until(lambda: all(writer.transport.is_closing() for writer in writers))
+        await until(lambda: front.app._serving.in_flight == 0)
+        assert await front.text(COMPLETION) == "".join(tokens_of("some prompt", 5))
+
+    run(test)
+
+
+def test_a_whole_answer_that_nobody_takes_is_let_go() -> None:
+    async def test(rig: Rig) -> None:
+        front = await start(rig, [await rig.engine(Role.BOTH)], client_timeout=0.3)
+        _, writer = await asyncio.open_connection("127.0.0.1", front.port, limit=1024)
+        body = json.dumps(COMPLETION | {"max_tokens": 2_000_000}).encode()
+        writer.write(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
+        await until(lambda: front.app._serving.in_flight == 1)
+        await until(lambda: front.app._serving.in_flight == 0)
+        assert await front.metric("p2pkv_proxy_requests_total", outcome="client_gone") == 1
+        writer.transport.abort()
+
+    run(test)
+
+
+def test_others_are_served_while_an_event_never_ends() -> None:
+    async def test(rig: Rig) -> None:
+        bad, good = await rig.engine(Role.BOTH), await rig.engine(Role.BOTH)
+        bad.mood = lambda: "never ends"
+        front = await start(rig, [bad, good], attempts=1)
+        events = [asyncio.ensure_future(_events(front.session, front.url)) for _ in range(8)]
+        outcomes = [await one for one in events]
+        assert all(b"[DONE]" in raw or b"more than" in raw for raw in outcomes)
+        assert any(b"[DONE]" in raw for raw in outcomes)
+
+    run(test)
+
+
+async def _events(session: aiohttp.ClientSession, url: str) -> bytes:
+    async with session.post(url + "/v1/completions", json=COMPLETION | {"stream": True}) as response:
+        return await response.read()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_events_are_whole_however_they_are_cut(seed: int) -> None:
+    chance = random.Random(seed)
+    blank = chance.choice([b"\n\n", b"\r\n\r\n"])
+    events = [b"data: " + b"\n" * chance.randrange(2) + b"x" * chance.randrange(30) for _ in range(50)]
+    raw = b"".join(event.rstrip(b"\n") + blank for event in events) + b"data: [DO"
+    splitter, got = Events(), b""
+    while raw:
+        n = chance.choice([1, 2, 3, 5, 40])
+        chunk, raw = raw[:n], raw[n:]
+        whole = splitter.feed(chunk)
+        assert not whole or whole.endswith(blank)
+        got += whole
+    assert got == b"".join(event.rstrip(b"\n") + blank for event in events)
+    assert not splitter.is_between
+
+
+def test_an_event_has_a_limit() -> None:
+    splitter = Events()
+    for _ in range(MAX_EVENT // 65536):
+        assert splitter.feed(b"x" * 65536) == b""
+    with pytest.raises(EventTooLargeError):
+        splitter.feed(b"x")
+
+
+def test_a_breaker_opens_when_half_of_the_attempts_fail() -> None:
+    breaker = Breaker()
+    for i in range(JUDGED):
+        assert breaker.phase is Phase.CLOSED
+        if i % 2:
+            breaker.failed(object(), float(i))
+        else:
+            breaker.succeeded(object(), float(i))
+    assert breaker.phase is Phase.OPEN
+    assert breaker.allows(JUDGED + FIRST_PAUSE_S)
+
+
+def test_a_breaker_forgets_failures_of_long_ago() -> None:
+    breaker = Breaker()
+    for i in range(2 * WINDOW):
+        now = i * WINDOW_S / 8
+        if i % 2:
+            breaker.failed(object(), now)
+        else:
+            breaker.succeeded(object(), now)
+        assert breaker.phase is Phase.CLOSED  # of eight ends nothing is concluded
+        assert breaker.n_failed(now) <= 4
+    assert breaker.n_failed(now + WINDOW_S) == 0
