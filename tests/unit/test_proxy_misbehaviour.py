@@ -35,7 +35,9 @@ def test_one_bad_engine_costs_a_few_requests_at_most(mood: str, is_stream: bool)
         tracked = front.app.registry.get(bad.instance.id)
         assert tracked is not None
         assert tracked.breaker.opened > 0
-        assert n_broken <= 2 + tracked.breaker.opened  # three in a row, and one each time that it is tried again
+        assert (
+            n_broken <= 2 + tracked.breaker.opened
+        )  # three in a row, and one each time that it is tried again
 
     run(test)
 
@@ -67,6 +69,30 @@ def test_a_client_that_pipelines_and_reads_nothing_keeps_nobody_out(body: bytes)
         await until(lambda: all(writer.transport.is_closing() for writer in writers))
         await until(lambda: front.app._serving.in_flight == 0)
         assert await front.text(COMPLETION) == "".join(tokens_of("some prompt", 5))
+
+    run(test)
+
+
+def test_a_client_that_takes_no_refusal_loses_its_place() -> None:
+    async def test(rig: Rig) -> None:
+        front = await start(rig, [await rig.engine(Role.BOTH)], client_timeout=0.3)
+        has_hung_up = asyncio.Event()
+        scope = {
+            "path": "/v1/completions",
+            "headers": [],
+            "p2pkv.on_gone": set(),
+            "p2pkv.hang_up": has_hung_up.set,
+        }
+
+        async def receive() -> dict[str, object]:
+            return {"type": "http.request", "body": b"{"}
+
+        async def send(message: object) -> None:
+            await asyncio.Event().wait()
+
+        await front.app._serving.serve(scope, receive, send)
+        assert has_hung_up.is_set()
+        assert front.app._serving.in_flight == 0
 
     run(test)
 
