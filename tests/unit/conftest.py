@@ -11,6 +11,8 @@ from cluster import eventually, free_port
 from hicache_backends import Open, storage_config
 from p2pkv.integrations.sglang.weights import Weights
 from p2pkv.integrations.sglang_hicache import P2PKVHiCache
+from vllm_fakes import EngineFake
+from vllm_instances import Open as OpenEngine
 
 
 @pytest.fixture
@@ -36,3 +38,27 @@ def open_backend() -> Iterator[Open]:
     yield open_one
     for backend in opened:
         backend.close()
+
+
+@pytest.fixture
+def open_engine() -> Iterator[OpenEngine]:
+    """Open instances of one cluster: ``open(settings={...}, role=..., policy=...)``."""
+    join = f"127.0.0.1:{free_port()}"
+    opened: list[EngineFake] = []
+
+    def open_one(settings: dict[str, Any] | None = None, **options: Any) -> EngineFake:
+        base = {
+            "join": join,
+            "pool_size": "1MiB",
+            "node_id": f"node{len(opened)}",
+            "load_deadline": 5.0,
+            "deadline": 5.0,
+        }
+        opened.append(EngineFake(base | (settings or {}), **options))
+        nodes = [node for engine in opened for node in engine.nodes]
+        eventually(lambda: all(len(node.members()) == len(nodes) for node in nodes), 20.0)
+        return opened[-1]
+
+    yield open_one
+    for engine in opened:
+        engine.close()
