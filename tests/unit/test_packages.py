@@ -31,6 +31,19 @@ def test_the_benchmark_wants_the_version_that_it_lies_beside() -> None:
     assert f"p2pkv[proxy]=={version}" in ast.literal_eval(setting("bench/pyproject.toml", "dependencies"))
 
 
+def test_a_wheel_is_built_for_every_python_that_is_declared() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    declared = re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', text)
+    assert declared
+    assert ast.literal_eval(setting("pyproject.toml", "requires-python")) == f">=3.{declared[0]}"
+    assert ast.literal_eval(setting("pyproject.toml", "build")) == [f"cp3{minor}-*" for minor in declared]
+
+
+def test_a_wheel_is_built_with_every_transport_or_not_at_all() -> None:
+    assert ast.literal_eval(setting("pyproject.toml", '"cmake.define.P2PKV_ALL_TRANSPORTS"')) == "ON"
+    assert "option(P2PKV_ALL_TRANSPORTS " in (ROOT / "native" / "CMakeLists.txt").read_text()
+
+
 def test_the_packages_of_the_wheel_have_no_file_of_the_benchmark() -> None:
     packages = ast.literal_eval(setting("pyproject.toml", "wheel.packages"))
     assert packages == ["p2pkv", "proxy/p2pkv_proxy"]
