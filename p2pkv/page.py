@@ -49,6 +49,9 @@ def as_bytes(locations: Locations) -> NDArray[np.uint8]:
     return np.ascontiguousarray(locations).view(np.uint8).reshape(-1, LOCATION.itemsize)
 
 
+ANY_GENERATION = (1 << 64) - 1
+"""Of an entry that its owner has taken out wherever it says that the page lies. Mirrors ``kAnyGeneration``."""
+
 RESIDENT = 1
 """Flag of a location: the page is in the owner's pool."""
 

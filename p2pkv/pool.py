@@ -206,7 +206,8 @@ class Pool:
     def drain_evicted(self, limit: int, timeout: float, *, gather: float = 0.0) -> tuple[Keys, Locations]:
         """Take the oldest records of evicted pages: their keys and where they were.
 
-        Waits at most ``timeout`` seconds while there are none, and then ``gather`` seconds for more. Beyond
+        Waits at most ``timeout`` seconds while there are none and nobody calls :meth:`wake_drainer`, and then
+        ``gather`` seconds for more. Beyond
         ``evictions_kept`` records the oldest are dropped, counted in ``stats()["dropped_evictions"]``.
         """
         keys, locations = self.native.drain_evicted(limit, timeout, gather)
@@ -219,6 +220,10 @@ class Pool:
         ``evicted_pages``, ``no_room_pages`` and ``dropped_evictions`` only grow.
         """
         return self.native.stats()
+
+    def wake_drainer(self) -> None:
+        """Have one who waits in :meth:`drain_evicted`, or comes next, go on without evictions: there is other news."""
+        self.native.wake_drainer()
 
     def close(self) -> None:
         """Wake whoever waits in :meth:`drain_evicted`; from now on it returns at once. Idempotent."""

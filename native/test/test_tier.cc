@@ -60,6 +60,7 @@ struct Node {
       std::vector<uint8_t> held(n);
       pool->unpin(tickets, n, held.data());
     };
+    disk.changed = [pool = pool] { pool->wake_drainer(); };
     store = DiskStore::open(path, {"n1", "ns"}, disk, &error);
     if (!store) std::cerr << error << "\n";
     CHECK(store != nullptr);
@@ -365,7 +366,7 @@ TEST(tier_races_give_no_wrong_byte_and_leak_no_pin) {
     }
     threads.emplace_back([&] {
       while (!is_over) {
-        node.tier->drain_promoted(100);
+        node.tier->drain_changed(100);
         std::this_thread::yield();
       }
     });

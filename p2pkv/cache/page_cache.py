@@ -169,6 +169,8 @@ class PageCache:
         if len(rows):
             asked = ids if len(rows) == len(ids) else ids[rows]
             found, raw = self._directory.get(asked, deadline)
+            if self._tier is not None:
+                self._doubt_own(self._tier, asked, found, raw)
             if not found.all():  # rarely so before a fetch; picking rows out costs more than remembering them
                 there = found.view(bool)
                 asked, raw = asked[there], raw[there]
@@ -176,6 +178,18 @@ class PageCache:
             self._warmer.warm(asked, raw)
             outcomes[rows] = found
         return outcomes
+
+    def _doubt_own(self, tier: DiskTier, ids: Keys, found: NDArray[np.uint8], raw: NDArray[np.uint8]) -> None:
+        """Believe of entries that lead to this node only what it has; have the others taken out.
+
+        It had none of these pages a moment ago; one that was published or promoted since is in the pool.
+        """
+        leads_here = found.view(bool) & (as_locations(raw)["owner"] == self._own_key)
+        if not leads_here.any():
+            return
+        own = ids[leads_here]
+        found[leads_here], _ = tier.locate(own)
+        tier.recheck(own)
 
     def fetch(
         self, keys: Sequence[str | bytes], pages: Pages, deadline: float, *, stream: int | None = None

@@ -43,8 +43,6 @@ _GATHER_S = 0.01
 _PAUSE_S = 0.005
 """Between two batches of a repair: 200,000 entries a second at most, so that a change of view is no storm."""
 _IDLE_S = 0.5
-_DISK_IDLE_S = 0.05
-"""The same with a disk tier: how long a change on disk waits for the directory's hearing of it."""
 _MOST_RINGS = 16
 """That pages were put by and the announcer has not caught up with; beyond it everything is put again."""
 _RETRY_S = 1.0
@@ -104,6 +102,8 @@ class Announcer(Resource):
         self._all_owed = False
         self._is_urgent = False
         self._closed = False
+        # Used by the telling thread only: the tier had more to tell than was taken.
+        self._is_behind = False
         # Used by the announcing thread only.
         self._pass: _Pass | None = None
         self._mending: tuple[str, Listing] | None = None  # of all that one node owns
@@ -183,33 +183,31 @@ class Announcer(Resource):
                 _BATCH, _IDLE_S if idle is None else idle, gather=gather
             )
             if len(keys):
-                self._drop(keys, locations)
+                self._directory.drop(keys, locations, self._deadline(), by_owner=True)
+                self._metrics.retracted_pages.inc(len(keys))
             return
-        changed = self._tier.drain_changed(_BATCH)
-        if len(changed):
+        if self._is_behind:
             idle = gather = 0.0
-        keys, locations = self._pool.drain_evicted(
-            _BATCH, _DISK_IDLE_S if idle is None else idle, gather=gather
-        )
-        self._tell(self._tier, keys, locations)
-        self._tell(self._tier, changed, self._tier.on_disk(len(changed)))
+        # the tier wakes it too
+        evicted, _ = self._pool.drain_evicted(_BATCH, _IDLE_S if idle is None else idle, gather=gather)
+        changed = self._tier.drain_changed(_BATCH)
+        self._is_behind = len(changed) >= _BATCH
+        self._tell(np.concatenate([evicted, changed]))
 
-    def _tell(self, tier: DiskTier, keys: Keys, before: Locations) -> None:
-        """Say where pages are now, or take back where they were ``before``.
+    def _tell(self, keys: Keys) -> None:
+        """Say where pages are now, or that they are nowhere.
 
         Looked up now, not when they changed: a page that goes back and forth ends as what it was seen to be last.
         """
-        if len(keys):
-            found, locations = tier.locate(keys)
-            there = found.astype(bool)
-            if there.any():
-                self._directory.put(keys[there], locations[there], self._deadline())
-            if not there.all():
-                self._drop(keys[~there], before[~there])
-
-    def _drop(self, keys: Keys, locations: Locations) -> None:
-        self._directory.drop(keys, locations, self._deadline(), by_owner=True)
-        self._metrics.retracted_pages.inc(len(keys))
+        if not len(keys):
+            return
+        sequence = self._directory.next_sequence()
+        there, locations = locate(self._pool, self._tier, keys)
+        if there.any():
+            self._directory.put(keys[there], locations[there], self._deadline(), sequence=sequence)
+        if not there.all():
+            self._directory.drop_gone(keys[~there], self._deadline(), sequence=sequence)
+            self._metrics.retracted_pages.inc(int(np.count_nonzero(~there)))
 
     def _deadline(self) -> float:
         return self._clock.monotonic() + _REQUEST_S
@@ -295,9 +293,17 @@ class Announcer(Resource):
         self._next_check = self._clock.monotonic() + max(pause, _CHECK_PAUSE_S)
 
     def _mend(self, keys: Keys, node_id: str | None = None) -> bool:
-        """Have the owners of those of these pages that are there, or one of them, know where they are."""
+        """Have the owners of these pages' entries, or one of them, know where they are.
+
+        That they are gone is said to one only: to it nobody else has said so.
+        """
         sequence = self._directory.next_sequence()
-        return self._tell_lacking(*locate(self._pool, self._tier, keys), sequence, node_id)
+        there, locations = locate(self._pool, self._tier, keys)
+        is_told = self._tell_lacking(keys[there], locations[there], sequence, node_id)
+        if node_id is not None and not there.all():
+            gone = keys[~there]
+            is_told &= self._directory.drop_gone(gone, self._deadline(), sequence=sequence, node_id=node_id)
+        return is_told
 
     def _mend_batch(self, listing: Listing, limit: int, node_id: str | None = None) -> bool:
         sequence = self._directory.next_sequence()

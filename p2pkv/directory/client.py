@@ -24,7 +24,7 @@ from p2pkv.directory.paths import ChannelPath, ControlPath
 from p2pkv.directory.ring import NOBODY, Ring, moved
 from p2pkv.directory.view import Member, State, View, node_key
 from p2pkv.metrics import Metrics
-from p2pkv.page import LOCATION, Keys, Locations, as_bytes
+from p2pkv.page import ANY_GENERATION, LOCATION, Keys, Locations, as_bytes
 from p2pkv.pool import Pieces, Pool
 
 
@@ -84,7 +84,7 @@ class DirectoryClient:
         self._sequences = _native.Sequences()
         self._newcomers = Newcomers(self._clock)
         self.on_missed: Callable[[str, Keys], None] = lambda _, __: None
-        """Called with the id of an owner that did not take a put, and what it missed: that must be put again."""
+        """Called with the id of an owner that did not take a put or a drop, and what it missed: it is told again."""
         shard.watch(own_key)
         self._route = self._make_route(())
 
@@ -266,6 +266,7 @@ class DirectoryClient:
         """Delete the entries that still are the ones named; ``by_owner`` if this node published them.
 
         If another node did, it is told too: it knows whether the pages are gone, and if not, has them found again.
+        An owner of entries that misses what their publisher says is told later.
         """
         sequence = self._sequences.next() if by_owner else 0
         entries = _native.drop_entries(keys, as_bytes(locations), sequence)
@@ -275,6 +276,33 @@ class DirectoryClient:
         if not by_owner:
             ask.add_page_owners(as_bytes(locations), route.member_keys)
         self._owners.ask(route, Question(Kind.DROP, ask, entries), deadline)
+        if by_owner:
+            self._note_missed(route, keys, ask)
+
+    def drop_gone(self, keys: Keys, deadline: float, *, sequence: int, node_id: str | None = None) -> bool:
+        """Delete this node's entries of pages that it has nowhere, wherever they say that these lie.
+
+        ``sequence`` was drawn before the pages were looked for: what was put since stays. Tells the shards that own
+        the entries, or the one of this id only, and returns whether all of them have answered.
+        """
+        route = self._route
+        if route.own_index < 0:
+            return True  # who is not in the view has no entries that count
+        locations = np.zeros(len(keys), LOCATION)
+        locations["owner"] = self._own_key
+        locations["boot"] = route.ring.members[route.own_index].boot_epoch
+        locations["generation"] = ANY_GENERATION
+        entries = _native.drop_entries(keys, as_bytes(locations), sequence)
+        if node_id is None:
+            self._shard.drop(entries)
+            ask = _native.AskBatch(keys, None, route.table)
+        else:
+            owners = _only(route, route.ring.owners(keys), node_id).max(axis=1)
+            ask = _native.AskBatch.of_members(np.ascontiguousarray(owners, np.int32), route.table)
+        self._owners.ask(route, Question(Kind.DROP, ask, entries), deadline)
+        if node_id is None:
+            self._note_missed(route, keys, ask)
+        return not ask.silent() and not ask.passed_over()
 
     def next_sequence(self) -> int:
         """Number what is looked at from now on: what is said of it under a later number counts more."""
@@ -302,8 +330,7 @@ class DirectoryClient:
         marks = _native.check_entries(keys, as_bytes(locations))
         owners = route.ring.owners(keys)
         if node_id is not None:
-            index = [member.node_id for member in route.ring.members].index(node_id)
-            owners = np.where(owners == index, owners, NOBODY)
+            owners = _only(route, owners, node_id)
         is_known = np.ones(len(keys), bool)
         n_put = 0
         for members in np.ascontiguousarray(owners.T, np.int32):
@@ -336,3 +363,9 @@ class DirectoryClient:
         ask.put_own(self._shard, entries)
         self._owners.ask(route, Question(Kind.PUT, ask, entries), deadline)
         return ask.answered().astype(bool)
+
+
+def _only(route: Route, owners: NDArray[np.int32], node_id: str) -> NDArray[np.int32]:
+    """Return ``owners`` with nobody in the place of everybody but this one."""
+    index = [member.node_id for member in route.ring.members].index(node_id)
+    return np.where(owners == index, owners, NOBODY).astype(np.int32)

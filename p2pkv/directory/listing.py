@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from p2pkv.disk.tier import DiskTier
 from p2pkv.page import RESIDENT, Keys, Locations
 from p2pkv.pool import Pool
 
 
-def locate(pool: Pool, tier: DiskTier | None, keys: Keys) -> tuple[Keys, Locations]:
-    """Return those of ``keys`` that are in the pool or on disk, and where."""
+def locate(pool: Pool, tier: DiskTier | None, keys: Keys) -> tuple[NDArray[np.bool_], Locations]:
+    """Return a mask ``(n,)`` of the pages that are in the pool or on disk, and where each lies, zeros if nowhere."""
     found, locations = pool.lookup(keys) if tier is None else tier.locate(keys)
-    there = found.astype(bool)
-    return keys[there], locations[there]
+    return found.astype(bool), locations
 
 
 class Listing:

@@ -212,16 +212,19 @@ class DiskTier:
         """Have the directory told again where these pages are: what it was told may have been too late."""
         with self._lock:
             self._unsure.append(keys)
+        self._pool.wake_drainer()
 
     def drain_changed(self, limit: int) -> Keys:
-        """Take keys of pages that were promoted, went from the disk or were found on it. Does not wait.
+        """Take keys of pages that were promoted, went from the disk, were found on it or asked for in vain.
+
+        Does not wait; the pool's drainer is woken when there are some.
 
         Where they are now is asked of :meth:`locate`; whoever tells the directory does so in one thread, so that
         what it says last is what it saw last.
         """
         with self._lock:
             unsure, self._unsure = self._unsure, []
-        changed = [*unsure, self.native.drain_promoted(limit)]
+        changed = [*unsure, self.native.drain_changed(limit)]
         if self._store is not None:
             changed.append(self._store.drain_dropped(limit, 0))
             changed.append(self._store.drain_recovered(_RECOVERED, 0)[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -193,6 +194,34 @@ def test_the_directory_is_told_what_was_seen_last(start: Callable[[], Tiered]) -
     one.pool.purge()
     assert not one.tier.locate(keys)[0].any()
     assert {bytes(key) for key in one.tier.drain_changed(100)} == {bytes(key) for key in keys}
+
+
+def test_who_tells_the_directory_is_woken_by_what_the_disk_evicts(start: Callable[[], Tiered]) -> None:
+    one = start()
+    one.publish(0)
+    assert one.tier.flush(10)
+    keys = keys_of(range(N))
+    one.tier.drain_changed(100)
+    one.pool.drain_evicted(100, 0.0)
+    has_looked, is_over = threading.Event(), threading.Event()
+    told: set[bytes] = set()
+
+    def wait_for_news() -> None:
+        while len(told) < N and not is_over.is_set():
+            told.update(bytes(key) for key in one.tier.drain_changed(100))
+            has_looked.set()
+            one.pool.drain_evicted(100, 600.0)
+        is_over.set()
+
+    thread = threading.Thread(target=wait_for_news)
+    thread.start()
+    assert has_looked.wait(60.0)
+    one.tier.forget(keys)  # the pool evicts nothing meanwhile
+    is_over.wait(60.0)
+    is_over.set()
+    one.pool.close()
+    thread.join()
+    assert told == {bytes(key) for key in keys}
 
 
 def test_the_default_folder_is_one_a_node_and_namespace(

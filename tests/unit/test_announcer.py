@@ -143,6 +143,36 @@ def test_an_owner_that_missed_a_few_entries_is_given_these_and_no_others(
     assert a.control.n_records[Kind.CHECK] - compared <= 2 * len(missed)
 
 
+def test_what_an_owner_was_not_told_is_gone_is_taken_out_there_later(
+    start: Callable[..., DirectoryNodes],
+) -> None:
+    nodes = start("a", "b")
+    a, b = nodes.nodes["a"], nodes.nodes["b"]
+    keys = a.publish(N)
+    b.is_stopped = True
+    a.pool.purge()
+    nodes.run(1.0)
+    b.is_stopped = False
+    assert b.shard.get(keys)[0].all()
+    nodes.run(5.0)
+    assert not b.shard.get(keys)[0].any()
+
+
+def test_what_is_published_again_is_not_taken_out_by_what_was_not_told(
+    start: Callable[..., DirectoryNodes],
+) -> None:
+    nodes = start("a", "b")
+    a, b = nodes.nodes["a"], nodes.nodes["b"]
+    keys = a.publish(N)
+    b.is_stopped = True
+    a.pool.purge()
+    nodes.run(1.0)
+    b.is_stopped = False
+    a.publish_keys(keys)
+    nodes.run(5.0)
+    assert b.shard.get(keys)[0].all()
+
+
 def test_what_was_answered_late_is_not_put_again(start: Callable[..., DirectoryNodes]) -> None:
     nodes = start("a", "b")
     a = nodes.nodes["a"]

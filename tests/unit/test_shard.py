@@ -7,7 +7,7 @@ import pytest
 
 from p2pkv import _native
 from p2pkv.control.wire import DROP_ENTRY, PUT_ENTRY
-from p2pkv.page import LOCATION, Namespace
+from p2pkv.page import ANY_GENERATION, LOCATION, Namespace
 
 A, B = 11, 22
 BOOT = 5
@@ -91,6 +91,20 @@ def test_a_delete_of_the_owner_that_comes_late_spares_what_it_put_since(shard: _
     drop(shard, gen=0, seq=5)
     assert generation(shard) == 0
     drop(shard, gen=0, seq=8)
+    assert generation(shard) is None
+
+
+def test_an_owner_that_looked_takes_out_whatever_it_said_before(shard: _native.Shard) -> None:
+    put(shard, seq=7, gen=4)
+    drop(shard, gen=ANY_GENERATION, seq=5)
+    assert generation(shard) == 4
+    drop(shard, gen=ANY_GENERATION, seq=8, boot=BOOT - 1)
+    assert generation(shard) == 4
+    drop(shard, gen=ANY_GENERATION)  # only the owner has looked, and has a sequence
+    assert generation(shard) == 4
+    drop(shard, gen=ANY_GENERATION, seq=8)
+    assert generation(shard) is None
+    put(shard, seq=7, gen=4)
     assert generation(shard) is None
 
 

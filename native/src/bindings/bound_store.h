@@ -53,8 +53,30 @@ class ReleasedTickets {
   Sink sink_;
 };
 
+// Whom a store tells that it has keys to drain: nobody, until a tier has it.
+class StoreNews {
+ public:
+  void hand_to(std::function<void()> listener) {
+    const std::lock_guard lock(mutex_);
+    listener_ = std::move(listener);
+  }
+  void tell() {
+    std::function<void()> listener;
+    {
+      const std::lock_guard lock(mutex_);
+      listener = listener_;
+    }
+    if (listener) listener();
+  }
+
+ private:
+  std::mutex mutex_;  // guards what follows
+  std::function<void()> listener_;
+};
+
 // A store with what must outlive it.
 struct BoundStore {
+  std::shared_ptr<StoreNews> news = std::make_shared<StoreNews>();
   std::shared_ptr<ReleasedTickets> released = std::make_shared<ReleasedTickets>();
   std::shared_ptr<disk::FaultyFiles> faults;
   std::shared_ptr<disk::DiskStore> store;

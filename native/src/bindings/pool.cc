@@ -279,6 +279,7 @@ void bind_pool(nb::module_& m) {
       .def("purge", &Pool::purge, Released())
       .def("list", list, "cursor"_a, "limit"_a)
       .def("drain_evicted", drain_evicted, "limit"_a, "timeout"_a, "gather"_a = 0.0)
+      .def("wake_drainer", &Pool::wake_drainer)
       .def("close", &Pool::close, Released())
       .def("release_memory", &Pool::release_memory, Released())
       .def("stats", stats)

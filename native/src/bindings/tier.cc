@@ -34,11 +34,13 @@ std::shared_ptr<Tier> start(std::shared_ptr<Pool> pool, uint64_t owner, uint64_t
 
 // The store keeps the pool for as long as its writer may copy from it: a disk that hangs outlives the node.
 void attach(Tier& tier, std::shared_ptr<Pool> pool, BoundStore& bound) {
+  bound.news->hand_to([pool] { pool->wake_drainer(); });
   bound.released->hand_to([pool = std::move(pool)](const uint64_t* tickets, size_t n) {
     std::vector<uint8_t> held(n);
     pool->unpin(tickets, n, held.data());
   });
   tier.attach(bound.store);
+  bound.news->tell();  // what it has found until now
 }
 
 std::pair<Bytes, Bytes> locate(Tier& tier, const KeyArray& keys) {
@@ -79,11 +81,11 @@ void warm(Tier& tier, const KeyArray& keys) {
   tier.promote(std::move(wanted), {}, Deadline::after(0), [](const auto&, const auto&) {});
 }
 
-Bytes drain_promoted(Tier& tier, size_t limit) {
+Bytes drain_changed(Tier& tier, size_t limit) {
   std::vector<Key> keys;
   {
     const nb::gil_scoped_release unlocked;
-    keys = tier.drain_promoted(limit);
+    keys = tier.drain_changed(limit);
   }
   const size_t n = keys.size();
   return give<uint8_t>(std::move(keys), {n, sizeof(Key)});
@@ -117,7 +119,7 @@ void bind_tier(nb::module_& m) {
       .def("locate", locate, "keys"_a.noconvert())
       .def("contains", contains, "keys"_a.noconvert())
       .def("warm", warm, "keys"_a.noconvert())
-      .def("drain_promoted", drain_promoted, "limit"_a)
+      .def("drain_changed", drain_changed, "limit"_a)
       .def("forget", tell<&Tier::forget>, "keys"_a.noconvert())
       .def("clear", &Tier::clear, Released())
       .def(

@@ -251,6 +251,8 @@ size_t FetchBatch::forget_stale(uint64_t own_key, LocationCache* cache, std::vec
   std::vector<Key> forgotten;
   for (size_t page = 0; page < n_pages(); ++page) {
     if (hits_[page] != 0 || states_[page] != State::kSettled) continue;
+    // maybe its owner has it no more: the next fetch asks the directory, which may know somebody else
+    if (miss_kinds_[page] == kNotPromoted) cache->drop(&keys_[page], 1);
     if (miss_kinds_[page] != kRejected && miss_kinds_[page] != kPeerLost) continue;
     states_[page] = State::kUnlocated;
     forgotten.push_back(keys_[page]);

@@ -226,7 +226,9 @@ void Shard::drop_one(Stripe& stripe, const wire::DropEntry& drop, uint32_t now) 
        slot = (slot + 1) & mask) {
     Entry& entry = stripe.table[slot];
     if (entry.state != kLive || !(entry.key == drop.key) || entry.location.owner != drop.owner) continue;
-    if (entry.location.boot != drop.boot || entry.location.generation != drop.generation) return;
+    if (entry.location.boot != drop.boot) return;
+    const bool is_any = drop.generation == wire::kAnyGeneration && drop.sequence != 0;
+    if (!is_any && entry.location.generation != drop.generation) return;
     // an owner's own word is older than what it put since; generations don't tell, pages on disk have none
     if (drop.sequence != 0 && drop.sequence < entry.sequence) return;
     entry.state = kTombstone;

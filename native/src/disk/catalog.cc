@@ -60,7 +60,7 @@ void Catalog::forget_keys(const Key* keys, size_t n, uint8_t* had) {
       if (!unit->is_open && unit->keys.size() == 1) retire_locked(unit, &gone);
     }
   }
-  dropped_.push(gone.data(), gone.size());
+  log(dropped_, gone);
 }
 
 void Catalog::forget_all_keys() {
@@ -70,7 +70,7 @@ void Catalog::forget_all_keys() {
     for (const auto& [key, place] : index_) gone.push_back(key);
     index_.clear();
   }
-  dropped_.push(gone.data(), gone.size());
+  log(dropped_, gone);
 }
 
 void Catalog::hold_pages(const Key* keys, size_t n, Place* places) {
@@ -106,7 +106,7 @@ bool Catalog::drop(const Key& key, const Place& place) {
     // a unit that holds nothing else is of no use any more
     if (!place.unit->is_open && place.unit->keys.size() == 1) retire_locked(place.unit, &gone);
   }
-  dropped_.push(gone.data(), gone.size());
+  log(dropped_, gone);
   return true;
 }
 
@@ -118,6 +118,12 @@ std::vector<CatalogEntry> Catalog::drain_recovered(size_t max, const Deadline& d
     if (const auto found = index_.find(key); found != index_.end()) entries.push_back({key, found->second});
   }
   return entries;
+}
+
+void Catalog::log(KeyLog& log, const std::vector<Key>& keys) {
+  if (keys.empty()) return;
+  log.push(keys.data(), keys.size());
+  changed_();
 }
 
 void Catalog::close() {
@@ -146,7 +152,7 @@ void Catalog::admit(Unit* unit) {
     if (unit->is_retired || std::any_of(unit->keys.begin(), unit->keys.end(), is_here)) return;
     retire_locked(unit, &gone);
   }
-  dropped_.push(gone.data(), gone.size());
+  log(dropped_, gone);
 }
 
 void Catalog::resize(Unit* unit, uint64_t nbytes) {
@@ -189,8 +195,8 @@ size_t Catalog::add(const CatalogEntry* entries, size_t n, Source source) {
       if (before != nullptr && !before->is_open && before->keys.size() == 1) retire_locked(before, &gone);
     }
   }
-  if (source == Source::kRecovered) recovered_.push(added.data(), added.size());
-  dropped_.push(gone.data(), gone.size());
+  if (source == Source::kRecovered) log(recovered_, added);
+  log(dropped_, gone);
   return added.size();
 }
 
@@ -217,7 +223,7 @@ bool Catalog::retire_next() {
     retire_locked(next->get(), &gone);
     n_evicted_ += gone.size();
   }
-  dropped_.push(gone.data(), gone.size());
+  log(dropped_, gone);
   return true;
 }
 
@@ -228,7 +234,7 @@ void Catalog::retire(Unit* unit) {
     if (unit->is_retired) return;
     retire_locked(unit, &gone);
   }
-  dropped_.push(gone.data(), gone.size());
+  log(dropped_, gone);
 }
 
 void Catalog::retire_all() {
@@ -240,7 +246,7 @@ void Catalog::retire_all() {
       if (!unit->is_fixed) retire_locked(unit, &gone);
     }
   }
-  dropped_.push(gone.data(), gone.size());
+  log(dropped_, gone);
 }
 
 void Catalog::clear() {

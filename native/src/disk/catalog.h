@@ -4,11 +4,13 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -68,8 +70,13 @@ enum class Source : uint8_t { kWritten, kRecovered };
 // its bytes. Those count until `forget`.
 class Catalog {
  public:
-  Catalog(EvictionOrder order, size_t keys_logged, Recalls& recalls)
-      : order_(order), recalls_(recalls), dropped_(keys_logged), recovered_(keys_logged) {}
+  // `changed` is called, without the lock, when keys can be drained.
+  Catalog(EvictionOrder order, size_t keys_logged, Recalls& recalls, std::function<void()> changed)
+      : order_(order),
+        recalls_(recalls),
+        changed_(std::move(changed)),
+        dropped_(keys_logged),
+        recovered_(keys_logged) {}
 
   // --- readers
   void contains(const Key* keys, size_t n, uint8_t* found);
@@ -129,11 +136,13 @@ class Catalog {
   using Lock = std::lock_guard<std::mutex>;
   using Units = std::list<std::unique_ptr<Unit>>;
 
+  void log(KeyLog& log, const std::vector<Key>& keys);
   // With the lock.
   void retire_locked(Unit* unit, std::vector<Key>* gone);
 
   const EvictionOrder order_;
   Recalls& recalls_;
+  const std::function<void()> changed_;
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable deletable_;
   std::unordered_map<Key, Place, KeyHash> index_;

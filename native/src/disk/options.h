@@ -46,6 +46,9 @@ struct DiskOptions {
   // Says once for each ticket of an accepted page that its memory is no longer needed. From the writer's
   // thread; must not block.
   std::function<void(const uint64_t* tickets, size_t n)> release = [](const uint64_t*, size_t) {};
+  // Says that there is something to drain: keys that were dropped, or recovered. From any thread; must not
+  // block.
+  std::function<void()> changed = [] {};
 };
 
 // Only grow. Mirrored by name in `stats()`.

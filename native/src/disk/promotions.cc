@@ -27,7 +27,7 @@ Promotions::Promotions(Pool& pool, uint64_t warm_rate, TierCounters* counters)
     : pool_(pool),
       warm_rate_(static_cast<double>(warm_rate)),
       counters_(*counters),
-      promoted_(kKeysLogged),
+      changed_(kKeysLogged),
       warm_bytes_(warm_rate_),
       share_bytes_(static_cast<double>(pool.data_nbytes() / kWarmPart)) {}
 
@@ -78,6 +78,7 @@ void Promotions::ask(std::vector<Key> keys, Promoter::Lease lease, Deadline answ
   find_in_pool(keys, lease, question.get(), &tickets, &nbytes);
   const bool is_urgent = !answer_by.passed();
   bool is_over = true;
+  std::vector<Key> nowhere;
   {
     const std::lock_guard lock(mutex_);
     question->lease = lease_of(lease);
@@ -91,7 +92,12 @@ void Promotions::ask(std::vector<Key> keys, Promoter::Lease lease, Deadline answ
       std::vector<CatalogEntry> entries(n);
       store_->look_up(keys.data(), n, stored.data(), entries.data());
       for (size_t i = 0; i < n; ++i) {
-        if (question->found[i] == 0 && stored[i] != 0) enlist(keys[i], question, i, is_urgent);
+        if (question->found[i] != 0) continue;
+        if (stored[i] != 0) {
+          enlist(keys[i], question, i, is_urgent);
+        } else {
+          nowhere.push_back(keys[i]);  // whoever asks was told otherwise
+        }
       }
     }
     is_over = question->n_open == 0 || !is_urgent;
@@ -102,8 +108,15 @@ void Promotions::ask(std::vector<Key> keys, Promoter::Lease lease, Deadline answ
     }
   }
   wanted_.notify_all();
+  tell_changed(nowhere);
   if (is_over) return answer(question);
   due_soon_.notify_one();
+}
+
+void Promotions::tell_changed(const std::vector<Key>& keys) {
+  if (keys.empty()) return;
+  changed_.push(keys.data(), keys.size());
+  pool_.wake_drainer();
 }
 
 // With the lock. Null: nothing is to be kept.

@@ -41,8 +41,9 @@ class Promotions {
   // After pages were taken back from the store: those loaded before are in the pool when it returns, and no
   // others come.
   void wait_committed();
-  // Keys that came into the pool, oldest first.
-  std::vector<Key> drain(size_t max) { return promoted_.drain(max, Deadline::after(0)); }
+  // Keys of which the directory is to be told again, oldest first: pages that came into the pool, and pages
+  // that were asked for here and are nowhere.
+  std::vector<Key> drain(size_t max) { return changed_.drain(max, Deadline::after(0)); }
   // Answers all with what is there; nothing is called back once it has returned. Idempotent.
   void close();
 
@@ -81,6 +82,7 @@ class Promotions {
   uint64_t room_of(uint64_t asker) const;
   void find_in_pool(const std::vector<Key>& keys, Promoter::Lease lease, Question* question,
                     std::vector<uint64_t>* tickets, uint64_t* nbytes);
+  void tell_changed(const std::vector<Key>& keys);
   void enlist(const Key& key, const Shared& question, size_t row, bool is_urgent);
   static void answer(const Shared& question);
   void answer_in_time();
@@ -108,7 +110,7 @@ class Promotions {
   Pool& pool_;
   const double warm_rate_;  // bytes a second
   TierCounters& counters_;
-  disk::KeyLog promoted_;
+  disk::KeyLog changed_;
 
   std::mutex mutex_;                  // guards all below but the threads; nothing is called back with it held
   std::condition_variable wanted_;    // loaders wait

@@ -152,7 +152,7 @@ void Promotions::fill(std::vector<Block>& blocks, double lease_seconds) {
     counters_.promoted_bytes += wanted[i].length;
   }
   counters_.promoted_pages += promoted.size();
-  promoted_.push(promoted.data(), promoted.size());
+  tell_changed(promoted);
 
   Loaded loaded{std::vector<uint8_t>(n), std::vector<Location>(n), std::vector<uint64_t>(n)};
   for (size_t i = 0, filled = 0; i < n; ++i) {

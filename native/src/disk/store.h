@@ -141,7 +141,7 @@ class DiskStore {
   class Call;
 
   explicit DiskStore(const DiskOptions& options)
-      : options_(options), catalog_(options.eviction, options.keys_logged, recalls_) {}
+      : options_(options), catalog_(options.eviction, options.keys_logged, recalls_, options.changed) {}
 
   // store.cc
   std::string start(const std::string& path, const DiskIdentity& identity);

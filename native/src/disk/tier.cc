@@ -233,7 +233,7 @@ void Tier::leave(uint64_t asker) {
   promotions_->leave(asker);
 }
 
-std::vector<Key> Tier::drain_promoted(size_t max) {
+std::vector<Key> Tier::drain_changed(size_t max) {
   return promotions_->drain(max);
 }
 

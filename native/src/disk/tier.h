@@ -81,8 +81,8 @@ class Tier : public Promoter {
   void promote(std::vector<Key> keys, Lease lease, Deadline answer_by, Done done) override;
   void release(uint64_t lease) override;
   void leave(uint64_t asker) override;
-  // Keys that were promoted, for the directory.
-  std::vector<Key> drain_promoted(size_t max);
+  // Keys that were promoted, or asked for in vain, for the directory.
+  std::vector<Key> drain_changed(size_t max);
 
   // Take pages back, those on their way included, but for what is in the pool: before it is taken out of
   // that, and once more afterwards. Without a store they are remembered for it. Neither blocks.

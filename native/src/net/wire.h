@@ -79,6 +79,9 @@ struct DropEntry {
   uint64_t generation;
 };
 static_assert(sizeof(DropEntry) == 48);
+// In an owner's own DROP: of whatever generation, since the sequence was drawn before the page was looked
+// for. Odd, so no page has it. Mirrors ANY_GENERATION in p2pkv/page.py.
+constexpr uint64_t kAnyGeneration = ~uint64_t{0};
 
 // Asks whether a shard has this entry, as `mark_of` its location says.
 struct CheckEntry {

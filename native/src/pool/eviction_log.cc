@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 namespace p2pkv {
 namespace {
@@ -51,12 +52,14 @@ WaitClock::time_point seconds_from_now(double seconds) {
 
 std::vector<Eviction> EvictionLog::drain(size_t max, double timeout, double gather) {
   std::unique_lock lock(mutex_);
-  filled_.wait_until(lock, seconds_from_now(timeout), [this] { return size_ > 0 || is_closed_; });
-  if (size_ > 0 && gather > 0) {
+  filled_.wait_until(lock, seconds_from_now(timeout),
+                     [this] { return size_ > 0 || is_woken_ || is_closed_; });
+  if ((size_ > 0 || is_woken_) && gather > 0) {
     n_wanted_ = std::min(n_wanted_, max);
     gathered_.wait_until(lock, seconds_from_now(gather), [&] { return size_ >= max || is_closed_; });
     n_wanted_ = SIZE_MAX;  // another who gathers meanwhile sleeps on to its own end at worst
   }
+  is_woken_ = false;
   std::vector<Eviction> drained(std::min(max, size_));
   for (Eviction& eviction : drained) {
     eviction = ring_[first_];
@@ -64,6 +67,14 @@ std::vector<Eviction> EvictionLog::drain(size_t max, double timeout, double gath
   }
   size_ -= drained.size();
   return drained;
+}
+
+void EvictionLog::wake() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(is_woken_, true)) return;
+  }
+  filled_.notify_one();
 }
 
 void EvictionLog::close() {

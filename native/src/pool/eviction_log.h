@@ -27,9 +27,11 @@ class EvictionLog {
   void push(const Key& key, const Location& location);
   void announce();
 
-  // The oldest records, at most `max`; waits at most `timeout` seconds while there are none and the log is
-  // open. Once there are some, waits `gather` seconds for more, and is woken when there are `max`.
+  // The oldest records, at most `max`; waits at most `timeout` seconds while there are none, nobody calls
+  // `wake` and the log is open. Then waits `gather` seconds for more, and is woken when there are `max`.
   std::vector<Eviction> drain(size_t max, double timeout, double gather = 0);
+  // Has one drainer return, or the next that comes, though there may be no records: there is other news.
+  void wake();
   // Wakes the drainers; from now on they don't wait.
   void close();
   uint64_t n_dropped() const;
@@ -43,6 +45,7 @@ class EvictionLog {
   size_t size_ = 0;
   size_t n_wanted_ = SIZE_MAX;  // by one who gathers: a wake-up for every batch would cost every publish one
   uint64_t n_dropped_ = 0;
+  bool is_woken_ = false;
   bool is_closed_ = false;
 };
 

@@ -136,6 +136,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::vector<Eviction> drain_evicted(size_t max, double timeout, double gather = 0) {
     return log_.drain(max, timeout, gather);
   }
+  // Has who drains evictions return without any: what tells of them has other news.
+  void wake_drainer() { log_.wake(); }
   // Wakes those who drain. The memory stays.
   void close() { log_.close(); }
   // Ends all pins and takes all pages out, without a word in the log; nothing is found or stored from then
