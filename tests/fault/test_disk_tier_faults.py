@@ -232,3 +232,80 @@ def test_the_default_folder_is_one_a_node_and_namespace(
     assert len(folders) == 8
     assert {folder.parent for folder in folders} == {tmp_path / "p2pkv" / "disk"}
     assert default_disk_path("a", "x") == default_disk_path("a", "x")
+
+
+def burst(one: Tiered, faults: FaultyFiles) -> None:
+    """Publish as much as the pool takes while the disk hangs, which is four times the disk's queue."""
+    faults.hang(FileCall.WRITE)
+    for first in range(0, 8 * N, N):
+        one.publish(first)
+    assert reading(one, "p2pkv_disk_behind_pages") >= 4 * N
+    assert reading(one, "p2pkv_disk_skipped_pages_total") >= 4 * N
+
+
+def wait_caught_up(one: Tiered) -> None:
+    eventually(lambda: reading(one, "p2pkv_disk_behind_pages") == 0, 20.0)
+    assert one.tier.flush(20.0)
+
+
+def test_what_a_burst_left_out_is_written_when_the_disk_has_time(
+    start: Callable[[], Tiered], faults: FaultyFiles
+) -> None:
+    one = start()
+    burst(one, faults)
+    faults.heal()
+    wait_caught_up(one)
+    assert [one.fetch(first) for first in range(0, 8 * N, N)] == 8 * [N]
+    assert reading(one, "p2pkv_disk_caught_up_pages_total") >= 4 * N
+    assert one.pool.stats()["pinned_bytes"] == 0
+
+
+def test_what_was_left_out_and_is_gone_meanwhile_is_not_written(
+    start: Callable[[], Tiered], faults: FaultyFiles
+) -> None:
+    one = start()
+    burst(one, faults)
+    retracted = keys_of(range(6 * N, 7 * N))
+    one.tier.forget(retracted)
+    one.pool.retract(retracted)
+    one.tier.forget(retracted)
+    faults.heal()
+    wait_caught_up(one)
+    assert [one.fetch(first) for first in range(0, 8 * N, N)] == [*6 * [N], 0, N]
+
+
+def test_what_was_left_out_and_is_published_anew_is_written_as_it_is_now(
+    start: Callable[[], Tiered], faults: FaultyFiles
+) -> None:
+    one = start()
+    burst(one, faults)
+    keys, others = keys_of(range(6 * N, 7 * N)), pages_of(range(1000, 1000 + N))
+    one.tier.forget(keys)
+    one.pool.retract(keys)
+    one.tier.forget(keys)
+    one.pool.publish(keys, spans_of(others).reshape(-1, 1, 2))
+    one.tier.note_published(keys)
+    faults.heal()
+    wait_caught_up(one)
+    out = np.zeros((N, PAGE), np.uint8)
+    batch = FetchBatch(keys, spans_of(out).reshape(-1, 1, 2), np.zeros((N, 1), np.int32))
+    batch.take_from_disk(one.tier.native, 5.0)
+    assert batch.outcomes().all()
+    assert (out == others).all()
+
+
+def test_what_was_left_out_is_forgotten_when_all_is_taken_back(
+    start: Callable[[], Tiered], faults: FaultyFiles
+) -> None:
+    one = start()
+    burst(one, faults)
+    one.tier.clear()
+    one.pool.purge()
+    one.tier.clear()
+    eventually(lambda: reading(one, "p2pkv_disk_behind_pages") == 0, 20.0)
+    faults.heal()
+    wait_caught_up(one)
+    assert reading(one, "p2pkv_disk_pages") == 0
+    one.publish(0)
+    assert one.tier.flush(20.0)
+    assert one.fetch(0) == N

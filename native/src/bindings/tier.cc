@@ -94,11 +94,12 @@ Bytes drain_changed(Tier& tier, size_t limit) {
 Counts stats(Tier& tier) {
   const TierCounters& counters = tier.counters();
   const std::pair<const char*, const std::atomic<uint64_t>*> all[] = {
-      {"unpinned_pages", &counters.unpinned_pages}, {"skipped_pages", &counters.skipped_pages},
-      {"promoted_pages", &counters.promoted_pages}, {"promoted_bytes", &counters.promoted_bytes},
-      {"failed_pages", &counters.failed_pages},     {"late_pages", &counters.late_pages},
-      {"refused_pages", &counters.refused_pages},   {"unwarmed_pages", &counters.unwarmed_pages}};
+      {"skipped_pages", &counters.skipped_pages},   {"promoted_pages", &counters.promoted_pages},
+      {"promoted_bytes", &counters.promoted_bytes}, {"failed_pages", &counters.failed_pages},
+      {"late_pages", &counters.late_pages},         {"refused_pages", &counters.refused_pages},
+      {"unwarmed_pages", &counters.unwarmed_pages}, {"caught_up_pages", &counters.caught_up_pages}};
   nb::dict named;
+  named["behind_pages"] = tier.n_behind();
   for (const auto& [name, value] : all) named[name] = value->load();
   return named;
 }

@@ -20,6 +20,12 @@ constexpr double kPinSeconds = 60;
 // How soon pages are offered again that the disk's queue had no room for.
 constexpr double kSpillSeconds = 0.02;
 constexpr size_t kSpillPages = 4096;
+// How often it is looked whether the disk has room for what was left out: its queue is half full after each
+// look, which a disk of 2 GB/s writes in three of them.
+constexpr double kCatchUpSeconds = 0.005;
+constexpr double kIdleSeconds = 60;
+// Keys of pages that were left out of the queue: 10 MiB of memory and more.
+constexpr size_t kMaxBacklog = 1 << 18;
 // Pages taken back one by one before there is a disk; beyond that everything on it is. A guess.
 constexpr size_t kMaxEarly = 1 << 16;
 
@@ -28,14 +34,15 @@ constexpr size_t kMaxEarly = 1 << 16;
 std::shared_ptr<Tier> Tier::start(std::shared_ptr<Pool> pool, const TierOptions& options) {
   std::shared_ptr<Tier> tier(new Tier(std::move(pool), options), DeleteUnlessForked<Tier>{});
   if (!tier->promotions_->start()) return nullptr;
-  if (options.write != WritePolicy::kOnEvict) return tier;
-  return tier->spiller_.start("p2pkv-spill", [self = tier.get()] { self->spill_all(); }) ? tier : nullptr;
+  const auto run = options.write == WritePolicy::kOnEvict ? &Tier::spill_all : &Tier::catch_up;
+  return tier->spiller_.start("p2pkv-spill", [self = tier.get(), run] { (self->*run)(); }) ? tier : nullptr;
 }
 
 Tier::Tier(std::shared_ptr<Pool> pool, const TierOptions& options)
     : pool_(std::move(pool)),
       options_(options),
       uses_(options.admission == Admission::kSecondUse ? std::make_unique<UseSketch>() : nullptr),
+      backlog_(kMaxBacklog),
       promotions_(std::make_unique<Promotions>(*pool_, options.warm_rate, &counters_)) {}
 
 Tier::~Tier() {
@@ -76,7 +83,13 @@ void Tier::note_published(const Key* keys, size_t n) {
     keys = admitted.data();
     n = admitted.size();
   }
-  if (options_.write == WritePolicy::kWriteThrough) return offer(keys, n);
+  if (options_.write == WritePolicy::kWriteThrough) {
+    std::vector<Key> left;
+    offer(keys, n, queue_limit(), &left);
+    if (left.empty()) return;
+    counters_.skipped_pages += left.size();
+    if (!backlog_.add(left)) return;  // it is looked at anyway
+  }
   {
     const std::lock_guard lock(mutex_);
     has_published_ = true;
@@ -84,27 +97,33 @@ void Tier::note_published(const Key* keys, size_t n) {
   published_.notify_one();
 }
 
-void Tier::offer(const Key* keys, size_t n) {
+uint64_t Tier::queue_limit() const {
+  return std::min(options_.queue_size, pool_->data_nbytes() / 4);
+}
+
+// Has the disk's queue filled up to the limit. Returns how many were taken; `left` may be offered again.
+size_t Tier::offer(const Key* keys, size_t n, uint64_t limit, std::vector<Key>* left) {
   DiskStore* const disk = store();
-  if (disk == nullptr || n == 0) return;
-  const uint64_t limit = std::min(options_.queue_size, pool_->data_nbytes() / 4);
+  if (disk == nullptr || n == 0) return 0;
   const uint64_t queued = disk->queued_bytes();
   uint64_t room = limit - std::min(limit, queued);
   std::vector<uint8_t> known(n);
   std::vector<CatalogEntry> entries(n);
   disk->look_up(keys, n, known.data(), entries.data());
   forget_older(*disk, entries, known.data());
+  size_t n_taken = 0;
   std::vector<Key> batch;
   for (size_t i = 0; i < n; ++i) {
     if (known[i] == 0) batch.push_back(keys[i]);
     if (batch.size() < kBatch && i + 1 < n) continue;
     if (room == 0) {
-      counters_.skipped_pages += batch.size();
+      left->insert(left->end(), batch.begin(), batch.end());
     } else if (!batch.empty()) {
-      write_pinned(*disk, batch, &room);
+      n_taken += write_pinned(*disk, batch, &room, left);
     }
     batch.clear();
   }
+  return n_taken;
 }
 
 // What the pool has under a key counts: a page on disk with other bytes is an earlier one.
@@ -128,8 +147,10 @@ void Tier::forget_older(DiskStore& disk, const std::vector<CatalogEntry>& entrie
   }
 }
 
-// Returns how many were taken.
-size_t Tier::write_pinned(DiskStore& disk, const std::vector<Key>& keys, uint64_t* room) {
+// Returns how many were taken; `left` gets those that there was no room for, in the queue or in the pool's
+// pins.
+size_t Tier::write_pinned(DiskStore& disk, const std::vector<Key>& keys, uint64_t* room,
+                          std::vector<Key>* left) {
   const size_t n = keys.size();
   std::vector<uint8_t> found(n);
   std::vector<uint64_t> tickets(n);
@@ -137,16 +158,17 @@ size_t Tier::write_pinned(DiskStore& disk, const std::vector<Key>& keys, uint64_
   const uint64_t since = disk.now();
   pool_->pin(keys.data(), n, kPinSeconds, found.data(), tickets.data(), locations.data());
   std::vector<Key> offered;
+  std::vector<Key> unpinned;
   std::vector<Piece> pages;
   std::vector<uint64_t> checksums;
   std::vector<uint64_t> pins;
   std::vector<uint64_t> given_back;
   for (size_t i = 0; i < n; ++i) {
     if (found[i] == 0) {
-      ++counters_.unpinned_pages;
+      unpinned.push_back(keys[i]);
     } else if (locations[i].length > *room) {
       *room = 0;  // later pages must not overtake: the front of a prefix matters most
-      ++counters_.skipped_pages;
+      if (locations[i].length <= std::min(queue_limit(), disk.largest_page())) left->push_back(keys[i]);
       given_back.push_back(tickets[i]);
     } else {
       *room -= locations[i].length;
@@ -160,17 +182,35 @@ size_t Tier::write_pinned(DiskStore& disk, const std::vector<Key>& keys, uint64_
   std::vector<uint8_t> accepted(offered.size());
   disk.write({offered.size(), offered.data(), pages.data(), checksums.data(), pins.data(), since},
              accepted.data());
+  size_t n_taken = 0;
+  const bool is_suspended = disk.health().is_suspended;
   for (size_t i = 0; i < offered.size(); ++i) {
-    if (accepted[i] == 0) given_back.push_back(pins[i]);
+    n_taken += accepted[i];
+    if (accepted[i] != 0) continue;
+    given_back.push_back(pins[i]);
+    // somebody else's pages were faster
+    const bool is_small = static_cast<uint64_t>(pages[i].nbytes) <= disk.largest_page();
+    if (is_small && !is_suspended) left->push_back(offered[i]);
   }
   std::vector<uint8_t> held(given_back.size());
   pool_->unpin(given_back.data(), given_back.size(), held.data());
-  return offered.size();
+  keep_present(unpinned, left);
+  return n_taken;
+}
+
+// Of pages without a pin those that are in the pool wait for one; the others were evicted or taken back.
+void Tier::keep_present(const std::vector<Key>& keys, std::vector<Key>* left) {
+  std::vector<uint8_t> found(keys.size());
+  std::vector<Location> locations(keys.size());
+  pool_->lookup(keys.data(), keys.size(), found.data(), locations.data());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (found[i] != 0) left->push_back(keys[i]);
+  }
 }
 
 // Offers what is evicted next, so that it is on disk by the time it must go. Eviction itself never waits.
 void Tier::spill_all() {
-  const uint64_t ahead = std::min(options_.queue_size, pool_->data_nbytes() / 4);
+  const uint64_t ahead = queue_limit();
   bool is_behind = false;
   while (true) {
     {
@@ -185,10 +225,50 @@ void Tier::spill_all() {
     std::vector<Key> oldest;
     pool_->list_oldest(kSpillPages, ahead, &oldest);
     if (uses_) std::erase_if(oldest, [this](const Key& key) { return !uses_->was_used_twice(key); });
-    const uint64_t skipped = counters_.skipped_pages;
-    offer(oldest.data(), oldest.size());
-    is_behind = counters_.skipped_pages != skipped;
+    std::vector<Key> left;
+    offer(oldest.data(), oldest.size(), ahead, &left);
+    counters_.skipped_pages += left.size();
+    is_behind = !left.empty();
   }
+}
+
+// Offers what was left out of a full queue, when the disk has written most of that: publishers come first.
+void Tier::catch_up() {
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      const auto is_wanted = [this] { return has_published_ || is_closing_; };
+      const bool is_behind = backlog_.size() > 0;
+      const Deadline next = Deadline::after(is_behind ? kCatchUpSeconds : kIdleSeconds);
+      disk::wait_until(published_, lock, next, [&] { return is_closing_ || (!is_behind && is_wanted()); });
+      if (is_closing_) return;
+      has_published_ = false;
+    }
+    counters_.caught_up_pages += catch_up_once();
+  }
+}
+
+// Returns how many pages the disk took.
+size_t Tier::catch_up_once() {
+  DiskStore* const disk = store();
+  const uint64_t limit = queue_limit();
+  if (disk == nullptr || disk->queued_bytes() > limit / 4 || disk->health().is_suspended) return 0;
+  std::vector<Key> left;
+  size_t n_taken = 0;
+  // not more than is urgent to nobody: the writer waits for a publisher's pause
+  while (left.empty()) {
+    const std::vector<Key> keys = backlog_.take(kBatch);
+    if (keys.empty()) break;
+    n_taken += offer(keys.data(), keys.size(), limit / 2, &left);
+  }
+  if (n_taken == 0 && !left.empty() && disk->queued_bytes() == 0) {
+    // a page that needs more than half of the queue
+    std::vector<Key> again;
+    n_taken += offer(left.data(), left.size(), limit, &again);
+    left = std::move(again);
+  }
+  backlog_.give_back(left);
+  return n_taken;
 }
 
 // --- from the disk
@@ -244,6 +324,7 @@ void Tier::forget(const Key* keys, size_t n) {
 }
 
 void Tier::clear() {
+  backlog_.clear();
   if (store() == nullptr && remember(nullptr, 0)) return;
   store()->clear();
   promotions_->wait_committed();

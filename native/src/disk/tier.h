@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/thread.h"
+#include "disk/backlog.h"
 #include "disk/store.h"
 #include "disk/use_sketch.h"
 #include "page/location.h"
@@ -39,8 +40,8 @@ struct TierOptions {
 
 // Only grow; mirrored by name in `stats()`.
 struct TierCounters {
-  std::atomic<uint64_t> unpinned_pages{0};  // not offered to the disk: the pool's pins are used up
-  std::atomic<uint64_t> skipped_pages{0};   // not offered to the disk: its queue is full
+  std::atomic<uint64_t> skipped_pages{0};    // not offered: the disk's queue is full, or the pins used up
+  std::atomic<uint64_t> caught_up_pages{0};  // taken by the disk after they had been left out of its queue
   std::atomic<uint64_t> promoted_pages{0};
   std::atomic<uint64_t> promoted_bytes{0};
   std::atomic<uint64_t> failed_pages{0};    // could not be promoted: no room in the pool, or the disk failed
@@ -95,14 +96,21 @@ class Tier : public Promoter {
   void close();
 
   const TierCounters& counters() const { return counters_; }
+  // Pages that wait for the disk to have time for them.
+  size_t n_behind() const { return backlog_.size(); }
 
  private:
   Tier(std::shared_ptr<Pool> pool, const TierOptions& options);
 
   disk::DiskStore* store() const { return store_.load(std::memory_order_acquire); }
-  void offer(const Key* keys, size_t n);
-  size_t write_pinned(disk::DiskStore& store, const std::vector<Key>& keys, uint64_t* room);
+  uint64_t queue_limit() const;
+  size_t offer(const Key* keys, size_t n, uint64_t limit, std::vector<Key>* left);
+  size_t write_pinned(disk::DiskStore& store, const std::vector<Key>& keys, uint64_t* room,
+                      std::vector<Key>* left);
+  void keep_present(const std::vector<Key>& keys, std::vector<Key>* left);
   void spill_all();
+  void catch_up();
+  size_t catch_up_once();
   bool remember(const Key* keys, size_t n);
   void forget_older(disk::DiskStore& store, const std::vector<disk::CatalogEntry>& entries, uint8_t* known);
 
@@ -113,15 +121,16 @@ class Tier : public Promoter {
   std::atomic<disk::DiskStore*> store_{nullptr};  // of `owned_store_`, which is set once
   std::shared_ptr<disk::DiskStore> owned_store_;
   std::unique_ptr<UseSketch> uses_;  // null: all are admitted
+  disk::Backlog backlog_;            // of what is written through
   std::unique_ptr<Promotions> promotions_;
 
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable published_;
-  std::vector<Key> early_;  // taken back before there was a store
+  std::mutex mutex_;                   // guards what follows
+  std::condition_variable published_;  // or left out of the disk's queue
+  std::vector<Key> early_;             // taken back before there was a store
   bool is_all_early_ = false;
   bool has_published_ = false;
   bool is_closing_ = false;
-  NamedThread spiller_;
+  NamedThread spiller_;  // offers later what could not be, or need not be, offered at once
 };
 
 }  // namespace p2pkv
