@@ -92,11 +92,13 @@ class Pool:
         evictions_kept: int = 65536,
         huge_page: int = 0,
         prefault_behind: bool = False,
+        changes: _native.ChangeLog | None = None,
     ) -> None:
         """Allocate, prefault and seal the memory: up to 0.6 s a GiB. ``ConfigError`` if it is not to be had.
 
         With huge pages of ``huge_page`` bytes, pages and words share ``nbytes`` rounded up to whole ones. With
         ``prefault_behind`` the memory is touched after this has returned, and a shortage ends the process.
+        ``changes`` is told of each page that comes or goes.
         """
         try:
             # for the parts of the core that use it directly
@@ -111,6 +113,7 @@ class Pool:
                 evictions_kept=evictions_kept,
                 huge_page=huge_page,
                 prefault_behind=prefault_behind,
+                changes=changes,
             )
         except ValueError as error:
             raise ConfigError(f"cannot make a pool: {error}") from error

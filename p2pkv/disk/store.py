@@ -108,6 +108,7 @@ class DiskStore:
         faults: _native.FaultyFiles | None = None,
         store_id: int = 0,
         verify: bool = True,
+        changes: _native.ChangeLog | None = None,
     ) -> None:
         """Open it, or make it. ``ConfigError`` says why not: in use, another node's, another version.
 
@@ -115,7 +116,7 @@ class DiskStore:
 
         What an earlier run left is found in the background (:meth:`drain_recovered`, :attr:`is_recovered`).
         ``faults`` breaks the file system on purpose, ``store_id`` makes its bytes reproducible, and without
-        ``verify`` reads believe everything: for tests.
+        ``verify`` reads believe everything: for tests. ``changes`` is told of each page that comes or goes.
         """
         try:
             self._native = _native.DiskStore(
@@ -137,6 +138,7 @@ class DiskStore:
                 store_id=store_id,
                 verify=verify,
                 faults=faults,
+                changes=changes,
             )
         except ValueError as error:
             # the core says "cannot" of what the system refused, and what is wrong of anything else

@@ -71,12 +71,14 @@ class DiskTier:
         own_key: int,
         boot: int,
         faults: _native.FaultyFiles | None = None,
+        changes: _native.ChangeLog | None = None,
     ) -> None:
         self._config = config
         self._pool = pool
         self._own_key = own_key
         self._boot = boot
         self._faults = faults
+        self._changes = changes
         self.path = disk_folder(config)
         self.native = _native.Tier(
             pool.native,
@@ -147,7 +149,12 @@ class DiskTier:
             queue_size=min(_QUEUE, (self._pool.nbytes - self._pool.data_offset) // 4),
         )
         store = DiskStore(
-            self.path, options, node_id=config.node_id, namespace=config.namespace, faults=self._faults
+            self.path,
+            options,
+            node_id=config.node_id,
+            namespace=config.namespace,
+            faults=self._faults,
+            changes=self._changes,
         )
         with self._attaching:
             # Also of a node that has gone meanwhile: what it took back must not be found by the next run.

@@ -13,6 +13,7 @@ namespace p2pkv {
 using Counts = nanobind::typed<nanobind::dict, std::string, uint64_t>;
 
 void bind_gate(nanobind::module_& m);
+void bind_changes(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_copies(nanobind::module_& m);
 void bind_transports(nanobind::module_& m);

@@ -196,8 +196,10 @@ BoundStore* open_store(const std::string& path, const std::string& node_id, cons
                        uint64_t capacity, int layout, int fsync, int eviction, bool allow_uring,
                        bool allow_direct, uint64_t bucket_size, uint64_t queue_size, uint64_t read_buffer,
                        int compression, double retry_seconds, double stall_seconds, uint64_t store_id,
-                       bool verify, const std::shared_ptr<FaultyFiles>& faults) {
+                       bool verify, const std::shared_ptr<FaultyFiles>& faults,
+                       std::shared_ptr<ChangeLog> changes) {
   DiskOptions options;
+  options.changes = std::move(changes);
   options.capacity = capacity;
   options.layout = static_cast<disk::LayoutKind>(layout);
   options.fsync = static_cast<disk::FsyncPolicy>(fsync);
@@ -246,7 +248,7 @@ void bind_disk(nb::module_& m) {
       .def(nb::new_(&open_store), "path"_a, nb::kw_only(), "node_id"_a, "name_space"_a, "capacity"_a,
            "layout"_a, "fsync"_a, "eviction"_a, "allow_uring"_a, "allow_direct"_a, "bucket_size"_a,
            "queue_size"_a, "read_buffer"_a, "compression"_a, "retry_seconds"_a, "stall_seconds"_a,
-           "store_id"_a, "verify"_a, "faults"_a.none())
+           "store_id"_a, "verify"_a, "faults"_a.none(), "changes"_a.none())
       .def("write", write, "keys"_a.noconvert(), "pages"_a.noconvert(), "checksums"_a.noconvert(),
            "tickets"_a.noconvert())
       .def("contains", contains, "keys"_a.noconvert())

@@ -29,7 +29,8 @@ Bytes give_locations(std::vector<Location> locations) {
 
 std::shared_ptr<Pool> create_pool(uint64_t nbytes, uint32_t granule, uint64_t owner, uint64_t boot,
                                   uint32_t region, bool has_disk, uint64_t pinned_limit,
-                                  size_t evictions_kept, size_t huge_page, bool prefault_behind) {
+                                  size_t evictions_kept, size_t huge_page, bool prefault_behind,
+                                  std::shared_ptr<ChangeLog> changes) {
   PoolOptions options{};
   options.nbytes = nbytes;
   options.granule = granule;
@@ -39,6 +40,7 @@ std::shared_ptr<Pool> create_pool(uint64_t nbytes, uint32_t granule, uint64_t ow
   options.has_disk = has_disk;
   options.pinned_limit = pinned_limit;
   options.evictions_kept = evictions_kept;
+  options.changes = std::move(changes);
   options.memory = {huge_page, prefault_behind};
   std::string error;
   std::shared_ptr<Pool> pool;
@@ -267,7 +269,7 @@ void bind_pool(nb::module_& m) {
   nb::class_<Pool>(m, "Pool", "Pages in one region of memory. See p2pkv/pool.py.")
       .def(nb::new_(&create_pool), "nbytes"_a, nb::kw_only(), "granule"_a = 4096, "owner"_a = 0, "boot"_a = 0,
            "region"_a = 0, "has_disk"_a = false, "pinned_limit"_a = 0, "evictions_kept"_a = 65536,
-           "huge_page"_a = 0, "prefault_behind"_a = false)
+           "huge_page"_a = 0, "prefault_behind"_a = false, "changes"_a.none() = nb::none())
       .def("set_boot", &Pool::set_boot, "boot"_a)
       .def("publish", publish, "keys"_a.noconvert(), "pieces"_a.noconvert(), "timeout"_a = kNoHurry)
       .def("fetch", fetch, "keys"_a.noconvert(), "pieces"_a.noconvert())

@@ -56,6 +56,7 @@ void Catalog::forget_keys(const Key* keys, size_t n, uint8_t* had) {
       if (had[i] == 0) continue;
       Unit* unit = found->second.unit;
       index_.erase(found);
+      note(keys[i], false);
       gone.push_back(keys[i]);
       if (!unit->is_open && unit->keys.size() == 1) retire_locked(unit, &gone);
     }
@@ -67,7 +68,10 @@ void Catalog::forget_all_keys() {
   std::vector<Key> gone;
   {
     const Lock lock(mutex_);
-    for (const auto& [key, place] : index_) gone.push_back(key);
+    for (const auto& [key, place] : index_) {
+      note(key, false);
+      gone.push_back(key);
+    }
     index_.clear();
   }
   log(dropped_, gone);
@@ -102,6 +106,7 @@ bool Catalog::drop(const Key& key, const Place& place) {
     if (found == index_.end() || found->second.unit != place.unit || found->second.offset != place.offset)
       return false;
     index_.erase(found);
+    note(key, false);
     gone.push_back(key);
     // a unit that holds nothing else is of no use any more
     if (!place.unit->is_open && place.unit->keys.size() == 1) retire_locked(place.unit, &gone);
@@ -185,7 +190,9 @@ size_t Catalog::add(const CatalogEntry* entries, size_t n, Source source) {
       }
       const auto [known, is_new] = index_.try_emplace(key, place);
       Unit* const before = is_new ? nullptr : known->second.unit;
-      if (!is_new) {
+      if (is_new) {
+        note(key, true);
+      } else {
         if (order_of(known->second) > order_of(place)) continue;
         known->second = place;
       }
@@ -200,11 +207,16 @@ size_t Catalog::add(const CatalogEntry* entries, size_t n, Source source) {
   return added.size();
 }
 
+void Catalog::note(const Key& key, bool is_stored) {
+  if (changes_) changes_->push(key, Medium::kDisk, is_stored);
+}
+
 void Catalog::retire_locked(Unit* unit, std::vector<Key>* gone) {
   for (const Key& key : unit->keys) {
     const auto found = index_.find(key);
     if (found == index_.end() || found->second.unit != unit) continue;
     index_.erase(found);
+    note(key, false);
     gone->push_back(key);
   }
   unit->keys = {};

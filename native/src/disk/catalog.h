@@ -18,6 +18,7 @@
 #include "disk/key_log.h"
 #include "disk/recalls.h"
 #include "disk/record.h"
+#include "page/change_log.h"
 #include "page/location.h"
 
 namespace p2pkv::disk {
@@ -70,11 +71,13 @@ enum class Source : uint8_t { kWritten, kRecovered };
 // its bytes. Those count until `forget`.
 class Catalog {
  public:
-  // `changed` is called, without the lock, when keys can be drained.
-  Catalog(EvictionOrder order, size_t keys_logged, Recalls& recalls, std::function<void()> changed)
+  // `changed` is called, without the lock, when keys can be drained. `changes` may be null.
+  Catalog(EvictionOrder order, size_t keys_logged, Recalls& recalls, std::function<void()> changed,
+          std::shared_ptr<ChangeLog> changes)
       : order_(order),
         recalls_(recalls),
         changed_(std::move(changed)),
+        changes_(std::move(changes)),
         dropped_(keys_logged),
         recovered_(keys_logged) {}
 
@@ -139,10 +142,12 @@ class Catalog {
   void log(KeyLog& log, const std::vector<Key>& keys);
   // With the lock.
   void retire_locked(Unit* unit, std::vector<Key>* gone);
+  void note(const Key& key, bool is_stored);
 
   const EvictionOrder order_;
   Recalls& recalls_;
   const std::function<void()> changed_;
+  const std::shared_ptr<ChangeLog> changes_;
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable deletable_;
   std::unordered_map<Key, Place, KeyHash> index_;

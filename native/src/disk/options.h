@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "disk/catalog.h"
@@ -42,6 +43,7 @@ struct DiskOptions {
   Compression compression = Compression::kOff;
   bool verify = true;                    // false: for the test that shows what it is good for
   size_t keys_logged = size_t{1} << 22;  // 64 MiB of keys at worst
+  std::shared_ptr<ChangeLog> changes;    // is told of pages that come and go; null: nobody is
   Files* files = &real_files();
   // Says once for each ticket of an accepted page that its memory is no longer needed. From the writer's
   // thread; must not block.

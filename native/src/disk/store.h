@@ -143,7 +143,8 @@ class DiskStore {
   class Call;
 
   explicit DiskStore(const DiskOptions& options)
-      : options_(options), catalog_(options.eviction, options.keys_logged, recalls_, options.changed) {}
+      : options_(options),
+        catalog_(options.eviction, options.keys_logged, recalls_, options.changed, options.changes) {}
 
   // store.cc
   std::string start(const std::string& path, const DiskIdentity& identity);

@@ -221,6 +221,7 @@ PoolStatus Pool::commit(const Key& key, const Draft& draft, Location* location) 
   page.checksum = draft.checksum;
   blocks_.commit(draft.granule);
   pages_.insert(draft.granule);
+  note(draft.granule, true);
   ++n_stored_;
   *location = location_of(draft.granule);
   return PoolStatus::kStored;

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/polite_mutex.h"
+#include "page/change_log.h"
 #include "page/location.h"
 #include "page/region.h"
 #include "pool/eviction_log.h"
@@ -65,6 +66,8 @@ struct PoolOptions {
   uint64_t pinned_limit = 0;      // bytes of blocks that pins may hold; 0: half of the pool
   RegionOptions memory;           // how it is made
   size_t evictions_kept = 65536;  // a guess: a second of evictions of 64 KiB pages at 4 GB/s
+  // Is told of pages that come and go; null: nobody is.
+  std::shared_ptr<ChangeLog> changes;
   int64_t (*now_ns)() = steady_now_ns;
 };
 
@@ -188,6 +191,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   uint64_t pin_one(uint32_t granule, int64_t deadline_ns);
   void evicted(uint32_t granule);
   void take_out(uint32_t granule);
+  void note(uint32_t granule, bool is_stored);
   void release_if_unheld(uint32_t granule);
   void unpin_page(uint32_t granule);
   void expire_pins();

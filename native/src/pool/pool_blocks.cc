@@ -33,6 +33,7 @@ void Pool::let_in(Room* room) {
 // The page goes to make room for another.
 void Pool::evicted(uint32_t granule) {
   log_.push(pages_[granule].key, location_of(granule));
+  note(granule, false);
   pages_.erase(granule);
   ++n_evicted_;
   ++n_hidden_;
@@ -40,9 +41,14 @@ void Pool::evicted(uint32_t granule) {
 
 // Takes a committed page out of sight.
 void Pool::take_out(uint32_t granule) {
+  note(granule, false);
   pages_.erase(granule);
   ++n_hidden_;
   blocks_.retract(granule);
+}
+
+void Pool::note(uint32_t granule, bool is_stored) {
+  if (options_.changes) options_.changes->push(pages_[granule].key, Medium::kMemory, is_stored);
 }
 
 void Pool::release_if_unheld(uint32_t granule) {
