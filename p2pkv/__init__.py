@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
     from p2pkv.memory.registered import Memory
     from p2pkv.node import Node
-    from p2pkv.page import Outcome, Pieces
+    from p2pkv.page import Outcome, Pieces, page_key
     from p2pkv.peers.connections import PeerTraffic
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "TransportError",
     "UsageError",
     "VersionError",
+    "page_key",
 ]
 
 _HOMES = {
@@ -68,6 +69,7 @@ _HOMES = {
     "Pieces": "page",
     "SharedRegion": "_native",
     "State": "directory.view",
+    "page_key": "page",
 }
 """The modules of the public names that are not errors."""
 

@@ -28,6 +28,24 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def check_endpoint(name: str, endpoint: str, *, is_exposed: bool) -> None:
+    """Raise :class:`ConfigError` unless ``endpoint`` is ``tcp://HOST:PORT`` of loopback, or ``is_exposed``."""
+    if not endpoint.startswith("tcp://"):
+        raise ConfigError(f"{name} must be tcp://HOST:PORT, not {endpoint[:100]!r}")
+    host, _ = split_address(name, endpoint.removeprefix("tcp://"))
+    if not is_exposed and not is_loopback(host):
+        raise ConfigError(
+            f"{name} is {endpoint!r}, which other machines can reach, and whoever does sees which pages this node "
+            "has; set kv_events_exposed to allow that, or listen on 127.0.0.1"
+        )
+
+
+def numbered_endpoint(endpoint: str, index: int) -> str:
+    """Return the endpoint of a server's process number ``index``: that many ports further, but for port 0 and none."""
+    start, _, port = endpoint.rpartition(":")
+    return f"{start}:{int(port) + index}" if endpoint and int(port) else endpoint
+
+
 def leads_to_loopback(number: str) -> bool:
     """Whether only this machine can reach ``number``, an address whose host is written as a number."""
     return is_loopback(split_address("address", number)[0])

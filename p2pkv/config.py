@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2pkv import plugins
-from p2pkv.address import is_loopback, split_address
+from p2pkv.address import check_endpoint, is_loopback, split_address
 from p2pkv.errors import ConfigError
 from p2pkv.transports import AllOptions, former_names, read_options, take_former
 from p2pkv.values import as_bool, as_number, as_tuple, check_choice, is_unicode, nearest, parse_size, shown
@@ -54,6 +54,7 @@ _TEXTS = (
     *("cuda_library", "huge_pages", "prefault", "copy_kernel"),
     *("disk_path", "disk_layout", "disk_fsync", "disk_write", "disk_admission", "disk_compression"),
     *("engine_url", "engine_role", "metrics_host"),
+    *("kv_events", "kv_events_replay", "kv_events_topic"),
 )
 
 
@@ -168,6 +169,15 @@ class Config:
     """Where to serve Prometheus metrics; None serves none, 0 takes a free port."""
     metrics_host: str = ""
     """The host to serve them at; by default that of ``listen``."""
+    kv_events: str = ""
+    """``tcp://HOST:PORT`` to publish KV events at, which say what this node has; empty: nowhere. Port 0 takes a free
+    one."""
+    kv_events_replay: str = ""
+    """``tcp://HOST:PORT`` where subscribers ask for events that they missed; empty: nowhere."""
+    kv_events_topic: str = ""
+    """The first frame of each message of events, which subscribers choose by."""
+    kv_events_exposed: bool | str = False
+    """Let both be reached by other machines. Nothing of them is encrypted, and whoever connects is served."""
     routers: tuple[str, ...] | list[str] | str = ()
     """Heartbeat addresses ``HOST:PORT`` of routers, for nodes within an engine: they tell them of it."""
     engine_url: str = ""
@@ -191,6 +201,7 @@ class Config:
         _set(self, "replicas", as_number("replicas", self.replicas, int))
         _set(self, "directory_check", as_number("directory_check", self.directory_check, float))
         _set(self, "must_join", as_bool("must_join", self.must_join))
+        _set(self, "kv_events_exposed", as_bool("kv_events_exposed", self.kv_events_exposed))
         _set(self, "raise_nofile", as_bool("raise_nofile", self.raise_nofile))
         if self.metrics_port is not None:
             _set(self, "metrics_port", as_number("metrics_port", self.metrics_port, int))
@@ -295,6 +306,15 @@ class Config:
             raise ConfigError(
                 f"listen is {self.listen!r}, which other machines can reach, but there is no secret_file; "
                 "give every node the same secret_file, or listen on 127.0.0.1"
+            )
+        for name in ("kv_events", "kv_events_replay"):
+            if endpoint := getattr(self, name):
+                check_endpoint(name, endpoint, is_exposed=bool(self.kv_events_exposed))
+        if self.kv_events_replay and not self.kv_events:
+            raise ConfigError("kv_events_replay is set, but kv_events is not: there is nothing to repeat")
+        if self.kv_events and not self.pool_nbytes:
+            raise ConfigError(
+                "kv_events is set, but pool_size is 0: a node without a cache has nothing to tell"
             )
         if self.must_join and not self.join_addresses:
             raise ConfigError("must_join is set, but join is not: whom to join is not known")

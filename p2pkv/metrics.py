@@ -32,6 +32,8 @@ READINGS = {
     "p2pkv_refused_strangers_total": "Connections with a wrong key, or none",
     "p2pkv_namespace_epoch": "When this node's namespace was bumped last, in nanoseconds; 0: never",
     "p2pkv_bumps_total": "Bumps of its namespace that this node has heard of",
+    "p2pkv_kv_event_batches_total": "Messages of KV events sent",
+    "p2pkv_kv_event_retellings_total": "Times that KV events told all: at start, after a bump or a loss, when asked",
     "p2pkv_membership_malformed_views_total": "Views that no node could have sent",
     "p2pkv_membership_late_rounds_total": "Rounds that came too late to suspect anybody",
     "p2pkv_membership_suspicions_total": "Nodes suspected",

@@ -48,6 +48,11 @@ class Node:
         self.metrics = self._parts.metrics
         self.metrics_port = self._parts.metrics_port
         """Where metrics are served, if anywhere."""
+        events = None if self._parts.caching is None else self._parts.caching.events
+        self.kv_events_endpoint = None if events is None else events.endpoint
+        """Where KV events are published, with the port that was taken; None without ``kv_events``."""
+        self.kv_events_replay_endpoint = None if events is None else events.replay_endpoint
+        """Where missed ones are asked for; None without ``kv_events_replay``."""
         self.transfers = self._parts.transfers
         """Offers and pulls of registered memory, from one named node to another."""
         lifetime.watch(self, self._gate)

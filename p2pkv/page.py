@@ -166,6 +166,14 @@ def name_digest(name: str, epoch: int = 0) -> bytes:
     return hashlib.blake2b(name.encode(), digest_size=KEY_BYTES, salt=salt).digest()
 
 
+def page_key(namespace: str, name: str | bytes, epoch: int = 0) -> bytes:
+    """Return the 16 bytes by which nodes know the page that is published as ``name`` in ``namespace``.
+
+    That is what KV events carry. ``epoch`` is the namespace's (:attr:`p2pkv.Node.epoch`), 0 before its first bump.
+    """
+    return _hash_slowly(name_digest(namespace, epoch), name)
+
+
 def scopes(name: str) -> list[bytes]:
     """Return the digests of all namespaces that this one is a part of, itself included.
 

@@ -13,6 +13,8 @@ from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.view import Member, View, node_key
 from p2pkv.disk.tier import DiskTier
+from p2pkv.kv_events.feed import LOG_CAPACITY, EventFeed
+from p2pkv.kv_events.publisher import EventPublisher
 from p2pkv.memory import copies
 from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
@@ -41,6 +43,9 @@ class CacheParts:
         self._control = control
         self._metrics = metrics
         self._is_serving = False
+        self._changes = _native.ChangeLog(LOG_CAPACITY) if config.kv_events else None
+        self.events: EventFeed | None = None
+        """None where `kv_events` is not set, and before `serve`."""
         control.epochs.follow(scopes(config.namespace))
         self.directory_server = _native.directory_server(control.host, control.advertise, control.shard)
         undo.callback(self.directory_server.close)
@@ -70,6 +75,7 @@ class CacheParts:
             has_disk=has_disk,
             huge_page=HUGE_PAGES[self._config.huge_pages],
             prefault_behind=is_behind,
+            changes=self._changes,
         )
         undo.callback(self.pool.release_memory)
         undo.callback(self.pool.close)
@@ -93,6 +99,7 @@ class CacheParts:
         epochs = self._control.epochs
         epochs.take_back_from(self.pool.native, None if self.tier is None else self.tier.native)
         undo.callback(epochs.take_back_from, None, None)
+        self._tell_events(boot, undo)
         self.cache = PageCache(
             namespace=Namespace(config.namespace, self._control.epochs),
             pool=self.pool,
@@ -116,10 +123,25 @@ class CacheParts:
         self.directory.on_missed = self.announcer.owe
 
     def _open_disk(self, boot: int, undo: ExitStack, faults: _native.FaultyFiles | None) -> DiskTier:
-        tier = DiskTier(self._config, self.pool, own_key=self._own_key, boot=boot, faults=faults)
+        tier = DiskTier(
+            self._config, self.pool, own_key=self._own_key, boot=boot, faults=faults, changes=self._changes
+        )
         undo.callback(tier.close)
         self._control.server.loop.serve_promotions(tier.native)
         return tier
+
+    def _tell_events(self, boot: int, undo: ExitStack) -> None:
+        config = self._config
+        if self._changes is None:
+            return
+        # Boot epochs grow by nanoseconds: after a restart subscribers see a gap, never a number they have seen.
+        publisher = EventPublisher(
+            config.kv_events, config.kv_events_replay or None, config.kv_events_topic, first_sequence=boot
+        )
+        epochs = self._control.epochs
+        self.events = EventFeed(publisher, self._changes, self.pool, self.tier, lambda: epochs.own)
+        undo.callback(self.events.close)
+        self.events.start()
 
     def _let_peers_read(self, transports: Sequence[Transport], undo: ExitStack) -> None:
         regions: dict[str, bytes] = {}
@@ -176,4 +198,5 @@ class CacheParts:
             "p2pkv_directory_requests_total": directory["requests"],
             "p2pkv_directory_channels": directory["channels"],
             **(self.tier.readings() if self.tier is not None else {}),
+            **(self.events.readings() if self.events is not None else {}),
         }

@@ -43,7 +43,8 @@ BELOW = {
     "offers": "_native config directory errors lifetime transports",
     "transfers": "offers",
     "cache": "_native arrays directory disk errors memory metrics page peers pool",
-    "parts": "_native address cache config control descriptors directory disk errors lifetime memory metrics "
+    "kv_events": "_native disk errors page pool",
+    "parts": "_native address cache config control descriptors directory disk errors kv_events lifetime memory metrics "
     "metrics_server offers page peers pool transports",
     "node": "_native arrays cache config directory errors lifetime memory page parts peers transports",
     "__init__": "_native config directory errors memory node page peers",

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from p2pkv.address import split_address
+from p2pkv.address import numbered_endpoint, split_address
 from p2pkv.config import MIN_POOL_SIZE, Config
 from p2pkv.errors import ConfigError
 from p2pkv.integrations.sglang.installed import has_no_states, kv_kind
@@ -140,6 +140,11 @@ def for_rank(config: Config, index: int) -> Config:
         config = dataclasses.replace(config, listen=f"{host}:{int(port) + index}")
     if config.metrics_port:
         config = dataclasses.replace(config, metrics_port=config.metrics_port + index)
+    config = dataclasses.replace(
+        config,
+        kv_events=numbered_endpoint(config.kv_events, index),
+        kv_events_replay=numbered_endpoint(config.kv_events_replay, index),
+    )
     if config.disk_path:
         config = dataclasses.replace(config, disk_path=f"{config.disk_path}-rank{index}")
     return dataclasses.replace(config, node_id=f"{config.node_id}-rank{index}")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from p2pkv.address import split_address
+from p2pkv.address import numbered_endpoint, split_address
 from p2pkv.config import MIN_POOL_SIZE, Config
 from p2pkv.errors import ConfigError
 from p2pkv.instances.announcing import described
@@ -125,7 +125,9 @@ class Instance:
         if not self.writes_prefixes:
             # what it never publishes needs no room; what it reads of others' needs a cache all the same
             pool_size = MIN_POOL_SIZE if self.reads_prefixes else 0
-            config = dataclasses.replace(config, pool_size=pool_size, disk_path=None, disk_size=0)
+            config = dataclasses.replace(
+                config, pool_size=pool_size, disk_path=None, disk_size=0, kv_events="", kv_events_replay=""
+            )
         return _numbered(config, self.first_index + rank, namespace)
 
     def scheduler_config(self, namespace: str) -> Config:
@@ -137,6 +139,8 @@ class Instance:
             disk_size=0,
             buffer_size=0,
             buddy_pool_size=0,
+            kv_events="",
+            kv_events_replay="",
         )
         return _numbered(config, self.first_index + self.world_size, namespace)
 
@@ -151,6 +155,8 @@ def _numbered(config: Config, index: int, namespace: str) -> Config:
             changes["listen"] = f"{host}:{int(port) + index}"
         if config.metrics_port:
             changes["metrics_port"] = config.metrics_port + index
+        for name in ("kv_events", "kv_events_replay"):
+            changes[name] = numbered_endpoint(getattr(config, name), index)
         if config.disk_path:
             changes["disk_path"] = f"{config.disk_path}-{index}"
     return dataclasses.replace(config, **changes)
