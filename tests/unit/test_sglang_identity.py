@@ -205,6 +205,7 @@ def test_a_pool_too_small_for_a_batch_is_said_with_the_size_to_set(caplog: pytes
 
 def test_the_ranks_of_a_server_are_nodes_of_their_own() -> None:
     settings = {"node_id": "server", "listen": "127.0.0.1:7000", "metrics_port": 9000}
+    settings["kv_events"] = "tcp://127.0.0.1:5557"
     made = []
     for dp in range(2):
         for pp in range(2):
@@ -215,7 +216,7 @@ def test_the_ranks_of_a_server_are_nodes_of_their_own() -> None:
                 )
     configs = [backend.node.config for backend in made]
     assert configs[0].node_id == "server"
-    for values in zip(*[(c.node_id, c.listen, c.metrics_port) for c in configs], strict=True):
+    for values in zip(*[(c.node_id, c.listen, c.metrics_port, c.kv_events) for c in configs], strict=True):
         assert len(set(values)) == 8
 
 
