@@ -19,8 +19,8 @@ from p2pkv.errors import ConfigError
 KEPT = 2048
 """Batches that can be repeated, and that wait for a slow subscriber: 40 MiB each at most, with 1,024 keys a batch."""
 _END = (-1).to_bytes(8, "big", signed=True)
-_REQUEST_BYTES = 64
-"""A request is longer by mistake or malice only; its connection is closed."""
+_REQUEST_BYTES = 1024
+"""A request or a subscription is longer by mistake or malice only; its connection is closed."""
 _REQUESTS = 8
 """Requests that are answered in one turn, so that no asker holds up the events."""
 
@@ -43,7 +43,6 @@ class EventPublisher:
             if replay_endpoint is not None:
                 self._replay = self._context.socket(zmq.ROUTER)
                 self._replay.setsockopt(zmq.SNDHWM, KEPT + 1)
-                self._replay.setsockopt(zmq.MAXMSGSIZE, _REQUEST_BYTES)
                 self._bind(self._replay, "kv_events_replay", replay_endpoint)
         except BaseException:
             self._context.destroy(linger=0)
@@ -53,6 +52,7 @@ class EventPublisher:
 
     def _bind(self, socket: zmq.Socket[bytes], setting: str, endpoint: str) -> None:
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, _REQUEST_BYTES)
         socket.setsockopt(zmq.IPV6, "[" in endpoint)
         try:
             socket.bind(endpoint)

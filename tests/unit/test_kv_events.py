@@ -156,7 +156,7 @@ def test_a_subscriber_that_never_reads_costs_nobody_anything(
 
 
 @pytest.mark.parametrize(
-    "request_frames", [[b""], [b"", b"short"], [b"", b"x" * 8, b"more"], [b"", b"x" * 65]]
+    "request_frames", [[b""], [b"", b"short"], [b"", b"x" * 8, b"more"], [b"", b"x" * 1025]]
 )
 def test_a_request_that_is_none_is_not_answered_and_the_next_one_is(
     start: Callable[..., tuple[Node, Subscriber]], request_frames: list[bytes]

@@ -190,15 +190,14 @@ size_t Catalog::add(const CatalogEntry* entries, size_t n, Source source) {
       }
       const auto [known, is_new] = index_.try_emplace(key, place);
       Unit* const before = is_new ? nullptr : known->second.unit;
-      if (is_new) {
-        note(key, true);
-      } else {
+      if (!is_new) {
         if (order_of(known->second) > order_of(place)) continue;
         known->second = place;
       }
       if (before == place.unit) continue;
       place.unit->keys.push_back(key);
       added.push_back(key);
+      if (is_new) note(key, true);
       if (before != nullptr && !before->is_open && before->keys.size() == 1) retire_locked(before, &gone);
     }
   }
