@@ -117,11 +117,11 @@ def vllm_config(settings: dict[str, Any], role: str, policy: str, **cache: Any) 
     )
 
 
-def kv_cache_config(n_groups: int = 1) -> SimpleNamespace:
+def kv_cache_config(n_groups: int = 1, n_blocks: int = 8) -> SimpleNamespace:
     """Return a model's one kind of attention, or several."""
     spec = SimpleNamespace(block_size=BLOCK, dtype="float32", head_size=32)
     groups = [SimpleNamespace(kv_cache_spec=spec)] * n_groups
-    return SimpleNamespace(kv_cache_groups=groups, hash_block_size=BLOCK)
+    return SimpleNamespace(kv_cache_groups=groups, hash_block_size=BLOCK, num_blocks=n_blocks)
 
 
 class RequestFake:
@@ -174,7 +174,7 @@ class EngineFake:
 
         ``allocate``: makes the device memory that the caches are in.
         """
-        config, cache_config = vllm_config(settings, role, policy), kv_cache_config()
+        config, cache_config = vllm_config(settings, role, policy), kv_cache_config(n_blocks=n_blocks)
         self.nodes: list[Node] = []
 
         def start(config: Config) -> Node:

@@ -29,7 +29,7 @@ class Pipelined:
         for rank, n in enumerate(layers):
             config.parallel_config.rank = rank
             self.blocks.append(np.zeros((n, 16, *SHAPE), "float32"))
-            self.workers.append(P2PKVConnector(config, None, kv_cache_config()))
+            self.workers.append(P2PKVConnector(config, None, kv_cache_config(n_blocks=16)))
             self.workers[-1].register_kv_caches(caches(self.blocks[-1]))
         self.scheduler = P2PKVConnector(config, None, kv_cache_config(), weights=Weights())
         self.scheduler.set_xfer_handshake_metadata_pp_aware(

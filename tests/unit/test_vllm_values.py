@@ -11,10 +11,11 @@ import pytest
 
 from p2pkv.errors import ConfigError
 from p2pkv.integrations.vllm import P2PKVConnector
+from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank
 from p2pkv.integrations.vllm_connector.settings import Instance
 from p2pkv.integrations.vllm_connector.stats import Tally
-from vllm_fakes import LAYERS, SHAPE, ModelConfigFake, caches, kv_cache_config, vllm_config
+from vllm_fakes import LAYERS, SHAPE, CacheFake, ModelConfigFake, caches, kv_cache_config, vllm_config
 
 
 def test_a_model_that_can_not_be_served_stops_vllm_at_start() -> None:
@@ -27,9 +28,37 @@ def test_a_model_that_can_not_be_served_stops_vllm_at_start() -> None:
     here, there = (caches(np.zeros((LAYERS, 8, *SHAPE), np.float32), device) for device in ("cpu", "cuda"))
     with pytest.raises(ConfigError, match="one device a rank"):
         connector.register_kv_caches({"here": here["layers.0"], "there": there["layers.1"]})
+    with pytest.raises(ConfigError, match="12 blocks, which is no multiple of vLLM's 8"):
+        connector.register_kv_caches(caches(np.zeros((LAYERS, 12, *SHAPE), np.float32)))
     scattered = np.zeros((LAYERS, 2, 8, *SHAPE[1:]), np.float32).swapaxes(1, 2)  # K and V apart
     with pytest.raises(ConfigError, match="not contiguous"):
         connector.register_kv_caches(caches(scattered))
+
+
+@pytest.mark.parametrize("n_parts", [1, 2, 4])
+@pytest.mark.parametrize("layers_within", [False, True])
+def test_a_block_is_all_of_the_kernels_smaller_ones(n_parts: int, layers_within: bool) -> None:
+    """A kernel's tensor counts its own blocks; vLLM's ids count vLLM's."""
+    n_blocks = 8
+    shape = (SHAPE[0], SHAPE[1] // n_parts, SHAPE[2])
+    if layers_within:  # the layers of a block lie side by side
+        storage = np.zeros((n_blocks * n_parts, LAYERS, *shape), np.float32)
+        tensors = {f"layers.{i}": CacheFake(storage, storage[:, i]) for i in range(LAYERS)}
+    else:
+        storage = np.zeros((LAYERS, n_blocks * n_parts, *shape), np.float32)
+        tensors = caches(storage)
+    found = KVCaches(tensors, n_blocks=n_blocks, current_stream=lambda device: 0)
+    for address, nbytes in found.rows([3, 6]).tolist():
+        first = (address - storage.ctypes.data) // storage.itemsize
+        storage.reshape(-1)[first : first + nbytes // storage.itemsize] += 1
+    of_kernel = np.zeros(n_blocks * n_parts)
+    for block in (3, 6):
+        of_kernel[block * n_parts : (block + 1) * n_parts] = 1
+    for tensor in tensors.values():
+        assert (tensor.array == of_kernel[:, None, None, None]).all()
+    assert found.block_nbytes == storage.nbytes // n_blocks
+    with pytest.raises(IndexError):
+        found.rows([n_blocks])
 
 
 @pytest.mark.parametrize(

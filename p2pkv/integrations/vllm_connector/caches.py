@@ -2,7 +2,10 @@
 
 Only whole blocks move: inside of a block the attention kernel packs keys and values as it likes. A block is one *row*
 a layer, each a contiguous run of bytes; its rows come in the order of the layers. As a page of the page cache it is
-one entry with a piece for each layer.
+one entry with a piece for each row.
+
+Some kernels take smaller blocks than vLLM gives out. Their tensors count those: several for each of vLLM's blocks,
+which are one row where they follow each other, and a row each where they don't.
 
 Blocks may be in host memory or in that of a CUDA device. There the model writes them on a stream, which runs behind the
 worker: whoever reads a block, or writes to one that was somebody else's, waits for the stream first.
@@ -33,11 +36,13 @@ class Range:
 class KVCaches:
     """The caches of one rank; immutable. ``row_nbytes`` is the length of each layer's row of a block."""
 
-    def __init__(self, caches: Mapping[str, Any], *, current_stream: Callable[[object], int]) -> None:
+    def __init__(
+        self, caches: Mapping[str, Any], *, n_blocks: int, current_stream: Callable[[object], int]
+    ) -> None:
         """Look at ``caches``, a tensor for each layer; ``current_stream`` tells a device's for the calling thread.
 
-        Raises :class:`~p2pkv.errors.ConfigError` for blocks that are not contiguous, or neither in host memory nor all
-        on one CUDA device.
+        ``n_blocks`` is how many blocks vLLM gives out. Raises :class:`~p2pkv.errors.ConfigError` for blocks that are
+        not contiguous, neither in host memory nor all on one CUDA device, or no multiple of ``n_blocks``.
         """
         layers: dict[int, tuple[str, Any]] = {}
         for name, tensor in caches.items():
@@ -53,13 +58,12 @@ class KVCaches:
             )
         self._device = tensors[0].device
         self._current_stream = current_stream
-        self.n_blocks = min(len(tensor) for tensor in tensors)
-        self.row_nbytes = [tensor[0].numel() * tensor.element_size() for tensor in tensors]
-        self._bases = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
-        self._strides = np.array([t.stride(0) * t.element_size() for t in tensors], np.int64)
-        self._lengths = np.array(self.row_nbytes, np.int64)
+        self.n_blocks = n_blocks
+        rows = [row for name, tensor in layers.values() for row in _rows(name, tensor, n_blocks)]
+        self._bases, self._strides, self._lengths = np.array(rows, np.int64).T
+        self.row_nbytes = self._lengths.tolist()
         self.ranges = _storages(tensors)
-        self.layout = _layout(tensors)
+        self.layout = _layout(tensors, n_blocks)
 
     @property
     def n_rows(self) -> int:
@@ -69,7 +73,7 @@ class KVCaches:
     @property
     def block_nbytes(self) -> int:
         """Bytes of a block, over all layers."""
-        return sum(self.row_nbytes)
+        return int(self._lengths.sum())
 
     def stream(self) -> int | None:
         """Return the stream that this thread's kernels use blocks on; None: blocks are in host memory.
@@ -109,16 +113,31 @@ def _check(name: str, tensor: Any) -> None:
         )
 
 
+def _rows(name: str, tensor: Any, n_blocks: int) -> list[tuple[int, int, int]]:
+    """Return of each row of a layer's blocks the address in block 0, the bytes from block to block, and the length."""
+    n_parts, rest = divmod(len(tensor), n_blocks)
+    if rest or not n_parts:
+        raise ConfigError(
+            f"the KV cache of layer {name} has {len(tensor)} blocks, which is no multiple of vLLM's {n_blocks}"
+        )
+    address, step = tensor.data_ptr(), tensor.stride(0) * tensor.element_size()
+    nbytes = tensor[0].numel() * tensor.element_size()
+    if step == nbytes:
+        return [(address, n_parts * step, n_parts * nbytes)]
+    return [(address + part * step, n_parts * step, nbytes) for part in range(n_parts)]
+
+
 def _storages(tensors: Sequence[Any]) -> list[Range]:
     """Return each memory that holds caches once, whole: the layers' parts of it may lie between each other."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
     return [Range(address, storage.nbytes(), storage) for address, storage in sorted(storages.items())]
 
 
-def _layout(tensors: Sequence[Any]) -> str:
+def _layout(tensors: Sequence[Any], n_blocks: int) -> str:
     """Return what the bytes of a block depend on as far as the tensors tell; the number of blocks is not part of it."""
     kinds = [
-        f"{tuple(tensor.shape[1:])} {tuple(tensor.stride()[1:])} {str(tensor.dtype).removeprefix('torch.')}"
+        f"{len(tensor) // n_blocks} of " * (len(tensor) > n_blocks)
+        + f"{tuple(tensor.shape[1:])} {tuple(tensor.stride()[1:])} {str(tensor.dtype).removeprefix('torch.')}"
         for tensor in tensors
     ]
     is_uniform = len(set(kinds)) == 1

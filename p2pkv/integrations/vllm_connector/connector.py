@@ -48,6 +48,7 @@ class P2PKVConnector(ConnectorBase):
         self._instance = Instance.read(vllm_config, kv_cache_config)
         self._parallel, self._cache_dtype = vllm_config.parallel_config, vllm_config.cache_config.cache_dtype
         self._spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+        self._n_blocks = kv_cache_config.num_blocks
         self._start_node, self._current_stream = start_node, current_stream
         self._boundary = Boundary("vLLM", Metrics())
         self._scheduler = SchedulerSide(self._instance, start_node=start_node, weights=weights)
@@ -134,7 +135,7 @@ class P2PKVConnector(ConnectorBase):
             spec.dtype, spec.block_size, getattr(spec, "head_size", None), self._cache_dtype
         )
         rank = self._parallel.rank
-        caches = KVCaches(kv_caches, current_stream=self._current_stream)
+        caches = KVCaches(kv_caches, n_blocks=self._n_blocks, current_stream=self._current_stream)
         self._worker = WorkerSide(self._instance, rank, isa, caches, start_node=self._start_node)
 
     def get_handshake_metadata(self) -> RankDescription:
