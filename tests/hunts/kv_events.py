@@ -183,4 +183,9 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-HUNT = Hunt("kv_events", "Who follows a node's events knows what it has, once all is quiet", run)
+HUNT = Hunt(
+    "kv_events",
+    "Who follows a node's events knows what it has, once all is quiet",
+    run,
+    effects=("agreed", "gaps", "evictions", "disk evictions", "clears", "bumps", "restarts"),
+)
