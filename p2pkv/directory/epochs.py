@@ -46,7 +46,7 @@ class Bump:
     """Says who has heard of a bump."""
 
     epoch: int
-    """What the namespace's pages are hashed with from now on."""
+    """The namespace's pages are hashed with it from now on."""
     heard: tuple[str, ...]
     """The ids of the nodes that know of it: they find nothing of before, and have taken back what they had."""
     unreached: tuple[str, ...]

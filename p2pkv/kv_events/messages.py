@@ -15,7 +15,7 @@ DISK = "STORAGE"
 
 
 class KVCacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """What all events have: the type's name, as ``type``."""
+    """All events have the type's name, as ``type``."""
 
 
 class BlockStored(KVCacheEvent):

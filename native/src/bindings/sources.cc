@@ -98,8 +98,9 @@ std::optional<std::vector<Key>> hash(const nb::bytes& prefix, nb::handle keys) {
   return hashed;
 }
 
-// What a fetch into the rows of an array came to without a look-up: the outcomes if all are hits, else the
-// batch to go on with, whether lengths agree with those in the own pool, and whether peers were read from.
+// This says what a fetch into the rows of an array came to without a look-up: the outcomes if all are hits,
+// else the batch to go on with, whether lengths agree with those in the own pool, and whether peers were read
+// from.
 using FetchedRows = std::tuple<std::optional<Outcomes>, std::unique_ptr<FetchBatch>, bool, bool>;
 
 // None for a call that is not plainly right: nothing was done, and the caller is to look what is wrong with

@@ -42,10 +42,10 @@ class FetchSources {
   // Reads what is located from its owners.
   void read(FetchBatch& batch, const std::vector<LocalMemory>& memories, const Deadline& deadline);
 
-  // What was fetched so far, by source: 0 is the own pool, 1 the own disk, and from 2 on are the transports
-  // by number.
+  // Returns what was fetched so far, by source: 0 is the own pool, 1 the own disk, and from 2 on are the
+  // transports by number.
   std::vector<FetchBatch::Taken> fetched() const;
-  // How many pages the location cache knew.
+  // Returns how many pages the location cache knew.
   uint64_t n_located() const { return n_located_.load(std::memory_order_relaxed); }
 
  private:

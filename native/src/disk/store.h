@@ -119,7 +119,7 @@ class DiskStore {
   DiskHealth health() const;
   const DiskCounters& counters() const { return counters_; }
   uint64_t capacity() const { return options_.capacity; }
-  // Of pages, in bytes; what is above is refused whatever room there is.
+  // Returns how many bytes a page may have; a larger one is refused whatever room there is.
   uint64_t largest_page() const { return largest_page_; }
   uint64_t used() const { return catalog_.used() + overhead_; }
   uint64_t n_pages() const { return catalog_.n_pages(); }

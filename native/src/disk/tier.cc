@@ -198,7 +198,8 @@ size_t Tier::write_pinned(DiskStore& disk, const std::vector<Key>& keys, uint64_
   return n_taken;
 }
 
-// Of pages without a pin those that are in the pool wait for one; the others were evicted or taken back.
+// Adds to `left` those pages without a pin that are in the pool and so can wait for one. The others were
+// evicted or taken back.
 void Tier::keep_present(const std::vector<Key>& keys, std::vector<Key>* left) {
   std::vector<uint8_t> found(keys.size());
   std::vector<Location> locations(keys.size());

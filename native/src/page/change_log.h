@@ -1,5 +1,5 @@
-// What came to this node's memory and disk and what went from there, in order, for the thread that tells
-// others.
+// This log holds what came to this node's memory and disk and what went from there, in order, for the thread
+// that tells others.
 #pragma once
 
 #include <cstddef>
