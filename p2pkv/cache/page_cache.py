@@ -196,7 +196,7 @@ class PageCache:
     ) -> Outcomes:
         """Bring pages into registered memory; ``HIT`` for those whose bytes are exactly the published ones."""
         if stream is None and isinstance(pages, np.ndarray):
-            # What most calls are, and all that most of them need: one call of native code.
+            # Most calls are of this kind, and most of them need no more than this one call of native code.
             table, left = self._registrations.table.native, deadline - time.monotonic()
             found = self._sources.fetch_rows(
                 self._namespace.prefix, keys, pages, table, left, left * _DISK_SHARE
@@ -205,12 +205,16 @@ class PageCache:
                 outcomes, batch, lengths_agree, has_read = found
                 if outcomes is not None:
                     return outcomes
-                if lengths_agree:
-                    return self._fetch_rest(batch, table, deadline, has_read=has_read)
-        call = check_call(self._hash(keys)[1], pages, self._registrations.table, stream, writable=True)
+                if not lengths_agree:
+                    self._check_published_lengths(self._to_be_fetched(keys, pages, None))
+                return self._fetch_rest(batch, table, deadline, has_read=has_read)
+        call = self._to_be_fetched(keys, pages, stream)
         if call.device_of is None:
             return self._fetch(call, deadline)
         return self._device_pages.fetch(call, self._fetch, deadline)
+
+    def _to_be_fetched(self, keys: Sequence[str | bytes], pages: Pages, stream: int | None) -> PageCall:
+        return check_call(self._hash(keys)[1], pages, self._registrations.table, stream, writable=True)
 
     def _fetch(self, call: PageCall, deadline: float) -> Outcomes:
         """Bring pages into host memory, wherever in it they are to be."""
