@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
@@ -87,16 +88,15 @@ class ControlServer:
         self._also: list[str] = []
         self._admission = Admission(context, keys, _ZAP_DOMAIN)
         self._socket = context.socket(zmq.ROUTER)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._admission.close)
             self._admission.guard(self._socket, max_message=MAX_MESSAGE)
             self._socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
             self._socket.setsockopt(zmq.SNDHWM, _REPLIES_QUEUED)
             self._names.wait_for([listen], _NAMES_S)
             require_public("listen", listen, self._names.numbers(listen))
             self.address = bind(self._socket, listen, join, names=self._names, is_peer=is_peer)
-        except BaseException:
-            self._admission.close()
-            raise
+            undo.pop_all()
         self.loop = _native.ControlLoop(self._socket, shard, epochs or _native.NamespaceEpochs())
 
     def start(self) -> None:
@@ -226,7 +226,8 @@ class ControlClient:
 
     def _connect(self, address: str) -> Socket:
         socket = self._context.socket(zmq.DEALER)
-        try:
+        with ExitStack() as undo:
+            undo.callback(socket.close)
             socket.linger = 0
             socket.rcvtimeo = _GLANCE_MS
             socket.curve_serverkey = self._keys.public
@@ -235,9 +236,7 @@ class ControlClient:
             socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
             socket.setsockopt(zmq.IPV6, 1)
             socket.connect(f"tcp://{address}")
-        except BaseException:
-            socket.close()
-            raise
+            undo.pop_all()
         return socket
 
     def _give_back(self, address: str, socket: Socket) -> None:
@@ -259,12 +258,11 @@ class Calls:
         self._client = client
         self._requests = requests
         self._pending: dict[Socket, tuple[int, int]] = {}  # socket -> (index, request id)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             for index, request in enumerate(requests):
                 self._send(index, request)
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def _send(self, index: int, request: Request) -> None:
         request_id = next(self._client._request_ids)

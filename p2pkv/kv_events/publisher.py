@@ -11,6 +11,7 @@ number tells.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import ExitStack
 
 import zmq
 
@@ -35,7 +36,8 @@ class EventPublisher:
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
         # of its own: closing it waits for nobody, whatever else the process does with ZMQ
         self._context = zmq.Context()
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._context.destroy, linger=0)
             self._pub = self._context.socket(zmq.PUB)
             self._pub.set_hwm(KEPT)
             self._bind(self._pub, "kv_events", endpoint)
@@ -44,9 +46,7 @@ class EventPublisher:
                 self._replay = self._context.socket(zmq.ROUTER)
                 self._replay.setsockopt(zmq.SNDHWM, KEPT + 1)
                 self._bind(self._replay, "kv_events_replay", replay_endpoint)
-        except BaseException:
-            self._context.destroy(linger=0)
-            raise
+            undo.pop_all()
         self.endpoint = _bound(self._pub)
         self.replay_endpoint = None if self._replay is None else _bound(self._replay)
 

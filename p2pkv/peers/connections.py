@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -159,18 +160,18 @@ class _Opener:
         except TransportError as error:
             self._complain(member, transport, error)
             return None
-        try:
-            answer = self._connect(member, transport.name, endpoint.describe(), deadline)
-            if answer is not None:
-                half, region = answer
-                endpoint.bind(half)
-                return for_core(endpoint, endpoint.attach(region))
-        except TransportError as error:
-            self._complain(member, transport, error)
-        except BaseException:
-            endpoint.close()
-            raise
-        endpoint.close()
+        with ExitStack() as undo:
+            undo.callback(endpoint.close)
+            try:
+                answer = self._connect(member, transport.name, endpoint.describe(), deadline)
+                if answer is not None:
+                    half, region = answer
+                    endpoint.bind(half)
+                    opened = for_core(endpoint, endpoint.attach(region))
+                    undo.pop_all()
+                    return opened
+            except TransportError as error:
+                self._complain(member, transport, error)
         return None
 
     def scratch(self, way: int) -> object | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from random import Random
 from typing import Protocol
 
@@ -98,11 +99,10 @@ class SimulatedCluster:
             timing=self._timing,
             random=Random(self._random.getrandbits(64)),
         )
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.simulation.kill, network)
             self.simulation.enter(network, node.engine)
-        except BaseException:
-            self.simulation.kill(network)
-            raise
+            undo.pop_all()
         self.nodes[node_id] = node
         return node
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -206,14 +207,13 @@ class Incoming:
 
     def grant(self, make: MakeGrant, spans: Spans, *, timeout: float) -> None:
         """Let the rows of this request be written to ``spans``. What was granted before an error is taken back."""
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             for part, row, rows in cut(0, spans):
                 grant = make(part_name(self.name, part), rows, first_row=row, timeout=timeout)
                 with self._lock:
                     self._grants.append(grant)
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def progress(self) -> Progress:
         """Look where it is; never blocks."""
