@@ -11,6 +11,7 @@ from p2pkv.control.wire import Kind
 from p2pkv.directory.listing import Listing
 from p2pkv.directory.owed import MOST_KEYS
 from p2pkv.directory.view import State, View
+from p2pkv.page import Keys
 from simulated_directory_nodes import DirectoryNode, DirectoryNodes
 
 N = 300
@@ -143,9 +144,10 @@ def test_an_owner_that_missed_a_few_entries_is_given_these_and_no_others(
     assert a.control.n_records[Kind.CHECK] - compared <= 2 * len(missed)
 
 
-def test_what_an_owner_was_not_told_is_gone_is_taken_out_there_later(
+def purged_unheard(
     start: Callable[..., DirectoryNodes],
-) -> None:
+) -> tuple[DirectoryNodes, DirectoryNode, DirectoryNode, Keys]:
+    """Have node a lose all its pages while b, which owns entries of them, is stopped; b is back then."""
     nodes = start("a", "b")
     a, b = nodes.nodes["a"], nodes.nodes["b"]
     keys = a.publish(N)
@@ -153,6 +155,13 @@ def test_what_an_owner_was_not_told_is_gone_is_taken_out_there_later(
     a.pool.purge()
     nodes.run(1.0)
     b.is_stopped = False
+    return nodes, a, b, keys
+
+
+def test_what_an_owner_was_not_told_is_gone_is_taken_out_there_later(
+    start: Callable[..., DirectoryNodes],
+) -> None:
+    nodes, _, b, keys = purged_unheard(start)
     assert b.shard.get(keys)[0].all()
     nodes.run(5.0)
     assert not b.shard.get(keys)[0].any()
@@ -161,13 +170,7 @@ def test_what_an_owner_was_not_told_is_gone_is_taken_out_there_later(
 def test_what_is_published_again_is_not_taken_out_by_what_was_not_told(
     start: Callable[..., DirectoryNodes],
 ) -> None:
-    nodes = start("a", "b")
-    a, b = nodes.nodes["a"], nodes.nodes["b"]
-    keys = a.publish(N)
-    b.is_stopped = True
-    a.pool.purge()
-    nodes.run(1.0)
-    b.is_stopped = False
+    nodes, a, b, keys = purged_unheard(start)
     a.publish_keys(keys)
     nodes.run(5.0)
     assert b.shard.get(keys)[0].all()
