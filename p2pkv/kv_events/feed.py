@@ -80,13 +80,14 @@ class EventFeed:
         return self._publisher.replay_endpoint
 
     def _run(self) -> None:
-        try:
-            while not self._closing.is_set():
+        while not self._closing.is_set():
+            try:
                 self._turn()
-        except Exception:  # noqa: BLE001  # the top of a thread's loop
-            _log.exception("KV events are told no more")
-        finally:
-            self._publisher.close()
+            except Exception:  # noqa: BLE001  # the top of a thread's loop
+                _log.exception("telling KV events failed; all that is there is told again")
+                self._is_lost = True
+                self._closing.wait(_RETELL_S)
+        self._publisher.close()
 
     def _turn(self) -> None:
         is_waiting = not self._tell_changes()

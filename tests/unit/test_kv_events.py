@@ -139,6 +139,23 @@ def test_a_log_that_nobody_drains_says_that_it_has_lost_some() -> None:
     assert kinds.tolist() == [[0, 0]]
 
 
+def test_an_error_costs_a_retelling_and_no_truth(
+    start: Callable[..., tuple[Node, Subscriber]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, subscriber = start()
+    send, errors = EventPublisher.send, [ZeroDivisionError("a bug")]
+
+    def fail_once(self: EventPublisher, batch: bytes) -> None:
+        if errors:
+            raise errors.pop()
+        send(self, batch)
+
+    monkeypatch.setattr(EventPublisher, "send", fail_once)
+    publish(node, ["a"])
+    follow_until(subscriber, lambda: subscriber.known == memory_keys("a"))
+    assert not errors
+
+
 def test_a_subscriber_that_never_reads_costs_nobody_anything(
     start: Callable[..., tuple[Node, Subscriber]],
 ) -> None:
