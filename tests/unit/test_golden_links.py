@@ -164,6 +164,7 @@ def produce(node: Node, talk: Talk) -> None:
     talk.says("ASK of what is over")
     talk.hears("GONE")
     talk.says("ASK_END")
+    talk.is_quiet()
     node.transfers.offer(None, "request", 4, node.rows, LEASE_S, None)
     talk.is_quiet()
 
