@@ -1,4 +1,4 @@
-"""What a node's disk has evicted is not told to exist: not by the node, and not by the directory for long."""
+"""What a node's disk has evicted is not told to exist for long, nor what it has got meanwhile to be nowhere."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from cluster import eventually
 from p2pkv import Config, Node
+from p2pkv._native import FaultyFiles, FileCall
 from p2pkv.disk.tier import DiskTier
 from p2pkv.page import HAS_DISK, RESIDENT, Keys, Locations
 
@@ -20,12 +21,24 @@ N = 8
 GONE = [f"gone-{i}" for i in range(N)]
 
 
+class FaultyNode(Node):
+    """A node whose disk goes through ``_disk_faults``."""
+
+
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
+def faults(monkeypatch: pytest.MonkeyPatch) -> FaultyFiles:
+    """Return what makes the owner's disk fail."""
+    faults = FaultyFiles()
+    monkeypatch.setattr(FaultyNode, "_disk_faults", faults)
+    return faults
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, faults: FaultyFiles) -> Iterator[tuple[Node, Node]]:
     """Start an owner with a small disk, and a reader."""
     with ExitStack() as undo:
         owner = undo.enter_context(
-            Node.start(
+            FaultyNode.start(
                 Config(
                     node_id="owner",
                     pool_size="4MiB",
@@ -40,6 +53,7 @@ def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
             Node.start(Config(node_id="reader", pool_size="4MiB", buffer_size=0, join=address))
         )
         eventually(lambda: len(owner.members()) == len(reader.members()) == 2, 10.0)
+        undo.callback(faults.heal)
         yield owner, reader
 
 
@@ -99,3 +113,20 @@ def test_what_a_peer_fetches_in_vain_is_taken_out_wherever_it_was_said_to_be(
     assert reader.exists(GONE).all()  # only a read shows that it is not so
     assert not reader.fetch(GONE, memory).any()
     eventually(lambda: not reader.exists(GONE).any(), 5.0)
+
+
+def test_what_is_evicted_while_it_is_written_is_told_of_when_it_is_on_disk(
+    nodes: tuple[Node, Node], faults: FaultyFiles
+) -> None:
+    owner, reader = nodes
+    memory = np.zeros((64, NBYTES), np.uint8)
+    owner.register_memory(memory)
+    faults.hang(FileCall.WRITE)
+    owner.publish(["page"], memory[:1])
+    # the writer has copied it, so that no pin keeps it in the pool
+    eventually(lambda: tier_of(owner).readings()["p2pkv_disk_queued_bytes"] == 0, 5.0)
+    owner.publish([f"other-{i}" for i in range(64)], memory)
+    assert not owner.exists(["page"]).any()
+    eventually(lambda: not reader.exists(["page"]).any(), 5.0)
+    faults.heal()
+    eventually(lambda: bool(reader.exists(["page"]).all()), 5.0)

@@ -53,25 +53,28 @@ class ReleasedTickets {
   Sink sink_;
 };
 
-// Whom a store tells that it has keys to drain: nobody, until a tier has it.
+// Whom a store tells of pages that it has stored, or, without any, that it has keys to drain: nobody, until a
+// tier has it.
 class StoreNews {
  public:
-  void hand_to(std::function<void()> listener) {
+  using Listener = std::function<void(const Key* stored, size_t n)>;
+
+  void hand_to(Listener listener) {
     const std::lock_guard lock(mutex_);
     listener_ = std::move(listener);
   }
-  void tell() {
-    std::function<void()> listener;
+  void tell(const Key* stored = nullptr, size_t n = 0) {
+    Listener listener;
     {
       const std::lock_guard lock(mutex_);
       listener = listener_;
     }
-    if (listener) listener();
+    if (listener) listener(stored, n);
   }
 
  private:
   std::mutex mutex_;  // guards what follows
-  std::function<void()> listener_;
+  Listener listener_;
 };
 
 // A store with what must outlive it.

@@ -40,6 +40,7 @@ BoundStore* open(const std::string& path, const DiskIdentity& identity, DiskOpti
   options.release = [released = bound->released, faults](const uint64_t* tickets, size_t n) {
     released->push(tickets, n);
   };
+  options.stored = [news = bound->news](const Key* keys, size_t n) { news->tell(keys, n); };
   options.changed = [news = bound->news] { news->tell(); };
   std::string error;
   {

@@ -34,7 +34,10 @@ std::shared_ptr<Tier> start(std::shared_ptr<Pool> pool, uint64_t owner, uint64_t
 
 // The store keeps the pool for as long as its writer may copy from it: a disk that hangs outlives the node.
 void attach(Tier& tier, std::shared_ptr<Pool> pool, BoundStore& bound) {
-  bound.news->hand_to([pool] { pool->wake_drainer(); });
+  bound.news->hand_to([pool, note_stored = tier.stored_listener()](const Key* stored, size_t n) {
+    if (n == 0) return pool->wake_drainer();
+    note_stored(stored, n);
+  });
   bound.released->hand_to([pool = std::move(pool)](const uint64_t* tickets, size_t n) {
     std::vector<uint8_t> held(n);
     pool->unpin(tickets, n, held.data());

@@ -48,6 +48,9 @@ struct DiskOptions {
   // Says once for each ticket of an accepted page that its memory is no longer needed. From the writer's
   // thread; must not block.
   std::function<void(const uint64_t* tickets, size_t n)> release = [](const uint64_t*, size_t) {};
+  // Says which pages were written, and can be read from here unless that failed or they were taken back. From
+  // the writer's thread; must not block for long.
+  std::function<void(const Key* keys, size_t n)> stored = [](const Key*, size_t) {};
   // Says that there is something to drain: keys that were dropped, or recovered. From any thread; must not
   // block.
   std::function<void()> changed = [] {};

@@ -27,7 +27,7 @@ Promotions::Promotions(Pool& pool, uint64_t warm_rate, TierCounters* counters)
     : pool_(pool),
       warm_rate_(static_cast<double>(warm_rate)),
       counters_(*counters),
-      changed_(kKeysLogged),
+      changed_(std::make_shared<disk::KeyLog>(kKeysLogged)),
       warm_bytes_(warm_rate_),
       share_bytes_(static_cast<double>(pool.data_nbytes() / kWarmPart)) {}
 
@@ -115,7 +115,7 @@ void Promotions::ask(std::vector<Key> keys, Promoter::Lease lease, Deadline answ
 
 void Promotions::tell_changed(const std::vector<Key>& keys) {
   if (keys.empty()) return;
-  changed_.push(keys.data(), keys.size());
+  changed_->push(keys.data(), keys.size());
   pool_.wake_drainer();
 }
 

@@ -43,7 +43,9 @@ class Promotions {
   void wait_committed();
   // Keys of which the directory is to be told again, oldest first: pages that came into the pool, and pages
   // that were asked for here and are nowhere.
-  std::vector<Key> drain(size_t max) { return changed_.drain(max, Deadline::after(0)); }
+  std::vector<Key> drain(size_t max) { return changed_->drain(max, Deadline::after(0)); }
+  // For others who have the directory told again; they wake the pool's drainer as well.
+  std::shared_ptr<disk::KeyLog> changed() const { return changed_; }
   // Answers all with what is there; nothing is called back once it has returned. Idempotent.
   void close();
 
@@ -110,7 +112,7 @@ class Promotions {
   Pool& pool_;
   const double warm_rate_;  // bytes a second
   TierCounters& counters_;
-  disk::KeyLog changed_;
+  const std::shared_ptr<disk::KeyLog> changed_;
 
   std::mutex mutex_;                  // guards all below but the threads; nothing is called back with it held
   std::condition_variable wanted_;    // loaders wait

@@ -252,6 +252,12 @@ void DiskStore::finish_oldest() {
     counters_.stored_bytes += nbytes;
     backoff_ = 0;
   }
+  // also when it failed: a layout with a file a page has those before the one that it could not write
+  if (is_done) {
+    std::vector<Key> keys;
+    for (const Chunk::Record& record : chunk->records) keys.push_back(record.key);
+    options_.stored(keys.data(), keys.size());
+  }
   settle(chunk->records.size(), 0);
 }
 

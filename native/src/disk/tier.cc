@@ -97,6 +97,21 @@ void Tier::note_published(const Key* keys, size_t n) {
   published_.notify_one();
 }
 
+Tier::StoredListener Tier::stored_listener() const {
+  return [pool = pool_, changed = promotions_->changed()](const Key* keys, size_t n) {
+    std::vector<uint8_t> found(n);
+    std::vector<Location> locations(n);
+    pool->lookup(keys, n, found.data(), locations.data());
+    std::vector<Key> evicted;
+    for (size_t i = 0; i < n; ++i) {
+      if (found[i] == 0) evicted.push_back(keys[i]);
+    }
+    if (evicted.empty()) return;
+    changed->push(evicted.data(), evicted.size());
+    pool->wake_drainer();
+  };
+}
+
 uint64_t Tier::queue_limit() const {
   return std::min(options_.queue_size, pool_->data_nbytes() / 4);
 }

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -68,6 +69,11 @@ class Tier : public Promoter {
   void note_fetched(const Key* keys, size_t n) {
     if (uses_) note_published(keys, n);
   }
+  // What a store calls with the pages that it has written. Those that the pool evicted while they were
+  // written are then known to be nowhere: it has the directory told again. May be called for as long as the
+  // store's writer runs, which may be longer than the tier lives: a disk that hangs outlives it.
+  using StoredListener = std::function<void(const Key* keys, size_t n)>;
+  StoredListener stored_listener() const;
   // Locations name this boot of the owner from now on.
   void set_boot(uint64_t boot) {
     pool_->set_boot(boot);
