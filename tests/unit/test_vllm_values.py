@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,38 @@ def test_a_model_that_can_not_be_served_stops_vllm_at_start() -> None:
     scattered = np.zeros((LAYERS, 2, 8, *SHAPE[1:]), np.float32).swapaxes(1, 2)  # K and V apart
     with pytest.raises(ConfigError, match="not contiguous"):
         connector.register_kv_caches(caches(scattered))
+
+
+class SlidingWindowSpec(SimpleNamespace):
+    """Named as vLLM's own."""
+
+
+class OwnSlidingWindowSpec(SlidingWindowSpec):
+    """One that vLLM derives from it."""
+
+
+class UniformTypeKVCacheSpecs(SimpleNamespace):
+    """How vLLM wraps layers of different sizes."""
+
+
+class MambaSpec(SimpleNamespace):
+    """Layers with a state."""
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SlidingWindowSpec(block_size=4),
+        OwnSlidingWindowSpec(block_size=4),
+        MambaSpec(block_size=4),
+        UniformTypeKVCacheSpecs(block_size=4, kv_cache_specs={"layers.0": SlidingWindowSpec(block_size=4)}),
+    ],
+)
+def test_layers_that_let_blocks_go_stop_vllm_at_start(spec: SimpleNamespace) -> None:
+    given = kv_cache_config()
+    given.kv_cache_groups[0].kv_cache_spec = spec
+    with pytest.raises(ConfigError, match="does not keep all blocks of a prompt"):
+        Instance.read(vllm_config({}, "kv_both", "recompute"), given)
 
 
 @pytest.mark.parametrize("n_parts", [1, 2, 4])

@@ -32,6 +32,10 @@ _STRONG_HASHES = ("sha256", "sha256_cbor")
 """Of vLLM's block hashes. The others can be made to collide, and then a page would hold another prompt's bytes."""
 
 
+_FORGETFUL = {"SlidingWindowSpec", "ChunkedLocalAttentionSpec", "MambaSpec", "RSWASpec"}
+"""vLLM's kinds of layers that free blocks of a request while it runs, or write over them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """What two instances must have in common for the blocks of one to mean the same to the other."""
@@ -92,6 +96,7 @@ class Instance:
                 f"the model has {len(groups)} KV cache groups and p2pkv serves models with one; hybrid models "
                 "(states, mixed windows) can't be served"
             )
+        _check_keeps_all(groups[0].kv_cache_spec)
         given = transfer.kv_connector_extra_config or {}
         config = Config.load(given, host_keys=OWN_KEYS)
         wants_prefixes = _flag(given, "share_prefixes") and _can_share_prefixes(vllm_config, kv_cache_config)
@@ -143,6 +148,22 @@ class Instance:
             kv_events_replay="",
         )
         return _numbered(config, self.first_index + self.world_size, namespace)
+
+
+def _check_keeps_all(spec: Any) -> None:
+    """Refuse layers of which vLLM does not keep a prompt's blocks to its end.
+
+    vLLM computes a prompt's last token again that was loaded whole, and goes on from the first block that did not
+    come: by then a state has moved on, and of a window the first tokens are freed.
+    """
+    specs = [spec, *getattr(spec, "kv_cache_specs", {}).values()]
+    kinds = {kind.__name__ for each in specs for kind in type(each).__mro__}
+    forgetful = sorted(kinds & _FORGETFUL)
+    if forgetful:
+        raise ConfigError(
+            f"all layers of the model are of {forgetful[0]}, of which vLLM does not keep all blocks of a prompt; "
+            "p2pkv can't hand them off, serve the model without it"
+        )
 
 
 def _numbered(config: Config, index: int, namespace: str) -> Config:
