@@ -1,4 +1,4 @@
-"""vLLM's connector with KV caches in device memory, under vLLM's rules (``vllm_fakes.py``)."""
+"""vLLM's connector with KV caches in device memory, under vLLM's rules (``vllm_engine.py``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from cluster import eventually, free_port
 from device_buffers import DeviceBuffer, EmulatedBuffer
 from fake_cuda import FakeCuda
-from vllm_fakes import BLOCK, SHAPE, EngineFake, RequestFake
+from vllm_engine import EngineFake
+from vllm_fakes import BLOCK, SHAPE, RequestFake
 
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 

@@ -1,4 +1,4 @@
-"""Instances of vLLM's fake (``vllm_fakes.py``) handing prompts to each other: what their tests have in common."""
+"""Instances of vLLM's fake (``vllm_engine.py``) handing prompts to each other: what their tests have in common."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from vllm_fakes import EngineFake, RequestFake
+from vllm_engine import EngineFake
+from vllm_fakes import RequestFake
 
 Open = Callable[..., EngineFake]
 

@@ -11,7 +11,7 @@ from cluster import eventually, free_port
 from hicache_backends import Open, storage_config
 from p2pkv.integrations.sglang.weights import Weights
 from p2pkv.integrations.sglang_hicache import P2PKVHiCache
-from vllm_fakes import EngineFake
+from vllm_engine import EngineFake
 from vllm_instances import Open as OpenEngine
 
 

@@ -18,7 +18,8 @@ from p2pkv.instances.heartbeat import Heartbeat, Load, Mode, Role, State
 from p2pkv.integrations.sglang import heartbeat as server_heartbeat
 from p2pkv.integrations.sglang.heartbeat import announce_server
 from p2pkv.integrations.vllm_connector.settings import Instance
-from vllm_fakes import EngineFake, kv_cache_config, vllm_config
+from vllm_engine import EngineFake
+from vllm_fakes import kv_cache_config, vllm_config
 
 ROLES = {"kv_producer": Role.PREFILL, "kv_consumer": Role.DECODE, "kv_both": Role.BOTH}
 

@@ -1,4 +1,4 @@
-"""vLLM's connector without vLLM: whole nodes in this process, under vLLM's rules (``vllm_fakes.py``)."""
+"""vLLM's connector without vLLM: whole nodes in this process, under vLLM's rules (``vllm_engine.py``)."""
 
 from __future__ import annotations
 

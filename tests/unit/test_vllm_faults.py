@@ -16,7 +16,8 @@ from p2pkv.integrations.vllm_connector.loads import Loads
 from p2pkv.integrations.vllm_connector.publishing import Publishing
 from p2pkv.integrations.vllm_connector.scheduler import SchedulerSide
 from p2pkv.offers.transfers import Transfers
-from vllm_fakes import BLOCK, EngineFake, RequestFake
+from vllm_engine import EngineFake
+from vllm_fakes import BLOCK, RequestFake
 
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 N_BLOCKS = 64

@@ -12,7 +12,8 @@ import pytest
 from p2pkv import Config, Node
 from p2pkv.testing.lateness import returns_within
 from p2pkv.transfers import RowStatus
-from vllm_fakes import BLOCK, EngineFake
+from vllm_engine import EngineFake
+from vllm_fakes import BLOCK
 from vllm_instances import PREFILL, Open, hand_off, load, tokens
 
 

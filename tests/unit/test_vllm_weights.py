@@ -13,7 +13,8 @@ import pytest
 from cluster import eventually, free_port
 from p2pkv.integrations.vllm_connector import weights as module
 from p2pkv.integrations.vllm_connector.weights import Weights, watch
-from vllm_fakes import BLOCK, EngineFake
+from vllm_engine import EngineFake
+from vllm_fakes import BLOCK
 
 N_BLOCKS = 4
 
