@@ -88,7 +88,7 @@ def test_blocks_are_handed_off_byte_for_byte(
         assert request.loaded_tokens == n
         assert decode.is_right(request)
         decode.run(request)
-        prefill.step_until(lambda: not prefill.requests)
+        prefill.step_until(lambda: prefill.is_idle)
     assert decode.counts["handoffs_loaded"] == 3
     staged = prefill.node.counters()["p2pkv_staged_to_host_bytes_total"]
     assert (staged > 0) == from_

@@ -1,13 +1,14 @@
 """A vLLM without a model: its scheduler's rules, whole and strict, over the caches of ``vllm_fakes.py``.
 
-A block's bytes are a function of all tokens up to its end, as KV is. Whoever reports a transfer that vLLM does not
-wait for trips the same assertion that ends a real engine.
+A block's bytes are a function of all tokens up to its end, as KV is, and of the group of layers that it belongs to. All
+groups take their blocks from one pool and have them in one memory, so that wrong KV shows. Whoever reports a transfer
+that vLLM does not wait for trips the same assertion that ends a real engine.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,16 +17,21 @@ import numpy as np
 from p2pkv import Node
 from p2pkv.config import Config
 from p2pkv.integrations.vllm import P2PKVConnector
+from p2pkv.integrations.vllm_connector.messages import StepReport
 from p2pkv.integrations.vllm_connector.weights import Weights
 from vllm_fakes import (
     BLOCK,
     LAYERS,
     SHAPE,
+    BlockFake,
+    BlockPoolFake,
     DeviceMemory,
+    FullAttentionSpec,
     RequestFake,
     caches,
     expected,
     kv_cache_config,
+    looked_at,
     vllm_config,
 )
 
@@ -41,6 +47,8 @@ class EngineFake:
         *,
         role: str = "kv_both",
         policy: str = "recompute",
+        kinds: Sequence[str] = ("full",),
+        chunk: int = 1 << 20,
         n_blocks: int = 64,
         keeps_blocks: bool = True,
         n_layers: int = LAYERS,
@@ -51,11 +59,14 @@ class EngineFake:
     ) -> None:
         """``told``: what the connector knows of its weights; by default it is never told any.
 
+        ``kinds``: of its groups of layers (:data:`SPECS`). ``chunk``: tokens that one step computes of a prompt.
+
         ``keeps_blocks`` off is an engine that frees blocks although somebody may still read them.
 
         ``allocate``: makes the device memory that the caches are in.
         """
-        config, cache_config = vllm_config(settings, role, policy), kv_cache_config(n_blocks=n_blocks)
+        config = vllm_config(settings, role, policy)
+        cache_config = kv_cache_config(n_blocks=n_blocks, kinds=kinds, n_layers=n_layers)
         self.nodes: list[Node] = []
 
         def start(config: Config) -> Node:
@@ -66,6 +77,8 @@ class EngineFake:
         self.memory = None if allocate is None else allocate(self._blocks.nbytes)
         self.weights = 0
         """Which it really has: KV depends on it."""
+        self.pool = BlockPoolFake(n_blocks)
+        self._specs = [group.kv_cache_spec for group in cache_config.kv_cache_groups]
         options = {
             "start_node": start,
             "current_stream": self._current_stream,
@@ -74,18 +87,36 @@ class EngineFake:
         self.scheduler, self.worker = (
             P2PKVConnector(config, None, cache_config, **options) for _ in range(2)
         )
-        if self.memory is None:
-            self.worker.register_kv_caches(caches(self._blocks))
-        else:
-            self.worker.register_kv_caches(caches(self._blocks, "cuda", self.memory.address))
+        place = ("cpu", None) if self.memory is None else ("cuda", self.memory.address)
+        self.worker.register_kv_caches(
+            {
+                name if len(kinds) == 1 else f"{group}.{name}": tensor
+                for group in range(len(kinds))
+                for name, tensor in caches(self._blocks, *place).items()
+            }
+        )
+        self.scheduler.bind_gpu_block_pool(self.pool if keeps_blocks else _Careless(self.pool))
         self.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): self.worker.get_handshake_metadata()})
         assert self.worker.node is not None
         self.node, self._policy, self._keeps_blocks = self.worker.node, policy, keeps_blocks
-        self.free = list(range(n_blocks))
+        self._chunk = chunk
         self.requests: dict[str, RequestFake] = {}
+        self._n_submitted = 0
         self._preempted: set[str] = set()
         self.counts: dict[str, int] = {}
         self.errors: list[str] = []
+        self.wrong: list[str] = []
+        """Requests that were computed from KV that is not theirs."""
+
+    @property
+    def free(self) -> list[int]:
+        """Blocks that the engine may give out, in this order."""
+        return self.pool.free
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all requests are over, and nobody reads a block any more."""
+        return not self.requests and not self.scheduler.has_pending_push_work()
 
     def submit(
         self,
@@ -96,7 +127,8 @@ class EngineFake:
         name: str = "request",
     ) -> RequestFake:
         """Add a request; ``n_local`` of its tokens are in the engine's own prefix cache."""
-        request = RequestFake(f"{name}-{len(self.requests)}-{id(tokens)}", tokens, params)
+        self._n_submitted += 1
+        request = RequestFake(f"{name}-{self._n_submitted}-{id(self)}", tokens, params)
         request.n_local = n_local
         self.requests[request.request_id] = request
         self.scheduler.on_new_request(request)
@@ -121,7 +153,9 @@ class EngineFake:
         return SimpleNamespace(
             num_scheduled_tokens=scheduled,
             preempted_req_ids=preempted,
-            kv_connector_block_state=SimpleNamespace(get_block_ids=lambda r: (self.requests[r].block_ids,)),
+            kv_connector_block_state=SimpleNamespace(
+                get_block_ids=lambda r: tuple(map(list, self.requests[r].tables))
+            ),
         )
 
     def step(self) -> None:
@@ -138,17 +172,24 @@ class EngineFake:
         sent, received, failed = self.worker.get_transfer_results(set())
         invalid = self.worker.get_block_ids_with_load_errors()
         stats = self.worker.get_kv_connector_stats()
+        report = self.worker.build_connector_worker_meta()
         self.worker.clear_connector_metadata()
         for name, n in (stats.reduce() if stats is not None else {}).items():
             self.counts[name] = self.counts.get(name, 0) + n
-        assert not failed
+        assert not invalid or len(self._specs) == 1, "ends a real engine: block ids are of no group"
         self._invalidate(invalid)
+        self._fail(failed)
         for request_id in scheduled:
-            if not self.requests[request_id].runs_on:
-                self._finish(self.requests[request_id], "FINISHED_LENGTH_CAPPED")
+            request = self.requests[request_id]
+            if request.num_computed_tokens == request.num_tokens and not request.runs_on:
+                self._finish(request, "FINISHED_LENGTH_CAPPED")
+        assert report is None or isinstance(report, StepReport)
+        self.scheduler.update_connector_output(SimpleNamespace(kv_connector_worker_meta=report))
         self._end_transfers(sent, received)
 
     def _schedule(self, request: RequestFake) -> int:
+        if request.state == "running" and request.num_computed_tokens < request.num_tokens:
+            return self._allot(request)
         if request.state != "waiting":
             return 0
         n_external, is_async = 0, False
@@ -158,33 +199,86 @@ class EngineFake:
                 return 0
             n_external = matched
             assert is_async == bool(n_external), "p2pkv loads in the background only"
-        n_tokens = request.num_tokens if not is_async else request.n_local + n_external
-        while len(request.block_ids) < -(-n_tokens // BLOCK):
-            request.block_ids.append(self.free.pop(0))
-        for block in range(request.n_local // BLOCK if request.num_computed_tokens == 0 else 0):
-            self._write(request, block)  # what the engine's own prefix cache would hold there
-        blocks = SimpleNamespace(get_block_ids=lambda: (request.block_ids,))
+        is_first = request.num_computed_tokens == 0
+        n_computed = request.n_local + n_external if is_first else request.num_computed_tokens
+        assert n_computed <= request.num_tokens
+        self._allocate(request, n_computed, n_computed if is_async else self._end(request, n_computed))
+        if is_first:
+            for number, spec in enumerate(self._specs):
+                for block in looked_at(spec, n_computed):
+                    if (block + 1) * spec.block_size <= request.n_local:
+                        # what the engine's own prefix cache would hold there
+                        self._write(request, number, block, request.n_local)
+        blocks = SimpleNamespace(get_block_ids=lambda: tuple(map(list, request.tables)))
         self.scheduler.update_state_after_alloc(request, blocks, n_external)
-        if request.num_computed_tokens == 0:
-            request.num_computed_tokens = request.n_local + n_external
+        request.num_computed_tokens = n_computed
         if is_async:
             request.state, request.loaded_tokens = "loading", n_external
             return 0
         request.state = "running"
-        return request.num_tokens - min(request.num_computed_tokens, request.num_tokens - 1)
+        request.num_computed_tokens = min(n_computed, request.num_tokens - 1)
+        return self._end(request, request.num_computed_tokens) - request.num_computed_tokens
+
+    def _end(self, request: RequestFake, n_computed: int) -> int:
+        return min(request.num_tokens, n_computed + self._chunk)
+
+    def _allot(self, request: RequestFake) -> int:
+        """Go on with a request of which a part is computed."""
+        n_computed = request.num_computed_tokens
+        self._allocate(request, n_computed, self._end(request, n_computed))
+        return self._end(request, n_computed) - n_computed
+
+    def _allocate(self, request: RequestFake, n_computed: int, n_tokens: int) -> None:
+        """Let go what tokens after ``n_computed`` look back at no more, and make room for ``n_tokens``."""
+        request.tables = request.tables or [[] for _ in self._specs]
+        for spec, table in zip(self._specs, request.tables, strict=True):
+            needed = looked_at(spec, n_computed)
+            first = needed.start if needed else n_computed // spec.block_size
+            for block in range(min(first, len(table))):
+                self.pool.give_back([table[block]])
+                table[block] = 0
+            while len(table) < -(-n_tokens // spec.block_size):
+                table.append(self.pool.take() if len(table) >= first else 0)
 
     def _compute(self, request: RequestFake, n_tokens: int) -> None:
-        request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - n_tokens)
-        for block in range(request.num_computed_tokens // BLOCK, len(request.block_ids)):
-            self._write(request, block)
+        n_before = request.num_computed_tokens
+        self._look_back(request, n_before)
+        request.num_computed_tokens = n_before + n_tokens
+        for number, (spec, table) in enumerate(zip(self._specs, request.tables, strict=True)):
+            for block in range(n_before // spec.block_size, len(table)):
+                self._write(request, number, block, request.num_computed_tokens)
+
+    def _look_back(self, request: RequestFake, n_tokens: int) -> None:
+        """Take down whether what the next token is computed from is the request's KV."""
+        # the last token may be computed again over KV that has it already, where all blocks are kept
+        n_written = max(n_tokens, request.n_local + request.loaded_tokens) if self._keeps_all else n_tokens
+        if not self._holds(request, n_tokens, n_written):
+            self.wrong.append(request.request_id)
+
+    @property
+    def _keeps_all(self) -> bool:
+        return all(isinstance(spec, FullAttentionSpec) for spec in self._specs)
+
+    def _holds(self, request: RequestFake, n_tokens: int, n_written: int) -> bool:
+        """Whether the blocks are there that tokens after ``n_tokens`` need, as they are after ``n_written``."""
+        self._from_device()
+        for number, (spec, table) in enumerate(zip(self._specs, request.tables, strict=True)):
+            for block in looked_at(spec, n_tokens):
+                kv = self._expected(request, number, block, n_written)
+                if not table[block] or (self._blocks[:, table[block]] != kv).any():
+                    return False
+        return True
 
     def _current_stream(self, device: object) -> int:
         assert self.memory is not None
         return self.memory.stream
 
-    def _write(self, request: RequestFake, block: int) -> None:
+    def _write(self, request: RequestFake, group: int, block: int, n_tokens: int) -> None:
         self._from_device()
-        self._blocks[:, request.block_ids[block]] = self._expected(request, block)
+        block_id = request.tables[group][block]
+        if not block_id:
+            return  # a window that moved on within the step
+        self._blocks[:, block_id] = self._expected(request, group, block, n_tokens)
         if self.memory is not None:
             self.memory.write(self._blocks.view(np.uint8))
 
@@ -193,19 +287,21 @@ class EngineFake:
         if self.memory is not None:
             self._blocks[:] = self.memory.read().view(self._blocks.dtype).reshape(self._blocks.shape)
 
-    def _expected(self, request: RequestFake, block: int) -> np.ndarray:
+    def _expected(self, request: RequestFake, group: int, block: int, n_tokens: int) -> np.ndarray:
+        end = min((block + 1) * self._specs[group].block_size, n_tokens)
         shape = (len(self._blocks), *SHAPE)
-        kv = expected(request.prompt_token_ids, block, shape, self.weights)
+        kv = expected(request._all_token_ids[:end], shape, self.weights, group)
         return kv.astype(self._blocks.dtype)
 
     def is_right(self, request: RequestFake, n_blocks: int | None = None) -> bool:
-        """Whether a request's blocks, or the first of them, hold its KV."""
+        """Whether a request's blocks hold its KV, or what goes on after so many blocks of tokens needs of it."""
         assert request.block_ids
-        self._from_device()
-        return all(
-            (self._blocks[:, block_id] == self._expected(request, block)).all()
-            for block, block_id in enumerate(request.block_ids[:n_blocks])
-        )
+        n_tokens = request.n_local + request.loaded_tokens
+        if n_blocks is not None:
+            n_tokens = n_blocks * BLOCK
+        elif self._keeps_all:
+            n_tokens = request.num_tokens
+        return self._holds(request, n_tokens, n_tokens)
 
     def overwrite(self, block_ids: list[int]) -> None:
         """Put other KV into blocks, as the next request would that is given them."""
@@ -218,11 +314,25 @@ class EngineFake:
             if bad and request.state == "loading":
                 request.loaded_tokens = max(0, bad[0] * BLOCK - request.n_local)
                 request.num_computed_tokens = bad[0] * BLOCK
-                if self._policy == "fail":
-                    self.errors.append(request.request_id)
-                elif not bad[0]:
-                    self.free += request.block_ids
-                    request.block_ids = []
+                self._recover(request, keeps=bad[0] > 0)
+
+    def _fail(self, failed: set[str]) -> None:
+        for request_id in failed:
+            request = self.requests.get(request_id)
+            if request is not None and request.state == "loading":
+                request.loaded_tokens = request.num_computed_tokens = 0
+                self._recover(request, keeps=False)
+
+    def _recover(self, request: RequestFake, *, keeps: bool) -> None:
+        if self._policy == "fail":
+            self.errors.append(request.request_id)
+        elif not keeps:
+            self._give_back(request)
+
+    def _give_back(self, request: RequestFake) -> None:
+        for table in request.tables:
+            self.pool.give_back(table)
+        request.tables = []
 
     def _end_transfers(self, sent: set[str], received: set[str]) -> None:
         for request_id in received:
@@ -247,23 +357,36 @@ class EngineFake:
     def _finish(self, request: RequestFake, status: str) -> None:
         was_loading = request.state == "loading"
         request.state, request.status = "finished", _STATUS[status]
-        if status == "FINISHED_LENGTH_CAPPED":
-            request.num_computed_tokens = request.num_tokens
-        keep, request.answer = self.scheduler.request_finished(request, list(request.block_ids))
+        tables = tuple(map(list, request.tables or [[] for _ in self._specs]))
+        keep, request.answer = self.scheduler.request_finished_all_groups(request, tables)
         if not was_loading and not (keep and self._keeps_blocks):
             self._free(request)
 
     def _free(self, request: RequestFake) -> None:
-        self.free += request.block_ids
+        tables = request.tables
+        self._give_back(request)
+        request.tables = tables  # to look at
         del self.requests[request.request_id]
 
     def preempt(self, request: RequestFake) -> None:
         """Take a running request's blocks away; it does not run again before somebody says so."""
-        self.free = request.block_ids + self.free  # the next one to need blocks has these
-        request.block_ids, request.num_computed_tokens, request.state = [], 0, "preempted"
+        self._give_back(request)
+        request.num_computed_tokens, request.state = 0, "preempted"
         self._preempted.add(request.request_id)
 
     def close(self) -> None:
         """Shut down both halves."""
         self.scheduler.shutdown()
         self.worker.shutdown()
+
+
+class _Careless:
+    """A pool that gives out blocks although somebody holds them."""
+
+    def __init__(self, pool: BlockPoolFake) -> None:
+        self.blocks = pool.blocks
+
+    def touch(self, blocks: Sequence[BlockFake]) -> None:
+        """Do nothing."""
+
+    free_blocks = touch

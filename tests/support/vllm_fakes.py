@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -104,35 +105,136 @@ def vllm_config(settings: dict[str, Any], role: str, policy: str, **cache: Any) 
     )
 
 
-def kv_cache_config(n_groups: int = 1, n_blocks: int = 8) -> SimpleNamespace:
-    """Return a model's one kind of attention, or several."""
-    spec = SimpleNamespace(block_size=BLOCK, dtype="float32", head_size=32)
-    groups = [SimpleNamespace(kv_cache_spec=spec)] * n_groups
+class FullAttentionSpec(SimpleNamespace):
+    """Named as vLLM's own, as those that follow."""
+
+
+class SlidingWindowSpec(SimpleNamespace):
+    """Layers that look back at a window."""
+
+
+class ChunkedLocalAttentionSpec(SimpleNamespace):
+    """Layers that look back at their chunk."""
+
+
+class MambaSpec(SimpleNamespace):
+    """Layers with a state."""
+
+
+STATE_BLOCK = 1024
+"""Tokens of a state's block: one for any prompt."""
+
+_ATTENTION = {"block_size": BLOCK, "dtype": "float32", "head_size": 32}
+SPECS: dict[str, SimpleNamespace] = {
+    "full": FullAttentionSpec(**_ATTENTION),
+    "window": SlidingWindowSpec(**_ATTENTION, sliding_window=6),
+    "wide": SlidingWindowSpec(**_ATTENTION, sliding_window=11),
+    "chunk": ChunkedLocalAttentionSpec(**_ATTENTION, attention_chunk_size=2 * BLOCK),
+    "state": MambaSpec(block_size=STATE_BLOCK),
+}
+"""Kinds of layers."""
+
+
+def kv_cache_config(
+    n_groups: int = 1, n_blocks: int = 8, kinds: Sequence[str] = ("full",), n_layers: int = LAYERS
+) -> SimpleNamespace:
+    """Return a model of groups of layers, each of one of the ``kinds``, or of several of the first."""
+    kinds = kinds if len(kinds) > 1 else kinds * n_groups
+    groups = [
+        SimpleNamespace(kv_cache_spec=SPECS[kind], layer_names=layer_names(number, len(kinds), n_layers))
+        for number, kind in enumerate(kinds)
+    ]
     return SimpleNamespace(kv_cache_groups=groups, hash_block_size=BLOCK, num_blocks=n_blocks)
+
+
+def layer_names(group: int, n_groups: int, n_layers: int) -> list[str] | None:
+    """Return what a group's layers are called; None if they are all there are."""
+    return None if n_groups == 1 else [f"{group}.layers.{i}" for i in range(n_layers)]
+
+
+def looked_at(spec: SimpleNamespace, n_tokens: int) -> range:
+    """Return the numbers of a layer's blocks that the token after the first ``n_tokens`` is computed from."""
+    if isinstance(spec, MambaSpec):
+        first = n_tokens - 1  # the state after the last one
+    elif isinstance(spec, SlidingWindowSpec):
+        first = n_tokens - (spec.sliding_window - 1)  # the token itself is one of the window
+    elif isinstance(spec, ChunkedLocalAttentionSpec):
+        first = n_tokens - n_tokens % spec.attention_chunk_size
+    else:
+        first = 0
+    blocks = sorted({token // spec.block_size for token in range(max(0, first), n_tokens)})
+    return range(blocks[0], blocks[-1] + 1) if blocks else range(0)
+
+
+class BlockFake:
+    """A block of the pool, and who uses it."""
+
+    def __init__(self, block_id: int) -> None:
+        self.block_id, self.ref_cnt = block_id, 0
+
+
+class BlockPoolFake:
+    """Blocks that are used by one or several, and those that are free. Block 0 is none."""
+
+    def __init__(self, n_blocks: int) -> None:
+        self.blocks = [BlockFake(block_id) for block_id in range(n_blocks)]
+        self.free = list(range(1, n_blocks))
+
+    def take(self) -> int:
+        block_id = self.free.pop(0)
+        self.blocks[block_id].ref_cnt = 1
+        return block_id
+
+    def touch(self, blocks: Sequence[BlockFake]) -> None:
+        for block in blocks:
+            assert block.ref_cnt > 0, "only what is in use may be held"
+            block.ref_cnt += 1
+
+    def free_blocks(self, blocks: Iterable[BlockFake]) -> None:
+        for block in blocks:
+            block.ref_cnt -= 1
+            assert block.ref_cnt >= 0
+            if block.ref_cnt == 0:
+                # the next one to need a block has this one
+                self.free.insert(0, block.block_id)
+
+    def give_back(self, block_ids: Iterable[int]) -> None:
+        self.free_blocks([self.blocks[block_id] for block_id in block_ids if block_id])
 
 
 class RequestFake:
     """A request, its tokens hashed block by block."""
 
     def __init__(self, request_id: str, tokens: list[int], params: dict[str, Any] | None) -> None:
-        self.request_id, self.prompt_token_ids, self.kv_transfer_params = request_id, tokens, params
-        self.num_prompt_tokens = self.num_tokens = len(tokens)
+        self.request_id, self.prompt_token_ids, self.kv_transfer_params = request_id, list(tokens), params
+        self._all_token_ids = list(tokens)
+        self.num_prompt_tokens = len(tokens)
+        self.max_tokens = 16
         self.num_computed_tokens = 0
         self.block_hashes = [prefix_hash(tokens[:end]) for end in range(BLOCK, len(tokens) + 1, BLOCK)]
         self.lora_request, self.mm_features, self.status = None, [], SimpleNamespace(name="WAITING")
-        self.block_ids: list[int] = []
+        self.tables: list[list[int]] = []
         self.state = "waiting"  # waiting, loading, running, finished
         self.n_local = 0
         self.runs_on = False  # it has a step of computing, and does not finish by it
         self.loaded_tokens = 0
         self.answer: dict[str, Any] | None = None
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self._all_token_ids)
+
+    @property
+    def block_ids(self) -> list[int]:
+        """The blocks of the first group."""
+        return self.tables[0] if self.tables else []
+
 
 def prefix_hash(tokens: list[int]) -> bytes:
     return hashlib.sha256(np.asarray(tokens, np.int64).tobytes()).digest()
 
 
-def expected(tokens: list[int], block: int, shape: tuple[int, ...], weights: int = 0) -> np.ndarray:
-    """Return what the model would compute for a block of a prompt, over all layers, with its ``weights``."""
-    seed = [weights, *np.frombuffer(prefix_hash(tokens[: (block + 1) * BLOCK]), np.uint8).tolist()]
+def expected(tokens: list[int], shape: tuple[int, ...], weights: int = 0, group: int = 0) -> np.ndarray:
+    """Return what the model would compute for a block that ends with ``tokens``, over all layers of a group."""
+    seed = [weights, group, *np.frombuffer(prefix_hash(tokens), np.uint8).tolist()]
     return np.random.default_rng(seed).standard_normal(shape, np.float32)

@@ -21,7 +21,7 @@ def test_a_prefix_published_by_one_instance_is_loaded_by_another(open_engine: Op
     first, second = open_engine({"share_prefixes": True}), open_engine(role="kv_consumer")
     shared = tokens(6 * BLOCK)
     first.run(first.submit([*shared, 7, 8, 9]))
-    first.step_until(lambda: first.counts.get("prefix_blocks_published") == 6 and not first.requests)
+    first.step_until(lambda: first.counts.get("prefix_blocks_published") == 6 and first.is_idle)
 
     request = load_prefix(second, [*shared, 1, 2], 6 * BLOCK)
     assert second.is_right(request, 6)
@@ -96,25 +96,28 @@ def test_an_error_at_the_end_of_a_request_frees_nothing_too_early(
     assert request.answer is None
     assert not set(request.block_ids) & set(first.free)
     slow.may_publish.set()
-    first.step_until(lambda: not first.requests)
-    assert sorted(first.free) == list(range(64))
+    first.step_until(lambda: first.is_idle)
+    assert sorted(first.free) == list(range(1, 64))
 
 
-def test_a_preempted_requests_blocks_are_not_published_any_more(
+def test_a_preempted_requests_blocks_are_kept_until_they_are_published(
     open_engine: Open, slow: type[SlowToPublish]
 ) -> None:
     first = open_engine(role="kv_producer", start_node=slow.start)
-    blocker = first.submit(tokens(2 * BLOCK))
-    first.step()
-    slow.has_begun.wait(60.0)
-    victim = first.submit(tokens(3 * BLOCK, seed=1))
+    second = open_engine(role="kv_consumer")
+    victim = first.submit(tokens(3 * BLOCK))
     victim.runs_on = True
     first.step()
+    slow.has_begun.wait(60.0)
+    held = victim.block_ids
     first.preempt(victim)
     first.step()
+    assert not set(held) & set(first.free)
     slow.may_publish.set()
-    first.step_until(lambda: blocker.request_id not in first.requests)
-    assert first.counts["prefix_blocks_published"] == 2
+    first.step_until(lambda: not first.scheduler.has_pending_push_work())
+    assert set(held) <= set(first.free)
+    wanted = load_prefix(second, [*tokens(3 * BLOCK), 5], 3 * BLOCK)
+    assert second.is_right(wanted, 3)
 
 
 class Broken(Node):
@@ -142,8 +145,8 @@ def test_nothing_raises_into_the_engine(open_engine: Open) -> None:
     ):
         broken.run(request)
     broken.scheduler.reset_cache()
-    broken.step_until(lambda: not broken.requests)
-    assert sorted(broken.free) == list(range(64))
+    broken.step_until(lambda: broken.is_idle)
+    assert sorted(broken.free) == list(range(1, 64))
     assert broken.counts["handoffs_failed"] == 1
     assert broken.counts["prefix_blocks_unpublished"] > 0
 

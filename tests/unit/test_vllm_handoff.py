@@ -33,7 +33,7 @@ def test_blocks_arrive_byte_for_byte_and_are_freed(pair: tuple[EngineFake, Engin
         assert request.loaded_tokens == n
         assert decode.is_right(request)
         decode.run(request)
-        prefill.step_until(lambda: not prefill.requests)
+        prefill.step_until(lambda: prefill.is_idle)
         assert len(prefill.free) > n_free
     assert prefill.counts["handoffs_offered"] == prefill.counts["handoffs_taken"] == len(lengths)
     assert decode.counts["handoffs_loaded"] == len(lengths)
@@ -48,7 +48,7 @@ def test_what_decode_has_already_is_not_loaded(pair: tuple[EngineFake, EngineFak
     assert request.loaded_tokens == 2 * BLOCK + 2
     assert decode.is_right(request)
     assert decode.counts["handoff_blocks"] == 3
-    prefill.step_until(lambda: not prefill.requests)
+    prefill.step_until(lambda: prefill.is_idle)
 
 
 def test_a_request_of_more_rows_than_an_offer_holds_is_several(open_engine: Open) -> None:
@@ -60,7 +60,7 @@ def test_a_request_of_more_rows_than_an_offer_holds_is_several(open_engine: Open
         assert request.loaded_tokens == len(prompt) - n_local
         assert decode.is_right(request)
         decode.run(request)
-        prefill.step_until(lambda: not prefill.requests)
+        prefill.step_until(lambda: prefill.is_idle)
     assert prefill.counts["handoffs_taken"] == decode.counts["handoffs_loaded"] == 2
 
 
@@ -71,7 +71,7 @@ def test_prefill_frees_what_decode_needs_nothing_of(pair: tuple[EngineFake, Engi
     never_scheduled = decode.submit([0], hand_off(prefill, tokens(9, seed=2)))  # as vLLM does after an error
     decode.abort(never_scheduled)
     decode.step()
-    prefill.step_until(lambda: not prefill.requests)
+    prefill.step_until(lambda: prefill.is_idle)
     assert prefill.counts["handoffs_taken"] == 2
 
 
@@ -81,8 +81,8 @@ def test_a_request_aborted_while_it_loads_frees_its_blocks_once(pair: tuple[Engi
     request = decode.submit(tokens(30), hand_off(prefill, tokens(30)))
     decode.step()
     decode.abort(request)
-    decode.step_until(lambda: not decode.requests)
-    assert sorted(decode.free) == sorted(range(n_free))
+    decode.step_until(lambda: decode.is_idle)
+    assert sorted(decode.free) == list(range(1, n_free + 1))
 
 
 def test_a_request_that_is_aborted_has_its_load_revoked(open_engine: Open) -> None:
@@ -97,8 +97,8 @@ def test_a_request_that_is_aborted_has_its_load_revoked(open_engine: Open) -> No
     blocks = list(request.block_ids)
     decode.abort(request)
     assert not set(blocks) & set(decode.free)
-    decode.step_until(lambda: not decode.requests)
-    assert sorted(decode.free) == list(range(64))
+    decode.step_until(lambda: decode.is_idle)
+    assert sorted(decode.free) == list(range(1, 64))
     decode.overwrite(blocks)
     assert "handoffs_loaded" not in decode.counts
 
@@ -125,8 +125,8 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     ),
     "no fingerprint": lambda given: changed(given, fingerprint={}),
     "too few ranks": lambda given: changed(given, ranks=[]),
-    "a version of the past": lambda given: changed(given, version=1),
-    "a version of the future": lambda given: changed(given, version=3),
+    "a version of the past": lambda given: changed(given, version=2),
+    "a version of the future": lambda given: changed(given, version=4),
     "malformed": lambda given: changed(given, ranks=[["a", "b", "c"]]),
     "another connector's": lambda given: {"do_remote_prefill": True, "remote_block_ids": [[1, 2]]},
 }
@@ -143,7 +143,7 @@ def test_every_load_that_fails_is_reported_and_by_policy(open_engine: Open, poli
         assert (request.request_id in decode.errors) == (policy == "fail")
     assert decode.counts["handoffs_failed"] == len(DAMAGES)
     assert "handoffs_loaded" not in decode.counts
-    assert sorted(decode.free) == list(range(64))
+    assert sorted(decode.free) == list(range(1, 64))
 
     for seed in range(
         99, 109
@@ -246,9 +246,9 @@ def test_instances_that_would_not_compute_the_same_bytes_refuse_each_other(
 def test_what_nobody_takes_is_freed_when_its_lease_ends(open_engine: Open) -> None:
     prefill, decode = open_engine({"transfer_lease": 0.3}), open_engine({"load_deadline": 0.3})
     given = hand_off(prefill, tokens(20))
-    prefill.step_until(lambda: not prefill.requests)
+    prefill.step_until(lambda: prefill.is_idle)
     assert prefill.counts["handoffs_expired"] == 1
-    assert sorted(prefill.free) == list(range(64))
+    assert sorted(prefill.free) == list(range(1, 64))
     assert load(decode, tokens(20), given).loaded_tokens == 0
 
 

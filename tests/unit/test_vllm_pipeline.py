@@ -11,7 +11,15 @@ import pytest
 
 from cluster import eventually, free_port
 from p2pkv.integrations.vllm import P2PKVConnector
-from p2pkv.integrations.vllm_connector.messages import Fetch, Leave, Publish, Pull, StepMetadata
+from p2pkv.integrations.vllm_connector.messages import (
+    Blocks,
+    Fetch,
+    Leave,
+    Pages,
+    Publish,
+    Pull,
+    StepMetadata,
+)
 from p2pkv.integrations.vllm_connector.weights import Weights, named
 from vllm_fakes import SHAPE, caches, kv_cache_config, prefix_hash, vllm_config
 
@@ -90,14 +98,18 @@ def handed_off(prefill: Pipelined) -> Any:
     handoff = prefill.scheduler._scheduler.handoff(request)
     assert handoff is not None
     for worker in prefill.workers:
-        worker.handle_preemptions(StepMetadata(leaves=[Leave("request", handoff.name, [0, 1])]))
+        worker.handle_preemptions(
+            StepMetadata(leaves=[Leave("request", handoff.name, (Blocks(0, 0, [0, 1]),))])
+        )
     return handoff
 
 
 def test_each_rank_loads_its_layers_from_the_rank_that_has_them(pair: tuple[Pipelined, Pipelined]) -> None:
     prefill, decode = pair
     handoff = handed_off(prefill)
-    assert decode.load(StepMetadata(pulls=[Pull("request", handoff, "", 0, [3, 4])])) == [set(), set()]
+    assert decode.load(
+        StepMetadata(pulls=[Pull("request", handoff, "", (Blocks(0, 0, [3, 4]),), is_awaited=True)])
+    ) == [set(), set()]
     for ours, theirs in zip(prefill.blocks, decode.blocks, strict=True):
         assert (theirs[:, [3, 4]] == ours[:, [0, 1]]).all()
 
@@ -108,11 +120,14 @@ def test_prefixes_are_found_part_by_part(pair: tuple[Pipelined, Pipelined]) -> N
     assert lookups is not None
     hashes = named(b"", [prefix_hash([1]), prefix_hash([1, 2])])
     for rank, worker in enumerate(prefill.workers):
-        worker._step = StepMetadata(publishes=[Publish("request", hashes, [5, 6])])
+        worker._step = StepMetadata(publishes=[Publish(1, (Pages(0, hashes, [5, 6]),))])
         worker.wait_for_save()
         eventually(lambda worker=worker: worker.node.counters().get("p2pkv_pool_pages") == 2, 30.0)  # type: ignore[misc]
-        assert lookups._leading(hashes) == (0 if rank == 0 else 2), "every rank's part or none"
-    assert decode.load(StepMetadata(fetches=[Fetch("request", hashes, [8, 9])])) == [set(), set()]
+        assert lookups._longest(hashes, 0, 8) == (0 if rank == 0 else 8), "every rank's part or none"
+    assert decode.load(StepMetadata(fetches=[Fetch("request", (Pages(0, hashes, [8, 9]),))])) == [
+        set(),
+        set(),
+    ]
     for ours, theirs in zip(prefill.blocks, decode.blocks, strict=True):
         assert (theirs[:, [8, 9]] == ours[:, [5, 6]]).all()
 
@@ -124,7 +139,7 @@ def test_a_rank_of_other_layers_is_refused(join: str, caplog: pytest.LogCaptureF
     )
     try:
         eventually(lambda: all(len(node.members()) == 5 for node in prefill.nodes), 20.0)
-        pull = Pull("request", handed_off(prefill), "", 0, [3, 4])
+        pull = Pull("request", handed_off(prefill), "", (Blocks(0, 0, [3, 4]),), is_awaited=True)
         assert decode.load(StepMetadata(pulls=[pull])) == [{3, 4}, {3, 4}]
         assert "layout is '3 layers of " in caplog.text
     finally:

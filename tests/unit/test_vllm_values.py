@@ -13,16 +13,28 @@ import pytest
 from p2pkv.errors import ConfigError
 from p2pkv.integrations.vllm import P2PKVConnector
 from p2pkv.integrations.vllm_connector.caches import KVCaches
+from p2pkv.integrations.vllm_connector.groups import Kind, read_groups
 from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank
 from p2pkv.integrations.vllm_connector.settings import Instance
 from p2pkv.integrations.vllm_connector.stats import Tally
-from vllm_fakes import LAYERS, SHAPE, CacheFake, ModelConfigFake, caches, kv_cache_config, vllm_config
+from vllm_fakes import (
+    LAYERS,
+    SHAPE,
+    SPECS,
+    CacheFake,
+    ModelConfigFake,
+    SlidingWindowSpec,
+    caches,
+    kv_cache_config,
+    looked_at,
+    vllm_config,
+)
 
 
 def test_a_model_that_can_not_be_served_stops_vllm_at_start() -> None:
     config = vllm_config({}, "kv_both", "recompute")
-    with pytest.raises(ConfigError, match="2 KV cache groups"):
-        P2PKVConnector(config, None, kv_cache_config(n_groups=2))
+    with pytest.raises(ConfigError, match="nothing to hand off"):
+        P2PKVConnector(config, None, kv_cache_config(n_groups=0, kinds=()))
     connector = P2PKVConnector(config, None, kv_cache_config())
     with pytest.raises(ConfigError, match="CUDA devices only"):
         connector.register_kv_caches(caches(np.zeros((LAYERS, 8, *SHAPE), np.float32), device="xpu"))
@@ -36,36 +48,63 @@ def test_a_model_that_can_not_be_served_stops_vllm_at_start() -> None:
         connector.register_kv_caches(caches(scattered))
 
 
-class SlidingWindowSpec(SimpleNamespace):
-    """Named as vLLM's own."""
-
-
-class OwnSlidingWindowSpec(SlidingWindowSpec):
-    """One that vLLM derives from it."""
+class SlidingWindowMLASpec(SlidingWindowSpec):
+    """One that vLLM derives from a window, and that keeps something else."""
 
 
 class UniformTypeKVCacheSpecs(SimpleNamespace):
     """How vLLM wraps layers of different sizes."""
 
 
-class MambaSpec(SimpleNamespace):
-    """Layers with a state."""
+def of_one_group(spec: SimpleNamespace, **fields: object) -> SimpleNamespace:
+    given = kv_cache_config()
+    given.kv_cache_groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=["a", "b"], **fields)]
+    return given
 
 
 @pytest.mark.parametrize(
-    "spec",
+    ("given", "says"),
     [
-        SlidingWindowSpec(block_size=4),
-        OwnSlidingWindowSpec(block_size=4),
-        MambaSpec(block_size=4),
-        UniformTypeKVCacheSpecs(block_size=4, kv_cache_specs={"layers.0": SlidingWindowSpec(block_size=4)}),
+        (of_one_group(SlidingWindowMLASpec(block_size=4)), "group 0 are of SlidingWindowMLASpec"),
+        (
+            of_one_group(
+                UniformTypeKVCacheSpecs(
+                    block_size=4, kv_cache_specs={"a": SPECS["full"], "b": SPECS["window"]}
+                )
+            ),
+            "keep different blocks",
+        ),
+        (of_one_group(SPECS["full"], host_resident=True), "not all in the memory"),
+        (of_one_group(SPECS["full"], enable_kv_transfer=False), "not all in the memory"),
     ],
 )
-def test_layers_that_let_blocks_go_stop_vllm_at_start(spec: SimpleNamespace) -> None:
-    given = kv_cache_config()
-    given.kv_cache_groups[0].kv_cache_spec = spec
-    with pytest.raises(ConfigError, match="does not keep all blocks of a prompt"):
+def test_layers_of_which_it_is_not_known_what_they_keep_stop_vllm_at_start(
+    given: SimpleNamespace, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
         Instance.read(vllm_config({}, "kv_both", "recompute"), given)
+
+
+def test_layers_of_several_sizes_and_one_kind_are_one_group() -> None:
+    spec = UniformTypeKVCacheSpecs(block_size=4, kv_cache_specs={"a": SPECS["full"], "b": SPECS["full"]})
+    (group,) = Instance.read(vllm_config({}, "kv_both", "recompute"), of_one_group(spec)).groups.each
+    assert (group.kind, group.layers) == (Kind.FULL, ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "needed"),
+    [
+        # blocks of four tokens, needed after 0, 4, 5, 8, 9, 13 tokens
+        ("full", ["", "0", "01", "01", "012", "0123"]),
+        ("window", ["", "0", "01", "01", "12", "23"]),
+        ("chunk", ["", "0", "01", "", "2", "23"]),
+        ("state", ["", "0", "0", "0", "0", "0"]),
+    ],
+)
+def test_what_tokens_to_come_need(kind: str, needed: list[str]) -> None:
+    (group,) = read_groups(kv_cache_config(kinds=(kind,))).each
+    assert ["".join(map(str, group.needed(n))) for n in (0, 4, 5, 8, 9, 13)] == needed
+    assert all(list(group.needed(n)) == list(looked_at(SPECS[kind], n)) for n in range(50))
 
 
 @pytest.mark.parametrize("n_parts", [1, 2, 4])
@@ -80,7 +119,9 @@ def test_a_block_is_all_of_the_kernels_smaller_ones(n_parts: int, layers_within:
     else:
         storage = np.zeros((LAYERS, n_blocks * n_parts, *shape), np.float32)
         tensors = caches(storage)
-    found = KVCaches(tensors, n_blocks=n_blocks, current_stream=lambda device: 0)
+    groups = read_groups(kv_cache_config(n_blocks=n_blocks)).each
+    (found,) = KVCaches(tensors, groups=groups, n_blocks=n_blocks, current_stream=lambda device: 0).groups
+    assert found is not None
     for address, nbytes in found.rows([3, 6]).tolist():
         first = (address - storage.ctypes.data) // storage.itemsize
         storage.reshape(-1)[first : first + nbytes // storage.itemsize] += 1

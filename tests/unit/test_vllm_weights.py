@@ -46,7 +46,7 @@ def run(engine: EngineFake, number: int) -> int:
     """Run a prompt; return how many of its tokens were loaded, all of them right."""
     request = engine.run(engine.submit(prompt(number)))
     assert engine.is_right(request, N_BLOCKS), "KV of other weights"
-    engine.step_until(lambda: not engine.requests)
+    engine.step_until(lambda: engine.is_idle)
     return request.loaded_tokens
 
 

@@ -7,6 +7,9 @@ one entry with a piece for each row.
 Some kernels take smaller blocks than vLLM gives out. Their tensors count those: several for each of vLLM's blocks,
 which are one row where they follow each other, and a row each where they don't.
 
+Each group of layers has caches and block tables of its own, though one memory may hold the caches of several: a block
+is of one group at a time. Layers with a state may have several tensors each.
+
 Blocks may be in host memory or in that of a CUDA device. There the model writes them on a stream, which runs behind the
 worker: whoever reads a block, or writes to one that was somebody else's, waits for the stream first.
 """
@@ -21,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.errors import ConfigError
+from p2pkv.integrations.vllm_connector.groups import Group
 from p2pkv.page import Pieces
 
 
@@ -33,37 +37,16 @@ class Range:
     owner: object
 
 
-class KVCaches:
-    """The caches of one rank; immutable. ``row_nbytes`` is the length of each layer's row of a block."""
+class GroupCaches:
+    """The caches of one group's layers; immutable. ``row_nbytes`` is the length of each row of a block."""
 
-    def __init__(
-        self, caches: Mapping[str, Any], *, n_blocks: int, current_stream: Callable[[object], int]
-    ) -> None:
-        """Look at ``caches``, a tensor for each layer; ``current_stream`` tells a device's for the calling thread.
-
-        ``n_blocks`` is how many blocks vLLM gives out. Raises :class:`~p2pkv.errors.ConfigError` for blocks that are
-        not contiguous, neither in host memory nor all on one CUDA device, or no multiple of ``n_blocks``.
-        """
-        layers: dict[int, tuple[str, Any]] = {}
-        for name, tensor in caches.items():
-            _check(name, tensor)
-            layers.setdefault(tensor.data_ptr(), (name, tensor))  # layers may share one cache
-        if not layers:
-            raise ConfigError("vLLM registered no KV cache; there is nothing to hand off")
-        tensors = [tensor for _, tensor in layers.values()]
-        devices = {str(tensor.device): tensor.device for tensor in tensors}
-        if len(devices) > 1:
-            raise ConfigError(
-                f"the KV caches lie on {', '.join(sorted(devices))}; p2pkv takes one device a rank"
-            )
-        self._device = tensors[0].device
-        self._current_stream = current_stream
-        self.n_blocks = n_blocks
-        rows = [row for name, tensor in layers.values() for row in _rows(name, tensor, n_blocks)]
+    def __init__(self, tensors: Sequence[tuple[str, Any]], n_blocks: int) -> None:
+        """Look at tensors and the layers that they are of."""
+        rows = [row for name, tensor in tensors for row in _rows(name, tensor, n_blocks)]
+        self._n_blocks = n_blocks
         self._bases, self._strides, self._lengths = np.array(rows, np.int64).T
-        self.row_nbytes = self._lengths.tolist()
-        self.ranges = _storages(tensors)
-        self.layout = _layout(tensors, n_blocks)
+        self.row_nbytes: list[int] = self._lengths.tolist()
+        self.layout = _layout([tensor for _, tensor in tensors], n_blocks)
 
     @property
     def n_rows(self) -> int:
@@ -72,15 +55,8 @@ class KVCaches:
 
     @property
     def block_nbytes(self) -> int:
-        """Bytes of a block, over all layers."""
+        """Bytes of a block, over all layers of the group."""
         return int(self._lengths.sum())
-
-    def stream(self) -> int | None:
-        """Return the stream that this thread's kernels use blocks on; None: blocks are in host memory.
-
-        To be asked by vLLM's worker thread.
-        """
-        return None if self._device.type == "cpu" else self._current_stream(self._device)
 
     def rows(self, block_ids: Sequence[int]) -> NDArray[np.int64]:
         """Return the ``(len(block_ids) * n_rows, 2)`` addresses and lengths of all rows, block after block."""
@@ -92,12 +68,75 @@ class KVCaches:
 
     def _pieces(self, block_ids: Sequence[int]) -> NDArray[np.int64]:
         ids = np.asarray(block_ids, np.int64)
-        if len(ids) and (ids.min() < 0 or ids.max() >= self.n_blocks):
-            raise IndexError(f"block {ids.max()} of {self.n_blocks}")
+        if len(ids) and (ids.min() < 0 or ids.max() >= self._n_blocks):
+            raise IndexError(f"block {ids.max()} of {self._n_blocks}")
         pieces = np.empty((len(ids), self.n_rows, 2), np.int64)
         pieces[:, :, 0] = self._bases + ids[:, None] * self._strides
         pieces[:, :, 1] = self._lengths
         return pieces
+
+
+class KVCaches:
+    """The caches of one rank, by group; immutable."""
+
+    def __init__(
+        self,
+        caches: Mapping[str, Any],
+        *,
+        groups: Sequence[Group],
+        n_blocks: int,
+        current_stream: Callable[[object], int],
+    ) -> None:
+        """Look at ``caches``, a tensor or several for each layer; ``current_stream`` tells the calling thread's.
+
+        ``n_blocks`` is how many blocks vLLM gives out. Raises :class:`~p2pkv.errors.ConfigError` for blocks that are
+        not contiguous, neither in host memory nor all on one CUDA device, or no multiple of ``n_blocks``.
+        """
+        by_group = [_tensors(caches, group) for group in groups]
+        tensors = [tensor for of_group in by_group for _, tensor in of_group]
+        if not tensors:
+            raise ConfigError("vLLM registered no KV cache; there is nothing to hand off")
+        devices = {str(tensor.device): tensor.device for tensor in tensors}
+        if len(devices) > 1:
+            raise ConfigError(
+                f"the KV caches lie on {', '.join(sorted(devices))}; p2pkv takes one device a rank"
+            )
+        self._device = tensors[0].device
+        self._current_stream = current_stream
+        self.n_blocks = n_blocks
+        # a stage of a pipeline may have no layer of some group
+        self.groups = tuple(GroupCaches(of_group, n_blocks) if of_group else None for of_group in by_group)
+        self.ranges = _storages(tensors)
+        self.layouts = tuple("" if group is None else group.layout for group in self.groups)
+
+    @property
+    def layout(self) -> str:
+        """What the bytes of all blocks depend on as far as the tensors tell."""
+        return " | ".join(self.layouts)
+
+    @property
+    def max_row_nbytes(self) -> int:
+        """Bytes of the longest row."""
+        return max(nbytes for group in self.groups if group is not None for nbytes in group.row_nbytes)
+
+    def stream(self) -> int | None:
+        """Return the stream that this thread's kernels use blocks on; None: blocks are in host memory.
+
+        To be asked by vLLM's worker thread.
+        """
+        return None if self._device.type == "cpu" else self._current_stream(self._device)
+
+
+def _tensors(caches: Mapping[str, Any], group: Group) -> list[tuple[str, Any]]:
+    """Return the tensors of a group's layers, each once: layers may share one cache."""
+    found: dict[int, tuple[str, Any]] = {}
+    for name, given in caches.items():
+        if group.layers is not None and name not in group.layers:
+            continue
+        for tensor in given if isinstance(given, (list, tuple)) else (given,):
+            _check(name, tensor)
+            found.setdefault(tensor.data_ptr(), (name, tensor))
+    return list(found.values())
 
 
 def _check(name: str, tensor: Any) -> None:

@@ -16,8 +16,9 @@ from p2pkv.errors import UsageError
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_connector import installed
 from p2pkv.integrations.vllm_connector.caches import KVCaches
-from p2pkv.integrations.vllm_connector.installed import ConnectorBase
-from p2pkv.integrations.vllm_connector.messages import RankDescription, StepMetadata
+from p2pkv.integrations.vllm_connector.holds import BlockPool
+from p2pkv.integrations.vllm_connector.installed import ConnectorBase, SupportsHMA
+from p2pkv.integrations.vllm_connector.messages import RankDescription, StepMetadata, StepReport
 from p2pkv.integrations.vllm_connector.scheduler import Request, SchedulerSide
 from p2pkv.integrations.vllm_connector.settings import Instance
 from p2pkv.integrations.vllm_connector.stats import PromMetrics, Stats
@@ -27,8 +28,11 @@ from p2pkv.metrics import Metrics
 from p2pkv.node import Node
 
 
-class P2PKVConnector(ConnectorBase):
-    """A KV connector of vLLM's V1 interface. Used by one thread of its process, the scheduler's or the worker's."""
+class P2PKVConnector(ConnectorBase, SupportsHMA):
+    """A KV connector of vLLM's V1 interface. Used by one thread of its process, the scheduler's or the worker's.
+
+    It serves models of several groups of layers (vLLM's hybrid KV cache manager).
+    """
 
     _cache_hit_source = installed.HIT_SOURCE
 
@@ -47,7 +51,7 @@ class P2PKVConnector(ConnectorBase):
         installed.log_with_the_engine()
         self._instance = Instance.read(vllm_config, kv_cache_config)
         self._parallel, self._cache_dtype = vllm_config.parallel_config, vllm_config.cache_config.cache_dtype
-        self._spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+        self._specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
         self._n_blocks = kv_cache_config.num_blocks
         self._start_node, self._current_stream = start_node, current_stream
         self._boundary = Boundary("vLLM", Metrics())
@@ -57,6 +61,10 @@ class P2PKVConnector(ConnectorBase):
         self._step: StepMetadata | None = None
 
     # --- in the scheduler
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        """Take vLLM's block pool, in which blocks are held that are being published."""
+        self._scheduler.holds.bind(gpu_block_pool)
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: Mapping[tuple[int, int], RankDescription]
@@ -80,14 +88,14 @@ class P2PKVConnector(ConnectorBase):
 
     def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
         """Have the blocks loaded that vLLM has made room for."""
-        block_ids = blocks.get_block_ids()[0]
+        tables = blocks.get_block_ids()
         is_queued = self._boundary.call(
             "load",
-            lambda: self._scheduler.allocated(request, block_ids, num_external_tokens),
+            lambda: self._scheduler.allocated(request, tables, num_external_tokens),
             miss=False,
         )
         if not is_queued:
-            self._scheduler.fail(request, block_ids, num_external_tokens, "an error; the log says which")
+            self._scheduler.fail(request, tables, num_external_tokens, "an error; the log says which")
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         """Return what the workers are to do in this step."""
@@ -98,24 +106,32 @@ class P2PKVConnector(ConnectorBase):
             lambda: self._scheduler.publish(
                 metadata,
                 scheduler_output.num_scheduled_tokens,
-                lambda request_id: state.get_block_ids(request_id)[0],
+                state.get_block_ids,
             ),
             miss=None,
         )
         return metadata
 
-    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Take what the workers have reported."""
+        report = connector_output.kv_connector_worker_meta
+        if isinstance(report, StepReport):
+            self._boundary.call("report", lambda: self._scheduler.holds.done(report.done), miss=None)
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
         """Return whether the workers keep the request's blocks, and the response's ``kv_transfer_params``."""
-        # on its own: blocks that are being published are kept whatever becomes of the hand-off
+        # on its own: what is known of a request is forgotten whatever becomes of the hand-off
         handoff = self._boundary.call("offer", lambda: self._scheduler.handoff(request), miss=None)
-        done = self._boundary.call(
-            "finish", lambda: self._scheduler.finished(request, block_ids, handoff), miss=None
+        nothing: tuple[bool, dict[str, Any] | None] = (False, None)
+        return self._boundary.call(
+            "finish", lambda: self._scheduler.finished(request, block_ids, handoff), miss=nothing
         )
-        return self._scheduler.kept(request) if done is None else done
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
         """Return the groups that a load fills, which vLLM need not clear before."""
-        return (0,)
+        return tuple(range(len(self._specs)))
 
     def has_pending_push_work(self) -> bool:
         """Whether the workers must hear of something although nothing is to run."""
@@ -130,13 +146,24 @@ class P2PKVConnector(ConnectorBase):
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
         """Start the node and register the caches with it. Raises: vLLM then does not start."""
-        spec = self._spec
-        isa = installed.attention_isa(
-            spec.dtype, spec.block_size, getattr(spec, "head_size", None), self._cache_dtype
+        rank, groups = self._parallel.rank, self._instance.groups
+        caches = KVCaches(
+            kv_caches, groups=groups.each, n_blocks=self._n_blocks, current_stream=self._current_stream
         )
-        rank = self._parallel.rank
-        caches = KVCaches(kv_caches, n_blocks=self._n_blocks, current_stream=self._current_stream)
+        isa = self._attention_isa()
         self._worker = WorkerSide(self._instance, rank, isa, caches, start_node=self._start_node)
+
+    def _attention_isa(self) -> str:
+        """Return how the attention of each group packs its blocks; layers with a state have none."""
+        specs = [
+            each for spec in self._specs for each in getattr(spec, "kv_cache_specs", {"": spec}).values()
+        ]
+        found = [
+            installed.attention_isa(spec.dtype, spec.block_size, spec.head_size, self._cache_dtype)
+            for spec in specs
+            if hasattr(spec, "head_size")
+        ]
+        return ",".join(sorted(set(found)))
 
     def get_handshake_metadata(self) -> RankDescription:
         """Return what the scheduler's half needs to know of this rank."""
@@ -183,13 +210,17 @@ class P2PKVConnector(ConnectorBase):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         """Return which requests' blocks may be freed, and whose loads have ended, failed ones included."""
-        nothing: tuple[set[str], set[str]] = (set(), set())
+        nothing: tuple[set[str], set[str], set[str]] = (set(), set(), set())
         done = self._boundary.call("results", lambda: self._registered.take_done(), miss=nothing)
-        return installed.transfer_results(*done, set())
+        return installed.transfer_results(*done)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return the blocks that could not be loaded."""
         return self._registered.take_failed_blocks()
+
+    def build_connector_worker_meta(self) -> StepReport | None:
+        """Return what the scheduler's half has to hear."""
+        return None if self._worker is None else self._worker.report()
 
     def get_kv_connector_stats(self) -> Stats | None:
         """Return what was counted since the last time."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from p2pkv.errors import UsageError
 
-VERSION = 2
+VERSION = 3
 """Of the hand-off's fields. Another one is refused with both named; fields that are not known are ignored."""
 
 _MAX_NAME, _MAX_LAYOUT = 400, 4096

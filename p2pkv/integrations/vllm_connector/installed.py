@@ -17,6 +17,8 @@ __all__ = [
     "HandshakeMetadata",
     "PromMetricsBase",
     "StatsBase",
+    "SupportsHMA",
+    "WorkerMetadata",
     "attention_isa",
     "current_stream",
     "metric_per_engine",
@@ -44,14 +46,22 @@ class _Plain:
         self.data: dict[str, Any] = data if isinstance(data, dict) else {}
 
 
+class _Marker:
+    """Says of a class what vLLM asks by ``isinstance``."""
+
+
 if TYPE_CHECKING:
     ConnectorBase = _Plain
+    SupportsHMA = _Marker
+    WorkerMetadata = object
     ConnectorMetadata = object
     HandshakeMetadata = object
     StatsBase = _Plain
     PromMetricsBase = _Plain
 else:
     ConnectorBase = _find(f"{_V1}.base", "KVConnectorBase_V1") or _Plain
+    SupportsHMA = _find(f"{_V1}.base", "SupportsHMA") or _Marker
+    WorkerMetadata = _find(f"{_V1}.base", "KVConnectorWorkerMetadata") or object
     ConnectorMetadata = _find(f"{_V1}.base", "KVConnectorMetadata") or object
     HandshakeMetadata = _find(f"{_V1}.base", "KVConnectorHandshakeMetadata") or object
     StatsBase = _find(f"{_V1}.metrics", "KVConnectorStats") or _Plain

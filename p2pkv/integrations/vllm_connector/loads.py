@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank
-from p2pkv.integrations.vllm_connector.messages import Fetch, Pull
+from p2pkv.integrations.vllm_connector.messages import Blocks, Fetch, Pull
 from p2pkv.integrations.vllm_connector.prefixes import Part
 from p2pkv.integrations.vllm_connector.settings import Fingerprint, Instance
 from p2pkv.integrations.vllm_connector.stats import Tally
@@ -45,14 +45,23 @@ _MAX_REPEATS, _PAUSE_S = 3, 0.3
 than a second."""
 
 
-def offers(name: str, n_blocks: int, n_rows: int) -> Iterator[tuple[str, int, int]]:
-    """Yield the name, the first and the last (exclusive) block of each offer that a hand-off consists of.
+def offers(name: str, group: int, n_blocks: int, n_rows: int) -> Iterator[tuple[str, int, int]]:
+    """Yield the name, the first and the last (exclusive) block of each offer that a hand-off of a group consists of.
 
     Both sides count alike: an offer has as many blocks as fit.
     """
     size = max(1, MAX_ROWS // n_rows)
     for first in range(0, n_blocks, size):
-        yield f"{name}/{first}", first, min(first + size, n_blocks)
+        yield f"{name}/{group}/{first}", first, min(first + size, n_blocks)
+
+
+def _among(wanted: Blocks | None, offered: range) -> tuple[list[int], int]:
+    """Return the ids of the blocks that are both wanted and in an offer, and the place in it of the first."""
+    if wanted is None:
+        return [], 0
+    first = max(wanted.first, offered.start)
+    last = min(wanted.first + len(wanted.ids), offered.stop)
+    return wanted.ids[first - wanted.first : max(first, last) - wanted.first], first - offered.start
 
 
 @dataclass(slots=True)
@@ -63,13 +72,13 @@ class _Ask:
     name: str
     rows: NDArray[np.int64]
     first_row: int
-    first_block: int | None
-    """Counted in the load's ``block_ids``; None if nobody needs the bytes."""
+    block_ids: list[int]
+    """Whose rows they are; none if nobody needs the bytes."""
     grant: Grant
 
     @property
     def is_lost(self) -> bool:
-        return self.first_block is not None and bool((self.grant.statuses() == RowStatus.PEER_LOST).any())
+        return bool(self.block_ids) and bool((self.grant.statuses() == RowStatus.PEER_LOST).any())
 
 
 @dataclass(slots=True)
@@ -77,7 +86,10 @@ class _Load:
     """Blocks count as loaded only once they are in ``proven``: whatever goes wrong anywhere, they are not."""
 
     request_id: str
-    block_ids: list[int]
+    block_ids: set[int]
+    """Of all groups: a block is of one at a time."""
+    is_awaited: bool
+    """Whether the request waits for the end."""
     began: float
     deadline: float
     is_handoff: bool
@@ -89,12 +101,18 @@ class _Load:
     is_stale: bool = False
     """The weights have changed since, and what comes is of the old ones."""
     proven: set[int] = field(default_factory=set)
+    nbytes: int = 0
+    """Proven."""
     why: str = ""
     """What went wrong first."""
+    is_refused: bool = False
+    """Whether it has failed even if there is no block that is not proven."""
 
     @property
-    def failed(self) -> set[int]:
-        return set(self.block_ids) if self.is_stale else set(self.block_ids) - self.proven
+    def failed(self) -> set[int] | None:
+        """The blocks that are not proven; None if the load is right."""
+        failed = self.block_ids if self.is_stale else self.block_ids - self.proven
+        return failed if failed or self.is_stale or self.is_refused else None
 
 
 class Loads:
@@ -113,8 +131,8 @@ class Loads:
     ) -> None:
         """Start without loads."""
         self._node, self._caches, self._rank, self._fingerprint = node, caches, rank, fingerprint
-        self._part = Part(rank, caches.layout)
-        self._deadline, self._block_size = instance.load_deadline, instance.block_size
+        self._parts = [Part(rank, group, layout) for group, layout in enumerate(caches.layouts)]
+        self._deadline, self._groups = instance.load_deadline, instance.groups.each
         self._boundary, self._tally = boundary, tally
         self._closing = threading.Event()
         self._connecting = ThreadPoolExecutor(_CONNECTING, thread_name_prefix="p2pkv-vllm-pull")
@@ -123,24 +141,23 @@ class Loads:
         self._meeting = threading.Lock()  # guards _awaited
         self._awaited: dict[tuple[str, int], float] = {}  # until when a node that is not there is waited for
         # where one row of an offer goes whose blocks nobody needs: taking it tells prefill so
-        self._unwanted = np.zeros(max(caches.row_nbytes), np.uint8)
+        self._unwanted = np.zeros(caches.max_row_nbytes, np.uint8)
         self._unwanted_memory = node.register_memory(self._unwanted)
 
     def pull(self, pull: Pull) -> bool:
-        """Start loading what prefill offers; or, without blocks, tell prefill that nobody will. Returns True."""
-        load = self._load(pull.request_id, pull.block_ids, is_handoff=True)
+        """Start loading what prefill offers; or tell prefill that nobody will. Returns True."""
+        load = self._load(pull)
         return self._start(self._connecting, load, "pull", lambda: self._pull(load, pull))
 
     def fetch(self, fetch: Fetch) -> bool:
         """Start loading blocks from the page cache. Returns True."""
-        load = self._load(fetch.request_id, fetch.block_ids, is_handoff=False)
+        load = self._load(fetch)
         return self._start(self._fetching, load, "fetch", lambda: self._fetch(load, fetch))
 
     def fail(self, asked: Pull | Fetch) -> None:
         """Take a load that could not be started: it has ended, and nothing came."""
-        now = time.monotonic()
-        is_handoff = isinstance(asked, Pull)
-        load = _Load(asked.request_id, asked.block_ids, now, now, is_handoff, None, why=_AN_ERROR)
+        load = self._unstarted(asked, None)
+        load.why, load.is_refused = _AN_ERROR, True
         ended: Future[None] = Future()
         ended.set_result(None)
         self._loads.append((load, ended))
@@ -148,7 +165,7 @@ class Loads:
     def revoke(self, request_ids: Collection[str]) -> None:
         """Have loads end as soon as nothing writes to their blocks any more: nobody wants what they bring."""
         for load, _ in self._loads:
-            if load.request_id in request_ids and load.block_ids:
+            if load.request_id in request_ids and load.is_awaited:
                 load.is_revoked, load.why = True, "the request has ended"
 
     def forsake(self) -> None:
@@ -157,9 +174,18 @@ class Loads:
             if not load.is_handoff:
                 load.is_stale, load.why = True, "the weights have changed"
 
-    def _load(self, request_id: str, block_ids: list[int], *, is_handoff: bool) -> _Load:
+    def _load(self, asked: Pull | Fetch) -> _Load:
+        return self._unstarted(asked, self._caches.stream())
+
+    def _unstarted(self, asked: Pull | Fetch, stream: int | None) -> _Load:
         now = time.monotonic()
-        return _Load(request_id, block_ids, now, now + self._deadline, is_handoff, self._caches.stream())
+        is_handoff = isinstance(asked, Pull)
+        of_groups = asked.blocks if isinstance(asked, Pull) else asked.pages
+        block_ids = {
+            block_id for each in of_groups for block_id in each.ids if self._caches.groups[each.group]
+        }
+        is_awaited = not isinstance(asked, Pull) or asked.is_awaited
+        return _Load(asked.request_id, block_ids, is_awaited, now, now + self._deadline, is_handoff, stream)
 
     def _start(self, pool: ThreadPoolExecutor, load: _Load, operation: str, work: Callable[[], str]) -> bool:
         self._loads.append((load, self._submit(pool, load, operation, work)))
@@ -172,12 +198,13 @@ class Loads:
 
         def guarded() -> None:
             if started.set_running_or_notify_cancel():
-                load.why = _AN_ERROR
+                load.why, load.is_refused = _AN_ERROR, True
                 self._boundary.call(operation, attempt, miss=None)
                 started.set_result(None)
 
         def attempt() -> None:
             load.why = work()
+            load.is_refused = bool(load.why)
 
         try:
             pool.submit(guarded)
@@ -190,7 +217,7 @@ class Loads:
     def _pull(self, load: _Load, pull: Pull) -> str:
         """Ask prefill for the blocks; return what speaks against it."""
         handoff = pull.handoff
-        if handoff is None or (pull.refusal and pull.block_ids):
+        if handoff is None or (pull.refusal and pull.is_awaited):
             return pull.refusal
         difference = self._fingerprint.difference(handoff.fingerprint)
         if difference is not None:
@@ -229,18 +256,19 @@ class Loads:
 
     def _ask(self, load: _Load, pull: Pull, handoff: Handoff, rank: Rank) -> None:
         """Ask for what is wanted of every offer; of those of which nothing is, for a row that tells prefill so."""
-        n_rows, first_wanted = self._caches.n_rows, pull.first_block
-        wanted = self._caches.rows(load.block_ids)
-        for name, first, last in offers(handoff.name, -(-handoff.n_tokens // self._block_size), n_rows):
-            start = max(first, first_wanted)
-            rows = wanted[(start - first_wanted) * n_rows : max(0, last - first_wanted) * n_rows]
-            first_row = (start - first) * n_rows
-            first_block: int | None = start - first_wanted
-            if not len(rows):
-                rows = np.array([[self._unwanted_memory.address, self._caches.row_nbytes[0]]], np.int64)
-                first_row, first_block = 0, None
-            grant = self._get(load, rank, name, rows, first_row)
-            load.asks.append(_Ask(rank, name, rows, first_row, first_block, grant))
+        wanted = {blocks.group: blocks for blocks in pull.blocks}
+        for number, (group, caches) in enumerate(zip(self._groups, self._caches.groups, strict=True)):
+            if caches is None:
+                continue
+            offered, n_rows = group.needed(handoff.n_tokens), caches.n_rows
+            for name, first, last in offers(handoff.name, number, len(offered), n_rows):
+                block_ids, first_block = _among(wanted.get(number), offered[first:last])
+                rows, first_row = caches.rows(block_ids), first_block * n_rows
+                if not block_ids:
+                    rows = np.array([[self._unwanted_memory.address, caches.row_nbytes[0]]], np.int64)
+                    first_row = 0
+                grant = self._get(load, rank, name, rows, first_row)
+                load.asks.append(_Ask(rank, name, rows, first_row, block_ids, grant))
 
     def _ask_again(self, load: _Load) -> str:
         """Ask once more for what was lost with the way to its node, if the node itself is there."""
@@ -260,16 +288,24 @@ class Loads:
         )
 
     def _fetch(self, load: _Load, fetch: Fetch) -> str:
-        keys = [self._part.key(block_hash) for block_hash in fetch.hashes]
-        left = max(0.001, load.deadline - time.monotonic())
-        pieces = self._caches.pieces(fetch.block_ids)
-        found = self._node.fetch(keys, pieces, timeout=left, stream=load.stream)
-        load.proven.update(np.asarray(fetch.block_ids)[found == Outcome.HIT].tolist())
-        return "" if found.all() else "pages were evicted, or their owners are gone"
+        is_whole = True
+        for pages in fetch.pages:
+            caches = self._caches.groups[pages.group]
+            if caches is None:
+                continue
+            keys = [self._parts[pages.group].key(block_hash) for block_hash in pages.hashes]
+            left = max(0.001, load.deadline - time.monotonic())
+            found = self._node.fetch(keys, caches.pieces(pages.ids), timeout=left, stream=load.stream)
+            load.proven.update(np.asarray(pages.ids)[found == Outcome.HIT].tolist())
+            is_whole = is_whole and bool(found.all())
+        return "" if is_whole else "pages were evicted, or their owners are gone"
 
-    def take_done(self) -> tuple[set[str], set[int]]:
-        """Return the requests whose loads have ended since the last time, and their blocks that are not right."""
-        done, failed = set[str](), set[int]()
+    def take_done(self) -> dict[str, set[int] | None]:
+        """Return the requests whose loads have ended since the last time.
+
+        With each the blocks that are not right, or None if the load is right.
+        """
+        done: dict[str, set[int] | None] = {}
         running = []
         for load, started in self._loads:
             # an error here is no reason to have a request wait for good
@@ -278,11 +314,10 @@ class Loads:
                 running.append((load, awaited))
                 continue
             self._boundary.call("settle", partial(self._settle, load), miss=None)
-            if load.block_ids:
-                done.add(load.request_id)
-                failed |= load.failed
+            if load.is_awaited:
+                done[load.request_id] = load.failed
         self._loads = running
-        return done, failed
+        return done
 
     def _awaited_by(self, load: _Load, started: Future[None]) -> Future[None] | None:
         """Return what a load still waits for, which may be another try; None if it has ended."""
@@ -302,30 +337,29 @@ class Loads:
         return has_time and any(ask.is_lost for ask in load.asks)
 
     def _settle(self, load: _Load) -> None:
-        n_rows = self._caches.n_rows
         for ask in load.asks:
-            if ask.first_block is None:
+            if not ask.block_ids:
                 continue
-            statuses = ask.grant.revoke().reshape(-1, n_rows)
+            statuses = ask.grant.revoke().reshape(len(ask.block_ids), -1)
             is_right = (statuses == RowStatus.OK).all(axis=1)
-            block_ids = np.asarray(load.block_ids[ask.first_block : ask.first_block + len(statuses)])
-            load.proven.update(block_ids[is_right].tolist())
+            load.proven.update(np.asarray(ask.block_ids)[is_right].tolist())
+            load.nbytes += int(ask.rows[:, 1].reshape(statuses.shape)[is_right].sum())
             if not is_right.all():
                 worst = RowStatus(int(statuses[statuses != RowStatus.OK][0]))
                 load.why = load.why or worst.name.lower().replace("_", " ")
-        if load.block_ids:
+        if load.is_awaited:
             self._count(load, time.monotonic() - load.began)
 
     def _count(self, load: _Load, seconds: float) -> None:
-        n_failed = len(load.failed)
+        n_failed = len(load.failed or ())
         n_loaded = len(load.block_ids) - n_failed
         if not load.is_handoff:
             self._tally.count("prefix_blocks_loaded", n_loaded)
             self._tally.count("prefix_blocks_missed", n_failed)
             return
         self._tally.count("handoff_blocks", n_loaded)
-        self._tally.count("handoff_bytes", n_loaded * self._caches.block_nbytes)
-        if not n_failed:
+        self._tally.count("handoff_bytes", load.nbytes)
+        if load.failed is None:
             self._tally.count("handoffs_loaded")
             self._tally.took(seconds)
             return

@@ -6,7 +6,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from p2pkv.integrations.vllm_connector.handoff import Handoff
-from p2pkv.integrations.vllm_connector.installed import ConnectorMetadata, HandshakeMetadata
+from p2pkv.integrations.vllm_connector.installed import (
+    ConnectorMetadata,
+    HandshakeMetadata,
+    WorkerMetadata,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Blocks of a request that follow each other, of one group of layers."""
+
+    group: int
+    first: int
+    """Number of the first one in the request."""
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Blocks of one group of layers as pages of the page cache."""
+
+    group: int
+    hashes: list[bytes]
+    ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +41,10 @@ class Pull:
     """None if what came with the request can't be read."""
     refusal: str
     """Why the hand-off must not be followed, if so: the load fails. Prefill may still be told that nobody will load."""
-    first_block: int
-    """Number of the first block to load among those offered; the ones before it are here already."""
-    block_ids: list[int]
-    """Where they go. None at all: the blocks are not needed, and prefill is only told that it may free them."""
+    blocks: tuple[Blocks, ...]
+    """Where they go."""
+    is_awaited: bool
+    """Whether the request waits for the load's end. If not, prefill is only told that it may free the blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +52,25 @@ class Fetch:
     """Load a request's blocks from the page cache."""
 
     request_id: str
-    hashes: list[bytes]
-    block_ids: list[int]
+    pages: tuple[Pages, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Put a request's blocks, just computed, into the page cache."""
+    """Put blocks, just computed, into the page cache."""
 
-    request_id: str
-    hashes: list[bytes]
-    block_ids: list[int]
+    hold: int
+    """To be reported done when nobody reads the blocks any more (:class:`StepReport`)."""
+    pages: tuple[Pages, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A request has finished and its blocks are kept until this is reported done."""
+    """A request has finished and its blocks are offered to decode, and kept until this is reported done."""
 
     request_id: str
-    name: str | None
-    """Under which its blocks are offered to decode; None if nobody is to load them."""
-    block_ids: list[int]
+    name: str
+    blocks: tuple[Blocks, ...]
 
 
 @dataclass(slots=True)
@@ -60,12 +81,22 @@ class StepMetadata(ConnectorMetadata):
     fetches: list[Fetch] = field(default_factory=list)
     publishes: list[Publish] = field(default_factory=list)
     leaves: list[Leave] = field(default_factory=list)
-    preempted: list[str] = field(default_factory=list)
-    """Requests whose blocks are about to be given to others."""
     revoked: list[str] = field(default_factory=list)
     """Requests that have ended while they may still be loading: vLLM has their blocks back when the loads end."""
     is_cleared: bool = False
     """All that was published is to be taken back."""
+
+
+@dataclass(slots=True)
+class StepReport(WorkerMetadata):
+    """What a worker, or several, have for the scheduler's half in one step."""
+
+    done: list[int] = field(default_factory=list)
+    """Holds whose blocks a worker does not read any more; each once a worker."""
+
+    def aggregate(self, other: StepReport) -> StepReport:
+        """Return what both tell."""
+        return StepReport(self.done + other.done)
 
 
 @dataclass(slots=True)
@@ -75,5 +106,11 @@ class RankDescription(HandshakeMetadata):
     node_id: str
     boot_epoch: int
     fingerprint: Mapping[str, str]
-    layout: str
+    layouts: tuple[str, ...]
+    """How its caches lie, by group."""
     namespace: str
+
+    @property
+    def layout(self) -> str:
+        """How all of them lie."""
+        return " | ".join(self.layouts)

@@ -1,14 +1,14 @@
 """Publishing blocks behind the model's back: a thread copies them into the pool while the next step runs.
 
-Until it has, the blocks must not be given to others: their request keeps them when it finishes
-(:meth:`Publishing.is_idle`), and one that is preempted gives them up only after :meth:`Publishing.drop`.
+Until it has, the blocks are not given to others: the scheduler holds them until it hears that they are done
+(``holds.py``).
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Sequence
 
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_connector.caches import KVCaches
@@ -26,43 +26,47 @@ _QUEUE_SHARE = 8
 class Publishing:
     """One thread, started and ended by its owner. Thread-safe."""
 
-    def __init__(self, node: Node, caches: KVCaches, part: Part, boundary: Boundary, tally: Tally) -> None:
-        """Start the thread."""
-        self._node, self._caches, self._part = node, caches, part
+    def __init__(
+        self, node: Node, caches: KVCaches, parts: Sequence[Part], boundary: Boundary, tally: Tally
+    ) -> None:
+        """Start the thread. ``parts``: the rank's, by group."""
+        self._node, self._caches, self._parts = node, caches, parts
         self._boundary, self._tally = boundary, tally
         self._changed = threading.Condition()  # guards what follows
         self._queue: deque[Publish] = deque()
         self._n_queued = 0  # blocks
         self._stream: int | None = None
-        self._under_way: list[Publish] = []
+        self._done: list[int] = []  # holds to report
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="p2pkv-vllm-publish", daemon=True)
         self._thread.start()
 
     def add(self, publish: Publish, stream: int | None) -> None:
-        """Queue blocks, unless too many wait already; what is queued on ``stream`` now is waited for."""
+        """Queue blocks, unless too many wait already; what is queued on ``stream`` now is waited for.
+
+        Its hold is done when they are copied, or at once.
+        """
+        n_blocks = _n_blocks(publish)
         with self._changed:
-            n_blocks = len(publish.block_ids)
             if not self._is_closed and self._n_queued + n_blocks <= self._caches.n_blocks // _QUEUE_SHARE:
                 self._queue.append(publish)
                 self._n_queued += n_blocks
                 self._stream = stream  # the worker's; it stays the same
                 self._changed.notify_all()
                 return
-        self._tally.count("prefix_blocks_unpublished", n_blocks)
+        self.skip(publish)
 
-    def is_idle(self, request_id: str) -> bool:
-        """Whether nothing of a request is left to publish: its blocks may be given to others."""
+    def skip(self, publish: Publish) -> None:
+        """Take blocks for done without publishing them."""
         with self._changed:
-            return not any(p.request_id == request_id for p in (*self._under_way, *self._queue))
+            self._done.append(publish.hold)
+        self._tally.count("prefix_blocks_unpublished", _n_blocks(publish))
 
-    def drop(self, request_ids: Collection[str]) -> None:
-        """Give up what requests have queued; blocks while something of theirs is being copied, a deadline at most."""
+    def take_done(self) -> list[int]:
+        """Return the holds whose blocks nobody here reads any more, each once."""
         with self._changed:
-            kept = deque(p for p in self._queue if p.request_id not in request_ids)
-            self._n_queued -= sum(len(p.block_ids) for p in self._queue if p.request_id in request_ids)
-            self._queue = kept
-            self._changed.wait_for(lambda: not any(p.request_id in request_ids for p in self._under_way))
+            done, self._done = self._done, []
+        return done
 
     def close(self) -> None:
         """End the thread; close the node before, so that nothing is waited for. Idempotent."""
@@ -75,30 +79,42 @@ class Publishing:
     def _run(self) -> None:
         while batch := self._take():
             # of two requests with one prefix both may have computed it
-            pages = {
-                h: b for publish in batch for h, b in zip(publish.hashes, publish.block_ids, strict=True)
+            blocks = {
+                (pages.group, h): block_id
+                for publish in batch
+                for pages in publish.pages
+                for h, block_id in zip(pages.hashes, pages.ids, strict=True)
             }
-            n_published = self._boundary.call("publish", lambda pages=pages: self._publish(pages), miss=0)  # type: ignore[misc]
+            n_published = self._boundary.call("publish", lambda blocks=blocks: self._publish(blocks), miss=0)  # type: ignore[misc]
             self._tally.count("prefix_blocks_published", n_published)
-            self._tally.count("prefix_blocks_unpublished", len(pages) - n_published)
+            self._tally.count("prefix_blocks_unpublished", len(blocks) - n_published)
             with self._changed:
-                self._under_way = []
-                self._changed.notify_all()
+                self._done += [publish.hold for publish in batch]
 
     def _take(self) -> list[Publish]:
         """Return what to publish next; nothing at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closed)
+            batch: list[Publish] = []
             n_blocks = 0
             while self._queue and n_blocks < _BATCH_BLOCKS:
-                self._under_way.append(self._queue.popleft())
-                n_blocks += len(self._under_way[-1].block_ids)
+                batch.append(self._queue.popleft())
+                n_blocks += _n_blocks(batch[-1])
             self._n_queued -= n_blocks
-            return list(self._under_way)
+            return batch
 
-    def _publish(self, pages: dict[bytes, int]) -> int:
-        keys = [self._part.key(block_hash) for block_hash in pages]
-        pieces = self._caches.pieces(list(pages.values()))
+    def _publish(self, blocks: dict[tuple[int, bytes], int]) -> int:
         with self._changed:
             stream = self._stream
-        return int(self._node.publish(keys, pieces, stream=stream).sum())
+        n_published = 0
+        for number, caches in enumerate(self._caches.groups):
+            of_group = [(h, block_id) for (group, h), block_id in blocks.items() if group == number]
+            if caches is not None and of_group:
+                keys = [self._parts[number].key(h) for h, _ in of_group]
+                pieces = caches.pieces([block_id for _, block_id in of_group])
+                n_published += int(self._node.publish(keys, pieces, stream=stream).sum())
+        return n_published
+
+
+def _n_blocks(publish: Publish) -> int:
+    return sum(len(pages.ids) for pages in publish.pages)

@@ -14,10 +14,15 @@ from typing import Any, Protocol
 from p2pkv.config import Config
 from p2pkv.errors import UsageError
 from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.vllm_connector.groups import NO_BLOCK
 from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank, draw_name, prompt_digest
+from p2pkv.integrations.vllm_connector.holds import Holds
+from p2pkv.integrations.vllm_connector.last_token import leave_last_token
 from p2pkv.integrations.vllm_connector.messages import (
+    Blocks,
     Fetch,
     Leave,
+    Pages,
     Publish,
     Pull,
     RankDescription,
@@ -33,6 +38,9 @@ _log = logging.getLogger(__name__)
 _HANDED_OFF = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"})
 """How a prefill request ends whose KV somebody waits for; in every other case nobody does."""
 _ABORTED = "FINISHED_ABORTED"
+
+Tables = Sequence[Sequence[int]]
+"""The blocks of a request, by group."""
 
 
 class Request(Protocol):
@@ -53,8 +61,7 @@ class Request(Protocol):
 class SchedulerSide:
     """Used by the scheduler's thread alone.
 
-    A request's KV is loaded once at most, when it is first scheduled, and its blocks are published only after that. So
-    vLLM never waits for a load and for a release of one request at the same time, which it takes for a bug of its own.
+    A request's KV is loaded once at most, when it is first scheduled.
     """
 
     def __init__(
@@ -72,12 +79,12 @@ class SchedulerSide:
         self._next = StepMetadata()
         self._requests: dict[str, Request] = {}
         self._handoffs: dict[str, Pull] = {}  # what a request's parameters say; blocks are not known yet
-        self._n_local: dict[
-            str, int
-        ] = {}  # tokens a request has here, when vLLM last asked what else there is
+        # tokens a request has here, when vLLM last asked what else there is
+        self._n_local: dict[str, int] = {}
         self._loaded: set[str] = set()
-        self._n_known: dict[str, int] = {}  # blocks of a request that need not be published any more
-        self._published: set[str] = set()
+        self._n_known: dict[str, int] = {}  # tokens of a request that need not be published any more
+        self._shortened: set[str] = set()  # prefill requests without their last token
+        self.holds = Holds(instance.world_size)
 
     def connect(self, ranks: Sequence[RankDescription]) -> None:
         """Take what the workers say of themselves, in the order of their ranks; called once, before any request.
@@ -88,8 +95,14 @@ class SchedulerSide:
         if self._instance.reads_prefixes:
             node = self._start_node(self._instance.scheduler_config(self._ranks[0].namespace))
             boundary = Boundary("vLLM's scheduler", node.metrics)
-            parts = [Part(number, rank.layout) for number, rank in enumerate(self._ranks)]
-            self._lookups = PrefixLookups(node, boundary, parts)
+            parts = [
+                # a stage of a pipeline may have no layer of some group
+                [Part(number, g, r.layouts[g]) for number, r in enumerate(self._ranks) if r.layouts[g]]
+                for g in range(len(self._instance.groups.each))
+            ]
+            self._lookups = PrefixLookups(
+                node, boundary, self._instance.groups, self._instance.hash_size, parts
+            )
 
     def close(self) -> None:
         """Leave the cluster. Idempotent."""
@@ -102,8 +115,18 @@ class SchedulerSide:
         """Take note of a new request."""
         self._requests[request.request_id] = request
         params = request.kv_transfer_params
-        if params and params.get("do_remote_prefill") and self._instance.is_consumer:
-            self._handoffs[request.request_id] = _read_handoff(request, params)
+        if not params:
+            return
+        if params.get("do_remote_prefill") and self._instance.is_consumer:
+            self._handoffs[request.request_id] = self._read_handoff(request, params)
+        if params.get("do_remote_decode") and self._instance.is_producer:
+            self._shorten(request)
+
+    def _shorten(self, request: Request) -> None:
+        if self._instance.groups.keeps_all or request.request_id in self._shortened:
+            return
+        if leave_last_token(request, self._instance.hash_size):
+            self._shortened.add(request.request_id)
 
     def n_external(self, request: Request, n_local: int) -> int | None:
         """Return how many tokens after the first ``n_local`` can be loaded; None: not known yet, ask again."""
@@ -116,97 +139,130 @@ class SchedulerSide:
             return max(0, self._n_offered(request, offered) - n_local)
         if self._lookups is None:
             return 0
-        block_size = self._instance.block_size
         # not the whole prompt: the last token is computed in any case, and its block with it
-        hashes = request.block_hashes[: (request.num_tokens - 1) // block_size]
-        n_blocks = self._lookups.n_found(request_id, hashes, n_local // block_size, self._weights.name)
-        return None if n_blocks is None else n_blocks * block_size
+        limit = min(request.num_tokens - 1, len(request.block_hashes) * self._instance.hash_size)
+        return self._lookups.n_found(request_id, request.block_hashes, n_local, limit, self._weights.name)
 
     def _n_offered(self, request: Request, offered: Pull) -> int:
-        handoff, block_size = offered.handoff, self._instance.block_size
+        handoff, groups = offered.handoff, self._instance.groups
         if handoff is None or offered.refusal or handoff.n_tokens == request.num_prompt_tokens:
             return request.num_prompt_tokens
-        return handoff.n_tokens // block_size * block_size
+        if not groups.keeps_all:
+            return handoff.n_tokens
+        return handoff.n_tokens // groups.alignment * groups.alignment
 
-    def allocated(self, request: Request, block_ids: Sequence[int], n_external: int) -> bool:
+    def allocated(self, request: Request, tables: Tables, n_external: int) -> bool:
         """Have the blocks loaded that vLLM has made room for. vLLM calls again when they are there."""
         request_id = request.request_id
         if request_id in self._loaded:
             return True
-        n_local, block_size = self._n_local.get(request_id, 0), self._instance.block_size
-        first, last = n_local // block_size, -(-(n_local + n_external) // block_size)
         offered = self._handoffs.pop(request_id, None)
         if offered is not None:
-            wanted = list(block_ids[first:last]) if n_external else []
-            self._pull(offered, first, wanted)
+            self._pull(offered, self._wanted(request_id, tables, n_external), is_awaited=n_external > 0)
         elif n_external:
-            hashes = named(self._weights.name, request.block_hashes[first:last])
-            self._next.fetches.append(Fetch(request_id, hashes, list(block_ids[first:last])))
+            wanted = self._wanted(request_id, tables, n_external)
+            self._next.fetches.append(Fetch(request_id, self._pages(request, wanted)))
         self._loaded.add(request_id)
         if self._lookups is not None:
             self._lookups.forget(request_id)
         return True
 
-    def fail(self, request: Request, block_ids: Sequence[int], n_external: int, why: str) -> None:
+    def _wanted(self, request_id: str, tables: Tables, n_external: int) -> tuple[Blocks, ...]:
+        """Return the blocks that are to hold what ``n_external`` tokens after those that are here leave to the rest."""
+        if not n_external:
+            return ()
+        n_local = self._n_local.get(request_id, 0)
+        missing = [group.missing(n_local, n_local + n_external) for group in self._instance.groups.each]
+        wanted = tuple(
+            Blocks(g, numbers.start, list(tables[g][numbers.start : numbers.stop]))
+            for g, numbers in enumerate(missing)
+            if numbers
+        )
+        if any(NO_BLOCK in blocks.ids for blocks in wanted):
+            raise UsageError("vLLM has not made room for all blocks that the request needs")
+        return wanted
+
+    def _pages(self, request: Request, blocks: Sequence[Blocks]) -> tuple[Pages, ...]:
+        """Return blocks with their names in the page cache."""
+        groups, hash_size = self._instance.groups.each, self._instance.hash_size
+        pages = []
+        for of_group in blocks:
+            numbers = range(of_group.first, of_group.first + len(of_group.ids))
+            hashes = groups[of_group.group].hashes(request.block_hashes, hash_size, numbers)
+            pages.append(Pages(of_group.group, named(self._weights.name, hashes), of_group.ids))
+        return tuple(pages)
+
+    def fail(self, request: Request, tables: Tables, n_external: int, why: str) -> None:
         """Have the load fail for which vLLM has made room: it waits for its end, whatever became of the rest."""
         request_id = request.request_id
         if request_id in self._loaded or not n_external:
             return
         self._loaded.add(request_id)
-        n_local, block_size = self._n_local.get(request_id, 0), self._instance.block_size
-        wanted = list(block_ids[n_local // block_size : -(-(n_local + n_external) // block_size)])
-        self._next.pulls.append(Pull(request_id, None, why, 0, wanted))
+        # of one full group vLLM asks which blocks failed, of several only which request
+        n_local = self._n_local.get(request_id, 0)
+        missing = self._instance.groups.each[0].missing(n_local, n_local + n_external)
+        wanted = (Blocks(0, missing.start, list(tables[0][missing.start : missing.stop])),)
+        self._next.pulls.append(Pull(request_id, None, why, wanted, is_awaited=True))
 
-    def _pull(self, offered: Pull, first_block: int, block_ids: list[int]) -> None:
-        if (
-            offered.handoff is not None or block_ids
-        ):  # else there is neither a load to fail nor anybody to tell
-            self._next.pulls.append(
-                Pull(offered.request_id, offered.handoff, offered.refusal, first_block, block_ids)
-            )
+    def _pull(self, offered: Pull, blocks: tuple[Blocks, ...], *, is_awaited: bool) -> None:
+        # else there is neither a load to fail nor anybody to tell
+        if offered.handoff is not None or is_awaited:
+            pull = Pull(offered.request_id, offered.handoff, offered.refusal, blocks, is_awaited)
+            self._next.pulls.append(pull)
+
+    def _read_handoff(self, request: Request, params: Mapping[str, Any]) -> Pull:
+        """Return what ``params`` ask to be loaded. What can't be followed fails as a load: vLLM's policy decides."""
+        refusal, handoff = "", None
+        try:
+            handoff = Handoff.from_params(params)
+            tokens = request.prompt_token_ids or ()
+            most = len(tokens) if self._instance.groups.keeps_all else len(tokens) - 1
+            if most < handoff.n_tokens:
+                raise UsageError(f"{handoff.n_tokens} tokens are handed off, the prompt has {len(tokens)}")
+            if prompt_digest(tokens[: handoff.n_tokens], _beside_tokens(request)) != handoff.prompt:
+                raise UsageError("another prompt is handed off than the request has")
+        except UsageError as error:
+            refusal = str(error)
+        return Pull(request.request_id, handoff, refusal, (), is_awaited=False)
 
     # --- each step
 
     def step(self, preempted: Sequence[str]) -> StepMetadata:
         """Return what the workers are to do in this step, but for :meth:`publish`."""
         metadata, self._next = self._next, StepMetadata()
-        metadata.preempted = list(preempted)
         for request_id in preempted:
             self._n_known.pop(request_id, None)
         return metadata
 
     def publish(
-        self,
-        metadata: StepMetadata,
-        n_scheduled: Mapping[str, int],
-        block_ids: Callable[[str], Sequence[int]],
+        self, metadata: StepMetadata, n_scheduled: Mapping[str, int], tables: Callable[[str], Tables]
     ) -> None:
         """Have the blocks published that this step fills, in which ``n_scheduled`` tokens of each request run."""
         if self._instance.writes_prefixes:
             for request_id, n_tokens in n_scheduled.items():
                 request = self._requests.get(request_id)
                 if request is not None:
-                    self._publish(metadata, request, n_tokens, block_ids)
+                    self._publish(metadata, request, n_tokens, tables)
 
     def _publish(
-        self,
-        metadata: StepMetadata,
-        request: Request,
-        n_scheduled: int,
-        block_ids: Callable[[str], Sequence[int]],
+        self, metadata: StepMetadata, request: Request, n_scheduled: int, tables: Callable[[str], Tables]
     ) -> None:
         """Blocks that were here before this request are known to others already."""
-        block_size, request_id = self._instance.block_size, request.request_id
-        first = self._n_known.setdefault(request_id, request.num_computed_tokens // block_size)
+        request_id = request.request_id
+        first = self._n_known.setdefault(request_id, request.num_computed_tokens)
         last = min(
-            (request.num_computed_tokens + n_scheduled) // block_size,
-            len(request.block_hashes),  # tokens that are only guessed have no hash
+            request.num_computed_tokens + n_scheduled,
+            len(request.block_hashes) * self._instance.hash_size,  # tokens that are only guessed have no hash
         )
-        if last > first:
-            hashes = named(self._weights.name, request.block_hashes[first:last])
-            metadata.publishes.append(Publish(request_id, hashes, list(block_ids(request_id)[first:last])))
-            self._n_known[request_id] = last
-            self._published.add(request_id)
+        numbers = [range(first // g.block_size, last // g.block_size) for g in self._instance.groups.each]
+        if not any(numbers):
+            return
+        by_group = tables(request_id)
+        blocks = [Blocks(g, n.start, list(by_group[g][n.start : n.stop])) for g, n in enumerate(numbers) if n]
+        pages = tuple(_without_holes(each) for each in self._pages(request, blocks))
+        hold = self.holds.take([block_id for each in pages for block_id in each.ids])
+        metadata.publishes.append(Publish(hold, pages))
+        self._n_known[request_id] = last
 
     def clear(self) -> None:
         """Forget what was published: the weights have changed.
@@ -220,12 +276,13 @@ class SchedulerSide:
     @property
     def has_news(self) -> bool:
         """Whether the workers must hear of something, even if nothing is to run."""
-        return self._next.is_cleared or bool(self._next.revoked)
+        # of the end of a hold the scheduler hears in a step only; until then the block can't be had by anybody
+        return self._next.is_cleared or bool(self._next.revoked) or len(self.holds) > 0
 
     # --- when a request has finished
 
     def finished(
-        self, request: Request, block_ids: Sequence[int], handoff: Handoff | None
+        self, request: Request, tables: Tables, handoff: Handoff | None
     ) -> tuple[bool, dict[str, Any] | None]:
         """Return whether its blocks must be kept until the workers release them, and what the response is to say."""
         request_id = request.request_id
@@ -234,35 +291,25 @@ class SchedulerSide:
         if request_id in self._loaded and request.status.name == _ABORTED:
             self._next.revoked.append(request_id)
         self._loaded.discard(request_id)
+        self._shortened.discard(request_id)
         if self._lookups is not None:
             self._lookups.forget(request_id)
         never_loaded = self._handoffs.pop(request_id, None)
         # it ended before it was scheduled, while prefill keeps blocks for it; after a request that fails vLLM sends
         # one of these, of another prompt, for this very purpose
         if never_loaded is not None:
-            self._pull(never_loaded, 0, [])
+            self._pull(never_loaded, (), is_awaited=False)
         self._n_known.pop(request_id, None)
-        was_published = request_id in self._published
-        params = None if handoff is None else handoff.to_params()  # the last thing that may raise
-        self._published.discard(request_id)
-        if handoff is not None:
-            n_blocks = -(-handoff.n_tokens // self._instance.block_size)
-            self._next.leaves.append(Leave(request_id, handoff.name, list(block_ids[:n_blocks])))
-            return True, params
-        if was_published:
-            self._next.leaves.append(Leave(request_id, None, []))
-        return was_published, None
-
-    def kept(self, request: Request) -> tuple[bool, None]:
-        """Have the workers say when a request's blocks are free, of which nothing else is known any more.
-
-        One that was never published has nobody who reads them; it may be loading, and vLLM waits for one end only.
-        """
-        if request.request_id not in self._published:
+        if handoff is None:
             return False, None
-        self._published.discard(request.request_id)
-        self._next.leaves.append(Leave(request.request_id, None, []))
-        return True, None
+        needed = [group.needed(handoff.n_tokens) for group in self._instance.groups.each]
+        blocks = tuple(Blocks(g, n.start, list(tables[g][n.start : n.stop])) for g, n in enumerate(needed))
+        if any(NO_BLOCK in each.ids for each in blocks):
+            _log.warning("request %s is not handed off: vLLM has let blocks go that decode needs", request_id)
+            return False, None
+        params = handoff.to_params()  # the last thing that may raise
+        self._next.leaves.append(Leave(request_id, handoff.name, blocks))
+        return True, params
 
     def handoff(self, request: Request) -> Handoff | None:
         """Return what decode is to be told of a request that has finished, if it is to be handed off."""
@@ -275,6 +322,8 @@ class SchedulerSide:
         if not tokens:
             _log.warning("a prompt of embeddings can't be handed off; decode will compute it")
             return None
+        if not self._instance.groups.keeps_all and request.request_id not in self._shortened:
+            return None
         return Handoff(
             name=draw_name(request.request_id),
             ranks=tuple(Rank(rank.node_id, rank.boot_epoch, rank.layout) for rank in self._ranks),
@@ -284,19 +333,10 @@ class SchedulerSide:
         )
 
 
-def _read_handoff(request: Request, params: Mapping[str, Any]) -> Pull:
-    """Return what ``params`` ask to be loaded. What can't be followed is a load that fails: vLLM's policy decides."""
-    refusal, handoff = "", None
-    try:
-        handoff = Handoff.from_params(params)
-        tokens = request.prompt_token_ids or ()
-        if len(tokens) < handoff.n_tokens:
-            raise UsageError(f"{handoff.n_tokens} tokens are handed off, the prompt has {len(tokens)}")
-        if prompt_digest(tokens[: handoff.n_tokens], _beside_tokens(request)) != handoff.prompt:
-            raise UsageError("another prompt is handed off than the request has")
-    except UsageError as error:
-        refusal = str(error)
-    return Pull(request.request_id, handoff, refusal, 0, [])
+def _without_holes(pages: Pages) -> Pages:
+    """Return pages without those whose blocks were let go before they were full."""
+    kept = [i for i, block_id in enumerate(pages.ids) if block_id != NO_BLOCK]
+    return Pages(pages.group, [pages.hashes[i] for i in kept], [pages.ids[i] for i in kept])
 
 
 def _beside_tokens(request: Request) -> list[str]:

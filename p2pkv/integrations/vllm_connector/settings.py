@@ -22,6 +22,7 @@ from p2pkv.instances.heartbeat import Instance as Announced
 from p2pkv.instances.heartbeat import Mode, Role
 from p2pkv.integrations.identity import config_digest
 from p2pkv.integrations.vllm_connector import installed
+from p2pkv.integrations.vllm_connector.groups import Groups, Kind, read_groups
 
 _log = logging.getLogger(__name__)
 
@@ -30,10 +31,6 @@ OWN_KEYS = frozenset({"load_deadline", "share_prefixes"})
 
 _STRONG_HASHES = ("sha256", "sha256_cbor")
 """Of vLLM's block hashes. The others can be made to collide, and then a page would hold another prompt's bytes."""
-
-
-_FORGETFUL = {"SlidingWindowSpec", "ChunkedLocalAttentionSpec", "MambaSpec", "RSWASpec"}
-"""vLLM's kinds of layers that free blocks of a request while it runs, or write over them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +67,9 @@ class Instance:
     writes_prefixes: bool
     load_deadline: float
     """Seconds from the start of a load until what is not there has failed."""
-    block_size: int
-    """Tokens of a block."""
+    groups: Groups
+    hash_size: int
+    """Tokens that a request's hash covers more than the one before it."""
     world_size: int
     tp_size: int
     first_index: int
@@ -90,16 +88,12 @@ class Instance:
                 raise ConfigError(
                     f"{name} is {getattr(parallel, name)}; p2pkv knows whole blocks only, set it to 1"
                 )
-        groups = kv_cache_config.kv_cache_groups
-        if len(groups) != 1:
-            raise ConfigError(
-                f"the model has {len(groups)} KV cache groups and p2pkv serves models with one; hybrid models "
-                "(states, mixed windows) can't be served"
-            )
-        _check_keeps_all(groups[0].kv_cache_spec)
+        groups = read_groups(kv_cache_config)
         given = transfer.kv_connector_extra_config or {}
         config = Config.load(given, host_keys=OWN_KEYS)
-        wants_prefixes = _flag(given, "share_prefixes") and _can_share_prefixes(vllm_config, kv_cache_config)
+        wants_prefixes = _flag(given, "share_prefixes") and _can_share_prefixes(
+            vllm_config, groups, _hash_size(kv_cache_config, groups)
+        )
         recomputes = transfer.kv_load_failure_policy == "recompute"
         if wants_prefixes and transfer.is_kv_consumer and not recomputes:
             _log.warning(
@@ -107,7 +101,7 @@ class Instance:
                 "request; set kv_load_failure_policy to 'recompute' to have them"
             )
         world_size = parallel.world_size
-        identity = _identity(vllm_config, groups[0].kv_cache_spec)
+        identity = _identity(vllm_config, kv_cache_config, groups)
         return cls(
             config=config,
             is_producer=transfer.is_kv_producer,
@@ -115,7 +109,8 @@ class Instance:
             reads_prefixes=wants_prefixes and transfer.is_kv_consumer and recomputes,
             writes_prefixes=wants_prefixes and transfer.is_kv_producer,
             load_deadline=_seconds(given, "load_deadline", 10.0),
-            block_size=groups[0].kv_cache_spec.block_size,
+            groups=groups,
+            hash_size=_hash_size(kv_cache_config, groups),
             world_size=world_size,
             tp_size=parallel.tensor_parallel_size,
             first_index=parallel.data_parallel_index * (world_size + 1),
@@ -150,22 +145,6 @@ class Instance:
         return _numbered(config, self.first_index + self.world_size, namespace)
 
 
-def _check_keeps_all(spec: Any) -> None:
-    """Refuse layers of which vLLM does not keep a prompt's blocks to its end.
-
-    vLLM computes a prompt's last token again that was loaded whole, and goes on from the first block that did not
-    come: by then a state has moved on, and of a window the first tokens are freed.
-    """
-    specs = [spec, *getattr(spec, "kv_cache_specs", {}).values()]
-    kinds = {kind.__name__ for each in specs for kind in type(each).__mro__}
-    forgetful = sorted(kinds & _FORGETFUL)
-    if forgetful:
-        raise ConfigError(
-            f"all layers of the model are of {forgetful[0]}, of which vLLM does not keep all blocks of a prompt; "
-            "p2pkv can't hand them off, serve the model without it"
-        )
-
-
 def _numbered(config: Config, index: int, namespace: str) -> Config:
     """Make the settings of process ``index``: all but the first add it to their id, their ports and their folder."""
     changes: dict[str, Any] = {"namespace": namespace}
@@ -183,7 +162,8 @@ def _numbered(config: Config, index: int, namespace: str) -> Config:
     return dataclasses.replace(config, **changes)
 
 
-def _identity(vllm_config: Any, spec: Any) -> dict[str, str]:
+def _identity(vllm_config: Any, kv_cache_config: Any, groups: Groups) -> dict[str, str]:
+    specs = [type(group.kv_cache_spec).__name__ for group in kv_cache_config.kv_cache_groups]
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     name = model.served_model_name
     return {
@@ -195,8 +175,8 @@ def _identity(vllm_config: Any, spec: Any) -> dict[str, str]:
         "dtype": str(model.dtype),
         "cache_dtype": str(cache.cache_dtype),
         "quantization": str(model.quantization),
-        "block_size": str(spec.block_size),
-        "attention": type(spec).__name__,
+        "groups": str(groups),
+        "attention": ", ".join(specs),
         "tp_size": str(parallel.tensor_parallel_size),
         "pp_size": str(parallel.pipeline_parallel_size),
     }
@@ -216,16 +196,20 @@ def _announced(config: Config, transfer: Any, parallel: Any, model: str) -> Anno
     return described(config, Announced(url="", role=role, mode=Mode.VLLM, model=model))
 
 
-def _can_share_prefixes(vllm_config: Any, kv_cache_config: Any) -> bool:
-    cache = vllm_config.cache_config
-    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+def _hash_size(kv_cache_config: Any, groups: Groups) -> int:
+    return int(kv_cache_config.hash_block_size or groups.each[0].block_size)
+
+
+def _can_share_prefixes(vllm_config: Any, groups: Groups, hash_size: int) -> bool:
+    algorithm = vllm_config.cache_config.prefix_caching_hash_algo
+    sizes = sorted({group.block_size for group in groups.each})
     why = None
-    if cache.prefix_caching_hash_algo not in _STRONG_HASHES:
-        why = f"prefix_caching_hash_algo is {cache.prefix_caching_hash_algo!r}, which does not exclude collisions"
-    elif kv_cache_config.hash_block_size not in (None, spec.block_size):
-        why = f"blocks of {spec.block_size} tokens are hashed by {kv_cache_config.hash_block_size}"
-    elif getattr(spec, "sliding_window", None):
-        why = "blocks outside of the model's sliding window are freed while their request runs"
+    if algorithm not in _STRONG_HASHES:
+        why = f"prefix_caching_hash_algo is {algorithm!r}, which does not exclude collisions"
+    elif any(group.kind is Kind.STATE for group in groups.each):
+        why = "of layers with a state only the state after the whole prompt is kept"
+    elif any(size % hash_size for size in sizes):
+        why = f"blocks of {sizes} tokens are hashed by {hash_size}"
     if why is not None:
         _log.warning("prefixes are not shared with other instances: %s", why)
     return why is None

@@ -27,6 +27,7 @@ from p2pkv.integrations.vllm_connector.messages import (
     Pull,
     RankDescription,
     StepMetadata,
+    StepReport,
 )
 from p2pkv.integrations.vllm_connector.prefixes import Part
 from p2pkv.integrations.vllm_connector.publishing import Publishing
@@ -41,7 +42,8 @@ class _Left:
     """A finished request whose blocks are kept."""
 
     request_id: str
-    is_offered: bool
+    is_offered: bool = False
+    """Whole, which may be nothing at all: a chunk that ends with the prompt leaves nothing to look back at."""
     offers: list[Offer] = field(default_factory=list)
 
 
@@ -77,9 +79,9 @@ class WorkerSide:
             boundary=self._boundary,
             tally=self._tally,
         )
-        self._publishing = Publishing(
-            self.node, self._caches, Part(rank, self._caches.layout), self._boundary, self._tally
-        )
+        parts = [Part(rank, group, layout) for group, layout in enumerate(caches.layouts)]
+        self._publishing = Publishing(self.node, caches, parts, self._boundary, self._tally)
+        self._fails_by_block = instance.groups.is_plain
         self._left: list[_Left] = []
         self._failed: set[int] = set()
         self._last: dict[str, StepMetadata] = {}  # by part, the step of which it was done last
@@ -96,32 +98,34 @@ class WorkerSide:
         """Return what the scheduler's half needs to know."""
         own = next(m for m in self.node.members() if m.node_id == self.node.node_id)
         return RankDescription(
-            own.node_id, own.boot_epoch, self._fingerprint.fields, self._caches.layout, self._namespace
+            own.node_id, own.boot_epoch, self._fingerprint.fields, self._caches.layouts, self._namespace
         )
 
     def before_forward(self, metadata: StepMetadata) -> None:
-        """Give up the blocks of preempted requests, and offer those of finished ones: decode may be asking already."""
+        """Offer the blocks of finished requests: decode may be asking already."""
         if self._is_done("prepare", metadata):
             return
         if metadata.is_cleared:
             self._loads.forsake()
             self._boundary.call("clear", self.node.clear, miss=0)
-        if metadata.preempted:
-            self._boundary.call("preempt", lambda: self._publishing.drop(metadata.preempted), miss=None)
         if metadata.revoked:
             self._loads.revoke(metadata.revoked)
         for leave in metadata.leaves:
-            left = _Left(leave.request_id, is_offered=leave.name is not None)
+            left = _Left(leave.request_id)
             self._left.append(left)
             self._boundary.call("offer", partial(self._offer, left, leave), miss=None)
 
     def _offer(self, left: _Left, leave: Leave) -> None:
-        if leave.name is None:
-            return
-        n_rows, rows, stream = self._caches.n_rows, self._caches.rows(leave.block_ids), self._caches.stream()
-        for name, first, last in offers(leave.name, len(leave.block_ids), n_rows):
-            part = np.ascontiguousarray(rows[first * n_rows : last * n_rows])
-            left.offers.append(self.node.transfers.offer(name, part, stream=stream))
+        stream = self._caches.stream()
+        for blocks in leave.blocks:
+            caches = self._caches.groups[blocks.group]
+            if caches is None:
+                continue
+            n_rows, rows = caches.n_rows, caches.rows(blocks.ids)
+            for name, first, last in offers(leave.name, blocks.group, len(blocks.ids), n_rows):
+                part = np.ascontiguousarray(rows[first * n_rows : last * n_rows])
+                left.offers.append(self.node.transfers.offer(name, part, stream=stream))
+        left.is_offered = True
         self._tally.count("handoffs_offered")
 
     def load(self, metadata: StepMetadata) -> None:
@@ -146,10 +150,12 @@ class WorkerSide:
         if self._is_done("publish", metadata):
             return
         for publish in metadata.publishes:
-            self._boundary.call("publish", partial(self._publish, publish), miss=None)
+            if not self._boundary.call("publish", partial(self._publish, publish), miss=False):
+                self._publishing.skip(publish)
 
-    def _publish(self, publish: Publish) -> None:
+    def _publish(self, publish: Publish) -> bool:
         self._publishing.add(publish, self._caches.stream())
+        return True
 
     def _is_done(self, part: str, metadata: StepMetadata) -> bool:
         """Say whether this part of a step has been done, and take it for done from here on."""
@@ -157,29 +163,41 @@ class WorkerSide:
         self._last[part] = metadata
         return before is metadata
 
-    def take_done(self) -> tuple[set[str], set[str]]:
-        """Return the requests whose blocks vLLM may free, and those whose loads have ended, each once."""
+    def take_done(self) -> tuple[set[str], set[str], set[str]]:
+        """Return the requests whose blocks vLLM may free, those whose loads have ended, and of these the failed.
+
+        Each once. A load of a model whose blocks tell by themselves what is missing has not failed: see
+        :meth:`take_failed_blocks`.
+        """
         nothing: set[str] = set()
         released = self._boundary.call("release", self._take_released, miss=nothing)
-        return released, self._boundary.call("settle", self._take_loaded, miss=nothing)
+        loaded, failed = self._boundary.call("settle", self._take_loaded, miss=(nothing, nothing))
+        return released, loaded, failed
+
+    def report(self) -> StepReport | None:
+        """Return what the scheduler's half has to hear."""
+        done = self._publishing.take_done()
+        return StepReport(done) if done else None
 
     def take_failed_blocks(self) -> set[int]:
         """Return the blocks that are not right, of the loads that ended since the last time."""
         failed, self._failed = self._failed, set()
         return failed
 
-    def _take_loaded(self) -> set[str]:
-        loaded, failed = self._loads.take_done()
-        self._failed |= failed
-        return loaded
+    def _take_loaded(self) -> tuple[set[str], set[str]]:
+        missing = self._loads.take_done()
+        if not self._fails_by_block:
+            return set(missing), {request_id for request_id, blocks in missing.items() if blocks is not None}
+        for blocks in missing.values():
+            self._failed |= blocks or set()
+        return set(missing), set()
 
     def _take_released(self) -> set[str]:
         released, kept = set(), []
         for left in self._left:
-            if all(offer.done() for offer in left.offers) and self._publishing.is_idle(left.request_id):
+            if all(offer.done() for offer in left.offers):
                 released.add(left.request_id)
-                if left.is_offered:
-                    self._count(left)
+                self._count(left)
             else:
                 kept.append(left)
         self._left = kept
@@ -187,7 +205,7 @@ class WorkerSide:
 
     def _count(self, left: _Left) -> None:
         is_taken = all((offer.statuses() != RowStatus.TIMED_OUT).all() for offer in left.offers)
-        self._tally.count("handoffs_taken" if is_taken and left.offers else "handoffs_expired")
+        self._tally.count("handoffs_taken" if is_taken and left.is_offered else "handoffs_expired")
 
     def stats(self) -> Stats | None:
         """Return what was counted since the last time."""
