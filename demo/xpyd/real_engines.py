@@ -97,11 +97,16 @@ class VLLM:
 
     @classmethod
     def server(
-        cls, port: int, transfer: Mapping[str, object] | None = None, *, block_size: int = BLOCK
+        cls,
+        port: int,
+        transfer: Mapping[str, object] | None = None,
+        *,
+        block_size: int = BLOCK,
+        model: str = "tiny-model",
     ) -> Recipe:
-        """Return a server; ``transfer`` is its ``--kv-transfer-config``."""
+        """Return a server of a model that lies in its environment; ``transfer`` is its ``--kv-transfer-config``."""
         command = [str(cls.VENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
-        command += ["--model", str(cls.VENV / "tiny-model"), "--port", str(port), *cls.OPTIONS]
+        command += ["--model", str(cls.VENV / model), "--port", str(port), *cls.OPTIONS]
         command += ["--block-size", str(block_size)]
         if transfer is not None:
             command += ["--kv-transfer-config", json.dumps(transfer)]

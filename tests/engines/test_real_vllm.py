@@ -147,7 +147,7 @@ BREAK = {
     "never offered": lambda given: changed(given, name="made up"),
     "of another prompt": lambda given: changed(given, prompt="0" * 32),
     "of another block size": lambda given: changed(
-        given, fingerprint=given["p2pkv"]["fingerprint"] | {"block_size": "64"}
+        given, fingerprint=given["p2pkv"]["fingerprint"] | {"groups": "full 64"}
     ),
     "malformed": lambda given: changed(given, n_tokens="many"),
     "of another connector": lambda given: {"do_remote_prefill": True, "remote_block_ids": [1, 2]},
@@ -164,7 +164,7 @@ def test_loads_that_fail_are_computed_or_fail_by_policy(servers: Servers) -> Non
     n = len(BREAK)
     eventually(lambda: recomputed.now("handoffs_failed") == refused.now("handoffs_failed") == n, NOTICED_S)
     assert recomputed.now("handoffs_loaded") == refused.now("handoffs_loaded") == 0
-    assert "block_size is '64' there and '32' here" in servers.strict.log.read_text(errors="replace")
+    assert "groups is 'full 64' there and 'full 32' here" in servers.strict.log.read_text(errors="replace")
 
     # the engines live on
     tokens = prompt(100, seed=30)

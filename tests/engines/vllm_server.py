@@ -31,6 +31,7 @@ class VLLMServer:
         transfer: Mapping[str, object] | None = None,
         *,
         block_size: int = BLOCK,
+        model: str = "tiny-model",
         environment: Mapping[str, str] | None = None,
         routers: list[str] | None = None,
         options: Sequence[str] = (),
@@ -42,7 +43,7 @@ class VLLMServer:
             heard_at = {"routers": routers, "engine_url": f"http://127.0.0.1:{self.port}"}
             settings: Any = transfer["kv_connector_extra_config"]
             transfer = {**transfer, "kv_connector_extra_config": settings | heard_at}
-        recipe = VLLM.server(self.port, transfer, block_size=block_size)
+        recipe = VLLM.server(self.port, transfer, block_size=block_size, model=model)
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [*recipe.command, *options],
@@ -68,9 +69,14 @@ class VLLMServer:
         eventually(answers, READY_S)
 
     def complete(
-        self, tokens: list[int], n_tokens: int = 16, *, params: Mapping[str, Any] | None = None
+        self,
+        tokens: list[int],
+        n_tokens: int = 16,
+        *,
+        params: Mapping[str, Any] | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Return the server's answer. Raises ``urllib.error.HTTPError`` where it is an error."""
+        """Return the server's answer; ``more`` is asked for besides. Raises ``urllib.error.HTTPError`` for an error."""
         body: dict[str, Any] = {
             "model": "tiny",
             "prompt": tokens,
@@ -78,6 +84,7 @@ class VLLMServer:
             "temperature": 0,
             "ignore_eos": True,
             "return_token_ids": True,
+            **(more or {}),
         }
         if params is not None:
             body["kv_transfer_params"] = dict(params)
@@ -112,6 +119,13 @@ class VLLMServer:
         answer = self.complete(tokens, n_tokens, params=params)
         ids: list[int] = answer["choices"][0]["token_ids"]
         return ids
+
+    def next_token(self, tokens: list[int], *, params: Mapping[str, Any] | None = None) -> dict[str, float]:
+        """Return the likeliest tokens to follow, with their log probabilities."""
+        more = {"logprobs": 20, "return_tokens_as_token_ids": True}
+        answer = self.complete(tokens, 1, params=params, more=more)
+        found: dict[str, float] = answer["choices"][0]["logprobs"]["top_logprobs"][0]
+        return found
 
     def count(self, name: str, **labels: str) -> float:
         """Return a counter of its ``/metrics``, summed over the labels that are not given."""
