@@ -139,3 +139,22 @@ def test_all_memory_that_a_node_takes_counts(tmp_path: Path) -> None:
     finding = examine_memory(too_much, tmp_path)
     assert finding.verdict is Verdict.BAD
     assert "lower buddy_pool_size" in finding.advice
+
+
+def test_addresses_of_kv_events_are_bound_as_a_node_would(secret: str) -> None:
+    events, replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+
+    def look(replay: str) -> Finding:
+        return _of(Config(secret_file=secret, kv_events=events, kv_events_replay=replay), "kv_events")
+
+    assert look(replay).verdict is Verdict.GOOD
+    assert look("").verdict is Verdict.NOTE
+    twice = look(events)
+    assert twice.verdict is Verdict.BAD
+    assert "cannot listen on kv_events_replay" in twice.says
+    taken = Config(
+        node_id="there", secret_file=secret, pool_size="1MiB", kv_events=events, kv_events_replay=replay
+    )
+    with Node.start(taken):
+        assert "cannot listen on kv_events '" in look(replay).says
+    assert look(replay).verdict is Verdict.GOOD

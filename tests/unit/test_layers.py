@@ -51,7 +51,7 @@ BELOW = {
     "testing": "_native control directory errors transports",
     "instances": "address config control errors",
     "integrations": "_native address config errors instances memory metrics node offers page transfers",
-    "cli": "_native address config control descriptors directory disk errors instances memory node "
+    "cli": "_native address config control descriptors directory disk errors instances kv_events memory node "
     "transports",
     "__main__": "cli",
 }

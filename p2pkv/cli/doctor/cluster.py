@@ -15,6 +15,7 @@ from p2pkv.config import Config
 from p2pkv.control.host_names import Names
 from p2pkv.control.secret import MIN_SECRET_BYTES, ClusterKeys, cluster_keys, private_secret_path
 from p2pkv.errors import ConfigError
+from p2pkv.kv_events.publisher import EventPublisher
 
 _NAMES_S = 2.0
 
@@ -27,6 +28,8 @@ def examine_cluster(config: Config) -> Iterator[Finding]:
     yield _listen(config)
     if config.metrics_port:
         yield _metrics(config)
+    if config.kv_events:
+        yield _kv_events(config)
     if secret.verdict is not Verdict.BAD:
         yield from examine_join(config, keys)
 
@@ -121,3 +124,18 @@ def _metrics(config: Config) -> Finding:
             Verdict.BAD, "metrics", f"{host}:{port}: {error.strerror}", "choose another metrics_port"
         )
     return Finding(Verdict.GOOD, "metrics", f"served at http://{host}:{port}/metrics")
+
+
+def _kv_events(config: Config) -> Finding:
+    what = "kv_events"
+    try:
+        # the node's own sockets: what they can't bind, such as both at one port, it can't either
+        probe = EventPublisher(config.kv_events, config.kv_events_replay or None, "", 0)
+    except ConfigError as error:
+        return Finding(Verdict.BAD, what, str(error), "choose another address or a free port for it")
+    probe.close()
+    if config.kv_events_replay:
+        says = f"published at {config.kv_events}, repeated at {config.kv_events_replay}"
+        return Finding(Verdict.GOOD, what, says)
+    advice = "set kv_events_replay, so that who misses one is not wrong until the next start"
+    return Finding(Verdict.NOTE, what, f"published at {config.kv_events}, and not repeated", advice)
