@@ -87,7 +87,11 @@ class EventFeed:
                 _log.exception("telling KV events failed; all that is there is told again")
                 self._is_lost = True
                 self._closing.wait(_RETELL_S)
-        self._publisher.close()
+        try:
+            # who follows need not learn from membership that nothing of this can be read any more
+            self._publisher.finish(messages.encode([AllBlocksCleared()], time.time()))
+        finally:
+            self._publisher.close()
 
     def _turn(self) -> None:
         is_waiting = not self._tell_changes()
@@ -153,7 +157,7 @@ class EventFeed:
         }
 
     def close(self) -> None:
-        """Stop; what was not told is not. Idempotent."""
+        """Tell that nothing is here any more, and stop; at most ``GOODBYE_S`` for what is on its way. Idempotent."""
         self._closing.set()
         if self._thread.ident is None:
             self._publisher.close()

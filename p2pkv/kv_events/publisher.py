@@ -22,6 +22,8 @@ KEPT = 2048
 _END = (-1).to_bytes(8, "big", signed=True)
 _REQUEST_BYTES = 1024
 """A request or a subscription is longer by mistake or malice only; its connection is closed."""
+GOODBYE_S = 0.5
+"""How long the last batch may take to be on its way; a closing node waits for no slow subscriber longer."""
 _REQUESTS = 8
 """Requests that are answered in one turn, so that no asker holds up the events."""
 
@@ -91,8 +93,14 @@ class EventPublisher:
         # the first batch of all clears what a subscriber knew, so that those before it are not missed
         return bool(self._kept) and max(start, self._first) < self._kept[0][0]
 
+    def finish(self, batch: bytes) -> None:
+        """Send the last batch, and close once subscribers were sent all, or after :data:`GOODBYE_S`."""
+        self.send(batch)
+        self._pub.setsockopt(zmq.LINGER, int(GOODBYE_S * 1000))
+        self._context.destroy()
+
     def close(self) -> None:
-        """Close both sockets. Idempotent."""
+        """Close both sockets, and send nothing more. Idempotent."""
         self._context.destroy(linger=0)
 
 

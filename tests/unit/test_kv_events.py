@@ -122,6 +122,43 @@ def test_who_missed_more_than_is_kept_is_told_everything(
     assert subscriber.n_gaps
 
 
+def test_a_node_that_closes_says_that_nothing_is_there(
+    start: Callable[..., tuple[Node, Subscriber]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "GOODBYE_S", 60.0)  # a machine that stands still loses nothing
+    node, subscriber = start(disk_size="8MiB", disk_path=str(tmp_path / "disk"))
+    publish(node, ["a", "b"])
+    follow_until(subscriber, lambda: memory_keys("a", "b") <= subscriber.known)
+    node.close()
+    deadline = time.monotonic() + 60
+    while subscriber.known:
+        assert time.monotonic() < deadline, f"{len(subscriber.known)} pages of a closed node are known"
+        subscriber.follow(0.1)
+    assert subscriber.is_whole
+
+
+def test_a_goodbye_waits_for_nobody_who_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a bound it hangs until the test's time is over."""
+    monkeypatch.setattr(publisher, "GOODBYE_S", 0.05)
+    events = EventPublisher(LOOPBACK, None, "", 0)
+    context = zmq.Context()
+    silent = context.socket(zmq.SUB)
+    silent.set_hwm(1)
+    silent.subscribe(b"")
+    silent.connect(events.endpoint)
+    try:
+        deadline = time.monotonic() + 60
+        while not silent.poll(10):
+            assert time.monotonic() < deadline, "nothing comes in a minute"
+            events.send(b"connected?")
+        for _ in range(publisher.KEPT):  # 40 MiB: more than the kernel takes for it
+            events.send(bytes(20 << 10))
+        events.finish(b"goodbye")
+    finally:
+        context.destroy(linger=0)
+        events.close()
+
+
 def test_a_log_that_nobody_drains_says_that_it_has_lost_some() -> None:
     changes = _native.ChangeLog(4)
     pool = _native.Pool(1 << 20, changes=changes)
