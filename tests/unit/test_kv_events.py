@@ -249,6 +249,63 @@ def test_batches_are_repeated_from_a_sequence_on_and_the_end_is_told() -> None:
         events.close()
 
 
+def test_a_long_replay_holds_up_no_turn_and_is_whole() -> None:
+    events = EventPublisher(LOOPBACK, LOOPBACK, "", 100)
+    context = zmq.Context()
+    asking = context.socket(zmq.DEALER)
+    asking.set_hwm(0)
+    try:
+        for _ in range(publisher.KEPT):
+            events.send(b"kept")
+        assert events.replay_endpoint is not None
+        asking.connect(events.replay_endpoint)
+        asking.send_multipart((b"", bytes(8)))
+        got: list[int] = []
+        n_turns = 0
+        deadline = time.monotonic() + 60
+        while -1 not in got:
+            assert time.monotonic() < deadline, f"{len(got)} batches in a minute"
+            assert not events.answer(0.01)
+            n_turns += 1
+            while asking.poll(0):
+                got.append(int.from_bytes(asking.recv_multipart()[2], "big", signed=True))
+        assert got == [*range(100, 100 + publisher.KEPT), -1]
+        assert n_turns >= publisher.KEPT // publisher.REPEATED
+    finally:
+        context.destroy(linger=0)
+        events.close()
+
+
+def test_askers_who_never_read_keep_nobody_else_out_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "REPLAYS", 2)
+    monkeypatch.setattr(publisher, "STUCK_S", 0.2)
+    events = EventPublisher(LOOPBACK, LOOPBACK, "", 100)
+    context = zmq.Context()
+    try:
+        for _ in range(publisher.KEPT):  # 40 MiB: more than the kernel takes for an asker
+            events.send(bytes(20 << 10))
+        assert events.replay_endpoint is not None
+        deadline = time.monotonic() + 120
+        silent_ones = [context.socket(zmq.DEALER) for _ in range(2)]
+        for silent in silent_ones:
+            silent.set_hwm(1)
+            silent.connect(events.replay_endpoint)
+            silent.send_multipart((b"", bytes(8)))
+            while not silent.poll(0):
+                assert time.monotonic() < deadline, "nobody is answered"
+                events.answer(0.01)
+        honest = context.socket(zmq.DEALER)
+        honest.connect(events.replay_endpoint)
+        honest.send_multipart((b"", (100 + publisher.KEPT - 1).to_bytes(8, "big")))
+        while not honest.poll(0):
+            assert time.monotonic() < deadline, "who never reads keeps the next one out"
+            events.answer(0.01)
+        assert honest.recv_multipart()[2] == (100 + publisher.KEPT - 1).to_bytes(8, "big")
+    finally:
+        context.destroy(linger=0)
+        events.close()
+
+
 def golden_events() -> list[messages.BlockStored | messages.BlockRemoved | messages.AllBlocksCleared]:
     keys = [bytes(range(16)), bytes(range(16, 32))]
     return [
