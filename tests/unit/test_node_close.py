@@ -179,18 +179,18 @@ def test_a_closed_node_has_given_its_memory_back_whoever_still_holds_it(
     tmp_path: Path, transport: str
 ) -> None:
     gc.collect()
-    assert shared_memory() == []
+    others = shared_memory()  # what pytest keeps of a test that failed
     before = mapped_bytes()
     gc.disable()
     try:
         pair = Pair(tmp_path, transports=[transport], buffer_size=BUFFER)
         keys = pair.publish()
         assert pair.fetch_is_right(keys)
-        assert len(shared_memory()) >= 4  # a mapping and a descriptor for each of the two
+        assert len(shared_memory()) >= len(others) + 4  # a mapping and a descriptor for each of the two
         assert mapped_bytes() > before + 2 * BUFFER
         pair.reader.close()
         pair.owner.close()
-        assert shared_memory() == []
+        assert shared_memory() == others
         assert mapped_bytes() < before + BUFFER
     finally:
         gc.enable()

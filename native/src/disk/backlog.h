@@ -12,9 +12,9 @@
 
 namespace p2pkv::disk {
 
-// Thread-safe. Oldest first, each key once, and bounded: the front of a prefix matters most, so that the
-// newest are left out. It says nothing of what the pages are: whoever takes a key out asks the pool, which
-// may have other bytes by then, or none.
+// Thread-safe, with one thread that takes. Oldest first, each key once, and bounded: the front of a prefix
+// matters most, so that the newest are left out. It says nothing of what the pages are: whoever takes a key
+// out asks the pool, which may have other bytes by then, or none.
 class Backlog {
  public:
   explicit Backlog(size_t capacity) : capacity_(capacity) {}
@@ -29,18 +29,20 @@ class Backlog {
     }
     return was_empty;
   }
-  // The oldest, at most `max`. They are not of the backlog any more.
+  // The oldest, at most `max`. They count until `settle`: nobody may take them for written meanwhile.
   std::vector<Key> take(size_t max) {
     const std::lock_guard lock(mutex_);
     const auto end = keys_.begin() + static_cast<std::ptrdiff_t>(std::min(max, keys_.size()));
     std::vector<Key> taken(keys_.begin(), end);
     keys_.erase(keys_.begin(), end);
     for (const Key& key : taken) known_.erase(key);
+    n_taken_ += taken.size();
     return taken;
   }
-  // Gives back what was taken, as the oldest again.
-  void give_back(const std::vector<Key>& keys) {
+  // Ends all takes and gives back what is left of them, as the oldest again.
+  void settle(const std::vector<Key>& keys) {
     const std::lock_guard lock(mutex_);
+    n_taken_ = 0;
     for (auto key = keys.rbegin(); key != keys.rend(); ++key) {
       if (known_.insert(*key).second) keys_.push_front(*key);
     }
@@ -52,7 +54,7 @@ class Backlog {
   }
   size_t size() const {
     const std::lock_guard lock(mutex_);
-    return keys_.size();
+    return keys_.size() + n_taken_;
   }
 
  private:
@@ -60,6 +62,7 @@ class Backlog {
   mutable std::mutex mutex_;  // guards all below
   std::deque<Key> keys_;
   std::unordered_set<Key, KeyHash> known_;  // the same
+  size_t n_taken_ = 0;                      // not yet settled
 };
 
 }  // namespace p2pkv::disk

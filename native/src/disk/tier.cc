@@ -283,7 +283,7 @@ size_t Tier::catch_up_once() {
     n_taken += offer(left.data(), left.size(), limit, &again);
     left = std::move(again);
   }
-  backlog_.give_back(left);
+  backlog_.settle(left);
   return n_taken;
 }
 
