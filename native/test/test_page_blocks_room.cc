@@ -104,6 +104,21 @@ TEST(page_blocks_no_size_is_kept_out_by_another) {
   }
 }
 
+TEST(page_blocks_a_batch_takes_the_place_of_the_oldest_and_not_its_own) {
+  constexpr uint32_t kGranules = 1 << 14;
+  constexpr uint32_t kSize = 4;
+  Model model(kGranules);
+  uint64_t name = 0;
+  while (name < kGranules) model.publish(1, name++);
+  std::vector<Model::Location> young;
+  while (kSize * young.size() < kGranules / 4 * 3) {  // from four fifths on, they are about as old
+    std::vector<uint32_t> reserved;                   // all of a batch, before any of it is written
+    for (int i = 0; i < 512; ++i) reserved.push_back(model.reserve(kSize));
+    for (const uint32_t block : reserved) young.push_back(model.commit(block, kSize, name++));
+  }
+  for (const Model::Location& location : young) CHECK(model.is_there(location));
+}
+
 TEST(page_blocks_pins_are_gone_round_and_there_is_no_room_only_where_there_is_none) {
   Model model(4096);
   std::vector<uint32_t> pages;

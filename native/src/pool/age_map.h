@@ -20,7 +20,8 @@ class AgeMap {
 
   explicit AgeMap(uint32_t n_granules);
 
-  // Pages that came, went, or were used: then `stamp` was theirs until now.
+  // Pages that came, from the time on when they are written; went, with nobody who holds them; or were used:
+  // then `stamp` was theirs until now.
   void add(const Run& page, uint64_t stamp);
   void remove(const Run& page, uint64_t stamp);
   void touch(const Run& page, uint64_t stamp, uint64_t now);

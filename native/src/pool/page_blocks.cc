@@ -45,6 +45,9 @@ PageBlocks::Found PageBlocks::reserve(Search* search) {
   pages_[block].size = search->size_;
   pages_[block].state = PageState::kReserved;
   pages_[block].generation = load_word(word_at(block));
+  pages_[block].stamp = sizes_.now();
+  // no window is of use where a batch is being written: nothing there may go
+  ages_.add(run_of(block), pages_[block].stamp);
   return found;
 }
 
@@ -64,20 +67,20 @@ void PageBlocks::commit(uint32_t block) {
   last_generation_ += 2;
   page.generation = last_generation_;
   store_word(word_at(block), page.generation);
+  ages_.touch(run_of(block), page.stamp, sizes_.now());
   sizes_.link(block);
-  ages_.add(run_of(block), page.stamp);
   sizes_.committed(space_.length_of(block));
 }
 
 void PageBlocks::drop(uint32_t block) {
   pages_[block].state = PageState::kNone;
+  ages_.remove(run_of(block), pages_[block].stamp);
   sizes_.leave(pages_[block].size);
   n_used_ -= space_.length_of(block);
   space_.release(block);
 }
 
 void PageBlocks::retract(uint32_t page) {
-  if (pages_[page].n_leases > 0) ages_.let_go(run_of(page));
   hide(page);
   store_fence();
   if (!pages_[page].is_held()) drop(page);
@@ -90,7 +93,6 @@ void PageBlocks::hide(uint32_t granule) {
   ++page.generation;
   store_word_ahead(word_at(granule), page.generation);
   page.state = PageState::kRetracted;
-  ages_.remove(run_of(granule), page.stamp);
   sizes_.unlink(granule);
 }
 
@@ -105,7 +107,7 @@ void PageBlocks::leased(uint32_t page) {
 }
 
 void PageBlocks::unleased(uint32_t page) {
-  if (pages_[page].state == PageState::kCommitted) ages_.let_go(run_of(page));
+  ages_.let_go(run_of(page));
 }
 
 uint32_t PageBlocks::next_page(uint32_t* at, uint32_t most_steps) const {

@@ -81,6 +81,7 @@ PageBlocks::Found PageBlocks::take_in_place(Search* search, uint32_t page) {
   on_evict_(page);
   hide(page);
   has_hidden_ = true;
+  ages_.remove(run_of(page), pages_[page].stamp);
   sizes_.leave(search->size_);  // the page's use of it; the search's goes on as the new page's
   search->block = page;
   return Found::kBlock;
@@ -128,6 +129,7 @@ void PageBlocks::evict(uint32_t page) {
   on_evict_(page);
   hide(page);
   has_hidden_ = true;
+  ages_.remove(run_of(page), pages_[page].stamp);
   n_used_ -= space_.length_of(page);
   sizes_.leave(pages_[page].size);
   ++turn_.n_evicted;
