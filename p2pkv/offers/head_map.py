@@ -75,9 +75,12 @@ class HeadMap:
             holders = [r for r in range(self.from_tp) if self.heads(r, self.from_tp)[0] <= head]
             rank = holders[-1]
             if self.from_tp > self.layout.n_heads:
-                # Copies of one head take turns, so that all of them serve.
+                # Copies of one head take turns, so that all of them serve; and where decode has copies as well, each
+                # takes from the ranks in its own place, as serving engines pair them.
                 copies = self.from_tp // self.layout.n_heads
-                rank = head * copies + to_rank % copies
+                takers = self.to_tp // self.layout.n_heads
+                turn = to_rank % takers * copies // takers if takers > 1 else to_rank % copies
+                rank = head * copies + turn
             if not ranks or ranks[-1] != rank:
                 ranks.append(rank)
         return ranks

@@ -116,7 +116,12 @@ class Servers:
             manager.update_status(room, 1)
         self.prefill.open(room)
         info = {"rank_ip": "127.0.0.1", "rank_port": self.p.manager.rank_port, "is_dummy": False}
-        receiver = SimpleNamespace(bootstrap_addr="a", bootstrap_room=room, bootstrap_infos=[info])
+        receiver = SimpleNamespace(
+            bootstrap_addr="a",
+            bootstrap_room=room,
+            bootstrap_infos=[info],
+            prefill_info=SimpleNamespace(attn_tp_size=1),
+        )
         incoming = self.decode.grant(receiver, PAGES, 0, None)
         message = self.decode.wanted(room, PAGES, None, 0, 1, is_dummy=False)
         assert unpack(message) is not None

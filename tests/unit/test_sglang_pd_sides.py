@@ -183,7 +183,12 @@ class Decode:
         manager.prefill_info_table["a"] = object()
 
     def grant(self) -> Incoming:
-        receiver: Any = SimpleNamespace(bootstrap_addr="a", bootstrap_room=ROOM, bootstrap_infos=[PREFILL])
+        receiver: Any = SimpleNamespace(
+            bootstrap_addr="a",
+            bootstrap_room=ROOM,
+            bootstrap_infos=[PREFILL],
+            prefill_info=SimpleNamespace(attn_tp_size=1),
+        )
         return self.side.grant(receiver, items(1, 2), 0, [items(4)])
 
     def fails(self) -> str:

@@ -13,6 +13,7 @@ __all__ = [
     "batch_pages",
     "find",
     "has_no_states",
+    "kv_heads",
     "kv_kind",
     "served_model",
     "server_settings",
@@ -60,6 +61,17 @@ def has_no_states() -> bool:
 def batch_pages() -> int:
     """Return how many pages SGLang writes at once."""
     return int(find("sglang.srt.mem_cache.hicache_storage", "STORAGE_BATCH_SIZE") or 128)
+
+
+def kv_heads() -> int:
+    """Return how many KV heads this process's model has over all ranks; 0 where nobody says, or layers differ in it."""
+    told, config_of = server_settings("server_args"), find(*_MODEL_CONFIG)
+    if told is None or config_of is None:
+        return 0
+    try:
+        return int(config_of(told).get_total_num_kv_heads())
+    except (RuntimeError, ValueError):  # SGLang's word for layers that differ
+        return 0
 
 
 def kv_kind() -> str:

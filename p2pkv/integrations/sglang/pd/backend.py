@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from p2pkv.errors import ConfigError
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.sglang.heartbeat import announce_server
-from p2pkv.integrations.sglang.installed import served_model
+from p2pkv.integrations.sglang.installed import kv_heads, served_model
 from p2pkv.integrations.sglang.pd.common import (
     CommonBootstrapServer,
     CommonManager,
@@ -23,6 +23,7 @@ from p2pkv.integrations.sglang.pd.common import (
     unsupported,
 )
 from p2pkv.integrations.sglang.pd.decode import DecodeSide, P2PKVReceiver
+from p2pkv.integrations.sglang.pd.heads import Split
 from p2pkv.integrations.sglang.pd.prefill import Chunk, P2PKVSender, PrefillSide
 from p2pkv.integrations.sglang.pd.rows import Items, KVArgs, RequestRows, memories
 from p2pkv.integrations.sglang.pd.settings import pd_config, require_known_memory
@@ -65,11 +66,15 @@ class P2PKVManager(CommonManager):
         ]
         self.boundary = Boundary("SGLang's transfers", self.node.metrics)
         rows = RequestRows.of(args, served_model())
+        split = Split.of(
+            args, self.attn_tp_size, self.attn_tp_rank, is_mla=self.is_mla_backend, n_heads=kv_heads()
+        )
         self.side: PrefillSide | DecodeSide
         if is_prefill:
-            self.side = PrefillSide(self, rows, self.boundary, self.node.transfers.put_async)
+            self.side = PrefillSide(self, rows, self.boundary, self.node.transfers.put_async, split)
         else:
-            self.side = DecodeSide(self, rows, self.boundary, self.node.transfers.grant, self._members)
+            grant = self.node.transfers.grant
+            self.side = DecodeSide(self, rows, self.boundary, grant, self._members, split)
         announce_server(config, index)
 
     def _members(self) -> dict[str, int]:
@@ -127,12 +132,9 @@ class P2PKVManager(CommonManager):
             return None  # SGLang says so itself
         if info.pp_size != 1 or info.attn_cp_size != 1:
             return "p2pkv's transfer backend does no pipeline or context parallelism, and prefill does"
-        if not self.is_mla_backend and info.attn_tp_size != self.attn_tp_size:
-            return (
-                f"prefill splits its heads over {info.attn_tp_size} ranks and decode over {self.attn_tp_size}; "
-                "p2pkv's transfer backend needs the same number"
-            )
-        return None
+        side = self.side
+        assert isinstance(side, DecodeSide)
+        return side.unequal(info)
 
     def build_receiver_metadata_message(
         self,

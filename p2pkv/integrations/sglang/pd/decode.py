@@ -15,14 +15,21 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
 
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.sglang.pd.common import CommonManager, CommonReceiver, Poll, tcp_endpoint
+from p2pkv.integrations.sglang.pd.heads import HeadRows, Split, difference
 from p2pkv.integrations.sglang.pd.rooms import Absences, Incoming, MakeGrant, Producer, Progress, unmet
-from p2pkv.integrations.sglang.pd.rows import Items, RequestRows, state_items
+from p2pkv.integrations.sglang.pd.rows import Items, RequestRows, Shape, Spans, state_items
 from p2pkv.integrations.sglang.pd.threads import Mailbox, Ticker
 from p2pkv.integrations.sglang.pd.wire import Wanted, node_id, pack
+
+if TYPE_CHECKING:
+    from p2pkv.integrations.sglang.pd.common import PrefillInfo
 
 _log = logging.getLogger(__name__)
 
@@ -43,9 +50,11 @@ class DecodeSide:
         boundary: Boundary,
         make_grant: MakeGrant,
         members: Callable[[], dict[str, int]],
+        split: Split | None = None,
     ) -> None:
-        """``members`` returns the boot epoch of each node of the cluster by its id."""
+        """``members`` returns the boot epoch of each node of the cluster by its id; ``split`` is this rank's."""
         self._manager = manager
+        self._split = Split() if split is None else split
         self._rows = rows
         self._shape = rows.shape
         self._make_grant = make_grant
@@ -71,11 +80,39 @@ class DecodeSide:
         incoming.producers = tuple(
             Producer(node, self._members().get(node)) for node in _producers(receiver.bootstrap_infos or [])
         )
-        rows = self._rows.all(pages, state_items(states, len(self._rows.states)), slot)
+        rows = self._expected(pages, state_items(states, len(self._rows.states)), slot, receiver.prefill_info)
         incoming.grant(self._make_grant, rows, timeout=min(self._manager.waiting_timeout, _MAX_GRANT_S))
         with self._lock:
             self._incoming[receiver.bootstrap_room] = incoming
         return incoming
+
+    def _expected(self, pages: Items, states: Sequence[Items], slot: int, prefill: PrefillInfo) -> Spans:
+        source = self._split_of(prefill)
+        if not self._split.is_apart_from(source):
+            return self._rows.all(pages, states, slot)
+        heads = HeadRows(self._rows.pages, source, self._split)
+        return np.concatenate([heads.incoming(pages), self._rows.end(states, slot)])
+
+    def _split_of(self, prefill: PrefillInfo) -> Split:
+        return msgspec.structs.replace(self._split, size=prefill.attn_tp_size, rank=0)
+
+    def unequal(self, prefill: PrefillInfo) -> str | None:
+        """Say why the heads of a prefill server's ranks can't be shared among those of this one, or None."""
+        source = self._split_of(prefill)
+        if source.size == self._split.size or self._manager.is_mla_backend:
+            return None
+        if not self._split.n_heads:
+            return (
+                f"prefill splits its heads over {source.size} ranks and decode over {self._split.size}; with draft "
+                "layers, or where SGLang does not say how many heads there are, both need the same number"
+            )
+        return difference(self._shape, self._split, self._shape_of(source), source)
+
+    def _shape_of(self, source: Split) -> Shape:
+        """Return this rank's form as a rank of another split would have it."""
+        unit = self._split.n_heads_here
+        pages = tuple(n // unit * source.n_heads_here for n in self._shape.pages)
+        return msgspec.structs.replace(self._shape, pages=pages)
 
     def wanted(
         self,
@@ -105,6 +142,7 @@ class DecodeSide:
                 n_peers=n_peers,
                 is_dummy=is_dummy,
                 shape=self._shape,
+                split=self._split,
             )
         )
 

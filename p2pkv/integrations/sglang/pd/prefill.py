@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from p2pkv.errors import UsageError
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.sglang.pd.common import CommonManager, CommonSender, Poll
+from p2pkv.integrations.sglang.pd.heads import HeadRows, Split, difference
 from p2pkv.integrations.sglang.pd.rooms import Outgoing, Progress, PutAsync, Target
-from p2pkv.integrations.sglang.pd.rows import Items, RequestRows, state_items
+from p2pkv.integrations.sglang.pd.rows import Items, RequestRows, Spans, state_items
 from p2pkv.integrations.sglang.pd.threads import Mailbox, Worker
 from p2pkv.integrations.sglang.pd.wire import Wanted, unpack, unpack_abort
 
@@ -51,10 +52,13 @@ class PrefillSide:
         rows: RequestRows,
         boundary: Boundary,
         put: PutAsync,
+        split: Split | None = None,
     ) -> None:
+        """``split``: of this rank; without it every rank of decode has to be like this one."""
         self._manager = manager
         self._rows = rows
         self._shape = rows.shape
+        self._split = Split() if split is None else split
         self._boundary = boundary
         self._put = put
         self._lock = threading.Lock()  # guards what follows
@@ -90,11 +94,11 @@ class PrefillSide:
             return  # under way or over: whoever asks again has missed its chance
         infos = manager.transfer_infos.setdefault(room, {})
         infos[wanted.node_id] = wanted
-        difference = self._shape.difference(wanted.shape)
-        if difference is not None:
+        unlike = difference(self._shape, self._split, wanted.shape, wanted.split)
+        if unlike is not None:
             manager.update_status(room, Poll.BOOTSTRAPPING)
-            self._fail(room, f"prefill and decode have different KV: {difference}")
-            self._tell(room, [wanted], f"prefill and decode have different KV: {difference}")
+            self._fail(room, f"prefill and decode have different KV: {unlike}")
+            self._tell(room, [wanted], f"prefill and decode have different KV: {unlike}")
         elif len(infos) >= wanted.n_peers:
             manager.resolve_kv_replica_factor(infos)
             manager.req_to_decode_prefix_len[room] = wanted.decode_prefix_len
@@ -127,7 +131,7 @@ class PrefillSide:
     def send(self, room: int, chunk: Chunk) -> None:
         """Have a chunk offered to whoever wants it."""
         wanted = list((self._manager.transfer_infos.get(room) or {}).values())
-        real = [w for w in wanted if not w.is_dummy]
+        real = [w for w in wanted if not w.is_dummy and self._place(w) is not None]
         if not real:
             if chunk.is_last:
                 self._manager.update_status(room, Poll.SUCCESS)
@@ -165,22 +169,38 @@ class PrefillSide:
         try:
             for event in chunk.ready:
                 event.synchronize()  # type: ignore[attr-defined]  # a torch.cuda.Event
-            pages = self._rows.pages.spans(chunk.pages)
-            first = self._rows.first_page_row(chunk.first_page)
             states = state_items(chunk.states, len(self._rows.states))
             for want in wanted:
                 _check_counts(want, chunk, states)
                 target = Target(want.node_id, want.name)
+                first, pages, end = self._pages(want, chunk)
                 outgoing.offer(target, first, pages)
-                if chunk.is_last:
+                if chunk.is_last and self._place(want) == 0:
                     assert chunk.slot is not None, "SGLang sends the metadata with the last chunk"
-                    rest = self._rows.end(states, chunk.slot)
-                    outgoing.offer(target, self._rows.first_page_row(want.n_pages), rest)
+                    outgoing.offer(target, end, self._rows.end(states, chunk.slot))
             if chunk.is_last:
                 outgoing.complete()
         except Exception as error:  # noqa: BLE001 - the top of a worker's loop: this request fails, the others go on
             outgoing.fail(f"prefill could not offer the KV: {error}")
             self._boundary.note("put", error)
+
+    def _place(self, want: Wanted) -> int | None:
+        """Return which of the ranks that a decode rank takes from this one is, or None if it is none of them."""
+        if not self._split.is_apart_from(want.split):
+            return 0
+        return HeadRows(self._rows.pages, self._split, want.split).place
+
+    def _pages(self, want: Wanted, chunk: Chunk) -> tuple[int, Spans, int]:
+        """Return the first row of a chunk's pages, all of its rows, and the row behind all pages of the request."""
+        rows = self._rows
+        if not self._split.is_apart_from(want.split):
+            first, end = rows.first_page_row(chunk.first_page), rows.first_page_row(want.n_pages)
+            return first, rows.pages.spans(chunk.pages), end
+        heads = HeadRows(rows.pages, self._split, want.split)
+        assert heads.place is not None, "who has nothing for a decode rank is not asked"
+        of_a_source = heads.n_rows(want.n_pages)
+        first = heads.place * of_a_source + heads.n_rows(chunk.first_page)
+        return first, heads.outgoing(chunk.pages), len(heads.sources) * of_a_source
 
     def _fail(self, room: int, reason: str) -> None:
         self._manager.record_failure(room, reason)

@@ -101,15 +101,20 @@ class Buffers:
         """Bytes of an item in each buffer."""
         return tuple(int(n) for n in self.item_nbytes)
 
-    def spans(self, items: Items) -> Spans:
-        """Return the rows of ``items``, item by item. Raises :class:`UsageError` for an item that no buffer has."""
+    def places(self, items: Items) -> NDArray[np.int64]:
+        """Return where ``items`` lie, ``(n, buffers)``. Raises :class:`UsageError` for an item that no buffer has."""
         numbers = np.asarray(items, np.int64).reshape(-1)
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.n_items:
             raise UsageError(
                 f"item {numbers.min()} or {numbers.max()} is asked for of buffers of {self.n_items} items"
             )
-        spans = np.empty((len(numbers), len(self.addresses), 2), np.int64)
-        spans[:, :, 0] = self.addresses + numbers[:, None] * self.item_nbytes
+        return self.addresses + numbers[:, None] * self.item_nbytes
+
+    def spans(self, items: Items) -> Spans:
+        """Return the rows of ``items``, item by item. Raises :class:`UsageError` for an item that no buffer has."""
+        places = self.places(items)
+        spans = np.empty((*places.shape, 2), np.int64)
+        spans[:, :, 0] = places
         spans[:, :, 1] = self.item_nbytes
         return spans.reshape(-1, 2)
 

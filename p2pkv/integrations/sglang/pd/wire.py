@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
+from p2pkv.integrations.sglang.pd.heads import Split
 from p2pkv.integrations.sglang.pd.rows import Shape
 
-TAG = b"P2PKV-PD-1"
+TAG = b"P2PKV-PD-2"
 """Frame 0 of every message; another version of the format has another number."""
 _MAX_FRAME = 1 << 20
 
@@ -36,6 +37,7 @@ class Wanted(msgspec.Struct, frozen=True):
     is_dummy: bool
     """This prefill rank is to send nothing: another one has the same bytes."""
     shape: Shape
+    split: Split = Split()
 
     @property
     def required_dst_info_num(self) -> int:
