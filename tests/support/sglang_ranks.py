@@ -1,0 +1,174 @@
+"""Tensor parallel SGLang servers without SGLang: one rank a node, and what SGLang says of a model's heads."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from cluster import eventually
+from p2pkv import Config, Node
+from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.sglang.pd.decode import DecodeSide
+from p2pkv.integrations.sglang.pd.heads import Split
+from p2pkv.integrations.sglang.pd.prefill import Chunk, PrefillSide
+from p2pkv.integrations.sglang.pd.rooms import Incoming, Progress
+from p2pkv.integrations.sglang.pd.rows import RequestRows, memories
+from p2pkv.integrations.sglang.pd.wire import node_id
+from sglang_manager import Manager
+
+LAYERS, SLOTS, PAGE_TOKENS, K_BYTES, V_BYTES = 2, 8, 4, 16, 8
+"""SLOTS: pages of each rank's pool; K and V have heads of other sizes."""
+SETTLE_S = 60.0
+
+Heads = tuple[int, int]
+
+
+def heads_of(rank: int, size: int, n_heads: int) -> Heads:
+    """Return the heads of a rank as SGLang and vLLM load them: ranks in a row hold copies if there are too few."""
+    if size >= n_heads:
+        return rank // (size // n_heads), rank // (size // n_heads) + 1
+    return rank * (n_heads // size), (rank + 1) * (n_heads // size)
+
+
+def model_kv(n_heads: int, n_pages: int, seed: int) -> list[NDArray[np.uint8]]:
+    """Return the whole KV of a prompt: K of each layer, then V; ``(pages, tokens, heads, bytes)``."""
+    random = np.random.default_rng(seed)
+    widths = [K_BYTES] * LAYERS + [V_BYTES] * LAYERS
+    return [random.integers(1, 256, (n_pages, PAGE_TOKENS, n_heads, w), np.uint8) for w in widths]
+
+
+class Rank:
+    """One rank of a server of ``size`` of them."""
+
+    def __init__(
+        self, node: Node, context: zmq.Context[zmq.Socket[bytes]], rank: int, size: int, n_heads: int
+    ) -> None:
+        self.node, self.rank, self.size = node, rank, size
+        self.heads = heads_of(rank, size, n_heads)
+        n_here = self.heads[1] - self.heads[0]
+        widths = [K_BYTES] * LAYERS + [V_BYTES] * LAYERS
+        self.buffers = [np.zeros((SLOTS, PAGE_TOKENS, n_here, width), np.uint8) for width in widths]
+        self.aux = np.zeros((4, 64), np.uint8)
+        self.args: Any = SimpleNamespace(
+            kv_data_ptrs=[buffer.ctypes.data for buffer in self.buffers],
+            kv_data_lens=[buffer.nbytes for buffer in self.buffers],
+            kv_item_lens=[buffer[0].nbytes for buffer in self.buffers],
+            aux_data_ptrs=[self.aux.ctypes.data],
+            aux_data_lens=[self.aux.nbytes],
+            aux_item_lens=[64],
+            state_types=[],
+            state_data_ptrs=[],
+            state_data_lens=[],
+            state_item_lens=[],
+            kv_head_num=n_here,
+            total_kv_head_num=n_heads,
+            page_size=PAGE_TOKENS,
+        )
+        self.manager = Manager(self.args, context)
+        self.mail_port = self.manager.rank_port
+        self.manager.rank_port = int(node.node_id.rpartition(":")[2])  # several servers share a node here
+        self.rows = RequestRows.of(self.args)
+        self.split = Split.of(self.args, size, rank, is_mla=False)
+        self.boundary = Boundary("a test", node.metrics)
+
+    def own(self, kv: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return what this rank has of a buffer of the whole model."""
+        return kv[:, :, self.heads[0] : self.heads[1]]
+
+
+class PrefillRank(Rank):
+    """A rank that offers."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        for address, nbytes in memories(self.args):
+            self.node.register_address(address, nbytes, readable=True)
+        put = self.node.transfers.put_async
+        self.side = PrefillSide(self.manager, self.rows, self.boundary, put, self.split)
+        self._to = self.manager.server_socket.context.socket(zmq.PUSH)
+        self._to.connect(f"tcp://127.0.0.1:{self.mail_port}")
+
+    def begin(self, room: int, kv: list[NDArray[np.uint8]], slots: NDArray[np.int32]) -> None:
+        """Compute a prompt's KV into some slots."""
+        self.manager.update_status(room, 1)
+        self.side.open(room)
+        for buffer, whole in zip(self.buffers, kv, strict=True):
+            buffer[slots] = self.own(whole)
+        self.aux[1] = room % 251
+
+    def hear(self, message: list[bytes]) -> None:
+        self._to.send_multipart(message)
+
+    def send(self, room: int, slots: NDArray[np.int32]) -> None:
+        """Offer it, in two chunks."""
+        eventually(lambda: self.manager.request_status[room] >= 2, SETTLE_S)
+        half = len(slots) // 2
+        self.side.send(room, Chunk(slots[:half], 0, False, None, None, ()))
+        self.side.send(room, Chunk(slots[half:], half, True, 1, None, ()))
+
+    def is_done(self, room: int) -> bool:
+        return self.side.progress(room)[0] is Progress.DONE or self.manager.request_status[room] == 4
+
+    def close(self) -> None:
+        self._to.close(linger=0)
+        self.side.stop()
+        self.manager.close()
+
+
+class DecodeRank(Rank):
+    """A rank that takes."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        for address, nbytes in memories(self.args):
+            self.node.register_address(address, nbytes)
+        self.side = DecodeSide(
+            self.manager, self.rows, self.boundary, self.node.transfers.grant, self._members, self.split
+        )
+
+    def _members(self) -> dict[str, int]:
+        return {m.node_id: m.boot_epoch for m in self.node.members()}
+
+    def sources(self, prefill: list[PrefillRank]) -> tuple[list[PrefillRank], int]:
+        """Return the prefill ranks that SGLang has this one ask, and how many ask each of them."""
+        size = len(prefill)
+        if size <= self.size:
+            return [prefill[self.rank // (self.size // size)]], self.size // size
+        each = size // self.size
+        return prefill[self.rank * each : (self.rank + 1) * each], 1
+
+    def ask(self, room: int, prefill: list[PrefillRank], slots: NDArray[np.int32]) -> Incoming:
+        """Grant some slots to a request, and have prefill told of it."""
+        self.manager.update_status(room, 1)
+        for buffer in self.buffers:
+            buffer[:] = 0
+        self.aux[:] = 0
+        sources, n_peers = self.sources(prefill)
+        infos = [
+            {"rank_ip": "127.0.0.1", "rank_port": source.manager.rank_port, "is_dummy": False}
+            for source in sources
+        ]
+        info = SimpleNamespace(attn_tp_size=len(prefill))
+        receiver: Any = SimpleNamespace(
+            bootstrap_addr="a", bootstrap_room=room, bootstrap_infos=infos, prefill_info=info
+        )
+        assert self.side.unequal(info) is None  # type: ignore[arg-type]
+        incoming = self.side.grant(receiver, slots, 0, None)
+        message = self.side.wanted(room, slots, None, 0, n_peers, is_dummy=False)
+        for source in sources:
+            source.hear(message)
+        return incoming
+
+    def close(self) -> None:
+        self.side.stop()
+        self.manager.close()
+
+
+def start_nodes(n: int, join: str) -> list[Node]:
+    """Start as many nodes as a server has ranks, named as SGLang's ranks are."""
+    settings: Any = {"join": [join], "pool_size": 0, "buffer_size": 0}
+    return [Node.start(Config(node_id=node_id("127.0.0.1", 1 + i), **settings)) for i in range(n)]
