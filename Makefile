@@ -139,7 +139,8 @@ test-sglang: $(STAMP) $(SGLANG)/.installed  ## two real SGLang servers share the
 	$(BIN)/python -m pytest -m sglang tests/engines/test_real_sglang.py tests/engines/test_real_sglang_pools.py
 
 test-sglang-pd: $(STAMP) $(SGLANG)/.installed  ## a real prefill and decode, alone and behind the router; needs no GPU
-	$(BIN)/python -m pytest -m sglang tests/engines/test_real_sglang_pd.py tests/engines/test_real_sglang_router.py
+	$(BIN)/python -m pytest -m sglang tests/engines/test_real_sglang_pd.py tests/engines/test_real_sglang_tp.py \
+	  tests/engines/test_real_sglang_router.py
 
 VLLM_CPU := $(ENGINES)/vllm_cpu
 $(VLLM)/.requirements: $(VLLM_CPU)/requirements.txt $(ENGINES)/make_model.py $(ENGINES)/make_hybrid_model.py

@@ -7,6 +7,7 @@ theirs by the same recipes.
 from __future__ import annotations
 
 import json
+import os
 import random
 import shlex
 import socket
@@ -71,6 +72,13 @@ class SGLang:
     def paired(cls, role: Sequence[str], bootstrap_port: int) -> list[str]:
         """Return the options of :attr:`PREFILL` or :attr:`DECODE`, and those that both need."""
         return [*cls.BOTH, *role, "--disaggregation-bootstrap-port", str(bootstrap_port)]
+
+    @staticmethod
+    def tensor_parallel(n: int) -> Recipe:
+        """Return the options of a server of ``n`` ranks, and what its environment must have: a CPU for each."""
+        cpus = sorted(os.sched_getaffinity(0))
+        each = "|".join(str(cpus[rank % len(cpus)]) for rank in range(n))
+        return Recipe(["--tp-size", str(n)], {"SGLANG_CPU_OMP_THREADS_BIND": each})
 
     @staticmethod
     def node(join: str, metrics_port: int) -> dict[str, str]:

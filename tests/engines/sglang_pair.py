@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang_server import SGLangServer, lasting_port
 
-from demo.xpyd.real_engines import SGLang
+from demo.xpyd.real_engines import Recipe, SGLang
 
 MAX_ROOM = 2**63 - 1
 FAILURES = (
@@ -32,28 +32,32 @@ class Refused(Exception):
 class Pair:
     """A prefill and a decode server on this machine. Prefill can be started again at the same place.
 
-    Both announce themselves to ``router``, if there is one.
+    Both announce themselves to ``router``, if there is one. ``ranks``: tensor parallel sizes of prefill and decode.
     """
 
-    def __init__(self, folder: Path, router: str = "") -> None:
+    def __init__(self, folder: Path, router: str = "", ranks: tuple[int, int] = (1, 1)) -> None:
         self._folder = folder
+        self._prefill_ranks = ranks[0]
         self._announced = {"P2PKV_ROUTERS": router} if router else {}
         self._join = f"127.0.0.1:{lasting_port()}"
         self._port, self.bootstrap_port, self._n_starts = lasting_port(), lasting_port(), 0
         self.start_prefill()
-        self.decode = self._start("decode", SGLang.DECODE, lasting_port())
+        self.decode = self._start("decode", SGLang.DECODE, lasting_port(), ranks[1])
 
     def start_prefill(self) -> None:
         """Start the prefill server."""
         self._n_starts += 1
-        self.prefill = self._start(f"prefill-{self._n_starts}", SGLang.PREFILL, self._port)
+        self.prefill = self._start(
+            f"prefill-{self._n_starts}", SGLang.PREFILL, self._port, self._prefill_ranks
+        )
 
-    def _start(self, name: str, options: Sequence[str], port: int) -> SGLangServer:
+    def _start(self, name: str, options: Sequence[str], port: int, ranks: int) -> SGLangServer:
         metrics_port = lasting_port()
+        split = SGLang.tensor_parallel(ranks) if ranks > 1 else Recipe(())
         return SGLangServer(
             self._folder / f"{name}.log",
-            SGLang.paired(options, self.bootstrap_port),
-            environment=SGLang.node(self._join, metrics_port) | self._announced,
+            [*SGLang.paired(options, self.bootstrap_port), *split.command],
+            environment=SGLang.node(self._join, metrics_port) | self._announced | dict(split.environment),
             port=port,
             metrics_port=metrics_port,
         )

@@ -1,0 +1,41 @@
+"""Real SGLang servers of unequal tensor parallelism hand KV over through p2pkv: ``make test-sglang-pd``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sglang_pair import Pair, failures
+from sglang_server import SGLangServer
+from test_real_sglang_pd import DEADLINE_S, LENGTHS, N_TOKENS, Answers, prompt
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(2400)]
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """Return what a single server answers."""
+    server = SGLangServer(tmp_path_factory.mktemp("single") / "single.log")
+    try:
+        server.wait_until_ready()
+        return {n: list(server.generate(prompt(n), N_TOKENS)["output_ids"]) for n in range(len(LENGTHS))}
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 1)], ids=["1 to 2", "2 to 1"])
+def test_decode_has_the_heads_of_prefills_ranks(
+    tmp_path: Path, right: Answers, ranks: tuple[int, int]
+) -> None:
+    pair = Pair(tmp_path, ranks=ranks)
+    try:
+        pair.prefill.wait_until_ready()
+        pair.decode.wait_until_ready()
+        given = {n: list(pair.generate(prompt(n), N_TOKENS, timeout=DEADLINE_S)["output_ids"]) for n in right}
+        assert given == right
+        rows = pair.decode.counters()["p2pkv_granted_rows_total"]  # of the first rank
+        # a row a token, or the KV was not handed over
+        assert rows >= sum(len(prompt(n)) for n in right)
+        assert failures(pair.prefill) == failures(pair.decode) == {}
+    finally:
+        pair.close()
