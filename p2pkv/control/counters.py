@@ -12,6 +12,7 @@ import msgspec
 from p2pkv import _native
 from p2pkv.control.wire import Kind, ReplyStatus
 from p2pkv.errors import ControlError
+from p2pkv.limited_log import LimitedLog
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ class CountersServer:
     def __init__(self, loop: _native.ControlLoop, read: Callable[[], Mapping[str, float]]) -> None:
         self._loop = loop
         self._read = read
+        self._log = LimitedLog(_log)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="p2pkv-counters", daemon=True)
         self._thread.start()
@@ -37,7 +39,9 @@ class CountersServer:
             try:
                 answer = encode_counters(self._read())
             except Exception as error:  # noqa: BLE001  # the top of a thread's loop: the next question is another
-                _log.exception("this node's counters could not be read")
+                self._log.error(
+                    type(error).__name__, "this node's counters could not be read", exc_info=error
+                )
                 self._loop.reply(
                     event[0], ReplyStatus.REFUSED, f"counters could not be read: {error}".encode()
                 )

@@ -34,6 +34,7 @@ from p2pkv.control.listening import IsPeer, bind
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.control.wire import MAX_MESSAGE, Kind, Reply, pack_request, unpack_reply
 from p2pkv.errors import ClosedError, ControlError, VersionError
+from p2pkv.limited_log import LimitedLog
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,8 +55,6 @@ MAX_SOCKETS = 16384
 over a socket of its own."""
 _NAMES_S = 2.0
 """How long a start waits for the name it is to listen on."""
-_COMPLAIN_S = 10.0
-"""At most so often it is said that a peer can't even be asked."""
 
 Socket = zmq.Socket[bytes]
 
@@ -168,7 +167,8 @@ class ControlClient:
         self.is_closed = False
         """Whether calls are to end."""
         self._request_ids = count(1)
-        self._complain_at = 0.0
+        self.log = LimitedLog(_log)
+        """Of what goes wrong with peers' answers."""
 
     def send(self, requests: Sequence[Request]) -> Calls:
         """Send every request at once. Use the result in a ``with`` statement."""
@@ -218,11 +218,9 @@ class ControlClient:
             return None
 
     def _complain(self, address: str, error: zmq.ZMQError) -> None:
-        now = time.monotonic()
-        if now >= self._complain_at:
-            self._complain_at = now + _COMPLAIN_S
-            advice = "; raise RLIMIT_NOFILE (ulimit -n 65536)" if error.errno == errno.EMFILE else ""
-            _log.warning("cannot ask %s, as if it were silent: %s%s", address, error.strerror, advice)
+        advice = "; raise RLIMIT_NOFILE (ulimit -n 65536)" if error.errno == errno.EMFILE else ""
+        message = "cannot ask %s, as if it were silent: %s%s"
+        self.log.warning(error.errno, message, address, error.strerror, advice)
 
     def _connect(self, address: str) -> Socket:
         socket = self._context.socket(zmq.DEALER)
@@ -318,7 +316,8 @@ class Calls:
         except zmq.Again:
             return None
         except (ControlError, VersionError) as error:
-            _log.warning("peer %s gave an answer that can't be used: %s", request.address, error)
+            message = "peer %s gave an answer that can't be used: %s"
+            self._client.log.warning(request.address, message, request.address, error)
             del self._pending[socket]
             socket.close()
             return None

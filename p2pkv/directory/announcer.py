@@ -30,6 +30,7 @@ from p2pkv.directory.owed import Owed
 from p2pkv.directory.ring import Ring, moved
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import ClosedError
+from p2pkv.limited_log import LimitedLog
 from p2pkv.metrics import Metrics
 from p2pkv.page import Keys, Locations
 from p2pkv.pool import Pool
@@ -93,6 +94,7 @@ class Announcer(Resource):
         self._check_s = check_s
         self._clock: Clock = clock or SystemClock()
         self._random = random or Random()  # noqa: S311 - jitter, nothing secret
+        self._log = LimitedLog(_log)
         # Guards what follows; taken by itself in calls, as in DirectoryChannels.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -164,8 +166,9 @@ class Announcer(Resource):
         except ClosedError:
             with self._lock:
                 self._closed = True
-        except Exception:  # noqa: BLE001  # the top of a thread's loop
-            _log.exception("the directory was not told of a change; trying again")
+        except Exception as error:  # noqa: BLE001  # the top of a thread's loop
+            message = "the directory was not told of a change; trying again"
+            self._log.error(type(error).__name__, message, exc_info=error)
             with self._lock:
                 self._changed.wait_for(lambda: self._closed, _RETRY_S)
         return None

@@ -26,6 +26,7 @@ from p2pkv.control.sockets import ControlClient, Request
 from p2pkv.control.wire import Kind, Reply, pack_epochs, unpack_epochs
 from p2pkv.directory.view import Member
 from p2pkv.errors import ClosedError, ControlError, UsageError
+from p2pkv.limited_log import LimitedLog
 from p2pkv.page import name_digest
 from p2pkv.transports.base import Resource
 
@@ -74,6 +75,7 @@ class EpochKeeper(Resource):
         self._client = client
         self._members = members
         self._random = random or Random()  # noqa: S311 - whom to ask, nothing secret
+        self._log = LimitedLog(_log)
         # Guards what follows; reentrant, since a signal's handler may close the node wherever a thread is.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -149,7 +151,8 @@ class EpochKeeper(Resource):
         try:
             self._known.raise_to(unpack_epochs(reply.body, reply.count))
         except (ControlError, ValueError) as error:
-            _log.warning("node %s gave an answer that can't be used: %s", member.node_id, error)
+            message = "node %s gave an answer that can't be used: %s"
+            self._log.warning(member.node_id, message, member.node_id, error)
             return False
         return True
 
@@ -180,8 +183,10 @@ class EpochKeeper(Resource):
                 self._turn(met)
             except ClosedError:
                 return
-            except Exception:  # noqa: BLE001  # the top of a thread's loop
-                _log.exception("peers were not told of epochs; trying again")
+            except Exception as error:  # noqa: BLE001  # the top of a thread's loop
+                self._log.error(
+                    type(error).__name__, "peers were not told of epochs; trying again", exc_info=error
+                )
 
     def _turn(self, chosen: dict[_Boot, Member]) -> None:
         """Tell those who are new, and somebody at random."""

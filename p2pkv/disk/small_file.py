@@ -15,6 +15,8 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
+from p2pkv.limited_log import LimitedLog
+
 _log = logging.getLogger(__name__)
 
 _WAIT_S = 1.0
@@ -36,7 +38,7 @@ class SmallFile:
         self._longest = longest
         self._makes_parents = makes_parents
         self._lock = threading.Lock()  # held while a thread writes, however long the disk takes
-        self._has_warned = False
+        self._log = LimitedLog(_log)
 
     def read(self, take: Callable[[bytes], None]) -> None:
         """Have the lines taken that were written, if there are any. Never raises, whatever ``take`` raises."""
@@ -80,17 +82,8 @@ class SmallFile:
             self._warn(done, errors[0])
 
     def _warn(self, done: str, why: object) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            _log.warning(
-                "the %s of node %s can't be %s (%s): %s; %s",
-                self._has,
-                self._node_id,
-                done,
-                self.path,
-                why,
-                self._loss,
-            )
+        message = "the %s of node %s can't be %s (%s): %s; %s"
+        self._log.warning(None, message, self._has, self._node_id, done, self.path, why, self._loss)
 
     def _parse(self, text: bytes) -> bytes:
         match = _CHECKED.fullmatch(text)

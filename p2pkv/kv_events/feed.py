@@ -22,6 +22,7 @@ from p2pkv.disk.tier import DiskTier
 from p2pkv.kv_events import messages
 from p2pkv.kv_events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from p2pkv.kv_events.publisher import EventPublisher
+from p2pkv.limited_log import LimitedLog
 from p2pkv.page import Keys
 from p2pkv.pool import Pool
 
@@ -55,6 +56,7 @@ class EventFeed:
         self._pool = pool
         self._tier = tier
         self._epoch = epoch
+        self._log = LimitedLog(_log)
         # Used by the thread only.
         self._told_epoch = epoch()
         self._is_lost = True  # from the beginning: a subscriber may know of an earlier run
@@ -83,8 +85,9 @@ class EventFeed:
         while not self._closing.is_set():
             try:
                 self._turn()
-            except Exception:  # noqa: BLE001  # the top of a thread's loop
-                _log.exception("telling KV events failed; all that is there is told again")
+            except Exception as error:  # noqa: BLE001  # the top of a thread's loop
+                message = "telling KV events failed; all that is there is told again"
+                self._log.error(type(error).__name__, message, exc_info=error)
                 self._is_lost = True
                 self._closing.wait(_RETELL_S)
         try:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from p2pkv import _native
 from p2pkv.errors import ConfigError, DeviceError, UsageError
+from p2pkv.limited_log import LimitedLog
 from p2pkv.memory.registered import Memory, MemoryTable
 from p2pkv.memory.registrations import Registrations
 from p2pkv.transports.base import Resource
@@ -41,7 +42,7 @@ class DeviceMemory(Resource):
         self._lock = threading.RLock()
         self._devices: dict[int, _native.CudaDevice] = {}
         self._staging: Staging | None = None
-        self._reported: set[int] = set()
+        self._log = LimitedLog(_log)
         self.is_ending = False
 
     def find(self, address: int, nbytes: int) -> int | None:
@@ -95,13 +96,9 @@ class DeviceMemory(Resource):
             return [self._devices[ordinal] for ordinal in ordinals]
 
     def report(self, problem: str, devices: Sequence[_native.CudaDevice]) -> None:
-        """Log what went wrong with copies: every time, but of lost devices only once."""
-        lost = {device.ordinal for device in devices if device.is_lost}
-        with self._lock:
-            is_new = not lost or not lost <= self._reported
-            self._reported |= lost
-        if is_new:
-            _log.warning("pages in device memory could not be moved: %s", problem)
+        """Log what went wrong with copies; one cause are all those to devices that are lost."""
+        lost = tuple(sorted({device.ordinal for device in devices if device.is_lost}))
+        self._log.warning(lost or problem, "pages in device memory could not be moved: %s", problem)
 
     def readings(self) -> dict[str, float]:
         """Return the metrics of the staging."""

@@ -18,6 +18,7 @@ from p2pkv.config import Config
 from p2pkv.directory.view import Member, State, View, node_key
 from p2pkv.errors import ClosedError, ConfigError, NotRegisteredError, TransportError, UsageError
 from p2pkv.lifetime import Gate
+from p2pkv.limited_log import LimitedLog
 from p2pkv.offers.handles import Grant, Offer, RowSpans, RowStatus, RowStatuses
 
 _log = logging.getLogger(__name__)
@@ -30,7 +31,6 @@ MAX_SECONDS = 3600.0
 DEATH_GRACE_S = 3.0
 """How long a verdict of death must stand until it costs transfers anything. One that a busy machine has brought about
 is taken back by the node itself, which hears of it within a second or two."""
-_MAX_REPORTED = 64
 _UNREGISTERED = "lies in no registered memory"
 """How native/src/offers/transfers.cc ends what it says of a row outside every registered memory."""
 _CONNECT_S = 1.0
@@ -86,8 +86,8 @@ class Transfers:
         self._gate = gate
         self._timeout = config.deadline
         self._lease = config.transfer_lease
-        self._lock = threading.Lock()  # guards the next two
-        self._reported: set[str] = set()
+        self._log = LimitedLog(_log)
+        self._lock = threading.Lock()  # guards the next
         self._connecting: dict[str, threading.Lock] = {}  # each held while that node is connected to
 
     def offer(
@@ -306,14 +306,9 @@ class Transfers:
             raise self._explained(error, spans, for_reading=False) from error
 
     def _report(self) -> None:
-        """Log why rows of devices failed, each reason once."""
-        reason = self._native.device_failure()
-        with self._lock:
-            is_new = bool(reason) and reason not in self._reported
-            if len(self._reported) < _MAX_REPORTED:
-                self._reported.add(reason)
-        if is_new:
-            _log.warning("rows in device memory failed: %s", reason)
+        """Log why rows of devices failed."""
+        if reason := self._native.device_failure():
+            self._log.warning(reason, "rows in device memory failed: %s", reason)
 
     def _explained(self, error: ValueError, spans: RowSpans, *, for_reading: bool) -> UsageError:
         bad_row = self._native.find_unregistered(spans, for_reading)
@@ -378,4 +373,4 @@ class Transfers:
                 door, _ = answer
                 self._native.connect(key, member.boot_epoch, door, max(0.0, deadline - time.monotonic()))
         except (ClosedError, TransportError, RuntimeError) as error:
-            _log.warning("cannot connect to %s for transfers: %s", node_id, error)
+            self._log.warning(node_id, "cannot connect to %s for transfers: %s", node_id, error)

@@ -24,6 +24,7 @@ import numpy as np
 from p2pkv import _native
 from p2pkv.directory.view import Member, State, View
 from p2pkv.errors import ClosedError, TransportError
+from p2pkv.limited_log import LimitedLog
 from p2pkv.metrics import Metrics
 from p2pkv.transports import connecting
 from p2pkv.transports.base import MemoryRegion, Resource, Transport
@@ -142,6 +143,7 @@ class _Opener:
         self._transports = transports
         self._connect = connect
         self._metrics = metrics
+        self._log = LimitedLog(_log)
         self._lock = threading.Lock()  # guards the next one
         self._scratch: dict[int, MemoryRegion] = {}
 
@@ -185,7 +187,7 @@ class _Opener:
                         word, word.ctypes.data, word.nbytes, readable=False
                     )
                 except TransportError as error:
-                    _log.warning("cannot test connections over %s: %s", transport.name, error)
+                    self._log.warning(way, "cannot test connections over %s: %s", transport.name, error)
                     return None
             return region_for_core(transport, self._scratch[way])
 
@@ -194,17 +196,17 @@ class _Opener:
         name, member = self._transports[way].name, self.view.by_key(key)
         self._metrics.transport_fallbacks.labels(name).inc()
         if is_first and member is not None:
-            _log.warning(
-                "peer %s is not reached over %s (%s); trying others", member.node_id, name, _FallBack(why)
-            )
+            message = "peer %s is not reached over %s (%s); trying others"
+            self._log.warning((member.node_id, name, why), message, member.node_id, name, _FallBack(why))
 
     def failed(self, error: BaseException) -> None:
         """Log an exception of :meth:`open` or of a transport that no call waits for."""
         if not isinstance(error, ClosedError):
-            _log.error("a connection between calls was not made", exc_info=error)
+            self._log.error(type(error).__name__, "a connection between calls was not made", exc_info=error)
 
     def _complain(self, member: Member, transport: Transport, error: TransportError) -> None:
-        _log.warning("cannot reach peer %s over %s: %s", member.node_id, transport.name, error)
+        cause = (member.node_id, transport.name)
+        self._log.warning(cause, "cannot reach peer %s over %s: %s", member.node_id, transport.name, error)
 
     def close(self) -> None:
         """Release the memory for test reads. Idempotent."""

@@ -23,6 +23,7 @@ from p2pkv.control.wire import (
 )
 from p2pkv.directory.view import Member
 from p2pkv.errors import ControlError, P2PKVError, TransportError
+from p2pkv.limited_log import LimitedLog
 from p2pkv.transports.base import Transport
 
 _log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class Handshakes:
     def __init__(self, client: ControlClient, loop: _native.ControlLoop) -> None:
         self._client = client
         self._loop = loop
+        self._log = LimitedLog(_log)
         self._transports: dict[str, Transport] = {}
         self._regions: Mapping[str, bytes] = {}
         self._closing = threading.Event()
@@ -54,7 +56,8 @@ class Handshakes:
         if reply is None:
             return None
         if not reply.ok:
-            _log.warning(
+            self._log.warning(
+                (member.node_id, name),
                 "peer %s refused a connection over %s: %s",
                 member.node_id,
                 name,
@@ -87,7 +90,7 @@ class Handshakes:
                 answer = pack_connected(self._transports[name].accept(half), self._regions[name])
             except Exception as error:  # noqa: BLE001  # the top of a thread's loop: the next reader is let in
                 if not isinstance(error, P2PKVError):
-                    _log.exception("transport %s failed at a reader's handshake", name)
+                    self._log.error(name, "transport %s failed at a reader's handshake", name, exc_info=error)
                 self._loop.reply(route, ReplyStatus.REFUSED, str(error).encode(errors="replace"))
             else:
                 self._loop.reply(route, ReplyStatus.OK, answer)

@@ -21,6 +21,7 @@ from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.view import Member, View, decode, encode
 from p2pkv.errors import ClosedError, ControlError, TransportError, ViewError
+from p2pkv.limited_log import LimitedLog
 from p2pkv.metrics import Metrics
 from p2pkv.page import Keys, as_locations
 
@@ -38,6 +39,7 @@ class DirectoryObserver:
 
     def __init__(self, join: Sequence[str], keys: ClusterKeys, *, replicas: int = _REPLICAS) -> None:
         self._join = tuple(join)
+        self._log = LimitedLog(_log)
         self.epochs = _native.NamespaceEpochs()
         """It holds what the nodes know of the epochs of all namespaces."""
         self.has_view = False
@@ -112,7 +114,7 @@ class DirectoryObserver:
                 try:
                     view = View(decode(reply.body).members)
                 except (ViewError, ControlError) as error:
-                    _log.warning("the view of %s can't be read: %s", address, error)
+                    self._log.warning(address, "the view of %s can't be read: %s", address, error)
                     continue
                 self._take(view)
                 self._learn(address)
@@ -128,7 +130,7 @@ class DirectoryObserver:
             try:
                 self.epochs.raise_to(unpack_epochs(reply.body, reply.count))
             except (ControlError, ValueError) as error:
-                _log.warning("the epochs of %s can't be read: %s", address, error)
+                self._log.warning(address, "the epochs of %s can't be read: %s", address, error)
 
     def _take(self, view: View) -> None:
         if not self.has_view or view.digest != self._view.digest:

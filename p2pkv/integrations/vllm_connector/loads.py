@@ -24,6 +24,7 @@ from p2pkv.integrations.vllm_connector.messages import Blocks, Fetch, Pull
 from p2pkv.integrations.vllm_connector.prefixes import Part
 from p2pkv.integrations.vllm_connector.settings import Fingerprint, Instance
 from p2pkv.integrations.vllm_connector.stats import Tally
+from p2pkv.limited_log import LimitedLog
 from p2pkv.node import Node
 from p2pkv.offers.transfers import DEATH_GRACE_S, MAX_ROWS
 from p2pkv.page import Outcome
@@ -134,6 +135,7 @@ class Loads:
         self._parts = [Part(rank, group, layout) for group, layout in enumerate(caches.layouts)]
         self._deadline, self._groups = instance.load_deadline, instance.groups.each
         self._boundary, self._tally = boundary, tally
+        self._log = LimitedLog(_log)
         self._closing = threading.Event()
         self._connecting = ThreadPoolExecutor(_CONNECTING, thread_name_prefix="p2pkv-vllm-pull")
         self._fetching = ThreadPoolExecutor(_FETCHING, thread_name_prefix="p2pkv-vllm-fetch")
@@ -364,7 +366,8 @@ class Loads:
             self._tally.took(seconds)
             return
         self._tally.count("handoffs_failed")
-        _log.warning(
+        self._log.warning(
+            load.why,
             "hand-off to request %s failed after %.2f s, %d of its %d blocks are missing: %s",
             load.request_id,
             seconds,

@@ -21,6 +21,7 @@ from p2pkv.integrations.sglang.pd.rooms import Outgoing, Progress, PutAsync, Tar
 from p2pkv.integrations.sglang.pd.rows import Items, RequestRows, Spans, state_items
 from p2pkv.integrations.sglang.pd.threads import Mailbox, Worker
 from p2pkv.integrations.sglang.pd.wire import Wanted, unpack, unpack_abort
+from p2pkv.limited_log import LimitedLog
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class PrefillSide:
         self._shape = rows.shape
         self._split = Split() if split is None else split
         self._boundary = boundary
+        self._log = LimitedLog(_log)
         self._put = put
         self._lock = threading.Lock()  # guards what follows
         self._outgoing: dict[int, Outgoing] = {}
@@ -79,7 +81,8 @@ class PrefillSide:
             return
         wanted = unpack(frames)
         if wanted is None:
-            _log.warning("dropped a message of another kind from a decode server: %.40r", frames[:1])
+            message = "dropped a message of another kind from a decode server: %.40r"
+            self._log.warning("kind", message, frames[:1])
             return
         self._decode_wants(wanted)
 
