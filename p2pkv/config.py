@@ -23,8 +23,20 @@ from p2pkv import plugins
 from p2pkv.address import check_endpoint, is_loopback, split_address
 from p2pkv.errors import ConfigError
 from p2pkv.transports import AllOptions, former_names, read_options, take_former
-from p2pkv.values import as_bool, as_number, as_tuple, check_choice, is_unicode, nearest, parse_size, shown
+from p2pkv.values import (
+    as_bool,
+    as_number,
+    as_ports,
+    as_tuple,
+    check_choice,
+    is_unicode,
+    nearest,
+    parse_size,
+    shown,
+)
 
+DATA_PORTS = 3
+"""What a node listens on besides its control socket: pages over tcp, transfers, its part of the directory."""
 DISK_LAYOUTS = ("bucket", "file", "offset")
 """How pages lie on disk; ``docs/disk.md`` says which is good for what."""
 DISK_FSYNC = ("never", "seal", "batch")
@@ -50,7 +62,7 @@ MAX_BUFFER_SIZE = 2**43
 
 
 _TEXTS = (
-    *("cluster", "namespace", "node_id", "listen", "membership", "secret_file", "verify"),
+    *("data_ports", "cluster", "namespace", "node_id", "listen", "membership", "secret_file", "verify"),
     *("cuda_library", "huge_pages", "prefault", "copy_kernel"),
     *("disk_path", "disk_layout", "disk_fsync", "disk_write", "disk_admission", "disk_compression"),
     *("engine_url", "engine_role", "metrics_host"),
@@ -101,6 +113,9 @@ class Config:
     """Unique among the live nodes of a cluster; a restarted node may have its id again."""
     listen: str = "127.0.0.1:0"
     """``HOST:PORT`` of the control socket; port 0 takes a free one. Data ports bind the same host."""
+    data_ports: str = ""
+    """The TCP ports that peers reach this node's data and directory at, such as ``7500-7599``; empty: any that is
+    free. A node takes the first three that are free."""
     cluster: str = "p2pkv"
     """The cluster's name. Nodes of clusters with different names that meet refuse each other."""
     join: tuple[str, ...] | list[str] | str = ()
@@ -297,7 +312,14 @@ class Config:
             )
 
     def _check_addresses(self) -> None:
-        host, _ = split_address("listen", self.listen)
+        host, port = split_address("listen", self.listen)
+        first, last = self.data_port_range
+        for name, own in (("listen", port), ("metrics_port", self.metrics_port)):
+            if own and first <= own <= last:
+                raise ConfigError(
+                    f"{name} has port {own}, which is one of data_ports {self.data_ports}: another node of this host "
+                    "could take it; keep them apart"
+                )
         for name, addresses in (("join", self.join_addresses), ("routers", self.router_addresses)):
             for address in addresses:
                 if split_address(name, address)[1] == 0:
@@ -335,6 +357,18 @@ class Config:
     def transport_names(self) -> tuple[str, ...]:
         """``transports`` as a tuple; ``("auto",)`` where the node chooses."""
         return tuple(self.transports)
+
+    @property
+    def data_port_range(self) -> tuple[int, int]:
+        """First and last of ``data_ports``; 0 and 0: any."""
+        return as_ports("data_ports", self.data_ports)
+
+    @property
+    def ports_advice(self) -> str:
+        """What to add to an error of listening on ``data_ports``."""
+        return (
+            f"; data_ports needs {DATA_PORTS} free ones for each node of this host" if self.data_ports else ""
+        )
 
     @property
     def options(self) -> AllOptions:

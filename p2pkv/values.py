@@ -30,6 +30,18 @@ def parse_size(name: str, value: object) -> int:
     raise ConfigError(f"{name} must be a size such as 67108864 or '64MiB', not {shown(value)}")
 
 
+def as_ports(name: str, value: object) -> tuple[int, int]:
+    """Return ``value``, the text of a port or of a range such as ``7500-7599``, as first and last; empty is 0 to 0."""
+    if value == "":
+        return 0, 0
+    match = re.fullmatch(r"\s*([0-9]{1,5})\s*(?:-\s*([0-9]{1,5})\s*)?", str(value))
+    if match is not None:
+        first, last = int(match[1]), int(match[2] or match[1])
+        if 1 <= first <= last <= 65535:
+            return first, last
+    raise ConfigError(f"{name} must be a port or a range of them such as 7500-7599, not {shown(value)}")
+
+
 def as_tuple(name: str, value: object) -> tuple[str, ...]:
     """Return ``value``, a list of strings or a comma-separated one, as a tuple."""
     if isinstance(value, str):

@@ -51,7 +51,6 @@ struct Party {
       : key(key), fake(FakeCuda::get()), on(on), n_rows(n_rows) {
     transport =
         over == Over::kTcp ? p2pkv::make_tcp_transport({}, &error) : p2pkv::make_shm_transport(&error);
-    options.host = "127.0.0.1";
     options.ways = {{0, "it", transport}};
     options.peers = peers;
     transfers = Transfers::start(std::move(options), &error);

@@ -48,7 +48,7 @@ struct Served {
 
   Served() {
     shard->set_view(&kOwner, &kBoot, 1);
-    server = DirectoryServer::start("127.0.0.1", "", shard, &error);
+    server = DirectoryServer::start({}, shard, &error);
     CHECK(server != nullptr);
     server->announce(kBoot);
   }

@@ -98,7 +98,7 @@ class Liar {
  public:
   explicit Liar(uint64_t seed) : numbers_(seed) {
     std::string error;
-    listener_ = p2pkv::listen_on("127.0.0.1", 0, "", &address_, &error);
+    listener_ = p2pkv::listen_on({}, &address_, &error);
     CHECK(bool(listener_));
     thread_ = std::thread([this] { run(); });
   }

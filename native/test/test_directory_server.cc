@@ -201,7 +201,7 @@ TEST(directory_channel_waits_no_longer_than_told_and_is_then_done_for) {
   Served served;
   Address address;
   std::string error;
-  const UniqueFd silent = p2pkv::listen_on("127.0.0.1", 0, "", &address, &error);
+  const UniqueFd silent = p2pkv::listen_on({}, &address, &error);
   std::string door = served.door();
   reinterpret_cast<DoorBlob*>(door.data())->port = address.port;
   CHECK(DirectoryChannel::open(door, kBoot, 0.05, &error) == nullptr);

@@ -52,7 +52,6 @@ struct Node {
     std::string error;
     transport = p2pkv::make_tcp_transport({}, &error);
     Transfers::Options options;
-    options.host = "127.0.0.1";
     options.ways = {{0, "tcp", transport}};
     options.peers = peers;
     options.buffer_nbytes = buffer_nbytes;

@@ -48,7 +48,6 @@ struct Party {
     } else {
       transport = p2pkv::make_shm_transport(&error);
     }
-    options.host = "127.0.0.1";
     options.ways = {{0, "it", transport}};
     options.peers = peers;
     transfers = Transfers::start(std::move(options), &error);

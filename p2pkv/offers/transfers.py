@@ -64,9 +64,10 @@ def start_offers(
             staging_nbytes=config.device_staging_nbytes,
             keep_unclaimed_s=config.transfer_lease,
             is_validating=True,
+            ports=config.data_port_range,
         )
     except RuntimeError as error:
-        raise ConfigError(f"cannot start transfers: {error}") from error
+        raise ConfigError(f"cannot start transfers: {error}{config.ports_advice}") from error
 
 
 class Transfers:

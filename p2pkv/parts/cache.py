@@ -13,6 +13,7 @@ from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.view import Member, View, node_key
 from p2pkv.disk.tier import DiskTier
+from p2pkv.errors import ConfigError
 from p2pkv.kv_events.feed import LOG_CAPACITY, EventFeed
 from p2pkv.kv_events.publisher import EventPublisher
 from p2pkv.memory import copies
@@ -47,7 +48,12 @@ class CacheParts:
         self.events: EventFeed | None = None
         """None where `kv_events` is not set, and before `serve`."""
         control.epochs.follow(scopes(config.namespace))
-        self.directory_server = _native.directory_server(control.host, control.advertise, control.shard)
+        try:
+            self.directory_server = _native.directory_server(
+                control.host, control.advertise, control.shard, config.data_port_range
+            )
+        except RuntimeError as error:
+            raise ConfigError(f"cannot serve the directory: {error}{config.ports_advice}") from error
         undo.callback(self.directory_server.close)
         control.server.loop.serve_directory(self.directory_server)
         self.channels = DirectoryChannels(control.handshakes.connect)

@@ -152,6 +152,7 @@ class NodeParts:
             TransportSettings(
                 host=self.control.host,
                 advertise=self.control.advertise,
+                ports=config.data_port_range,
                 registered_nbytes=config.registered_nbytes,
                 options=config.options,
             ),

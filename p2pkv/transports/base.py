@@ -180,6 +180,8 @@ class TransportSettings:
     """The address that the node binds."""
     advertise: str = "127.0.0.1"
     """The address at which peers reach it."""
+    ports: tuple[int, int] = (0, 0)
+    """First and last of the ports that a transport may listen on; 0: any that is free."""
     registered_nbytes: int = 0
     """What the node is going to register of its own: the pool, and what transfers receive into."""
     options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)

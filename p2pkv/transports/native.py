@@ -177,7 +177,7 @@ class ShmTransport(NativeTransport):
 @dataclass(frozen=True, slots=True)
 class TcpOptions(TransportOptions):
     port: int = 0
-    """The port that peers read from; 0 takes a free one."""
+    """The port that peers read from; 0 takes a free one, of the setting ``data_ports`` if there is one."""
     streams: int = 2
     """Over how many connections an endpoint reads, 1 to 8."""
 
@@ -191,18 +191,24 @@ class TcpOptions(TransportOptions):
 class TcpTransport(NativeTransport):
     """Any network.
 
-    Listens on ``host`` and ``port``; see :class:`TcpOptions`. ``advertise`` is what peers connect to, needed if
-    ``host`` is a wildcard.
+    Listens on ``host`` and ``port``, or without one on the first free one of ``ports``; see :class:`TcpOptions`.
+    ``advertise`` is what peers connect to, needed if ``host`` is a wildcard.
     """
 
     name = "tcp"
     options_class = TcpOptions
 
     def __init__(
-        self, host: str = "127.0.0.1", *, port: int = 0, streams: int = 2, advertise: str = ""
+        self,
+        host: str = "127.0.0.1",
+        *,
+        port: int = 0,
+        ports: tuple[int, int] = (0, 0),
+        streams: int = 2,
+        advertise: str = "",
     ) -> None:
         try:
-            native = _native.tcp_transport(host, port, streams, advertise)
+            native = _native.tcp_transport(host, (port, port) if port else ports, streams, advertise)
         except RuntimeError as error:
             raise TransportError(f"cannot start the tcp transport: {error}") from error
         super().__init__(native)
@@ -211,7 +217,13 @@ class TcpTransport(NativeTransport):
     @classmethod
     def create(cls, settings: TransportSettings) -> TcpTransport:
         options = settings.options_of(cls.name, TcpOptions)
-        return cls(settings.host, port=options.port, streams=options.streams, advertise=settings.advertise)
+        return cls(
+            settings.host,
+            port=options.port,
+            ports=settings.ports,
+            streams=options.streams,
+            advertise=settings.advertise,
+        )
 
     @classmethod
     def unavailable(cls, options: Mapping[str, object] = UNSET) -> str | None:

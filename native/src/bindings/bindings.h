@@ -6,9 +6,12 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace p2pkv {
 
+// First and last of those to listen on; 0: any that is free.
+using Ports = std::pair<uint16_t, uint16_t>;
 // Of readings, by their names.
 using Counts = nanobind::typed<nanobind::dict, std::string, uint64_t>;
 

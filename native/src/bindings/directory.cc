@@ -258,13 +258,14 @@ void bind_channels(nb::module_& m) {
       .def("close", &DirectoryServer::close, nb::call_guard<nb::gil_scoped_release>());
   m.def(
       "directory_server",
-      [](const std::string& host, const std::string& advertise, std::shared_ptr<Shard> shard) {
+      [](const std::string& host, const std::string& advertise, std::shared_ptr<Shard> shard, Ports ports) {
         std::string error;
-        auto server = DirectoryServer::start(host, advertise, std::move(shard), &error);
+        auto server =
+            DirectoryServer::start({host, advertise, {ports.first, ports.second}}, std::move(shard), &error);
         if (server == nullptr) throw std::runtime_error(error);
         return server;
       },
-      "host"_a, "advertise"_a, "shard"_a);
+      "host"_a, "advertise"_a, "shard"_a, "ports"_a = Ports{0, 0});
   nb::class_<DirectoryChannel>(
       m, "DirectoryChannel", "A connection to a peer's directory server. See native/src/directory/channel.h.")
       .def_static("request",

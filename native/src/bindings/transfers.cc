@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -60,10 +61,9 @@ std::shared_ptr<Transfers> start(
     const std::string& host, const std::string& advertise,
     std::vector<std::tuple<size_t, std::string, std::shared_ptr<Transport>>> ways,
     std::shared_ptr<PeerConnections> peers, uint64_t buffer_nbytes, uint64_t buddy_pool_nbytes,
-    uint64_t staging_nbytes, double keep_unclaimed_s, bool is_validating) {
+    uint64_t staging_nbytes, double keep_unclaimed_s, bool is_validating, Ports ports) {
   Transfers::Options options;
-  options.host = host;
-  options.advertise = advertise;
+  options.listen = {host, advertise, {ports.first, ports.second}};
   for (auto& [number, name, transport] : ways) {
     if (number >= peers->n_ways()) throw nb::index_error("there is no transport of that number");
     options.ways.push_back({number, name, std::move(transport)});
@@ -207,7 +207,7 @@ void bind_transfers(nb::module_& m) {
       "See native/src/offers/transfers.h.")
       .def_static("start", &start, "host"_a, "advertise"_a, "ways"_a, "peers"_a, nb::kw_only(),
                   "buffer_nbytes"_a, "buddy_pool_nbytes"_a, "staging_nbytes"_a, "keep_unclaimed_s"_a,
-                  "is_validating"_a)
+                  "is_validating"_a, "ports"_a = Ports{0, 0})
       .def_static("request",
                   [] {
                     const std::string half = Transfers::request();

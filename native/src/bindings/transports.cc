@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -220,16 +221,16 @@ void bind_transport(nb::module_& m) {
   });
   m.def(
       "tcp_transport",
-      [](const std::string& host, uint16_t port, uint32_t streams, const std::string& advertise) {
+      [](const std::string& host, Ports ports, uint32_t streams, const std::string& advertise) {
         std::string error;
         std::shared_ptr<TcpTransportBase> transport;
         {
           const nb::gil_scoped_release unlocked;  // a host name may take its time
-          transport = make_tcp_transport({host, port, streams, advertise}, &error);
+          transport = make_tcp_transport({{host, advertise, {ports.first, ports.second}}, streams}, &error);
         }
         return or_raise(std::move(transport), error);
       },
-      "host"_a = "127.0.0.1", "port"_a = 0, "streams"_a = 2, "advertise"_a = "");
+      "host"_a = "127.0.0.1", "ports"_a = Ports{0, 0}, "streams"_a = 2, "advertise"_a = "");
 }
 
 void bind_verbs(nb::module_& m) {

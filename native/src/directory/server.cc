@@ -44,10 +44,10 @@ class EpollDirectoryServer final : public DirectoryServer {
   explicit EpollDirectoryServer(std::shared_ptr<Shard> shard) : shard_(std::move(shard)) {}
   ~EpollDirectoryServer() override { close(); }
 
-  bool start(const std::string& host, const std::string& advertise, std::string* error) {
+  bool start(const ListenAt& at, std::string* error) {
     watch(stop_.fd(), kStop, EPOLL_CTL_ADD, EPOLLIN);
     watch(replied_.fd(), kReplies, EPOLL_CTL_ADD, EPOLLIN);
-    if (!door_.start(host, advertise, error)) return false;
+    if (!door_.start(at, error)) return false;
     if (thread_.start("p2pkv-directory", [this] { run(); })) return true;
     *error = "cannot start a thread for the directory";
     return false;
@@ -249,10 +249,10 @@ class EpollDirectoryServer final : public DirectoryServer {
 
 }  // namespace
 
-std::shared_ptr<DirectoryServer> DirectoryServer::start(const std::string& host, const std::string& advertise,
-                                                        std::shared_ptr<Shard> shard, std::string* error) {
+std::shared_ptr<DirectoryServer> DirectoryServer::start(const ListenAt& at, std::shared_ptr<Shard> shard,
+                                                        std::string* error) {
   auto server = std::make_shared<EpollDirectoryServer>(std::move(shard));
-  return server->start(host, advertise, error) ? server : nullptr;
+  return server->start(at, error) ? server : nullptr;
 }
 
 }  // namespace p2pkv

@@ -14,6 +14,7 @@
 
 #include "directory/shard.h"
 #include "net/acceptor.h"
+#include "net/listener.h"
 #include "page/promoter.h"
 
 namespace p2pkv {
@@ -28,10 +29,9 @@ class DirectoryServer : public Acceptor {
     uint64_t channels;
   };
 
-  // Listens on `host`; peers are told `advertise`, or `host` if that is empty. Null, with the reason in
-  // `error`.
-  static std::shared_ptr<DirectoryServer> start(const std::string& host, const std::string& advertise,
-                                                std::shared_ptr<Shard> shard, std::string* error);
+  // Null, with the reason in `error`, if it can't listen there.
+  static std::shared_ptr<DirectoryServer> start(const ListenAt& at, std::shared_ptr<Shard> shard,
+                                                std::string* error);
 
   // Answers as this boot from now on; 0, as in the beginning: hangs up on who asks.
   virtual void announce(uint64_t boot) = 0;

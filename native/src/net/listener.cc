@@ -67,6 +67,35 @@ socklen_t to_sockaddr(const Address& address, sockaddr_storage* storage) {
   return sizeof *in4;
 }
 
+void set_port(uint16_t port, sockaddr_storage* storage) {
+  if (storage->ss_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(storage)->sin6_port = htons(port);
+  } else {
+    reinterpret_cast<sockaddr_in*>(storage)->sin_port = htons(port);
+  }
+}
+
+// A socket that listens, and in `local` where.
+UniqueFd bind_first_free(const ListenAt& at, Resolved* local, std::string* error) {
+  const PortRange& ports = at.ports;
+  for (uint32_t port = ports.first; port <= ports.last; ++port) {
+    // a socket each: one that found its port taken while it began to listen stays bound
+    UniqueFd listener(socket(local->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const int on = 1;
+    setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    set_port(static_cast<uint16_t>(port), &local->storage);
+    auto* const address = reinterpret_cast<sockaddr*>(&local->storage);
+    if (bind(listener.get(), address, local->size) == 0 && listen(listener.get(), SOMAXCONN) == 0 &&
+        getsockname(listener.get(), address, &local->size) == 0)
+      return listener;
+    if (errno != EADDRINUSE) break;
+  }
+  const std::string one = std::to_string(ports.first);
+  const std::string which = ports.first == ports.last ? one : one + "-" + std::to_string(ports.last);
+  *error = "cannot listen on " + at.host + ":" + which + ": " + std::strerror(errno);
+  return {};
+}
+
 bool is_wildcard(const Address& address) {
   return std::all_of(std::begin(address.bytes), std::end(address.bytes),
                      [](uint8_t byte) { return byte == 0; });
@@ -74,27 +103,19 @@ bool is_wildcard(const Address& address) {
 
 }  // namespace
 
-UniqueFd listen_on(const std::string& host, uint16_t port, const std::string& advertise, Address* told,
-                   std::string* error) {
+UniqueFd listen_on(const ListenAt& at, Address* told, std::string* error) {
   Resolved local;
-  if (!resolve(host, port, &local, error)) return {};
-  UniqueFd listener(socket(local.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int on = 1;
-  setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (bind(listener.get(), reinterpret_cast<sockaddr*>(&local.storage), local.size) != 0 ||
-      listen(listener.get(), SOMAXCONN) != 0 ||
-      getsockname(listener.get(), reinterpret_cast<sockaddr*>(&local.storage), &local.size) != 0) {
-    *error = "cannot listen on " + host + ":" + std::to_string(port) + ": " + std::strerror(errno);
-    return {};
-  }
+  if (!resolve(at.host, 0, &local, error)) return {};
+  UniqueFd listener = bind_first_free(at, &local, error);
+  if (!listener) return {};
   *told = to_address(local);
-  if (!advertise.empty()) {
+  if (!at.advertise.empty()) {
     Resolved resolved;
-    if (!resolve(advertise, told->port, &resolved, error)) return {};
+    if (!resolve(at.advertise, told->port, &resolved, error)) return {};
     *told = to_address(resolved);
   }
   if (is_wildcard(*told)) {
-    *error = "peers can't connect to '" + host + "': give an address of this host, or one to advertise";
+    *error = "peers can't connect to '" + at.host + "': give an address of this host, or one to advertise";
     return {};
   }
   return listener;

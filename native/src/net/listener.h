@@ -18,10 +18,20 @@ struct Address {
   uint8_t bytes[16] = {};
 };
 
-// Listens on `host`, on any port if `port` is 0. Peers are to be told `told`: `advertise`, or `host` if that
-// is empty. No descriptor, with the reason in `error`, if that can't be done.
-UniqueFd listen_on(const std::string& host, uint16_t port, const std::string& advertise, Address* told,
-                   std::string* error);
+// The first free one is taken, or whichever the system gives if `first` is 0.
+struct PortRange {
+  uint16_t first = 0;
+  uint16_t last = 0;
+};
+
+struct ListenAt {
+  std::string host = "127.0.0.1";  // a name or an address
+  std::string advertise;           // what peers are told instead, needed where `host` is a wildcard
+  PortRange ports;
+};
+
+// Peers are to be told `told`. No descriptor, with the reason in `error`, if nothing is free there.
+UniqueFd listen_on(const ListenAt& at, Address* told, std::string* error);
 
 // Starts to connect, without blocking: sending tells whether it was refused.
 UniqueFd start_connecting(const Address& address);

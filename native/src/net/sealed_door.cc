@@ -14,12 +14,12 @@ SealedDoor::SealedDoor(const DoorKind& kind, Admit admit) : kind_(kind), admit_(
   fill_random(master_key_.data(), master_key_.size());
 }
 
-bool SealedDoor::start(const std::string& host, const std::string& advertise, std::string* error) {
+bool SealedDoor::start(const ListenAt& at, std::string* error) {
   if (!SealedStream::is_available()) {
     *error = "the libzmq of pyzmq was built without libsodium";
     return false;
   }
-  UniqueFd listener = listen_on(host, 0, advertise, &address_, error);
+  UniqueFd listener = listen_on(at, &address_, error);
   if (!listener) return false;
   const auto admit = [this](UniqueFd connection, uint64_t grant) {
     set_liveness(connection.get());

@@ -62,9 +62,8 @@ class SealedDoor {
   SealedDoor(const DoorKind& kind, Admit admit);
   ~SealedDoor() { close(); }
 
-  // Listens on `host`, on any port; peers are told `advertise`, or `host` if that is empty. False, with the
-  // reason in `error`, if that can't be done.
-  bool start(const std::string& host, const std::string& advertise, std::string* error);
+  // False, with the reason in `error`, if it can't listen there.
+  bool start(const ListenAt& at, std::string* error);
   // Takes a reader's half and returns this side's; empty, with the reason in `error`.
   std::string accept(std::string_view remote, std::string* error);
   // Lets nobody in any more, and returns when `admit` has. Idempotent.

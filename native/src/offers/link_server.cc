@@ -29,9 +29,9 @@ LinkServer::LinkServer(Listener listener)
             [this](SealedStream stream) { add(std::make_unique<SealedStream>(std::move(stream)), {}); }),
       next_id_(kStop + 1) {}
 
-bool LinkServer::start(const std::string& host, const std::string& advertise, std::string* error) {
+bool LinkServer::start(const ListenAt& at, std::string* error) {
   watch(stop_.fd(), kStop, EPOLL_CTL_ADD, EPOLLIN);
-  if (!door_.start(host, advertise, error)) return false;
+  if (!door_.start(at, error)) return false;
   if (thread_.start("p2pkv-links", [this] { run(); })) return true;
   *error = "cannot start a thread for links";
   return false;

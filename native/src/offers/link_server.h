@@ -34,7 +34,7 @@ class LinkServer : public Acceptor {
 
   explicit LinkServer(Listener listener);
   ~LinkServer() override { close(); }
-  bool start(const std::string& host, const std::string& advertise, std::string* error);
+  bool start(const ListenAt& at, std::string* error);
   // Hangs up on everybody, tells the listener of each, and waits for the thread. Idempotent.
   void close();
 

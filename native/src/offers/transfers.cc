@@ -31,9 +31,7 @@ class LinkedTransfers final : public Transfers {
                 }}) {}
   ~LinkedTransfers() override { close(); }
 
-  bool start(std::string* error) {
-    return inbox_->start(error) && links_.start(options_.host, options_.advertise, error);
-  }
+  bool start(std::string* error) { return inbox_->start(error) && links_.start(options_.listen, error); }
 
   std::string accept(std::string_view remote, std::string* error) override {
     return links_.accept(remote, error);

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "cuda/device.h"
 #include "net/acceptor.h"
+#include "net/listener.h"
 #include "peers/peer_connections.h"
 #include "transports/transport.h"
 
@@ -87,8 +88,7 @@ class Transfers : public Acceptor {
     std::shared_ptr<Transport> transport;
   };
   struct Options {
-    std::string host;                        // to listen on
-    std::string advertise;                   // what peers are told; `host` if empty
+    ListenAt listen;
     std::vector<Way> ways;                   // in order of preference
     std::shared_ptr<PeerConnections> peers;  // that pulls are made over; stays the caller's to close
     uint64_t buffer_nbytes = 0;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "net/listener.h"
 #include "transports/transport.h"
 
 namespace p2pkv {
@@ -15,10 +16,8 @@ namespace p2pkv {
 std::shared_ptr<Transport> make_shm_transport(std::string* error);
 
 struct TcpOptions {
-  std::string host = "127.0.0.1";  // to listen on; a name or an address
-  uint16_t port = 0;               // 0: any
-  uint32_t streams = 2;            // connections an endpoint reads over, 1 to 8
-  std::string advertise;           // what peers connect to; needed only when `host` is a wildcard
+  ListenAt listen;
+  uint32_t streams = 2;  // connections an endpoint reads over, 1 to 8
 };
 
 class TcpTransportBase : public Transport {

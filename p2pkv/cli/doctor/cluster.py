@@ -11,7 +11,7 @@ from pathlib import Path
 from p2pkv.address import is_loopback, reachable_host, require_public, split_address
 from p2pkv.cli.doctor.finding import Finding, Verdict
 from p2pkv.cli.doctor.join import examine_join
-from p2pkv.config import Config
+from p2pkv.config import DATA_PORTS, Config
 from p2pkv.control.host_names import Names
 from p2pkv.control.secret import MIN_SECRET_BYTES, ClusterKeys, cluster_keys, private_secret_path
 from p2pkv.errors import ConfigError
@@ -26,6 +26,8 @@ def examine_cluster(config: Config) -> Iterator[Finding]:
     secret, keys = _secret(config)
     yield secret
     yield _listen(config)
+    if config.data_ports:
+        yield _data_ports(config)
     if config.metrics_port:
         yield _metrics(config)
     if config.kv_events:
@@ -112,6 +114,22 @@ def _try_to_bind(host: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))
         probe.listen()
+
+
+def _data_ports(config: Config) -> Finding:
+    host, _ = split_address("listen", config.listen)
+    first, last = config.data_port_range
+    n_free = 0
+    for port in range(first, last + 1):
+        try:
+            _try_to_bind(host, port)
+        except OSError:
+            continue
+        n_free += 1
+    says = f"{config.data_ports}: {n_free} of {last + 1 - first} are free on {host}"
+    if n_free >= DATA_PORTS:
+        return Finding(Verdict.GOOD, "data_ports", says)
+    return Finding(Verdict.BAD, "data_ports", says, f"a node needs {DATA_PORTS}; widen data_ports")
 
 
 def _metrics(config: Config) -> Finding:

@@ -6,10 +6,10 @@
 #include "transports/tcp/session.h"
 
 namespace p2pkv::tcp {
-std::unique_ptr<Server> Server::start(const std::string& host, uint16_t port, const std::string& advertise,
-                                      std::shared_ptr<RegionTable> regions, std::string* error) {
+std::unique_ptr<Server> Server::start(const ListenAt& at, std::shared_ptr<RegionTable> regions,
+                                      std::string* error) {
   auto server = std::unique_ptr<Server>(new Server(std::move(regions)));
-  UniqueFd listener = listen_on(host, port, advertise, &server->address_, error);
+  UniqueFd listener = listen_on(at, &server->address_, error);
   if (!listener) return nullptr;
   Server* self = server.get();
   server->doorman_ =

@@ -22,9 +22,8 @@ class Server {
  public:
   static constexpr size_t kMaxConnections = 1024;
 
-  // Listens on `host`; peers are told `advertise`, or `host` if that is empty.
-  static std::unique_ptr<Server> start(const std::string& host, uint16_t port, const std::string& advertise,
-                                       std::shared_ptr<RegionTable> regions, std::string* error);
+  static std::unique_ptr<Server> start(const ListenAt& at, std::shared_ptr<RegionTable> regions,
+                                       std::string* error);
   ~Server() { close(); }
   void close();
 

@@ -22,9 +22,7 @@ class TcpTransport final : public TcpTransportBase {
     }
     auto transport = std::make_shared<TcpTransport>();
     transport->n_streams_ = options.streams;
-    transport->server_.reset(
-        tcp::Server::start(options.host, options.port, options.advertise, transport->regions_, error)
-            .release());
+    transport->server_.reset(tcp::Server::start(options.listen, transport->regions_, error).release());
     return transport->server_ ? transport : nullptr;
   }
   ~TcpTransport() override { close(); }
