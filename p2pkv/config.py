@@ -36,7 +36,7 @@ from p2pkv.values import (
 )
 
 DATA_PORTS = 3
-"""What a node listens on besides its control socket: pages over tcp, transfers, its part of the directory."""
+"""What a node listens on besides its control socket: pages over a stream, transfers, its part of the directory."""
 DISK_LAYOUTS = ("bucket", "file", "offset")
 """How pages lie on disk; ``docs/disk.md`` says which is good for what."""
 DISK_FSYNC = ("never", "seal", "batch")

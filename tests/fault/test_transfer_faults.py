@@ -67,9 +67,12 @@ def nodes() -> Iterator[Nodes]:
 
 def hand_over(producer: NodeProcess, consumer: NodeProcess, request: str, seed: int = 1) -> None:
     """Put rows into a grant, and check every byte."""
-    consumer.call("grant", request=request, timeout=10.0, **ROWS)
-    producer.call("offer", request=request, seed=seed, to=consumer.node_id, **ROWS)
-    got = consumer.call("wait", request=request, timeout=10.0, seed=seed, nbytes=NBYTES)
+    consumer.call("grant", request=request, timeout=60.0, **ROWS)
+    for _ in range(10):  # a put is given a second to connect, which a busy machine may not have
+        producer.call("offer", request=request, seed=seed, to=consumer.node_id, **ROWS)
+        if producer.call("wait", request=request, timeout=60.0)["statuses"] != ["PEER_LOST"]:
+            break
+    got = consumer.call("wait", request=request, timeout=60.0, seed=seed, nbytes=NBYTES)
     assert got["statuses"] == ["OK"]
     assert got["wrong"] == 0
 
