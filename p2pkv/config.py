@@ -36,7 +36,7 @@ from p2pkv.values import (
 )
 
 DATA_PORTS = 3
-"""What a node listens on besides its control socket: pages over a stream, transfers, its part of the directory."""
+"""A node listens on so many besides its control socket: for pages, for transfers, for its part of the directory."""
 DISK_LAYOUTS = ("bucket", "file", "offset")
 """How pages lie on disk; ``docs/disk.md`` says which is good for what."""
 DISK_FSYNC = ("never", "seal", "batch")
@@ -365,7 +365,7 @@ class Config:
 
     @property
     def ports_advice(self) -> str:
-        """What to add to an error of listening on ``data_ports``."""
+        """An error of listening on ``data_ports`` ends with this."""
         return (
             f"; data_ports needs {DATA_PORTS} free ones for each node of this host" if self.data_ports else ""
         )

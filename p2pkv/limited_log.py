@@ -11,7 +11,7 @@ from dataclasses import dataclass
 QUIET_S = 60.0
 """After a line about a cause. What goes on failing is in the log whenever somebody looks."""
 MAX_CAUSES = 64
-"""Told apart at a time; further ones count as one cause. Somebody may think of ever new ones."""
+"""So many are told apart at a time; further ones count as one cause. Somebody may think of ever new ones."""
 _OTHERS = object()
 
 

@@ -168,7 +168,7 @@ class ControlClient:
         """Whether calls are to end."""
         self._request_ids = count(1)
         self.log = LimitedLog(_log)
-        """Of what goes wrong with peers' answers."""
+        """It says what goes wrong with peers' answers."""
 
     def send(self, requests: Sequence[Request]) -> Calls:
         """Send every request at once. Use the result in a ``with`` statement."""

@@ -19,6 +19,7 @@ from p2pkv.integrations.sglang.pd.rooms import Incoming, Progress
 from p2pkv.integrations.sglang.pd.rows import RequestRows, memories
 from p2pkv.integrations.sglang.pd.wire import node_id
 from sglang_manager import Manager
+from sglang_servers import engine_args
 
 LAYERS, SLOTS, PAGE_TOKENS, K_BYTES, V_BYTES = 2, 8, 4, 16, 8
 """SLOTS: pages of each rank's pool; K and V have heads of other sizes."""
@@ -53,17 +54,11 @@ class Rank:
         widths = [K_BYTES] * LAYERS + [V_BYTES] * LAYERS
         self.buffers = [np.zeros((SLOTS, PAGE_TOKENS, n_here, width), np.uint8) for width in widths]
         self.aux = np.zeros((4, 64), np.uint8)
-        self.args: Any = SimpleNamespace(
-            kv_data_ptrs=[buffer.ctypes.data for buffer in self.buffers],
-            kv_data_lens=[buffer.nbytes for buffer in self.buffers],
-            kv_item_lens=[buffer[0].nbytes for buffer in self.buffers],
-            aux_data_ptrs=[self.aux.ctypes.data],
-            aux_data_lens=[self.aux.nbytes],
-            aux_item_lens=[64],
-            state_types=[],
-            state_data_ptrs=[],
-            state_data_lens=[],
-            state_item_lens=[],
+        self.args: Any = engine_args(
+            [buffer.ctypes.data for buffer in self.buffers],
+            [buffer.nbytes for buffer in self.buffers],
+            [buffer[0].nbytes for buffer in self.buffers],
+            self.aux,
             kv_head_num=n_here,
             total_kv_head_num=n_heads,
             page_size=PAGE_TOKENS,

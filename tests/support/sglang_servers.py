@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import zmq
+from numpy.typing import NDArray
 
 from cluster import eventually
 from device_buffers import DeviceBuffer
@@ -27,6 +28,25 @@ SETTLE_S = 10.0
 Allocate = Callable[[int], DeviceBuffer]
 
 
+def engine_args(
+    pointers: list[int], lengths: list[int], item_lengths: list[int], aux: NDArray[np.uint8], **more: Any
+) -> SimpleNamespace:
+    """Return what SGLang tells a manager of KV buffers, of ``aux`` with a row a request, and of ``more``."""
+    return SimpleNamespace(
+        kv_data_ptrs=pointers,
+        kv_data_lens=lengths,
+        kv_item_lens=item_lengths,
+        aux_data_ptrs=[aux.ctypes.data],
+        aux_data_lens=[aux.nbytes],
+        aux_item_lens=[aux[0].nbytes],
+        state_types=[],
+        state_data_ptrs=[],
+        state_data_lens=[],
+        state_item_lens=[],
+        **more,
+    )
+
+
 class Side:
     """One server: buffers as SGLang has them, a manager, a node."""
 
@@ -44,17 +64,11 @@ class Side:
         self.aux = np.zeros((4, 64), np.uint8)
         self.device = None if allocate is None else allocate(self.kv.nbytes)
         base = self.kv.ctypes.data if self.device is None else self.device.address
-        self.args = SimpleNamespace(
-            kv_data_ptrs=[base + i * self.kv[0].nbytes for i in range(N_BUFFERS)],
-            kv_data_lens=[buffer.nbytes for buffer in self.kv],
-            kv_item_lens=[PAGE_BYTES] * N_BUFFERS,
-            aux_data_ptrs=[self.aux.ctypes.data],
-            aux_data_lens=[self.aux.nbytes],
-            aux_item_lens=[64],
-            state_types=[],
-            state_data_ptrs=[],
-            state_data_lens=[],
-            state_item_lens=[],
+        self.args = engine_args(
+            [base + i * self.kv[0].nbytes for i in range(N_BUFFERS)],
+            [buffer.nbytes for buffer in self.kv],
+            [PAGE_BYTES] * N_BUFFERS,
+            self.aux,
         )
         self.manager = Manager(self.args, context)
         self.node = Node.start(

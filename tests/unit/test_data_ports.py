@@ -1,4 +1,4 @@
-"""What a firewall must let through: every port that a node listens on is one of its settings."""
+"""A firewall can be told what to let through: every port that a node listens on is one of its settings."""
 
 from __future__ import annotations
 
