@@ -107,7 +107,7 @@ class _Case:
         if self._pages.nbytes < 64 * KIB or batch < 32 or threads > 1:
             return None
         if self._streams is None:
-            return Target(1.15 if self._pages.nbytes >= 256 * KIB else 1.0, references.MEMCPY)
+            return Target(0.95, references.CHOSEN_COPY)
         least = {"tcp, 2 streams": 1.6, "tcp, 1 stream": 0.95, "ucx": 0.7}[self._name]
         return Target(least, references.stream_name(1))
 

@@ -74,8 +74,11 @@ class Case:
             page_nbytes=self._page_nbytes,
             batch=self._batch,
             threads=self._threads,
-            target=Target(0.7, references.MEMCPY) if is_judged else None,
+            target=Target(self._least_of_memcpy(), references.MEMCPY) if is_judged else None,
         )
+
+    def _least_of_memcpy(self) -> float:
+        return 0.85 if self._batch * self._page_nbytes >= 32 * MIB else 0.7
 
     def fill(self) -> None:
         """Fill the pool with pages of this size, so that each further one evicts exactly one."""
