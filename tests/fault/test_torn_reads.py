@@ -27,6 +27,14 @@ def test_no_hit_is_ever_wrong(cluster: Cluster, tmp_path: Path, transport: str, 
     assert n_hits >= 4_000, "too few hits to prove anything"
 
 
+def test_no_hit_is_ever_wrong_where_two_threads_copy(cluster: Cluster, tmp_path: Path) -> None:
+    n_hits, n_wrong = hunt(cluster, tmp_path, "shm", MIXED, hits=4_000, seconds=100.0, shares_copies=True)
+    assert n_wrong == 0
+    assert n_hits >= 4_000, "too few hits to prove anything"
+    for node in cluster.nodes[1:]:
+        assert node.call("counters")['p2pkv_large_copies_total{threads="2"}'] > 100, "nothing was shared"
+
+
 @pytest.mark.parametrize("transport", [UCX])
 def test_no_hit_is_ever_wrong_over_ucx(cluster: Cluster, tmp_path: Path, transport: str) -> None:
     n_hits, n_wrong = hunt(cluster, tmp_path, transport, SEVERAL, hits=4_000, seconds=100.0)

@@ -25,7 +25,16 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
     rng = random.Random(seed)
     transport, sizes = rng.choice(["shm", "tcp"]), rng.choice(SIZES)
     with Cluster() as cluster, tempfile.TemporaryDirectory() as folder:
-        n_hits, n_wrong = hunt(cluster, Path(folder), transport, sizes, hits=HITS, seconds=SECONDS, seed=seed)
+        n_hits, n_wrong = hunt(
+            cluster,
+            Path(folder),
+            transport,
+            sizes,
+            hits=HITS,
+            seconds=SECONDS,
+            seed=seed,
+            shares_copies=rng.random() < 0.5,
+        )
         # what was torn, or gone, and noticed: had it been there to the end, this would prove nothing
         for reader in cluster.nodes[1:]:
             tally["torn"] += int(

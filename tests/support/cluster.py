@@ -67,12 +67,21 @@ class Cluster:
         sabotage: str = "",
         readable: bool = False,
         device: str = "",
+        shares_copies: bool = False,
         **config: Any,
     ) -> NodeProcess:
-        """Make a process without starting its node; ``device``: a kind of device memory that it has as well."""
+        """Make a process without starting its node; ``device``: a kind of device memory that it has as well.
+
+        With ``shares_copies`` two threads copy all its batches, however small.
+        """
         settings = self._defaults | {"node_id": node_id} | config
         node = NodeProcess(
-            config=settings, memory=memory, sabotage=sabotage, readable=readable, device=device
+            config=settings,
+            memory=memory,
+            sabotage=sabotage,
+            readable=readable,
+            device=device,
+            shares_copies=shares_copies,
         )
         self.nodes.append(node)
         return node

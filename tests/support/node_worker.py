@@ -18,7 +18,7 @@ import pages
 import patience  # noqa: F401  (this process has it too)
 from device_buffers import KINDS, DeviceBuffer
 from fake_cuda import fake_cuda
-from p2pkv import Config, Node, Outcome
+from p2pkv import Config, Node, Outcome, _native
 from p2pkv.testing.lateness import Lateness
 from p2pkv.testing.processes import obey, say
 from p2pkv.transfers import Grant, Offer, RowStatus
@@ -39,6 +39,7 @@ class Worker:
         self.device: DeviceBuffer | None = None
         self.handles: dict[str, Offer | Grant] = {}
         self.watched = Lateness()
+        self.team: _native.CopyTeam | None = None
 
     def start(
         self,
@@ -47,8 +48,11 @@ class Worker:
         sabotage: str = "",
         readable: bool = False,
         device: str = "",
+        shares_copies: bool = False,
     ) -> dict[str, Any]:
         """Start the node; with a kind of ``device`` memory it transfers from and to that."""
+        if shares_copies:
+            self.team = _native.CopyTeam(always=True)
         extra = _sabotaged(sabotage, config["transports"][0]) if sabotage else []
         self.node = Node.start(Config.load(config, environ={}), extra_transports=extra)
         self.memory = np.zeros(memory, np.uint8)

@@ -25,17 +25,24 @@ def hunt(
     reader_options: dict[str, object] | None = None,
     prepare: Callable[[NodeProcess], object] | None = None,
     seed: int | None = None,
+    shares_copies: bool = False,
 ) -> tuple[int, int]:
     """Return the hits of all readers, and how many of them had a wrong byte; ``batch`` pages are read at a time.
 
     With ``disk`` the producer has a disk tier there, so that pages go to it and come back. ``reader_options`` are what
-    the readers have beside; ``prepare`` is called with each reader before its hunt.
+    the readers have beside; ``prepare`` is called with each reader before its hunt. With ``shares_copies`` two threads
+    of each process copy every batch.
     """
     seed = random.randrange(2**32) if seed is None else seed
     print(f"seed {seed}")
     progress = tmp_path / "progress"
     progress.write_bytes(bytes(8))
-    options = {"transports": [transport], "sabotage": sabotage, "listen": listen}
+    options = {
+        "transports": [transport],
+        "sabotage": sabotage,
+        "listen": listen,
+        "shares_copies": shares_copies,
+    }
     # Room for about eight batches, where readers look back up to eleven: many pages go while they wait.
     pool_size = 8 * batch * sum(sizes) // len(sizes)
     below = {"disk_path": str(disk), "disk_size": "256MiB"} if disk is not None else {}
