@@ -178,6 +178,9 @@ class Config:
     copy_kernel: str = "auto"
     """How page bytes are copied in this process: ``auto`` measures what is fastest here, or a kernel's name, of which
     ``p2pkv doctor`` lists those of this CPU."""
+    copy_threads: int = 2
+    """How many threads copy a batch of 2 MiB or more: 2 lets one helper of the process join in where a core is idle and
+    that makes it faster; 1 leaves each batch to the thread that asks."""
     raise_nofile: bool | str = True
     """Raise the process's soft limit of descriptors to the hard one; false where the program calls select(2)."""
     metrics_port: int | None = None
@@ -214,6 +217,7 @@ class Config:
         _set(self, "transfer_lease", as_number("transfer_lease", self.transfer_lease, float))
         _set(self, "deadline", as_number("deadline", self.deadline, float))
         _set(self, "replicas", as_number("replicas", self.replicas, int))
+        _set(self, "copy_threads", as_number("copy_threads", self.copy_threads, int))
         _set(self, "directory_check", as_number("directory_check", self.directory_check, float))
         _set(self, "must_join", as_bool("must_join", self.must_join))
         _set(self, "kv_events_exposed", as_bool("kv_events_exposed", self.kv_events_exposed))
@@ -284,6 +288,8 @@ class Config:
             )
         if not 1 <= self.replicas <= MAX_REPLICAS:
             raise ConfigError(f"replicas must be 1 to {MAX_REPLICAS}, not {self.replicas}")
+        if self.copy_threads not in (1, 2):
+            raise ConfigError(f"copy_threads must be 1 or 2, not {self.copy_threads}")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
             raise ConfigError(f"metrics_port must be 0 to 65535, not {self.metrics_port}")
         if not self.transport_names:

@@ -154,11 +154,16 @@ class _Sources(Collector):
             yield family
 
 
-class _CopyKernels(Collector):
-    """Shows which kernels copy: 1 for each that is in force."""
+class _Copies(Collector):
+    """Shows which kernels copy, 1 for each that is in force, and how many large batches how many threads copied."""
 
-    def __init__(self, read: Callable[[], Mapping[tuple[str, str, str], float]]) -> None:
-        self._read = read
+    def __init__(
+        self,
+        read_kernels: Callable[[], Mapping[tuple[str, str, str], float]],
+        read_large: Callable[[], Mapping[int, float]],
+    ) -> None:
+        self._read_kernels = read_kernels
+        self._read_large = read_large
 
     def describe(self) -> Iterable[Metric]:
         return []
@@ -169,9 +174,17 @@ class _CopyKernels(Collector):
             "What copies page bytes in this process, by the size of a copy",
             labels=("operation", "size_class", "kernel"),
         )
-        for labels, value in self._read().items():
+        for labels, value in self._read_kernels().items():
             family.add_metric(labels, value)
         yield family
+        large = CounterMetricFamily(
+            "p2pkv_large_copies",
+            "Batches of 2 MiB and more that this process copied",
+            labels=("threads",),
+        )
+        for n_threads, n_batches in self._read_large().items():
+            large.add_metric((str(n_threads),), n_batches)
+        yield large
 
 
 class Metrics:
@@ -256,6 +269,10 @@ class Metrics:
         """Show what ``read`` returns, by metric and source; it is called whenever the metrics are asked for."""
         self._sources.read = read
 
-    def watch_copies(self, read: Callable[[], Mapping[tuple[str, str, str], float]]) -> None:
-        """Show the operations, size classes and kernels that ``read`` returns."""
-        self.registry.register(_CopyKernels(read))
+    def watch_copies(
+        self,
+        read_kernels: Callable[[], Mapping[tuple[str, str, str], float]],
+        read_large: Callable[[], Mapping[int, float]],
+    ) -> None:
+        """Show the operations, size classes and kernels in force, and large batches by their number of threads."""
+        self.registry.register(_Copies(read_kernels, read_large))

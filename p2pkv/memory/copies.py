@@ -1,8 +1,10 @@
-"""Which kernel copies page bytes: the one that a setting names, or what is fastest on this machine.
+"""How page bytes are copied: by which kernel, the one that a setting names or what is fastest here, and by whom.
 
 The choice holds for the process, since CPU and memory are what decides; the node that started last has made it. It is
 measured once in a process, in about 20 ms, and not kept beyond: so little is not worth a file that may be of another
 machine, or of a busy moment.
+
+Large batches are shared with a second thread of the process while that makes them faster, which they tell themselves.
 """
 
 from __future__ import annotations
@@ -47,3 +49,18 @@ def choices() -> list[CopyChoice]:
 def readings() -> dict[tuple[str, str, str], float]:
     """Return 1 for each operation, size class and kernel in force, as metrics show it."""
     return {(choice.operation, choice.size_class, choice.kernel): 1.0 for choice in choices()}
+
+
+def hire(n_threads: int) -> _native.CopyTeam | None:
+    """Have large batches copied by ``n_threads`` threads at most, 1 or 2, until all that this returned are closed.
+
+    None for 1. The second thread is one for the whole process, and only for those of its batches in which no other
+    caller's have it; a process that may run on one core only has none.
+    """
+    return _native.CopyTeam() if n_threads > 1 else None
+
+
+def large() -> dict[int, float]:
+    """Return how many batches of 2 MiB and more this process copied with one thread, and how many with two."""
+    alone, shared = _native.large_copies()
+    return {1: float(alone), 2: float(shared)}

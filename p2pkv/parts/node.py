@@ -95,6 +95,9 @@ class NodeParts:
         undo.callback(self.peers.close)
         self._serve_offers(undo, gate)
         self._open_memory(undo)
+        team = copies.hire(config.copy_threads)
+        if team is not None:
+            undo.callback(team.close)
         self.caching = (
             CacheParts(config, self.own_key, self.control, self.metrics, undo) if config.pool_nbytes else None
         )
@@ -121,7 +124,7 @@ class NodeParts:
         if self.membership.boot_epoch != boot:
             self._rebooted(self.membership.boot_epoch)
         self.metrics.watch(self._readings)
-        self.metrics.watch_copies(copies.readings)
+        self.metrics.watch_copies(copies.readings, copies.large)
         undo.callback(CountersServer(self.control.server.loop, self.metrics.counters).close)
         if config.metrics_port is not None:
             server = MetricsServer(

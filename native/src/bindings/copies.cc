@@ -1,9 +1,11 @@
-// Which kernel copies page bytes: naming one, measuring all, and what is chosen.
+// Which kernel copies page bytes: naming one, measuring all, and what is chosen; and who helps with large
+// batches.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "base/copy_choice.h"
+#include "base/copy_team.h"
 #include "bindings/bindings.h"
 #include "pool/pool.h"
 
@@ -41,6 +43,23 @@ std::vector<std::tuple<std::string, std::string, std::string, double>> choices()
   return all;
 }
 
+// Keeps the process's team while it is open, which is none where there is one core.
+class HiredTeam {
+ public:
+  explicit HiredTeam(bool is_always)
+      : team_(CopyTeam::hire(is_always ? CopyTeam::Zeal::kAlways : CopyTeam::Zeal::kMeasured)) {}
+  void close() { team_.reset(); }
+  bool is_there() const { return team_ != nullptr; }
+
+ private:
+  std::shared_ptr<CopyTeam> team_;
+};
+
+std::tuple<uint64_t, uint64_t> count_large() {
+  const LargeCopies counts = large_copies();
+  return {counts.alone, counts.shared};
+}
+
 }  // namespace
 
 void bind_copies(nb::module_& m) {
@@ -48,6 +67,11 @@ void bind_copies(nb::module_& m) {
   m.def("use_copy_kernel", [](const std::string& name) { return use_copy_kernel(name); }, "name"_a);
   m.def("use_fastest_copy_kernels", use_fastest, "pool"_a.none());
   m.def("copy_choices", choices);
+  nb::class_<HiredTeam>(m, "CopyTeam", "A second thread for large batches. See p2pkv/memory/copies.py.")
+      .def(nb::init<bool>(), "always"_a = false)
+      .def("close", &HiredTeam::close, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("is_there", &HiredTeam::is_there);
+  m.def("large_copies", count_large);
 }
 
 }  // namespace p2pkv

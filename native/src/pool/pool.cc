@@ -8,7 +8,7 @@
 
 #include "base/checksum.h"
 #include "base/copy.h"
-#include "base/hurry.h"
+#include "base/copy_team.h"
 #include "page/words.h"
 
 namespace p2pkv {
@@ -126,14 +126,17 @@ uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* l
     n_hidden = n_hidden_ - room.n_hidden_by_others;
   }
   log_.announce();
-  Hurry hurry(deadline);
+  uint64_t nbytes = 0;
   for (size_t i = 0; i < batch.n_pages; ++i) {
-    if (statuses[i] != PoolStatus::kStored) continue;
-    if (hurry.is_late(drafts[i].length)) {
-      statuses[i] = PoolStatus::kTimedOut;
-    } else {
-      copy_in(batch, i, &drafts[i]);
-    }
+    if (statuses[i] == PoolStatus::kStored) nbytes += drafts[i].length;
+  }
+  const auto copy_page = [&](size_t i) {
+    if (statuses[i] == PoolStatus::kStored) copy_in(batch, i, &drafts[i]);
+  };
+  const size_t n_copied =
+      make_copies({batch.n_pages, nbytes, std::ref(copy_page)}, [&] { return deadline.passed(); });
+  for (size_t i = n_copied; i < batch.n_pages; ++i) {
+    if (statuses[i] == PoolStatus::kStored) statuses[i] = PoolStatus::kTimedOut;
   }
   const Lock lock(mutex_);
   // From the back, so that the front of the batch counts as used last.
@@ -203,6 +206,15 @@ void Pool::copy_in(const PageBatch& batch, size_t i, Draft* draft) {
   draft->checksum = sum.finish();
 }
 
+void Pool::copy_out(const PageBatch& batch, size_t i, uint32_t granule) const {
+  const uint8_t* from = data_at(granule);
+  for (size_t k = 0; k < batch.n_pieces; ++k) {
+    const Piece& piece = batch.pieces[i * batch.n_pieces + k];
+    copy_bytes(reinterpret_cast<void*>(piece.address), from, static_cast<size_t>(piece.nbytes));
+    from += piece.nbytes;
+  }
+}
+
 PoolStatus Pool::commit(const Key& key, const Draft& draft, Location* location) {
   if (is_released_) {
     blocks_.drop(draft.granule);
@@ -231,6 +243,7 @@ PoolStatus Pool::commit(const Key& key, const Draft& draft, Location* location) 
 
 void Pool::fetch(const PageBatch& batch, FetchStatus* statuses, const Deadline& deadline) {
   std::vector<uint32_t> granules(batch.n_pages, PageTable::kNone);
+  uint64_t nbytes = 0;
   {
     const Lock lock(mutex_);
     for (size_t i = 0; i < batch.n_pages; ++i) pages_.prefetch(batch.keys[i]);
@@ -244,21 +257,16 @@ void Pool::fetch(const PageBatch& batch, FetchStatus* statuses, const Deadline& 
       ++pages_[granule].n_copies;
       blocks_.touch(granule);
       granules[i] = granule;
+      nbytes += pages_[granule].length;
     }
   }
-  Hurry hurry(deadline);
-  for (size_t i = 0; i < batch.n_pages; ++i) {
-    if (granules[i] == PageTable::kNone) continue;
-    if (hurry.is_late(length_of(batch, i))) {
-      statuses[i] = FetchStatus::kTimedOut;
-      continue;
-    }
-    const uint8_t* from = data_at(granules[i]);
-    for (size_t k = 0; k < batch.n_pieces; ++k) {
-      const Piece& piece = batch.pieces[i * batch.n_pieces + k];
-      copy_bytes(reinterpret_cast<void*>(piece.address), from, static_cast<size_t>(piece.nbytes));
-      from += piece.nbytes;
-    }
+  const auto copy_page = [&](size_t i) {
+    if (granules[i] != PageTable::kNone) copy_out(batch, i, granules[i]);
+  };
+  const size_t n_copied =
+      make_copies({batch.n_pages, nbytes, std::ref(copy_page)}, [&] { return deadline.passed(); });
+  for (size_t i = n_copied; i < batch.n_pages; ++i) {
+    if (granules[i] != PageTable::kNone) statuses[i] = FetchStatus::kTimedOut;
   }
   const Lock lock(mutex_);
   for (const uint32_t granule : granules) {

@@ -177,8 +177,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Pool(const PoolOptions& options, uint64_t data_offset, std::unique_ptr<SharedRegion> region,
        uint64_t first_word);
 
-  // Without the lock.
+  // Without the lock, and by several threads at once.
   void copy_in(const PageBatch& batch, size_t i, Draft* draft);
+  void copy_out(const PageBatch& batch, size_t i, uint32_t granule) const;
 
   // All below with the lock.
   bool touch_existing(const PageBatch& batch, const std::vector<Draft>& drafts, PoolStatus* statuses,

@@ -10,17 +10,20 @@
 #include <cstring>
 
 #include "base/copy.h"
+#include "base/copy_team.h"
 #include "page/words.h"
 
 namespace p2pkv::shm {
 namespace {
 
-// Abort flag and deadline are looked at this often: a MiB takes 0.1 ms.
-constexpr uint64_t kSliceBytes = 1 << 20;
-// Small spans cost more than their bytes.
-constexpr size_t kSliceSpans = 256;
+// What is copied between two looks at whether the local region is still open: 1 to 3 ms.
+constexpr uint64_t kSliceBytes = 8 << 20;
 // What one done() may move, so that it does not block for long.
-constexpr int kSlicesPerPoll = 4;
+constexpr uint64_t kPollBytes = 4 << 20;
+// Small spans cost more than their bytes.
+constexpr size_t kSliceParts = 1024;
+// Larger spans are copied in parts, which two threads can share.
+constexpr uint64_t kPartBytes = 512 << 10;
 
 // Who made the socket at the other end: an abstract name is anybody's once its owner is dead.
 bool is_own_user(int connection) {
@@ -190,9 +193,10 @@ ShmBatch::ShmBatch(std::shared_ptr<ShmEndpoint> endpoint, std::shared_ptr<ShmRem
 bool ShmBatch::drive(const Deadline* deadline) {
   if (!mapping_ && !await_mapping(deadline)) return false;
   if (!mapping_) return true;
-  for (int slice = 0; next_ < spans_.size(); ++slice) {
-    if (is_aborted() || (deadline ? deadline->passed() : slice == kSlicesPerPoll)) return false;
-    if (!copy_slice()) return false;
+  const uint64_t slice = deadline ? kSliceBytes : kPollBytes;
+  while (next_ < spans_.size()) {
+    if (is_aborted() || (deadline && deadline->passed()) || !copy_slice(slice, deadline)) return false;
+    if (!deadline && next_ < spans_.size()) return false;
   }
   mapping_.reset();  // a settled transfer must not keep the mapping of a closed endpoint
   return true;
@@ -220,31 +224,60 @@ bool ShmBatch::await_mapping(const Deadline* deadline) {
   }
 }
 
-// Copies about a MiB. False if the local region was closed meanwhile, which aborts the batch.
-bool ShmBatch::copy_slice() {
+// Copies about `nbytes`, or less if the deadline comes or the batch is aborted. False if the local region was
+// closed meanwhile, which aborts the batch.
+bool ShmBatch::copy_slice(uint64_t nbytes, const Deadline* deadline) {
   const RegisteredRegion::Use use(*local_);
   if (!use) {
     abort(Status::kCanceled);
     return false;
   }
-  uint64_t budget = kSliceBytes;
-  for (size_t n = 0; n < kSliceSpans && budget > 0 && next_ < spans_.size(); ++n) {
-    const Span& span = spans_[next_];
-    if (statuses_[next_] == Status::kPending) {
-      const uint64_t nbytes = std::min<uint64_t>(budget, static_cast<uint64_t>(span.length) - n_copied_);
-      copy_bytes(local_->base() + span.local + n_copied_, mapping_->base() + span.remote + n_copied_, nbytes);
-      n_copied_ += nbytes;
-      budget -= nbytes;
-      if (n_copied_ < static_cast<uint64_t>(span.length)) return true;
-      const bool is_good =
-          !is_validated(next_) ||
-          load_word_after_bytes(mapping_->base() + words_[next_].offset) == words_[next_].value;
-      statuses_[next_] = is_good ? Status::kOk : Status::kRejected;
-    }
+  const uint64_t n_cut = cut_parts(nbytes);
+  const size_t n_made = make_copies({parts_.size(), n_cut, [this](size_t i) { copy_part(parts_[i]); }},
+                                    [&] { return is_aborted() || (deadline && deadline->passed()); });
+  settle_parts(n_made);
+  return true;
+}
+
+// The next parts of pending spans, about `nbytes` of them; returns how many bytes that are.
+uint64_t ShmBatch::cut_parts(uint64_t nbytes) {
+  parts_.clear();
+  uint64_t left = nbytes;
+  uint64_t offset = n_copied_;
+  for (size_t i = next_; i < spans_.size() && left > 0 && parts_.size() < kSliceParts; ++i, offset = 0) {
+    if (statuses_[i] != Status::kPending) continue;
+    const auto length = static_cast<uint64_t>(spans_[i].length);
+    do {
+      parts_.push_back({i, offset, std::min({kPartBytes, left, length - offset})});
+      offset += parts_.back().nbytes;
+      left -= parts_.back().nbytes;
+    } while (offset < length && left > 0 && parts_.size() < kSliceParts);
+  }
+  if (parts_.empty()) next_ = spans_.size();
+  return nbytes - left;
+}
+
+void ShmBatch::copy_part(const Part& part) {
+  const Span& span = spans_[part.span];
+  copy_bytes(local_->base() + span.local + part.offset, mapping_->base() + span.remote + part.offset,
+             part.nbytes);
+}
+
+// The first `n` parts are copied, by whichever threads: only now may the words be asked whether the spans
+// that end in them are good.
+void ShmBatch::settle_parts(size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    const Part& part = parts_[i];
+    next_ = part.span;
+    n_copied_ = part.offset + part.nbytes;
+    if (n_copied_ < static_cast<uint64_t>(spans_[next_].length)) continue;
+    const bool is_good =
+        !is_validated(next_) ||
+        load_word_after_bytes(mapping_->base() + words_[next_].offset) == words_[next_].value;
+    statuses_[next_] = is_good ? Status::kOk : Status::kRejected;
     ++next_;
     n_copied_ = 0;
   }
-  return true;
 }
 
 }  // namespace p2pkv::shm

@@ -79,18 +79,29 @@ class ShmBatch final : public Batch {
  protected:
   bool drive(const Deadline* deadline) override;
   void interrupt() override { endpoint_->sever(); }
-  void quiesce() override { mapping_.reset(); }  // no helpers; the peer's memory is let go of at once
+  void quiesce() override { mapping_.reset(); }  // copies have ended; the peer's memory is let go of at once
 
  private:
+  // Some bytes of a span, copied in one go.
+  struct Part {
+    size_t span;
+    uint64_t offset;
+    uint64_t nbytes;
+  };
+
   bool await_mapping(const Deadline* deadline);
-  bool copy_slice();
+  bool copy_slice(uint64_t nbytes, const Deadline* deadline);
+  uint64_t cut_parts(uint64_t nbytes);
+  void copy_part(const Part& part);
+  void settle_parts(size_t n);
 
   const std::shared_ptr<ShmEndpoint> endpoint_;
   const std::shared_ptr<ShmRemoteRegion> remote_;
   // Of the driving thread alone.
   std::shared_ptr<ReadOnlyMapping> mapping_;
-  size_t next_ = 0;        // the span to go on with
-  uint64_t n_copied_ = 0;  // bytes of it
+  size_t next_ = 0;          // the span to go on with
+  uint64_t n_copied_ = 0;    // bytes of it
+  std::vector<Part> parts_;  // of the slice under way; helpers of the copies read it
 };
 
 }  // namespace p2pkv::shm
