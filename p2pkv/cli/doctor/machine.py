@@ -92,11 +92,16 @@ def _copies(config: Config) -> Finding:
         for choice in copies.choices()
         if choice.operation == "copy"
     ]
+    team = copies.hire(config.copy_threads)
+    helped = "a second thread joins in" if team is not None and team.is_there else "one thread copies"
+    if team is not None:
+        team.close()
     summed = ", ".join(dict.fromkeys(c.kernel for c in copies.choices() if c.operation == "copy_and_sum"))
     return Finding(
         Verdict.GOOD,
         "copies",
-        f"{', '.join(parts)}; with a checksum {summed}; this CPU has {', '.join(_native.copy_kernels())}",
+        f"{', '.join(parts)}; with a checksum {summed}; of 2 MiB and more {helped}; "
+        f"this CPU has {', '.join(_native.copy_kernels())}",
     )
 
 
