@@ -4,6 +4,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/copy_team.h"
 #include "check.h"
 #include "net/tokens.h"
 #include "page/region.h"
@@ -199,6 +200,20 @@ TEST(shm_closes_region_during_reads) {
 }
 TEST(tcp_closes_region_during_reads) {
   close_region_during_reads(false);
+}
+
+// Every batch is shared with the helper: neither a word nor an end may come before it is done.
+TEST(shm_reads_while_rewritten_by_two_threads) {
+  const auto team = CopyTeam::hire(CopyTeam::Zeal::kAlways);
+  read_while_rewritten(true);
+}
+TEST(shm_closes_during_wait_for_two_threads) {
+  const auto team = CopyTeam::hire(CopyTeam::Zeal::kAlways);
+  close_during_wait(true);
+}
+TEST(shm_closes_region_during_reads_by_two_threads) {
+  const auto team = CopyTeam::hire(CopyTeam::Zeal::kAlways);
+  close_region_during_reads(true);
 }
 
 TEST(tokens_admit_once) {

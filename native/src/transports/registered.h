@@ -37,7 +37,7 @@ class RegisteredRegion final : public MemoryRegion {
   uint8_t* base() const override { return options_.base; }
   uint64_t nbytes() const override { return options_.nbytes; }
   std::string describe() const override;
-  // Waits for uses to end; each lasts for one system call or one copy of a MiB, never for a peer.
+  // Waits for uses to end; each lasts for one system call or the copies of some MiB, never for a peer.
   void close() override;
 
   uint32_t id() const { return id_; }
