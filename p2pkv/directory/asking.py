@@ -67,6 +67,19 @@ class Question:
             self.kind, self.records, lines.owners, lines.channels, self.found, self.locations
         )
 
+    def put_to(self, lines: Lines, timeout: float) -> list[bool]:
+        """Ask over channels and take the answers, in one call of native code; return which can be used again."""
+        return self.ask.ask(
+            self.kind,
+            self.records,
+            lines.owners,
+            lines.channels,
+            self.found,
+            self.locations,
+            timeout,
+            lines.patience,
+        )
+
     def take(self, index: int, reply: Reply) -> None:
         """Take an owner's good reply."""
         if self.found is None:
@@ -144,7 +157,12 @@ class Owners:
             question.ask.ask_together(owner)
         is_usable = None
         try:
-            is_usable = self.take_answers(route, question, question.send(lines), lines, deadline, meanwhile)
+            if lines.others or meanwhile is not do_nothing:
+                is_usable = self.take_answers(
+                    route, question, question.send(lines), lines, deadline, meanwhile
+                )
+            else:
+                is_usable = question.put_to(lines, deadline - self._clock.monotonic())
         finally:
             self.give_back(lines, is_usable)
         self.account(question.ask)

@@ -111,6 +111,8 @@ nb::bytes body_of(const AskBatch& self, size_t ask, const ArrayOf<uint8_t, kAnyS
 
 // The arrays that Shard.get returned, to be written.
 using Found = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using RecordArray = ArrayOf<uint8_t, kAnySize, kAnySize>;
+using Channels = std::vector<std::shared_ptr<DirectoryChannel>>;
 using Locations = nb::ndarray<uint8_t, nb::shape<-1, sizeof(Location)>, nb::c_contig, nb::device::cpu>;
 
 bool take_found(AskBatch& self, size_t ask, const nb::bytes& reply, Found found, Locations locations) {
@@ -129,11 +131,15 @@ struct AskedOwners {
   std::unique_ptr<DirectoryExchange> exchange;
 };
 
-// `records` has a row for each key; `found` and `locations`, if given, are written by `wait`.
-AskedOwners* ask_owners(AskBatch& self, uint16_t kind, const ArrayOf<uint8_t, kAnySize, kAnySize>& records,
-                        const std::vector<int32_t>& owners,
-                        const std::vector<std::shared_ptr<DirectoryChannel>>& channels,
-                        std::optional<Found> found, std::optional<Locations> locations) {
+// What is asked and over which channels, once it is known to fit together.
+struct Checked {
+  DirectoryQuestion question;
+  std::vector<DirectoryLine> lines;
+};
+
+Checked check_question(const AskBatch& self, uint16_t kind, const RecordArray& records,
+                       const std::vector<int32_t>& owners, const Channels& channels,
+                       const std::optional<Found>& found, const std::optional<Locations>& locations) {
   const size_t n = self.answered().size();
   const auto* bytes = require<uint8_t>(records, "records", {static_cast<int64_t>(n), kAnySize});
   DirectoryQuestion question{static_cast<wire::Kind>(kind), bytes, records.shape(1)};
@@ -145,13 +151,39 @@ AskedOwners* ask_owners(AskBatch& self, uint16_t kind, const ArrayOf<uint8_t, kA
   }
   if (found) question.found = found->data();
   if (found && locations) question.locations = reinterpret_cast<Location*>(locations->data());
+  return {question, std::move(lines)};
+}
+
+// `records` has a row for each key; `found` and `locations`, if given, are written by `wait`.
+AskedOwners* send_to_owners(AskBatch& self, uint16_t kind, const RecordArray& records,
+                            const std::vector<int32_t>& owners, const Channels& channels,
+                            std::optional<Found> found, std::optional<Locations> locations) {
+  const Checked checked = check_question(self, kind, records, owners, channels, found, locations);
   auto asked =
       std::make_unique<AskedOwners>(AskedOwners{records, std::move(found), std::move(locations), nullptr});
   {
     nb::gil_scoped_release release;
-    asked->exchange = std::make_unique<DirectoryExchange>(self, question, lines);
+    asked->exchange = std::make_unique<DirectoryExchange>(self, checked.question, checked.lines);
   }
   return asked.release();
+}
+
+// Sends, waits and ends in one go; returns which channels can be used again.
+std::vector<bool> ask_owners(AskBatch& self, uint16_t kind, const RecordArray& records,
+                             const std::vector<int32_t>& owners, const Channels& channels,
+                             std::optional<Found> found, std::optional<Locations> locations, double timeout,
+                             double patience) {
+  const Checked checked = check_question(self, kind, records, owners, channels, found, locations);
+  std::vector<uint8_t> is_usable;
+  {
+    nb::gil_scoped_release release;
+    const Deadline patient = Deadline::after(patience);
+    const Deadline deadline = Deadline::after(timeout);
+    DirectoryExchange exchange(self, checked.question, checked.lines);
+    exchange.wait(deadline, patient);
+    is_usable = exchange.end(patient);
+  }
+  return {is_usable.begin(), is_usable.end()};
 }
 
 void wait_for_owners(AskedOwners& self, double timeout, double patience) {
@@ -231,8 +263,10 @@ void bind_ask(nb::module_& m) {
       .def("refuse", &AskBatch::refuse, "ask"_a)
       .def("excuse", &AskBatch::excuse, "ask"_a)
       .def("put_own", &put_own, "shard"_a, "entries"_a)
-      .def("send", &ask_owners, "kind"_a, "records"_a, "owners"_a, "channels"_a, "found"_a.none(),
+      .def("send", &send_to_owners, "kind"_a, "records"_a, "owners"_a, "channels"_a, "found"_a.none(),
            "locations"_a.none(), nb::keep_alive<0, 1>(), nb::rv_policy::take_ownership)
+      .def("ask", &ask_owners, "kind"_a, "records"_a, "owners"_a, "channels"_a, "found"_a.none(),
+           "locations"_a.none(), "timeout"_a, "patience"_a)
       .def("is_settled", &AskBatch::is_settled)
       .def("is_heard", &AskBatch::is_heard)
       .def("answered", [](const AskBatch& self) { return copy_of(self.answered()); })
