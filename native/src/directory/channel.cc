@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <iterator>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -19,29 +20,27 @@ using wire::Header;
 using wire::Kind;
 using wire::ReplyStatus;
 
-namespace {
-
 // Measured between two processes of a two-core virtual machine, with 300 us of work between the questions: 93
 // us a question when both sides sleep, 55 us when the asking one does not; what takes longer than this comes
 // from a busy machine, where spinning only takes the answer's core.
-constexpr std::chrono::microseconds kSpin{60};
+static constexpr std::chrono::microseconds kSpin{60};
 
-// Lets half of the cores be spun on, at least one: the others have answers to give.
+// Lets half of the cores be spun on, at least one, as long as no more calls than that wait for answers: the
+// others have answers to give, and calls to make.
 class SpinPermit {
  public:
-  SpinPermit()
-      : is_granted_(n_spinning_.fetch_add(1) < std::max(1u, std::thread::hardware_concurrency() / 2)) {}
-  ~SpinPermit() { n_spinning_.fetch_sub(1); }
+  SpinPermit() { n_waiting_.fetch_add(1, std::memory_order_relaxed); }
+  ~SpinPermit() { n_waiting_.fetch_sub(1, std::memory_order_relaxed); }
   SpinPermit(const SpinPermit&) = delete;
   SpinPermit& operator=(const SpinPermit&) = delete;
-  bool is_granted() const { return is_granted_; }
+  bool holds() const {
+    static const unsigned most = std::max(1u, std::thread::hardware_concurrency() / 2);
+    return n_waiting_.load(std::memory_order_relaxed) <= most;
+  }
 
  private:
-  static inline std::atomic<unsigned> n_spinning_{0};
-  const bool is_granted_;
+  static inline std::atomic<unsigned> n_waiting_{0};
 };
-
-}  // namespace
 
 DirectoryExchange::DirectoryExchange(AskBatch& batch, const DirectoryQuestion& question,
                                      const std::vector<DirectoryLine>& lines)
@@ -51,7 +50,8 @@ DirectoryExchange::DirectoryExchange(AskBatch& batch, const DirectoryQuestion& q
 }
 
 void DirectoryExchange::wait(const Deadline& deadline, const Deadline& patience) {
-  spin();
+  std::optional<SpinPermit> permit;
+  if (question_.kind != Kind::kPromote) spin(permit.emplace());  // a promotion waits for a disk
   while (!batch_.is_settled() && is_any_waiting()) {
     const bool is_patient = !patience.passed();
     if (deadline.passed() || (!is_patient && batch_.is_heard())) break;
@@ -120,11 +120,9 @@ void DirectoryExchange::send(size_t ask) {
 }
 
 // Waits awake for the first kSpin: a core that goes to sleep takes longer to wake than a look-up takes.
-void DirectoryExchange::spin() {
-  const SpinPermit permit;
-  if (!permit.is_granted()) return;
+void DirectoryExchange::spin(const SpinPermit& permit) {
   const auto until = Deadline::Clock::now() + kSpin;
-  while (!batch_.is_settled() && is_any_waiting() && Deadline::Clock::now() < until) {
+  while (permit.holds() && !batch_.is_settled() && is_any_waiting() && Deadline::Clock::now() < until) {
     for (Line& line : lines_) advance(line);
     send_unsealed();
   }

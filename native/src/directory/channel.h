@@ -17,6 +17,7 @@
 namespace p2pkv {
 
 class SealedStream;
+class SpinPermit;
 
 // Leased to one call at a time; `interrupt` may be called by any thread.
 class DirectoryChannel {
@@ -114,7 +115,7 @@ class DirectoryExchange {
   void send(size_t ask);
   // Asks the next owners where the first is late; returns when the next one will be.
   Deadline::Clock::time_point hurry();
-  void spin();
+  void spin(const SpinPermit& permit);
   void wait_until(const Deadline& until);
   void advance(Line& line);
   void take(Line& line, std::string_view message);
