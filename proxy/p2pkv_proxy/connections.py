@@ -7,6 +7,7 @@ compression or TLS, and one timer for all waits. One event loop uses it.
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -27,8 +28,19 @@ _MAX_WAITING_BYTES = 1 << 18
 _MAX_HEADER_BYTES = 1 << 16
 
 
+_OWN_SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+
+
 class ConnectionFailedError(Exception):
     """There is no answer, or no more of it; the message says why, and fits behind the engine's name."""
+
+
+class ShortageError(ConnectionFailedError):
+    """There is no connection for want of something here, such as descriptors: no fault of the engine."""
+
+
+class _HungUpError(ConnectionFailedError):
+    """The engine ended the connection."""
 
 
 class Connection(asyncio.Protocol):
@@ -47,6 +59,7 @@ class Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self._error: ConnectionFailedError | None = None
         self._is_used = False
+        self._n_requests = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -58,6 +71,7 @@ class Connection(asyncio.Protocol):
         self._n_bytes = 0
         self._is_paused = False
         self._is_complete = False
+        self._has_heard = False
         self._is_kept = False
         self._is_spoilt = False
         """Something came behind the answer."""
@@ -71,6 +85,7 @@ class Connection(asyncio.Protocol):
         self._begin()
         self.patience = self._owner.answer_timeout if patience is None else patience
         self._is_used = True
+        self._n_requests += 1
         self._transport.write(request)
 
     async def head(self) -> int:
@@ -114,6 +129,11 @@ class Connection(asyncio.Protocol):
             self._owner.keep(self)
         else:
             self.hang_up()
+
+    @property
+    def was_stale(self) -> bool:
+        """Whether it had been kept, and ended without a byte of an answer: the engine closed it, unasked."""
+        return self._n_requests > 1 and not self._has_heard and isinstance(self._error, _HungUpError)
 
     def is_closing(self) -> bool:
         """Whether it has ended, or is about to."""
@@ -166,6 +186,7 @@ class Connection(asyncio.Protocol):
         if not self._is_used:
             self.fail("said something that it was not asked")
             return
+        self._has_heard = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -180,7 +201,7 @@ class Connection(asyncio.Protocol):
             if exc is None and self.status and self._ends_with_connection():
                 self._is_complete = True
             else:
-                self._error = ConnectionFailedError("hung up")
+                self._error = _HungUpError("hung up")
         self._wake()
 
     def _ends_with_connection(self) -> bool:
@@ -249,6 +270,25 @@ class Connections:
                 return connection
         return await self._connect(address)
 
+    async def ask(
+        self, address: str, request: bytes, *, patience: float | None = None
+    ) -> tuple[Connection, int]:
+        """Send a request over a connection, as :meth:`get` gives it, and return it with the answer's status.
+
+        If a kept connection ends without a byte of an answer, as where the engine closed it meanwhile, the request goes
+        out once more, over a new one. Raises :class:`ConnectionFailedError`.
+        """
+        connection = await self.get(address)
+        while True:
+            try:
+                connection.send(request, patience=patience)
+                return connection, await connection.head()
+            except BaseException as error:
+                connection.done()
+                if not (isinstance(error, ConnectionFailedError) and connection.was_stale):
+                    raise
+            connection = await self._connect(address)
+
     async def _connect(self, address: str) -> Connection:
         host, port = split_address("url", address)
         connecting = asyncio.ensure_future(
@@ -268,7 +308,13 @@ class Connections:
         try:
             return connecting.result()[1]
         except OSError as error:
+            if error.errno in _OWN_SHORTAGE:
+                raise ShortageError(
+                    f"can't be connected to, the router is short: {error.strerror}"
+                ) from error
             raise ConnectionFailedError(f"can't be reached: {error.strerror or error}") from error
+        except UnicodeError as error:
+            raise ConnectionFailedError(f"can't be reached, {host!r} is no name of a host") from error
 
     def keep(self, connection: Connection) -> None:
         """Take a connection for the next request. Called by it."""

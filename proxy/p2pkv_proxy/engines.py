@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Interrupt
-from p2pkv_proxy.connections import Connection, ConnectionFailedError, Connections
+from p2pkv_proxy.connections import Connection, ConnectionFailedError, Connections, ShortageError
 from p2pkv_proxy.registry import Tracked
 from p2pkv_proxy.settings import Settings
 
@@ -55,20 +55,18 @@ class Engines:
             if getting.done():
                 return getting.result()
         except ConnectionFailedError as error:
-            raise InstanceError(tracked, str(error)) from error
+            is_fault = not isinstance(error, ShortageError)
+            raise InstanceError(tracked, str(error), is_fault=is_fault) from error
         finally:
             getting.cancel()
         raise InstanceError(tracked, "did not answer in time")
 
     async def _get(self, tracked: Tracked, path: str, headers: Headers) -> tuple[int, str, bytes]:
         address = _address(tracked)
-        connection = await self._connections.get(address)
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        request = b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path.encode(), address.encode(), lines)
+        connection, status = await self._connections.ask(address, request)
         try:
-            lines = b"".join(b"%b: %b\r\n" % header for header in headers)
-            connection.send(
-                b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path.encode(), address.encode(), lines)
-            )
-            status = await connection.head()
             body = await connection.read(_MAX_PAGE_BYTES)
             return status, _content_type(connection), body
         finally:
@@ -135,11 +133,13 @@ class Post:
             b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(self._body),
         ]
         try:
-            self._connection = connection = await self._connections.get(address)
-            connection.send(b"".join((*head, self._body)), patience=self._patience)
-            status = await connection.head()
+            request = b"".join((*head, self._body))
+            self._connection, status = await self._connections.ask(address, request, patience=self._patience)
             if status != 200:
-                await self._refused(connection, status)
+                await self._refused(self._connection, status)
+        except ShortageError as error:
+            self.tracked.end(self._attempt, time.monotonic())
+            raise InstanceError(self.tracked, str(error), status=503, is_fault=False) from error
         except ConnectionFailedError as error:
             raise self._failed(str(error)) from error
 

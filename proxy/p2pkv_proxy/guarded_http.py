@@ -49,6 +49,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._in_headers:
+            if self._header_bytes == 0:
+                data = data.lstrip(b"\r\n")  # such as some clients send behind a body (RFC 9112, 2.2)
+                if not data:
+                    return
             if self._header_timer is None:
                 self._expect_headers()
             self._header_bytes += len(data)

@@ -37,7 +37,10 @@ async def _follow(tracked: Tracked, registry: Registry, engines: Engines) -> Non
         try:
             status, _, _ = await engines.get(tracked, "/health", _ANSWER_S)
             is_healthy = status == 200
-        except InstanceError:
+        except InstanceError as error:
+            if not error.is_fault:  # nothing was learnt of it
+                await asyncio.sleep(_EVERY_S)
+                continue
             is_healthy = False
         n_failed = 0 if is_healthy else n_failed + 1
         if n_failed == 0 or n_failed >= _PATIENCE:

@@ -19,6 +19,8 @@ _MAX_BATCH = 4096
 _BLOCK_BYTES = 128
 """Of text that the prefix policies compare at a time: about 32 tokens."""
 _BLOCK_TOKENS = 32
+_MEDIA_TOKENS = 1024
+"""Of a picture, sound or film: what models make of one lies around this, and its bytes say nothing of it."""
 
 
 class MalformedError(ValueError):
@@ -87,12 +89,17 @@ def read_chat(body: Body) -> Prompt:
     if not isinstance(messages, list) or not messages:
         raise MalformedError("messages must be a list with at least one message")
     lines = []
+    n_media = 0
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise MalformedError("every message is an object with a role")
-        lines.append(f"{message['role']}: {_content(message.get('content'))}\n")
+        text, n = _content(message.get("content"))
+        lines.append(f"{message['role']}: {text}\n")
+        n_media += n
     limit = _limit(body, "max_completion_tokens", _limit(body, "max_tokens", _DEFAULT_OUTPUT))
-    return _prompt(body, ["".join(lines)], None, limit, body)
+    prompt = _prompt(body, ["".join(lines)], None, limit, body)
+    prompt.n_tokens += n_media * _MEDIA_TOKENS
+    return prompt
 
 
 def read_generate(body: Body) -> Prompt:
@@ -149,11 +156,21 @@ def _are_ids(values: list[Json]) -> bool:
     return all(type(value) is int and 0 <= value < 1 << 32 for value in values)
 
 
-def _content(content: Json) -> str:
-    """Return a message's text; pictures and tool calls count as they are written."""
+def _content(content: Json) -> tuple[str, int]:
+    """Return a message's text, and how many pictures and the like are in it; for each of these its digest is there."""
     if isinstance(content, str):
-        return content
-    return "" if content is None else msgspec.json.encode(content).decode()
+        return content, 0
+    if not isinstance(content, list):
+        return "" if content is None else msgspec.json.encode(content).decode(), 0
+    found = []
+    n_media = 0
+    for part in content:
+        if isinstance(part, dict) and isinstance(text := part.get("text"), str):
+            found.append(text)
+        else:
+            n_media += 1
+            found.append(hashlib.blake2b(msgspec.json.encode(part), digest_size=16).hexdigest())
+    return "".join(found), n_media
 
 
 def _limit(body: Body, name: str, default: int) -> int:

@@ -8,6 +8,7 @@ import socket
 import typer
 import uvicorn
 
+from p2pkv.descriptors import raise_limit
 from p2pkv.errors import ControlError
 from p2pkv_proxy.app import App, Plan
 from p2pkv_proxy.guarded_http import GuardedProtocol
@@ -35,6 +36,7 @@ class _Server(uvicorn.Server):
 
 def serve(plan: Plan, host: str, port: int) -> None:
     """Serve until SIGINT or SIGTERM; requests under way may end first. Raises :class:`ControlError`."""
+    raise_limit()
     app = App(plan)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

@@ -60,7 +60,7 @@ _NOT_FORWARDED = HOP_BY_HOP | {
     b"x-upgrd",
     b"x-p2pkv-explain",
 }
-_SAFE_ID = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-.:")
+_SAFE_ID = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-._~:+/=@")
 _SWEEP_S = 0.1
 _DOUBTFUL = frozenset({401, 403, 404})
 """An engine that says so may lack a model or a key that others have: another one is asked."""

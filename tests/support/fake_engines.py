@@ -240,6 +240,7 @@ class Rig(AsyncExitStack):
         """Start one more."""
         engine = FakeEngine(role, mode, self.rooms)
         for name, value in attributes.items():
+            assert hasattr(engine, name)
             setattr(engine, name, value)
         await self.enter_async_context(engine)
         return engine

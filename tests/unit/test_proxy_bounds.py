@@ -11,6 +11,7 @@ from test_proxy_requests import COMPLETION, run, start, until
 from fake_engines import Rig
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy import guarded_http
+from p2pkv_proxy.prompts import Prompt, read_chat
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 
@@ -176,3 +177,55 @@ async def _say(port: int, data: bytes, drops: bytes = b"") -> bytes:
     finally:
         dripping.cancel()
         writer.transport.abort()
+
+
+def test_line_ends_behind_a_body_harm_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(rig: Rig) -> None:
+        monkeypatch.setattr(guarded_http, "HEADER_TIMEOUT_S", 0.3)
+        engine = await rig.engine(Role.BOTH, token_gate=asyncio.Semaphore(1))
+        front = await start(rig, [engine])
+        body = json.dumps(COMPLETION | {"max_tokens": 40, "stream": True}).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
+        await reader.readuntil(b"data: ")
+        writer.write(b"\r\n")  # RFC 9112, 2.2: to be ignored
+        await asyncio.sleep(3 * guarded_http.HEADER_TIMEOUT_S)  # what would end it has its time
+        for _ in range(40):
+            engine.token_gate.release()
+        await reader.readuntil(b"[DONE]")
+        writer.write(b"\r\nGET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"200 OK" in await reader.readuntil(b'"ready"')
+        writer.close()
+
+    run(test)
+
+
+def test_a_picture_counts_for_what_models_make_of_it_and_is_told_from_another() -> None:
+    def chat(*parts: object) -> Prompt:
+        return read_chat({"messages": [{"role": "user", "content": list(parts)}]})  # type: ignore[dict-item]
+
+    def picture(letter: str) -> dict[str, object]:
+        return {
+            "type": "image_url",
+            "image_url": {"url": f"data:image/png;base64,{letter * 1_000_000}"},
+        }
+
+    text = {"type": "text", "text": "what is this? " * 100}
+    one, other = chat(picture("a"), text), chat(picture("b"), text)
+    assert 1000 < one.n_tokens < 2000
+    assert one.n_tokens == chat(picture("a"), text).n_tokens
+    assert len(one.blocks()) < 20
+    assert one.blocks()[0] == chat(picture("a"), text).blocks()[0] != other.blocks()[0]
+    assert chat(text).n_tokens < 500
+
+
+@pytest.mark.parametrize("name", ["req_abc", "a.b-c:d/e+f=g~h@i", "00-4bf92f3577b34da6a3ce929d0e0e4736-01"])
+def test_request_ids_pass_unchanged(name: str) -> None:
+    async def test(rig: Rig) -> None:
+        front = await start(rig, [await rig.engine(Role.BOTH)])
+        _, _, headers = await front.post(COMPLETION, **{"x-request-id": name})
+        assert headers["x-request-id"] == name
+        _, _, headers = await front.post(COMPLETION, **{"x-request-id": 'a"b'})
+        assert headers["x-request-id"] != 'a"b'
+
+    run(test)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
-from p2pkv_proxy.connections import ConnectionFailedError, Connections
+from p2pkv_proxy.connections import ConnectionFailedError, Connections, ShortageError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -235,5 +238,87 @@ def test_nobody_there_is_an_error(run: Run) -> None:
         with pytest.raises(ConnectionFailedError, match="can't be reached"):
             await ask(pool, address)
         pool.close()
+
+    run(scenario())
+
+
+def closes_behind(answer: bytes) -> Serve:
+    """Return an answer behind which the engine hangs up as soon as it is asked again, which it does not answer."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        await writer.drain()
+        await reader.readuntil(b"\r\n\r\n")
+        writer.transport.abort()
+        raise ConnectionError
+
+    return serve
+
+
+def test_a_kept_connection_that_the_engine_has_closed_costs_no_request(run: Run) -> None:
+    async def scenario() -> None:
+        good = HEAD + b"content-length: 2\r\n\r\nok"
+        async with Server(closes_behind(good), says(good)) as server:
+            pool = connections()
+            for _ in range(2):
+                connection, status = await pool.ask(server.address, ASKED)
+                assert (status, await connection.read(2)) == (200, b"ok")
+                async for _ in connection.parts():
+                    pass
+                connection.done()
+            assert server.n_connections == 2
+            pool.close()
+
+    run(scenario())
+
+
+def test_a_new_connection_that_the_engine_closes_is_its_failure(run: Run) -> None:
+    async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+        raise ConnectionError
+
+    async def scenario() -> None:
+        async with Server(hangs_up, hangs_up) as server:
+            pool = connections()
+            with pytest.raises(ConnectionFailedError, match="hung up"):
+                await pool.ask(server.address, ASKED)
+            assert server.n_connections == 1
+            pool.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("host", ["p0..svc", "x" * 64 + ".svc"])
+def test_a_host_that_can_be_none_is_an_error_that_says_so(run: Run, host: str) -> None:
+    async def scenario() -> None:
+        pool = connections()
+        with pytest.raises(ConnectionFailedError, match=r"can't be reached, .* is no name of a host"):
+            await pool.ask(f"{host}:8000", ASKED)
+        pool.close()
+
+    run(scenario())
+
+
+def test_a_shortage_here_is_not_the_engines_fault(run: Run) -> None:
+    async def scenario() -> None:
+        async with Server(says(HEAD + b"content-length: 0\r\n\r\n")) as server:
+            pool = connections()
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            taken = []
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+            try:
+                with suppress(OSError):
+                    while True:
+                        taken.append(os.open(os.devnull, os.O_RDONLY))
+                with pytest.raises(ShortageError, match="the router is short: Too many open files"):
+                    await pool.ask(server.address, ASKED)
+            finally:
+                for descriptor in taken:
+                    os.close(descriptor)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            connection, status = await pool.ask(server.address, ASKED)
+            assert status == 200
+            connection.done()
+            pool.close()
 
     run(scenario())
