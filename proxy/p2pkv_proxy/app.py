@@ -23,6 +23,7 @@ from p2pkv_proxy.bodies import Receive, Scope, Send, error_body
 from p2pkv_proxy.call import InstanceError
 from p2pkv_proxy.discovery import Discovery
 from p2pkv_proxy.engines import Engines
+from p2pkv_proxy.exchange import READERS, Services
 from p2pkv_proxy.holdings import Holdings
 from p2pkv_proxy.listing import follow_file
 from p2pkv_proxy.metrics import Metrics
@@ -31,7 +32,7 @@ from p2pkv_proxy.policies import POLICIES
 from p2pkv_proxy.probing import probe
 from p2pkv_proxy.registry import Registry
 from p2pkv_proxy.routing import RefusedError, Router
-from p2pkv_proxy.serving import READERS, Services, Serving
+from p2pkv_proxy.serving import Serving
 from p2pkv_proxy.settings import Settings
 from p2pkv_proxy.status_page import render, snapshot
 
@@ -91,6 +92,16 @@ class App:
             await self._serving.serve(scope, receive, send)
         else:
             await self._pages(scope, receive, send)
+
+    def end_requests(self) -> None:
+        """End the requests that are under way; each client is told so."""
+        if self._serving is not None:
+            self._serving.end()
+
+    @property
+    def drain_timeout(self) -> float:
+        """Seconds that requests under way have when the router is told to end."""
+        return self._plan.settings.drain_timeout
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:

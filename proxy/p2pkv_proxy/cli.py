@@ -74,6 +74,12 @@ def proxy(
     body_timeout: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="For a request's body to arrive.")
     ] = 30.0,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.0, metavar="SECONDS", help="For requests under way at SIGTERM; then they are broken off."
+        ),
+    ] = 30.0,
     direct_below: Annotated[
         int,
         typer.Option(min=0, metavar="TOKENS", help="Fewer to compute than this: the decode alone does it."),
@@ -110,6 +116,7 @@ def proxy(
             body_timeout=body_timeout,
             answer_timeout=answer_timeout,
             request_timeout=request_timeout,
+            drain_timeout=drain_timeout,
             attempts=attempts,
             max_in_flight=max_in_flight,
             direct_below=direct_below,

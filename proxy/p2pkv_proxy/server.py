@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import math
 import socket
 
 import typer
@@ -13,8 +15,8 @@ from p2pkv.errors import ControlError
 from p2pkv_proxy.app import App, Plan
 from p2pkv_proxy.guarded_http import GuardedProtocol
 
-_DRAIN_S = 30
-"""For requests under way when the router is told to end."""
+_LAST_WORDS_S = 5.0
+"""For clients to take that their answers were broken off, when the router ends."""
 
 
 class _Server(uvicorn.Server):
@@ -32,6 +34,14 @@ class _Server(uvicorn.Server):
             discovery = self._app.discovery
             where = f", heartbeats on {discovery.address}" if discovery is not None else ""
             typer.echo(f"p2pkv-proxy listens on http://{shown}:{port}{where}")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._app.drain_timeout, self._app.end_requests)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
 
 def serve(plan: Plan, host: str, port: int) -> None:
@@ -55,7 +65,7 @@ def serve(plan: Plan, host: str, port: int) -> None:
         access_log=False,
         server_header=False,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=_DRAIN_S,
+        timeout_graceful_shutdown=math.ceil(app.drain_timeout + _LAST_WORDS_S),
         backlog=2048,
     )
     _Server(config, app).run(sockets=[listener])

@@ -24,6 +24,8 @@ class Settings:
     """For a client to take what was sent to it."""
     request_timeout: float = 900.0
     """For a request from its first byte to its last."""
+    drain_timeout: float = 30.0
+    """For requests under way when the router is told to end; then they are broken off."""
     slow_after: float = 15.0
     """An instance that has kept a stream or a prompt waiting so long for its first byte is avoided while there are
     others."""

@@ -1,0 +1,408 @@
+"""Seeing a request through: deadlines, a client that leaves, and another pair where one fails in time.
+
+A request has one task. What must end its wait from outside (its deadline, its client leaving, the loss of an
+instance it waits for) goes through :meth:`Exchange.cut`, which cancels what the task waits for and says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from enum import Enum
+
+from p2pkv_proxy.bodies import (
+    ClientGoneError,
+    Receive,
+    Scope,
+    Send,
+    TooLargeError,
+    error_body,
+    read_body,
+    respond,
+)
+from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Pair
+from p2pkv_proxy.engines import Engines
+from p2pkv_proxy.holdings import Holdings
+from p2pkv_proxy.metrics import Metrics
+from p2pkv_proxy.prompts import (
+    Body,
+    MalformedError,
+    Prompt,
+    decode_body,
+    read_chat,
+    read_completion,
+    read_generate,
+)
+from p2pkv_proxy.protocols import PROTOCOLS, Answer
+from p2pkv_proxy.protocols.base import HOP_BY_HOP, ROUTERS_FIELDS
+from p2pkv_proxy.registry import Tracked
+from p2pkv_proxy.routing import RefusedError, Router
+from p2pkv_proxy.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+READERS: dict[str, Callable[[Body], Prompt]] = {
+    "/v1/completions": read_completion,
+    "/v1/chat/completions": read_chat,
+    "/generate": read_generate,
+}
+_NOT_FORWARDED = HOP_BY_HOP | {
+    b"host",
+    b"expect",
+    b"accept-encoding",
+    b"content-type",
+    b"x-request-id",
+    b"x-upgrd",
+    b"x-p2pkv-explain",
+}
+_SAFE_ID = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-._~:+/=@")
+_DOUBTFUL = frozenset({401, 403, 404})
+"""An engine that says so may lack a model or a key that others have: another one is asked."""
+_PIECE = 64 * 1024
+"""Of a whole answer: what is handed over at once lies in memory until the client has taken it."""
+
+
+class Cut(Enum):
+    """Why a request's wait was ended from outside."""
+
+    DEADLINE = "deadline"
+    CLIENT_GONE = "client gone"
+    CLIENT_SLOW = "client slow"
+    INSTANCE_LOST = "instance lost"
+    ROUTER_ENDS = "router ends"
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What every request needs."""
+
+    settings: Settings
+    router: Router
+    engines: Engines
+    metrics: Metrics
+    holdings: Holdings
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(self, services: Services, scope: Scope, receive: Receive, send: Send) -> None:
+        self._services = services
+        self._settings = services.settings
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self.began = time.monotonic()
+        self._deadline = self.began + min(self._settings.body_timeout, self._settings.request_timeout)
+        self._sending_since = 0.0
+        self._task: asyncio.Task[object] | None = None
+        self._cut: Cut | None = None
+        self._lost: list[Tracked] = []
+        self._decode: Tracked | None = None
+        self._has_begun = False
+        """The client has bytes of an answer."""
+        self._failed: set[str] = set()
+        self._own_seconds = 0.0
+
+    def check(self, now: float) -> None:
+        """End the wait if it is over."""
+        if now >= self._deadline:
+            self.cut(Cut.DEADLINE)
+        elif self._sending_since and now - self._sending_since > self._settings.client_timeout:
+            self.cut(Cut.CLIENT_SLOW)
+
+    def cut(self, why: Cut) -> None:
+        """End what the request waits for, once. The loss of an instance gives way to what ends all attempts."""
+        is_first = self._cut is None
+        if is_first or self._cut is Cut.INSTANCE_LOST:
+            self._cut = why
+        if is_first and self._task is not None:
+            self._task.cancel()
+
+    def _note_lost(self, tracked: Tracked) -> None:
+        if self._has_begun and tracked is not self._decode:
+            return  # a prefill whose pages the decode has: it goes on alone
+        self._lost.append(tracked)
+        self.cut(Cut.INSTANCE_LOST)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Let :meth:`cut` end waits of the block; it ends with :class:`_CutError` then."""
+        if (why := self._take_cut()) is not None:
+            raise _CutError(why)
+        self._task = task = asyncio.current_task()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if (why := self._take_cut()) is None:
+                raise
+            _uncancel(task)
+            raise _CutError(why) from None
+        finally:
+            self._task = None
+
+    def _take_cut(self) -> Cut | None:
+        why, self._cut = self._cut, None
+        return why
+
+    async def run(self) -> str:
+        """Serve the request; return its outcome for the metrics."""
+        try:
+            return await self._serve()
+        except _CutError as error:
+            return await self._cut_off(error.why)
+        except ClientGoneError:
+            return "client_gone"
+        except TooLargeError:
+            await self._fail(413, f"the body has more than {self._settings.max_body} bytes", close=True)
+        except MalformedError as error:
+            await self._fail(400, str(error))
+        except RefusedError as error:
+            await self.refuse(error)
+            return "client_error" if error.status == 404 else "refused"
+        except AnsweredError as error:
+            await self._respond(error.status, error.body, content_type=error.content_type.encode())
+        return "client_error"
+
+    async def _serve(self) -> str:
+        with self._interruptible():
+            raw = await read_body(self._scope["headers"], self._receive, self._settings.max_body)
+        self._deadline = self.began + self._settings.request_timeout
+        read = time.monotonic()
+        call = self._call(raw)
+        on_gone = self._scope["p2pkv.on_gone"]
+        on_gone.add(self._note_gone)
+        try:
+            if self._services.router.wants_holdings:
+                with self._interruptible():
+                    await self._services.holdings.look_up(call.prompt)
+            self._own_seconds = time.monotonic() - read
+            return await self._attempts(call, read)
+        finally:
+            on_gone.discard(self._note_gone)
+
+    def _call(self, raw: bytes) -> Call:
+        path = self._scope["path"]
+        body = decode_body(raw)
+        prompt = READERS[path](body)
+        for name in ROUTERS_FIELDS:
+            body.pop(name, None)
+        headers = []
+        request_id = ""
+        dropped = _NOT_FORWARDED
+        for name, value in self._scope["headers"]:
+            if name == b"connection" and value not in (b"keep-alive", b"close"):
+                # it names further headers that are the connection's
+                dropped = dropped.union(word.strip().lower() for word in value.split(b","))
+        for header in self._scope["headers"]:
+            if header[0] == b"x-request-id":
+                request_id = header[1].decode("latin-1")
+            elif header[0] not in dropped:
+                headers.append(header)
+        if not 0 < len(request_id) <= 128 or not _SAFE_ID.issuperset(request_id):
+            request_id = str(uuid.uuid4())
+        return Call(path, body, prompt, headers, request_id)
+
+    def _note_gone(self) -> None:
+        self.cut(Cut.CLIENT_GONE)
+
+    async def _attempts(self, call: Call, read: float) -> str:
+        """Try pair after pair until one has answered, or the client has a part of an answer that broke off."""
+        error: InstanceError | None = None
+        doubtful: list[AnsweredError] = []
+        for number in range(self._settings.attempts):
+            if number:
+                self._services.metrics.retries.inc()
+            try:
+                pair = self._services.router.choose(call.prompt, call.path, self._failed)
+            except RefusedError:
+                if error is None and not doubtful:
+                    raise
+                break
+            self._services.metrics.choices.labels(pair.reason).inc()
+            self._services.metrics.chose(pair.prefill.id if pair.prefill else "", pair.decode.id)
+            try:
+                await self._attempt(call, pair, number, read)
+                for refusal in doubtful:  # it was not the request's fault
+                    refusal.tracked.blamed(time.monotonic())  # type: ignore[union-attr]
+                return "ok"
+            except AnsweredError as refusal:
+                if refusal.tracked is None or refusal.status not in _DOUBTFUL:
+                    raise
+                doubtful.append(refusal)
+                self._failed.add(refusal.tracked.id)
+                continue
+            except InstanceError as failure:
+                error = failure
+            except _CutError as cut:
+                if cut.why is not Cut.INSTANCE_LOST:
+                    raise
+                error = InstanceError(self._lost[-1], "was lost")
+            self._failed.add(error.tracked.id)
+            _log.warning("request %s, attempt %d: %s", call.request_id, number + 1, error)
+            if self._has_begun:
+                await self._break_off(error)
+                return "broken_off"
+        if doubtful:
+            raise doubtful[0]
+        assert error is not None
+        await self._give_up(error)
+        return "engine_error"
+
+    async def _attempt(self, call: Call, pair: Pair, number: int, read: float) -> None:
+        self._lost.clear()
+        if self._cut is Cut.INSTANCE_LOST:
+            self._cut = None  # came when that attempt had failed already
+        self._decode = pair.decode
+        with self._interruptible():
+            async with AsyncExitStack() as undo:
+                protocol = PROTOCOLS[pair.decode.instance.mode]
+                try:
+                    answer = await protocol.open(self._services.engines, call, pair, undo, self._note_lost)
+                    headers = self._answer_headers(call, pair, answer, number)
+                    if answer.is_stream:
+                        await self._stream(answer, headers, read)
+                    else:
+                        await self._forward(answer, headers, read)
+                finally:
+                    self._sending_since = 0.0
+
+    async def _stream(self, answer: Answer, headers: list[tuple[bytes, bytes]], read: float) -> None:
+        async for events in answer.events():
+            if not self._has_begun:
+                arrived = time.monotonic()
+                await self._begin(200, headers)
+                await self._write(events, more=True)
+                self._observe(read, arrived)
+            else:
+                await self._write(events, more=True)
+        await self._write(b"", more=False)
+
+    async def _forward(self, answer: Answer, headers: list[tuple[bytes, bytes]], read: float) -> None:
+        body = await answer.whole()
+        arrived = time.monotonic()
+        await self._begin(200, [*headers, (b"content-length", str(len(body)).encode())])
+        for first in range(0, len(body), _PIECE):
+            await self._write(body[first : first + _PIECE], more=True)
+        await self._write(b"", more=False)
+        self._observe(read, arrived)
+
+    def _observe(self, read: float, arrived: float) -> None:
+        now = time.monotonic()
+        self._services.metrics.first_byte.observe(now - read)
+        self._services.metrics.overhead.observe(self._own_seconds + (now - arrived))
+
+    def _answer_headers(
+        self, call: Call, pair: Pair, answer: Answer, number: int
+    ) -> list[tuple[bytes, bytes]]:
+        headers = [header for header in answer.headers if header[0] != b"x-request-id"]
+        headers.append((b"x-request-id", call.request_id.encode("latin-1")))
+        if any(name == b"x-p2pkv-explain" for name, _ in self._scope["headers"]):
+            told = f"{pair.detail}; attempt {number + 1}"
+            headers.append((b"x-p2pkv-route", told.encode("ascii", "replace")))
+        return headers
+
+    async def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._sending_since = time.monotonic()
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        self._has_begun = True
+
+    async def _write(self, body: bytes, *, more: bool) -> None:
+        self._sending_since = time.monotonic()
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        self._sending_since = 0.0
+
+    async def refuse(self, error: RefusedError) -> None:
+        """Say that nobody takes the request now."""
+        headers = [] if error.retry_after is None else [(b"retry-after", str(error.retry_after).encode())]
+        await self._respond(error.status, error_body(error.status, str(error)), headers)
+
+    async def _fail(self, status: int, message: str, *, close: bool = False) -> None:
+        headers = [(b"connection", b"close")] if close else []
+        await self._respond(status, error_body(status, message), headers)
+
+    async def _respond(
+        self,
+        status: int,
+        body: bytes,
+        headers: list[tuple[bytes, bytes]] | None = None,
+        content_type: bytes = b"application/json",
+    ) -> None:
+        """Answer without an engine's stream; hang up on a client that does not take it in time."""
+        self._deadline = time.monotonic() + self._settings.client_timeout
+        try:
+            with self._interruptible():
+                await respond(self._send, status, body, headers, content_type)
+        except _CutError as error:
+            if error.why is not Cut.CLIENT_GONE:
+                await self._hang_up()
+
+    async def _give_up(self, error: InstanceError) -> None:
+        """Every attempt failed, and nothing has been sent: the last engine's own words, if it had any."""
+        body = error.body or error_body(error.status, f"{error}, and no other instance did it")
+        headers = [(b"retry-after", b"1")] if error.status in (429, 503) else []
+        await self._respond(error.status, body, headers)
+
+    async def _break_off(self, error: InstanceError) -> None:
+        """End an answer that can't go on so that nobody takes it for whole."""
+        told = error_body(502, f"the answer broke off: {error}")
+        await self._end_stream(b"data: " + told + b"\n\n")
+
+    async def _end_stream(self, event: bytes) -> None:
+        """Send a last event, unless the client doesn't take it."""
+        self._deadline = min(self._deadline, time.monotonic() + self._settings.client_timeout)
+        try:
+            with self._interruptible():
+                await self._write(event, more=False)
+        except _CutError as error:
+            _log.info("a client did not take the end of its answer")
+            if error.why is not Cut.CLIENT_GONE:
+                await self._hang_up()
+
+    async def _cut_off(self, why: Cut) -> str:
+        if why is Cut.CLIENT_GONE:
+            return "client_gone"
+        if why is Cut.CLIENT_SLOW:
+            await self._hang_up()
+            return "client_gone"
+        if why is Cut.ROUTER_ENDS and self._has_begun:
+            await self._end_stream(
+                b"data: " + error_body(503, "the answer broke off: the router ends") + b"\n\n"
+            )
+            return "broken_off"
+        if why is Cut.ROUTER_ENDS:
+            await self._fail(503, "the router ends", close=True)
+            return "refused"
+        is_reading = self._deadline < self.began + self._settings.request_timeout
+        if self._has_begun:
+            self._deadline = float("inf")
+            await self._end_stream(b"data: " + error_body(504, "the request's time is over") + b"\n\n")
+        elif is_reading:
+            await self._fail(408, "the request did not arrive in time", close=True)
+        else:
+            await self._fail(504, "no instance answered in time")
+        return "timed_out"
+
+    async def _hang_up(self) -> None:
+        self._scope["p2pkv.hang_up"]()
+        await asyncio.sleep(0)  # the server must notice before it is told that this is all
+
+
+def _uncancel(task: asyncio.Task[object] | None) -> None:
+    """Tell the task that its cancellation is dealt with; before Python 3.11 nobody kept count."""
+    uncancel = getattr(task, "uncancel", None)
+    if uncancel is not None:
+        uncancel()
+
+
+class _CutError(Exception):
+    """A wait was ended from outside."""
+
+    def __init__(self, why: Cut) -> None:
+        super().__init__(why.value)
+        self.why = why
