@@ -35,6 +35,13 @@ def tokens_of(prompt: object, n: int) -> list[str]:
     return [f"{digest[i % 64]}{i} " for i in range(n)]
 
 
+_STREAM_HEAD = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"text/event-stream")],
+}
+
+
 class Listening:
     """A uvicorn server on this loop and a port of its own."""
 
@@ -90,6 +97,10 @@ class FakeEngine:
         """Tokens of one answer, after which the connection is cut."""
         self.mood: Callable[[], str] = lambda: ""
         """Drawn for each request: one of :data:`MOODS`, or "" for an answer as it should be."""
+        self.sends_head_early = False
+        """A decode's stream has headers before its prefill has said anything."""
+        self.garbage: bytes | None = None
+        """What it answers in place of JSON."""
         self.is_healthy = True
         self.capacity = 0
         self.kv_address = ""
@@ -163,6 +174,12 @@ class FakeEngine:
         if self.refusal is not None:
             await _whole(send, *self.refusal)
             return
+        if self.garbage is not None:
+            await self._meet(body)
+            await _whole(send, 200, self.garbage)
+            return
+        if self.sends_head_early:
+            await send(_STREAM_HEAD)
         if self.mode is Mode.SGLANG and self.role is not Role.BOTH:
             await self._meet(body)
         prompt = body.get("prompt", body.get("messages", body.get("text", body.get("input_ids"))))
@@ -216,8 +233,8 @@ class FakeEngine:
             await event.wait()
 
     async def _stream(self, tokens: list[str], body: dict[str, Any], send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if not self.sends_head_early:
+            await send(_STREAM_HEAD)
         for i, token in enumerate(tokens):
             if i == self.die_after:
                 self.kill()

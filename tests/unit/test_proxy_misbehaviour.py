@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 
 import aiohttp
 import pytest
 from test_proxy_requests import COMPLETION, joined, run, start, until
 
 from fake_engines import Rig, tokens_of
-from p2pkv.instances.heartbeat import Role
+from p2pkv.instances.heartbeat import Mode, Role
 from p2pkv_proxy.breaker import FIRST_PAUSE_S, JUDGED, WINDOW, WINDOW_S, Breaker, Phase
 from p2pkv_proxy.events import MAX_EVENT, Events, EventTooLargeError
 
@@ -177,3 +178,42 @@ def test_a_breaker_forgets_failures_of_long_ago() -> None:
         assert breaker.phase is Phase.CLOSED  # of eight ends nothing is concluded
         assert breaker.n_failed(now) <= 4
     assert breaker.n_failed(now + WINDOW_S) == 0
+
+
+def test_a_prefill_that_fails_behind_the_decodes_headers_is_heard_and_blamed() -> None:
+    async def test(rig: Rig) -> None:
+        broken = await rig.engine(Role.PREFILL, Mode.SGLANG, refusal=(500, b"{}"), gate=asyncio.Event())
+        good = await rig.engine(Role.PREFILL, Mode.SGLANG)
+        decode = await rig.engine(Role.DECODE, Mode.SGLANG, sends_head_early=True)
+        # nobody waits for answer_timeout: only the prefill's failure can end the first attempt
+        front = await start(rig, [broken, good, decode], answer_timeout=3600.0)
+        asking = asyncio.gather(*(front.events(COMPLETION) for _ in range(2)))  # each prefill gets one
+        await until(lambda: bool(decode.requests) and bool(broken.requests))
+        broken.gate.set()
+        for events in await asking:
+            assert joined(events) == "".join(tokens_of(COMPLETION["prompt"], 5))
+        blamed = {tracked.id: tracked.breaker.n_failed(time.monotonic()) for tracked in front.app.registry}
+        assert [blamed[engine.instance.id] for engine in (broken, good, decode)] == [1, 0, 0]
+
+    run(test)
+
+
+@pytest.mark.parametrize("garbage", [b"<html>", b"[]", b"7", b'{"meta_info": 7}', b'{"meta_info": null}'])
+def test_log_probabilities_that_can_not_be_read_are_another_pairs_to_give(garbage: bytes) -> None:
+    async def test(rig: Rig) -> None:
+        broken = await rig.engine(Role.PREFILL, Mode.SGLANG, garbage=garbage)
+        good = await rig.engine(Role.PREFILL, Mode.SGLANG)
+        decode = await rig.engine(Role.DECODE, Mode.SGLANG)
+        front = await start(rig, [broken, good, decode])
+        body = {"text": "abc", "sampling_params": {"max_new_tokens": 2}, "return_logprob": True}
+        for _ in range(2):
+            status, answer, _ = await front.post(body, "/generate")
+            assert status == 200
+            own = [[-2.0, 2, None]]
+            assert answer["meta_info"]["input_token_logprobs"] in (own, [[-1.0, 1, None], *own])
+        broken.garbage, decode.garbage = None, b"{"
+        status, answer, _ = await front.post(body, "/generate")
+        assert status == 502
+        assert "no JSON" in json.dumps(answer)
+
+    run(test)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -54,7 +54,7 @@ class SGLang(Protocol):
             raise
         if call.path == "/generate" and call.body.get("return_logprob"):
             return _MergedAnswer(post, prefill, is_stream=call.prompt.is_stream)
-        return Answer(post, is_stream=call.prompt.is_stream)
+        return _PairAnswer(post, prefill, is_stream=call.prompt.is_stream)
 
 
 async def _open_alone(
@@ -86,6 +86,7 @@ class _Prefill:
     def __init__(
         self, engines: Engines, call: Call, tracked: Tracked, body: bytes, interrupt: Interrupt
     ) -> None:
+        self.tracked = tracked
         self._wants_logprobs = bool(call.body.get("return_logprob"))
         self.task = asyncio.ensure_future(self._run(engines, call, tracked, body, interrupt))
 
@@ -118,21 +119,67 @@ class _Prefill:
             self.task.exception()  # was told, or the decode did without
 
 
-class _MergedAnswer(Answer):
-    """Prepends the prefill's log-probabilities of the prompt, which the decode doesn't have."""
+class _PairAnswer(Answer):
+    """The decode's answer, which does not come if the prefill fails before the decode's first token.
+
+    The decode may have sent its headers by then: it would wait for pages, and be blamed when it has waited too long.
+    """
 
     def __init__(self, post: Post, prefill: _Prefill, *, is_stream: bool) -> None:
         super().__init__(post, is_stream=is_stream)
         self._prefill = prefill
 
     async def whole(self) -> bytes:
-        return _merged(await super().whole(), await self._logprobs())
+        return await self._unless_prefill_fails(super().whole())
+
+    async def events(self) -> AsyncIterator[bytes]:
+        events = super().events()
+        try:
+            first = await self._unless_prefill_fails(_next(events))
+        except StopAsyncIteration:
+            return
+        yield first
+        async for following in events:
+            yield following
+
+    async def _unless_prefill_fails(self, answer: Coroutine[object, object, bytes]) -> bytes:
+        decoding = asyncio.ensure_future(answer)
+        try:
+            await asyncio.wait({self._prefill.task, decoding}, return_when=asyncio.FIRST_COMPLETED)
+            if self._prefill.has_failed() and not decoding.done():
+                self._prefill.task.result()
+            return await decoding
+        finally:
+            decoding.cancel()
+            await asyncio.wait({decoding})
+            if not decoding.cancelled():
+                decoding.exception()  # was raised above, or the prefill's was
+
+
+async def _next(events: AsyncIterator[bytes]) -> bytes:
+    return await events.__anext__()
+
+
+class _MergedAnswer(_PairAnswer):
+    """Prepends the prefill's log-probabilities of the prompt, which the decode doesn't have."""
+
+    async def whole(self) -> bytes:
+        return self._merged(await super().whole(), await self._logprobs())
 
     async def events(self) -> AsyncIterator[bytes]:
         logprobs = await self._logprobs()
         async for events in super().events():
-            merged = [_merged_event(event, logprobs) for event in events.split(b"\n\n") if event]
+            merged = [self._merged_event(event, logprobs) for event in events.split(b"\n\n") if event]
             yield b"".join(event + b"\n\n" for event in merged)
+
+    def _merged_event(self, event: bytes, logprobs: list[list[object]]) -> bytes:
+        return b"data: " + self._merged(event[6:], logprobs) if event.startswith(b"data: {") else event
+
+    def _merged(self, raw: bytes, logprobs: list[list[object]]) -> bytes:
+        try:
+            return _merged(raw, logprobs)
+        except msgspec.DecodeError:
+            raise self.post.blame("answered with what is no JSON") from None
 
     async def _logprobs(self) -> list[list[object]]:
         """Return the prompt's log-probabilities, one list a prompt."""
@@ -141,17 +188,24 @@ class _MergedAnswer(Answer):
         except AnsweredError as error:
             raise InstanceError(self.post.tracked, f"went on without its prefill: {error}") from error
         first = raw.removeprefix(b"data: ").split(b"\n\n", 1)[0]
-        answers = msgspec.json.decode(first)
-        metas = [
-            answer.get("meta_info", {}) for answer in (answers if isinstance(answers, list) else [answers])
+        try:
+            answers = msgspec.json.decode(first, type=_LogprobsAnswer | list[_LogprobsAnswer])
+        except msgspec.DecodeError as error:
+            raise InstanceError(
+                self._prefill.tracked, f"answered without log-probabilities that can be read: {error}"
+            ) from error
+        return [
+            answer.meta_info.input_token_logprobs or []
+            for answer in (answers if isinstance(answers, list) else [answers])
         ]
-        return [meta.get("input_token_logprobs") or [] for meta in metas]
 
 
-def _merged_event(event: bytes, logprobs: list[list[object]]) -> bytes:
-    if not event.startswith(b"data: {"):
-        return event
-    return b"data: " + _merged(event[6:], logprobs)
+class _LogprobsMeta(msgspec.Struct):
+    input_token_logprobs: list[object] | None = None
+
+
+class _LogprobsAnswer(msgspec.Struct):
+    meta_info: _LogprobsMeta = msgspec.field(default_factory=_LogprobsMeta)
 
 
 def _merged(raw: bytes, logprobs: list[list[object]]) -> bytes:
