@@ -149,9 +149,11 @@ class App:
         return work
 
     async def _expire(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
+            due = loop.time() + _EXPIRY_S
             await asyncio.sleep(_EXPIRY_S)
-            self.registry.expire()
+            self.registry.expire(max(0.0, loop.time() - due))
 
     async def _status(self, request: Request) -> Response:
         assert self._serving is not None

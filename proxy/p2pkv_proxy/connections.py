@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -28,6 +29,12 @@ _MAX_WAITING_BYTES = 1 << 18
 _MAX_HEADER_BYTES = 1 << 16
 
 
+_KEEP_ALIVE = (
+    (socket.TCP_KEEPIDLE, 10),
+    (socket.TCP_KEEPINTVL, 5),
+    (socket.TCP_KEEPCNT, 4),
+)
+"""Seconds until a silent host is asked whether it is there, between questions, and how many may be lost."""
 _OWN_SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 
@@ -180,6 +187,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        _notice_death(transport.get_extra_info("socket"))
         self._owner.open.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -347,6 +355,13 @@ class Connections:
                 idle.pop(0).hang_up()
             if not idle:
                 del self._idle[address]
+
+
+def _notice_death(connected: socket.socket) -> None:
+    """Have the connection end when the engine's host is gone without a word, though nothing is under way."""
+    for option, value in _KEEP_ALIVE:
+        connected.setsockopt(socket.IPPROTO_TCP, option, value)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def _hang_up(connecting: asyncio.Task[tuple[asyncio.Transport, Connection]]) -> None:

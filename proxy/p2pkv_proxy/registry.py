@@ -36,8 +36,9 @@ class Tracked:
 
     def __init__(self, instance: Instance, *, is_listed: bool) -> None:
         self.instance = instance
-        self.is_listed = is_listed
-        """Named by the command line or the file: it is probed, and stays when it fails."""
+        """A listed one may say more of itself in heartbeats than its entry does."""
+        self.entry = instance if is_listed else None
+        """As the command line or the file names it: such a one is probed, and stays when it fails or falls silent."""
         self.load = Load(State.STARTING)
         self.boot = 0
         self.sequence = -1
@@ -48,6 +49,8 @@ class Tracked:
         """Requests that went there."""
         self.served = 0
         """Requests that had an answer, or its beginning if the client left."""
+        self.is_contradicted = False
+        """Its heartbeats say otherwise than its entry does."""
         self.is_draining_here = False
         """The operator said so to this router."""
         self._attempts: dict[Attempt, None] = {}
@@ -58,6 +61,16 @@ class Tracked:
     def id(self) -> str:
         """The instance's name."""
         return self.instance.id
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the operator has named it."""
+        return self.entry is not None
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether it sends heartbeats, and has not fallen silent."""
+        return self.expires != float("inf")
 
     @property
     def in_flight(self) -> int:
@@ -138,11 +151,6 @@ class Tracked:
         else:
             self.breaker.abandoned(attempt)
 
-    def interrupt_all(self) -> None:
-        """Tell every request here to go elsewhere."""
-        for attempt in list(self._attempts):
-            attempt.interrupt()
-
     def interrupt_unanswered(self) -> None:
         """Tell those to go elsewhere that have not had a byte from it."""
         for attempt in list(self._unanswered):
@@ -176,8 +184,8 @@ class Registry:
     def list_instance(self, instance: Instance) -> None:
         """Add one that is named by the operator; its state comes from :meth:`note_probe`."""
         known = self._tracked.get(instance.id)
-        if known is not None and known.instance == instance:
-            known.is_listed = True
+        if known is not None and instance in (known.entry, known.instance):
+            known.entry = instance
             return
         if known is not None:
             self._remove(known, "its entry has changed")
@@ -188,14 +196,14 @@ class Registry:
         """Let one go that the operator has named: it finishes what it has, and gets nothing new."""
         tracked = self._tracked.get(instance_id)
         if tracked is not None and tracked.is_listed:
-            tracked.is_listed = False
+            tracked.entry = None
             tracked.load = Load(State.DRAINING)
             tracked.expires = self._now() if not tracked.in_flight else float("inf")
 
     def note_probe(self, instance_id: str, *, is_healthy: bool) -> None:
-        """Take the result of a health check of a listed instance."""
+        """Take the result of a health check of a listed instance. That it is well says nothing new of one that is heard."""
         tracked = self._tracked.get(instance_id)
-        if tracked is not None and tracked.is_listed:
+        if tracked is not None and tracked.is_listed and not (tracked.is_heard and is_healthy):
             self._set_load(tracked, Load(State.READY if is_healthy else State.FAILING))
 
     def note_heartbeat(self, heartbeat: Heartbeat) -> None:
@@ -209,7 +217,9 @@ class Registry:
             if tracked is not None and not tracked.is_listed:
                 self._leave(tracked, heartbeat)
             return
-        if tracked is not None and tracked.instance != instance:
+        if tracked is not None and tracked.instance != instance and not self._may_say(tracked, instance):
+            return
+        if tracked is not None and tracked.instance != instance and not tracked.is_listed:
             self._remove(tracked, "it was started anew as another")
             tracked = None
         if tracked is None:
@@ -217,9 +227,30 @@ class Registry:
             _log.info("instance %s, a %s, is there", instance.id, instance.role.value)
         elif tracked.boot != heartbeat.boot:
             tracked.breaker.reset()
+        tracked.instance = instance
         tracked.boot, tracked.sequence = heartbeat.boot, heartbeat.sequence
         tracked.expires = self._now() + self._lifetime
         self._set_load(tracked, Load(heartbeat.state, heartbeat.running, heartbeat.waiting))
+
+    def _may_say(self, tracked: Tracked, instance: Instance) -> bool:
+        """Whether a heartbeat may say this of an instance: a listed one stays where and what the operator says it is."""
+        entry = tracked.entry
+        if entry is None or (entry.url, entry.role, entry.mode) == (
+            instance.url,
+            instance.role,
+            instance.mode,
+        ):
+            return True
+        self.refused += 1
+        if not tracked.is_contradicted:
+            tracked.is_contradicted = True
+            _log.warning(
+                "instance %s is listed as a %s of mode %s at %s, and says that it is a %s of mode %s at %s; its heartbeats "
+                "are not taken",
+                *(tracked.id, entry.role.value, entry.mode.value, entry.url),
+                *(instance.role.value, instance.mode.value, instance.url),
+            )
+        return False
 
     def _leave(self, tracked: Tracked, heartbeat: Heartbeat) -> None:
         """A good-bye: nothing new. What it has may end, however long that takes: if it dies its connections say so."""
@@ -235,11 +266,25 @@ class Registry:
             if load.state is State.FAILING:
                 tracked.interrupt_unanswered()
 
-    def expire(self) -> None:
-        """Remove those not heard of in time, and send their requests elsewhere. Called by a timer, not by reports."""
+    def expire(self, late: float = 0.0) -> None:
+        """Remove those not heard of in time; their requests without a byte of an answer go elsewhere.
+
+        Called by a timer, not by reports. ``late``: for so many seconds this process has listened to nobody, as when it
+        was stopped: these count against nobody.
+        """
         now = self._now()
+        for tracked in self._tracked.values():
+            tracked.expires += late
         for tracked in [tracked for tracked in self._tracked.values() if tracked.expires <= now]:
             has_left = tracked.load.state in (State.LEFT, State.DRAINING)
+            if tracked.is_listed:
+                _log.info(
+                    "instance %s sends no heartbeats any more; it is listed, and goes on being probed",
+                    tracked.id,
+                )
+                tracked.expires = float("inf")
+                self.expired += 1
+                continue
             self.expired += not has_left
             self._remove(tracked, "it has left" if has_left else "it was not heard of in time")
         for tracked in self._tracked.values():
@@ -253,6 +298,7 @@ class Registry:
     def _remove(self, tracked: Tracked, why: str) -> None:
         del self._tracked[tracked.id]
         _log.info("instance %s is gone: %s", tracked.id, why)
-        tracked.interrupt_all()
+        # what has begun to answer goes on: if its instance is dead, its connection says so
+        tracked.interrupt_unanswered()
         for gone in self.on_gone:
             gone(tracked.id)

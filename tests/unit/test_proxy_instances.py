@@ -8,6 +8,7 @@ import logging
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from p2pkv.control.secret import cluster_keys
@@ -326,3 +327,81 @@ def test_page_keys_are_those_of_the_demos_engine() -> None:
     assert tokens == encode("some text that has a page or two of bytes: ä".encode())
     assert keying.keys(tokens) == page_keys(tokens, PAGE)
     assert Keying("any", PAGE, "", "").tokens("text") is None
+
+
+def test_silence_ends_no_answer_that_has_begun() -> None:
+    clock = Clock()
+    registry = Registry(lifetime=10.0, now=clock)
+    registry.note_heartbeat(beat("a", 1))
+    tracked = registry.get("a")
+    assert tracked is not None
+    interrupted: list[str] = []
+    begun = tracked.begin(5, clock.now, lambda: interrupted.append("begun"))
+    tracked.begin(5, clock.now, lambda: interrupted.append("waiting"))
+    tracked.answered(begun)
+    clock.now += 10.0
+    registry.expire()
+    assert interrupted == ["waiting"]
+    assert registry.get("a") is None
+    tracked.completed(begun, clock.now)
+    tracked.end(begun, clock.now)
+
+
+def test_time_in_which_nobody_listened_counts_against_nobody() -> None:
+    clock = Clock()
+    registry = Registry(lifetime=10.0, now=clock)
+    registry.note_heartbeat(beat("a", 1))
+    clock.now += 13.0  # stopped, say; the timer comes before what has arrived meanwhile
+    registry.expire(late=12.75)
+    assert registry.get("a") is not None
+    registry.note_heartbeat(beat("a", 2))
+    clock.now += 9.9
+    registry.expire()
+    assert registry.get("a") is not None
+    clock.now += 0.2
+    registry.expire()
+    assert registry.get("a") is None
+
+
+def test_a_listed_instance_stays_listed_whatever_its_heartbeats_say_and_when_they_end() -> None:
+    clock = Clock()
+    registry = Registry(lifetime=10.0, now=clock)
+    entry = instance("a")
+    registry.list_instance(entry)
+    registry.note_probe("a", is_healthy=True)
+    tracked = registry.get("a")
+    assert tracked is not None
+    interrupted: list[str] = []
+    tracked.begin(5, clock.now, lambda: interrupted.append("a"))
+    more = msgspec.structs.replace(entry, model="m", node_id="n")
+    registry.note_heartbeat(Heartbeat(instance=more, boot=1, sequence=1, state=State.DRAINING))
+    assert registry.get("a") is tracked
+    assert tracked.is_listed
+    assert tracked.instance == more
+    registry.note_probe("a", is_healthy=True)
+    assert tracked.state is State.DRAINING  # it is well, and takes nothing new
+    registry.list_instance(entry)  # its file was read again
+    assert registry.get("a") is tracked
+    registry.note_probe("a", is_healthy=False)
+    assert tracked.state is State.FAILING
+    assert interrupted == ["a"]
+    clock.now += 11.0
+    registry.expire()
+    assert registry.get("a") is tracked
+    registry.note_probe("a", is_healthy=True)
+    assert tracked.state is State.READY
+
+
+def test_a_listed_instance_is_what_the_operator_says_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    registry = Registry()
+    registry.list_instance(instance("a"))
+    registry.note_probe("a", is_healthy=True)
+    tracked = registry.get("a")
+    assert tracked is not None
+    other = instance("a", Role.PREFILL)
+    for sequence in range(3):
+        registry.note_heartbeat(Heartbeat(instance=other, boot=1, sequence=sequence, state=State.DRAINING))
+    assert registry.get("a") is tracked
+    assert (tracked.instance.role, tracked.state) == (Role.DECODE, State.READY)
+    assert registry.refused == 3
+    assert caplog.text.count("its heartbeats are not taken") == 1
