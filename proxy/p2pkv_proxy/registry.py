@@ -201,7 +201,7 @@ class Registry:
             tracked.expires = self._now() if not tracked.in_flight else float("inf")
 
     def note_probe(self, instance_id: str, *, is_healthy: bool) -> None:
-        """Take the result of a health check of a listed instance. That it is well says nothing new of one that is heard."""
+        """Take the result of a health check of a listed instance. Of one that is heard only a bad one says anything."""
         tracked = self._tracked.get(instance_id)
         if tracked is not None and tracked.is_listed and not (tracked.is_heard and is_healthy):
             self._set_load(tracked, Load(State.READY if is_healthy else State.FAILING))
@@ -233,7 +233,7 @@ class Registry:
         self._set_load(tracked, Load(heartbeat.state, heartbeat.running, heartbeat.waiting))
 
     def _may_say(self, tracked: Tracked, instance: Instance) -> bool:
-        """Whether a heartbeat may say this of an instance: a listed one stays where and what the operator says it is."""
+        """Whether a heartbeat may say this of an instance: a listed one is where and what the operator says."""
         entry = tracked.entry
         if entry is None or (entry.url, entry.role, entry.mode) == (
             instance.url,
@@ -245,8 +245,8 @@ class Registry:
         if not tracked.is_contradicted:
             tracked.is_contradicted = True
             _log.warning(
-                "instance %s is listed as a %s of mode %s at %s, and says that it is a %s of mode %s at %s; its heartbeats "
-                "are not taken",
+                "instance %s is listed as a %s of mode %s at %s, and says that it is a %s of mode %s at %s; "
+                "its heartbeats are not taken",
                 *(tracked.id, entry.role.value, entry.mode.value, entry.url),
                 *(instance.role.value, instance.mode.value, instance.url),
             )
@@ -279,7 +279,7 @@ class Registry:
             has_left = tracked.load.state in (State.LEFT, State.DRAINING)
             if tracked.is_listed:
                 _log.info(
-                    "instance %s sends no heartbeats any more; it is listed, and goes on being probed",
+                    "instance %s sends no heartbeats any more; it is listed, so it stays",
                     tracked.id,
                 )
                 tracked.expires = float("inf")
