@@ -106,6 +106,8 @@ class Exchange:
         self._decode: Tracked | None = None
         self._has_begun = False
         """The client has bytes of an answer."""
+        self._is_stream = False
+        """They are events, behind which another one can say that no more come."""
         self._failed: set[str] = set()
         self._own_seconds = 0.0
 
@@ -265,6 +267,7 @@ class Exchange:
                 try:
                     answer = await protocol.open(self._services.engines, call, pair, undo, self._note_lost)
                     headers = self._answer_headers(call, pair, answer, number)
+                    self._is_stream = answer.is_stream
                     if answer.is_stream:
                         await self._stream(answer, headers, read)
                     else:
@@ -354,7 +357,10 @@ class Exchange:
         await self._end_stream(b"data: " + told + b"\n\n")
 
     async def _end_stream(self, event: bytes) -> None:
-        """Send a last event, unless the client doesn't take it."""
+        """Send a last event, unless the client doesn't take it. What is no stream has no place for one."""
+        if not self._is_stream:
+            await self._hang_up()
+            return
         self._deadline = min(self._deadline, time.monotonic() + self._settings.client_timeout)
         try:
             with self._interruptible():

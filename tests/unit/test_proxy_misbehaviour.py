@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+from contextlib import suppress
 
 import aiohttp
 import pytest
@@ -110,6 +111,34 @@ def test_a_whole_answer_that_nobody_takes_is_let_go() -> None:
         writer.transport.abort()
 
     run(test)
+
+
+@pytest.mark.parametrize("why", ["its time is over", "the router ends"])
+def test_a_whole_answer_that_is_cut_off_ends_at_once_and_without_more_bytes(
+    why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(rig: Rig) -> None:
+        time_left = 2.0 if why == "its time is over" else 3600.0
+        # whose client takes nothing, which must not hold it up
+        engines = [await rig.engine(Role.BOTH)]
+        front = await start(rig, engines, request_timeout=time_left, client_timeout=3600.0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port, limit=1024)
+        body = json.dumps(COMPLETION | {"max_tokens": 2_000_000}).encode()
+        writer.write(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        if why == "the router ends":
+            front.app.end_requests()
+        await until(lambda: front.app._serving.in_flight == 0)
+        n_bytes = 0
+        with suppress(ConnectionError):  # aborted, so that nobody takes it for whole
+            while part := await reader.read(1 << 20):
+                n_bytes += len(part)
+        assert n_bytes < length
+        writer.close()
+
+    run(test)
+    assert "Exception" not in caplog.text
 
 
 def test_others_are_served_while_an_event_never_ends() -> None:
