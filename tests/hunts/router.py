@@ -1,0 +1,289 @@
+"""Clients and engines that misbehave at random, before one router: who behaves is served, or told that it was not.
+
+Every prompt is asked for once, so that an answer says whose it is: one that went to somebody else, that is longer or
+shorter than it claims, or that only looks whole, is seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import random
+import socket
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import aiohttp
+
+from fake_engines import MOODS, FakeEngine, Rig, tokens_of
+from hunts.frame import Broken, Hunt, Stop, Tally
+from p2pkv.instances.heartbeat import Mode, Role
+from p2pkv_proxy.app import App, Plan
+from p2pkv_proxy.guarded_http import GuardedProtocol
+from p2pkv_proxy.settings import Settings
+from patience import PATIENCE
+
+_PATH = "/v1/completions"
+_POST = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
+_TOLD = frozenset({404, 429, 502, 503, 504})
+"""Statuses that tell a client that it has no answer. 404: all that were left said so."""
+_LARGE = 10_000
+"""Tokens of an answer that is more than the buffers of a client that reads nothing."""
+_ROUNDS = 12
+_AT_ONCE = 8
+_END_S = 20.0
+"""For the router to have let go of everything, once all clients have gone; its deadlines are two seconds at most."""
+
+
+class Router:
+    """The router, its engines of which some misbehave, and what was logged that should not have been."""
+
+    def __init__(self, rng: random.Random, rig: Rig) -> None:
+        self._rng = rng
+        self._rig = rig
+        self.engines: list[FakeEngine] = []
+        self.bad: list[FakeEngine] = []
+
+    async def start(self) -> None:
+        """Start them all, and wait until all are ready."""
+        mode = self._rng.choice([Mode.VLLM, Mode.SGLANG])
+        roles = self._rng.choice([[Role.BOTH], [Role.PREFILL, Role.DECODE]])
+        for role in roles:
+            for number in range(self._rng.randint(2, 3)):
+                engine = await self._rig.engine(role, mode)
+                self.engines.append(engine)
+                if number:  # the first of each role is good
+                    self.bad.append(engine)
+        policy = self._rng.choice(["round_robin", "least_loaded", "prefix", "random"])
+        self.app = App(
+            Plan(
+                settings=Settings(
+                    answer_timeout=0.5,
+                    client_timeout=0.5,
+                    body_timeout=0.5,
+                    request_timeout=2.0,
+                    connect_timeout=0.5,
+                ),
+                instances=tuple(engine.instance for engine in self.engines),
+                prefill_policy=policy,
+                decode_policy=policy,
+            )
+        )
+        listening = await self._rig.serve(self.app, http=GuardedProtocol, lifespan="on")
+        self.url, self.port = listening.url, listening.port
+        while not all(tracked.state.value == "ready" for tracked in self.app.registry):
+            await asyncio.sleep(0.005)
+        for engine in self.bad:
+            share, moods = self._rng.choice([0.0, 0.3, 1.0]), self._rng.sample(MOODS, 2)
+            engine.mood = lambda share=share, moods=moods: (  # type: ignore[misc]
+                self._rng.choice(moods) if self._rng.random() < share else ""
+            )
+
+    def disturb(self) -> None:
+        """Have one of the bad engines die, fall ill or be drained, now and then."""
+        if not self.bad or self._rng.random() < 0.7:
+            return
+        engine = self._rng.choice(self.bad)
+        match self._rng.randrange(3):
+            case 0:
+                self.bad.remove(engine)
+                engine.kill()
+            case 1:
+                engine.is_healthy = not engine.is_healthy
+            case 2:
+                tracked = self.app.registry.get(engine.instance.id)
+                if tracked is not None:
+                    tracked.is_draining_here = not tracked.is_draining_here
+
+    def under_way(self) -> dict[str, int]:
+        """Return what has not ended: at the router, and at instances as it counts them."""
+        assert self.app._serving is not None
+        counts = {tracked.id: tracked.in_flight for tracked in self.app.registry}
+        return {name: n for name, n in {"router": self.app._serving.in_flight, **counts}.items() if n}
+
+
+class Clients:
+    """One good client after another, and bad ones beside them."""
+
+    def __init__(
+        self, rng: random.Random, tally: Tally, router: Router, session: aiohttp.ClientSession
+    ) -> None:
+        self._rng = rng
+        self._tally = tally
+        self._router = router
+        self._session = session
+        self._n = 0
+        self._open: list[asyncio.StreamWriter] = []
+        self._bad: list[Callable[[], Awaitable[None]]] = [
+            self._leaves,
+            self._reads_nothing,
+            self._pipelines,
+            self._trickles,
+            self._talks_nonsense,
+            self._asks_nonsense,
+        ]
+
+    async def good(self) -> None:
+        """Ask for an answer, and judge what comes."""
+        self._n += 1
+        prompt, n_tokens, is_stream = f"prompt {self._n}", self._rng.randint(1, 20), self._rng.random() < 0.6
+        body = {"prompt": prompt, "max_tokens": n_tokens, "stream": is_stream}
+        expected = "".join(tokens_of(prompt, n_tokens))
+        try:
+            async with self._session.post(self._router.url + _PATH, json=body) as answer:
+                raw = await answer.read()
+                status = answer.status
+        except aiohttp.ClientPayloadError:
+            if is_stream:
+                raise Broken(f"the stream to {prompt!r} ended without a word") from None
+            self._tally["told"] += 1
+            return
+        if status in _TOLD:
+            self._tally["told"] += 1
+        elif status != 200:
+            raise Broken(f"{prompt!r} was answered with status {status}: {raw[:300]!r}")
+        elif is_stream:
+            self._judge_stream(prompt, raw, expected)
+        elif json.loads(raw)["choices"][0]["text"] != expected:
+            raise Broken(f"{prompt!r} was answered with {raw[:300]!r}, not {expected[:100]!r}")
+        else:
+            self._tally["whole"] += 1
+
+    def _judge_stream(self, prompt: str, raw: bytes, expected: str) -> None:
+        events = [event.removeprefix(b"data: ") for event in raw.split(b"\n\n") if event]
+        is_done = events[-1] == b"[DONE]"
+        told = [json.loads(event) for event in events if event != b"[DONE]"]
+        text = "".join(event["choices"][0]["text"] for event in told if "choices" in event)
+        has_error = any("error" in event for event in told)
+        if is_done == has_error or (text != expected if is_done else not expected.startswith(text)):
+            raise Broken(f"the stream to {prompt!r} was {raw[:300]!r} ... {raw[-300:]!r}, for {expected!r}")
+        self._tally["whole" if is_done else "told"] += 1
+
+    async def bad(self) -> None:
+        """Misbehave in one way or another."""
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await self._rng.choice(self._bad)()
+            self._tally["bad clients"] += 1
+
+    def leave(self) -> None:
+        """Have all bad clients that are still there hang up."""
+        for writer in self._open:
+            writer.transport.abort()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", self._router.port))
+        reader, writer = await asyncio.open_connection(sock=connection, limit=1024)
+        self._open.append(writer)
+        return reader, writer
+
+    def _request(self, n_tokens: int) -> bytes:
+        self._n += 1
+        is_stream = self._rng.random() < 0.5
+        body = json.dumps({"prompt": f"bad {self._n}", "max_tokens": n_tokens, "stream": is_stream}).encode()
+        return _POST % (_PATH.encode(), len(body), body)
+
+    async def _leaves(self) -> None:
+        reader, writer = await self._connect()
+        request = self._request(self._rng.choice([20, _LARGE]))
+        writer.write(request[: self._rng.randint(1, len(request))] if self._rng.random() < 0.3 else request)
+        if self._rng.random() < 0.5:
+            await asyncio.wait({asyncio.ensure_future(reader.read(100))}, timeout=0.2)
+        writer.transport.abort()
+
+    async def _reads_nothing(self) -> None:
+        _, writer = await self._connect()
+        writer.write(self._request(_LARGE))
+
+    async def _pipelines(self) -> None:
+        _, writer = await self._connect()
+        writer.write(b"".join(self._request(5) for _ in range(self._rng.randint(2, 60))))
+
+    async def _trickles(self) -> None:
+        _, writer = await self._connect()
+        request = self._request(5)
+        for byte in request[: self._rng.randint(1, 40)]:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0)
+
+    async def _talks_nonsense(self) -> None:
+        _, writer = await self._connect()
+        writer.write(self._rng.randbytes(self._rng.randint(1, 3000)))
+
+    async def _asks_nonsense(self) -> None:
+        reader, writer = await self._connect()
+        body = self._rng.choice([b"", b"{", b"[]", b'{"prompt": {}}', b'{"prompt": "a", "n": "two"}'])
+        writer.write(b"\r\n" * self._rng.randrange(3) + _POST % (_PATH.encode(), len(body), body))
+        head = await reader.readuntil(b"\r\n")
+        if b" 400 " not in head:
+            raise Broken(f"{body!r} was answered with {head!r}")
+
+
+class _Complaints(logging.Handler):
+    """Errors in the log that the router's own code is part of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it if it is the router's."""
+        trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
+        if "p2pkv_proxy" in trace or record.name == "asyncio":
+            self.found.append(f"{record.getMessage()}\n{trace}")
+
+
+async def _schedule(rng: random.Random, tally: Tally, stop: Stop) -> None:
+    async with Rig() as rig:
+        router = Router(rng, rig)
+        await router.start()
+        session = await rig.enter_async_context(
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60 * PATIENCE))
+        )
+        clients = Clients(rng, tally, router, session)
+        for _ in range(_ROUNDS):
+            router.disturb()
+            await asyncio.gather(
+                *(clients.good() for _ in range(_AT_ONCE)), *(clients.bad() for _ in range(rng.randrange(4)))
+            )
+            if stop():
+                break
+        clients.leave()
+        until = time.monotonic() + _END_S * PATIENCE
+        while (left := router.under_way()) and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+        if left:
+            raise Broken(f"all clients have gone, and there still are {left}")
+        for engine in router.engines:
+            if engine.crashed:
+                raise Broken(f"an engine got what crashes it: {engine.crashed}")
+        tally["attempts more"] += int(router.app.metrics.retries._value.get())
+        tally["breakers opened"] += sum(tracked.breaker.opened for tracked in router.app.registry)
+
+
+def run(seed: int, tally: Tally, stop: Stop) -> None:
+    """Run one schedule on a loop of its own."""
+    complaints = _Complaints()
+    logging.getLogger().addHandler(complaints)
+    try:
+        asyncio.run(_schedule(random.Random(seed), tally, stop))
+    finally:
+        logging.getLogger().removeHandler(complaints)
+        gc.collect()  # tasks and their connections are in cycles
+    if complaints.found:
+        raise Broken("the router complained:\n" + "\n".join(complaints.found)[:3000])
+
+
+HUNT = Hunt(
+    "router",
+    "whoever behaves has a right and whole answer or is told that it has none; nothing stays behind",
+    run,
+    effects=("whole", "told", "bad clients", "attempts more", "breakers opened"),
+    enough=20,
+)
