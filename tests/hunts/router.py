@@ -35,7 +35,7 @@ _LARGE = 10_000
 """Tokens of an answer that is more than the buffers of a client that reads nothing."""
 _ROUNDS = 12
 _AT_ONCE = 8
-_END_S = 20.0
+_END_S = 10.0
 """For the router to have let go of everything, once all clients have gone; its deadlines are two seconds at most."""
 
 
