@@ -240,6 +240,7 @@ class _Complaints(logging.Handler):
 
 
 async def _schedule(rng: random.Random, tally: Tally, stop: Stop) -> None:
+    before = tally.copy()
     async with Rig() as rig:
         router = Router(rng, rig)
         await router.start()
@@ -260,6 +261,11 @@ async def _schedule(rng: random.Random, tally: Tally, stop: Stop) -> None:
             await asyncio.sleep(0.01)
         if left:
             raise Broken(f"all clients have gone, and there still are {left}")
+        n_whole, n_told = (tally[name] - before[name] for name in ("whole", "told"))
+        if n_whole + n_told == _ROUNDS * _AT_ONCE and n_told > n_whole:
+            raise Broken(
+                f"{n_told} of {n_told + n_whole} answers broke off or failed, though there are good engines"
+            )
         for engine in router.engines:
             if engine.crashed:
                 raise Broken(f"an engine got what crashes it: {engine.crashed}")
