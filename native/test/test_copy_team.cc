@@ -44,7 +44,7 @@ class Watched {
     return {n_made_.size(), from_.size(), [this](size_t i) { make(i); }};
   }
 
-  // What must hold once `n` copies are said to be made.
+  // Checks what must hold once `n` copies are said to be made.
   void check(size_t n) const {
     CHECK_EQ(n_under_way_.load(), 0);
     for (size_t i = 0; i < n_made_.size(); ++i) CHECK_EQ(n_made_[i].load(), i < n ? 1 : 0);

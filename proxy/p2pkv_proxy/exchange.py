@@ -64,7 +64,7 @@ _SAFE_ID = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUV
 _DOUBTFUL = frozenset({401, 403, 404})
 """An engine that says so may lack a model or a key that others have: another one is asked."""
 _PIECE = 64 * 1024
-"""Of a whole answer: what is handed over at once lies in memory until the client has taken it."""
+"""A whole answer goes out in pieces of this size: what is handed over lies in memory until the client has taken it."""
 
 
 class Cut(Enum):

@@ -20,7 +20,7 @@ _BLOCK_BYTES = 128
 """Of text that the prefix policies compare at a time: about 32 tokens."""
 _BLOCK_TOKENS = 32
 _MEDIA_TOKENS = 1024
-"""Of a picture, sound or film: what models make of one lies around this, and its bytes say nothing of it."""
+"""A picture, sound or film counts as so many. A guess: what a model makes of one, its bytes do not say."""
 
 
 class MalformedError(ValueError):

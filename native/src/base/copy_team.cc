@@ -11,8 +11,8 @@
 namespace p2pkv {
 namespace {
 
-// What one thread takes at a time: 10 to 40 us of copying, beside which taking it is nothing, and the most
-// that one waits for the other at the end.
+// One thread takes so much at a time: 10 to 40 us of copying, beside which taking it is nothing. One waits
+// for the other no longer than that at the end, where both have a core.
 constexpr uint64_t kShareBytes = 128 << 10;
 
 // Each so many batches the way that seems slower is tried again.

@@ -1,8 +1,8 @@
 // The copies of a large batch, shared between the thread that makes them and one helper of the process.
 //
-// One core's copies leave memory bandwidth unused on most machines, and a second core on all of them when it
-// is idle. Whether a second thread pays depends on both, and on what else runs: so it is measured on the
-// batches themselves, and batches are shared while that takes clearly less time.
+// One core's copies may leave memory bandwidth unused. Whether a second thread pays depends on the machine
+// and on what else runs: so it is measured on the batches themselves, and batches are shared while that takes
+// clearly less time.
 #pragma once
 
 #include <sys/types.h>
@@ -96,7 +96,7 @@ struct LargeCopies {
   uint64_t alone;   // batches of at least kLeastShared that one thread copied
   uint64_t shared;  // by two threads
 };
-// Of this process; only grows.
+// These are counts of this process, and only grow.
 LargeCopies large_copies();
 
 }  // namespace p2pkv

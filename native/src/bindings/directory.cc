@@ -131,7 +131,7 @@ struct AskedOwners {
   std::unique_ptr<DirectoryExchange> exchange;
 };
 
-// What is asked and over which channels, once it is known to fit together.
+// It has what is asked and over which channels, which are known to fit together.
 struct Checked {
   DirectoryQuestion question;
   std::vector<DirectoryLine> lines;

@@ -16,7 +16,7 @@
 namespace p2pkv::shm {
 namespace {
 
-// What is copied between two looks at whether the local region is still open: 1 to 3 ms.
+// So much is copied between two looks at whether the local region is still open; it takes 1 to 3 ms.
 constexpr uint64_t kSliceBytes = 8 << 20;
 // What one done() may move, so that it does not block for long.
 constexpr uint64_t kPollBytes = 4 << 20;
