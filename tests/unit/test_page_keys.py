@@ -22,16 +22,16 @@ def expected(texts: list[str | bytes]) -> list[bytes]:
     return [hashlib.blake2b(PREFIX + text, digest_size=16).digest() for text in raw]
 
 
-@pytest.mark.parametrize("library_only", [False, True])
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 127, 128])
-def test_keys_are_blake2b_of_namespace_and_text(n: int, library_only: bool) -> None:
+@pytest.mark.parametrize("path", list(_native.HashPath))
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 9, 127, 128])
+def test_keys_are_blake2b_of_namespace_and_text(n: int, path: _native.HashPath) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     # 112 bytes and the prefix are exactly one block; longer ones take another path.
     lengths = [0, 1, 7, 8, 64, 111, 112, 113, 128, 500]
     texts: list[str | bytes] = [rng.randbytes(rng.choice(lengths)) for _ in range(n)]
-    hashed = _native.hash_keys(PREFIX, texts, library_only)
+    hashed = _native.hash_keys(PREFIX, texts, path)
     assert hashed is not None
     assert [row.tobytes() for row in hashed] == expected(texts)
 

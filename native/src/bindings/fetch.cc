@@ -40,13 +40,12 @@ const Location* require_locations(const LocationArray& locations) {
 
 // None where libsodium is not bundled: Python then falls back to hashlib. The texts are borrowed from `keys`,
 // so the GIL is kept.
-std::optional<Bytes> hash_key_texts(const nb::bytes& prefix, const KeyTexts& keys, bool library_only) {
+std::optional<Bytes> hash_key_texts(const nb::bytes& prefix, const KeyTexts& keys, HashPath path) {
   const nb::object list = nb::steal(PySequence_Fast(keys.ptr(), "keys must be a sequence"));
   if (!list.is_valid()) throw nb::python_error();
   const std::vector<std::string_view> texts = borrow_texts(list);
   const size_t n = texts.size();
   std::vector<Key> hashed(n);
-  const HashPath path = library_only ? HashPath::kLibrary : HashPath::kBest;
   if (!hash_keys({prefix.c_str(), prefix.size()}, texts.data(), n, hashed.data(), path)) return std::nullopt;
   return give<uint8_t>(std::move(hashed), {n, sizeof(Key)});
 }
@@ -170,7 +169,11 @@ Array<int64_t> row_pieces(int64_t address, int64_t stride, int64_t nbytes, size_
 
 void bind_fetch(nb::module_& m) {
   m.def("row_pieces", &row_pieces, "address"_a, "stride"_a, "nbytes"_a, "n"_a);
-  m.def("hash_keys", &hash_key_texts, "prefix"_a, "keys"_a, "library_only"_a = false);
+  nb::enum_<HashPath>(m, "HashPath", "See native/src/page/key_hash.h.")
+      .value("BEST", HashPath::kBest)
+      .value("AVX2", HashPath::kAvx2)
+      .value("LIBRARY", HashPath::kLibrary);
+  m.def("hash_keys", &hash_key_texts, "prefix"_a, "keys"_a, "path"_a = HashPath::kBest);
   m.def(
       "find_duplicate",
       [](const KeyArray& keys) { return find_duplicate(require_keys(keys), keys.shape(0)); }, "keys"_a);

@@ -8,8 +8,10 @@
 
 namespace p2pkv {
 
+// How keys that are short are hashed; one that is not there is the next.
 enum class HashPath {
-  kBest,     // four keys at a time where the processor has AVX2 and the keys are short
+  kBest,     // eight at a time, by AVX-512
+  kAvx2,     // four at a time
   kLibrary,  // libsodium alone
 };
 
