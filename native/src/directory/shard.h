@@ -104,6 +104,12 @@ class Shard {
     std::vector<Entry> table;
     size_t used = 0;
     size_t tombstones = 0;
+    // Where the table lies, for `prefetch`, which has no lock: it may be told of a table that is gone, and
+    // never reads what is there.
+    std::atomic<const Entry*> first{nullptr};
+    std::atomic<size_t> mask{0};
+
+    void take(std::vector<Entry> next);
   };
 
   using Owners = std::unordered_map<uint64_t, uint64_t>;  // owner -> boot epoch
@@ -113,6 +119,8 @@ class Shard {
   static size_t slot_of(const Stripe& stripe, const Key& key) {
     return hash_of(key) & (stripe.table.size() - 1);
   }
+  // Has the lines come where a key's entries begin: a table of millions of entries lies in no cache.
+  void prefetch(const Key& key) const;
   static bool insert(Stripe& stripe, const Entry& entry);
   static void grow(Stripe& stripe);
   static void erase(Stripe& stripe, size_t slot);
