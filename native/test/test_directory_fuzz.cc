@@ -9,6 +9,7 @@
 #include <iterator>
 #include <thread>
 
+#include "directory/location_columns.h"
 #include "numbers.h"
 #include "seed.h"
 #include "served_directory.h"
@@ -37,6 +38,7 @@ std::string question(Numbers& numbers) {
     Kind kind;
     size_t size;
   } kRequests[] = {{Kind::kGet, sizeof(Key)},
+                   {Kind::kLocate, sizeof(Key)},
                    {Kind::kPut, sizeof(wire::PutEntry)},
                    {Kind::kDrop, sizeof(wire::DropEntry)},
                    {Kind::kCheck, sizeof(wire::CheckEntry)},
@@ -145,8 +147,15 @@ class Liar {
     wire::Reader body(stream.message());
     const auto asked = body.value<wire::Header>();
     if (!asked) return false;
-    // The opening question, for nothing, has a right answer, so that the channel is there.
+    // The opening question, for nothing, has a right answer, so that the channel is there; and every second
+    // time one of an owner that does not know LOCATE.
     const bool is_opening = asked->count == 0;
+    if (is_opening && numbers_.once_in(2)) {
+      std::string malformed;
+      wire::append(malformed, wire::make_reply(*asked, wire::ReplyStatus::kMalformed, kBoot, 0));
+      stream.put(malformed, {});
+      return stream.flush();
+    }
     for (uint64_t n = is_opening ? 1 : numbers_.once_in(8) ? numbers_.below(3) : 1; n > 0; --n)
       stream.put(is_opening ? right_answer(*asked, body.rest()) : anything(*asked, body.rest()), {});
     return stream.flush() && (is_opening || !numbers_.once_in(30));
@@ -156,12 +165,13 @@ class Liar {
     std::string message;
     wire::append(message, wire::make_reply(asked, wire::ReplyStatus::kOk, kBoot, asked.count));
     message.append(asked.count, '\1');
+    std::vector<Location> locations(asked.count);
     for (uint32_t i = 0; i < asked.count; ++i) {
-      Location location{};
-      location.owner = kOwner;
-      location.offset = static_cast<uint8_t>(keys[i * sizeof(Key)]) * uint64_t{4096};
-      wire::append(message, location);
+      locations[i].owner = kOwner;
+      locations[i].offset = static_cast<uint8_t>(keys[i * sizeof(Key)]) * uint64_t{4096};
+      if (asked.kind == static_cast<uint16_t>(Kind::kGet)) wire::append(message, locations[i]);
     }
+    if (asked.kind == static_cast<uint16_t>(Kind::kLocate)) p2pkv::append_columns(locations, &message);
     return message;
   }
 
@@ -277,4 +287,60 @@ TEST(ask_batch_takes_no_answer_of_another_length) {
     n_whole += is_whole ? 1 : 0;
   }
   CHECK(n_whole > 0);
+}
+
+// Locations of one owner's pages, of all kinds, or of nothing that makes sense.
+std::vector<Location> some_locations(Numbers& numbers) {
+  const bool is_sensible = !numbers.once_in(3);
+  std::vector<Location> locations(numbers.below(40));
+  for (Location& location : locations) {
+    uint64_t words[sizeof(Location) / sizeof(uint64_t)];
+    for (uint64_t& word : words) word = numbers.u64();
+    std::memcpy(static_cast<void*>(&location), words, sizeof location);
+    if (!is_sensible) continue;
+    location.owner = kOwner;
+    location.boot = kBoot;
+    location.offset = numbers.below(1 << 20) * 4096;
+    location.length = 256 << 10;
+    location.word_offset = location.offset / 512;
+    location.generation = 0xfedc'ba98'0000'0000 + 2 * numbers.below(1000);
+    location.region = 0;
+    location.flags = p2pkv::kResident;
+  }
+  return locations;
+}
+
+TEST(columns_of_locations_come_back_as_they_were_or_not_at_all) {
+  Numbers numbers(p2pkv::test::seed("location columns"));
+  for (int i = 0; i < 4000; ++i) {
+    const std::vector<Location> locations = some_locations(numbers);
+    std::string columns;
+    p2pkv::append_columns(locations, &columns);
+    columns.shrink_to_fit();  // so that reading behind it is seen
+    std::vector<Location> taken;
+    CHECK(p2pkv::take_columns(columns, locations.size(), &taken));
+    CHECK_EQ(taken.size(), locations.size());
+    CHECK(locations.empty() ||
+          std::memcmp(taken.data(), locations.data(), locations.size() * sizeof(Location)) == 0);
+    CHECK(!p2pkv::take_columns(columns + '\0', locations.size(), &taken));
+    if (columns.empty()) continue;
+    CHECK(!p2pkv::take_columns(std::string_view(columns).substr(0, numbers.below(columns.size())),
+                               locations.size(), &taken));
+    // Whatever it says, nothing is read behind its end.
+    p2pkv::test::spoil(numbers, &columns);
+    columns.shrink_to_fit();
+    p2pkv::take_columns(columns, numbers.below(60), &taken);
+  }
+}
+
+TEST(columns_of_like_pages_are_short) {
+  Numbers numbers(p2pkv::test::seed("like pages"));
+  std::vector<Location> locations(256);
+  for (size_t i = 0; i < locations.size(); ++i) {
+    locations[i] = {kOwner,        kBoot, i << 18,         256 << 10, i << 9, 0xfedc'ba98'0000'0000 + 2 * i,
+                    numbers.u64(), 0,     p2pkv::kResident};
+  }
+  std::string columns;
+  p2pkv::append_columns(locations, &columns);
+  CHECK(columns.size() < locations.size() * 20);
 }

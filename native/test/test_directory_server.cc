@@ -6,9 +6,13 @@
 #include <cstring>
 #include <thread>
 
+#include "directory/location_columns.h"
+#include "directory/requests.h"
 #include "served_directory.h"
 
 namespace {
+
+namespace wire = p2pkv::wire;
 
 // A connection to the door that has shown its token, and knows the key or not.
 struct Raw {
@@ -78,6 +82,28 @@ TEST(directory_channel_takes_batches_of_every_size) {
   for (const size_t n : {size_t{1}, size_t{200}, size_t{5000}, keys.size(), size_t{1}}) {
     CHECK_EQ(look_up(channel, {keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(n)}).n_found, n);
   }
+}
+
+TEST(directory_answers_locate_to_whoever_asks_for_it) {
+  Served served;
+  const auto keys = keys_from(1, 100);
+  CHECK(tell(served.channel(), Kind::kPut, keys, 1));
+  const wire::Header locate{
+      wire::kMagic, wire::kVersion, static_cast<uint16_t>(Kind::kLocate), 1, kBoot, 100, 0};
+  wire::Header get = locate;
+  get.kind = static_cast<uint16_t>(Kind::kGet);
+  const std::string_view body(reinterpret_cast<const char*>(keys.data()), keys.size() * sizeof(Key));
+  const auto ask = [&](const wire::Header& header) {
+    return p2pkv::answer_directory_request(*served.shard, header, wire::Reader(body), kBoot);
+  };
+  const std::string plain = ask(get);
+  const std::string columns = ask(locate);
+  CHECK(columns.size() < plain.size() / 2);
+  std::vector<Location> locations;
+  CHECK(p2pkv::take_columns(std::string_view(columns).substr(sizeof get + keys.size()), keys.size(),
+                            &locations));
+  CHECK(std::memcmp(locations.data(), plain.data() + sizeof get + keys.size(),
+                    keys.size() * sizeof(Location)) == 0);
 }
 
 TEST(directory_channel_refuses_an_earlier_boot) {

@@ -50,6 +50,7 @@ class Kind(IntEnum):
     GOSSIP = 10
     CHECK = 11
     EPOCHS = 12
+    LOCATE = 13
 
 
 REPLY = 0x8000

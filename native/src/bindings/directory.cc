@@ -38,11 +38,8 @@ void make_ring(RingTable* self, const ArrayOf<uint64_t, kAnySize>& points,
     if (owners[i] >= static_cast<int32_t>(n_members))
       throw nb::value_error("successors name an unknown member");
   }
-  new (self) RingTable{{sorted, sorted + n},
-                       {owners, owners + n * replicas},
-                       replicas,
-                       {healthy, healthy + n_members},
-                       own_index};
+  new (self) RingTable({sorted, sorted + n}, {owners, owners + n * replicas}, replicas,
+                       {healthy, healthy + n_members}, own_index);
 }
 
 // The owners of pages by their index in `member_keys`, the node keys of a ring's members; -1: none of them.

@@ -98,6 +98,7 @@ void ControlLoop::answer(const std::string& peer, const Header& header, wire::Re
     case Kind::kProbe:
       return probe(peer, header);
     case Kind::kGet:
+    case Kind::kLocate:
     case Kind::kPut:
     case Kind::kDrop:
     case Kind::kCheck:

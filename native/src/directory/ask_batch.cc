@@ -1,17 +1,37 @@
 #include "directory/ask_batch.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
+#include "directory/location_columns.h"
 #include "net/wire.h"
 
 namespace p2pkv {
 
+RingTable::RingTable(std::vector<uint64_t> points_in, std::vector<int32_t> successors_in, size_t replicas_in,
+                     std::vector<uint8_t> is_healthy_in, int32_t own_index_in)
+    : points(std::move(points_in)),
+      successors(std::move(successors_in)),
+      replicas(replicas_in),
+      is_healthy(std::move(is_healthy_in)),
+      own_index(own_index_in) {
+  part_bits_ = std::max(1, static_cast<int>(std::bit_width(points.size())));
+  const size_t n_parts = size_t{1} << part_bits_;
+  first_of_part_.reserve(n_parts);
+  size_t point = 0;
+  for (uint64_t part = 0; part < n_parts; ++part) {
+    while (point < points.size() && points[point] < part << (64 - part_bits_)) ++point;
+    first_of_part_.push_back(static_cast<uint32_t>(point));
+  }
+}
+
 const int32_t* RingTable::owners_of(const Key& key) const {
-  const auto point = std::lower_bound(points.begin(), points.end(), hash_of(key));
-  const size_t index = point == points.end() ? 0 : static_cast<size_t>(point - points.begin());
-  return successors.data() + index * replicas;
+  const uint64_t hash = hash_of(key);
+  size_t point = first_of_part_[hash >> (64 - part_bits_)];
+  while (point < points.size() && points[point] < hash) ++point;
+  return successors.data() + (point == points.size() ? 0 : point) * replicas;
 }
 
 std::vector<int32_t> RingTable::peers_of(const Key* keys, size_t n) const {
@@ -176,26 +196,46 @@ void AskBatch::refuse(size_t ask) {
   for (const uint32_t row : asks_.at(ask).rows) update(row, false, false);
 }
 
+std::optional<size_t> AskBatch::count_found(std::string_view reply, size_t n_rows) {
+  if (reply.size() < n_rows) return std::nullopt;
+  return n_rows - static_cast<size_t>(std::count(reply.begin(), reply.begin() + n_rows, '\0'));
+}
+
 bool AskBatch::take_found(size_t ask, std::string_view reply, uint8_t* found, Location* locations) {
-  const std::vector<uint32_t>& rows = asks_.at(ask).rows;
-  size_t n_found = 0;
-  for (size_t i = 0; i < std::min(rows.size(), reply.size()); ++i) n_found += reply[i] != 0 ? 1 : 0;
-  if (reply.size() != rows.size() + n_found * sizeof(Location)) {
+  const size_t n_rows = asks_.at(ask).rows.size();
+  const auto n_found = count_found(reply, n_rows);
+  if (!n_found || reply.size() != n_rows + *n_found * sizeof(Location)) {
     refuse(ask);
     return false;
   }
+  take(ask, reply.substr(0, n_rows), reply.data() + n_rows, found, locations);
+  return true;
+}
+
+bool AskBatch::take_located(size_t ask, std::string_view reply, uint8_t* found, Location* locations) {
+  const size_t n_rows = asks_.at(ask).rows.size();
+  const auto n_found = count_found(reply, n_rows);
+  std::vector<Location> taken;
+  if (!n_found || !take_columns(reply.substr(n_rows), *n_found, &taken)) {
+    refuse(ask);
+    return false;
+  }
+  take(ask, reply.substr(0, n_rows), reinterpret_cast<const char*>(taken.data()), found, locations);
+  return true;
+}
+
+void AskBatch::take(size_t ask, std::string_view is_found, const char* next, uint8_t* found,
+                    Location* locations) {
   asks_[ask].is_answered = true;
-  const char* next = reply.data() + rows.size();
+  const std::vector<uint32_t>& rows = asks_[ask].rows;
   for (size_t i = 0; i < rows.size(); ++i) {
-    const bool is_found = reply[i] != 0;
-    if (is_found) {
+    if (is_found[i] != 0) {
       found[rows[i]] = 1;
       std::memcpy(static_cast<void*>(locations + rows[i]), next, sizeof(Location));
       next += sizeof(Location);
     }
-    update(rows[i], true, is_found);
+    update(rows[i], true, is_found[i] != 0);
   }
-  return true;
 }
 
 bool AskBatch::take_flags(size_t ask, std::string_view reply, uint8_t* flags) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,17 +18,25 @@ namespace p2pkv {
 
 // The ring of one view, as p2pkv/directory/ring.py computes it. Never changes.
 struct RingTable {
-  std::vector<uint64_t> points;  // sorted
-  std::vector<int32_t>
-      successors;  // for each point `replicas` member indexes, -1 where there are fewer members
-  size_t replicas;
-  std::vector<uint8_t> is_healthy;  // by member: worth asking
-  int32_t own_index;  // of the member that asks; it is never asked, and counts as having answered
+  RingTable(std::vector<uint64_t> points, std::vector<int32_t> successors, size_t replicas,
+            std::vector<uint8_t> is_healthy, int32_t own_index);
+
+  const std::vector<uint64_t> points;     // sorted
+  const std::vector<int32_t> successors;  // for each point `replicas` member indexes; -1: fewer members
+  const size_t replicas;
+  const std::vector<uint8_t> is_healthy;  // by member: worth asking
+  const int32_t own_index;  // of the member that asks; it is never asked, and counts as having answered
 
   // The `replicas` owners of a key.
   const int32_t* owners_of(const Key& key) const;
   // The members that must be asked to reach every owner of the keys: healthy, and not the one that asks.
   std::vector<int32_t> peers_of(const Key* keys, size_t n) const;
+
+ private:
+  // Points are spread evenly, as hashes are: with as many parts of the circle as there are points, the first
+  // point from a part's beginning on is nearly the one that is looked for.
+  int part_bits_ = 0;
+  std::vector<uint32_t> first_of_part_;
 };
 
 // Numbers what one node says of its pages: what has a larger number was seen later. Thread-safe.
@@ -86,6 +95,8 @@ class AskBatch {
   // The owner has looked its rows up: `found` and `locations` of the rows that it has are filled in, and
   // these rows need no other answer. False, and as refused, if the reply has a wrong length.
   bool take_found(size_t ask, std::string_view reply, uint8_t* found, Location* locations);
+  // The same of a reply whose locations are columns.
+  bool take_located(size_t ask, std::string_view reply, uint8_t* found, Location* locations);
   // The owner has said of each of its rows whether it is so, which goes to `flags`. As take_found otherwise.
   bool take_flags(size_t ask, std::string_view reply, uint8_t* flags);
   // The owner's answer is not needed any more: it is not silent.
@@ -125,6 +136,10 @@ class AskBatch {
     return owner != ring_->own_index && ring_->is_healthy[static_cast<size_t>(owner)] != 0;
   }
   void update(uint32_t row, bool has_answered, bool is_done);
+  // How many rows of an ask the reply says are found; nothing if it is too short to say so.
+  static std::optional<size_t> count_found(std::string_view reply, size_t n_rows);
+  // Takes what is known to have the right length, with a location for each row that is found.
+  void take(size_t ask, std::string_view is_found, const char* next, uint8_t* found, Location* locations);
   bool is_open(uint32_t row) const { return !rows_[row].is_done && rows_[row].waiting > 0; }
 
   const std::shared_ptr<const RingTable> ring_;

@@ -111,11 +111,13 @@ void DirectoryExchange::send(size_t ask) {
   if (line == lines_.end()) return;
   if (line->is_lost) return batch_.refuse(ask);
   const uint64_t id = ++line->channel->last_id_;
+  const bool is_located = question_.kind == Kind::kGet && line->channel->locates_;
+  const Kind kind = is_located ? Kind::kLocate : question_.kind;
   std::string head;
-  wire::append(head, Header{wire::kMagic, wire::kVersion, static_cast<uint16_t>(question_.kind), id,
+  wire::append(head, Header{wire::kMagic, wire::kVersion, static_cast<uint16_t>(kind), id,
                             line->channel->boot_, static_cast<uint32_t>(asked.rows.size()), 0});
   line->stream().put(head, batch_.body(ask, question_.records, question_.record_size));
-  line->waiting.push_back({ask, id, Deadline::until(Deadline::Clock::now() + kTurn)});
+  line->waiting.push_back({ask, id, kind, Deadline::until(Deadline::Clock::now() + kTurn)});
   if (!line->stream().flush()) lose(*line);
 }
 
@@ -168,6 +170,8 @@ void DirectoryExchange::take(Line& line, std::string_view message) {
     batch_.refuse(sent.ask);
   } else if (question_.found != nullptr && question_.locations == nullptr) {
     batch_.take_flags(sent.ask, body.rest(), question_.found);
+  } else if (sent.kind == Kind::kLocate) {
+    batch_.take_located(sent.ask, body.rest(), question_.found, question_.locations);
   } else if (question_.found != nullptr) {
     batch_.take_found(sent.ask, body.rest(), question_.found, question_.locations);
   } else {
@@ -190,21 +194,23 @@ std::shared_ptr<DirectoryChannel> DirectoryChannel::open(std::string_view door, 
   const Deadline deadline = Deadline::after(timeout);
   auto stream = knock(kDirectoryDoor, door, error);
   if (!stream) return nullptr;
-  // Asked for nothing, a shard that has the key answers.
+  // Asked for nothing, a shard that has the key answers: MALFORMED if it does not know LOCATE yet.
   std::string nothing;
   wire::append(nothing,
-               Header{wire::kMagic, wire::kVersion, static_cast<uint16_t>(Kind::kGet), 0, boot, 0, 0});
+               Header{wire::kMagic, wire::kVersion, static_cast<uint16_t>(Kind::kLocate), 0, boot, 0, 0});
   stream->put(nothing, {});
   const auto progress = receive_by(*stream, deadline);
   if (progress == SealedStream::Progress::kFrame) {
-    return std::make_shared<DirectoryChannel>(std::move(stream), boot);
+    const auto header = wire::Reader(stream->message()).value<Header>();
+    const bool locates = header && header->status == static_cast<uint32_t>(ReplyStatus::kOk);
+    return std::make_shared<DirectoryChannel>(std::move(stream), boot, locates);
   }
   *error = progress == SealedStream::Progress::kLost ? "it hung up or refused" : "it does not answer";
   return nullptr;
 }
 
-DirectoryChannel::DirectoryChannel(std::unique_ptr<SealedStream> stream, uint64_t boot)
-    : stream_(std::move(stream)), boot_(boot), pid_(getpid()) {}
+DirectoryChannel::DirectoryChannel(std::unique_ptr<SealedStream> stream, uint64_t boot, bool locates)
+    : stream_(std::move(stream)), boot_(boot), locates_(locates), pid_(getpid()) {}
 
 DirectoryChannel::~DirectoryChannel() = default;
 

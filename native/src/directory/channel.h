@@ -30,7 +30,8 @@ class DirectoryChannel {
   // reason in `error`.
   static std::shared_ptr<DirectoryChannel> open(std::string_view door, uint64_t boot, double timeout,
                                                 std::string* error);
-  DirectoryChannel(std::unique_ptr<SealedStream> stream, uint64_t boot);
+  // `locates`: the owner answers LOCATE.
+  DirectoryChannel(std::unique_ptr<SealedStream> stream, uint64_t boot, bool locates);
   ~DirectoryChannel();
 
   // Tells the owner that what it promoted under this lease need not be kept any longer. Waits for nothing.
@@ -48,6 +49,7 @@ class DirectoryChannel {
 
   const std::unique_ptr<SealedStream> stream_;
   const uint64_t boot_;
+  const bool locates_;
   const int pid_;
   uint64_t last_id_ = 0;
   std::deque<uint64_t> late_;  // ids of their questions, in the order in which they come
@@ -100,6 +102,7 @@ class DirectoryExchange {
   struct Sent {
     size_t ask;
     uint64_t id;
+    wire::Kind kind;
     Deadline turn;
   };
   struct Line {

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstring>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
+#include "directory/location_columns.h"
 
 namespace p2pkv {
 namespace {
@@ -34,6 +36,20 @@ std::string found_reply(const Header& header, uint64_t boot, const std::vector<u
   return message;
 }
 
+std::string located_reply(const Header& header, uint64_t boot, const std::vector<uint8_t>& found,
+                          std::vector<Location> locations) {
+  size_t n_found = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (found[i] != 0) locations[n_found++] = locations[i];
+  }
+  locations.resize(n_found);
+  std::string message;
+  wire::append(message, wire::make_reply(header, ReplyStatus::kOk, boot, header.count));
+  message.append(reinterpret_cast<const char*>(found.data()), found.size());
+  append_columns(locations, &message);
+  return message;
+}
+
 std::string get(Shard& shard, const Header& header, const wire::Reader& body, uint64_t boot) {
   std::vector<Key> keys;
   if (!wire::take_records(body, header.count, &keys)) {
@@ -43,6 +59,9 @@ std::string get(Shard& shard, const Header& header, const wire::Reader& body, ui
   std::vector<uint8_t> found(n);
   std::vector<Location> locations(n);
   shard.get(keys.data(), n, found.data(), locations.data());
+  if (static_cast<Kind>(header.kind) == Kind::kLocate) {
+    return located_reply(header, boot, found, std::move(locations));
+  }
   return found_reply(header, boot, found, locations);
 }
 
@@ -77,7 +96,8 @@ std::string drop(Shard& shard, const Header& header, const wire::Reader& body, u
 }  // namespace
 
 bool is_directory_request(Kind kind) {
-  return kind == Kind::kGet || kind == Kind::kPut || kind == Kind::kDrop || kind == Kind::kCheck;
+  return kind == Kind::kGet || kind == Kind::kLocate || kind == Kind::kPut || kind == Kind::kDrop ||
+         kind == Kind::kCheck;
 }
 
 std::string answer_directory_request(Shard& shard, const Header& header, wire::Reader body, uint64_t boot) {
@@ -85,6 +105,7 @@ std::string answer_directory_request(Shard& shard, const Header& header, wire::R
   if (header.boot != 0 && header.boot != boot) return reply_to(header, ReplyStatus::kWrongBoot, boot);
   switch (static_cast<Kind>(header.kind)) {
     case Kind::kGet:
+    case Kind::kLocate:
       return get(shard, header, body, boot);
     case Kind::kPut:
       return put(shard, header, body, boot);

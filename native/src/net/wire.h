@@ -35,6 +35,7 @@ enum class Kind : uint16_t {
   kGossip = 10,
   kCheck = 11,
   kEpochs = 12,
+  kLocate = 13,     // as kGet; the locations of the answer come by columns
   kReply = 0x8000,  // set in the kind of every reply
 };
 
