@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 from p2pkv_bench import (
     disk,
     exists,
     fetch,
+    native_clients,
     overhead,
     publish,
     room,
@@ -28,7 +30,9 @@ _SUITES: Mapping[str, Callable[[Meeting, Plan], Iterator[Row]]] = {
     "gil": exists.rows_with_busy_owner,
     "validation": validation.rows,
     "overhead": overhead.rows,
-    "load": shard.rows_under_load,
+    "load": lambda meeting, plan: chain(
+        shard.rows_under_load(meeting, plan), native_clients.rows(meeting, plan)
+    ),
     "memory": shard.memory_rows,
     "transports": transports.rows,
     "disk": disk.rows,
