@@ -71,6 +71,7 @@ TEST(copy_trials_have_every_kernel_in_every_size_class_and_stay_in_their_memory)
       for (const p2pkv::Trial& trial : trials) {
         if (trial.sizes != &sizes || trial.kernel != &kernel) continue;
         CHECK(trial.of_memcpy > 0);
+        CHECK(trial.bytes_per_second > 0);
         if (kernel.name == "memcpy") CHECK_EQ(trial.of_memcpy, 1.0);
         ++(trial.copying == Copying::kPlain ? n_plain : n_summed);
       }

@@ -114,6 +114,13 @@ std::vector<double> ratios_of(const Contestant& contestant, const std::vector<Co
   return ratios;
 }
 
+double bytes_per_second_of(const Contestant& contestant) {
+  std::vector<double> seconds = contestant.seconds;
+  std::ranges::sort(seconds);
+  const SizeClass& sizes = *contestant.sizes;
+  return static_cast<double>(sizes.sample * sizes.n_samples) / seconds[seconds.size() / 2];
+}
+
 void run_round(size_t round, std::vector<Contestant>& all, Ground& ground) {
   // each round another one is the first, so that none always follows the same one
   for (size_t i = 0; i < all.size(); ++i) {
@@ -139,7 +146,8 @@ std::vector<Trial> try_copy_kernels(uint8_t* memory, size_t nbytes, std::chrono:
   std::vector<Trial> trials;
   for (const Contestant& contestant : all) {
     const std::vector<double> ratios = ratios_of(contestant, all);
-    trials.push_back({contestant.copying, contestant.sizes, contestant.kernel, ratios[ratios.size() / 2]});
+    trials.push_back({contestant.copying, contestant.sizes, contestant.kernel, ratios[ratios.size() / 2],
+                      bytes_per_second_of(contestant)});
   }
   return trials;
 }

@@ -30,7 +30,8 @@ struct Trial {
   Copying copying;
   const SizeClass* sizes;
   const CopyKernel* kernel;
-  double of_memcpy;  // its speed, memcpy's being 1: the median of what it was in each round
+  double of_memcpy;         // its speed, memcpy's being 1: the median of what it was in each round
+  double bytes_per_second;  // of its median round
 };
 
 // Lets every kernel copy in turn, round after round, until the budget is spent; at least some rounds, however

@@ -33,12 +33,30 @@ void use_fastest(Pool* pool) {
   use_fastest_copy_kernels(memory, nbytes);
 }
 
+const char* name_of(Copying copying) {
+  return copying == Copying::kPlain ? "copy" : "copy_and_sum";
+}
+
 // Returns what is copied, the size class, the kernel, and its speed with memcpy's being 1, or 0.
 std::vector<std::tuple<std::string, std::string, std::string, double>> choices() {
   std::vector<std::tuple<std::string, std::string, std::string, double>> all;
   for (const CopyChoice& choice : copy_choices()) {
-    all.emplace_back(choice.copying == Copying::kPlain ? "copy" : "copy_and_sum", choice.sizes->name,
-                     choice.kernel, choice.of_memcpy);
+    all.emplace_back(name_of(choice.copying), choice.sizes->name, choice.kernel, choice.of_memcpy);
+  }
+  return all;
+}
+
+// Measures all kernels for so many seconds, in memory of its own, and leaves the choice as it is. Returns
+// what is copied, the size class, the kernel, and its bytes a second.
+std::vector<std::tuple<std::string, std::string, std::string, double>> try_kernels(double seconds) {
+  std::vector<Trial> trials;
+  {
+    const nb::gil_scoped_release unlocked;
+    trials = try_copy_kernels(nullptr, 0, std::chrono::microseconds(static_cast<int64_t>(seconds * 1e6)));
+  }
+  std::vector<std::tuple<std::string, std::string, std::string, double>> all;
+  for (const Trial& trial : trials) {
+    all.emplace_back(name_of(trial.copying), trial.sizes->name, trial.kernel->name, trial.bytes_per_second);
   }
   return all;
 }
@@ -67,6 +85,7 @@ void bind_copies(nb::module_& m) {
   m.def("use_copy_kernel", [](const std::string& name) { return use_copy_kernel(name); }, "name"_a);
   m.def("use_fastest_copy_kernels", use_fastest, "pool"_a.none());
   m.def("copy_choices", choices);
+  m.def("try_copy_kernels", try_kernels, "seconds"_a);
   nb::class_<HiredTeam>(m, "CopyTeam", "A second thread for large batches. See p2pkv/memory/copies.py.")
       .def(nb::init<bool>(), "always"_a = false)
       .def("close", &HiredTeam::close, nb::call_guard<nb::gil_scoped_release>())
