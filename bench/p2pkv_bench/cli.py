@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 
 from p2pkv.errors import ConfigError
-from p2pkv.values import parse_size
 from p2pkv_bench import machine, plan, plot, report
+from p2pkv_bench.options import names_of, numbers_of, sizes_of
 from p2pkv_bench.rows import Row
 from p2pkv_bench.run import measure
 from p2pkv_bench.serving.cli import serving
@@ -64,14 +64,13 @@ def bench(
     chosen = _plan(quick=quick, rounds=rounds)
     chosen = replace(
         chosen,
-        suites=_names("--only", only or suite, plan.SUITES) or chosen.suites,
-        transports=_names("--transport", transport, plan.TRANSPORTS) or chosen.transports,
-        chosen_transports=_names("--transport", transport, plan.TRANSPORTS),
-        pages=tuple(parse_size("--pages", size) for size in _split(pages)) or chosen.pages,
-        batches=_numbers("--batches", batches) or chosen.batches,
-        threads=_numbers("--threads", threads) or chosen.threads,
+        suites=names_of("--only", only or suite, plan.SUITES) or chosen.suites,
+        transports=names_of("--transport", transport, plan.TRANSPORTS) or chosen.transports,
+        chosen_transports=names_of("--transport", transport, plan.TRANSPORTS),
+        pages=sizes_of("--pages", pages, chosen.working_set) or chosen.pages,
+        batches=numbers_of("--batches", batches) or chosen.batches,
+        threads=numbers_of("--threads", threads) or chosen.threads,
     )
-    _check_pages(chosen.pages, chosen.working_set)
     about = machine.describe()
     began = time.monotonic()
     rows: list[Row] = []
@@ -91,27 +90,3 @@ def bench(
 def _plan(*, quick: bool, rounds: int) -> plan.Plan:
     whole = plan.Plan(rounds=rounds, working_set=working_set_nbytes())
     return plan.quick(whole) if quick else whole
-
-
-def _check_pages(pages: Sequence[int], working_set: int) -> None:
-    for nbytes in pages:
-        if nbytes < 64 or nbytes % 64 or nbytes > working_set // 8:
-            raise ConfigError(f"--pages takes multiples of 64 bytes up to {working_set // 8}, not {nbytes}")
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _names(option: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
-    for name in _split(text):
-        if name not in known:
-            raise ConfigError(f"{option} takes {', '.join(known)}; not {name!r}")
-    return tuple(_split(text))
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    for part in _split(text):
-        if not part.isdecimal() or not 1 <= int(part) <= 4096:
-            raise ConfigError(f"{option} takes numbers from 1 to 4096, not {part!r}")
-    return tuple(int(part) for part in _split(text))
