@@ -27,12 +27,12 @@ def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
         Pair(meeting, plan.transports[0], _WORKING_SET) as pair,
         EchoClient(*pair.owner.call("serve_echo")) as echo,
     ):
-        keys = _published(pair, max(_KEYS))
+        keys = published(pair, max(_KEYS))
         for n_keys in _KEYS:
             plan.tell(f"exists, {n_keys} keys")
             question = echo.question(n_keys)
             contestants = {
-                "p2pkv": lambda n=n_keys: _median_us(lambda: _exists(pair, keys[:n])),
+                "p2pkv": lambda n=n_keys: _median_us(lambda: exists_all(pair, keys[:n])),
                 _ECHO: lambda question=question: _median_us(lambda: echo.ask(question)),
             }
             figures = take_turns(contestants, plan.rounds)
@@ -48,7 +48,7 @@ def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
 def rows_with_busy_owner(meeting: Meeting, plan: Plan) -> Iterator[Row]:
     """Measure the slowest hundredth of calls while the owner's interpreter is held, beside an idle one."""
     with Pair(meeting, plan.transports[0], _WORKING_SET) as pair:
-        keys = _published(pair, 128)
+        keys = published(pair, 128)
         plan.tell(f"exists, 128 keys, with the owner's GIL held for {plan.gil_seconds:g} s")
         idle = _p99_us(pair, keys, plan.gil_seconds)
         pair.owner.send("hold_gil", seconds=plan.gil_seconds + 0.5)
@@ -60,14 +60,16 @@ def rows_with_busy_owner(meeting: Meeting, plan: Plan) -> Iterator[Row]:
     yield make_row(figures, suite="gil", case="p99, owner's GIL held", unit="us", batch=128, target=target)
 
 
-def _published(pair: Pair, n: int) -> list[str]:
+def published(pair: Pair, n: int) -> list[str]:
+    """Have the owner publish ``n`` small pages; return their keys."""
     keys = keys_at(pair.node, OWNER, "exists", n)
     if pair.owner.call("publish", page_nbytes=_PAGE_NBYTES, prefix="exists", shard=OWNER, n_pages=n) != n:
         raise BenchError("the pages to look up found no room")
     return keys
 
 
-def _exists(pair: Pair, keys: list[str]) -> None:
+def exists_all(pair: Pair, keys: list[str]) -> None:
+    """Look up keys; raises BenchError if any was not found."""
     if not pair.node.exists(keys).all():
         raise BenchError("pages that are there were not found")
 
@@ -83,6 +85,6 @@ def _p99_us(pair: Pair, keys: list[str], seconds: float) -> list[float]:
         calls: list[float] = []
         until = time.perf_counter() + seconds / 5
         while time.perf_counter() < until:
-            calls += timed_calls([lambda: _exists(pair, keys)] * 20)
+            calls += timed_calls([lambda: exists_all(pair, keys)] * 20)
         figures.append(percentile(calls, 99) * 1e6)
     return figures

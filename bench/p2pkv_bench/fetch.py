@@ -35,20 +35,20 @@ def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
             for page_nbytes in plan.pages:
                 pages = Pages(pair, page_nbytes)
                 if page_nbytes == plan.pages[0]:
-                    # the first read of a peer's memory maps it in, page by page, while a thread is at it too
                     plan.tell(f"{transport}: reads everything once")
                     for node in readers.values():
-                        _read_once(node, pages)
+                        read_once(node, pages)
                 for name, node in readers.items():
                     # one stream is there to be compared with one raw stream; the rest is said by the default two
                     chosen = replace(plan, threads=plan.threads[:1]) if node is not pair.node else plan
                     yield from _Case(pair, pages, chosen, node, name, streams).rows()
 
 
-def _read_once(node: Node, pages: Pages) -> None:
+def read_once(node: Node, pages: Pages) -> None:
+    """Map the peer's memory in: the first read of it would measure page faults."""
     batch = max(1, min(pages.n_pages // 8, 16 * MIB // pages.nbytes))
     for move in pages.next_moves(pages.n_pages // batch, batch):
-        _fetch_all(node, move)
+        fetch_all(node, move)
 
 
 def _name(transport: str) -> str:
@@ -132,9 +132,10 @@ class _Case:
                 else:
                     # there is no public way to forget, because nothing but a benchmark needs one
                     self._node._cache.locations.drop(self._hash(move.keys))
-        return [[partial(_fetch_all, self._node, move) for move in part] for part in moves]
+        return [[partial(fetch_all, self._node, move) for move in part] for part in moves]
 
 
-def _fetch_all(node: Node, move: Move) -> None:
+def fetch_all(node: Node, move: Move) -> None:
+    """Fetch one call's pages; raises BenchError if any was not brought."""
     if not node.fetch(move.keys, move.rows).all():
         raise BenchError("pages that are there were not fetched")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 
@@ -41,7 +41,15 @@ class Case:
     _serial = count()
 
     def __init__(
-        self, pair: Pair, plan: Plan, page_nbytes: int, batch: int, threads: int, *, node: Node | None = None
+        self,
+        pair: Pair,
+        plan: Plan,
+        page_nbytes: int,
+        batch: int,
+        threads: int,
+        *,
+        node: Node | None = None,
+        timing: Callable[[Sequence[Sequence[Call]]], float] = timed,
     ) -> None:
         self._pair = pair
         self._node = node or pair.node
@@ -49,6 +57,7 @@ class Case:
         self._page_nbytes = page_nbytes
         self._batch = batch
         self._threads = threads
+        self._timing = timing
         self._pages = pair.source.pages(page_nbytes)
         self._expected = pair.source.checksums(page_nbytes)
         self._rotation = Rotation(len(self._pages))
@@ -102,7 +111,7 @@ class Case:
             for i in range(0, len(keys), self._batch)
         ]
         parts = [calls[i :: self._threads] for i in range(self._threads)]
-        seconds = timed([[partial(self._publish_one, *call) for call in part] for part in parts])
+        seconds = self._timing([[partial(self._publish_one, *call) for call in part] for part in parts])
         self._verify(calls)
         return len(keys) * self._page_nbytes / seconds / 1e9
 
@@ -122,7 +131,7 @@ class Case:
 
     def copy(self, *, is_chosen: bool) -> float:
         """Copy as much; return GB/s."""
-        seconds = timed(
+        seconds = self._timing(
             [
                 [self._next_copy(is_chosen=is_chosen) for _ in range(self._n_calls)]
                 for _ in range(self._threads)

@@ -40,9 +40,12 @@ def show(console: Console, rows: Sequence[Row], machine: Mapping[str, object], w
 def _table(suite: str, rows: Sequence[Row]) -> Table:
     table = Table(title=suite, title_justify="left", show_edge=False, pad_edge=False)
     names = list(dict.fromkeys(reference.name for row in rows for reference in row.references))
-    for column in ("case", "pages"):
+    has_pages, has_batches = any(row.page_nbytes for row in rows), any(row.batch for row in rows)
+    for column in ("case", *["pages"] * has_pages):
         table.add_column(column)
-    for column in ("a call", "threads", "p2pkv"):
+    subjects = {row.subject for row in rows}
+    subject = subjects.pop() if len(subjects) == 1 else "measured"
+    for column in (*["a call"] * has_batches, "threads", subject):
         table.add_column(column, justify="right")
     for name in names:
         table.add_column(f"of {name}", justify="right")
@@ -51,8 +54,8 @@ def _table(suite: str, rows: Sequence[Row]) -> Table:
         by_name = {reference.name: reference for reference in row.references}
         table.add_row(
             f"{row.transport}: {row.case}" if row.transport else row.case,
-            page_size(row.page_nbytes) if row.page_nbytes else "",
-            str(row.batch or ""),
+            *[page_size(row.page_nbytes) if row.page_nbytes else ""] * has_pages,
+            *[str(row.batch or "")] * has_batches,
             str(row.threads),
             _figure(row.value, row.unit),
             *(_compared(by_name[name]) if name in by_name else "" for name in names),
@@ -62,13 +65,13 @@ def _table(suite: str, rows: Sequence[Row]) -> Table:
 
 
 def _figure(value: Spread, unit: str) -> str:
-    return f"{_short(value.median)} {unit}"
+    return f"{short(value.median)} {unit}"
 
 
 def _compared(reference: Reference) -> str:
     ratio = reference.ratio
     spread = f"{ratio.median:.2f} [{ratio.low:.2f}..{ratio.high:.2f}]"
-    return f"{_short(reference.value.median)}: {spread} {reference.best:.2f}"
+    return f"{short(reference.value.median)}: {spread} {reference.best:.2f}"
 
 
 def _verdict(row: Row) -> Text:
@@ -81,13 +84,14 @@ def _verdict(row: Row) -> Text:
     )
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
+    """Return a figure with as many digits as mean something."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def page_size(nbytes: int) -> str:
     """Return a size as people say it."""
     for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
-        if nbytes >= unit and nbytes % unit == 0:
-            return f"{nbytes // unit} {name}"
+        if nbytes >= unit and nbytes * 4 % unit == 0:
+            return f"{nbytes / unit:g} {name}"
     return f"{nbytes} B"

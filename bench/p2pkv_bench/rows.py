@@ -56,6 +56,8 @@ class Row:
     case: str
     unit: str
     value: Spread
+    subject: str = "p2pkv"
+    """What the value is of."""
     transport: str = ""
     page_nbytes: int = 0
     batch: int = 0
@@ -93,7 +95,7 @@ def make_row(
     target: Target | None = None,
 ) -> Row:
     """Make a row of the values that each contestant had in each round; the first one is ours."""
-    (_, ours), *others = rounds.items()
+    (subject, ours), *others = rounds.items()
     best = min if unit in {"us", "ms"} else max
     references = [
         Reference(
@@ -109,6 +111,7 @@ def make_row(
         case=case,
         unit=unit,
         value=Spread.of(ours),
+        subject=subject,
         transport=transport,
         page_nbytes=page_nbytes,
         batch=batch,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
 from p2pkv_bench import (
+    copies,
     disk,
     exists,
     fetch,
@@ -15,6 +16,7 @@ from p2pkv_bench import (
     room,
     shard,
     starting,
+    threads,
     transfers,
     transports,
     validation,
@@ -34,6 +36,8 @@ _SUITES: Mapping[str, Callable[[Meeting, Plan], Iterator[Row]]] = {
         shard.rows_under_load(meeting, plan), native_clients.rows(meeting, plan)
     ),
     "memory": shard.memory_rows,
+    "threads": threads.rows,
+    "copies": copies.rows,
     "transports": transports.rows,
     "disk": disk.rows,
     "transfers": transfers.rows,
