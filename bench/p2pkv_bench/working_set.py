@@ -20,14 +20,14 @@ _MAX_PAGES = 60_000
 """Of a size: the reader's location cache holds 65,536, and these should be found in it."""
 
 
-def working_set_nbytes() -> int:
-    """Return 512 MiB, or less if that is more than a twelfth of the free memory: six of them are needed."""
+def working_set_nbytes(n_sets: int = 6) -> int:
+    """Return 512 MiB, or less if ``n_sets`` of them, which are needed, are more than half of the free memory."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return 128 * MIB
-    return int(np.clip(free // 12 // (64 * MIB), 1, 8)) * 64 * MIB
+    return int(np.clip(free // (2 * n_sets) // (64 * MIB), 1, 8)) * 64 * MIB
 
 
 class Source:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
+
+os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # it is read when the first engine is made
 
 from mooncake.engine import TransferEngine
 
@@ -23,8 +28,8 @@ def _engine(address: int, nbytes: int) -> Any:
 
 
 class Owner(base.Owner):
-    def __init__(self, source: Source) -> None:
-        super().__init__(source)
+    def __init__(self, source: Source, options: base.Options) -> None:
+        super().__init__(source, options)
         self._engine = _engine(source.address, source.array.nbytes)
 
     def publish(self, page_nbytes: int, n_pages: int) -> Any:
@@ -35,8 +40,8 @@ class Owner(base.Owner):
 
 
 class Reader(base.Reader):
-    def __init__(self, destination: Destination) -> None:
-        super().__init__(destination)
+    def __init__(self, destination: Destination, options: base.Options, number: int) -> None:
+        super().__init__(destination, options, number)
         self._engine = _engine(destination.address, destination.array.nbytes)
         self._owner = ""
         self._remote = 0
@@ -56,3 +61,20 @@ class Reader(base.Reader):
 
     def close(self) -> None:
         self._engine.unregister_memory(self.destination.address)
+
+
+class Registered(base.Registered):
+    """Its user's memory, which is made but not touched."""
+
+    def __init__(self, options: base.Options) -> None:
+        super().__init__(options)
+        self._engine: Any = None
+
+    def start(self, nbytes: int) -> None:
+        self._memory = np.empty(nbytes, np.uint8)
+        self._engine = _engine(self._memory.ctypes.data, nbytes)
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.unregister_memory(self._memory.ctypes.data)
+            self._engine = None

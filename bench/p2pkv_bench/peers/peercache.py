@@ -19,6 +19,7 @@ from peercache.store import PeerCacheStore
 from p2pkv_bench.errors import BenchError
 from p2pkv_bench.pair import Move
 from p2pkv_bench.peers import base
+from p2pkv_bench.rows import MIB
 from p2pkv_bench.working_set import Destination, Source, n_pages_of
 
 _SIZES_KEPT = 4
@@ -66,8 +67,8 @@ def _keys(page_nbytes: int, pages: range) -> list[str]:
 
 
 class Owner(base.Owner):
-    def __init__(self, source: Source) -> None:
-        super().__init__(source)
+    def __init__(self, source: Source, options: base.Options) -> None:
+        super().__init__(source, options)
         self._discovery = DiscoveryServer("127.0.0.1", 0)
         self._address = f"127.0.0.1:{self._discovery.start()}"
         self._store = _store(self._address, "owner", source.array.nbytes * _SIZES_KEPT)
@@ -86,15 +87,15 @@ class Owner(base.Owner):
 
 
 class Reader(base.Reader):
-    def __init__(self, destination: Destination) -> None:
-        super().__init__(destination)
+    def __init__(self, destination: Destination, options: base.Options, number: int) -> None:
+        super().__init__(destination, options, number)
         self._store: Any = None
         self._page_nbytes = 0
 
     def meet(self, page_nbytes: int, published: Any) -> None:
         self._page_nbytes = page_nbytes
         if self._store is None:
-            self._store = _store(published, "reader", 64 << 20)
+            self._store = _store(published, f"reader-{self.number}", 64 << 20)
             until = time.monotonic() + 15
             while len(self._store.runtime.ring) < 2 and time.monotonic() < until:
                 time.sleep(0.05)
@@ -115,3 +116,32 @@ class Reader(base.Reader):
     def close(self) -> None:
         if self._store is not None:
             self._store.close()
+
+
+class Pool(base.Pool):
+    def __init__(self, options: base.Options) -> None:
+        super().__init__(options)
+        self._discovery = DiscoveryServer("127.0.0.1", 0)
+        self._address = f"127.0.0.1:{self._discovery.start()}"
+        self._store: Any = None
+
+    def start(self, nbytes: int) -> None:
+        self._store = _store(self._address, "alone", nbytes)
+        # its pool is made when an engine's memory is registered
+        self._first = np.zeros(MIB, np.uint8)
+        self._store.register_mem_pool_host(_HostPool(self._first, MIB))
+
+    def use(self, memory: NDArray[np.uint8]) -> None:
+        self._memory = memory
+        self._store.register_mem_pool_host(_HostPool(memory.reshape(-1), memory.shape[1]))
+
+    def put(self, keys: Sequence[str]) -> None:
+        self._store.batch_set_v1(list(keys), list(range(len(keys))))
+
+    def get(self, keys: Sequence[str]) -> NDArray[np.bool_]:
+        return np.array(self._store.batch_get_v1(list(keys), list(range(len(keys)))), dtype=bool)
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+        self._discovery.stop()

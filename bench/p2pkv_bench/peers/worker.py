@@ -1,4 +1,7 @@
-"""The other process: the owner's side of one system. Its commands are those of :class:`p2pkv_bench.peer.Peer`."""
+"""The other process: the owner's side of one system.
+
+Its commands are those of :class:`p2pkv_bench.peer.Peer`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ class Worker:
     def __init__(self) -> None:
         self._owner: base.Owner | None = None
 
-    def start(self, system: str, working_set: int) -> None:
-        """Start the owner's side of ``system``, with ``working_set`` bytes of pages."""
-        self._owner = import_module(f"p2pkv_bench.peers.{system}").Owner(Source(working_set))
+    def own(self, module: str, options: dict[str, Any], working_set: int) -> None:
+        """Start the owner's side of a system, with ``working_set`` bytes of pages."""
+        self._owner = import_module(f"p2pkv_bench.peers.{module}").Owner(Source(working_set), options)
 
     def publish(self, page_nbytes: int, n_pages: int) -> Any:
         """Make pages of one size readable."""
