@@ -61,6 +61,7 @@ SYSTEMS = (
         spins=True,
     ),
     System(name="Mooncake TE", module="mooncake", package=_MOONCAKE, has_pool=False),
+    System(name="Mooncake Store", module="mooncake_store", package=_MOONCAKE),
     System(name="PeerCache", module="peercache", package="peercache"),
 )
 """All but p2pkv, which every one of them is compared with."""
