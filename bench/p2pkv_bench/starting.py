@@ -40,8 +40,8 @@ def _made_and_given_back(plan: Plan, name: str, target: Target | None, **options
     plan.tell(f"start: {name}")
     made, gone, one, two = [], [], [], []
     for _ in range(plan.rounds):
-        one.append(_populate_ms(1))
-        two.append(_populate_ms(2))
+        one.append(populate_ms(1))
+        two.append(populate_ms(2))
         began = time.monotonic()
         pool = Pool(_NBYTES, owner=1, boot=1, **options)
         is_made = time.monotonic()
@@ -60,7 +60,7 @@ def _made_and_given_back(plan: Plan, name: str, target: Target | None, **options
     yield make_row({"p2pkv": gone}, suite="start", case=f"{name}: given back", unit="ms")
 
 
-def _populate_ms(n_threads: int) -> float:
+def populate_ms(n_threads: int) -> float:
     """Return the milliseconds in which the kernel touches as much memory of a memfd, in so many threads at once."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd = os.memfd_create("p2pkv-bench")

@@ -12,6 +12,7 @@ import pytest
 from p2pkv_bench.errors import BenchError
 from p2pkv_bench.pair import Pages, Pair
 from p2pkv_bench.peer import Meeting
+from p2pkv_bench.peers.systems import SYSTEMS
 from p2pkv_bench.rows import MIB, Spread, Target, make_row
 
 COMMAND = (sys.executable, "-c", "from p2pkv.cli import main; main()", "bench")
@@ -78,3 +79,20 @@ def test_a_target_is_met_by_the_median_ratio_to_its_reference() -> None:
     assert (row.judged, row.is_met) == (1.0, True)
     row = make_row(rounds, suite="fetch", case="", unit="GB/s", target=Target(0.9, "memcpy", at_most=True))
     assert row.is_met is False
+
+
+def test_other_systems_that_are_not_here_are_named_and_p2pkv_is_compared_with_memcpy() -> None:
+    options = [*("--only", "fetch"), *("--pages", "64KiB"), *("--batches", "32"), "--rounds", "1", "--json"]
+    command = [sys.executable, "-m", "p2pkv_bench.peers", *options]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd="/")
+    assert result.returncode == 0, result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(row["transport"], row["threads"]) for row in rows] == [
+        *(("shm", 1), ("tcp", 1), ("shm", 4), ("tcp", 4))
+    ]
+    for row in rows:
+        assert row["value"]["median"] > 0
+        assert row["references"][-1]["name"] == "memcpy"
+        compared = [reference["name"] for reference in row["references"]]
+        for system in SYSTEMS:
+            assert system.name in compared or f"{system.name} is left out" in result.stderr

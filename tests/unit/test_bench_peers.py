@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from rich.console import Console
 
 import p2pkv_bench.peers
 from p2pkv_bench.errors import BenchError
 from p2pkv_bench.pair import Move
-from p2pkv_bench.peers import base, entrants, moving, report
+from p2pkv_bench.peers import base, entrants, filling, moving, report
+from p2pkv_bench.peers.alone import ROOM, START
 from p2pkv_bench.peers.systems import NIXL_CMA, OWN, SYSTEMS, System
 from p2pkv_bench.rows import KIB, MIB, Row, Target, make_row
 
@@ -47,6 +50,48 @@ def test_shm_is_judged_beside_one_copy_by_the_kernel_with_one_thread() -> None:
     assert judged == [(64 * KIB, 32, 1), (MIB, 32, 1)]
     assert moving.target("shm", MIB, 32, 1) == Target(1.2, NIXL_CMA)
     assert not any(moving.target("tcp", *case) for case in cases)
+
+
+class _Shelf(base.Pool):
+    """Keeps the last so many pages, and may bring the last one with another byte."""
+
+    def __init__(self, room: int, *, is_wrong: bool = False) -> None:
+        super().__init__({})
+        self._room = room
+        self._is_wrong = is_wrong
+        self._pages: dict[str, bytes] = {}
+
+    def start(self, nbytes: int) -> None:
+        pass
+
+    def use(self, memory: NDArray[np.uint8]) -> None:
+        self._rows = memory
+
+    def put(self, keys: Sequence[str]) -> None:
+        for key, row in zip(keys, self._rows, strict=False):
+            self._pages[key] = row.tobytes()
+        for key in list(self._pages)[: -self._room]:
+            del self._pages[key]
+
+    def get(self, keys: Sequence[str]) -> NDArray[np.bool_]:
+        for key, row in zip(keys, self._rows, strict=False):
+            row[:] = np.frombuffer(self._pages.get(key, bytes(PAGE)), np.uint8)
+        if self._is_wrong and keys[-1] in self._pages:
+            self._rows[len(keys) - 1, 17] ^= 1
+        return np.array([key in self._pages for key in keys])
+
+    def close(self) -> None:
+        pass
+
+
+def test_only_pages_that_are_really_there_count_as_kept() -> None:
+    assert filling.n_kept(_Shelf(60), 64 * PAGE, PAGE) == 60
+    assert filling.n_kept(_Shelf(1000), 64 * PAGE, PAGE) == 96  # all that was stored
+
+
+def test_a_page_brought_with_wrong_bytes_is_told() -> None:
+    with pytest.raises(BenchError, match="brought with wrong bytes"):
+        filling.n_kept(_Shelf(60, is_wrong=True), 64 * PAGE, PAGE)
 
 
 def test_who_fails_has_no_more_rounds_and_says_why() -> None:
@@ -164,6 +209,15 @@ def _rows() -> list[Row]:
         make_row(
             {**moved, "p2pkv": [2.0]}, suite="peers", case=moving.CASE, unit="GB/s", transport="tcp", **shape
         ),
+        make_row(
+            {"p2pkv": [0.99], "PeerCache": [0.5]},
+            suite="peers",
+            case=ROOM,
+            unit="",
+            page_nbytes=int(4.5 * MIB),
+            target=Target(0.97),
+        ),
+        make_row({"p2pkv": [300.0], "populate": [290.0]}, suite="peers", case=START, unit="ms"),
     ]
 
 
@@ -176,4 +230,6 @@ def test_the_tables_show_every_system_and_what_was_left_out() -> None:
     assert [cell.strip() for cell in line.split("│")] == ["64 KiB", "32", "12", "2", "4", "11"]
     assert "3.00 [3.00..3.00]" in text
     assert "fetch over shm, 32 x 64 KiB: 3 of NIXL cma, at least 1.2 is wanted: met" in text
+    assert f"{ROOM}, 4.5 MiB: 0.99, at least 0.97 is wanted: met" in text
+    assert "pages" not in text[text.index(f"milliseconds to {START}") :]
     assert "Mooncake TE is left out: no libibverbs." in text

@@ -15,17 +15,21 @@ from rich.text import Text
 from p2pkv.errors import P2PKVError
 from p2pkv_bench import machine
 from p2pkv_bench.options import names_of, numbers_of, sizes_of
-from p2pkv_bench.peers import moving, report
-from p2pkv_bench.peers.entrants import Tell
+from p2pkv_bench.peers import alone, moving, report
+from p2pkv_bench.peers.entrants import Entrant, Tell
 from p2pkv_bench.peers.systems import OWN, SYSTEMS, System
 from p2pkv_bench.plan import Plan
 from p2pkv_bench.report import to_json
 from p2pkv_bench.rows import KIB, MIB, Row
 from p2pkv_bench.working_set import working_set_nbytes
 
-PARTS = ("fetch",)
+PARTS = ("fetch", "room", "start")
 _WORKING_SETS = 20
 """Two of p2pkv's pairs have nine together, the six other systems' processes eleven with their pools."""
+
+
+_entered: list[Entrant] = []
+"""They live until this process ends."""
 
 
 def main() -> None:
@@ -59,7 +63,7 @@ def peers(
         bool, typer.Option("--json", help="Print a line of JSON a row instead of tables.")
     ] = False,
 ) -> None:
-    """Compare p2pkv with other systems: pages fetched."""
+    """Compare p2pkv with other systems: pages fetched, usable share of memory, time to start."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 190)
     progress = Console(stderr=True, highlight=False)
     working_set = working_set_nbytes(_WORKING_SETS)
@@ -75,7 +79,7 @@ def peers(
     chosen = [system for system in SYSTEMS if not names or system.name in names]
     said: list[str] = []
     rows: list[Row] = []
-    for row in measure(plan, names_of("--only", only, PARTS) or PARTS, chosen, said.append):
+    for row in measure(plan, names_of("--only", only, PARTS) or PARTS, chosen, said.append, _entered):
         rows.append(row)
         if as_json:
             typer.echo(to_json(row))
@@ -87,10 +91,16 @@ def peers(
         report.show(console, rows, about, working_set, said)
 
 
-def measure(plan: Plan, parts: Sequence[str], systems: Sequence[System], say: Tell) -> Iterator[Row]:
+def measure(
+    plan: Plan, parts: Sequence[str], systems: Sequence[System], say: Tell, entered: list[Entrant]
+) -> Iterator[Row]:
     """Yield each row as soon as it is known; ``say`` is told in a sentence what can't be had here."""
-    if "fetch" in parts:
-        yield from moving.rows(plan, systems, say)
+    if "room" in parts:
+        yield from alone.room_rows(plan, systems, say)
+    if "start" in parts:
+        yield from alone.start_rows(plan, systems, say)
+    if "fetch" in parts:  # at the end: from here on this process has all libraries and their threads
+        yield from moving.rows(plan, systems, say, entered)
 
 
 def _about(system: System) -> str:

@@ -23,15 +23,19 @@ _LEAST_OF_NIXL = 1.2
 _JUDGED = {(64 * KIB, 32, 1), (MIB, 32, 1)}
 
 
-def rows(plan: Plan, systems: Sequence[System], say: Tell) -> Iterator[Row]:
-    """Measure the cases of the plan; ``say`` is told what is left out and why."""
+def rows(plan: Plan, systems: Sequence[System], say: Tell, entered: list[Entrant]) -> Iterator[Row]:
+    """Measure the cases of the plan; ``say`` is told what is left out and why.
+
+    Those that take part are added to ``entered``, for the caller to keep until the process ends: libraries whose
+    readers go away before may end it too early.
+    """
     with ExitStack() as undo:
         pairs = {
             name: undo.enter_context(Pair(undo.enter_context(Meeting()), name, plan.working_set))
             for name in _TRANSPORTS
         }
         plan.tell("the other systems start")
-        entered = entrants(systems, pairs["shm"], max(plan.threads), undo, say)
+        entered += entrants(systems, pairs["shm"], max(plan.threads), undo, say)
         for page_nbytes in plan.pages:
             yield from _Size(pairs, entered, plan, page_nbytes, say).rows()
 

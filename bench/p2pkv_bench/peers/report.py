@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from p2pkv_bench import report
+from p2pkv_bench.peers.alone import ROOM, START
 from p2pkv_bench.peers.moving import CASE
 from p2pkv_bench.peers.systems import OURS
 from p2pkv_bench.rows import MIB, Row, Spread
@@ -47,6 +48,11 @@ def _tables(rows: Sequence[Row]) -> Iterator[tuple[str, Lines]]:
         for transport in dict.fromkeys(row.transport for row in part):
             ours = [row for row in part if row.transport == transport]
             yield f"p2pkv over {transport} as a multiple of each, {how}", _ratios(ours)
+    room = f"{ROOM}: bytes of the pages that are there, divided by the pool's"
+    for case, title in ((ROOM, room), (START, f"milliseconds to {START}")):
+        part = [row for row in rows if row.case == case]
+        if part:
+            yield title, _side_by_side(part)
 
 
 def _side_by_side(rows: Sequence[Row]) -> Lines:

@@ -1,4 +1,4 @@
-"""The other process: the owner's side of one system.
+"""The other process: the owner's side of one system, or one system by itself.
 
 Its commands are those of :class:`p2pkv_bench.peer.Peer`.
 """
@@ -6,11 +6,13 @@ Its commands are those of :class:`p2pkv_bench.peer.Peer`.
 from __future__ import annotations
 
 import os
+import time
 from importlib import import_module
 from typing import Any
 
 from p2pkv.testing.processes import claim_stdout, obey
 from p2pkv_bench.peers import base
+from p2pkv_bench.peers.filling import n_kept
 from p2pkv_bench.working_set import Source
 
 
@@ -28,6 +30,21 @@ class Worker:
         """Make pages of one size readable."""
         assert self._owner is not None
         return self._owner.publish(page_nbytes, n_pages)
+
+    def start_ms(self, module: str, kind: str, options: dict[str, Any], nbytes: int) -> float:
+        """Return the milliseconds that a system takes to start, its modules imported, and end it."""
+        system: base.Registered = getattr(import_module(f"p2pkv_bench.peers.{module}"), kind)(options)
+        with system:
+            began = time.monotonic()
+            system.start(nbytes)
+            return (time.monotonic() - began) * 1e3
+
+    def n_kept(self, module: str, options: dict[str, Any], pool_nbytes: int, page_nbytes: int) -> int:
+        """Return how many pages a system's pool holds after more were stored than it has room for."""
+        pool: base.Pool = import_module(f"p2pkv_bench.peers.{module}").Pool(options)
+        with pool:
+            pool.start(pool_nbytes)
+            return n_kept(pool, pool_nbytes, page_nbytes)
 
 
 def main() -> None:
