@@ -61,8 +61,8 @@ bench: $(STAMP)  ## every path beside memcpy, raw streams and a bare echo; ARGS=
 	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(PEERS_ALONE)
 	@touch $@
 
-bench-peers: .venv-peers/.installed  ## the same pages through other systems, in an environment of its own
-	cd / && $(CURDIR)/.venv-peers/bin/python -m p2pkv_bench.peers
+bench-peers: .venv-peers/.installed  ## beside other systems, in an environment of its own; ARGS="--rounds 1 --only room,start"
+	cd / && $(CURDIR)/.venv-peers/bin/python -m p2pkv_bench.peers $(ARGS)
 
 # -n auto: tests/conftest.py says how many at a time
 test: $(STAMP)  ## all fast tests, some at a time
