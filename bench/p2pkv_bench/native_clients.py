@@ -24,7 +24,7 @@ from p2pkv_bench.errors import BenchError
 from p2pkv_bench.pair import Pair
 from p2pkv_bench.peer import Meeting
 from p2pkv_bench.plan import Plan
-from p2pkv_bench.rounds import timed
+from p2pkv_bench.rounds import timed_together
 from p2pkv_bench.rows import MIB, Row, Target, make_row
 
 _ENTRIES = 1 << 17
@@ -149,8 +149,7 @@ class _Client:
 def _ask(shard_pid: int, clients: list[_Client], seconds: float) -> _Figure:
     answered: list[int] = []
     shard, own = _thread_seconds(shard_pid, _SHARD_THREAD), time.process_time()
-    # one thread's calls would count by their median: two lists, of which one is empty, are timed together
-    took = timed([[partial(client.ask, seconds, answered)] for client in clients] + [[]])
+    took = timed_together([[partial(client.ask, seconds, answered)] for client in clients])
     return _Figure(
         sum(answered) / took / 1e6,
         (_thread_seconds(shard_pid, _SHARD_THREAD) - shard) / took,
