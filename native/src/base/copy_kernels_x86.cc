@@ -24,7 +24,7 @@ constexpr size_t kNoPrefetch = 0;
 
 constexpr size_t kRun = 128;          // bytes of a step of one stream
 constexpr size_t kQuarters = 4 * 64;  // bytes of a step of four
-constexpr size_t kGroup = 32;         // bytes that the checksum takes at once
+constexpr size_t kSummed = 32;        // bytes that the checksum takes at once
 constexpr size_t kVector = 32;        // bytes of an AVX2 register
 constexpr size_t kWideVector = 64;    // bytes of an AVX-512 register
 
@@ -91,7 +91,7 @@ template <Stores kStores, size_t kPrefetch>
 __attribute__((target("avx2,sse4.2"))) void sum_avx2(Checksum::Lanes& lanes, uint8_t* to, const uint8_t* from,
                                                      size_t n_groups) {
   uint64_t a = lanes[0], b = lanes[1], c = lanes[2], d = lanes[3];
-  for (size_t i = 0; i < n_groups; ++i, from += kGroup, to += kGroup) {
+  for (size_t i = 0; i < n_groups; ++i, from += kSummed, to += kSummed) {
     prefetch<kStores>(from + kPrefetch);
     a = _mm_crc32_u64(a, load_word_of_sum(from));
     b = _mm_crc32_u64(b, load_word_of_sum(from + 8));

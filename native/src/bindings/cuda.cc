@@ -91,7 +91,7 @@ std::unique_ptr<cuda::StreamMark> mark(Device& device, uint64_t stream) {
   return made;
 }
 
-std::tuple<int, std::string> wait(cuda::StreamMark& mark, double timeout) {
+std::tuple<int, std::string> wait_for_mark(cuda::StreamMark& mark, double timeout) {
   std::string error;
   const nb::gil_scoped_release unlocked;
   const auto outcome = mark.wait(Deadline::after(timeout), &error);
@@ -112,10 +112,10 @@ const Piece* require_pieces(const PieceArray& pieces, const char* name, size_t n
   return reinterpret_cast<const Piece*>(require<int64_t>(pieces, name, {n, p, 2}));
 }
 
-std::tuple<int, std::string> copy_pieces(const std::vector<std::shared_ptr<Device>>& devices,
-                                         const ArrayOf<int32_t, kAnySize, kAnySize>& device_of,
-                                         const PieceArray& on_device, const PieceArray& on_host,
-                                         const std::optional<FlagArray>& chosen, bool is_to_device) {
+std::tuple<int, std::string> copy_device_pieces(const std::vector<std::shared_ptr<Device>>& devices,
+                                                const ArrayOf<int32_t, kAnySize, kAnySize>& device_of,
+                                                const PieceArray& on_device, const PieceArray& on_host,
+                                                const std::optional<FlagArray>& chosen, bool is_to_device) {
   const auto* indices = require<int32_t>(device_of, "device_of", {kAnySize, kAnySize});
   const size_t n = device_of.shape(0);
   const size_t p = device_of.shape(1);
@@ -156,7 +156,7 @@ void bind_cuda(nb::module_& m) {
         nb::sig("def cuda_layout(tensor: object) -> tuple[int, list[int], list[int], int]"),
         "Address, shape, strides in bytes and size of an element of a DLPack capsule of any device.");
   m.def("cuda_driver", &driver, "Version (12040 is CUDA 12.4) and the devices' names.");
-  m.def("cuda_copy_pieces", &copy_pieces, "devices"_a, "device_of"_a, "on_device"_a, "on_host"_a,
+  m.def("cuda_copy_pieces", &copy_device_pieces, "devices"_a, "device_of"_a, "on_device"_a, "on_host"_a,
         "chosen"_a.none(), "is_to_device"_a,
         "``CopyOutcome``, and why: pieces are (n, p, 2), ``device_of`` (n, p) indices into ``devices``.");
   nb::class_<Device>(m, "CudaDevice", nb::is_final(), "A device of this host. See native/src/cuda/device.h.")
@@ -165,7 +165,7 @@ void bind_cuda(nb::module_& m) {
       .def_prop_ro("is_lost", &Device::is_lost)
       .def("mark", &mark, "stream"_a);
   nb::class_<cuda::StreamMark>(m, "CudaMark", nb::is_final(), "A point of a stream, to be waited for.")
-      .def("wait", &wait, "timeout"_a, "``StreamOutcome``, and why.");
+      .def("wait", &wait_for_mark, "timeout"_a, "``StreamOutcome``, and why.");
   nb::class_<Staging::Loan>(m, "CudaLoan", nb::is_final(),
                             "A part of a staging buffer that is borrowed until it is released.")
       .def_prop_ro(

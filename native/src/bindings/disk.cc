@@ -88,8 +88,8 @@ Bytes contains(BoundStore& bound, const KeyArray& keys) {
   return give<uint8_t>(std::move(found), {n});
 }
 
-Bytes read(BoundStore& bound, const KeyArray& keys, const ArrayOf<int64_t, kAnySize, 2>& pages,
-           double timeout) {
+Bytes read_stored(BoundStore& bound, const KeyArray& keys, const ArrayOf<int64_t, kAnySize, 2>& pages,
+                  double timeout) {
   const Deadline deadline = Deadline::after(timeout);
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
@@ -112,7 +112,7 @@ Bytes drain_dropped(BoundStore& bound, size_t limit, double timeout) {
   return give<uint8_t>(std::move(keys), {n, sizeof(Key)});
 }
 
-std::pair<Bytes, uint64_t> list(BoundStore& bound, uint64_t cursor, size_t limit) {
+std::pair<Bytes, uint64_t> list_stored(BoundStore& bound, uint64_t cursor, size_t limit) {
   if (limit == 0) throw nb::value_error("limit must be positive");
   std::vector<Key> keys;
   uint64_t next;
@@ -152,7 +152,7 @@ Array<uint64_t> drain_released(BoundStore& bound, size_t limit, double timeout) 
   return give<uint64_t>(std::move(tickets), {n});
 }
 
-Counts stats(BoundStore& bound) {
+Counts stats_of_store(BoundStore& bound) {
   const DiskStore& store = *bound.store;
   const disk::DiskCounters& counters = store.counters();
   nb::dict named;
@@ -253,12 +253,12 @@ void bind_disk(nb::module_& m) {
       .def("write", write, "keys"_a.noconvert(), "pages"_a.noconvert(), "checksums"_a.noconvert(),
            "tickets"_a.noconvert())
       .def("contains", contains, "keys"_a.noconvert())
-      .def("read", read, "keys"_a.noconvert(), "pages"_a.noconvert(), "timeout"_a)
-      .def("list", list, "cursor"_a, "limit"_a)
+      .def("read", read_stored, "keys"_a.noconvert(), "pages"_a.noconvert(), "timeout"_a)
+      .def("list", list_stored, "cursor"_a, "limit"_a)
       .def("drain_dropped", drain_dropped, "limit"_a, "timeout"_a)
       .def("drain_recovered", drain_recovered, "limit"_a, "timeout"_a)
       .def("drain_released", drain_released, "limit"_a, "timeout"_a)
-      .def("stats", stats)
+      .def("stats", stats_of_store)
       .def("health", health)
       .def(
           "flush",

@@ -50,8 +50,8 @@ std::optional<Bytes> hash_key_texts(const nb::bytes& prefix, const KeyTexts& key
   return give<uint8_t>(std::move(hashed), {n, sizeof(Key)});
 }
 
-std::tuple<bool, Array<int32_t>, Array<int64_t>> locate(const PieceArray& pieces,
-                                                        const ArrayOf<int64_t, kAnySize, 2>& regions) {
+std::tuple<bool, Array<int32_t>, Array<int64_t>> locate_rows(const PieceArray& pieces,
+                                                             const ArrayOf<int64_t, kAnySize, 2>& regions) {
   const Piece* of_pages = require_pieces(pieces);
   const auto* rows = reinterpret_cast<const Registered*>(require<int64_t>(regions, "regions", {kAnySize, 2}));
   const size_t n = pieces.shape(0);
@@ -177,7 +177,7 @@ void bind_fetch(nb::module_& m) {
   m.def(
       "find_duplicate",
       [](const KeyArray& keys) { return find_duplicate(require_keys(keys), keys.shape(0)); }, "keys"_a);
-  m.def("locate_pieces", &locate, "pieces"_a, "regions"_a);
+  m.def("locate_pieces", &locate_rows, "pieces"_a, "regions"_a);
   bind_batch(m);
 }
 

@@ -173,7 +173,7 @@ std::tuple<Bytes, Bytes, uint64_t> list(Pool& pool, uint64_t cursor, size_t limi
   return {keys, locations, next};
 }
 
-Counts stats(Pool& pool) {
+Counts stats_of_pool(Pool& pool) {
   PoolStats stats;
   {
     const nb::gil_scoped_release unlocked;
@@ -284,7 +284,7 @@ void bind_pool(nb::module_& m) {
       .def("wake_drainer", &Pool::wake_drainer)
       .def("close", &Pool::close, Released())
       .def("release_memory", &Pool::release_memory, Released())
-      .def("stats", stats)
+      .def("stats", stats_of_pool)
       .def_prop_ro("address", [](Pool& pool) { return reinterpret_cast<uintptr_t>(pool.region().base()); })
       .def_prop_ro("nbytes", [](Pool& pool) { return pool.region().nbytes(); })
       .def_prop_ro("data_nbytes", &Pool::data_nbytes)

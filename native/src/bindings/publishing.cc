@@ -53,7 +53,7 @@ std::tuple<size_t, uint64_t, size_t, std::optional<std::vector<bool>>> run(
   return {self.n_readable(), self.stored_bytes(), self.n_late(), is_usable};
 }
 
-void wait(Publishing& self, double timeout, double patience) {
+void wait_published(Publishing& self, double timeout, double patience) {
   nb::gil_scoped_release release;
   self.wait(Deadline::after(timeout), Deadline::after(patience));
 }
@@ -75,7 +75,7 @@ void bind_publishing(nb::module_& m) {
       .def("__init__", &make_publishing, "ring"_a, "owners"_a, "channels"_a)
       .def("run", &run, "pool"_a, "keys"_a.noconvert(), "pieces"_a.noconvert(), "shard"_a, "sequences"_a,
            "tier"_a.none(), "timeout"_a, "patience"_a.none())
-      .def("wait", &wait, "timeout"_a, "patience"_a)
+      .def("wait", &wait_published, "timeout"_a, "patience"_a)
       .def("is_waiting", &Publishing::is_waiting)
       .def("end", &end, "patience"_a)
       .def("has_lost", &Publishing::has_lost, "pool"_a)

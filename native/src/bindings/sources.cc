@@ -138,7 +138,7 @@ std::pair<bool, bool> gather(FetchSources& self, FetchBatch& batch, const LocalM
   return {found.lengths_agree, found.has_read};
 }
 
-void read(FetchSources& self, FetchBatch& batch, const LocalMemories& memories, double timeout) {
+void read_sources(FetchSources& self, FetchBatch& batch, const LocalMemories& memories, double timeout) {
   const nb::gil_scoped_release release;
   self.read(batch, memories.all, Deadline::after(timeout));
 }
@@ -168,7 +168,7 @@ void bind_sources(nb::module_& m) {
       .def("fetch_rows", &fetch_rows, "prefix"_a, "keys"_a.none(), "array"_a, "memories"_a, "timeout"_a,
            "disk_timeout"_a)
       .def("gather", &gather, "batch"_a, "memories"_a, "timeout"_a, "disk_timeout"_a)
-      .def("read", &read, "batch"_a, "memories"_a, "timeout"_a)
+      .def("read", &read_sources, "batch"_a, "memories"_a, "timeout"_a)
       .def("fetched", &fetched)
       .def_prop_ro("n_located", &FetchSources::n_located);
 }

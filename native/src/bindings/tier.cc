@@ -18,8 +18,8 @@ namespace {
 
 using Bytes = Array<uint8_t>;
 
-std::shared_ptr<Tier> start(std::shared_ptr<Pool> pool, uint64_t owner, uint64_t boot, int write,
-                            int admission, uint64_t queue_size, uint64_t warm_rate) {
+std::shared_ptr<Tier> start_tier(std::shared_ptr<Pool> pool, uint64_t owner, uint64_t boot, int write,
+                                 int admission, uint64_t queue_size, uint64_t warm_rate) {
   TierOptions options;
   options.write = static_cast<WritePolicy>(write);
   options.admission = static_cast<Admission>(admission);
@@ -46,7 +46,7 @@ void attach(Tier& tier, std::shared_ptr<Pool> pool, BoundStore& bound) {
   bound.news->tell();  // what it has found until now
 }
 
-std::pair<Bytes, Bytes> locate(Tier& tier, const KeyArray& keys) {
+std::pair<Bytes, Bytes> locate_stored(Tier& tier, const KeyArray& keys) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
   std::vector<uint8_t> found(n);
@@ -58,7 +58,7 @@ std::pair<Bytes, Bytes> locate(Tier& tier, const KeyArray& keys) {
   return {give<uint8_t>(std::move(found), {n}), give<uint8_t>(std::move(locations), {n, sizeof(Location)})};
 }
 
-Bytes contains(Tier& tier, const KeyArray& keys) {
+Bytes tier_contains(Tier& tier, const KeyArray& keys) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
   std::vector<uint8_t> found(n);
@@ -94,7 +94,7 @@ Bytes drain_changed(Tier& tier, size_t limit) {
   return give<uint8_t>(std::move(keys), {n, sizeof(Key)});
 }
 
-Counts stats(Tier& tier) {
+Counts stats_of_tier(Tier& tier) {
   const TierCounters& counters = tier.counters();
   const std::pair<const char*, const std::atomic<uint64_t>*> all[] = {
       {"skipped_pages", &counters.skipped_pages},   {"promoted_pages", &counters.promoted_pages},
@@ -114,14 +114,14 @@ void bind_tier(nb::module_& m) {
   nb::class_<Tier>(
       m, "Tier",
       "What moves pages between a pool and a disk store. See p2pkv/disk/tier.py and native/src/disk/tier.h.")
-      .def(nb::new_(&start), "pool"_a, nb::kw_only(), "owner"_a, "boot"_a, "write"_a, "admission"_a,
+      .def(nb::new_(&start_tier), "pool"_a, nb::kw_only(), "owner"_a, "boot"_a, "write"_a, "admission"_a,
            "queue_size"_a, "warm_rate"_a)
       .def("set_boot", &Tier::set_boot, "boot"_a)
       .def("attach", attach, "pool"_a, "store"_a)
       .def("note_published", tell<&Tier::note_published>, "keys"_a.noconvert())
       .def("note_fetched", tell<&Tier::note_fetched>, "keys"_a.noconvert())
-      .def("locate", locate, "keys"_a.noconvert())
-      .def("contains", contains, "keys"_a.noconvert())
+      .def("locate", locate_stored, "keys"_a.noconvert())
+      .def("contains", tier_contains, "keys"_a.noconvert())
       .def("warm", warm, "keys"_a.noconvert())
       .def("drain_changed", drain_changed, "limit"_a)
       .def("forget", tell<&Tier::forget>, "keys"_a.noconvert())
@@ -130,7 +130,7 @@ void bind_tier(nb::module_& m) {
           "wait_cleared",
           [](Tier& tier, double timeout) { return tier.wait_cleared(Deadline::after(timeout)); }, "timeout"_a,
           Released())
-      .def("stats", stats)
+      .def("stats", stats_of_tier)
       .def("close", &Tier::close, Released());
 }
 

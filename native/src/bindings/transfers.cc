@@ -47,9 +47,9 @@ Array<uint8_t> give_statuses(RowStatuses statuses) {
   return give<uint8_t>(std::move(statuses), {n});
 }
 
-using SpanArray = ArrayOf<int64_t, kAnySize, 2>;
+using RowSpanArray = ArrayOf<int64_t, kAnySize, 2>;
 
-std::vector<RowSpan> to_spans(const SpanArray& spans) {
+std::vector<RowSpan> to_spans(const RowSpanArray& spans) {
   const auto* rows = require<int64_t>(spans, "spans", {kAnySize, 2});
   std::vector<RowSpan> out(spans.shape(0));
   static_assert(sizeof(RowSpan) == 2 * sizeof(int64_t), "rows of the array are copied as they are");
@@ -57,7 +57,7 @@ std::vector<RowSpan> to_spans(const SpanArray& spans) {
   return out;
 }
 
-std::shared_ptr<Transfers> start(
+std::shared_ptr<Transfers> start_transfers(
     const std::string& host, const std::string& advertise,
     std::vector<std::tuple<size_t, std::string, std::shared_ptr<Transport>>> ways,
     std::shared_ptr<PeerConnections> peers, uint64_t buffer_nbytes, uint64_t buddy_pool_nbytes,
@@ -120,7 +120,7 @@ void connect(Transfers& self, uint64_t node_key, uint64_t boot, const nb::bytes&
 }
 
 std::shared_ptr<Offer> offer(Transfers& self, std::optional<uint64_t> to, const std::string& request,
-                             uint32_t first_row, const SpanArray& spans, double lease,
+                             uint32_t first_row, const RowSpanArray& spans, double lease,
                              std::optional<uint64_t> stream) {
   Rows rows{request, first_row, to_spans(spans), stream};
   std::string error;
@@ -134,7 +134,7 @@ std::shared_ptr<Offer> offer(Transfers& self, std::optional<uint64_t> to, const 
 }
 
 std::unique_ptr<OwnedGrant> grant(Transfers& self, std::optional<uint64_t> from, const std::string& request,
-                                  uint32_t first_row, const SpanArray& spans, double timeout,
+                                  uint32_t first_row, const RowSpanArray& spans, double timeout,
                                   std::optional<uint64_t> stream) {
   Rows rows{request, first_row, to_spans(spans), stream};
   std::string error;
@@ -205,7 +205,7 @@ void bind_transfers(nb::module_& m) {
       m, "Transfers",
       "The rows that are handed from node to node; spans are (n, 2) int64 of address and bytes. "
       "See native/src/offers/transfers.h.")
-      .def_static("start", &start, "host"_a, "advertise"_a, "ways"_a, "peers"_a, nb::kw_only(),
+      .def_static("start", &start_transfers, "host"_a, "advertise"_a, "ways"_a, "peers"_a, nb::kw_only(),
                   "buffer_nbytes"_a, "buddy_pool_nbytes"_a, "staging_nbytes"_a, "keep_unclaimed_s"_a,
                   "is_validating"_a, "ports"_a = Ports{0, 0})
       .def_static("request",
@@ -236,7 +236,7 @@ void bind_transfers(nb::module_& m) {
            "stream"_a.none())
       .def(
           "find_unregistered",
-          [](Transfers& self, const SpanArray& spans, bool for_reading) {
+          [](Transfers& self, const RowSpanArray& spans, bool for_reading) {
             return self.find_unregistered(to_spans(spans), for_reading);
           },
           "spans"_a, "for_reading"_a)

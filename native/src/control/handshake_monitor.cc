@@ -11,7 +11,7 @@
 namespace p2pkv {
 namespace {
 
-constexpr int kTickMs = 1000;
+constexpr int kMonitorTickMs = 1000;
 constexpr uint16_t kAccepted = 0x0020;
 constexpr uint16_t kDisconnected = 0x0200;
 constexpr uint16_t kHandshakeFailed = 0x2000;
@@ -40,7 +40,7 @@ std::string host_of(int fd) {
 HandshakeMonitor::HandshakeMonitor(void* socket, std::shared_ptr<Refusals> refusals)
     : refusals_(std::move(refusals)),
       thread_(std::make_unique<ZmqServerThread>(
-          socket, "p2pkv-monitor", kTickMs,
+          socket, "p2pkv-monitor", kMonitorTickMs,
           ZmqServerThread::Callbacks{[this](Frames event) { note(event); }, {}, {}})) {
   thread_->start();
 }

@@ -5,7 +5,7 @@
 namespace p2pkv {
 namespace {
 
-constexpr int kTickMs = 1000;
+constexpr int kZapTickMs = 1000;
 
 // In constant time: how much of a key is right must not show.
 bool equal(const std::string& a, const std::string& b) {
@@ -23,7 +23,7 @@ ZapHandler::ZapHandler(void* socket, std::string domain, std::vector<std::string
       admitted_(std::move(admitted)),
       refusals_(std::move(refusals)),
       thread_(std::make_unique<ZmqServerThread>(
-          socket, "p2pkv-zap", kTickMs,
+          socket, "p2pkv-zap", kZapTickMs,
           ZmqServerThread::Callbacks{[this](Frames request) { answer(std::move(request)); }, {}, {}})) {
   thread_->start();
 }

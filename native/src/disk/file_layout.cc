@@ -19,7 +19,7 @@ constexpr const char* kHexDigits = "0123456789abcdef";
 // least.
 constexpr uint64_t kNameNbytes = 192;
 // Of the recovered pages that become visible together.
-constexpr size_t kBatch = 4096;
+constexpr size_t kNameBatch = 4096;
 
 std::string hex_of(const Key& key) {
   std::string text;
@@ -155,7 +155,7 @@ void FileLayout::recover() {
   for (size_t i = 0; i < names.size() && !disk_.is_stopping; ++i) {
     next_sequence_ = std::max(next_sequence_, names[i].sequence + 1);
     batch.push_back(add_unit(names[i]));
-    if (batch.size() < kBatch && i + 1 < names.size()) continue;
+    if (batch.size() < kNameBatch && i + 1 < names.size()) continue;
     disk_.counters.recovered_pages += disk_.catalog.add(batch.data(), batch.size(), Source::kRecovered);
     for (const CatalogEntry& entry : batch) disk_.catalog.admit(entry.place.unit);
     batch.clear();

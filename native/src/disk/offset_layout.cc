@@ -13,8 +13,8 @@ namespace {
 
 constexpr size_t kSlotFiles = 16;
 // Of a file of slots, read at once when recovering.
-constexpr uint64_t kWindow = 1 << 20;
-constexpr size_t kBatch = 4096;
+constexpr uint64_t kSlotWindow = 1 << 20;
+constexpr size_t kSlotBatch = 4096;
 // Data for each slot of metadata: no page is smaller on disk.
 constexpr uint64_t kDataPerSlot = kBlock;
 
@@ -131,10 +131,10 @@ void OffsetLayout::abandon() {
 }
 
 void OffsetLayout::load_slots(size_t file, std::vector<Found>* found) {
-  std::vector<MetaSlot> window(kWindow / sizeof(MetaSlot));
+  std::vector<MetaSlot> window(kSlotWindow / sizeof(MetaSlot));
   for (uint64_t first = 0; first < slots_per_file_ && !disk_.is_stopping; first += window.size()) {
     const int64_t n =
-        disk_.files.read(slot_files_[file].fd.get(), window.data(), kWindow, first * sizeof(MetaSlot));
+        disk_.files.read(slot_files_[file].fd.get(), window.data(), kSlotWindow, first * sizeof(MetaSlot));
     const uint64_t n_slots =
         n < 0 ? 0 : std::min<uint64_t>(static_cast<uint64_t>(n) / sizeof(MetaSlot), slots_per_file_ - first);
     if (n < 0) ++disk_.counters.read_errors;
@@ -175,7 +175,7 @@ void OffsetLayout::recover() {
     const Chunk::Record record{slot.key, slot.checksum, slot.length, stored, 0};
     batch.push_back(add_unit(record, slot.offset, found[i].where));
     batch.back().place.unit->order = slot.sequence;
-    if (batch.size() < kBatch && i > 0) continue;
+    if (batch.size() < kSlotBatch && i > 0) continue;
     disk_.counters.recovered_pages += disk_.catalog.add(batch.data(), batch.size(), Source::kRecovered);
     for (const CatalogEntry& entry : batch) disk_.catalog.admit(entry.place.unit);
     batch.clear();

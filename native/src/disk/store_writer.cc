@@ -18,7 +18,7 @@ constexpr double kLongestBackoff = 30;
 constexpr double kLookEvery = 5;
 // How long the disk may take for one chunk before it counts as broken.
 constexpr double kWritePatience = 30;
-constexpr double kReaderPatience = 1;
+constexpr double kClosePatience = 1;
 
 // Pages wait for the publisher to pause, because copying them takes a core and memory's bandwidth from it:
 // for this long without a write, or until the oldest has waited so long, or three quarters of the queue are
@@ -341,10 +341,10 @@ int DiskStore::restore_folder() {
     // nobody may be reading from the files that are closed below
     std::unique_lock lock(mutex_);
     health_.is_unreadable = true;
-    if (!wait_until(finished_, lock, Deadline::after(kReaderPatience), [this] { return n_calls_ == 0; }))
+    if (!wait_until(finished_, lock, Deadline::after(kClosePatience), [this] { return n_calls_ == 0; }))
       return -EBUSY;
   }
-  if (!io_->drain(Deadline::after(kReaderPatience))) return -EBUSY;
+  if (!io_->drain(Deadline::after(kClosePatience))) return -EBUSY;
   catalog_.retire_all();
   layout_->delete_due(Deadline::after(0));
   layout_->reset();

@@ -7,7 +7,7 @@ namespace p2pkv::offers {
 namespace {
 
 // How long is waited before it is looked whether anybody still wants the rows.
-constexpr double kLookS = 0.02;
+constexpr double kPointLookS = 0.02;
 constexpr uint64_t kLastDefaultStream = 2;
 
 }  // namespace
@@ -31,7 +31,7 @@ cuda::StreamOutcome StreamPoint::wait(const Deadline& deadline, const std::funct
                                       std::string* error) {
   auto outcome = cuda::StreamOutcome::kTimedOut;
   do {
-    const Deadline next = Deadline::after(kLookS);
+    const Deadline next = Deadline::after(kPointLookS);
     outcome = look(next.at() < deadline.at() ? next : deadline, error);
   } while (outcome == cuda::StreamOutcome::kTimedOut && !deadline.passed() && !gives_up());
   return outcome;

@@ -18,7 +18,7 @@
 namespace p2pkv::tcp {
 namespace {
 
-constexpr size_t kMaxPieces = 256;  // of one sendmsg; the kernel takes up to 1024
+constexpr size_t kMaxSentPieces = 256;  // of one sendmsg; the kernel takes up to 1024
 
 // sendmsg of memory that its owner may be rewriting: what the reader gets counts only after the word has been
 // checked.
@@ -127,10 +127,10 @@ bool Session::send_bytes(const Chunk& chunk, bool* is_gone) {
   size_t at = chunk.first;  // the span to go on with
   uint64_t done = chunk.skip;
   for (uint64_t left = chunk.nbytes; left > 0;) {
-    std::array<iovec, kMaxPieces> pieces;
+    std::array<iovec, kMaxSentPieces> pieces;
     size_t n_pieces = 0;
     uint64_t room = left;
-    for (size_t i = at; n_pieces < kMaxPieces && room > 0; ++i) {
+    for (size_t i = at; n_pieces < kMaxSentPieces && room > 0; ++i) {
       const uint64_t skip = i == at ? done : 0;
       const uint64_t nbytes = std::min(room, spans_[i].length - skip);
       if (nbytes > 0) pieces[n_pieces++] = {chunk.region->base() + spans_[i].offset + skip, nbytes};

@@ -11,7 +11,7 @@
 namespace p2pkv::tcp {
 namespace {
 
-constexpr size_t kMaxPieces = 256;  // of one recvmsg; the kernel takes up to 1024
+constexpr size_t kMaxReceivedPieces = 256;  // of one recvmsg; the kernel takes up to 1024
 
 template <typename T>
 void append(std::vector<uint8_t>& to, const T& value) {
@@ -94,7 +94,7 @@ void Stream::expect_header() {
 
 // Takes what has arrived, bytes straight into local memory and what follows them into frame_.
 Stream::Progress Stream::receive() {
-  std::array<iovec, kMaxPieces> pieces;
+  std::array<iovec, kMaxReceivedPieces> pieces;
   msghdr message{};
   message.msg_iov = pieces.data();
   message.msg_iovlen = gather(pieces.data());
@@ -120,14 +120,14 @@ Stream::Progress Stream::receive() {
 size_t Stream::gather(iovec* pieces) {
   size_t n_pieces = 0;
   uint64_t left = chunk_left_;
-  for (size_t i = at_; left > 0 && n_pieces < kMaxPieces; ++i) {
+  for (size_t i = at_; left > 0 && n_pieces < kMaxReceivedPieces; ++i) {
     const uint64_t skip = i == at_ ? at_offset_ : 0;
     const uint64_t nbytes = std::min(left, static_cast<uint64_t>(span(i).length) - skip);
     if (nbytes > 0) pieces[n_pieces++] = {plan_.local->base() + span(i).local + skip, nbytes};
     left -= nbytes;
   }
   // The frame behind the bytes comes with the same system call, unless the bytes need several.
-  if (left == 0 && n_pieces < kMaxPieces) {
+  if (left == 0 && n_pieces < kMaxReceivedPieces) {
     pieces[n_pieces++] = {frame_.data() + n_frame_, frame_.size() - n_frame_};
   }
   return n_pieces;

@@ -22,7 +22,7 @@ constexpr size_t kMaxRefusals = 256;
 constexpr int kMessagesPerTurn = 16;
 constexpr std::chrono::seconds kStallSeconds{30};
 // What the end waits for readers to take the good-bye; whom it does not reach learns by its deadline.
-constexpr double kGoodbyeSeconds = 0.2;
+constexpr double kGoodbyesSeconds = 0.2;
 
 template <typename T>
 bool read_frame(std::string_view bytes, T* frame) {
@@ -343,7 +343,7 @@ void Server::say_goodbye() {
   if (connections_.empty()) return;
   for (const auto& [reader, connection] : connections_)
     worker_->port().send(connection.endpoint, kRefused, std::make_unique<Refusal>(&n_refusals_));
-  worker_->port().flush(kGoodbyeSeconds);
+  worker_->port().flush(kGoodbyesSeconds);
 }
 
 void Server::drop_stalled() {

@@ -23,9 +23,9 @@ constexpr uint64_t kSignalBytes = 1 << 20;
 constexpr auto kStall = std::chrono::milliseconds(400);
 constexpr double kGoodByeS = 0.02;
 
-constexpr uint64_t kProbe = UINT64_MAX;
-constexpr uint64_t kGoodBye = UINT64_MAX - 1;
-constexpr uint64_t kReceive = UINT64_MAX - 2;
+constexpr uint64_t kProbeId = UINT64_MAX;
+constexpr uint64_t kGoodByeId = UINT64_MAX - 1;
+constexpr uint64_t kReceiveId = UINT64_MAX - 2;
 constexpr uint32_t kExtraRequests = 2;  // a probe and a good-bye beside the reads
 
 Lane::Progress why(ibv_wc_status status) {
@@ -64,7 +64,7 @@ std::unique_ptr<Lane> Lane::create(std::shared_ptr<Rail> rail, uint8_t rail_numb
 
 void Lane::connect(const LaneBlob& peer, uint32_t first_packet, Connector& connector) {
   peer_rail_ = peer.rail;
-  pair_->post_receive(kReceive);
+  pair_->post_receive(kReceiveId);
   outcome_ = connector.connect({completions_, pair_, peer, first_packet});
 }
 
@@ -106,8 +106,8 @@ Lane::Progress Lane::take_completions(bool* has_moved) {
       const ibv_wc& completion = completions[i];
       // The first that failed says why; the others were flushed for its sake.
       if (completion.status != IBV_WC_SUCCESS) return why(completion.status);
-      if (completion.wr_id == kReceive) return Progress::kLost;  // the peer said good-bye
-      if (completion.wr_id == kProbe) {
+      if (completion.wr_id == kReceiveId) return Progress::kLost;  // the peer said good-bye
+      if (completion.wr_id == kProbeId) {
         is_proven_ = true;
       } else {
         n_arrived_ = static_cast<uint32_t>(completion.wr_id);
@@ -137,7 +137,7 @@ bool Lane::post(bool* has_moved) {
   if (!pair_->is_connected()) return false;
   if (!is_proven_ && !is_probing_) {
     is_probing_ = true;
-    if (!pair_->post_probe(kProbe)) return false;
+    if (!pair_->post_probe(kProbeId)) return false;
   }
   const auto& reads = plan_->reads();
   const auto& chunks = plan_->chunks();
@@ -208,13 +208,13 @@ void Lane::destroy() {
 
 void Lane::say_good_bye() {
   const bool is_connected = is_alive() && outcome_.valid() && !is_connecting() && pair_->is_connected();
-  if (!is_connected || !pair_->post_good_bye(kGoodBye)) return;
+  if (!is_connected || !pair_->post_good_bye(kGoodByeId)) return;
   const Deadline deadline = Deadline::after(kGoodByeS);
   while (!deadline.passed()) {
     completions_->arm();
     ibv_wc completion;
     while (completions_->poll(&completion, 1) > 0) {
-      if (completion.wr_id == kGoodBye || completion.status != IBV_WC_SUCCESS) return;
+      if (completion.wr_id == kGoodByeId || completion.status != IBV_WC_SUCCESS) return;
     }
     pollfd fd{completions_->fd(), POLLIN, 0};
     poll(&fd, 1, deadline.poll_ms());

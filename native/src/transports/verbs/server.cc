@@ -19,9 +19,9 @@ constexpr int kLookMs = 1000;
 // entries (Soft-RoCE) and more.
 constexpr uint32_t kMaxReaders = 4096;
 constexpr uint32_t kCompletionsEach = 3;
-constexpr double kGoodByeS = 0.05;
+constexpr double kGoodByesS = 0.05;
 // The most that the control loop waits; connecting takes the device about a millisecond.
-constexpr double kConnectS = 0.05;
+constexpr double kReaderConnectS = 0.05;
 
 // What a completion is about, in the low bits of its id; the reader's serial number is above them.
 enum Kind : uint64_t { kProbe = 0, kGoodBye = 1, kReceive = 2 };
@@ -65,7 +65,7 @@ std::string Server::accept(std::string_view remote, std::string* error) {
   }
   blob.n_lanes = static_cast<uint8_t>(answer.size());
   std::string text = to_blob(blob);
-  const Deadline deadline = Deadline::after(kConnectS);
+  const Deadline deadline = Deadline::after(kReaderConnectS);
   size_t n_good = 0;
   for (Lane& lane : answer) {
     const bool is_there = lane.blob.queue_pair != 0;
@@ -171,7 +171,7 @@ void Server::close() {
 
 // Readers that are dead already don't answer: so a little only.
 void Server::wait_for_good_byes(size_t n) {
-  const Deadline deadline = Deadline::after(kGoodByeS);
+  const Deadline deadline = Deadline::after(kGoodByesS);
   while (n > 0 && !deadline.passed()) {
     std::vector<pollfd> fds;
     for (const auto& completions : completions_) {
