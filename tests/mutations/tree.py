@@ -15,7 +15,14 @@ from pathlib import Path
 from mutations.planted import Planted
 
 ROOT = Path(__file__).resolve().parents[2]
-_BUILD_TOOLS = ["scikit-build-core>=0.11", "nanobind>=2.4", "libucx-cu12>=1.17", "cmake", "ninja"]
+_BUILD_TOOLS = [
+    "scikit-build-core>=0.11",
+    "setuptools-scm>=8",
+    "nanobind>=2.4",
+    "libucx-cu12>=1.17",
+    "cmake",
+    "ninja",
+]
 
 
 class Tree:
@@ -46,7 +53,7 @@ class Tree:
             own = next((self.folder / "venv/lib").glob("python3*/site-packages"))
             # a path file inside another's folder is not read, so the editable p2pkv of that environment stays out
             (own / "libraries.pth").write_text(f"{libraries}\n")
-            self._pip(*_BUILD_TOOLS)
+        self._pip(*_BUILD_TOOLS)  # nothing is asked of the network once they are there
         self.build()
 
     def build(self) -> None:

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from importlib.metadata import requires, version
 from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZipFile
@@ -26,9 +27,15 @@ def setting(file: str, name: str) -> str:
 
 
 def test_the_benchmark_wants_the_version_that_it_lies_beside() -> None:
-    version = ast.literal_eval(setting("pyproject.toml", "version"))
-    assert ast.literal_eval(setting("bench/pyproject.toml", "version")) == version
-    assert f"p2pkv[proxy]=={version}" in ast.literal_eval(setting("bench/pyproject.toml", "dependencies"))
+    wanted = ast.literal_eval(setting("bench/pyproject.toml", "metadata.dependencies.result"))
+    assert "p2pkv[proxy]=={project[version]}" in wanted
+    assert f"p2pkv[proxy]=={version('p2pkv-bench')}" in (requires("p2pkv-bench") or [])
+
+
+def test_the_version_is_found_alike_for_both_and_without_a_tag() -> None:
+    for name in ("metadata.version.provider", "local_scheme", "fallback_version"):
+        assert setting("pyproject.toml", name) == setting("bench/pyproject.toml", name)
+    assert setting("bench/pyproject.toml", "root") == '".."'
 
 
 def test_a_wheel_is_built_for_every_python_that_is_declared() -> None:
@@ -36,7 +43,8 @@ def test_a_wheel_is_built_for_every_python_that_is_declared() -> None:
     declared = re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', text)
     assert declared
     assert ast.literal_eval(setting("pyproject.toml", "requires-python")) == f">=3.{declared[0]}"
-    assert ast.literal_eval(setting("pyproject.toml", "build")) == [f"cp3{minor}-*" for minor in declared]
+    for file in ("pyproject.toml", "bench/pyproject.toml"):
+        assert ast.literal_eval(setting(file, "build")) == [f"cp3{minor}-*" for minor in declared]
 
 
 def test_a_wheel_is_built_with_every_transport_or_not_at_all() -> None:
@@ -85,7 +93,7 @@ def test_a_built_wheel_has_no_file_of_the_benchmark_and_that_of_the_benchmark_no
 def wheel_files(project: Path, folder: Path) -> list[str]:
     """Build a wheel; return the names of its files, without those that say what is in it."""
     # with what builds it in this environment, if it is there; else pip fetches that
-    isolated = any(find_spec(name) is None for name in ("nanobind", "scikit_build_core"))
+    isolated = any(find_spec(name) is None for name in ("nanobind", "scikit_build_core", "setuptools_scm"))
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(folder)]
     command += [] if isolated else ["--no-build-isolation"]
     # nothing of it runs, so nothing of it is worth optimizing
