@@ -15,7 +15,7 @@ PEERS_ALONE := nixl==1.5.1 nixl-cu12==1.5.1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-xpyd bench bench-xpyd bench-peers test test-native test-slow test-hunts test-mutations test-chaos \
-        test-rdma test-rdma-slow test-gpu gpu-evidence test-sglang test-sglang-pd test-vllm check format clean
+        test-rdma test-rdma-slow test-gpu gpu-evidence test-sglang test-sglang-pd test-vllm wheel test-wheel check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -93,7 +93,7 @@ $(VENV)/.rdma: $(STAMP) tools/system-packages
 	@tools/system-packages $(PYTHON) rdma
 	@if $(BIN)/python -c 'from p2pkv import _native; exit(_native.HAS_VERBS)'; then \
 	  echo "installing p2pkv again, with verbs ..."; \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -e ./bench; \
 	fi
 	@touch $@
 
@@ -159,6 +159,13 @@ $(VLLM)/.installed: $(VLLM)/.requirements pyproject.toml $(NATIVE) $(MODULES)
 
 test-vllm: $(STAMP) $(VLLM)/.installed  ## real vLLM servers hand KV from prefill to decode; needs no GPU
 	$(BIN)/python -m pytest -m vllm tests/engines
+
+wheel:  ## the wheels of p2pkv and p2pkv-bench and their sdists, in dist/, every transport in them
+	@tools/system-packages $(PYTHON) wheel
+	@$(PYTHON) tools/wheels/make_wheel.py $(ARGS)
+
+test-wheel:  ## what `make wheel` left in dist/, installed and used in an empty environment
+	@$(PYTHON) tools/wheels/test_wheel.py
 
 check: $(STAMP)  ## formatting, lint and types
 	$(BIN)/ruff format --check .

@@ -52,6 +52,14 @@ def test_a_wheel_is_built_with_every_transport_or_not_at_all() -> None:
     assert "option(P2PKV_ALL_TRANSPORTS " in (ROOT / "native" / "CMakeLists.txt").read_text()
 
 
+def test_a_wheel_is_tried_by_the_same_program_everywhere() -> None:
+    check = "tools/wheels/check_installed.py"
+    command = ast.literal_eval(setting("pyproject.toml", "test-command"))
+    assert command == f"python {{project}}/{check} {{project}}/README.md"
+    assert Path(check).name in (ROOT / "tools/wheels/test_wheel.py").read_text()
+    assert "pipx run cibuildwheel" in (ROOT / ".github/workflows/wheels.yml").read_text()
+
+
 def test_the_packages_of_the_wheel_have_no_file_of_the_benchmark() -> None:
     packages = ast.literal_eval(setting("pyproject.toml", "wheel.packages"))
     assert packages == ["p2pkv", "proxy/p2pkv_proxy"]
