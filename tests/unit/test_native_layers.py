@@ -17,15 +17,16 @@ BELOW = {
     "page": {"base"},
     "net": {"base", "page"},
     "cuda": {"base", "page"},
-    "pool": {"base", "page"},
-    "disk": {"base", "page", "pool"},
+    "codec": {"base", "page"},
+    "pool": {"base", "page", "codec"},
+    "disk": {"base", "page", "codec", "pool"},
     "transports": {"base", "page", "net"},
     **{f"transports/{name}": {"base", "page", "net", "transports"} for name in TRANSPORTS},
     "peers": {"base", "page", "transports"},
     "directory": {"base", "page", "net"},
     "control": {"base", "net", "page", "directory"},
     "offers": {"base", "page", "net", "cuda", "transports", "peers"},
-    "cache": {"base", "page", "net", "pool", "disk", "transports", "peers", "directory"},
+    "cache": {"base", "page", "codec", "net", "pool", "disk", "transports", "peers", "directory"},
 }
 ABOVE_ALL = "bindings"
 

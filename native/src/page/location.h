@@ -28,7 +28,7 @@ struct KeyHash {
   size_t operator()(const Key& key) const { return static_cast<size_t>(hash_of(key)); }
 };
 
-// Flags of a location. The page is in the owner's pool:
+// Flags of a location; page/packed_location.h has more. The page is in the owner's pool:
 constexpr uint32_t kResident = 1;
 // its owner has a disk tier, and is asked for the page when it is not in the pool any more.
 constexpr uint32_t kHasDisk = 2;
@@ -38,9 +38,9 @@ struct Location {
   uint64_t owner;   // node key: the first 8 bytes of BLAKE2b of the node id
   uint64_t boot;    // boot epoch of the owner
   uint64_t offset;  // of the page in the owner's region
-  uint64_t length;
+  uint64_t length;  // of the page
   uint64_t word_offset;  // of the page's generation word in the owner's region
-  uint64_t generation;   // what that word holds while the page is there; even
+  uint64_t generation;   // what that word holds; see page/packed_location.h
   uint64_t checksum;
   uint32_t region;
   uint32_t flags;
