@@ -45,6 +45,7 @@ DISK_WRITE = ("write_through", "on_evict")
 """When a page goes to the disk."""
 DISK_ADMISSION = ("all", "second_use")
 DISK_COMPRESSION = ("off", "zstd")
+COMPRESSION = ("off", "lossless", "auto")
 """Which pages do."""
 ENGINE_ROLES = ("", "prefill", "decode", "both")
 """Empty: what the engine's own settings say."""
@@ -63,7 +64,7 @@ MAX_BUFFER_SIZE = 2**43
 
 _TEXTS = (
     *("data_ports", "cluster", "namespace", "node_id", "listen", "membership", "secret_file", "verify"),
-    *("cuda_library", "huge_pages", "prefault", "copy_kernel"),
+    *("cuda_library", "huge_pages", "prefault", "copy_kernel", "compression"),
     *("disk_path", "disk_layout", "disk_fsync", "disk_write", "disk_admission", "disk_compression"),
     *("engine_url", "engine_role", "metrics_host"),
     *("kv_events", "kv_events_replay", "kv_events_topic"),
@@ -147,6 +148,10 @@ class Config:
     """Seconds a call may take when it does not say otherwise."""
     replicas: int = 2
     """Nodes that hold each directory entry."""
+    compression: str = "off"
+    """Whether pages of 16-bit floats are made smaller in the pool, on the wire and on disk, without loss: never
+    (``off``), where they get smaller (``lossless``), or where that pays on this machine too (``auto``).
+    ``docs/codec.md`` has how."""
     directory_check: float = 600.0
     """Seconds in which a node compares all its directory entries with their owners, to put what was lost."""
     verify: str = "generation"
@@ -257,6 +262,7 @@ class Config:
             engines = (*MEMBERSHIP_ENGINES, *plugins.names(plugins.MEMBERSHIP))
             check_choice("membership", self.membership, engines)
         check_choice("verify", self.verify, ("generation", "checksum"))
+        check_choice("compression", self.compression, COMPRESSION)
         check_choice("huge_pages", self.huge_pages, tuple(HUGE_PAGES))
         check_choice("prefault", self.prefault, ("start", "behind"))
         check_choice("engine_role", self.engine_role, ENGINE_ROLES)

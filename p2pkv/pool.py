@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import _native
+from p2pkv.config import COMPRESSION
 from p2pkv.errors import ConfigError
 from p2pkv.page import Keys, Locations, as_locations
 
@@ -45,6 +46,8 @@ class PoolStatus(IntEnum):
     """Another page of the batch is there with another length; nothing was stored."""
     TIMED_OUT = 6
     """The deadline had passed when its turn to be copied came."""
+    CHANGED = 7
+    """Its bytes changed while it was packed; nothing is kept of it."""
 
 
 class Published(NamedTuple):
@@ -56,11 +59,11 @@ class Published(NamedTuple):
     """Of those that can be read now (``STORED``, ``EXISTS``) or that have another length; zeros for the others."""
     n_readable: int
     nbytes: int
-    """Copied, of pages that were stored."""
+    """Of pages that were stored."""
 
 
 class FetchStatus(IntEnum):
-    """What became of one page of a fetch. Nothing is copied but for a ``HIT``."""
+    """What became of one page of a fetch. Only of a ``HIT`` the memory holds what it should."""
 
     MISS = 0
     HIT = 1
@@ -68,6 +71,8 @@ class FetchStatus(IntEnum):
     """The page is not as long as the pieces given for it."""
     TIMED_OUT = 3
     """The deadline had passed when its turn to be copied came."""
+    UNREADABLE = 4
+    """The page lies there packed, and can't be unpacked."""
 
 
 class Pool:
@@ -92,13 +97,14 @@ class Pool:
         evictions_kept: int = 65536,
         huge_page: int = 0,
         prefault_behind: bool = False,
+        compression: str = "off",
         changes: _native.ChangeLog | None = None,
     ) -> None:
         """Allocate, prefault and seal the memory: up to 0.6 s a GiB. ``ConfigError`` if it is not to be had.
 
         With huge pages of ``huge_page`` bytes, pages and words share ``nbytes`` rounded up to whole ones. With
         ``prefault_behind`` the memory is touched after this has returned, and a shortage ends the process.
-        ``changes`` is told of each page that comes or goes.
+        ``compression`` is that of the configuration. ``changes`` is told of each page that comes or goes.
         """
         try:
             # for the parts of the core that use it directly
@@ -113,6 +119,7 @@ class Pool:
                 evictions_kept=evictions_kept,
                 huge_page=huge_page,
                 prefault_behind=prefault_behind,
+                packing=COMPRESSION.index(compression),
                 changes=changes,
             )
         except ValueError as error:

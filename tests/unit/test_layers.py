@@ -35,7 +35,7 @@ BELOW = {
     "config": "address errors plugins transports values",
     "memory": "_native arrays errors transports limited_log",
     "page": "_native arrays errors",
-    "pool": "_native errors page",
+    "pool": "_native config errors page",
     "control": "_native address errors page state_home limited_log",
     "disk": "_native config errors page pool state_home limited_log",
     "directory": "_native control disk errors metrics page plugins pool transports limited_log",

@@ -30,7 +30,7 @@ Bytes give_locations(std::vector<Location> locations) {
 std::shared_ptr<Pool> create_pool(uint64_t nbytes, uint32_t granule, uint64_t owner, uint64_t boot,
                                   uint32_t region, bool has_disk, uint64_t pinned_limit,
                                   size_t evictions_kept, size_t huge_page, bool prefault_behind,
-                                  std::shared_ptr<ChangeLog> changes) {
+                                  uint8_t packing, std::shared_ptr<ChangeLog> changes) {
   PoolOptions options{};
   options.nbytes = nbytes;
   options.granule = granule;
@@ -42,6 +42,8 @@ std::shared_ptr<Pool> create_pool(uint64_t nbytes, uint32_t granule, uint64_t ow
   options.evictions_kept = evictions_kept;
   options.changes = std::move(changes);
   options.memory = {huge_page, prefault_behind};
+  if (packing > static_cast<uint8_t>(Packing::kAuto)) throw nb::value_error("packing is 0, 1 or 2");
+  options.packing = static_cast<Packing>(packing);
   std::string error;
   std::shared_ptr<Pool> pool;
   {
@@ -188,6 +190,12 @@ Counts stats_of_pool(Pool& pool) {
   named["evicted_pages"] = stats.evicted_pages;
   named["no_room_pages"] = stats.no_room_pages;
   named["dropped_evictions"] = stats.dropped_evictions;
+  named["tried_pages"] = stats.packed.n_tried;
+  named["packed_pages"] = stats.packed.n_packed;
+  named["tried_bytes"] = stats.packed.tried_bytes;
+  named["tried_stored_bytes"] = stats.packed.stored_bytes;
+  named["packing_nanoseconds"] = stats.packed.nanoseconds;
+  named["is_packing"] = stats.packed.is_on ? 1 : 0;
   return named;
 }
 
@@ -269,7 +277,7 @@ void bind_pool(nb::module_& m) {
   nb::class_<Pool>(m, "Pool", "Pages in one region of memory. See p2pkv/pool.py.")
       .def(nb::new_(&create_pool), "nbytes"_a, nb::kw_only(), "granule"_a = 4096, "owner"_a = 0, "boot"_a = 0,
            "region"_a = 0, "has_disk"_a = false, "pinned_limit"_a = 0, "evictions_kept"_a = 65536,
-           "huge_page"_a = 0, "prefault_behind"_a = false, "changes"_a.none() = nb::none())
+           "huge_page"_a = 0, "prefault_behind"_a = false, "packing"_a = 0, "changes"_a.none() = nb::none())
       .def("set_boot", &Pool::set_boot, "boot"_a)
       .def("publish", publish, "keys"_a.noconvert(), "pieces"_a.noconvert(), "timeout"_a = kNoHurry)
       .def("fetch", fetch, "keys"_a.noconvert(), "pieces"_a.noconvert())

@@ -21,7 +21,8 @@ enum class PageState : uint8_t {
 // What the pool knows of the page that starts at a granule.
 struct Page {
   Key key;
-  uint64_t length;
+  uint64_t length : 40;
+  uint64_t packed : 24;  // bytes of its packed form, in units of kPackedUnit; 0: it lies as it is
   uint64_t checksum;
   uint64_t generation;  // what the word holds
   uint32_t newer;       // neighbours of its size in the order of last use, while committed

@@ -15,6 +15,8 @@ namespace {
 constexpr uint64_t kDataAlignment = 4096;
 // Pages of a batch before others are let in: 50 us of cache misses.
 constexpr size_t kPagesPerTurn = 128;
+// What a record has bits for.
+constexpr uint64_t kLongestPage = (uint64_t{1} << 40) - 1;
 
 uint64_t length_of(const PageBatch& batch, size_t i) {
   uint64_t length = 0;
@@ -79,6 +81,7 @@ Pool::Pool(const PoolOptions& options, uint64_t data_offset, std::unique_ptr<Sha
       data_offset_(data_offset),
       region_(std::move(region)),
       log_(options.evictions_kept),
+      packing_(options.packing),
       pages_(static_cast<uint32_t>(options.nbytes / options.granule)),
       blocks_(pages_, region_->base(), static_cast<uint32_t>(options.nbytes / options.granule), first_word,
               [this](uint32_t granule) { evicted(granule); }) {}
@@ -89,15 +92,16 @@ uint8_t* Pool::data_at(uint32_t granule) const {
 
 Location Pool::location_of(uint32_t granule) const {
   const Page& page = pages_[granule];
+  const uint32_t flags = options_.has_disk ? kResident | kHasDisk : kResident;
   return {options_.owner,
           boot_,
           data_offset_ + uint64_t{granule} * options_.granule,
           page.length,
           uint64_t{granule} * sizeof(uint64_t),
-          page.generation,
+          page.generation | (page.packed != 0 ? 1 : 0),
           page.checksum,
           options_.region,
-          options_.has_disk ? kResident | kHasDisk : kResident};
+          flags | static_cast<uint32_t>(page.packed) << kPackedShift};
 }
 
 // --- publish
@@ -105,11 +109,12 @@ Location Pool::location_of(uint32_t granule) const {
 uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* locations,
                        const Deadline& deadline) {
   std::vector<Draft> drafts(batch.n_pages);
+  for (size_t i = 0; i < batch.n_pages; ++i) drafts[i].length = length_of(batch, i);
+  if (options_.packing != Packing::kOff) measure(batch, &drafts, deadline);
   uint64_t n_hidden;
   {
     const Lock lock(mutex_);
     expire_pins();
-    for (size_t i = 0; i < batch.n_pages; ++i) drafts[i].length = length_of(batch, i);
     if (!touch_existing(batch, drafts, statuses, locations)) return n_hidden_;
     Room room{deadline};
     for (size_t i = 0; i < batch.n_pages; ++i) {
@@ -127,7 +132,8 @@ uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* l
     if (statuses[i] == PoolStatus::kStored) nbytes += drafts[i].length;
   }
   const auto copy_page = [&](size_t i) {
-    if (statuses[i] == PoolStatus::kStored) copy_in(batch, i, &drafts[i]);
+    if (statuses[i] == PoolStatus::kStored && !copy_in(batch, i, &drafts[i]))
+      statuses[i] = PoolStatus::kChanged;
   };
   const size_t n_copied =
       make_copies({batch.n_pages, nbytes, std::ref(copy_page)}, [&] { return deadline.passed(); });
@@ -141,7 +147,8 @@ uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* l
     const uint32_t granule = drafts[i].granule;
     if (statuses[i] == PoolStatus::kStored) {
       statuses[i] = commit(batch.keys[i], drafts[i], &locations[i]);
-    } else if (granule != PageBlocks::kNone && statuses[i] == PoolStatus::kTimedOut) {
+    } else if (granule != PageBlocks::kNone &&
+               (statuses[i] == PoolStatus::kTimedOut || statuses[i] == PoolStatus::kChanged)) {
       blocks_.drop(granule);
     } else if (granule != PageBlocks::kNone) {
       if (pages_[granule].state == PageState::kCommitted) blocks_.touch(granule);
@@ -182,15 +189,16 @@ PoolStatus Pool::reserve(const Key& key, Draft* draft, Room* room) {
     ++pages_[existing].n_copies;
     return pages_[existing].length == draft->length ? PoolStatus::kExists : PoolStatus::kOtherLength;
   }
-  const uint64_t n_granules = draft->length / options_.granule + (draft->length % options_.granule != 0);
-  if (n_granules > blocks_.n_granules()) return PoolStatus::kTooLarge;
+  const uint64_t n_granules = granules_of(*draft);
+  if (n_granules > blocks_.n_granules() || draft->length > kLongestPage) return PoolStatus::kTooLarge;
   if (is_released_) room->refusal = PoolStatus::kNoRoom;
   if (room->refusal == PoolStatus::kStored) draft->granule = allocate(n_granules, room);
   if (room->refusal == PoolStatus::kNoRoom) ++n_no_room_;
   return room->refusal;
 }
 
-void Pool::copy_in(const PageBatch& batch, size_t i, Draft* draft) {
+bool Pool::copy_in(const PageBatch& batch, size_t i, Draft* draft) {
+  if (draft->packed.nbytes != 0) return pack_in(batch, i, draft);
   uint8_t* to = data_at(draft->granule);
   Checksum sum;
   for (size_t k = 0; k < batch.n_pieces; ++k) {
@@ -200,15 +208,19 @@ void Pool::copy_in(const PageBatch& batch, size_t i, Draft* draft) {
     to += piece.nbytes;
   }
   draft->checksum = sum.finish();
+  return true;
 }
 
-void Pool::copy_out(const PageBatch& batch, size_t i, uint32_t granule) const {
+bool Pool::copy_out(const PageBatch& batch, size_t i, uint32_t granule) const {
   const uint8_t* from = data_at(granule);
+  // what is held keeps its record as well
+  if (pages_[granule].packed != 0) return unpack_out(batch, i, granule);
   for (size_t k = 0; k < batch.n_pieces; ++k) {
     const Piece& piece = batch.pieces[i * batch.n_pieces + k];
     copy_bytes(reinterpret_cast<void*>(piece.address), from, static_cast<size_t>(piece.nbytes));
     from += piece.nbytes;
   }
+  return true;
 }
 
 PoolStatus Pool::commit(const Key& key, const Draft& draft, Location* location) {
@@ -226,6 +238,7 @@ PoolStatus Pool::commit(const Key& key, const Draft& draft, Location* location) 
   Page& page = pages_[draft.granule];
   page.key = key;
   page.length = draft.length;
+  page.packed = draft.packed.nbytes / kPackedUnit;
   page.checksum = draft.checksum;
   blocks_.commit(draft.granule);
   pages_.insert(draft.granule);
@@ -257,7 +270,8 @@ void Pool::fetch(const PageBatch& batch, FetchStatus* statuses, const Deadline& 
     }
   }
   const auto copy_page = [&](size_t i) {
-    if (granules[i] != PageTable::kNone) copy_out(batch, i, granules[i]);
+    if (granules[i] != PageTable::kNone && !copy_out(batch, i, granules[i]))
+      statuses[i] = FetchStatus::kUnreadable;
   };
   const size_t n_copied =
       make_copies({batch.n_pages, nbytes, std::ref(copy_page)}, [&] { return deadline.passed(); });
@@ -350,8 +364,8 @@ PoolStats Pool::stats() {
   const Lock lock(mutex_);
   expire_pins();
   const uint64_t used = uint64_t{blocks_.n_used()} * options_.granule;
-  return {options_.nbytes, used,       pages_.size(), pinned_bytes_,
-          n_stored_,       n_evicted_, n_no_room_,    log_.n_dropped()};
+  return {options_.nbytes, used,       pages_.size(),    pinned_bytes_,   n_stored_,
+          n_evicted_,      n_no_room_, log_.n_dropped(), packing_.pages()};
 }
 
 }  // namespace p2pkv

@@ -11,10 +11,12 @@
 
 #include "base/clock.h"
 #include "base/polite_mutex.h"
+#include "codec/packed.h"
 #include "page/change_log.h"
 #include "page/location.h"
 #include "page/region.h"
 #include "pool/eviction_log.h"
+#include "pool/packing_choice.h"
 #include "pool/page_blocks.h"
 #include "pool/page_table.h"
 #include "pool/pin_table.h"
@@ -30,10 +32,11 @@ enum class PoolStatus : uint8_t {
   kOtherLength = 4,  // the key is there with another length: somebody's namespace is wrong
   kNotTried = 5,     // another page of the batch is there with another length, so nothing was stored
   kTimedOut = 6,  // the deadline had passed before room was found for it, or when its turn to be copied came
+  kChanged = 7,   // its bytes changed while it was packed: nothing is kept of it
 };
 
 // What became of one page of a fetch.
-enum class FetchStatus : uint8_t { kMiss = 0, kHit = 1, kOtherLength = 2, kTimedOut = 3 };
+enum class FetchStatus : uint8_t { kMiss = 0, kHit = 1, kOtherLength = 2, kTimedOut = 3, kUnreadable = 4 };
 
 constexpr double kNoHurry = 86400;  // seconds: as good as no deadline
 
@@ -52,17 +55,19 @@ struct Block {
   Key key;
   uint64_t length = 0;
   uint64_t checksum = 0;
+  uint64_t packed = 0;  // bytes of the packed form that is to lie there; 0: the page as it is
   uint32_t granule = UINT32_MAX;
   uint8_t* data = nullptr;
 };
 
 struct PoolOptions {
-  uint64_t nbytes;                // of pages; a multiple of `granule`
-  uint32_t granule = 4096;        // what blocks are whole multiples of; a multiple of 64
-  uint64_t owner = 0;             // goes into every location
-  uint64_t boot = 0;              // goes into every location
-  uint32_t region = 0;            // goes into every location
-  bool has_disk = false;          // goes into every location
+  uint64_t nbytes;          // of pages; a multiple of `granule`
+  uint32_t granule = 4096;  // what blocks are whole multiples of; a multiple of 64
+  uint64_t owner = 0;       // goes into every location
+  uint64_t boot = 0;        // goes into every location
+  uint32_t region = 0;      // goes into every location
+  bool has_disk = false;    // goes into every location
+  Packing packing = Packing::kOff;
   uint64_t pinned_limit = 0;      // bytes of blocks that pins may hold; 0: half of the pool
   RegionOptions memory;           // how it is made
   size_t evictions_kept = 65536;  // a guess: a second of evictions of 64 KiB pages at 4 GB/s
@@ -80,6 +85,7 @@ struct PoolStats {
   uint64_t evicted_pages;
   uint64_t no_room_pages;
   uint64_t dropped_evictions;  // records the log had no room for
+  PackedPages packed;
 };
 
 // Thread-safe. One mutex guards all bookkeeping; bytes are copied without it, and what takes more than a few
@@ -164,6 +170,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
     uint32_t granule = PageBlocks::kNone;
     uint64_t length = 0;
     uint64_t checksum = 0;
+    codec::Size packed;    // what it is stored as; nothing: as it is
+    uint64_t pack_ns = 0;  // that it took to find that out
+
+    uint64_t stored() const { return packed.nbytes != 0 ? packed.nbytes : length; }
   };
   // A batch's search for room, which remembers where it failed, so that no page makes it search in vain
   // again.
@@ -177,9 +187,14 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Pool(const PoolOptions& options, uint64_t data_offset, std::unique_ptr<SharedRegion> region,
        uint64_t first_word);
 
-  // Without the lock, and by several threads at once.
-  void copy_in(const PageBatch& batch, size_t i, Draft* draft);
-  void copy_out(const PageBatch& batch, size_t i, uint32_t granule) const;
+  // Without the lock.
+  void measure(const PageBatch& batch, std::vector<Draft>* drafts, const Deadline& deadline);
+  // Without the lock, and by several threads at once. False if nothing of use was written.
+  bool copy_in(const PageBatch& batch, size_t i, Draft* draft);
+  bool copy_out(const PageBatch& batch, size_t i, uint32_t granule) const;
+  bool pack_in(const PageBatch& batch, size_t i, Draft* draft);
+  bool unpack_out(const PageBatch& batch, size_t i, uint32_t granule) const;
+  uint64_t granules_of(const Draft& draft) const;
 
   // All below with the lock.
   bool touch_existing(const PageBatch& batch, const std::vector<Draft>& drafts, PoolStatus* statuses,
@@ -208,6 +223,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const uint64_t data_offset_;
   const std::unique_ptr<SharedRegion> region_;
   EvictionLog log_;
+  PackingChoice packing_;
   PoliteMutex mutex_;  // guards all below, and the words
   PageTable pages_;
   PageBlocks blocks_;

@@ -11,6 +11,7 @@ void Pool::reserve_blocks(Block* blocks, size_t n, PoolStatus* statuses, const D
     for (size_t i = 0; i < n; ++i) {
       Draft draft;
       draft.length = blocks[i].length;
+      draft.packed.nbytes = blocks[i].packed;
       statuses[i] = reserve(blocks[i].key, &draft, &room);
       if (statuses[i] == PoolStatus::kStored) {
         blocks[i].granule = draft.granule;
@@ -33,8 +34,8 @@ void Pool::commit_blocks(const Block* blocks, size_t n, const uint8_t* is_filled
     tickets[i] = 0;
     locations[i] = Location{};
     if (is_filled[i] != 0) {
-      const PoolStatus status =
-          commit(blocks[i].key, {blocks[i].granule, blocks[i].length, blocks[i].checksum}, &locations[i]);
+      const Draft draft{blocks[i].granule, blocks[i].length, blocks[i].checksum, {blocks[i].packed}};
+      const PoolStatus status = commit(blocks[i].key, draft, &locations[i]);
       found[i] = status == PoolStatus::kStored || status == PoolStatus::kExists;
       if (found[i] != 0 && lease_seconds > 0) tickets[i] = pin_one(pages_.find(blocks[i].key), deadline_ns);
     } else {
