@@ -21,6 +21,11 @@ READINGS = {
     "p2pkv_evicted_pages_total": "Pages evicted or purged from the pool",
     "p2pkv_no_room_pages_total": "Pages the pool had no room for",
     "p2pkv_dropped_evictions_total": "Evictions the directory was not told of: their entries cost a miss each",
+    "p2pkv_packing": "1 while published pages are packed where they get smaller",
+    "p2pkv_packed_pages_total": "Pages published that lie in the pool packed",
+    "p2pkv_packing_bytes_total": "Bytes of the published pages that packing was tried on",
+    "p2pkv_packing_stored_bytes_total": "Bytes of the pool that these took",
+    "p2pkv_packing_seconds_total": "Seconds that threads looked at these pages and packed them",
     "p2pkv_shard_entries": "Live entries of this node's shard",
     "p2pkv_shard_tombstones": "Dropped entries kept against late messages",
     "p2pkv_shard_bytes": "Memory of this node's shard",
@@ -194,7 +199,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.missed_pages = self._counter("p2pkv_missed_pages", "Pages asked for and not delivered", "reason")
         """``reason``: not_found, rejected, peer_lost, timed_out, checksum; not_promoted, still on a peer's disk;
-        device, not copied to it."""
+        unreadable, it came packed and can't be unpacked; device, not copied to it."""
         self.published_pages = self._counter("p2pkv_published_pages", "Pages published")
         self.published_bytes = self._counter("p2pkv_published_bytes", "Bytes of pages copied into the pool")
         self.unpublished_pages = self._counter(

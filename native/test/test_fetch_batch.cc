@@ -1,4 +1,5 @@
 // The plans of a fetch: which bytes of an owner's region go where, however the pages are cut.
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <random>
@@ -8,11 +9,14 @@
 
 #include "cache/fetch_batch.h"
 #include "check.h"
+#include "codec/packed.h"
 #include "keys.h"
+#include "page/packed_location.h"
 #include "seed.h"
 
 namespace {
 
+using p2pkv::Deadline;
 using p2pkv::FetchBatch;
 using p2pkv::Key;
 using p2pkv::Location;
@@ -109,7 +113,7 @@ TEST(fetch_batch_a_page_is_as_good_as_its_worst_piece) {
     CHECK_EQ(owner.key, 1u);
     located.batch.land(owner, 0, {Status::kOk, Status::kOk});
     located.batch.land(owner, 1, {Status::kRejected, Status::kOk});
-    CHECK_EQ(located.batch.settle(owner, false).n_pages, 1u);
+    CHECK_EQ(located.batch.settle(owner, false, Deadline::after(10)).n_pages, 1u);
   }
   CHECK(located.batch.outcomes() == (std::vector<uint8_t>{0, 0, 1}));
   CHECK_EQ(located.batch.misses()[FetchBatch::kRejected], 2u);
@@ -120,7 +124,7 @@ TEST(fetch_batch_a_piece_that_was_never_read_makes_no_hit) {
   Located located(pieces, {0, 1}, 2, {0});
   for (const auto& owner : located.batch.group_by_owner(99)) {
     located.batch.land(owner, 0, {Status::kOk});
-    CHECK_EQ(located.batch.settle(owner, false).n_pages, 0u);
+    CHECK_EQ(located.batch.settle(owner, false, Deadline::after(10)).n_pages, 0u);
   }
   CHECK_EQ(located.batch.misses()[FetchBatch::kPeerLost], 1u);
 }
@@ -130,7 +134,7 @@ TEST(fetch_batch_asks_an_owner_with_a_disk_itself_for_what_it_rejected) {
     Located located({{16, 8}}, {0}, 1, {0}, has_disk ? p2pkv::kResident | p2pkv::kHasDisk : p2pkv::kResident);
     for (const auto& owner : located.batch.group_by_owner(99)) {
       located.batch.land(owner, 0, {Status::kRejected});
-      located.batch.settle(owner, false);
+      located.batch.settle(owner, false, Deadline::after(10));
     }
     std::vector<Key> dropped;
     std::vector<Location> locations;
@@ -168,6 +172,99 @@ TEST(fetch_batch_survives_a_location_beyond_all_memory) {
       CHECK_EQ(plan.spans.size(), 2u);
       CHECK_EQ(static_cast<uint64_t>(plan.spans[1].remote), offset + 8);
     }
+  }
+}
+
+// A page of bfloat16 numbers in three pieces, of which the last `packed.size()` bytes hold its packed form,
+// as a read leaves them.
+struct Landed {
+  std::vector<uint8_t> page = std::vector<uint8_t>(8 * 4096);
+  std::vector<uint8_t> memory = page;
+  std::vector<uint8_t> packed;
+  std::vector<Piece> pieces;
+  Location location{};
+
+  Landed() {
+    for (size_t i = 0; i < page.size(); i += 2) page[i] = static_cast<uint8_t>(i * 7), page[i + 1] = 0x3f;
+    const Piece whole{reinterpret_cast<int64_t>(page.data()), static_cast<int64_t>(page.size())};
+    const auto size = p2pkv::codec::measure({&whole, 1});
+    packed.resize(size.nbytes);
+    p2pkv::Checksum sum;
+    CHECK(p2pkv::codec::pack({&whole, 1}, size, packed.data(), &sum));
+    std::copy(packed.begin(), packed.end(), memory.end() - static_cast<ptrdiff_t>(packed.size()));
+    int64_t at = reinterpret_cast<int64_t>(memory.data());
+    // the first lies in front of all that is read
+    for (const int64_t nbytes : {1000, 20000, 8 * 4096 - 21000}) {
+      pieces.push_back({at, nbytes});
+      at += nbytes;
+    }
+    const auto units = static_cast<uint32_t>(packed.size() / p2pkv::kPackedUnit);
+    location = {
+        1, kBoot, 512, page.size(), 64, 7, sum.finish(), 0, p2pkv::kResident | units << p2pkv::kPackedShift};
+  }
+  void locate(Located* located) const {
+    const int64_t row = 0;
+    const uint8_t found = 1;
+    located->batch.locate(&row, &found, &location, 1, &located->shard, &located->cache);
+  }
+};
+
+TEST(fetch_batch_reads_a_packed_page_into_the_end_of_its_pieces) {
+  const Landed landed;
+  Located located(landed.pieces, {0, 1, 1}, 3, {0});
+  landed.locate(&located);
+  const auto& owner = located.batch.group_by_owner(99).at(0);
+  CHECK(owner.legs == (std::vector<int32_t>{1}));  // nothing is read into the first piece
+  const auto plan = located.batch.plan(owner, 1, 0);
+  CHECK_EQ(plan.spans.size(), 2u);
+  const auto n_packed = static_cast<int64_t>(landed.packed.size());
+  CHECK_EQ(plan.spans[0].length + plan.spans[1].length, n_packed);
+  CHECK_EQ(plan.spans[0].remote, 512);
+  CHECK_EQ(plan.spans[1].remote, 512 + plan.spans[0].length);
+  CHECK_EQ(plan.spans[0].local + plan.spans[0].length, landed.pieces[1].address + landed.pieces[1].nbytes);
+  CHECK_EQ(plan.spans[1].local, landed.pieces[2].address);
+  for (const auto& word : plan.words) CHECK(word.offset == 64 && word.value == 6);
+}
+
+TEST(fetch_batch_unpacks_what_was_proven_and_nothing_else) {
+  const struct {
+    Status status;
+    size_t damaged;
+    double seconds;
+    FetchBatch::Miss miss;
+  } cases[] = {{Status::kOk, SIZE_MAX, 10, FetchBatch::kMissKinds},
+               {Status::kOk, 0, 10, FetchBatch::kUnreadable},
+               {Status::kOk, 16, 10, FetchBatch::kUnreadable},
+               {Status::kOk, 4000, 10, FetchBatch::kChecksum},
+               {Status::kOk, SIZE_MAX, 0, FetchBatch::kTimedOut},
+               {Status::kRejected, SIZE_MAX, 10, FetchBatch::kRejected}};
+  for (const auto& [status, damaged, seconds, miss] : cases) {
+    Landed landed;
+    if (damaged != SIZE_MAX) landed.memory[landed.memory.size() - landed.packed.size() + damaged] ^= 0x55;
+    Located located(landed.pieces, {0, 0, 0}, 3, {0});
+    landed.locate(&located);
+    const auto& owner = located.batch.group_by_owner(99).at(0);
+    located.batch.land(owner, 0, {Status::kOk, status});
+    located.batch.settle(owner, true, Deadline::after(seconds));
+    const bool is_hit = located.batch.outcomes()[0] != 0;
+    CHECK_EQ(is_hit, miss == FetchBatch::kMissKinds);
+    if (is_hit) {
+      CHECK(landed.memory == landed.page);
+    } else {
+      CHECK_EQ(located.batch.misses()[miss], 1u);
+    }
+  }
+}
+
+TEST(fetch_batch_believes_no_packed_page_that_is_not_shorter_or_whose_word_is_odd) {
+  for (const auto& [length, generation] :
+       {std::pair{uint64_t{64}, uint64_t{7}}, {uint64_t{8}, 7}, {uint64_t{8192}, 6}}) {
+    Landed landed;
+    landed.location.length = length;
+    landed.location.generation = generation;
+    Located located(landed.pieces, {0, 0, 0}, 3, {0});
+    landed.locate(&located);
+    CHECK(located.batch.group_by_owner(99).empty());
   }
 }
 

@@ -40,7 +40,7 @@ _DISK_SHARE = 0.5
 """Of the time left, for this node's own disk; the rest is for the peers, who may have what it doesn't bring."""
 _DROP_S = 0.02
 """For taking a stale entry back before the second look-up."""
-_MISS_REASONS = ("not_found", "rejected", "peer_lost", "timed_out", "checksum", "not_promoted")
+_MISS_REASONS = ("not_found", "rejected", "peer_lost", "timed_out", "checksum", "not_promoted", "unreadable")
 """In the order of ``FetchBatch::Miss``."""
 
 

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "base/checksum.h"
+#include "codec/packed.h"
+#include "page/packed_location.h"
 
 namespace p2pkv {
 namespace {
@@ -21,10 +23,11 @@ FetchBatch::Miss miss_of(Status status) {
   }
 }
 
-// Locations come off the wire. Without a word a read is not validated, and an odd one is that of a free
-// block.
+// Locations come off the wire. Without a word a read is not validated, an odd one is that of a free block,
+// and a packed page is shorter than the page.
 bool can_prove(const Location& location) {
-  return location.word_offset != kNoWord && location.generation % 2 == 0;
+  return location.word_offset != kNoWord && word_value(location) % 2 == 0 &&
+         packed_nbytes(location) < std::max<uint64_t>(location.length, 1);
 }
 
 }  // namespace
@@ -52,6 +55,7 @@ bool FetchBatch::take_own(Pool* pool, const Deadline& deadline, Taken* taken) {
   for (size_t page = 0; page < n_pages(); ++page) {
     if (statuses[page] == FetchStatus::kOtherLength) lengths_agree = false;
     if (statuses[page] == FetchStatus::kTimedOut) fail(page, Status::kTimedOut);
+    if (statuses[page] == FetchStatus::kUnreadable) miss(page, kUnreadable);
     if (statuses[page] != FetchStatus::kHit) continue;
     hits_[page] = 1;
     states_[page] = State::kSettled;
@@ -174,7 +178,10 @@ const std::vector<FetchBatch::Owner>& FetchBatch::group_by_owner(uint64_t own_ke
     if (owner == owners_.end()) owner = owners_.insert(owner, Owner{location.owner, location.boot, {}, {}});
     owner->pages.push_back(page);
     for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
-      of_pieces_[i] = Status::kPeerLost;  // until a read says otherwise
+      const bool is_read = read_part(page, i).nbytes > 0;
+      // until a read says otherwise; what needs none is as good as the rest
+      of_pieces_[i] = is_read ? Status::kPeerLost : Status::kOk;
+      if (!is_read) continue;
       if (std::find(owner->legs.begin(), owner->legs.end(), memory_of_[i]) == owner->legs.end()) {
         owner->legs.push_back(memory_of_[i]);
       }
@@ -191,27 +198,42 @@ FetchBatch::Plan FetchBatch::plan(const Owner& owner, int32_t leg, int64_t base)
     const Location& location = locations_[page];
     uint64_t remote = location.offset;  // off the wire: it may be anything, and wrap
     for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
-      if (memory_of_[i] == leg) {
-        plan.spans.push_back({pieces_[i].address - base, static_cast<int64_t>(remote), pieces_[i].nbytes});
-        plan.words.push_back({location.word_offset, location.generation});
+      const Piece part = read_part(page, i);
+      if (memory_of_[i] == leg && part.nbytes > 0) {
+        plan.spans.push_back({part.address - base, static_cast<int64_t>(remote), part.nbytes});
+        plan.words.push_back({location.word_offset, word_value(location)});
       }
-      remote += static_cast<uint64_t>(pieces_[i].nbytes);
+      remote += static_cast<uint64_t>(part.nbytes);
     }
   }
   return plan;
+}
+
+// What of a piece the owner's bytes are read into: all of it, or, because a packed page is read into the end
+// of all its pieces together, what belongs to that. It is never nothing for all pieces of a page.
+Piece FetchBatch::read_part(size_t page, size_t piece) const {
+  const uint64_t packed = packed_nbytes(locations_[page]);
+  if (packed == 0) return pieces_[piece];
+  uint64_t behind = 0;  // in later pieces
+  for (size_t i = piece + 1; i < (page + 1) * n_pieces_; ++i)
+    behind += static_cast<uint64_t>(pieces_[i].nbytes);
+  const auto whole = static_cast<uint64_t>(pieces_[piece].nbytes);
+  const uint64_t n = packed > behind ? std::min(packed - behind, whole) : 0;
+  return {pieces_[piece].address + static_cast<int64_t>(whole - n), static_cast<int64_t>(n)};
 }
 
 Status FetchBatch::land(const Owner& owner, int32_t leg, const std::vector<Status>& statuses) {
   size_t next = 0;
   for (const size_t page : owner.pages) {
     for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
-      if (memory_of_[i] == leg && next < statuses.size()) of_pieces_[i] = statuses[next++];
+      if (memory_of_[i] != leg || read_part(page, i).nbytes == 0) continue;
+      if (next < statuses.size()) of_pieces_[i] = statuses[next++];
     }
   }
   return statuses.empty() ? Status::kOk : *std::max_element(statuses.begin(), statuses.end());
 }
 
-FetchBatch::Taken FetchBatch::settle(const Owner& owner, bool check_sums) {
+FetchBatch::Taken FetchBatch::settle(const Owner& owner, bool check_sums, const Deadline& deadline) {
   Taken taken;
   for (const size_t page : owner.pages) {
     const auto first = of_pieces_.begin() + static_cast<ptrdiff_t>(page * n_pieces_);
@@ -222,8 +244,19 @@ FetchBatch::Taken FetchBatch::settle(const Owner& owner, bool check_sums) {
       continue;
     }
     states_[page] = State::kSettled;
+    if (const uint64_t packed = packed_nbytes(locations_[page]); packed != 0) {
+      if (deadline.passed()) {
+        fail(page, Status::kTimedOut);
+        continue;
+      }
+      // its words were loaded: nobody writes to these bytes any more but this thread
+      if (!codec::unpack_in_place({&pieces_[page * n_pieces_], n_pieces_}, packed)) {
+        miss(page, kUnreadable);
+        continue;
+      }
+    }
     if (check_sums && !has_right_checksum(page)) {
-      miss_kinds_[page] = kChecksum;
+      miss(page, kChecksum);
       continue;
     }
     hits_[page] = 1;
@@ -234,8 +267,12 @@ FetchBatch::Taken FetchBatch::settle(const Owner& owner, bool check_sums) {
 }
 
 void FetchBatch::fail(size_t page, Status status) {
+  miss(page, miss_of(status));
+}
+
+void FetchBatch::miss(size_t page, Miss why) {
   states_[page] = State::kSettled;
-  miss_kinds_[page] = static_cast<uint8_t>(miss_of(status));
+  miss_kinds_[page] = static_cast<uint8_t>(why);
 }
 
 bool FetchBatch::has_right_checksum(size_t page) const {

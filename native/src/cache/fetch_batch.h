@@ -21,7 +21,16 @@ namespace p2pkv {
 class FetchBatch {
  public:
   // Why a page was missed, as counted by `misses`.
-  enum Miss : size_t { kNotFound, kRejected, kPeerLost, kTimedOut, kChecksum, kNotPromoted, kMissKinds };
+  enum Miss : size_t {
+    kNotFound,
+    kRejected,
+    kPeerLost,
+    kTimedOut,
+    kChecksum,
+    kNotPromoted,
+    kUnreadable,
+    kMissKinds
+  };
 
   // The pages that one owner is read for. A plan is a leg: the pieces that lie in one registered memory.
   struct Owner {
@@ -76,7 +85,8 @@ class FetchBatch {
   // Takes what became of the spans of a plan; returns the worst of it.
   Status land(const Owner& owner, int32_t leg, const std::vector<Status>& statuses);
   // Counts an owner's pages as hits if all their pieces are OK and, if asked for, their checksum is right.
-  Taken settle(const Owner& owner, bool check_sums);
+  // What came packed is unpacked first, until the deadline.
+  Taken settle(const Owner& owner, bool check_sums, const Deadline& deadline);
 
   // Makes what was rejected, or lost with its peer, unlocated again and forgets where it was said to be.
   // Appends what was rejected, for the directory's compare-and-delete. But what was rejected where the owner
@@ -94,6 +104,8 @@ class FetchBatch {
 
   PageBatch as_page_batch() const { return {n_pages(), n_pieces_, keys_.data(), pieces_.data()}; }
   void fail(size_t page, Status status);
+  void miss(size_t page, Miss why);
+  Piece read_part(size_t page, size_t piece) const;
   bool has_right_checksum(size_t page) const;
 
   const std::vector<Key> keys_;

@@ -117,7 +117,7 @@ void Flights::set_out(const FetchBatch::Owner& owner, bool is_alone) {
 
 void Flights::take_off(const FetchBatch::Owner& owner, PeerConnections::ConnectionPtr connection) {
   if (!connection) {
-    batch_.settle(owner, false);
+    batch_.settle(owner, false, deadline_);
     return;
   }
   // Before anything is asked for: whatever happens then, what was asked for is called off.
@@ -140,7 +140,7 @@ void Flights::land_all() {
   while (!flying_.empty()) {
     if (land(flying_.front())) flying_.pop_front();
   }
-  for (const FetchBatch::Owner* owner : boarding_->waiting()) batch_.settle(*owner, false);
+  for (const FetchBatch::Owner* owner : boarding_->waiting()) batch_.settle(*owner, false, deadline_);
 }
 
 void Flights::board(double timeout) {
@@ -161,7 +161,7 @@ bool Flights::land(Flight& flight) {
     return false;
   }
   flight.transfer.reset();
-  const FetchBatch::Taken taken = batch_.settle(owner, check_sums_);
+  const FetchBatch::Taken taken = batch_.settle(owner, check_sums_, deadline_);
   const double seconds = std::chrono::duration<double>(Clock::now() - flight.began).count();
   peers_.release(flight.connection, worst, {taken.n_pages, taken.nbytes, seconds});
   taken_[flight.connection->way].n_pages += taken.n_pages;
