@@ -74,7 +74,11 @@ struct Batch {
   void write(DiskStore& store, std::atomic<uint64_t>* n_released, uint64_t* n_accepted) {
     std::fill(tickets.begin(), tickets.end(), reinterpret_cast<uint64_t>(n_released));
     uint8_t accepted[kBatch];
-    store.write({kBatch, keys.data(), pages.data(), checksums.data(), tickets.data(), store.now()}, accepted);
+    std::vector<uint64_t> lengths;
+    for (const Piece& page : pages) lengths.push_back(static_cast<uint64_t>(page.nbytes));
+    store.write(
+        {kBatch, keys.data(), pages.data(), lengths.data(), checksums.data(), tickets.data(), store.now()},
+        accepted);
     for (const uint8_t one : accepted) *n_accepted += one;
   }
   // The number of hits; checks their bytes.

@@ -63,9 +63,13 @@ Bytes write(BoundStore& bound, const KeyArray& keys, const ArrayOf<int64_t, kAny
             const ArrayOf<uint64_t, kAnySize>& checksums, const ArrayOf<uint64_t, kAnySize>& tickets) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
+  const Piece* const pieces = require_pages(pages, n);
+  std::vector<uint64_t> lengths;
+  for (size_t i = 0; i < n; ++i) lengths.push_back(static_cast<uint64_t>(pieces[i].nbytes));
   const disk::WriteBatch batch{n,
                                data,
-                               require_pages(pages, n),
+                               pieces,
+                               lengths.data(),
                                require<uint64_t>(checksums, "checksums", {static_cast<int64_t>(n)}),
                                require<uint64_t>(tickets, "tickets", {static_cast<int64_t>(n)}),
                                bound.store->now()};

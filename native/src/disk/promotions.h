@@ -96,6 +96,7 @@ class Promotions {
   uint64_t warm_room(uint64_t* n_free);
   void stop_warming();
   void fill(std::vector<Block>& blocks, double lease_seconds);
+  std::vector<Block> read_into_pool(std::vector<Block>& blocks, std::vector<PoolStatus>* reserved);
   // What became of a page that was loaded; the ticket is 0 where it has no pin.
   struct Loaded {
     std::vector<uint8_t> found;

@@ -4,6 +4,7 @@
 
 #include "disk/promotions.h"
 #include "disk/waiting.h"
+#include "page/packed_location.h"
 
 namespace p2pkv {
 namespace {
@@ -116,23 +117,45 @@ uint64_t Promotions::take_from(std::deque<Key>& queue, uint64_t limit, std::vect
   return nbytes;
 }
 
+// Reads pages that the pool has not into blocks of it, as they are kept. Returns those that are there, and
+// right; `reserved` says of all what became of their blocks.
+std::vector<Block> Promotions::read_into_pool(std::vector<Block>& blocks, std::vector<PoolStatus>* reserved) {
+  std::vector<Key> keys;
+  for (const Block& block : blocks) keys.push_back(block.key);
+  std::vector<uint8_t> is_there(keys.size());
+  std::vector<Location> locations(keys.size());
+  pool_.lookup(keys.data(), keys.size(), is_there.data(), locations.data());
+  std::vector<size_t> rows;
+  keys.clear();
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (is_there[i] != 0) (*reserved)[i] = PoolStatus::kExists;
+    if (is_there[i] != 0) continue;
+    rows.push_back(i);
+    keys.push_back(blocks[i].key);
+  }
+  // Only what was read says how many bytes it takes in the pool.
+  const auto place = [&](size_t k, const disk::ReadBatch::Found& page) -> uint8_t* {
+    Block& block = blocks[rows[k]];
+    block.length = page.length;
+    block.checksum = page.checksum;
+    block.packed = page.packed;
+    pool_.reserve_blocks(&block, 1, &(*reserved)[rows[k]]);
+    return block.data;
+  };
+  std::vector<ReadStatus> statuses(keys.size());
+  store_->read({keys.size(), 0, keys.data(), nullptr, place}, Deadline::after(kReadSeconds), statuses.data());
+  std::vector<Block> wanted;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if ((*reserved)[i] == PoolStatus::kStored) wanted.push_back(blocks[i]);
+  }
+  return wanted;
+}
+
 void Promotions::fill(std::vector<Block>& blocks, double lease_seconds) {
   const size_t n = blocks.size();
   const uint64_t since = store_->now();
-  std::vector<PoolStatus> reserved(n);
-  pool_.reserve_blocks(blocks.data(), n, reserved.data());
-  std::vector<Block> wanted;
-  std::vector<Key> keys;
-  std::vector<Piece> pieces;
-  for (size_t i = 0; i < n; ++i) {
-    if (reserved[i] != PoolStatus::kStored) continue;
-    wanted.push_back(blocks[i]);
-    keys.push_back(blocks[i].key);
-    pieces.push_back({reinterpret_cast<int64_t>(blocks[i].data), static_cast<int64_t>(blocks[i].length)});
-  }
-  std::vector<ReadStatus> statuses(wanted.size());
-  store_->read({wanted.size(), 1, keys.data(), pieces.data()}, Deadline::after(kReadSeconds),
-               statuses.data());
+  std::vector<PoolStatus> reserved(n, PoolStatus::kNotTried);
+  const std::vector<Block> wanted = read_into_pool(blocks, &reserved);
   std::vector<uint8_t> is_filled(wanted.size());
   Loaded own{std::vector<uint8_t>(wanted.size()), std::vector<Location>(wanted.size()),
              std::vector<uint64_t>(wanted.size())};
@@ -140,7 +163,7 @@ void Promotions::fill(std::vector<Block>& blocks, double lease_seconds) {
     // Under one lock: who takes a page back either keeps it out, or finds it in the pool afterwards.
     const std::lock_guard lock(mutex_);
     for (size_t i = 0; i < wanted.size(); ++i) {
-      is_filled[i] = statuses[i] == ReadStatus::kHit && !store_->is_recalled(keys[i], since);
+      is_filled[i] = !store_->is_recalled(wanted[i].key, since);
     }
     pool_.commit_blocks(wanted.data(), wanted.size(), is_filled.data(), lease_seconds, own.found.data(),
                         own.tickets.data(), own.locations.data());
@@ -148,7 +171,7 @@ void Promotions::fill(std::vector<Block>& blocks, double lease_seconds) {
   std::vector<Key> promoted;
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (is_filled[i] == 0) continue;
-    promoted.push_back(keys[i]);
+    promoted.push_back(wanted[i].key);
     counters_.promoted_bytes += wanted[i].length;
   }
   counters_.promoted_pages += promoted.size();
@@ -207,7 +230,7 @@ void Promotions::pin_again(const Key& key, Lease& lease) {
   pool_.pin(&key, 1, lease.seconds, &found, &ticket, &location, room_of(lease.asker));
   if (ticket == 0) return;
   lease.tickets.push_back(ticket);
-  lease.nbytes += location.length;
+  lease.nbytes += stored_nbytes(location);
 }
 
 }  // namespace p2pkv

@@ -27,8 +27,9 @@ struct Stamp {
 enum RecordFlag : uint16_t {
   kCompressed = 1,  // with zstd
   kSplit = 2,       // before that: even bytes first, then the odd ones
+  kPacked = 4,      // as it lay in the pool, in its packed form (codec/packed.h); never with the others
 };
-constexpr uint16_t kKnownFlags = kCompressed | kSplit;
+constexpr uint16_t kKnownFlags = kCompressed | kSplit | kPacked;
 
 // In front of each page, wherever it lies.
 struct RecordHeader {
@@ -109,7 +110,9 @@ constexpr uint32_t payload_nbytes(uint32_t length, uint32_t stored) {
 }
 // Whether flags and lengths are those that some version writes.
 inline bool is_understood(const RecordHeader& header) {
-  return (header.flags & ~kKnownFlags) == 0 && ((header.flags & kCompressed) != 0) == (header.stored != 0);
+  if ((header.flags & kPacked) != 0 && header.flags != kPacked) return false;
+  const bool is_shorter = (header.flags & (kCompressed | kPacked)) != 0;
+  return (header.flags & ~kKnownFlags) == 0 && is_shorter == (header.stored != 0);
 }
 
 // Bytes of a record on disk before padding to blocks.

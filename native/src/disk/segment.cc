@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/checksum.h"
+#include "codec/packed.h"
 #include "disk/compression.h"
 #include "disk/layout.h"
 
@@ -21,6 +22,10 @@ uint64_t checksum_of(const std::vector<IndexEntry>& entries) {
 // Whether the bytes behind a record's header are those of its page.
 bool is_whole(const RecordHeader& header, const uint8_t* payload, PageDecoder* decoder) {
   const uint8_t* page = payload;
+  if (header.flags == kPacked) {
+    uint64_t sum = 0;
+    return codec::checksum_packed(payload, header.stored, header.length, &sum) && sum == header.checksum;
+  }
   if (header.stored != 0) page = decoder->decode(payload, header.stored, header.flags, header.length);
   return page != nullptr && checksum(page, header.length) == header.checksum;
 }

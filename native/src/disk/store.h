@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -32,7 +33,8 @@ enum class ReadStatus : uint8_t {
 struct WriteBatch {
   size_t n_pages;
   const Key* keys;
-  const Piece* pages;
+  const Piece* pages;       // each as it is, or in its packed form, which is shorter
+  const uint64_t* lengths;  // of the pages themselves
   const uint64_t* checksums;
   const uint64_t* tickets;  // handed to `release`
   uint64_t since;           // `now` before anybody looked whether these are the pages to be written
@@ -40,10 +42,21 @@ struct WriteBatch {
 
 // Pages to be read, each of as many pieces; all borrowed for the call.
 struct ReadBatch {
+  // A page that was found: `packed` bytes of its packed form are kept of it; 0: it is kept as it is.
+  struct Found {
+    uint64_t length;
+    uint64_t checksum;
+    uint64_t packed;
+  };
+
   size_t n_pages;
   size_t n_pieces;
   const Key* keys;
   const Piece* pieces;
+  // If set, there are no pieces, and pages of whatever length are read as they are kept: it says to where,
+  // with room for them; null: nowhere, so that the page is missed. Called once a page at most, by the thread
+  // that reads.
+  std::function<uint8_t*(size_t page, const Found& found)> place = nullptr;
 };
 
 struct DiskHealth {
@@ -133,7 +146,8 @@ class DiskStore {
   struct Pending {
     Key key;
     const uint8_t* page;
-    uint32_t length;
+    uint32_t nbytes;  // there
+    uint32_t length;  // of the page: if it is another, it lies there in its packed form
     uint64_t checksum;
     uint64_t ticket;
     Deadline::Clock::time_point queued_at;
@@ -163,6 +177,7 @@ class DiskStore {
   bool may_place() const { return is_recovered_ || !layout_->recovers_first(); }
   void discard(const std::vector<Pending>& batch);
   std::shared_ptr<Chunk> fill(const std::vector<Pending>& batch);
+  bool copy_pending(const Pending& page, uint8_t* to);
   uint8_t* copy_of(size_t nbytes);
   void encode(const uint8_t* page, RecordHeader* header, uint8_t* payload);
   void put(const std::shared_ptr<Chunk>& chunk);
@@ -188,8 +203,14 @@ class DiskStore {
   std::shared_ptr<ReadJob> prepare(const ReadBatch& batch, size_t* next, const Deadline* patience,
                                    ReadStatus* statuses);
   void land(ReadJob& job, const ReadBatch& batch, const Deadline& deadline, ReadStatus* statuses);
-  bool copy_out(ReadJob& job, size_t i, const ReadBatch& batch);
-  const uint8_t* page_of(ReadJob& job, size_t i, const Key& key, uint64_t* checksum);
+  enum class Landing : uint8_t { kRight, kBad, kNowhere };
+  struct Payload {
+    const uint8_t* bytes = nullptr;
+    ReadBatch::Found page{};
+  };
+  Landing copy_out(ReadJob& job, size_t i, const ReadBatch& batch);
+  Landing copy_to_place(const Payload& payload, size_t index, const ReadBatch& batch);
+  Payload page_of(ReadJob& job, size_t i, const Key& key);
   void drop_bad(const Key& key, const Place& place);
   void note_failed_read(int error);
 

@@ -8,6 +8,8 @@
 #include <deque>
 
 #include "base/checksum.h"
+#include "base/copy.h"
+#include "codec/packed.h"
 #include "disk/store.h"
 
 namespace p2pkv::disk {
@@ -139,7 +141,7 @@ std::shared_ptr<DiskStore::ReadJob> DiskStore::prepare(const ReadBatch& batch, s
     const size_t index = *next + i;
     const Place& place = places[i];
     if (place.unit == nullptr) continue;
-    if (place.length != length_of(batch, index)) {
+    if (!batch.place && place.length != length_of(batch, index)) {
       statuses[index] = ReadStatus::kOtherLength;
       continue;
     }
@@ -184,10 +186,11 @@ void DiskStore::land(ReadJob& job, const ReadBatch& batch, const Deadline& deadl
       continue;
     }
     n_failed_reads_ = 0;
-    if (copy_out(job, i, batch)) {
+    const Landing landing = copy_out(job, i, batch);
+    if (landing == Landing::kRight) {
       statuses[page.index] = ReadStatus::kHit;
       counters_.hit_bytes += page.place.length;
-    } else {
+    } else if (landing == Landing::kBad) {
       ++counters_.bad_records;
       drop_bad(key, page.place);
     }
@@ -202,42 +205,64 @@ void DiskStore::drop_bad(const Key& key, const Place& place) {
   if (catalog_.drop(key, place)) forget(&key, 1);
 }
 
-// The page in the record, if that is this key's in every respect but for the bytes, which have `checksum` if
-// they are right; null otherwise.
-const uint8_t* DiskStore::page_of(ReadJob& job, size_t i, const Key& key, uint64_t* checksum) {
+// The page in the record, as it is or packed, if that is this key's in every respect but for the bytes, which
+// have the checksum if they are right; without bytes otherwise.
+DiskStore::Payload DiskStore::page_of(ReadJob& job, size_t i, const Key& key) {
   const ReadJob::Page& page = job.pages[i];
   const auto n_read = static_cast<uint64_t>(job.ops[i].result);
-  if (n_read < page.skip + sizeof(RecordHeader)) return nullptr;
+  if (n_read < page.skip + sizeof(RecordHeader)) return {};
   const uint8_t* from = page.buffer.data() + page.skip;
   RecordHeader header;
   std::memcpy(&header, from, sizeof header);
   if (options_.verify) {
-    if (!is_signed(header, kRecordMagic) || !is_understood(header) || !(header.key == key)) return nullptr;
-    if (header.stamp != folder_->stamp() || header.length != page.place.length) return nullptr;
-    if (header.checksum != page.place.checksum) return nullptr;
+    if (!is_signed(header, kRecordMagic) || !is_understood(header) || !(header.key == key)) return {};
+    if (header.stamp != folder_->stamp() || header.length != page.place.length) return {};
+    if (header.checksum != page.place.checksum) return {};
   }
-  *checksum = header.checksum;
   const uint64_t payload = payload_nbytes(page.place.length, header.stored);
-  if (n_read - page.skip - sizeof header < payload) return nullptr;
+  if (n_read - page.skip - sizeof header < payload) return {};
   from += sizeof header;
-  if (header.stored == 0) return from;
-  if (!job.decoder) job.decoder = std::make_unique<PageDecoder>();
-  return job.decoder->decode(from, payload, header.flags, page.place.length);
+  if (header.flags == kPacked) return {from, {page.place.length, header.checksum, payload}};
+  if (header.stored != 0) {
+    if (!job.decoder) job.decoder = std::make_unique<PageDecoder>();
+    from = job.decoder->decode(from, payload, header.flags, page.place.length);
+  }
+  return {from, {page.place.length, header.checksum, 0}};
 }
 
-// Whether the right bytes have arrived at the destination.
-bool DiskStore::copy_out(ReadJob& job, size_t i, const ReadBatch& batch) {
+// Brings the page to its destination, and says whether it is right there.
+DiskStore::Landing DiskStore::copy_out(ReadJob& job, size_t i, const ReadBatch& batch) {
   const size_t index = job.pages[i].index;
-  uint64_t checksum = 0;
-  const uint8_t* from = page_of(job, i, batch.keys[index], &checksum);
-  if (from == nullptr) return false;
+  const Payload payload = page_of(job, i, batch.keys[index]);
+  if (payload.bytes == nullptr) return Landing::kBad;
+  if (batch.place) return copy_to_place(payload, index, batch);
+  const Piece* const pieces = batch.pieces + index * batch.n_pieces;
   Checksum sum;
-  for (size_t k = index * batch.n_pieces; k < (index + 1) * batch.n_pieces; ++k) {
-    const Piece& piece = batch.pieces[k];
-    copy_and_checksum(reinterpret_cast<void*>(piece.address), from, static_cast<size_t>(piece.nbytes), sum);
-    from += piece.nbytes;
+  if (payload.page.packed != 0) {
+    if (!codec::unpack(payload.bytes, payload.page.packed, {pieces, batch.n_pieces}, &sum))
+      return Landing::kBad;
+  } else {
+    const uint8_t* from = payload.bytes;
+    for (size_t k = 0; k < batch.n_pieces; ++k) {
+      const auto nbytes = static_cast<size_t>(pieces[k].nbytes);
+      copy_and_checksum(reinterpret_cast<void*>(pieces[k].address), from, nbytes, sum);
+      from += nbytes;
+    }
   }
-  return !options_.verify || sum.finish() == checksum;
+  return !options_.verify || sum.finish() == payload.page.checksum ? Landing::kRight : Landing::kBad;
+}
+
+// As it is kept, and summed before anybody makes room for it.
+DiskStore::Landing DiskStore::copy_to_place(const Payload& payload, size_t index, const ReadBatch& batch) {
+  const auto& [length, checksum, packed] = payload.page;
+  uint64_t sum = checksum;
+  if (options_.verify && packed == 0) sum = p2pkv::checksum(payload.bytes, length);
+  if (packed != 0 && !codec::checksum_packed(payload.bytes, packed, length, &sum)) return Landing::kBad;
+  if (options_.verify && sum != checksum) return Landing::kBad;
+  uint8_t* const to = batch.place(index, payload.page);
+  if (to == nullptr) return Landing::kNowhere;
+  copy_bytes(to, payload.bytes, packed != 0 ? packed : length);
+  return Landing::kRight;
 }
 
 void DiskStore::note_failed_read(int error) {

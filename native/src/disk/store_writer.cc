@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/checksum.h"
+#include "codec/packed.h"
 #include "disk/store.h"
 #include "disk/waiting.h"
 
@@ -27,6 +28,11 @@ constexpr double kClosePatience = 1;
 constexpr std::chrono::milliseconds kPause{3};
 constexpr std::chrono::milliseconds kLongestWait{20};
 
+// A slot of layout `offset` counts the blocks of a record that is shorter than its page in 16 bits.
+constexpr bool may_be_shorter(uint64_t nbytes) {
+  return record_nbytes(nbytes) <= UINT16_MAX * kBlock;
+}
+
 }  // namespace
 
 void DiskStore::write(const WriteBatch& batch, uint8_t* accepted) {
@@ -39,14 +45,16 @@ void DiskStore::write(const WriteBatch& batch, uint8_t* accepted) {
     const bool is_open = !is_closed_ && !health_.is_suspended;
     for (size_t i = 0; i < batch.n_pages; ++i) {
       const auto nbytes = static_cast<uint64_t>(batch.pages[i].nbytes);
-      accepted[i] = is_open && nbytes <= largest_page_ && queued_bytes_ + nbytes <= options_.queue_size;
+      const bool is_small = nbytes <= largest_page_ && batch.lengths[i] <= UINT32_MAX &&
+                            (batch.lengths[i] == nbytes || may_be_shorter(nbytes));
+      accepted[i] = is_open && is_small && queued_bytes_ + nbytes <= options_.queue_size;
       if (!accepted[i]) {
         ++counters_.refused_pages;
         continue;
       }
       queue_.push_back({batch.keys[i], reinterpret_cast<const uint8_t*>(batch.pages[i].address),
-                        static_cast<uint32_t>(nbytes), batch.checksums[i], batch.tickets[i], last_write_,
-                        batch.since});
+                        static_cast<uint32_t>(nbytes), static_cast<uint32_t>(batch.lengths[i]),
+                        batch.checksums[i], batch.tickets[i], last_write_, batch.since});
       ++n_accepted_;
       queued_bytes_ += nbytes;
     }
@@ -94,7 +102,7 @@ bool DiskStore::wait_for_work(std::vector<Pending>* batch) {
   const bool may_take = is_stopping_ || health_.is_suspended || may_place();
   uint64_t nbytes = 0;
   while (may_take && !queue_.empty() && (is_stopping_ || batch->size() < kMaxRecords)) {
-    const uint64_t record = round_up(record_nbytes(queue_.front().length), layout_->alignment());
+    const uint64_t record = round_up(record_nbytes(queue_.front().nbytes), layout_->alignment());
     if (!is_stopping_ && !batch->empty() && nbytes + record > chunk_nbytes_) break;
     nbytes += record;
     batch->push_back(queue_.front());
@@ -136,7 +144,7 @@ void DiskStore::discard(const std::vector<Pending>& batch) {
   uint64_t nbytes = 0;
   for (const Pending& pending : batch) {
     tickets.push_back(pending.ticket);
-    nbytes += pending.length;
+    nbytes += pending.nbytes;
   }
   options_.release(tickets.data(), tickets.size());
   counters_.lost_pages += batch.size();
@@ -148,7 +156,7 @@ std::shared_ptr<Chunk> DiskStore::fill(const std::vector<Pending>& batch) {
   uint64_t nbytes = 0;
   for (const Pending& pending : batch) {
     keys.push_back(pending.key);
-    nbytes += round_up(record_nbytes(pending.length), layout_->alignment());
+    nbytes += round_up(record_nbytes(pending.nbytes), layout_->alignment());
   }
   std::vector<uint8_t> known(keys.size());
   std::vector<CatalogEntry> entries(keys.size());
@@ -167,8 +175,7 @@ std::shared_ptr<Chunk> DiskStore::fill(const std::vector<Pending>& batch) {
   for (size_t i = 0; i < batch.size(); ++i) {
     const Pending& page = batch[i];
     tickets.push_back(page.ticket);
-    queued += page.length;
-    Checksum sum;
+    queued += page.nbytes;
     // with other bytes it is an earlier one, written while this one was published
     const bool is_known = known[i] != 0 && entries[i].place.checksum == page.checksum;
     if (is_known || recalls_.is_recalled(page.key, page.since)) {
@@ -177,16 +184,22 @@ std::shared_ptr<Chunk> DiskStore::fill(const std::vector<Pending>& batch) {
       continue;
     }
     uint8_t* const payload = base + end + sizeof(RecordHeader);
-    uint8_t* const copy = encoder_ ? copy_of(page.length) : payload;
-    copy_and_checksum(copy, page.page, page.length, sum);
-    if (sum.finish() != page.checksum) {
+    const bool is_packed = page.nbytes != page.length;
+    const bool is_encoded = encoder_ && !is_packed;
+    uint8_t* const copy = is_encoded ? copy_of(page.length) : payload;
+    if (!copy_pending(page, copy)) {
       // its pin ended and the block was used again: these are some other page's bytes
       ++counters_.changed_pages;
       ++n_settled;
       continue;
     }
     RecordHeader header = header_of(page.key, page.length, page.checksum, folder_->stamp());
-    if (encoder_) encode(copy, &header, payload);
+    if (is_encoded) encode(copy, &header, payload);
+    if (is_packed) {
+      header.stored = page.nbytes;
+      header.flags = kPacked;
+      sign(&header);
+    }
     std::memcpy(base + end, &header, sizeof header);
     chunk->records.push_back({page.key, page.checksum, page.length, header.stored, end, page.since});
     const uint64_t used = end + sizeof header + payload_nbytes(page.length, header.stored);
@@ -201,6 +214,16 @@ std::shared_ptr<Chunk> DiskStore::fill(const std::vector<Pending>& batch) {
   return chunk;
 }
 
+// False if these are not the page's bytes any more.
+bool DiskStore::copy_pending(const Pending& page, uint8_t* to) {
+  Checksum sum;
+  copy_and_checksum(to, page.page, page.nbytes, sum);
+  uint64_t of_page = sum.finish();
+  if (page.nbytes != page.length && !codec::checksum_packed(to, page.nbytes, page.length, &of_page))
+    return false;
+  return of_page == page.checksum;
+}
+
 uint8_t* DiskStore::copy_of(size_t nbytes) {
   if (copy_.size() < nbytes) copy_.resize(nbytes);
   return copy_.data();
@@ -208,10 +231,10 @@ uint8_t* DiskStore::copy_of(size_t nbytes) {
 
 // Writes the page to `payload`, smaller if that pays, and says so in the header.
 void DiskStore::encode(const uint8_t* page, RecordHeader* header, uint8_t* payload) {
-  // a slot of layout `offset` counts the blocks of a compressed record in 16 bits
-  const bool is_small = record_nbytes(header->length) <= UINT16_MAX * kBlock;
   header->stored =
-      is_small ? static_cast<uint32_t>(encoder_->encode(page, header->length, payload, &header->flags)) : 0;
+      may_be_shorter(header->length)
+          ? static_cast<uint32_t>(encoder_->encode(page, header->length, payload, &header->flags))
+          : 0;
   if (header->stored == 0) {
     std::memcpy(payload, page, header->length);
   } else {

@@ -5,6 +5,7 @@
 
 #include "disk/promotions.h"
 #include "disk/waiting.h"
+#include "page/packed_location.h"
 
 namespace p2pkv {
 namespace {
@@ -175,28 +176,32 @@ size_t Tier::write_pinned(DiskStore& disk, const std::vector<Key>& keys, uint64_
   std::vector<Key> offered;
   std::vector<Key> unpinned;
   std::vector<Piece> pages;
+  std::vector<uint64_t> lengths;
   std::vector<uint64_t> checksums;
   std::vector<uint64_t> pins;
   std::vector<uint64_t> given_back;
   for (size_t i = 0; i < n; ++i) {
+    const uint64_t nbytes = stored_nbytes(locations[i]);
     if (found[i] == 0) {
       unpinned.push_back(keys[i]);
-    } else if (locations[i].length > *room) {
+    } else if (nbytes > *room) {
       *room = 0;  // later pages must not overtake: the front of a prefix matters most
-      if (locations[i].length <= std::min(queue_limit(), disk.largest_page())) left->push_back(keys[i]);
+      if (nbytes <= std::min(queue_limit(), disk.largest_page())) left->push_back(keys[i]);
       given_back.push_back(tickets[i]);
     } else {
-      *room -= locations[i].length;
+      *room -= nbytes;
       offered.push_back(keys[i]);
       pages.push_back({reinterpret_cast<int64_t>(pool_->region().base() + locations[i].offset),
-                       static_cast<int64_t>(locations[i].length)});
+                       static_cast<int64_t>(nbytes)});
+      lengths.push_back(locations[i].length);
       checksums.push_back(locations[i].checksum);
       pins.push_back(tickets[i]);
     }
   }
   std::vector<uint8_t> accepted(offered.size());
-  disk.write({offered.size(), offered.data(), pages.data(), checksums.data(), pins.data(), since},
-             accepted.data());
+  disk.write(
+      {offered.size(), offered.data(), pages.data(), lengths.data(), checksums.data(), pins.data(), since},
+      accepted.data());
   size_t n_taken = 0;
   const bool is_suspended = disk.health().is_suspended;
   for (size_t i = 0; i < offered.size(); ++i) {
