@@ -81,6 +81,7 @@ class CacheParts:
             has_disk=has_disk,
             huge_page=HUGE_PAGES[self._config.huge_pages],
             prefault_behind=is_behind,
+            compression=self._config.compression,
             changes=self._changes,
         )
         undo.callback(self.pool.release_memory)
@@ -198,6 +199,11 @@ class CacheParts:
             "p2pkv_evicted_pages_total": pool["evicted_pages"],
             "p2pkv_no_room_pages_total": pool["no_room_pages"],
             "p2pkv_dropped_evictions_total": pool["dropped_evictions"],
+            "p2pkv_packing": pool["is_packing"],
+            "p2pkv_packed_pages_total": pool["packed_pages"],
+            "p2pkv_packing_bytes_total": pool["tried_bytes"],
+            "p2pkv_packing_stored_bytes_total": pool["tried_stored_bytes"],
+            "p2pkv_packing_seconds_total": pool["packing_nanoseconds"] / 1e9,
             "p2pkv_shard_entries": shard["entries"],
             "p2pkv_shard_tombstones": shard["tombstones"],
             "p2pkv_shard_bytes": shard["nbytes"],
