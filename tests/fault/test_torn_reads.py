@@ -35,6 +35,23 @@ def test_no_hit_is_ever_wrong_where_two_threads_copy(cluster: Cluster, tmp_path:
         assert node.call("counters")['p2pkv_large_copies_total{threads="2"}'] > 100, "nothing was shared"
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("sizes", [[24 << 10], MIXED], ids=["one-size", "mixed"])
+def test_no_hit_of_packed_pages_is_ever_wrong(
+    cluster: Cluster, tmp_path: Path, transport: str, sizes: list[int]
+) -> None:
+    n_hits, n_wrong = hunt(
+        cluster, tmp_path, transport, sizes, hits=4_000, seconds=60.0, compression="lossless"
+    )
+    assert n_wrong == 0
+    assert n_hits >= 4_000, "too few hits to prove anything"
+    producer = cluster.nodes[0]
+    producer.answer()  # its churn has ended
+    assert producer.call("counters")["p2pkv_packed_pages_total"] > 1000, (
+        "too few packed pages to prove anything"
+    )
+
+
 @pytest.mark.parametrize("transport", [UCX])
 def test_no_hit_is_ever_wrong_over_ucx(cluster: Cluster, tmp_path: Path, transport: str) -> None:
     n_hits, n_wrong = hunt(cluster, tmp_path, transport, SEVERAL, hits=4_000, seconds=100.0)

@@ -34,7 +34,7 @@ from p2pkv.testing.lateness import Lateness
 N_KEYS = 160
 """Twice what the pool holds."""
 POOL = 80 * PAGE
-DISK = 8 << 20
+DISK = 24 << 20
 DEADLINE = 2.0
 _EFFECTS = {
     "suspensions": ["p2pkv_disk_suspensions_total", "p2pkv_disk_failed_opens_total"],
@@ -42,6 +42,7 @@ _EFFECTS = {
     "recovered pages": ["p2pkv_disk_recovered_pages_total"],
     "promoted pages": ["p2pkv_promoted_pages_total"],
     "evicted pages": ["p2pkv_evicted_pages_total"],
+    "packed pages": ["p2pkv_packed_pages_total"],
 }
 """What is felt of what is done to the node, and the counters that tell it."""
 
@@ -73,6 +74,7 @@ class Cache:
             "disk_path": str(folder),
             "disk_layout": self.layout,
             "disk_compression": "zstd" if has_zstd and chance.random() < 0.3 else "off",
+            "compression": chance.choice(["off", "lossless", "auto"]),
             "disk_write": "on_evict" if chance.random() < 0.2 else "write_through",
             "disk_fsync": chance.choice(["never", "seal", "batch"]),
         }

@@ -13,17 +13,24 @@ from numpy.typing import NDArray
 
 from hunts.frame import Broken, Tally
 
-PAGE = 8192
+PAGE = 24 * 1024
+"""Long enough that a packed page takes fewer granules of the pool."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _WORDS = np.arange(1, PAGE // 8 + 1, dtype=np.uint64) * _MIX
 _LIKE = np.uint64(0x00FF00FF00FF00FF)
 """Pages differ in half of their bytes, so that some of a batch are compressed."""
+_VARIED, _FLOATS = np.uint64(0x83FF_83FF_83FF_83FF), np.uint64(0x3C00_3C00_3C00_3C00)
+"""The bits that differ, and are the same, in bfloat16 numbers of few exponents, so that some are packed."""
 
 
 def page_of(key: int, version: int) -> NDArray[np.uint8]:
     """Return the bytes: the first word names the page, and all others follow from it."""
     salt = np.uint64(key << 32 | version)
-    words = (_WORDS * (salt * _MIX)) & _LIKE if version % 2 else _WORDS ^ (salt * _MIX)
+    words = _WORDS ^ (salt * _MIX)
+    if version % 4 in (0, 1):
+        words = words & _VARIED | _FLOATS
+    elif version % 4 == 2:
+        words = (_WORDS * (salt * _MIX)) & _LIKE
     words[0] = salt
     return words.view(np.uint8)
 

@@ -24,6 +24,7 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
     """Churn and read, until there were enough hits."""
     rng = random.Random(seed)
     transport, sizes = rng.choice(["shm", "tcp"]), rng.choice(SIZES)
+    compression = rng.choice(["off", "lossless"])
     with Cluster() as cluster, tempfile.TemporaryDirectory() as folder:
         n_hits, n_wrong = hunt(
             cluster,
@@ -34,7 +35,11 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
             seconds=SECONDS,
             seed=seed,
             shares_copies=rng.random() < 0.5,
+            compression=compression,
         )
+        producer = cluster.nodes[0]
+        producer.answer()  # its churn has ended
+        tally["packed"] += int(producer.call("counters")["p2pkv_packed_pages_total"])
         # what was torn, or gone, and noticed: had it been there to the end, this would prove nothing
         for reader in cluster.nodes[1:]:
             tally["torn"] += int(
@@ -49,6 +54,6 @@ HUNT = Hunt(
     name="torn_reads",
     promise="no hit has a wrong byte, whatever is evicted meanwhile",
     run=run,
-    effects=("hits", "torn"),
+    effects=("hits", "torn", "packed"),
     enough=6,
 )

@@ -26,12 +26,13 @@ def hunt(
     prepare: Callable[[NodeProcess], object] | None = None,
     seed: int | None = None,
     shares_copies: bool = False,
+    compression: str = "off",
 ) -> tuple[int, int]:
     """Return the hits of all readers, and how many of them had a wrong byte; ``batch`` pages are read at a time.
 
     With ``disk`` the producer has a disk tier there, so that pages go to it and come back. ``reader_options`` are what
     the readers have beside; ``prepare`` is called with each reader before its hunt. With ``shares_copies`` two threads
-    of each process copy every batch.
+    of each process copy every batch. ``compression`` is the producer's; half of the pages can be packed.
     """
     seed = random.randrange(2**32) if seed is None else seed
     print(f"seed {seed}")
@@ -46,7 +47,9 @@ def hunt(
     # Room for about eight batches, where readers look back up to eleven: many pages go while they wait.
     pool_size = 8 * batch * sum(sizes) // len(sizes)
     below = {"disk_path": str(disk), "disk_size": "256MiB"} if disk is not None else {}
-    producer = cluster.start("producer", pool_size=max(pool_size, 256 << 10), **options, **below)
+    producer = cluster.start(
+        "producer", pool_size=max(pool_size, 256 << 10), compression=compression, **options, **below
+    )
     readers = [cluster.start(f"reader-{i}", **options, **(reader_options or {})) for i in range(2)]
     cluster.meet(producer, *readers)
     for reader in readers if prepare is not None else []:
