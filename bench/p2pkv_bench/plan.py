@@ -9,7 +9,7 @@ from p2pkv_bench.rows import KIB, MIB
 
 SUITES = (
     *("fetch", "publish", "exists", "gil", "validation", "overhead", "load", "memory"),
-    *("threads", "copies", "transports", "disk", "transfers", "room", "start"),
+    *("threads", "copies", "transports", "disk", "compression", "transfers", "room", "start"),
 )
 TRANSPORTS = ("shm", "tcp", "ucx", "verbs")
 PAGES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
@@ -57,7 +57,8 @@ def quick(plan: Plan) -> Plan:
         suites=tuple(
             suite
             for suite in SUITES
-            if suite not in {"load", "threads", "transports", "disk", "transfers", "room", "start"}
+            if suite
+            not in {"load", "threads", "transports", "disk", "compression", "transfers", "room", "start"}
         ),
         pages=(64 * KIB, MIB),
         batches=(32,),

@@ -24,7 +24,7 @@ from p2pkv_bench.rows import KIB, MIB, Row, Target, make_row
 SCALE = 64
 """How much smaller pages and granules are here."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-_GRANULE = 4096
+GRANULE = 4096
 _BATCH = 64
 _SIZES = (*(int(mib * MIB) for mib in (2.25, 2.5, 2.94, 4.29, 4.5)), 36 * KIB, 292 * KIB)
 _MIXES = {
@@ -79,7 +79,7 @@ class ScaledPool:
     def _pieces_of(self, sizes: NDArray[np.int64]) -> Pieces:
         pieces = np.zeros((len(sizes), 1, 2), np.int64)
         pieces[:, 0, 0] = self._source.ctypes.data
-        pieces[:, 0, 1] = -(-sizes // _GRANULE) * SCALE
+        pieces[:, 0, 1] = -(-sizes // GRANULE) * SCALE
         return pieces
 
     @property
@@ -103,7 +103,7 @@ def _keys_of(names: NDArray[np.uint64]) -> Keys:
 
 def granules(nbytes: int) -> int:
     """Return how many granules of 4 KiB so many bytes take."""
-    return -(-nbytes // _GRANULE)
+    return -(-nbytes // GRANULE)
 
 
 def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
@@ -111,7 +111,7 @@ def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
     for nbytes in _SIZES:
         plan.tell(f"room: pages of {nbytes / MIB:.3g} MiB")
         # what the pool has beyond whole pages is what they can't use
-        pool_nbytes = granules(_POOL_PAGES * nbytes + nbytes // 2) * _GRANULE
+        pool_nbytes = granules(_POOL_PAGES * nbytes + nbytes // 2) * GRANULE
         shares = _churn(pool_nbytes, (nbytes,), 10 * _POOL_PAGES)
         yield _row(f"{_POOL_PAGES} pages and a half", nbytes, shares, _ALONE_SHARE)
     for name, sizes in _MIXES.items():
@@ -175,7 +175,7 @@ def _publish_us(n_pages: int) -> tuple[list[float], list[float]]:
     A publish has two holds of the pool's lock: each is shorter than the call. CPU time, because on a busy machine
     others take the processor away for milliseconds; a look-up, which does next to nothing, says what that is worth.
     """
-    sizes = np.array([1, 2, 5]) * _GRANULE
+    sizes = np.array([1, 2, 5]) * GRANULE
     random = np.random.default_rng(2)
     pool = ScaledPool(int(sizes.mean()) * n_pages)
     first = 0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
 from p2pkv_bench import (
+    compression,
     copies,
     disk,
     exists,
@@ -40,6 +41,7 @@ _SUITES: Mapping[str, Callable[[Meeting, Plan], Iterator[Row]]] = {
     "copies": copies.rows,
     "transports": transports.rows,
     "disk": disk.rows,
+    "compression": compression.rows,
     "transfers": transfers.rows,
     "room": room.rows,
     "start": starting.rows,
