@@ -37,7 +37,10 @@ def _normal() -> NDArray[np.float32]:
 
 
 def _bfloat16() -> NDArray[np.uint8]:
-    return (_normal().view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    # as bfloat16 rounds, towards zero
+    halves = (_normal().view(np.uint32) >> 16).astype(np.uint16)
+    raw: NDArray[np.uint8] = halves.view(np.uint8)
+    return raw
 
 
 def _float16() -> NDArray[np.uint8]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
-from numpy.typing import NDArray
 
 from p2pkv.page import Locations
 from p2pkv.pool import Pool
@@ -68,5 +67,4 @@ def _unpack_block(entry: np.void, data: bytes) -> bytes:
     exponents = np.where(zero, 0, exponents).astype(np.uint16)
     places = np.frombuffer(data[len(data) - 3 * n : len(data) - n], "<u2")
     exponents[places] = np.frombuffer(data[len(data) - n :], np.uint8)
-    values: NDArray[np.uint16] = rest | exponents << shift
-    return values.astype("<u2").tobytes()
+    return (rest | exponents << shift).astype("<u2").tobytes()

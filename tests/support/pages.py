@@ -30,7 +30,10 @@ def _salt(key: str) -> np.uint64:
 def _page(key: str, n_words: int) -> NDArray[np.uint64]:
     salt = _salt(key)
     words: NDArray[np.uint64] = _WORDS[:n_words] ^ salt
-    return words & _VARIED[:n_words] | _FLOATS[:n_words] if salt & np.uint64(1) else words
+    if salt & np.uint64(1):
+        words &= _VARIED[:n_words]
+        words |= _FLOATS[:n_words]
+    return words
 
 
 def fill(pages: NDArray[Any], keys: Sequence[str]) -> None:
