@@ -14,8 +14,11 @@ static_assert(std::endian::native == std::endian::little, "the structs are the f
 
 constexpr uint32_t kMagic = 0x636b3270;  // "p2kc"
 constexpr uint16_t kVersion = 1;
-// Blocks by which a page's layout is told. A guess; 8 of them are 2 % of a page of 1.5 MiB.
-constexpr size_t kSamples = 8;
+// Blocks by which a page's layout is told: one of eight, and not more of a long page. A guess.
+constexpr uint64_t kSamples = 8;
+constexpr uint64_t kSampledPart = 8;
+// What it must save of these. Unpacking takes longer than a copy, and a class of the pool is a 32nd. A guess.
+constexpr uint64_t kLeastSaved = 16;
 
 struct Header {
   uint32_t magic;
@@ -117,19 +120,21 @@ const uint8_t* next_block(Walk& walk, size_t nbytes, uint8_t* room) {
   return room;
 }
 
-// The layout that makes a few blocks of the page the smallest.
+// The layout that makes a few blocks of the page the smallest; raw if that is not worth it.
 Layout layout_of(const Bytes& page, uint64_t length) {
   const uint64_t n_whole = length / kBlockBytes;
-  const uint64_t step = std::max<uint64_t>(1, n_whole / kSamples);
+  const uint64_t step = std::max(kSampledPart, n_whole / kSamples);
   uint64_t nbytes[kLayouts] = {};
   alignas(64) uint8_t room[kBlockBytes];
-  for (uint64_t i = 0; i < n_whole; i += step) {
+  for (uint64_t i = step / 2 % std::max<uint64_t>(1, n_whole); i < n_whole; i += step) {
     Walk walk(page, i * kBlockBytes);
     const uint8_t* const bytes = next_block(walk, kBlockBytes, room);
     for (size_t k = 0; k < kLayouts; ++k)
       nbytes[k] += payload_of(plan(bytes, static_cast<Layout>(k)), kBlockBytes);
   }
-  return static_cast<Layout>(std::min_element(nbytes, nbytes + kLayouts) - nbytes);
+  const uint64_t* const least = std::min_element(nbytes, nbytes + kLayouts);
+  const bool is_worth_it = nbytes[0] - *least >= nbytes[0] / kLeastSaved;
+  return is_worth_it ? static_cast<Layout>(least - nbytes) : Layout::kRaw;
 }
 
 // Writes a block's payload, and returns where it ends.
@@ -284,12 +289,12 @@ Size measure(const Bytes& page) {
     payload += payload_of(plan(next_block(walk, kBlockBytes, room), layout), kBlockBytes);
   const uint64_t nbytes = sizeof(Header) + n_blocks_of(length) * sizeof(Block) + payload;
   const uint64_t rounded = (nbytes + kUnit - 1) / kUnit * kUnit;
-  return rounded < length ? Size{rounded, payload} : Size{};
+  return rounded < length ? Size{rounded, payload, static_cast<uint8_t>(layout)} : Size{};
 }
 
 bool pack(const Bytes& page, const Size& size, uint8_t* to, Checksum* sum) {
   const uint64_t length = page.nbytes();
-  const Layout layout = layout_of(page, length);
+  const auto layout = static_cast<Layout>(size.layout);
   const Header header{kMagic, kVersion, 0, length};
   uint8_t* entry = to + sizeof header;
   uint8_t* at = to + size.nbytes - size.payload;

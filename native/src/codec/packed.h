@@ -29,9 +29,10 @@ struct Bytes {
 struct Size {
   uint64_t nbytes = 0;   // 0: no less than as it is
   uint64_t payload = 0;  // of blocks
+  uint8_t layout = 0;    // of the blocks that are packed
 };
 
-// Looks at every byte; where they lie in memory they are read at its speed.
+// Looks at a few blocks, and if these become smaller by a sixteenth at least, at every byte.
 Size measure(const Bytes& page);
 // Writes the packed form of `size`, and adds the page's own bytes to `sum`. False if they changed since they
 // were measured, so that nothing of use was written.
