@@ -1,9 +1,11 @@
 #include "cache/fetch_batch.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "base/checksum.h"
+#include "base/copy_team.h"
 #include "codec/packed.h"
 #include "page/packed_location.h"
 
@@ -235,26 +237,14 @@ Status FetchBatch::land(const Owner& owner, int32_t leg, const std::vector<Statu
 
 FetchBatch::Taken FetchBatch::settle(const Owner& owner, bool check_sums, const Deadline& deadline) {
   Taken taken;
+  unpack(owner, deadline);
   for (const size_t page : owner.pages) {
-    const auto first = of_pieces_.begin() + static_cast<ptrdiff_t>(page * n_pieces_);
-    // The statuses are ordered by how bad they are: a page is as good as its worst piece.
-    const Status worst = *std::max_element(first, first + static_cast<ptrdiff_t>(n_pieces_));
-    if (worst != Status::kOk) {
+    if (states_[page] == State::kSettled) continue;  // it could not be unpacked
+    if (const Status worst = worst_of(page); worst != Status::kOk) {
       fail(page, worst);
       continue;
     }
     states_[page] = State::kSettled;
-    if (const uint64_t packed = packed_nbytes(locations_[page]); packed != 0) {
-      if (deadline.passed()) {
-        fail(page, Status::kTimedOut);
-        continue;
-      }
-      // its words were loaded: nobody writes to these bytes any more but this thread
-      if (!codec::unpack_in_place({&pieces_[page * n_pieces_], n_pieces_}, packed)) {
-        miss(page, kUnreadable);
-        continue;
-      }
-    }
     if (check_sums && !has_right_checksum(page)) {
       miss(page, kChecksum);
       continue;
@@ -264,6 +254,36 @@ FetchBatch::Taken FetchBatch::settle(const Owner& owner, bool check_sums, const 
     taken.nbytes += lengths_[page];
   }
   return taken;
+}
+
+// Unpacks what came packed and is proven: its words were loaded, so that nobody else writes to these bytes
+// any more. What can't be unpacked, or not in time, is missed.
+void FetchBatch::unpack(const Owner& owner, const Deadline& deadline) {
+  std::vector<size_t> pages;
+  uint64_t nbytes = 0;
+  for (const size_t page : owner.pages) {
+    if (packed_nbytes(locations_[page]) == 0 || worst_of(page) != Status::kOk) continue;
+    pages.push_back(page);
+    nbytes += lengths_[page];
+  }
+  if (pages.empty()) return;
+  const auto unpack_page = [&](size_t k) {
+    const size_t page = pages[k];
+    const codec::Bytes bytes{&pieces_[page * n_pieces_], n_pieces_};
+    if (!codec::unpack_in_place(bytes, packed_nbytes(locations_[page]))) miss(page, kUnreadable);
+  };
+  size_t n_unpacked = 0;
+  if (!deadline.passed()) {
+    n_unpacked =
+        make_copies({pages.size(), nbytes, std::ref(unpack_page)}, [&] { return deadline.passed(); });
+  }
+  for (size_t k = n_unpacked; k < pages.size(); ++k) fail(pages[k], Status::kTimedOut);
+}
+
+// The statuses are ordered by how bad they are: a page is as good as its worst piece.
+Status FetchBatch::worst_of(size_t page) const {
+  const auto first = of_pieces_.begin() + static_cast<ptrdiff_t>(page * n_pieces_);
+  return *std::max_element(first, first + static_cast<ptrdiff_t>(n_pieces_));
 }
 
 void FetchBatch::fail(size_t page, Status status) {

@@ -103,6 +103,8 @@ class FetchBatch {
   enum class State : uint8_t { kUnlocated, kLocated, kSettled };
 
   PageBatch as_page_batch() const { return {n_pages(), n_pieces_, keys_.data(), pieces_.data()}; }
+  void unpack(const Owner& owner, const Deadline& deadline);
+  Status worst_of(size_t page) const;
   void fail(size_t page, Status status);
   void miss(size_t page, Miss why);
   Piece read_part(size_t page, size_t piece) const;
