@@ -6,10 +6,13 @@ import shutil
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from disk_pages import hits, keys_of, open_store, wait_recovered, write
-from p2pkv.disk.store import LAYOUTS, DiskStore
+from disk_pages import hits, keys_of, open_store, spans_of, wait_recovered, write
+from p2pkv import _native
+from p2pkv.disk.store import LAYOUTS, DiskStore, ReadStatus
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 STORE_ID = 0x1122334455667788
@@ -47,6 +50,60 @@ def make(folder: Path, layout: str) -> None:
     wait_recovered(store)
     for number in NUMBERS:
         write(store, [number], NBYTES)
+    assert store.close()
+
+
+def packed_page() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return the page of docs/codec.md's example, and its packed form."""
+    values = np.full(2048, 0x3F80, "<u2")
+    values[5], values[1030] = 0x8000, 0x7F80
+    return values.view(np.uint8).reshape(1, -1), np.fromfile(GOLDEN / "packed-v1.bin", np.uint8).reshape(
+        1, -1
+    )
+
+
+def read_packed(store: DiskStore) -> None:
+    page, _ = packed_page()
+    out = np.zeros_like(page)
+    assert store.read(keys_of([7]), spans_of(out), 10.0).tolist() == [ReadStatus.HIT]
+    assert (out == page).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_packed_pages_are_written_as_they_lie(tmp_path: Path, layout: str) -> None:
+    page, packed = packed_page()
+    store = open_golden(tmp_path, layout)
+    wait_recovered(store)
+    sums = _native.checksum_pages(spans_of(page).reshape(-1, 1, 2))
+    lengths = np.array([page.size], np.uint64)
+    tickets = np.zeros(1, np.uint64)
+    assert store._native.write(keys_of([7]), spans_of(packed), sums, tickets, lengths).tolist() == [1]
+    assert store.flush(30)
+    read_packed(store)
+    assert store.close()
+    golden = GOLDEN / f"disk-{layout}-packed-v1"
+    expected = {
+        str(path.relative_to(golden)): path.read_bytes() for path in golden.rglob("*") if path.is_file()
+    }
+    assert data_files(tmp_path) == expected
+    store = open_golden(tmp_path, layout)
+    wait_recovered(store)
+    read_packed(store)
+    assert store.close()
+
+
+def test_packed_bytes_that_hold_another_page_are_not_written(tmp_path: Path) -> None:
+    page, packed = packed_page()
+    store = open_golden(tmp_path, "bucket")
+    wait_recovered(store)
+    sums = _native.checksum_pages(spans_of(page).reshape(-1, 1, 2)) + np.uint64(1)
+    lengths = np.array([page.size], np.uint64)
+    assert store._native.write(
+        keys_of([7]), spans_of(packed), sums, np.zeros(1, np.uint64), lengths
+    ).tolist() == [1]
+    assert store.flush(30)
+    assert store.stats()["changed_pages"] == 1
+    assert store.contains(keys_of([7])).tolist() == [0]
     assert store.close()
 
 

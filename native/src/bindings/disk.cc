@@ -1,4 +1,5 @@
 // The disk store and the faults its tests inject. Every batch call releases the GIL for as long as it works.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -60,12 +61,17 @@ const Piece* require_pages(const ArrayOf<int64_t, kAnySize, 2>& pages, size_t n)
 }
 
 Bytes write(BoundStore& bound, const KeyArray& keys, const ArrayOf<int64_t, kAnySize, 2>& pages,
-            const ArrayOf<uint64_t, kAnySize>& checksums, const ArrayOf<uint64_t, kAnySize>& tickets) {
+            const ArrayOf<uint64_t, kAnySize>& checksums, const ArrayOf<uint64_t, kAnySize>& tickets,
+            const std::optional<ArrayOf<uint64_t, kAnySize>>& lengths_of_packed) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
   const Piece* const pieces = require_pages(pages, n);
   std::vector<uint64_t> lengths;
   for (size_t i = 0; i < n; ++i) lengths.push_back(static_cast<uint64_t>(pieces[i].nbytes));
+  if (lengths_of_packed) {
+    const auto* given = require<uint64_t>(*lengths_of_packed, "lengths", {static_cast<int64_t>(n)});
+    lengths.assign(given, given + n);
+  }
   const disk::WriteBatch batch{n,
                                data,
                                pieces,
@@ -255,7 +261,7 @@ void bind_disk(nb::module_& m) {
            "queue_size"_a, "read_buffer"_a, "compression"_a, "retry_seconds"_a, "stall_seconds"_a,
            "store_id"_a, "verify"_a, "faults"_a.none(), "changes"_a.none())
       .def("write", write, "keys"_a.noconvert(), "pages"_a.noconvert(), "checksums"_a.noconvert(),
-           "tickets"_a.noconvert())
+           "tickets"_a.noconvert(), "lengths_of_packed"_a.noconvert().none() = nb::none())
       .def("contains", contains, "keys"_a.noconvert())
       .def("read", read_stored, "keys"_a.noconvert(), "pages"_a.noconvert(), "timeout"_a)
       .def("list", list_stored, "cursor"_a, "limit"_a)
