@@ -3,6 +3,7 @@
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 
 #include <tuple>
@@ -254,6 +255,7 @@ void bind_checksum(nb::module_& m) {
       },
       "address"_a, "nbytes"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("checksum_pages", checksum_pages, "pieces"_a.noconvert());
+  m.def("packing_kernel", codec::kernel_name);
   m.def("copy_pieces", copy_pieces, "copies"_a.noconvert());
 }
 

@@ -10,15 +10,19 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import zmq
 
 from p2pkv import _native
 from p2pkv.cli.doctor.finding import Finding, Verdict, limit, size
 from p2pkv.cli.doctor.memory import examine_memory
-from p2pkv.config import Config
+from p2pkv.config import COMPRESSION, Config
 from p2pkv.descriptors import require_descriptors
 from p2pkv.errors import ConfigError
 from p2pkv.memory import copies
+
+_N_PACKED, _PACKED_NBYTES = 8, 1 << 20
+"""Pages that are packed to see how fast that is."""
 
 
 def examine_machine(config: Config) -> Iterator[Finding]:
@@ -27,6 +31,7 @@ def examine_machine(config: Config) -> Iterator[Finding]:
     yield from _cores()
     yield from _memory(config)
     yield _copies(config)
+    yield _compression(config)
 
 
 def _versions() -> Iterator[Finding]:
@@ -102,6 +107,26 @@ def _copies(config: Config) -> Finding:
         "copies",
         f"{', '.join(parts)}; with a checksum {summed}; of 2 MiB and more {helped}; "
         f"this CPU has {', '.join(_native.copy_kernels())}",
+    )
+
+
+def _compression(config: Config) -> Finding:
+    if config.compression == "off":
+        return Finding(Verdict.GOOD, "compression", "off: pages lie in the pool as they are")
+    numbers = np.random.default_rng(1).standard_normal((_N_PACKED, _PACKED_NBYTES // 2), np.float32)
+    pages = (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)  # bfloat16
+    keys = np.arange(_N_PACKED * 16, dtype=np.uint8).reshape(-1, 16)
+    pieces = np.array([[[page.ctypes.data, _PACKED_NBYTES]] for page in pages], np.int64)
+    pool = _native.Pool(pages.nbytes, packing=COMPRESSION.index("lossless"))
+    pool.publish(keys, pieces)
+    stats = pool.stats()
+    pool.release_memory()
+    return Finding(
+        Verdict.GOOD,
+        "compression",
+        f"{config.compression}; random bfloat16 gets {stats['tried_bytes'] / stats['tried_stored_bytes']:.2f} times "
+        f"smaller at {stats['tried_bytes'] / max(1, stats['packing_nanoseconds']):.1f} GB/s a thread "
+        f"({_native.packing_kernel()}); p2pkv_packing says what a running node does",
     )
 
 
