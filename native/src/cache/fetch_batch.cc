@@ -179,8 +179,10 @@ const std::vector<FetchBatch::Owner>& FetchBatch::group_by_owner(uint64_t own_ke
     });
     if (owner == owners_.end()) owner = owners_.insert(owner, Owner{location.owner, location.boot, {}, {}});
     owner->pages.push_back(page);
+    uint64_t before = 0;
     for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
-      const bool is_read = read_part(page, i).nbytes > 0;
+      const bool is_read = read_part(page, i, before).nbytes > 0;
+      before += static_cast<uint64_t>(pieces_[i].nbytes);
       // until a read says otherwise; what needs none is as good as the rest
       of_pieces_[i] = is_read ? Status::kPeerLost : Status::kOk;
       if (!is_read) continue;
@@ -199,8 +201,10 @@ FetchBatch::Plan FetchBatch::plan(const Owner& owner, int32_t leg, int64_t base)
   for (const size_t page : owner.pages) {
     const Location& location = locations_[page];
     uint64_t remote = location.offset;  // off the wire: it may be anything, and wrap
+    uint64_t before = 0;
     for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
-      const Piece part = read_part(page, i);
+      const Piece part = read_part(page, i, before);
+      before += static_cast<uint64_t>(pieces_[i].nbytes);
       if (memory_of_[i] == leg && part.nbytes > 0) {
         plan.spans.push_back({part.address - base, static_cast<int64_t>(remote), part.nbytes});
         plan.words.push_back({location.word_offset, word_value(location)});
@@ -211,25 +215,26 @@ FetchBatch::Plan FetchBatch::plan(const Owner& owner, int32_t leg, int64_t base)
   return plan;
 }
 
-// What of a piece the owner's bytes are read into: all of it, or, because a packed page is read into the end
-// of all its pieces together, what belongs to that. It is never nothing for all pieces of a page.
-Piece FetchBatch::read_part(size_t page, size_t piece) const {
+// What of a piece the owner's bytes are read into, if `before` bytes of the page lie in pieces before it: all
+// of it, or, because a packed page is read into the end of all its pieces together, what belongs to that. It
+// is never nothing for all pieces of a page.
+Piece FetchBatch::read_part(size_t page, size_t piece, uint64_t before) const {
   const uint64_t packed = packed_nbytes(locations_[page]);
   if (packed == 0) return pieces_[piece];
-  uint64_t behind = 0;  // in later pieces
-  for (size_t i = piece + 1; i < (page + 1) * n_pieces_; ++i)
-    behind += static_cast<uint64_t>(pieces_[i].nbytes);
+  const uint64_t skipped = lengths_[page] - std::min(lengths_[page], packed);
   const auto whole = static_cast<uint64_t>(pieces_[piece].nbytes);
-  const uint64_t n = packed > behind ? std::min(packed - behind, whole) : 0;
+  const uint64_t n = before + whole - std::min(before + whole, std::max(before, skipped));
   return {pieces_[piece].address + static_cast<int64_t>(whole - n), static_cast<int64_t>(n)};
 }
 
 Status FetchBatch::land(const Owner& owner, int32_t leg, const std::vector<Status>& statuses) {
   size_t next = 0;
   for (const size_t page : owner.pages) {
+    uint64_t before = 0;
     for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
-      if (memory_of_[i] != leg || read_part(page, i).nbytes == 0) continue;
-      if (next < statuses.size()) of_pieces_[i] = statuses[next++];
+      const bool is_read = read_part(page, i, before).nbytes > 0;
+      before += static_cast<uint64_t>(pieces_[i].nbytes);
+      if (memory_of_[i] == leg && is_read && next < statuses.size()) of_pieces_[i] = statuses[next++];
     }
   }
   return statuses.empty() ? Status::kOk : *std::max_element(statuses.begin(), statuses.end());

@@ -107,7 +107,7 @@ class FetchBatch {
   Status worst_of(size_t page) const;
   void fail(size_t page, Status status);
   void miss(size_t page, Miss why);
-  Piece read_part(size_t page, size_t piece) const;
+  Piece read_part(size_t page, size_t piece, uint64_t before) const;
   bool has_right_checksum(size_t page) const;
 
   const std::vector<Key> keys_;
