@@ -29,6 +29,8 @@ Pieces = NDArray[np.int64]
 Mask = NDArray[np.uint8]
 """``(n,)``: 1 where it is so, else 0."""
 
+_NO_LIMIT = (1 << 64) - 1
+
 
 class PoolStatus(IntEnum):
     """What became of one page of a publish."""
@@ -179,13 +181,15 @@ class Pool:
         found, locations = self.native.lookup(keys)
         return found, as_locations(locations)
 
-    def pin(self, keys: Keys, lease_seconds: float) -> tuple[Mask, NDArray[np.uint64], Locations]:
+    def pin(
+        self, keys: Keys, lease_seconds: float, most_bytes: int = _NO_LIMIT
+    ) -> tuple[Mask, NDArray[np.uint64], Locations]:
         """Keep pages in place until :meth:`unpin`, at most ``lease_seconds``.
 
-        Returns which could be pinned (it is there, and within ``pinned_limit``), their ``(n,)`` tickets (0:
-        none) and where they are. A pinned page can be retracted, but its bytes stay.
+        Returns which could be pinned (it is there, and within ``pinned_limit`` and, in this call, ``most_bytes``),
+        their ``(n,)`` tickets (0: none) and where they are. A pinned page can be retracted, but its bytes stay.
         """
-        found, tickets, locations = self.native.pin(keys, lease_seconds)
+        found, tickets, locations = self.native.pin(keys, lease_seconds, most_bytes)
         return found, tickets, as_locations(locations)
 
     def unpin(self, tickets: NDArray[np.uint64]) -> Mask:

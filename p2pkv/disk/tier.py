@@ -72,6 +72,7 @@ class DiskTier:
         boot: int,
         faults: _native.FaultyFiles | None = None,
         changes: _native.ChangeLog | None = None,
+        guests: _native.Guests | None = None,
     ) -> None:
         self._config = config
         self._pool = pool
@@ -88,6 +89,7 @@ class DiskTier:
             admission=DISK_ADMISSION.index(config.disk_admission),
             queue_size=_QUEUE,
             warm_rate=_WARM_RATE,
+            guests=guests,
         )
         self._closing = threading.Event()
         self._attaching = threading.Lock()  # held while a store is taken, so that none appears after `close`

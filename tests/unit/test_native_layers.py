@@ -24,7 +24,7 @@ BELOW = {
     **{f"transports/{name}": {"base", "page", "net", "transports"} for name in TRANSPORTS},
     "peers": {"base", "page", "transports"},
     "directory": {"base", "page", "net"},
-    "control": {"base", "net", "page", "directory"},
+    "control": {"base", "net", "page", "pool", "directory"},
     "offers": {"base", "page", "net", "cuda", "transports", "peers"},
     "cache": {"base", "page", "codec", "net", "pool", "disk", "transports", "peers", "directory"},
 }

@@ -22,6 +22,7 @@ void bind_copies(nanobind::module_& m);
 void bind_transports(nanobind::module_& m);
 void bind_ucx(nanobind::module_& m);
 void bind_epochs(nanobind::module_& m);
+void bind_guests(nanobind::module_& m);
 void bind_shard(nanobind::module_& m);
 void bind_directory(nanobind::module_& m);
 void bind_transfers(nanobind::module_& m);

@@ -118,7 +118,8 @@ void touch(Pool& pool, const KeyArray& keys) {
   pool.touch(data, n);
 }
 
-std::tuple<Bytes, Array<uint64_t>, Bytes> pin(Pool& pool, const KeyArray& keys, double lease_seconds) {
+std::tuple<Bytes, Array<uint64_t>, Bytes> pin(Pool& pool, const KeyArray& keys, double lease_seconds,
+                                              uint64_t most_bytes) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
   std::vector<uint8_t> found(n);
@@ -126,7 +127,7 @@ std::tuple<Bytes, Array<uint64_t>, Bytes> pin(Pool& pool, const KeyArray& keys, 
   std::vector<Location> locations(n);
   {
     const nb::gil_scoped_release unlocked;
-    pool.pin(data, n, lease_seconds, found.data(), tickets.data(), locations.data());
+    pool.pin(data, n, lease_seconds, found.data(), tickets.data(), locations.data(), most_bytes);
   }
   return {give<uint8_t>(std::move(found), {n}), give<uint64_t>(std::move(tickets), {n}),
           give_locations(std::move(locations))};
@@ -284,7 +285,7 @@ void bind_pool(nb::module_& m) {
       .def("publish", publish, "keys"_a.noconvert(), "pieces"_a.noconvert(), "timeout"_a = kNoHurry)
       .def("fetch", fetch, "keys"_a.noconvert(), "pieces"_a.noconvert())
       .def("lookup", lookup, "keys"_a.noconvert())
-      .def("pin", pin, "keys"_a.noconvert(), "lease_seconds"_a)
+      .def("pin", pin, "keys"_a.noconvert(), "lease_seconds"_a, "most_bytes"_a = UINT64_MAX)
       .def("unpin", unpin, "tickets"_a.noconvert())
       .def("touch", touch, "keys"_a.noconvert())
       .def("retract", retract, "keys"_a.noconvert())

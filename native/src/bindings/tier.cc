@@ -4,7 +4,10 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 
+#include <future>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
@@ -19,7 +22,8 @@ namespace {
 using Bytes = Array<uint8_t>;
 
 std::shared_ptr<Tier> start_tier(std::shared_ptr<Pool> pool, uint64_t owner, uint64_t boot, int write,
-                                 int admission, uint64_t queue_size, uint64_t warm_rate) {
+                            int admission, uint64_t queue_size, uint64_t warm_rate,
+                            std::shared_ptr<Guests> guests) {
   TierOptions options;
   options.write = static_cast<WritePolicy>(write);
   options.admission = static_cast<Admission>(admission);
@@ -27,6 +31,7 @@ std::shared_ptr<Tier> start_tier(std::shared_ptr<Pool> pool, uint64_t owner, uin
   options.boot = boot;
   options.queue_size = queue_size;
   options.warm_rate = warm_rate;
+  options.guests = std::move(guests);
   std::shared_ptr<Tier> tier = Tier::start(std::move(pool), options);
   if (!tier) throw std::runtime_error("the system has no thread to give to the disk tier");
   return tier;
@@ -84,6 +89,22 @@ void warm(Tier& tier, const KeyArray& keys) {
   tier.promote(std::move(wanted), {}, Deadline::after(0), [](const auto&, const auto&) {});
 }
 
+// Waits for `seconds` at most. Returns which of them are in the pool then.
+Bytes promote(Tier& tier, const KeyArray& keys, double seconds) {
+  const Key* data = require_keys(keys);
+  std::vector<Key> wanted(data, data + keys.shape(0));
+  const size_t n = wanted.size();
+  std::vector<uint8_t> found;
+  {
+    const nb::gil_scoped_release unlocked;
+    auto answer = std::make_shared<std::promise<std::vector<uint8_t>>>();
+    tier.promote(std::move(wanted), {}, Deadline::after(seconds),
+                 [answer](std::vector<uint8_t> there, const auto&) { answer->set_value(std::move(there)); });
+    found = answer->get_future().get();
+  }
+  return give<uint8_t>(std::move(found), {n});
+}
+
 Bytes drain_changed(Tier& tier, size_t limit) {
   std::vector<Key> keys;
   {
@@ -115,7 +136,7 @@ void bind_tier(nb::module_& m) {
       m, "Tier",
       "What moves pages between a pool and a disk store. See p2pkv/disk/tier.py and native/src/disk/tier.h.")
       .def(nb::new_(&start_tier), "pool"_a, nb::kw_only(), "owner"_a, "boot"_a, "write"_a, "admission"_a,
-           "queue_size"_a, "warm_rate"_a)
+           "queue_size"_a, "warm_rate"_a, "guests"_a.none() = nb::none())
       .def("set_boot", &Tier::set_boot, "boot"_a)
       .def("attach", attach, "pool"_a, "store"_a)
       .def("note_published", tell<&Tier::note_published>, "keys"_a.noconvert())
@@ -123,6 +144,7 @@ void bind_tier(nb::module_& m) {
       .def("locate", locate_stored, "keys"_a.noconvert())
       .def("contains", tier_contains, "keys"_a.noconvert())
       .def("warm", warm, "keys"_a.noconvert())
+      .def("promote", promote, "keys"_a.noconvert(), "seconds"_a)
       .def("drain_changed", drain_changed, "limit"_a)
       .def("forget", tell<&Tier::forget>, "keys"_a.noconvert())
       .def("clear", &Tier::clear, Released())

@@ -163,6 +163,18 @@ void Tier::forget_older(DiskStore& disk, const std::vector<CatalogEntry>& entrie
   }
 }
 
+// Gives the pins of other nodes' pages back, as if they were not there.
+void Tier::leave_out_guests(const std::vector<Key>& keys, const std::vector<Location>& locations,
+                            std::vector<uint8_t>* found, std::vector<uint64_t>* tickets) {
+  if (options_.guests == nullptr) return;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if ((*found)[i] == 0 || !options_.guests->has(keys[i], locations[i].generation)) continue;
+    uint8_t held = 0;
+    pool_->unpin(&(*tickets)[i], 1, &held);
+    (*found)[i] = 0;
+  }
+}
+
 // Returns how many were taken; `left` gets those that there was no room for, in the queue or in the pool's
 // pins.
 size_t Tier::write_pinned(DiskStore& disk, const std::vector<Key>& keys, uint64_t* room,
@@ -173,6 +185,7 @@ size_t Tier::write_pinned(DiskStore& disk, const std::vector<Key>& keys, uint64_
   std::vector<Location> locations(n);
   const uint64_t since = disk.now();
   pool_->pin(keys.data(), n, kPinSeconds, found.data(), tickets.data(), locations.data());
+  leave_out_guests(keys, locations, &found, &tickets);
   std::vector<Key> offered;
   std::vector<Key> unpinned;
   std::vector<Piece> pages;
@@ -219,13 +232,15 @@ size_t Tier::write_pinned(DiskStore& disk, const std::vector<Key>& keys, uint64_
 }
 
 // Adds to `left` those pages without a pin that are in the pool and so can wait for one. The others were
-// evicted or taken back.
+// evicted or taken back, or are not to be written.
 void Tier::keep_present(const std::vector<Key>& keys, std::vector<Key>* left) {
   std::vector<uint8_t> found(keys.size());
   std::vector<Location> locations(keys.size());
   pool_->lookup(keys.data(), keys.size(), found.data(), locations.data());
   for (size_t i = 0; i < keys.size(); ++i) {
-    if (found[i] != 0) left->push_back(keys[i]);
+    const bool is_guest =
+        found[i] != 0 && options_.guests != nullptr && options_.guests->has(keys[i], locations[i].generation);
+    if (found[i] != 0 && !is_guest) left->push_back(keys[i]);
   }
 }
 

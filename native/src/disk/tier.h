@@ -19,6 +19,7 @@
 #include "disk/use_sketch.h"
 #include "page/location.h"
 #include "page/promoter.h"
+#include "pool/guests.h"
 #include "pool/pool.h"
 
 namespace p2pkv {
@@ -37,6 +38,8 @@ struct TierOptions {
   uint64_t boot = 0;                  // likewise
   uint64_t queue_size = 64 << 20;     // bytes of pool that waiting writes may pin; a quarter of it at most
   uint64_t warm_rate = 256ull << 20;  // bytes a second that are loaded for nobody who waits, at most
+  // What is another node's is not written: the disk would not know when that node takes it back.
+  std::shared_ptr<Guests> guests;
 };
 
 // Only grow; mirrored by name in `stats()`.
@@ -111,6 +114,8 @@ class Tier : public Promoter {
   disk::DiskStore* store() const { return store_.load(std::memory_order_acquire); }
   uint64_t queue_limit() const;
   size_t offer(const Key* keys, size_t n, uint64_t limit, std::vector<Key>* left);
+  void leave_out_guests(const std::vector<Key>& keys, const std::vector<Location>& locations,
+                        std::vector<uint8_t>* found, std::vector<uint64_t>* tickets);
   size_t write_pinned(disk::DiskStore& store, const std::vector<Key>& keys, uint64_t* room,
                       std::vector<Key>* left);
   void keep_present(const std::vector<Key>& keys, std::vector<Key>* left);

@@ -309,6 +309,22 @@ void Pool::retract(const Key* keys, size_t n, uint8_t* found, Location* location
   }
 }
 
+size_t Pool::retract_exactly(const Key* keys, const uint64_t* generations, size_t n) {
+  size_t n_retracted = 0;
+  {
+    const Lock lock(mutex_);
+    for (size_t i = 0; i < n; ++i) {
+      const uint32_t granule = pages_.find(keys[i]);
+      if (granule == PageTable::kNone || pages_[granule].generation != generations[i]) continue;
+      log_.push(keys[i], location_of(granule));
+      take_out(granule);
+      ++n_retracted;
+    }
+  }
+  if (n_retracted > 0) log_.announce();
+  return n_retracted;
+}
+
 // By place and not by age: what is there throughout is met exactly once, whatever is used or published
 // between the turns.
 uint64_t Pool::purge() {

@@ -134,6 +134,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Takes pages out; `locations` are where they were. Readers find them stale from then on; a held page's
   // block is freed when the last hold goes.
   void retract(const Key* keys, size_t n, uint8_t* found, Location* locations);
+  // Takes out those pages that still have these generations, logging them as evicted; returns their number.
+  size_t retract_exactly(const Key* keys, const uint64_t* generations, size_t n);
   // Takes out all pages that are there when it is called, and maybe some that are published meanwhile,
   // logging them as evicted; returns their number.
   uint64_t purge();

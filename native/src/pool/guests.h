@@ -1,0 +1,141 @@
+// Guests: pages of other nodes in this node's pool, and how they go when their source takes them back.
+//
+// A node that prefetches *follows* the nodes it reads from: each keeps a number that grows with everything it
+// takes back, tells its followers what that was, and they take out what they had from it. docs/design.md,
+// "Guests", says why nothing that was taken back is found after that.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include "page/location.h"
+#include "page/namespace_epochs.h"
+#include "pool/pool.h"
+
+namespace p2pkv {
+
+// What a source has taken back so far, by its own count. `log` is another one after each start of a node.
+struct TakenBack {
+  uint64_t log;
+  uint64_t number;
+};
+
+// A page as a follower names it: the one that has this key and this generation.
+struct FollowedPage {
+  Key key;
+  uint64_t generation;
+};
+static_assert(sizeof(FollowedPage) == 24);
+
+// What a source tells its followers: what it took back since it was at `before`. Mirrors TAKE_BACK in
+// p2pkv/control/wire.py.
+struct TakeBack {
+  uint64_t source;
+  uint64_t log;
+  uint64_t before;
+  uint64_t number;
+  uint64_t is_all;  // 1: every page, and no keys follow
+};
+static_assert(sizeof(TakeBack) == 40);
+
+// Under which count of its source's the bytes of a page were read.
+struct Origin {
+  uint64_t source;
+  TakenBack since;
+};
+static_assert(sizeof(Origin) == 24);
+
+// What became of one page of a `store`. Mirrors StoreStatus in p2pkv/cache/guests.py.
+enum class StoreStatus : uint8_t {
+  kStored = 0,
+  kExists = 1,     // another one is there under this key, and stays
+  kNoRoom = 2,     // or it is larger than the pool
+  kTakenBack = 3,  // its source has taken something back meanwhile, or its namespace was bumped
+  kChanged = 4,    // its bytes have another checksum
+};
+
+// Thread-safe. Lock order: this one's mutex, then the pool's.
+class Guests {
+ public:
+  // Beyond it nobody new may follow this node: each is told of everything that is taken back.
+  static constexpr size_t kMostFollowers = 4096;
+
+  struct Stats {
+    uint64_t pages;           // guests that are there, or were until they were evicted lately
+    uint64_t n_taken_back;    // that went because their source took them back; only grows
+    uint64_t n_sources_lost;  // times that all of a source went, since nobody knew what it had taken back
+  };
+
+  Guests(std::shared_ptr<Pool> pool, std::shared_ptr<NamespaceEpochs> epochs);
+
+  // --- this node as the source of others' guests
+
+  // Has `follower` told of what is taken back from now on, and says which pages are this node's own, so
+  // that it will be told of them. False if there are too many followers.
+  bool follow(uint64_t follower, const FollowedPage* pages, size_t n, uint8_t* is_own, TakenBack* known);
+  // Counts that something was taken back, which is out of sight already. Returns the count after it.
+  TakenBack count_taken_back();
+  std::vector<uint64_t> followers();
+
+  // --- this node as the holder of guests
+
+  // Takes what a source has answered to a follow. Its guests stay if nothing can have been missed.
+  void followed(uint64_t source, TakenBack known);
+  // Takes out what a source says that it took back.
+  void take_back(const TakeBack& told, const Key* keys, size_t n);
+  // Copies pages into the pool, with their lengths and checksums as `locations` say, whose bytes lie at
+  // `addresses`. Nothing is stored of an epoch that is over. What is stored can be read at `locations` then.
+  void store(const Key* keys, const int64_t* addresses, const Origin* origins, size_t n, uint64_t epoch,
+             Location* locations, StoreStatus* statuses);
+  // Whether the page with this key and generation is a guest.
+  bool has(const Key& key, uint64_t generation);
+  // Takes out the guests among these pages; returns how many there were. Costs nothing while nothing was
+  // ever stored.
+  size_t take_out(const Key* keys, size_t n);
+  // The sources whose guests are here, after those that the pool has evicted were forgotten. What was
+  // `followed` but not stored yet is forgotten too: one thread follows, stores and calls this.
+  std::vector<uint64_t> sources();
+
+  Stats stats();
+
+ private:
+  struct Guest {
+    uint64_t source;
+    uint64_t generation;
+  };
+  struct Source {
+    TakenBack heard;
+    uint64_t behind = 0;  // what it said it was at, above `heard`, when it was last asked
+    size_t n_pages = 0;
+  };
+
+  // All below with the lock.
+  bool is_guest(const Key& key, uint64_t generation) const;
+  bool may_store(const Origin& origin, uint64_t epoch) const;
+  std::vector<Key> keys_of(uint64_t source) const;
+  void forget(const Key& key);
+  void forget_evicted();
+  size_t remove(const std::vector<Key>& keys);
+  void lose(uint64_t source, TakenBack known);
+
+  const std::shared_ptr<Pool> pool_;
+  const std::shared_ptr<NamespaceEpochs> epochs_;
+  const uint64_t log_;
+  std::atomic<bool> is_used_{false};  // something was stored, ever
+  std::mutex mutex_;                  // guards all below
+  uint64_t number_ = 0;
+  std::set<uint64_t> followers_;
+  std::unordered_map<Key, Guest, KeyHash> guests_;
+  std::map<uint64_t, Source> sources_;
+  uint64_t n_taken_back_ = 0;
+  uint64_t n_sources_lost_ = 0;
+};
+
+}  // namespace p2pkv
