@@ -29,6 +29,13 @@ U32 = struct.Struct("<I")
 EPOCH = struct.Struct("<16sQ")
 """The digest of a namespace's name, zeros for every namespace, and its epoch."""
 
+U64 = struct.Struct("<Q")
+TAKEN_BACK = struct.Struct("<QQ")
+"""A node's log, another one after each start, and how often it has taken something back."""
+TAKE_BACK = struct.Struct("<QQQQQ")
+"""Whose it was, its log, its number before and after, and 1 if it was everything; mirrors ``TakeBack``."""
+FOLLOWED_PAGE = np.dtype([("key", "u1", 16), ("generation", "<u8")])
+
 PUT_ENTRY = np.dtype([("key", "u1", 16), ("sequence", "<u8"), ("location", LOCATION)])
 DROP_ENTRY = np.dtype(
     [("key", "u1", 16), ("sequence", "<u8"), ("owner", "<u8"), ("boot", "<u8"), ("generation", "<u8")]
@@ -51,6 +58,9 @@ class Kind(IntEnum):
     CHECK = 11
     EPOCHS = 12
     LOCATE = 13
+    FOLLOW = 14
+    TAKE_BACK = 15
+    HAND_OVER = 16
 
 
 REPLY = 0x8000

@@ -24,6 +24,8 @@ from pair import Pair
 
 N_MESSAGES = 150
 RECORDS = {Kind.GET: 16, Kind.PUT: 88, Kind.DROP: 48, Kind.PROMOTE: 32}
+HEADED = {Kind.FOLLOW: (8, 24), Kind.TAKE_BACK: (40, 16), Kind.HAND_OVER: (16, 16)}
+"""Bytes that come first, and of each record after them."""
 TRANSPORTS = ["shm", "tcp", "directory", "links", "verbs", "none", "x" * 65, ""]
 COUNTS = [0, 1, 2, 3, 8192, 8193, 2**31, 2**32 - 1]
 
@@ -112,6 +114,11 @@ def _body(kind: int, rng: random.Random) -> tuple[bytes, int]:
         name = rng.choice(TRANSPORTS).encode()
         n = len(name) if rng.random() < 0.8 else rng.choice(COUNTS)
         return struct.pack("<I", n) + name + rng.randbytes(rng.choice([0, 8, 32, 80, 4096])), 1
+    if kind in HEADED:
+        head, size = HEADED[Kind(kind)]
+        n = rng.choice([0, 1, 5, 300])
+        body = _record(16 + head, rng)[16:] + b"".join(_record(size, rng) for _ in range(n))
+        return body, n if rng.random() < 0.8 else rng.choice(COUNTS)
     return rng.randbytes(rng.choice([0, 1, 8, 32, 5000])), rng.choice(COUNTS)
 
 

@@ -22,6 +22,7 @@
 #include "directory/server.h"
 #include "disk/tier.h"
 #include "offers/transfers.h"
+#include "pool/guests.h"
 #include "transports/transport.h"
 
 namespace nb = nanobind;
@@ -167,6 +168,12 @@ void bind_loop(nb::module_& m) {
           "serve_promotions",
           [](BoundLoop& self, std::shared_ptr<Tier> tier) { self.native->serve_promotions(std::move(tier)); },
           "tier"_a.none())
+      .def(
+          "serve_guests",
+          [](BoundLoop& self, std::shared_ptr<Guests> guests) {
+            self.native->serve_guests(std::move(guests));
+          },
+          "guests"_a.none())
       .def(
           "unbind",
           [](BoundLoop& self, const std::string& address) {

@@ -116,6 +116,13 @@ void ControlLoop::answer(const std::string& peer, const Header& header, wire::Re
       return counters(peer, header, body);
     case Kind::kEpochs:
       return epochs(peer, header, body);
+    case Kind::kFollow:
+      return follow(peer, header, body);
+    case Kind::kTakeBack:
+      return take_back(peer, header, body);
+    case Kind::kHandOver:
+      if (guests() == nullptr) return refuse(peer, header, ReplyStatus::kRefused, "it has no cache");
+      return queue({Kind::kHandOver, route_to(peer, header), std::string(body.rest())});
     default:
       return refuse(peer, header, ReplyStatus::kMalformed, "unknown kind of request");
   }
@@ -222,6 +229,44 @@ void ControlLoop::epochs(const std::string& peer, const Header& header, wire::Re
   std::string reply;
   for (const NamespaceEpoch& epoch : known) wire::append(reply, epoch);
   send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, static_cast<uint32_t>(known.size())), reply);
+}
+
+void ControlLoop::serve_guests(std::shared_ptr<Guests> guests) {
+  const std::lock_guard lock(mutex_);
+  guests_ = std::move(guests);
+}
+
+std::shared_ptr<Guests> ControlLoop::guests() {
+  const std::lock_guard lock(mutex_);
+  return guests_;
+}
+
+void ControlLoop::follow(const std::string& peer, const Header& header, wire::Reader body) {
+  const auto follower = body.value<uint64_t>();
+  std::vector<FollowedPage> pages;
+  if (!follower || !wire::take_records(body, header.count, &pages)) {
+    return refuse(peer, header, ReplyStatus::kMalformed, "wrong length of a follow");
+  }
+  const std::shared_ptr<Guests> guests = this->guests();
+  std::vector<uint8_t> is_own(pages.size());
+  TakenBack known{};
+  if (guests == nullptr || !guests->follow(*follower, pages.data(), pages.size(), is_own.data(), &known)) {
+    return refuse(peer, header, ReplyStatus::kRefused, "this node has no pages, or too many followers");
+  }
+  std::string reply;
+  wire::append(reply, known);
+  reply.append(reinterpret_cast<const char*>(is_own.data()), is_own.size());
+  send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, header.count), reply);
+}
+
+void ControlLoop::take_back(const std::string& peer, const Header& header, wire::Reader body) {
+  const auto told = body.value<TakeBack>();
+  std::vector<Key> keys;
+  if (!told || !wire::take_records(body, header.count, &keys)) {
+    return refuse(peer, header, ReplyStatus::kMalformed, "wrong length of a take back");
+  }
+  if (const auto guests = this->guests()) guests->take_back(*told, keys.data(), keys.size());
+  send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, 0), {});
 }
 
 void ControlLoop::queue(ControlEvent event) {

@@ -2,8 +2,8 @@
 // handshakes without the interpreter, so that an engine that holds its GIL for seconds is neither suspected
 // nor noticed.
 //
-// What needs Python (a peer's view, a handshake for a transport written in Python, the counters) is queued
-// for it; a view is nevertheless answered at once with the one last set.
+// What needs Python (a peer's view, a handshake for a transport written in Python, the counters, pages that
+// are handed over) is queued for it; a view is nevertheless answered at once with the one last set.
 #pragma once
 
 #include <array>
@@ -22,6 +22,7 @@
 #include "net/acceptor.h"
 #include "net/wire.h"
 #include "page/namespace_epochs.h"
+#include "pool/guests.h"
 
 namespace p2pkv {
 
@@ -68,6 +69,9 @@ class ControlLoop {
   // Hands promotions to `promoter` from now on; null: there is no disk tier.
   void serve_promotions(std::shared_ptr<Promoter> promoter);
 
+  // Has `guests` answer who follows this node, and hear what those take back that it follows; null: nobody.
+  void serve_guests(std::shared_ptr<Guests> guests);
+
   // Binds one more address. 0 or an errno; blocks until the loop has done it.
   int bind(const std::string& address);
   // Gives an address up that was bound so; likewise.
@@ -109,6 +113,9 @@ class ControlLoop {
   void exchange(const std::string& peer, const wire::Header& header, wire::Reader body);
   void counters(const std::string& peer, const wire::Header& header, wire::Reader body);
   void epochs(const std::string& peer, const wire::Header& header, wire::Reader body);
+  void follow(const std::string& peer, const wire::Header& header, wire::Reader body);
+  void take_back(const std::string& peer, const wire::Header& header, wire::Reader body);
+  std::shared_ptr<Guests> guests();
   void queue(ControlEvent event);
   int rebind(BindRequest request);
   void send_from_anywhere(Frames frames);
@@ -126,6 +133,7 @@ class ControlLoop {
   std::map<std::string, Served> served_;
   std::shared_ptr<DirectoryServer> directory_;
   std::shared_ptr<Promoter> promoter_;
+  std::shared_ptr<Guests> guests_;
   std::map<wire::Kind, Queue> queues_;
   std::deque<Frames> outgoing_;
   std::deque<BindRequest*> binds_;

@@ -35,7 +35,10 @@ enum class Kind : uint16_t {
   kGossip = 10,
   kCheck = 11,
   kEpochs = 12,
-  kLocate = 13,     // as kGet; the locations of the answer come by columns
+  kLocate = 13,  // as kGet; the locations of the answer come by columns
+  kFollow = 14,
+  kTakeBack = 15,
+  kHandOver = 16,
   kReply = 0x8000,  // set in the kind of every reply
 };
 
