@@ -17,6 +17,12 @@ READINGS = {
     "p2pkv_pool_used_bytes": "Bytes of allocated blocks",
     "p2pkv_pool_pinned_bytes": "Bytes of blocks held by pins",
     "p2pkv_pool_pages": "Committed pages",
+    "p2pkv_pins_bytes": "Bytes of blocks held by pins that calls asked for",
+    "p2pkv_guest_pages": "Pages of other nodes in the pool",
+    "p2pkv_taken_back_guests_total": "Pages of other nodes taken out because these took them back",
+    "p2pkv_lost_sources_total": "Times all pages of a node were taken out, for word of it had been missed",
+    "p2pkv_followers": "Nodes that have asked to be told what this one takes back",
+    "p2pkv_prefetches": "Prefetches that wait or are under way",
     "p2pkv_stored_pages_total": "Pages copied into the pool",
     "p2pkv_evicted_pages_total": "Pages evicted or purged from the pool",
     "p2pkv_no_room_pages_total": "Pages the pool had no room for",
@@ -206,6 +212,23 @@ class Metrics:
             "p2pkv_unpublished_pages", "Pages that could not be published", "reason"
         )
         """``reason``: no_room, no_directory, timed_out; device, not copied from it or not in time."""
+        self.prefetched_pages = self._counter(
+            "p2pkv_prefetched_pages", "Pages of prefetches and of hand-overs from others", "outcome"
+        )
+        """``outcome``: those of :class:`~p2pkv.PrefetchOutcome`."""
+        self.prefetched_bytes = self._counter(
+            "p2pkv_prefetched_bytes", "Bytes of pages brought from other nodes into the pool"
+        )
+        self.handed_over_pages = self._counter(
+            "p2pkv_handed_over_pages", "Pages that another node was asked to prefetch", "outcome"
+        )
+        """``outcome``: accepted, refused."""
+        self.pinned_pages = self._counter("p2pkv_pinned_pages", "Pages that calls asked to pin", "outcome")
+        """``outcome``: pinned, absent, no_room."""
+        self.unheard_take_backs = self._counter(
+            "p2pkv_unheard_take_backs",
+            "Times a node with pages of this one did not say in time that it took them out",
+        )
         self.staged_bytes = self._counter(
             "p2pkv_staged_bytes",
             "Bytes of pages copied between device memory and its staging",

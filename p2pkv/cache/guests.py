@@ -1,0 +1,191 @@
+"""What nodes tell each other about guests: pages of one that lie in another's pool as well.
+
+Who reads pages to keep them *follows* their owner, and is told by it what it takes back. Both are answered by native
+threads (``native/src/pool/guests.h``, which has the rules); this is the side that asks and tells.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pkv import _native
+from p2pkv.control.sockets import ControlClient, Request
+from p2pkv.control.wire import FOLLOWED_PAGE, MAX_ENTRIES, TAKE_BACK, TAKEN_BACK, U64, Kind, Reply
+from p2pkv.directory.view import Member
+from p2pkv.metrics import Metrics
+from p2pkv.page import Keys, Locations
+
+Members = Callable[[], Mapping[int, Member]]
+"""Returns those in the view, but for this node, by their keys."""
+
+_LOOK_S = 0.05
+"""How often who waits for answers looks whether he waits for somebody who is a member no more."""
+_YOUNG_S = 5.0
+"""For so long after its start a node tells every member what it takes back: those who hold pages of its earlier run
+follow it only when they have met it."""
+
+
+class StoreStatus(IntEnum):
+    """What became of a page that was to be stored as a guest. Mirrors ``StoreStatus`` of the core."""
+
+    STORED = 0
+    EXISTS = 1
+    NO_ROOM = 2
+    TAKEN_BACK = 3
+    CHANGED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What an owner has answered to a follow."""
+
+    log: int
+    number: int
+    is_own: NDArray[np.bool_]
+    """``(n,)``: which of the pages it was asked for are its own, where they were said to be."""
+
+
+class Sources:
+    """The nodes whose pages this one holds. Used by one thread, as the native side asks for."""
+
+    def __init__(self, own_key: int, native: _native.Guests, client: ControlClient, members: Members) -> None:
+        self._own_key = own_key
+        self._native = native
+        self._client = client
+        self._members = members
+
+    def follow(self, ids: Keys, locations: Locations, deadline: float) -> dict[int, Word]:
+        """Have the owners of these pages tell this node what they take back; return their answers by node key.
+
+        From an answer on, whatever is read and stored under it goes when its owner takes it back. Who does not answer
+        by the deadline, or knows nothing of guests, is left out.
+        """
+        members = self._members()
+        owners: list[int] = []
+        requests: list[Request] = []
+        for owner in np.unique(locations["owner"]).tolist():
+            if (member := members.get(owner)) is None:
+                continue
+            mine = locations["owner"] == owner
+            pages = np.zeros(int(mine.sum()), FOLLOWED_PAGE)
+            pages["key"], pages["generation"] = ids[mine], locations["generation"][mine]
+            owners.append(owner)
+            requests.append(self._request(member, pages.tobytes(), len(pages)))
+        words = {}
+        with self._client.send(requests) as calls:
+            for index, reply in calls.replies(deadline - time.monotonic()):
+                word = self._take(owners[index], reply, requests[index].count)
+                if word is not None:
+                    words[owners[index]] = word
+        return words
+
+    def poll(self, deadline: float) -> int:
+        """Ask all whose guests are here what they have taken back; return how many there are.
+
+        What one of them has said meanwhile and was not heard here costs all its guests.
+        """
+        sources, members = self._native.sources(), self._members()
+        # one that is gone can take nothing back; it is asked when it is here again
+        present = [source for source in sources if source in members]
+        with self._client.send([self._request(members[source], b"", 0) for source in present]) as calls:
+            for index, reply in calls.replies(deadline - time.monotonic()):
+                self._take(present[index], reply, 0)
+        return len(sources)
+
+    def _request(self, member: Member, pages: bytes, n_pages: int) -> Request:
+        body = U64.pack(self._own_key) + pages
+        return Request(member.address, Kind.FOLLOW, body, count=n_pages, boot=member.boot_epoch)
+
+    def _take(self, source: int, reply: Reply, n_pages: int) -> Word | None:
+        if not reply.ok or len(reply.body) != TAKEN_BACK.size + n_pages:
+            return None
+        log, number = TAKEN_BACK.unpack_from(reply.body)
+        self._native.followed(source, log, number)
+        return Word(log, number, np.frombuffer(reply.body, np.uint8, offset=TAKEN_BACK.size).astype(bool))
+
+
+class Followers:
+    """Those who hold pages of this node. Thread-safe."""
+
+    def __init__(
+        self,
+        own_key: int,
+        native: _native.Guests,
+        client: ControlClient,
+        members: Members,
+        metrics: Metrics,
+    ) -> None:
+        self._own_key = own_key
+        self._native = native
+        self._client = client
+        self._members = members
+        self._metrics = metrics
+        self._young_until = time.monotonic() + _YOUNG_S
+        # Held while followers are told, so that they hear in the order of the numbers. One that hears of a later one
+        # first takes a word for lost, and loses more than it need.
+        self._telling = threading.Lock()
+
+    def tell(self, ids: Keys | None, deadline: float) -> None:
+        """Tell who follows this node that it has taken these pages back, or all of them; they are gone here already.
+
+        Blocks until every member among them has taken out what it had, or for as long as the deadline allows. Those who
+        have not answered by then are told when they answer again, and may find the pages until then.
+        """
+        n_unheard = 0
+        with self._in_turn(deadline):
+            for batch in _batches(ids):
+                n_unheard += self._tell(batch, deadline)
+        if n_unheard:
+            self._metrics.unheard_take_backs.inc(n_unheard)
+
+    def _tell(self, ids: Keys | None, deadline: float) -> int:
+        # Counted first: who follows from now on reads nothing of what is gone.
+        log, number = self._native.count_taken_back()
+        members = self._members()
+        keys = self._native.followers() if time.monotonic() > self._young_until else members
+        waiting = {index: members[key] for index, key in enumerate(key for key in keys if key in members)}
+        body, count = TAKE_BACK.pack(self._own_key, log, number - 1, number, ids is None), 0
+        if ids is not None:
+            body, count = body + ids.tobytes(), len(ids)
+        requests = [
+            Request(m.address, Kind.TAKE_BACK, body, count=count, boot=m.boot_epoch) for m in waiting.values()
+        ]
+        with self._client.send(requests) as calls:
+            while calls.are_pending() and (left := deadline - time.monotonic()) > 0:
+                answer = calls.next(min(_LOOK_S, left))
+                if answer is not None:
+                    del waiting[answer[0]]
+                elif self._n_present(waiting) == 0:
+                    break
+        return self._n_present(waiting)
+
+    def _n_present(self, waiting: Mapping[int, Member]) -> int:
+        """Return how many of them are members still, as they were."""
+        present = {(member.node_id, member.boot_epoch) for member in self._members().values()}
+        return sum((member.node_id, member.boot_epoch) in present for member in waiting.values())
+
+    @contextmanager
+    def _in_turn(self, deadline: float) -> Iterator[None]:
+        """Wait for those who tell at this moment, but not beyond the deadline: late is better than never."""
+        is_mine = self._telling.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        try:
+            yield
+        finally:
+            if is_mine:
+                self._telling.release()
+
+
+def _batches(ids: Keys | None) -> Iterator[Keys | None]:
+    if ids is None:
+        yield None
+        return
+    for first in range(0, len(ids), MAX_ENTRIES):
+        yield ids[first : first + MAX_ENTRIES]
