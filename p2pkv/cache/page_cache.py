@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from p2pkv import _native
 from p2pkv.cache.call import PageCall, check_call
 from p2pkv.cache.device_rounds import DevicePages
+from p2pkv.cache.guests import Followers
 from p2pkv.cache.warmer import Warmer
 from p2pkv.directory.asking import do_nothing
 from p2pkv.directory.client import DirectoryClient, Lease
@@ -28,7 +29,7 @@ from p2pkv.errors import UsageError
 from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
 from p2pkv.metrics import Metrics
-from p2pkv.page import Keys, Namespace, Outcomes, Pages, as_locations
+from p2pkv.page import Keys, Namespace, Outcomes, Pages, Pieces, as_locations
 from p2pkv.peers.connections import PeerConnections
 from p2pkv.pool import Pool, PoolStatus
 
@@ -61,8 +62,12 @@ class PageCache:
         metrics: Metrics,
         devices: DeviceMemory,
         tier: DiskTier | None = None,
+        guests: _native.Guests,
+        followers: Followers,
     ) -> None:
-        self._namespace = namespace
+        self.namespace = namespace
+        self._guests = guests
+        self._followers = followers
         self._pool = pool
         self._directory = directory
         self._registrations = registrations
@@ -99,12 +104,22 @@ class PageCache:
 
         Pages of an ``epoch`` that is over are not stored.
         """
-        in_epoch, ids = self._hash(keys)
+        in_epoch, ids = self.hash(keys)
         call = check_call(ids, pages, self._registrations.table, stream, writable=False)
         self._check_room(call)
         if epoch is not None and epoch != in_epoch:
             self._metrics.count(self._metrics.unpublished_pages, "epoch", len(ids))
             return np.zeros(len(ids), np.uint8)
+        # What is published here is this node's own: it must not go when a page of another's does.
+        self._guests.take_out(call.ids)
+        outcomes = self._publish(call, deadline)
+        for _ in range(_ROUNDS):  # one came between the two, and was taken for what is published here
+            if not self._guests.take_out(call.ids):
+                break
+            outcomes = self._publish(call, deadline)
+        return outcomes
+
+    def _publish(self, call: PageCall, deadline: float) -> Outcomes:
         if call.device_of is not None:
             return self._publish_from_device(call, deadline)
         outcomes, n_readable, nbytes, n_late, may_be_gone = self._directory.publish(
@@ -160,7 +175,7 @@ class PageCache:
 
     def exists(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
         """Say which pages some live node has; their locations are remembered for the fetch that follows."""
-        _, ids = self._hash(keys)
+        _, ids = self.hash(keys)
         outcomes, _ = self._pool.lookup(ids)
         rows = np.flatnonzero(outcomes == 0)
         if len(rows) and self._tier is not None:
@@ -199,7 +214,7 @@ class PageCache:
             # Most calls are of this kind, and most of them need no more than this one call of native code.
             table, left = self._registrations.table.native, deadline - time.monotonic()
             found = self._sources.fetch_rows(
-                self._namespace.prefix, keys, pages, table, left, left * _DISK_SHARE
+                self.namespace.prefix, keys, pages, table, left, left * _DISK_SHARE
             )
             if found is not None:
                 outcomes, batch, lengths_agree, has_read = found
@@ -214,7 +229,7 @@ class PageCache:
         return self._device_pages.fetch(call, self._fetch, deadline)
 
     def _to_be_fetched(self, keys: Sequence[str | bytes], pages: Pages, stream: int | None) -> PageCall:
-        return check_call(self._hash(keys)[1], pages, self._registrations.table, stream, writable=True)
+        return check_call(self.hash(keys)[1], pages, self._registrations.table, stream, writable=True)
 
     def _fetch(self, call: PageCall, deadline: float) -> Outcomes:
         """Bring pages into host memory, wherever in it they are to be."""
@@ -246,6 +261,18 @@ class PageCache:
                 break
         for reason, n_pages in zip(_MISS_REASONS, batch.misses(), strict=True):
             self._metrics.count(self._metrics.missed_pages, reason, n_pages)
+        return batch.outcomes()
+
+    def read_located(self, ids: Keys, pages: Pieces, raw: NDArray[np.uint8], deadline: float) -> Outcomes:
+        """Read pages of peers from where they are said to lie, and from nowhere else.
+
+        ``raw`` is ``(n, 64)``. Returns as :meth:`fetch` does; what is not there any more is a miss, and not looked up.
+        """
+        call = check_call(ids, pages, self._registrations.table, None, writable=True)
+        batch = _native.FetchBatch(call.ids, call.pieces, call.memory_of)
+        n = len(ids)
+        batch.locate(np.arange(n), np.ones(n, np.uint8), raw, self._shard, self.locations)
+        self._sources.read(batch, call.table.native, deadline - time.monotonic())
         return batch.outcomes()
 
     def _locate(self, batch: _native.FetchBatch, deadline: float) -> None:
@@ -286,7 +313,7 @@ class PageCache:
 
     def retract(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
         """Take back pages that this node published; ``HIT`` for those it had."""
-        _, ids = self._hash(keys)
+        _, ids = self.hash(keys)
         on_disk = np.zeros(len(ids), np.uint8)
         if self._tier is not None:
             # before the pool: its eviction would be announced as a page on disk
@@ -299,6 +326,7 @@ class PageCache:
         mask = found.astype(bool)
         if mask.any():
             self._directory.drop(ids[mask], locations[mask], deadline, by_owner=True)
+        self._followers.tell(ids, deadline)
         return found | on_disk
 
     def clear(self, deadline: float) -> int:
@@ -306,21 +334,23 @@ class PageCache:
 
         They are gone at once. The deadline is for the disk, on which that is written as well.
         """
-        if self._tier is None:
-            return self._pool.purge()
-        self._tier.clear()
+        if self._tier is not None:
+            self._tier.clear()
         n_purged = self._pool.purge()
-        self._tier.clear()  # what went from the pool to the disk, or back, between the two
-        self._tier.wait_cleared(deadline - time.monotonic())
+        if self._tier is not None:
+            self._tier.clear()  # what went from the pool to the disk, or back, between the two
+        self._followers.tell(None, deadline)
+        if self._tier is not None:
+            self._tier.wait_cleared(deadline - time.monotonic())
         return n_purged
 
     def close(self) -> None:
         """Stop warming. Idempotent."""
         self._warmer.close()
 
-    def _hash(self, keys: Sequence[str | bytes]) -> tuple[int, Keys]:
+    def hash(self, keys: Sequence[str | bytes]) -> tuple[int, Keys]:
         """Return the epoch that this call is of from here on, and the hashes of its keys."""
-        epoch, ids = self._namespace.hash_in_epoch(keys)
+        epoch, ids = self.namespace.hash_in_epoch(keys)
         if not len(ids):
             raise UsageError("the batch is empty; give at least one key")
         duplicate = _native.find_duplicate(ids)

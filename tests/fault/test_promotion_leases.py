@@ -49,7 +49,7 @@ def keys() -> list[str]:
 def ask_for_a_day(reader: Node) -> int:
     """Have all pages kept for much longer than any call takes; return how many were found."""
     cache = reader._cache
-    _, ids = cache._hash(keys())
+    _, ids = cache.hash(keys())
     _, raw = cache._directory.get(ids, time.monotonic() + 10)
     lease = Lease(86_400.0, 12345)
     found, _ = cache._directory.promote(ids, raw, time.monotonic() + 10, answer_s=5.0, lease=lease)

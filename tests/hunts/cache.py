@@ -307,7 +307,7 @@ class Cache:
 
     def tell_disk(self, keys: list[int], is_over: threading.Event) -> None:
         """Offer the pages to the disk all the time, as many publishers of the same pages do."""
-        _, ids = self.node._cache._hash(names(keys))
+        _, ids = self.node._cache.hash(names(keys))
         while not is_over.is_set():
             self.tier.note_published(ids)
 
@@ -318,7 +318,7 @@ class Cache:
             return
         pages = np.zeros((len(keys), PAGE), np.uint8)
         spans = np.stack([pages.ctypes.data + np.arange(len(keys)) * PAGE, np.full(len(keys), PAGE)], 1)
-        _, ids = self.node._cache._hash(names(keys))
+        _, ids = self.node._cache.hash(names(keys))
         began = time.monotonic()
         statuses = store.read(ids, spans.astype(np.int64), 2.0)
         self.history.check(keys, pages, (statuses == 1).astype(np.uint8), began, "the disk")

@@ -164,7 +164,7 @@ class Bursts:
             time.sleep(0.002)  # looked at again; nobody says so
 
     def in_pool(self) -> list[int]:
-        _, ids = self.node._cache._hash(names(list(range(N_KEYS))))
+        _, ids = self.node._cache.hash(names(list(range(N_KEYS))))
         return np.flatnonzero(self.node._cache._pool.lookup(ids)[0]).tolist()
 
     def lacking(self) -> str:
@@ -174,7 +174,7 @@ class Bursts:
         keys = self.in_pool()
         if not self.has_room or not keys:
             return ""
-        _, ids = self.node._cache._hash(names(keys))
+        _, ids = self.node._cache.hash(names(keys))
         gone = np.flatnonzero(self.tier.contains(ids) == 0)
         return f"the disk lacks {[keys[row] for row in gone]} of the pool" if len(gone) else ""
 
@@ -182,7 +182,7 @@ class Bursts:
         """Say which pages are nowhere and exist for a peer or for the node itself, or are there and do not."""
         assert self.reader is not None
         keys = list(range(N_KEYS))
-        _, ids = self.node._cache._hash(names(keys))
+        _, ids = self.node._cache.hash(names(keys))
         there = self.tier.locate(ids)[0].astype(bool)
         for node, who in ((self.node, "the node"), (self.reader, "a peer")):
             told = node.exists(names(keys)).astype(bool)

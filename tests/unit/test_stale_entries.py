@@ -65,7 +65,7 @@ def tier_of(node: Node) -> DiskTier:
 
 
 def ids_of(node: Node, keys: list[str]) -> Keys:
-    return node._cache._hash(keys)[1]
+    return node._cache.hash(keys)[1]
 
 
 def believe(owner: Node, locations: Locations) -> None:
