@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     __version__: str
     from p2pkv._native import SharedRegion
+    from p2pkv.cache.hand_overs import HandOver
+    from p2pkv.cache.pins import Pin
+    from p2pkv.cache.prefetch import Prefetch, PrefetchOutcome
     from p2pkv.config import Config
     from p2pkv.directory.epochs import Bump
     from p2pkv.directory.view import Member, State
@@ -41,6 +44,7 @@ __all__ = [
     "ControlError",
     "DeviceError",
     "DuplicateNodeError",
+    "HandOver",
     "Member",
     "MembershipError",
     "Memory",
@@ -50,6 +54,9 @@ __all__ = [
     "P2PKVError",
     "PeerTraffic",
     "Pieces",
+    "Pin",
+    "Prefetch",
+    "PrefetchOutcome",
     "SharedRegion",
     "State",
     "TransportError",
@@ -61,12 +68,16 @@ __all__ = [
 _HOMES = {
     "Bump": "directory.epochs",
     "Config": "config",
+    "HandOver": "cache.hand_overs",
     "Member": "directory.view",
     "Memory": "memory.registered",
     "Node": "node",
     "Outcome": "page",
     "PeerTraffic": "peers.connections",
     "Pieces": "page",
+    "Pin": "cache.pins",
+    "Prefetch": "cache.prefetch",
+    "PrefetchOutcome": "cache.prefetch",
     "SharedRegion": "_native",
     "State": "directory.view",
     "page_key": "page",

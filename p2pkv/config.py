@@ -144,6 +144,10 @@ class Config:
     prefault: str = "start"
     """When the pool's memory is touched: before the node serves (``start``), so that a shortage is an error, or
     afterwards (``behind``), so that a large node serves at once."""
+    pin_share: float = 0.25
+    """How much of the pool the pins of ``Node.pin`` may hold together; half of it at most."""
+    prefetch_share: float = 0.5
+    """How much of the pool one prefetch may fill."""
     deadline: float = 1.0
     """Seconds a call may take when it does not say otherwise."""
     replicas: int = 2
@@ -220,6 +224,8 @@ class Config:
         _set(self, "buddy_pool_size", parse_size("buddy_pool_size", self.buddy_pool_size))
         _set(self, "device_staging_size", parse_size("device_staging_size", self.device_staging_size))
         _set(self, "transfer_lease", as_number("transfer_lease", self.transfer_lease, float))
+        _set(self, "pin_share", as_number("pin_share", self.pin_share, float))
+        _set(self, "prefetch_share", as_number("prefetch_share", self.prefetch_share, float))
         _set(self, "deadline", as_number("deadline", self.deadline, float))
         _set(self, "replicas", as_number("replicas", self.replicas, int))
         _set(self, "copy_threads", as_number("copy_threads", self.copy_threads, int))
@@ -278,6 +284,9 @@ class Config:
             )
         if not 0 < self.deadline <= 3600:
             raise ConfigError(f"deadline must be above 0 and at most 3600 seconds, not {self.deadline}")
+        for name, most in (("pin_share", 0.5), ("prefetch_share", 1.0)):
+            if not 0 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} must be 0 to {most:g} of the pool, not {getattr(self, name)}")
         if not 1 <= self.directory_check <= 86400:
             raise ConfigError(f"directory_check must be 1 to 86400 seconds, not {self.directory_check}")
         for name in ("buffer_size", "buddy_pool_size"):

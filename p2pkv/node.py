@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 from p2pkv import lifetime
 from p2pkv._native import FaultyFiles
 from p2pkv.arrays.host import HostArray, SupportsCudaArray
+from p2pkv.cache.hand_overs import HandOver
 from p2pkv.cache.page_cache import PageCache
+from p2pkv.cache.pins import Pin
+from p2pkv.cache.prefetch import MAX_TIMEOUT_S, Prefetch
 from p2pkv.config import Config
 from p2pkv.directory.epochs import Bump
 from p2pkv.directory.membership.timing import Clock, SystemClock, Timing
@@ -18,6 +21,7 @@ from p2pkv.errors import UsageError
 from p2pkv.lifetime import Gate
 from p2pkv.memory.registered import Memory
 from p2pkv.page import Outcomes, Pages
+from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.node import NodeParts
 from p2pkv.peers.connections import PeerTraffic
 from p2pkv.transports.base import Transport
@@ -148,9 +152,59 @@ class Node:
             return self._cache.exists(keys, self._deadline(timeout))
 
     def retract(self, keys: Sequence[str | bytes], *, timeout: float | None = None) -> Outcomes:
-        """Take back pages that this node published: ``Outcome.HIT`` for those it had."""
+        """Take back pages that this node published: ``Outcome.HIT`` for those it had.
+
+        What others have prefetched of them goes as well, by the end of the call where its holders answer in time.
+        """
         with self._gate:
             return self._cache.retract(keys, self._deadline(timeout))
+
+    def prefetch(self, keys: Sequence[str | bytes], *, timeout: float = 30.0) -> Prefetch:
+        """Begin to bring pages that other nodes have, in memory or on disk, into this node's pool.
+
+        Returns at once; what comes of it stands in the result, which can be waited for, polled and closed. Pages are
+        brought front first, in the background, for ``timeout`` seconds at most, after the prefetches that wait already:
+        those that are here stay, those on this node's own disk come back, and others are read from their owners. One
+        prefetch fills ``prefetch_share`` of the pool at most, in the place of what was used longest ago.
+
+        What was brought is found here as what was published here is, by others too, and stays when its owner evicts
+        it or dies. If the owner takes it back (:meth:`retract`, :meth:`clear`), or the namespace is bumped, it goes
+        here as well. It does not go to this node's disk, and is not prefetched from here by a third node.
+
+        Raises :class:`~p2pkv.errors.UsageError` for an empty batch, a key twice and a timeout that is none.
+        """
+        with self._gate:
+            if isinstance(timeout, (bool, str, bytes)) or not 0 < timeout <= MAX_TIMEOUT_S:
+                raise UsageError(
+                    f"timeout must be above 0 and at most {MAX_TIMEOUT_S:.0f} seconds, not {timeout!r}"
+                )
+            epoch, ids = self._cache.hash(keys)
+            return self._caching.prefetcher.submit(ids, epoch, time.monotonic() + timeout)
+
+    def pin(self, keys: Sequence[str | bytes], ttl: float) -> Pin:
+        """Keep pages in this node's pool for ``ttl`` seconds (a day at most), whatever is published meanwhile.
+
+        Only what is in the pool now can be pinned: prefetch first. All pins together hold ``pin_share`` of the pool
+        at most, the front of the batch first; the result says which pages were pinned, and releases them.
+        A pinned page can be taken back. Never blocks.
+
+        Raises :class:`~p2pkv.errors.UsageError` for an empty batch, a key twice and a ttl that is none.
+        """
+        with self._gate:
+            return self._caching.pins.pin(self._cache.hash(keys)[1], ttl)
+
+    def hand_over(self, keys: Sequence[str | bytes], to: str, *, timeout: float | None = None) -> HandOver:
+        """Ask the node ``to`` to prefetch pages that this node has; that node reads them when it has time.
+
+        Blocks for its answer only, which says how many it accepts, and why no more if that is not all: it has as many
+        prefetches waiting as it takes, is of another namespace, of a p2pkv that knows no hand-overs, or not there.
+
+        Raises :class:`~p2pkv.errors.UsageError` for an empty batch, a key twice, and this node's own id.
+        """
+        with self._gate:
+            if to == self.node_id:
+                raise UsageError(f"{to!r} is this node itself; name another one to hand pages over to")
+            return self._caching.hand_over(keys, to, self._deadline(timeout))
 
     def clear(self) -> int:
         """Take back every page that this node published; return their number. The directory hears of it soon."""
@@ -230,11 +284,21 @@ class Node:
     def _cache(self) -> PageCache:
         caching = self._parts.caching
         if caching is None:
-            raise UsageError(
-                f"node {self.node_id} has no cache, because its pool_size is 0: it makes and takes offers only; set "
-                "pool_size to publish and fetch pages"
-            )
+            raise self._without_cache()
         return caching.cache
+
+    @property
+    def _caching(self) -> CacheParts:
+        caching = self._parts.caching
+        if caching is None:
+            raise self._without_cache()
+        return caching
+
+    def _without_cache(self) -> UsageError:
+        return UsageError(
+            f"node {self.node_id} has no cache, because its pool_size is 0: it makes and takes offers only; set "
+            "pool_size to publish and fetch pages"
+        )
 
     def _deadline(self, timeout: float | None) -> float:
         seconds = self.config.deadline if timeout is None else timeout

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from p2pkv import _native
+from p2pkv.cache.guests import Followers, Sources
+from p2pkv.cache.hand_overs import HandOver, HandOvers
 from p2pkv.cache.page_cache import PageCache
+from p2pkv.cache.pins import Pins
+from p2pkv.cache.prefetcher import Prefetcher
 from p2pkv.config import HUGE_PAGES, Config
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.channels import DirectoryChannels
@@ -17,6 +21,7 @@ from p2pkv.errors import ConfigError
 from p2pkv.kv_events.feed import LOG_CAPACITY, EventFeed
 from p2pkv.kv_events.publisher import EventPublisher
 from p2pkv.memory import copies
+from p2pkv.memory.registrar import Registrar
 from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
 from p2pkv.metrics import Metrics
@@ -44,6 +49,7 @@ class CacheParts:
         self._control = control
         self._metrics = metrics
         self._is_serving = False
+        self._others: Mapping[int, Member] = {}  # the members that pages are read from, by their keys
         self._changes = _native.ChangeLog(LOG_CAPACITY) if config.kv_events else None
         self.events: EventFeed | None = None
         """None where `kv_events` is not set, and before `serve`."""
@@ -86,6 +92,8 @@ class CacheParts:
         )
         undo.callback(self.pool.release_memory)
         undo.callback(self.pool.close)
+        self.guests = _native.Guests(self.pool.native, self._control.epochs)
+        """It knows which pages of the pool are other nodes', and who has pages of this one."""
         # before it has pages; memory that nobody has touched would say how fast the kernel clears it
         copies.choose(self._config.copy_kernel, None if is_behind else self.pool.native)
         self._let_peers_read(transports, undo)
@@ -96,6 +104,7 @@ class CacheParts:
         registrations: Registrations,
         peers: PeerConnections,
         devices: DeviceMemory,
+        registrar: Registrar,
         undo: ExitStack,
         disk_faults: _native.FaultyFiles | None = None,
     ) -> None:
@@ -119,8 +128,13 @@ class CacheParts:
             metrics=self._metrics,
             devices=devices,
             tier=self.tier,
+            guests=self.guests,
+            followers=Followers(
+                self._own_key, self.guests, self._control.client, self._members, self._metrics
+            ),
         )
         undo.callback(self.cache.close)
+        self._serve_guests(registrar, undo)
         self.announcer = Announcer(
             self.pool, self.directory, self._metrics, self.tier, check_s=config.directory_check
         )
@@ -129,9 +143,45 @@ class CacheParts:
         self.announcer.start()
         self.directory.on_missed = self.announcer.owe
 
+    def _serve_guests(self, registrar: Registrar, undo: ExitStack) -> None:
+        """Keep pages of other nodes, and have them and their own followers hear what is taken back."""
+        config, loop, client = self._config, self._control.server.loop, self._control.client
+        capacity = self.pool.largest_page
+        self.pins = Pins(self.pool, int(config.pin_share * capacity), self._metrics)
+        self.prefetcher = Prefetcher(
+            pool=self.pool,
+            tier=self.tier,
+            own_key=self._own_key,
+            native=self.guests,
+            sources=Sources(self._own_key, self.guests, client, self._members),
+            directory=self.directory,
+            read=self.cache.read_located,
+            register=lambda array: registrar.register(array, None, is_readable=False),
+            room=int(config.prefetch_share * capacity),
+            metrics=self._metrics,
+        )
+        undo.callback(self.prefetcher.close)
+        loop.serve_guests(self.guests)
+        undo.callback(loop.serve_guests, None)
+        self.hand_overs = HandOvers(
+            loop,
+            client,
+            self.cache.namespace,
+            self.prefetcher,
+            lambda: self._control.epochs.own,
+            self._metrics,
+        )
+        undo.callback(self.hand_overs.close)
+
     def _open_disk(self, boot: int, undo: ExitStack, faults: _native.FaultyFiles | None) -> DiskTier:
         tier = DiskTier(
-            self._config, self.pool, own_key=self._own_key, boot=boot, faults=faults, changes=self._changes
+            self._config,
+            self.pool,
+            own_key=self._own_key,
+            boot=boot,
+            faults=faults,
+            changes=self._changes,
+            guests=self.guests,
         )
         undo.callback(tier.close)
         self._control.server.loop.serve_promotions(tier.native)
@@ -159,9 +209,29 @@ class CacheParts:
         self._control.handshakes.serve(transports, regions)
         undo.callback(self._control.handshakes.close)
 
+    def _members(self) -> Mapping[int, Member]:
+        return self._others
+
+    def hand_over(self, keys: Sequence[str | bytes], to: str, deadline: float) -> HandOver:
+        """Ask another node to prefetch those of the pages that this node has."""
+        prefix = (
+            self.cache.namespace.prefix
+        )  # before they are hashed: of a bump between the two the other one knows
+        _, ids = self.cache.hash(keys)
+        there, _ = self.pool.lookup(ids) if self.tier is None else self.tier.locate(ids)
+        here = ids[there.astype(bool)]
+        n_absent = len(ids) - len(here)
+        members = {member.node_id: member for member in self._others.values()}
+        if to not in members:
+            return HandOver(0, n_absent, f"no other live node is called {to!r}")
+        n_accepted, refusal = self.hand_overs.ask(members[to], here, prefix, deadline)
+        return HandOver(n_accepted, n_absent, refusal)
+
     def view_changed(self, new: View, gone: Sequence[Member]) -> None:
         """Ask the members of ``new`` from now on; those that are ``gone``, or were restarted, have nothing."""
         self.directory.set_view(new)
+        # After that: whom nothing is read from any more need not hear what is taken back.
+        self._others = {member.key: member for member in new.present() if member.key != self._own_key}
         if self._is_serving:
             for member in gone:
                 self.cache.locations.drop_owner(node_key(member.node_id))
@@ -182,19 +252,27 @@ class CacheParts:
             self.announcer.owe_everything()
 
     def interrupt(self) -> None:
-        """Stop announcing, and end what asks the directory."""
+        """Stop announcing and prefetching, and end what asks the directory."""
         self.announcer.stop()
+        self.prefetcher.stop()
         self._control.client.close()
         self.channels.close()
 
     def readings(self) -> dict[str, float]:
         """Return what is counted, by the names of the metrics."""
+        guests = self.guests.stats()
         pool, shard, directory = self.pool.stats(), self._control.shard.stats(), self.directory_server.stats()
         return {
             "p2pkv_pool_capacity_bytes": pool["capacity"],
             "p2pkv_pool_used_bytes": pool["used"],
             "p2pkv_pool_pinned_bytes": pool["pinned_bytes"],
             "p2pkv_pool_pages": pool["pages"],
+            "p2pkv_pins_bytes": self.pins.nbytes,
+            "p2pkv_guest_pages": guests["pages"],
+            "p2pkv_taken_back_guests_total": guests["taken_back"],
+            "p2pkv_lost_sources_total": guests["sources_lost"],
+            "p2pkv_followers": len(self.guests.followers()),
+            "p2pkv_prefetches": self.prefetcher.n_waiting,
             "p2pkv_stored_pages_total": pool["stored_pages"],
             "p2pkv_evicted_pages_total": pool["evicted_pages"],
             "p2pkv_no_room_pages_total": pool["no_room_pages"],

@@ -118,6 +118,7 @@ class NodeParts:
                 self.registrations,
                 self.peers,
                 self.devices,
+                self.registrar,
                 undo,
                 self._disk_faults,
             )

@@ -75,4 +75,4 @@ def test_a_fetch_from_a_peer(pair: Pair) -> None:
 
 
 def test_a_publish(pair: Pair) -> None:
-    assert_at_most(shape(lambda: pair.owner.publish(pair.fresh_keys(), pair.source)), 20, 8)
+    assert_at_most(shape(lambda: pair.owner.publish(pair.fresh_keys(), pair.source)), 21, 8)
