@@ -212,6 +212,7 @@ class RequestFake:
         self.max_tokens = 16
         self.num_computed_tokens = 0
         self.block_hashes = [prefix_hash(tokens[:end]) for end in range(BLOCK, len(tokens) + 1, BLOCK)]
+        self.kv_hints: object = None
         self.lora_request, self.mm_features, self.status = None, [], SimpleNamespace(name="WAITING")
         self.tables: list[list[int]] = []
         self.state = "waiting"  # waiting, loading, running, finished

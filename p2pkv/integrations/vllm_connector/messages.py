@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from p2pkv.integrations.kv_hints import Hints
 from p2pkv.integrations.vllm_connector.handoff import Handoff
 from p2pkv.integrations.vllm_connector.installed import (
     ConnectorMetadata,
@@ -73,6 +74,15 @@ class Leave:
     blocks: tuple[Blocks, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Hinted:
+    """Do with the pages of a request what an orchestrator asks for."""
+
+    pages: tuple[Pages, ...]
+    """Of its blocks from the first one on, by group; where they lie is left out."""
+    hints: Hints
+
+
 @dataclass(slots=True)
 class StepMetadata(ConnectorMetadata):
     """What the scheduler's half has for the workers in one step."""
@@ -81,6 +91,7 @@ class StepMetadata(ConnectorMetadata):
     fetches: list[Fetch] = field(default_factory=list)
     publishes: list[Publish] = field(default_factory=list)
     leaves: list[Leave] = field(default_factory=list)
+    hints: list[Hinted] = field(default_factory=list)
     revoked: list[str] = field(default_factory=list)
     """Requests that have ended while they may still be loading: vLLM has their blocks back when the loads end."""
     is_cleared: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_connector.caches import KVCaches
@@ -33,7 +33,7 @@ class Publishing:
         self._node, self._caches, self._parts = node, caches, parts
         self._boundary, self._tally = boundary, tally
         self._changed = threading.Condition()  # guards what follows
-        self._queue: deque[Publish] = deque()
+        self._queue: deque[Publish | Callable[[], None]] = deque()
         self._n_queued = 0  # blocks
         self._stream: int | None = None
         self._done: list[int] = []  # holds to report
@@ -56,6 +56,13 @@ class Publishing:
                 return
         self.skip(publish)
 
+    def then(self, task: Callable[[], None]) -> None:
+        """Run ``task`` when what is queued by now has been published; not if this is closed before."""
+        with self._changed:
+            if not self._is_closed:
+                self._queue.append(task)
+                self._changed.notify_all()
+
     def skip(self, publish: Publish) -> None:
         """Take blocks for done without publishing them."""
         with self._changed:
@@ -77,7 +84,10 @@ class Publishing:
         self._thread.join()
 
     def _run(self) -> None:
-        while batch := self._take():
+        while (batch := self._take()) is not None:
+            if not isinstance(batch, list):
+                self._boundary.call("hint", batch, miss=None)
+                continue
             # of two requests with one prefix both may have computed it
             blocks = {
                 (pages.group, h): block_id
@@ -91,17 +101,26 @@ class Publishing:
             with self._changed:
                 self._done += [publish.hold for publish in batch]
 
-    def _take(self) -> list[Publish]:
-        """Return what to publish next; nothing at the end."""
+    def _take(self) -> list[Publish] | Callable[[], None] | None:
+        """Return what to publish next, or a task whose turn it is; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closed)
             batch: list[Publish] = []
             n_blocks = 0
             while self._queue and n_blocks < _BATCH_BLOCKS:
-                batch.append(self._queue.popleft())
-                n_blocks += _n_blocks(batch[-1])
-            self._n_queued -= n_blocks
-            return batch
+                first = self._queue[0]
+                if not isinstance(first, Publish):
+                    return batch or self._pop_task()
+                self._queue.popleft()
+                batch.append(first)
+                n_blocks += _n_blocks(first)
+                self._n_queued -= _n_blocks(first)
+            return batch or None
+
+    def _pop_task(self) -> Callable[[], None]:
+        task = self._queue.popleft()
+        assert not isinstance(task, Publish)
+        return task
 
     def _publish(self, blocks: dict[tuple[int, bytes], int]) -> int:
         with self._changed:

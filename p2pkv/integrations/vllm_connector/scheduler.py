@@ -7,6 +7,7 @@ scheduler.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,13 +15,16 @@ from typing import Any, Protocol
 from p2pkv.config import Config
 from p2pkv.errors import UsageError
 from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.kv_hints import Hints, read_hints
 from p2pkv.integrations.vllm_connector.groups import NO_BLOCK
 from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank, draw_name, prompt_digest
+from p2pkv.integrations.vllm_connector.hints import given_hints
 from p2pkv.integrations.vllm_connector.holds import Holds
 from p2pkv.integrations.vllm_connector.last_token import leave_last_token
 from p2pkv.integrations.vllm_connector.messages import (
     Blocks,
     Fetch,
+    Hinted,
     Leave,
     Pages,
     Publish,
@@ -31,6 +35,7 @@ from p2pkv.integrations.vllm_connector.messages import (
 from p2pkv.integrations.vllm_connector.prefixes import Part, PrefixLookups
 from p2pkv.integrations.vllm_connector.settings import Instance
 from p2pkv.integrations.vllm_connector.weights import Weights, named, served
+from p2pkv.limited_log import LimitedLog
 from p2pkv.node import Node
 
 _log = logging.getLogger(__name__)
@@ -53,6 +58,7 @@ class Request(Protocol):
     num_computed_tokens: int
     block_hashes: Sequence[bytes]
     kv_transfer_params: Mapping[str, Any] | None
+    kv_hints: Any
     status: Any
     lora_request: Any
     mm_features: Sequence[Any]
@@ -84,6 +90,8 @@ class SchedulerSide:
         self._loaded: set[str] = set()
         self._n_known: dict[str, int] = {}  # tokens of a request that need not be published any more
         self._shortened: set[str] = set()  # prefill requests without their last token
+        self._hints: dict[str, Hints] = {}  # what is to be done when a request has finished
+        self._log = LimitedLog(_log)
         self.holds = Holds(instance.world_size)
 
     def connect(self, ranks: Sequence[RankDescription]) -> None:
@@ -114,13 +122,37 @@ class SchedulerSide:
     def arrived(self, request: Request) -> None:
         """Take note of a new request."""
         self._requests[request.request_id] = request
-        params = request.kv_transfer_params
-        if not params:
-            return
+        params = request.kv_transfer_params or {}
         if params.get("do_remote_prefill") and self._instance.is_consumer:
             self._handoffs[request.request_id] = self._read_handoff(request, params)
         if params.get("do_remote_decode") and self._instance.is_producer:
             self._shorten(request)
+        # the last thing that may raise
+        if (envelope := given_hints(request.kv_hints, params)) is not None:
+            self._take_hints(request, read_hints(envelope))
+
+    def _take_hints(self, request: Request, hints: Hints) -> None:
+        for why in hints.ignored:
+            self._log.warning(why, "a KV hint is not followed: %s", why)
+        if not self._instance.writes_prefixes:
+            if hints:
+                self._log.warning(
+                    "no pool", "KV hints are not followed: this instance keeps no pages to share"
+                )
+            return
+        if hints.brings:
+            self._next.hints.append(Hinted(self._named_pages(request), Hints(brings=True)))
+        if rest := dataclasses.replace(hints, brings=False):
+            self._hints[request.request_id] = rest
+
+    def _named_pages(self, request: Request) -> tuple[Pages, ...]:
+        """Return all full blocks of a request by their names in the page cache, wherever they lie."""
+        hash_size, pages = self._instance.hash_size, []
+        for number, group in enumerate(self._instance.groups.each):
+            numbers = range(len(request.block_hashes) * hash_size // group.block_size)
+            hashes = group.hashes(request.block_hashes, hash_size, numbers)
+            pages.append(Pages(number, named(self._weights.name, hashes), []))
+        return tuple(pages)
 
     def _shorten(self, request: Request) -> None:
         if self._instance.groups.keeps_all or request.request_id in self._shortened:
@@ -277,7 +309,8 @@ class SchedulerSide:
     def has_news(self) -> bool:
         """Whether the workers must hear of something, even if nothing is to run."""
         # of the end of a hold the scheduler hears in a step only; until then the block can't be had by anybody
-        return self._next.is_cleared or bool(self._next.revoked) or len(self.holds) > 0
+        news = self._next
+        return news.is_cleared or bool(news.revoked) or bool(news.hints) or len(self.holds) > 0
 
     # --- when a request has finished
 
@@ -300,6 +333,9 @@ class SchedulerSide:
         if never_loaded is not None:
             self._pull(never_loaded, (), is_awaited=False)
         self._n_known.pop(request_id, None)
+        hints = self._hints.pop(request_id, None)
+        if hints is not None:
+            self._next.hints.append(Hinted(self._named_pages(request), hints))
         if handoff is None:
             return False, None
         needed = [group.needed(handoff.n_tokens) for group in self._instance.groups.each]

@@ -23,6 +23,9 @@ COUNTERS = {
     "prefix_blocks_missed": "Blocks that were in the page cache when asked for, and not when loaded",
     "prefix_blocks_published": "Blocks put into the page cache",
     "prefix_blocks_unpublished": "Blocks that could not be put into the page cache",
+    "hinted_blocks_prefetched": "Blocks that were prefetched because of a KV hint, or were here already",
+    "hinted_blocks_retained": "Blocks that were pinned because of a KV hint",
+    "hinted_blocks_shared": "Blocks that another instance has accepted because of a KV hint",
 }
 """Name and meaning; ``vllm:p2pkv_<name>_total`` in ``/metrics``. On a server of several ranks each counts its part."""
 

@@ -19,6 +19,7 @@ from p2pkv.instances.announcing import announce
 from p2pkv.instances.heartbeat import Heart
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_connector.caches import KVCaches
+from p2pkv.integrations.vllm_connector.hints import HintFollower
 from p2pkv.integrations.vllm_connector.loads import Loads, offers
 from p2pkv.integrations.vllm_connector.messages import (
     Fetch,
@@ -81,6 +82,9 @@ class WorkerSide:
         )
         parts = [Part(rank, group, layout) for group, layout in enumerate(caches.layouts)]
         self._publishing = Publishing(self.node, caches, parts, self._boundary, self._tally)
+        self._hints = HintFollower(
+            self.node, instance.groups, parts, instance.first_index + rank, self._publishing.then, self._tally
+        )
         self._fails_by_block = instance.groups.is_plain
         self._left: list[_Left] = []
         self._failed: set[int] = set()
@@ -110,6 +114,8 @@ class WorkerSide:
             self._boundary.call("clear", self.node.clear, miss=0)
         if metadata.revoked:
             self._loads.revoke(metadata.revoked)
+        for hinted in metadata.hints:
+            self._boundary.call("hint", partial(self._hints.follow, hinted), miss=None)
         for leave in metadata.leaves:
             left = _Left(leave.request_id)
             self._left.append(left)
