@@ -11,6 +11,10 @@
 namespace p2pkv {
 namespace {
 
+// Guests that are looked at together, whether the pool still has them: each second, and for every few that
+// are stored, so that those that were evicted are never many more than those that are there.
+constexpr size_t kLookedAt = 512;
+
 uint64_t random_log() {
   std::random_device random;
   return (uint64_t{random()} << 32 | random()) | 1;
@@ -123,6 +127,7 @@ void Guests::store(const Key* keys, const int64_t* addresses, const Origin* orig
   }
   pool_->commit_blocks(copied.data(), rows.size(), is_filled.data(), 0, found.data(), tickets.data(),
                        where.data());
+  forget_evicted();
   std::vector<Key> stored;
   for (size_t k = 0; k < rows.size(); ++k) {
     const size_t i = rows[k];
@@ -206,8 +211,14 @@ void Guests::forget(const Key& key) {
 
 void Guests::forget_evicted() {
   std::vector<Key> keys;
-  keys.reserve(guests_.size());
-  for (const auto& [key, guest] : guests_) keys.push_back(key);
+  const size_t n_buckets = guests_.bucket_count();
+  size_t bucket = next_bucket_;
+  for (size_t i = 0; i < n_buckets && keys.size() < kLookedAt; ++i) {
+    bucket = (bucket + 1) % n_buckets;
+    for (auto guest = guests_.begin(bucket); guest != guests_.end(bucket); ++guest)
+      keys.push_back(guest->first);
+  }
+  next_bucket_ = bucket;
   std::vector<uint8_t> found(keys.size());
   std::vector<Location> locations(keys.size());
   pool_->lookup(keys.data(), keys.size(), found.data(), locations.data());

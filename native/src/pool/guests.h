@@ -99,7 +99,7 @@ class Guests {
   // Takes out the guests among these pages; returns how many there were. Costs nothing while nothing was
   // ever stored.
   size_t take_out(const Key* keys, size_t n);
-  // The sources whose guests are here, after those that the pool has evicted were forgotten. What was
+  // The sources whose guests are here, after some that the pool has evicted were forgotten. What was
   // `followed` but not stored yet is forgotten too: one thread follows, stores and calls this.
   std::vector<uint64_t> sources();
 
@@ -134,6 +134,7 @@ class Guests {
   std::set<uint64_t> followers_;
   std::unordered_map<Key, Guest, KeyHash> guests_;
   std::map<uint64_t, Source> sources_;
+  size_t next_bucket_ = 0;  // of `guests_`: where the next look for evicted ones begins
   uint64_t n_taken_back_ = 0;
   uint64_t n_sources_lost_ = 0;
 };

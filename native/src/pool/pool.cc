@@ -314,6 +314,7 @@ size_t Pool::retract_exactly(const Key* keys, const uint64_t* generations, size_
   {
     const Lock lock(mutex_);
     for (size_t i = 0; i < n; ++i) {
+      if (i % kPagesPerTurn == kPagesPerTurn - 1) mutex_.let_in();
       const uint32_t granule = pages_.find(keys[i]);
       if (granule == PageTable::kNone || pages_[granule].generation != generations[i]) continue;
       log_.push(keys[i], location_of(granule));
