@@ -44,7 +44,8 @@ def _bfloat16() -> NDArray[np.uint8]:
 
 
 def _float16() -> NDArray[np.uint8]:
-    return _normal().astype(np.float16).view(np.uint8)
+    raw: NDArray[np.uint8] = _normal().astype(np.float16).view(np.uint8)
+    return raw
 
 
 def _noise() -> NDArray[np.uint8]:
