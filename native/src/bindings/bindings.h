@@ -16,6 +16,7 @@ using Ports = std::pair<uint16_t, uint16_t>;
 using Counts = nanobind::typed<nanobind::dict, std::string, uint64_t>;
 
 void bind_gate(nanobind::module_& m);
+void bind_timings(nanobind::module_& m);
 void bind_changes(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_copies(nanobind::module_& m);

@@ -11,6 +11,7 @@ NB_MODULE(_native, m) {
   // Native threads may hold objects at interpreter exit; that is a clean exit, not a leak worth a warning.
   nanobind::set_leak_warnings(false);
   p2pkv::bind_gate(m);
+  p2pkv::bind_timings(m);
   p2pkv::bind_changes(m);  // before those who take one
   p2pkv::bind_pool(m);
   p2pkv::bind_copies(m);
