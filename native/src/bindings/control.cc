@@ -214,6 +214,7 @@ void bind_loop(nb::module_& m) {
         out["requests"] = stats.requests;
         out["malformed"] = stats.malformed;
         out["dropped_events"] = stats.dropped_events;
+        out["queued_events"] = stats.queued_events;
         return out;
       });
 }

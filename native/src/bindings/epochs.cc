@@ -58,7 +58,7 @@ void take_back_from(NamespaceEpochs& self, std::shared_ptr<Pool> pool, std::shar
   if (pool == nullptr) return self.on_raised(nullptr);
   self.on_raised([pool = std::move(pool), tier = std::move(tier)] {
     if (tier != nullptr) tier->clear();
-    pool->purge();
+    pool->purge(PageEvent::kBumped);
     if (tier != nullptr) tier->clear();  // what went from the pool to the disk, or back, between the two
   });
 }

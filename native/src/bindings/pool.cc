@@ -1,11 +1,13 @@
 // Pool, LocationCache and checksums. Every batch call releases the GIL for as long as it works.
 #include "pool/pool.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 
+#include <optional>
 #include <tuple>
 
 #include "base/checksum.h"
@@ -198,7 +200,19 @@ Counts stats_of_pool(Pool& pool) {
   named["tried_stored_bytes"] = stats.packed.stored_bytes;
   named["packing_nanoseconds"] = stats.packed.nanoseconds;
   named["is_packing"] = stats.packed.is_on ? 1 : 0;
+  named["untold_evictions"] = stats.untold_evictions;
   return named;
+}
+
+// The id of the page that is evicted next, if there is a page.
+std::optional<nb::bytes> oldest(Pool& pool) {
+  std::vector<Key> keys;
+  {
+    const nb::gil_scoped_release unlocked;
+    pool.list_oldest(1, UINT64_MAX, &keys);
+  }
+  if (keys.empty()) return std::nullopt;
+  return nb::bytes(reinterpret_cast<const char*>(keys.front().bytes), sizeof keys.front().bytes);
 }
 
 Array<uint64_t> checksum_pages(const PieceArray& pieces) {
@@ -289,13 +303,15 @@ void bind_pool(nb::module_& m) {
       .def("unpin", unpin, "tickets"_a.noconvert())
       .def("touch", touch, "keys"_a.noconvert())
       .def("retract", retract, "keys"_a.noconvert())
-      .def("purge", &Pool::purge, Released())
+      .def(
+          "purge", [](Pool& pool) { return pool.purge(); }, Released())
       .def("list", list, "cursor"_a, "limit"_a)
       .def("drain_evicted", drain_evicted, "limit"_a, "timeout"_a, "gather"_a = 0.0)
       .def("wake_drainer", &Pool::wake_drainer)
       .def("close", &Pool::close, Released())
       .def("release_memory", &Pool::release_memory, Released())
       .def("stats", stats_of_pool)
+      .def("oldest", oldest)
       .def_prop_ro("address", [](Pool& pool) { return reinterpret_cast<uintptr_t>(pool.region().base()); })
       .def_prop_ro("nbytes", [](Pool& pool) { return pool.region().nbytes(); })
       .def_prop_ro("data_nbytes", &Pool::data_nbytes)

@@ -5,9 +5,13 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
+#include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "bindings/arrays.h"
@@ -64,6 +68,22 @@ nb::bytes answer(Shard& self, const nb::bytes& request, uint64_t boot) {
   return nb::bytes(reply.data(), reply.size());
 }
 
+// Of each owner: the location, seconds since it was said, whether it holds still, and whether its owner is in
+// the view.
+using KnownEntry = std::tuple<nb::bytes, uint32_t, bool, bool>;
+
+std::vector<KnownEntry> entries_of(Shard& self, const nb::bytes& id) {
+  Key key;
+  if (id.size() != sizeof key.bytes) throw nb::value_error("a page's id has 16 bytes");
+  std::memcpy(key.bytes, id.c_str(), sizeof key.bytes);
+  std::vector<KnownEntry> entries;
+  for (const Shard::Known& known : self.entries_of(key, self.now())) {
+    entries.emplace_back(nb::bytes(reinterpret_cast<const char*>(&known.location), sizeof known.location),
+                         known.age, known.is_live, known.is_counting);
+  }
+  return entries;
+}
+
 }  // namespace
 
 void bind_shard(nb::module_& m) {
@@ -72,7 +92,9 @@ void bind_shard(nb::module_& m) {
   m.def("drop_entries", &make_drop_entries, "keys"_a, "locations"_a, "sequence"_a);
   nb::class_<Shard>(m, "Shard",
                     "The entries of the directory that this node keeps. See native/src/directory/shard.h.")
-      .def(nb::init<uint64_t>(), "max_entries"_a)
+      .def(nb::init<uint64_t, std::shared_ptr<PageHistory>>(), "max_entries"_a,
+           "history"_a.none() = nb::none())
+      .def("entries_of", entries_of, "id"_a)
       .def(
           "get",
           [](Shard& self, const KeyArray& keys) {

@@ -123,6 +123,8 @@ void ControlLoop::answer(const std::string& peer, const Header& header, wire::Re
     case Kind::kHandOver:
       if (guests() == nullptr) return refuse(peer, header, ReplyStatus::kRefused, "it has no cache");
       return queue({Kind::kHandOver, route_to(peer, header), std::string(body.rest())});
+    case Kind::kExplain:
+      return explain(peer, header, body);
     default:
       return refuse(peer, header, ReplyStatus::kMalformed, "unknown kind of request");
   }
@@ -269,6 +271,10 @@ void ControlLoop::take_back(const std::string& peer, const Header& header, wire:
   send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, 0), {});
 }
 
+void ControlLoop::explain(const std::string& peer, const Header& header, wire::Reader body) {
+  queue({Kind::kExplain, route_to(peer, header), std::string(body.rest())});
+}
+
 void ControlLoop::queue(ControlEvent event) {
   std::lock_guard lock(mutex_);
   auto& events = queues_[event.kind].events;
@@ -361,7 +367,10 @@ void ControlLoop::serve(const std::string& name, std::shared_ptr<Acceptor> accep
 }
 
 ControlLoop::Stats ControlLoop::stats() {
-  return {requests_, malformed_, dropped_events_};
+  uint64_t n_queued = 0;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [kind, queue] : queues_) n_queued += queue.events.size();
+  return {requests_, malformed_, dropped_events_, n_queued};
 }
 
 }  // namespace p2pkv

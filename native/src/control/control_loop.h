@@ -3,7 +3,8 @@
 // nor noticed.
 //
 // What needs Python (a peer's view, a handshake for a transport written in Python, the counters, pages that
-// are handed over) is queued for it; a view is nevertheless answered at once with the one last set.
+// are handed over, what became of a page) is queued for it; a view is nevertheless answered at once with the
+// one last set.
 #pragma once
 
 #include <array>
@@ -42,6 +43,7 @@ class ControlLoop {
     uint64_t requests;
     uint64_t malformed;       // dropped or answered kMalformed
     uint64_t dropped_events;  // queued for Python and overtaken
+    uint64_t queued_events;   // that wait for Python now
   };
 
   // `socket`: a bound ROUTER that no other thread uses until `stop` has returned. What peers tell of epochs
@@ -116,6 +118,7 @@ class ControlLoop {
   void follow(const std::string& peer, const wire::Header& header, wire::Reader body);
   void take_back(const std::string& peer, const wire::Header& header, wire::Reader body);
   std::shared_ptr<Guests> guests();
+  void explain(const std::string& peer, const wire::Header& header, wire::Reader body);
   void queue(ControlEvent event);
   int rebind(BindRequest request);
   void send_from_anywhere(Frames frames);

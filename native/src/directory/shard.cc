@@ -18,8 +18,9 @@ constexpr size_t kAhead = 8;
 
 }  // namespace
 
-Shard::Shard(uint64_t max_entries)
+Shard::Shard(uint64_t max_entries, std::shared_ptr<PageHistory> history)
     : max_entries_a_stripe_(std::max<uint64_t>(1, max_entries / kStripes)),
+      history_(std::move(history)),
       owners_(std::make_shared<const Owners>()) {
   for (Stripe& stripe : stripes_) stripe.take(std::vector<Entry>(kFirstTable));
 }
@@ -95,6 +96,25 @@ void Shard::get(const Key* keys, size_t n, uint8_t* found, Location* locations) 
       if ((entry.location.flags & kResident) != 0) break;  // no other copy is nearer
     }
   }
+}
+
+std::vector<Shard::Known> Shard::entries_of(const Key& key, uint32_t now) {
+  const auto alive = owners();
+  Stripe& stripe = stripe_of(key);
+  std::vector<Known> known;
+  const std::lock_guard lock(stripe.mutex);
+  const size_t mask = stripe.table.size() - 1;
+  for (size_t slot = slot_of(stripe, key); stripe.table[slot].state != kEmpty; slot = (slot + 1) & mask) {
+    const Entry& entry = stripe.table[slot];
+    if (!(entry.key == key)) continue;
+    const uint32_t age = now > entry.stamp ? now - entry.stamp : 0;
+    known.push_back({entry.location, age, entry.state == kLive, counts(entry, *alive)});
+  }
+  return known;
+}
+
+void Shard::note(const Entry& entry, PageEvent event) {
+  if (history_) history_->note(entry.key, event, entry.location.owner);
 }
 
 void Shard::keep_present(const Location* locations, uint8_t* found, size_t n) {
@@ -260,6 +280,7 @@ void Shard::drop_one(Stripe& stripe, const wire::DropEntry& drop, uint32_t now) 
     // an owner's own word is older than what it put since; generations don't tell, pages on disk have none
     if (drop.sequence != 0 && drop.sequence < entry.sequence) return;
     entry.state = kTombstone;
+    note(entry, drop.sequence == 0 ? PageEvent::kEntryDoubted : PageEvent::kEntryDropped);
     entry.sequence = std::max(entry.sequence, drop.sequence);
     entry.stamp = now;
     ++stripe.tombstones;
@@ -278,7 +299,10 @@ void Shard::sweep(uint32_t now) {
     // Stored since `now` was taken: as young as can be, not 2^32 seconds old.
     const uint32_t age = now > entry.stamp ? now - entry.stamp : 0;
     bool gone = entry.state == kTombstone && age > kTombstoneSeconds;
-    if (drops_unknown && entry.state == kLive && age > kUnknownOwnerSeconds) gone = !counts(entry, *alive);
+    if (drops_unknown && entry.state == kLive && age > kUnknownOwnerSeconds && !counts(entry, *alive)) {
+      gone = true;
+      note(entry, PageEvent::kOwnerGone);
+    }
     // An erased slot may now hold the next entry of its probe path: look at it again.
     if (gone) {
       erase(stripe, slot);

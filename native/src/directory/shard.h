@@ -15,6 +15,7 @@
 
 #include "net/wire.h"
 #include "page/location.h"
+#include "page/page_history.h"
 
 namespace p2pkv {
 
@@ -28,11 +29,23 @@ class Shard {
     uint64_t nbytes;
   };
 
-  explicit Shard(uint64_t max_entries);
+  // What is known of a key's page at one owner.
+  struct Known {
+    Location location;
+    uint32_t age;      // seconds since it was said
+    bool is_live;      // else its owner, or a reader, has taken it back
+    bool is_counting;  // its owner is in the view, in this boot
+  };
+
+  // `history`, if there is one, is told of entries that go.
+  explicit Shard(uint64_t max_entries, std::shared_ptr<PageHistory> history = nullptr);
 
   // Sets `found[i]` to 1 and `locations[i]` when an owner in the view holds `keys[i]`, in its pool if there
   // is such a one; else `found[i]` to 0.
   void get(const Key* keys, size_t n, uint8_t* found, Location* locations);
+
+  // All that is known of a key, what does not count included.
+  std::vector<Known> entries_of(const Key& key, uint32_t now);
 
   // Stores the entries whose sequence is newer than what their owner said before. Returns how many were
   // refused because the shard is full.
@@ -136,7 +149,10 @@ class Shard {
   // Whether who is not in the view has no place in it.
   bool knows_everybody(uint32_t now);
 
+  void note(const Entry& entry, PageEvent event);
+
   const uint64_t max_entries_a_stripe_;
+  const std::shared_ptr<PageHistory> history_;
   std::array<Stripe, kStripes> stripes_;
   std::atomic<int64_t> simulated_now_{-1};  // below zero: the clock's time counts
   std::atomic<uint64_t> watched_{0};

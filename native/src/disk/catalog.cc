@@ -56,7 +56,7 @@ void Catalog::forget_keys(const Key* keys, size_t n, uint8_t* had) {
       if (had[i] == 0) continue;
       Unit* unit = found->second.unit;
       index_.erase(found);
-      note(keys[i], false);
+      note(keys[i], PageEvent::kTakenFromDisk);
       gone.push_back(keys[i]);
       if (!unit->is_open && unit->keys.size() == 1) retire_locked(unit, &gone);
     }
@@ -69,7 +69,7 @@ void Catalog::forget_all_keys() {
   {
     const Lock lock(mutex_);
     for (const auto& [key, place] : index_) {
-      note(key, false);
+      note(key, PageEvent::kTakenFromDisk);
       gone.push_back(key);
     }
     index_.clear();
@@ -106,7 +106,7 @@ bool Catalog::drop(const Key& key, const Place& place) {
     if (found == index_.end() || found->second.unit != place.unit || found->second.offset != place.offset)
       return false;
     index_.erase(found);
-    note(key, false);
+    note(key, PageEvent::kBadOnDisk);
     gone.push_back(key);
     // a unit that holds nothing else is of no use any more
     if (!place.unit->is_open && place.unit->keys.size() == 1) retire_locked(place.unit, &gone);
@@ -197,7 +197,7 @@ size_t Catalog::add(const CatalogEntry* entries, size_t n, Source source) {
       if (before == place.unit) continue;
       place.unit->keys.push_back(key);
       added.push_back(key);
-      if (is_new) note(key, true);
+      if (is_new) note(key, PageEvent::kWritten);
       if (before != nullptr && !before->is_open && before->keys.size() == 1) retire_locked(before, &gone);
     }
   }
@@ -206,16 +206,16 @@ size_t Catalog::add(const CatalogEntry* entries, size_t n, Source source) {
   return added.size();
 }
 
-void Catalog::note(const Key& key, bool is_stored) {
-  if (changes_) changes_->push(key, Medium::kDisk, is_stored);
+void Catalog::note(const Key& key, PageEvent event) {
+  if (changes_) changes_->push(key, Medium::kDisk, event);
 }
 
-void Catalog::retire_locked(Unit* unit, std::vector<Key>* gone) {
+void Catalog::retire_locked(Unit* unit, std::vector<Key>* gone, PageEvent why) {
   for (const Key& key : unit->keys) {
     const auto found = index_.find(key);
     if (found == index_.end() || found->second.unit != unit) continue;
     index_.erase(found);
-    note(key, false);
+    note(key, why);
     gone->push_back(key);
   }
   unit->keys = {};
@@ -254,7 +254,7 @@ void Catalog::retire_all() {
     const Lock lock(mutex_);
     for (auto next = live_.begin(); next != live_.end();) {
       Unit* const unit = (next++)->get();
-      if (!unit->is_fixed) retire_locked(unit, &gone);
+      if (!unit->is_fixed) retire_locked(unit, &gone, PageEvent::kTakenFromDisk);
     }
   }
   log(dropped_, gone);

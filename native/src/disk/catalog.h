@@ -141,8 +141,8 @@ class Catalog {
 
   void log(KeyLog& log, const std::vector<Key>& keys);
   // With the lock.
-  void retire_locked(Unit* unit, std::vector<Key>* gone);
-  void note(const Key& key, bool is_stored);
+  void retire_locked(Unit* unit, std::vector<Key>* gone, PageEvent why = PageEvent::kEvictedFromDisk);
+  void note(const Key& key, PageEvent event);
 
   const EvictionOrder order_;
   Recalls& recalls_;

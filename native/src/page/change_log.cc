@@ -4,15 +4,21 @@
 
 namespace p2pkv {
 
-void ChangeLog::push(const Key& key, Medium medium, bool is_stored) {
+void ChangeLog::push(const Key& key, Medium medium, PageEvent event) {
+  if (history_) history_->note(key, event);
+  if (ring_.size() == 0) return;
+  const bool is_stored = event == PageEvent::kStored || event == PageEvent::kWritten;
   const std::lock_guard lock(mutex_);
   if (size_ == ring_.size()) {
     is_lost_ = true;
     size_ = 0;
-    if (ring_.size() == 0) return;
   }
   ring_[(first_ + size_) % ring_.size()] = {key, medium, is_stored};
   ++size_;
+}
+
+void ChangeLog::note_refused(const Key& key, PageEvent event) {
+  if (history_) history_->note(key, event);
 }
 
 std::vector<Change> ChangeLog::drain(size_t max, bool* is_lost) {

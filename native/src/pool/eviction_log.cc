@@ -91,4 +91,9 @@ uint64_t EvictionLog::n_dropped() const {
   return n_dropped_;
 }
 
+uint64_t EvictionLog::size() const {
+  const std::lock_guard lock(mutex_);
+  return size_;
+}
+
 }  // namespace p2pkv

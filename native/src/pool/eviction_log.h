@@ -35,6 +35,7 @@ class EvictionLog {
   // Wakes the drainers; from now on they don't wait.
   void close();
   uint64_t n_dropped() const;
+  uint64_t size() const;
 
  private:
   mutable std::mutex mutex_;          // guards all below; taken after the pool's

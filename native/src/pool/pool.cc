@@ -138,7 +138,9 @@ uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* l
   const size_t n_copied =
       make_copies({batch.n_pages, nbytes, std::ref(copy_page)}, [&] { return deadline.passed(); });
   for (size_t i = n_copied; i < batch.n_pages; ++i) {
-    if (statuses[i] == PoolStatus::kStored) statuses[i] = PoolStatus::kTimedOut;
+    if (statuses[i] != PoolStatus::kStored) continue;
+    statuses[i] = PoolStatus::kTimedOut;
+    note_refused(batch.keys[i], statuses[i]);
   }
   const Lock lock(mutex_);
   // From the back, so that the front of the batch counts as used last.
@@ -194,6 +196,7 @@ PoolStatus Pool::reserve(const Key& key, Draft* draft, Room* room) {
   if (is_released_) room->refusal = PoolStatus::kNoRoom;
   if (room->refusal == PoolStatus::kStored) draft->granule = allocate(n_granules, room);
   if (room->refusal == PoolStatus::kNoRoom) ++n_no_room_;
+  note_refused(key, room->refusal);
   return room->refusal;
 }
 
@@ -242,7 +245,7 @@ PoolStatus Pool::commit(const Key& key, const Draft& draft, Location* location) 
   page.checksum = draft.checksum;
   blocks_.commit(draft.granule);
   pages_.insert(draft.granule);
-  note(draft.granule, true);
+  note(draft.granule, PageEvent::kStored);
   ++n_stored_;
   *location = location_of(draft.granule);
   return PoolStatus::kStored;
@@ -305,7 +308,7 @@ void Pool::retract(const Key* keys, size_t n, uint8_t* found, Location* location
     found[i] = granule != PageTable::kNone;
     locations[i] = found[i] ? location_of(granule) : Location{};
     if (!found[i]) continue;
-    take_out(granule);
+    take_out(granule, PageEvent::kRetracted);
   }
 }
 
@@ -318,7 +321,7 @@ size_t Pool::retract_exactly(const Key* keys, const uint64_t* generations, size_
       const uint32_t granule = pages_.find(keys[i]);
       if (granule == PageTable::kNone || pages_[granule].generation != generations[i]) continue;
       log_.push(keys[i], location_of(granule));
-      take_out(granule);
+      take_out(granule, PageEvent::kRetracted);
       ++n_retracted;
     }
   }
@@ -328,7 +331,7 @@ size_t Pool::retract_exactly(const Key* keys, const uint64_t* generations, size_
 
 // By place and not by age: what is there throughout is met exactly once, whatever is used or published
 // between the turns.
-uint64_t Pool::purge() {
+uint64_t Pool::purge(PageEvent why) {
   uint64_t n_purged = 0;
   {
     const Lock lock(mutex_);
@@ -338,7 +341,7 @@ uint64_t Pool::purge() {
         const uint32_t granule = blocks_.next_page(&at, 1);
         if (granule == PageBlocks::kNone) continue;
         log_.push(pages_[granule].key, location_of(granule));
-        take_out(granule);
+        take_out(granule, why);
         ++n_purged;
       }
     }
@@ -366,7 +369,7 @@ bool Pool::release_memory() {
   pins_.expire(INT64_MAX, [this](uint32_t granule) { unpin_page(granule); });
   uint32_t at = 0;
   for (uint32_t granule; (granule = blocks_.next_page(&at, UINT32_MAX)) != PageBlocks::kNone;)
-    take_out(granule);
+    take_out(granule, PageEvent::kCleared);
   if (blocks_.n_used() > 0) return false;
   region_->release();
   return true;
@@ -381,8 +384,8 @@ PoolStats Pool::stats() {
   const Lock lock(mutex_);
   expire_pins();
   const uint64_t used = uint64_t{blocks_.n_used()} * options_.granule;
-  return {options_.nbytes, used,       pages_.size(),    pinned_bytes_,   n_stored_,
-          n_evicted_,      n_no_room_, log_.n_dropped(), packing_.pages()};
+  return {options_.nbytes, used,       pages_.size(),    pinned_bytes_, n_stored_,
+          n_evicted_,      n_no_room_, log_.n_dropped(), log_.size(),   packing_.pages()};
 }
 
 }  // namespace p2pkv

@@ -85,6 +85,7 @@ struct PoolStats {
   uint64_t evicted_pages;
   uint64_t no_room_pages;
   uint64_t dropped_evictions;  // records the log had no room for
+  uint64_t untold_evictions;   // records that nobody has drained yet
   PackedPages packed;
 };
 
@@ -137,8 +138,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Takes out those pages that still have these generations, logging them as evicted; returns their number.
   size_t retract_exactly(const Key* keys, const uint64_t* generations, size_t n);
   // Takes out all pages that are there when it is called, and maybe some that are published meanwhile,
-  // logging them as evicted; returns their number.
-  uint64_t purge();
+  // logging them as evicted; returns their number. `why` goes into the history.
+  uint64_t purge(PageEvent why = PageEvent::kCleared);
 
   // Appends to `pages` at most `max` committed pages from `cursor` on (0: the beginning); returns the next
   // cursor, 0 at the end. What is there throughout is listed exactly once.
@@ -208,8 +209,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   int64_t lease_end(double seconds) const;
   uint64_t pin_one(uint32_t granule, int64_t deadline_ns);
   void evicted(uint32_t granule);
-  void take_out(uint32_t granule);
-  void note(uint32_t granule, bool is_stored);
+  void take_out(uint32_t granule, PageEvent why);
+  void note(uint32_t granule, PageEvent event);
+  void note_refused(const Key& key, PoolStatus status);
   void release_if_unheld(uint32_t granule);
   void unpin_page(uint32_t granule);
   void expire_pins();

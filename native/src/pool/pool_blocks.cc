@@ -33,22 +33,28 @@ void Pool::let_in(Room* room) {
 // The page goes to make room for another.
 void Pool::evicted(uint32_t granule) {
   log_.push(pages_[granule].key, location_of(granule));
-  note(granule, false);
+  note(granule, PageEvent::kEvicted);
   pages_.erase(granule);
   ++n_evicted_;
   ++n_hidden_;
 }
 
 // Takes a committed page out of sight.
-void Pool::take_out(uint32_t granule) {
-  note(granule, false);
+void Pool::take_out(uint32_t granule, PageEvent why) {
+  note(granule, why);
   pages_.erase(granule);
   ++n_hidden_;
   blocks_.retract(granule);
 }
 
-void Pool::note(uint32_t granule, bool is_stored) {
-  if (options_.changes) options_.changes->push(pages_[granule].key, Medium::kMemory, is_stored);
+void Pool::note(uint32_t granule, PageEvent event) {
+  if (options_.changes) options_.changes->push(pages_[granule].key, Medium::kMemory, event);
+}
+
+void Pool::note_refused(const Key& key, PoolStatus status) {
+  if (!options_.changes) return;
+  if (status == PoolStatus::kNoRoom) options_.changes->note_refused(key, PageEvent::kNoRoom);
+  if (status == PoolStatus::kTimedOut) options_.changes->note_refused(key, PageEvent::kTooLate);
 }
 
 void Pool::release_if_unheld(uint32_t granule) {
