@@ -1,16 +1,28 @@
-"""Every metric p2pkv has, declared once. ``Node.counters()`` and ``/metrics`` show the same names."""
+"""Every metric p2pkv has, declared once; histograms in `timings`.
+
+``Node.counters()`` and ``/metrics`` show the same names.
+
+Labels have few values, all of which are known beforehand and shown from the start: who alerts on a counter that grows
+sees its first step too.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from p2pkv.timings import Timings
+
 READINGS = {
     "p2pkv_members": "Nodes in the view, alive or suspected",
+    "p2pkv_suspects": "Nodes in the view that are suspected",
+    "p2pkv_start_time_seconds": "When this node was started, in seconds since 1970",
+    "p2pkv_ring_share_ratio": "Part of all entries of the directory that this node is the first owner of",
     "p2pkv_alone": "1 while this node knows no other, although join names some",
     "p2pkv_expelled": "1 on a node that is no member, as long as another has its id",
     "p2pkv_pool_capacity_bytes": "Room for pages",
@@ -23,6 +35,8 @@ READINGS = {
     "p2pkv_lost_sources_total": "Times all pages of a node were taken out, for word of it had been missed",
     "p2pkv_followers": "Nodes that have asked to be told what this one takes back",
     "p2pkv_prefetches": "Prefetches that wait or are under way",
+    "p2pkv_pool_next_out_age_seconds": "Age of the page that is evicted next, as far as remembered; 0: no pages",
+    "p2pkv_untold_evictions": "Evictions that wait for the directory to be told of them",
     "p2pkv_stored_pages_total": "Pages copied into the pool",
     "p2pkv_evicted_pages_total": "Pages evicted or purged from the pool",
     "p2pkv_no_room_pages_total": "Pages the pool had no room for",
@@ -32,12 +46,18 @@ READINGS = {
     "p2pkv_packing_bytes_total": "Bytes of the published pages that packing was tried on",
     "p2pkv_packing_stored_bytes_total": "Bytes of the pool that these took",
     "p2pkv_packing_seconds_total": "Seconds that threads looked at these pages and packed them",
+    "p2pkv_rejected_reads_total": "Reads of pages that were others by then; a second look-up makes up for most",
+    "p2pkv_damaged_reads_total": "Reads whose bytes had another checksum than what was published",
+    "p2pkv_late_fetches_total": "Fetches that missed pages because their time was over",
+    "p2pkv_namespace_peers": "Peers with this node's namespace, as of when nothing was found with any",
+    "p2pkv_fruitless_look_ups_total": "Pages asked of peers while no page was found with any, in rounds of that kind",
     "p2pkv_shard_entries": "Live entries of this node's shard",
     "p2pkv_shard_tombstones": "Dropped entries kept against late messages",
     "p2pkv_shard_bytes": "Memory of this node's shard",
     "p2pkv_control_requests_total": "Requests this node's control socket took",
     "p2pkv_directory_requests_total": "Requests peers sent this node's shard over channels",
     "p2pkv_directory_channels": "Channels peers have to this node's shard",
+    "p2pkv_control_queued_requests": "Requests that wait for this node's interpreter",
     "p2pkv_malformed_requests_total": "Requests that no node could have sent",
     "p2pkv_dropped_events_total": "Handshakes and views overtaken before Python took them",
     "p2pkv_refused_strangers_total": "Connections with a wrong key, or none",
@@ -118,11 +138,53 @@ READINGS = {
 }
 """What is read from the parts when asked; names in ``_total`` only grow."""
 
+LABELLED = {
+    "p2pkv_build_info": ("What this node is: 1", ("version", "node_id", "cluster", "namespace")),
+    "p2pkv_copy_kernel_info": (
+        "What copies page bytes in this process, by the size of a copy",
+        ("operation", "size_class", "kernel"),
+    ),
+    "p2pkv_large_copies_total": ("Batches of 2 MiB and more that this process copied", ("threads",)),
+    "p2pkv_fetched_pages_total": ("Pages fetched", ("source",)),
+    "p2pkv_fetched_bytes_total": ("Bytes of pages fetched", ("source",)),
+    "p2pkv_looked_up_pages_total": ("Pages looked up", ("source",)),
+    "p2pkv_peer_read_pages_total": ("Pages read from a peer", ("peer", "transport")),
+    "p2pkv_peer_read_bytes_total": ("Bytes of pages read from a peer", ("peer", "transport")),
+}
+"""The same with labels. ``source`` of what is fetched: own_pool, disk, or the transport that brought it; of what is
+looked up: own_shard, location_cache, peers, earlier_owners (what newcomers did not know). ``peer``: the first 32 nodes
+that were read from, and ``others``."""
+
+MISSES = ("not_found", "rejected", "peer_lost", "timed_out", "checksum", "not_promoted", "unreadable")
+"""Why a fetch misses a page, in the order of ``FetchBatch::Miss``. rejected: it was another page by then;
+not_promoted: it is still on a peer's disk; unreadable: it came packed and can't be unpacked."""
+
+PREFETCH_OUTCOMES = (
+    "present",
+    "brought",
+    "not_found",
+    "not_owned",
+    "not_read",
+    "no_room",
+    "taken_back",
+    "timed_out",
+    "canceled",
+    "refused",
+)
+"""What becomes of a page of a prefetch, as :class:`~p2pkv.PrefetchOutcome` names it."""
+
+_MOST_PEERS = 32
+_PEERS_REMEMBERED = 4096
+"""Beyond it who was gone longest is taken for new if it comes back with what it had; a guess, never met."""
+
+Readings = Callable[[], Mapping[str, float]]
+LabelledReadings = Callable[[], Mapping[str, Mapping[tuple[str, ...], float]]]
+
 
 class _Readings(Collector):
     """Shows what ``read`` returns under the names of :data:`READINGS`."""
 
-    def __init__(self, read: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(self, read: Readings) -> None:
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
@@ -134,68 +196,70 @@ class _Readings(Collector):
             yield family(name.removesuffix("_total"), READINGS[name], value=value)
 
 
-class _Sources(Collector):
-    """Shows the counters by source that native code counts, and what Python adds to one of them."""
+class _Labelled(Collector):
+    """Shows what ``read`` returns, by metric and labels, under the names of :data:`LABELLED`."""
 
-    _HELP: ClassVar = {
-        "p2pkv_fetched_pages_total": "Pages fetched",
-        "p2pkv_fetched_bytes_total": "Bytes of pages fetched",
-        "p2pkv_looked_up_pages_total": "Pages looked up",
-    }
-    """``source`` of what is fetched: own_pool, disk, or the transport that brought it."""
-
-    def __init__(self, looked_up: Counter) -> None:
-        self.read: Callable[[], Mapping[str, Mapping[str, float]]] = dict
-        """Values by metric and source."""
-        self._looked_up = looked_up
+    def __init__(self, read: LabelledReadings) -> None:
+        self._read = read
 
     def describe(self) -> Iterable[Metric]:
         return []
 
     def collect(self) -> Iterable[Metric]:
-        by_metric = {name: dict(values) for name, values in self.read().items()}
-        for sample in next(iter(self._looked_up.collect())).samples:
-            if sample.name in self._HELP:
-                by_metric.setdefault(sample.name, {})[sample.labels["source"]] = sample.value
-        for name, values in by_metric.items():
-            family = CounterMetricFamily(name.removesuffix("_total"), self._HELP[name], labels=("source",))
-            for source, value in values.items():
-                if value:  # what never counted anything does not show
-                    family.add_metric((source,), value)
+        for name, by_labels in self._read().items():
+            help_text, labels = LABELLED[name]
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            family = kind(name.removesuffix("_total"), help_text, labels=labels)
+            for values, value in by_labels.items():
+                family.add_metric(values, value)
             yield family
 
 
-class _Copies(Collector):
-    """Shows which kernels copy, 1 for each that is in force, and how many large batches how many threads copied."""
+class Traffic(Protocol):
+    """What was read from one peer over one transport."""
 
-    def __init__(
-        self,
-        read_kernels: Callable[[], Mapping[tuple[str, str, str], float]],
-        read_large: Callable[[], Mapping[int, float]],
-    ) -> None:
-        self._read_kernels = read_kernels
-        self._read_large = read_large
+    node_id: str
+    transport: str
+    n_pages: int
+    nbytes: int
 
-    def describe(self) -> Iterable[Metric]:
-        return []
 
-    def collect(self) -> Iterable[Metric]:
-        family = GaugeMetricFamily(
-            "p2pkv_copy_kernel_info",
-            "What copies page bytes in this process, by the size of a copy",
-            labels=("operation", "size_class", "kernel"),
-        )
-        for labels, value in self._read_kernels().items():
-            family.add_metric(labels, value)
-        yield family
-        large = CounterMetricFamily(
-            "p2pkv_large_copies",
-            "Batches of 2 MiB and more that this process copied",
-            labels=("threads",),
-        )
-        for n_threads, n_batches in self._read_large().items():
-            large.add_metric((str(n_threads),), n_batches)
-        yield large
+class BoundedPeers:
+    """Gives the first peers a series of their own for good, and the others one together. Thread-safe.
+
+    Its counters never shrink, though a peer that comes back begins at nothing.
+    """
+
+    def __init__(self, traffic: Callable[[], Iterable[Traffic]]) -> None:
+        self._traffic = traffic
+        self._lock = threading.Lock()  # guards all below
+        self._named: set[str] = set()
+        self._last: dict[tuple[str, str], tuple[int, int]] = {}
+        self._pages: dict[tuple[str, ...], float] = {}
+        self._bytes: dict[tuple[str, ...], float] = {}
+
+    def read(self) -> Mapping[str, Mapping[tuple[str, ...], float]]:
+        """Return what was read from peers so far, those who are gone included."""
+        with self._lock:
+            for peer in self._traffic():
+                self._add(peer)
+            while len(self._last) > _PEERS_REMEMBERED:
+                del self._last[next(iter(self._last))]
+            return {
+                "p2pkv_peer_read_pages_total": dict(self._pages),
+                "p2pkv_peer_read_bytes_total": dict(self._bytes),
+            }
+
+    def _add(self, peer: Traffic) -> None:
+        if len(self._named) < _MOST_PEERS:
+            self._named.add(peer.node_id)
+        before = self._last.pop((peer.node_id, peer.transport), (0, 0))
+        if peer.n_pages < before[0]:
+            before = (0, 0)
+        self._last[peer.node_id, peer.transport] = (peer.n_pages, peer.nbytes)
+        labels = (peer.node_id if peer.node_id in self._named else "others", peer.transport)
+        self._pages[labels] = self._pages.get(labels, 0) + peer.n_pages - before[0]
+        self._bytes[labels] = self._bytes.get(labels, 0) + peer.nbytes - before[1]
 
 
 class Metrics:
@@ -203,15 +267,15 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.timings = Timings()
         self.missed_pages = self._counter("p2pkv_missed_pages", "Pages asked for and not delivered", "reason")
-        """``reason``: not_found, rejected, peer_lost, timed_out, checksum; not_promoted, still on a peer's disk;
-        unreadable, it came packed and can't be unpacked; device, not copied to it."""
+        """``reason``: :data:`MISSES`; device, not copied to it."""
         self.published_pages = self._counter("p2pkv_published_pages", "Pages published")
         self.published_bytes = self._counter("p2pkv_published_bytes", "Bytes of pages copied into the pool")
         self.unpublished_pages = self._counter(
             "p2pkv_unpublished_pages", "Pages that could not be published", "reason"
         )
-        """``reason``: no_room, no_directory, timed_out; device, not copied from it or not in time."""
+        """``reason``: no_room, no_directory, timed_out, epoch; device, not copied from it or not in time."""
         self.prefetched_pages = self._counter(
             "p2pkv_prefetched_pages", "Pages of prefetches and of hand-overs from others", "outcome"
         )
@@ -236,10 +300,11 @@ class Metrics:
         )
         """``direction``: to_device, to_host."""
         self.looked_up_pages = Counter("p2pkv_looked_up_pages", "Pages looked up", ["source"], registry=None)
-        """``source``: own_shard, peers, earlier_owners (what newcomers did not know); native code counts those that
-        the location cache knew, so that they are shown together."""
-        self._sources = _Sources(self.looked_up_pages)
-        self.registry.register(self._sources)
+        """As :data:`LABELLED` says; native code counts those that the location cache knew, so that they are shown
+        together."""
+        self.found_pages = self._counter(
+            "p2pkv_found_pages", "Of the pages that peers were asked for, those that somebody has"
+        )
         self.retracted_pages = self._counter(
             "p2pkv_retracted_pages", "Evicted pages taken back from the directory"
         )
@@ -263,15 +328,36 @@ class Metrics:
             "operation",
             "cause",
         )
-        """``operation``: exists, get, set, clear, register. ``cause``: the class of the error."""
+        """``operation``: exists, get, set, clear, register and the like. ``cause``: the class of the error."""
+        self.engine_failures = self._counter(
+            "p2pkv_engine_failures", "All of p2pkv_failed_calls_total: there from the start, for alerts"
+        )
         # Looking a label up takes several times as long as counting.
         self._children: dict[tuple[Counter, str], Counter] = {}
+        for counter, values in (
+            (self.missed_pages, (*MISSES, "device")),
+            (self.unpublished_pages, ("no_room", "no_directory", "timed_out", "epoch", "device")),
+            (self.staged_bytes, ("to_device", "to_host")),
+            (self.looked_up_pages, ("own_shard", "peers", "earlier_owners")),
+            (self.prefetched_pages, PREFETCH_OUTCOMES),
+            (self.handed_over_pages, ("accepted", "refused")),
+            (self.pinned_pages, ("pinned", "absent", "no_room")),
+        ):
+            self._show(counter, values)
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(name, help_text, labels, registry=self.registry)
 
+    def _show(self, counter: Counter, values: Iterable[str]) -> None:
+        for value in values:
+            self._children[counter, value] = counter.labels(value)
+
+    def show_transports(self, names: Iterable[str]) -> None:
+        """Show what is counted by transport for these, which the node has."""
+        self._show(self.transport_fallbacks, names)
+
     def count(self, counter: Counter, label: str, n: int) -> None:
-        """Add ``n`` under a counter's only label; a label that never counted anything does not show."""
+        """Add ``n`` under a counter's only label."""
         if n:
             child = self._children.get((counter, label))
             if child is None:
@@ -279,7 +365,10 @@ class Metrics:
             child.inc(n)
 
     def counters(self) -> dict[str, float]:
-        """Return every counter by its name, labels in braces: ``p2pkv_fetched_pages_total{source="disk"}``."""
+        """Return every counter by its name, labels in braces: ``p2pkv_fetched_pages_total{source="disk"}``.
+
+        Of histograms those series that have seen something.
+        """
         out: dict[str, float] = {}
         for metric in self.registry.collect():
             for sample in metric.samples:
@@ -287,20 +376,24 @@ class Metrics:
                     continue
                 labels = ",".join(f'{key}="{value}"' for key, value in sample.labels.items())
                 out[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+        for timing in self.timings.all():
+            out.update(timing.counters())
         return out
 
-    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
+    def watch(self, read: Readings) -> None:
         """Show what ``read`` returns, by the names of :data:`READINGS`, whenever the metrics are asked for."""
         self.registry.register(_Readings(read))
 
-    def watch_sources(self, read: Callable[[], Mapping[str, Mapping[str, float]]]) -> None:
-        """Show what ``read`` returns, by metric and source; it is called whenever the metrics are asked for."""
-        self._sources.read = read
+    def watch_labelled(self, read: LabelledReadings) -> None:
+        """Show what ``read`` returns, by the names of :data:`LABELLED`, whenever the metrics are asked for."""
+        self.registry.register(_Labelled(read))
 
-    def watch_copies(
-        self,
-        read_kernels: Callable[[], Mapping[tuple[str, str, str], float]],
-        read_large: Callable[[], Mapping[int, float]],
-    ) -> None:
-        """Show the operations, size classes and kernels in force, and large batches by their number of threads."""
-        self.registry.register(_Copies(read_kernels, read_large))
+    def read(self, counter: Counter) -> float:
+        """Return the value of a counter without labels, or of one of its children."""
+        samples = next(iter(counter.collect())).samples
+        return next(sample.value for sample in samples if sample.name.endswith("_total"))
+
+    def looked_up(self) -> dict[tuple[str, ...], float]:
+        """Return the pages looked up so far by source, those excepted that the location cache knew."""
+        samples = next(iter(self.looked_up_pages.collect())).samples
+        return {(s.labels["source"],): s.value for s in samples if s.name.endswith("_total")}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import ProcessCollector
 from prometheus_client.exposition import ThreadingWSGIServer
 
+from p2pkv import exposition
 from p2pkv.errors import ConfigError
+from p2pkv.metrics import Metrics
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -30,17 +33,34 @@ class _Quiet(WSGIRequestHandler):
         """Log nothing: a scrape every few seconds is no news."""
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """An answer over HTTP; text is UTF-8."""
+
+    status: str
+    kind: str
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
 class MetricsServer:
     """Serves from construction to :meth:`close`, on threads of its own.
 
-    ``not_ready`` says why this node should not be given work, or None.
-    Raises :class:`ConfigError` if the port is taken.
+    ``not_ready`` says why this node should not be given work, or None. ``more`` answers what else is served here, and
+    returns None for what is not. Raises :class:`ConfigError` if the port is taken.
     """
 
     def __init__(
-        self, host: str, port: int, registry: CollectorRegistry, not_ready: Callable[[], str | None]
+        self,
+        host: str,
+        port: int,
+        metrics: Metrics,
+        not_ready: Callable[[], str | None],
+        more: Callable[[Mapping[str, object]], Page | None] = lambda _: None,
     ) -> None:
-        self._metrics = make_wsgi_app(registry)
+        self._metrics = metrics
+        self._more = more
+        self._process = ProcessCollector(registry=None)
         self._not_ready = not_ready
         try:
             self._server = make_server(
@@ -53,21 +73,28 @@ class MetricsServer:
         self._thread.start()
 
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        path = environ["PATH_INFO"]
+        page = self._page(environ["PATH_INFO"], environ)
+        kind = page.kind if "charset" in page.kind else f"{page.kind}; charset=utf-8"
+        start_response(page.status, [("Content-Type", kind), *page.headers.items()])
+        return [page.body]
+
+    def _page(self, path: str, environ: WSGIEnvironment) -> Page:
         if path == "/metrics":
-            page: Iterable[bytes] = self._metrics(environ, start_response)
-            return page
-        status, text = "404 Not Found", "there is /metrics, /healthz and /readyz"
+            kind, text = exposition.write(self._metrics, (self._process,), environ.get("HTTP_ACCEPT", ""))
+            return Page("200 OK", kind, text)
         if path == "/healthz":
-            status, text = "200 OK", "ok"
-        elif path == "/readyz":
+            return _text("200 OK", "ok")
+        if path == "/readyz":
             reason = self._not_ready()
-            status, text = ("200 OK", "ready") if reason is None else ("503 Service Unavailable", reason)
-        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
-        return [f"{text}\n".encode()]
+            return _text("200 OK", "ready") if reason is None else _text("503 Service Unavailable", reason)
+        return self._more(environ) or _text("404 Not Found", "there is /, /metrics, /healthz and /readyz")
 
     def close(self) -> None:
         """Stop serving; waits for the thread. Idempotent."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _text(status: str, text: str) -> Page:
+    return Page(status, "text/plain", f"{text}\n".encode())

@@ -28,7 +28,7 @@ from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import UsageError
 from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
-from p2pkv.metrics import Metrics
+from p2pkv.metrics import MISSES, Metrics
 from p2pkv.page import Keys, Namespace, Outcomes, Pages, Pieces, as_locations
 from p2pkv.peers.connections import PeerConnections
 from p2pkv.pool import Pool, PoolStatus
@@ -41,8 +41,6 @@ _DISK_SHARE = 0.5
 """Of the time left, for this node's own disk; the rest is for the peers, who may have what it doesn't bring."""
 _DROP_S = 0.02
 """For taking a stale entry back before the second look-up."""
-_MISS_REASONS = ("not_found", "rejected", "peer_lost", "timed_out", "checksum", "not_promoted", "unreadable")
-"""In the order of ``FetchBatch::Miss``."""
 
 
 class PageCache:
@@ -64,6 +62,7 @@ class PageCache:
         tier: DiskTier | None = None,
         guests: _native.Guests,
         followers: Followers,
+        history: _native.PageHistory | None = None,
     ) -> None:
         self.namespace = namespace
         self._guests = guests
@@ -79,6 +78,8 @@ class PageCache:
         self._device_pages = DevicePages(devices, pool, metrics)
         # Bounded in time, so that a page that moved is found again; stale entries cost a second look-up, no more.
         self.locations = _native.LocationCache(65536, 10.0)
+        self._timings = timings = metrics.timings
+        self._source_names = ["own_pool", "disk", *peers.domains]
         self._sources = _native.FetchSources(
             pool.native,
             None if tier is None else tier.native,
@@ -87,9 +88,11 @@ class PageCache:
             peers.native,
             own_key,
             check_sums,
+            timings.fetches.native,
+            timings.by_source(self._source_names).native,
+            history,
         )
-        self._source_names = ["own_pool", "disk", *peers.domains]
-        metrics.watch_sources(self._fetched)
+        metrics.watch_labelled(self._fetched)
 
     def publish(
         self,
@@ -104,6 +107,7 @@ class PageCache:
 
         Pages of an ``epoch`` that is over are not stored.
         """
+        began = time.monotonic()
         in_epoch, ids = self.hash(keys)
         call = check_call(ids, pages, self._registrations.table, stream, writable=False)
         self._check_room(call)
@@ -112,16 +116,16 @@ class PageCache:
             return np.zeros(len(ids), np.uint8)
         # What is published here is this node's own: it must not go when a page of another's does.
         self._guests.take_out(call.ids)
-        outcomes = self._publish(call, deadline)
+        outcomes = self._publish(call, deadline, began)
         for _ in range(_ROUNDS):  # one came between the two, and was taken for what is published here
             if not self._guests.take_out(call.ids):
                 break
-            outcomes = self._publish(call, deadline)
+            outcomes = self._publish(call, deadline, began)
         return outcomes
 
-    def _publish(self, call: PageCall, deadline: float) -> Outcomes:
+    def _publish(self, call: PageCall, deadline: float, began: float) -> Outcomes:
         if call.device_of is not None:
-            return self._publish_from_device(call, deadline)
+            return self._publish_from_device(call, deadline, began)
         outcomes, n_readable, nbytes, n_late, may_be_gone = self._directory.publish(
             self._pool,
             call.ids,
@@ -140,9 +144,10 @@ class PageCache:
         self._metrics.count(self._metrics.unpublished_pages, "no_directory", n_readable - n_published)
         self._metrics.published_pages.inc(n_published)
         self._metrics.published_bytes.inc(nbytes)
+        self._timings.publishes.native.add(0, nbytes, time.monotonic() - began)
         return outcomes
 
-    def _publish_from_device(self, call: PageCall, deadline: float) -> Outcomes:
+    def _publish_from_device(self, call: PageCall, deadline: float, began: float) -> Outcomes:
         self._check_published_lengths(call)
         statuses, locations, n_readable, nbytes = self._device_pages.publish(call, deadline)
         outcomes = np.zeros(len(statuses), np.uint8)
@@ -161,6 +166,7 @@ class PageCache:
         self._metrics.count(self._metrics.unpublished_pages, "no_directory", n_readable - n_published)
         self._metrics.published_pages.inc(n_published)
         self._metrics.published_bytes.inc(nbytes)
+        self._timings.publishes.native.add(0, nbytes, time.monotonic() - began)
         return outcomes
 
     def _note(self, call: PageCall) -> Callable[[], None]:
@@ -175,6 +181,7 @@ class PageCache:
 
     def exists(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
         """Say which pages some live node has; their locations are remembered for the fetch that follows."""
+        began = time.monotonic()
         _, ids = self.hash(keys)
         outcomes, _ = self._pool.lookup(ids)
         rows = np.flatnonzero(outcomes == 0)
@@ -192,6 +199,7 @@ class PageCache:
             self.locations.put(asked, raw)
             self._warmer.warm(asked, raw)
             outcomes[rows] = found
+        self._timings.exists.native.add(0, len(ids), time.monotonic() - began)
         return outcomes
 
     def _doubt_own(self, tier: DiskTier, ids: Keys, found: NDArray[np.uint8], raw: NDArray[np.uint8]) -> None:
@@ -248,10 +256,12 @@ class PageCache:
 
         ``has_read``: what was located has been read already, which was the first round.
         """
+        has_promoted = False
         for attempt in range(_ROUNDS):
             if attempt or not has_read:
                 self._locate(batch, deadline)
                 promoted = self._promote(batch, deadline)
+                has_promoted |= promoted is not None
                 try:
                     self._sources.read(batch, table, deadline - time.monotonic())
                 finally:
@@ -259,7 +269,7 @@ class PageCache:
                         self._directory.release(*promoted)
             if attempt + 1 == _ROUNDS or not self._forget_stale(batch, deadline):
                 break
-        for reason, n_pages in zip(_MISS_REASONS, batch.misses(), strict=True):
+        for reason, n_pages in zip(MISSES, self._sources.finish(batch, has_promoted), strict=True):
             self._metrics.count(self._metrics.missed_pages, reason, n_pages)
         return batch.outcomes()
 
@@ -373,13 +383,25 @@ class PageCache:
             page = int(wrong[0])
             raise _other_length(page, int(locations["length"][page]), int(call.lengths[page]))
 
-    def _fetched(self) -> dict[str, dict[str, int]]:
+    def _fetched(self) -> dict[str, dict[tuple[str, ...], float]]:
         """Return what native code has counted, by metric and source."""
         by_source = dict(zip(self._source_names, self._sources.fetched(), strict=True))
         return {
-            "p2pkv_fetched_pages_total": {source: n_pages for source, (n_pages, _) in by_source.items()},
-            "p2pkv_fetched_bytes_total": {source: nbytes for source, (_, nbytes) in by_source.items()},
-            "p2pkv_looked_up_pages_total": {"location_cache": self._sources.n_located},
+            "p2pkv_fetched_pages_total": {(source,): n_pages for source, (n_pages, _) in by_source.items()},
+            "p2pkv_fetched_bytes_total": {(source,): nbytes for source, (_, nbytes) in by_source.items()},
+            "p2pkv_looked_up_pages_total": {
+                ("location_cache",): self._sources.n_located,
+                **self._metrics.looked_up(),
+            },
+        }
+
+    def readings(self) -> dict[str, float]:
+        """Return what native code has counted of fetches, by the names of the metrics."""
+        checks = self._sources.checks()
+        return {
+            "p2pkv_rejected_reads_total": checks["rejected"],
+            "p2pkv_damaged_reads_total": checks["checksum"],
+            "p2pkv_late_fetches_total": checks["late_calls"],
         }
 
 

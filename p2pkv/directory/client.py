@@ -79,6 +79,7 @@ class DirectoryClient:
         self._channels = channels
         self._replicas = replicas
         self._metrics = metrics
+        self._look_ups = metrics.timings.look_ups.native
         self._clock: Clock = clock or SystemClock()
         self._owners = Owners(client, channels, metrics, self._clock)
         self._sequences = _native.Sequences()
@@ -129,15 +130,18 @@ class DirectoryClient:
         where not found.
         """
         found, locations = self._shard.get(keys)
-        n_own = int(found.sum())
+        n_own = int(np.count_nonzero(found))
         self._metrics.count(self._metrics.looked_up_pages, "own_shard", n_own)
         if n_own < len(keys):
             self._metrics.count(self._metrics.looked_up_pages, "peers", len(keys) - n_own)
+            began = self._clock.monotonic()
             route = self._route
             ask = _native.AskBatch(keys, found, route.table, in_turn=True)
             self._owners.ask(route, Question(Kind.GET, ask, keys, found, locations), deadline)
             self._ask_earlier_owners(route, keys, found, locations, deadline)
             found = self._shard.keep_present(locations, found)
+            self._metrics.found_pages.inc(max(0, int(np.count_nonzero(found)) - n_own))
+            self._look_ups.add(0, len(keys) - n_own, self._clock.monotonic() - began)
         return found, locations
 
     def _ask_earlier_owners(

@@ -69,6 +69,14 @@ class Ring:
             np.concatenate(owners)[order], min(self.replicas, len(bearing)), self.replicas
         )
 
+    def share(self, node_key: int) -> float:
+        """Return which part of all keys has this member for its first owner."""
+        if not len(self.points):
+            return 0.0
+        index = next((i for i, member in enumerate(self.members) if member.key == node_key), NOBODY)
+        arcs = np.diff(self.points, prepend=self.points[-1:])  # back to the point before, around the circle
+        return float(arcs[self.successors[:, 0] == index].sum(dtype=np.float64) / 2.0**64)
+
     def is_like(self, other: Ring) -> bool:
         """Whether every entry belongs to the same boots of the same nodes, whatever else changed about them."""
         return (self._boots, self.replicas) == (other._boots, other.replicas)

@@ -36,6 +36,7 @@ class Boundary:
         """Count a failure; log it unless the same was logged within a minute."""
         cause = type(error).__name__
         self._metrics.failed_calls.labels(operation, cause).inc()
+        self._metrics.engine_failures.inc()
         self._log.warning(
             (operation, cause, str(error)),
             "%s: %s failed and counts as a miss (p2pkv_failed_calls_total counts them): %s: %s",

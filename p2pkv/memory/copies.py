@@ -46,9 +46,15 @@ def choices() -> list[CopyChoice]:
     return [CopyChoice(*choice) for choice in _native.copy_choices()]
 
 
-def readings() -> dict[tuple[str, str, str], float]:
-    """Return 1 for each operation, size class and kernel in force, as metrics show it."""
-    return {(choice.operation, choice.size_class, choice.kernel): 1.0 for choice in choices()}
+def metrics() -> dict[str, dict[tuple[str, ...], float]]:
+    """Return, by metric and labels, what is in force and how many large batches how many threads have copied."""
+    alone, shared = _native.large_copies()
+    return {
+        "p2pkv_copy_kernel_info": {
+            (choice.operation, choice.size_class, choice.kernel): 1.0 for choice in choices()
+        },
+        "p2pkv_large_copies_total": {("1",): float(alone), ("2",): float(shared)},
+    }
 
 
 def hire(n_threads: int) -> _native.CopyTeam | None:
@@ -58,9 +64,3 @@ def hire(n_threads: int) -> _native.CopyTeam | None:
     caller's have it; a process that may run on one core only has none.
     """
     return _native.CopyTeam() if n_threads > 1 else None
-
-
-def large() -> dict[int, float]:
-    """Return how many batches of 2 MiB and more this process copied with one thread, and how many with two."""
-    alone, shared = _native.large_copies()
-    return {1: float(alone), 2: float(shared)}

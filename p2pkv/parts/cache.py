@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
@@ -50,7 +51,7 @@ class CacheParts:
         self._metrics = metrics
         self._is_serving = False
         self._others: Mapping[int, Member] = {}  # the members that pages are read from, by their keys
-        self._changes = _native.ChangeLog(LOG_CAPACITY) if config.kv_events else None
+        self._changes = _native.ChangeLog(LOG_CAPACITY if config.kv_events else 0, control.history)
         self.events: EventFeed | None = None
         """None where `kv_events` is not set, and before `serve`."""
         control.epochs.follow(scopes(config.namespace))
@@ -132,6 +133,7 @@ class CacheParts:
             followers=Followers(
                 self._own_key, self.guests, self._control.client, self._members, self._metrics
             ),
+            history=self._control.history,
         )
         undo.callback(self.cache.close)
         self._serve_guests(registrar, undo)
@@ -189,7 +191,7 @@ class CacheParts:
 
     def _tell_events(self, boot: int, undo: ExitStack) -> None:
         config = self._config
-        if self._changes is None:
+        if not config.kv_events:
             return
         # Boot epochs grow by nanoseconds: after a restart subscribers see a gap, never a number they have seen.
         publisher = EventPublisher(
@@ -258,6 +260,14 @@ class CacheParts:
         self._control.client.close()
         self.channels.close()
 
+    def _next_out_age(self) -> float:
+        """Return how long ago the page came that is evicted next; if that is forgotten, how far memory reaches."""
+        page = self.pool.native.oldest()
+        if page is None:
+            return 0.0
+        came, forgets = self._control.history.stored_at(page), self._control.history.reach()[0]
+        return max(0.0, time.time() - (forgets if came is None else came))
+
     def readings(self) -> dict[str, float]:
         """Return what is counted, by the names of the metrics."""
         guests = self.guests.stats()
@@ -273,6 +283,8 @@ class CacheParts:
             "p2pkv_lost_sources_total": guests["sources_lost"],
             "p2pkv_followers": len(self.guests.followers()),
             "p2pkv_prefetches": self.prefetcher.n_waiting,
+            "p2pkv_pool_next_out_age_seconds": self._next_out_age(),
+            "p2pkv_untold_evictions": pool["untold_evictions"],
             "p2pkv_stored_pages_total": pool["stored_pages"],
             "p2pkv_evicted_pages_total": pool["evicted_pages"],
             "p2pkv_no_room_pages_total": pool["no_room_pages"],
@@ -287,6 +299,8 @@ class CacheParts:
             "p2pkv_shard_bytes": shard["nbytes"],
             "p2pkv_directory_requests_total": directory["requests"],
             "p2pkv_directory_channels": directory["channels"],
+            "p2pkv_ring_share_ratio": self.directory.ring.share(self._own_key),
+            **self.cache.readings(),
             **(self.tier.readings() if self.tier is not None else {}),
             **(self.events.readings() if self.events is not None else {}),
         }

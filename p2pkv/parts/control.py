@@ -38,7 +38,9 @@ class ControlParts:
         undo.callback(self.gossip.close)
         self.client = ControlClient(context, keys, names)
         undo.callback(self.client.close)
-        self.shard = _native.Shard(_MAX_SHARD_ENTRIES)
+        self.history = _native.PageHistory()
+        """It holds what became of pages lately, at this node."""
+        self.shard = _native.Shard(_MAX_SHARD_ENTRIES, self.history)
         """This node's part of the directory; it stays empty where the node has no weight on the ring."""
         self.epochs = _native.NamespaceEpochs()
         """It holds what this node knows of the epochs of all namespaces."""
@@ -70,6 +72,7 @@ class ControlParts:
         loop = self.server.loop.stats()
         return {
             "p2pkv_control_requests_total": loop["requests"],
+            "p2pkv_control_queued_requests": loop["queued_events"],
             "p2pkv_malformed_requests_total": loop["malformed"],
             "p2pkv_dropped_events_total": loop["dropped_events"],
             "p2pkv_refused_strangers_total": self.server.refused,

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from importlib.metadata import version
 
 from p2pkv import transports
 from p2pkv._native import FaultyFiles
@@ -18,7 +19,7 @@ from p2pkv.directory.membership.base import Identity, Listeners, Membership
 from p2pkv.directory.membership.control_network import ControlNetwork
 from p2pkv.directory.membership.engines import engine_class
 from p2pkv.directory.membership.timing import Clock, Timing
-from p2pkv.directory.view import Member, View, node_key
+from p2pkv.directory.view import Member, State, View, node_key
 from p2pkv.disk.boot_file import BootFile
 from p2pkv.disk.epochs_file import EpochsFile
 from p2pkv.disk.tier import disk_folder
@@ -30,7 +31,7 @@ from p2pkv.memory.registrar import Registrar
 from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
 from p2pkv.memory.staging import use_library as use_cuda_library
-from p2pkv.metrics import Metrics
+from p2pkv.metrics import BoundedPeers, Metrics
 from p2pkv.metrics_server import MetricsServer
 from p2pkv.offers.transfers import Transfers, start_offers
 from p2pkv.parts.cache import CacheParts
@@ -67,6 +68,7 @@ class NodeParts:
         self._disk_faults = disk_faults  # for tests: what the calls of the disk tier go through
         self.own_key = node_key(config.node_id)
         self.metrics_port: int | None = None
+        self._started = time.time()
         self._has_met = threading.Event()  # another node
         self._engine = engine_class(config.membership)
         self._boot_file: BootFile | None = None
@@ -92,6 +94,7 @@ class NodeParts:
         self.control = ControlParts(config, undo)
         self._start_transports(undo, extra_transports)
         self.peers = PeerConnections(self.transports, self.control.handshakes.connect, self.metrics)
+        self.metrics.show_transports(self.peers.domains)
         undo.callback(self.peers.close)
         self._serve_offers(undo, gate)
         self._open_memory(undo)
@@ -125,13 +128,15 @@ class NodeParts:
         if self.membership.boot_epoch != boot:
             self._rebooted(self.membership.boot_epoch)
         self.metrics.watch(self._readings)
-        self.metrics.watch_copies(copies.readings, copies.large)
+        self.metrics.watch_labelled(copies.metrics)
+        self.metrics.watch_labelled(self._build_info)
+        self.metrics.watch_labelled(BoundedPeers(self.peers.traffic).read)
         undo.callback(CountersServer(self.control.server.loop, self.metrics.counters).close)
         if config.metrics_port is not None:
             server = MetricsServer(
                 config.metrics_host or self.control.host,
                 config.metrics_port,
-                self.metrics.registry,
+                self.metrics,
                 self._not_ready,
             )
             undo.callback(server.close)
@@ -253,8 +258,11 @@ class NodeParts:
         self._undo.close()
 
     def _readings(self) -> dict[str, float]:
+        present = self.membership.view().present()
         return {
-            "p2pkv_members": len(self.membership.view().present()),
+            "p2pkv_members": len(present),
+            "p2pkv_suspects": sum(member.state is State.SUSPECT for member in present),
+            "p2pkv_start_time_seconds": self._started,
             "p2pkv_alone": self.membership.is_alone,
             **self.control.readings(),
             **(self.caching.readings() if self.caching is not None else {}),
@@ -262,6 +270,11 @@ class NodeParts:
             **self.offers.readings(),
             **self.devices.readings(),
         }
+
+    def _build_info(self) -> dict[str, dict[tuple[str, ...], float]]:
+        config = self._config
+        labels = (version("p2pkv"), config.node_id, config.cluster, config.namespace)
+        return {"p2pkv_build_info": {labels: 1.0}}
 
     # --- what the membership engine's thread says ---
 

@@ -26,8 +26,10 @@ BELOW = {
     "values": "errors",
     "state_home": "errors",
     "descriptors": "errors",
-    "metrics": "",
-    "metrics_server": "errors",
+    "timings": "_native",
+    "metrics": "timings",
+    "exposition": "metrics",
+    "metrics_server": "errors exposition metrics",
     "lifetime": "_native",
     "limited_log": "",
     "arrays": "_native errors",
@@ -60,7 +62,7 @@ ONLY = {("peers", "directory"): "directory.view", ("offers", "directory"): "dire
 """All that a folder may import of another one: a member's record, which is a value that lives with the views."""
 BENCH = ROOT / "bench/p2pkv_bench"
 BELOW_BENCH = (
-    "_native config control directory disk errors memory node offers "
+    "_native config control directory disk errors exposition memory node offers "
     "page pool testing transfers transports values"
 )
 

@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -158,18 +159,47 @@ void bind_sources(nb::module_& m) {
       .def(
           "__init__",
           [](FetchSources* self, Pool& pool, Tier* tier, LocationCache& locations, Shard& shard,
-             PeerConnections& peers, uint64_t own_key, bool check_sums) {
+             PeerConnections& peers, uint64_t own_key, bool check_sums, std::shared_ptr<Timings> fetches,
+             std::shared_ptr<Timings> reads, std::shared_ptr<PageHistory> history) {
+            if (fetches->n_labels() != FetchBatch::kFarthests ||
+                reads->n_labels() != FetchSources::n_sources(peers)) {
+              throw nb::value_error(
+                  "fetches and reads must have as many labels as there are places and sources");
+            }
             new (self)
-                FetchSources(FetchSources::Parts{pool, tier, locations, shard, peers, own_key, check_sums});
+                FetchSources(FetchSources::Parts{pool,
+                                                 tier,
+                                                 locations,
+                                                 shard,
+                                                 peers,
+                                                 own_key,
+                                                 check_sums,
+                                                 {std::move(fetches), std::move(reads), std::move(history)}});
           },
           "pool"_a, "tier"_a.none(), "locations"_a, "shard"_a, "peers"_a, "own_key"_a, "check_sums"_a,
-          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(),
-          nb::keep_alive<1, 6>())
+          "fetches"_a, "reads"_a, "history"_a.none() = nb::none(), nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>())
       .def("fetch_rows", &fetch_rows, "prefix"_a, "keys"_a.none(), "array"_a, "memories"_a, "timeout"_a,
            "disk_timeout"_a)
       .def("gather", &gather, "batch"_a, "memories"_a, "timeout"_a, "disk_timeout"_a)
       .def("read", &read_sources, "batch"_a, "memories"_a, "timeout"_a)
+      .def(
+          "finish",
+          [](FetchSources& self, FetchBatch& batch, bool has_promoted) {
+            const auto misses = self.finish(batch, has_promoted);
+            return std::vector<uint64_t>(misses.begin(), misses.end());
+          },
+          "batch"_a, "has_promoted"_a)
       .def("fetched", &fetched)
+      .def("checks",
+           [](const FetchSources& self) -> Counts {
+             const auto checks = self.checks();
+             nb::dict out;
+             out["rejected"] = checks.rejected;
+             out["checksum"] = checks.checksum;
+             out["late_calls"] = checks.late_calls;
+             return out;
+           })
       .def_prop_ro("n_located", &FetchSources::n_located);
 }
 

@@ -48,6 +48,7 @@ FetchBatch::FetchBatch(std::vector<Key> keys, std::vector<Piece> pieces, std::ve
       of_pieces_(pieces_.size(), Status::kPeerLost) {
   for (size_t i = 0; i < pieces_.size(); ++i)
     lengths_[i / n_pieces_] += static_cast<uint64_t>(pieces_[i].nbytes);
+  for (const uint64_t length : lengths_) nbytes_ += length;
 }
 
 bool FetchBatch::take_own(Pool* pool, const Deadline& deadline, Taken* taken) {
@@ -247,11 +248,13 @@ FetchBatch::Taken FetchBatch::settle(const Owner& owner, bool check_sums, const 
     if (states_[page] == State::kSettled) continue;  // it could not be unpacked
     if (const Status worst = worst_of(page); worst != Status::kOk) {
       fail(page, worst);
+      if (miss_kinds_[page] == kRejected) ++n_failed_checks_[kRejected];
       continue;
     }
     states_[page] = State::kSettled;
     if (check_sums && !has_right_checksum(page)) {
       miss(page, kChecksum);
+      ++n_failed_checks_[kChecksum];
       continue;
     }
     hits_[page] = 1;

@@ -2,11 +2,13 @@
 // calls in which Python decides whom to ask and whom to read from.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "base/timings.h"
 #include "cache/location_cache.h"
 #include "directory/shard.h"
 #include "disk/tier.h"
@@ -31,6 +33,9 @@ class FetchBatch {
     kUnreadable,
     kMissKinds
   };
+
+  // From how far the bytes came that came from farthest.
+  enum Farthest : size_t { kNowhere, kFromOwnPool, kFromPeers, kFromOwnDisk, kFromPeersDisk, kFarthests };
 
   // The pages that one owner is read for. A plan is a leg: the pieces that lie in one registered memory.
   struct Owner {
@@ -96,8 +101,16 @@ class FetchBatch {
                       std::vector<Location>* locations);
 
   size_t n_pages() const { return keys_.size(); }
+  uint64_t nbytes() const { return nbytes_; }
+  const Stopwatch& stopwatch() const { return stopwatch_; }
+  Farthest farthest() const { return farthest_; }
+  void came_from(Farthest where) { farthest_ = std::max(farthest_, where); }
+  // Reads that failed a check so far, those that were made up for later included.
+  uint64_t n_failed_checks(Miss miss) const { return n_failed_checks_[miss]; }
   const std::vector<uint8_t>& outcomes() const { return hits_; }
   std::array<uint64_t, kMissKinds> misses() const;
+  // Why a page that is no hit was missed.
+  Miss why_missed(size_t page) const { return static_cast<Miss>(miss_kinds_[page]); }
 
  private:
   enum class State : uint8_t { kUnlocated, kLocated, kSettled };
@@ -110,6 +123,10 @@ class FetchBatch {
   Piece read_part(size_t page, size_t piece, uint64_t before) const;
   bool has_right_checksum(size_t page) const;
 
+  const Stopwatch stopwatch_;
+  uint64_t nbytes_ = 0;
+  Farthest farthest_ = kNowhere;
+  std::array<uint64_t, kMissKinds> n_failed_checks_{};
   const std::vector<Key> keys_;
   const std::vector<Piece> pieces_;
   const std::vector<int32_t> memory_of_;

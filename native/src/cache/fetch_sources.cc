@@ -1,5 +1,8 @@
 #include "cache/fetch_sources.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "cache/flights.h"
 
 namespace p2pkv {
@@ -8,12 +11,22 @@ FetchSources::Found FetchSources::gather(FetchBatch& batch, const std::vector<Lo
                                          const Deadline& deadline, const Deadline& disk_deadline) {
   Found found;
   FetchBatch::Taken own;
+  const Stopwatch copying;
   found.lengths_agree = batch.take_own(&parts_.pool, deadline, &own);
   count(kOwnPool, own);
+  if (own.n_pages > 0) {
+    parts_.watched.reads->add(kOwnPool, own.nbytes, copying.ns());
+    batch.came_from(FetchBatch::kFromOwnPool);
+  }
   if (parts_.tier != nullptr) {
     FetchBatch::Taken disk;
+    const Stopwatch reading;
     batch.take_from_disk(parts_.tier, disk_deadline, &disk);
     count(kOwnDisk, disk);
+    if (disk.n_pages > 0) {
+      parts_.watched.reads->add(kOwnDisk, disk.nbytes, reading.ns());
+      batch.came_from(FetchBatch::kFromOwnDisk);
+    }
     parts_.tier->note_fetched(batch.keys().data(), batch.n_pages());
   }
   const size_t n_located = batch.locate_cached(&parts_.locations, &parts_.shard);
@@ -26,6 +39,8 @@ FetchSources::Found FetchSources::gather(FetchBatch& batch, const std::vector<Lo
     found.has_read = true;
     read(batch, memories, deadline);
   }
+  const std::vector<uint8_t>& hits = batch.outcomes();
+  if (std::find(hits.begin(), hits.end(), 0) == hits.end()) ended(batch);
   return found;
 }
 
@@ -33,7 +48,33 @@ void FetchSources::read(FetchBatch& batch, const std::vector<LocalMemory>& memor
                         const Deadline& deadline) {
   Flights flights(batch, parts_.peers, memories, deadline, parts_.check_sums);
   flights.read(batch.group_by_owner(parts_.own_key));
-  for (size_t way = 0; way < flights.taken().size(); ++way) count(kFirstWay + way, flights.taken()[way]);
+  for (size_t way = 0; way < flights.taken().size(); ++way) {
+    count(kFirstWay + way, flights.taken()[way]);
+    if (flights.taken()[way].n_pages > 0) batch.came_from(FetchBatch::kFromPeers);
+  }
+  for (const Flights::Landed& landed : flights.landed()) {
+    parts_.watched.reads->add(kFirstWay + landed.way, landed.nbytes, landed.ns);
+  }
+}
+
+std::array<uint64_t, FetchBatch::kMissKinds> FetchSources::finish(FetchBatch& batch, bool has_promoted) {
+  if (has_promoted && batch.farthest() == FetchBatch::kFromPeers) batch.came_from(FetchBatch::kFromPeersDisk);
+  ended(batch);
+  const auto misses = batch.misses();
+  if (misses[FetchBatch::kTimedOut] > 0) n_late_calls_.fetch_add(1, std::memory_order_relaxed);
+  for (size_t page = 0; parts_.watched.history && page < batch.n_pages(); ++page) {
+    if (batch.outcomes()[page] != 0) continue;
+    const auto row = static_cast<int64_t>(page);
+    const auto event = static_cast<size_t>(PageEvent::kMissed) + batch.why_missed(page);
+    parts_.watched.history->note(batch.key(row), static_cast<PageEvent>(event), batch.location(row).owner);
+  }
+  return misses;
+}
+
+void FetchSources::ended(const FetchBatch& batch) {
+  parts_.watched.fetches->add(batch.farthest(), batch.nbytes(), batch.stopwatch().ns());
+  n_rejected_.fetch_add(batch.n_failed_checks(FetchBatch::kRejected), std::memory_order_relaxed);
+  n_bad_sums_.fetch_add(batch.n_failed_checks(FetchBatch::kChecksum), std::memory_order_relaxed);
 }
 
 std::vector<FetchBatch::Taken> FetchSources::fetched() const {

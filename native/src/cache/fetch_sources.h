@@ -1,16 +1,20 @@
 // Where a fetch looks before anybody is asked: what a warm call finds is found here, in one go.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/timings.h"
 #include "cache/fetch_batch.h"
 #include "cache/location_cache.h"
 #include "directory/shard.h"
 #include "disk/tier.h"
+#include "page/page_history.h"
 #include "peers/peer_connections.h"
 #include "pool/pool.h"
 
@@ -19,6 +23,18 @@ namespace p2pkv {
 // Thread-safe, as its parts are; they must outlive it.
 class FetchSources {
  public:
+  // What calls are watched with.
+  struct Watched {
+    std::shared_ptr<Timings> fetches;  // whole fetches, by `FetchBatch::Farthest`
+    std::shared_ptr<Timings> reads;    // by source, as `fetched` counts them
+    std::shared_ptr<PageHistory> history;
+  };
+  struct Checks {
+    uint64_t rejected;    // reads whose page was another by then
+    uint64_t checksum;    // reads with other bytes than were published
+    uint64_t late_calls;  // fetches that missed pages because their time was over
+  };
+
   struct Parts {
     Pool& pool;
     Tier* tier;  // null: this node has no disk
@@ -27,6 +43,7 @@ class FetchSources {
     PeerConnections& peers;
     uint64_t own_key;
     bool check_sums;
+    Watched watched;
   };
   struct Found {
     bool lengths_agree = true;  // of the pages in the own pool with the memory given for them
@@ -35,6 +52,9 @@ class FetchSources {
 
   explicit FetchSources(const Parts& parts) : parts_(parts), fetched_(kFirstWay + parts.peers.n_ways()) {}
 
+  // How many sources there are: what `reads` has labels for.
+  static size_t n_sources(const PeerConnections& peers) { return kFirstWay + peers.n_ways(); }
+
   // Takes what the own pool and the own disk have, and reads the rest from its owners if the location cache
   // knows where all of it lies and all of it can be read at once. What is left is for others to look up.
   Found gather(FetchBatch& batch, const std::vector<LocalMemory>& memories, const Deadline& deadline,
@@ -42,10 +62,15 @@ class FetchSources {
   // Reads what is located from its owners.
   void read(FetchBatch& batch, const std::vector<LocalMemory>& memories, const Deadline& deadline);
 
+  // Ends a fetch for which `gather` was not enough: counts and remembers what it has missed, and why.
+  // `has_promoted`: peers were asked to bring pages back from their disks.
+  std::array<uint64_t, FetchBatch::kMissKinds> finish(FetchBatch& batch, bool has_promoted);
+
   // Returns what was fetched so far, by source: 0 is the own pool, 1 the own disk, and from 2 on are the
   // transports by number.
   std::vector<FetchBatch::Taken> fetched() const;
   // Returns how many pages the location cache knew.
+  Checks checks() const { return {n_rejected_, n_bad_sums_, n_late_calls_}; }
   uint64_t n_located() const { return n_located_.load(std::memory_order_relaxed); }
 
  private:
@@ -56,10 +81,14 @@ class FetchSources {
   };
 
   void count(size_t source, const FetchBatch::Taken& taken);
+  void ended(const FetchBatch& batch);
 
   const Parts parts_;
   std::vector<Count> fetched_;
   std::atomic<uint64_t> n_located_{0};
+  std::atomic<uint64_t> n_rejected_{0};
+  std::atomic<uint64_t> n_bad_sums_{0};
+  std::atomic<uint64_t> n_late_calls_{0};
 };
 
 }  // namespace p2pkv

@@ -162,7 +162,10 @@ bool Flights::land(Flight& flight) {
   }
   flight.transfer.reset();
   const FetchBatch::Taken taken = batch_.settle(owner, check_sums_, deadline_);
-  const double seconds = std::chrono::duration<double>(Clock::now() - flight.began).count();
+  const auto took = Clock::now() - flight.began;
+  const double seconds = std::chrono::duration<double>(took).count();
+  landed_.push_back({flight.connection->way, taken.nbytes,
+                     std::chrono::duration_cast<std::chrono::nanoseconds>(took).count()});
   peers_.release(flight.connection, worst, {taken.n_pages, taken.nbytes, seconds});
   taken_[flight.connection->way].n_pages += taken.n_pages;
   taken_[flight.connection->way].nbytes += taken.nbytes;

@@ -30,6 +30,14 @@ class Flights {
   // Reads what is located from its owners; returns by the deadline, with every owner's pages settled. Passes
   // on what a transport in Python throws.
   void read(const std::vector<FetchBatch::Owner>& owners);
+  // One owner's part, as it was when it was over.
+  struct Landed {
+    size_t way;
+    uint64_t nbytes;  // that came and were right
+    int64_t ns;
+  };
+
+  const std::vector<Landed>& landed() const { return landed_; }
   // What came and was right, by the number of the transport.
   const std::vector<FetchBatch::Taken>& taken() const { return taken_; }
 
@@ -62,6 +70,7 @@ class Flights {
   std::list<Flight> flying_;
   std::shared_ptr<Boarding> boarding_;  // shared with the threads that connect
   std::vector<FetchBatch::Taken> taken_;
+  std::vector<Landed> landed_;
 };
 
 }  // namespace p2pkv
