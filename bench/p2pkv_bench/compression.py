@@ -102,7 +102,9 @@ class _Pages:
         self._pool = Pool(pages.nbytes + 16 * MIB, owner=1, boot=1, compression=compression)
         self._out = np.zeros_like(pages)
         self._keys = np.zeros((len(pages), 16), np.uint8)
-        self._keys.view(np.uint64)[:, 0] = np.arange(len(pages), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        self._keys.view(np.uint64)[:, 0] = np.arange(len(pages), dtype=np.uint64) * np.uint64(
+            0x9E3779B97F4A7C15
+        )
 
     @property
     def used(self) -> int:

@@ -9,8 +9,10 @@ from p2pkv_bench.rows import KIB, MIB
 
 SUITES = (
     *("fetch", "publish", "exists", "gil", "validation", "overhead", "load", "memory"),
-    *("threads", "copies", "transports", "disk", "compression", "transfers", "room", "start"),
+    *("threads", "copies", "transports", "disk", "compression", "transfers", "room", "start", "scrape"),
 )
+LONG = frozenset(SUITES[SUITES.index("threads") :]) | {"load"}
+"""Left out of a quick run."""
 TRANSPORTS = ("shm", "tcp", "ucx", "verbs")
 PAGES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
 BATCHES = (1, 32, 128)
@@ -54,12 +56,7 @@ def quick(plan: Plan) -> Plan:
     """Return a run of less than a minute."""
     return replace(
         plan,
-        suites=tuple(
-            suite
-            for suite in SUITES
-            if suite
-            not in {"load", "threads", "transports", "disk", "compression", "transfers", "room", "start"}
-        ),
+        suites=tuple(suite for suite in SUITES if suite not in LONG),
         pages=(64 * KIB, MIB),
         batches=(32,),
         threads=(1,),

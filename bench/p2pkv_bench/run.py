@@ -15,6 +15,7 @@ from p2pkv_bench import (
     overhead,
     publish,
     room,
+    scrape,
     shard,
     starting,
     threads,
@@ -45,6 +46,7 @@ _SUITES: Mapping[str, Callable[[Meeting, Plan], Iterator[Row]]] = {
     "transfers": transfers.rows,
     "room": room.rows,
     "start": starting.rows,
+    "scrape": scrape.rows,
 }
 
 
