@@ -46,6 +46,7 @@ BELOW = {
     "offers": "_native config directory errors lifetime transports limited_log",
     "transfers": "offers",
     "cache": "_native arrays control directory disk errors limited_log memory metrics page peers pool transports",
+    "explain": "errors",
     "kv_events": "_native disk errors page pool limited_log",
     "parts": "_native address cache config control descriptors directory disk errors kv_events lifetime memory metrics "
     "metrics_server offers page peers pool transports",
