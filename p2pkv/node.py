@@ -18,6 +18,8 @@ from p2pkv.directory.epochs import Bump
 from p2pkv.directory.membership.timing import Clock, SystemClock, Timing
 from p2pkv.directory.view import Member
 from p2pkv.errors import UsageError
+from p2pkv.explain.asking import question_about
+from p2pkv.explain.explanation import Explanation
 from p2pkv.lifetime import Gate
 from p2pkv.memory.registered import Memory
 from p2pkv.page import Outcomes, Pages
@@ -233,6 +235,16 @@ class Node:
             if not isinstance(name, str) or not name:
                 raise UsageError(f"a namespace is called by a text that is not empty, not {namespace!r}")
             return self._parts.epochs.bump(name, self._deadline(timeout))
+
+    def explain(self, key: str | bytes, *, timeout: float | None = None) -> Explanation:
+        """Say where a page is, or why it is not there, as all members know it: for people, not for the hot path.
+
+        Blocks until every member has answered, or for ``timeout`` seconds. What nodes remember of pages that went is
+        bounded (65,536 of them each), and gone when they are restarted: ``remembers_since`` says how far it reaches.
+        """
+        with self._gate:
+            seconds = self._deadline(timeout) - time.monotonic()
+            return self._parts.explainer.explain(question_about(key), seconds)
 
     def members(self) -> list[Member]:
         """Return a record for each live node, this one included: id, boot epoch, state, addresses."""

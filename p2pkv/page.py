@@ -111,6 +111,10 @@ def row_pieces(array: NDArray[Any]) -> NDArray[np.int64]:
     return _native.row_pieces(address, array.strides[0], array.nbytes // n_pages if n_pages else 0, n_pages)
 
 
+_EARLIER_EPOCHS = 8
+"""So many are remembered, for who asks what became of a page."""
+
+
 class Namespace:
     """Hashes the keys of one namespace, as its epoch is at that moment. Thread-safe.
 
@@ -120,10 +124,12 @@ class Namespace:
 
     def __init__(self, name: str, epochs: _native.NamespaceEpochs | None = None) -> None:
         """``epochs``: what is known of the epochs of all namespaces; without them there was never a bump."""
-        self._name = name
+        self.name = name
         self._scopes = scopes(name)
         self._epochs = epochs or _native.NamespaceEpochs()
         self._known = (0, 0, name_digest(name))  # the version of the epochs, this namespace's, and the prefix
+        self.earlier_epochs: tuple[int, ...] = ()
+        """Those that keys were hashed in before the one of now, of late, the youngest first."""
 
     def hash(self, keys: Sequence[str | bytes]) -> Keys:
         """Return the ``(n, 16)`` uint8 hashes of ``keys``. Raises :class:`UsageError` for other types."""
@@ -152,11 +158,20 @@ class Namespace:
         known = self._known
         return known[2] if self._epochs.version == known[0] else self._know()[2]
 
+    @property
+    def epoch(self) -> int:
+        """What keys are hashed in now."""
+        known = self._known
+        return known[1] if self._epochs.version == known[0] else self._know()[1]
+
     def _know(self) -> tuple[int, int, bytes]:
         # the version before the epoch: who raises it meanwhile is noticed by the next call
         version = self._epochs.version
         epoch = self._epochs.greatest(self._scopes)
-        self._known = known = (version, epoch, name_digest(self._name, epoch))
+        before = self._known[1]
+        if before != epoch and before not in self.earlier_epochs:
+            self.earlier_epochs = (before, *self.earlier_epochs)[:_EARLIER_EPOCHS]
+        self._known = known = (version, epoch, name_digest(self.name, epoch))
         return known
 
 

@@ -61,6 +61,7 @@ class Kind(IntEnum):
     FOLLOW = 14
     TAKE_BACK = 15
     HAND_OVER = 16
+    EXPLAIN = 17
 
 
 REPLY = 0x8000

@@ -144,6 +144,12 @@ class DirectoryClient:
             self._look_ups.add(0, len(keys) - n_own, self._clock.monotonic() - began)
         return found, locations
 
+    def asked(self) -> tuple[float, float]:
+        """Return how many pages peers were asked for so far, and how many of them were found."""
+        return self._metrics.read(self._metrics.looked_up_pages.labels("peers")), self._metrics.read(
+            self._metrics.found_pages
+        )
+
     def _ask_earlier_owners(
         self,
         route: Route,

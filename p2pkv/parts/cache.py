@@ -43,10 +43,17 @@ class CacheParts:
     """
 
     def __init__(
-        self, config: Config, own_key: int, control: ControlParts, metrics: Metrics, undo: ExitStack
+        self,
+        config: Config,
+        own_key: int,
+        namespace: Namespace,
+        control: ControlParts,
+        metrics: Metrics,
+        undo: ExitStack,
     ) -> None:
         self._config = config
         self._own_key = own_key
+        self._namespace = namespace
         self._control = control
         self._metrics = metrics
         self._is_serving = False
@@ -118,7 +125,7 @@ class CacheParts:
         undo.callback(epochs.take_back_from, None, None)
         self._tell_events(boot, undo)
         self.cache = PageCache(
-            namespace=Namespace(config.namespace, self._control.epochs),
+            namespace=self._namespace,
             pool=self.pool,
             directory=self.directory,
             peers=peers,
@@ -259,6 +266,10 @@ class CacheParts:
         self.prefetcher.stop()
         self._control.client.close()
         self.channels.close()
+
+    def looked_up(self) -> tuple[float, float]:
+        """Return how many pages peers were asked for so far, and how many of them were found."""
+        return self.directory.asked()
 
     def _next_out_age(self) -> float:
         """Return how long ago the page came that is evicted next; if that is forgotten, how far memory reaches."""

@@ -12,7 +12,9 @@ from importlib.metadata import version
 from p2pkv import transports
 from p2pkv._native import FaultyFiles
 from p2pkv.config import Config
-from p2pkv.control.counters import CountersServer
+from p2pkv.control.counters import encode_counters
+from p2pkv.control.questions import QuestionServer
+from p2pkv.control.wire import Kind
 from p2pkv.descriptors import raise_limit, require_descriptors
 from p2pkv.directory.epochs import EpochKeeper
 from p2pkv.directory.membership.base import Identity, Listeners, Membership
@@ -24,6 +26,9 @@ from p2pkv.disk.boot_file import BootFile
 from p2pkv.disk.epochs_file import EpochsFile
 from p2pkv.disk.tier import disk_folder
 from p2pkv.errors import MembershipError
+from p2pkv.explain.asking import Explainer
+from p2pkv.explain.watch import NamespaceWatch
+from p2pkv.explain.witness import Witness
 from p2pkv.lifetime import Gate
 from p2pkv.memory import copies
 from p2pkv.memory.available import available_memory, require_memory
@@ -34,6 +39,7 @@ from p2pkv.memory.staging import use_library as use_cuda_library
 from p2pkv.metrics import BoundedPeers, Metrics
 from p2pkv.metrics_server import MetricsServer
 from p2pkv.offers.transfers import Transfers, start_offers
+from p2pkv.page import Namespace
 from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.control import ControlParts
 from p2pkv.peers.connections import PeerConnections
@@ -101,8 +107,17 @@ class NodeParts:
         team = copies.hire(config.copy_threads)
         if team is not None:
             undo.callback(team.close)
+        namespace = Namespace(config.namespace, self.control.epochs)
+        self.witness = Witness(
+            config.node_id, namespace, self.control.epochs, self.control.shard, self.control.history
+        )
+        self.explainer = Explainer(
+            self.witness, self.control.client, lambda: self._others(self.membership.view())
+        )
         self.caching = (
-            CacheParts(config, self.own_key, self.control, self.metrics, undo) if config.pool_nbytes else None
+            CacheParts(config, self.own_key, namespace, self.control, self.metrics, undo)
+            if config.pool_nbytes
+            else None
         )
         """None where ``pool_size`` is 0: such a node makes and takes offers, and has no pages and no shard."""
         if self.caching is not None:
@@ -131,7 +146,7 @@ class NodeParts:
         self.metrics.watch_labelled(copies.metrics)
         self.metrics.watch_labelled(self._build_info)
         self.metrics.watch_labelled(BoundedPeers(self.peers.traffic).read)
-        undo.callback(CountersServer(self.control.server.loop, self.metrics.counters).close)
+        self._answer_questions(undo)
         if config.metrics_port is not None:
             server = MetricsServer(
                 config.metrics_host or self.control.host,
@@ -141,6 +156,19 @@ class NodeParts:
             )
             undo.callback(server.close)
             self.metrics_port = server.port
+
+    def _answer_questions(self, undo: ExitStack) -> None:
+        """Say to whoever asks what is counted here and what became of pages."""
+        loop = self.control.server.loop
+        counters = QuestionServer(loop, Kind.COUNTERS, lambda _: encode_counters(self.metrics.counters()))
+        undo.callback(counters.close)
+        if self.caching is not None:
+            self.witness.know_pool(self.caching.pool, self.caching.tier)
+            watch = NamespaceWatch(self._config.namespace, self.caching.looked_up, self.explainer.ask)
+            undo.callback(watch.close)
+            self.metrics.watch(watch.readings)
+            watch.start()
+        undo.callback(QuestionServer(loop, Kind.EXPLAIN, self.witness.answer).close)
 
     def _not_ready(self) -> str | None:
         """Say why this node should not be given work, if it should not."""
@@ -288,6 +316,7 @@ class NodeParts:
         ]
         if len(new.present()) > 1:
             self._has_met.set()
+        self.witness.met(new.values())
         self.peers.set_view(new)  # before anything is located at a member that it does not know
         if self.caching is not None:
             self.caching.view_changed(new, gone)

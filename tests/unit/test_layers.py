@@ -46,11 +46,11 @@ BELOW = {
     "offers": "_native config directory errors lifetime transports limited_log",
     "transfers": "offers",
     "cache": "_native arrays control directory disk errors limited_log memory metrics page peers pool transports",
-    "explain": "errors",
+    "explain": "_native control directory disk errors limited_log page pool transports",
     "kv_events": "_native disk errors page pool limited_log",
-    "parts": "_native address cache config control descriptors directory disk errors kv_events lifetime memory metrics "
-    "metrics_server offers page peers pool transports",
-    "node": "_native arrays cache config directory errors lifetime memory page parts peers transports",
+    "parts": "_native address cache config control descriptors directory disk errors explain kv_events "
+    "lifetime memory metrics metrics_server offers page peers pool transports",
+    "node": "_native arrays cache config directory errors explain lifetime memory page parts peers transports",
     "__init__": "_native cache config directory errors memory node page peers",
     "testing": "_native control directory errors transports",
     "instances": "address config control errors",
