@@ -21,6 +21,9 @@ from p2pkv.control.wire import Kind
 from p2pkv.directory.epochs import Bump, EpochKeeper
 from p2pkv.directory.view import Member, Report, decode, encode
 from p2pkv.errors import ConfigError, ControlError, UsageError
+from p2pkv.explain.asking import ask_members, explanation_of
+from p2pkv.explain.explanation import Explanation
+from p2pkv.explain.messages import Question
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -71,6 +74,21 @@ class Outsider:
                 if reply.ok:
                     told[members[index].node_id] = decode_counters(reply.body)
         return told
+
+    def explain(self, question: Question, addresses: Sequence[str], timeout: float) -> Explanation:
+        """Return what all members together know of a page.
+
+        Raises :class:`~p2pkv.errors.ControlError` if nobody says who they are, or none of them knows the question.
+        """
+        members = [member for member in self.members(addresses, timeout)[0].members if member.is_present]
+        self._names.wait_for([member.address for member in members], timeout)
+        answers, silent = ask_members(self._client, members, question, timeout)
+        if not answers:
+            who = ", ".join(silent[:8]) + (" and others" if len(silent) > 8 else "")
+            raise ControlError(
+                f"none of {len(silent)} nodes says what it knows of pages: {who}; are they of an older version?"
+            )
+        return explanation_of(question, answers, silent, everywhere=question.namespace is None)
 
     def bump(self, namespace: str, addresses: Sequence[str], timeout: float) -> Bump:
         """Raise a namespace's epoch at every member that answers within ``timeout`` seconds.

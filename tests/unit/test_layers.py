@@ -55,7 +55,7 @@ BELOW = {
     "testing": "_native control directory errors transports",
     "instances": "address config control errors",
     "integrations": "_native address config errors instances memory metrics node offers page transfers limited_log",
-    "cli": "_native address config control descriptors directory disk errors instances kv_events memory node "
+    "cli": "_native address config control descriptors directory disk errors explain instances kv_events memory node "
     "transports",
     "__main__": "cli",
 }

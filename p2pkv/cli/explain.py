@@ -1,0 +1,54 @@
+"""``p2pkv explain``: where a page is, or why it is not there, asked of every member without joining them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
+from p2pkv.cli.settings import ConfigFile, Settings, load
+from p2pkv.control.secret import cluster_keys
+from p2pkv.errors import UsageError
+from p2pkv.explain.asking import question_about
+from p2pkv.explain.sentences import lines, record
+
+
+def explain(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="What the page was published as.")],
+    join: Join = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option(help="The namespace that it was published in. Default: each node's own is looked in."),
+    ] = None,
+    is_id: Annotated[
+        bool,
+        typer.Option(
+            "--id", help="KEY is the page's id instead, as KV events carry it: 32 hexadecimal digits."
+        ),
+    ] = False,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for answers.")] = 2.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object instead of sentences.")
+    ] = False,
+) -> None:
+    """Say where a page is, or why it is not there: evicted when, taken back, owner gone, another namespace."""
+    loaded = load(config, settings, **({"join": join} if join else {}))
+    page_id = _hexadecimal(key) if is_id else None
+    question = question_about(None if is_id else key, page_id, namespace)
+    with Outsider(cluster_keys(loaded.secret_file)) as outsider:
+        explained = outsider.explain(question, addresses_to_ask(loaded), timeout)
+    if as_json:
+        typer.echo(json.dumps(record(explained)))
+    else:
+        typer.echo("\n".join(lines(explained)))
+
+
+def _hexadecimal(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise UsageError(f"--id takes 32 hexadecimal digits, not {text!r}") from None
