@@ -7,12 +7,11 @@ from datetime import datetime, timezone
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
 from p2pkv.cli.settings import ConfigFile, Settings, load
+from p2pkv.cli.tables import console, table
 from p2pkv.control.secret import cluster_keys
 from p2pkv.directory.view import Member, Report, State
 
@@ -25,6 +24,7 @@ def status(
     settings: Settings = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for an answer.")] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of a table.")] = False,
+    as_lines: Annotated[bool, typer.Option("--jsonl", help="Print a line of JSON a member.")] = False,
 ) -> None:
     """Show the members of a running cluster, as the first node that answers sees them."""
     loaded = load(config, settings, **({"join": join} if join else {}))
@@ -42,6 +42,9 @@ def status(
                 }
             )
         )
+    elif as_lines:
+        for member in members:
+            typer.echo(json.dumps(_record(member)))
     else:
         _show(report, address, members)
 
@@ -57,14 +60,14 @@ def _record(member: Member) -> dict[str, object]:
 
 
 def _show(report: Report, address: str, members: list[Member]) -> None:
-    console = Console(highlight=False)
+    printer = console()
     n_alive = sum(member.state is State.ALIVE for member in members)
     who = f"{n_alive} of {len(members)} known nodes of cluster {report.cluster} are alive"
-    console.print(Text(f"{who}, says {report.sender} at {address}"))
-    table = Table("node", "state", "started", "boot epoch", "address", "transports")
+    printer.print(Text(f"{who}, says {report.sender} at {address}"))
+    rows = table("node", "state", "started", "boot epoch", "address", "transports")
     for member in members:
         started = datetime.fromtimestamp(member.boot_epoch / 1e9, timezone.utc)
-        table.add_row(
+        rows.add_row(
             Text(member.node_id),
             Text(member.state.name.lower(), style=_COLORS[member.state]),
             f"{started:%Y-%m-%d %H:%M:%S} UTC",
@@ -72,4 +75,4 @@ def _show(report: Report, address: str, members: list[Member]) -> None:
             Text(member.address),
             Text(", ".join(member.transports)),
         )
-    console.print(table)
+    printer.print(rows)

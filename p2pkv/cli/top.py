@@ -12,15 +12,16 @@ from itertools import islice
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
 from p2pkv.cli.settings import ConfigFile, Settings, load
+from p2pkv.cli.tables import console, table
 from p2pkv.control.secret import cluster_keys
-from p2pkv.directory.view import Member
+from p2pkv.directory.view import Member, State
 from p2pkv.errors import ControlError
 
 
@@ -44,16 +45,20 @@ def top(
     ] = 0,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for answers.")] = 2.0,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON object a reading, a line each.")
+        bool, typer.Option("--json", help="Print one JSON object with N readings, one by default.")
     ] = False,
+    as_lines: Annotated[bool, typer.Option("--jsonl", help="Print a line of JSON a reading.")] = False,
 ) -> None:
     """Watch the nodes of a running cluster: pages and bytes a second, misses, room in pool and disk."""
     loaded = load(config, settings, **({"join": join} if join else {}))
     addresses = addresses_to_ask(loaded)
     with Outsider(cluster_keys(loaded.secret_file)) as outsider:
-        readings = islice(_readings(outsider, addresses, every, timeout), count or None)
+        n_readings = (count or 1) if as_json else (count or None)
+        readings = islice(_readings(outsider, addresses, every, timeout), n_readings)
         try:
             if as_json:
+                typer.echo(json.dumps({"readings": [_record(reading) for reading in readings]}))
+            elif as_lines:
                 for reading in readings:
                     typer.echo(json.dumps(_record(reading)))
             else:
@@ -77,10 +82,11 @@ def _readings(
             yield Reading(time.monotonic(), "", (), {})
         else:
             members = sorted(
-                (member for member in report.members if member.is_present), key=lambda member: member.node_id
+                report.members, key=lambda member: (member.state > State.SUSPECT, member.node_id)
             )
-            known = tuple(dict.fromkeys([*addresses, *(member.address for member in members)]))
-            told = outsider.counters(members, timeout)
+            present = [member for member in members if member.is_present]
+            known = tuple(dict.fromkeys([*addresses, *(member.address for member in present)]))
+            told = outsider.counters(present, timeout)
             yield Reading(time.monotonic(), asked, members, told)
         time.sleep(max(0.0, began + n * every - time.monotonic()))
 
@@ -101,8 +107,8 @@ def _record(reading: Reading) -> dict[str, object]:
 
 
 def _show(readings: Iterator[Reading]) -> None:
-    console = Console(highlight=False)
-    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    printer = console()
+    live = Live(console=printer, auto_refresh=False) if printer.is_terminal else None
     earlier: Reading | None = None
     with live or nullcontext():
         for reading in readings:
@@ -110,16 +116,18 @@ def _show(readings: Iterator[Reading]) -> None:
             if live is not None:
                 live.update(page, refresh=True)
             else:
-                console.print(page)
+                printer.print(page)
             earlier = reading
 
 
 def _headline(reading: Reading) -> Text:
     if not reading.asked:
         return Text("no node answers; still asking", style="red")
-    silent = len(reading.members) - len(reading.counters)
+    n_present = sum(member.is_present for member in reading.members)
+    silent, gone = n_present - len(reading.counters), len(reading.members) - n_present
     told = f"; {silent} did not tell" if silent else ""
-    return Text(f"{len(reading.members)} nodes, found through {reading.asked}{told}")
+    lost = f"; {gone} more are dead or have left" if gone else ""
+    return Text(f"{n_present} nodes, found through {reading.asked}{told}{lost}")
 
 
 class _Change:
@@ -134,6 +142,10 @@ class _Change:
         """Add up a metric over its labels."""
         return _total(self.now, name)
 
+    def hit_rate(self) -> str:
+        hits, missed = self.rate("p2pkv_fetched_pages_total"), self.rate("p2pkv_missed_pages_total")
+        return "-" if not hits and not missed else f"{(hits or 0) / ((hits or 0) + (missed or 0)):.0%}"
+
     def rate(self, name: str) -> float | None:
         if self._before is None or self._seconds <= 0:
             return None
@@ -147,6 +159,7 @@ def _total(counters: Mapping[str, float], name: str) -> float:
 _COLUMNS: Sequence[tuple[str, Callable[[_Change], str]]] = (
     ("fetched pages/s", lambda node: _number(node.rate("p2pkv_fetched_pages_total"))),
     ("bytes/s", lambda node: _nbytes(node.rate("p2pkv_fetched_bytes_total"))),
+    ("hit rate", lambda node: node.hit_rate()),
     ("missed/s", lambda node: _number(node.rate("p2pkv_missed_pages_total"))),
     ("published pages/s", lambda node: _number(node.rate("p2pkv_published_pages_total"))),
     ("bytes/s", lambda node: _nbytes(node.rate("p2pkv_published_bytes_total"))),
@@ -159,21 +172,20 @@ _COLUMNS: Sequence[tuple[str, Callable[[_Change], str]]] = (
 
 
 def _table(earlier: Reading | None, reading: Reading) -> Table:
-    table = Table("node", "state")
-    for title, _ in _COLUMNS:
-        table.add_column(title, justify="right")
+    rows = table("node", "state", *(title for title, _ in _COLUMNS), right=len(_COLUMNS))
     boots = {member.node_id: member.boot_epoch for member in earlier.members} if earlier is not None else {}
     for member in reading.members:
         cells = [Text(member.node_id), Text(member.state.name.lower())]
         now = reading.counters.get(member.node_id)
         if now is None:
-            table.add_row(*cells, Text("no answer", style="yellow"))
+            gone = member.state is State.DEAD or member.state is State.LEFT
+            rows.add_row(*cells, Text("" if gone else "no answer", style="yellow"))
             continue
         is_same_life = boots.get(member.node_id) == member.boot_epoch
         before = earlier.counters.get(member.node_id) if earlier is not None and is_same_life else None
         change = _Change(now, before, reading.at - earlier.at if earlier is not None else 0.0)
-        table.add_row(*cells, *(show(change) for _, show in _COLUMNS))
-    return table
+        rows.add_row(*cells, *(show(change) for _, show in _COLUMNS))
+    return rows
 
 
 def _number(value: float | None) -> str:

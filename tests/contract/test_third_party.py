@@ -117,7 +117,7 @@ def test_memory_of_transfers_needs_a_native_transport_beside_it(cluster: Cluster
 def test_the_doctor_tries_it_out_and_shows_its_options(tmp_path: Path) -> None:
     options = '{"toy": {"piece": 8192}}'
     main = "from p2pkv.cli import main; main()"
-    done = run("-c", main, "doctor", "--json", "--set", f"transport_options={options}", cwd=tmp_path)
+    done = run("-c", main, "doctor", "--jsonl", "--set", f"transport_options={options}", cwd=tmp_path)
     says = {finding["what"]: finding["says"] for finding in map(json.loads, done.stdout.splitlines())}
     assert "read from itself and right" in says["transport toy"]
     assert says["options of toy"] == "port 0, piece 8192"

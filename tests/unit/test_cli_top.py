@@ -18,6 +18,7 @@ from p2pkv.cli import app, top
 from p2pkv.cli.outsider import Outsider
 from p2pkv.control.counters import decode_counters
 from p2pkv.control.secret import cluster_keys
+from p2pkv.directory.view import State
 from p2pkv.errors import ControlError
 
 
@@ -31,7 +32,7 @@ def secret(tmp_path: Path) -> str:
 
 def test_each_reading_has_what_every_node_counted_until_then(secret: str) -> None:
     with Node.start(Config(node_id="alone", secret_file=secret, pool_size="1MiB")) as node:
-        options = ("--join", node.address, "--set", f"secret_file={secret}", "--every", "0.1", "--json")
+        options = ("--join", node.address, "--set", f"secret_file={secret}", "--every", "0.1", "--jsonl")
         process = subprocess.Popen(
             [*COMMAND, "top", *options], stdout=subprocess.PIPE, text=True, env=_environ()
         )
@@ -67,6 +68,48 @@ def test_a_reading_is_a_table_with_a_line_for_each_node(secret: str) -> None:
     assert "first" in result.output
     assert "second" in result.output
     assert "0% of 1.0 MiB" in result.output
+
+
+def test_json_is_one_document_with_as_many_readings_as_are_asked_for(secret: str) -> None:
+    with Node.start(Config(node_id="alone", secret_file=secret, pool_size="1MiB")) as node:
+        options = ["--join", node.address, "--set", f"secret_file={secret}", "--json"]
+        one = CliRunner().invoke(app, ["top", *options])
+        two = CliRunner().invoke(app, ["top", *options, "--count", "2", "--every", "0.1"])
+        status = CliRunner().invoke(app, ["status", *options[:-1], "--jsonl"])
+    assert len(json.loads(one.output)["readings"]) == 1
+    assert len(json.loads(two.output)["readings"]) == 2
+    assert [json.loads(line)["node_id"] for line in status.output.splitlines()] == ["alone"]
+
+
+def test_tables_are_whole_in_a_pipe_and_in_a_narrow_terminal(secret: str) -> None:
+    with Node.start(Config(node_id="a-node-with-a-long-name", secret_file=secret, pool_size="1MiB")) as node:
+        options = ["--join", node.address, "--set", f"secret_file={secret}"]
+        for command in (["status"], ["top", "--count", "1"]):
+            output = CliRunner().invoke(app, [*command, *options], env={"COLUMNS": "40"}).output
+            (row,) = [
+                line for line in output.splitlines() if line.lstrip().startswith("a-node-with-a-long-name")
+            ]
+            assert "…" not in output
+            assert (node.address if command == ["status"] else "0% of 1.0 MiB") in row
+        (member,) = node.members()
+    narrow = Console(width=40)
+    with narrow.capture() as capture:
+        narrow.print(top._table(None, _reading(1.0, member, p2pkv_pool_capacity_bytes=1 << 20)))
+    text = capture.get()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 40
+
+
+def test_who_is_dead_is_shown_without_numbers(secret: str) -> None:
+    with Node.start(Config(node_id="n", secret_file=secret, pool_size="1MiB")) as node:
+        (member,) = node.members()
+    reading = top.Reading(1.0, "a:1", [member, replace(member, node_id="m", state=State.DEAD)], {"n": {}})
+    assert "1 nodes, found through a:1; 1 more are dead or have left" in str(top._headline(reading))
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(top._table(None, reading))
+    assert "dead" in capture.get()
+    assert "no answer" not in capture.get()
 
 
 def test_a_node_that_does_not_answer_is_left_out(secret: str) -> None:

@@ -42,7 +42,7 @@ def test_a_transport_that_does_not_is_found_out(faults: Faults, says: str) -> No
 
 
 def test_findings_can_be_read_by_programs() -> None:
-    result = run("doctor", "--json")
+    result = run("doctor", "--jsonl")
     findings = [json.loads(line) for line in result.stdout.splitlines()]
     assert {"transport shm", "transport tcp", "transport verbs", "UCX", "GPU"} <= {
         finding["what"] for finding in findings

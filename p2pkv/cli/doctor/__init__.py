@@ -22,11 +22,14 @@ from p2pkv.config import Config
 def doctor(
     config: ConfigFile = None,
     settings: Settings = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON a finding.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_lines: Annotated[bool, typer.Option("--jsonl", help="Print a line of JSON a finding.")] = False,
 ) -> None:
     """Say what works here, what doesn't, and what to do about it. Exit status 1 if no node could run."""
     findings = list(examine(load(config, settings)))
     if as_json:
+        typer.echo(json.dumps({"findings": [finding.as_record() for finding in findings]}))
+    elif as_lines:
         for finding in findings:
             typer.echo(json.dumps(finding.as_record()))
     else:
