@@ -109,7 +109,7 @@ def explain(
     ]
     meant = {page.id for _, page in current}
     places = tuple(sorted(_places(current), key=lambda place: place.node_id))
-    happenings = tuple(sorted(_happenings(answers, current), key=lambda happening: happening.at))
+    happenings = tuple(sorted(_happenings(answers, current), key=lambda h: (h.at, h.epoch)))
     there = {answer.node_id for answer, page in current if page.medium}
     # by owner, and when the directory dropped what it had of it: it is about to
     gone = {h.about: h.at for h in happenings if h.event is PageEvent.OWNER_GONE}

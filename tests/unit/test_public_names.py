@@ -13,11 +13,13 @@ import pytest
 import p2pkv
 from p2pkv import Member, Node, PeerTraffic
 from p2pkv.arrays.host import SupportsCudaArray
+from p2pkv.explain import Explanation
 from p2pkv.transfers import Grant, HeadMap, Offer, Transfers
 
 ROOT = Path(__file__).resolve().parents[2]
 SUBMODULES = (
     "transfers",
+    "explain",
     "membership",
     "transports.base",
     "transports.options",
@@ -32,7 +34,9 @@ _ANYBODYS = {SupportsCudaArray}  # a protocol: callers bring classes of their ow
 
 
 def public_classes() -> set[type]:
-    modules = [importlib.import_module(f"p2pkv.{name}") for name in ("transfers", "transports.base")]
+    modules = [
+        importlib.import_module(f"p2pkv.{name}") for name in ("transfers", "explain", "transports.base")
+    ]
     found = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
     return found | {getattr(p2pkv, name) for name in p2pkv.__all__} | _ANYBODYS
 
@@ -52,7 +56,7 @@ def used_classes(owner: type) -> Iterator[tuple[str, type]]:
                     yield name, used
 
 
-@pytest.mark.parametrize("owner", [Node, Transfers, Offer, Grant, HeadMap, Member, PeerTraffic])
+@pytest.mark.parametrize("owner", [Node, Transfers, Offer, Grant, HeadMap, Member, PeerTraffic, Explanation])
 def test_what_a_call_takes_and_gives_is_public(owner: type) -> None:
     public = public_classes()
     assert [f"{name}: {used.__name__}" for name, used in used_classes(owner) if used not in public] == []
