@@ -66,7 +66,7 @@ _TEXTS = (
     *("data_ports", "cluster", "namespace", "node_id", "listen", "membership", "secret_file", "verify"),
     *("cuda_library", "huge_pages", "prefault", "copy_kernel", "compression"),
     *("disk_path", "disk_layout", "disk_fsync", "disk_write", "disk_admission", "disk_compression"),
-    *("engine_url", "engine_role", "metrics_host"),
+    *("engine_url", "engine_role", "metrics_host", "dashboard_token"),
     *("kv_events", "kv_events_replay", "kv_events_topic"),
 )
 
@@ -196,6 +196,9 @@ class Config:
     """Where to serve Prometheus metrics; None serves none, 0 takes a free port."""
     metrics_host: str = ""
     """The host to serve them at; by default that of ``listen``."""
+    dashboard_token: str = dataclasses.field(default="", repr=False)
+    """What who looks at the page at ``/`` of that port has to know, where it is not on loopback; empty: nobody sees it
+    from elsewhere. At least 16 letters, digits, ``.``, ``_``, ``~`` or ``-``."""
     kv_events: str = ""
     """``tcp://HOST:PORT`` to publish KV events at, which say what this node has; empty: nowhere. Port 0 takes a free
     one."""
@@ -252,6 +255,8 @@ class Config:
             # neither native code nor the system takes anything else
             if "\0" in value or not is_unicode(value):
                 raise ConfigError(f"{name} must be valid Unicode without zero bytes, not {shown(value)}")
+        if self.dashboard_token and not re.fullmatch(r"[A-Za-z0-9._~-]{16,256}", self.dashboard_token):
+            raise ConfigError("dashboard_token must be 16 to 256 letters, digits, '.', '_', '~' or '-'")
         if self.secret_file == "":
             raise ConfigError("secret_file is empty; name a file, or leave it out for a private secret")
 

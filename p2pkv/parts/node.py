@@ -15,6 +15,8 @@ from p2pkv.config import Config
 from p2pkv.control.counters import encode_counters
 from p2pkv.control.questions import QuestionServer
 from p2pkv.control.wire import Kind
+from p2pkv.dashboard.cluster import ClusterReading
+from p2pkv.dashboard.site import Site
 from p2pkv.descriptors import raise_limit, require_descriptors
 from p2pkv.directory.epochs import EpochKeeper
 from p2pkv.directory.membership.base import Identity, Listeners, Membership
@@ -153,6 +155,7 @@ class NodeParts:
                 config.metrics_port,
                 self.metrics,
                 self._not_ready,
+                self._site(config.metrics_host or self.control.host).answer,
             )
             undo.callback(server.close)
             self.metrics_port = server.port
@@ -169,6 +172,13 @@ class NodeParts:
             self.metrics.watch(watch.readings)
             watch.start()
         undo.callback(QuestionServer(loop, Kind.EXPLAIN, self.witness.answer).close)
+
+    def _site(self, host: str) -> Site:
+        config = self._config
+        reading = ClusterReading(
+            config.node_id, config.cluster, self.control.client, self.membership.view, self.metrics.counters
+        )
+        return Site(host, config.dashboard_token, reading.read, self.explainer.explain)
 
     def _not_ready(self) -> str | None:
         """Say why this node should not be given work, if it should not."""

@@ -47,8 +47,9 @@ BELOW = {
     "transfers": "offers",
     "cache": "_native arrays control directory disk errors limited_log memory metrics page peers pool transports",
     "explain": "_native control directory disk errors limited_log page pool transports",
+    "dashboard": "address control directory errors explain metrics_server",
     "kv_events": "_native disk errors page pool limited_log",
-    "parts": "_native address cache config control descriptors directory disk errors explain kv_events "
+    "parts": "_native address cache config control dashboard descriptors directory disk errors explain kv_events "
     "lifetime memory metrics metrics_server offers page peers pool transports",
     "node": "_native arrays cache config directory errors explain lifetime memory page parts peers transports",
     "__init__": "_native cache config directory errors memory node page peers",
