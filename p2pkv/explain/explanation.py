@@ -41,7 +41,7 @@ _OF_EVENT = {
     PageEvent.TOO_LATE: Verdict.NOT_TAKEN,
 }
 _SAME_MOMENT_S = 1.0
-"""What is taken back goes from pool and disk within less, and only the pool says whether by retraction or bump."""
+"""A disk is cleared within less of the bump that clears it; a page that is only there is not told why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +174,13 @@ def _verdict(
     if owners_gone and (not departures or max(owners_gone.values()) >= departures[-1].at):
         return Verdict.OWNER_GONE
     if departures:
-        return _of_departures(departures, epochs)
+        return _of_departure(departures[-1], epochs)
     return Verdict.OTHER_NAMESPACE if elsewhere else Verdict.UNKNOWN
 
 
-def _of_departures(departures: Sequence[Happening], epochs: Collection[int]) -> Verdict:
-    last = departures[-1]
-    if last.event is PageEvent.TAKEN_FROM_DISK:
-        for happening in reversed(departures):
-            is_reason = happening.event in (PageEvent.RETRACTED, PageEvent.CLEARED, PageEvent.BUMPED)
-            if is_reason and happening.node_id == last.node_id and last.at - happening.at < _SAME_MOMENT_S:
-                return _OF_EVENT[happening.event]
-        # of a page that was on disk only: an epoch is the time of its bump
-        if any(abs(last.at - epoch / 1e9) < _SAME_MOMENT_S for epoch in epochs if epoch > last.epoch):
-            return Verdict.BUMPED
+def _of_departure(last: Happening, epochs: Collection[int]) -> Verdict:
+    is_cleared = last.event is PageEvent.CLEARED
+    # a bump clears the disk; an epoch is the time of its bump
+    if is_cleared and any(abs(last.at - e / 1e9) < _SAME_MOMENT_S for e in epochs if e > last.epoch):
+        return Verdict.BUMPED
     return _OF_EVENT[last.event]
