@@ -77,6 +77,7 @@ class NodeParts:
         self.own_key = node_key(config.node_id)
         self.metrics_port: int | None = None
         self._started = time.time()
+        self._version = version("p2pkv")  # read from files, which no scrape should do
         self._has_met = threading.Event()  # another node
         self._engine = engine_class(config.membership)
         self._boot_file: BootFile | None = None
@@ -311,7 +312,7 @@ class NodeParts:
 
     def _build_info(self) -> dict[str, dict[tuple[str, ...], float]]:
         config = self._config
-        labels = (version("p2pkv"), config.node_id, config.cluster, config.namespace)
+        labels = (self._version, config.node_id, config.cluster, config.namespace)
         return {"p2pkv_build_info": {labels: 1.0}}
 
     # --- what the membership engine's thread says ---
