@@ -46,7 +46,7 @@ class Known:
         assert self.node is not None
         caching = self.node._parts.caching
         assert caching is not None
-        _, ids = caching.cache._hash([key])
+        _, ids = caching.cache.hash([key])
         if caching.pool.lookup(ids)[0][0]:
             return True
         return caching.tier is not None and bool(caching.tier.contains(ids)[0])

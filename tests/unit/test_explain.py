@@ -196,7 +196,7 @@ def test_a_page_that_a_publish_had_no_room_for_was_not_taken(world: World) -> No
     world.publish("a", *(f"k{i}" for i in range(8)))
     caching = node._parts.caching
     assert caching is not None
-    ids = caching.cache._hash([f"k{i}" for i in range(8)])[1]
+    ids = caching.cache.hash([f"k{i}" for i in range(8)])[1]
     # half of a pool may be pinned; the other half is taken by pages that are being read
     caching.pool.pin(ids[:4], 60.0)
     assert not node.publish([f"n{i}" for i in range(8)], world.memory["a"]).all()
