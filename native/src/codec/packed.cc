@@ -215,7 +215,7 @@ class Source {
 // The table of the page of `length` bytes that is packed in `nbytes`, and where its blocks begin. Null if
 // there is none. Valid until this thread's next call.
 const Block* read_table(Source& source, uint64_t nbytes, uint64_t length, uint64_t* start) {
-  if (nbytes < sizeof(Header)) return nullptr;
+  if (nbytes < sizeof(Header) || nbytes % kUnit != 0) return nullptr;
   Header header;
   uint8_t bytes_of_header[sizeof header];
   std::memcpy(&header, source.take(bytes_of_header, sizeof header), sizeof header);

@@ -35,10 +35,10 @@ constexpr uint32_t kHasDisk = 2;
 
 // Mirrors LOCATION in p2pkv/page.py, field by field; little-endian on the wire.
 struct Location {
-  uint64_t owner;   // node key: the first 8 bytes of BLAKE2b of the node id
-  uint64_t boot;    // boot epoch of the owner
-  uint64_t offset;  // of the page in the owner's region
-  uint64_t length;  // of the page
+  uint64_t owner;        // node key: the first 8 bytes of BLAKE2b of the node id
+  uint64_t boot;         // boot epoch of the owner
+  uint64_t offset;       // of the page in the owner's region
+  uint64_t length;       // of the page
   uint64_t word_offset;  // of the page's generation word in the owner's region
   uint64_t generation;   // what that word holds; see page/packed_location.h
   uint64_t checksum;

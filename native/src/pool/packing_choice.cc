@@ -1,7 +1,5 @@
 #include "pool/packing_choice.h"
 
-#include <algorithm>
-
 namespace p2pkv {
 
 bool PackingChoice::is_wanted(uint64_t nbytes) {
