@@ -1,19 +1,22 @@
-"""What it costs to keep pages packed (docs/codec.md), in processor time, and what it gains: in a pool of this process.
+"""What it costs to keep pages packed (docs/codec.md), and what it gains.
 
-Processor time, not time on the clock: that says the same on a busy machine. The pages lie in cold memory, and
-what a publish and a fetch do beside packing is in it.
+For a pool of this process in processor time: that says the same on a busy machine. The pages lie in cold memory, and
+what a publish and a fetch do beside packing is in it. Between nodes of this process on the clock,
+since there a sender works too.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.config import COMPRESSION
+from p2pkv.node import Node
 from p2pkv.pool import FetchStatus, Pool, PoolStatus
 from p2pkv_bench.errors import BenchError
 from p2pkv_bench.peer import Meeting
@@ -24,6 +27,7 @@ from p2pkv_bench.rows import KIB, MIB, Row, make_row
 _NBYTES = 64 * MIB
 """Published and fetched in a round."""
 _BATCH = 32
+_PATIENCE_S = 30.0
 _UNIT = "GB/s of one core"
 _OFF, _LOSSLESS, _ = COMPRESSION
 
@@ -67,6 +71,9 @@ def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
         for kind, make in _KINDS.items():
             plan.tell(f"compression, {kind}, {page_nbytes // KIB} KiB")
             yield from _rows(plan, kind, make().reshape(-1, page_nbytes))
+    for transport in plan.transports:
+        plan.tell(f"compression, fetch over {transport}")
+        yield from _rows_between_nodes(meeting, plan, transport)
 
 
 def _rows(plan: Plan, kind: str, pages: NDArray[np.uint8]) -> Iterator[Row]:
@@ -86,6 +93,51 @@ def _rows(plan: Plan, kind: str, pages: NDArray[np.uint8]) -> Iterator[Row]:
     yield row(reads, case=f"fetch {kind}")
     for one in pools.values():
         one.close()
+
+
+def _rows_between_nodes(meeting: Meeting, plan: Plan, transport: str) -> Iterator[Row]:
+    pages = _bfloat16().reshape(-1, MIB)
+    out = np.zeros_like(pages)
+    with ExitStack() as undo:
+        start = partial(meeting.start, transports=[transport], pool_size=pages.nbytes + 16 * MIB)
+        reader = undo.enter_context(start(f"{transport}-reader"))
+        reader.register_memory(out)
+        fetches: dict[str, Callable[[], float]] = {}
+        for name, compression in (("p2pkv", _LOSSLESS), ("as they are", _OFF)):
+            owner = undo.enter_context(start(f"{transport}-{compression}", compression=compression))
+            owner.register_memory(pages)
+            keys = [f"{transport}-{compression}-{i}" for i in range(len(pages))]
+            if not owner.publish(keys, pages, timeout=_PATIENCE_S).all():
+                raise BenchError("the pool did not take what it has room for")
+            fetches[name] = partial(_fetch, reader, keys, pages, out)
+        yield make_row(
+            take_turns(fetches, plan.rounds),
+            suite="compression",
+            case="fetch bfloat16 from a node of this process",
+            unit="GB/s",
+            transport=transport,
+            page_nbytes=MIB,
+            batch=_BATCH,
+        )
+
+
+def _fetch(reader: Node, keys: list[str], pages: NDArray[np.uint8], out: NDArray[np.uint8]) -> float:
+    """Fetch all pages, whose places were looked up, and compare them; return GB a second."""
+    until = time.monotonic() + _PATIENCE_S
+    while not reader.exists(keys).all():
+        if time.monotonic() > until:
+            raise BenchError("the reader does not find what was published")
+        time.sleep(0.01)
+    out[:, :8] = 0
+    began = time.perf_counter()
+    hits = [
+        reader.fetch(keys[first : first + _BATCH], out[first : first + _BATCH], timeout=_PATIENCE_S)
+        for first in range(0, len(keys), _BATCH)
+    ]
+    seconds = time.perf_counter() - began
+    if not np.concatenate(hits).all() or not np.array_equal(out, pages):
+        raise BenchError("not all pages came, or wrong bytes did")
+    return pages.nbytes / seconds / 1e9
 
 
 def _copy(to: NDArray[np.uint8], pages: NDArray[np.uint8]) -> float:
