@@ -53,7 +53,7 @@ def _float16() -> NDArray[np.uint8]:
 
 
 def _noise() -> NDArray[np.uint8]:
-    return np.frombuffer(np.random.default_rng(2).bytes(_NBYTES), np.uint8).copy()
+    return np.random.default_rng(2).integers(0, 256, _NBYTES, np.uint8)
 
 
 _KINDS: Mapping[str, Callable[[], NDArray[np.uint8]]] = {
