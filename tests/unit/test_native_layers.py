@@ -16,6 +16,7 @@ BELOW = {
     "base": set(),
     "page": {"base"},
     "net": {"base", "page"},
+    "relay": {"base"},
     "cuda": {"base", "page"},
     "codec": {"base", "page"},
     "pool": {"base", "page", "codec"},
