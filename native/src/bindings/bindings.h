@@ -35,5 +35,6 @@ void bind_publishing(nanobind::module_& m);
 void bind_disk(nanobind::module_& m);
 void bind_tier(nanobind::module_& m);
 void bind_cuda(nanobind::module_& m);
+void bind_relay(nanobind::module_& m);
 
 }  // namespace p2pkv
