@@ -31,6 +31,7 @@ from p2pkv_proxy.observer import DirectoryObserver
 from p2pkv_proxy.policies import POLICIES
 from p2pkv_proxy.probing import probe
 from p2pkv_proxy.registry import Registry
+from p2pkv_proxy.relaying import Relay
 from p2pkv_proxy.routing import RefusedError, Router
 from p2pkv_proxy.serving import Serving
 from p2pkv_proxy.settings import Settings
@@ -69,6 +70,7 @@ class App:
         self.metrics = Metrics(self.registry)
         self._serving: Serving | None = None
         self._engines: Engines | None = None
+        self.relay: Relay | None = None
         self.discovery: Discovery | None = None
         self._pages = Starlette(
             lifespan=self._lifespan,
@@ -116,7 +118,8 @@ class App:
         if plan.join and plan.keys is not None and router.wants_holdings:
             observer = DirectoryObserver(plan.join, plan.keys)
         holdings = Holdings(self.registry, observer, self.metrics.lookup)
-        self._serving = Serving(Services(plan.settings, router, engines, self.metrics, holdings))
+        self.relay = relay = Relay()
+        self._serving = Serving(Services(plan.settings, router, engines, self.metrics, holdings, relay))
         tasks = [asyncio.ensure_future(_forever(work)) for work in self._work(engines)]
         try:
             yield
@@ -127,6 +130,7 @@ class App:
             if self.discovery is not None:
                 self.discovery.close()
             holdings.close()
+            relay.close()
             engines.close()
 
     def _work(self, engines: Engines) -> list[Coroutine[object, object, None]]:

@@ -1,5 +1,6 @@
-"""HTTP/1.1 to engines: connections that are kept, parsed by httptools, with every wait bounded.
+"""HTTP/1.1 to engines: connections that are kept, with every wait bounded.
 
+Heads are parsed by httptools, bodies natively, so that the rest of a body can be handed to who passes it on natively.
 This is most of what the router does for a request, so it does no more than a router needs: no redirects, cookies,
 compression or TLS, and one timer for all waits. One event loop uses it.
 """
@@ -11,11 +12,11 @@ import errno
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator
 from typing import cast
 
 import httptools
 
+from p2pkv._native import AnswerBody
 from p2pkv.address import split_address
 
 Headers = list[tuple[bytes, bytes]]
@@ -27,7 +28,7 @@ _SWEEP_S = 0.1
 _MAX_WAITING_BYTES = 1 << 18
 """Of an answer that nobody has taken yet; then the engine has to wait."""
 _MAX_HEADER_BYTES = 1 << 16
-
+_HEAD_END = b"\r\n\r\n"
 
 _KEEP_ALIVE = (
     (socket.TCP_KEEPIDLE, 10),
@@ -57,7 +58,6 @@ class Connection(asyncio.Protocol):
         self._owner = owner
         self.address = address
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         self.waiting_since = 0.0
         """0 while nobody waits."""
@@ -73,15 +73,18 @@ class Connection(asyncio.Protocol):
         self.status = 0
         """Of the answer; 0 until its head is there."""
         self.headers: Headers = []
-        self._n_header_bytes = 0
+        self._head = b""
+        """What there is of the answer's head."""
+        self._n_head_bytes = 0
+        self._parser: httptools.HttpResponseParser | None = None
+        """Of the head; one each, since what is behind it is not for it."""
+        self.body: AnswerBody | None = None
+        """Where the answer's body ends; there with its head."""
         self._parts: deque[bytes] = deque()
         self._n_bytes = 0
         self._is_paused = False
-        self._is_complete = False
         self._has_heard = False
         self._is_kept = False
-        self._is_spoilt = False
-        """Something came behind the answer."""
 
     def send(self, request: bytes, *, patience: float | None = None) -> None:
         """Send a request. The answer to the one before was read to its end.
@@ -101,27 +104,41 @@ class Connection(asyncio.Protocol):
             await self._wait()
         return self.status
 
-    async def parts(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes. Raises :class:`ConnectionFailedError` if it ends early."""
-        parts = self._parts
-        while True:
-            while parts:
-                part = parts.popleft() if len(parts) == 1 else self._joined()
-                self._n_bytes = 0
-                self._resume()
-                yield part
-            if self._is_complete:
-                return
+    async def part(self) -> bytes:
+        """Return what there is more of the body, as soon as there is; b"" at its end.
+
+        Raises :class:`ConnectionFailedError` if it ends early.
+        """
+        while not self._parts:
+            if self._is_complete():
+                return b""
             await self._wait()
+        part = self._parts.popleft() if len(self._parts) == 1 else self._joined()
+        self._n_bytes = 0
+        self._resume()
+        return part
 
     async def read(self, most: int) -> bytes:
         """Return the first ``most`` bytes of the body."""
         found = b""
-        async for part in self.parts():
+        while len(found) < most and (part := await self.part()):
             found += part
-            if len(found) >= most:
-                break
         return found[:most]
+
+    def lend(self) -> tuple[int, AnswerBody] | None:
+        """Stop reading, and return the descriptor and what must be told of all that is read there until :meth:`resume`.
+
+        None if a part of the body waits here, or no more comes.
+        """
+        if self._parts or self.body is None or self.body.is_complete or self.is_closing():
+            return None
+        assert self._transport is not None
+        self._pause()
+        return self._transport.get_extra_info("socket").fileno(), self.body
+
+    def resume(self) -> None:
+        """Read again."""
+        self._resume()
 
     def done(self) -> None:
         """Keep the connection if its answer is complete, and was taken; hang up otherwise.
@@ -131,8 +148,10 @@ class Connection(asyncio.Protocol):
         if not self._is_used:
             return
         self._is_used = False
-        is_clean = not self._parts and not self._is_spoilt and self._error is None
-        if self._is_complete and self._is_kept and is_clean:
+        is_clean = (
+            self.body is not None and not self.body.is_spoilt and not self._parts and self._error is None
+        )
+        if self._is_complete() and self._is_kept and is_clean:
             self._owner.keep(self)
         else:
             self.hang_up()
@@ -178,6 +197,14 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def _is_complete(self) -> bool:
+        return self.body is not None and self.body.is_complete
+
+    def _pause(self) -> None:
+        if not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+
     def _resume(self) -> None:
         if self._is_paused and self._transport is not None and not self._transport.is_closing():
             self._is_paused = False
@@ -196,8 +223,11 @@ class Connection(asyncio.Protocol):
             return
         self._has_heard = True
         try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if self.body is None:
+                data = self._take_head(data)
+            if self.body is not None:
+                self._take_body(self.body.feed(data))
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade, ValueError) as error:
             self.fail(f"gave an answer that is no HTTP: {error}"[:300])
         else:
             self._wake()
@@ -205,56 +235,64 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._owner.open.discard(self)
         self._owner.forget(self)
-        if self._error is None and not self._is_complete:
-            if exc is None and self.status and self._ends_with_connection():
-                self._is_complete = True
-            else:
-                self._error = _HungUpError("hung up")
+        if self.body is not None and exc is None:
+            self.body.close()
+        if self._error is None and not self._is_complete():
+            self._error = _HungUpError("hung up")
         self._wake()
 
-    def _ends_with_connection(self) -> bool:
-        return not any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+    def _take_head(self, data: bytes) -> bytes:
+        """Take what belongs to the head, or those of 1xx before it; return what is behind it."""
+        data = self._head + data
+        self._head = b""
+        while self.body is None and (end := data.find(_HEAD_END) + len(_HEAD_END)) >= len(_HEAD_END):
+            self._n_head_bytes += end
+            if self._n_head_bytes > _MAX_HEADER_BYTES:
+                break
+            self.headers.clear()
+            self._parser = httptools.HttpResponseParser(self)
+            self._parser.feed_data(data[:end])
+            data = data[end:]
+        if self.body is not None:
+            return data
+        self._head = data
+        if self._n_head_bytes + len(data) > _MAX_HEADER_BYTES:
+            self.fail(f"sent more than {_MAX_HEADER_BYTES} bytes of headers")
+        return b""
 
-    # what httptools calls
+    def _take_body(self, payload: bytes) -> None:
+        if not payload:
+            return
+        self._parts.append(payload)
+        self._n_bytes += len(payload)
+        if self._n_bytes > _MAX_WAITING_BYTES:
+            self._pause()
 
-    def on_message_begin(self) -> None:
-        """Take nothing behind an answer's end: nobody has asked for it."""
-        if self._is_complete:
-            self._is_spoilt = True
+    # what httptools calls, for a head
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header."""
-        self._n_header_bytes += len(name) + len(value)
-        if self._n_header_bytes > _MAX_HEADER_BYTES:
-            self.fail(f"sent more than {_MAX_HEADER_BYTES} bytes of headers")
-        elif not self._is_spoilt:
-            self.headers.append((name.lower(), value))
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Take the end of the headers; those of 1xx are no answer yet."""
+        assert self._parser is not None
         status: int = self._parser.get_status_code()
-        if self._is_spoilt:
-            return
-        if status < 200:
-            self.headers.clear()
-        else:
+        if status >= 200:
             self.status = status
-
-    def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
-        if self._is_spoilt:
-            return
-        self._parts.append(body)
-        self._n_bytes += len(body)
-        if self._n_bytes > _MAX_WAITING_BYTES and not self._is_paused and self._transport is not None:
-            self._is_paused = True
-            self._transport.pause_reading()
-
-    def on_message_complete(self) -> None:
-        """Take the end of the answer."""
-        if self.status and not self._is_spoilt:
-            self._is_complete = True
+            self.body = AnswerBody(_body_length(status, self.headers))
             self._is_kept = self._parser.should_keep_alive()
+
+
+def _body_length(status: int, headers: Headers) -> int:
+    """Return how long the body is, or how its end will be known. httptools has refused what contradicts itself."""
+    if status in (204, 304):
+        return 0
+    found = dict(headers)
+    if (coding := found.get(b"transfer-encoding")) is not None:
+        return AnswerBody.CHUNKED if coding.lower().endswith(b"chunked") else AnswerBody.UNTIL_CLOSED
+    length = found.get(b"content-length")
+    return AnswerBody.UNTIL_CLOSED if length is None else int(length)
 
 
 class Connections:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -117,8 +117,7 @@ class Post:
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The answer's, with names in lower case; there when :meth:`send` has returned."""
-        assert self._connection is not None
-        return self._connection.headers
+        return self.connection.headers
 
     async def __aenter__(self) -> Self:
         return self
@@ -147,7 +146,7 @@ class Post:
         """Return the whole answer."""
         chunks = []
         n_bytes = 0
-        async for chunk in self.chunks():
+        while chunk := await self.chunk():
             n_bytes += len(chunk)
             if n_bytes > self._max_answer:
                 raise self._failed(f"sent an answer of more than {self._max_answer} bytes")
@@ -155,15 +154,22 @@ class Post:
         self.complete()
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the answer as it comes."""
+    async def chunk(self) -> bytes:
+        """Return what there is more of the answer; b"" at its end."""
         assert self._connection is not None
         try:
-            async for chunk in self._connection.parts():
-                self.tracked.answered(self._attempt)
-                yield chunk
+            chunk = await self._connection.part()
         except ConnectionFailedError as error:
             raise self._failed(str(error)) from error
+        if chunk:
+            self.tracked.answered(self._attempt)
+        return chunk
+
+    @property
+    def connection(self) -> Connection:
+        """What the answer comes over; there when :meth:`send` has returned."""
+        assert self._connection is not None
+        return self._connection
 
     def complete(self) -> None:
         """Note that the answer is whole: only that speaks for the instance."""

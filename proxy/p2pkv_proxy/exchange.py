@@ -41,6 +41,7 @@ from p2pkv_proxy.prompts import (
 from p2pkv_proxy.protocols import PROTOCOLS, Answer
 from p2pkv_proxy.protocols.base import HOP_BY_HOP, ROUTERS_FIELDS
 from p2pkv_proxy.registry import Tracked
+from p2pkv_proxy.relaying import Client, ClientFailedError, Relay
 from p2pkv_proxy.routing import RefusedError, Router
 from p2pkv_proxy.settings import Settings
 
@@ -86,6 +87,7 @@ class Services:
     engines: Engines
     metrics: Metrics
     holdings: Holdings
+    relay: Relay
 
 
 class Exchange:
@@ -276,15 +278,23 @@ class Exchange:
                     self._sending_since = 0.0
 
     async def _stream(self, answer: Answer, headers: list[tuple[bytes, bytes]], read: float) -> None:
-        async for events in answer.events():
-            if not self._has_begun:
+        client = Client(self._scope["p2pkv.transport"], self._settings.client_timeout)
+        while events := await answer.more():
+            if self._has_begun:
+                await self._write(events, more=True)
+            else:
                 arrived = time.monotonic()
                 await self._begin(200, headers)
                 await self._write(events, more=True)
                 self._observe(read, arrived)
-            else:
-                await self._write(events, more=True)
+            await self._pass_on(answer, client)
         await self._write(b"", more=False)
+
+    async def _pass_on(self, answer: Answer, client: Client) -> None:
+        try:
+            await answer.pass_on(self._services.relay, client)
+        except ClientFailedError as error:
+            raise _CutError(Cut.CLIENT_GONE if error.is_gone else Cut.CLIENT_SLOW) from error
 
     async def _forward(self, answer: Answer, headers: list[tuple[bytes, bytes]], read: float) -> None:
         body = await answer.whole()

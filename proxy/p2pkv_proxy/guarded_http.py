@@ -24,8 +24,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     So it does on who sends requests and requests without taking an answer; what they have sent is not read meanwhile.
 
-    A request's scope has ``p2pkv.hang_up``, which ends the connection at once, and the set ``p2pkv.on_gone`` of what is
-    called when the client has gone: waiting for that by ASGI's ``receive`` would take a task for each request.
+    A request's scope has ``p2pkv.hang_up``, which ends the connection at once, the connection's ``p2pkv.transport``,
+    and the set ``p2pkv.on_gone`` of what is called when the client has gone: waiting for that by ASGI's ``receive``
+    would take a task for each request.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -75,6 +76,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._tail = b""
         self.scope["p2pkv.hang_up"] = self._hang_up  # type: ignore[typeddict-unknown-key]
+        self.scope["p2pkv.transport"] = self.transport  # type: ignore[typeddict-unknown-key]
         self.scope["p2pkv.on_gone"] = self._on_gone  # type: ignore[typeddict-unknown-key]
         if self.transport.is_closing():
             return

@@ -54,7 +54,7 @@ class Router:
         roles = self._rng.choice([[Role.BOTH], [Role.PREFILL, Role.DECODE]])
         for role in roles:
             for number in range(self._rng.randint(2, 3)):
-                engine = await self._rig.engine(role, mode)
+                engine = await self._rig.engine(role, mode, pieces=self._cut)
                 self.engines.append(engine)
                 if number:  # the first of each role is good
                     self.bad.append(engine)
@@ -83,6 +83,11 @@ class Router:
                 self._rng.choice(moods) if self._rng.random() < share else ""
             )
 
+    def _cut(self, event: bytes) -> list[bytes]:
+        """Cut most events in two: a read has the end of one and the beginning of the next."""
+        at = self._rng.randint(1, len(event) - 1)
+        return [event[:at], event[at:]] if self._rng.random() < 0.8 else [event]
+
     def disturb(self) -> None:
         """Have one of the bad engines die, fall ill or be drained, now and then."""
         if not self.bad or self._rng.random() < 0.7:
@@ -99,11 +104,19 @@ class Router:
                 if tracked is not None:
                     tracked.is_draining_here = not tracked.is_draining_here
 
+    @property
+    def n_passed_on(self) -> int:
+        """Streams whose end was passed on natively."""
+        assert self.app.relay is not None
+        return self.app.relay.n_streams
+
     def under_way(self) -> dict[str, int]:
         """Return what has not ended: at the router, and at instances as it counts them."""
         assert self.app._serving is not None
+        assert self.app.relay is not None
         counts = {tracked.id: tracked.in_flight for tracked in self.app.registry}
-        return {name: n for name, n in {"router": self.app._serving.in_flight, **counts}.items() if n}
+        own = {"router": self.app._serving.in_flight, "relay": len(self.app.relay)}
+        return {name: n for name, n in {**own, **counts}.items() if n}
 
 
 class Clients:
@@ -270,6 +283,7 @@ async def _schedule(rng: random.Random, tally: Tally, stop: Stop) -> None:
             if engine.crashed:
                 raise Broken(f"an engine got what crashes it: {engine.crashed}")
         tally["attempts more"] += int(router.app.metrics.retries._value.get())
+        tally["passed on natively"] += router.n_passed_on
         tally["breakers opened"] += sum(tracked.breaker.opened for tracked in router.app.registry)
 
 
@@ -290,6 +304,6 @@ HUNT = Hunt(
     "router",
     "whoever behaves has a right and whole answer or is told that it has none; nothing stays behind",
     run,
-    effects=("whole", "told", "bad clients", "attempts more", "breakers opened"),
+    effects=("whole", "told", "bad clients", "attempts more", "breakers opened", "passed on natively"),
     enough=20,
 )

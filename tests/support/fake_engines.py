@@ -97,6 +97,8 @@ class FakeEngine:
         """Tokens of one answer, after which the connection is cut."""
         self.mood: Callable[[], str] = lambda: ""
         """Drawn for each request: one of :data:`MOODS`, or "" for an answer as it should be."""
+        self.pieces: Callable[[bytes], list[bytes]] = lambda event: [event]
+        """How it cuts an event of a stream."""
         self.sends_head_early = False
         """A decode's stream has headers before its prefill has said anything."""
         self.garbage: bytes | None = None
@@ -242,8 +244,15 @@ class FakeEngine:
             await self.token_gate.acquire()
             answer: dict[str, Any] = {"choices": [{"index": 0, "text": token}], "meta_info": self._meta()}
             data = b"data: " + json.dumps(answer).encode() + b"\n\n"
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+            await self._send_event(data, send)
+        await self._send_event(b"data: [DONE]\n\n", send)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _send_event(self, event: bytes, send: Send) -> None:
+        for number, piece in enumerate(self.pieces(event)):
+            if number:
+                await asyncio.sleep(0)  # what was sent before leaves by itself
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
 class Rig(AsyncExitStack):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import time
 from contextlib import suppress
 
@@ -15,7 +14,6 @@ from test_proxy_requests import COMPLETION, joined, run, start, until
 from fake_engines import Rig, tokens_of
 from p2pkv.instances.heartbeat import Mode, Role
 from p2pkv_proxy.breaker import FIRST_PAUSE_S, JUDGED, WINDOW, WINDOW_S, Breaker, Phase
-from p2pkv_proxy.events import MAX_EVENT, Events, EventTooLargeError
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 N_REQUESTS = 40
@@ -157,31 +155,6 @@ def test_others_are_served_while_an_event_never_ends() -> None:
 async def _events(session: aiohttp.ClientSession, url: str) -> bytes:
     async with session.post(url + "/v1/completions", json=COMPLETION | {"stream": True}) as response:
         return await response.read()
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_events_are_whole_however_they_are_cut(seed: int) -> None:
-    chance = random.Random(seed)
-    blank = chance.choice([b"\n\n", b"\r\n\r\n"])
-    events = [b"data: " + b"\n" * chance.randrange(2) + b"x" * chance.randrange(30) for _ in range(50)]
-    raw = b"".join(event.rstrip(b"\n") + blank for event in events) + b"data: [DO"
-    splitter, got = Events(), b""
-    while raw:
-        n = chance.choice([1, 2, 3, 5, 40])
-        chunk, raw = raw[:n], raw[n:]
-        whole = splitter.feed(chunk)
-        assert not whole or whole.endswith(blank)
-        got += whole
-    assert got == b"".join(event.rstrip(b"\n") + blank for event in events)
-    assert not splitter.is_between
-
-
-def test_an_event_has_a_limit() -> None:
-    splitter = Events()
-    for _ in range(MAX_EVENT // 65536):
-        assert splitter.feed(b"x" * 65536) == b""
-    with pytest.raises(EventTooLargeError):
-        splitter.feed(b"x")
 
 
 def test_a_breaker_opens_when_half_of_the_attempts_fail() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
+from p2pkv._native import EventStream, RelayEnd
 from p2pkv_proxy.call import Call, Interrupt, Pair
 from p2pkv_proxy.engines import Engines, Post
-from p2pkv_proxy.events import MAX_EVENT, Events, EventTooLargeError
+from p2pkv_proxy.relaying import Client, ClientFailedError, Relay
 
 HOP_BY_HOP = frozenset(
     {
@@ -39,6 +40,8 @@ class Answer:
         self.headers = [(name, value) for name, value in post.headers if name not in HOP_BY_HOP]
         """What the client gets of the engine's headers."""
         self.is_stream = is_stream
+        self._stream = EventStream()
+        self._has_events = False
         kind = next((value for name, value in self.headers if name == b"content-type"), b"nothing")
         if not kind.startswith(b"text/event-stream" if is_stream else b"application/json"):
             # whatever listens there is no engine, or a broken one
@@ -48,9 +51,58 @@ class Answer:
         """Return all of an answer that is no stream."""
         return await self.post.read()
 
-    def events(self) -> AsyncIterator[bytes]:
-        """Yield a stream in whole events, as they come; raise :class:`InstanceError` if it ends early."""
-        return _whole_events(self.post)
+    async def more(self) -> bytes:
+        """Return what there is more of a stream, in whole events; b"" at its end.
+
+        Raises :class:`InstanceError` if it ends early.
+        """
+        events = b""
+        while not events:
+            chunk = await self.post.chunk()
+            if not chunk:
+                self._end()
+                return b""
+            try:
+                events = self._stream.feed(chunk)
+            except ValueError:
+                raise self.post.blame(f"sent an event of more than {EventStream.MAX_EVENT} bytes") from None
+        if not self._has_events and events.startswith(b'data: {"error"'):
+            raise self.post.blame(f"began with an error: {events[6:300].decode(errors='replace').strip()}")
+        self._has_events = True
+        return events
+
+    async def pass_on(self, relay: Relay, client: Client) -> None:
+        """Have the rest of a stream passed on natively, as far as that can be done now.
+
+        Raises :class:`InstanceError`, and :class:`ClientFailedError`.
+        """
+        connection = self.post.connection
+        lent = connection.lend()
+        if lent is None:
+            return
+        try:
+            await asyncio.sleep(0)  # at the end of its turn the loop sends what was written
+            end = await relay.pass_on(*lent, self._stream, client, connection.patience)
+        finally:
+            connection.resume()
+        if end in (RelayEnd.CLIENT_GONE, RelayEnd.CLIENT_SLOW):
+            raise ClientFailedError(end)
+        if end is not None and (what := _FAULTS.get(end)) is not None:
+            raise self.post.blame(what)
+
+    def _end(self) -> None:
+        if not self._stream.is_whole:
+            raise self.post.blame("ended its answer early")
+        self.post.complete()
+
+
+_FAULTS = {
+    RelayEnd.HUNG_UP: "hung up",
+    RelayEnd.ENDED_EARLY: "ended its answer early",
+    RelayEnd.NO_HTTP: "gave an answer that is no HTTP",
+    RelayEnd.TOO_LARGE: f"sent an event of more than {EventStream.MAX_EVENT} bytes",
+    RelayEnd.ENGINE_SILENT: "did not answer in time",
+}
 
 
 class Protocol(ABC):
@@ -65,24 +117,3 @@ class Protocol(ABC):
         Raises :class:`~p2pkv_proxy.call.InstanceError` or :class:`~p2pkv_proxy.call.AnsweredError`. Whatever was begun
         ends with ``undo``.
         """
-
-
-async def _whole_events(post: Post) -> AsyncIterator[bytes]:
-    whole = Events()
-    is_done = False
-    is_first = True
-    async for chunk in post.chunks():
-        try:
-            events = whole.feed(chunk)
-        except EventTooLargeError:
-            raise post.blame(f"sent an event of more than {MAX_EVENT} bytes") from None
-        if not events:
-            continue
-        if is_first and events.startswith(b'data: {"error"'):
-            raise post.blame(f"began with an error: {events[6:300].decode(errors='replace').strip()}")
-        is_first = False
-        is_done = is_done or b"data: [DONE]" in events[-64:]
-        yield events
-    if not is_done or not whole.is_between:
-        raise post.blame("ended its answer early")
-    post.complete()

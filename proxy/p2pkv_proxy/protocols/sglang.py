@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -20,6 +20,7 @@ from p2pkv_proxy.engines import Engines, Post
 from p2pkv_proxy.prompts import Body, Json
 from p2pkv_proxy.protocols.base import Answer, Protocol
 from p2pkv_proxy.registry import Tracked
+from p2pkv_proxy.relaying import Client, Relay
 
 _ONE_SAMPLE = (
     "n must be 1: SGLang's prefill and decode servers give one answer a prompt; send the request n times"
@@ -97,7 +98,7 @@ class _Prefill:
             await post.send()
             if self._wants_logprobs:
                 return await post.read()
-            async for _ in post.chunks():
+            while await post.chunk():
                 pass
             return b""
 
@@ -128,19 +129,17 @@ class _PairAnswer(Answer):
     def __init__(self, post: Post, prefill: _Prefill, *, is_stream: bool) -> None:
         super().__init__(post, is_stream=is_stream)
         self._prefill = prefill
+        self._has_begun = False
 
     async def whole(self) -> bytes:
         return await self._unless_prefill_fails(super().whole())
 
-    async def events(self) -> AsyncIterator[bytes]:
-        events = super().events()
-        try:
-            first = await self._unless_prefill_fails(_next(events))
-        except StopAsyncIteration:
-            return
-        yield first
-        async for following in events:
-            yield following
+    async def more(self) -> bytes:
+        if self._has_begun:
+            return await super().more()
+        first = await self._unless_prefill_fails(super().more())
+        self._has_begun = True
+        return first
 
     async def _unless_prefill_fails(self, answer: Coroutine[object, object, bytes]) -> bytes:
         decoding = asyncio.ensure_future(answer)
@@ -156,21 +155,23 @@ class _PairAnswer(Answer):
                 decoding.exception()  # was raised above, or the prefill's was
 
 
-async def _next(events: AsyncIterator[bytes]) -> bytes:
-    return await events.__anext__()
-
-
 class _MergedAnswer(_PairAnswer):
     """Prepends the prefill's log-probabilities of the prompt, which the decode doesn't have."""
+
+    _prompts: list[list[object]] | None = None
 
     async def whole(self) -> bytes:
         return self._merged(await super().whole(), await self._logprobs())
 
-    async def events(self) -> AsyncIterator[bytes]:
-        logprobs = await self._logprobs()
-        async for events in super().events():
-            merged = [self._merged_event(event, logprobs) for event in events.split(b"\n\n") if event]
-            yield b"".join(event + b"\n\n" for event in merged)
+    async def more(self) -> bytes:
+        if self._prompts is None:
+            self._prompts = await self._logprobs()
+        events = await super().more()
+        merged = [self._merged_event(event, self._prompts) for event in events.split(b"\n\n") if event]
+        return b"".join(event + b"\n\n" for event in merged)
+
+    async def pass_on(self, relay: Relay, client: Client) -> None:
+        """Do nothing: every event is changed."""
 
     def _merged_event(self, event: bytes, logprobs: list[list[object]]) -> bytes:
         return b"data: " + self._merged(event[6:], logprobs) if event.startswith(b"data: {") else event
