@@ -76,7 +76,8 @@ class Relay:
         if not name:
             return None
         self.n_streams += 1
-        self._waiting[name] = ended = self._loop.create_future()
+        ended: asyncio.Future[RelayEnd] = self._loop.create_future()
+        self._waiting[name] = ended
         try:
             return await ended
         finally:
