@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Protocol
 
 import zmq
 import zmq.asyncio
@@ -11,8 +13,7 @@ from p2pkv.address import is_loopback, split_address
 from p2pkv.control.admission import Admission
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.errors import ConfigError, ControlError
-from p2pkv.instances.heartbeat import MAX_BYTES, unpack
-from p2pkv_proxy.registry import Registry
+from p2pkv.instances.heartbeat import MAX_BYTES, Heartbeat, unpack
 
 _log = logging.getLogger(__name__)
 
@@ -20,12 +21,22 @@ _ZAP_DOMAIN = "p2pkv-proxy"
 _MOST_UNUSABLE_LOGGED = 20
 
 
-class Discovery:
-    """Takes heartbeats to a registry. :meth:`run` must run; close it afterwards."""
+class Listener(Protocol):
+    """Who is told of heartbeats: a registry, or the parent of several workers."""
 
-    def __init__(self, listen: str, keys: ClusterKeys, registry: Registry, *, has_own_secret: bool) -> None:
+    refused: int
+    strangers: Callable[[], int]
+
+    def note_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Take one that was admitted and read."""
+
+
+class Discovery:
+    """Takes heartbeats to a listener. :meth:`run` must run; close it afterwards."""
+
+    def __init__(self, listen: str, keys: ClusterKeys, listener: Listener, *, has_own_secret: bool) -> None:
         """Bind ``listen``. ``has_own_secret``: it is nobody else's, so only this host may come."""
-        self._registry = registry
+        self._listener = listener
         host, port = split_address("--listen", listen)
         if not has_own_secret or is_loopback(host):
             bracketed = f"[{host}]" if ":" in host else host
@@ -33,7 +44,7 @@ class Discovery:
             raise ConfigError(f"without --secret-file heartbeats are taken on loopback only, not on {listen}")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._admission = Admission(self._context, keys, _ZAP_DOMAIN)
-        registry.strangers = lambda: self._admission.n_refused
+        listener.strangers = lambda: self._admission.n_refused
         self._socket = zmq.asyncio.Context.shadow(self._context.underlying).socket(zmq.PULL)
         self._admission.guard(self._socket, max_message=MAX_BYTES)
         try:
@@ -51,9 +62,9 @@ class Discovery:
         while True:
             frames = await self._socket.recv_multipart()
             try:
-                self._registry.note_heartbeat(unpack(b"".join(frames)))
+                self._listener.note_heartbeat(unpack(b"".join(frames)))
             except (ControlError, ConfigError) as error:
-                self._registry.refused += 1
+                self._listener.refused += 1
                 n_unusable += 1
                 if n_unusable <= _MOST_UNUSABLE_LOGGED:
                     _log.warning("a heartbeat was not taken: %s", error)

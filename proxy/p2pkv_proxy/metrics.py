@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -116,3 +116,34 @@ class _Instances(Collector):
         )
         strangers.add_metric([], self._instances.strangers())
         return [up, requests, tokens, opened, expired, refused, strangers]
+
+
+_THE_SAME = ("instance_ready", "expired_instances", "refused_heartbeats", "refused_strangers", "_created")
+"""Parts of the names of what every worker counts alike, or what is a time: of these the largest is true."""
+
+
+def merged(pages: Sequence[str]) -> str:
+    """Return one page of metrics for several processes': the sum of each sample."""
+    families: dict[str, dict[str, float]] = {}
+    comments: dict[str, list[str]] = {}
+    for page in pages:
+        family = ""
+        for line in page.splitlines():
+            if line.startswith("# HELP "):
+                family = line.split(" ", 3)[2]
+                comments.setdefault(family, [])
+                families.setdefault(family, {})
+            if line.startswith("#"):
+                if line not in comments[family]:
+                    comments[family].append(line)
+                continue
+            name, _, text = line.rpartition(" ")
+            samples, value = families[family], float(text)
+            is_same = any(part in family for part in _THE_SAME)
+            before = samples.get(name, 0.0)
+            samples[name] = max(before, value) if is_same else before + value
+    lines = []
+    for family, samples in families.items():
+        lines += comments[family]
+        lines += [f"{name} {value!r}" for name, value in samples.items()]
+    return "\n".join([*lines, ""])

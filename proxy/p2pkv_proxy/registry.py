@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from p2pkv.instances.heartbeat import Heartbeat, Instance, Load, State
 from p2pkv_proxy.breaker import Breaker
@@ -31,7 +31,7 @@ class Tracked:
     """One instance as the router sees it.
 
     ``in_flight`` and ``n_tokens`` count what this router has sent there and was not answered yet; what other routers
-    sent shows in ``load`` only, a heartbeat late.
+    sent shows in ``load`` only, a heartbeat late, but for the other workers of this one.
     """
 
     def __init__(self, instance: Instance, *, is_listed: bool) -> None:
@@ -53,6 +53,9 @@ class Tracked:
         """Its heartbeats say otherwise than its entry does."""
         self.is_draining_here = False
         """The operator said so to this router."""
+        self.n_requests_elsewhere = 0
+        self.n_tokens_elsewhere = 0
+        """Under way there for the other workers of this router."""
         self._attempts: dict[Attempt, None] = {}
         self._unanswered: dict[Attempt, None] = {}  # in the order they began
         self._expected: dict[Attempt, None] = {}  # of these, those whose first byte should be there soon
@@ -74,7 +77,7 @@ class Tracked:
 
     @property
     def in_flight(self) -> int:
-        """Requests of this router that it has."""
+        """Requests of this process that it has."""
         return len(self._attempts)
 
     @property
@@ -85,15 +88,20 @@ class Tracked:
 
     @property
     def busy(self) -> int:
-        """Requests it has, as far as is known: ours, or more if it says so itself."""
-        return max(len(self._attempts), self.load.running + self.load.waiting)
+        """Requests it has, as far as is known: the router's, or more if it says so itself."""
+        return max(self._n_requests, self.load.running + self.load.waiting)
 
     @property
     def weight(self) -> float:
         """Tokens in flight; what others have sent there counts as our own requests do on average."""
-        own = len(self._attempts)
+        own = self._n_requests
+        n_tokens = self.n_tokens + self.n_tokens_elsewhere
         others = max(0, self.load.running + self.load.waiting - own)
-        return self.n_tokens + others * (self.n_tokens / own if own else 512.0)
+        return n_tokens + others * (n_tokens / own if own else 512.0)
+
+    @property
+    def _n_requests(self) -> int:
+        return len(self._attempts) + self.n_requests_elsewhere
 
     def penalty(self, now: float) -> float:
         """Tokens that count against it for its failures of late: those who fail are soon free for more."""
@@ -205,6 +213,17 @@ class Registry:
         tracked = self._tracked.get(instance_id)
         if tracked is not None and tracked.is_listed and not (tracked.is_heard and is_healthy):
             self._set_load(tracked, Load(State.READY if is_healthy else State.FAILING))
+
+    def note_elsewhere(self, loads: Mapping[str, tuple[int, int]]) -> None:
+        """Take the requests and tokens that the other workers of this router have under way, by instance."""
+        for tracked in self._tracked.values():
+            tracked.n_requests_elsewhere, tracked.n_tokens_elsewhere = loads.get(tracked.id, (0, 0))
+
+    def set_draining(self, instance_id: str, *, to: bool) -> None:
+        """Have an instance finish what it has and get nothing new, or go on, as the operator says."""
+        tracked = self._tracked.get(instance_id)
+        if tracked is not None:
+            tracked.is_draining_here = to
 
     def note_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Take an instance's report, unless a newer one was here before."""
