@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
@@ -26,7 +27,7 @@ from p2pkv_proxy.engines import Engines
 from p2pkv_proxy.exchange import READERS, Services
 from p2pkv_proxy.holdings import Holdings
 from p2pkv_proxy.listing import follow_file
-from p2pkv_proxy.metrics import Metrics
+from p2pkv_proxy.metrics import Metrics, merged
 from p2pkv_proxy.observer import DirectoryObserver
 from p2pkv_proxy.policies import POLICIES
 from p2pkv_proxy.probing import probe
@@ -58,6 +59,21 @@ class Plan:
     join: tuple[str, ...] = ()
     keys: ClusterKeys | None = None
     has_own_secret: bool = True
+    n_workers: int = 1
+    """Processes that serve the port, of which this is one."""
+
+
+class Others(Protocol):
+    """The other workers of a router of several."""
+
+    async def run(self) -> None:
+        """Hear of them, for ever."""
+
+    async def pages(self) -> list[str]:
+        """Return their metrics."""
+
+    def set_draining(self, instance: str, *, to: bool) -> None:
+        """Tell them that an instance drains, or no longer does."""
 
 
 class App:
@@ -72,6 +88,8 @@ class App:
         self._engines: Engines | None = None
         self.relay: Relay | None = None
         self.discovery: Discovery | None = None
+        self.others: Others | None = None
+        """The other workers, if this is one of several."""
         self._pages = Starlette(
             lifespan=self._lifespan,
             routes=[
@@ -148,6 +166,8 @@ class App:
             )
             _log.info("heartbeats are taken on %s", self.discovery.address)
             work.append(self.discovery.run())
+        if self.others is not None:
+            work.append(self.others.run())
         if plan.instances_file is not None:
             work.append(follow_file(plan.instances_file, plan.file_instances, self.registry))
         return work
@@ -171,7 +191,15 @@ class App:
         return JSONResponse({"ready": can_serve, "roles": roles}, status_code=200 if can_serve else 503)
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        """Of all workers, whichever was asked."""
+        pages = [self.own_metrics()]
+        if self.others is not None:
+            pages += await self.others.pages()
+        return Response(merged(pages) if len(pages) > 1 else pages[0], media_type=CONTENT_TYPE_LATEST)
+
+    def own_metrics(self) -> str:
+        """Return this process's metrics, as Prometheus reads them."""
+        return generate_latest(self.metrics.registry).decode()
 
     async def _instances(self, request: Request) -> Response:
         return JSONResponse(snapshot(self.registry))
@@ -190,7 +218,9 @@ class App:
         tracked = self.registry.get(name)
         if tracked is None:
             return Response(error_body(404, f"no instance {name!r}"), 404, media_type="application/json")
-        tracked.is_draining_here = to
+        self.registry.set_draining(name, to=to)
+        if self.others is not None:
+            self.others.set_draining(name, to=to)
         return JSONResponse({"id": tracked.id, "state": tracked.state.value, "in_flight": tracked.in_flight})
 
     async def _models(self, request: Request) -> Response:

@@ -59,6 +59,9 @@ def proxy(
         str, typer.Option(help="For prefills: round_robin, random, least_loaded, prefix or cache_aware.")
     ] = "prefix",
     decode_policy: Annotated[str, typer.Option(help="For decodes, of the same.")] = "least_loaded",
+    workers: Annotated[
+        int, typer.Option(min=1, max=64, help="Processes that serve the port together; one uses one core.")
+    ] = 1,
     max_in_flight: Annotated[int, typer.Option(min=1, help="Requests at once; more get 429.")] = 1024,
     max_body: Annotated[str, typer.Option(metavar="SIZE", help="Of a request.")] = "16MiB",
     attempts: Annotated[int, typer.Option(min=1, max=10, help="Pairs a request is tried on.")] = 3,
@@ -97,6 +100,7 @@ def proxy(
         raise ConfigError(missing)
     from p2pkv.values import parse_size
     from p2pkv_proxy.app import Plan
+    from p2pkv_proxy.crew import serve_with
     from p2pkv_proxy.listing import parse_instance, read_file
     from p2pkv_proxy.policies import POLICIES
     from p2pkv_proxy.server import serve
@@ -132,7 +136,11 @@ def proxy(
         keys=cluster_keys(secret_file) if heartbeats or join else None,
         has_own_secret=secret_file is None,
     )
-    serve(plan, *split_address("--listen", listen))
+    host, port = split_address("--listen", listen)
+    if workers == 1:
+        serve(plan, host, port)
+    else:
+        serve_with(plan, host, port, workers)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import signal
 import socket
 
 import typer
@@ -15,25 +16,25 @@ from p2pkv.errors import ControlError
 from p2pkv_proxy.app import App, Plan
 from p2pkv_proxy.guarded_http import GuardedProtocol
 
-_LAST_WORDS_S = 5.0
+LAST_WORDS_S = 5.0
 """For clients to take that their answers were broken off, when the router ends."""
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, app: App) -> None:
+    def __init__(self, config: uvicorn.Config, app: App, *, announce: bool) -> None:
         super().__init__(config)
         self._app = app
+        self._announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        signal.signal(signal.SIGHUP, self.handle_exit)  # as at SIGTERM: nobody is left unanswered
         gc.collect()
         gc.freeze()  # what is there now stays: no need to look at it again in the middle of requests
-        if self.started and sockets:
-            host, port = sockets[0].getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
+        if self.started and sockets and self._announce:
             discovery = self._app.discovery
             where = f", heartbeats on {discovery.address}" if discovery is not None else ""
-            typer.echo(f"p2pkv-proxy listens on http://{shown}:{port}{where}")
+            typer.echo(f"p2pkv-proxy listens on {shown_address(*sockets[0].getsockname()[:2])}{where}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
@@ -44,18 +45,36 @@ class _Server(uvicorn.Server):
             timer.cancel()
 
 
-def serve(plan: Plan, host: str, port: int) -> None:
-    """Serve until SIGINT or SIGTERM; requests under way may end first. Raises :class:`ControlError`."""
-    raise_limit()
-    app = App(plan)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+def shown_address(host: str, port: int) -> str:
+    """Return what clients use."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def bound(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """Return a socket that has the address. ``is_shared``: with others of this user that say so as well.
+
+    Raises :class:`ControlError`.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
         raise ControlError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def serve(plan: Plan, host: str, port: int) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP; requests under way may end first. Raises :class:`ControlError`."""
+    serve_on(App(plan), bound(host, port), announce=True)
+
+
+def serve_on(app: App, listener: socket.socket, *, announce: bool) -> None:
+    """Serve on a bound socket. ``announce``: say on stdout when it listens."""
+    raise_limit()
     config = uvicorn.Config(
         app,
         http=GuardedProtocol,
@@ -65,7 +84,7 @@ def serve(plan: Plan, host: str, port: int) -> None:
         access_log=False,
         server_header=False,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=math.ceil(app.drain_timeout + _LAST_WORDS_S),
+        timeout_graceful_shutdown=math.ceil(app.drain_timeout + LAST_WORDS_S),
         backlog=2048,
     )
-    _Server(config, app).run(sockets=[listener])
+    _Server(config, app, announce=announce).run(sockets=[listener])

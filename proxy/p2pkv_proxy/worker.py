@@ -1,0 +1,100 @@
+"""One of several processes that serve a port together: a whole router that hears of the others from the parent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+from p2pkv.instances.heartbeat import unpack
+from p2pkv_proxy.app import App, Plan
+from p2pkv_proxy.crew_pipe import Ask, Beat, Drain, Loads, Message, Pages, Pipe, Ready
+from p2pkv_proxy.registry import Registry
+from p2pkv_proxy.server import bound, serve_on
+
+_REPORT_S = 0.05
+_PAGES_S = 2.0
+
+
+class Parent:
+    """The other workers, by way of the parent. :meth:`run` must run."""
+
+    def __init__(self, end: socket.socket, registry: Registry, page: Callable[[], str]) -> None:
+        """``page`` returns this worker's metrics."""
+        self._end = end
+        self._registry = registry
+        self._page = page
+        self._pipe: Pipe | None = None
+        self._n_asked = 0
+        self._asked: dict[int, asyncio.Future[list[str]]] = {}
+
+    async def run(self) -> None:
+        """Take what the parent says, and tell it of the load here; end the process when the parent has gone."""
+        self._pipe = await Pipe.open(self._end)
+        self._pipe.send(Ready())
+        reporting = asyncio.ensure_future(self._report(self._pipe))
+        try:
+            async for message in self._pipe.messages():
+                self._take(self._pipe, message)
+            logging.getLogger(__name__).warning("the router's parent has gone; this worker ends")
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            reporting.cancel()
+            self._pipe.close()
+
+    def set_draining(self, instance: str, *, to: bool) -> None:
+        """Tell the others."""
+        if self._pipe is not None:
+            self._pipe.send(Drain(instance, to))
+
+    async def pages(self) -> list[str]:
+        """Return the others' metrics, of those that tell them in time."""
+        if self._pipe is None:
+            return []
+        self._n_asked += 1
+        number = self._n_asked
+        future = self._asked[number] = asyncio.get_running_loop().create_future()
+        self._pipe.send(Ask(number))
+        try:
+            await asyncio.wait({future}, timeout=_PAGES_S)
+            return future.result() if future.done() else []
+        finally:
+            del self._asked[number]
+
+    def _take(self, pipe: Pipe, message: Message) -> None:
+        if isinstance(message, Beat):
+            self._registry.note_heartbeat(unpack(message.packed))
+        elif isinstance(message, Loads):
+            self._registry.note_elsewhere(message.at)
+        elif isinstance(message, Drain):
+            self._registry.set_draining(message.instance, to=message.to)
+        elif isinstance(message, Ask):
+            pipe.send(Pages(message.number, [self._page()]))
+        elif isinstance(message, Pages):
+            asked = self._asked.get(message.number)
+            if asked is not None and not asked.done():
+                asked.set_result(message.texts)
+
+    async def _report(self, pipe: Pipe) -> None:
+        told: dict[str, tuple[int, int]] = {}
+        while True:
+            load = {
+                tracked.id: (tracked.in_flight, tracked.n_tokens)
+                for tracked in self._registry
+                if tracked.in_flight
+            }
+            if load != told:
+                pipe.send(Loads(load))
+                told = load
+            await asyncio.sleep(_REPORT_S)
+
+
+def work(plan: Plan, host: str, port: int, end: socket.socket, log_level: int) -> None:
+    """Be a worker, until SIGTERM or the parent's end."""
+    logging.basicConfig(level=log_level, format=f"%(levelname)s %(name)s [{os.getpid()}] %(message)s")
+    app = App(plan)
+    app.others = Parent(end, app.registry, app.own_metrics)
+    serve_on(app, bound(host, port, is_shared=True), announce=False)
