@@ -33,6 +33,21 @@ def serving(
             "--overhead", help="Instead: an engine that answers at once, straight and through routers."
         ),
     ] = False,
+    events: Annotated[
+        bool,
+        typer.Option(
+            "--events", help="Instead: what a streamed event costs routers, by their processor time."
+        ),
+    ] = False,
+    streams: Annotated[int, typer.Option(min=1, help="Of --events: streams at once.")] = 200,
+    workers: Annotated[int, typer.Option(min=1, help="Of --events: the router's, beside one.")] = 1,
+    nginx: Annotated[
+        str, typer.Option(metavar="COMMAND", help="Of --events: nginx, to compare with.")
+    ] = "nginx",
+    sglang_python: Annotated[
+        str | None,
+        typer.Option(metavar="PYTHON", help="Of --events: of an environment that has sglang-router."),
+    ] = None,
     model: Annotated[str, typer.Option(help="The model's name in requests.")] = "",
     rate: Annotated[float, typer.Option(min=0.01, metavar="PER_SECOND", help="Requests on average.")] = 20.0,
     requests: Annotated[int, typer.Option(min=1, help="Requests a round and target.")] = 200,
@@ -65,6 +80,9 @@ def serving(
 ) -> None:
     """Send requests to endpoints in turn; show times to and between tokens, goodput, hits and the router's part."""
     from p2pkv_bench.serving import report
+    from p2pkv_bench.serving.events import Plan as EventPlan
+    from p2pkv_bench.serving.events import measure as measure_events
+    from p2pkv_bench.serving.events import show as show_events
     from p2pkv_bench.serving.figures import Promise
     from p2pkv_bench.serving.overhead import targets as instant_targets
     from p2pkv_bench.serving.run import Plan, measure
@@ -86,6 +104,20 @@ def serving(
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     progress = Console(stderr=True, highlight=False)
     began = time.monotonic()
+    if events:
+        with progress.status("starting") as status:
+            event_plan = EventPlan(
+                n_streams=streams,
+                n_events=tokens,
+                rounds=rounds,
+                nginx=nginx,
+                sglang_python=sglang_python,
+                workers=workers,
+                tell=lambda what: status.update(f"{time.monotonic() - began:.0f} s: {what}"),
+            )
+            costs, left_out = measure_events(event_plan)
+        show_events(console, costs, left_out)
+        return
     with progress.status("starting") as status, ExitStack() as undo:
         plan = Plan(
             targets=undo.enter_context(instant_targets()) if overhead else _named(targets or [], model),

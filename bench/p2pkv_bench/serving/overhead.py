@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from p2pkv_bench.errors import BenchError
 from p2pkv_bench.serving.client import Target
@@ -22,24 +23,33 @@ _END_S = 10.0
 def targets() -> Iterator[tuple[Target, ...]]:
     """Run an engine and two routers: one that passes requests on, one that has a prefill do its part first."""
     with ExitStack() as undo:
-        engine = undo.enter_context(_process([sys.executable, "-m", "p2pkv_bench.serving.instant"]))
-        alone = undo.enter_context(_router(["--both", engine]))
-        paired = undo.enter_context(_router(["--prefill", f"{engine},id=prefill", "--decode", engine]))
+        engine = undo.enter_context(process([sys.executable, "-m", "p2pkv_bench.serving.instant"])).line
+        alone, _ = undo.enter_context(router(["--both", engine]))
+        paired, _ = undo.enter_context(router(["--prefill", f"{engine},id=prefill", "--decode", engine]))
         yield Target("straight", engine), Target("router", alone), Target("router, with a prefill", paired)
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A process, and the line that it said when it was up."""
+
+    line: str
+    pid: int
+
+
 @contextmanager
-def _router(options: Sequence[str]) -> Iterator[str]:
+def router(options: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Run the router for the block; give its URL and process id when it can serve."""
     command = [sys.executable, "-c", "from p2pkv_proxy.cli import main; main()"]
     command += ["--listen", "127.0.0.1:0", "--heartbeats", "", *options]
-    with _process(command) as line:
-        url = line.split("on ")[1].split(",")[0]
+    with process(command) as running:
+        url = running.line.split("on ")[1].split(",")[0]
         deadline = time.monotonic() + _START_S
         while not _is_ready(url):
             if time.monotonic() > deadline:
                 raise BenchError("the router does not find the engine that answers at once")
             time.sleep(0.05)
-        yield url
+        yield url, running.pid
 
 
 def _is_ready(url: str) -> bool:
@@ -52,23 +62,23 @@ def _is_ready(url: str) -> bool:
 
 
 @contextmanager
-def _process(command: Sequence[str]) -> Iterator[str]:
-    """Run a process for the block; give the line that it says when it is up."""
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def process(command: Sequence[str]) -> Iterator[Running]:
+    """Run a process for the block."""
+    started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        assert process.stdout is not None
-        is_there, _, _ = select.select([process.stdout], [], [], _START_S)
-        line = process.stdout.readline().decode().strip() if is_there else ""
+        assert started.stdout is not None
+        is_there, _, _ = select.select([started.stdout], [], [], _START_S)
+        line = started.stdout.readline().decode().strip() if is_there else ""
         if not line:
             raise BenchError(f"{' '.join(command[:4])} did not start")
-        yield line
+        yield Running(line, started.pid)
     finally:
-        process.terminate()
+        started.terminate()
         try:
-            process.wait(_END_S)
+            started.wait(_END_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for stream in (process.stdin, process.stdout):
+            started.kill()
+            started.wait()
+        for stream in (started.stdin, started.stdout):
             if stream is not None:
                 stream.close()
