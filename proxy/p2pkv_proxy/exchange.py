@@ -321,14 +321,21 @@ class Exchange:
         return headers
 
     async def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._check_client()
         self._sending_since = time.monotonic()
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         self._has_begun = True
 
     async def _write(self, body: bytes, *, more: bool) -> None:
+        self._check_client()
         self._sending_since = time.monotonic()
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
         self._sending_since = 0.0
+
+    def _check_client(self) -> None:
+        """Send nothing more to a client that has gone: under uvloop that fails, before anybody is told that it has."""
+        if self._scope["p2pkv.transport"].is_closing():
+            raise _CutError(Cut.CLIENT_GONE)
 
     async def refuse(self, error: RefusedError) -> None:
         """Say that nobody takes the request now."""
@@ -350,10 +357,10 @@ class Exchange:
         self._deadline = time.monotonic() + self._settings.client_timeout
         try:
             with self._interruptible():
+                self._check_client()
                 await respond(self._send, status, body, headers, content_type)
-        except _CutError as error:
-            if error.why is not Cut.CLIENT_GONE:
-                await self._hang_up()
+        except _CutError:
+            await self._hang_up()
 
     async def _give_up(self, error: InstanceError) -> None:
         """Every attempt failed, and nothing has been sent: the last engine's own words, if it had any."""
@@ -375,15 +382,12 @@ class Exchange:
         try:
             with self._interruptible():
                 await self._write(event, more=False)
-        except _CutError as error:
+        except _CutError:
             _log.info("a client did not take the end of its answer")
-            if error.why is not Cut.CLIENT_GONE:
-                await self._hang_up()
+            await self._hang_up()
 
     async def _cut_off(self, why: Cut) -> str:
-        if why is Cut.CLIENT_GONE:
-            return "client_gone"
-        if why is Cut.CLIENT_SLOW:
+        if why in (Cut.CLIENT_GONE, Cut.CLIENT_SLOW):
             await self._hang_up()
             return "client_gone"
         if why is Cut.ROUTER_ENDS and self._has_begun:

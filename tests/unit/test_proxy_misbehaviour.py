@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -82,6 +83,7 @@ def test_a_client_that_takes_no_refusal_loses_its_place() -> None:
             "headers": [],
             "p2pkv.on_gone": set(),
             "p2pkv.hang_up": has_hung_up.set,
+            "p2pkv.transport": SimpleNamespace(is_closing=lambda: False),
         }
 
         async def receive() -> dict[str, object]:
