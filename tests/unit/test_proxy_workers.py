@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from p2pkv.instances.heartbeat import Instance, Mode, Role, checked
+from p2pkv.control.secret import cluster_keys
+from p2pkv.instances.heartbeat import Heart, Instance, Load, Mode, Role, State, checked
 from p2pkv_proxy.crew import added
 from p2pkv_proxy.metrics import merged
 from p2pkv_proxy.registry import Registry
@@ -172,3 +173,38 @@ def test_what_others_have_under_way_weighs() -> None:
     assert tracked.is_full()
     registry.note_elsewhere({})
     assert (tracked.busy, tracked.weight) == (1, 100)
+
+
+def test_whoever_sends_heartbeats_is_known_to_all_workers_and_to_those_that_come_later(
+    tmp_path: Path,
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(os.urandom(32))
+    secret.chmod(0o600)
+    command = [
+        "-c",
+        "from p2pkv_proxy.cli import main; main()",
+        "--listen",
+        "127.0.0.1:0",
+        "--lifetime",
+        "600",
+    ]
+    command += ["--heartbeats", "127.0.0.1:0", "--secret-file", str(secret), "--workers", "2"]
+    with engine() as (_, engine_url), process(*command) as (started, line):
+        found = re.search(r"on (http://\S+), heartbeats on (\S+)", line)
+        assert found is not None, line
+        url = found[1]
+        instance = checked(Instance(url=engine_url.strip(), role=Role.BOTH, mode=Mode.VLLM))
+        keys = cluster_keys(str(secret))
+        heart = Heart(instance, [found[2]], keys, lambda: Load(State.READY), interval=3600.0)
+        try:
+            until(lambda: is_ready(url))
+            before = children(started.pid)
+            os.kill(before[0], signal.SIGKILL)
+            until(lambda: len(set(children(started.pid)) - set(before)) == 1)
+            until(lambda: is_ready(url))
+        finally:
+            heart.close()
+        until(lambda: not any("ready" in get(url + "/instances") for _ in range(10)))
+        started.terminate()
+        assert started.wait(20 * PATIENCE) == 0
