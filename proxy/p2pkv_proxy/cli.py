@@ -56,7 +56,10 @@ def proxy(
         typer.Option(metavar="HOST:PORT", help="A p2pkv node, for cache_aware; may be repeated."),
     ] = None,
     policy: Annotated[
-        str, typer.Option(help="For prefills: round_robin, random, least_loaded, prefix or cache_aware.")
+        str,
+        typer.Option(
+            help="For prefills: round_robin, random, least_loaded, power_of_two, prefix or cache_aware."
+        ),
     ] = "prefix",
     decode_policy: Annotated[str, typer.Option(help="For decodes, of the same.")] = "least_loaded",
     workers: Annotated[

@@ -284,6 +284,13 @@ def test_least_loaded_counts_tokens() -> None:
     assert POLICIES["least_loaded"]().choose(prompt(""), ones).tracked.id == "b"
 
 
+def test_power_of_two_never_takes_the_heaviest_and_takes_all_others() -> None:
+    ones = tracked_ones("a", "b", "c")
+    ones[1].begin(1000, 0.0, lambda: None)
+    policy = POLICIES["power_of_two"]()
+    assert {policy.choose(prompt(""), ones).tracked.id for _ in range(200)} == {"a", "c"}
+
+
 def test_prefix_stays_with_who_was_sent_the_beginning_until_it_has_too_much_to_do() -> None:
     ones = tracked_ones("a", "b")
     policy = Prefix()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from p2pkv_proxy.policies.base import Choice, Policy
 from p2pkv_proxy.policies.cache_aware import CacheAware
 from p2pkv_proxy.policies.least_loaded import LeastLoaded
+from p2pkv_proxy.policies.power_of_two import PowerOfTwo
 from p2pkv_proxy.policies.prefix import Prefix
 from p2pkv_proxy.policies.random_choice import RandomChoice
 from p2pkv_proxy.policies.round_robin import RoundRobin
@@ -13,6 +14,7 @@ POLICIES: dict[str, type[Policy]] = {
     "round_robin": RoundRobin,
     "random": RandomChoice,
     "least_loaded": LeastLoaded,
+    "power_of_two": PowerOfTwo,
     "prefix": Prefix,
     "cache_aware": CacheAware,
 }
