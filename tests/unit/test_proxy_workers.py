@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import pytest
+
 from p2pkv.control.secret import cluster_keys
 from p2pkv.instances.heartbeat import Heart, Instance, Load, Mode, Role, State, checked
 from p2pkv_proxy.crew import added
@@ -207,4 +209,20 @@ def test_whoever_sends_heartbeats_is_known_to_all_workers_and_to_those_that_come
             heart.close()
         until(lambda: not any("ready" in get(url + "/instances") for _ in range(10)))
         started.terminate()
+        assert started.wait(20 * PATIENCE) == 0
+
+
+@pytest.mark.parametrize("n_workers", ["1", "2"])
+def test_a_hang_up_ends_a_router_as_sigterm_does(n_workers: str) -> None:
+    command = [
+        "-c",
+        "from p2pkv_proxy.cli import main; main()",
+        "--listen",
+        "127.0.0.1:0",
+        "--heartbeats",
+        "",
+    ]
+    with process(*command, "--workers", n_workers, "--both", "http://127.0.0.1:9") as (started, line):
+        assert "listens on" in line
+        started.send_signal(signal.SIGHUP)
         assert started.wait(20 * PATIENCE) == 0
