@@ -120,6 +120,45 @@ std::vector<std::vector<uint32_t>> split_spans(const std::vector<Span>& spans, c
   return shares;
 }
 
+std::vector<uint32_t> pending_spans(const std::vector<Status>& statuses) {
+  std::vector<uint32_t> pending;
+  pending.reserve(statuses.size());
+  for (size_t i = 0; i < statuses.size(); ++i) {
+    if (statuses[i] == Status::kPending) pending.push_back(static_cast<uint32_t>(i));
+  }
+  return pending;
+}
+
+std::vector<Slice> cut_slices(const std::vector<Span>& spans, const std::vector<Word>& words,
+                              const std::vector<uint32_t>& list, uint64_t nbytes) {
+  std::vector<Slice> slices;
+  const auto word_of = [&](size_t at) { return words.empty() ? kNoWord : words[list[at]].offset; };
+  for (size_t at = 0; at < list.size(); ++at) {
+    const bool is_same_page = at > 0 && word_of(at) != kNoWord && word_of(at) == word_of(at - 1);
+    if (slices.empty() || (slices.back().nbytes >= nbytes && !is_same_page)) slices.push_back({at, at, 0});
+    slices.back().end = at + 1;
+    slices.back().nbytes += static_cast<uint64_t>(spans[list[at]].length);
+  }
+  return slices;
+}
+
+std::vector<Share> split_list(const std::vector<Span>& spans, const std::vector<Word>& words,
+                              const std::vector<uint32_t>& list, size_t n_shares) {
+  uint64_t total = 0, done = 0;
+  for (const uint32_t span : list) total += static_cast<uint64_t>(spans[span].length);
+  std::vector<Share> shares;
+  for (const Slice& page : cut_slices(spans, words, list, 0)) {
+    if (shares.empty() || (shares.size() < n_shares && done >= total * shares.size() / n_shares)) {
+      shares.emplace_back();
+    }
+    Share& share = shares.back();
+    for (size_t i = page.first; i < page.end; ++i) share.spans.push_back(list[i]);
+    share.nbytes += page.nbytes;
+    done += page.nbytes;
+  }
+  return shares;
+}
+
 std::vector<Status> screen_spans(const std::vector<Span>& spans, const std::vector<Word>& words,
                                  uint64_t local_nbytes, uint64_t remote_nbytes) {
   std::vector<Status> statuses(spans.size(), Status::kPending);

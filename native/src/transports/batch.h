@@ -100,6 +100,29 @@ uint64_t n_pending_bytes(const std::vector<Span>& spans, const std::vector<Statu
 std::vector<std::vector<uint32_t>> split_spans(const std::vector<Span>& spans, const std::vector<Word>& words,
                                                const std::vector<Status>& statuses, size_t n_shares);
 
+// The numbers of the pending spans, in order.
+std::vector<uint32_t> pending_spans(const std::vector<Status>& statuses);
+
+// Pages in a row, as numbers in a list of spans: [first, end).
+struct Slice {
+  size_t first;
+  size_t end;
+  uint64_t nbytes;
+};
+// The spans of `list` in slices of `nbytes` each, or of one page where that has more. Neighbouring spans of
+// one page, which share a word, stay together.
+std::vector<Slice> cut_slices(const std::vector<Span>& spans, const std::vector<Word>& words,
+                              const std::vector<uint32_t>& list, uint64_t nbytes);
+
+// Spans of `list` in shares of about equal size, in order, none of them empty. Neighbouring spans of one page
+// stay together.
+struct Share {
+  std::vector<uint32_t> spans;
+  uint64_t nbytes = 0;
+};
+std::vector<Share> split_list(const std::vector<Span>& spans, const std::vector<Word>& words,
+                              const std::vector<uint32_t>& list, size_t n_shares);
+
 // kPending for each span that may be posted, kOutOfRange for the others.
 std::vector<Status> screen_spans(const std::vector<Span>& spans, const std::vector<Word>& words,
                                  uint64_t local_nbytes, uint64_t remote_nbytes);
