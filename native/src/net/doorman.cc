@@ -24,8 +24,13 @@ std::atomic<size_t> n_visitors{0};
 
 }  // namespace
 
+Doorman::Doorman(std::vector<UniqueFd> listeners, Rules rules, Admit admit)
+    : listeners_(std::move(listeners)), rules_(rules), admit_(std::move(admit)) {}
+
 Doorman::Doorman(UniqueFd listener, Rules rules, Admit admit)
-    : listener_(std::move(listener)), rules_(rules), admit_(std::move(admit)) {}
+    : Doorman(std::vector<UniqueFd>(), rules, std::move(admit)) {
+  listeners_.push_back(std::move(listener));
+}
 
 bool Doorman::start(std::string* error) {
   if (thread_.start(rules_.thread_name, [this] { run(); })) return true;
@@ -37,16 +42,20 @@ void Doorman::close() {
   stop_.set();
   thread_.join();
   // A forked child may keep it open: who knocks then must be refused, and not wait for nobody.
-  if (listener_ && getpid() == pid_) shutdown(listener_.get(), SHUT_RDWR);
-  listener_.reset();
+  for (const UniqueFd& listener : listeners_) {
+    if (getpid() == pid_) shutdown(listener.get(), SHUT_RDWR);
+  }
+  listeners_.clear();
   stop_.close();
 }
 
 void Doorman::run() {
   std::vector<pollfd> fds;
   for (;;) {
-    fds.assign(
-        {{stop_.fd(), POLLIN, 0}, {listener_.get(), static_cast<short>(is_out_of_fds_ ? 0 : POLLIN), 0}});
+    fds.assign({{stop_.fd(), POLLIN, 0}});
+    const auto knocks = static_cast<short>(is_out_of_fds_ ? 0 : POLLIN);
+    for (const UniqueFd& listener : listeners_) fds.push_back({listener.get(), knocks, 0});
+    const size_t first_visitor = fds.size();
     for (const Visitor& visitor : visitors_) fds.push_back({visitor.connection.get(), POLLIN, 0});
     if (poll(fds.data(), fds.size(), poll_ms()) < 0 && errno != EINTR) return;
     if (fds[0].revents) break;
@@ -55,7 +64,7 @@ void Doorman::run() {
     size_t n_kept = 0;
     for (size_t i = 0; i < visitors_.size(); ++i) {
       uint64_t grant = 0;
-      Verdict verdict = fds[i + 2].revents ? hear(visitors_[i], &grant) : Verdict::kWaiting;
+      Verdict verdict = fds[first_visitor + i].revents ? hear(visitors_[i], &grant) : Verdict::kWaiting;
       if (verdict == Verdict::kAdmitted) admit_(std::move(visitors_[i].connection), grant);
       if (verdict != Verdict::kWaiting || visitors_[i].deadline.passed()) continue;
       if (n_kept != i) visitors_[n_kept] = std::move(visitors_[i]);
@@ -63,16 +72,18 @@ void Doorman::run() {
     }
     visitors_.erase(visitors_.begin() + static_cast<std::ptrdiff_t>(n_kept), visitors_.end());
     count();
-    if (fds[1].revents) accept_all();
+    for (size_t i = 0; i < listeners_.size(); ++i) {
+      if (fds[1 + i].revents) accept_all(listeners_[i].get());
+    }
   }
   visitors_.clear();
   count();
 }
 
-void Doorman::accept_all() {
+void Doorman::accept_all(int listener) {
   // A bound, so that a flood of connections can't keep those that wait from being heard.
   for (size_t i = 0; i < kMaxVisitors; ++i) {
-    UniqueFd connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    UniqueFd connection(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!connection) {
       if (errno == ECONNABORTED || errno == EINTR) continue;
       if (errno != EAGAIN) {

@@ -32,6 +32,8 @@ class Doorman {
   // Called on the doorman's thread with the connection of an admitted peer.
   using Admit = std::function<void(UniqueFd connection, uint64_t grant)>;
 
+  // `listeners`: one for each address at which it is knocked; all are one door.
+  Doorman(std::vector<UniqueFd> listeners, Rules rules, Admit admit);
   Doorman(UniqueFd listener, Rules rules, Admit admit);
   ~Doorman() { close(); }
   bool start(std::string* error);
@@ -50,14 +52,14 @@ class Doorman {
   enum class Verdict { kWaiting, kAdmitted, kDropped };
 
   void run();
-  void accept_all();
+  void accept_all(int listener);
   void drop_oldest();
   void count();
   Verdict hear(Visitor& visitor, uint64_t* grant);
   int poll_ms() const;
 
   const pid_t pid_ = getpid();
-  UniqueFd listener_;
+  std::vector<UniqueFd> listeners_;
   const Rules rules_;
   const Admit admit_;
   TokenTable tokens_;

@@ -75,6 +75,13 @@ void set_port(uint16_t port, sockaddr_storage* storage) {
   }
 }
 
+// What the socket sends leaves by the interface, and what comes by another one is not for it. Connections
+// that it accepts inherit that.
+bool bind_to_device(int socket, const std::string& device) {
+  return device.empty() || setsockopt(socket, SOL_SOCKET, SO_BINDTODEVICE, device.c_str(),
+                                      static_cast<socklen_t>(device.size())) == 0;
+}
+
 // A socket that listens, and in `local` where.
 UniqueFd bind_first_free(const ListenAt& at, Resolved* local, std::string* error) {
   const PortRange& ports = at.ports;
@@ -83,6 +90,11 @@ UniqueFd bind_first_free(const ListenAt& at, Resolved* local, std::string* error
     UniqueFd listener(socket(local->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     const int on = 1;
     setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (!bind_to_device(listener.get(), at.device)) {
+      *error = "cannot bind to the interface '" + at.device + "': " + std::strerror(errno) +
+               "; give its address instead";
+      return {};
+    }
     set_port(static_cast<uint16_t>(port), &local->storage);
     auto* const address = reinterpret_cast<sockaddr*>(&local->storage);
     if (bind(listener.get(), address, local->size) == 0 && listen(listener.get(), SOMAXCONN) == 0 &&
@@ -121,12 +133,22 @@ UniqueFd listen_on(const ListenAt& at, Address* told, std::string* error) {
   return listener;
 }
 
-UniqueFd start_connecting(const Address& address) {
+UniqueFd start_connecting(const Address& address, const LocalAddress* local) {
   sockaddr_storage storage;
-  const socklen_t size = to_sockaddr(address, &storage);
+  socklen_t size = to_sockaddr(address, &storage);
   UniqueFd connection(socket(storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int on = 1;
   setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  if (local != nullptr) {
+    // The port is chosen by connect(2), so that many may share one.
+    setsockopt(connection.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
+    sockaddr_storage from;
+    const socklen_t from_size = to_sockaddr(local->address, &from);
+    // Where this fails the address has gone: the connection comes to nothing, as it does when a link is down.
+    if (!bind_to_device(connection.get(), local->device) ||
+        bind(connection.get(), reinterpret_cast<sockaddr*>(&from), from_size) != 0)
+      return {};
+  }
   // In progress or refused: sending tells.
   (void)connect(connection.get(), reinterpret_cast<sockaddr*>(&storage), size);
   return connection;
