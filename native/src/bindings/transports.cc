@@ -211,9 +211,17 @@ void bind_transport(nb::module_& m) {
           "remote"_a)
       .def("close", &Transport::close, nb::call_guard<nb::gil_scoped_release>());
 
+  nb::class_<RailTotals>(m, "RailTotals", nb::is_final(), "What became of reads over a rail.")
+      .def_ro("n_bytes", &RailTotals::n_bytes)
+      .def_ro("n_broken", &RailTotals::n_broken)
+      .def_ro("n_silent", &RailTotals::n_silent)
+      .def_ro("n_late", &RailTotals::n_late)
+      .def_ro("n_retried_bytes", &RailTotals::n_retried_bytes);
+
   nb::class_<TcpTransportBase, Transport>(m, "TcpTransport", nb::is_final(),
                                           "The one that listens at a TCP port.")
-      .def_prop_ro("port", &TcpTransportBase::port);
+      .def_prop_ro("port", &TcpTransportBase::port)
+      .def("rail_totals", &TcpTransportBase::rail_totals);
 
   m.def("shm_transport", [] {
     std::string error;
@@ -221,16 +229,19 @@ void bind_transport(nb::module_& m) {
   });
   m.def(
       "tcp_transport",
-      [](const std::string& host, Ports ports, uint32_t streams, const std::string& advertise) {
+      [](const std::string& host, Ports ports, uint32_t streams, const std::string& advertise,
+         const std::vector<std::string>& addresses) {
         std::string error;
         std::shared_ptr<TcpTransportBase> transport;
         {
           const nb::gil_scoped_release unlocked;  // a host name may take its time
-          transport = make_tcp_transport({{host, advertise, {ports.first, ports.second}}, streams}, &error);
+          const ListenAt listen{host, advertise, {ports.first, ports.second}};
+          transport = make_tcp_transport({listen, streams, addresses}, &error);
         }
         return or_raise(std::move(transport), error);
       },
-      "host"_a = "127.0.0.1", "ports"_a = Ports{0, 0}, "streams"_a = 2, "advertise"_a = "");
+      "host"_a = "127.0.0.1", "ports"_a = Ports{0, 0}, "streams"_a = 0, "advertise"_a = "",
+      "addresses"_a = std::vector<std::string>());
 }
 
 void bind_verbs(nb::module_& m) {

@@ -210,6 +210,7 @@ PeerConnections::ConnectionPtr PeerConnections::adopt(PeerId id, size_t way, Ope
 void PeerConnections::release(const ConnectionPtr& connection, Status worst, ReadAmount amount) {
   const PeerId id = connection->peer;
   std::vector<ConnectionPtr> closing;
+  const bool is_worn = connection->endpoint->is_worn();  // then whoever comes next makes a new one
   {
     const std::lock_guard lock(mutex_);
     borrowed_.erase(connection);
@@ -224,7 +225,7 @@ void PeerConnections::release(const ConnectionPtr& connection, Status worst, Rea
       if (!ends_endpoint(worst)) {
         connection->has_read = true;
         if (amount.nbytes > 0) way->n_failures = 0;
-        if (!is_closed_ && peer->idle.size() < kMostIdle && peer->keeps(*connection)) {
+        if (!is_closed_ && !is_worn && peer->idle.size() < kMostIdle && peer->keeps(*connection)) {
           connection->idle_since = Clock::now();
           peer->idle.push_back(connection);
           have_idle_swept();

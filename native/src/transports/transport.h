@@ -62,6 +62,8 @@ class BoundEndpoint {
   virtual std::shared_ptr<Transfer> read(std::shared_ptr<MemoryRegion> local,
                                          std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
                                          std::vector<Word> words) = 0;
+  // Whether a new one would be better: it goes on working, but not over every way that there is.
+  virtual bool is_worn() { return false; }
   // Settles what is pending as kCanceled; when it returns, nothing writes to local memory. Idempotent.
   virtual void close() = 0;
 };

@@ -14,6 +14,7 @@ constexpr uint32_t kRequestMagic = 0x51543250;   // "P2TQ"
 constexpr uint32_t kChunkMagic = 0x43543250;     // "P2TC"
 
 constexpr uint32_t kMaxStreams = 8;
+constexpr uint32_t kMaxAddresses = 8;
 // Bounds what a server allocates for one request to 256 KiB.
 constexpr uint32_t kMaxSpans = 8192;
 // Bounds how much an overwritten page can cost before its reader learns of it, and how long words stay
@@ -21,7 +22,7 @@ constexpr uint32_t kMaxSpans = 8192;
 constexpr uint64_t kMaxChunkBytes = 4 << 20;
 
 // The fixed part of Endpoint::describe; `n_tokens` tokens follow, one for each connection the reader may
-// make.
+// make, and behind them the owner's further addresses.
 struct EndpointBlob {
   uint32_t magic;
   uint16_t version;
@@ -29,11 +30,22 @@ struct EndpointBlob {
   uint8_t family;     // 4 or 6
   uint8_t n_streams;  // how many connections this end would make
   uint8_t n_tokens;
-  uint8_t reserved;
+  uint8_t more;         // how many AddressBlobs follow; kTakesMore: this end understands them
   uint32_t scope;       // of an IPv6 link-local address, else 0
   uint8_t address[16];  // an IPv4 address takes the first 4
 };
 static_assert(sizeof(EndpointBlob) == 32);
+
+constexpr uint8_t kTakesMore = 0x80;
+
+struct AddressBlob {
+  uint16_t port;
+  uint8_t family;  // 4 or 6
+  uint8_t reserved;
+  uint32_t scope;
+  uint8_t address[16];
+};
+static_assert(sizeof(AddressBlob) == 24);
 
 // Reader to owner; `n_spans` SpanRequests follow.
 struct RequestHeader {

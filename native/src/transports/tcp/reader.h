@@ -1,48 +1,57 @@
-// The reader's side of the tcp transport: several streams to one owner, a batch spread over them.
+// The reader's side of the tcp transport: streams to one owner over all rails that lead to it.
 #pragma once
 
-#include <condition_variable>
-#include <functional>
+#include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
-#include "base/thread.h"
 #include "transports/batch_endpoint.h"
+#include "transports/rails.h"
+#include "transports/tcp/helper.h"
+#include "transports/tcp/rail_ends.h"
 #include "transports/tcp/server.h"
 #include "transports/tcp/stream.h"
 
 namespace p2pkv::tcp {
 
-// A thread that drives one stream beside the caller's.
-class Helper {
- public:
-  ~Helper() { close(); }
-  bool start();
-  void close();
-  // The task before must have ended.
-  void give(std::function<void()> task);
-
- private:
-  void run();
-
-  std::mutex mutex_;  // guards all below
-  std::condition_variable given_;
-  std::function<void()> task_;
-  bool is_closing_ = false;
-  NamedThread thread_;
-};
-
 // What the endpoint needs of its transport, which it keeps alive.
 struct TcpHome {
   std::shared_ptr<Transport> transport;
   Server* server;
-  uint32_t n_streams;
+  uint32_t n_streams;                       // of each rail; 0: as many as pay
+  const std::vector<LocalAddress>* locals;  // empty: the kernel chooses
+  PeerPortsBook* book;
+  RailCounters* counters;
+
+  // How many streams of a rail there are at most.
+  uint32_t most_streams() const { return n_streams > 0 ? n_streams : kMostMeasured; }
+  static constexpr uint32_t kMostMeasured = 4;  // where the number is measured
 };
 
-// How `server` presents itself to a reader that makes up to `n_tokens` connections under one grant.
-std::string make_blob(Server& server, uint32_t n_streams, uint32_t n_tokens, uint64_t grant);
+// How `server` presents itself, with `n_tokens` for the connections that its reader may make under one grant.
+struct Half {
+  uint32_t n_streams;
+  uint32_t n_tokens;
+  size_t n_addresses;  // that are told
+  uint64_t grant;
+};
+std::string make_blob(Server& server, const Half& half);
+
+// A connection, and the thread that may drive it.
+struct Strand {
+  enum class State : uint8_t {
+    kGood,
+    kProving,  // its rail had failed: it has been pinged, and is given nothing before it has answered
+    kDead,
+  };
+  size_t rail = 0;
+  Stream stream;
+  ThreadOwner<Helper> helper;  // from the first batch on that needs it
+  std::atomic<State> state{State::kGood};
+  bool is_pinged = false;  // and has not answered
+  int64_t opened_ns = 0;
+};
 
 class TcpEndpoint final : public BatchEndpoint {
  public:
@@ -50,6 +59,8 @@ class TcpEndpoint final : public BatchEndpoint {
   ~TcpEndpoint() override { close(); }
 
   std::shared_ptr<RemoteRegion> attach(std::string_view region, std::string* error) override;
+  // A rail has no stream and may be tried again, or another number of streams is wanted.
+  bool is_worn() override;
 
  protected:
   std::string make_half() override;
@@ -60,37 +71,14 @@ class TcpEndpoint final : public BatchEndpoint {
 
  private:
   friend class TcpBatch;
+  bool parse(std::string_view remote, std::vector<Address>* addresses, std::vector<Token>* tokens) const;
 
   const TcpHome home_;
   const uint64_t grant_;
-  std::vector<Stream> streams_;               // fixed from bind() on; each driven by one thread of the batch
-  std::vector<ThreadOwner<Helper>> helpers_;  // for streams_[1] and so on, from the first large batch on
-};
-
-class TcpBatch final : public Batch {
- public:
-  TcpBatch(std::shared_ptr<TcpEndpoint> endpoint, std::shared_ptr<AttachedRegion> remote, Reads reads);
-  ~TcpBatch() override { settle(Status::kCanceled); }
-
-  // Sends the requests and sets the helpers to work.
-  void start() override;
-
- protected:
-  bool drive(const Deadline* deadline) override;
-  void interrupt() override { endpoint_->sever(); }
-  void quiesce() override;
-
- private:
-  void help(Stream& stream);
-  bool drive_own_stream(const Deadline* deadline);
-  void give_up(Stream::Progress why);
-
-  const std::shared_ptr<TcpEndpoint> endpoint_;
-  const std::shared_ptr<AttachedRegion> remote_;
-  bool is_own_done_ = false;  // of the driving thread
-  std::mutex helpers_mutex_;  // guards n_helping_
-  std::condition_variable helpers_done_;
-  size_t n_helping_ = 0;
+  std::shared_ptr<PeerPorts> ports_;  // from bind() on
+  size_t n_per_rail_ = 1;             // streams
+  std::vector<std::unique_ptr<Strand>>
+      strands_;  // fixed from bind() on; each driven by one thread of a batch
 };
 
 }  // namespace p2pkv::tcp

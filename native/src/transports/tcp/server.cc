@@ -6,14 +6,17 @@
 #include "transports/tcp/session.h"
 
 namespace p2pkv::tcp {
-std::unique_ptr<Server> Server::start(const ListenAt& at, std::shared_ptr<RegionTable> regions,
+std::unique_ptr<Server> Server::start(const std::vector<ListenAt>& at, std::shared_ptr<RegionTable> regions,
                                       std::string* error) {
   auto server = std::unique_ptr<Server>(new Server(std::move(regions)));
-  UniqueFd listener = listen_on(at, &server->address_, error);
-  if (!listener) return nullptr;
+  std::vector<UniqueFd> listeners;
+  for (const ListenAt& one : at) {
+    listeners.push_back(listen_on(one, &server->addresses_.emplace_back(), error));
+    if (!listeners.back()) return nullptr;
+  }
   Server* self = server.get();
   server->doorman_ =
-      std::make_unique<Doorman>(std::move(listener), Doorman::Rules{kHelloMagic, false, "p2pkv-tcp-door"},
+      std::make_unique<Doorman>(std::move(listeners), Doorman::Rules{kHelloMagic, false, "p2pkv-tcp-door"},
                                 [self](UniqueFd fd, uint64_t grant) { self->admit(std::move(fd), grant); });
   return server->doorman_->start(error) ? std::move(server) : nullptr;
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "base/clock.h"
 #include "net/doorman.h"
@@ -22,12 +23,14 @@ class Server {
  public:
   static constexpr size_t kMaxConnections = 1024;
 
-  static std::unique_ptr<Server> start(const ListenAt& at, std::shared_ptr<RegionTable> regions,
+  // Listens at each of `at`, which has one at least.
+  static std::unique_ptr<Server> start(const std::vector<ListenAt>& at, std::shared_ptr<RegionTable> regions,
                                        std::string* error);
   ~Server() { close(); }
   void close();
 
-  const Address& address() const { return address_; }
+  // What peers are told, one for each that it listens at.
+  const std::vector<Address>& addresses() const { return addresses_; }
   TokenTable& tokens() { return doorman_->tokens(); }
   // Hangs up on the connections of one grant.
   void drop_grant(uint64_t grant);
@@ -50,7 +53,7 @@ class Server {
 
   const pid_t pid_ = getpid();
   const std::shared_ptr<RegionTable> regions_;
-  Address address_;
+  std::vector<Address> addresses_;
   std::unique_ptr<Doorman> doorman_;
   Wakeup stop_;       // set once, and never cleared: wakes every connection's thread
   std::mutex mutex_;  // guards all below

@@ -7,6 +7,9 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <optional>
+
+#include "base/clock.h"
 
 namespace p2pkv::tcp {
 namespace {
@@ -19,10 +22,13 @@ void append(std::vector<uint8_t>& to, const T& value) {
   to.insert(to.end(), bytes, bytes + sizeof value);
 }
 
+const std::vector<Span> kNoBytes = {{0, 0, 0}};
+const std::vector<Word> kNoWords;
+
 }  // namespace
 
-void Stream::connect(const Address& address, const Token& token) {
-  socket_ = start_connecting(address);
+void Stream::connect(const Address& address, const LocalAddress* local, const Token& token) {
+  socket_ = start_connecting(address, local);
   append(outgoing_, Hello{kHelloMagic, kFrameVersion, 0, token});
   flush();
 }
@@ -37,9 +43,33 @@ void Stream::begin(const ReadPlan& plan, std::vector<uint32_t> share) {
   next_ = 0;
   n_received_ = 0;
   n_requested_ = 0;
+  n_bytes_ = 0;
+  longest_silence_ns_ = 0;
+  asked_ns_ = steady_now_ns();
   if (share_.empty()) return;
   request_next();
   flush();
+}
+
+void Stream::ping() {
+  ping_status_[0] = Status::kPending;
+  begin({nullptr, 0, &kNoBytes, &kNoWords, &ping_status_}, {0});  // a region that is none will do
+}
+
+std::vector<uint32_t> Stream::unsettled() const {
+  return {share_.begin() + static_cast<std::ptrdiff_t>(next_), share_.end()};
+}
+
+bool Stream::has_news() const {
+  pollfd fd{socket_.get(), POLLIN, 0};
+  return poll(&fd, 1, 0) > 0;
+}
+
+void Stream::hear(uint64_t nbytes) {
+  const int64_t now = steady_now_ns();
+  longest_silence_ns_ = std::max(longest_silence_ns_, now - std::max(heard_ns(), asked_ns()));
+  heard_ns_.store(now, std::memory_order_relaxed);
+  n_bytes_.store(n_bytes() + nbytes, std::memory_order_relaxed);
 }
 
 Stream::Progress Stream::advance() {
@@ -100,8 +130,8 @@ Stream::Progress Stream::receive() {
   message.msg_iovlen = gather(pieces.data());
   ssize_t n;
   {
-    const RegisteredRegion::Use use(*plan_.local);
-    if (!use) return Progress::kLocalClosed;
+    std::optional<RegisteredRegion::Use> use;
+    if (plan_.local != nullptr && !use.emplace(*plan_.local)) return Progress::kLocalClosed;
     n = recvmsg(socket_.get(), &message, MSG_DONTWAIT);
   }
   if (n < 0 && errno == EINTR) return Progress::kMoved;
@@ -109,6 +139,7 @@ Stream::Progress Stream::receive() {
   if (n <= 0) return Progress::kLost;
 
   const uint64_t n_bytes = std::min(chunk_left_, static_cast<uint64_t>(n));
+  hear(n_bytes);
   took_bytes(n_bytes);
   n_frame_ += static_cast<size_t>(n) - n_bytes;
   if (chunk_left_ > 0 || n_frame_ < frame_.size()) return Progress::kMoved;

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/uio.h>
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -16,7 +17,7 @@ namespace p2pkv::tcp {
 
 // What the streams of one batch share. Each stream writes the statuses of its own spans only.
 struct ReadPlan {
-  RegisteredRegion* local;
+  RegisteredRegion* local;  // null: a plan without bytes
   uint32_t remote_region;
   const std::vector<Span>* spans;
   const std::vector<Word>* words;
@@ -25,17 +26,31 @@ struct ReadPlan {
   bool is_validated(uint32_t span) const { return !words->empty() && (*words)[span].offset != kNoWord; }
 };
 
-// Driven by one thread at a time; nothing here blocks.
+// Driven by one thread at a time; nothing here blocks. What is atomic any thread may look at.
 class Stream {
  public:
   enum class Progress { kDone, kMoved, kBlocked, kLost, kLocalClosed };
 
-  // Starts to connect and, as soon as that is possible, to greet. Without blocking.
-  void connect(const Address& address, const Token& token);
+  // Starts to connect and, as soon as that is possible, to greet. Without blocking. `local`: from where;
+  // null: the kernel chooses.
+  void connect(const Address& address, const LocalAddress* local, const Token& token);
   // Sends what is to be sent, as far as possible: the Hello goes out before the server loses its patience.
   void flush();
   // Takes spans to read; the one before must be done.
   void begin(const ReadPlan& plan, std::vector<uint32_t> share);
+  // Asks for an answer without bytes; the one before must be done.
+  void ping();
+  // The spans that have not settled.
+  std::vector<uint32_t> unsettled() const;
+  // When something came last, and when something was asked for last; ns of the steady clock, 0: never.
+  int64_t heard_ns() const { return heard_ns_.load(std::memory_order_relaxed); }
+  int64_t asked_ns() const { return asked_ns_.load(std::memory_order_relaxed); }
+  // Bytes of spans that have come since begin().
+  uint64_t n_bytes() const { return n_bytes_.load(std::memory_order_relaxed); }
+  // The longest silence since begin() that ended by itself; ns.
+  int64_t longest_silence_ns() const { return longest_silence_ns_; }
+  // Whether something has come that nobody has taken yet, be it an end.
+  bool has_news() const;
   // One step: at most one system call that moves bytes.
   Progress advance();
   // The events to poll for after kBlocked.
@@ -49,6 +64,7 @@ class Stream {
 
   Progress send_outgoing();
   void request_next();
+  void hear(uint64_t nbytes);
   void expect_header();
   Progress receive();
   size_t gather(iovec* pieces);
@@ -59,10 +75,15 @@ class Stream {
   const Span& span(size_t i) const { return (*plan_.spans)[share_[i]]; }
 
   UniqueFd socket_;
+  std::atomic<int64_t> heard_ns_{0};
+  std::atomic<int64_t> asked_ns_{0};
+  std::atomic<uint64_t> n_bytes_{0};
+  int64_t longest_silence_ns_ = 0;
   std::vector<uint8_t> outgoing_;
   size_t n_sent_ = 0;
 
   ReadPlan plan_{};
+  std::vector<Status> ping_status_ = {Status::kPending};
   std::vector<uint32_t> share_;  // indexes of the spans to read, in order
   size_t n_requested_ = 0;       // of share_
   uint64_t request_id_ = 0;

@@ -15,21 +15,30 @@ namespace {
 class TcpTransport final : public TcpTransportBase {
  public:
   static std::shared_ptr<TcpTransport> start(const TcpOptions& options, std::string* error) {
-    if (options.streams < 1 || options.streams > tcp::kMaxStreams) {
-      *error = "streams is " + std::to_string(options.streams) + ", it must be 1 to " +
-               std::to_string(tcp::kMaxStreams);
+    if (options.streams > tcp::kMaxStreams || options.addresses.size() > tcp::kMaxAddresses) {
+      const bool is_streams = options.streams > tcp::kMaxStreams;
+      const size_t n = is_streams ? options.streams : options.addresses.size();
+      *error =
+          (is_streams ? "streams is " : "addresses are ") + std::to_string(n) + ", at most 8 are possible";
       return nullptr;
     }
     auto transport = std::make_shared<TcpTransport>();
     transport->n_streams_ = options.streams;
-    transport->server_.reset(tcp::Server::start(options.listen, transport->regions_, error).release());
+    if (!find_local(options.addresses, &transport->locals_, error)) return nullptr;
+    std::vector<ListenAt> at;
+    for (const LocalAddress& local : transport->locals_) {
+      at.push_back({local.text, {}, options.listen.ports, local.device});
+    }
+    if (at.empty()) at.push_back(options.listen);
+    transport->server_.reset(tcp::Server::start(at, transport->regions_, error).release());
     return transport->server_ ? transport : nullptr;
   }
   ~TcpTransport() override { close(); }
 
   // Who reaches whom only connecting can tell.
   std::string domain() const override { return "tcp"; }
-  uint16_t port() const override { return server_->address().port; }
+  std::vector<RailTotals> rail_totals() const override { return counters_.totals(); }
+  uint16_t port() const override { return server_->addresses()[0].port; }
 
   std::shared_ptr<MemoryRegion> register_memory(uint8_t* base, uint64_t nbytes, int, bool readable,
                                                 std::string* error) override {
@@ -39,8 +48,8 @@ class TcpTransport final : public TcpTransportBase {
   }
 
   std::shared_ptr<Endpoint> open() override {
-    auto endpoint =
-        std::make_shared<tcp::TcpEndpoint>(tcp::TcpHome{shared_from_this(), server_.get(), n_streams_});
+    auto endpoint = std::make_shared<tcp::TcpEndpoint>(
+        tcp::TcpHome{shared_from_this(), server_.get(), n_streams_, &locals_, &book_, &counters_});
     if (!endpoints_.add(endpoint)) endpoint->close();
     return endpoint;
   }
@@ -49,8 +58,10 @@ class TcpTransport final : public TcpTransportBase {
     tcp::EndpointBlob reader;
     if (!from_blob(remote, tcp::kEndpointMagic, &reader, error)) return {};
     // The owner's half of an endpoint is its tokens alone: nothing to keep until the reader connects.
-    const uint32_t n_tokens = std::clamp<uint32_t>(reader.n_streams, 1, tcp::kMaxStreams);
-    return tcp::make_blob(*server_, n_streams_, n_tokens, server_->tokens().new_grant());
+    const bool takes_more = (reader.more & tcp::kTakesMore) != 0;
+    const auto n_addresses = static_cast<uint32_t>(takes_more ? server_->addresses().size() : 1);
+    const uint32_t n_tokens = std::clamp<uint32_t>(reader.n_streams * n_addresses, 1, tcp::kMaxStreams);
+    return tcp::make_blob(*server_, {n_streams_, n_tokens, n_addresses, server_->tokens().new_grant()});
   }
 
   void close() override {
@@ -62,7 +73,10 @@ class TcpTransport final : public TcpTransportBase {
   }
 
  private:
-  uint32_t n_streams_ = 1;
+  uint32_t n_streams_ = 0;
+  std::vector<LocalAddress> locals_;  // fixed from the start on
+  PeerPortsBook book_;
+  tcp::RailCounters counters_;
   const std::shared_ptr<RegionTable> regions_ = std::make_shared<RegionTable>();
   ThreadOwner<tcp::Server> server_;
   EndpointList endpoints_;
