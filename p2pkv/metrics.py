@@ -150,6 +150,15 @@ LABELLED = {
     "p2pkv_looked_up_pages_total": ("Pages looked up", ("source",)),
     "p2pkv_peer_read_pages_total": ("Pages read from a peer", ("peer", "transport")),
     "p2pkv_peer_read_bytes_total": ("Bytes of pages read from a peer", ("peer", "transport")),
+    "p2pkv_rail_bytes_total": ("Bytes of pages read over a rail", ("transport", "rail")),
+    "p2pkv_rail_retried_bytes_total": (
+        "Bytes asked for over a rail, and again over another",
+        ("transport", "rail"),
+    ),
+    "p2pkv_rail_failures_total": (
+        "Streams of a rail that were given up",
+        ("transport", "rail", "reason"),
+    ),
 }
 """The same with labels. ``source`` of what is fetched: own_pool, disk, or the transport that brought it; of what is
 looked up: own_shard, location_cache, peers, earlier_owners (what newcomers did not know). ``peer``: the first 32 nodes

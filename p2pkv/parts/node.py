@@ -149,6 +149,7 @@ class NodeParts:
         self.metrics.watch_labelled(copies.metrics)
         self.metrics.watch_labelled(self._build_info)
         self.metrics.watch_labelled(BoundedPeers(self.peers.traffic).read)
+        self.metrics.watch_labelled(self._rails)
         self._answer_questions(undo)
         if config.metrics_port is not None:
             server = MetricsServer(
@@ -180,6 +181,22 @@ class NodeParts:
             config.node_id, config.cluster, self.control.client, self.membership.view, self.metrics.counters
         )
         return Site(host, config.dashboard_token, reading.read, self.explainer.explain)
+
+    def _rails(self) -> dict[str, dict[tuple[str, ...], float]]:
+        nbytes: dict[tuple[str, ...], float] = {}
+        retried: dict[tuple[str, ...], float] = {}
+        failures: dict[tuple[str, ...], float] = {}
+        for transport in self.transports:
+            for number, rail in enumerate(transport.rail_totals()):
+                labels = (transport.name, str(number))
+                nbytes[labels] = rail.nbytes
+                retried[labels] = rail.retried_nbytes
+                failures |= {(*labels, reason): n for reason, n in rail.failures.items()}
+        return {
+            "p2pkv_rail_bytes_total": nbytes,
+            "p2pkv_rail_retried_bytes_total": retried,
+            "p2pkv_rail_failures_total": failures,
+        }
 
     def _not_ready(self) -> str | None:
         """Say why this node should not be given work, if it should not."""

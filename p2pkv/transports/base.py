@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
@@ -205,6 +205,18 @@ class Remark:
     """What to do about it; empty where all is well."""
 
 
+@dataclass(frozen=True, slots=True)
+class RailTotals:
+    """What became of reads over one of a transport's rails, of all peers together; the metrics show it."""
+
+    nbytes: int
+    """Bytes that came over it."""
+    failures: Mapping[str, int]
+    """By reason: streams that broke, or were given up because others were heard, or quicker."""
+    retried_nbytes: int
+    """Bytes asked for over it that were asked for again over another one."""
+
+
 class Transport(Resource):
     """One way for nodes to read each other's memory."""
 
@@ -253,6 +265,10 @@ class Transport(Resource):
         The transport keeps what is needed of it until the peer is gone or the transport is closed. Raises
         :class:`~p2pkv.errors.TransportError` for a blob that no end of this transport could have written.
         """
+
+    def rail_totals(self) -> Sequence[RailTotals]:
+        """Return what became of reads over each rail, by its number; empty for a transport that has none."""
+        return ()
 
     @property
     def native(self) -> Any | None:

@@ -16,6 +16,7 @@ from p2pkv.transports.base import (
     Endpoint,
     FdBacked,
     MemoryRegion,
+    RailTotals,
     RemoteRegion,
     Spans,
     Statuses,
@@ -29,6 +30,8 @@ from p2pkv.transports.options import UNSET, TransportOptions
 
 _MAX_STREAMS = 8
 """``kMaxStreams`` of the native core: so many tokens a handshake has room for."""
+_MAX_RAILS = 8
+"""``kMostRails`` of the native core."""
 
 
 class NativeMemoryRegion(MemoryRegion):
@@ -178,21 +181,30 @@ class ShmTransport(NativeTransport):
 class TcpOptions(TransportOptions):
     port: int = 0
     """The port that peers read from; 0 takes a free one, of the setting ``data_ports`` if there is one."""
-    streams: int = 2
-    """Over how many connections an endpoint reads, 1 to 8."""
+    streams: int = 0
+    """Over how many connections an endpoint reads on each rail, 1 to 8; 0: as many as pay, which is measured."""
+    addresses: tuple[str, ...] = ()
+    """The rails' ends: addresses of this host, or its interfaces; none: the address that peers are told of the node."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be 0 to 65535, not {self.port}")
-        if not 1 <= self.streams <= _MAX_STREAMS:
-            raise ConfigError(f"streams must be 1 to {_MAX_STREAMS}, not {self.streams}")
+        if not 0 <= self.streams <= _MAX_STREAMS:
+            raise ConfigError(
+                f"streams must be 1 to {_MAX_STREAMS}, or 0 for as many as pay, not {self.streams}"
+            )
+        if len(self.addresses) > _MAX_RAILS:
+            raise ConfigError(f"addresses must be {_MAX_RAILS} at most, not {len(self.addresses)}")
+        if twice := [name for name in self.addresses if self.addresses.count(name) > 1]:
+            raise ConfigError(f"addresses must differ, {twice[0]} is there twice")
 
 
 class TcpTransport(NativeTransport):
     """Any network.
 
     Listens on ``host`` and ``port``, or without one on the first free one of ``ports``; see :class:`TcpOptions`.
-    ``advertise`` is what peers connect to, needed if ``host`` is a wildcard.
+    ``advertise`` is what peers connect to, needed if ``host`` is a wildcard. If there are ``addresses``, it listens
+    at those instead: each is the end of a rail.
     """
 
     name = "tcp"
@@ -204,15 +216,29 @@ class TcpTransport(NativeTransport):
         *,
         port: int = 0,
         ports: tuple[int, int] = (0, 0),
-        streams: int = 2,
+        streams: int = 0,
         advertise: str = "",
+        addresses: Sequence[str] = (),
     ) -> None:
         try:
-            native = _native.tcp_transport(host, (port, port) if port else ports, streams, advertise)
+            native = _native.tcp_transport(
+                host, (port, port) if port else ports, streams, advertise, list(addresses)
+            )
         except RuntimeError as error:
             raise TransportError(f"cannot start the tcp transport: {error}") from error
         super().__init__(native)
         self.port = native.port
+        self._tcp = native
+
+    def rail_totals(self) -> Sequence[RailTotals]:
+        return [
+            RailTotals(
+                rail.n_bytes,
+                {"broken": rail.n_broken, "silent": rail.n_silent, "late": rail.n_late},
+                rail.n_retried_bytes,
+            )
+            for rail in self._tcp.rail_totals()
+        ]
 
     @classmethod
     def create(cls, settings: TransportSettings) -> TcpTransport:
@@ -223,6 +249,7 @@ class TcpTransport(NativeTransport):
             ports=settings.ports,
             streams=options.streams,
             advertise=settings.advertise,
+            addresses=options.addresses,
         )
 
     @classmethod

@@ -96,7 +96,7 @@ bool TcpEndpoint::take_half(std::string_view remote, std::string* error) {
       strand->stream.connect(ends[rail].remote, ends[rail].local, tokens[next_token++]);
       if (has_sound && rails.is_doubted(rail)) {
         strand->state = Strand::State::kProving;
-        strand->is_pinged = true;
+        strand->is_pinged = strand->is_unproven = true;
         strand->stream.ping();
       }
       strands_.push_back(std::move(strand));
@@ -123,10 +123,15 @@ bool TcpEndpoint::is_worn() {
       ports_->streams.to_open() != n_per_rail_)
     return true;
   for (size_t rail = 0; rails.n() > 1 && rail < rails.n(); ++rail) {
-    const bool has_stream = std::any_of(strands_.begin(), strands_.end(), [&](const auto& strand) {
-      return strand->rail == rail && strand->state == Strand::State::kGood;
-    });
-    if (!has_stream && now >= rails.retry_at(rail)) return true;
+    // One that has just been lost is replaced at once, so that the rail is there when another one fails; one
+    // that has not come back is tried again after its pause.
+    bool has_sound = false, is_tried = false;
+    for (const auto& strand : strands_) {
+      if (strand->rail != rail) continue;
+      has_sound |= strand->state == Strand::State::kGood;
+      is_tried |= strand->is_unproven;
+    }
+    if (!has_sound && (!is_tried || now >= rails.retry_at(rail))) return true;
   }
   return false;
 }

@@ -49,7 +49,8 @@ struct Strand {
   Stream stream;
   ThreadOwner<Helper> helper;  // from the first batch on that needs it
   std::atomic<State> state{State::kGood};
-  bool is_pinged = false;  // and has not answered
+  bool is_pinged = false;    // and has not answered
+  bool is_unproven = false;  // it was opened as kProving
   int64_t opened_ns = 0;
 };
 
@@ -59,7 +60,8 @@ class TcpEndpoint final : public BatchEndpoint {
   ~TcpEndpoint() override { close(); }
 
   std::shared_ptr<RemoteRegion> attach(std::string_view region, std::string* error) override;
-  // A rail has no stream and may be tried again, or another number of streams is wanted.
+  // A rail has lost its streams, or has none that has proved itself and may be tried again; or another number
+  // of streams is wanted.
   bool is_worn() override;
 
  protected:

@@ -98,19 +98,24 @@ bool TcpBatch::is_late(size_t number, Time now) const {
          left / n_arrived * elapsed > kLateTimes * left / best + kLateSeconds;
 }
 
-// Whether all that is left has been silent for long, and a new endpoint would have more.
+// Whether all that is left has been silent for long, and a new endpoint would have more. A stream that is
+// idle says nothing of its rail where another one there is waited for.
 bool TcpBatch::is_hopeless(Time now) const {
+  const auto is_waited_for = [&](size_t i) { return tasks_[i].is_under_way || strands()[i]->is_pinged; };
+  std::vector<bool> is_asked(rails().n()), has_living(rails().n());
   bool has_lost = false;
   for (size_t i = 0; i < tasks_.size(); ++i) {
     const Strand& strand = *strands()[i];
     has_lost |= strand.state != Strand::State::kGood;
     if (strand.state == Strand::State::kDead) continue;
-    const bool is_waited_for = tasks_[i].is_under_way || strand.is_pinged;
+    has_living[strand.rail] = true;
+    if (!is_waited_for(i)) continue;
+    is_asked[strand.rail] = true;
     const double long_silence =
         std::max(kHopelessSeconds, kHopelessPatiences * rails().patience(strand.rail));
-    if (!is_waited_for || silence(i, now) < long_silence) return false;
+    if (silence(i, now) < long_silence) return false;
   }
-  return has_lost;
+  return has_lost && is_asked == has_living;
 }
 
 void TcpBatch::tear(size_t number, Fault fault) {
