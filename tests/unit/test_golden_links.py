@@ -42,7 +42,7 @@ class Node:
     def __init__(self) -> None:
         self.memory = np.zeros(2 * ROW, np.uint8)
         self.address = self.memory.ctypes.data
-        self.transport = TcpTransport()
+        self.transport = TcpTransport(streams=2)
         self.tcp = self.transport.native
         self.peers = PeerConnections([self.transport], lambda *_: None, Metrics())
         self._region = self.tcp.register_memory(self.address, self.memory.nbytes, -1, True)
@@ -171,7 +171,7 @@ def produce(node: Node, talk: Talk) -> None:
 
 def receive(node: Node, talk: Talk) -> None:
     """What a receiver says and hears. The rows are read over the test's own tcp."""
-    producer = _native.tcp_transport()
+    producer = _native.tcp_transport(streams=2)
     source = np.frombuffer(np.random.default_rng(1).bytes(2 * ROW), np.uint8)
     region = producer.register_memory(source.ctypes.data, source.nbytes, -1, True)
     grant = node.transfers.grant(THEIRS, "wanted", 0, node.rows, LEASE_S, None)

@@ -237,6 +237,11 @@ bool TcpBatch::lose(size_t number, Fault fault) {
    : fault == Fault::kSilent ? counters.n_silent
                              : counters.n_late)++;
   if (rails().n() > 1 && fault != Fault::kLate) rails().failed(strand.rail, now);
+  if (rails().n() == 1) {
+    // What ended one stream of a rail, be it the owner's death or its refusal, is true of the others.
+    give_up(Status::kPeerLost);
+    return false;
+  }
   if (!task.is_under_way) return true;
   const auto left = strand.stream.unsettled();
   orphans_.insert(orphans_.end(), left.begin(), left.end());

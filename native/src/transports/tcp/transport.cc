@@ -57,6 +57,10 @@ class TcpTransport final : public TcpTransportBase {
   std::string accept(std::string_view remote, std::string* error) override {
     tcp::EndpointBlob reader;
     if (!from_blob(remote, tcp::kEndpointMagic, &reader, error)) return {};
+    if (remote.size() < sizeof reader + reader.n_tokens * sizeof(Token)) {
+      *error = "handshake is malformed";
+      return {};
+    }
     // The owner's half of an endpoint is its tokens alone: nothing to keep until the reader connects.
     const bool takes_more = (reader.more & tcp::kTakesMore) != 0;
     const auto n_addresses = static_cast<uint32_t>(takes_more ? server_->addresses().size() : 1);
