@@ -68,7 +68,10 @@ def test_a_transport_without_options_says_that_it_has_none() -> None:
     [
         ({"tpc": {"streams": 4}}, "transport_options: unknown transport 'tpc'; did you mean 'tcp'"),
         ({"tcp": {"stream": 4}}, "transport_options of tcp: unknown option 'stream'; did you mean 'streams'"),
-        ({"tcp": {"streams": 9}}, "transport_options of tcp: streams must be 1 to 8, or 0 for as many as pay, not 9"),
+        (
+            {"tcp": {"streams": 9}},
+            "transport_options of tcp: streams must be 1 to 8, or 0 for as many as pay, not 9",
+        ),
         ({"tcp": {"port": 65536}}, "transport_options of tcp: port must be 0 to 65535"),
         (
             {"ucx": {"library": "wheal"}},
