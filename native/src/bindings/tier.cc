@@ -22,8 +22,8 @@ namespace {
 using Bytes = Array<uint8_t>;
 
 std::shared_ptr<Tier> start_tier(std::shared_ptr<Pool> pool, uint64_t owner, uint64_t boot, int write,
-                            int admission, uint64_t queue_size, uint64_t warm_rate,
-                            std::shared_ptr<Guests> guests) {
+                                 int admission, uint64_t queue_size, uint64_t warm_rate,
+                                 std::shared_ptr<Guests> guests) {
   TierOptions options;
   options.write = static_cast<WritePolicy>(write);
   options.admission = static_cast<Admission>(admission);
