@@ -106,7 +106,8 @@ bool TcpBatch::is_hopeless(Time now) const {
   bool has_lost = false;
   for (size_t i = 0; i < tasks_.size(); ++i) {
     const Strand& strand = *strands()[i];
-    has_lost |= strand.state != Strand::State::kGood;
+    // One that is still proving itself a new endpoint would not have either.
+    has_lost |= strand.state == Strand::State::kDead;
     if (strand.state == Strand::State::kDead) continue;
     has_living[strand.rail] = true;
     if (!is_waited_for(i)) continue;
