@@ -73,7 +73,7 @@ def test_damaged_packed_pages_are_misses_where_checksums_are_verified(tmp_path: 
     source = Halves(pair.owner, bfloat16(1), bfloat16(2))
     assert pair.owner.publish(KEYS, source.pieces).all()
     assert (pair.reader.fetch(KEYS, zeros(pair.reader).pieces) == Outcome.MISS).all()
-    missed = {key: n for key, n in pair.reader.counters().items() if "missed" in key}
+    missed = {key: n for key, n in pair.reader.counters().items() if "missed" in key and n > 0}
     assert sum(missed.values()) == N
     assert all("checksum" in key or "unreadable" in key for key in missed)
     pair.close()

@@ -72,7 +72,7 @@ nb::bytes answer(Shard& self, const nb::bytes& request, uint64_t boot) {
 // the view.
 using KnownEntry = std::tuple<nb::bytes, uint32_t, bool, bool>;
 
-std::vector<KnownEntry> entries_of(Shard& self, const nb::bytes& id) {
+std::vector<KnownEntry> known_entries_of(Shard& self, const nb::bytes& id) {
   Key key;
   if (id.size() != sizeof key.bytes) throw nb::value_error("a page's id has 16 bytes");
   std::memcpy(key.bytes, id.c_str(), sizeof key.bytes);
@@ -94,7 +94,7 @@ void bind_shard(nb::module_& m) {
                     "The entries of the directory that this node keeps. See native/src/directory/shard.h.")
       .def(nb::init<uint64_t, std::shared_ptr<PageHistory>>(), "max_entries"_a,
            "history"_a.none() = nb::none())
-      .def("entries_of", entries_of, "id"_a)
+      .def("entries_of", known_entries_of, "id"_a)
       .def(
           "get",
           [](Shard& self, const KeyArray& keys) {

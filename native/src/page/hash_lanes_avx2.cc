@@ -3,9 +3,10 @@
 
 #include <immintrin.h>
 
+#define P2PKV_HASH_ISA avx2
 #define P2PKV_HASH_TARGET __attribute__((target("avx2")))
 
-namespace p2pkv {
+namespace p2pkv::avx2 {
 namespace {
 
 using Vector = __m256i;
@@ -46,16 +47,19 @@ P2PKV_HASH_TARGET inline Vector rotate_right<63>(Vector x) {
 }
 
 }  // namespace
-}  // namespace p2pkv
+}  // namespace p2pkv::avx2
 
 #include "page/hash_lanes_body.h"
 
 namespace p2pkv {
 
 P2PKV_HASH_TARGET void hash_lanes_avx2(const HashLanes<4>& lanes, Key* const* keys) {
-  hash_lanes<Vector>(lanes, keys);
+  avx2::hash_lanes<avx2::Vector>(lanes, keys);
 }
 
 }  // namespace p2pkv
+
+#undef P2PKV_HASH_TARGET
+#undef P2PKV_HASH_ISA
 
 #endif

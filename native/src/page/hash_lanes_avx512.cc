@@ -3,9 +3,10 @@
 
 #include <immintrin.h>
 
+#define P2PKV_HASH_ISA avx512
 #define P2PKV_HASH_TARGET __attribute__((target("avx512f")))
 
-namespace p2pkv {
+namespace p2pkv::avx512 {
 namespace {
 
 using Vector = __m512i;
@@ -26,16 +27,19 @@ P2PKV_HASH_TARGET inline Vector rotate_right(Vector x) {
 }
 
 }  // namespace
-}  // namespace p2pkv
+}  // namespace p2pkv::avx512
 
 #include "page/hash_lanes_body.h"
 
 namespace p2pkv {
 
 P2PKV_HASH_TARGET void hash_lanes_avx512(const HashLanes<8>& lanes, Key* const* keys) {
-  hash_lanes<Vector>(lanes, keys);
+  avx512::hash_lanes<avx512::Vector>(lanes, keys);
 }
 
 }  // namespace p2pkv
+
+#undef P2PKV_HASH_TARGET
+#undef P2PKV_HASH_ISA
 
 #endif

@@ -1,15 +1,14 @@
-// What is the same for every width of registers: included by the file of each, which says before what
-// functions here may use (P2PKV_HASH_TARGET), and then has a `Vector` of 64-bit lanes for them. Everything is
-// local to that file, and nothing of the standard library is made here: code for one processor must not be
-// taken by the linker for another.
-#pragma once
-
+// What is the same for every width of registers: included by the file of each, which says before in which
+// namespace (P2PKV_HASH_ISA) there is a `Vector` of 64-bit lanes for it, and what functions may use
+// (P2PKV_HASH_TARGET). Everything is local to that namespace, and nothing of the standard library is made
+// here: code for one processor must not be taken by the linker for another. So it is included more than once
+// where the files are compiled as one.
 #include <cstdint>
 #include <cstring>
 
 #include "page/hash_lanes.h"
 
-namespace p2pkv {
+namespace p2pkv::P2PKV_HASH_ISA {
 namespace {
 
 constexpr uint64_t kInitial[8] = {0x6a09e667f3bcc908, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b,
@@ -85,4 +84,4 @@ P2PKV_HASH_TARGET inline void hash_lanes(const HashLanes<sizeof(Vector) / 8>& la
 }
 
 }  // namespace
-}  // namespace p2pkv
+}  // namespace p2pkv::P2PKV_HASH_ISA
