@@ -20,20 +20,20 @@ namespace {
 std::string_view view_of(const nb::bytes& data) {
   return {data.c_str(), data.size()};
 }
-nb::bytes to_bytes(const std::string& text) {
+nb::bytes bytes_from(const std::string& text) {
   return nb::bytes(text.data(), text.size());
 }
 
 nb::bytes fed(AnswerBody& body, const nb::bytes& data) {
   std::string payload;
   if (!body.feed(view_of(data), payload)) throw nb::value_error("the body's framing is no HTTP");
-  return to_bytes(payload);
+  return bytes_from(payload);
 }
 
 nb::bytes whole_of(EventStream& stream, const nb::bytes& data) {
   std::string events;
   if (!stream.feed(view_of(data), events)) throw nb::value_error("an event is too large");
-  return to_bytes(events);
+  return bytes_from(events);
 }
 
 void bind_parts(nb::module_& m) {
@@ -92,7 +92,7 @@ void bind_relay(nb::module_& m) {
            "Do what can be done without waiting; return the streams that have ended, each to be removed.")
       .def("sweep", &Relay::sweep, "End the streams whose engine or client was waited for too long.")
       .def(
-          "remove", [](Relay& relay, uint64_t name) { return to_bytes(relay.remove(name)); }, "name"_a,
+          "remove", [](Relay& relay, uint64_t name) { return bytes_from(relay.remove(name)); }, "name"_a,
           "End a stream; return what its client must get before it gets anything else.");
 }
 
