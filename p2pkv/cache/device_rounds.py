@@ -109,8 +109,9 @@ class DevicePages:
                 rows = slice(run.fill_backwards(last, loan), last)
                 part = run.part(rows, loan)
                 if self._copy(run, loan, rows, part.pieces, None, is_to_device=False):
-                    stored = self._pool.publish(part.ids, part.pieces)
-                    statuses[rows] = stored.statuses
+                    stored = self._pool.publish(part.ids, part.pieces, max(0.0, deadline - time.monotonic()))
+                    is_late = stored.statuses == PoolStatus.TIMED_OUT
+                    statuses[rows] = np.where(is_late, np.uint8(PoolStatus.NOT_TRIED), stored.statuses)
                     nbytes += stored.nbytes
                 last = rows.start
         return statuses, nbytes

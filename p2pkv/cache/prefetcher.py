@@ -250,6 +250,9 @@ class Prefetcher:
         nbytes = 0
         for index in chosen.tolist():
             length = int(lengths[index])
+            if length == 0:  # no page is empty: whoever says so is wrong
+                prefetch.settle(rows[index : index + 1], PrefetchOutcome.NOT_READ)
+                continue
             if length > min(prefetch.room, self._pool.largest_page):
                 prefetch.settle(rows[index : index + 1], PrefetchOutcome.NO_ROOM)
                 continue

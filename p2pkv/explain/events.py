@@ -28,6 +28,7 @@ class PageEvent(IntEnum):
     MISSED_TIMED_OUT = 51
     MISSED_CHECKSUM = 52
     MISSED_NOT_PROMOTED = 53
+    MISSED_UNREADABLE = 54
 
     @property
     def is_departure(self) -> bool:
@@ -56,4 +57,5 @@ SENTENCES = {
     PageEvent.MISSED_TIMED_OUT: "was missed by a fetch there: it did not come in time",
     PageEvent.MISSED_CHECKSUM: "was missed by a fetch there: its bytes were damaged",
     PageEvent.MISSED_NOT_PROMOTED: "was missed by a fetch there: its owner's disk did not bring it in time",
+    PageEvent.MISSED_UNREADABLE: "was missed by a fetch there: it came packed and can't be unpacked",
 }

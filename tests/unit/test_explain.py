@@ -26,6 +26,7 @@ from p2pkv.explain.messages import MAX_KEY_BYTES, Answer, Question, decode, enco
 from p2pkv.explain.namespaces import differences, nearest
 from p2pkv.explain.sentences import VERDICTS, age, lines, record
 from p2pkv.explain.watch import NamespaceWatch
+from p2pkv.metrics import MISSES
 
 PAGE = 8192
 POOL = 8 * PAGE
@@ -388,3 +389,8 @@ def test_look_ups_in_vain_between_real_nodes_are_noticed(
     assert caching is not None
     NamespaceWatch("x model=2", caching.looked_up, b._parts.explainer.ask).turn()
     assert "model is 2 here and 1 there" in caplog.text
+
+
+def test_every_reason_for_a_miss_has_its_event() -> None:
+    events = [PageEvent(PageEvent.MISSED_NOT_FOUND + i).name for i in range(len(MISSES))]
+    assert events == [f"MISSED_{reason.upper()}" for reason in MISSES]

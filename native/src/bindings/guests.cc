@@ -76,12 +76,14 @@ void bind_guests(nb::module_& m) {
                      "Pages of other nodes in a pool, and who has pages of this one. See "
                      "native/src/pool/guests.h.")
       .def(nb::init<std::shared_ptr<Pool>, std::shared_ptr<NamespaceEpochs>>(), "pool"_a, "epochs"_a)
-      .def("count_taken_back",
-           [](Guests& self) {
-             const TakenBack known = self.count_taken_back();
-             return std::pair(known.log, known.number);
-           })
-      .def("followers", [](Guests& self) { return self.followers(); })
+      .def(
+          "count_taken_back",
+          [](Guests& self) {
+            const TakenBack known = self.count_taken_back();
+            return std::pair(known.log, known.number);
+          },
+          Released())
+      .def("followers", &Guests::followers, Released())
       .def(
           "followed",
           [](Guests& self, uint64_t source, uint64_t log, uint64_t number) {
@@ -91,7 +93,7 @@ void bind_guests(nb::module_& m) {
       .def("store", store, "keys"_a.noconvert(), "addresses"_a.noconvert(), "origins"_a.noconvert(),
            "locations"_a.noconvert(), "epoch"_a)
       .def("take_out", take_out, "keys"_a.noconvert())
-      .def("sources", [](Guests& self) { return self.sources(); })
+      .def("sources", &Guests::sources, Released())
       .def("stats", stats);
 }
 

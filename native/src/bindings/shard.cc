@@ -76,8 +76,13 @@ std::vector<KnownEntry> known_entries_of(Shard& self, const nb::bytes& id) {
   Key key;
   if (id.size() != sizeof key.bytes) throw nb::value_error("a page's id has 16 bytes");
   std::memcpy(key.bytes, id.c_str(), sizeof key.bytes);
+  std::vector<Shard::Known> all;
+  {
+    const nb::gil_scoped_release unlocked;  // a stripe that grows is locked for long
+    all = self.entries_of(key, self.now());
+  }
   std::vector<KnownEntry> entries;
-  for (const Shard::Known& known : self.entries_of(key, self.now())) {
+  for (const Shard::Known& known : all) {
     entries.emplace_back(nb::bytes(reinterpret_cast<const char*>(&known.location), sizeof known.location),
                          known.age, known.is_live, known.is_counting);
   }

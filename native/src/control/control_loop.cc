@@ -20,6 +20,8 @@ constexpr int kTickMs = 100;
 // Events Python has not taken yet; beyond that the oldest goes: its sender will ask again.
 constexpr size_t kMaxEvents = 256;
 constexpr size_t kMaxTransportName = 64;
+// Of EXPLAIN: a key of 65,536 bytes and a namespace, with room to spare. What waits for Python is bounded.
+constexpr size_t kMaxQuestion = 256 << 10;
 
 // What `reply` takes apart again.
 std::string route_to(const std::string& peer, const Header& header) {
@@ -122,6 +124,9 @@ void ControlLoop::answer(const std::string& peer, const Header& header, wire::Re
       return take_back(peer, header, body);
     case Kind::kHandOver:
       if (guests() == nullptr) return refuse(peer, header, ReplyStatus::kRefused, "it has no cache");
+      if (body.rest().size() > (wire::kMaxEntries + 1) * sizeof(Key)) {
+        return refuse(peer, header, ReplyStatus::kMalformed, "wrong length of a hand-over");
+      }
       return queue({Kind::kHandOver, route_to(peer, header), std::string(body.rest())});
     case Kind::kExplain:
       return explain(peer, header, body);
@@ -272,6 +277,9 @@ void ControlLoop::take_back(const std::string& peer, const Header& header, wire:
 }
 
 void ControlLoop::explain(const std::string& peer, const Header& header, wire::Reader body) {
+  if (body.rest().size() > kMaxQuestion) {
+    return refuse(peer, header, ReplyStatus::kMalformed, "a question about a page is too long");
+  }
   queue({Kind::kExplain, route_to(peer, header), std::string(body.rest())});
 }
 

@@ -163,12 +163,22 @@ void Tier::forget_older(DiskStore& disk, const std::vector<CatalogEntry>& entrie
   }
 }
 
-// Gives the pins of other nodes' pages back, as if they were not there.
+// Gives the pins of other nodes' pages back, as if they were not there; of those too that were taken back
+// since they were pinned, which are no guests any more, and were not forgotten here: the pool is looked up
+// after the guests, who forget a page and take it out of the pool in one step.
 void Tier::leave_out_guests(const std::vector<Key>& keys, const std::vector<Location>& locations,
                             std::vector<uint8_t>* found, std::vector<uint64_t>* tickets) {
-  if (options_.guests == nullptr) return;
+  if (options_.guests == nullptr || !options_.guests->is_used()) return;
+  std::vector<uint8_t> is_guest(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) {
-    if ((*found)[i] == 0 || !options_.guests->has(keys[i], locations[i].generation)) continue;
+    is_guest[i] = (*found)[i] != 0 && options_.guests->has(keys[i], locations[i].generation);
+  }
+  std::vector<uint8_t> there(keys.size());
+  std::vector<Location> now(keys.size());
+  pool_->lookup(keys.data(), keys.size(), there.data(), now.data());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const bool is_the_same = there[i] != 0 && now[i].generation == locations[i].generation;
+    if ((*found)[i] == 0 || (is_guest[i] == 0 && is_the_same)) continue;
     uint8_t held = 0;
     pool_->unpin(&(*tickets)[i], 1, &held);
     (*found)[i] = 0;

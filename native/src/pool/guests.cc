@@ -229,12 +229,16 @@ void Guests::forget_evicted() {
 
 // Of guests. Returns how many were in the pool until now.
 size_t Guests::remove(const std::vector<Key>& keys) {
+  std::vector<Key> those;  // each once, whoever named some twice
   std::vector<uint64_t> generations;
   for (const Key& key : keys) {
-    generations.push_back(guests_[key].generation);
+    const auto guest = guests_.find(key);
+    if (guest == guests_.end()) continue;
+    those.push_back(key);
+    generations.push_back(guest->second.generation);
     forget(key);
   }
-  return pool_->retract_exactly(keys.data(), generations.data(), keys.size());
+  return pool_->retract_exactly(those.data(), generations.data(), those.size());
 }
 
 void Guests::lose(uint64_t source, TakenBack known) {

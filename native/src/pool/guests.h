@@ -94,6 +94,8 @@ class Guests {
   // `addresses`. Nothing is stored of an epoch that is over. What is stored can be read at `locations` then.
   void store(const Key* keys, const int64_t* addresses, const Origin* origins, size_t n, uint64_t epoch,
              Location* locations, StoreStatus* statuses);
+  // Whether a guest was ever stored.
+  bool is_used() const { return is_used_; }
   // Whether the page with this key and generation is a guest.
   bool has(const Key& key, uint64_t generation);
   // Takes out the guests among these pages; returns how many there were. Costs nothing while nothing was
