@@ -219,7 +219,10 @@ void TcpBatch::finish_task(size_t number) {
   const Task& task = tasks_[number];
   if (task.torn) strands()[number]->state = Strand::State::kDead;
   rails().heard_again(strand.rail, static_cast<double>(strand.stream.longest_silence_ns()) / 1e9);
-  rails().arrived(strand.rail, task.nbytes, task.load, seconds_between(task.began, Deadline::Clock::now()));
+  const auto now = Deadline::Clock::now();
+  rails().arrived(strand.rail, task.nbytes, task.load, seconds_between(task.began, now));
+  // Where every rail was doubted all are used at once, and what comes whole is the proof.
+  if (rails().n() > 1 && !task.torn) rails().proved(strand.rail, now);
   endpoint_->home_.counters->rails[strand.rail].n_bytes += task.nbytes;
   tasks_[number] = {};
   --n_under_way_;
@@ -281,7 +284,7 @@ void TcpBatch::rest(const Deadline& deadline) {
   const Deadline until = Deadline::until(std::min(deadline.at(), Deadline::Clock::now() + kLook));
   if (own_ != kNobody) {
     Stream& stream = strands()[own_]->stream;
-    const bool is_alone = tasks_.size() == 1;
+    const bool is_alone = rails().n() == 1 && n_under_way_ == 1;  // nobody else to look after
     pollfd fd{stream.fd(), stream.events(), 0};
     poll(&fd, 1, (is_alone ? deadline : until).poll_ms());
   } else {

@@ -80,9 +80,12 @@ bool TcpEndpoint::take_half(std::string_view remote, std::string* error) {
   if (ends.size() > tokens.size()) ends.resize(tokens.size());
   std::string ports(remote.substr(0, sizeof owner));
   ports += remote.substr(sizeof owner + tokens.size() * sizeof(Token));
-  ports_ = home_.book->find(ports, ends.size(), home_.most_streams());
+  // What is measured never asks for more than there are tokens for: it would be asked for again by each
+  // batch.
+  const size_t room = std::max<size_t>(1, tokens.size() / ends.size());
+  ports_ = home_.book->find(ports, ends.size(), std::min<size_t>(home_.most_streams(), room));
   const size_t wanted = home_.n_streams > 0 ? home_.n_streams : ports_->streams.to_open();
-  n_per_rail_ = std::clamp<size_t>(tokens.size() / ends.size(), 1, wanted);
+  n_per_rail_ = std::min(room, wanted);
 
   Rails& rails = ports_->rails;
   bool has_sound = false;
@@ -119,9 +122,7 @@ bool TcpEndpoint::is_worn() {
   if (!ports_) return false;
   Rails& rails = ports_->rails;
   const auto now = Deadline::Clock::now();
-  if (home_.n_streams == 0 && n_per_rail_ * rails.n() < kMaxStreams &&
-      ports_->streams.to_open() != n_per_rail_)
-    return true;
+  if (home_.n_streams == 0 && ports_->streams.to_open() != n_per_rail_) return true;
   for (size_t rail = 0; rails.n() > 1 && rail < rails.n(); ++rail) {
     // One that has just been lost is replaced at once, so that the rail is there when another one fails; one
     // that has not come back is tried again after its pause.
