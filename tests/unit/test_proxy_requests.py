@@ -181,7 +181,8 @@ def test_such_a_request_does_crash_an_engine() -> None:
         decode = await rig.engine(Role.DECODE, Mode.SGLANG)
         async with aiohttp.ClientSession() as session:
             with pytest.raises(aiohttp.ClientError):
-                await session.post(decode.instance.url + "/generate", json={"text": "x"})
+                async with session.post(decode.instance.url + "/generate", json={"text": "x"}) as response:
+                    await response.read()
         assert decode.crashed
 
     run(test)
