@@ -119,7 +119,9 @@ class Crew:
         name = heartbeat.instance.id
         if heartbeat.state is State.LEFT:
             self._beats.pop(name, None)
-            self._draining.discard(name)  # if it comes back it is not drained any more, here as in the workers
+            self._draining.discard(
+                name
+            )  # if it comes back it is not drained any more, here as in the workers
         else:
             self._beats[name] = time.monotonic(), packed
         self._tell(Beat(packed))
