@@ -19,6 +19,7 @@ class PageEvent(IntEnum):
     EVICTED_FROM_DISK = 22
     TAKEN_FROM_DISK = 23
     BAD_ON_DISK = 24
+    DISK_CLEARED = 25
     ENTRY_DROPPED = 32
     ENTRY_DOUBTED = 33
     OWNER_GONE = 34
@@ -33,7 +34,7 @@ class PageEvent(IntEnum):
     @property
     def is_departure(self) -> bool:
         """Whether a page that was at the node is not there since, or was not taken."""
-        return PageEvent.EVICTED <= self <= PageEvent.BAD_ON_DISK
+        return PageEvent.EVICTED <= self <= PageEvent.DISK_CLEARED
 
 
 SENTENCES = {
@@ -48,6 +49,7 @@ SENTENCES = {
     PageEvent.EVICTED_FROM_DISK: "was evicted from its disk, to make room",
     PageEvent.TAKEN_FROM_DISK: "was taken back from its disk",
     PageEvent.BAD_ON_DISK: "failed a check when it was read from its disk, and was dropped",
+    PageEvent.DISK_CLEARED: "was cleared from its disk with all others, by a clear or a bump",
     PageEvent.ENTRY_DROPPED: "left its part of the directory: the owner has it no more",
     PageEvent.ENTRY_DOUBTED: "left its part of the directory: a reader found the entry stale",
     PageEvent.OWNER_GONE: "left its part of the directory: the owner is no member any more",

@@ -35,6 +35,7 @@ _OF_EVENT = {
     PageEvent.RETRACTED: Verdict.RETRACTED,
     PageEvent.TAKEN_FROM_DISK: Verdict.RETRACTED,
     PageEvent.CLEARED: Verdict.CLEARED,
+    PageEvent.DISK_CLEARED: Verdict.CLEARED,
     PageEvent.BUMPED: Verdict.BUMPED,
     PageEvent.BAD_ON_DISK: Verdict.DAMAGED,
     PageEvent.NO_ROOM: Verdict.NOT_TAKEN,
@@ -179,7 +180,7 @@ def _verdict(
 
 
 def _of_departure(last: Happening, epochs: Collection[int]) -> Verdict:
-    is_cleared = last.event is PageEvent.CLEARED
+    is_cleared = last.event is PageEvent.DISK_CLEARED
     # a bump clears the disk; an epoch is the time of its bump
     if is_cleared and any(abs(last.at - e / 1e9) < _SAME_MOMENT_S for e in epochs if e > last.epoch):
         return Verdict.BUMPED

@@ -65,7 +65,9 @@ def test_one_reader_pins_no_more_than_a_quarter_of_the_pool(nodes: tuple[Node, N
     eventually(lambda: pinned(owner) == 0, 20.0)  # what was being written to the disk
     assert ask_for_a_day(reader) == N
     assert ask_for_a_day(reader) == N
-    assert 0 < pinned(owner) <= POOL // 4
+    assert pinned(owner) > 0
+    # what the reader had pinned stays so for a day; what is being written to the disk is pinned as well, for a moment
+    eventually(lambda: pinned(owner) <= POOL // 4, 20.0)
 
 
 def test_what_a_reader_had_pinned_is_free_when_it_is_gone(nodes: tuple[Node, Node]) -> None:

@@ -69,7 +69,7 @@ void Catalog::forget_all_keys() {
   {
     const Lock lock(mutex_);
     for (const auto& [key, place] : index_) {
-      note(key, PageEvent::kCleared);
+      note(key, PageEvent::kDiskCleared);
       gone.push_back(key);
     }
     index_.clear();

@@ -25,8 +25,9 @@ enum class PageEvent : uint8_t {
   kNoRoom = 20,   // a publish found everything held
   kTooLate = 21,  // a publish had no time left for it
   kEvictedFromDisk = 22,
-  kTakenFromDisk = 23,  // retracted, cleared, bumped
+  kTakenFromDisk = 23,  // retracted
   kBadOnDisk = 24,      // what was read there failed a check
+  kDiskCleared = 25,    // with all others, by a clear or a bump: the disk is not told which
   // It left this node's shard of the directory.
   kEntryDropped = 32,  // its owner said that it has it no more
   kEntryDoubted = 33,  // a reader found it stale
