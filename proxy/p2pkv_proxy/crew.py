@@ -38,6 +38,10 @@ _MOST_SHORT_LIVES = 5
 """Workers in a row that end so soon: then starting more is of no use."""
 _END_S = 5.0
 """Beyond the time to drain, until what has not ended is killed."""
+_SILENT_S = 10.0
+"""A worker says something every second. One that is stopped, or turns in a circle, would keep its clients waiting."""
+_OVERSLEPT_S = 1.0
+"""Who was not running himself for so long knows nothing of the others' silence."""
 
 
 class _Worker:
@@ -48,6 +52,7 @@ class _Worker:
         self.pipe = pipe
         self.began = time.monotonic()
         self.is_ready = False
+        self.heard = self.began
         self.loads: dict[str, tuple[int, int]] = {}
 
 
@@ -119,9 +124,7 @@ class Crew:
         name = heartbeat.instance.id
         if heartbeat.state is State.LEFT:
             self._beats.pop(name, None)
-            self._draining.discard(
-                name
-            )  # if it comes back it is not drained any more, here as in the workers
+            self._draining.discard(name)  # if it comes back it drains no more, here as in the workers
         else:
             self._beats[name] = time.monotonic(), packed
         self._tell(Beat(packed))
@@ -135,11 +138,17 @@ class Crew:
             async for message in worker.pipe.messages():
                 self._take(worker, message)
             worker.pipe.close()
-            await asyncio.get_running_loop().run_in_executor(None, worker.process.join)
+            worker.is_ready, worker.loads, self._is_changed = False, {}, True
+            await asyncio.get_running_loop().run_in_executor(None, self._join, worker.process)
             self._workers.remove(worker)
-            self._is_changed = True
             if not self._ending.is_set():
                 await self._note_death(worker)
+
+    def _join(self, process: BaseProcess) -> None:
+        """Wait until a process that has hung up has ended; it drains first, and is killed if it takes too long."""
+        process.join(self._plan.settings.drain_timeout + LAST_WORDS_S + _END_S)
+        process.kill()
+        process.join()
 
     async def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()
@@ -172,6 +181,7 @@ class Crew:
             self._ending.set()
 
     def _take(self, worker: _Worker, message: Message) -> None:
+        worker.heard = time.monotonic()
         if isinstance(message, Loads):
             worker.loads = message.at
             self._is_changed = True
@@ -193,15 +203,30 @@ class Crew:
                 worker.pipe.send(message)
 
     async def _share(self) -> None:
-        """Tell each worker what the others have under way, whenever it has changed."""
+        """Tell each worker what the others have under way, whenever it has changed; end those who say nothing."""
+        told = looked = time.monotonic()
         while True:
             await asyncio.sleep(SHARE_S)
-            if not self._is_changed:
+            now = time.monotonic()
+            self._end_silent(now, has_overslept=now - looked > _OVERSLEPT_S)
+            looked = now
+            if not self._is_changed and now - told < 1.0:  # what a full pipe has dropped is said again
                 continue
-            self._is_changed = False
+            self._is_changed, told = False, now
             for worker in self._workers:
                 others = [other.loads for other in self._workers if other is not worker]
                 worker.pipe.send(Loads(added(others)))
+
+    def _end_silent(self, now: float, *, has_overslept: bool) -> None:
+        for worker in self._workers:
+            if has_overslept or not worker.is_ready:
+                worker.heard = now
+            elif now - worker.heard > _SILENT_S:
+                _log.warning(
+                    "worker %s has said nothing for %.0f s and is killed", worker.process.pid, _SILENT_S
+                )
+                worker.is_ready = False  # once
+                worker.process.kill()
 
     async def _collect(self, asker: _Worker, number: int) -> None:
         """Answer a worker with the others' metrics, of those that tell them in time."""

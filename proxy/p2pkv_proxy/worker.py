@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 
 from p2pkv.instances.heartbeat import unpack
@@ -16,6 +17,8 @@ from p2pkv_proxy.registry import Registry
 from p2pkv_proxy.server import bound, serve_on
 
 _REPORT_S = 0.05
+_AT_LEAST_EVERY_S = 1.0
+"""Loads are told so often though nothing has changed: the parent kills who is silent for long."""
 _PAGES_S = 2.0
 
 
@@ -79,16 +82,18 @@ class Parent:
                 asked.set_result(message.texts)
 
     async def _report(self, pipe: Pipe) -> None:
-        told: dict[str, tuple[int, int]] = {}
+        told: dict[str, tuple[int, int]] | None = None
+        told_at = 0.0
         while True:
             load = {
                 tracked.id: (tracked.in_flight, tracked.n_tokens)
                 for tracked in self._registry
                 if tracked.in_flight
             }
-            if load != told:
+            now = time.monotonic()
+            if load != told or now - told_at >= _AT_LEAST_EVERY_S:
                 pipe.send(Loads(load))
-                told = load
+                told, told_at = load, now
             await asyncio.sleep(_REPORT_S)
 
 

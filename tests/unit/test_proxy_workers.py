@@ -126,6 +126,16 @@ def test_a_worker_that_dies_is_replaced() -> None:
         complete(url)
 
 
+def test_a_worker_that_stands_still_is_replaced() -> None:
+    with engine() as (_, engine_url), router("--both", engine_url.strip()) as (started, url):
+        until(lambda: is_ready(url))
+        before = children(started.pid)
+        os.kill(before[0], signal.SIGSTOP)
+        until(lambda: before[0] not in children(started.pid))
+        until(lambda: len(children(started.pid)) == 2 and is_ready(url))
+        complete(url)
+
+
 def test_what_one_worker_is_told_of_an_instance_all_know() -> None:
     with engine() as (_, engine_url), router("--both", engine_url.strip()) as (_, url):
         until(lambda: is_ready(url))
