@@ -1,9 +1,9 @@
-"""``python -m p2pkv_bench.replay TRACE``: the hit rate of a pool of so many pages under requests that really came.
+"""``python -m p2pkv_bench.replay.packed TRACE``: the hit rate of a pool whose pages are of unequal sizes.
 
-The trace has a line of JSON a request, whose ``hash_ids`` name the pages of its prompt in order. A page that is there
-is used, one that is not is published. With ``--ratios`` pages lie packed (docs/codec.md), each smaller
-by a ratio of its own between these two, and take what the pool gives packed pages: so many granules rounded up to 32
-classes an octave.
+The trace has a line of JSON a request that really came, whose ``hash_ids`` name the pages of its prompt in order. A
+page that is there is used, one that is not is published. With ``--ratios`` pages lie packed (docs/codec.md), each
+smaller by a ratio of its own between these two, and take what the pool gives packed pages: so many granules rounded up
+to 32 classes an octave.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CLASSES_PER_OCTAVE = 32
 
 def main() -> None:
     """Replay one trace and print its hit rate."""
-    parser = argparse.ArgumentParser(prog="python -m p2pkv_bench.replay", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m p2pkv_bench.replay.packed", description=__doc__)
     parser.add_argument("trace", type=Path, help="a line of JSON a request")
     parser.add_argument("--pages", type=int, default=10_000, help="how many the pool's memory is for")
     parser.add_argument("--page-size", default="4.5MiB", help="of one page")
