@@ -31,6 +31,7 @@ app.command("explain")(explain.explain)
 app.add_typer(namespace.app, name="namespace")
 app.command("announce")(announce.announce)
 app.command("bench", add_help_option=False, context_settings=_PASS_ON)(bench.bench)
+app.command("replay", add_help_option=False, context_settings=_PASS_ON)(bench.replay)
 app.command("demo", context_settings={"ignore_unknown_options": True})(demo.demo)
 
 
