@@ -208,6 +208,8 @@ class Config:
     """The first frame of each message of events, which subscribers choose by."""
     kv_events_exposed: bool | str = False
     """Let both be reached by other machines. Nothing of them is encrypted, and whoever connects is served."""
+    tracing: bool | str = False
+    """Have spans of OpenTelemetry for calls; needs ``opentelemetry-api``, and a provider that the program sets up."""
     routers: tuple[str, ...] | list[str] | str = ()
     """Heartbeat addresses ``HOST:PORT`` of routers, for nodes within an engine: they tell them of it."""
     engine_url: str = ""
@@ -235,6 +237,7 @@ class Config:
         _set(self, "directory_check", as_number("directory_check", self.directory_check, float))
         _set(self, "must_join", as_bool("must_join", self.must_join))
         _set(self, "kv_events_exposed", as_bool("kv_events_exposed", self.kv_events_exposed))
+        _set(self, "tracing", as_bool("tracing", self.tracing))
         _set(self, "raise_nofile", as_bool("raise_nofile", self.raise_nofile))
         if self.metrics_port is not None:
             _set(self, "metrics_port", as_number("metrics_port", self.metrics_port, int))

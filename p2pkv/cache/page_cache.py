@@ -263,7 +263,7 @@ class PageCache:
                 promoted = self._promote(batch, deadline)
                 has_promoted |= promoted is not None
                 try:
-                    self._sources.read(batch, table, deadline - time.monotonic())
+                    self._read(batch, table, deadline)
                 finally:
                     if promoted is not None:
                         self._directory.release(*promoted)
@@ -284,6 +284,10 @@ class PageCache:
         batch.locate(np.arange(n), np.ones(n, np.uint8), raw, self._shard, self.locations)
         self._sources.read(batch, call.table.native, deadline - time.monotonic())
         return batch.outcomes()
+
+    def _read(self, batch: _native.FetchBatch, table: _native.LocalMemories, deadline: float) -> None:
+        """Read what has been located, from whichever peers have it."""
+        self._sources.read(batch, table, deadline - time.monotonic())
 
     def _locate(self, batch: _native.FetchBatch, deadline: float) -> None:
         """Find out where the pages lie that are not there yet. Raises UsageError if one has another length."""

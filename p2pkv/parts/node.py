@@ -45,6 +45,7 @@ from p2pkv.page import Namespace
 from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.control import ControlParts
 from p2pkv.peers.connections import PeerConnections
+from p2pkv.tracing import PAGE_CACHE, TRANSFERS, Spans
 from p2pkv.transports.base import Transport, TransportSettings
 from p2pkv.transports.native import native_ways
 
@@ -95,6 +96,11 @@ class NodeParts:
         self, undo: ExitStack, gate: Gate, extra_transports: Sequence[Transport], clock: Clock, timing: Timing
     ) -> None:
         config = self._config
+        spans = (
+            Spans({"p2pkv.node": config.node_id, "p2pkv.namespace": config.namespace})
+            if config.tracing
+            else None
+        )
         if config.raise_nofile:
             raise_limit()
         require_descriptors()
@@ -143,6 +149,8 @@ class NodeParts:
                 undo,
                 self._disk_faults,
             )
+        if spans is not None:
+            self._trace(spans)
         if self.membership.boot_epoch != boot:
             self._rebooted(self.membership.boot_epoch)
         self.metrics.watch(self._readings)
@@ -161,6 +169,11 @@ class NodeParts:
             )
             undo.callback(server.close)
             self.metrics_port = server.port
+
+    def _trace(self, spans: Spans) -> None:
+        spans.trace(self.transfers, TRANSFERS)
+        if self.caching is not None:
+            spans.trace(self.caching.cache, PAGE_CACHE)
 
     def _answer_questions(self, undo: ExitStack) -> None:
         """Say to whoever asks what is counted here and what became of pages."""

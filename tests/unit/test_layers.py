@@ -32,6 +32,7 @@ BELOW = {
     "metrics_server": "errors exposition metrics",
     "lifetime": "_native",
     "limited_log": "",
+    "tracing": "errors",
     "arrays": "_native errors",
     "transports": "_native errors plugins values",
     "config": "address errors plugins transports values",
@@ -50,7 +51,7 @@ BELOW = {
     "dashboard": "address control directory errors explain metrics_server",
     "kv_events": "_native disk errors page pool limited_log",
     "parts": "_native address cache config control dashboard descriptors directory disk errors explain kv_events "
-    "lifetime memory metrics metrics_server offers page peers pool transports",
+    "lifetime memory metrics metrics_server offers page peers pool tracing transports",
     "node": "_native arrays cache config directory errors explain lifetime memory page parts peers transports",
     "__init__": "_native cache config directory errors memory node page peers",
     "testing": "_native control directory errors transports",

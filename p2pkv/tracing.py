@@ -1,0 +1,132 @@
+"""Spans of OpenTelemetry over what takes time: publishes, look-ups, reads, promotions, hand-offs.
+
+Only the API is used (``opentelemetry-api``): who wants the spans somewhere sets up a provider, as the engine does, or
+``opentelemetry-instrument p2pkv node``. Calls are wrapped when a node is made, and only with the setting ``tracing``:
+without it there is nothing to ask on the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sized
+from contextvars import ContextVar
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from p2pkv.errors import ConfigError
+
+_REQUEST: ContextVar[str] = ContextVar("p2pkv_request", default="")
+
+Call = Callable[..., Any]
+
+
+class Traced(NamedTuple):
+    """How one method shows in spans."""
+
+    span: str
+    given: Callable[..., Mapping[str, Any]] | None = None
+    """Makes attributes of its arguments."""
+    returned: Callable[[Any], Mapping[str, Any]] | None = None
+    """Makes attributes of what it returned."""
+
+
+def _pages_of(keys: Sized, *_: object, **__: object) -> Mapping[str, Any]:
+    """Say how many pages a call is about, whose first argument has one of something for each."""
+    return {"p2pkv.pages": len(keys)}
+
+
+def _hits_of(outcomes: Any) -> Mapping[str, Any]:
+    """Say how many of the outcomes are hits."""
+    return {"p2pkv.hits": int(np.count_nonzero(outcomes))}
+
+
+def _request_of(request: str, *_: object, **__: object) -> Mapping[str, Any]:
+    """Name the request that a transfer is of."""
+    return {"p2pkv.request": request}
+
+
+def _node_and_request_of(node_id: str, request: str, *_: object, **__: object) -> Mapping[str, Any]:
+    """Name the other node, and the request that a transfer is of."""
+    return {"p2pkv.peer": node_id, "p2pkv.request": request}
+
+
+PAGE_CACHE = {
+    "publish": Traced("publish", _pages_of, _hits_of),
+    "fetch": Traced("fetch", _pages_of, _hits_of),
+    "exists": Traced("exists", _pages_of, _hits_of),
+    "retract": Traced("retract", _pages_of, _hits_of),
+    "_locate": Traced("look_up"),
+    "_promote": Traced("promote"),
+    "_read": Traced("read"),
+}
+"""A fetch has look-ups, promotions and reads within it, unless all of it was found without: then it is one call."""
+
+TRANSFERS = {
+    "offer": Traced("offer", _request_of),
+    "put": Traced("put", _node_and_request_of),
+    "put_async": Traced("put_async", _node_and_request_of),
+    "grant": Traced("grant", _request_of),
+    "receive": Traced("receive", _request_of),
+    "get": Traced("get", _node_and_request_of),
+    "get_async": Traced("get_async", _node_and_request_of),
+}
+"""The first three are of prefill's side, the others of decode's. Those that don't wait end before rows have come."""
+
+
+@contextlib.contextmanager
+def about(request: str) -> Iterator[None]:
+    """Let spans of this thread say that they are about the engine's request of that id."""
+    token = _REQUEST.set(request)
+    try:
+        yield
+    finally:
+        _REQUEST.reset(token)
+
+
+class Spans:
+    """Makes the spans of one node, all of which say ``attributes``.
+
+    Raises :class:`~p2pkv.errors.ConfigError` without ``opentelemetry-api``.
+    """
+
+    def __init__(self, attributes: Mapping[str, str]) -> None:
+        try:
+            api = import_module("opentelemetry.trace")
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                "tracing needs opentelemetry-api, which is not installed: pip install 'p2pkv[tracing]'"
+            ) from error
+        # finds the provider when the first span is made: it may be set up after the node
+        self._tracer = api.get_tracer("p2pkv", version("p2pkv"))
+        self._attributes = attributes
+
+    def trace(self, target: object, calls: Mapping[str, Traced]) -> None:
+        """Have a span for each call of these methods of ``target``, a child of the caller's current one.
+
+        What a method raises is recorded in its span, and raised.
+        """
+        for name, call in calls.items():
+            setattr(target, name, self._wrapped(getattr(target, name), call))
+
+    def _wrapped(self, method: Call, call: Traced) -> Call:
+        @functools.wraps(method)
+        def traced(*arguments: Any, **named: Any) -> Any:
+            name = f"p2pkv.{call.span}"
+            with self._tracer.start_as_current_span(name, attributes=self._attributes) as span:
+                if not span.is_recording():
+                    return method(*arguments, **named)
+                request = _REQUEST.get()
+                if request:
+                    span.set_attribute("p2pkv.request", request)
+                if call.given is not None:
+                    span.set_attributes(call.given(*arguments, **named))
+                result = method(*arguments, **named)
+                if call.returned is not None:
+                    span.set_attributes(call.returned(result))
+                return result
+
+        return traced

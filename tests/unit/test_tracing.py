@@ -1,0 +1,168 @@
+"""Spans: what a call took, told to a collector, as children of the engine's own spans."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+from p2pkv import Config, ConfigError, Node, UsageError
+from p2pkv.tracing import about
+from transfer_pair import spans_of
+
+PAGE = 4096
+
+
+class Collector(HTTPServer):
+    """Takes what an OTLP exporter sends over HTTP."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    def named(self, name: str) -> list[Span]:
+        return [span for span in self.spans if span.name == name]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            for scope in resource.scope_spans:
+                self.server.spans += scope.spans
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Tests have nothing to say on stderr."""
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Collector]:
+    """The collector of the process, which has one provider of spans."""
+    server = Collector()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    exporter = OTLPSpanExporter(f"http://127.0.0.1:{server.server_port}/v1/traces", timeout=30)
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    yield server
+    provider.shutdown()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def collector(running: Collector) -> Collector:
+    running.spans.clear()
+    return running
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
+    disk = str(tmp_path / "disk")
+    owner = Config(node_id="a", pool_size="64KiB", tracing=True, disk_size="8MiB", disk_path=disk)
+    with (
+        Node.start(owner) as first,
+        Node.start(Config(node_id="b", join=first.address, pool_size="1MiB", tracing=True)) as second,
+    ):
+        yield first, second
+
+
+def attributes(span: Span) -> dict[str, object]:
+    return {
+        one.key: getattr(one.value, one.value.WhichOneof("value") or "string_value")
+        for one in span.attributes
+    }
+
+
+def pages(node: Node, n: int) -> np.ndarray:
+    array = np.ones((n, PAGE), np.uint8)
+    node.register_memory(array, readable=True)
+    return array
+
+
+def test_a_fetch_says_what_it_took_within_the_engines_span(
+    nodes: tuple[Node, Node], collector: Collector
+) -> None:
+    first, second = nodes
+    assert first.publish(["x", "y"], pages(first, 2), timeout=30).all()
+    with (
+        trace.get_tracer("engine").start_as_current_span("request") as engine,
+        about("request-17"),
+    ):
+        found = second.fetch(["x", "y", "z"], pages(second, 3), timeout=30)
+    assert found.tolist() == [1, 1, 0]
+    [publish], [fetch] = collector.named("p2pkv.publish"), collector.named("p2pkv.fetch")
+    assert attributes(publish) == {
+        "p2pkv.node": "a",
+        "p2pkv.namespace": "default",
+        "p2pkv.pages": 2,
+        "p2pkv.hits": 2,
+    }
+    assert attributes(fetch) == {
+        "p2pkv.node": "b",
+        "p2pkv.namespace": "default",
+        "p2pkv.request": "request-17",
+        "p2pkv.pages": 3,
+        "p2pkv.hits": 2,
+    }
+    assert int.from_bytes(fetch.parent_span_id) == engine.get_span_context().span_id
+    for step in ("look_up", "promote", "read"):
+        spans = collector.named(f"p2pkv.{step}")
+        assert spans
+        for span in spans:
+            assert span.parent_span_id == fetch.span_id
+            assert fetch.start_time_unix_nano <= span.start_time_unix_nano
+            assert span.end_time_unix_nano <= fetch.end_time_unix_nano
+
+
+def test_a_hand_off_names_its_request_on_both_sides(nodes: tuple[Node, Node], collector: Collector) -> None:
+    prefill, decode = nodes
+    source, target = pages(prefill, 4), pages(decode, 4)
+    target[:] = 0
+    prefill.transfers.offer("request-5", spans_of(source))
+    decode.transfers.get("a", "request-5", spans_of(target), timeout=30)
+    assert target.all()
+    [offer], [get] = collector.named("p2pkv.offer"), collector.named("p2pkv.get")
+    assert attributes(offer)["p2pkv.request"] == attributes(get)["p2pkv.request"] == "request-5"
+    assert attributes(get)["p2pkv.peer"] == "a"
+
+
+def test_what_a_call_raises_is_in_its_span(nodes: tuple[Node, Node], collector: Collector) -> None:
+    with pytest.raises(UsageError):
+        nodes[0].publish([], np.ones((0, PAGE), np.uint8))
+    [span] = collector.named("p2pkv.publish")
+    assert span.status.code == Status.STATUS_CODE_ERROR
+    assert span.events[0].name == "exception"
+
+
+def test_nothing_is_wrapped_unless_asked_for() -> None:
+    with Node.start(Config(pool_size="64KiB")) as node:
+        assert "fetch" not in vars(node._cache)
+        assert "offer" not in vars(node.transfers)
+
+
+def test_without_the_package_the_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
+    with pytest.raises(ConfigError, match=r"pip install 'p2pkv\[tracing\]'"):
+        Node.start(Config(pool_size="64KiB", tracing=True))
