@@ -41,7 +41,7 @@ def test_no_hit_of_packed_pages_is_ever_wrong(
     cluster: Cluster, tmp_path: Path, transport: str, sizes: list[int]
 ) -> None:
     n_hits, n_wrong = hunt(
-        cluster, tmp_path, transport, sizes, hits=4_000, seconds=60.0, compression="lossless"
+        cluster, tmp_path, transport, sizes, hits=4_000, seconds=100.0, compression="lossless"
     )
     assert n_wrong == 0
     assert n_hits >= 4_000, "too few hits to prove anything"
@@ -63,7 +63,9 @@ def test_no_hit_is_ever_wrong_over_ucx(cluster: Cluster, tmp_path: Path, transpo
 def test_no_hit_is_wrong_while_pages_go_to_disk_and_back(
     cluster: Cluster, tmp_path: Path, sizes: list[int]
 ) -> None:
-    n_hits, n_wrong = hunt(cluster, tmp_path, "shm", sizes, hits=3_000, seconds=12.0, disk=tmp_path / "disk")
+    n_hits, n_wrong = hunt(
+        cluster, tmp_path, "shm", sizes, hits=100_000, seconds=12.0, disk=tmp_path / "disk"
+    )
     assert n_wrong == 0
     assert n_hits >= 3_000, "too few hits to prove anything"
     producer = cluster.nodes[0]

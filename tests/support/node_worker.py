@@ -185,18 +185,21 @@ class Worker:
         self.node.close()
 
     def churn(self, progress: str, sizes: list[int], seed: int, seconds: float, batch: int) -> int:
-        """Publish fresh batches for ``seconds``; the number of the next one stands in the file ``progress``."""
+        """Publish fresh batches for ``seconds``; the number of the next one stands in the file ``progress``.
+
+        A second number there, other than 0, ends it sooner.
+        """
         assert self.node is not None
         counter = 0
-        with open(progress, "r+b") as file, mmap.mmap(file.fileno(), 8) as shared:
+        with open(progress, "r+b") as file, mmap.mmap(file.fileno(), 16) as shared:
             until = time.monotonic() + seconds
-            while time.monotonic() < until:
+            while time.monotonic() < until and not any(shared[8:]):
                 keys, nbytes = _hunted(counter, sizes, seed, batch)
                 rows = self._rows(len(keys), nbytes)
                 pages.fill(rows, keys)
                 self.node.publish(keys, rows)
                 counter += 1
-                shared[:] = counter.to_bytes(8, "little")
+                shared[:8] = counter.to_bytes(8, "little")
         return counter
 
     def hunt(

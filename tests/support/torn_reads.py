@@ -37,7 +37,7 @@ def hunt(
     seed = random.randrange(2**32) if seed is None else seed
     print(f"seed {seed}")
     progress = tmp_path / "progress"
-    progress.write_bytes(bytes(8))
+    progress.write_bytes(bytes(16))
     options = {
         "transports": [transport],
         "sabotage": sabotage,
@@ -68,5 +68,8 @@ def hunt(
             batch=batch,
         )
     found = [reader.answer(seconds / PATIENCE + 30) for reader in readers]
+    with progress.open("r+b") as file:
+        file.seek(8)
+        file.write(b"the end.")
     print(found)
     return sum(f["hits"] for f in found), sum(f["n_wrong"] for f in found)
