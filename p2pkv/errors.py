@@ -13,7 +13,8 @@ Expected outcomes (a miss, a span that was rejected) are values, never exception
     │   ├── VersionError        the peer speaks another protocol version: upgrade one of the two
     │   └── ViewError           a peer's cluster view is malformed: it was dropped, nothing was changed
     └── MembershipError         the node can't be a member
-        └── DuplicateNodeError  a live node has this id: choose another ``node_id`` or stop that node
+        ├── DuplicateNodeError  a live node has this id: choose another ``node_id`` or stop that node
+        └── RegistryError       the store of members' records can't be used: mend what the text says, start again
 """
 
 from __future__ import annotations
@@ -65,3 +66,7 @@ class MembershipError(P2PKVError):
 
 class DuplicateNodeError(MembershipError):
     """A live node has this id already."""
+
+
+class RegistryError(MembershipError):
+    """The store in which members leave their records can't be used."""

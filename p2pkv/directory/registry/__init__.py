@@ -1,0 +1,1 @@
+"""Records of members, kept outside the cluster: in etcd."""
