@@ -37,6 +37,13 @@ class EnteringMembership(ProbingMembership):
     def _contacts(self) -> list[str]:
         """Return the addresses to find the cluster at."""
 
+    def _reports(self, deadline: float) -> list[Report]:
+        """Return what is told to a node that starts. Need not be overridden."""
+        return self._ask(self._contacts(), deadline)
+
+    def _announced(self, roster: Roster, deadline: float) -> None:
+        """Do what is to be done once this node answers, before it introduces itself. Need not be overridden."""
+
     def start(self, deadline_s: float) -> None:
         self.enter(deadline_s)
         self._await_agreement()
@@ -62,7 +69,7 @@ class EnteringMembership(ProbingMembership):
         deadline = self._clock.monotonic() + deadline_s
         address = self._settle()
         own = own_record(self._identity, address)
-        reports = self._ask(self._contacts(), deadline)
+        reports = self._reports(deadline)
         if not reports and self._messages.foreign:
             raise MembershipError(
                 f"who answers at {', '.join(self._contacts())} is of cluster "
@@ -85,6 +92,7 @@ class EnteringMembership(ProbingMembership):
             self._believe(roster, report)
         self._serve(roster)
         self._network.announce(*key_and_boot(roster.own))
+        self._announced(roster, deadline)
         self._exchange(roster, [peer.address for peer in self._sample(roster.view().alive(), roster)])
         self._meet_rival(roster)
         if roster.expelled is not None:
