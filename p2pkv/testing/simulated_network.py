@@ -65,7 +65,7 @@ class SimulatedNetwork:
     """
 
     def __init__(self, simulation: Simulation, address: str, now: float) -> None:
-        self._simulation = simulation
+        self.simulation = simulation
         self._address = address
         self.clock = SimulatedClock(now)
         self.engine: Engine | None = None
@@ -127,15 +127,15 @@ class SimulatedNetwork:
     def resolve(self, address: str) -> Sequence[str]:
         """Return what :attr:`Simulation.names` has for the host, or the address itself."""
         host, _, port = address.rpartition(":")
-        return [f"{found}:{port}" for found in self._simulation.names.get(host, [host])]
+        return [f"{found}:{port}" for found in self.simulation.names.get(host, [host])]
 
     def listen_also(self, address: str) -> bool:
         """Take the address if it is on this node's host and free."""
-        return self._simulation.bind(self, address)
+        return self.simulation.bind(self, address)
 
     def listen_no_more(self) -> None:
         """Have the own address only."""
-        self._simulation.unbind(self)
+        self.simulation.unbind(self)
 
     def why_silent(self, address: str, tell: Callable[[str], None]) -> None:
         """Say that nobody is there."""
@@ -171,11 +171,11 @@ class SimulatedNetwork:
         self.n_sent += len(addresses)
         peers: list[SimulatedNetwork | None] = []
         for index, address in enumerate(addresses):
-            peer = self._simulation.hearing(self, address)
+            peer = self.simulation.hearing(self, address)
             if peer is not None and blobs:
                 self.nbytes_sent += len(blobs[index])
                 peer.deliver(blobs[index], self.clock.now)
-            heard = peer is not None and self._simulation.is_open(peer, self) and timeout >= LATENCY
+            heard = peer is not None and self.simulation.is_open(peer, self) and timeout >= LATENCY
             peers.append(peer if heard else None)
         self.clock.now += timeout if None in peers else LATENCY
         return peers

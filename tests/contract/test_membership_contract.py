@@ -10,8 +10,9 @@ from p2pkv.directory.membership.timing import Timing
 from p2pkv.directory.view import State
 from p2pkv.errors import DuplicateNodeError, MembershipError
 from p2pkv.testing.simulated_cluster import SimulatedCluster
+from p2pkv.testing.simulated_registry import SimulatedRegisteredMembership
 
-ENGINES = [EmbeddedMembership, StaticMembership]
+ENGINES = [EmbeddedMembership, StaticMembership, SimulatedRegisteredMembership]
 
 
 @pytest.fixture(params=ENGINES)

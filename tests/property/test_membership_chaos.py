@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from p2pkv.directory.membership.embedded import EmbeddedMembership
 from p2pkv.directory.membership.static import StaticMembership
 from p2pkv.testing.simulated_cluster import SimulatedCluster
+from p2pkv.testing.simulated_registry import SimulatedRegisteredMembership
 
 N_NODES = 7
 ADDRESSES = [f"h{i}:7000" for i in range(N_NODES)]
@@ -52,7 +53,9 @@ def apply(cluster, what, which):
         node.network.late_probes = [3.0, 3.0]
 
 
-@pytest.mark.parametrize("engine_class", [EmbeddedMembership, StaticMembership])
+@pytest.mark.parametrize(
+    "engine_class", [EmbeddedMembership, StaticMembership, SimulatedRegisteredMembership]
+)
 @settings(deadline=None, max_examples=60)
 @given(schedule=schedules, seed=st.integers(0, 2**32))
 def test_the_living_agree_when_the_trouble_is_over(engine_class, schedule, seed):
