@@ -1,0 +1,222 @@
+"""Calls to the servers of a store over HTTP and JSON: one at a time, to the server that answered last.
+
+Nothing is sent twice by itself: what fails says so, and the next call goes to the next server. Certificates are read at
+each connection, so that renewed ones are used. One thread calls; :meth:`HttpCalls.interrupt` is for any.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
+
+from p2pkv.errors import RegistryError
+
+_MAX_BODY = 64 << 20
+"""No store's list is larger: 4,096 records of 8 KiB, and what JSON makes of them."""
+_KEEP_ALIVE_S = 10
+"""A connection whose other host is gone without a word is known to be dead after some of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answered: the HTTP status, and the JSON of the body."""
+
+    status: int
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files; without ``ca`` those authorities count that this machine trusts."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Read them. Raises :class:`~p2pkv.errors.RegistryError` for what can't be read."""
+        path = self.ca
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if self.cert is not None:
+                path = f"{self.cert} and {self.key}"
+                context.load_cert_chain(self.cert, self.key)
+        except (OSError, ssl.SSLError) as error:
+            raise RegistryError(f"cannot read {path} for TLS: {error}") from error
+        return context
+
+
+class HttpCalls:
+    """The way to the servers of one store."""
+
+    def __init__(self, what: str, endpoints: tuple[tuple[str, int], ...], tls: TlsFiles | None) -> None:
+        self._what = what
+        self._endpoints = endpoints
+        self._tls = tls
+        self._index = random.randrange(len(endpoints))  # noqa: S311  # so that not all nodes ask the same server
+        self._connection: HTTPConnection | None = None
+        self._stream: HTTPResponse | None = None
+        self._socket: socket.socket | None = None
+        self._is_interrupted = False
+
+    @property
+    def server(self) -> str:
+        """The server that calls go to now, as messages name it."""
+        host, port = self._endpoints[self._index]
+        return f"{self._what} at {f'[{host}]' if ':' in host else host}:{port}"
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: object,
+        *,
+        timeout: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Ask one server; if it does not answer, RegistryError is raised, and the next call is another's turn."""
+        response = self._send(method, path, body, timeout, headers)
+        try:
+            return Answer(response.status, self._json(response.read(_MAX_BODY + 1)))
+        except (OSError, HTTPException) as error:
+            raise self._lost(error) from error
+
+    def open_stream(
+        self,
+        method: str,
+        path: str,
+        body: object,
+        *,
+        timeout: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer | None:
+        """Ask for a stream of lines; return what was answered instead of one, if something was."""
+        response = self._send(method, path, body, timeout, headers)
+        if response.status == 200:
+            self._stream = response
+            return None
+        try:
+            return Answer(response.status, self._json(response.read(_MAX_BODY + 1)))
+        except (OSError, HTTPException) as error:
+            raise self._lost(error) from error
+
+    def next_line(self, timeout: float) -> dict[str, Any] | None:
+        """Wait for the stream's next line; after ``timeout`` silent seconds it is None, and the stream has ended."""
+        if self._stream is None or self._socket is None:
+            raise RegistryError(f"{self.server}: there is no stream")
+        try:
+            self._socket.settimeout(timeout)
+            line = self._stream.readline(_MAX_BODY)
+        except TimeoutError:
+            self.hang_up()
+            return None
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: closed by interrupt
+            raise self._lost(error) from error
+        if not line:
+            raise self._lost(ConnectionError("the stream has ended"))
+        return self._json(line)
+
+    def next_server(self) -> None:
+        """Hang up, and go to another server next time: this one answers, but can't do what it is for."""
+        self.hang_up()
+        self._index = (self._index + 1) % len(self._endpoints)
+
+    def hang_up(self) -> None:
+        """Close the connection; the next call makes another."""
+        connection, self._connection, self._stream, self._socket = self._connection, None, None, None
+        if connection is not None:
+            connection.close()
+
+    def interrupt(self) -> None:
+        """End the call under way and every later one. From any thread."""
+        self._is_interrupted = True
+        sock = self._socket
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return  # it is closed already
+
+    def _send(
+        self, method: str, path: str, body: object, timeout: float, headers: Mapping[str, str] | None
+    ) -> HTTPResponse:
+        if self._stream is not None:
+            self.hang_up()
+        is_fresh = self._connection is None
+        try:
+            connection = self._connect(timeout)
+            assert connection.sock is not None
+            connection.sock.settimeout(timeout)
+            data = None if body is None else json.dumps(body).encode()
+            connection.request(method, path, data, {"Content-Type": "application/json", **(headers or {})})
+            return connection.getresponse()
+        except (OSError, HTTPException) as error:
+            if is_fresh or self._is_interrupted or isinstance(error, TimeoutError):
+                raise self._lost(error) from error
+            # the server had closed an idle connection: it heard nothing of this call, or nothing of it was answered
+            self.hang_up()
+            return self._send(method, path, body, timeout, headers)
+
+    def _connect(self, timeout: float) -> HTTPConnection:
+        if self._is_interrupted:
+            raise ConnectionError("this node is closing")
+        if self._connection is not None and self._connection.sock is None:
+            self.hang_up()  # the server wanted no more than one call
+        if self._connection is None:
+            host, port = self._endpoints[self._index]
+            connection = (
+                HTTPConnection(host, port, timeout=timeout)
+                if self._tls is None
+                else HTTPSConnection(host, port, timeout=timeout, context=self._tls.context())
+            )
+            self._connection = connection
+            connection.connect()
+            sock = connection.sock
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), _KEEP_ALIVE_S)
+            self._socket = sock
+        return self._connection
+
+    def _lost(self, error: Exception) -> RegistryError:
+        failure = RegistryError(f"{self.server} {_reason(error, self._tls)}")
+        self.next_server()
+        return failure
+
+    def _json(self, data: bytes) -> dict[str, Any]:
+        if len(data) <= _MAX_BODY:
+            try:
+                found = json.loads(data or b"{}")
+                if isinstance(found, dict):
+                    return found
+            except ValueError:
+                pass  # said below, with what it is instead
+        failure = RegistryError(f"{self.server} answers {data[:80]!r}, which is not what {self._what} says")
+        self.next_server()
+        raise failure
+
+
+def _reason(error: Exception, tls: TlsFiles | None) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        trusted = "this machine trusts" if tls is None or tls.ca is None else f"of {tls.ca}"
+        return (
+            f"shows a certificate that no authority {trusted} vouches for: {error.verify_message}; set the option ca "
+            "to the file of its authority, and name its servers as its certificate does"
+        )
+    if isinstance(error, ssl.SSLError):
+        return (
+            f"does not speak TLS as we do: {error.reason or error}; is it plain HTTP, or is a cert missing?"
+        )
+    if isinstance(error, TimeoutError):
+        return "does not answer in time"
+    if isinstance(error, socket.gaierror):
+        return f"can't be looked up: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"can't be reached: {error.strerror}"
+    return f"breaks off: {error}" if str(error) else f"breaks off: {type(error).__name__}"
