@@ -47,6 +47,7 @@ class Follower:
         self._is_following = False
         self._heard_at = clock()
         self._pause = FIRST_PAUSE_S
+        self._in_a_row = 0
         self._limited = LimitedLog(_log, clock=clock)
         self.listing = Listing({})
         """What is known; replaced whole, so that any thread may read it."""
@@ -60,7 +61,7 @@ class Follower:
         self._is_following = True
         self._heard_at = self._clock()
         self._show(is_current=True)
-        self._pause = FIRST_PAUSE_S
+        self._pause, self._in_a_row = FIRST_PAUSE_S, 0
 
     def step(self, timeout: float) -> float:
         """List, or wait up to ``timeout`` seconds for changes; return the seconds to wait before the next step."""
@@ -90,7 +91,10 @@ class Follower:
 
     def _failed(self, error: RegistryError) -> float:
         self.n_failures += 1
+        self._in_a_row += 1
         self._is_following = False
+        if self._in_a_row == 1 and self.listing.is_current:
+            return self._random.uniform(0.0, FIRST_PAUSE_S)  # another server may do
         if self.listing.is_current:
             self._show(is_current=False)
         self._limited.warning(

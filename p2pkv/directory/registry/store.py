@@ -82,6 +82,10 @@ class Store(ABC):
     def interrupt(self) -> None:
         """End the call under way, and every later one, with an error. From any thread."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Hang up. By the thread that calls, or once it has ended."""
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:

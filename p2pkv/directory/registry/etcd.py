@@ -1,0 +1,238 @@
+"""Records in etcd, over the JSON gateway that each of its servers has on its client port (``/v3/...``).
+
+Nothing has to be installed for it. A record is a key under ``PREFIX/CLUSTER/members/`` that goes with a lease; a write
+is a transaction that compares the version (etcd's ``mod_revision``), so that of two nodes of one id one sees the other.
+A watch asks for a server that has a leader, and ends when it has none.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from p2pkv.directory.registry.http_calls import Answer, HttpCalls, TlsFiles
+from p2pkv.directory.registry.store import Change, Contents, Entry, GapError, Store
+from p2pkv.errors import RegistryError
+from p2pkv.store_url import StoreUrl
+
+_UNAUTHENTICATED = 16
+_PERMISSION_DENIED = 7
+_UNAVAILABLE = 14
+_LEADER = {"Grpc-Metadata-hasleader": "true"}
+
+
+class EtcdStore(Store):
+    """One thread's way to an etcd of version 3.4 or newer."""
+
+    def __init__(self, url: StoreUrl, cluster: str) -> None:
+        self._url = url
+        self._prefix = f"{url.prefix.rstrip('/')}/{quote(cluster, safe='')}/members/".encode()
+        tls = TlsFiles(url.ca, url.cert, url.key) if url.is_tls else None
+        self._calls = HttpCalls("etcd", url.endpoints, tls)
+        self._token = ""
+        self._lease: str | None = None
+
+    def read_all(self, timeout: float) -> Contents:
+        end = self._prefix[:-1] + bytes([self._prefix[-1] + 1])
+        body = self._ask("kv/range", {"key": _text(self._prefix), "range_end": _text(end)}, timeout)
+        with self._reading():
+            entries = {self._name(kv): _entry(kv) for kv in body.get("kvs", ())}
+            return Contents(entries, _number(body["header"], "revision"))
+
+    def watch(self, since: int, timeout: float) -> None:
+        end = self._prefix[:-1] + bytes([self._prefix[-1] + 1])
+        request = {
+            "create_request": {
+                "key": _text(self._prefix),
+                "range_end": _text(end),
+                "start_revision": str(since + 1),
+            }
+        }
+        refusal = self._calls.open_stream(
+            "POST", "/v3/watch", request, timeout=timeout, headers={**self._headers(), **_LEADER}
+        )
+        if refusal is not None:
+            raise self._refused(refusal)
+        created = self._line(timeout)
+        if created is None:
+            raise RegistryError(f"{self._calls.server} does not say that it watches")
+        self._check(created)
+
+    def changes(self, timeout: float) -> list[Change]:
+        result = self._line(timeout)
+        if result is None:
+            return []
+        self._check(result)
+        with self._reading():
+            return [
+                Change(
+                    self._name(event["kv"]),
+                    None if event.get("type") == "DELETE" else _bytes(event["kv"].get("value", "")),
+                    _number(event["kv"], "mod_revision"),
+                )
+                for event in result.get("events", ())
+            ]
+
+    def put(self, name: str, value: bytes, expected: int, timeout: float) -> Entry | int:
+        key = _text(self._prefix + quote(name, safe="").encode())
+        if self._lease is None:
+            granted = self._ask("lease/grant", {"TTL": str(self._url.ttl)}, timeout)
+            with self._reading():
+                self._lease = str(granted["ID"])
+        request = {
+            "compare": [{"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(expected)}],
+            "success": [{"request_put": {"key": key, "value": _text(value), "lease": self._lease}}],
+            "failure": [{"request_range": {"key": key}}],
+        }
+        try:
+            body = self._ask("kv/txn", request, timeout)
+        except RegistryError as error:
+            if "lease not found" in str(error):
+                self._lease = None
+            raise
+        with self._reading():
+            if body.get("succeeded"):
+                return _number(body["header"], "revision")
+            there = body["responses"][0]["response_range"].get("kvs", ())
+            # it is gone meanwhile, so that the next attempt expects none
+            return _entry(there[0]) if there else Entry(value, 0)
+
+    def renew(self, name: str, version: int, timeout: float) -> bool:
+        key = _text(self._prefix + quote(name, safe="").encode())
+        lease = self._ask("lease/keepalive", {"ID": self._lease}, timeout).get("result", {})
+        if not _number(lease, "TTL"):
+            self._lease = None
+            return False
+        body = self._ask("kv/range", {"key": key, "keys_only": True}, timeout)
+        with self._reading():
+            found = body.get("kvs", ())
+            return bool(found) and _number(found[0], "mod_revision") == version
+
+    def remove(self, name: str, timeout: float) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            self._ask("lease/revoke", {"ID": lease}, timeout)
+
+    def interrupt(self) -> None:
+        self._calls.interrupt()
+
+    def close(self) -> None:
+        self._calls.hang_up()
+
+    # asking
+
+    def _ask(self, path: str, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """Ask one server, with a new token if the old one counts no more."""
+        for is_last in (False, True):
+            answer = self._calls.call(
+                "POST", f"/v3/{path}", request, timeout=timeout, headers=self._headers(timeout)
+            )
+            if answer.status == 200 and "error" not in answer.body:
+                return answer.body
+            is_old = self._token and answer.body.get("code") == _UNAUTHENTICATED
+            self._token = ""
+            if not is_old or is_last:
+                raise self._refused(answer)
+        raise AssertionError("the last attempt has returned or raised")
+
+    def _headers(self, timeout: float = math.nan) -> dict[str, str]:
+        """Return what proves who we are; ask for it, within ``timeout``, where nothing is known."""
+        url = self._url
+        if url.user is None:
+            return {}
+        if not self._token and not math.isnan(timeout):
+            assert url.password_file is not None
+            request = {"name": url.user, "password": _password(url.password_file)}
+            answer = self._calls.call("POST", "/v3/auth/authenticate", request, timeout=timeout)
+            if answer.status != 200 or "token" not in answer.body:
+                raise self._refused(answer)
+            self._token = str(answer.body["token"])
+        return {"Authorization": self._token}
+
+    def _line(self, timeout: float) -> dict[str, Any] | None:
+        line = self._calls.next_line(timeout)
+        if line is None:
+            return None
+        if "result" not in line:
+            raise self._refused(Answer(200, line.get("error", line)))
+        found: dict[str, Any] = line["result"]
+        return found
+
+    def _check(self, result: dict[str, Any]) -> None:
+        """Raise if a watch says that it has ended."""
+        if not result.get("canceled"):
+            return
+        compacted, reason = _number(result, "compact_revision"), result.get("cancel_reason", "")
+        server = self._calls.server
+        self._calls.hang_up()
+        if compacted:
+            raise GapError(f"{server} has forgotten what came before revision {compacted}")
+        self._token = ""  # expired, perhaps
+        self._calls.next_server()
+        raise RegistryError(f"{server} has ended the watch{f': {reason}' if reason else ''}")
+
+    def _refused(self, answer: Answer) -> RegistryError:
+        """Return what a server's refusal means. A server that can't do anything now is left for the next."""
+        server, code = self._calls.server, answer.body.get("code", answer.body.get("grpc_code"))
+        said = answer.body.get("message") or answer.body.get("error") or f"HTTP status {answer.status}"
+        if answer.status == 404:
+            return RegistryError(
+                f"{server} answers, but not as etcd 3.4 or newer does (no /v3/): is it another service, or one that "
+                "runs with --enable-grpc-gateway=false?"
+            )
+        user = f"user {self._url.user!r}" if self._url.user is not None else "whoever gives no user"
+        if (
+            code == _UNAUTHENTICATED
+            or "authentication failed" in str(said)
+            or "user name is empty" in str(said)
+        ):
+            return RegistryError(
+                f"{server} refuses {user}: {said}; set the options user and password_file right"
+            )
+        if code == _PERMISSION_DENIED:
+            return RegistryError(
+                f"{server} does not let {user} at {self._prefix.decode()}: {said}; grant one of its roles readwrite "
+                "there, with --prefix"
+            )
+        self._calls.next_server()
+        return RegistryError(f"{server} can't do it: {said}")
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Raise RegistryError for JSON that etcd would not have sent."""
+        try:
+            yield
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise RegistryError(f"{self._calls.server} answers what etcd does not: {error!r}") from error
+
+    def _name(self, kv: dict[str, Any]) -> str:
+        return unquote(_bytes(kv["key"])[len(self._prefix) :].decode(errors="replace"))
+
+
+def _password(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RegistryError(f"cannot read password_file {path}: {error}") from error
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text)
+
+
+def _number(found: dict[str, Any], field: str) -> int:
+    """Return a 64-bit number, which JSON has as a text; etcd leaves zeros out."""
+    return int(found.get(field, 0))
+
+
+def _entry(kv: dict[str, Any]) -> Entry:
+    return Entry(_bytes(kv.get("value", "")), _number(kv, "mod_revision"))
