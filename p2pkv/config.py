@@ -22,6 +22,7 @@ from typing import Any
 from p2pkv import plugins
 from p2pkv.address import check_endpoint, is_loopback, split_address
 from p2pkv.errors import ConfigError
+from p2pkv.store_url import StoreUrl, is_store_url, read_store_url
 from p2pkv.transports import AllOptions, former_names, read_options, take_former
 from p2pkv.values import (
     as_bool,
@@ -124,8 +125,9 @@ class Config:
     must_join: bool | str = False
     """Start only where another node of the cluster answers within five seconds; not for the first of them."""
     membership: str = "embedded"
-    """``embedded`` (gossip, nothing to install), ``static`` (exactly the nodes named in ``join``), or the name of an
-    engine that another package provides."""
+    """``embedded`` (gossip, nothing to install), ``static`` (exactly the nodes named in ``join``), ``etcd://HOST:PORT``
+    (nodes find each other by their records there; ``docs/membership.md`` has its options), or the name of an engine
+    that another package provides."""
     secret_file: str | None = None
     """The cluster's secret, mode 0600. Without one a private one is made and the node stays on loopback."""
     transports: tuple[str, ...] | list[str] | str = "auto"
@@ -272,7 +274,9 @@ class Config:
             raise ConfigError(
                 f"cluster must be 1 to {MAX_NODE_ID} bytes of printable characters, not {shown(self.cluster)}"
             )
-        if self.membership not in MEMBERSHIP_ENGINES:
+        if is_store_url(self.membership):
+            read_store_url(self.membership)
+        elif self.membership not in MEMBERSHIP_ENGINES:
             engines = (*MEMBERSHIP_ENGINES, *plugins.names(plugins.MEMBERSHIP))
             check_choice("membership", self.membership, engines)
         check_choice("verify", self.verify, ("generation", "checksum"))
@@ -367,7 +371,7 @@ class Config:
             raise ConfigError(
                 "kv_events is set, but pool_size is 0: a node without a cache has nothing to tell"
             )
-        if self.must_join and not self.join_addresses:
+        if self.must_join and not self.join_addresses and self.store is None:
             raise ConfigError("must_join is set, but join is not: whom to join is not known")
         if self.membership == "static" and not self.join_addresses:
             raise ConfigError("membership is 'static', so join must name every node of the cluster")
@@ -376,6 +380,16 @@ class Config:
     def join_addresses(self) -> tuple[str, ...]:
         """``join`` as a tuple."""
         return tuple(self.join)
+
+    @property
+    def store(self) -> StoreUrl | None:
+        """The store that ``membership`` names, if it names one."""
+        return read_store_url(self.membership) if is_store_url(self.membership) else None
+
+    @property
+    def outward_addresses(self) -> tuple[str, ...]:
+        """Addresses in the direction of peers: they tell which of this machine's own is reached from there."""
+        return self.join_addresses or (self.store.addresses if self.store is not None else ())
 
     @property
     def router_addresses(self) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ def explain(
     page_id = _hexadecimal(key) if is_id else None
     question = question_about(None if is_id else key, page_id, namespace)
     with Outsider(cluster_keys(loaded.secret_file)) as outsider:
-        explained = outsider.explain(question, addresses_to_ask(loaded), timeout)
+        explained = outsider.explain(question, addresses_to_ask(loaded, timeout), timeout)
     if as_json:
         typer.echo(json.dumps(record(explained)))
     else:

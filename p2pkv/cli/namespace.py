@@ -39,7 +39,7 @@ def bump(
     """
     loaded = load(config, settings, **({"join": join} if join else {}))
     with Outsider(cluster_keys(loaded.secret_file)) as outsider:
-        done = outsider.bump(name, addresses_to_ask(loaded), timeout)
+        done = outsider.bump(name, addresses_to_ask(loaded, timeout), timeout)
     if as_json:
         typer.echo(json.dumps({"epoch": done.epoch, "heard": done.heard, "unreached": done.unreached}))
     else:

@@ -14,11 +14,12 @@ from p2pkv._native import NamespaceEpochs
 from p2pkv.config import Config
 from p2pkv.control.counters import decode_counters
 from p2pkv.control.host_names import Names
-from p2pkv.control.secret import ClusterKeys
+from p2pkv.control.secret import ClusterKeys, cluster_keys
 from p2pkv.control.silence import why_silent
 from p2pkv.control.sockets import ControlClient, Request, Socket
 from p2pkv.control.wire import Kind
 from p2pkv.directory.epochs import Bump, EpochKeeper
+from p2pkv.directory.registry.look import look
 from p2pkv.directory.view import Member, Report, decode, encode
 from p2pkv.errors import ConfigError, ControlError, UsageError
 from p2pkv.explain.asking import ask_members, explanation_of
@@ -34,11 +35,22 @@ Join = Annotated[
 ]
 
 
-def addresses_to_ask(config: Config) -> tuple[str, ...]:
-    """Return the addresses that were given. Raises :class:`~p2pkv.errors.ConfigError` if there is none."""
-    if not config.join_addresses:
+def addresses_to_ask(config: Config, timeout: float) -> tuple[str, ...]:
+    """Return the addresses that were given, or else those that ``membership``'s store has.
+
+    Raises :class:`~p2pkv.errors.ConfigError` if there is none, and :class:`~p2pkv.errors.RegistryError`.
+    """
+    if config.join_addresses:
+        return config.join_addresses
+    if config.store is None:
         raise ConfigError("whom to ask is missing: give --join HOST:PORT, or the setting 'join'")
-    return config.join_addresses
+    sight = look(config.store, cluster_keys(config.secret_file), config.cluster, timeout)
+    if not sight.members:
+        why = "".join(f"; that of {name!r} is refused: {reason}" for name, reason in sight.refused.items())
+        raise ControlError(
+            f"{config.store.where} has no record of a node of cluster {config.cluster!r}{why[:500]}"
+        )
+    return tuple(member.address for member in sight.members)
 
 
 class Outsider:

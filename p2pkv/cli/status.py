@@ -28,7 +28,7 @@ def status(
 ) -> None:
     """Show the members of a running cluster, as the first node that answers sees them."""
     loaded = load(config, settings, **({"join": join} if join else {}))
-    addresses = addresses_to_ask(loaded)
+    addresses = addresses_to_ask(loaded, timeout)
     with Outsider(cluster_keys(loaded.secret_file)) as outsider:
         report, address = outsider.members(addresses, timeout)
     members = sorted(report.members, key=lambda member: (member.state, member.node_id))

@@ -26,7 +26,7 @@ class ControlParts:
     """Answers peers from its making on."""
 
     def __init__(self, config: Config, undo: ExitStack) -> None:
-        keys = cluster_keys(config.secret_file)
+        self.keys = keys = cluster_keys(config.secret_file)
         context: zmq.Context[Socket] = zmq.Context()
         context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         # Not `term`, which waits for sockets that a call lost when it was interrupted. By then nobody uses any.
@@ -50,7 +50,7 @@ class ControlParts:
             config.listen,
             self.shard,
             self.epochs,
-            join=config.join_addresses,
+            join=config.outward_addresses,
             names=names,
             is_peer=lambda address: self.gossip.ask(Request(address, Kind.PROBE), _PEER_S) is not None,
         )

@@ -21,7 +21,7 @@ from p2pkv.descriptors import raise_limit, require_descriptors
 from p2pkv.directory.epochs import EpochKeeper
 from p2pkv.directory.membership.base import Identity, Listeners, Membership
 from p2pkv.directory.membership.control_network import ControlNetwork
-from p2pkv.directory.membership.engines import engine_class
+from p2pkv.directory.membership.engines import make_engine
 from p2pkv.directory.membership.timing import Clock, Timing
 from p2pkv.directory.view import Member, State, View, node_key
 from p2pkv.disk.boot_file import BootFile
@@ -80,7 +80,6 @@ class NodeParts:
         self._started = time.time()
         self._version = version("p2pkv")  # read from files, which no scrape should do
         self._has_met = threading.Event()  # another node
-        self._engine = engine_class(config.membership)
         self._boot_file: BootFile | None = None
         self._epochs_file: EpochsFile | None = None
         if config.disk_nbytes:
@@ -107,6 +106,7 @@ class NodeParts:
         require_memory(config.registered_nbytes, available_memory())
         self.metrics = Metrics()
         self.control = ControlParts(config, undo)
+        self._engine = make_engine(config.membership, self.control.keys, config.cluster)
         self._start_transports(undo, extra_transports)
         self.peers = PeerConnections(self.transports, self.control.handshakes.connect, self.metrics)
         self.metrics.show_transports(self.peers.domains)
@@ -217,7 +217,8 @@ class NodeParts:
             return "this node is no member of its cluster: another one has its node_id"
         if self.membership.is_alone:
             return (
-                "this node is alone: nobody answers at its join addresses, and all that others have is a miss"
+                f"this node is alone: nobody answers at {', '.join(self._meeting_places())}, and all that others have "
+                "is a miss"
             )
         return None
 
@@ -307,10 +308,16 @@ class NodeParts:
         membership.start(_JOIN_S)
         if config.must_join and not self._has_met.wait(_JOIN_S):
             raise MembershipError(
-                f"must_join is set, and no other node of the cluster answers at {', '.join(config.join_addresses)} "
+                f"must_join is set, and no other node of the cluster answers at {', '.join(self._meeting_places())} "
                 "(p2pkv doctor says why)"
             )
         return membership
+
+    def _meeting_places(self) -> list[str]:
+        """Return where others are looked for, as messages name it."""
+        store = self._config.store
+        found_there = [] if store is None else [f"the addresses found in {store.where}"]
+        return [*self._config.join_addresses, *found_there]
 
     def interrupt(self) -> None:
         """Let the calls under way end at once, with misses or ClosedError."""

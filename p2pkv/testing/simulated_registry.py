@@ -185,6 +185,9 @@ class SimulatedStore(Store):
     def interrupt(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def _reach(self) -> None:
         self._server.expire(self._clock.now)
         if not self._server.is_up or self._node_id in self._server.cut_off:

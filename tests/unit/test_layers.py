@@ -35,13 +35,14 @@ BELOW = {
     "tracing": "errors",
     "arrays": "_native errors",
     "transports": "_native errors plugins values",
-    "config": "address errors plugins transports values",
+    "store_url": "address errors values",
+    "config": "address errors plugins store_url transports values",
     "memory": "_native arrays errors transports limited_log",
     "page": "_native arrays errors",
     "pool": "_native config errors page",
     "control": "_native address errors page state_home limited_log",
     "disk": "_native config errors page pool state_home limited_log",
-    "directory": "_native control disk errors metrics page plugins pool transports limited_log",
+    "directory": "_native control disk errors limited_log metrics page plugins pool store_url transports",
     "membership": "directory",
     "peers": "_native control directory errors metrics transports limited_log",
     "offers": "_native config directory errors lifetime transports limited_log",
@@ -58,7 +59,7 @@ BELOW = {
     "instances": "address config control errors",
     "integrations": "_native address config errors instances memory metrics node offers page transfers limited_log",
     "cli": "_native address config control descriptors directory disk errors explain instances kv_events memory node "
-    "transports",
+    "store_url transports",
     "__main__": "cli",
 }
 ONLY = {("peers", "directory"): "directory.view", ("offers", "directory"): "directory.view"}

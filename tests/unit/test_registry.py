@@ -1,4 +1,4 @@
-"""Records in a store: what is sealed, what is followed, what is kept. The store is simulated, its faults are drawn up."""
+"""Records in a store: what is sealed, what is followed, what is kept. The store is simulated, and its faults."""
 
 from __future__ import annotations
 

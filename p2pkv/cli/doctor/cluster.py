@@ -11,6 +11,7 @@ from pathlib import Path
 from p2pkv.address import is_loopback, reachable_host, require_public, split_address
 from p2pkv.cli.doctor.finding import Finding, Verdict
 from p2pkv.cli.doctor.join import examine_join
+from p2pkv.cli.doctor.store import examine_store
 from p2pkv.config import DATA_PORTS, Config
 from p2pkv.control.host_names import Names
 from p2pkv.control.secret import MIN_SECRET_BYTES, ClusterKeys, cluster_keys, private_secret_path
@@ -33,7 +34,10 @@ def examine_cluster(config: Config) -> Iterator[Finding]:
     if config.kv_events:
         yield _kv_events(config)
     if secret.verdict is not Verdict.BAD:
-        yield from examine_join(config, keys)
+        if config.store is None or config.join_addresses:
+            yield from examine_join(config, keys)
+        if config.store is not None:
+            yield from examine_store(config, config.store, keys)
 
 
 def _secret(config: Config) -> tuple[Finding, ClusterKeys | None]:
@@ -106,7 +110,7 @@ def _bind(config: Config) -> str:
         raise ConfigError(f"listen is {config.listen!r}, and {host} can't be looked up")
     require_public("listen", config.listen, numbers)
     _try_to_bind(split_address("listen", numbers[0])[0], port)
-    return reachable_host(host, config.join_addresses)
+    return reachable_host(host, config.outward_addresses)
 
 
 def _try_to_bind(host: str, port: int) -> None:
