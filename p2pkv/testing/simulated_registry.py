@@ -18,6 +18,7 @@ from p2pkv.directory.membership.base import Identity, Listeners
 from p2pkv.directory.membership.registered import RegisteredMembership
 from p2pkv.directory.membership.timing import Timing
 from p2pkv.directory.registry.follower import Follower
+from p2pkv.directory.registry.following import counts
 from p2pkv.directory.registry.keeper import Keeper
 from p2pkv.directory.registry.seal import Seal
 from p2pkv.directory.registry.store import (
@@ -60,6 +61,10 @@ class StoreServer:
         """Where there is one, it draws what comes twice, and out of order."""
         self.cut_off: set[str] = set()
         """Names of the nodes that can't reach the store."""
+        self.deaf: set[str] = set()
+        """Names of the nodes that a server which hangs tells nothing any more, until they list again."""
+        self.n_gaps = 0
+        """How often one who followed was behind what is remembered."""
         self.version = 0
         self.entries: dict[str, Entry] = {}
         self.seen: list[tuple[str, bytes]] = []
@@ -106,6 +111,7 @@ class StoreServer:
     def changes_after(self, since: int, now: float) -> list[Change]:
         """Return what happened since, as far as it is told already."""
         if since < self._compacted:
+            self.n_gaps += 1
             raise GapError(f"the store has forgotten what came before {self._compacted}")
         return [
             logged.change
@@ -145,11 +151,14 @@ class SimulatedStore(Store):
     def watch(self, since: int, timeout: float) -> None:
         self._reach()
         self._since, self.is_broken = since, False
+        self._server.deaf.discard(self._node_id)
 
     def changes(self, timeout: float) -> list[Change]:
         self._reach()
         if self.is_broken:
             raise RegistryError("the stream has ended")
+        if self._node_id in self._server.deaf:
+            return []
         told = self._server.changes_after(self._since, self._clock.now)
         self._since = max([self._since, *(change.version for change in told)])
         noise, before, self._last = self._server.noise, self._last, told or self._last
@@ -232,7 +241,7 @@ class SimulatedRegistry(Registry):
         self._due[1] = self._clock.now
 
     def counters(self) -> dict[str, int]:
-        return {"p2pkv_registry_up": int(self._follower.listing.is_current)}
+        return counts(self._follower, self._keeper)
 
     def close(self) -> None:
         if self._is_open:

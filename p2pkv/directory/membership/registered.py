@@ -169,11 +169,13 @@ class RegisteredMembership(EmbeddedMembership):
 
     def _outranks(self, ours: bytes, theirs: bytes) -> bool:
         """Whether our record may replace another of this node's name; from the registry's thread."""
+        own = self._seal.open(ours)
         try:
             there = self._seal.open(theirs)
         except (ViewError, VersionError):
             return True
-        return self._seal.open(ours).precedence > there.precedence
+        # a stranger may have put the record of another node there
+        return there.node_id != own.node_id or own.precedence > there.precedence
 
     # the loop
 

@@ -26,6 +26,16 @@ _JOIN_S = 1.0
 T = TypeVar("T")
 
 
+def counts(follower: Follower, keeper: Keeper) -> dict[str, int]:
+    """Return what the two have counted, by the names of the metrics."""
+    return {
+        "p2pkv_registry_up": int(follower.listing.is_current),
+        "p2pkv_registry_lists_total": follower.n_lists,
+        "p2pkv_registry_failures_total": follower.n_failures + keeper.n_failures,
+        "p2pkv_registry_lost_records_total": keeper.n_lost,
+    }
+
+
 class FollowingRegistry(Registry):
     """The registry of a store, of which it opens two: a thread of its own for each.
 
@@ -79,13 +89,7 @@ class FollowingRegistry(Registry):
             self._threads.append(thread)
 
     def counters(self) -> dict[str, int]:
-        follower, keeper = self._follower, self._keeper
-        return {
-            "p2pkv_registry_up": int(follower.listing.is_current),
-            "p2pkv_registry_lists_total": follower.n_lists,
-            "p2pkv_registry_failures_total": follower.n_failures + keeper.n_failures,
-            "p2pkv_registry_lost_records_total": keeper.n_lost,
-        }
+        return counts(self._follower, self._keeper)
 
     def close(self) -> None:
         if self._stopping.is_set():
