@@ -23,16 +23,20 @@ needs_etcd = pytest.mark.skipif(
 
 
 class EtcdServers:
-    """Members ``m0``... in ``folder``. ``tls`` are the flags of their certificates; clients then need theirs."""
+    """Members ``m0``... in ``folder``.
 
-    def __init__(self, folder: Path, n_members: int = 3, *, tls: Sequence[str] = ()) -> None:
+    ``tls`` are the flags of their certificates, and ``client_flags`` those of ``etcdctl``.
+    """
+
+    def __init__(
+        self, folder: Path, n_members: int = 3, *, tls: Sequence[str] = (), client_flags: Sequence[str] = ()
+    ) -> None:
         self._folder = folder
         self._tls = tuple(tls)
         self._scheme = "https" if tls else "http"
         self._ports = [(free_port(), free_port()) for _ in range(n_members)]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self.client_flags: tuple[str, ...] = ()
-        """What ``etcdctl`` is told besides the endpoints."""
+        self._client_flags = tuple(client_flags)
         for index in range(n_members):
             self.start(index)
         self.await_ready()
@@ -119,7 +123,7 @@ class EtcdServers:
     def _run(self, endpoints: Sequence[str], arguments: Sequence[str], stdin: bytes | None = None) -> str:
         where = ",".join(f"{self._scheme}://{address}" for address in endpoints)
         return subprocess.run(
-            ["etcdctl", f"--endpoints={where}", *self.client_flags, *arguments],
+            ["etcdctl", f"--endpoints={where}", *self._client_flags, *arguments],
             env={"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin:/usr/local/bin"},
             input=stdin,
             check=True,

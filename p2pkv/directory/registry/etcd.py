@@ -195,10 +195,12 @@ class EtcdStore(Store):
                 f"{server} refuses {user}: {said}; set the options user and password_file right"
             )
         if code == _PERMISSION_DENIED:
-            return RegistryError(
-                f"{server} does not let {user} at {self._prefix.decode()}: {said}; grant one of its roles readwrite "
-                "there, with --prefix"
+            advice = (
+                "set the options user and password_file"
+                if self._url.user is None
+                else "grant one of its roles readwrite there, with --prefix"
             )
+            return RegistryError(f"{server} does not let {user} at {self._prefix.decode()}: {said}; {advice}")
         self._calls.next_server()
         return RegistryError(f"{server} can't do it: {said}")
 

@@ -1,0 +1,184 @@
+"""Who may talk to etcd: TLS with the right authority and with others, users, expired tokens, and rights that lack."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from etcd_servers import EtcdServers, needs_etcd
+from p2pkv.directory.registry.etcd import EtcdStore
+from p2pkv.directory.registry.store import Change, Entry
+from p2pkv.errors import RegistryError
+from p2pkv.store_url import read_store_url
+
+pytestmark = [
+    needs_etcd,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl is there to make certificates"),
+]
+
+TIMEOUT = 5.0
+
+
+class Authority:
+    """Makes certificates in a folder."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self.ca = folder / f"{name}-ca.pem"
+        self._key = folder / f"{name}-ca.key"
+        subject = ["-subj", f"/CN={name}"]
+        self._openssl("req", "-x509", "-keyout", self._key, "-out", self.ca, "-days", "2", *subject)
+
+    def issue(self, name: str) -> tuple[Path, Path]:
+        """Return a certificate for 127.0.0.1, and its key."""
+        cert, key, request = (self._folder / f"{name}.{kind}" for kind in ("pem", "key", "csr"))
+        names = self._folder / "names"
+        names.write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
+        self._openssl("req", "-keyout", key, "-out", request, "-subj", "/O=p2pkv")
+        signer = ["-CA", self.ca, "-CAkey", self._key, "-CAcreateserial", "-days", "2"]
+        subprocess.run(
+            ["openssl", "x509", "-req", "-in", request, "-out", cert, *signer, "-extfile", names],
+            check=True,
+            capture_output=True,
+        )
+        return cert, key
+
+    @staticmethod
+    def _openssl(command: str, *arguments: object) -> None:
+        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        subprocess.run(["openssl", command, *key, *map(str, arguments)], check=True, capture_output=True)
+
+
+class Guarded:
+    """An etcd that asks for certificates and users; ``options`` are what a node with every right is told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ours, self.others = Authority(folder, "ours"), Authority(folder, "others")
+        cert, key = self.ours.issue("server")
+        self.files = {
+            "ca": self.ours.ca,
+            **dict(zip(("cert", "key"), self.ours.issue("client"), strict=True)),
+        }
+        self.servers = EtcdServers(
+            folder,
+            1,
+            tls=[
+                f"--cert-file={cert}",
+                f"--key-file={key}",
+                f"--trusted-ca-file={self.ours.ca}",
+                "--client-cert-auth",
+            ],
+            client_flags=[
+                f"--cacert={self.ours.ca}",
+                f"--cert={self.files['cert']}",
+                f"--key={self.files['key']}",
+            ],
+        )
+        for command in (
+            "role add node",
+            "role grant-permission node readwrite --prefix=true /p2pkv/c/",
+            "role add reader",
+            "role grant-permission reader read --prefix=true /p2pkv/c/",
+            "user add root:root-password",
+            "user grant-role root root",
+            *(f"user add {user}:{user}-password" for user in ("node", "reader")),
+            *(f"user grant-role {user} {user}" for user in ("node", "reader")),
+            "auth enable",
+        ):
+            self.servers.ctl(*command.split())
+        self.passwords = {}
+        for name in ("node", "reader", "wrong"):
+            self.passwords[name] = folder / f"{name}.password"
+            self.passwords[name].write_text(f"{name}-password\n")
+
+    def store(self, user: str = "node", password: str = "", **options: object) -> EtcdStore:
+        given = {**self.files, "user": user, "password_file": self.passwords[password or user], **options}
+        query = "&".join(f"{name}={value}" for name, value in given.items() if value is not None)
+        return EtcdStore(read_store_url(f"{self.servers.url}?{query}"), "c")
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    made = Guarded(tmp_path_factory.mktemp("guarded"))
+    yield made
+    made.servers.close()
+
+
+def test_a_user_with_rights_and_certificates_reads_writes_and_follows(guarded: Guarded) -> None:
+    store, follower = guarded.store(), guarded.store()
+    follower.watch(follower.read_all(TIMEOUT).version, TIMEOUT)
+    version = store.put("n/0", b"record", 0, TIMEOUT)
+    assert isinstance(version, int)
+    assert follower.changes(TIMEOUT) == [Change("n/0", b"record", version)]
+    assert store.put("n/0", b"another", 0, TIMEOUT) == Entry(b"record", version)
+    assert store.renew("n/0", version, TIMEOUT)
+    store.remove("n/0", TIMEOUT)
+    assert [change.value for change in follower.changes(TIMEOUT)] == [None]
+    for each in (store, follower):
+        each.close()
+
+
+def test_a_token_that_counts_no_more_is_replaced(guarded: Guarded) -> None:
+    store = guarded.store()
+    store.read_all(TIMEOUT)
+    store._token += "x"  # as one that the server has forgotten
+    store.read_all(TIMEOUT)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"password": "wrong"}, r"refuses user 'node'.*set the options user and password_file right"),
+        ({"user": "nobody", "password": "node"}, r"refuses user 'nobody'"),
+        ({"ca": "OTHERS"}, r"a certificate that no authority of .*others-ca.pem vouches for"),
+        ({"cert": None, "key": None}, r"is a cert missing\?|breaks off"),
+        ({"ca": "/nowhere/ca.pem"}, r"cannot read /nowhere/ca.pem for TLS: .*No such file"),
+        ({"password_file": "/nowhere/password"}, r"cannot read password_file /nowhere/password"),
+    ],
+)
+def test_who_may_not_talk_to_it_is_told_why(guarded: Guarded, options: dict[str, object], why: str) -> None:
+    if options.get("ca") == "OTHERS":
+        options = {"ca": guarded.others.ca}
+    store = guarded.store(**options)  # type: ignore[arg-type]
+    with pytest.raises(RegistryError, match=why):
+        store.read_all(TIMEOUT)
+    store.close()
+
+
+def test_a_user_without_rights_is_told_which_lack(guarded: Guarded) -> None:
+    store = guarded.store("reader")
+    store.read_all(TIMEOUT)
+    with pytest.raises(RegistryError, match=r"does not let user 'reader' at /p2pkv/c/members/.*readwrite"):
+        store.put("n0", b"record", 0, TIMEOUT)
+    store.close()
+
+
+def test_whoever_gives_no_user_is_told_that_one_is_wanted(guarded: Guarded) -> None:
+    url = f"{guarded.servers.url}?{'&'.join(f'{name}={value}' for name, value in guarded.files.items())}"
+    store = EtcdStore(read_store_url(url), "c")
+    with pytest.raises(
+        RegistryError, match=r"does not let whoever gives no user at .*set the options user and password_file"
+    ):
+        store.read_all(TIMEOUT)
+    store.close()
+
+
+def test_plain_http_to_tls_is_recognized(guarded: Guarded) -> None:
+    store = EtcdStore(read_store_url(guarded.servers.url.replace("etcds://", "etcd://")), "c")
+    with pytest.raises(RegistryError, match=r"does it want TLS.*etcds://"):
+        store.read_all(TIMEOUT)
+    store.close()
+
+
+def test_tls_to_plain_http_is_recognized(tmp_path: Path) -> None:
+    servers = EtcdServers(tmp_path, 1)
+    store = EtcdStore(read_store_url(servers.url.replace("etcd://", "etcds://")), "c")
+    with pytest.raises(RegistryError, match=r"is it plain HTTP"):
+        store.read_all(TIMEOUT)
+    store.close()
+    servers.close()
