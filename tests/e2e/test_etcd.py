@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -12,16 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import pages
 from cluster import eventually, free_port
 from etcd_servers import EtcdServers, needs_etcd
 from p2pkv import Config, ConfigError, DuplicateNodeError, Node
+from p2pkv.cli import app
+from p2pkv.cli.doctor.cluster import examine_cluster
 from p2pkv.directory.registry.etcd import EtcdStore
 from p2pkv.errors import RegistryError
 from p2pkv.store_url import read_store_url
 
-pytestmark = needs_etcd
+pytestmark = [needs_etcd, pytest.mark.xdist_group("etcd")]
 
 N, NBYTES = 8, 4096
 SECRET = "the secret of a test, long enough"
@@ -255,3 +259,37 @@ def test_another_service_than_etcd_is_recognized(status: int, body: bytes, why: 
 def test_a_url_that_is_wrong_is_refused_when_it_is_read(url: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         Config(membership=url)
+
+
+def test_the_commands_find_the_nodes_there(nodes: Nodes, etcd: EtcdServers) -> None:
+    nodes.start("n0")
+    settings = ["--set", f"membership={nodes.url}", "--set", f"secret_file={nodes.secret}"]
+    shown = CliRunner().invoke(app, ["status", "--json", *settings])
+    assert shown.exit_code == 0, shown.output
+    assert [member["node_id"] for member in json.loads(shown.output)["members"]] == ["n0"]
+    empty = CliRunner().invoke(app, ["status", *settings, "--set", "cluster=other"])
+    assert "no record of a node of cluster 'other'" in str(empty.exception or empty.output)
+
+
+def test_the_doctor_says_what_a_node_would_find(nodes: Nodes, etcd: EtcdServers) -> None:
+    def said(**settings: object) -> str:
+        config = Config.load(
+            {"membership": nodes.url, "secret_file": str(nodes.secret), "node_id": "n1"} | settings,
+            environ={},
+        )
+        return "\n".join(f"{f.verdict.name} {f.what}: {f.says}" for f in examine_cluster(config))
+
+    first = nodes.start("n0")
+    prefix = nodes.url.partition("prefix=")[2]
+    etcd.ctl("put", f"{prefix}/p2pkv/members/n2", "garbage")
+    before = etcd.ctl("get", "--prefix", prefix)
+    found = said()
+    assert "GOOD etcd://127.0.0.1" in found
+    assert "can be read and written; 1 nodes of this cluster have records there" in found
+    assert "NOTE" in found
+    assert "the record of 'n2' (1 such in all) is refused: it is no record of p2pkv" in found
+    assert etcd.ctl("get", "--prefix", prefix) == before
+    assert f"BAD node_id: a live node at {first.address} has node_id 'n0'" in said(node_id="n0")
+    away = said(membership=f"etcd://127.0.0.1:{free_port()}")
+    assert "BAD etcd://127.0.0.1" in away
+    assert "Connection refused" in away

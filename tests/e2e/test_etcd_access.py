@@ -17,6 +17,7 @@ from p2pkv.store_url import read_store_url
 
 pytestmark = [
     needs_etcd,
+    pytest.mark.xdist_group("etcd"),
     pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl is there to make certificates"),
 ]
 

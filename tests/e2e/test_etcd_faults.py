@@ -13,7 +13,7 @@ from cluster import Cluster, NodeProcess, eventually
 from etcd_servers import EtcdServers, needs_etcd
 from p2pkv.testing.processes import RefusedError
 
-pytestmark = needs_etcd
+pytestmark = [needs_etcd, pytest.mark.xdist_group("etcd-faults")]
 
 NBYTES = 65536
 KEYS = [f"page-{i}" for i in range(8)]

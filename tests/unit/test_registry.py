@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -71,6 +72,12 @@ def test_what_is_no_record_of_this_cluster_is_refused_with_a_reason(
 ) -> None:
     with pytest.raises(error, match=why):
         seal().open(sealed)
+
+
+def test_the_record_of_version_1_is_read_for_ever() -> None:
+    golden = (Path(__file__).parents[1] / "golden/record-v1.bin").read_bytes()
+    assert seal(b"0123456789").open(golden) == MEMBER
+    assert seal(b"0123456789").close(MEMBER) == golden
 
 
 def test_no_changed_byte_of_a_record_goes_unnoticed() -> None:
