@@ -30,6 +30,8 @@ SETTLE_S = 18.0
 """From the end of the last fault to the judgement: a pause of who follows, a record's longest wait, a death."""
 FORGOTTEN_S = 5.0
 """A process that ended so long ago is in no newcomer's view, unless another node that still believes in it says so."""
+FORGED = 2**62
+"""The boot that strangers make up: above any that a clock gives."""
 _MOST_NODES = 6
 _SLICE_S = 0.5
 _HOUR_NS = 3600 * 10**9
@@ -242,7 +244,7 @@ class Schedule:
         name = self.random.choice([self.some_name(), f"liar{self.random.randrange(3)}"])
         node = self.some()
         address = node.network.address if node is not None else "h1:7000"
-        forged = self.liar.close(Member(name, 2**62, address, weight=16.0))
+        forged = self.liar.close(Member(name, FORGED, address, weight=16.0))
         value = self.random.choice([forged, forged[:-1], b"", b"garbage", b"p2pkv\x02" + bytes(64)])
         self.note(f"a stranger writes {name}")
         self.server.write(name, value, self.now)
@@ -276,7 +278,10 @@ class Schedule:
         """Nobody is in a view who never was a node; and nobody comes back into one whose process has ended."""
         for process in self.processes:
             if process.ended is None:
-                self.boots[process.node.node_id, process.node.engine.boot_epoch] = process
+                own = (process.node.node_id, process.node.engine.boot_epoch)
+                if own[1] >= FORGED:
+                    raise self.broken(f"{own} heeds a stranger's record, and has a boot above that")
+                self.boots[own] = process
                 network = process.node.network
                 if network.is_stopped or network.held_until >= self.now:
                     self.dozed[process.node] = self.now

@@ -52,8 +52,10 @@ def _twin(config: Config, sight: Sight, keys: ClusterKeys) -> Iterator[Finding]:
             continue
         try:
             with Outsider(keys) as outsider:
-                outsider.members([member.address], _WAIT_S)
+                report, _ = outsider.members([member.address], _WAIT_S)
         except ControlError:
-            return  # it is gone, and its record with its lease
+            return  # it is gone, and its record goes with its lease
+        if report.sender != member.node_id:
+            return
         says = f"a live node at {member.address} has node_id {config.node_id!r}"
         yield Finding(Verdict.BAD, "node_id", says, "stop it, or choose another node_id")

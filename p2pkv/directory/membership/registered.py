@@ -83,7 +83,7 @@ class RegisteredMembership(EmbeddedMembership):
 
     @property
     def is_alone(self) -> bool:
-        others = self._heard.values.keys() - {self._identity.node_id}
+        others = self._records.keys() - {self._identity.node_id}
         return len(self._view.present()) == 1 and (super().is_alone or bool(others))
 
     def counters(self) -> dict[str, int]:
@@ -102,6 +102,7 @@ class RegisteredMembership(EmbeddedMembership):
             raise
 
     def close(self) -> None:
+        self._registry.publish(None)  # while the peers are told
         super().close()
         self._registry.close()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -20,10 +20,15 @@ from p2pkv.directory.registry.store import Change, Contents, Entry, GapError, St
 from p2pkv.errors import RegistryError
 from p2pkv.store_url import StoreUrl
 
+_NOT_FOUND = 5
 _UNAUTHENTICATED = 16
 _PERMISSION_DENIED = 7
 _UNAVAILABLE = 14
 _LEADER = {"Grpc-Metadata-hasleader": "true"}
+
+
+class _LeaseGoneError(RegistryError):
+    """A lease has ended, of which nothing was known here."""
 
 
 class EtcdStore(Store):
@@ -91,9 +96,8 @@ class EtcdStore(Store):
         }
         try:
             body = self._ask("kv/txn", request, timeout)
-        except RegistryError as error:
-            if "lease not found" in str(error):
-                self._lease = None
+        except _LeaseGoneError:
+            self._lease = None  # the next attempt has a new one
             raise
         with self._reading():
             if body.get("succeeded"):
@@ -116,7 +120,8 @@ class EtcdStore(Store):
     def remove(self, name: str, timeout: float) -> None:
         lease, self._lease = self._lease, None
         if lease is not None:
-            self._ask("lease/revoke", {"ID": lease}, timeout)
+            with suppress(_LeaseGoneError):
+                self._ask("lease/revoke", {"ID": lease}, timeout)
 
     def interrupt(self) -> None:
         self._calls.interrupt()
@@ -180,6 +185,8 @@ class EtcdStore(Store):
         """Return what a server's refusal means. A server that can't do anything now is left for the next."""
         server, code = self._calls.server, answer.body.get("code", answer.body.get("grpc_code"))
         said = answer.body.get("message") or answer.body.get("error") or f"HTTP status {answer.status}"
+        if code == _NOT_FOUND:
+            return _LeaseGoneError(f"{server} knows nothing of the lease any more: {said}")
         if answer.status == 404:
             return RegistryError(
                 f"{server} answers, but not as etcd 3.4 or newer does (no /v3/): is it another service, or one that "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -14,10 +15,15 @@ from p2pkv.directory.registry.follower import CALL_S, QUIET_S, Follower
 from p2pkv.directory.registry.keeper import Keeper
 from p2pkv.directory.registry.store import Listing, Outranks, Registry, Store
 from p2pkv.errors import RegistryError
+from p2pkv.limited_log import LimitedLog
+
+_log = logging.getLogger(__name__)
 
 _ATTEMPT_S = 0.8
 """What one server may take to answer a node that starts, before another one is asked."""
 _AGAIN_S = 0.2
+_AFTER_FAILURE_S = 1.0
+"""After a fault of ours, so that it fills neither the log nor a core."""
 _LEAVE_S = 0.4
 """What taking the record away may take; otherwise it ends by itself."""
 _JOIN_S = 1.0
@@ -50,6 +56,8 @@ class FollowingRegistry(Registry):
         self._on_change: Callable[[], None] = lambda: None
         self._follower = Follower(self._stores[0], where, time.monotonic, random, lambda: self._on_change())
         self._keeper = Keeper(self._stores[1], where, ttl, time.monotonic, random)
+        self._n_failed_turns = 0
+        self._limited = LimitedLog(_log)
         self._stopping = threading.Event()
         self._changed = threading.Event()  # what is wanted of the keeper
         self._threads: list[threading.Thread] = []
@@ -89,7 +97,9 @@ class FollowingRegistry(Registry):
             self._threads.append(thread)
 
     def counters(self) -> dict[str, int]:
-        return counts(self._follower, self._keeper)
+        counted = counts(self._follower, self._keeper)
+        counted["p2pkv_registry_failures_total"] += self._n_failed_turns
+        return counted
 
     def close(self) -> None:
         if self._stopping.is_set():
@@ -120,14 +130,21 @@ class FollowingRegistry(Registry):
 
     def _follow(self) -> None:
         while not self._stopping.is_set():
-            self._stopping.wait(self._follower.step(QUIET_S + 1.0))
+            self._stopping.wait(self._turn(lambda: self._follower.step(QUIET_S + 1.0)))
 
     def _keep(self) -> None:
         while not self._stopping.is_set():
             self._changed.clear()
-            wait = self._keeper.step()
-            self._changed.wait(min(wait, threading.TIMEOUT_MAX))
+            self._changed.wait(min(self._turn(self._keeper.step), threading.TIMEOUT_MAX))
         self._leave()
+
+    def _turn(self, step: Callable[[], float]) -> float:
+        try:
+            return step()
+        except Exception as error:  # noqa: BLE001 - the top of two threads' loops; it is logged
+            self._n_failed_turns += 1
+            self._limited.error("turn", "the registry failed; it goes on trying", exc_info=error)
+            return _AFTER_FAILURE_S
 
     def _leave(self) -> None:
         with suppress(RegistryError):  # then its lease runs out
