@@ -153,19 +153,19 @@ class SimulatedStore(Store):
         self._since, self.is_broken = since, False
         self._server.deaf.discard(self._node_id)
 
-    def changes(self, timeout: float) -> list[Change]:
+    def changes(self, timeout: float) -> list[Change] | None:
         self._reach()
         if self.is_broken:
             raise RegistryError("the stream has ended")
         if self._node_id in self._server.deaf:
-            return []
+            return None
         told = self._server.changes_after(self._since, self._clock.now)
         self._since = max([self._since, *(change.version for change in told)])
         noise, before, self._last = self._server.noise, self._last, told or self._last
         if noise is not None and told:
             told = [*told, *before]
             noise.shuffle(told)
-        return told
+        return told or None
 
     def put(self, name: str, value: bytes, expected: int, timeout: float) -> Entry | int:
         self._reach()
@@ -177,13 +177,13 @@ class SimulatedStore(Store):
         self._own = version
         return version
 
-    def renew(self, name: str, version: int, timeout: float) -> bool:
+    def renew(self, name: str, version: int, timeout: float) -> int | None:
         self._reach()
         there = self._server.entries.get(name)
         if there is None or there.version != version or not self._server.is_leased(name):
-            return False
+            return None
         self._server.lease(name, self._clock.now)
-        return True
+        return version
 
     def remove(self, name: str, timeout: float) -> None:
         self._reach()

@@ -154,7 +154,7 @@ def test_a_lease_that_ended_unnoticed_is_replaced(etcd: EtcdServers) -> None:
     assert isinstance(version, int)
     assert store.renew("n0", version, 5.0)
     etcd.ctl("lease", "revoke", f"{int(store._lease or 0):x}")
-    assert not store.renew("n0", version, 5.0)
+    assert store.renew("n0", version, 5.0) is None
     store.remove("n0", 5.0)
     store.close()
 

@@ -68,10 +68,10 @@ class EtcdStore(Store):
             raise RegistryError(f"{self._calls.server} does not say that it watches")
         self._check(created)
 
-    def changes(self, timeout: float) -> list[Change]:
+    def changes(self, timeout: float) -> list[Change] | None:
         result = self._line(timeout)
         if result is None:
-            return []
+            return None
         self._check(result)
         with self._reading():
             return [
@@ -106,16 +106,16 @@ class EtcdStore(Store):
             # it is gone meanwhile, so that the next attempt expects none
             return _entry(there[0]) if there else Entry(value, 0)
 
-    def renew(self, name: str, version: int, timeout: float) -> bool:
+    def renew(self, name: str, version: int, timeout: float) -> int | None:
         key = _text(self._prefix + quote(name, safe="").encode())
         lease = self._ask("lease/keepalive", {"ID": self._lease}, timeout).get("result", {})
         if not _number(lease, "TTL"):
             self._lease = None
-            return False
+            return None
         body = self._ask("kv/range", {"key": key, "keys_only": True}, timeout)
         with self._reading():
             found = body.get("kvs", ())
-            return bool(found) and _number(found[0], "mod_revision") == version
+            return version if found and _number(found[0], "mod_revision") == version else None
 
     def remove(self, name: str, timeout: float) -> None:
         lease, self._lease = self._lease, None

@@ -81,7 +81,7 @@ class Follower:
         except RegistryError as error:
             return self._failed(error)
         now = self._clock()
-        if changes:
+        if changes is not None:
             self._heard_at = now
             if sum(self._apply(change) for change in changes):
                 self._show(is_current=True)

@@ -70,11 +70,11 @@ class Keeper:
             if self._held is not None and self._written == wanted:
                 if now < self._renew_at:
                     return self._renew_at - now
-                if self._store.renew(self._name, self._held, CALL_S):
+                self._held = self._store.renew(self._name, self._held, CALL_S)
+                if self._held is not None:
                     self._renewed()
                     return self._renew_at - self._clock()
                 self.n_lost += 1
-                self._held = None
                 _log.info("this node's record was gone from %s; it is put there again", self._where)
             return self._write(wanted)
         except RegistryError as error:

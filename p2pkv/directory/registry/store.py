@@ -57,8 +57,8 @@ class Store(ABC):
         """Follow the changes after version ``since`` with :meth:`changes` from now on."""
 
     @abstractmethod
-    def changes(self, timeout: float) -> list[Change]:
-        """Wait for what changes next; none when nothing has for ``timeout`` seconds, and then watch anew.
+    def changes(self, timeout: float) -> list[Change] | None:
+        """Wait for what changes next, perhaps nothing that matters; None if nothing was heard for ``timeout`` seconds.
 
         Raises :class:`GapError` if the store has forgotten what came after ``since``.
         """
@@ -71,8 +71,8 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def renew(self, name: str, version: int, timeout: float) -> bool:
-        """Keep an entry that was put for another while; false if it is gone or not ours any more."""
+    def renew(self, name: str, version: int, timeout: float) -> int | None:
+        """Keep an entry that was put for another while; return its version, or None if it is gone or not ours."""
 
     @abstractmethod
     def remove(self, name: str, timeout: float) -> None:
