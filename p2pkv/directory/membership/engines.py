@@ -11,9 +11,9 @@ from p2pkv.directory.membership.base import Membership
 from p2pkv.directory.membership.embedded import EmbeddedMembership
 from p2pkv.directory.membership.registered import RegisteredMembership
 from p2pkv.directory.membership.static import StaticMembership
-from p2pkv.directory.registry.etcd import EtcdStore
 from p2pkv.directory.registry.following import FollowingRegistry
 from p2pkv.directory.registry.seal import Seal
+from p2pkv.directory.registry.stores import make_store
 from p2pkv.errors import ConfigError
 from p2pkv.store_url import StoreUrl, is_store_url, read_store_url
 
@@ -42,4 +42,4 @@ def make_engine(membership: str, keys: ClusterKeys, cluster: str) -> Callable[..
 
 def make_registry(url: StoreUrl, cluster: str) -> FollowingRegistry:
     """Return the registry of a store; it connects when it is opened."""
-    return FollowingRegistry(url.where, lambda: EtcdStore(url, cluster), url.ttl)
+    return FollowingRegistry(url.where, lambda: make_store(url, cluster), url.ttl)

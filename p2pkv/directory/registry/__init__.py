@@ -1,1 +1,1 @@
-"""Records of members, kept outside the cluster: in etcd."""
+"""Records of members, kept outside the cluster: in etcd, or in Kubernetes."""

@@ -19,6 +19,8 @@ from p2pkv.errors import RegistryError
 
 _MAX_BODY = 64 << 20
 """No store's list is larger: 4,096 records of 8 KiB, and what JSON makes of them."""
+_MOST_PATIENCE_S = 60.0
+"""Whatever a server asks for."""
 _KEEP_ALIVE_S = 10
 """A connection whose other host is gone without a word is known to be dead after some of these."""
 
@@ -29,6 +31,8 @@ class Answer:
 
     status: int
     body: dict[str, Any]
+    retry_after: float = 1.0
+    """Seconds that the server wants to be left alone for, where it has too much to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ class HttpCalls:
         """Ask one server; if it does not answer, RegistryError is raised, and the next call is another's turn."""
         response = self._send(method, path, body, timeout, headers)
         try:
-            return Answer(response.status, self._json(response.read(_MAX_BODY + 1)))
+            return self._answer(response)
         except (OSError, HTTPException) as error:
             raise self._lost(error) from error
 
@@ -102,12 +106,15 @@ class HttpCalls:
             self._stream = response
             return None
         try:
-            return Answer(response.status, self._json(response.read(_MAX_BODY + 1)))
+            return self._answer(response)
         except (OSError, HTTPException) as error:
             raise self._lost(error) from error
 
-    def next_line(self, timeout: float) -> dict[str, Any] | None:
-        """Wait for the stream's next line; after ``timeout`` silent seconds it is None, and the stream has ended."""
+    def next_line(self, timeout: float, *, may_end: bool = False) -> dict[str, Any] | None:
+        """Wait for the stream's next line; after ``timeout`` silent seconds it is None, and the stream has ended.
+
+        With ``may_end`` an empty one is what is left when the server has ended the stream as it should.
+        """
         if self._stream is None or self._socket is None:
             raise RegistryError(f"{self.server}: there is no stream")
         try:
@@ -118,6 +125,9 @@ class HttpCalls:
             return None
         except (OSError, HTTPException, ValueError) as error:  # ValueError: closed by interrupt
             raise self._lost(error) from error
+        if not line and may_end and not self._is_interrupted:
+            self.hang_up()
+            return {}
         if not line:
             raise self._lost(ConnectionError("the stream has ended"))
         return self._json(line)
@@ -188,6 +198,11 @@ class HttpCalls:
         failure = RegistryError(f"{self.server} {_reason(error, self._tls)}")
         self.next_server()
         return failure
+
+    def _answer(self, response: HTTPResponse) -> Answer:
+        body = self._json(response.read(_MAX_BODY + 1))
+        wait = response.headers.get("Retry-After", "")
+        return Answer(response.status, body, min(float(wait), _MOST_PATIENCE_S) if wait.isdecimal() else 1.0)
 
     def _json(self, data: bytes) -> dict[str, Any]:
         if len(data) <= _MAX_BODY:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from p2pkv.control.secret import ClusterKeys
-from p2pkv.directory.registry.etcd import EtcdStore
 from p2pkv.directory.registry.seal import Seal
+from p2pkv.directory.registry.stores import make_store
 from p2pkv.directory.view import Member
 from p2pkv.errors import RegistryError, VersionError, ViewError
 from p2pkv.store_url import StoreUrl
@@ -30,7 +30,7 @@ class Sight:
 
 def look(url: StoreUrl, keys: ClusterKeys, cluster: str, timeout: float) -> Sight:
     """Return what the store has of a cluster. Raises :class:`~p2pkv.errors.RegistryError`."""
-    store, seal = EtcdStore(url, cluster), Seal(keys, cluster)
+    store, seal = make_store(url, cluster), Seal(keys, cluster)
     try:
         contents = _with_any(url, store.read_all, timeout)
     finally:
@@ -58,7 +58,7 @@ def _with_any(url: StoreUrl, call: Callable[[float], T], timeout: float) -> T:
 
 def try_to_write(url: StoreUrl, cluster: str, node_id: str, timeout: float) -> None:
     """Find out, without changing anything, whether a node may keep its record there. Raises RegistryError if not."""
-    store = EtcdStore(url, cluster)
+    store = make_store(url, cluster)
     try:
         _with_any(url, lambda share: store.put(node_id, b"", _NO_VERSION, share), timeout)
         store.remove(node_id, timeout)

@@ -1,0 +1,296 @@
+"""Records in Kubernetes: Lease objects of one namespace, through the API server, by the pod's service account.
+
+A Lease is named after a hash of cluster and node id, has a label of the cluster by which it is listed, and two
+annotations: the node id and the sealed record. A record's version is the object's ``resourceVersion``, so that a write
+over another's is refused. A watch that the server ends is taken up again where it was, which bookmarks keep near; only
+one that the server can't take up any more (410 Gone) leads to a list.
+
+Kubernetes removes no Lease by itself. One that was not renewed for several times its duration is taken for gone by who
+lists, and deleted; whoever lives puts it there again.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from p2pkv.directory.registry.http_calls import Answer, HttpCalls, TlsFiles
+from p2pkv.directory.registry.store import Change, Contents, Entry, GapError, Store
+from p2pkv.errors import RegistryError
+from p2pkv.store_url import StoreUrl
+
+_NODE_ID = "p2pkv.io/node-id"
+_RECORD = "p2pkv.io/record"
+_CLUSTER = "p2pkv.io/cluster"
+_PAGE = 500
+"""Objects in one answer, as kubectl asks for them."""
+_WATCH_S = 300
+"""After so long the server ends a watch, and another server may go on with it."""
+_FORGOTTEN = 3
+"""So many durations without a renewal, by clocks that may be apart, and a Lease is nobody's."""
+_MOST_SWEPT = 8
+"""Of those that one list deletes: others list too."""
+_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
+
+
+class KubernetesStore(Store):
+    """One thread's way to the API server."""
+
+    def __init__(self, url: StoreUrl, cluster: str) -> None:
+        self._url = url
+        self._cluster = cluster
+        self._label = _hash(cluster)
+        self._calls = HttpCalls("kubernetes", url.endpoints, TlsFiles(url.ca))
+        self._path = ""
+        self._since = 0
+        self._own: int | None = None
+        self._not_before = 0.0  # a server that is throttled says when to come again
+
+    def read_all(self, timeout: float) -> Contents:
+        entries: dict[str, Entry] = {}
+        forgotten: list[dict[str, Any]] = []
+        version, token = 0, ""
+        while True:
+            query = {"labelSelector": f"{_CLUSTER}={self._label}", "limit": _PAGE}
+            page = self._ask("GET", self._leases(query | ({"continue": token} if token else {})), timeout)
+            with self._reading():
+                for lease in page.get("items", ()):
+                    if self._is_forgotten(lease):
+                        forgotten.append(lease)
+                    else:
+                        entries[self._name(lease)] = _entry(lease)
+                version = int(page["metadata"]["resourceVersion"])
+                token = page["metadata"].get("continue", "")
+            if not token:
+                break
+        with suppress(RegistryError):  # who may only read leaves that to others
+            for lease in forgotten[:_MOST_SWEPT]:
+                self._delete(lease["metadata"]["name"], lease["metadata"]["resourceVersion"], timeout)
+        return Contents(entries, version)
+
+    def watch(self, since: int, timeout: float) -> None:
+        self._since = since
+        query = {
+            "labelSelector": f"{_CLUSTER}={self._label}",
+            "watch": 1,
+            "resourceVersion": since,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": _WATCH_S,
+        }
+        self._wait_if_asked_to()
+        refusal = self._calls.open_stream(
+            "GET", self._leases(query), None, timeout=timeout, headers=self._headers()
+        )
+        if refusal is not None:
+            raise self._refused(refusal)
+
+    def changes(self, timeout: float) -> list[Change] | None:
+        event = self._calls.next_line(timeout, may_end=True)
+        if event is None:
+            return None
+        if not event:  # the server has ended it, as it does after a while
+            self.watch(self._since, timeout)
+            return []
+        with self._reading():
+            kind, found = event["type"], event["object"]
+            if kind == "ERROR":
+                self._calls.hang_up()
+                raise self._refused(Answer(int(found.get("code", 500)), found))
+            self._since = int(found["metadata"]["resourceVersion"])
+            if kind == "BOOKMARK":
+                return []
+            entry = _entry(found)
+            value = None if kind == "DELETED" else entry.value
+            return [Change(self._name(found), value, entry.version)]
+
+    def put(self, name: str, value: bytes, expected: int, timeout: float) -> Entry | int:
+        if expected == 0:
+            answer = self._call("POST", self._leases(), self._lease(name, value, None), timeout)
+        else:
+            answer = self._call(
+                "PUT", self._leases(of=self._object_name(name)), self._lease(name, value, expected), timeout
+            )
+        if answer.status in (200, 201):
+            with self._reading():
+                self._own = int(answer.body["metadata"]["resourceVersion"])
+                return self._own
+        if answer.status not in (404, 409) or self._is_elsewhere(answer):
+            raise self._refused(answer)
+        there = self._call("GET", self._leases(of=self._object_name(name)), None, timeout)
+        if there.status == 404:  # it is gone meanwhile, so that the next attempt expects none
+            return Entry(value, 0)
+        if there.status != 200:
+            raise self._refused(there)
+        with self._reading():
+            return _entry(there.body)
+
+    def renew(self, name: str, version: int, timeout: float) -> int | None:
+        there = self._call("GET", self._leases(of=self._object_name(name)), None, timeout)
+        if there.status not in (200, 404):
+            raise self._refused(there)
+        with self._reading():
+            if there.status == 404 or int(there.body["metadata"]["resourceVersion"]) != version:
+                return None
+            value = _entry(there.body).value
+        result = self.put(name, value, version, timeout)
+        return result if isinstance(result, int) else None
+
+    def remove(self, name: str, timeout: float) -> None:
+        own, self._own = self._own, None
+        if own is not None:
+            self._delete(self._object_name(name), str(own), timeout)
+
+    def interrupt(self) -> None:
+        self._calls.interrupt()
+
+    def close(self) -> None:
+        self._calls.hang_up()
+
+    # asking
+
+    def _delete(self, object_name: str, version: str, timeout: float) -> None:
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"resourceVersion": version},
+        }
+        answer = self._call("DELETE", self._leases(of=object_name), options, timeout)
+        if answer.status not in (200, 202, 404, 409):  # gone, or another's by now
+            raise self._refused(answer)
+
+    def _ask(self, method: str, path: str, timeout: float) -> dict[str, Any]:
+        answer = self._call(method, path, None, timeout)
+        if answer.status != 200:
+            raise self._refused(answer)
+        return answer.body
+
+    def _call(self, method: str, path: str, body: object, timeout: float) -> Answer:
+        self._wait_if_asked_to()
+        return self._calls.call(method, path, body, timeout=timeout, headers=self._headers())
+
+    def _wait_if_asked_to(self) -> None:
+        left = self._not_before - time.monotonic()
+        if left > 0:
+            raise RegistryError(f"{self._calls.server} has too much to do, and wants {left:.1f} s more")
+
+    def _headers(self) -> dict[str, str]:
+        """Return what proves who we are; the file is renewed by the kubelet, so it is read each time."""
+        return {
+            "Authorization": f"Bearer {_text_of('token_file', self._url.token_file)}",
+            "Accept": "application/json",
+        }
+
+    def _leases(self, query: Mapping[str, object] | None = None, *, of: str = "") -> str:
+        if not self._path:
+            namespace = self._url.namespace or _text_of("namespace", self._url.namespace_file)
+            self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        return self._path + (f"/{of}" if of else "") + (f"?{urlencode(query)}" if query else "")
+
+    def _refused(self, answer: Answer) -> RegistryError:
+        """Return what a refusal means; after one that may be this server's alone the next is asked."""
+        server, said = self._calls.server, answer.body.get("message") or f"HTTP status {answer.status}"
+        if answer.status == 410:
+            return GapError(f"{server} has forgotten what came before: {said}")
+        if answer.status == 401:
+            return RegistryError(
+                f"{server} does not know the token of {self._url.token_file}: {said}; is it this cluster's, and "
+                "renewed?"
+            )
+        if answer.status == 403:
+            return RegistryError(
+                f"{server} does not let this service account: {said}; its role needs get, list, watch, create, update "
+                "and delete on leases of coordination.k8s.io"
+            )
+        if answer.status == 429:
+            self._not_before = time.monotonic() + answer.retry_after
+            return RegistryError(f"{server} has too much to do: {said}")
+        if answer.status == 404:
+            return RegistryError(
+                f"{server} has no leases in {self._path}: {said}; is the namespace right, and is it Kubernetes?"
+            )
+        self._calls.next_server()
+        return RegistryError(f"{server} can't do it: {said}")
+
+    @staticmethod
+    def _is_elsewhere(answer: Answer) -> bool:
+        """Whether nothing was found because the namespace, or the API, is not there."""
+        return answer.status == 404 and answer.body.get("details", {}).get("kind") != "leases"
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Raise RegistryError for JSON that an API server would not have sent."""
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RegistryError(
+                f"{self._calls.server} answers what Kubernetes does not: {error!r}"
+            ) from error
+
+    # the objects
+
+    def _object_name(self, name: str) -> str:
+        return f"p2pkv-{_hash(f'{self._cluster}/{name}')}"
+
+    def _lease(self, name: str, value: bytes, version: int | None) -> dict[str, Any]:
+        metadata: dict[str, Any] = {
+            "name": self._object_name(name),
+            "labels": {_CLUSTER: self._label, "app.kubernetes.io/managed-by": "p2pkv"},
+            "annotations": {_NODE_ID: name, _RECORD: base64.b64encode(value).decode()},
+        }
+        if version is not None:
+            metadata["resourceVersion"] = str(version)
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": metadata,
+            "spec": {
+                "holderIdentity": name,
+                "leaseDurationSeconds": self._url.ttl,
+                "renewTime": datetime.now(timezone.utc).strftime(_TIME),
+            },
+        }
+
+    def _name(self, lease: dict[str, Any]) -> str:
+        """Return the node id that an object is of; that of one which is not named after it is the object's name."""
+        metadata = lease["metadata"]
+        name = (metadata.get("annotations") or {}).get(_NODE_ID, "")
+        return str(name if self._object_name(name) == metadata["name"] else metadata["name"])
+
+    def _is_forgotten(self, lease: dict[str, Any]) -> bool:
+        try:
+            renewed = datetime.strptime(lease["spec"]["renewTime"], _TIME).replace(tzinfo=timezone.utc)
+            life = int(lease["spec"]["leaseDurationSeconds"])
+        except (KeyError, TypeError, ValueError):
+            return False  # it is none of ours: its record will not be readable either
+        return (datetime.now(timezone.utc) - renewed).total_seconds() > _FORGOTTEN * life
+
+
+def _entry(lease: dict[str, Any]) -> Entry:
+    metadata = lease["metadata"]
+    try:
+        record = base64.b64decode((metadata.get("annotations") or {}).get(_RECORD, ""))
+    except ValueError:
+        record = b""  # whoever opens the record says that it is none
+    return Entry(record, int(metadata["resourceVersion"]))
+
+
+def _hash(text: str) -> str:
+    """Return 32 characters that may stand in names and labels, whatever the text."""
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _text_of(what: str, path: str | None) -> str:
+    assert path is not None, f"{what} is always known for Kubernetes"
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RegistryError(
+            f"cannot read {what} {path}: {error}; is this a pod with a service account? Else set the option {what}"
+        ) from error
