@@ -264,7 +264,7 @@ def test_another_service_than_etcd_is_recognized(status: int, body: bytes, why: 
         ("etcd://h:0", "ports other than 0"),
         ("etcd://h:1?prefx=/a", "did you mean 'prefix'"),
         ("etcd://h:1?ttl=1", "must be 10 to 3600"),
-        ("etcd://h:1?ca=/x", "begin with etcds://"),
+        ("etcd://h:1?ca=/x", r"for TLS, which etcds:// has"),
         ("etcds://h:1?cert=/x", "cert and key go together"),
         ("etcd://h:1?user=x", "user and password_file go together"),
         ("etcd://h:1?prefix=a", "must begin with '/'"),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from certificates import Authority, needs_openssl
 from etcd_servers import EtcdServers, needs_etcd
 from p2pkv.directory.registry.etcd import EtcdStore
 from p2pkv.directory.registry.store import Change, Entry
@@ -18,40 +17,10 @@ from p2pkv.store_url import read_store_url
 pytestmark = [
     needs_etcd,
     pytest.mark.xdist_group("etcd"),
-    pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl is there to make certificates"),
+    needs_openssl,
 ]
 
 TIMEOUT = 5.0
-
-
-class Authority:
-    """Makes certificates in a folder."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder = folder
-        self.ca = folder / f"{name}-ca.pem"
-        self._key = folder / f"{name}-ca.key"
-        subject = ["-subj", f"/CN={name}"]
-        self._openssl("req", "-x509", "-keyout", self._key, "-out", self.ca, "-days", "2", *subject)
-
-    def issue(self, name: str) -> tuple[Path, Path]:
-        """Return a certificate for 127.0.0.1, and its key."""
-        cert, key, request = (self._folder / f"{name}.{kind}" for kind in ("pem", "key", "csr"))
-        names = self._folder / "names"
-        names.write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
-        self._openssl("req", "-keyout", key, "-out", request, "-subj", "/O=p2pkv")
-        signer = ["-CA", self.ca, "-CAkey", self._key, "-CAcreateserial", "-days", "2"]
-        subprocess.run(
-            ["openssl", "x509", "-req", "-in", request, "-out", cert, *signer, "-extfile", names],
-            check=True,
-            capture_output=True,
-        )
-        return cert, key
-
-    @staticmethod
-    def _openssl(command: str, *arguments: object) -> None:
-        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        subprocess.run(["openssl", command, *key, *map(str, arguments)], check=True, capture_output=True)
 
 
 class Guarded:
