@@ -112,6 +112,10 @@ class EtcdServers:
         endpoints = [self.addresses[index] for index in self.up]
         return self._run(endpoints, [*flags, *arguments], stdin)
 
+    def revision(self) -> int:
+        """Return that of the newest change."""
+        return int(self._status(self.up[0])["header"]["revision"])
+
     def logs(self) -> str:
         return "\n".join(path.read_text()[-2000:] for path in sorted(self._folder.glob("m*.log")))
 

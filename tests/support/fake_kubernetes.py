@@ -98,7 +98,10 @@ class FakeKubernetes:
     _n_watches = 0
 
     def serve(self, request: BaseHTTPRequestHandler) -> None:
-        """Answer one request."""
+        """Answer one request, unless the server is closed: connections that were kept outlive it."""
+        if self._is_closing:
+            request.close_connection = True
+            return
         length = int(request.headers.get("Content-Length") or 0)
         body = json.loads(request.rfile.read(length)) if length else {}
         parts = urlsplit(request.path)
