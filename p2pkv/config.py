@@ -126,8 +126,8 @@ class Config:
     """Start only where another node of the cluster answers within five seconds; not for the first of them."""
     membership: str = "embedded"
     """``embedded`` (gossip, nothing to install), ``static`` (exactly the nodes named in ``join``), ``etcd://HOST:PORT``
-    (nodes find each other by their records there; ``docs/membership.md`` has its options), or the name of an engine
-    that another package provides."""
+    or ``kubernetes`` (nodes find each other by their records there; ``docs/membership.md`` has the options), or the
+    name of an engine that another package provides."""
     secret_file: str | None = None
     """The cluster's secret, mode 0600. Without one a private one is made and the node stays on loopback."""
     transports: tuple[str, ...] | list[str] | str = "auto"
