@@ -152,3 +152,22 @@ def test_tls_to_plain_http_is_recognized(tmp_path: Path) -> None:
         store.read_all(TIMEOUT)
     store.close()
     servers.close()
+
+
+def test_a_server_whose_certificate_is_none_of_a_client_is_recognized(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ours")
+    cert, key = authority.issue("server", "serverAuth")
+    own_cert, own_key = authority.issue("client")
+    flags = [
+        f"--cert-file={cert}",
+        f"--key-file={key}",
+        f"--trusted-ca-file={authority.ca}",
+        "--client-cert-auth",
+    ]
+    client_flags = [f"--cacert={authority.ca}", f"--cert={own_cert}", f"--key={own_key}"]
+    servers = EtcdServers(tmp_path, 1, tls=flags, client_flags=client_flags)
+    store = EtcdStore(read_store_url(f"{servers.url}?ca={authority.ca}&cert={own_cert}&key={own_key}"), "c")
+    with pytest.raises(RegistryError, match=r"needs the usage clientAuth too"):
+        store.read_all(TIMEOUT)
+    store.close()
+    servers.close()

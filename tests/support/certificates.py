@@ -23,11 +23,11 @@ class Authority:
         subject = ["-subj", f"/CN={name}"]
         self._openssl("req", "-x509", "-keyout", self._key, "-out", self.ca, "-days", "2", *subject)
 
-    def issue(self, name: str) -> tuple[Path, Path]:
+    def issue(self, name: str, usage: str = "serverAuth,clientAuth") -> tuple[Path, Path]:
         """Return a certificate for 127.0.0.1, and its key."""
         cert, key, request = (self._folder / f"{name}.{kind}" for kind in ("pem", "key", "csr"))
         names = self._folder / "names"
-        names.write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
+        names.write_text(f"subjectAltName=IP:127.0.0.1\nextendedKeyUsage={usage}\n")
         self._openssl("req", "-keyout", key, "-out", request, "-subj", "/O=p2pkv")
         signer = ["-CA", self.ca, "-CAkey", self._key, "-CAcreateserial", "-days", "2"]
         subprocess.run(

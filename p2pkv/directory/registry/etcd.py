@@ -209,7 +209,13 @@ class EtcdStore(Store):
             )
             return RegistryError(f"{server} does not let {user} at {self._prefix.decode()}: {said}; {advice}")
         self._calls.next_server()
-        return RegistryError(f"{server} can't do it: {said}")
+        # the gateway is a client of its own server, with the server's certificate
+        why = (
+            "; with --client-cert-auth its own certificate needs the usage clientAuth too"
+            if self._url.cert
+            else ""
+        )
+        return RegistryError(f"{server} can't do it: {said}{why if 'closed' in str(said) else ''}")
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
