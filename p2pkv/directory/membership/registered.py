@@ -129,9 +129,16 @@ class RegisteredMembership(EmbeddedMembership):
         return reports if own is None else [*reports, Report(own.node_id, (own,), self._identity.cluster)]
 
     def _announced(self, roster: Roster, deadline: float) -> None:
-        """Take this node's name in the registry, unless a living node has it."""
         if not self._is_usable:
             return
+        try:
+            self._claim(roster, deadline)
+        except BaseException:
+            self._network.withdraw()
+            raise
+
+    def _claim(self, roster: Roster, deadline: float) -> None:
+        """Take this node's name in the registry, unless a living node has it."""
         over = {self._heard.values.get(self._identity.node_id, b"")}
         for _ in range(_MOST_CLAIMS):
             left = max(0.0, deadline - self._clock.monotonic())
@@ -140,11 +147,7 @@ class RegisteredMembership(EmbeddedMembership):
                 self._registered = roster.own
                 return
             over.add(in_the_way)
-            try:
-                self._outbid(roster, in_the_way, deadline)
-            except BaseException:
-                self._network.withdraw()
-                raise
+            self._outbid(roster, in_the_way, deadline)
         raise RegistryError(
             f"node id {self._identity.node_id!r} is being taken by others in {self._registry.where}"
         )
