@@ -115,10 +115,13 @@ def test_a_list_comes_in_pages(place: Place, store: KubernetesStore) -> None:
 def test_a_watch_that_ends_is_taken_up_where_it_was_without_a_list(
     place: Place, store: KubernetesStore, follower: KubernetesStore
 ) -> None:
-    place.api.tick(50)  # a bookmark tells of these
-    while not any("resourceVersion=150" in path for _, path in place.api.requests):
-        place.api.end_watches()
-        assert follower.changes(TIMEOUT) == []
+    place.api.tick(50)
+    assert follower.changes(TIMEOUT) == []  # a bookmark
+    place.api.end_watches()
+    assert follower.changes(TIMEOUT) == []  # the end
+    verb, path = place.api.requests[-1]
+    assert verb == "watch"
+    assert "resourceVersion=150&" in path
     version = store.put("n0", b"record", 0, TIMEOUT)
     assert next_changes(follower) == [Change("n0", b"record", version)]  # type: ignore[arg-type]
     assert [verb for verb, _ in place.api.requests].count("list") == 1
