@@ -144,6 +144,10 @@ class SimulatedStore(Store):
         self.is_broken = False
         server.followed_by(self)
 
+    @property
+    def server(self) -> str:
+        return "the simulated store"
+
     def read_all(self, timeout: float) -> Contents:
         self._reach()
         return Contents(dict(self._server.entries), self._server.version)

@@ -241,9 +241,9 @@ def another_service(status: int, body: bytes) -> Iterator[int]:
     [
         (404, b'{"error": "not found"}', "not as etcd 3.4 or newer does"),
         (200, b"<html>hello</html>", "which is not what etcd says"),
-        (200, b"{}", "answers what etcd does not"),
+        (200, b"{}", "answers what it should not"),
         (200, b"[1, 2]", "which is not what etcd says"),
-        (200, b'{"header": {"revision": "1"}, "kvs": [{"key": 7}]}', "answers what etcd does not"),
+        (200, b'{"header": {"revision": "1"}, "kvs": [{"key": 7}]}', "answers what it should not"),
         (503, b'{"error": "no leader", "code": 14}', "can't do it: no leader"),
     ],
 )

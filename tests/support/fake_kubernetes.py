@@ -47,6 +47,7 @@ class FakeKubernetes:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # headers and body are two writes
 
             def handle_one(self) -> None:
                 fake.serve(self)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 from p2pkv.directory.registry.http_calls import Answer, HttpCalls, TlsFiles
-from p2pkv.directory.registry.store import Change, Contents, Entry, GapError, Store
+from p2pkv.directory.registry.store import Change, Contents, Entry, GapError, Store, understood
 from p2pkv.errors import RegistryError
 from p2pkv.store_url import StoreUrl
 
@@ -24,6 +23,8 @@ _NOT_FOUND = 5
 _UNAUTHENTICATED = 16
 _PERMISSION_DENIED = 7
 _UNAVAILABLE = 14
+_OWN_CONNECTION = ("connection", "transport")
+"""What etcd's gateway speaks of when it can't reach its own server."""
 _LEADER = {"Grpc-Metadata-hasleader": "true"}
 
 
@@ -42,13 +43,18 @@ class EtcdStore(Store):
         self._token = ""
         self._lease: str | None = None
 
+    @property
+    def server(self) -> str:
+        return self._calls.server
+
+    @understood
     def read_all(self, timeout: float) -> Contents:
         end = self._prefix[:-1] + bytes([self._prefix[-1] + 1])
         body = self._ask("kv/range", {"key": _text(self._prefix), "range_end": _text(end)}, timeout)
-        with self._reading():
-            entries = {self._name(kv): _entry(kv) for kv in body.get("kvs", ())}
-            return Contents(entries, _number(body["header"], "revision"))
+        entries = {self._name(kv): _entry(kv) for kv in body.get("kvs", ())}
+        return Contents(entries, _number(body["header"], "revision"))
 
+    @understood
     def watch(self, since: int, timeout: float) -> None:
         end = self._prefix[:-1] + bytes([self._prefix[-1] + 1])
         request = {
@@ -68,27 +74,27 @@ class EtcdStore(Store):
             raise RegistryError(f"{self._calls.server} does not say that it watches")
         self._check(created)
 
+    @understood
     def changes(self, timeout: float) -> list[Change] | None:
         result = self._line(timeout)
         if result is None:
             return None
         self._check(result)
-        with self._reading():
-            return [
-                Change(
-                    self._name(event["kv"]),
-                    None if event.get("type") == "DELETE" else _bytes(event["kv"].get("value", "")),
-                    _number(event["kv"], "mod_revision"),
-                )
-                for event in result.get("events", ())
-            ]
+        return [
+            Change(
+                self._name(event["kv"]),
+                None if event.get("type") == "DELETE" else _bytes(event["kv"].get("value", "")),
+                _number(event["kv"], "mod_revision"),
+            )
+            for event in result.get("events", ())
+        ]
 
+    @understood
     def put(self, name: str, value: bytes, expected: int, timeout: float) -> Entry | int:
         key = _text(self._prefix + quote(name, safe="").encode())
         if self._lease is None:
             granted = self._ask("lease/grant", {"TTL": str(self._url.ttl)}, timeout)
-            with self._reading():
-                self._lease = str(granted["ID"])
+            self._lease = str(granted["ID"])
         request = {
             "compare": [{"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(expected)}],
             "success": [{"request_put": {"key": key, "value": _text(value), "lease": self._lease}}],
@@ -99,13 +105,13 @@ class EtcdStore(Store):
         except _LeaseGoneError:
             self._lease = None  # the next attempt has a new one
             raise
-        with self._reading():
-            if body.get("succeeded"):
-                return _number(body["header"], "revision")
-            there = body["responses"][0]["response_range"].get("kvs", ())
-            # it is gone meanwhile, so that the next attempt expects none
-            return _entry(there[0]) if there else Entry(value, 0)
+        if body.get("succeeded"):
+            return _number(body["header"], "revision")
+        there = body["responses"][0]["response_range"].get("kvs", ())
+        # it is gone meanwhile, so that the next attempt expects none
+        return _entry(there[0]) if there else Entry(value, 0)
 
+    @understood
     def renew(self, name: str, version: int, timeout: float) -> int | None:
         key = _text(self._prefix + quote(name, safe="").encode())
         lease = self._ask("lease/keepalive", {"ID": self._lease}, timeout).get("result", {})
@@ -113,10 +119,10 @@ class EtcdStore(Store):
             self._lease = None
             return None
         body = self._ask("kv/range", {"key": key, "keys_only": True}, timeout)
-        with self._reading():
-            found = body.get("kvs", ())
-            return version if found and _number(found[0], "mod_revision") == version else None
+        found = body.get("kvs", ())
+        return version if found and _number(found[0], "mod_revision") == version else None
 
+    @understood
     def remove(self, name: str, timeout: float) -> None:
         lease, self._lease = self._lease, None
         if lease is not None:
@@ -209,21 +215,11 @@ class EtcdStore(Store):
             )
             return RegistryError(f"{server} does not let {user} at {self._prefix.decode()}: {said}; {advice}")
         self._calls.next_server()
-        # the gateway is a client of its own server, with the server's certificate
-        why = (
-            "; with --client-cert-auth its own certificate needs the usage clientAuth too"
-            if self._url.cert
-            else ""
-        )
-        return RegistryError(f"{server} can't do it: {said}{why if 'closed' in str(said) else ''}")
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Raise RegistryError for JSON that etcd would not have sent."""
-        try:
-            yield
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise RegistryError(f"{self._calls.server} answers what etcd does not: {error!r}") from error
+        why = ""
+        if self._url.cert and code == _UNAVAILABLE and any(word in str(said) for word in _OWN_CONNECTION):
+            # the gateway is a client of its own server, with the server's certificate
+            why = "; with --client-cert-auth its own certificate needs the usage clientAuth too"
+        return RegistryError(f"{server} can't do it: {said}{why}")
 
     def _name(self, kv: dict[str, Any]) -> str:
         return unquote(_bytes(kv["key"])[len(self._prefix) :].decode(errors="replace"))

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from hashlib import blake2b
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from p2pkv.directory.registry.http_calls import Answer, HttpCalls, TlsFiles
-from p2pkv.directory.registry.store import Change, Contents, Entry, GapError, Store
+from p2pkv.directory.registry.store import Change, Contents, Entry, GapError, Store, understood
 from p2pkv.errors import RegistryError
 from p2pkv.store_url import StoreUrl
 
@@ -53,6 +53,11 @@ class KubernetesStore(Store):
         self._own: int | None = None
         self._not_before = 0.0  # a server that is throttled says when to come again
 
+    @property
+    def server(self) -> str:
+        return self._calls.server
+
+    @understood
     def read_all(self, timeout: float) -> Contents:
         entries: dict[str, Entry] = {}
         forgotten: list[dict[str, Any]] = []
@@ -60,14 +65,13 @@ class KubernetesStore(Store):
         while True:
             query = {"labelSelector": f"{_CLUSTER}={self._label}", "limit": _PAGE}
             page = self._ask("GET", self._leases(query | ({"continue": token} if token else {})), timeout)
-            with self._reading():
-                for lease in page.get("items", ()):
-                    if self._is_forgotten(lease):
-                        forgotten.append(lease)
-                    else:
-                        entries[self._name(lease)] = _entry(lease)
-                version = int(page["metadata"]["resourceVersion"])
-                token = page["metadata"].get("continue", "")
+            for lease in page.get("items", ()):
+                if self._is_forgotten(lease):
+                    forgotten.append(lease)
+                else:
+                    entries[self._name(lease)] = _entry(lease)
+            version = int(page["metadata"]["resourceVersion"])
+            token = page["metadata"].get("continue", "")
             if not token:
                 break
         with suppress(RegistryError):  # who may only read leaves that to others
@@ -75,6 +79,7 @@ class KubernetesStore(Store):
                 self._delete(lease["metadata"]["name"], lease["metadata"]["resourceVersion"], timeout)
         return Contents(entries, version)
 
+    @understood
     def watch(self, since: int, timeout: float) -> None:
         self._since = since
         query = {
@@ -91,6 +96,7 @@ class KubernetesStore(Store):
         if refusal is not None:
             raise self._refused(refusal)
 
+    @understood
     def changes(self, timeout: float) -> list[Change] | None:
         event = self._calls.next_line(timeout, may_end=True)
         if event is None:
@@ -98,18 +104,18 @@ class KubernetesStore(Store):
         if not event:  # the server has ended it, as it does after a while
             self.watch(self._since, timeout)
             return []
-        with self._reading():
-            kind, found = event["type"], event["object"]
-            if kind == "ERROR":
-                self._calls.hang_up()
-                raise self._refused(Answer(int(found.get("code", 500)), found))
-            self._since = int(found["metadata"]["resourceVersion"])
-            if kind == "BOOKMARK":
-                return []
-            entry = _entry(found)
-            value = None if kind == "DELETED" else entry.value
-            return [Change(self._name(found), value, entry.version)]
+        kind, found = event["type"], event["object"]
+        if kind == "ERROR":
+            self._calls.hang_up()
+            raise self._refused(Answer(int(found.get("code", 500)), found))
+        self._since = int(found["metadata"]["resourceVersion"])
+        if kind == "BOOKMARK":
+            return []
+        entry = _entry(found)
+        value = None if kind == "DELETED" else entry.value
+        return [Change(self._name(found), value, entry.version)]
 
+    @understood
     def put(self, name: str, value: bytes, expected: int, timeout: float) -> Entry | int:
         if expected == 0:
             answer = self._call("POST", self._leases(), self._lease(name, value, None), timeout)
@@ -118,9 +124,8 @@ class KubernetesStore(Store):
                 "PUT", self._leases(of=self._object_name(name)), self._lease(name, value, expected), timeout
             )
         if answer.status in (200, 201):
-            with self._reading():
-                self._own = int(answer.body["metadata"]["resourceVersion"])
-                return self._own
+            self._own = int(answer.body["metadata"]["resourceVersion"])
+            return self._own
         if answer.status not in (404, 409) or self._is_elsewhere(answer):
             raise self._refused(answer)
         there = self._call("GET", self._leases(of=self._object_name(name)), None, timeout)
@@ -128,20 +133,20 @@ class KubernetesStore(Store):
             return Entry(value, 0)
         if there.status != 200:
             raise self._refused(there)
-        with self._reading():
-            return _entry(there.body)
+        return _entry(there.body)
 
+    @understood
     def renew(self, name: str, version: int, timeout: float) -> int | None:
         there = self._call("GET", self._leases(of=self._object_name(name)), None, timeout)
         if there.status not in (200, 404):
             raise self._refused(there)
-        with self._reading():
-            if there.status == 404 or int(there.body["metadata"]["resourceVersion"]) != version:
-                return None
-            value = _entry(there.body).value
+        if there.status == 404 or int(there.body["metadata"]["resourceVersion"]) != version:
+            return None
+        value = _entry(there.body).value
         result = self.put(name, value, version, timeout)
         return result if isinstance(result, int) else None
 
+    @understood
     def remove(self, name: str, timeout: float) -> None:
         own, self._own = self._own, None
         if own is not None:
@@ -222,16 +227,6 @@ class KubernetesStore(Store):
     def _is_elsewhere(answer: Answer) -> bool:
         """Whether nothing was found because the namespace, or the API, is not there."""
         return answer.status == 404 and answer.body.get("details", {}).get("kind") != "leases"
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Raise RegistryError for JSON that an API server would not have sent."""
-        try:
-            yield
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RegistryError(
-                f"{self._calls.server} answers what Kubernetes does not: {error!r}"
-            ) from error
 
     # the objects
 

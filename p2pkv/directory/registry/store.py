@@ -9,9 +9,11 @@ own record. Nothing of it waits but :meth:`Registry.open`, :meth:`Registry.claim
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Concatenate, ParamSpec, TypeVar
 
 from p2pkv.errors import RegistryError
 
@@ -47,6 +49,11 @@ class Change:
 
 class Store(ABC):
     """One thread's way to a store; every call raises :class:`RegistryError` when it can't be done in time."""
+
+    @property
+    @abstractmethod
+    def server(self) -> str:
+        """The server that is asked now, as messages name it."""
 
     @abstractmethod
     def read_all(self, timeout: float) -> Contents:
@@ -85,6 +92,24 @@ class Store(ABC):
     @abstractmethod
     def close(self) -> None:
         """Hang up. By the thread that calls, or once it has ended."""
+
+
+P = ParamSpec("P")
+S = TypeVar("S", bound=Store)
+T = TypeVar("T")
+
+
+def understood(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Have a method that takes answers apart raise RegistryError for one that is not what it should be."""
+
+    @functools.wraps(method)
+    def call(store: S, /, *arguments: P.args, **options: P.kwargs) -> T:
+        try:
+            return method(store, *arguments, **options)
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+            raise RegistryError(f"{store.server} answers what it should not: {error!r}"[:500]) from error
+
+    return call
 
 
 @dataclass(frozen=True, slots=True)
