@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,9 +104,7 @@ def test_without_a_quorum_the_cluster_goes_on_and_deaths_are_found(etcd: EtcdSer
         thread = Reader(reader)
         thread.start()
         victim.kill()
-        killed_at = time.monotonic()
         eventually(lambda: len(alive(owner)) == 2, 5.0)
-        assert time.monotonic() - killed_at < 15.0
         with pytest.raises(RefusedError, match=r"etcd at 127\.0\.0\.1"):
             cluster.start("late")
         eventually(lambda: owner.call("counters")["p2pkv_registry_failures_total"] >= 4, 60.0)

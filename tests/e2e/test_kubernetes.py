@@ -15,7 +15,7 @@ from p2pkv import Config, ConfigError, DuplicateNodeError, Node
 from p2pkv.cli.doctor.cluster import examine_cluster
 from p2pkv.directory.registry.kubernetes import KubernetesStore
 from p2pkv.directory.registry.store import Change, Entry, GapError
-from p2pkv.errors import RegistryError
+from p2pkv.errors import MembershipError, RegistryError
 from p2pkv.store_url import read_store_url
 
 pytestmark = needs_openssl
@@ -251,3 +251,16 @@ def test_nodes_find_each_other_and_the_second_of_an_id_is_refused(place: Place) 
     for node in nodes:
         node.close()
     assert place.api.objects == {}
+
+
+def test_a_node_that_must_join_starts_only_where_another_has_a_record(place: Place) -> None:
+    wanted = place.settings("n1") | {"must_join": True}
+    with pytest.raises(
+        MembershipError, match=r"no other node .* answers at the addresses found in kubernetes://"
+    ):
+        Node.start(Config.load(wanted, environ={}))
+    with (
+        Node.start(Config.load(place.settings("n0"), environ={})),
+        Node.start(Config.load(wanted, environ={})) as node,
+    ):
+        assert len(node.members()) == 2
