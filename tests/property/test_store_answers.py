@@ -136,7 +136,10 @@ def harmed(random: Random, answers: list[dict[str, Any]]) -> bytes:
                 at[place] = random.choice([*ODD, *answers])
             break
     data = json.dumps(answer).encode() + b"\n"
-    return data[: random.randrange(len(data))] if random.random() < 0.1 else data
+    how = random.random()
+    if how < 0.05:
+        return b"[" * 100_000
+    return data[: random.randrange(len(data))] if how < 0.15 else data
 
 
 def ask_everything(store: Store) -> None:

@@ -192,6 +192,8 @@ class HttpCalls:
             for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), _KEEP_ALIVE_S)
             self._socket = sock
+            if self._is_interrupted:  # while it connected, when there was nothing to interrupt
+                raise ConnectionError("this node is closing")
         return self._connection
 
     def _lost(self, error: Exception) -> RegistryError:
@@ -210,7 +212,7 @@ class HttpCalls:
                 found = json.loads(data or b"{}")
                 if isinstance(found, dict):
                     return found
-            except ValueError:
+            except (ValueError, RecursionError):
                 pass  # said below, with what it is instead
         failure = RegistryError(f"{self.server} answers {data[:80]!r}, which is not what {self._what} says")
         self.next_server()
