@@ -371,4 +371,5 @@ HUNT = Hunt(
     promise="nodes find each other by a store's records, whatever befalls it, and nobody else gets in",
     run=run,
     effects=("views", "members taken in", "gaps", "refused starts", "replaced nodes", *_EFFECTS),
+    enough=200,
 )
