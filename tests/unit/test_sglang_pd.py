@@ -352,6 +352,8 @@ def test_settings_for_the_page_cache_in_the_same_environment_do_no_harm() -> Non
 def test_servers_that_could_not_meet_don_t_start() -> None:
     with pytest.raises(ConfigError, match="P2PKV_JOIN"):
         pd_config("h", 1, index=0, environ={})
+    met = pd_config("h", 1, index=0, environ={"P2PKV_MEMBERSHIP": "etcd://h:2379"})
+    assert met.store is not None
 
 
 def test_kv_on_devices_without_cuda_is_refused_at_start() -> None:

@@ -31,8 +31,8 @@ def pd_config(host: str, port: int, *, index: int, environ: Mapping[str, str] | 
     config = Config.load(settings, environ=environ)
     if not config.join_addresses and config.store is None:
         raise ConfigError(
-            "prefill and decode servers have to meet: set P2PKV_JOIN to the same HOST:PORT for all of them; on one "
-            "machine any free port of 127.0.0.1 will do"
+            "prefill and decode servers have to meet: set P2PKV_JOIN to the same HOST:PORT for all of them (on one "
+            "machine any free port of 127.0.0.1 will do), or P2PKV_MEMBERSHIP to an etcd or Kubernetes"
         )
     return dataclasses.replace(for_rank(config, index), node_id=config.node_id)
 
