@@ -27,11 +27,11 @@ _CLOSE_S = 5.0
 
 
 class Peer(ChildProcess):
-    """A process that runs ``module``. It ends with this process, however that ends."""
+    """A process that runs ``module``, after ``prefix``. It ends with this process, however that ends."""
 
-    def __init__(self, module: str = "p2pkv_bench.worker") -> None:
+    def __init__(self, module: str = "p2pkv_bench.worker", *, prefix: Sequence[str] = ()) -> None:
         super().__init__(
-            [sys.executable, "-m", module],
+            [*prefix, sys.executable, "-m", module],
             name="the other process",
             environ={name: value for name, value in os.environ.items() if not name.startswith("P2PKV_")},
             # python -m looks into the working directory first, and a checkout there would come before what is installed

@@ -9,7 +9,18 @@ from p2pkv_bench.rows import KIB, MIB
 
 SUITES = (
     *("fetch", "publish", "exists", "gil", "validation", "overhead", "load", "memory"),
-    *("threads", "copies", "transports", "disk", "compression", "transfers", "room", "start", "scrape"),
+    *(
+        "threads",
+        "copies",
+        "transports",
+        "disk",
+        "compression",
+        "transfers",
+        "room",
+        "start",
+        "scrape",
+        "rails",
+    ),
 )
 LONG = frozenset(SUITES[SUITES.index("threads") :]) | {"load"}
 """Left out of a quick run."""

@@ -14,6 +14,7 @@ from p2pkv_bench import (
     native_clients,
     overhead,
     publish,
+    rails,
     room,
     scrape,
     shard,
@@ -47,6 +48,7 @@ _SUITES: Mapping[str, Callable[[Meeting, Plan], Iterator[Row]]] = {
     "room": room.rows,
     "start": starting.rows,
     "scrape": scrape.rows,
+    "rails": rails.rows,
 }
 
 

@@ -7,83 +7,25 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from cluster import NodeProcess, eventually
 from p2pkv.testing.processes import ChildProcess
+from p2pkv_bench.cables import CUTS, Cables, unavailable
 
 WORKER = Path(__file__).parents[1] / "support/node_worker.py"
-NOWHERE = "02:de:ad:00:00:02"
 PAGE, N = 64 << 10, 64
 KEYS = [f"page-{i}" for i in range(N)]
 ROUNDS = int(os.environ.get("P2PKV_TEST_RAIL_ROUNDS", "4"))
 DEADLINE = 5.0
 
 
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, f"'{' '.join(command)}' failed: {done.stderr.strip()}"
-
-
-class Cables:
-    """Two places, "a" and "b", and three cables: r0 for the control plane, r1 and r2 for data."""
-
-    def __init__(self) -> None:
-        self._prefix = f"p2pkv-rails-{os.getpid()}"
-        self._undo = ExitStack()
-        for place in "ab":
-            _run("ip", "netns", "add", self._name(place))
-            self._undo.callback(subprocess.run, ["ip", "netns", "del", self._name(place)])
-            _run("ip", "-n", self._name(place), "link", "set", "lo", "up")
-        for cable in range(3):
-            peer = ("peer", "name", f"r{cable}", "netns", self._name("b"))
-            _run("ip", "link", "add", f"r{cable}", "netns", self._name("a"), "type", "veth", *peer)
-            for place in "ab":
-                self._ip(place, "addr", "add", f"{self.address(place, cable)}/24", "dev", f"r{cable}")
-                self._ip(place, "link", "set", f"r{cable}", "up")
-
-    def _name(self, place: str) -> str:
-        return f"{self._prefix}-{place}"
-
-    def _ip(self, place: str, *arguments: str) -> None:
-        _run("ip", "-n", self._name(place), *arguments)
-
-    @staticmethod
-    def address(place: str, cable: int) -> str:
-        return f"10.85.{cable}.{'ab'.index(place) + 1}"
-
-    def inside(self, place: str) -> list[str]:
-        return ["nsenter", f"--net=/run/netns/{self._name(place)}", "--"]
-
-    def cut(self, how: str, cable: int) -> None:
-        """Let what one side sends vanish, or pull the plug out."""
-        if how == "unplugged":
-            self._ip("a", "link", "set", f"r{cable}", "down")
-            return
-        source, target = ("a", "b") if how == "answers vanish" else ("b", "a")
-        entry = (self.address(target, cable), "lladdr", NOWHERE, "dev", f"r{cable}", "nud", "permanent")
-        self._ip(source, "neigh", "replace", *entry)
-
-    def heal(self, how: str, cable: int) -> None:
-        if how == "unplugged":
-            self._ip("a", "link", "set", f"r{cable}", "up")
-            return
-        source, target = ("a", "b") if how == "answers vanish" else ("b", "a")
-        self._ip(source, "neigh", "del", self.address(target, cable), "dev", f"r{cable}")
-
-    def close(self) -> None:
-        self._undo.close()
-
-
 class Placed(NodeProcess):
-    """A node at one of the places."""
+    """A node at one of the places, with cable 0 for the control plane and cables 1 and 2 for data."""
 
     def __init__(self, cables: Cables, place: str, secret: Path) -> None:
         self.node_id = place
@@ -106,27 +48,12 @@ class Placed(NodeProcess):
         return float(self.call("counters").get(name, 0))
 
 
-def _missing() -> str | None:
-    if os.geteuid() != 0:
-        return "needs root, for network namespaces"
-    for program in ("ip", "nsenter"):
-        if shutil.which(program) is None:
-            return f"'{program}' is not there"
-    name = f"p2pkv-rails-{os.getpid()}-probe"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
-    if made.returncode:
-        return f"no network namespace can be made: {made.stderr.strip()}"
-    subprocess.run(["ip", "netns", "del", name], check=True)
-    return None
-
-
 @pytest.fixture
 def cables() -> Iterator[Cables]:
-    if missing := _missing():
+    if missing := unavailable():
         pytest.skip(missing)
-    cables = Cables()
-    yield cables
-    cables.close()
+    with Cables(3) as cables:
+        yield cables
 
 
 def _fetch(reader: NodeProcess) -> float:
@@ -150,7 +77,7 @@ def test_a_rail_that_is_cut_costs_no_page(cables: Cables, tmp_path: Path) -> Non
         assert owner.call("publish", keys=KEYS, nbytes=PAGE) == [1] * N
         usual, healing = [], []
         for number in range(ROUNDS):
-            how, rail = ("answers vanish", "requests vanish", "unplugged")[number % 3], number % 2
+            how, rail = CUTS[number % 3], number % 2
 
             def all_carry() -> bool:
                 before = [reader.bytes_over(each) for each in (0, 1)]
