@@ -45,6 +45,10 @@ class Relay {
 
   // Passes nothing on any more, and says so to nobody.
   void cut() { is_cut_ = true; }
+  // Holds back what comes until so long from now.
+  void hold(std::chrono::milliseconds how_long) {
+    held_until_ns_ = (std::chrono::steady_clock::now() + how_long).time_since_epoch().count();
+  }
   // Cuts itself when so many more bytes have gone through.
   void cut_after(uint64_t n_bytes) { cut_at_ = n_bytes_ + n_bytes; }
   void reset_after(uint64_t n_bytes) { reset_at_ = n_bytes_ + n_bytes; }
@@ -54,6 +58,7 @@ class Relay {
   void heal() {
     cut_at_ = reset_at_ = UINT64_MAX;
     bytes_a_ms_ = 0;
+    held_until_ns_ = 0;
     is_cut_ = false;
     wake_.set();
   }
@@ -70,19 +75,23 @@ class Relay {
   void run() {
     while (!is_closing_) {
       std::vector<pollfd> fds = {{wake_.fd(), POLLIN, 0}};
-      if (!is_cut_) {
+      if (!is_silent()) {
         fds.push_back({listener_.get(), POLLIN, 0});
         for (const auto& [end, other] : pairs_) fds.push_back({end, POLLIN, 0});
       }
-      poll(fds.data(), fds.size(), 20);
+      poll(fds.data(), fds.size(), fds.size() > 1 ? 20 : 1);
       wake_.clear();
-      if (is_cut_) continue;
-      for (size_t i = 2; i < fds.size() && !is_cut_; ++i) {
+      if (is_silent()) continue;
+      for (size_t i = 2; i < fds.size() && !is_silent(); ++i) {
         if (fds[i].revents != 0 && pairs_.contains(fds[i].fd)) pass_on(fds[i].fd);
       }
       if (fds.size() > 1 && fds[1].revents != 0) admit();
     }
     while (!pairs_.empty()) drop(pairs_.begin()->first, false);
+  }
+
+  bool is_silent() const {
+    return is_cut_ || std::chrono::steady_clock::now().time_since_epoch().count() < held_until_ns_;
   }
 
   void admit() {
@@ -144,6 +153,7 @@ class Relay {
   std::map<int, int> pairs_;
   std::vector<char> buffer_ = std::vector<char>(64 << 10);
   std::atomic<bool> is_cut_{false}, is_closing_{false};
+  std::atomic<int64_t> held_until_ns_{0};
   std::atomic<uint64_t> n_bytes_{0}, cut_at_{UINT64_MAX}, reset_at_{UINT64_MAX}, bytes_a_ms_{0};
   std::thread thread_;
 };

@@ -135,9 +135,9 @@ TEST(rails_are_patient_on_a_busy_machine_and_forget_it) {
   Rails rails(2);
   CHECK(rails.patience(0) == 0.010);
   rails.heard_again(0, 0.02);
-  CHECK(rails.patience(0) == 0.080);
+  CHECK(rails.patience(0) == 0.040);
   rails.heard_again(0, 1.0);
-  CHECK(rails.patience(0) == 0.200);
+  CHECK(rails.patience(0) == 0.100);
   for (int share = 0; share < 60; ++share) rails.arrived(0, 1, 1, 0.001);
   CHECK(rails.patience(0) < 0.015);
 }

@@ -53,6 +53,7 @@ struct TwoRails {
   void connect() {
     std::string error;
     if (endpoint) endpoint->close();
+    ++n_endpoints;
     endpoint = reader->open();
     const std::string half = owner->accept(endpoint->describe(), &error);
     CHECK(endpoint->bind(through(half, {relays[0]->port(), relays[1]->port()}), &error));
@@ -73,6 +74,9 @@ struct TwoRails {
     const double took = seconds_since(began);
     CHECK(worst == Status::kOk);
     CHECK(std::memcmp(bytes.data() + kTable, memory.data() + kTable, n_pages * kPage) == 0);
+    const uint8_t* beyond = bytes.data() + kTable + n_pages * kPage;  // nobody's yet
+    const size_t n_beyond = (kPages - n_pages) * kPage;
+    CHECK(n_beyond == 0 || (*beyond == 0xee && std::memcmp(beyond, beyond + 1, n_beyond - 1) == 0));
     return took;
   }
 
@@ -99,8 +103,13 @@ struct TwoRails {
   std::vector<std::unique_ptr<Relay>> relays;
   std::shared_ptr<Endpoint> endpoint;
   std::shared_ptr<RemoteRegion> remote;
-  int n_lost = 0;  // endpoints
+  int n_endpoints = 0, n_lost = 0;
 };
+
+// Reads until neither rail owes anything.
+void settle(TwoRails& pair) {
+  for (int round = 0; round < 5; ++round) pair.read(kPages);
+}
 
 // Reads until a rail brings bytes, which it does once it has proved itself.
 void wait_for(TwoRails& pair, size_t rail) {
@@ -174,6 +183,63 @@ TEST(tcp_waits_for_the_deadline_of_a_stopped_owner) {
   CHECK_EQ(pair.total(0).n_silent + pair.total(1).n_silent, before);
 }
 
+// One rail answers late, then the other: no connection is lost over it, and each is used again.
+TEST(tcp_keeps_the_connections_of_an_owner_that_is_slow) {
+  for (size_t round = 0; round < 6; ++round) {
+    TwoRails pair;
+    settle(pair);
+    const int n_before = pair.n_endpoints;
+    const size_t first = round % 2;
+    pair.relays[first]->hold(std::chrono::milliseconds(60));
+    const double took = pair.read(kPages);
+    pair.relays[1 - first]->hold(std::chrono::milliseconds(60));
+    for (const auto began = Deadline::Clock::now(); seconds_since(began) < 0.2;) pair.read(kPages);
+    CHECK(pair.total(first).n_silent > 0 || took >= 0.05);
+    settle(pair);
+    const uint64_t before[] = {pair.total(0).n_bytes, pair.total(1).n_bytes};
+    settle(pair);
+    CHECK(pair.total(0).n_bytes > before[0] && pair.total(1).n_bytes > before[1]);
+    CHECK_EQ(pair.n_endpoints, n_before);
+    CHECK_EQ(pair.n_lost, 0);
+  }
+}
+
+TEST(tcp_loses_a_rail_that_died_while_nothing_went_over_it) {
+  TwoRails pair;
+  for (int round = 0; round < 5; ++round) pair.read(1);
+  const uint64_t before = pair.total(1).n_silent;
+  const int n_endpoints = pair.n_endpoints;
+  pair.relays[1]->cut();
+  const auto began = Deadline::Clock::now();
+  while (pair.n_endpoints == n_endpoints && seconds_since(began) < 20) {
+    // it is asked when the one that carries all is silent for a moment
+    pair.relays[0]->hold(std::chrono::milliseconds(15));
+    pair.read(1);
+  }
+  CHECK(pair.total(1).n_silent > before);
+  CHECK(pair.n_endpoints > n_endpoints);
+}
+
+TEST(tcp_doubts_no_rail_because_a_wait_was_closed) {
+  TwoRails pair;
+  settle(pair);
+  for (int round = 0; round < 10; ++round) {
+    for (const auto& relay : pair.relays) relay->hold(std::chrono::milliseconds(30));
+    std::thread closing([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      pair.endpoint->close();
+    });
+    CHECK(pair.read_once(kPages, 20) == Status::kCanceled);
+    closing.join();
+    pair.connect();
+  }
+  CHECK_EQ(pair.total(0).n_broken + pair.total(1).n_broken, uint64_t{0});
+  for (const auto& relay : pair.relays) relay->heal();
+  const uint64_t before[] = {pair.total(0).n_bytes, pair.total(1).n_bytes};
+  settle(pair);
+  CHECK(pair.total(0).n_bytes > before[0] && pair.total(1).n_bytes > before[1]);
+}
+
 TEST(tcp_begins_anew_when_its_last_rail_falls_silent) {
   TwoRails pair;
   wait_for(pair, 0);
@@ -184,8 +250,8 @@ TEST(tcp_begins_anew_when_its_last_rail_falls_silent) {
   pair.read(kPages);
 }
 
-// Rails are cut, broken, slowed and healed at random while pages are read, of which one at a time lives.
-// Every page comes, and what came late for a read writes into nobody's memory.
+// Rails are cut, broken, slowed, held up and healed at random while pages are read, of which one at a time
+// lives. Every page comes, and what came late for a read writes into nobody's memory.
 TEST(tcp_rails_hunt) {
   std::mt19937_64 random(test::seed("tcp_rails_hunt"));
   const auto draw = [&](uint64_t n) { return random() % n; };
@@ -198,9 +264,12 @@ TEST(tcp_rails_hunt) {
         pair.relays[hurt]->heal();
         if (draw(2) == 0) hurt = draw(2);
         Relay& relay = *pair.relays[hurt];
-        switch (draw(5)) {
+        switch (draw(6)) {
           case 0:
             relay.cut();
+            break;
+          case 4:
+            relay.hold(std::chrono::milliseconds(draw(100)));
             break;
           case 1:
             relay.cut_after(draw(kPages * kPage));

@@ -11,7 +11,7 @@ constexpr double kNews = 0.25;
 // A smaller share is over before it shows any bandwidth.
 constexpr uint64_t kLeastSample = 64 << 10;
 // A silence may be so many times the longest one that was seen to end.
-constexpr double kSilences = 4;
+constexpr double kSilences = 2;
 // What is left of the longest silence with each share that arrives: some twenty make it a tenth.
 constexpr double kFading = 0.9;
 

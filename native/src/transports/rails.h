@@ -38,7 +38,7 @@ class Rails {
     // How long a rail may be silent while another one is heard. Between the two it is a multiple of the
     // longest silence lately that ended by itself: on a busy machine threads wait for their turn.
     double patience_least = 0.010;
-    double patience_most = 0.200;
+    double patience_most = 0.100;
   };
   static constexpr uint32_t kProbeEvery = 100;
 

@@ -10,12 +10,16 @@ namespace {
 
 // Below this, waking a helper costs more than its stream brings (a guess from wake-ups of 50 us at 4 GB/s).
 constexpr uint64_t kSpreadFromBytes = 1 << 20;
+// A stream that owes more is not worth keeping: a connection costs less than such an answer to nobody.
+constexpr uint64_t kMostOwed = 16 << 20;
 // What is spread over rails goes in slices of this, or of a page: 50 us of a rail of 10 Gbit/s.
 constexpr uint64_t kSliceBytes = 64 << 10;
 // A batch that is smaller does not show what a stream more or less brings.
 constexpr uint64_t kMeasuredFromBytes = 4 << 20;
 // Steps of one done(), so that it does not block for long; each moves at most what a socket buffer holds.
 constexpr int kStepsPerPoll = 8;
+// Likewise of what is dropped at a time.
+constexpr int kDroppingSteps = 16;
 
 // Seconds; poll(2) counts in milliseconds.
 constexpr double kLate = 0.002;
@@ -43,19 +47,30 @@ void TcpBatch::start() {
   }
 }
 
-// Takes answers to pings of streams whose rail had failed.
+// Takes what streams owe that were pinged or abandoned.
 void TcpBatch::hear_proofs(Time now) {
   for (size_t i = 0; i < tasks_.size(); ++i) {
     Strand& strand = *strands()[i];
     if (strand.state == Strand::State::kDead || tasks_[i].is_under_way) continue;
     if (strand.is_pinged) {
       Progress progress = Progress::kMoved;
-      while (progress == Progress::kMoved) progress = strand.stream.advance();
-      strand.is_pinged = progress == Progress::kBlocked;
-      if (progress != Progress::kBlocked && progress != Progress::kDone) {
+      for (int step = 0; progress == Progress::kMoved && step < kDroppingSteps; ++step) {
+        progress = strand.stream.advance();
+      }
+      strand.is_pinged = progress == Progress::kBlocked || progress == Progress::kMoved;
+      if (!strand.is_pinged && progress != Progress::kDone) {
         lose(i, Fault::kBroken);
         continue;
       }
+      if (is_gone(i, now)) {
+        lose(i, Fault::kSilent);
+        continue;
+      }
+    }
+    if (strand.state == Strand::State::kSuspected && !strand.is_pinged) {
+      rails().heard_again(strand.rail, static_cast<double>(strand.stream.longest_silence_ns()) / 1e9);
+      strand.state = Strand::State::kGood;
+      strand.is_counted = false;
     }
     if (strand.state != Strand::State::kProving) continue;
     const double waited = static_cast<double>(steady_now_ns() - strand.opened_ns) / 1e9;
@@ -147,13 +162,14 @@ void TcpBatch::begin(size_t number, Share share) {
 
 void TcpBatch::help(size_t number) {
   Stream& stream = strands()[number]->stream;
+  const Helper& helper = *strands()[number]->helper;
   Progress progress = Progress::kBlocked;
-  while (!is_aborted()) {
+  while (!is_aborted() && !helper.is_called_off()) {
     progress = stream.advance();
     if (progress == Progress::kBlocked) {
       // Without a deadline: what ends the batch also shuts the socket down, and that wakes this.
-      pollfd fd{stream.fd(), stream.events(), 0};
-      poll(&fd, 1, -1);
+      pollfd fds[] = {{stream.fd(), stream.events(), 0}, {helper.called_off_fd(), POLLIN, 0}};
+      poll(fds, 2, -1);
     } else if (progress != Progress::kMoved) {
       break;
     }
@@ -205,24 +221,31 @@ bool TcpBatch::collect() {
 }
 
 bool TcpBatch::settle_task(size_t number, Progress progress) {
-  if (progress == Progress::kLocalClosed) {
-    give_up(Status::kCanceled);
-    return false;
+  if (is_aborted()) return false;  // what ends now was shut down here, and says nothing of its rail
+  switch (progress) {
+    case Progress::kDone:
+      finish_task(number);
+      return true;
+    case Progress::kLocalClosed:
+      give_up(Status::kCanceled);
+      return false;
+    case Progress::kLost:
+      return lose(number, Fault::kBroken);
+    case Progress::kMoved:
+    case Progress::kBlocked:  // it was called off
+      abandon(number, *tasks_[number].called_off);
   }
-  if (progress != Progress::kDone) return lose(number, tasks_[number].torn.value_or(Fault::kBroken));
-  finish_task(number);
   return true;
 }
 
 void TcpBatch::finish_task(size_t number) {
   const Strand& strand = *strands()[number];
   const Task& task = tasks_[number];
-  if (task.torn) strands()[number]->state = Strand::State::kDead;
   rails().heard_again(strand.rail, static_cast<double>(strand.stream.longest_silence_ns()) / 1e9);
   const auto now = Deadline::Clock::now();
   rails().arrived(strand.rail, task.nbytes, task.load, seconds_between(task.began, now));
   // Where every rail was doubted all are used at once, and what comes whole is the proof.
-  if (rails().n() > 1 && !task.torn) rails().proved(strand.rail, now);
+  if (rails().n() > 1) rails().proved(strand.rail, now);
   endpoint_->home_.counters->rails[strand.rail].n_bytes += task.nbytes;
   tasks_[number] = {};
   --n_under_way_;
@@ -231,29 +254,65 @@ void TcpBatch::finish_task(size_t number) {
 // The stream is done for: what it has not brought is an orphan. False if there is no other.
 bool TcpBatch::lose(size_t number, Fault fault) {
   Strand& strand = *strands()[number];
-  Task& task = tasks_[number];
-  auto& counters = endpoint_->home_.counters->rails[strand.rail];
-  const auto now = Deadline::Clock::now();
   strand.stream.shut_down();
+  count(number, fault);
   strand.state = Strand::State::kDead;
-  (fault == Fault::kBroken   ? counters.n_broken
-   : fault == Fault::kSilent ? counters.n_silent
-                             : counters.n_late)++;
-  if (rails().n() > 1 && fault != Fault::kLate) rails().failed(strand.rail, now);
   if (rails().n() == 1) {
     // What ended one stream of a rail, be it the owner's death or its refusal, is true of the others.
     give_up(Status::kPeerLost);
     return false;
   }
-  if (!task.is_under_way) return true;
+  if (fault != Fault::kLate) rails().failed(strand.rail, Deadline::Clock::now());
+  give_back(number);
+  return true;
+}
+
+// The stream may be sound: its share is an orphan, and it is given nothing before it has brought what it
+// owes.
+void TcpBatch::abandon(size_t number, Fault fault) {
+  Strand& strand = *strands()[number];
+  if (strand.stream.n_owed() > kMostOwed) {
+    lose(number, fault);
+    return;
+  }
+  count(number, fault);
+  give_back(number);
+  strand.stream.abandon();
+  strand.state = Strand::State::kSuspected;
+  strand.is_pinged = true;
+  if (fault != Fault::kSilent) return;
+  // Nor is what it leaves given to another one that may lead nowhere.
+  for (size_t i = 0; i < tasks_.size(); ++i) {
+    Strand& fellow = *strands()[i];
+    if (fellow.rail != strand.rail || fellow.state != Strand::State::kGood || tasks_[i].is_under_way)
+      continue;
+    fellow.state = Strand::State::kSuspected;
+    ping(i);
+  }
+}
+
+void TcpBatch::give_back(size_t number) {
+  const Strand& strand = *strands()[number];
+  Task& task = tasks_[number];
+  if (!task.is_under_way) return;
+  auto& counters = endpoint_->home_.counters->rails[strand.rail];
   const auto left = strand.stream.unsettled();
   orphans_.insert(orphans_.end(), left.begin(), left.end());
   for (const uint32_t span : left) counters.n_retried_bytes += static_cast<uint64_t>(spans_[span].length);
   counters.n_bytes += strand.stream.n_bytes();
-  rails().gave_up(strand.rail, task.nbytes, strand.stream.n_bytes(), seconds_between(task.began, now));
+  const double seconds = seconds_between(task.began, Deadline::Clock::now());
+  rails().gave_up(strand.rail, task.nbytes, strand.stream.n_bytes(), seconds);
   task = {};
   --n_under_way_;
-  return true;
+}
+
+void TcpBatch::count(size_t number, Fault fault) {
+  Strand& strand = *strands()[number];
+  if (std::exchange(strand.is_counted, true)) return;
+  auto& counters = endpoint_->home_.counters->rails[strand.rail];
+  (fault == Fault::kBroken   ? counters.n_broken
+   : fault == Fault::kSilent ? counters.n_silent
+                             : counters.n_late)++;
 }
 
 // Gives orphans to streams that have nothing to do, as soon as there are any. False if no stream is left.

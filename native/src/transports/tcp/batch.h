@@ -15,7 +15,8 @@ namespace p2pkv::tcp {
 
 // The thread that drives the batch drives one stream itself, its own, and has a helper drive each of the
 // others that have a share. Bytes reach local memory by system calls of these threads and in no other way: a
-// stream that its thread has left writes nothing any more, and what it has not brought may be read again.
+// stream that its thread has left writes nothing there any more, and what it has not brought may be read
+// again. A stream that is abandoned is not lost: the rest of its answer is dropped as it comes.
 class TcpBatch final : public Batch {
  public:
   TcpBatch(std::shared_ptr<TcpEndpoint> endpoint, std::shared_ptr<AttachedRegion> remote, Reads reads);
@@ -43,7 +44,7 @@ class TcpBatch final : public Batch {
     uint64_t nbytes = 0;
     uint64_t load = 0;  // on the rail when it was asked for, itself included
     Time began{};
-    std::optional<Fault> torn;           // it was shut down for that, and its helper has not ended yet
+    std::optional<Fault> called_off;     // for that, and its helper has not ended yet
     std::optional<Progress> ended = {};  // with helpers_mutex_: how its helper has
   };
 
@@ -62,6 +63,9 @@ class TcpBatch final : public Batch {
   bool settle_task(size_t number, Progress progress);
   void finish_task(size_t number);
   bool lose(size_t number, Fault fault);
+  void abandon(size_t number, Fault fault);
+  void give_back(size_t number);
+  void count(size_t number, Fault fault);
   bool go_on();
   void rest(const Deadline& deadline);
 
@@ -70,10 +74,12 @@ class TcpBatch final : public Batch {
   void look_at(size_t number, Time now);
   double silence(size_t number, Time now) const;
   bool is_contradicted(size_t number, double patience) const;
+  bool is_gone(size_t number, Time now) const;
+  void ping(size_t number);
   void ask_others(size_t rail);
   bool is_late(size_t number, Time now) const;
   bool is_hopeless(Time now) const;
-  void tear(size_t number, Fault fault);
+  void take_back(size_t number, Fault fault);
   void give_up(Status reason) { abort(reason); }
 
   const std::shared_ptr<TcpEndpoint> endpoint_;

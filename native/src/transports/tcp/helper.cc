@@ -5,7 +5,7 @@
 namespace p2pkv::tcp {
 
 bool Helper::start() {
-  return thread_.start("p2pkv-tcp-read", [this] { run(); });
+  return called_off_.fd() >= 0 && thread_.start("p2pkv-tcp-read", [this] { run(); });
 }
 
 void Helper::close() {
@@ -19,8 +19,15 @@ void Helper::close() {
 
 void Helper::give(std::function<void()> task) {
   const std::lock_guard lock(mutex_);
+  is_called_off_ = false;
+  called_off_.clear();
   task_ = std::move(task);
   given_.notify_all();
+}
+
+void Helper::call_off() {
+  is_called_off_ = true;
+  called_off_.set();
 }
 
 void Helper::run() {

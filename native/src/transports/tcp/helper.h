@@ -1,10 +1,12 @@
 // A thread that drives one stream beside the caller's.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
 
+#include "base/fd.h"
 #include "base/thread.h"
 
 namespace p2pkv::tcp {
@@ -16,6 +18,10 @@ class Helper {
   void close();
   // The task before must have ended.
   void give(std::function<void()> task);
+  // Asks the task under way to end soon: it polls called_off_fd() beside what it waits for.
+  void call_off();
+  bool is_called_off() const { return is_called_off_; }
+  int called_off_fd() const { return called_off_.fd(); }
 
  private:
   void run();
@@ -24,6 +30,8 @@ class Helper {
   std::condition_variable given_;
   std::function<void()> task_;
   bool is_closing_ = false;
+  const Wakeup called_off_;
+  std::atomic<bool> is_called_off_{false};
   NamedThread thread_;
 };
 

@@ -126,13 +126,14 @@ bool TcpEndpoint::is_worn() {
   for (size_t rail = 0; rails.n() > 1 && rail < rails.n(); ++rail) {
     // One that has just been lost is replaced at once, so that the rail is there when another one fails; one
     // that has not come back is tried again after its pause.
-    bool has_sound = false, is_tried = false;
+    bool has_sound = false, is_awaited = false, is_tried = false;
     for (const auto& strand : strands_) {
       if (strand->rail != rail) continue;
       has_sound |= strand->state == Strand::State::kGood;
+      is_awaited |= strand->state == Strand::State::kSuspected;
       is_tried |= strand->is_unproven;
     }
-    if (!has_sound && (!is_tried || now >= rails.retry_at(rail))) return true;
+    if (!has_sound && !is_awaited && (!is_tried || now >= rails.retry_at(rail))) return true;
   }
   return false;
 }

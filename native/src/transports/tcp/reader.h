@@ -42,14 +42,16 @@ std::string make_blob(Server& server, const Half& half);
 struct Strand {
   enum class State : uint8_t {
     kGood,
-    kProving,  // its rail had failed: it has been pinged, and is given nothing before it has answered
+    kSuspected,  // it fell silent, or others of its rail did: it owes an answer, and is given nothing before
+    kProving,    // it was opened when its rail had failed: likewise, and the rail's pause has to be over
     kDead,
   };
   size_t rail = 0;
   Stream stream;
   ThreadOwner<Helper> helper;  // from the first batch on that needs it
   std::atomic<State> state{State::kGood};
-  bool is_pinged = false;    // and has not answered
+  bool is_pinged = false;    // or abandoned, and has not answered
+  bool is_counted = false;   // among the failures of its rail, since it was good
   bool is_unproven = false;  // it was opened as kProving
   int64_t opened_ns = 0;
 };

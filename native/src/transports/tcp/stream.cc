@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 #include <optional>
 
 #include "base/clock.h"
@@ -15,6 +16,7 @@ namespace p2pkv::tcp {
 namespace {
 
 constexpr size_t kMaxReceivedPieces = 256;  // of one recvmsg; the kernel takes up to 1024
+constexpr size_t kSinkBytes = 256 << 10;    // that are dropped by one recvmsg
 
 template <typename T>
 void append(std::vector<uint8_t>& to, const T& value) {
@@ -58,6 +60,30 @@ void Stream::ping() {
 
 std::vector<uint32_t> Stream::unsettled() const {
   return {share_.begin() + static_cast<std::ptrdiff_t>(next_), share_.end()};
+}
+
+uint64_t Stream::n_owed() const {
+  uint64_t nbytes = chunk_left_;
+  const size_t first = phase_ == Phase::kHeader ? next_ : next_ + chunk_.n_ended;
+  for (size_t i = first; i < n_requested_; ++i) nbytes += static_cast<uint64_t>(span(i).length);
+  return nbytes - std::min(nbytes, n_received_);
+}
+
+void Stream::abandon() {
+  Abandoned left;
+  for (size_t i = next_; i < n_requested_; ++i) {
+    left.spans.push_back(span(i));
+    if (!plan_.words->empty()) left.words.push_back((*plan_.words)[share_[i]]);
+  }
+  left.statuses.assign(left.spans.size(), Status::kPending);
+  left.sink.resize(kSinkBytes);
+  abandoned_ = std::move(left);
+  plan_ = {nullptr, plan_.remote_region, &abandoned_.spans, &abandoned_.words, &abandoned_.statuses};
+  at_ -= std::min(at_, next_);
+  next_ = 0;
+  n_requested_ = abandoned_.spans.size();
+  share_.resize(n_requested_);
+  std::iota(share_.begin(), share_.end(), 0);
 }
 
 bool Stream::has_news() const {
@@ -151,6 +177,10 @@ Stream::Progress Stream::receive() {
 size_t Stream::gather(iovec* pieces) {
   size_t n_pieces = 0;
   uint64_t left = chunk_left_;
+  if (left > 0 && plan_.local == nullptr) {
+    pieces[0] = {abandoned_.sink.data(), std::min<uint64_t>(left, abandoned_.sink.size())};
+    return 1;
+  }
   for (size_t i = at_; left > 0 && n_pieces < kMaxReceivedPieces; ++i) {
     const uint64_t skip = i == at_ ? at_offset_ : 0;
     const uint64_t nbytes = std::min(left, static_cast<uint64_t>(span(i).length) - skip);

@@ -42,6 +42,11 @@ class Stream {
   void ping();
   // The spans that have not settled.
   std::vector<uint32_t> unsettled() const;
+  // Bytes that were asked for and have not come.
+  uint64_t n_owed() const;
+  // Its spans are others' to read from now on. What still comes of its answer is taken from the socket and
+  // dropped; then it is done, and good for the next share.
+  void abandon();
   // When something came last, and when something was asked for last; ns of the steady clock, 0: never.
   int64_t heard_ns() const { return heard_ns_.load(std::memory_order_relaxed); }
   int64_t asked_ns() const { return asked_ns_.load(std::memory_order_relaxed); }
@@ -84,6 +89,13 @@ class Stream {
 
   ReadPlan plan_{};
   std::vector<Status> ping_status_ = {Status::kPending};
+  struct Abandoned {
+    std::vector<Span> spans;
+    std::vector<Word> words;
+    std::vector<Status> statuses;
+    std::vector<uint8_t> sink;
+  };
+  Abandoned abandoned_;          // what the rest of an answer is told by that nobody wants any more
   std::vector<uint32_t> share_;  // indexes of the spans to read, in order
   size_t n_requested_ = 0;       // of share_
   uint64_t request_id_ = 0;

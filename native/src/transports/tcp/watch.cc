@@ -1,9 +1,10 @@
 // How a batch finds out that a stream is of no use any more although nobody says so: a rail that was cut
 // loses packets without a word.
 //
-// Silence alone proves nothing, for an owner may be busy, or stopped. So a stream is given up only if another
-// rail was heard well after this one fell silent; where nobody there has anything to say, an empty request
-// asks for an answer.
+// Silence alone proves nothing, for an owner may be busy, or stopped. So a stream loses its share only if
+// another rail was heard well after this one fell silent; where nobody there has anything to say, an empty
+// request asks for an answer. Even so it may only have been slow: it is kept, and is good again when it has
+// answered. One that has not after a while is lost.
 #include <algorithm>
 
 #include "transports/tcp/batch.h"
@@ -14,6 +15,9 @@ namespace {
 // A stream is late that has had twice the time that was predicted, and this, if another rail would bring what
 // it has not in a quarter of the time, and more than this sooner.
 constexpr double kPredictedTimes = 2, kLateTimes = 4, kLateSeconds = 0.010;
+// Since something was asked for, while other rails were heard: TCP has asked again by then, and been
+// answered if there is a way.
+constexpr double kGoneSeconds = 0.5;
 // After so long a silence of all streams that are left, new ones over every rail are the better bet.
 constexpr double kHopelessSeconds = 0.250, kHopelessPatiences = 4;
 
@@ -28,7 +32,7 @@ bool TcpBatch::look_after(Time now) {
   looked_ = now;
   hear_proofs(now);
   for (size_t i = 0; i < tasks_.size(); ++i) {
-    if (tasks_[i].is_under_way && !tasks_[i].torn) look_at(i, now);
+    if (tasks_[i].is_under_way && !tasks_[i].called_off) look_at(i, now);
   }
   if (!is_hopeless(now)) return true;
   give_up(Status::kPeerLost);
@@ -42,10 +46,10 @@ void TcpBatch::look_at(size_t number, Time now) {
     if (!is_contradicted(number, patience)) {
       ask_others(strand.rail);
     } else if (silence > patience) {
-      tear(number, Fault::kSilent);
+      take_back(number, Fault::kSilent);
     }
   } else if (is_late(number, now)) {
-    tear(number, Fault::kLate);
+    take_back(number, Fault::kLate);
   }
 }
 
@@ -67,13 +71,23 @@ bool TcpBatch::is_contradicted(size_t number, double patience) const {
   });
 }
 
+// Whether a stream that owes an answer, and may have been sound, will never give it.
+bool TcpBatch::is_gone(size_t number, Time now) const {
+  return strands()[number]->state != Strand::State::kProving && silence(number, now) > kGoneSeconds &&
+         is_contradicted(number, kGoneSeconds);
+}
+
+void TcpBatch::ping(size_t number) {
+  Strand& strand = *strands()[number];
+  if (std::exchange(strand.is_pinged, true)) return;
+  strand.stream.ping();
+}
+
 void TcpBatch::ask_others(size_t rail) {
   for (size_t i = 0; i < tasks_.size(); ++i) {
-    Strand& strand = *strands()[i];
-    const bool is_idle = strand.state != Strand::State::kDead && !tasks_[i].is_under_way && !strand.is_pinged;
-    if (strand.rail == rail || !is_idle) continue;
-    strand.is_pinged = true;
-    strand.stream.ping();
+    const Strand& strand = *strands()[i];
+    const bool is_idle = strand.state != Strand::State::kDead && !tasks_[i].is_under_way;
+    if (strand.rail != rail && is_idle) ping(i);
   }
 }
 
@@ -107,7 +121,7 @@ bool TcpBatch::is_hopeless(Time now) const {
   for (size_t i = 0; i < tasks_.size(); ++i) {
     const Strand& strand = *strands()[i];
     // One that is still proving itself a new endpoint would not have either.
-    has_lost |= strand.state == Strand::State::kDead;
+    has_lost |= strand.state == Strand::State::kDead || strand.state == Strand::State::kSuspected;
     if (strand.state == Strand::State::kDead) continue;
     has_living[strand.rail] = true;
     if (!is_waited_for(i)) continue;
@@ -119,14 +133,15 @@ bool TcpBatch::is_hopeless(Time now) const {
   return has_lost && is_asked == has_living;
 }
 
-void TcpBatch::tear(size_t number, Fault fault) {
+// Takes the share from a stream, once its thread has left it.
+void TcpBatch::take_back(size_t number, Fault fault) {
   if (number == own_) {
     own_ = kNobody;
-    lose(number, fault);
+    abandon(number, fault);
     return;
   }
-  tasks_[number].torn = fault;
-  strands()[number]->stream.shut_down();  // its helper ends
+  tasks_[number].called_off = fault;
+  strands()[number]->helper->call_off();
 }
 
 }  // namespace p2pkv::tcp
