@@ -292,7 +292,8 @@ TEST(tcp_rails_hunt) {
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
       }
       CHECK(std::all_of(pair.bytes.begin(), pair.bytes.end(), [](uint8_t byte) { return byte == 0x11; }));
-      if (draw(2) == 0) pair.read(1);  // takes from sockets what came late, and looks at the rest of the memory
+      if (draw(2) == 0)
+        pair.read(1);  // takes from sockets what came late, and looks at the rest of the memory
     }
   }
   std::printf("  longest read %.0f ms\n", longest * 1e3);

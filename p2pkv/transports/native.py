@@ -145,6 +145,16 @@ class NativeTransport(Transport):
         except RuntimeError as error:
             raise TransportError(f"cannot accept the peer: {error}") from error
 
+    def rail_totals(self) -> Sequence[RailTotals]:
+        return [
+            RailTotals(
+                rail.n_bytes,
+                {"broken": rail.n_broken, "silent": rail.n_silent, "late": rail.n_late},
+                rail.n_retried_bytes,
+            )
+            for rail in self._native.rail_totals()
+        ]
+
     def close(self) -> None:
         self._is_closed = True
         self._native.close()
@@ -228,17 +238,6 @@ class TcpTransport(NativeTransport):
             raise TransportError(f"cannot start the tcp transport: {error}") from error
         super().__init__(native)
         self.port = native.port
-        self._tcp = native
-
-    def rail_totals(self) -> Sequence[RailTotals]:
-        return [
-            RailTotals(
-                rail.n_bytes,
-                {"broken": rail.n_broken, "silent": rail.n_silent, "late": rail.n_late},
-                rail.n_retried_bytes,
-            )
-            for rail in self._tcp.rail_totals()
-        ]
 
     @classmethod
     def create(cls, settings: TransportSettings) -> TcpTransport:

@@ -178,6 +178,13 @@ void bind_endpoint(nb::module_& m) {
 }
 
 void bind_transport(nb::module_& m) {
+  nb::class_<RailTotals>(m, "RailTotals", nb::is_final(), "What became of reads over a rail.")
+      .def_ro("n_bytes", &RailTotals::n_bytes)
+      .def_ro("n_broken", &RailTotals::n_broken)
+      .def_ro("n_silent", &RailTotals::n_silent)
+      .def_ro("n_late", &RailTotals::n_late)
+      .def_ro("n_retried_bytes", &RailTotals::n_retried_bytes);
+
   nb::class_<Transport>(m, "Transport",
                         "A way to read from peers; refusals are RuntimeErrors with the reason. See "
                         "p2pkv/transports/base.py.")
@@ -209,19 +216,12 @@ void bind_transport(nb::module_& m) {
             return to_bytes(blob);
           },
           "remote"_a)
+      .def("rail_totals", &Transport::rail_totals)
       .def("close", &Transport::close, nb::call_guard<nb::gil_scoped_release>());
-
-  nb::class_<RailTotals>(m, "RailTotals", nb::is_final(), "What became of reads over a rail.")
-      .def_ro("n_bytes", &RailTotals::n_bytes)
-      .def_ro("n_broken", &RailTotals::n_broken)
-      .def_ro("n_silent", &RailTotals::n_silent)
-      .def_ro("n_late", &RailTotals::n_late)
-      .def_ro("n_retried_bytes", &RailTotals::n_retried_bytes);
 
   nb::class_<TcpTransportBase, Transport>(m, "TcpTransport", nb::is_final(),
                                           "The one that listens at a TCP port.")
-      .def_prop_ro("port", &TcpTransportBase::port)
-      .def("rail_totals", &TcpTransportBase::rail_totals);
+      .def_prop_ro("port", &TcpTransportBase::port);
 
   m.def("shm_transport", [] {
     std::string error;

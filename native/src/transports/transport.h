@@ -78,6 +78,15 @@ class Endpoint : public BoundEndpoint, public std::enable_shared_from_this<Endpo
   virtual std::shared_ptr<RemoteRegion> attach(std::string_view region, std::string* error) = 0;
 };
 
+// What became of reads over a rail, of all peers together.
+struct RailTotals {
+  uint64_t n_bytes = 0;          // that came over it
+  uint64_t n_broken = 0;         // connections that failed
+  uint64_t n_silent = 0;         // connections given up because another rail was heard and they were not
+  uint64_t n_late = 0;           // connections given up because another rail would bring the rest much sooner
+  uint64_t n_retried_bytes = 0;  // asked for once more, over another rail
+};
+
 class Transport : public Acceptor, public std::enable_shared_from_this<Transport> {
  public:
   virtual std::string domain() const = 0;
@@ -89,6 +98,8 @@ class Transport : public Acceptor, public std::enable_shared_from_this<Transport
   // its own. The transport owns that endpoint until the peer is gone. The control loop calls this, so that a
   // new reader is let in without the interpreter.
   std::string accept(std::string_view remote, std::string* error) override = 0;
+  // Of each rail, by its number: what its failures and its bytes were. Empty where no endpoint has had any.
+  virtual std::vector<RailTotals> rail_totals() const { return {}; }
   virtual void close() = 0;
 };
 

@@ -24,21 +24,9 @@ struct TcpOptions {
   std::vector<std::string> addresses = {};
 };
 
-// What became of reads over a rail, of all peers together.
-struct RailTotals {
-  uint64_t n_bytes = 0;          // that came over it
-  uint64_t n_broken = 0;         // streams that failed
-  uint64_t n_silent = 0;         // streams given up because another rail was heard and they were not
-  uint64_t n_late = 0;           // streams given up because another rail would bring the rest much sooner
-  uint64_t n_retried_bytes = 0;  // asked for once more, over another rail
-};
-
 class TcpTransportBase : public Transport {
  public:
   virtual uint16_t port() const = 0;
-  // Of each rail, by its number: what its failures and its bytes were. Empty where there never was more than
-  // one.
-  virtual std::vector<RailTotals> rail_totals() const = 0;
 };
 
 // Peers anywhere. Null, with the reason in `error`.

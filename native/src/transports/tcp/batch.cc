@@ -12,8 +12,6 @@ namespace {
 constexpr uint64_t kSpreadFromBytes = 1 << 20;
 // A stream that owes more is not worth keeping: a connection costs less than such an answer to nobody.
 constexpr uint64_t kMostOwed = 16 << 20;
-// What is spread over rails goes in slices of this, or of a page: 50 us of a rail of 10 Gbit/s.
-constexpr uint64_t kSliceBytes = 64 << 10;
 // A batch that is smaller does not show what a stream more or less brings.
 constexpr uint64_t kMeasuredFromBytes = 4 << 20;
 // Steps of one done(), so that it does not block for long; each moves at most what a socket buffer holds.
@@ -112,18 +110,7 @@ bool TcpBatch::hand_out(const std::vector<uint32_t>& spans) {
   const auto n_usable = std::count(usable.begin(), usable.end(), true);
   if (n_usable == 0) return false;
 
-  // slices, the rail of each, and so the spans of each rail
-  const uint64_t slice = is_large && n_usable > 1 ? kSliceBytes : UINT64_MAX;
-  const auto slices = cut_slices(spans_, words_, spans, slice);
-  std::vector<uint64_t> sizes;
-  for (const Slice& each : slices) sizes.push_back(each.nbytes);
-  const auto chosen = rails().assign(sizes, usable);
-  std::vector<std::vector<uint32_t>> of_rail(idle.size());
-  for (size_t i = 0; i < slices.size(); ++i) {
-    auto& list = of_rail[chosen[i]];
-    list.insert(list.end(), spans.begin() + static_cast<std::ptrdiff_t>(slices[i].first),
-                spans.begin() + static_cast<std::ptrdiff_t>(slices[i].end));
-  }
+  const auto of_rail = share_by_rail(rails(), usable, spans_, words_, spans, is_large && n_usable > 1);
 
   const bool measures = endpoint_->home_.n_streams == 0 && n_bytes >= kMeasuredFromBytes && orphans_.empty();
   n_measured_ = measures ? endpoint_->ports_->streams.next(endpoint_->n_per_rail_) : 0;

@@ -26,13 +26,4 @@ std::vector<RailEnds> pair_ends(const std::vector<LocalAddress>& locals,
   return rails;
 }
 
-std::vector<RailTotals> RailCounters::totals() const {
-  std::vector<RailTotals> totals;
-  for (size_t i = 0; i < n_rails; ++i) {
-    const Rail& rail = rails[i];
-    totals.push_back({rail.n_bytes, rail.n_broken, rail.n_silent, rail.n_late, rail.n_retried_bytes});
-  }
-  return totals;
-}
-
 }  // namespace p2pkv::tcp

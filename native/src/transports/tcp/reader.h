@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "transports/batch_endpoint.h"
-#include "transports/rails.h"
+#include "transports/rail_shares.h"
 #include "transports/tcp/helper.h"
 #include "transports/tcp/rail_ends.h"
 #include "transports/tcp/server.h"

@@ -80,7 +80,7 @@ class TcpTransport final : public TcpTransportBase {
   uint32_t n_streams_ = 0;
   std::vector<LocalAddress> locals_;  // fixed from the start on
   PeerPortsBook book_;
-  tcp::RailCounters counters_;
+  RailCounters counters_;
   const std::shared_ptr<RegionTable> regions_ = std::make_shared<RegionTable>();
   ThreadOwner<tcp::Server> server_;
   EndpointList endpoints_;

@@ -18,8 +18,6 @@ constexpr double kPredictedTimes = 2, kLateTimes = 4, kLateSeconds = 0.010;
 // Since something was asked for, while other rails were heard: TCP has asked again by then, and been
 // answered if there is a way.
 constexpr double kGoneSeconds = 0.5;
-// After so long a silence of all streams that are left, new ones over every rail are the better bet.
-constexpr double kHopelessSeconds = 0.250, kHopelessPatiences = 4;
 
 int64_t to_ns(Deadline::Clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
