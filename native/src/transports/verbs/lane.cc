@@ -16,11 +16,9 @@ constexpr uint32_t kPieces = 8;
 // Longer ones gain nothing (cards are at full speed from 16 KiB), and with 16 or more on their way at a time
 // they flood what has small queues, as Soft-RoCE has.
 constexpr uint64_t kMaxRead = 64 << 10;
-// A completion each is cheap beside a MiB; without one a stalled lane would look like a slow one.
-constexpr uint64_t kSignalBytes = 1 << 20;
-// Within the default deadline of a call there is then time for another way to the peer. Soft-RoCE on a busy
-// machine answers within some milliseconds.
-constexpr auto kStall = std::chrono::milliseconds(400);
+// A completion each is cheap beside 256 KiB; without one a lane that is slow would look like one that was
+// cut.
+constexpr uint64_t kSignalBytes = 256 << 10;
 constexpr double kGoodByeS = 0.02;
 
 constexpr uint64_t kProbeId = UINT64_MAX;
@@ -74,8 +72,8 @@ void Lane::begin(const BatchMemory& batch, const std::vector<uint32_t>& share) {
     const uint64_t message = std::min(kMaxRead, rail_->max_message());
     plan_.emplace(batch.spans, batch.words, ReadPlan::Limits{max_pieces_, message});
     n_posted_ = n_signalled_ = n_arrived_ = n_chunks_posted_ = n_chunks_settled_ = 0;
-    last_arrival_ = Clock::now();
   }
+  asked_at_ = Clock::now();
   plan_->append(share);
 }
 
@@ -100,7 +98,9 @@ Lane::Progress Lane::take_completions(bool* has_moved) {
   ibv_wc completions[16];
   int n;
   while ((n = completions_->poll(completions, 16)) > 0) {
-    last_arrival_ = Clock::now();
+    const auto now = Clock::now();
+    longest_silence_ = std::max(longest_silence_, now - silent_since());
+    heard_at_ = now;
     *has_moved = true;
     for (int i = 0; i < n; ++i) {
       const ibv_wc& completion = completions[i];
@@ -109,6 +109,7 @@ Lane::Progress Lane::take_completions(bool* has_moved) {
       if (completion.wr_id == kReceiveId) return Progress::kLost;  // the peer said good-bye
       if (completion.wr_id == kProbeId) {
         is_proven_ = true;
+        is_probing_ = is_pinged_ = false;
       } else {
         n_arrived_ = static_cast<uint32_t>(completion.wr_id);
       }
@@ -181,8 +182,23 @@ ibv_send_wr Lane::to_request(const PlannedRead& read, ibv_sge* sges) const {
   return request;
 }
 
-bool Lane::is_stalled(Clock::time_point now) const {
-  return batch_.has_value() && n_chunks_settled_ < plan_->chunks().size() && now - last_arrival_ > kStall;
+void Lane::ping() {
+  asked_at_ = Clock::now();
+  is_pinged_ = true;
+}
+
+Lane::Progress Lane::listen() {
+  if (!is_alive()) return Progress::kLost;
+  if (is_connecting()) return is_pinged_ ? Progress::kBlocked : Progress::kDone;
+  if (!pair_->is_connected()) return Progress::kLost;
+  if (is_pinged_ && !is_probing_) {
+    is_probing_ = true;
+    if (!pair_->post_probe(kProbeId)) return Progress::kLost;
+  }
+  bool has_moved = false;
+  const Progress progress = take_completions(&has_moved);
+  if (progress != Progress::kMoved) return Progress::kLost;
+  return is_pinged_ ? Progress::kBlocked : Progress::kDone;
 }
 
 std::vector<uint32_t> Lane::unsettled() const {

@@ -1,10 +1,12 @@
 // A lane: one of an endpoint's connections to its peer, each over another pair of rails.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "transports/verbs/connector.h"
@@ -50,11 +52,20 @@ class Lane {
   // Posts what there is room for. What fails, advance() finds.
   void post_first();
   Progress advance();
-  // Whether nothing arrived for so long that something should have. Only while reads are under way.
-  bool is_stalled(Clock::time_point now) const;
+  // Asks for an answer without bytes of the batch; for a lane that has nothing to read.
+  void ping();
+  // Whether one is awaited.
+  bool is_pinged() const { return is_pinged_; }
+  // What became of ping(): kDone, kBlocked or kLost.
+  Progress listen();
   bool has_work() const { return batch_.has_value(); }
   // Whether the peer has ever answered.
   bool is_proven() const { return is_proven_; }
+  // When something came last, and when something was asked for last. What came is known once it was polled.
+  Clock::time_point heard_at() const { return heard_at_; }
+  Clock::time_point silent_since() const { return std::max(heard_at_, asked_at_); }
+  // The longest silence since then that ended by itself.
+  Clock::duration take_longest_silence() { return std::exchange(longest_silence_, {}); }
   // Numbers of the spans that were begun and have not settled.
   std::vector<uint32_t> unsettled() const;
   void finish();
@@ -69,6 +80,7 @@ class Lane {
   void arm() { completions_->arm(); }
   void drain() { completions_->drain(); }
   int numa_node() const { return rail_->numa_node(); }
+  uint8_t rail_number() const { return rail_number_; }
 
  private:
   Lane() = default;
@@ -79,7 +91,7 @@ class Lane {
   ibv_send_wr to_request(const PlannedRead& read, ibv_sge* pieces) const;
 
   std::shared_ptr<Rail> rail_;
-  uint8_t rail_number_ = 0;
+  uint8_t rail_number_ = 0;  // of the device
   uint32_t depth_ = 0;
   uint32_t max_pieces_ = 0;
   uint8_t peer_rail_ = 0;
@@ -97,11 +109,13 @@ class Lane {
   uint32_t n_arrived_ = 0;
   uint32_t n_chunks_settled_ = 0;
   uint32_t n_chunks_posted_ = 0;
-  Clock::time_point last_arrival_;
+  Clock::time_point heard_at_{}, asked_at_{};
+  Clock::duration longest_silence_{};
   // The device does not tell a connection that leads nowhere from a slow one for seconds. An answer to the
-  // first, empty read tells.
+  // first read, of the beacon, tells.
   bool is_proven_ = false;
-  bool is_probing_ = false;
+  bool is_probing_ = false;            // a read of the beacon is under way
+  bool is_pinged_ = false;             // one is wanted, or under way
   std::vector<ibv_send_wr> requests_;  // room for one doorbell
   std::vector<ibv_sge> sges_;
 };

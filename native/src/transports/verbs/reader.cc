@@ -1,25 +1,19 @@
 #include "transports/verbs/reader.h"
 
-#include <poll.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
+#include <iterator>
+
+#include "transports/verbs/batch.h"
 
 namespace p2pkv::verbs {
 namespace {
 
-// Below this a second lane's completions cost more than its bandwidth brings (a guess from wake-ups of 5 us
-// at 25 GB/s).
-constexpr uint64_t kSpreadFromBytes = 256 << 10;
-// A wake-up by interrupt costs some 5 us; what comes sooner is waited for.
-constexpr auto kSpin = std::chrono::microseconds(50);
-constexpr int kStallLookMs = 50;
 // Connecting takes the device about a millisecond; what takes longer goes on beside the first batch.
 constexpr double kConnectS = 0.02;
-constexpr int kStepsPerPoll = 8;
-// Until a way that failed is tried again, and a connection with fewer lanes than it could have is replaced.
+// Until a connection with fewer lanes than it could have is replaced.
 constexpr auto kRetryRail = std::chrono::seconds(30);
 
 uint32_t random_nonce() {
@@ -40,18 +34,6 @@ int own_numa_node() {
 }
 
 }  // namespace
-
-void FailedWays::add(const Way& way) {
-  const std::lock_guard lock(mutex_);
-  until_[way] = std::chrono::steady_clock::now() + kRetryRail;
-}
-
-bool FailedWays::contains(const Way& way) {
-  const std::lock_guard lock(mutex_);
-  const auto now = std::chrono::steady_clock::now();
-  std::erase_if(until_, [&](const auto& entry) { return entry.second <= now; });
-  return until_.contains(way);
-}
 
 uint32_t first_packet(uint32_t our_nonce, uint32_t their_nonce) {
   return (our_nonce ^ their_nonce) & 0xffffff;
@@ -108,6 +90,7 @@ bool VerbsEndpoint::take_half(std::string_view remote, std::string* error) {
     return false;
   }
   connect_lanes(peer, first_packet(nonce_, blob.nonce));
+  home_.counters->have(home_.rails.size());
   if (lanes_.size() < std::min<size_t>(home_.rails.size(), blob.n_rails)) {
     retire_at_ = Clock::now() + kRetryRail;
   }
@@ -116,19 +99,50 @@ bool VerbsEndpoint::take_half(std::string_view remote, std::string* error) {
 
 // What can't be connected is left out; if that is all, reads find the peer lost.
 void VerbsEndpoint::connect_lanes(const std::vector<LaneBlob>& peer, uint32_t packet) {
-  std::vector<Connected> connected;
+  const int here = own_numa_node();
+  std::vector<Connected> near, far;
+  std::string near_ports, far_ports;
   for (size_t i = 0; i < std::min(lanes_.size(), peer.size()); ++i) {
     Connected& lane = lanes_[i];
-    lane.way = {gid_of(lane.lane->describe()), gid_of(peer[i])};
-    if (peer[i].queue_pair == 0 || home_.failed_ways->contains(lane.way)) continue;
+    if (peer[i].queue_pair == 0) continue;
+    const Gid ends[] = {gid_of(lane.lane->describe()), gid_of(peer[i])};
     lane.lane->connect(peer[i], packet, *home_.connector);
-    connected.push_back(std::move(lane));
+    const bool is_near = lane.lane->numa_node() == here;
+    for (const Gid& end : ends) (is_near ? near_ports : far_ports).append(end.begin(), end.end());
+    (is_near ? near : far).push_back(std::move(lane));
   }
-  for (const Connected& lane : connected) is_known(lane.lane->outcome(), kConnectS);
-  lanes_ = std::move(connected);
-  const int here = own_numa_node();
-  std::stable_partition(lanes_.begin(), lanes_.end(),
-                        [&](const Connected& lane) { return lane.lane->numa_node() == here; });
+  std::move(far.begin(), far.end(), std::back_inserter(near));
+  lanes_ = std::move(near);
+  prove_doubted(near_ports + far_ports);
+  for (const Connected& lane : lanes_) {
+    if (!lane.is_unproven) is_known(lane.lane->outcome(), kConnectS);
+  }
+}
+
+// What is known of the peer's ports holds for each order of them apart.
+void VerbsEndpoint::prove_doubted(const std::string& ports) {
+  ports_ = home_.book->find(ports, lanes_.size(), 1);
+  const auto& rails = ports_->rails;
+  bool has_sound = false;
+  for (size_t i = 0; i < lanes_.size(); ++i) has_sound |= !rails.is_doubted(i);
+  for (size_t i = 0; has_sound && i < lanes_.size(); ++i) {
+    if (!rails.is_doubted(i)) continue;
+    lanes_[i].state = Connected::State::kProving;
+    lanes_[i].is_unproven = true;
+    lanes_[i].lane->ping();
+  }
+}
+
+bool VerbsEndpoint::is_worn() {
+  const std::lock_guard lock(mutex_);
+  if (!ports_) return false;
+  const auto now = Clock::now();
+  if (now >= retire_at_) return true;
+  for (size_t i = 0; lanes_.size() > 1 && i < lanes_.size(); ++i) {
+    const bool is_good = lanes_[i].lane->is_alive() && lanes_[i].state == Connected::State::kGood;
+    if (!is_good && (!lanes_[i].is_unproven || now >= ports_->rails.retry_at(i))) return true;
+  }
+  return false;
 }
 
 std::shared_ptr<RemoteRegion> VerbsEndpoint::attach(std::string_view region, std::string* error) {
@@ -163,145 +177,6 @@ void VerbsEndpoint::release() {
   home_.rails.clear();
   home_.connector.reset();
   interrupted_.close();
-}
-
-VerbsBatch::VerbsBatch(std::shared_ptr<VerbsEndpoint> endpoint, std::shared_ptr<VerbsRemoteRegion> remote,
-                       Reads reads)
-    : Batch(std::move(reads)), endpoint_(std::move(endpoint)), remote_(std::move(remote)) {}
-
-std::vector<Lane*> VerbsBatch::alive() const {
-  std::vector<Lane*> lanes;
-  for (const auto& connected : endpoint_->lanes_) {
-    if (connected.lane->is_alive()) lanes.push_back(connected.lane.get());
-  }
-  return lanes;
-}
-
-void VerbsBatch::start() {
-  endpoint_->interrupted_.clear();
-  if (VerbsEndpoint::Clock::now() >= endpoint_->retire_at_) return;  // drive() finds nothing begun
-  use_.emplace(*local_);
-  if (!*use_) return;
-  const auto lanes = alive();
-  if (lanes.empty()) return;
-  const bool is_large = n_pending_bytes(spans_, statuses_) >= kSpreadFromBytes;
-  const auto shares = split_spans(spans_, words_, statuses_, is_large ? lanes.size() : 1);
-  for (size_t i = 0; i < shares.size(); ++i) {
-    lanes[i]->begin(memory(), shares[i]);
-    lanes[i]->post_first();
-  }
-}
-
-BatchMemory VerbsBatch::memory() {
-  return {spans_, words_, statuses_, *static_cast<const Registration*>(local_->registration()),
-          remote_->keys};
-}
-
-bool VerbsBatch::drive(const Deadline* deadline) {
-  auto spin_until = Lane::Clock::now() + kSpin;
-  for (int n_steps = 0;; ++n_steps) {
-    if (is_aborted()) return false;
-    Step now = step();
-    if (now == Step::kBlocked && deadline && Lane::Clock::now() >= spin_until) {
-      if (!drop_stalled()) return false;
-      now = sleep(*deadline);
-    }
-    if (now == Step::kDone) return true;
-    if (now == Step::kEnded) return false;
-    if (now == Step::kMoved) spin_until = Lane::Clock::now() + kSpin;
-    if (deadline ? deadline->passed() : now == Step::kBlocked || n_steps == kStepsPerPoll) return false;
-  }
-}
-
-VerbsBatch::Step VerbsBatch::step() {
-  if (!use_ || !*use_ || alive().empty()) {
-    abort(use_ && !*use_ ? Status::kCanceled : Status::kPeerLost);
-    return Step::kEnded;
-  }
-  bool has_moved = false, is_done = true;
-  for (size_t i = 0; i < endpoint_->lanes_.size(); ++i) {
-    Lane& lane = *endpoint_->lanes_[i].lane;
-    if (!lane.has_work()) continue;
-    const Lane::Progress progress = lane.advance();
-    if (progress == Lane::Progress::kDone) continue;
-    is_done = false;
-    has_moved |= progress != Lane::Progress::kBlocked;
-    if (progress == Lane::Progress::kLost && !hand_over(i)) return Step::kEnded;
-    if (progress == Lane::Progress::kLocalClosed) {
-      abort(Status::kCanceled);
-      return Step::kEnded;
-    }
-    if (progress == Lane::Progress::kRefused) {
-      reject();
-      return Step::kDone;
-    }
-  }
-  if (is_done) let_go();
-  return is_done ? Step::kDone : (has_moved ? Step::kMoved : Step::kBlocked);
-}
-
-// Lets another lane do what this one, which failed, has not done. False, and the batch aborted, if there is
-// none.
-bool VerbsBatch::hand_over(size_t failed) {
-  Lane& lane = *endpoint_->lanes_[failed].lane;
-  const auto spans = lane.unsettled();
-  lane.destroy();
-  lane.finish();
-  endpoint_->retire_at_ = {};  // good for this batch, then replaced
-  const auto others = alive();
-  if (others.empty()) {
-    abort(Status::kPeerLost);
-    return false;
-  }
-  others.front()->begin(memory(), spans);
-  return true;
-}
-
-// Gives up on lanes from which nothing comes, if another will do or it never was any good. A peer that
-// answered before may be slow: that is for the deadline to end.
-bool VerbsBatch::drop_stalled() {
-  const auto now = Lane::Clock::now();
-  for (size_t i = 0; i < endpoint_->lanes_.size(); ++i) {
-    const auto& [lane, way] = endpoint_->lanes_[i];
-    if (!lane->is_alive() || !lane->is_stalled(now)) continue;
-    const bool has_other = alive().size() > 1;
-    if (!has_other && lane->is_proven()) continue;
-    if (has_other) endpoint_->home_.failed_ways->add(way);
-    if (!hand_over(i)) return false;
-  }
-  return true;
-}
-
-// The peer has closed the region: nothing of it may count any more.
-void VerbsBatch::reject() {
-  quiesce();
-  std::replace(statuses_.begin(), statuses_.end(), Status::kPending, Status::kRejected);
-  endpoint_->sever();
-}
-
-VerbsBatch::Step VerbsBatch::sleep(const Deadline& deadline) {
-  pollfd fds[kMaxRails + 1];
-  nfds_t n = 0;
-  fds[n++] = {endpoint_->interrupted_.fd(), POLLIN, 0};
-  for (Lane* lane : alive()) {
-    lane->drain();
-    lane->arm();
-    fds[n++] = {lane->fd(), POLLIN, 0};
-  }
-  const Step now = step();  // what came before arm() is not told of
-  if (now == Step::kBlocked && !is_aborted()) poll(fds, n, std::min(kStallLookMs, deadline.poll_ms()));
-  return now;
-}
-
-// Local memory is not the devices' any more: all has arrived, or the queue pairs are gone.
-void VerbsBatch::let_go() {
-  for (const auto& connected : endpoint_->lanes_) connected.lane->finish();
-  use_.reset();
-}
-
-void VerbsBatch::quiesce() {
-  for (const auto& connected : endpoint_->lanes_) connected.lane->destroy();
-  let_go();
 }
 
 }  // namespace p2pkv::verbs

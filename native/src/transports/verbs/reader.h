@@ -1,17 +1,14 @@
-// The reader's side of the verbs transport: several lanes to one owner, a batch spread over them.
+// The reader's side of the verbs transport: several lanes to one owner.
 #pragma once
 
 #include <chrono>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/fd.h"
 #include "transports/batch_endpoint.h"
+#include "transports/rail_shares.h"
 #include "transports/verbs/lane.h"
 
 namespace p2pkv::verbs {
@@ -24,25 +21,13 @@ class VerbsRemoteRegion final : public AttachedRegion {
   const RegionKeys keys;
 };
 
-// Which ways between a rail here and one there failed lately while another way to the same peer worked: they
-// are left out of new endpoints for a while. Thread-safe.
-class FailedWays {
- public:
-  using Way = std::pair<Gid, Gid>;
-  void add(const Way& way);
-  bool contains(const Way& way);
-
- private:
-  std::mutex mutex_;  // guards until_
-  std::map<Way, std::chrono::steady_clock::time_point> until_;
-};
-
 // What the endpoint needs of its transport, which it keeps alive.
 struct VerbsHome {
   std::shared_ptr<Transport> transport;
   Rails rails;
   std::shared_ptr<Connector> connector;
-  std::shared_ptr<FailedWays> failed_ways;
+  PeerPortsBook* book;
+  RailCounters* counters;
 };
 
 // Numbers that only the two ends know, from which both number their packets.
@@ -59,6 +44,9 @@ class VerbsEndpoint final : public BatchEndpoint {
 
   std::string failure() override;
   std::shared_ptr<RemoteRegion> attach(std::string_view region, std::string* error) override;
+  // A rail has lost its lane, or has none that has proved itself and may be tried again; or one was left out
+  // that may be there by now.
+  bool is_worn() override;
 
  protected:
   std::string make_half() override;
@@ -72,47 +60,25 @@ class VerbsEndpoint final : public BatchEndpoint {
   using Clock = std::chrono::steady_clock;
 
   struct Connected {
+    enum class State : uint8_t {
+      kGood,
+      kProving,  // its rail had failed: it has been pinged, and is given nothing before it has answered
+    };
     std::unique_ptr<Lane> lane;
-    FailedWays::Way way;
+    State state = State::kGood;
+    bool is_unproven = false;  // it was opened as kProving
   };
   bool make_lanes();
   void connect_lanes(const std::vector<LaneBlob>& peer, uint32_t packet);
+  void prove_doubted(const std::string& ports);
 
   VerbsHome home_;  // fixed until release()
   Wakeup interrupted_;
   uint32_t nonce_ = 0;
   std::string failure_;
-  std::vector<Connected> lanes_;  // fixed from bind() on, nearest first; then of the driving thread alone
+  std::shared_ptr<PeerPorts> ports_;  // from bind() on; a rail of it is a lane's place in lanes_
+  std::vector<Connected> lanes_;      // fixed from bind() on, nearest first; then of the driving thread alone
   Clock::time_point retire_at_ = Clock::time_point::max();  // some rail was left out, but may be back by then
-};
-
-class VerbsBatch final : public Batch {
- public:
-  VerbsBatch(std::shared_ptr<VerbsEndpoint> endpoint, std::shared_ptr<VerbsRemoteRegion> remote, Reads reads);
-  ~VerbsBatch() override { settle(Status::kCanceled); }
-
-  // Posts what the queues take.
-  void start() override;
-
- protected:
-  bool drive(const Deadline* deadline) override;
-  void interrupt() override { endpoint_->sever(); }
-  void quiesce() override;
-
- private:
-  enum class Step { kDone, kMoved, kBlocked, kEnded };
-  std::vector<Lane*> alive() const;
-  BatchMemory memory();
-  Step step();
-  bool hand_over(size_t lane);
-  bool drop_stalled();
-  void reject();
-  Step sleep(const Deadline& deadline);
-  void let_go();
-
-  const std::shared_ptr<VerbsEndpoint> endpoint_;
-  const std::shared_ptr<VerbsRemoteRegion> remote_;
-  std::optional<RegisteredRegion::Use> use_;  // for as long as a device may write to local memory
 };
 
 }  // namespace p2pkv::verbs

@@ -30,6 +30,7 @@ class VerbsTransport final : public Transport {
 
   // Who reaches whom within a fabric only connecting can tell.
   std::string domain() const override { return domain_; }
+  std::vector<RailTotals> rail_totals() const override { return counters_.totals(); }
 
   std::shared_ptr<MemoryRegion> register_memory(uint8_t* base, uint64_t nbytes, int, bool readable,
                                                 std::string* error) override {
@@ -60,7 +61,7 @@ class VerbsTransport final : public Transport {
   std::shared_ptr<Endpoint> open() override {
     const InUse now = in_use();
     auto endpoint = std::make_shared<verbs::VerbsEndpoint>(
-        verbs::VerbsHome{shared_from_this(), now.rails, now.connector, failed_ways_});
+        verbs::VerbsHome{shared_from_this(), now.rails, now.connector, &book_, &counters_});
     if (!endpoints_.add(endpoint)) endpoint->close();
     return endpoint;
   }
@@ -101,7 +102,8 @@ class VerbsTransport final : public Transport {
   InUse in_use_;
   const std::shared_ptr<RegionTable> regions_ = std::make_shared<RegionTable>();
   verbs::RegistrationCache cache_;
-  const std::shared_ptr<verbs::FailedWays> failed_ways_ = std::make_shared<verbs::FailedWays>();
+  PeerPortsBook book_;
+  RailCounters counters_;
   EndpointList endpoints_;
   const pid_t pid_ = getpid();
   std::mutex closing_;  // held by the one close() that does the work, so that the others return after it
