@@ -7,6 +7,8 @@ A hunter that fails without the bug as well has proven nothing, so each runs onc
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -21,6 +23,7 @@ from mutations.tree import ROOT, Tree
 
 _SLOWNESS = 3.0
 """How much slower than the machine that the patches' times were taken on another one may be."""
+_LEFT_OUT = "left out"
 _STARTING_S = 300.0
 """What building native tests, importing and collecting may take before the hunt itself begins."""
 
@@ -35,11 +38,18 @@ class Outcome:
     output: str
 
     @property
-    def is_found(self) -> bool:
-        return self.verdict == "found"
+    def is_good(self) -> bool:
+        return self.verdict == "found" or self.verdict.startswith(_LEFT_OUT)
 
 
-def command_of(bug: Planted, seconds: float) -> list[str]:
+def missing(bug: Planted) -> str | None:
+    """Return why the bug's hunter can't run here, None if it can."""
+    if bug.hunter[0] != "rdma" or (os.geteuid() == 0 and shutil.which("qemu-system-x86_64")):
+        return None
+    return "needs root and what `tools/system-packages PYTHON rdma` installs"
+
+
+def command_of(tree: Tree, bug: Planted, seconds: float) -> list[str]:
     """Return what runs the bug's hunter for at most ``seconds``."""
     kind, *arguments = bug.hunter
     if kind == "hunt":
@@ -59,6 +69,9 @@ def command_of(bug: Planted, seconds: float) -> list[str]:
         return ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *arguments]
     if kind == "native":
         return ["native/test/run.py", *arguments]
+    if kind == "rdma":
+        vm = ["tests/rdma_vm/vm.py", "--timeout", f"{seconds + _STARTING_S:g}", str(tree.python)]
+        return [*vm, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "rdma_slow", *arguments]
     return ["-m", "chaos", "--seed", arguments[0], "--seconds", arguments[1]]
 
 
@@ -68,9 +81,9 @@ def try_bug(tree: Tree, bug: Planted) -> Outcome:
     started = time.monotonic()
     limit = bug.within * _SLOWNESS
     try:
-        done = tree.run(command_of(bug, limit), seconds=limit + _STARTING_S)
+        done = tree.run(command_of(tree, bug, limit), seconds=limit + _STARTING_S)
         verdict = "found" if done.returncode else "NOT FOUND"
-        if done.returncode and bug.hunter[0] == "pytest" and done.returncode != 1:
+        if done.returncode and bug.hunter[0] in ("pytest", "rdma") and done.returncode != 1:
             # only 1 means that tests failed; others that there was none, or that nothing could be imported
             verdict = "NOT RUN"
         output = done.stdout
@@ -86,7 +99,7 @@ def is_quiet(tree: Tree, bug: Planted) -> Outcome | None:
     tree.build_for(bug)
     seconds = min(bug.within, 5.0)
     try:
-        done = tree.run(command_of(bug, seconds), seconds=bug.within * _SLOWNESS + _STARTING_S)
+        done = tree.run(command_of(tree, bug, seconds), seconds=bug.within * _SLOWNESS + _STARTING_S)
     except subprocess.TimeoutExpired as late:
         return Outcome(bug, "HUNTER HANGS WITHOUT IT", 0.0, str(late.stdout or ""))
     return Outcome(bug, "HUNTER FAILS WITHOUT IT", 0.0, done.stdout) if done.returncode else None
@@ -110,13 +123,16 @@ def main() -> int:
     tree.refresh()
     outcomes = _try_all(tree, chosen, console, trusting=arguments.trust)
     console.print(_table(outcomes))
-    return 0 if all(outcome.is_found for outcome in outcomes) else 1
+    return 0 if all(outcome.is_good for outcome in outcomes) else 1
 
 
 def _try_all(tree: Tree, bugs: list[Planted], console: Console, *, trusting: bool) -> list[Outcome]:
     outcomes: list[Outcome] = []
     quiet: dict[tuple[str, ...], Outcome | None] = {}
     for bug in bugs:
+        if why := missing(bug):
+            outcomes.append(Outcome(bug, f"{_LEFT_OUT}: {why}", 0.0, ""))
+            continue
         if not trusting and bug.hunter not in quiet:
             quiet[bug.hunter] = is_quiet(tree, bug)
         try:
@@ -125,7 +141,7 @@ def _try_all(tree: Tree, bugs: list[Planted], console: Console, *, trusting: boo
             outcome = Outcome(bug, "NOT PLANTED", 0.0, str(error))
         outcomes.append(outcome)
         console.print(f"{bug.name}: {outcome.verdict} after {outcome.seconds:.0f} s", markup=False)
-        if not outcome.is_found:
+        if not outcome.is_good:
             console.print(outcome.output[-6000:], markup=False)
     return outcomes
 

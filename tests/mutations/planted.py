@@ -10,7 +10,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 _FIELD = re.compile(r"^(Bug|Hunter|Within): *(.*(?:\n[ \t]+.*)*)", re.MULTILINE)
-_HUNTERS = ("hunt", "pytest", "native", "chaos")
+_HUNTERS = ("hunt", "pytest", "native", "chaos", "rdma")
 
 
 @dataclass(frozen=True)
