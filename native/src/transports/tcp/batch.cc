@@ -48,36 +48,36 @@ void TcpBatch::start() {
 // Takes what streams owe that were pinged or abandoned.
 void TcpBatch::hear_proofs(Time now) {
   for (size_t i = 0; i < tasks_.size(); ++i) {
-    Strand& strand = *strands()[i];
-    if (strand.state == Strand::State::kDead || tasks_[i].is_under_way) continue;
-    if (strand.is_pinged) {
-      Progress progress = Progress::kMoved;
-      for (int step = 0; progress == Progress::kMoved && step < kDroppingSteps; ++step) {
-        progress = strand.stream.advance();
-      }
-      strand.is_pinged = progress == Progress::kBlocked || progress == Progress::kMoved;
-      if (!strand.is_pinged && progress != Progress::kDone) {
-        lose(i, Fault::kBroken);
-        continue;
-      }
-      if (is_gone(i, now)) {
-        lose(i, Fault::kSilent);
-        continue;
-      }
+    if (strands()[i]->state != Strand::State::kDead && !tasks_[i].is_under_way) hear_proof(i, now);
+  }
+}
+
+void TcpBatch::hear_proof(size_t number, Time now) {
+  Strand& strand = *strands()[number];
+  if (strand.is_pinged) {
+    Progress progress = Progress::kMoved;
+    for (int step = 0; progress == Progress::kMoved && step < kDroppingSteps; ++step) {
+      progress = strand.stream.advance();
     }
-    if (strand.state == Strand::State::kSuspected && !strand.is_pinged) {
-      rails().heard_again(strand.rail, static_cast<double>(strand.stream.longest_silence_ns()) / 1e9);
-      strand.state = Strand::State::kGood;
-      strand.is_counted = false;
+    strand.is_pinged = progress == Progress::kBlocked || progress == Progress::kMoved;
+    const bool is_broken = !strand.is_pinged && progress != Progress::kDone;
+    if (is_broken || is_gone(number, now)) {
+      lose(number, is_broken ? Fault::kBroken : Fault::kSilent);
+      return;
     }
-    if (strand.state != Strand::State::kProving) continue;
-    const double waited = static_cast<double>(steady_now_ns() - strand.opened_ns) / 1e9;
-    if (!strand.is_pinged) {
-      rails().proved(strand.rail, now);
-      if (!rails().is_doubted(strand.rail)) strand.state = Strand::State::kGood;
-    } else if (waited > rails().patience(strand.rail)) {
-      rails().failed(strand.rail, now);
-    }
+  }
+  if (strand.state == Strand::State::kSuspected && !strand.is_pinged) {
+    rails().heard_again(strand.rail, static_cast<double>(strand.stream.longest_silence_ns()) / 1e9);
+    strand.state = Strand::State::kGood;
+    strand.is_counted = false;
+  }
+  if (strand.state != Strand::State::kProving) return;
+  const double waited = static_cast<double>(steady_now_ns() - strand.opened_ns) / 1e9;
+  if (!strand.is_pinged) {
+    rails().proved(strand.rail, now);
+    if (!rails().is_doubted(strand.rail)) strand.state = Strand::State::kGood;
+  } else if (waited > rails().patience(strand.rail)) {
+    rails().failed(strand.rail, now);
   }
 }
 

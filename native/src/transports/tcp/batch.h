@@ -52,6 +52,7 @@ class TcpBatch final : public Batch {
   std::vector<std::unique_ptr<Strand>>& strands() const { return endpoint_->strands_; }
 
   void hear_proofs(Time now);
+  void hear_proof(size_t number, Time now);
   // By rail, the streams that may be given something now: one of them, or all.
   std::vector<std::vector<size_t>> idle_strands(bool is_for_one);
   bool hand_out(const std::vector<uint32_t>& spans);

@@ -41,6 +41,7 @@ void Stream::flush() {
 
 void Stream::begin(const ReadPlan& plan, std::vector<uint32_t> share) {
   plan_ = plan;
+  abandoned_ = {};
   share_ = std::move(share);
   next_ = 0;
   n_received_ = 0;
