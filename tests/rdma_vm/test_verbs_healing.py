@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from p2pkv.transports.base import Status
+from p2pkv.transports.base import MemoryRegion, Status
 from p2pkv.transports.verbs import VerbsTransport
 from rdma_link import SecondCable
 
@@ -40,15 +41,14 @@ class Pair:
 
     def __init__(self) -> None:
         self.owner, self.reader = VerbsTransport(["rxe0", "rxe2"]), VerbsTransport(["rxe1", "rxe3"])
-        random = np.random.default_rng(1)
-        self.pages = random.integers(0, 256, N_PAGES * NBYTES, np.uint8)
+        self.pages = np.random.default_rng(1).integers(0, 256, N_PAGES * NBYTES, np.uint8)
         self.memory = np.zeros_like(self.pages)
         self.region = self._register(self.owner, self.pages, readable=True)
         self.local = self._register(self.reader, self.memory, readable=False)
         self.connect()
 
     @staticmethod
-    def _register(transport: VerbsTransport, array: np.ndarray, *, readable: bool):  # type: ignore[no-untyped-def]
+    def _register(transport: VerbsTransport, array: NDArray[np.uint8], *, readable: bool) -> MemoryRegion:
         return transport.register_memory(array, array.ctypes.data, array.nbytes, readable=readable)
 
     def connect(self) -> None:
