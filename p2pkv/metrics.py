@@ -162,7 +162,7 @@ LABELLED = {
         ("transport", "rail"),
     ),
     "p2pkv_rail_failures_total": (
-        "Streams of a rail that were given up",
+        "Connections of a rail that were suspected or given up",
         ("transport", "rail", "reason"),
     ),
 }
