@@ -44,6 +44,7 @@ BELOW = {
     "disk": "_native config errors page pool state_home limited_log",
     "directory": "_native control disk errors limited_log metrics page plugins pool store_url transports",
     "membership": "directory",
+    "recompute": "errors metrics",
     "peers": "_native control directory errors metrics transports limited_log",
     "offers": "_native config directory errors lifetime transports limited_log",
     "transfers": "offers",
