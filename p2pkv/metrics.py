@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from itertools import product
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter
@@ -188,6 +189,13 @@ PREFETCH_OUTCOMES = (
 )
 """What becomes of a page of a prefetch, as :class:`~p2pkv.PrefetchOutcome` names it."""
 
+FETCH_CHOICES = ("fetch_all", "fetch_part", "recompute")
+FETCH_REASONS = ("setting", "unmeasured", "quicker", "waits", "probe")
+"""What was decided of a prompt's pages, and why, as ``p2pkv/recompute/policy.py`` names it."""
+FETCH_SECONDS = ("predicted", "real", "always", "never", "regret")
+"""Until the tokens of prompts were there: as expected, as it was, as it would have been had all pages been fetched, or
+none, as far as is known; and by how much the real time was above the better of these two."""
+
 _MOST_PEERS = 32
 _PEERS_REMEMBERED = 4096
 """Beyond it who was gone longest is taken for new if it comes back with what it had; a guess, never met."""
@@ -304,6 +312,23 @@ class Metrics:
         """``outcome``: accepted, refused."""
         self.pinned_pages = self._counter("p2pkv_pinned_pages", "Pages that calls asked to pin", "outcome")
         """``outcome``: pinned, absent, no_room."""
+        self.recompute_decisions = self._counter(
+            "p2pkv_recompute_decisions",
+            "Prompts with pages elsewhere: what was decided, and why",
+            "choice",
+            "reason",
+        )
+        """``choice``: :data:`FETCH_CHOICES`; ``reason``: :data:`FETCH_REASONS`."""
+        for choice, reason in product(FETCH_CHOICES, FETCH_REASONS):
+            self.recompute_decisions.labels(choice, reason)
+        self.recompute_pages = self._counter(
+            "p2pkv_recompute_pages", "Pages elsewhere that were to be fetched, or computed anew", "choice"
+        )
+        """``choice``: fetched, recomputed."""
+        self.recompute_seconds = self._counter(
+            "p2pkv_recompute_seconds", "Seconds until the tokens of such prompts were there", "figure"
+        )
+        """``figure``: :data:`FETCH_SECONDS`."""
         self.unheard_take_backs = self._counter(
             "p2pkv_unheard_take_backs",
             "Times a node with pages of this one did not say in time that it took them out",
@@ -357,6 +382,8 @@ class Metrics:
             (self.prefetched_pages, PREFETCH_OUTCOMES),
             (self.handed_over_pages, ("accepted", "refused")),
             (self.pinned_pages, ("pinned", "absent", "no_room")),
+            (self.recompute_pages, ("fetched", "recomputed")),
+            (self.recompute_seconds, FETCH_SECONDS),
         ):
             self._show(counter, values)
 

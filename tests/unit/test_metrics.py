@@ -8,6 +8,7 @@ import subprocess
 import urllib.request
 from collections import Counter
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,16 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 
 from p2pkv import Config, Node
 from p2pkv.integrations.boundary import Boundary
-from p2pkv.metrics import LABELLED, MISSES, READINGS, BoundedPeers, Metrics
+from p2pkv.metrics import (
+    FETCH_CHOICES,
+    FETCH_REASONS,
+    FETCH_SECONDS,
+    LABELLED,
+    MISSES,
+    READINGS,
+    BoundedPeers,
+    Metrics,
+)
 from p2pkv.timings import OF_BYTES, Timings
 from pair import Pair
 
@@ -93,6 +103,10 @@ def test_every_labelled_series_is_there_before_anything_has_happened() -> None:
         assert found["p2pkv_looked_up_pages_total", (("source", source),)] == 0
     assert found["p2pkv_transport_fallbacks_total", (("transport", "tcp"),)] == 0
     assert found["p2pkv_engine_failures_total", ()] == 0
+    for choice, reason in product(FETCH_CHOICES, FETCH_REASONS):
+        assert found["p2pkv_recompute_decisions_total", (("choice", choice), ("reason", reason))] == 0
+    for figure in FETCH_SECONDS:
+        assert found["p2pkv_recompute_seconds_total", (("figure", figure),)] == 0
 
 
 def test_a_node_says_who_it_is() -> None:
