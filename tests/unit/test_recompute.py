@@ -130,6 +130,13 @@ def test_the_rates_tell_a_fixed_part_and_attention_from_the_rest() -> None:
     assert late == pytest.approx(0.005 + 0.5 + 1e-9 * 5000 * 22500, rel=0.1)
 
 
+def test_a_jump_is_followed_within_a_few_samples() -> None:
+    rates = FetchRates()
+    for seconds in (*[0.001] * 50, *[0.02] * 5):
+        rates.add(MEMORY, PAGE, seconds, has_failed=False)
+    assert 0.015 < rates.seconds(MEMORY, np.array([PAGE]))[0] < 0.04
+
+
 def test_an_owner_that_is_new_is_taken_for_one_of_its_kind() -> None:
     rates = FetchRates()
     rates.add(MEMORY, PAGE, 0.001, has_failed=False)
