@@ -192,6 +192,10 @@ class Pool:
         found, tickets, locations = self.native.pin(keys, lease_seconds, most_bytes)
         return found, tickets, as_locations(locations)
 
+    def pinned_nbytes(self, tickets: NDArray[np.uint64]) -> int:
+        """Return the bytes of the blocks that these pins hold, which for packed pages are fewer than their lengths."""
+        return self.native.pinned_nbytes(tickets)
+
     def unpin(self, tickets: NDArray[np.uint64]) -> Mask:
         """Give pins back; 1 where the pin held until now.
 

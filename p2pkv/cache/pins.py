@@ -82,12 +82,10 @@ class Pins:
         with self._lock:
             self._forget_ended()
             room = max(0, self._limit - sum(self._nbytes.values())) if len(self._nbytes) < _MOST_PINS else 0
-            found, tickets, locations = self._pool.pin(ids, ttl, room)
+            found, tickets, _ = self._pool.pin(ids, ttl, room)
             # after the pool's own lease began, so that what is counted here is counted for as long as that
             pin = Pin(self, found, tickets, time.monotonic() + ttl)
-            held = locations["length"][found.astype(bool)].astype(np.int64)
-            granule = self._pool.granule
-            self._nbytes[pin] = int((-(-held // granule) * granule).sum())
+            self._nbytes[pin] = self._pool.pinned_nbytes(tickets)
         there, _ = self._pool.lookup(ids)
         n_pinned, n_absent = int(found.sum()), int(np.count_nonzero((there == 0) & (found == 0)))
         self._metrics.count(self._metrics.pinned_pages, "pinned", n_pinned)

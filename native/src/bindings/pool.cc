@@ -146,6 +146,13 @@ Bytes unpin(Pool& pool, const ArrayOf<uint64_t, kAnySize>& tickets) {
   return give<uint8_t>(std::move(held), {n});
 }
 
+uint64_t pinned_nbytes(Pool& pool, const ArrayOf<uint64_t, kAnySize>& tickets) {
+  const auto* data = require<uint64_t>(tickets, "tickets", {kAnySize});
+  const size_t n = tickets.shape(0);
+  const nb::gil_scoped_release unlocked;
+  return pool.pinned_nbytes(data, n);
+}
+
 std::pair<Bytes, Bytes> give_pages(const std::vector<Eviction>& pages) {
   std::vector<Key> keys;
   std::vector<Location> locations;
@@ -300,6 +307,7 @@ void bind_pool(nb::module_& m) {
       .def("fetch", fetch, "keys"_a.noconvert(), "pieces"_a.noconvert())
       .def("lookup", lookup, "keys"_a.noconvert())
       .def("pin", pin, "keys"_a.noconvert(), "lease_seconds"_a, "most_bytes"_a = UINT64_MAX)
+      .def("pinned_nbytes", pinned_nbytes, "tickets"_a.noconvert())
       .def("unpin", unpin, "tickets"_a.noconvert())
       .def("touch", touch, "keys"_a.noconvert())
       .def("retract", retract, "keys"_a.noconvert())

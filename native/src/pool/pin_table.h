@@ -30,12 +30,15 @@ class PinTable {
     return uint64_t{pin.sequence} << 32 | slot;
   }
 
-  // The page whose pin this was, or kNone when it is gone already or never was.
-  uint32_t remove(uint64_t ticket) {
+  // The page whose pin this is, or kNone when it is gone already or never was.
+  uint32_t find(uint64_t ticket) const {
     const auto slot = static_cast<uint32_t>(ticket);
-    if (slot >= pins_.size() || pins_[slot].page == kNone || pins_[slot].sequence != ticket >> 32)
-      return kNone;
-    return remove_slot(slot);
+    return slot < pins_.size() && pins_[slot].sequence == ticket >> 32 ? pins_[slot].page : kNone;
+  }
+  // The same, and the pin is gone.
+  uint32_t remove(uint64_t ticket) {
+    const uint32_t page = find(ticket);
+    return page == kNone ? kNone : remove_slot(static_cast<uint32_t>(ticket));
   }
 
   // Calls `on_expired(page)` for each pin whose lease ended at `now_ns` or before, after removing it. Looks

@@ -129,6 +129,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // `pinned_limit` bytes of them, and of this call `most_bytes`. A ticket is 0 where `found` is.
   void pin(const Key* keys, size_t n, double lease_seconds, uint8_t* found, uint64_t* tickets,
            Location* locations, uint64_t most_bytes = UINT64_MAX);
+  // The bytes of the blocks that these pins hold, a block that several hold once for each.
+  uint64_t pinned_nbytes(const uint64_t* tickets, size_t n);
   // `held`: 1 where the pin held until now, so that what was read under it is right.
   void unpin(const uint64_t* tickets, size_t n, uint8_t* held);
 

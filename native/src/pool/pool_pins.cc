@@ -44,6 +44,16 @@ uint64_t Pool::pin_one(uint32_t granule, int64_t deadline_ns) {
   return pins_.add(granule, deadline_ns);
 }
 
+uint64_t Pool::pinned_nbytes(const uint64_t* tickets, size_t n) {
+  const Lock lock(mutex_);
+  uint64_t nbytes = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t granule = pins_.find(tickets[i]);
+    if (granule != PinTable::kNone) nbytes += block_nbytes(granule);
+  }
+  return nbytes;
+}
+
 void Pool::unpin(const uint64_t* tickets, size_t n, uint8_t* held) {
   const Lock lock(mutex_);
   for (size_t i = 0; i < n; ++i) {
