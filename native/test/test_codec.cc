@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -11,8 +12,12 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "base/clock.h"
+#include "base/copy_choice.h"
+#include "base/copy_kernels.h"
 #include "check.h"
 #include "codec/block_kernels.h"
 #include "codec/packed.h"
@@ -79,8 +84,10 @@ struct Cut {
   Memory memory;
   std::vector<Piece> pieces;
 
-  Cut(size_t nbytes, size_t n_pieces, Random& random) : memory(nbytes + 64 * n_pieces + 64, kUntouched) {
-    size_t at = 1 + random() % 8;
+  Cut(size_t nbytes, size_t n_pieces, Random& random) : memory(nbytes + 64 * n_pieces + 128, kUntouched) {
+    // at a line's begin, as pages mostly do, or anywhere
+    const size_t to_line = -reinterpret_cast<uintptr_t>(memory.data()) % 64;
+    size_t at = random() % 2 ? to_line : 1 + random() % 8;
     size_t left = nbytes;
     for (size_t i = 0; i < n_pieces; ++i) {
       const size_t n =
@@ -121,6 +128,15 @@ struct Cut {
   }
 };
 
+// What a page takes, and the plan of its blocks.
+struct Measured {
+  std::vector<codec::Block> table;
+  codec::Size size;
+
+  explicit Measured(const codec::Bytes& page)
+      : table(codec::n_blocks(page.nbytes())), size(codec::measure(page, table.data())) {}
+};
+
 Memory pack(const codec::Bytes& page, const codec::Size& size, uint64_t* checksum) {
   Memory packed(size.nbytes + 64, kUntouched);
   Checksum sum;
@@ -134,7 +150,8 @@ Memory pack(const codec::Bytes& page, const codec::Size& size, uint64_t* checksu
 void check_round_trip(const Memory& page, Random& random) {
   Cut source(page.size(), 1 + random() % 5, random);
   source.put(page);
-  const codec::Size size = codec::measure(source.bytes());
+  const Measured measured(source.bytes());
+  const codec::Size& size = measured.size;
   if (size.nbytes == 0) return;
   CHECK(size.nbytes < page.size() && size.nbytes % codec::kUnit == 0);
   uint64_t checksum = 0;
@@ -148,6 +165,10 @@ void check_round_trip(const Memory& page, Random& random) {
   CHECK(target.get() == page && target.is_exact());
   CHECK_EQ(sum.finish(), checksum);
 
+  Cut shared(page.size(), 1 + random() % 5, random);
+  CHECK(codec::unpack_shared(packed.data(), packed.size(), shared.bytes()));
+  CHECK(shared.get() == page && shared.is_exact());
+
   Cut in_place(page.size(), 1 + random() % 5, random);
   Memory landed(page.size() - packed.size(), 0x55);
   landed.insert(landed.end(), packed.begin(), packed.end());
@@ -160,15 +181,25 @@ void check_round_trip(const Memory& page, Random& random) {
   CHECK_EQ(of_packed, checksum);
 }
 
+// Copies as the CPU's first kernel that stores past the cache does, where it has one, or as memcpy does.
+void choose_copies(bool is_past_cache) {
+  const auto& kernels = p2pkv::copy_kernels();
+  const auto found = std::ranges::find_if(kernels, p2pkv::stores_past_cache);
+  const bool is_there = is_past_cache && found != kernels.end();
+  CHECK(p2pkv::use_copy_kernel(is_there ? found->name : p2pkv::library_kernel().name));
+}
+
 TEST(codec_round_trips_values_lengths_and_pieces) {
   Random random(p2pkv::test::seed("codec_round_trips"));
   for (int round = 0; round < kRounds; ++round) {
+    choose_copies(round % 2 == 0);
     const Kind kind = kKinds[random() % std::size(kKinds)];
     size_t nbytes = 4096 * (random() % 12) + (random() % 3 == 0 ? random() % 4096 : 0);
     Memory page = page_of(kind, std::max<size_t>(nbytes, 1), random);
     if (random() % 4 == 0) page.insert(page.begin(), static_cast<uint8_t>(random()));
     check_round_trip(page, random);
   }
+  choose_copies(false);
 }
 
 TEST(codec_packs_what_can_be_packed) {
@@ -180,7 +211,8 @@ TEST(codec_packs_what_can_be_packed) {
   for (const auto& [kind, least, most] : expected) {
     const Memory page = page_of(kind, 1 << 18, random);
     const Piece piece{reinterpret_cast<int64_t>(page.data()), static_cast<int64_t>(page.size())};
-    const codec::Size size = codec::measure({&piece, 1});
+    const Measured measured({&piece, 1});
+    const codec::Size& size = measured.size;
     const double ratio =
         static_cast<double>(page.size()) / static_cast<double>(std::max<uint64_t>(size.nbytes, 1));
     CHECK(size.nbytes > 0);
@@ -189,7 +221,7 @@ TEST(codec_packs_what_can_be_packed) {
   }
   const Memory noise = page_of(Kind::kNoise, 1 << 18, random);
   const Piece piece{reinterpret_cast<int64_t>(noise.data()), static_cast<int64_t>(noise.size())};
-  CHECK_EQ(codec::measure({&piece, 1}).nbytes, 0u);
+  CHECK_EQ(Measured({&piece, 1}).size.nbytes, 0u);
 }
 
 // Every exponent in every place: each kernel gives what the portable one gives, and gets every value back.
@@ -234,7 +266,8 @@ TEST(codec_unpacks_garbage_without_harm) {
   for (int round = 0; round < 8 * kRounds; ++round) {
     const Memory page = page_of(kKinds[random() % 4], 4096 * (1 + random() % 6), random);
     const Piece piece{reinterpret_cast<int64_t>(page.data()), static_cast<int64_t>(page.size())};
-    const codec::Size size = codec::measure({&piece, 1});
+    const Measured measured({&piece, 1});
+    const codec::Size& size = measured.size;
     if (size.nbytes == 0) continue;
     uint64_t checksum = 0;
     Memory packed = pack({&piece, 1}, size, &checksum);
@@ -248,6 +281,7 @@ TEST(codec_unpacks_garbage_without_harm) {
     const size_t length = random() % 8 ? page.size() : 1 + random() % (2 * page.size());
     Cut target(length, 1 + random() % 4, random);
     n_taken += codec::unpack(given.get(), packed.size(), target.bytes());
+    codec::unpack_shared(given.get(), packed.size(), target.bytes());
     CHECK(target.is_exact());
     uint64_t sum = 0;
     codec::checksum_packed(given.get(), packed.size(), length, &sum);
@@ -262,12 +296,54 @@ TEST(codec_unpacks_garbage_without_harm) {
   CHECK(n_taken > 0);  // damaged values are nobody's business but the checksum's
 }
 
+// Bytes that change while they are unpacked, as those of a page do that its owner evicts: lengths that were
+// good when they were looked at are not any more. Nothing else is touched, and what came before is not
+// harmed.
+TEST(codec_unpacks_what_others_write_to_without_harm) {
+  Random random(p2pkv::test::seed("codec_shared"));
+  const Memory page = page_of(Kind::kEscapes, 8 * 4096, random);
+  const Piece piece{reinterpret_cast<int64_t>(page.data()), static_cast<int64_t>(page.size())};
+  const Measured measured({&piece, 1});
+  uint64_t checksum = 0;
+  const Memory packed = pack({&piece, 1}, measured.size, &checksum);
+  const auto given = std::make_unique<uint8_t[]>(packed.size());  // its end is its end
+  std::copy(packed.begin(), packed.end(), given.get());
+  const size_t n_head = 16 + 4 * codec::n_blocks(page.size());
+  std::atomic<bool> is_over{false};
+  std::thread owner([&, seed = random()] {
+    Random random(seed);
+    while (!is_over) {
+      // a length, a layout or a number of escapes, or a position; and back, so that most is good
+      const size_t at = random() % 2 ? random() % n_head : random() % packed.size();
+      const std::atomic_ref<uint8_t> byte(given[at]);
+      byte.store(static_cast<uint8_t>(random()), std::memory_order_relaxed);
+      for (int i = 0; i < 100; ++i) std::atomic_signal_fence(std::memory_order_seq_cst);
+      byte.store(packed[at], std::memory_order_relaxed);
+    }
+  });
+  size_t n_good = 0, n_bad = 0, n_torn = 0;
+  // On a busy machine the two threads have to meet first.
+  const p2pkv::Deadline patience = p2pkv::Deadline::after(30);
+  for (int round = 0; round < 2 * kRounds || (n_bad + n_torn < 200 && !patience.passed()); ++round) {
+    Cut target(page.size(), 1 + random() % 3, random);
+    const bool is_good = codec::unpack_shared(given.get(), packed.size(), target.bytes());
+    ++(is_good ? n_good : n_bad);
+    n_torn += is_good && target.get() != page;
+    CHECK(target.is_exact());
+  }
+  is_over = true;
+  owner.join();
+  CHECK(n_good > 0 && n_bad + n_torn > 0);
+  Cut target(page.size(), 1, random);
+  CHECK(codec::unpack_shared(given.get(), packed.size(), target.bytes()) && target.get() == page);
+}
+
 TEST(codec_refuses_what_it_does_not_know) {
   Random random(p2pkv::test::seed("codec_refuses"));
   const Memory page = page_of(Kind::kBf16, 3 * 4096 + 100, random);
   const Piece piece{reinterpret_cast<int64_t>(page.data()), static_cast<int64_t>(page.size())};
   uint64_t checksum = 0;
-  const Memory packed = pack({&piece, 1}, codec::measure({&piece, 1}), &checksum);
+  const Memory packed = pack({&piece, 1}, Measured({&piece, 1}).size, &checksum);
   Memory room(page.size());
   const Piece target{reinterpret_cast<int64_t>(room.data()), static_cast<int64_t>(room.size())};
   CHECK(codec::unpack(packed.data(), packed.size(), {&target, 1}));
@@ -286,7 +362,8 @@ TEST(codec_notices_a_page_that_changes_while_it_is_packed) {
   Random random(p2pkv::test::seed("codec_notices"));
   Memory page = page_of(Kind::kBf16, 4 * 4096, random);
   const Piece piece{reinterpret_cast<int64_t>(page.data()), static_cast<int64_t>(page.size())};
-  const codec::Size size = codec::measure({&piece, 1});
+  const Measured measured({&piece, 1});
+  const codec::Size& size = measured.size;
   const Memory noise = page_of(Kind::kNoise, page.size(), random);
   std::copy(noise.begin(), noise.end(), page.begin());
   Memory packed(size.nbytes + 64, kUntouched);

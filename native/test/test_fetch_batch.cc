@@ -187,7 +187,8 @@ struct Landed {
   Landed() {
     for (size_t i = 0; i < page.size(); i += 2) page[i] = static_cast<uint8_t>(i * 7), page[i + 1] = 0x3f;
     const Piece whole{reinterpret_cast<int64_t>(page.data()), static_cast<int64_t>(page.size())};
-    const auto size = p2pkv::codec::measure({&whole, 1});
+    p2pkv::codec::Block table[8];
+    const auto size = p2pkv::codec::measure({&whole, 1}, table);
     packed.resize(size.nbytes);
     p2pkv::Checksum sum;
     CHECK(p2pkv::codec::pack({&whole, 1}, size, packed.data(), &sum));

@@ -38,6 +38,11 @@ struct CopyKernel {
 // Copies that fold the checksum in are measured apart: summing hides some of what memory takes.
 enum class Copying { kPlain, kSummed };
 
+// Whether it stores past the cache, as the names of those that do say.
+constexpr bool stores_past_cache(const CopyKernel& kernel) {
+  return kernel.name.find("_nt") != std::string_view::npos;
+}
+
 // The C library's memcpy, which is there everywhere.
 const CopyKernel& library_kernel();
 

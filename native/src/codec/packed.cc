@@ -5,7 +5,10 @@
 #include <cstring>
 #include <vector>
 
+#include "base/copy_kernels.h"
 #include "codec/block_kernels.h"
+#include "codec/cold_memory.h"
+#include "codec/page_walk.h"
 
 namespace p2pkv::codec {
 namespace {
@@ -28,21 +31,10 @@ struct Header {
 };
 static_assert(sizeof(Header) == 16);
 
-struct Block {
-  Layout layout;
-  uint8_t base;
-  uint16_t n_escapes;
-};
-static_assert(sizeof(Block) == 4);
-
 constexpr size_t kEscapeBytes = sizeof(uint16_t) + sizeof(uint8_t);
 
 const BlockKernel& kernel() {
   return block_kernels().back();
-}
-
-constexpr uint64_t n_blocks_of(uint64_t length) {
-  return length / kBlockBytes + (length % kBlockBytes != 0);
 }
 
 uint64_t payload_of(const Block& block, size_t nbytes) {
@@ -57,61 +49,6 @@ Block plan(const uint8_t* bytes, Layout layout) {
   const Block block{layout, window.base, static_cast<uint16_t>(window.n_escapes)};
   return payload_of(block, kBlockBytes) < kBlockBytes ? block : Block{Layout::kRaw, 0, 0};
 }
-
-// Walks over the pieces of a page, from a place in it.
-class Walk {
- public:
-  Walk(const Bytes& page, uint64_t skip) : page_(page) {
-    while (at_ < page_.n_pieces && skip >= left()) {
-      skip -= left();
-      ++at_;
-    }
-    offset_ = skip;
-  }
-
-  // The next bytes, where they lie if they lie together; else null, and `gather` or `scatter` takes them.
-  uint8_t* together(size_t nbytes) {
-    while (at_ < page_.n_pieces && left() == 0) next_piece();
-    if (at_ == page_.n_pieces || left() < nbytes) return nullptr;
-    uint8_t* const bytes = here();
-    offset_ += nbytes;
-    return bytes;
-  }
-  void gather(uint8_t* to, size_t nbytes) {
-    each(nbytes, [&](uint8_t* bytes, size_t n) {
-      std::memcpy(to, bytes, n);
-      to += n;
-    });
-  }
-  void scatter(const uint8_t* from, size_t nbytes) {
-    each(nbytes, [&](uint8_t* bytes, size_t n) {
-      std::memcpy(bytes, from, n);
-      from += n;
-    });
-  }
-
- private:
-  uint64_t left() const { return static_cast<uint64_t>(page_.pieces[at_].nbytes) - offset_; }
-  uint8_t* here() const { return reinterpret_cast<uint8_t*>(page_.pieces[at_].address) + offset_; }
-  void next_piece() {
-    ++at_;
-    offset_ = 0;
-  }
-  template <typename Take>
-  void each(size_t nbytes, const Take& take) {
-    while (nbytes > 0 && at_ < page_.n_pieces) {
-      const auto n = static_cast<size_t>(std::min<uint64_t>(left(), nbytes));
-      take(here(), n);
-      nbytes -= n;
-      offset_ += n;
-      if (left() == 0) next_piece();
-    }
-  }
-
-  Bytes page_;
-  size_t at_ = 0;
-  uint64_t offset_ = 0;
-};
 
 // The page's next block, in `room` if it doesn't lie together.
 const uint8_t* next_block(Walk& walk, size_t nbytes, uint8_t* room) {
@@ -137,29 +74,35 @@ Layout layout_of(const Bytes& page, uint64_t length) {
   return is_worth_it ? static_cast<Layout>(least - nbytes) : Layout::kRaw;
 }
 
-// Writes a block's payload, and returns where it ends.
-uint8_t* pack_block(const uint8_t* bytes, const Block& block, uint8_t* to) {
+// Writes a block's payload. False if it has not as many escapes as planned: its values have changed.
+bool pack_block(const uint8_t* bytes, const Block& block, uint8_t* to) {
+  constexpr size_t kGroup = sizeof(uint64_t);
   const auto layout = static_cast<size_t>(block.layout);
   alignas(64) uint8_t is_escape[kBlockValues];
   kernel().pack[layout](bytes, block.base, to, is_escape);
-  to += packed_block_bytes(block.layout);
-  if (block.n_escapes == 0) return to;
   const unsigned shift = block.layout == Layout::kBf16 ? 7 : 10;
   const unsigned most = block.layout == Layout::kBf16 ? 0xff : 0x1f;
-  uint8_t* const exponents = to + block.n_escapes * sizeof(uint16_t);
+  uint8_t* const positions = to + packed_block_bytes(block.layout);
+  uint8_t* const exponents = positions + block.n_escapes * sizeof(uint16_t);
   size_t n = 0;
-  for (size_t group = 0; group < kBlockValues; group += sizeof(uint64_t)) {
-    uint64_t flags;
-    std::memcpy(&flags, is_escape + group, sizeof flags);
-    for (; flags != 0 && n < block.n_escapes; flags &= flags - 1, ++n) {
-      const auto position = static_cast<uint16_t>(group + static_cast<size_t>(std::countr_zero(flags)) / 8);
-      uint16_t value;
-      std::memcpy(&value, bytes + position * sizeof value, sizeof value);
-      std::memcpy(to + n * sizeof position, &position, sizeof position);
-      exponents[n] = static_cast<uint8_t>(value >> shift & most);
+  for (size_t eighth = 0; eighth < kBlockValues; eighth += 8 * kGroup) {
+    uint64_t flags[8];
+    std::memcpy(flags, is_escape + eighth, sizeof flags);
+    if ((flags[0] | flags[1] | flags[2] | flags[3] | flags[4] | flags[5] | flags[6] | flags[7]) == 0)
+      continue;
+    for (size_t k = 0; k < 8; ++k) {
+      for (; flags[k] != 0; flags[k] &= flags[k] - 1, ++n) {
+        if (n == block.n_escapes) return false;
+        const auto bit = static_cast<size_t>(std::countr_zero(flags[k]));
+        const auto position = static_cast<uint16_t>(eighth + k * kGroup + bit / 8);
+        uint16_t value;
+        std::memcpy(&value, bytes + position * sizeof value, sizeof value);
+        std::memcpy(positions + n * sizeof position, &position, sizeof position);
+        exponents[n] = static_cast<uint8_t>(value >> shift & most);
+      }
     }
   }
-  return exponents + block.n_escapes;
+  return n == block.n_escapes;
 }
 
 // False if an escape lies outside of the block.
@@ -182,34 +125,47 @@ bool unpack_block(const uint8_t* from, const Block& block, uint8_t* bytes) {
   return true;
 }
 
-// Where packed bytes come from: memory of their own, or the pieces that they are unpacked into.
+// Where packed bytes come from.
 class Source {
  public:
-  explicit Source(const uint8_t* from) : from_(from) {}
-  Source(const Bytes& page, uint64_t skip) : walk_(page, skip), from_(nullptr) {}
+  enum class Kind {
+    kStill,    // memory of their own, which nobody writes to
+    kShared,   // others may write to it meanwhile
+    kInPlace,  // the pieces that they are unpacked into
+  };
+  Source(Kind kind, const uint8_t* from) : kind_(kind), from_(from) {}
+  Source(const Bytes& page, uint64_t skip) : kind_(Kind::kInPlace), walk_(page, skip) {}
 
-  // The next bytes, which stay as they are until the next call; `room` has room for them. From the pieces
-  // they are always copied: what is unpacked into these may overlap them.
+  // The next bytes, which stay as they are until the next call; `room` has room for them. What others may
+  // write to is loaded once, and only the copy is looked at: so what was found good there is what is used.
   const uint8_t* take(uint8_t* room, size_t nbytes) {
-    if (from_ == nullptr) {
+    if (kind_ == Kind::kInPlace) {
       walk_.gather(room, nbytes);
       return room;
     }
     const uint8_t* const bytes = from_;
     from_ += nbytes;
-    return bytes;
+    if (kind_ == Kind::kStill) return bytes;
+    library_kernel().copy(room, bytes, nbytes);
+    return room;
   }
   void skip(uint64_t nbytes, const Bytes& page, uint64_t at) {
-    if (from_ == nullptr) {
+    if (kind_ == Kind::kInPlace) {
       walk_ = Walk(page, at);
     } else {
       from_ += nbytes;
     }
   }
+  void fetch_next(size_t nbytes) const {
+    if (kind_ != Kind::kInPlace) fetch_ahead(from_, nbytes);
+  }
+  // What is unpacked where it came from is in the cache already.
+  bool is_in_place() const { return kind_ == Kind::kInPlace; }
 
  private:
+  const Kind kind_;
   Walk walk_{Bytes{nullptr, 0}, 0};
-  const uint8_t* from_;
+  const uint8_t* from_ = nullptr;
 };
 
 // The table of the page of `length` bytes that is packed in `nbytes`, and where its blocks begin. Null if
@@ -220,24 +176,24 @@ const Block* read_table(Source& source, uint64_t nbytes, uint64_t length, uint64
   uint8_t bytes_of_header[sizeof header];
   std::memcpy(&header, source.take(bytes_of_header, sizeof header), sizeof header);
   if (header.magic != kMagic || header.version != kVersion || header.length != length) return nullptr;
-  const uint64_t n_blocks = n_blocks_of(length);
+  const uint64_t n = n_blocks(length);
   const uint64_t ahead = nbytes - sizeof header;
-  if (n_blocks > ahead / sizeof(Block)) return nullptr;
+  if (n > ahead / sizeof(Block)) return nullptr;
   thread_local std::vector<Block> table;
-  table.resize(n_blocks);
+  table.resize(n);
   auto* const room = reinterpret_cast<uint8_t*>(table.data());
-  const uint8_t* const bytes = source.take(room, n_blocks * sizeof(Block));
-  if (bytes != room) std::memcpy(room, bytes, n_blocks * sizeof(Block));
+  const uint8_t* const bytes = source.take(room, n * sizeof(Block));
+  if (bytes != room) std::memcpy(room, bytes, n * sizeof(Block));
   uint64_t payload = 0;
-  for (uint64_t i = 0; i < n_blocks; ++i) {
+  for (uint64_t i = 0; i < n; ++i) {
     const bool is_whole = (i + 1) * kBlockBytes <= length;
     if (static_cast<size_t>(table[i].layout) >= kLayouts) return nullptr;
     if (table[i].layout != Layout::kRaw && !is_whole) return nullptr;
-    const uint64_t n = is_whole ? kBlockBytes : length % kBlockBytes;
-    if (payload_of(table[i], n) > n) return nullptr;
-    payload += payload_of(table[i], n);
+    const uint64_t whole = is_whole ? kBlockBytes : length % kBlockBytes;
+    if (payload_of(table[i], whole) > whole) return nullptr;
+    payload += payload_of(table[i], whole);
   }
-  const uint64_t table_end = sizeof header + n_blocks * sizeof(Block);
+  const uint64_t table_end = sizeof header + n * sizeof(Block);
   if (payload > nbytes - table_end || nbytes - table_end - payload >= kUnit) return nullptr;
   *start = nbytes - payload;
   return table.data();
@@ -249,25 +205,30 @@ bool unpack_from(Source source, uint64_t nbytes, const Bytes& page, uint64_t len
   uint64_t start = 0;
   const Block* const table = read_table(source, nbytes, length, &start);
   if (table == nullptr) return false;
-  source.skip(start - sizeof(Header) - n_blocks_of(length) * sizeof(Block), page, in_place + start);
+  source.skip(start - sizeof(Header) - n_blocks(length) * sizeof(Block), page, in_place + start);
   Walk to(page, 0);
+  const bool is_past_cache = !source.is_in_place() && page.n_pieces > 0 && is_stored_past_cache(length);
   alignas(64) uint8_t packed[kBlockBytes];
   alignas(64) uint8_t apart[kBlockBytes];
-  for (uint64_t i = 0; i * kBlockBytes < length; ++i) {
+  bool is_good = true;
+  for (uint64_t i = 0; is_good && i * kBlockBytes < length; ++i) {
     const auto n = static_cast<size_t>(std::min<uint64_t>(kBlockBytes, length - i * kBlockBytes));
     const Block block = table[i];
     const uint8_t* const from = source.take(packed, payload_of(block, n));
+    source.fetch_next(n);
     uint8_t* const together = to.together(n);
-    uint8_t* const bytes = together != nullptr ? together : apart;
+    uint8_t* const bytes = together != nullptr && !is_past_cache ? together : apart;
     if (block.layout == Layout::kRaw) {
       std::memcpy(bytes, from, n);
-    } else if (!unpack_block(from, block, bytes)) {
-      return false;
+    } else {
+      is_good = unpack_block(from, block, bytes);
     }
     if (sum != nullptr) sum->update(bytes, n);
     if (together == nullptr) to.scatter(apart, n);
+    if (together != nullptr && is_past_cache) store_block(together, apart, n);
   }
-  return true;
+  if (is_past_cache) fence_lines();
+  return is_good;
 }
 
 }  // namespace
@@ -278,51 +239,61 @@ uint64_t Bytes::nbytes() const {
   return nbytes;
 }
 
-Size measure(const Bytes& page) {
+uint64_t n_blocks(uint64_t length) {
+  return length / kBlockBytes + (length % kBlockBytes != 0);
+}
+
+Size measure(const Bytes& page, Block* table) {
   const uint64_t length = page.nbytes();
   const Layout layout = layout_of(page, length);
   if (layout == Layout::kRaw) return {};
-  uint64_t payload = length % kBlockBytes;
+  uint64_t payload = 0;
   Walk walk(page, 0);
   alignas(64) uint8_t room[kBlockBytes];
-  for (uint64_t i = 0; i < length / kBlockBytes; ++i)
-    payload += payload_of(plan(next_block(walk, kBlockBytes, room), layout), kBlockBytes);
-  const uint64_t nbytes = sizeof(Header) + n_blocks_of(length) * sizeof(Block) + payload;
+  for (uint64_t i = 0; i * kBlockBytes < length; ++i) {
+    const auto n = static_cast<size_t>(std::min<uint64_t>(kBlockBytes, length - i * kBlockBytes));
+    table[i] = plan(next_block(walk, n, room), n == kBlockBytes ? layout : Layout::kRaw);
+    payload += payload_of(table[i], n);
+  }
+  const uint64_t nbytes = sizeof(Header) + n_blocks(length) * sizeof(Block) + payload;
   const uint64_t rounded = (nbytes + kUnit - 1) / kUnit * kUnit;
-  return rounded < length ? Size{rounded, payload, static_cast<uint8_t>(layout)} : Size{};
+  return rounded < length ? Size{rounded, payload, table} : Size{};
 }
 
 bool pack(const Bytes& page, const Size& size, uint8_t* to, Checksum* sum) {
   const uint64_t length = page.nbytes();
-  const auto layout = static_cast<Layout>(size.layout);
   const Header header{kMagic, kVersion, 0, length};
-  uint8_t* entry = to + sizeof header;
-  uint8_t* at = to + size.nbytes - size.payload;
-  uint8_t* const table_end = entry + n_blocks_of(length) * sizeof(Block);
-  if (table_end > at) return false;
+  const size_t table_nbytes = n_blocks(length) * sizeof(Block);
   std::memcpy(to, &header, sizeof header);
-  std::memset(table_end, 0, static_cast<size_t>(at - table_end));
+  std::memcpy(to + sizeof header, size.table, table_nbytes);
+  const size_t start = size.nbytes - size.payload;
+  std::memset(to + sizeof header + table_nbytes, 0, start - sizeof header - table_nbytes);
+  Writer writer(to + start, is_stored_past_cache(length));
   Walk walk(page, 0);
   alignas(64) uint8_t room[kBlockBytes];
-  for (uint64_t i = 0; i * kBlockBytes < length; ++i, entry += sizeof(Block)) {
+  bool is_good = true;
+  for (uint64_t i = 0; is_good && i * kBlockBytes < length; ++i) {
     const auto n = static_cast<size_t>(std::min<uint64_t>(kBlockBytes, length - i * kBlockBytes));
     const uint8_t* const bytes = next_block(walk, n, room);
-    const Block block = plan(bytes, n == kBlockBytes ? layout : Layout::kRaw);
-    if (payload_of(block, n) > static_cast<uint64_t>(to + size.nbytes - at)) return false;
     sum->update(bytes, n);
+    const Block block = size.table[i];
     if (block.layout == Layout::kRaw) {
-      std::memcpy(at, bytes, n);
-      at += n;
+      std::memcpy(writer.room(), bytes, n);
     } else {
-      at = pack_block(bytes, block, at);
+      is_good = pack_block(bytes, block, writer.room());
     }
-    std::memcpy(entry, &block, sizeof block);
+    writer.made(payload_of(block, n));
   }
-  return at == to + size.nbytes;
+  writer.finish();
+  return is_good;
 }
 
 bool unpack(const uint8_t* from, uint64_t nbytes, const Bytes& page, Checksum* sum) {
-  return unpack_from(Source(from), nbytes, page, page.nbytes(), 0, sum);
+  return unpack_from({Source::Kind::kStill, from}, nbytes, page, page.nbytes(), 0, sum);
+}
+
+bool unpack_shared(const uint8_t* from, uint64_t nbytes, const Bytes& page) {
+  return unpack_from({Source::Kind::kShared, from}, nbytes, page, page.nbytes(), 0, nullptr);
 }
 
 bool unpack_in_place(const Bytes& page, uint64_t nbytes) {
@@ -334,7 +305,7 @@ bool unpack_in_place(const Bytes& page, uint64_t nbytes) {
 
 bool checksum_packed(const uint8_t* from, uint64_t nbytes, uint64_t length, uint64_t* checksum) {
   Checksum sum;
-  if (!unpack_from(Source(from), nbytes, Bytes{nullptr, 0}, length, 0, &sum)) return false;
+  if (!unpack_from({Source::Kind::kStill, from}, nbytes, Bytes{nullptr, 0}, length, 0, &sum)) return false;
   *checksum = sum.finish();
   return true;
 }

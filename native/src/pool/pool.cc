@@ -110,7 +110,8 @@ uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* l
                        const Deadline& deadline) {
   std::vector<Draft> drafts(batch.n_pages);
   for (size_t i = 0; i < batch.n_pages; ++i) drafts[i].length = length_of(batch, i);
-  if (options_.packing != Packing::kOff) measure(batch, &drafts, deadline);
+  std::vector<codec::Block> tables;  // the drafts' sizes point into it
+  if (options_.packing != Packing::kOff) tables = measure(batch, &drafts, deadline);
   uint64_t n_hidden;
   {
     const Lock lock(mutex_);

@@ -193,7 +193,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
        uint64_t first_word);
 
   // Without the lock.
-  void measure(const PageBatch& batch, std::vector<Draft>* drafts, const Deadline& deadline);
+  std::vector<codec::Block> measure(const PageBatch& batch, std::vector<Draft>* drafts,
+                                    const Deadline& deadline);
   // Without the lock, and by several threads at once. False if nothing of use was written.
   bool copy_in(const PageBatch& batch, size_t i, Draft* draft);
   bool copy_out(const PageBatch& batch, size_t i, uint32_t granule) const;

@@ -25,23 +25,29 @@ uint64_t nanoseconds_since(int64_t began) {
 
 }  // namespace
 
-// What pages that are not there yet take when they are packed.
-void Pool::measure(const PageBatch& batch, std::vector<Draft>* drafts, const Deadline& deadline) {
+// What pages that are not there yet take when they are packed. Returns what the drafts' sizes point to.
+std::vector<codec::Block> Pool::measure(const PageBatch& batch, std::vector<Draft>* drafts,
+                                        const Deadline& deadline) {
   std::vector<size_t> fresh;
+  std::vector<size_t> first_block;  // of each of these
   uint64_t nbytes = 0;
+  size_t n_blocks = 0;
   {
     const Lock lock(mutex_);
     for (size_t i = 0; i < batch.n_pages; ++i) {
       if (pages_.find(batch.keys[i]) != PageTable::kNone) continue;
       fresh.push_back(i);
+      first_block.push_back(n_blocks);
+      n_blocks += codec::n_blocks((*drafts)[i].length);
       nbytes += (*drafts)[i].length;
     }
   }
-  if (fresh.empty() || !packing_.is_wanted(nbytes)) return;
+  if (fresh.empty() || !packing_.is_wanted(nbytes)) return {};
+  std::vector<codec::Block> tables(n_blocks);
   const auto measure_page = [&](size_t k) {
     Draft& draft = (*drafts)[fresh[k]];
     const int64_t began = steady_now_ns();
-    draft.packed = codec::measure(bytes_of(batch, fresh[k]));
+    draft.packed = codec::measure(bytes_of(batch, fresh[k]), tables.data() + first_block[k]);
     Draft as_it_is;
     as_it_is.length = draft.length;
     if (draft.packed.nbytes > kMostPackedInPool || granules_of(draft) >= granules_of(as_it_is))
@@ -51,6 +57,7 @@ void Pool::measure(const PageBatch& batch, std::vector<Draft>* drafts, const Dea
       packing_.tried(draft.length, granules_of(draft) * options_.granule, false, draft.pack_ns);
   };
   make_copies({fresh.size(), nbytes, std::ref(measure_page)}, [&] { return deadline.passed(); });
+  return tables;
 }
 
 uint64_t Pool::granules_of(const Draft& draft) const {
