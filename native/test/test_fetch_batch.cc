@@ -81,7 +81,7 @@ TEST(fetch_batch_plans_each_piece_once_whatever_the_split) {
     for (const Piece& piece : pieces) expected.insert(piece.address);
     for (const auto& owner : located.batch.group_by_owner(99)) {
       for (const int32_t leg : owner.legs) {
-        const auto plan = located.batch.plan(owner, leg, bases[static_cast<size_t>(leg)]);
+        const auto plan = located.batch.plan(owner, {leg}, bases[static_cast<size_t>(leg)]);
         CHECK_EQ(plan.words.size(), plan.spans.size());
         size_t next = 0;
         for (const size_t page : owner.pages) {
@@ -111,8 +111,8 @@ TEST(fetch_batch_a_page_is_as_good_as_its_worst_piece) {
   Located located(pieces, {0, 1, 0, 1, 0, 1}, 2, {0, 4096, 8192});
   for (const auto& owner : located.batch.group_by_owner(2)) {  // page 1 leads to the own pool: it is stale
     CHECK_EQ(owner.key, 1u);
-    located.batch.land(owner, 0, {Status::kOk, Status::kOk});
-    located.batch.land(owner, 1, {Status::kRejected, Status::kOk});
+    located.batch.land(owner, {0}, {Status::kOk, Status::kOk});
+    located.batch.land(owner, {1}, {Status::kRejected, Status::kOk});
     CHECK_EQ(located.batch.settle(owner, false, Deadline::after(10)).n_pages, 1u);
   }
   CHECK(located.batch.outcomes() == (std::vector<uint8_t>{0, 0, 1}));
@@ -123,7 +123,7 @@ TEST(fetch_batch_a_piece_that_was_never_read_makes_no_hit) {
   const std::vector<Piece> pieces{{16, 8}, {32, 8}};
   Located located(pieces, {0, 1}, 2, {0});
   for (const auto& owner : located.batch.group_by_owner(99)) {
-    located.batch.land(owner, 0, {Status::kOk});
+    located.batch.land(owner, {0}, {Status::kOk});
     CHECK_EQ(located.batch.settle(owner, false, Deadline::after(10)).n_pages, 0u);
   }
   CHECK_EQ(located.batch.misses()[FetchBatch::kPeerLost], 1u);
@@ -133,7 +133,7 @@ TEST(fetch_batch_asks_an_owner_with_a_disk_itself_for_what_it_rejected) {
   for (const bool has_disk : {true, false}) {
     Located located({{16, 8}}, {0}, 1, {0}, has_disk ? p2pkv::kResident | p2pkv::kHasDisk : p2pkv::kResident);
     for (const auto& owner : located.batch.group_by_owner(99)) {
-      located.batch.land(owner, 0, {Status::kRejected});
+      located.batch.land(owner, {0}, {Status::kRejected});
       located.batch.settle(owner, false, Deadline::after(10));
     }
     std::vector<Key> dropped;
@@ -168,7 +168,7 @@ TEST(fetch_batch_survives_a_location_beyond_all_memory) {
   for (const uint64_t offset : {kMax, kMax - 4, ~uint64_t{0}, uint64_t{1} << 63}) {
     Located located({{16, 8}, {32, 8}}, {0, 0}, 2, {offset});
     for (const auto& owner : located.batch.group_by_owner(99)) {
-      const auto plan = located.batch.plan(owner, 0, 0);
+      const auto plan = located.batch.plan(owner, {0}, 0);
       CHECK_EQ(plan.spans.size(), 2u);
       CHECK_EQ(static_cast<uint64_t>(plan.spans[1].remote), offset + 8);
     }
@@ -216,7 +216,7 @@ TEST(fetch_batch_reads_a_packed_page_into_the_end_of_its_pieces) {
   landed.locate(&located);
   const auto& owner = located.batch.group_by_owner(99).at(0);
   CHECK(owner.legs == (std::vector<int32_t>{1}));  // nothing is read into the first piece
-  const auto plan = located.batch.plan(owner, 1, 0);
+  const auto plan = located.batch.plan(owner, {1}, 0);
   CHECK_EQ(plan.spans.size(), 2u);
   const auto n_packed = static_cast<int64_t>(landed.packed.size());
   CHECK_EQ(plan.spans[0].length + plan.spans[1].length, n_packed);
@@ -245,7 +245,7 @@ TEST(fetch_batch_unpacks_what_was_proven_and_nothing_else) {
     Located located(landed.pieces, {0, 0, 0}, 3, {0});
     landed.locate(&located);
     const auto& owner = located.batch.group_by_owner(99).at(0);
-    located.batch.land(owner, 0, {Status::kOk, status});
+    located.batch.land(owner, {0}, {Status::kOk, status});
     located.batch.settle(owner, true, Deadline::after(seconds));
     const bool is_hit = located.batch.outcomes()[0] != 0;
     CHECK_EQ(is_hit, miss == FetchBatch::kMissKinds);
@@ -255,6 +255,53 @@ TEST(fetch_batch_unpacks_what_was_proven_and_nothing_else) {
       CHECK_EQ(located.batch.misses()[miss], 1u);
     }
   }
+}
+
+TEST(fetch_batch_unpacks_what_is_lent_where_it_lies) {
+  const struct {
+    Status status;
+    size_t damaged;
+    FetchBatch::Miss miss;
+  } cases[] = {{Status::kOk, SIZE_MAX, FetchBatch::kMissKinds},
+               {Status::kOk, 0, FetchBatch::kUnreadable},
+               {Status::kOk, 4000, FetchBatch::kChecksum},
+               {Status::kRejected, SIZE_MAX, FetchBatch::kRejected},
+               {Status::kRejected, 0, FetchBatch::kRejected}};
+  for (const auto& [status, damaged, miss] : cases) {
+    Landed landed;
+    if (damaged != SIZE_MAX) landed.packed[damaged] ^= 0x55;
+    landed.memory.assign(landed.memory.size(), 0);
+    Located located(landed.pieces, {1, 1, 1}, 3, {0});
+    landed.locate(&located);
+    const auto& owner = located.batch.group_by_owner(99).at(0);
+    const FetchBatch::Leg leg{1, true};
+    const auto plan = located.batch.plan(owner, leg, landed.pieces[0].address);
+    CHECK(plan.unpacked == (std::vector<size_t>{0}));
+    CHECK_EQ(plan.spans.size(), 1u);
+    CHECK(plan.spans[0].local == 0 && plan.spans[0].remote == 512);
+    CHECK_EQ(plan.spans[0].length, static_cast<int64_t>(landed.packed.size()));
+    CHECK(plan.words.at(0).offset == 64 && plan.words.at(0).value == 6);
+    located.batch.unpack_lent(0, landed.packed.data());
+    CHECK_EQ(located.batch.outcomes()[0], 0);  // it is not proven yet
+    located.batch.land(owner, leg, {status});
+    located.batch.settle(owner, true, Deadline::after(0));
+    CHECK_EQ(located.batch.outcomes()[0] != 0, miss == FetchBatch::kMissKinds);
+    if (miss == FetchBatch::kMissKinds) {
+      CHECK(landed.memory == landed.page);
+    } else {
+      CHECK_EQ(located.batch.misses()[miss], 1u);
+    }
+  }
+}
+
+TEST(fetch_batch_has_nothing_unpacked_where_it_lies_that_lies_in_two_memories) {
+  const Landed landed;
+  Located located(landed.pieces, {0, 1, 1}, 3, {0});
+  landed.locate(&located);
+  const auto& owner = located.batch.group_by_owner(99).at(0);
+  const auto plan = located.batch.plan(owner, {1, true}, 0);
+  CHECK(plan.unpacked.empty());
+  CHECK_EQ(plan.spans.size(), 2u);
 }
 
 TEST(fetch_batch_believes_no_packed_page_that_is_not_shorter_or_whose_word_is_odd) {

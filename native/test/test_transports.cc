@@ -4,6 +4,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/copy.h"
 #include "base/copy_team.h"
 #include "check.h"
 #include "net/tokens.h"
@@ -67,7 +68,18 @@ struct Pair {
       spans.push_back({at, at, static_cast<int64_t>(kPage)});
       wanted.push_back({page * 8, words[page]});
     }
-    return endpoint.read(local, remote, spans, wanted);
+    Lender* const lender = endpoint.lender();
+    if (lender == nullptr) return endpoint.read(local, remote, spans, wanted);
+    // Every second page is taken; a copy would be found in the wrong place.
+    Takes takes;
+    for (uint64_t page = 0; page < kPages; ++page) {
+      takes.tags.push_back(page % 2 ? page : Takes::kCopied);
+      if (page % 2) spans[page].local = 0;
+    }
+    takes.take = [this](size_t page, const uint8_t* from) {
+      copy_bytes(bytes.data() + kTable + page * kPage, from, kPage);
+    };
+    return lender->lend(local, remote, spans, wanted, std::move(takes));
   }
 
   bool holds(uint64_t page, uint64_t word) const {

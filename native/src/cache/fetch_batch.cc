@@ -45,7 +45,8 @@ FetchBatch::FetchBatch(std::vector<Key> keys, std::vector<Piece> pieces, std::ve
       states_(keys_.size(), State::kUnlocated),
       hits_(keys_.size()),
       miss_kinds_(keys_.size(), kNotFound),
-      of_pieces_(pieces_.size(), Status::kPeerLost) {
+      of_pieces_(pieces_.size(), Status::kPeerLost),
+      unpacked_(keys_.size(), Unpacked::kNotYet) {
   for (size_t i = 0; i < pieces_.size(); ++i)
     lengths_[i / n_pieces_] += static_cast<uint64_t>(pieces_[i].nbytes);
   for (const uint64_t length : lengths_) nbytes_ += length;
@@ -180,6 +181,7 @@ const std::vector<FetchBatch::Owner>& FetchBatch::group_by_owner(uint64_t own_ke
     });
     if (owner == owners_.end()) owner = owners_.insert(owner, Owner{location.owner, location.boot, {}, {}});
     owner->pages.push_back(page);
+    unpacked_[page] = Unpacked::kNotYet;
     uint64_t before = 0;
     for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
       const bool is_read = read_part(page, i, before).nbytes > 0;
@@ -195,25 +197,56 @@ const std::vector<FetchBatch::Owner>& FetchBatch::group_by_owner(uint64_t own_ke
   return owners_;
 }
 
-FetchBatch::Plan FetchBatch::plan(const Owner& owner, int32_t leg, int64_t base) const {
-  Plan plan;
-  plan.spans.reserve(owner.pages.size() * n_pieces_);
-  plan.words.reserve(owner.pages.size() * n_pieces_);
+// Calls `take(first, end, to, remote)` for each span that a leg reads: the pieces [first, end) that it is
+// for, where it goes, and where it comes from. What is unpacked where it lies goes nowhere by itself.
+template <typename Take>
+void FetchBatch::each_span(const Owner& owner, const Leg& leg, const Take& take) const {
   for (const size_t page : owner.pages) {
-    const Location& location = locations_[page];
-    uint64_t remote = location.offset;  // off the wire: it may be anything, and wrap
+    const size_t first = page * n_pieces_, end = first + n_pieces_;
+    uint64_t remote = locations_[page].offset;  // off the wire: it may be anything, and wrap
+    if (is_unpacked_lent(page, leg)) {
+      take(first, end, Piece{0, static_cast<int64_t>(packed_nbytes(locations_[page]))}, remote);
+      continue;
+    }
     uint64_t before = 0;
-    for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
+    for (size_t i = first; i < end; ++i) {
       const Piece part = read_part(page, i, before);
       before += static_cast<uint64_t>(pieces_[i].nbytes);
-      if (memory_of_[i] == leg && part.nbytes > 0) {
-        plan.spans.push_back({part.address - base, static_cast<int64_t>(remote), part.nbytes});
-        plan.words.push_back({location.word_offset, word_value(location)});
-      }
+      if (memory_of_[i] == leg.memory && part.nbytes > 0) take(i, i + 1, part, remote);
       remote += static_cast<uint64_t>(part.nbytes);
     }
   }
+}
+
+// Where a page lies in several memories, a leg keeps only one of them open.
+bool FetchBatch::is_unpacked_lent(size_t page, const Leg& leg) const {
+  if (!leg.is_lent || packed_nbytes(locations_[page]) == 0) return false;
+  const auto first = memory_of_.begin() + static_cast<ptrdiff_t>(page * n_pieces_);
+  return std::all_of(first, first + static_cast<ptrdiff_t>(n_pieces_),
+                     [&](int32_t memory) { return memory == leg.memory; });
+}
+
+FetchBatch::Plan FetchBatch::plan(const Owner& owner, const Leg& leg, int64_t base) const {
+  Plan plan;
+  plan.spans.reserve(owner.pages.size() * n_pieces_);
+  plan.words.reserve(owner.pages.size() * n_pieces_);
+  bool has_unpacked = false;
+  each_span(owner, leg, [&](size_t first, size_t end, const Piece& to, uint64_t remote) {
+    const size_t page = first / n_pieces_;
+    const bool is_unpacked = is_unpacked_lent(page, leg);
+    has_unpacked = has_unpacked || is_unpacked;
+    plan.spans.push_back({is_unpacked ? 0 : to.address - base, static_cast<int64_t>(remote), to.nbytes});
+    plan.words.push_back({locations_[page].word_offset, word_value(locations_[page])});
+    if (leg.is_lent) plan.unpacked.push_back(is_unpacked ? page : Takes::kCopied);
+  });
+  if (!has_unpacked) plan.unpacked.clear();
   return plan;
+}
+
+void FetchBatch::unpack_lent(size_t page, const uint8_t* from) {
+  const codec::Bytes bytes{&pieces_[page * n_pieces_], n_pieces_};
+  const bool is_good = codec::unpack_shared(from, packed_nbytes(locations_[page]), bytes);
+  unpacked_[page] = is_good ? Unpacked::kDone : Unpacked::kFailed;
 }
 
 // What of a piece the owner's bytes are read into, if `before` bytes of the page lie in pieces before it: all
@@ -228,16 +261,13 @@ Piece FetchBatch::read_part(size_t page, size_t piece, uint64_t before) const {
   return {pieces_[piece].address + static_cast<int64_t>(whole - n), static_cast<int64_t>(n)};
 }
 
-Status FetchBatch::land(const Owner& owner, int32_t leg, const std::vector<Status>& statuses) {
+Status FetchBatch::land(const Owner& owner, const Leg& leg, const std::vector<Status>& statuses) {
   size_t next = 0;
-  for (const size_t page : owner.pages) {
-    uint64_t before = 0;
-    for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
-      const bool is_read = read_part(page, i, before).nbytes > 0;
-      before += static_cast<uint64_t>(pieces_[i].nbytes);
-      if (memory_of_[i] == leg && is_read && next < statuses.size()) of_pieces_[i] = statuses[next++];
-    }
-  }
+  each_span(owner, leg, [&](size_t first, size_t end, const Piece&, uint64_t) {
+    if (next == statuses.size()) return;
+    std::fill(of_pieces_.begin() + static_cast<ptrdiff_t>(first),
+              of_pieces_.begin() + static_cast<ptrdiff_t>(end), statuses[next++]);
+  });
   return statuses.empty() ? Status::kOk : *std::max_element(statuses.begin(), statuses.end());
 }
 
@@ -265,12 +295,15 @@ FetchBatch::Taken FetchBatch::settle(const Owner& owner, bool check_sums, const 
 }
 
 // Unpacks what came packed and is proven: its words were loaded, so that nobody else writes to these bytes
-// any more. What can't be unpacked, or not in time, is missed.
+// any more. What can't be unpacked, or not in time, is missed; so is what was proven and could not be
+// unpacked where it lay.
 void FetchBatch::unpack(const Owner& owner, const Deadline& deadline) {
   std::vector<size_t> pages;
   uint64_t nbytes = 0;
   for (const size_t page : owner.pages) {
     if (packed_nbytes(locations_[page]) == 0 || worst_of(page) != Status::kOk) continue;
+    if (unpacked_[page] == Unpacked::kFailed) miss(page, kUnreadable);
+    if (unpacked_[page] != Unpacked::kNotYet) continue;
     pages.push_back(page);
     nbytes += lengths_[page];
   }

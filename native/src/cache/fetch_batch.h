@@ -19,7 +19,8 @@
 
 namespace p2pkv {
 
-// Used by one thread. Local memory is written by `take_own` and by the reads of the plans only.
+// Used by one thread, but for `unpack_lent`. Local memory is written by `take_own`, by the reads of the plans
+// and by unpacking what these brought.
 class FetchBatch {
  public:
   // Why a page was missed, as counted by `misses`.
@@ -46,7 +47,8 @@ class FetchBatch {
   };
   struct Plan {
     std::vector<Span> spans;
-    std::vector<Word> words;  // one a span
+    std::vector<Word> words;       // one a span
+    std::vector<size_t> unpacked;  // Takes::tags: the page that a span is unpacked to; empty if none is lent
   };
   struct Taken {
     size_t n_pages = 0;
@@ -85,10 +87,18 @@ class FetchBatch {
   // stale: the own pool did not have them. So are those whose word can't prove anything. Those still cold are
   // missed.
   const std::vector<Owner>& group_by_owner(uint64_t own_key);
+  // One of an owner's legs. `is_lent`: its transport lends, so that packed pages are unpacked where they lie.
+  struct Leg {
+    int32_t memory;
+    bool is_lent = false;
+  };
   // `base`: where the leg's memory begins.
-  Plan plan(const Owner& owner, int32_t leg, int64_t base) const;
+  Plan plan(const Owner& owner, const Leg& leg, int64_t base) const;
+  // Unpacks a page, one of `Plan::unpacked`, out of memory that its owner may be writing to. Called by any
+  // thread while the plan is read, once for a page.
+  void unpack_lent(size_t page, const uint8_t* from);
   // Takes what became of the spans of a plan; returns the worst of it.
-  Status land(const Owner& owner, int32_t leg, const std::vector<Status>& statuses);
+  Status land(const Owner& owner, const Leg& leg, const std::vector<Status>& statuses);
   // Counts an owner's pages as hits if all their pieces are OK and, if asked for, their checksum is right.
   // What came packed is unpacked first, until the deadline.
   Taken settle(const Owner& owner, bool check_sums, const Deadline& deadline);
@@ -114,6 +124,8 @@ class FetchBatch {
 
  private:
   enum class State : uint8_t { kUnlocated, kLocated, kSettled };
+  // What became of a page that came packed, as far as its reads know.
+  enum class Unpacked : uint8_t { kNotYet, kDone, kFailed };
 
   PageBatch as_page_batch() const { return {n_pages(), n_pieces_, keys_.data(), pieces_.data()}; }
   void unpack(const Owner& owner, const Deadline& deadline);
@@ -121,6 +133,9 @@ class FetchBatch {
   void fail(size_t page, Status status);
   void miss(size_t page, Miss why);
   Piece read_part(size_t page, size_t piece, uint64_t before) const;
+  bool is_unpacked_lent(size_t page, const Leg& leg) const;
+  template <typename Take>
+  void each_span(const Owner& owner, const Leg& leg, const Take& take) const;
   bool has_right_checksum(size_t page) const;
 
   const Stopwatch stopwatch_;
@@ -137,6 +152,7 @@ class FetchBatch {
   std::vector<uint8_t> hits_;
   std::vector<uint8_t> miss_kinds_;  // of those that are no hits
   std::vector<Status> of_pieces_;
+  std::vector<Unpacked> unpacked_;
   std::vector<Owner> owners_;
 };
 

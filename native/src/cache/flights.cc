@@ -155,7 +155,7 @@ void Flights::board(double timeout) {
 bool Flights::land(Flight& flight) {
   flight.transfer->wait(std::max(0.0, seconds_left()));
   const FetchBatch::Owner& owner = *flight.owner;
-  const Status worst = batch_.land(owner, owner.legs[flight.leg], flight.transfer->statuses());
+  const Status worst = batch_.land(owner, leg_of(flight), flight.transfer->statuses());
   if (++flight.leg < owner.legs.size() && !ends_endpoint(worst)) {
     read_leg(flight);
     return false;
@@ -172,14 +172,27 @@ bool Flights::land(Flight& flight) {
   return true;
 }
 
+FetchBatch::Leg Flights::leg_of(const Flight& flight) {
+  return {flight.owner->legs[flight.leg], flight.connection->endpoint->lender() != nullptr};
+}
+
 // Starts reading those pieces of an owner's pages that lie in one registered memory.
 void Flights::read_leg(Flight& flight) {
-  const int32_t leg = flight.owner->legs[flight.leg];
-  const LocalMemory& memory = memories_.at(static_cast<size_t>(leg));
+  const FetchBatch::Leg leg = leg_of(flight);
+  const LocalMemory& memory = memories_.at(static_cast<size_t>(leg.memory));
   FetchBatch::Plan plan = batch_.plan(*flight.owner, leg, memory.address);
   const Connection& connection = *flight.connection;
-  flight.transfer = connection.endpoint->read(memory.regions.at(connection.way), connection.remote,
-                                              std::move(plan.spans), std::move(plan.words));
+  std::shared_ptr<MemoryRegion> local = memory.regions.at(connection.way);
+  if (plan.unpacked.empty()) {
+    flight.transfer = connection.endpoint->read(std::move(local), connection.remote, std::move(plan.spans),
+                                                std::move(plan.words));
+    return;
+  }
+  // The batch outlives the transfer: what is not over when a flight ends is called off.
+  Takes takes{std::move(plan.unpacked),
+              [this](size_t page, const uint8_t* from) { batch_.unpack_lent(page, from); }};
+  flight.transfer = connection.endpoint->lender()->lend(
+      std::move(local), connection.remote, std::move(plan.spans), std::move(plan.words), std::move(takes));
 }
 
 double Flights::seconds_left() const {

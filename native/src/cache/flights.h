@@ -59,6 +59,7 @@ class Flights {
   void land_all();
   // Waits for a flight's leg, and goes on with its next one; true if that was the last.
   bool land(Flight& flight);
+  static FetchBatch::Leg leg_of(const Flight& flight);
   void read_leg(Flight& flight);
   double seconds_left() const;
 

@@ -20,6 +20,7 @@ struct Reads {
   std::vector<Span> spans;
   std::vector<Word> words;  // empty, or one per span
   std::vector<Status> statuses;
+  Takes takes;  // of a transport that lends
 };
 
 // One batch of reads. Its bytes are moved by the threads that call done(), advance() and wait(), one at a
@@ -48,6 +49,7 @@ class Batch : public Transfer {
       : local_(std::move(reads.local)),
         spans_(std::move(reads.spans)),
         words_(std::move(reads.words)),
+        takes_(std::move(reads.takes)),
         statuses_(std::move(reads.statuses)) {}
 
   // Moves bytes until `deadline`, or without blocking if it is null. True once every span has settled; false
@@ -64,6 +66,7 @@ class Batch : public Transfer {
   const std::shared_ptr<RegisteredRegion> local_;
   const std::vector<Span> spans_;
   const std::vector<Word> words_;  // empty, or one per span
+  const Takes takes_;              // of a transport that lends
   std::vector<Status> statuses_;   // written by the driving thread, and by helpers for their own spans
 
  private:

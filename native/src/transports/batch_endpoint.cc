@@ -31,12 +31,21 @@ bool BatchEndpoint::bind(std::string_view remote, std::string* error) {
 std::shared_ptr<Transfer> BatchEndpoint::read(std::shared_ptr<MemoryRegion> local,
                                               std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
                                               std::vector<Word> words) {
+  return post(std::move(local), std::move(remote), {nullptr, std::move(spans), std::move(words), {}, {}});
+}
+
+// `reads` without its local memory and statuses.
+std::shared_ptr<Transfer> BatchEndpoint::post(std::shared_ptr<MemoryRegion> local,
+                                              std::shared_ptr<RemoteRegion> remote, Reads reads) {
+  const std::vector<Span>& spans = reads.spans;
+  const std::vector<Word>& words = reads.words;
   auto registered = std::dynamic_pointer_cast<RegisteredRegion>(local);
   auto attached = std::dynamic_pointer_cast<AttachedRegion>(remote);
   const bool is_well_formed =
       registered && attached && attached->endpoint == this && (words.empty() || words.size() == spans.size());
   if (!is_well_formed) return all_settled(spans.size(), Status::kOutOfRange);
-  auto statuses = screen_spans(spans, words, registered->nbytes(), attached->nbytes());
+  std::vector<Status>& statuses = reads.statuses;
+  statuses = screen_spans(spans, words, registered->nbytes(), attached->nbytes());
 
   const bool has_work = std::find(statuses.begin(), statuses.end(), Status::kPending) != statuses.end();
   if (!has_work) return std::make_shared<SettledTransfer>(std::move(statuses));
@@ -56,8 +65,8 @@ std::shared_ptr<Transfer> BatchEndpoint::read(std::shared_ptr<MemoryRegion> loca
     }
     return std::make_shared<SettledTransfer>(std::move(statuses));
   }
-  batch = make_batch(std::move(attached),
-                     {std::move(registered), std::move(spans), std::move(words), std::move(statuses)});
+  reads.local = std::move(registered);
+  batch = make_batch(std::move(attached), std::move(reads));
   active_ = batch;
   batch->start();
   return batch;

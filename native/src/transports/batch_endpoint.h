@@ -42,6 +42,9 @@ class BatchEndpoint : public Endpoint {
   void sever();
 
  protected:
+  std::shared_ptr<Transfer> post(std::shared_ptr<MemoryRegion> local, std::shared_ptr<RemoteRegion> remote,
+                                 Reads reads);
+
   // All called with mutex_ held; none blocks.
   // This end's half of the handshake; empty if it can't be made. Asked for once, before take_half().
   virtual std::string make_half() = 0;

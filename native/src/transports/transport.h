@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -54,6 +55,30 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   virtual const std::vector<Status>& statuses() const = 0;
 };
 
+// Spans that are taken where they lie in the peer's memory, instead of being copied into local memory.
+struct Takes {
+  static constexpr size_t kCopied = SIZE_MAX;
+
+  std::vector<size_t> tags;  // by span; kCopied: it is not taken. Empty: none is
+  // Takes the bytes of the span with this tag, which may change meanwhile, by ordinary loads. Called once for
+  // a span, by the thread that drives the transfer or a helper of its copies. What it makes counts only if
+  // the span becomes kOk: its word is loaded afterwards.
+  std::function<void(size_t tag, const uint8_t* from)> take;
+
+  bool is_taken(size_t span) const { return !tags.empty() && tags[span] != kCopied; }
+};
+
+// What an endpoint is, beside the rest, if it maps its peer's memory.
+class Lender {
+ public:
+  virtual ~Lender() = default;
+  // As BoundEndpoint::read, but for the spans that are taken. These are looked at in `local` as all are, and
+  // it stays open while they are taken, so that `take` may write to it.
+  virtual std::shared_ptr<Transfer> lend(std::shared_ptr<MemoryRegion> local,
+                                         std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
+                                         std::vector<Word> words, Takes takes) = 0;
+};
+
 // What a batch needs of an endpoint, once its handshake is over. One transfer at a time.
 class BoundEndpoint {
  public:
@@ -62,6 +87,8 @@ class BoundEndpoint {
   virtual std::shared_ptr<Transfer> read(std::shared_ptr<MemoryRegion> local,
                                          std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
                                          std::vector<Word> words) = 0;
+  // Null if it doesn't lend.
+  virtual Lender* lender() { return nullptr; }
   // Whether a new one would be better: it goes on working, but not over every way that there is.
   virtual bool is_worn() { return false; }
   // Settles what is pending as kCanceled; when it returns, nothing writes to local memory. Idempotent.

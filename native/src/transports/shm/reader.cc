@@ -84,6 +84,13 @@ std::shared_ptr<RemoteRegion> ShmEndpoint::attach(std::string_view region, std::
   return remote;
 }
 
+std::shared_ptr<Transfer> ShmEndpoint::lend(std::shared_ptr<MemoryRegion> local,
+                                            std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
+                                            std::vector<Word> words, Takes takes) {
+  return post(std::move(local), std::move(remote),
+              {nullptr, std::move(spans), std::move(words), {}, std::move(takes)});
+}
+
 ShmEndpoint::Progress ShmEndpoint::poll_mapping(ShmRemoteRegion& region,
                                                 std::shared_ptr<ReadOnlyMapping>* mapping) {
   const std::lock_guard lock(mutex_);
@@ -248,9 +255,10 @@ uint64_t ShmBatch::cut_parts(uint64_t nbytes) {
     if (statuses_[i] != Status::kPending) continue;
     const auto length = static_cast<uint64_t>(spans_[i].length);
     do {
-      parts_.push_back({i, offset, std::min({kPartBytes, left, length - offset})});
+      const uint64_t rest = length - offset;
+      parts_.push_back({i, offset, takes_.is_taken(i) ? rest : std::min({kPartBytes, left, rest})});
       offset += parts_.back().nbytes;
-      left -= parts_.back().nbytes;
+      left -= std::min(left, parts_.back().nbytes);
     } while (offset < length && left > 0 && parts_.size() < kSliceParts);
   }
   if (parts_.empty()) next_ = spans_.size();
@@ -259,6 +267,7 @@ uint64_t ShmBatch::cut_parts(uint64_t nbytes) {
 
 void ShmBatch::copy_part(const Part& part) {
   const Span& span = spans_[part.span];
+  if (takes_.is_taken(part.span)) return takes_.take(takes_.tags[part.span], mapping_->base() + span.remote);
   copy_bytes(local_->base() + span.local + part.offset, mapping_->base() + span.remote + part.offset,
              part.nbytes);
 }

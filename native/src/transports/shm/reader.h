@@ -33,12 +33,15 @@ struct ShmHome {
 
 // The connection is made and the regions are asked for without blocking, in bind() and attach(); the replies
 // are taken when the first read needs them. After that the socket only tells whether the owner lives.
-class ShmEndpoint final : public BatchEndpoint {
+class ShmEndpoint final : public BatchEndpoint, public Lender {
  public:
   explicit ShmEndpoint(ShmHome home);
   ~ShmEndpoint() override { close(); }
 
   std::shared_ptr<RemoteRegion> attach(std::string_view region, std::string* error) override;
+  Lender* lender() override { return this; }
+  std::shared_ptr<Transfer> lend(std::shared_ptr<MemoryRegion> local, std::shared_ptr<RemoteRegion> remote,
+                                 std::vector<Span> spans, std::vector<Word> words, Takes takes) override;
 
   enum class Progress { kReady, kWaiting, kRefused, kLost };
   // Connects, asks and takes replies as far as possible without blocking; the mapping, if it is there by now.
@@ -82,7 +85,7 @@ class ShmBatch final : public Batch {
   void quiesce() override { mapping_.reset(); }  // copies have ended; the peer's memory is let go of at once
 
  private:
-  // Some bytes of a span, copied in one go.
+  // Some bytes of a span, copied in one go; all of one that is taken.
   struct Part {
     size_t span;
     uint64_t offset;
