@@ -298,7 +298,8 @@ class Metrics:
         self.unpublished_pages = self._counter(
             "p2pkv_unpublished_pages", "Pages that could not be published", "reason"
         )
-        """``reason``: no_room, no_directory, timed_out, epoch; device, not copied from it or not in time."""
+        """``reason``: no_room, no_directory, timed_out, epoch; changed, while it was packed; device, not copied from it or
+        not in time."""
         self.prefetched_pages = self._counter(
             "p2pkv_prefetched_pages", "Pages of prefetches and of hand-overs from others", "outcome"
         )
@@ -376,7 +377,7 @@ class Metrics:
         self._children: dict[tuple[Counter, str], Counter] = {}
         for counter, values in (
             (self.missed_pages, (*MISSES, "device")),
-            (self.unpublished_pages, ("no_room", "no_directory", "timed_out", "epoch", "device")),
+            (self.unpublished_pages, ("no_room", "no_directory", "timed_out", "epoch", "changed", "device")),
             (self.staged_bytes, ("to_device", "to_host")),
             (self.looked_up_pages, ("own_shard", "peers", "earlier_owners")),
             (self.prefetched_pages, PREFETCH_OUTCOMES),

@@ -126,7 +126,7 @@ class PageCache:
     def _publish(self, call: PageCall, deadline: float, began: float) -> Outcomes:
         if call.device_of is not None:
             return self._publish_from_device(call, deadline, began)
-        outcomes, n_readable, nbytes, n_late, may_be_gone = self._directory.publish(
+        outcomes, n_readable, nbytes, n_late, n_changed, may_be_gone = self._directory.publish(
             self._pool,
             call.ids,
             call.pieces,
@@ -139,7 +139,9 @@ class PageCache:
         if may_be_gone and self._tier is not None:
             self._recheck_evicted(self._tier, call.ids)
         n_published = int(np.count_nonzero(outcomes))
-        self._metrics.count(self._metrics.unpublished_pages, "no_room", n_pages - n_readable - n_late)
+        n_no_room = n_pages - n_readable - n_late - n_changed
+        self._metrics.count(self._metrics.unpublished_pages, "no_room", n_no_room)
+        self._metrics.count(self._metrics.unpublished_pages, "changed", n_changed)
         self._metrics.count(self._metrics.unpublished_pages, "timed_out", n_late)
         self._metrics.count(self._metrics.unpublished_pages, "no_directory", n_readable - n_published)
         self._metrics.published_pages.inc(n_published)
@@ -160,7 +162,9 @@ class PageCache:
             self._recheck_evicted(self._tier, call.ids)
         n_published = int(np.count_nonzero(outcomes))
         n_failed = int(np.count_nonzero(statuses == PoolStatus.NOT_TRIED))
-        n_no_room = len(statuses) - n_readable - n_failed
+        n_changed = int(np.count_nonzero(statuses == PoolStatus.CHANGED))
+        n_no_room = len(statuses) - n_readable - n_failed - n_changed
+        self._metrics.count(self._metrics.unpublished_pages, "changed", n_changed)
         self._metrics.count(self._metrics.unpublished_pages, "device", n_failed)
         self._metrics.count(self._metrics.unpublished_pages, "no_room", n_no_room)
         self._metrics.count(self._metrics.unpublished_pages, "no_directory", n_readable - n_published)

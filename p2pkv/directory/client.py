@@ -47,6 +47,8 @@ class Told(NamedTuple):
     """Copied, of pages that were stored."""
     n_late: int
     """Not copied, for want of time."""
+    n_changed: int
+    """Not stored, because they changed while they were packed."""
     may_be_gone: bool
     """Whether some of them may have left the pool while the directory was told of them."""
 
@@ -232,7 +234,7 @@ class DirectoryClient:
         publishing = _native.Publishing(route.table, lines.owners, lines.channels)
         is_usable = None
         try:
-            n_readable, nbytes, n_late, is_usable = publishing.run(
+            n_readable, nbytes, n_late, n_changed, is_usable = publishing.run(
                 pool.native,
                 keys,
                 pieces,
@@ -255,7 +257,8 @@ class DirectoryClient:
             # The owners may be others now, and what was put again because it moved was not these pages: they were not
             # in the pool yet.
             is_told |= self._put_resident(pool, keys, deadline)
-        return Told(is_told, n_readable, nbytes, n_late, publishing.has_lost(pool.native))
+        may_be_gone = publishing.has_lost(pool.native)
+        return Told(is_told, n_readable, nbytes, n_late, n_changed, may_be_gone)
 
     def _put_resident(self, pool: Pool, keys: Keys, deadline: float) -> NDArray[np.uint8]:
         """Put where those of the pages lie that are in the pool; 1 for those an owner acknowledged."""

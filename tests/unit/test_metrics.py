@@ -93,7 +93,7 @@ def test_every_labelled_series_is_there_before_anything_has_happened() -> None:
         found = _samples(_scrape(node)[1])
     for reason in (*MISSES, "device"):
         assert found["p2pkv_missed_pages_total", (("reason", reason),)] == 0
-    for reason in ("no_room", "no_directory", "timed_out", "epoch", "device"):
+    for reason in ("no_room", "no_directory", "timed_out", "epoch", "changed", "device"):
         assert found["p2pkv_unpublished_pages_total", (("reason", reason),)] == 0
     for source in ("own_pool", "disk", "shm", "tcp"):
         assert found["p2pkv_fetched_pages_total", (("source", source),)] == 0

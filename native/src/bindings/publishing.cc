@@ -33,9 +33,10 @@ std::vector<bool> as_flags(const std::vector<uint8_t>& flags) {
   return {flags.begin(), flags.end()};
 }
 
-// Returns the pages that can be read now, the bytes that were copied, and the pages that there was no time
-// for. With `patience` it takes the answers as well, and returns which channels can be used again; else None.
-std::tuple<size_t, uint64_t, size_t, std::optional<std::vector<bool>>> run(
+// Returns the pages that can be read now, the bytes that were copied, the pages that there was no time for,
+// and those that changed meanwhile. With `patience` it takes the answers as well, and returns which channels
+// can be used again; else None.
+std::tuple<size_t, uint64_t, size_t, size_t, std::optional<std::vector<bool>>> run(
     Publishing& self, Pool& pool, const KeyArray& keys, const PieceArray& pieces, Shard& own,
     Sequences& sequences, Tier* tier, double timeout, std::optional<double> patience) {
   const PageBatch batch = require_batch(&keys, pieces);
@@ -50,7 +51,7 @@ std::tuple<size_t, uint64_t, size_t, std::optional<std::vector<bool>>> run(
       is_usable = as_flags(self.end(patient));
     }
   }
-  return {self.n_readable(), self.stored_bytes(), self.n_late(), is_usable};
+  return {self.n_readable(), self.stored_bytes(), self.n_late(), self.n_changed(), is_usable};
 }
 
 void wait_published(Publishing& self, double timeout, double patience) {

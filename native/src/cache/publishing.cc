@@ -27,6 +27,7 @@ void Publishing::run(Pool& pool, const PageBatch& batch, Shard& own, Sequences& 
     n_readable_ += is_readable ? 1 : 0;
     stored_bytes_ += is_stored ? locations[i].length : 0;
     n_late_ += statuses[i] == PoolStatus::kTimedOut ? 1 : 0;
+    n_changed_ += statuses[i] == PoolStatus::kChanged ? 1 : 0;
   }
   ask_ = std::make_unique<AskBatch>(batch.keys, n, is_left_out.data(), ring_);
   // first the peers, who then work while the own shard does

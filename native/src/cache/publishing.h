@@ -33,11 +33,12 @@ class Publishing {
   bool is_waiting() const { return exchange_->is_any_waiting(); }
   std::vector<uint8_t> end(const Deadline& patience);
 
-  // What `run` has seen: pages that can be read now, stored or found, the bytes that were copied, and
-  // the pages that there was no time for.
+  // What `run` has seen: pages that can be read now, stored or found, the bytes that were copied, the pages
+  // that there was no time for, and those that changed while they were packed.
   size_t n_readable() const { return n_readable_; }
   uint64_t stored_bytes() const { return stored_bytes_; }
   size_t n_late() const { return n_late_; }
+  size_t n_changed() const { return n_changed_; }
   // Whether a page that `run` found or stored may be gone from the pool by now.
   bool has_lost(Pool& pool) const { return pool.n_hidden() != n_hidden_; }
   // Who was asked and who has answered. Nobody is asked of pages that are not there.
@@ -51,6 +52,7 @@ class Publishing {
   size_t n_readable_ = 0;
   uint64_t stored_bytes_ = 0;
   size_t n_late_ = 0;
+  size_t n_changed_ = 0;
   uint64_t n_hidden_ = 0;
   std::vector<wire::PutEntry> entries_;
   std::unique_ptr<AskBatch> ask_;
