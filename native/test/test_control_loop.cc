@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/checksum.h"
 #include "check.h"
 #include "control/control_loop.h"
 #include "keys.h"
@@ -154,6 +155,46 @@ TEST(control_loop_says_when_the_shard_is_full) {
   }
   CHECK(status_of(client.ask(Kind::kPut, p2pkv::wire::kMaxEntries, body)) == ReplyStatus::kFull);
   CHECK(status_of(client.ask(Kind::kProbe, 1, {})) == ReplyStatus::kOk);
+}
+
+// However many pages somebody takes back, whoever else asks is answered meanwhile.
+TEST(control_loop_answers_others_while_many_guests_go) {
+  constexpr uint64_t kSource = 77, kLog = 9;
+  constexpr size_t kGuests = 65536;
+  Served served("guests");
+  p2pkv::PoolOptions options{};
+  options.nbytes = kGuests * 64;
+  options.granule = 64;
+  std::string error;
+  const auto pool = p2pkv::Pool::create(options, &error);
+  const auto guests = std::make_shared<p2pkv::Guests>(pool, std::make_shared<p2pkv::NamespaceEpochs>());
+  guests->followed(kSource, {kLog, 0});
+  const std::vector<uint8_t> bytes(64, 0x5a);
+  Location at{};
+  at.length = bytes.size();
+  at.checksum = p2pkv::checksum(bytes.data(), bytes.size());
+  std::vector<p2pkv::Key> keys;
+  for (uint64_t name = 0; name < kGuests; ++name) keys.push_back(key_of(name));
+  const std::vector<int64_t> addresses(kGuests, reinterpret_cast<int64_t>(bytes.data()));
+  const std::vector<p2pkv::Origin> origins(kGuests, p2pkv::Origin{kSource, {kLog, 0}});
+  std::vector<Location> locations(kGuests, at);
+  std::vector<p2pkv::StoreStatus> statuses(kGuests);
+  guests->store(keys.data(), addresses.data(), origins.data(), kGuests, 0, locations.data(), statuses.data());
+  CHECK_EQ(guests->stats().pages, kGuests);
+  served.loop.serve_guests(guests);
+  Client client(served.context, served.address);
+  const p2pkv::TakeBack told{kSource, kLog, 0, 1, 1};
+  client.send(Client::pack(Kind::kTakeBack, 1, 0, bytes_of(told)));
+  client.send(Client::pack(Kind::kProbe, 2, 1, {}));
+  const auto first = client.receive();
+  CHECK(status_of(first) == ReplyStatus::kOk);
+  CHECK_EQ(first->header.request_id, 2u);
+  const auto second = client.receive();
+  CHECK(status_of(second) == ReplyStatus::kOk);
+  CHECK_EQ(second->header.request_id, 1u);
+  CHECK_EQ(guests->stats().pages, 0u);
+  CHECK_EQ(pool->stats().pages, 0u);
+  served.loop.serve_guests(nullptr);
 }
 
 TEST(control_loop_answers_no_one_before_it_is_announced_and_after_it_withdrew) {

@@ -29,8 +29,8 @@ Members = Callable[[], Mapping[int, Member]]
 _LOOK_S = 0.05
 """How often who waits for answers looks whether he waits for somebody who is a member no more."""
 _YOUNG_S = 5.0
-"""For so long after its start a node tells every member what it takes back: those who hold pages of its earlier run
-follow it only when they have met it."""
+"""For so long after it has met a member a node tells it what it takes back: one that holds pages of this node's earlier
+run, or was forgotten while it was away, follows it only when it has met it as well."""
 
 
 class StoreStatus(IntEnum):
@@ -128,10 +128,18 @@ class Followers:
         self._client = client
         self._members = members
         self._metrics = metrics
-        self._young_until = time.monotonic() + _YOUNG_S
+        self._meeting = threading.Lock()  # guards what follows
+        self._met: dict[int, float] = {}  # since when each member has been one, as this node was told
         # Held while followers are told, so that they hear in the order of the numbers. One that hears of a later one
         # first takes a word for lost, and loses more than it need.
         self._telling = threading.Lock()
+
+    def view_changed(self) -> None:
+        """Take note of who has come; forget those who have been away for a minute."""
+        members, now = self._members(), time.monotonic()
+        with self._meeting:
+            self._met = {key: self._met.get(key, now) for key in members}
+        self._native.forget_absent(list(members), time.monotonic_ns())
 
     def tell(self, ids: Keys | None, deadline: float) -> None:
         """Tell who follows this node that it has taken these pages back, or all of them; they are gone here already.
@@ -150,8 +158,8 @@ class Followers:
         # Counted first: who follows from now on reads nothing of what is gone.
         log, number = self._native.count_taken_back()
         members = self._members()
-        keys = self._native.followers() if time.monotonic() > self._young_until else members
-        waiting = {index: members[key] for index, key in enumerate(key for key in keys if key in members)}
+        keys = {*self._native.followers(), *self._young(members)} & members.keys()
+        waiting = {index: members[key] for index, key in enumerate(keys)}
         body, count = TAKE_BACK.pack(self._own_key, log, number - 1, number, ids is None), 0
         if ids is not None:
             body, count = body + ids.tobytes(), len(ids)
@@ -166,6 +174,11 @@ class Followers:
                 elif self._n_present(waiting) == 0:
                     break
         return self._n_present(waiting)
+
+    def _young(self, members: Mapping[int, Member]) -> list[int]:
+        since = time.monotonic() - _YOUNG_S
+        with self._meeting:
+            return [key for key in members if self._met.get(key, since) >= since]
 
     def _n_present(self, waiting: Mapping[int, Member]) -> int:
         """Return how many of them are members still, as they were."""

@@ -124,6 +124,10 @@ class CacheParts:
         epochs.take_back_from(self.pool.native, None if self.tier is None else self.tier.native)
         undo.callback(epochs.take_back_from, None, None)
         self._tell_events(boot, undo)
+        self.followers = Followers(
+            self._own_key, self.guests, self._control.client, self._members, self._metrics
+        )
+        self.followers.view_changed()
         self.cache = PageCache(
             namespace=self._namespace,
             pool=self.pool,
@@ -137,9 +141,7 @@ class CacheParts:
             devices=devices,
             tier=self.tier,
             guests=self.guests,
-            followers=Followers(
-                self._own_key, self.guests, self._control.client, self._members, self._metrics
-            ),
+            followers=self.followers,
             history=self._control.history,
         )
         undo.callback(self.cache.close)
@@ -244,6 +246,7 @@ class CacheParts:
         if self._is_serving:
             for member in gone:
                 self.cache.locations.drop_owner(node_key(member.node_id))
+            self.followers.view_changed()
             self.announcer.ring_changed()
 
     def rebooted(self, boot: int) -> None:

@@ -84,6 +84,7 @@ void bind_guests(nb::module_& m) {
           },
           Released())
       .def("followers", &Guests::followers, Released())
+      .def("forget_absent", &Guests::forget_absent, "members"_a, "now_ns"_a, Released())
       .def(
           "followed",
           [](Guests& self, uint64_t source, uint64_t log, uint64_t number) {

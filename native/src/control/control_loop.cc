@@ -272,8 +272,23 @@ void ControlLoop::take_back(const std::string& peer, const Header& header, wire:
   if (!told || !wire::take_records(body, header.count, &keys)) {
     return refuse(peer, header, ReplyStatus::kMalformed, "wrong length of a take back");
   }
-  if (const auto guests = this->guests()) guests->take_back(*told, keys.data(), keys.size());
-  send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, 0), {});
+  const auto guests = this->guests();
+  if (guests == nullptr) return send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, 0), {});
+  const uint64_t ticket = guests->take_back(*told, keys.data(), keys.size());
+  taking_back_.push_back({peer, header, guests, ticket});
+  go_on_taking_back();
+}
+
+// Takes a turn, and answers what is done by it. Between two turns everybody else is answered.
+void ControlLoop::go_on_taking_back() {
+  if (taking_back_.empty()) return;
+  taking_back_.front().guests->take_turn();
+  std::erase_if(taking_back_, [this](const TakingBack& one) {
+    if (!one.guests->has_gone(one.ticket)) return false;
+    send(one.peer, wire::make_reply(one.header, ReplyStatus::kOk, boot_, 0), {});
+    return true;
+  });
+  if (!taking_back_.empty()) thread_->wake();
 }
 
 void ControlLoop::explain(const std::string& peer, const Header& header, wire::Reader body) {
@@ -361,6 +376,7 @@ void ControlLoop::woken() {
   changed_.notify_all();
   lock.unlock();
   for (const Frames& frames : outgoing) thread_->send(frames);
+  go_on_taking_back();
 }
 
 void ControlLoop::set_view(std::string view, uint64_t digest) {

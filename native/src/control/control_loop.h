@@ -16,6 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "control/zmq_socket.h"
 #include "directory/server.h"
@@ -91,6 +92,13 @@ class ControlLoop {
     std::shared_ptr<Acceptor> acceptor;
     std::string regions;
   };
+  // A TAKE_BACK that is answered once what it names has gone.
+  struct TakingBack {
+    std::string peer;
+    wire::Header header;
+    std::shared_ptr<Guests> guests;
+    uint64_t ticket;
+  };
   struct Queue {
     std::deque<ControlEvent> events;
     bool woken = false;
@@ -117,6 +125,7 @@ class ControlLoop {
   void epochs(const std::string& peer, const wire::Header& header, wire::Reader body);
   void follow(const std::string& peer, const wire::Header& header, wire::Reader body);
   void take_back(const std::string& peer, const wire::Header& header, wire::Reader body);
+  void go_on_taking_back();
   std::shared_ptr<Guests> guests();
   void explain(const std::string& peer, const wire::Header& header, wire::Reader body);
   void queue(ControlEvent event);
@@ -127,6 +136,7 @@ class ControlLoop {
   std::atomic<uint64_t> boot_{0};  // 0: not announced
   const std::shared_ptr<Shard> shard_;
   const std::shared_ptr<NamespaceEpochs> epochs_;
+  std::vector<TakingBack> taking_back_;  // of the loop's thread
 
   std::mutex mutex_;  // guards everything below it
   std::condition_variable changed_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <random>
+#include <set>
 #include <utility>
 
 #include "base/checksum.h"
@@ -14,6 +15,9 @@ namespace {
 // Guests that are looked at together, whether the pool still has them: each second, and for every few that
 // are stored, so that those that were evicted are never many more than those that are there.
 constexpr size_t kLookedAt = 512;
+// Guests that are taken out before others are let in: 0.2 to 0.5 ms, as they are taken out of the pool as
+// well.
+constexpr size_t kGoAtOnce = 512;
 
 uint64_t random_log() {
   std::random_device random;
@@ -33,9 +37,9 @@ bool Guests::follow(uint64_t follower, const FollowedPage* pages, size_t n, uint
   std::vector<uint8_t> found(n);
   std::vector<Location> locations(n);
   for (size_t i = 0; i < n; ++i) keys[i] = pages[i].key;
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (followers_.count(follower) == 0 && followers_.size() >= kMostFollowers) return false;
-  followers_.insert(follower);
+  followers_[follower] = 0;
   *known = {log_, number_};
   pool_->lookup(keys.data(), n, found.data(), locations.data());
   for (size_t i = 0; i < n; ++i) {
@@ -46,52 +50,99 @@ bool Guests::follow(uint64_t follower, const FollowedPage* pages, size_t n, uint
 }
 
 TakenBack Guests::count_taken_back() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return {log_, ++number_};
 }
 
 std::vector<uint64_t> Guests::followers() {
-  const std::lock_guard lock(mutex_);
-  return {followers_.begin(), followers_.end()};
+  const Lock lock(mutex_);
+  std::vector<uint64_t> followers;
+  for (const auto& [follower, absent_since] : followers_) followers.push_back(follower);
+  return followers;
+}
+
+void Guests::forget_absent(const std::vector<uint64_t>& members, int64_t now_ns) {
+  const std::set<uint64_t> present(members.begin(), members.end());
+  const Lock lock(mutex_);
+  for (auto& [follower, absent_since] : followers_) {
+    if (present.count(follower) > 0) {
+      absent_since = 0;
+    } else if (absent_since == 0) {
+      absent_since = now_ns;
+    }
+  }
+  std::erase_if(followers_, [&](const auto& follower) {
+    return follower.second != 0 && now_ns - follower.second >= kForgetAfterNs;
+  });
 }
 
 // --- as a holder
 
 void Guests::followed(uint64_t source, TakenBack known) {
-  const std::lock_guard lock(mutex_);
-  Source& held = sources_[source];
-  if (held.n_pages == 0) {
-    const bool is_same = held.heard.log == known.log;
-    held = {{known.log, is_same ? std::max(held.heard.number, known.number) : known.number}};
-  } else if (held.heard.log != known.log) {
-    // It was restarted. What it has taken back since, nobody here has heard of.
-    if (known.number > 0) return lose(source, known);
-    held = {known, 0, held.n_pages};
-  } else if (known.number > held.heard.number) {
-    // Word of it may be on its way; if it still is at the next time, it was lost.
-    if (held.behind > held.heard.number) return lose(source, known);
-    held.behind = known.number;
+  {
+    const Lock lock(mutex_);
+    Source& held = sources_[source];
+    if (held.n_pages() == 0) {
+      const bool is_same = held.heard.log == known.log;
+      held = {{known.log, is_same ? std::max(held.heard.number, known.number) : known.number}};
+      return;
+    }
+    const bool is_other_run = held.heard.log != known.log;
+    if (is_other_run && known.number == 0) {
+      held.heard = known;
+      held.behind = 0;
+    } else if (is_other_run || (known.number > held.heard.number && held.behind > held.heard.number)) {
+      // What it has taken back since it was restarted, or since it was last asked, nobody here has heard of.
+      lose(source, known);
+    } else if (known.number > held.heard.number) {
+      held.behind =
+          known.number;  // word of it may be on its way; if it still is at the next time, it was lost
+    }
+  }
+  while (take_turn()) {
   }
 }
 
-void Guests::take_back(const TakeBack& told, const Key* keys, size_t n) {
-  const std::lock_guard lock(mutex_);
+uint64_t Guests::take_back(const TakeBack& told, const Key* keys, size_t n) {
+  const Lock lock(mutex_);
   const auto found = sources_.find(told.source);
-  if (found == sources_.end()) return;
-  Source& source = found->second;
-  const TakenBack known{told.log, told.number};
-  if (source.heard.log != told.log || told.before > source.heard.number) return lose(told.source, known);
-  std::vector<Key> those;
-  if (told.is_all != 0) {
-    those = keys_of(told.source);
-  } else {
-    std::copy_if(keys, keys + n, std::back_inserter(those), [&](const Key& key) {
-      const auto guest = guests_.find(key);
-      return guest != guests_.end() && guest->second.source == told.source;
-    });
+  const bool is_known = found != sources_.end();
+  if (is_known) {
+    const TakenBack& heard = found->second.heard;
+    if (heard.log != told.log || told.before > heard.number) {
+      lose(told.source, {told.log, told.number});
+    } else if (told.is_all != 0) {
+      let_go(&found->second);
+    }
+    found->second.heard.number = std::max(heard.number, told.number);
   }
+  std::vector<Key> those;
+  std::copy_if(keys, keys + n, std::back_inserter(those), [&](const Key& key) {
+    const auto guest = guests_.find(key);
+    return guest != guests_.end() && guest->second.group->source == told.source;
+  });
   n_taken_back_ += remove(those);
-  source.heard.number = std::max(source.heard.number, told.number);
+  return n_gone_ + going_.size();
+}
+
+bool Guests::take_turn() {
+  const Lock lock(mutex_);
+  mutex_.let_in();
+  if (!going_.empty()) {
+    std::list<Key>& keys = going_.front()->keys;
+    const size_t n = std::min(kGoAtOnce, keys.size());
+    n_taken_back_ += remove({keys.begin(), std::next(keys.begin(), static_cast<ptrdiff_t>(n))});
+    if (keys.empty()) {
+      going_.pop_front();
+      ++n_gone_;
+    }
+  }
+  return !going_.empty();
+}
+
+bool Guests::has_gone(uint64_t ticket) {
+  const Lock lock(mutex_);
+  return n_gone_ >= ticket;
 }
 
 void Guests::store(const Key* keys, const int64_t* addresses, const Origin* origins, size_t n, uint64_t epoch,
@@ -118,7 +169,7 @@ void Guests::store(const Key* keys, const int64_t* addresses, const Origin* orig
   std::vector<uint64_t> tickets(rows.size());
   std::vector<Location> where(rows.size());
   // Under one lock: who takes a page back either keeps it out, or finds it here afterwards.
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   for (size_t k = 0; k < rows.size(); ++k) {
     StoreStatus& status = statuses[rows[k]];
     if (status == StoreStatus::kStored && !may_store(origins[rows[k]], epoch))
@@ -139,8 +190,7 @@ void Guests::store(const Key* keys, const int64_t* addresses, const Origin* orig
     }
     locations[i] = where[k];
     forget(keys[i]);  // of one that was evicted before
-    guests_[keys[i]] = {origins[i].source, where[k].generation};
-    ++sources_[origins[i].source].n_pages;
+    add(keys[i], origins[i].source, where[k].generation);
     stored.push_back(keys[i]);
   }
   // The epoch is raised before pages are taken back: if it still is that one, these are among them.
@@ -153,13 +203,13 @@ void Guests::store(const Key* keys, const int64_t* addresses, const Origin* orig
 
 bool Guests::has(const Key& key, uint64_t generation) {
   if (!is_used_) return false;
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return is_guest(key, generation);
 }
 
 size_t Guests::take_out(const Key* keys, size_t n) {
   if (!is_used_) return 0;
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   std::vector<Key> those;
   std::copy_if(keys, keys + n, std::back_inserter(those),
                [this](const Key& key) { return guests_.count(key) > 0; });
@@ -167,16 +217,16 @@ size_t Guests::take_out(const Key* keys, size_t n) {
 }
 
 std::vector<uint64_t> Guests::sources() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   forget_evicted();
-  std::erase_if(sources_, [](const auto& source) { return source.second.n_pages == 0; });
+  std::erase_if(sources_, [](const auto& source) { return source.second.n_pages() == 0; });
   std::vector<uint64_t> out;
   for (const auto& [source, held] : sources_) out.push_back(source);
   return out;
 }
 
 Guests::Stats Guests::stats() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return {guests_.size(), n_taken_back_, n_sources_lost_};
 }
 
@@ -194,18 +244,16 @@ bool Guests::may_store(const Origin& origin, uint64_t epoch) const {
   return heard.log == origin.since.log && heard.number <= origin.since.number;
 }
 
-std::vector<Key> Guests::keys_of(uint64_t source) const {
-  std::vector<Key> keys;
-  for (const auto& [key, guest] : guests_) {
-    if (guest.source == source) keys.push_back(key);
-  }
-  return keys;
+void Guests::add(const Key& key, uint64_t source, uint64_t generation) {
+  std::unique_ptr<Group>& group = sources_[source].guests;
+  if (!group) group = std::make_unique<Group>(Group{source, {}});
+  guests_[key] = {generation, group.get(), group->keys.insert(group->keys.end(), key)};
 }
 
 void Guests::forget(const Key& key) {
   const auto found = guests_.find(key);
   if (found == guests_.end()) return;
-  --sources_[found->second.source].n_pages;
+  found->second.group->keys.erase(found->second.place);
   guests_.erase(found);
 }
 
@@ -242,10 +290,16 @@ size_t Guests::remove(const std::vector<Key>& keys) {
 }
 
 void Guests::lose(uint64_t source, TakenBack known) {
-  const size_t n = remove(keys_of(source));
-  n_taken_back_ += n;
-  n_sources_lost_ += n > 0 ? 1 : 0;
-  sources_[source] = {known};
+  Source& lost = sources_[source];
+  n_sources_lost_ += lost.n_pages() > 0 ? 1 : 0;
+  let_go(&lost);
+  lost.heard = known;
+  lost.behind = 0;
+}
+
+// All guests of a source are going from now on: nothing that is stored later is among them.
+void Guests::let_go(Source* source) {
+  if (source->n_pages() > 0) going_.push_back(std::move(source->guests));
 }
 
 }  // namespace p2pkv

@@ -8,13 +8,15 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <unordered_map>
 #include <vector>
 
+#include "base/polite_mutex.h"
 #include "page/location.h"
 #include "page/namespace_epochs.h"
 #include "pool/pool.h"
@@ -62,10 +64,15 @@ enum class StoreStatus : uint8_t {
 };
 
 // Thread-safe. Lock order: this one's mutex, then the pool's.
+//
+// Invariant: a guest is in the group of its source, or in one that is going: all of a source's that it took
+// back, of which some are taken out at a time, so that nobody waits for a million of them.
 class Guests {
  public:
   // Beyond it nobody new may follow this node: each is told of everything that is taken back.
   static constexpr size_t kMostFollowers = 4096;
+  // For so long a follower that is no member is remembered. While it is none it can't be told anything.
+  static constexpr int64_t kForgetAfterNs = 60'000'000'000;
 
   struct Stats {
     uint64_t pages;           // guests that are there, or were until they were evicted lately
@@ -83,13 +90,23 @@ class Guests {
   // Counts that something was taken back, which is out of sight already. Returns the count after it.
   TakenBack count_taken_back();
   std::vector<uint64_t> followers();
+  // Forgets the followers that have been no members for kForgetAfterNs, by what this was called with since.
+  // Who comes back must be told of everything until it has asked anew.
+  void forget_absent(const std::vector<uint64_t>& members, int64_t now_ns);
 
   // --- this node as the holder of guests
 
-  // Takes what a source has answered to a follow. Its guests stay if nothing can have been missed.
+  // Takes what a source has answered to a follow. Its guests stay if nothing can have been missed; otherwise
+  // they are gone when this returns.
   void followed(uint64_t source, TakenBack known);
-  // Takes out what a source says that it took back.
-  void take_back(const TakeBack& told, const Key* keys, size_t n);
+  // Takes out what a source says that it took back. If that may be all it had here they are only going, and
+  // it is heard once `has_gone` says so of what this returns.
+  uint64_t take_back(const TakeBack& told, const Key* keys, size_t n);
+  // Takes out some of those that are going, half a millisecond of work, after others had the lock that wait
+  // for it; false if none is left.
+  bool take_turn();
+  // Whether everything that was going when this ticket was given is gone.
+  bool has_gone(uint64_t ticket);
   // Copies pages into the pool, with their lengths and checksums as `locations` say, whose bytes lie at
   // `addresses`. Nothing is stored of an epoch that is over. What is stored can be read at `locations` then.
   void store(const Key* keys, const int64_t* addresses, const Origin* origins, size_t n, uint64_t epoch,
@@ -108,35 +125,47 @@ class Guests {
   Stats stats();
 
  private:
-  struct Guest {
+  // Guests of one source; each knows its place here, so that it is forgotten at once.
+  struct Group {
     uint64_t source;
+    std::list<Key> keys;
+  };
+  struct Guest {
     uint64_t generation;
+    Group* group;
+    std::list<Key>::iterator place;
   };
   struct Source {
-    TakenBack heard;
+    TakenBack heard{};
     uint64_t behind = 0;  // what it said it was at, above `heard`, when it was last asked
-    size_t n_pages = 0;
+    std::unique_ptr<Group> guests{};
+
+    size_t n_pages() const { return guests ? guests->keys.size() : 0; }
   };
+  using Lock = std::lock_guard<PoliteMutex>;
 
   // All below with the lock.
   bool is_guest(const Key& key, uint64_t generation) const;
   bool may_store(const Origin& origin, uint64_t epoch) const;
-  std::vector<Key> keys_of(uint64_t source) const;
+  void add(const Key& key, uint64_t source, uint64_t generation);
   void forget(const Key& key);
   void forget_evicted();
   size_t remove(const std::vector<Key>& keys);
   void lose(uint64_t source, TakenBack known);
+  void let_go(Source* source);
 
   const std::shared_ptr<Pool> pool_;
   const std::shared_ptr<NamespaceEpochs> epochs_;
   const uint64_t log_;
   std::atomic<bool> is_used_{false};  // something was stored, ever
-  std::mutex mutex_;                  // guards all below
+  PoliteMutex mutex_;                 // guards all below
   uint64_t number_ = 0;
-  std::set<uint64_t> followers_;
+  std::map<uint64_t, int64_t> followers_;  // and since when each has been no member; 0: it is one
   std::unordered_map<Key, Guest, KeyHash> guests_;
   std::map<uint64_t, Source> sources_;
-  size_t next_bucket_ = 0;  // of `guests_`: where the next look for evicted ones begins
+  std::deque<std::unique_ptr<Group>> going_;  // the front one first
+  uint64_t n_gone_ = 0;                       // groups
+  size_t next_bucket_ = 0;                    // of `guests_`: where the next look for evicted ones begins
   uint64_t n_taken_back_ = 0;
   uint64_t n_sources_lost_ = 0;
 };
