@@ -2,6 +2,7 @@
 // is far too short for the processor to see by itself that the next one follows.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -30,12 +31,12 @@ inline bool is_stored_past_cache(uint64_t nbytes) {
   return stores_past_cache(kernel_for(Copying::kPlain, static_cast<size_t>(nbytes)));
 }
 
-// Both are aligned to a line.
+// `to` is aligned to a line.
 inline void store_line(uint8_t* to, const uint8_t* from) {
 #if defined(__x86_64__)
   for (size_t i = 0; i < kLine; i += sizeof(__m128i)) {
     _mm_stream_si128(reinterpret_cast<__m128i*>(to + i),
-                     _mm_load_si128(reinterpret_cast<const __m128i*>(from + i)));
+                     _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
   }
 #elif defined(__aarch64__)
   __asm__ volatile(
@@ -51,13 +52,12 @@ inline void store_line(uint8_t* to, const uint8_t* from) {
 #endif
 }
 
-// A whole block, wherever it goes; what is not in whole lines there goes through the cache.
+// A block, wherever it goes; what is not in whole lines there goes through the cache.
 inline void store_block(uint8_t* to, const uint8_t* from, size_t nbytes) {
-  if (reinterpret_cast<uintptr_t>(to) % kLine != 0 || nbytes % kLine != 0) {
-    std::memcpy(to, from, nbytes);
-    return;
-  }
-  for (size_t i = 0; i < nbytes; i += kLine) store_line(to + i, from + i);
+  size_t done = std::min(-reinterpret_cast<uintptr_t>(to) % kLine, nbytes);
+  std::memcpy(to, from, done);
+  for (; nbytes - done >= kLine; done += kLine) store_line(to + done, from + done);
+  std::memcpy(to + done, from + done, nbytes - done);
 }
 
 // Keeps what is stored afterwards behind all lines.
