@@ -298,8 +298,8 @@ class Metrics:
         self.unpublished_pages = self._counter(
             "p2pkv_unpublished_pages", "Pages that could not be published", "reason"
         )
-        """``reason``: no_room, no_directory, timed_out, epoch; changed, while it was packed; device, not copied from it or
-        not in time."""
+        """``reason``: no_room, no_directory, timed_out, epoch; changed, while it was packed; device, not copied from it
+        or not in time."""
         self.prefetched_pages = self._counter(
             "p2pkv_prefetched_pages", "Pages of prefetches and of hand-overs from others", "outcome"
         )
