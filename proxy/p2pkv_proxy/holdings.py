@@ -11,6 +11,7 @@ from prometheus_client import Histogram
 
 from p2pkv.errors import P2PKVError
 from p2pkv.page import Namespace
+from p2pkv_proxy.held import Held, Place
 from p2pkv_proxy.observer import DirectoryObserver
 from p2pkv_proxy.page_keys import Keying
 from p2pkv_proxy.prompts import Prompt
@@ -56,22 +57,24 @@ class Holdings:
         self._n_waiting += 1
         try:
             loop = asyncio.get_running_loop()
-            owners = await loop.run_in_executor(self._threads, self._owners, observer, keying, tokens)
+            places = await loop.run_in_executor(self._threads, self._places, observer, keying, tokens)
         except P2PKVError as error:
             prompt.holdings_flaw = str(error)
             return
         finally:
             self._n_waiting -= 1
             self._seconds.observe(time.monotonic() - began)
-        prompt.holdings = _held(owners, keying.page_size)
+        prompt.holdings = Held.of(places, keying.page_size)
 
-    def _owners(self, observer: DirectoryObserver, keying: Keying, tokens: Sequence[int]) -> list[str | None]:
+    def _places(
+        self, observer: DirectoryObserver, keying: Keying, tokens: Sequence[int]
+    ) -> list[Place | None]:
         namespace = self._namespaces.get(keying.namespace)
         if namespace is None:
             namespace = Namespace(keying.namespace, observer.epochs)
             self._namespaces[keying.namespace] = namespace
         keys = keying.keys(tokens)
-        return observer.owners(namespace.hash(keys), _LOOK_UP_S) if keys else []
+        return observer.places(namespace.hash(keys), _LOOK_UP_S) if keys else []
 
     def _keying(self, model: str) -> Keying | None:
         for tracked in self._registry:
@@ -86,13 +89,3 @@ class Holdings:
         self._threads.shutdown(cancel_futures=True)
         if self._observer is not None:
             self._observer.close()
-
-
-def _held(owners: Sequence[str | None], page_size: int) -> dict[str, int]:
-    """Count the tokens each owner has of the beginning that somebody has: what nobody has ends what can be used."""
-    tokens: dict[str, int] = {}
-    for owner in owners:
-        if owner is None:
-            break
-        tokens[owner] = tokens.get(owner, 0) + page_size
-    return tokens

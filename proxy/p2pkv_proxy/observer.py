@@ -23,7 +23,8 @@ from p2pkv.directory.view import Member, View, decode, encode
 from p2pkv.errors import ClosedError, ControlError, TransportError, ViewError
 from p2pkv.limited_log import LimitedLog
 from p2pkv.metrics import Metrics
-from p2pkv.page import Keys, as_locations
+from p2pkv.page import RESIDENT, Keys, as_locations
+from p2pkv_proxy.held import Place
 
 _log = logging.getLogger(__name__)
 
@@ -65,18 +66,21 @@ class DirectoryObserver:
         self._thread = threading.Thread(target=self._watch, name="p2pkv-observer", daemon=True)
         self._thread.start()
 
-    def owners(self, keys: Keys, timeout: float) -> list[str | None]:
-        """Return for each key the id of a node that has its page, or None. Blocks ``timeout`` seconds at most."""
+    def places(self, keys: Keys, timeout: float) -> list[Place | None]:
+        """Return for each key where its page lies, None where that is nowhere. Blocks ``timeout`` seconds at most."""
         found, raw = self._directory.get(keys, time.monotonic() + timeout)
         names = self._view
         ids: dict[int, str | None] = {}
-        owners: list[str | None] = []
-        for is_there, owner in zip(found.tolist(), as_locations(raw)["owner"].tolist(), strict=True):
+        places: list[Place | None] = []
+        locations = as_locations(raw)
+        rows = zip(found.tolist(), locations["owner"].tolist(), locations["flags"].tolist(), strict=True)
+        for is_there, owner, flags in rows:
             if is_there and owner not in ids:
                 member = names.by_key(owner)
                 ids[owner] = member.node_id if member is not None else None
-            owners.append(ids[owner] if is_there else None)
-        return owners
+            node_id = ids[owner] if is_there else None
+            places.append(Place(node_id, not flags & RESIDENT) if node_id is not None else None)
+        return places
 
     def close(self) -> None:
         """Stop asking. Idempotent; calls under way end."""

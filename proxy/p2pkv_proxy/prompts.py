@@ -9,6 +9,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from p2pkv_proxy.held import Held
+
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 Body: TypeAlias = "dict[str, Json]"
 
@@ -40,10 +42,12 @@ class Prompt:
     """Answers that are wanted to each prompt."""
     n_tokens: int = 0
     """Of all parts; an estimate where they are texts."""
-    holdings: Mapping[str, int] | None = None
-    """Tokens of the prompt's beginning that each p2pkv node holds; None: not known."""
+    holdings: Held | None = None
+    """What p2pkv nodes hold of the prompt's beginning; None: not known."""
     holdings_flaw: str = ""
     """Why it is not known."""
+    sent: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of its beginning that each instance was sent before: what is assumed to be there if nobody knows."""
     _blocks: list[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -54,8 +58,7 @@ class Prompt:
     @property
     def n_to_compute(self) -> int:
         """Tokens of the prompt that no node holds, as far as that is known."""
-        held = max(self.holdings.values(), default=0) if self.holdings else 0
-        return max(0, self.n_tokens - held)
+        return max(0, self.n_tokens - (self.holdings.total if self.holdings is not None else 0))
 
     def blocks(self) -> list[bytes]:
         """Return one hash for each block of the first part's beginning, of it and all before."""

@@ -14,6 +14,7 @@ from p2pkv import Config, Node
 from p2pkv.control.secret import cluster_keys
 from p2pkv.instances.engine_check import EngineCheck
 from p2pkv.instances.heartbeat import Instance, Load, Role, State, checked
+from p2pkv_proxy.held import Held, Place
 from p2pkv_proxy.holdings import Holdings
 from p2pkv_proxy.metrics import Metrics
 from p2pkv_proxy.observer import DirectoryObserver
@@ -60,7 +61,7 @@ def test_the_router_learns_who_holds_a_prompt_without_joining(secret: str) -> No
         try:
             deadline = time.monotonic() + SECONDS
             prompt = Prompt("", [text], None, is_stream=False, max_tokens=1)
-            while prompt.holdings != {"holder": 3 * PAGE}:
+            while prompt.holdings != Held({Place("holder"): 3 * PAGE}):
                 assert time.monotonic() < deadline, prompt.holdings_flaw
                 asyncio.run(holdings.look_up(prompt))
             assert prompt.n_tokens == len(tokens)

@@ -27,6 +27,7 @@ from p2pkv.instances.heartbeat import (
 )
 from p2pkv_proxy.breaker import FAILURES, FIRST_PAUSE_S, Breaker, Phase
 from p2pkv_proxy.discovery import Discovery
+from p2pkv_proxy.held import Held, Place
 from p2pkv_proxy.listing import follow_file, parse_instance, read_file
 from p2pkv_proxy.page_keys import Keying
 from p2pkv_proxy.policies import POLICIES
@@ -317,7 +318,7 @@ def test_cache_aware_weighs_what_is_held_against_what_is_to_do() -> None:
     policy = POLICIES["cache_aware"]()
     asked = prompt("x" * 4000)
     assert policy.choose(asked, ones).reason == "fallback"
-    asked.holdings = {"b": 800, "a": 100}
+    asked.holdings = Held({Place("b"): 500, Place("b", is_on_disk=True): 300, Place("a"): 100})
     choice = policy.choose(asked, ones)
     assert (choice.tracked.id, choice.reason) == ("b", "cache")
     ones[1].begin(5000, 0.0, lambda: None)

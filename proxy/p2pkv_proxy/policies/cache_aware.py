@@ -31,25 +31,22 @@ class CacheAware(Policy):
         fallback = self._fallback.choose(prompt, candidates)
         if prompt.holdings is None:
             return Choice(fallback.tracked, "fallback", f"{prompt.holdings_flaw}; {fallback.detail}")
-        most = max(prompt.holdings.values(), default=0)
-        if most == 0:
+        holdings = prompt.holdings
+        if holdings.total == 0:
             return Choice(fallback.tracked, "uncached", fallback.detail)
 
         def cost(tracked: Tracked) -> float:
-            own = self.held(prompt, tracked)
-            return tracked.weight + (most - own) * _MOVE_SHARE
+            return tracked.weight + (holdings.total - holdings.at(tracked.instance.node_id)) * _MOVE_SHARE
 
         chosen = min(candidates, key=lambda tracked: (cost(tracked), tracked is not fallback.tracked))
-        own = self.held(prompt, chosen)
+        own = holdings.at(chosen.instance.node_id)
+        most = max(holdings.at(tracked.instance.node_id) for tracked in candidates)
         reason = "cache" if own == most else "load"
         detail = (
-            f"holds {own} of {prompt.n_tokens} tokens, the best {most}; {chosen.weight:.0f} tokens in flight"
+            f"holds {own} of {prompt.n_tokens} tokens, all nodes together {holdings.total}; "
+            f"{chosen.weight:.0f} tokens in flight"
         )
         return Choice(chosen, reason, detail)
 
     def forget(self, instance_id: str) -> None:
         self._fallback.forget(instance_id)
-
-    def held(self, prompt: Prompt, tracked: Tracked) -> int:
-        """Tokens of the prompt's beginning that this instance's node holds."""
-        return (prompt.holdings or {}).get(tracked.instance.node_id, 0)
