@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Interrupt
 from p2pkv_proxy.connections import Connection, ConnectionFailedError, Connections, ShortageError
+from p2pkv_proxy.costs import work_of
 from p2pkv_proxy.registry import Tracked
 from p2pkv_proxy.settings import Settings
 
@@ -104,13 +105,16 @@ class Post:
         # a prefill's work is what it must compute, a decode's what it must keep and generate
         prompt = call.prompt
         is_prefill = tracked.instance.role is Role.PREFILL
+        work = None
+        if tracked.instance.role is not Role.DECODE:
+            work = work_of(prompt, tracked.id, tracked.instance.node_id)
         n_tokens = prompt.n_to_compute + 1 if is_prefill else prompt.n_tokens + prompt.max_tokens
         # an answer in one piece comes when its last token is made, however long that takes; whether the engine still
         # lives is then its health's and heartbeats' business
         is_prompt = is_prefill or prompt.is_stream
         self._patience = None if is_prompt else settings.request_timeout
         self._attempt = tracked.begin(
-            n_tokens, time.monotonic(), lambda: interrupt(tracked), is_prompt=is_prompt
+            n_tokens, time.monotonic(), lambda: interrupt(tracked), is_prompt=is_prompt, work=work
         )
         self._connection: Connection | None = None
 
@@ -162,7 +166,7 @@ class Post:
         except ConnectionFailedError as error:
             raise self._failed(str(error)) from error
         if chunk:
-            self.tracked.answered(self._attempt)
+            self.tracked.answered(self._attempt, time.monotonic())
         return chunk
 
     @property
@@ -187,7 +191,7 @@ class Post:
                 self.tracked, f"is busy (status {status})", status=status, body=body, is_fault=False
             )
         if 400 <= status < 500 and status != 408:
-            self.tracked.answered(self._attempt)
+            self.tracked.answered(self._attempt, time.monotonic())
             raise AnsweredError(status, _content_type(connection), body, self.tracked)
         raise self._failed(
             f"answered with status {status}", status=status if status >= 500 else 502, body=body

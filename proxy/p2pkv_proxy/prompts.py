@@ -20,7 +20,7 @@ _DEFAULT_OUTPUT = 256
 _MAX_BATCH = 4096
 _BLOCK_BYTES = 128
 """Of text that the prefix policies compare at a time: about 32 tokens."""
-_BLOCK_TOKENS = 32
+BLOCK_TOKENS = 32
 _MEDIA_TOKENS = 1024
 """A picture, sound or film counts as so many. A guess: what a model makes of one, its bytes do not say."""
 
@@ -48,6 +48,8 @@ class Prompt:
     """Why it is not known."""
     sent: Mapping[str, int] = field(default_factory=dict)
     """Tokens of its beginning that each instance was sent before: what is assumed to be there if nobody knows."""
+    session: str = ""
+    """What the client says that this belongs to, of several requests."""
     _blocks: list[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -189,7 +191,7 @@ def _chained(part: str | Sequence[int]) -> list[bytes]:
     if isinstance(part, str):
         data, size = part.encode(errors="surrogatepass"), _BLOCK_BYTES
     else:
-        data, size = b"".join(token.to_bytes(4, "little") for token in part), 4 * _BLOCK_TOKENS
+        data, size = b"".join(token.to_bytes(4, "little") for token in part), 4 * BLOCK_TOKENS
     blocks = []
     digest = b""
     for first in range(0, len(data) - size + 1, size):

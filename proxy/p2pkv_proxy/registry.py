@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from p2pkv.instances.heartbeat import Heartbeat, Instance, Load, State
 from p2pkv_proxy.breaker import Breaker
+from p2pkv_proxy.costs import Costs, Turn, Work
 
 _log = logging.getLogger(__name__)
 
@@ -18,11 +19,17 @@ _PENALTY_TOKENS = 2048.0
 class Attempt:
     """One request at one instance, from :meth:`Tracked.begin` to :meth:`Tracked.end`."""
 
-    __slots__ = ("interrupt", "n_tokens", "started")
+    __slots__ = ("interrupt", "n_tokens", "seconds", "started", "took", "work")
 
     def __init__(self, n_tokens: int, started: float, interrupt: Callable[[], None]) -> None:
         self.n_tokens = n_tokens
         self.started = started
+        self.work: Work | None = None
+        """What its prompt asks of the instance, if that computes it."""
+        self.seconds = 0.0
+        """What that was predicted to take, once begun."""
+        self.took: float | None = None
+        """What it took the instance, once it has answered."""
         self.interrupt = interrupt
         """Called once if the instance is lost, so that nobody waits for it."""
 
@@ -34,7 +41,9 @@ class Tracked:
     sent shows in ``load`` only, a heartbeat late, but for the other workers of this one.
     """
 
-    def __init__(self, instance: Instance, *, is_listed: bool) -> None:
+    def __init__(self, instance: Instance, *, is_listed: bool, costs: Costs | None = None) -> None:
+        self.costs = costs if costs is not None else Costs()
+        """What prompts take, here and at the others."""
         self.instance = instance
         """A listed one may say more of itself in heartbeats than its entry does."""
         self.entry = instance if is_listed else None
@@ -59,6 +68,7 @@ class Tracked:
         self._attempts: dict[Attempt, None] = {}
         self._unanswered: dict[Attempt, None] = {}  # in the order they began
         self._expected: dict[Attempt, None] = {}  # of these, those whose first byte should be there soon
+        self._turn = Turn()
 
     @property
     def id(self) -> str:
@@ -117,11 +127,30 @@ class Tracked:
             return now - attempt.started > patience
         return False
 
+    def queued(self, now: float) -> float:
+        """Return the seconds until it would begin with another prompt, as predicted."""
+        head = next(iter(self._unanswered), None)
+        done = 0.0 if head is None else min(head.seconds, max(0.0, now - max(head.started, self._turn.since)))
+        others = max(0.0, self.weight - self.n_tokens) * self.costs.compute(self.id)
+        return max(0.0, self._turn.seconds - done) + others
+
     def begin(
-        self, n_tokens: int, now: float, interrupt: Callable[[], None], *, is_prompt: bool = True
+        self,
+        n_tokens: int,
+        now: float,
+        interrupt: Callable[[], None],
+        *,
+        is_prompt: bool = True,
+        work: Work | None = None,
     ) -> Attempt:
-        """Count a request in. ``is_prompt``: its first byte does not wait for its last token."""
+        """Count a request in. ``is_prompt``: its first byte does not wait for its last token.
+
+        ``work``: what its prompt asks of this instance, unless that is done elsewhere.
+        """
         attempt = Attempt(n_tokens, now, interrupt)
+        if work is not None:
+            attempt.work, attempt.seconds = work, self.costs.seconds(self.id, work)
+            self._turn.seconds += attempt.seconds
         self._attempts[attempt] = self._unanswered[attempt] = None
         if is_prompt:
             self._expected[attempt] = None
@@ -130,15 +159,31 @@ class Tracked:
         self.breaker.begin(attempt)
         return attempt
 
-    def answered(self, attempt: Attempt) -> None:
+    def answered(self, attempt: Attempt, now: float) -> None:
         """Note its first byte. Whether the instance works shows at the answer's end."""
-        self._expected.pop(attempt, None)
-        self._unanswered.pop(attempt, None)
+        if attempt in self._unanswered:
+            attempt.took = self._leave(attempt, now)
 
     def completed(self, attempt: Attempt, now: float) -> None:
         """Note that its answer is whole: the instance works."""
-        if attempt in self._attempts:
-            self.breaker.succeeded(attempt, now)
+        if attempt not in self._attempts:
+            return
+        self.breaker.succeeded(attempt, now)
+        if attempt.work is not None and attempt.took is not None:
+            self._turn.note(attempt.work, attempt.took)
+            attempt.took = None
+            if self._turn.is_enough or not self._unanswered:
+                self.costs.observe(self.id, *self._turn.take())
+
+    def _leave(self, attempt: Attempt, now: float) -> float:
+        """Let it wait no longer; return for how long the instance had no older one to work on."""
+        del self._unanswered[attempt]
+        self._expected.pop(attempt, None)
+        took = now - max(attempt.started, self._turn.since)
+        self._turn.since = now
+        # what sums leave of rounding would stay for good
+        self._turn.seconds = self._turn.seconds - attempt.seconds if self._unanswered else 0.0
+        return took
 
     def blamed(self, now: float) -> None:
         """Note that it refused a request that another instance has answered."""
@@ -150,8 +195,9 @@ class Tracked:
             return
         del self._attempts[attempt]
         is_answered = attempt not in self._unanswered
-        self._unanswered.pop(attempt, None)
-        self._expected.pop(attempt, None)
+        if not is_answered:
+            self._leave(attempt, now)
+            self._turn.take()  # what it took the instance is nobody's
         self.n_tokens -= attempt.n_tokens
         self.served += is_answered and not failed
         if failed:
@@ -177,7 +223,9 @@ class Registry:
         self.strangers: Callable[[], int] = lambda: 0
         """How many connections for heartbeats were refused; whoever takes heartbeats knows."""
         self.expired = 0
-        self.on_gone: list[Callable[[str], None]] = []
+        self.costs = Costs()
+        """What prompts take at each of them, learnt."""
+        self.on_gone: list[Callable[[str], None]] = [self.costs.forget]
 
     def __iter__(self) -> Iterator[Tracked]:
         return iter(self._tracked.values())
@@ -197,7 +245,7 @@ class Registry:
             return
         if known is not None:
             self._remove(known, "its entry has changed")
-        self._tracked[instance.id] = Tracked(instance, is_listed=True)
+        self._tracked[instance.id] = Tracked(instance, is_listed=True, costs=self.costs)
         _log.info("instance %s, a %s, is listed", instance.id, instance.role.value)
 
     def unlist(self, instance_id: str) -> None:
@@ -242,7 +290,7 @@ class Registry:
             self._remove(tracked, "it was started anew as another")
             tracked = None
         if tracked is None:
-            tracked = self._tracked[instance.id] = Tracked(instance, is_listed=False)
+            tracked = self._tracked[instance.id] = Tracked(instance, is_listed=False, costs=self.costs)
             _log.info("instance %s, a %s, is there", instance.id, instance.role.value)
         elif tracked.boot != heartbeat.boot:
             tracked.breaker.reset()

@@ -96,7 +96,7 @@ def test_a_good_bye_removes_and_unanswered_requests_of_a_failing_one_go_elsewher
     interrupted: list[int] = []
     answered = tracked.begin(1, 0.0, lambda: interrupted.append(1))
     tracked.begin(1, 0.0, lambda: interrupted.append(2))
-    tracked.answered(answered)
+    tracked.answered(answered, 0.0)
     registry.note_heartbeat(beat("a", 2, State.FAILING))
     assert interrupted == [2]
     registry.note_heartbeat(beat("b", 1))
@@ -346,7 +346,7 @@ def test_silence_ends_no_answer_that_has_begun() -> None:
     interrupted: list[str] = []
     begun = tracked.begin(5, clock.now, lambda: interrupted.append("begun"))
     tracked.begin(5, clock.now, lambda: interrupted.append("waiting"))
-    tracked.answered(begun)
+    tracked.answered(begun, 0.0)
     clock.now += 10.0
     registry.expire()
     assert interrupted == ["waiting"]
