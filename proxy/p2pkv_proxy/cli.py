@@ -53,12 +53,14 @@ def proxy(
     ] = None,
     join: Annotated[
         list[str] | None,
-        typer.Option(metavar="HOST:PORT", help="A p2pkv node, for cache_aware; may be repeated."),
+        typer.Option(
+            metavar="HOST:PORT", help="A p2pkv node, for predicted and cache_aware; may be repeated."
+        ),
     ] = None,
     policy: Annotated[
         str,
         typer.Option(
-            help="For prefills: round_robin, random, least_loaded, power_of_two, prefix or cache_aware."
+            help="For prefills; docs/xpyd.md says what each takes: predicted, prefix, least_loaded and others."
         ),
     ] = "prefix",
     decode_policy: Annotated[str, typer.Option(help="For decodes, of the same.")] = "least_loaded",

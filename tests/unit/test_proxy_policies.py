@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+from p2pkv.instances.heartbeat import Instance, Role
+from p2pkv_proxy.costs import Costs, Work
 from p2pkv_proxy.held import Held, Place
+from p2pkv_proxy.policies import POLICIES, Policy
+from p2pkv_proxy.policies.predicted import Predicted
 from p2pkv_proxy.prompts import Prompt
+from p2pkv_proxy.registry import Tracked
 
 
 def prompt(text: str, *, holdings: Held | None = None, max_tokens: int = 1) -> Prompt:
@@ -18,3 +25,93 @@ def test_what_is_held_adds_up_over_owners_and_tiers_and_ends_at_the_first_gap() 
     assert (held.total, held.at("a"), held.at("b"), held.at("c")) == (48, 32, 16, 0)
     assert prompt("x" * 400, holdings=held).n_to_compute == 52
     assert prompt("x" * 400).n_to_compute == 100
+
+
+def tracked_ones(*names: str) -> list[Tracked]:
+    costs = Costs()
+    instances = [Instance(url="http://a:1", role=Role.PREFILL, id=name, node_id=name) for name in names]
+    return [Tracked(instance, is_listed=True, costs=costs) for instance in instances]
+
+
+@pytest.fixture(params=POLICIES)
+def policy(request: pytest.FixtureRequest) -> Policy:
+    return POLICIES[request.param]()
+
+
+PROMPTS = [
+    prompt(""),
+    prompt("x" * 10_000),
+    prompt("x" * 10_000, holdings=Held()),
+    prompt("x" * 10_000, holdings=Held({Place("b"): 1000, Place("nobody known", is_on_disk=True): 1000})),
+]
+
+
+@pytest.mark.parametrize("asked", PROMPTS, ids=["empty", "not known", "held by nobody", "held"])
+def test_every_policy_takes_one_of_those_offered_and_says_why(policy: Policy, asked: Prompt) -> None:
+    ones = tracked_ones("a", "b", "c")
+    for _ in range(20):
+        choice = policy.choose(asked, ones)
+        assert choice.tracked in ones
+        assert choice.reason.isidentifier()
+    assert policy.choose(asked, ones[1:2]).tracked is ones[1]
+
+
+def test_every_policy_forgets_who_is_gone_and_takes_who_comes(policy: Policy) -> None:
+    ones = tracked_ones("a", "b", "c")
+    for _ in range(10):
+        policy.choose(PROMPTS[1], ones)
+    for gone in ("a", "b", "nobody"):
+        policy.forget(gone)
+    newcomers = tracked_ones("d", "e")
+    assert {policy.choose(PROMPTS[1], newcomers).tracked.id for _ in range(20)} <= {"d", "e"}
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name not in ("random", "round_robin")])
+def test_a_policy_that_weighs_leaves_one_alone_that_has_far_too_much_to_do(name: str) -> None:
+    policy = POLICIES[name]()
+    ones = tracked_ones("a", "b", "c")
+    asked = prompt("x" * 10_000, holdings=Held({Place("a"): 2000}))
+    first = policy.choose(asked, ones).tracked
+    for _ in range(20):
+        first.begin(100_000, 0.0, lambda: None, work=Work(1, 100_000))
+    assert first not in {policy.choose(asked, ones).tracked for _ in range(20)}
+
+
+def test_predicted_weighs_queue_rate_and_what_is_to_be_fetched() -> None:
+    ones = tracked_ones("a", "b")
+    costs = ones[0].costs
+    costs.compute_s |= {"a": 0.001, "b": 0.001}
+    costs.fetch_s[Place("a")] = costs.fetch_s[Place("b")] = 0.0005
+    policy = Predicted(now=lambda: 0.0)
+    asked = prompt("x" * 4000, holdings=Held({Place("b"): 800}))
+    assert policy.choose(asked, ones).tracked.id == "b"
+    ones[1].begin(
+        1000, 0.0, lambda: None, work=Work(1, 1000)
+    )  # a second's work: more than the fetch of 800 tokens
+    choice = policy.choose(asked, ones)
+    assert (choice.tracked.id, choice.reason) == ("a", "soonest")
+    assert "800 to fetch" in choice.detail
+    costs.compute_s["a"] = 0.01  # 200 tokens would take it two seconds
+    assert policy.choose(asked, ones).tracked.id == "b"
+    costs.compute_s["a"], costs.fetch_s[Place("b")] = 0.001, 0.01  # so would 800 over that link
+    assert policy.choose(asked, ones).tracked.id == "b"
+
+
+def test_predicted_counts_what_the_head_of_a_queue_has_done() -> None:
+    ones = tracked_ones("a", "b")
+    ones[0].costs.compute_s |= {"a": 0.001, "b": 0.001}
+    ones[0].begin(1000, 0.0, lambda: None, work=Work(1, 1000))
+    ones[1].begin(600, 0.5, lambda: None, work=Work(1, 600))
+    now = 0.5
+    policy = Predicted(now=lambda: now)
+    assert policy.choose(prompt("x" * 400, holdings=Held()), ones).tracked.id == "a"
+
+
+def test_predicted_without_a_directory_goes_where_the_beginning_was_sent() -> None:
+    ones = tracked_ones("a", "b", "c")
+    policy = Predicted(now=lambda: 0.0)
+    first = policy.choose(prompt("a beginning " * 500), ones)
+    assert first.reason == "guessed"
+    assert {policy.choose(prompt("a beginning " * 500 + str(i)), ones).tracked for i in range(20)} == {
+        first.tracked
+    }

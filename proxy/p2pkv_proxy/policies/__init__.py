@@ -6,6 +6,7 @@ from p2pkv_proxy.policies.base import Choice, Policy
 from p2pkv_proxy.policies.cache_aware import CacheAware
 from p2pkv_proxy.policies.least_loaded import LeastLoaded
 from p2pkv_proxy.policies.power_of_two import PowerOfTwo
+from p2pkv_proxy.policies.predicted import Predicted
 from p2pkv_proxy.policies.prefix import Prefix
 from p2pkv_proxy.policies.random_choice import RandomChoice
 from p2pkv_proxy.policies.round_robin import RoundRobin
@@ -17,6 +18,7 @@ POLICIES: dict[str, type[Policy]] = {
     "power_of_two": PowerOfTwo,
     "prefix": Prefix,
     "cache_aware": CacheAware,
+    "predicted": Predicted,
 }
 """By the names that the command line knows. Each side has an object of its own."""
 
