@@ -1,0 +1,255 @@
+"""The router's policies in simulation: its own classes before prefills that are only reckoned.
+
+    python -m demo.xpyd.simulation --trace TRACE.jsonl
+    python -m demo.xpyd.simulation --agents 120
+
+A prefill computes its prompts one after another, each page that nobody has at its rate; pages that another one has are
+fetched for a share of that. Pages lie where they were computed until they are the ones longest unused. Left out:
+batches, chunked prefill, links that are shared, what engines keep in memory of their own, and decodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from demo.xpyd.traces import BLOCK, Request, make_agents, read_trace
+from p2pkv.instances.heartbeat import Instance, Load, Role, State
+from p2pkv_proxy.costs import work_of
+from p2pkv_proxy.held import Held, Place
+from p2pkv_proxy.policies import POLICIES, Policy
+from p2pkv_proxy.policies.predicted import Predicted
+from p2pkv_proxy.prompts import BLOCK_TOKENS, Prompt
+from p2pkv_proxy.registry import Attempt, Registry, Tracked
+
+_TOKEN_S = 0.03
+"""Between two tokens of a decode; only agents wait for them."""
+_DECODES = ("kv_space",)
+"""Policies that say nothing of prefills."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What is reckoned with."""
+
+    n_prefills: int = 8
+    rate: float = 7000.0
+    """Tokens a second that a prefill computes."""
+    n_slow: int = 0
+    """Prefills that compute half as many."""
+    n_blocks: int = 2000
+    """That each one's pool holds."""
+    is_shared: bool = True
+    """Whether pages can be fetched from others."""
+    fetch_share: float = 0.05
+    """What a token from another one takes of the time of a computed one; from the own pool it takes none."""
+
+
+@dataclass(slots=True)
+class _Job:
+    number: int
+    request: Request
+    attempt: Attempt
+    came: float
+    after: list[int] = field(default_factory=list)
+
+
+class _Prefill:
+    """One prefill: its queue and its pool."""
+
+    def __init__(self, tracked: Tracked, rate: float) -> None:
+        self.tracked = tracked
+        self.rate = rate
+        self.queue: deque[_Job] = deque()
+        self.is_busy = False
+        self.pool: OrderedDict[int, None] = OrderedDict()
+
+
+class Simulation:
+    """One policy before the world. Times are simulated seconds."""
+
+    def __init__(self, name: str, world: World, requests: Sequence[Request]) -> None:
+        self.now = 0.0
+        self._world = world
+        self._requests = requests
+        self._policy: Policy = Predicted(now=lambda: self.now) if name == "predicted" else POLICIES[name]()
+        registry = Registry(now=lambda: self.now)
+        self._prefills: dict[str, _Prefill] = {}
+        for number in range(world.n_prefills):
+            url = f"http://10.0.0.{number}:1"
+            instance = Instance(url=url, role=Role.PREFILL, id=f"p{number}", node_id=f"p{number}")
+            tracked = Tracked(instance, is_listed=False, costs=registry.costs)
+            tracked.load = Load(State.READY)
+            rate = world.rate / 2 if number < world.n_slow else world.rate
+            self._prefills[tracked.id] = _Prefill(tracked, rate)
+        self._owners: dict[int, _Prefill] = {}
+        self._events: list[tuple[float, int, str, int]] = []
+        self._order = itertools.count()
+        self._next_turns: dict[int, int] = {}
+        self.first_token: list[float] = []
+        self.tokens = {"own": 0, "fetched": 0, "computed": 0}
+
+    def run(self) -> None:
+        """Run to the last request's first token."""
+        seen: set[int] = set()
+        before: dict[int, int] = {}
+        for number, request in enumerate(self._requests):
+            if request.session >= 0 and request.session in seen:
+                self._next_turns[before[request.session]] = number
+            else:
+                self._push(request.at, "arrives", number)
+            seen.add(request.session)
+            before[request.session] = number
+        while self._events:
+            self.now, _, what, number = heapq.heappop(self._events)
+            if what == "arrives":
+                self._arrives(number)
+            else:
+                self._done(self._prefills[f"p{number}"])
+
+    def _push(self, at: float, what: str, number: int) -> None:
+        heapq.heappush(self._events, (at, next(self._order), what, number))
+
+    def _arrives(self, number: int) -> None:
+        request = self._requests[number]
+        prompt = self._prompt(request)
+        candidates = [prefill.tracked for prefill in self._prefills.values()]
+        chosen = self._policy.choose(prompt, candidates).tracked
+        work = work_of(prompt, chosen.id, chosen.instance.node_id)
+        n_tokens = prompt.n_to_compute + 1 if prompt.holdings is not None else round(work.n_compute)
+        attempt = chosen.begin(n_tokens, self.now, lambda: None, work=work)
+        prefill = self._prefills[chosen.id]
+        prefill.queue.append(_Job(number, request, attempt, self.now))
+        if not prefill.is_busy:
+            self._start(prefill)
+
+    def _prompt(self, request: Request) -> Prompt:
+        whole = request.blocks[: request.n_tokens // BLOCK]
+        parts = BLOCK // BLOCK_TOKENS
+        blocks = [(block * parts + part).to_bytes(8, "little") for block in whole for part in range(parts)]
+        prompt = Prompt(
+            "", ["x"], None, is_stream=True, max_tokens=1, n_tokens=request.n_tokens, _blocks=blocks
+        )
+        prompt.session = str(request.session) if request.session >= 0 else ""
+        if self._world.is_shared and self._policy.wants_holdings:
+            owners = [self._owners.get(block) for block in whole]
+            places = [Place(owner.tracked.id) if owner is not None else None for owner in owners]
+            prompt.holdings = Held.of(places, BLOCK)
+        return prompt
+
+    def _start(self, prefill: _Prefill) -> None:
+        """Begin with the next prompt: what is where now is what counts, whatever was thought when it came."""
+        job = prefill.queue[0]
+        prefill.is_busy = True
+        own = fetched = 0
+        for block in job.request.blocks[: job.request.n_tokens // BLOCK]:
+            if block in prefill.pool:
+                own += BLOCK
+            elif self._world.is_shared and block in self._owners:
+                fetched += BLOCK
+            else:
+                break
+        computed = max(1, job.request.n_tokens - own - fetched)
+        for name, n_tokens in (("own", own), ("fetched", fetched), ("computed", computed)):
+            self.tokens[name] += n_tokens
+        seconds = (computed + fetched * self._world.fetch_share) / prefill.rate
+        self._push(self.now + seconds, "done", int(prefill.tracked.id[1:]))
+
+    def _done(self, prefill: _Prefill) -> None:
+        job = prefill.queue.popleft()
+        prefill.is_busy = False
+        tracked = prefill.tracked
+        tracked.answered(job.attempt, self.now)
+        tracked.completed(job.attempt, self.now)
+        tracked.end(job.attempt, self.now)
+        self.first_token.append(self.now - job.came)
+        self._keep(prefill, job.request)
+        if (turn := self._next_turns.get(job.number)) is not None:
+            self._push(self.now + job.request.n_new * _TOKEN_S + self._requests[turn].at, "arrives", turn)
+        if prefill.queue:
+            self._start(prefill)
+
+    def _keep(self, prefill: _Prefill, request: Request) -> None:
+        """Note the prompt's pages as used, and those that were computed as this prefill's."""
+        for block in request.blocks[: request.n_tokens // BLOCK]:
+            owner = self._owners.get(block) if self._world.is_shared else None
+            holder = owner if owner is not None else prefill
+            holder.pool[block] = None
+            holder.pool.move_to_end(block)
+            self._owners.setdefault(block, holder)
+            if len(holder.pool) > self._world.n_blocks:
+                gone, _ = holder.pool.popitem(last=False)
+                if self._owners.get(gone) is holder:
+                    del self._owners[gone]
+
+
+def table(world: World, requests: Sequence[Request], names: Sequence[str], title: str) -> Table:
+    """Run every policy, and compare their times with the first one's."""
+    shown = Table("policy", title=title, title_justify="left")
+    for column in ("p50, s", "p90, s", "p99, s", f"p90 of {names[0]}", "own", "fetched"):
+        shown.add_column(column, justify="right")
+    first = 0.0
+    for name in names:
+        simulation = Simulation(name, world, requests)
+        simulation.run()
+        p50, p90, p99 = np.percentile(simulation.first_token, (50, 90, 99)).tolist()
+        first = first or p90
+        total = sum(simulation.tokens.values())
+        shares = [f"{simulation.tokens[kind] / total:.0%}" for kind in ("own", "fetched")]
+        shown.add_row(name, f"{p50:.2f}", f"{p90:.2f}", f"{p99:.2f}", f"{first / p90:.2f}x better", *shares)
+    return shown
+
+
+def main() -> int:
+    """Print a table for every trace that was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m demo.xpyd.simulation", description=__doc__)
+    known = [name for name in POLICIES if name not in _DECODES]
+    parser.add_argument("--policies", default=",".join(known), help="the first is the one to compare with")
+    parser.add_argument("--trace", type=Path, help="JSON lines with timestamp, input_length and hash_ids")
+    parser.add_argument("--requests", type=int, default=2500, help="of the trace")
+    parser.add_argument("--speed", type=float, default=1.0, help="times as fast as the trace")
+    parser.add_argument(
+        "--agents", type=int, default=0, metavar="N", help="sessions of agents that are made up"
+    )
+    parser.add_argument("--agents-a-second", type=float, default=1.0)
+    parser.add_argument("--prefills", type=int, default=8)
+    parser.add_argument("--slow", type=int, default=0, help="prefills with half the rate")
+    parser.add_argument("--rate", type=float, default=7000.0, help="tokens a second of a prefill")
+    parser.add_argument("--fetch-share", type=float, default=0.05, help="of the time to compute a token")
+    parser.add_argument("--apart", action="store_true", help="pages are not shared")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    world = World(
+        n_prefills=options.prefills,
+        n_slow=options.slow,
+        rate=options.rate,
+        is_shared=not options.apart,
+        fetch_share=options.fetch_share,
+    )
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    loads = []
+    if options.trace is not None:
+        trace = read_trace(options.trace, options.requests, speed=options.speed, seed=options.seed)
+        loads.append((f"{len(trace)} requests of {options.trace.name}", trace))
+    if options.agents:
+        agents = make_agents(options.agents, per_second=options.agents_a_second, seed=options.seed)
+        loads.append((f"{options.agents} agents of {len(agents) // options.agents} turns", agents))
+    if not loads:
+        parser.error("name a --trace, or a number of --agents")
+    for title, requests in loads:
+        console.print(table(world, requests, options.policies.split(","), title))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
