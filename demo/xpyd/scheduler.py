@@ -151,6 +151,12 @@ class Scheduler:
         with self._changed:
             return self._n_running, len(self._waiting)
 
+    @property
+    def kv(self) -> tuple[int, int]:
+        """Tokens that there is KV of, or room reserved for, and tokens that there is room for."""
+        capacity = len(self._kv.k) * PAGE
+        return capacity - self._kv.n_free * PAGE, capacity
+
     def close(self) -> None:
         """Stop; what has not ended is cancelled."""
         with self._changed:

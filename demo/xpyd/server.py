@@ -293,9 +293,8 @@ def _serve(
 
     def look() -> Load:
         running, waiting = scheduler.load
-        if server.should_exit:
-            return Load(State.DRAINING, running, waiting)
-        return Load(State.READY if server.started else State.STARTING, running, waiting)
+        state = State.READY if server.started else State.STARTING
+        return Load(State.DRAINING if server.should_exit else state, running, waiting, *scheduler.kv)
 
     def tell() -> None:
         while not server.started and not server.should_exit:

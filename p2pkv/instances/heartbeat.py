@@ -144,6 +144,10 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """Requests it works on."""
     waiting: int = 0
     """Requests that wait for their turn in it."""
+    kv_tokens: int = 0
+    """Tokens whose KV it holds for requests, prompts and generated ones alike."""
+    kv_capacity: int = 0
+    """Tokens it has room for; 0: it does not say."""
     version: int = VERSION
 
 
@@ -164,7 +168,8 @@ def unpack(message: bytes) -> Heartbeat:
         heartbeat = msgspec.msgpack.decode(message, type=Heartbeat)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ControlError(f"a heartbeat can't be read: {error}") from error
-    if min(heartbeat.boot, heartbeat.sequence, heartbeat.running, heartbeat.waiting) < 0:
+    numbers = (heartbeat.boot, heartbeat.sequence, heartbeat.running, heartbeat.waiting)
+    if min(*numbers, heartbeat.kv_tokens, heartbeat.kv_capacity) < 0:
         raise ControlError(
             f"a heartbeat of {heartbeat.instance.id or heartbeat.instance.url} has negative numbers"
         )
@@ -181,6 +186,8 @@ class Load(msgspec.Struct, frozen=True):
     state: State
     running: int = 0
     waiting: int = 0
+    kv_tokens: int = 0
+    kv_capacity: int = 0
 
 
 class Heart:
@@ -272,6 +279,8 @@ class Heart:
                 state=load.state,
                 running=load.running,
                 waiting=load.waiting,
+                kv_tokens=load.kv_tokens,
+                kv_capacity=load.kv_capacity,
             )
         )
         # those that are not connected yet get the next one

@@ -114,7 +114,12 @@ class Post:
         is_prompt = is_prefill or prompt.is_stream
         self._patience = None if is_prompt else settings.request_timeout
         self._attempt = tracked.begin(
-            n_tokens, time.monotonic(), lambda: interrupt(tracked), is_prompt=is_prompt, work=work
+            n_tokens,
+            time.monotonic(),
+            lambda: interrupt(tracked),
+            is_prompt=is_prompt,
+            n_prompt=prompt.n_tokens,
+            work=work,
         )
         self._connection: Connection | None = None
 

@@ -64,6 +64,8 @@ _NOT_FORWARDED = HOP_BY_HOP | {
 _SAFE_ID = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-._~:+/=@")
 _DOUBTFUL = frozenset({401, 403, 404})
 """An engine that says so may lack a model or a key that others have: another one is asked."""
+_SESSION_FIELDS = ("session_id", "prompt_cache_key", "user")
+_MOST_SESSION = 256
 _PIECE = 64 * 1024
 """A whole answer goes out in pieces of this size: what is handed over lies in memory until the client has taken it."""
 
@@ -179,6 +181,7 @@ class Exchange:
         self._deadline = self.began + self._settings.request_timeout
         read = time.monotonic()
         call = self._call(raw)
+        call.prompt.session = self._session(call.body)
         on_gone = self._scope["p2pkv.on_gone"]
         on_gone.add(self._note_gone)
         try:
@@ -211,6 +214,14 @@ class Exchange:
         if not 0 < len(request_id) <= 128 or not _SAFE_ID.issuperset(request_id):
             request_id = str(uuid.uuid4())
         return Call(path, body, prompt, headers, request_id)
+
+    def _session(self, body: Body) -> str:
+        """Return what the client says that its request belongs to: a header, or one of OpenAI's fields."""
+        for name, value in self._scope["headers"]:
+            if name == b"x-session-id":
+                return str(value[:_MOST_SESSION].decode("latin-1"))
+        named = (body.get(field) for field in _SESSION_FIELDS)
+        return next((name[:_MOST_SESSION] for name in named if isinstance(name, str) and name), "")
 
     def _note_gone(self) -> None:
         self.cut(Cut.CLIENT_GONE)

@@ -65,6 +65,8 @@ class Tracked:
         self.n_requests_elsewhere = 0
         self.n_tokens_elsewhere = 0
         """Under way there for the other workers of this router."""
+        self.n_tokens_since = 0
+        """Tokens of the prompts that were sent there since it last said how it is."""
         self._attempts: dict[Attempt, None] = {}
         self._unanswered: dict[Attempt, None] = {}  # in the order they began
         self._expected: dict[Attempt, None] = {}  # of these, those whose first byte should be there soon
@@ -110,6 +112,11 @@ class Tracked:
         return n_tokens + others * (n_tokens / own if own else 512.0)
 
     @property
+    def kv_tokens(self) -> int:
+        """Tokens whose KV it holds, by its own word and what was sent to it since."""
+        return self.load.kv_tokens + self.n_tokens_since
+
+    @property
     def _n_requests(self) -> int:
         return len(self._attempts) + self.n_requests_elsewhere
 
@@ -141,12 +148,15 @@ class Tracked:
         interrupt: Callable[[], None],
         *,
         is_prompt: bool = True,
+        n_prompt: int = 0,
         work: Work | None = None,
     ) -> Attempt:
         """Count a request in. ``is_prompt``: its first byte does not wait for its last token.
 
-        ``work``: what its prompt asks of this instance, unless that is done elsewhere.
+        ``n_prompt``: tokens of its prompt, whose KV comes there. ``work``: what that asks of this instance, unless it
+        is done elsewhere.
         """
+        self.n_tokens_since += n_prompt
         attempt = Attempt(n_tokens, now, interrupt)
         if work is not None:
             attempt.work, attempt.seconds = work, self.costs.seconds(self.id, work)
@@ -297,7 +307,15 @@ class Registry:
         tracked.instance = instance
         tracked.boot, tracked.sequence = heartbeat.boot, heartbeat.sequence
         tracked.expires = self._now() + self._lifetime
-        self._set_load(tracked, Load(heartbeat.state, heartbeat.running, heartbeat.waiting))
+        load = Load(
+            heartbeat.state,
+            heartbeat.running,
+            heartbeat.waiting,
+            heartbeat.kv_tokens,
+            heartbeat.kv_capacity,
+        )
+        self._set_load(tracked, load)
+        tracked.n_tokens_since = 0
 
     def _may_say(self, tracked: Tracked, instance: Instance) -> bool:
         """Whether a heartbeat may say this of an instance: a listed one is where and what the operator says."""

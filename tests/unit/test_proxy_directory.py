@@ -79,15 +79,18 @@ def test_the_sidecar_tells_a_starting_a_ready_and_a_failing_engine_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     page = b'vllm:num_requests_running{a="b"} 3.0\nvllm:num_requests_waiting 2.0\nvllm:num_requests_waiting_x 9\n'
+    page += b'vllm:kv_cache_usage_perc{engine="0"} 0.25\n'
+    page += b'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1.0\n'
     monkeypatch.setattr(EnginePages, "page", page)
+    told = Load(State.READY, running=3, waiting=2, kv_tokens=400, kv_capacity=1600)
     with served() as url:
         check = EngineCheck(url, "/health", timeout=SECONDS)
         monkeypatch.setattr(EnginePages, "status", 503)
         assert check.look() == Load(State.STARTING)
         monkeypatch.setattr(EnginePages, "status", 200)
-        assert check.look() == Load(State.READY, running=3, waiting=2)
+        assert check.look() == told
         check.is_draining = True
-        assert check.look() == Load(State.DRAINING, running=3, waiting=2)
+        assert check.look() == Load(State.DRAINING, 3, 2, 400, 1600)
         check.is_draining = False
         monkeypatch.setattr(EnginePages, "status", 503)
         assert check.look().state is State.READY  # once may be an accident

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pkv.instances.heartbeat import Instance, Role
+from p2pkv.instances.heartbeat import Instance, Load, Role, State
 from p2pkv_proxy.costs import Costs, Work
 from p2pkv_proxy.held import Held, Place
 from p2pkv_proxy.policies import POLICIES, Policy
@@ -115,3 +115,39 @@ def test_predicted_without_a_directory_goes_where_the_beginning_was_sent() -> No
     assert {policy.choose(prompt("a beginning " * 500 + str(i)), ones).tracked for i in range(20)} == {
         first.tracked
     }
+
+
+@pytest.mark.parametrize("name", ["consistent_hash", "session"])
+def test_a_key_stays_with_its_instance_whoever_comes_and_goes(name: str) -> None:
+    ones = tracked_ones("a", "b", "c", "d")
+    asked = [prompt(f"{number:4}" * 1000) for number in range(50)]
+    first = [POLICIES[name]().choose(one, ones).tracked.id for one in asked]
+    assert len(set(first)) == 4
+    without = [POLICIES[name]().choose(one, ones[1:]).tracked.id for one in asked]
+    assert all(now == before for before, now in zip(first, without, strict=True) if before != "a")
+
+
+def test_a_session_stays_together_whatever_its_prompts() -> None:
+    ones, policy = tracked_ones("a", "b", "c", "d"), POLICIES["session"]()
+    chosen = set()
+    for number in range(20):
+        asked = prompt(f"{number:4}" * 1000)
+        asked.session = "one of many"
+        chosen.add(policy.choose(asked, ones).tracked.id)
+    assert len(chosen) == 1
+
+
+def test_kv_space_takes_the_emptiest_that_has_room_by_what_is_really_held() -> None:
+    ones, policy = tracked_ones("a", "b", "c"), POLICIES["kv_space"]()
+    assert policy.choose(prompt("x" * 400), ones).reason == "load"  # they don't say
+    for one, held, capacity in zip(ones, (500, 50, 900), (1000, 120, 10_000), strict=True):
+        one.load = Load(State.READY, kv_tokens=held, kv_capacity=capacity)
+    ones[2].begin(100_000, 0.0, lambda: None)  # max_tokens that nobody will see
+    assert policy.choose(prompt("x" * 400), ones).tracked.id == "c"
+    ones[2].begin(1, 0.0, lambda: None, n_prompt=9000)  # sent since, and on its way to its memory
+    choice = policy.choose(prompt("x" * 400), ones)
+    assert (choice.tracked.id, choice.reason) == (
+        "a",
+        "space",
+    )  # b is emptier, and has no room for 100 tokens
+    assert policy.choose(prompt("x" * 40_000), ones).reason == "full"

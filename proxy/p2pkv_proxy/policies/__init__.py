@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from p2pkv_proxy.policies.base import Choice, Policy
 from p2pkv_proxy.policies.cache_aware import CacheAware
+from p2pkv_proxy.policies.hashed import ConsistentHash, Session
+from p2pkv_proxy.policies.kv_space import KVSpace
 from p2pkv_proxy.policies.least_loaded import LeastLoaded
 from p2pkv_proxy.policies.power_of_two import PowerOfTwo
 from p2pkv_proxy.policies.predicted import Predicted
@@ -16,6 +18,9 @@ POLICIES: dict[str, type[Policy]] = {
     "random": RandomChoice,
     "least_loaded": LeastLoaded,
     "power_of_two": PowerOfTwo,
+    "consistent_hash": ConsistentHash,
+    "session": Session,
+    "kv_space": KVSpace,
     "prefix": Prefix,
     "cache_aware": CacheAware,
     "predicted": Predicted,
