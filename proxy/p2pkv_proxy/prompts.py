@@ -18,9 +18,19 @@ BYTES_A_TOKEN = 4
 """Of text in English, roughly; only relative sizes matter here."""
 _DEFAULT_OUTPUT = 256
 _MAX_BATCH = 4096
-_BLOCK_BYTES = 128
+BLOCK_BYTES = 128
 """Of text that the prefix policies compare at a time: about 32 tokens."""
 BLOCK_TOKENS = 32
+_CONTEXT = (
+    "model",
+    "tools",
+    "documents",
+    "chat_template",
+    "chat_template_kwargs",
+    "add_special_tokens",
+    "cache_salt",
+    "lora_path",
+)
 _MEDIA_TOKENS = 1024
 """A picture, sound or film counts as so many. A guess: what a model makes of one, its bytes do not say."""
 
@@ -50,6 +60,8 @@ class Prompt:
     """Tokens of its beginning that each instance was sent before: what is assumed to be there if nobody knows."""
     session: str = ""
     """What the client says that this belongs to, of several requests."""
+    context: bytes = b""
+    """What its pages depend on besides its text."""
     _blocks: list[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -65,7 +77,7 @@ class Prompt:
     def blocks(self) -> list[bytes]:
         """Return one hash for each block of the first part's beginning, of it and all before."""
         if self._blocks is None:
-            self._blocks = _chained(self.parts[0]) if self.parts else []
+            self._blocks = _chained(self.parts[0], self.context) if self.parts else []
         return self._blocks
 
 
@@ -99,7 +111,7 @@ def read_chat(body: Body) -> Prompt:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise MalformedError("every message is an object with a role")
         text, n = _content(message.get("content"))
-        lines.append(f"{message['role']}: {text}\n")
+        lines.append(f"{message['role']}: {text}{_beside(message)}\n")
         n_media += n
     limit = _limit(body, "max_completion_tokens", _limit(body, "max_tokens", _DEFAULT_OUTPUT))
     prompt = _prompt(body, ["".join(lines)], None, limit, body)
@@ -139,6 +151,7 @@ def _prompt(
         max_tokens=limit,
         n_samples=max(1, _limit(sampling, "n", 1)),
         n_tokens=n_tokens,
+        context=_context(body),
     )
 
 
@@ -159,6 +172,12 @@ def _parts(name: str, value: Json) -> tuple[Sequence[str | Sequence[int]], int |
 
 def _are_ids(values: list[Json]) -> bool:
     return all(type(value) is int and 0 <= value < 1 << 32 for value in values)
+
+
+def _beside(message: Body) -> str:
+    """Return what a message says besides its text: calls of tools, and whose answer it is."""
+    rest = {name: value for name, value in message.items() if name not in ("role", "content") and value}
+    return msgspec.json.encode(rest).decode() if rest else ""
 
 
 def _content(content: Json) -> tuple[str, int]:
@@ -187,13 +206,19 @@ def _limit(body: Body, name: str, default: int) -> int:
     return value
 
 
-def _chained(part: str | Sequence[int]) -> list[bytes]:
+def _context(body: Body) -> bytes:
+    """Digest what makes an engine see other tokens, or keep other pages, for the same text."""
+    given = {name: body[name] for name in _CONTEXT if body.get(name) is not None}
+    return hashlib.blake2b(msgspec.json.encode(["messages" in body, given]), digest_size=12).digest()
+
+
+def _chained(part: str | Sequence[int], context: bytes) -> list[bytes]:
     if isinstance(part, str):
-        data, size = part.encode(errors="surrogatepass"), _BLOCK_BYTES
+        data, size = part.encode(errors="surrogatepass"), BLOCK_BYTES
     else:
         data, size = b"".join(token.to_bytes(4, "little") for token in part), 4 * BLOCK_TOKENS
     blocks = []
-    digest = b""
+    digest = context
     for first in range(0, len(data) - size + 1, size):
         digest = hashlib.blake2b(digest + data[first : first + size], digest_size=12).digest()
         blocks.append(digest)
