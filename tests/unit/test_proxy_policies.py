@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from p2pkv.instances.heartbeat import Instance, Load, Role, State
@@ -74,6 +76,17 @@ def test_a_policy_that_weighs_leaves_one_alone_that_has_far_too_much_to_do(name:
     first = policy.choose(asked, ones).tracked
     for _ in range(20):
         first.begin(100_000, 0.0, lambda: None, work=Work(1, 100_000))
+    assert first not in {policy.choose(asked, ones).tracked for _ in range(20)}
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name not in ("random", "round_robin")])
+def test_a_policy_that_weighs_leaves_one_alone_that_has_just_failed(name: str) -> None:
+    policy, ones, now = POLICIES[name](), tracked_ones("a", "b", "c"), time.monotonic()
+    asked = prompt("x" * 2000, holdings=Held({Place("a"): 400}))
+    first = policy.choose(asked, ones).tracked
+    for _ in range(2):  # a third one in a row would open its breaker
+        attempt = first.begin(500, now, lambda: None)
+        first.end(attempt, now, failed=True)
     assert first not in {policy.choose(asked, ones).tracked for _ in range(20)}
 
 

@@ -35,12 +35,15 @@ class Policy(ABC):
         """Drop what was remembered of an instance that is gone."""
 
 
-def lightest(candidates: Sequence[Tracked]) -> Tracked:
-    """Return the one with the fewest tokens in flight, then the fewest requests, then the fewest ever.
+def burden(tracked: Tracked, now: float) -> float:
+    """Return an instance's tokens in flight, and those that its failures of late count as.
 
-    Failures of late count as tokens: who fails at once would else always have the fewest.
+    Who fails at once would else always have the fewest, and keep every prompt that was sent there before.
     """
+    return tracked.weight + tracked.penalty(now)
+
+
+def lightest(candidates: Sequence[Tracked]) -> Tracked:
+    """Return the one with the least burden, then the fewest requests, then the fewest ever."""
     now = time.monotonic()
-    return min(
-        candidates, key=lambda tracked: (tracked.weight + tracked.penalty(now), tracked.busy, tracked.sent)
-    )
+    return min(candidates, key=lambda tracked: (burden(tracked, now), tracked.busy, tracked.sent))

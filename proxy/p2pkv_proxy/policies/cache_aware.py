@@ -6,10 +6,11 @@ another one holds, but its own are there at once: moving a page costs a fraction
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import ClassVar
 
-from p2pkv_proxy.policies.base import Choice, Policy
+from p2pkv_proxy.policies.base import Choice, Policy, burden
 from p2pkv_proxy.policies.prefix import Prefix
 from p2pkv_proxy.prompts import Prompt
 from p2pkv_proxy.registry import Tracked
@@ -35,8 +36,12 @@ class CacheAware(Policy):
         if holdings.total == 0:
             return Choice(fallback.tracked, "uncached", fallback.detail)
 
+        now = time.monotonic()
+
         def cost(tracked: Tracked) -> float:
-            return tracked.weight + (holdings.total - holdings.at(tracked.instance.node_id)) * _MOVE_SHARE
+            return (
+                burden(tracked, now) + (holdings.total - holdings.at(tracked.instance.node_id)) * _MOVE_SHARE
+            )
 
         chosen = min(candidates, key=lambda tracked: (cost(tracked), tracked is not fallback.tracked))
         own = holdings.at(chosen.instance.node_id)

@@ -7,9 +7,10 @@ routers that stand beside each other agree without a word.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 
-from p2pkv_proxy.policies.base import Choice, Policy
+from p2pkv_proxy.policies.base import Choice, Policy, burden
 from p2pkv_proxy.prompts import Prompt
 from p2pkv_proxy.registry import Tracked
 
@@ -26,11 +27,13 @@ class ConsistentHash(Policy):
 
     def choose(self, prompt: Prompt, candidates: Sequence[Tracked]) -> Choice:
         key = self.key(prompt)
-        mean = sum(tracked.weight for tracked in candidates) / len(candidates)
+        now = time.monotonic()
+        weights = {tracked.id: burden(tracked, now) for tracked in candidates}
+        mean = sum(weights.values()) / len(candidates)
         most = mean * _OVERLOAD + _SLACK_PROMPTS * prompt.n_tokens
         order = sorted(candidates, key=lambda tracked: _rank(key, tracked.id))
-        fit = [tracked for tracked in order if tracked.weight <= most]
-        chosen = fit[0] if fit else order[0]
+        fit = [tracked for tracked in order if weights[tracked.id] <= most]
+        chosen = fit[0]  # not all are above the mean
         reason = "hash" if chosen is order[0] else "load"
         return Choice(chosen, reason, f"number {order.index(chosen) + 1} of its key's {len(order)}")
 

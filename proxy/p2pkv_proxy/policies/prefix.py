@@ -5,9 +5,10 @@ What an instance really still has is not known here; ``cache_aware`` and ``predi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
-from p2pkv_proxy.policies.base import Choice, Policy, lightest
+from p2pkv_proxy.policies.base import Choice, Policy, burden, lightest
 from p2pkv_proxy.policies.beginnings import MOST_BLOCKS, Beginnings
 from p2pkv_proxy.prompts import Prompt
 from p2pkv_proxy.registry import Tracked
@@ -25,8 +26,9 @@ class Prefix(Policy):
 
     def choose(self, prompt: Prompt, candidates: Sequence[Tracked]) -> Choice:
         light = lightest(candidates)
-        most = light.weight * _OVERLOAD + _SLACK_TOKENS
-        fit = {tracked.id: tracked for tracked in candidates if tracked.weight <= most}
+        now = time.monotonic()
+        most = burden(light, now) * _OVERLOAD + _SLACK_TOKENS
+        fit = {tracked.id: tracked for tracked in candidates if burden(tracked, now) <= most}
         lengths = self._sent.lengths(prompt.blocks(), fit)
         n_known = max(lengths.values(), default=0)
         holders = [tracked for tracked in fit.values() if lengths.get(tracked.id) == n_known]
