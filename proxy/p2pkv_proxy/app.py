@@ -135,7 +135,7 @@ class App:
         observer = None
         if plan.join and plan.keys is not None and router.wants_holdings:
             observer = DirectoryObserver(plan.join, plan.keys)
-        holdings = Holdings(self.registry, observer, self.metrics.lookup)
+        holdings = Holdings(self.registry, observer, self.metrics)
         self.relay = relay = Relay()
         self._serving = Serving(Services(plan.settings, router, engines, self.metrics, holdings, relay))
         tasks = [asyncio.ensure_future(_forever(work)) for work in self._work(engines)]

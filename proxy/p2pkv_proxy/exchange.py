@@ -279,6 +279,9 @@ class Exchange:
                 protocol = PROTOCOLS[pair.decode.instance.mode]
                 try:
                     answer = await protocol.open(self._services.engines, call, pair, undo, self._note_lost)
+                    if answer.pages is not None:  # not before the client has its first bytes
+                        loop = asyncio.get_running_loop()
+                        loop.call_soon(self._services.holdings.learn, call.prompt, answer.pages)
                     headers = self._answer_headers(call, pair, answer, number)
                     self._is_stream = answer.is_stream
                     if answer.is_stream:

@@ -46,6 +46,12 @@ class Metrics:
         self.retries = Counter(
             "p2pkv_proxy_retries", "Requests tried on another pair", registry=self.registry
         )
+        self.page_reports = Counter(
+            "p2pkv_proxy_page_reports",
+            "What engines said of prompts' pages: taken, or refused because it can't be",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.first_byte = self._histogram(
             "first_byte", "From a request's end to its answer's first byte", _SECONDS
         )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from p2pkv.instances.heartbeat import Instance, Mode, Role, checked
+from p2pkv.instances.page_report import FIELD, report_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,6 +34,23 @@ def tokens_of(prompt: object, n: int) -> list[str]:
     """What any engine generates behind a prompt."""
     digest = hashlib.sha256(json.dumps(prompt).encode()).hexdigest()
     return [f"{digest[i % 64]}{i} " for i in range(n)]
+
+
+PAGE_BYTES = 64
+
+
+def page_names(prompt: str) -> list[bytes]:
+    """How engines name the pages of a prompt, of 64 bytes each and 16 tokens: each name covers all before it."""
+    data, names, digest = prompt.encode(), [], b""
+    for first in range(0, len(data) - PAGE_BYTES + 1, PAGE_BYTES):
+        digest = hashlib.blake2b(digest + data[first : first + PAGE_BYTES], digest_size=16).digest()
+        names.append(digest)
+    return names
+
+
+def honest_pages(prompt: str) -> dict[str, object]:
+    """What an engine says of a prompt's pages that tells the truth."""
+    return report_of("n", page_names(prompt), page_size=16, n_tokens=len(prompt.encode()) // 4 + 1)
 
 
 _STREAM_HEAD = {
@@ -101,6 +119,8 @@ class FakeEngine:
         """How it cuts an event of a stream."""
         self.sends_head_early = False
         """A decode's stream has headers before its prefill has said anything."""
+        self.pages: Callable[[str], object] = lambda prompt: None
+        """What a vLLM prefill says of a prompt's pages."""
         self.garbage: bytes | None = None
         """What it answers in place of JSON."""
         self.is_healthy = True
@@ -180,6 +200,8 @@ class FakeEngine:
             await self._meet(body)
             await _whole(send, 200, self.garbage)
             return
+        if FIELD in (body.get("kv_transfer_params") or {}):
+            self.crashed = "a report of pages, which is the router's"
         if self.sends_head_early:
             await send(_STREAM_HEAD)
         if self.mode is Mode.SGLANG and self.role is not Role.BOTH:
@@ -195,6 +217,8 @@ class FakeEngine:
             answer = {"text": "".join(tokens), "meta_info": self._meta()}
         if self.mode is Mode.VLLM and self.role is Role.PREFILL:
             answer["kv_transfer_params"] = {"remote_block_ids": [1, 2, 3]}
+            if (pages := self.pages(str(prompt))) is not None:
+                answer["kv_transfer_params"][FIELD] = pages
         await _whole(send, 200, json.dumps(answer).encode())
 
     async def _misbehave(self, mood: str, send: Send) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fake_engines import honest_pages, page_names
 from heartbeats import EnginePages, served
 from p2pkv import Config, Node
 from p2pkv.control.secret import cluster_keys
@@ -19,7 +20,7 @@ from p2pkv_proxy.holdings import Holdings
 from p2pkv_proxy.metrics import Metrics
 from p2pkv_proxy.observer import DirectoryObserver
 from p2pkv_proxy.page_keys import Keying
-from p2pkv_proxy.prompts import Prompt
+from p2pkv_proxy.prompts import Prompt, read_completion
 from p2pkv_proxy.registry import Registry
 
 SECONDS = 120.0
@@ -57,7 +58,7 @@ def test_the_router_learns_who_holds_a_prompt_without_joining(secret: str) -> No
         )
         registry.list_instance(checked(instance))
         observer = DirectoryObserver([other.address], cluster_keys(secret))
-        holdings = Holdings(registry, observer, Metrics(registry).lookup)
+        holdings = Holdings(registry, observer, Metrics(registry))
         try:
             deadline = time.monotonic() + SECONDS
             prompt = Prompt("", [text], None, is_stream=False, max_tokens=1)
@@ -73,6 +74,46 @@ def test_the_router_learns_who_holds_a_prompt_without_joining(secret: str) -> No
                 asyncio.run(holdings.look_up(prompt))
         finally:
             holdings.close()
+
+
+def test_texts_have_pages_by_what_engines_say_of_them(secret: str) -> None:
+    """Nobody knows a tokenizer or a template here: what was said of one prompt holds for all that begin alike."""
+    system = "You are an assistant who answers at some length. " * 20
+    with Node.start(Config(node_id="holder", namespace="n", secret_file=secret, pool_size="1MiB")) as node:
+        pages = np.zeros((12, 4096), np.uint8)
+        node.register_memory(pages)
+        assert node.publish(page_names(system)[:12], pages).all()
+        registry = Registry()
+        observer = DirectoryObserver([node.address], cluster_keys(secret))
+        metrics = Metrics(registry)
+        holdings = Holdings(registry, observer, metrics)
+        try:
+            deadline = time.monotonic() + SECONDS
+            while not observer.has_view:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert looked_up(holdings, system + "What is a page?").holdings_flaw
+            for question in ("What is a shard? " * 20, "What is a span? " * 20):
+                holdings.learn(looked_up(holdings, system + question), honest_pages(system + question))
+            holdings.learn(looked_up(holdings, system), {"version": 1, "packed": "AAAA", "name_size": 0})
+            asked = looked_up(holdings, system + "What is a page? " * 20)
+            while asked.holdings is None:  # it had not answered in time
+                assert time.monotonic() < deadline, asked.holdings_flaw
+                asked = looked_up(holdings, system + "What is a page? " * 20)
+            assert asked.holdings == Held({Place("holder"): 12 * PAGE})
+            assert asked.n_tokens - asked.n_to_compute == 12 * PAGE
+            assert looked_up(holdings, "Another beginning. " * 50).holdings in (Held(), None)
+            reports = metrics.registry.get_sample_value
+            assert reports("p2pkv_proxy_page_reports_total", {"outcome": "taken"}) == 2
+            assert reports("p2pkv_proxy_page_reports_total", {"outcome": "refused"}) == 1
+        finally:
+            holdings.close()
+
+
+def looked_up(holdings: Holdings, text: str) -> Prompt:
+    prompt = read_completion({"prompt": text})
+    asyncio.run(holdings.look_up(prompt))
+    return prompt
 
 
 def test_the_sidecar_tells_a_starting_a_ready_and_a_failing_engine_apart(

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fake_engines import FakeEngine, Listening, Rig, tokens_of
+from fake_engines import FakeEngine, Listening, Rig, honest_pages, tokens_of
 from p2pkv.instances.heartbeat import Mode, Role
 from p2pkv_proxy.app import App, Plan
 from p2pkv_proxy.breaker import Phase
@@ -102,6 +102,19 @@ def test_vllm_prefills_first_and_its_params_go_to_the_decode() -> None:
         assert decode.requests[0]["kv_transfer_params"] == {"remote_block_ids": [1, 2, 3]}
         assert decode.requests[0]["max_tokens"] == 5
         assert prefill.headers[0]["x-request-id"] == decode.headers[0]["x-request-id"]
+
+    run(test)
+
+
+def test_what_a_prefill_says_of_pages_is_the_routers_and_not_the_decodes() -> None:
+    async def test(rig: Rig) -> None:
+        prefill, decode = await rig.engine(Role.PREFILL), await rig.engine(Role.DECODE)
+        front = await start(rig, [prefill, decode])
+        for pages in (honest_pages("x" * 1000), "nonsense", {"version": 1}):
+            prefill.pages = lambda prompt, pages=pages: pages  # type: ignore[misc]
+            assert await front.text(COMPLETION) == "".join(tokens_of("some prompt", 5))
+            assert decode.requests[-1]["kv_transfer_params"] == {"remote_block_ids": [1, 2, 3]}
+        assert decode.crashed == ""
 
     run(test)
 

@@ -40,6 +40,8 @@ class Answer:
         self.headers = [(name, value) for name, value in post.headers if name not in HOP_BY_HOP]
         """What the client gets of the engine's headers."""
         self.is_stream = is_stream
+        self.pages: object = None
+        """What the prefill has said of the prompt's pages, as it came."""
         self._stream = EventStream()
         self._has_events = False
         kind = next((value for name, value in self.headers if name == b"content-type"), b"nothing")

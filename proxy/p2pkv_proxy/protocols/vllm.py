@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
+from p2pkv.instances.page_report import FIELD
 from p2pkv_proxy.call import Call, Interrupt, Pair
 from p2pkv_proxy.engines import Engines, Post
 from p2pkv_proxy.prompts import Body, Json
@@ -37,17 +38,21 @@ class VLLM(Protocol):
     ) -> Answer:
         call = self.named(call, pair)
         body = call.body
+        pages: object = None
         if pair.prefill is not None:
             async with engines.post(pair.prefill, call, _prefill_body(body), interrupt) as prefill:
                 await prefill.send()
                 params = _params(prefill, await prefill.read())
             if params is not None:
-                body = body | {"kv_transfer_params": params}
+                pages = params.pop(FIELD, None)
+                body = body | {"kv_transfer_params": params}  # type: ignore[assignment]
         post = await undo.enter_async_context(
             engines.post(pair.decode, call, msgspec.json.encode(body), interrupt)
         )
         await post.send()
-        return Answer(post, is_stream=call.prompt.is_stream)
+        answer = Answer(post, is_stream=call.prompt.is_stream)
+        answer.pages = pages
+        return answer
 
     def named(self, call: Call, pair: Pair) -> Call:
         """Give the request the id that the pair's connectors want."""
@@ -76,9 +81,8 @@ class _Prefilled(msgspec.Struct):
     kv_transfer_params: dict[str, object] | None = None
 
 
-def _params(post: Post, raw: bytes) -> Json:
+def _params(post: Post, raw: bytes) -> dict[str, object] | None:
     try:
-        params = msgspec.json.decode(raw, type=_Prefilled).kv_transfer_params
+        return msgspec.json.decode(raw, type=_Prefilled).kv_transfer_params
     except msgspec.DecodeError as error:
         raise post.blame(f"gave an answer that can't be read: {error}") from error
-    return params  # type: ignore[return-value]
