@@ -32,11 +32,12 @@ from starlette.routing import Route
 
 from demo.model import PAGE, Model, Shape, Tokens, decode, encode
 from demo.node_store import NodeStore
-from demo.paged_kv import PagedKV
+from demo.paged_kv import PagedKV, page_keys
 from demo.xpyd.scheduler import Ending, Job, Scheduler
 from p2pkv import Config, Node
 from p2pkv.control.secret import cluster_keys
 from p2pkv.instances.heartbeat import Heart, Instance, Load, Mode, Role, State
+from p2pkv.instances.page_report import FIELD, report_of
 
 MODEL = "demo"
 SHAPE = Shape(n_layers=2, width=64, n_heads=4, max_tokens=4096)
@@ -128,7 +129,9 @@ class Endpoint:
             }
         }
         if wanted.is_prefill:
-            body["kv_transfer_params"] = {"do_remote_prefill": True}
+            names = [key.encode() for key in page_keys(job.prompt, PAGE)]
+            pages = report_of(namespace(), names, page_size=PAGE, n_tokens=len(job.prompt))
+            body["kv_transfer_params"] = {"do_remote_prefill": True, FIELD: pages}
         return JSONResponse(body)
 
     async def _models(self, request: Request) -> Response:
@@ -240,6 +243,9 @@ def main() -> int:
     parser.add_argument("--secret-file")
     parser.add_argument("--pool-size", default=POOL_SIZE)
     parser.add_argument("--capacity", type=int, default=0)
+    parser.add_argument(
+        "--no-tokenizer", action="store_true", help="routers don't know how texts become tokens"
+    )
     parser.add_argument("--no-stdin", action="store_true", help="run until a signal, as a service")
     options = parser.parse_args()
     model = Model(SHAPE)
@@ -271,7 +277,7 @@ def main() -> int:
             node_id=node.node_id,
             namespace=namespace(),
             page_size=PAGE,
-            tokenizer="bytes",
+            tokenizer="" if options.no_tokenizer else "bytes",
         )
         endpoint = Endpoint(scheduler, node.metrics.registry)
         _serve(instance, endpoint, scheduler, listener, undo, options)

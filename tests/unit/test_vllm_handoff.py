@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from p2pkv import Config, Node
+from p2pkv.instances.page_report import FIELD, read_report
 from p2pkv.testing.lateness import returns_within
 from p2pkv.transfers import RowStatus
 from vllm_engine import EngineFake
@@ -39,6 +40,21 @@ def test_blocks_arrive_byte_for_byte_and_are_freed(pair: tuple[EngineFake, Engin
     assert decode.counts["handoffs_loaded"] == len(lengths)
     assert decode.counts["handoff_blocks"] == sum(-(-n // BLOCK) for n in lengths)
     assert "handoffs_failed" not in decode.counts
+
+
+def test_routers_are_told_the_names_under_which_a_prompts_pages_are_published(open_engine: Open) -> None:
+    prefill, decode = (
+        open_engine({"share_prefixes": True}, role="kv_producer"),
+        open_engine(role="kv_consumer"),
+    )
+    prompt = tokens(3 * BLOCK + 2)
+    given = hand_off(prefill, prompt)
+    report = read_report(given.pop(FIELD))
+    assert (report.tokens_a_name, report.n_tokens, report.n_names) == (BLOCK, len(prompt), 3)
+    config = Config(namespace=report.namespace, join=prefill.nodes[0].address, pool_size="1MiB")
+    with Node.start(config) as node:
+        prefill.step_until(lambda: bool(node.exists(report.names(3)).all()))
+    assert load(decode, prompt, given).loaded_tokens == len(prompt)  # without it, as the router passes it on
 
 
 def test_what_decode_has_already_is_not_loaded(pair: tuple[EngineFake, EngineFake]) -> None:

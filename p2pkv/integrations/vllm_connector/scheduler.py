@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 from p2pkv.config import Config
 from p2pkv.errors import UsageError
+from p2pkv.instances.page_report import FIELD, report_of
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.kv_hints import Hints, read_hints
-from p2pkv.integrations.vllm_connector.groups import NO_BLOCK
+from p2pkv.integrations.vllm_connector.groups import NO_BLOCK, Kind
 from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank, draw_name, prompt_digest
 from p2pkv.integrations.vllm_connector.hints import given_hints
 from p2pkv.integrations.vllm_connector.holds import Holds
@@ -153,6 +154,21 @@ class SchedulerSide:
             hashes = group.hashes(request.block_hashes, hash_size, numbers)
             pages.append(Pages(number, named(self._weights.name, hashes), []))
         return tuple(pages)
+
+    def _page_report(self, request: Request) -> dict[str, object] | None:
+        """Return what routers are told of a prompt's pages: the first rank's part of those that all its tokens need."""
+        if not self._instance.writes_prefixes:
+            return None
+        rank = self._ranks[0]
+        for number, group in enumerate(self._instance.groups.each):
+            if group.kind is Kind.FULL and rank.layouts[number]:
+                part = Part(0, number, rank.layouts[number])
+                n_blocks = request.num_prompt_tokens // group.block_size
+                names = [part.key(h) for h in self._named_pages(request)[number].hashes[:n_blocks]]
+                return report_of(
+                    rank.namespace, names, page_size=group.block_size, n_tokens=request.num_prompt_tokens
+                )
+        return None
 
     def _shorten(self, request: Request) -> None:
         if self._instance.groups.keeps_all or request.request_id in self._shortened:
@@ -343,7 +359,10 @@ class SchedulerSide:
         if any(NO_BLOCK in each.ids for each in blocks):
             _log.warning("request %s is not handed off: vLLM has let blocks go that decode needs", request_id)
             return False, None
-        params = handoff.to_params()  # the last thing that may raise
+        params = handoff.to_params()
+        if (pages := self._page_report(request)) is not None:
+            params[FIELD] = pages
+        # nothing below may raise
         self._next.leaves.append(Leave(request_id, handoff.name, blocks))
         return True, params
 
