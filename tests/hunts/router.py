@@ -7,6 +7,7 @@ shorter than it claims, or that only looks whole, is seen.
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import json
 import logging
@@ -20,11 +21,17 @@ from contextlib import suppress
 import aiohttp
 import uvloop
 
-from fake_engines import MOODS, FakeEngine, Rig, tokens_of
+from fake_engines import MOODS, FakeEngine, Rig, honest_pages, page_names, tokens_of
 from hunts.frame import Broken, Hunt, Stop, Tally
+from p2pkv import _native
+from p2pkv.errors import ControlError
 from p2pkv.instances.heartbeat import Mode, Role
+from p2pkv.page import Keys, Namespace
 from p2pkv_proxy.app import App, Plan
 from p2pkv_proxy.guarded_http import GuardedProtocol
+from p2pkv_proxy.held import Place
+from p2pkv_proxy.holdings import Holdings
+from p2pkv_proxy.named_pages import NamedPages
 from p2pkv_proxy.settings import Settings
 from patience import PATIENCE
 
@@ -36,6 +43,18 @@ _LARGE = 10_000
 """Tokens of an answer that is more than the buffers of a client that reads nothing."""
 _ROUNDS = 12
 _AT_ONCE = 8
+_POLICIES = (
+    "round_robin",
+    "random",
+    "prefix",
+    "session",
+    "kv_space",
+    "cache_aware",
+    "predicted",
+    "predicted",
+)
+_MOST_MARKS, _MOST_NBYTES = 40, 4000
+"""Bounds of what the router keeps of pages, so low that they are reached."""
 _ENGINES_OWN = "the handler is closed"
 """What uvicorn under uvloop fails with in an engine that the router has just hung up on; in the router it would say so,
 with the router's own code in the trace."""
@@ -54,7 +73,7 @@ class Router:
 
     async def start(self) -> None:
         """Start them all, and wait until all are ready."""
-        mode = self._rng.choice([Mode.VLLM, Mode.SGLANG])
+        mode = self._rng.choice([Mode.VLLM, Mode.VLLM, Mode.SGLANG])
         roles = self._rng.choice([[Role.BOTH], [Role.PREFILL, Role.DECODE]])
         for role in roles:
             for number in range(self._rng.randint(2, 3)):
@@ -62,7 +81,7 @@ class Router:
                 self.engines.append(engine)
                 if number:  # the first of each role is good
                     self.bad.append(engine)
-        policy = self._rng.choice(["round_robin", "least_loaded", "prefix", "random"])
+        policy, decode_policy = self._rng.choice(_POLICIES), self._rng.choice(_POLICIES)
         self.app = App(
             Plan(
                 settings=Settings(
@@ -74,18 +93,58 @@ class Router:
                 ),
                 instances=tuple(engine.instance for engine in self.engines),
                 prefill_policy=policy,
-                decode_policy=policy,
+                decode_policy=decode_policy,
             )
         )
         listening = await self._rig.serve(self.app, http=GuardedProtocol, lifespan="on")
         self.url, self.port = listening.url, listening.port
         while not all(tracked.state.value == "ready" for tracked in self.app.registry):
             await asyncio.sleep(0.005)
+        # the directory is the cluster's, of which there is none here
+        self.holdings.named = NamedPages(most_marks=_MOST_MARKS, most_nbytes=_MOST_NBYTES)
+        self.holdings._observer = self.directory = Directory()  # type: ignore[assignment]
+        for engine in self.engines:
+            engine.pages = self._says
         for engine in self.bad:
+            engine.pages = self._lies
             share, moods = self._rng.choice([0.0, 0.3, 1.0]), self._rng.sample(MOODS, 2)
             engine.mood = lambda share=share, moods=moods: (  # type: ignore[misc]
                 self._rng.choice(moods) if self._rng.random() < share else ""
             )
+
+    @property
+    def holdings(self) -> Holdings:
+        """What the router knows of pages."""
+        assert self.app._serving is not None
+        return self.app._serving._services.holdings
+
+    def _says(self, prompt: str) -> object:
+        self.directory.publish(page_names(prompt))
+        return honest_pages(prompt)
+
+    def _lies(self, prompt: str) -> object:
+        """Say what is not so, or what can't be."""
+        said = dict(honest_pages(prompt))
+        field = self._rng.choice(list(said))
+        match self._rng.randrange(4):
+            case 0:
+                said[field] = self._rng.choice([0, 0, -1, 1 << 70, "", "x" * 5000, None, [said]])
+            case 1:
+                said["packed"] = base64.b64encode(self._rng.randbytes(16 * self._rng.randrange(200))).decode()
+            case 2:
+                said = dict(honest_pages(prompt[: self._rng.randrange(len(prompt))]))
+            case 3:
+                return self._rng.choice([None, [], "pages", 1, {}, {"version": 1}])
+        return said
+
+    def judge_pages(self) -> int:
+        """Demand that what is kept of pages is within its bounds and what it says it is; return how much that is."""
+        named = self.holdings.named
+        kept = {id(mark.told): mark.told for mark in named._marks.values()}
+        nbytes = sum(len(told.report.packed) for told in kept.values())
+        if nbytes != named.nbytes or len(named) > _MOST_MARKS or nbytes > _MOST_NBYTES:
+            raise Broken(f"{len(named)} texts have {nbytes} bytes of names, counted as {named.nbytes}")
+        return len(named)
 
     def _cut(self, event: bytes) -> list[bytes]:
         """Cut most events in two: a read has the end of one and the beginning of the next."""
@@ -123,6 +182,31 @@ class Router:
         return {name: n for name, n in {**own, **counts}.items() if n}
 
 
+class Directory:
+    """Where the router asks who has pages: those that a good engine has published are somewhere, at times."""
+
+    has_view = True
+
+    def __init__(self) -> None:
+        self.epochs = _native.NamespaceEpochs()
+        self._namespace = Namespace("n", self.epochs)
+        self._published: set[bytes] = set()
+        self.n_asked = 0
+
+    def publish(self, names: list[bytes]) -> None:
+        self._published.update(key.tobytes() for key in self._namespace.hash(names))
+
+    def places(self, keys: Keys, timeout: float) -> list[Place | None]:
+        """Answer as the observer does, from one of its threads."""
+        self.n_asked += 1
+        if self.n_asked % 7 == 0:
+            raise ControlError("the directory does not answer")
+        return [Place("n1") if key.tobytes() in self._published else None for key in keys]
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
 class Clients:
     """One good client after another, and bad ones beside them."""
 
@@ -134,6 +218,8 @@ class Clients:
         self._router = router
         self._session = session
         self._n = 0
+        words = [f"{rng.randrange(10**6):06} " for _ in range(200)]
+        self._beginnings = ["", *("".join(words[: rng.randrange(200)]) for _ in range(3))]
         self._open: list[asyncio.StreamWriter] = []
         self._bad: list[Callable[[], Awaitable[None]]] = [
             self._leaves,
@@ -147,7 +233,8 @@ class Clients:
     async def good(self) -> None:
         """Ask for an answer, and judge what comes."""
         self._n += 1
-        prompt, n_tokens, is_stream = f"prompt {self._n}", self._rng.randint(1, 20), self._rng.random() < 0.6
+        prompt = f"{self._rng.choice(self._beginnings)}prompt {self._n}"
+        n_tokens, is_stream = self._rng.randint(1, 20), self._rng.random() < 0.6
         body = {"prompt": prompt, "max_tokens": n_tokens, "stream": is_stream}
         expected = "".join(tokens_of(prompt, n_tokens))
         try:
@@ -156,17 +243,17 @@ class Clients:
                 status = answer.status
         except aiohttp.ClientPayloadError:
             if is_stream:
-                raise Broken(f"the stream to {prompt!r} ended without a word") from None
+                raise Broken(f"the stream to {prompt[-20:]!r} ended without a word") from None
             self._tally["told"] += 1
             return
         if status in _TOLD:
             self._tally["told"] += 1
         elif status != 200:
-            raise Broken(f"{prompt!r} was answered with status {status}: {raw[:300]!r}")
+            raise Broken(f"{prompt[-20:]!r} was answered with status {status}: {raw[:300]!r}")
         elif is_stream:
             self._judge_stream(prompt, raw, expected)
         elif json.loads(raw)["choices"][0]["text"] != expected:
-            raise Broken(f"{prompt!r} was answered with {raw[:300]!r}, not {expected[:100]!r}")
+            raise Broken(f"{prompt[-20:]!r} was answered with {raw[:300]!r}, not {expected[:100]!r}")
         else:
             self._tally["whole"] += 1
 
@@ -177,7 +264,9 @@ class Clients:
         text = "".join(event["choices"][0]["text"] for event in told if "choices" in event)
         has_error = any("error" in event for event in told)
         if is_done == has_error or (text != expected if is_done else not expected.startswith(text)):
-            raise Broken(f"the stream to {prompt!r} was {raw[:300]!r} ... {raw[-300:]!r}, for {expected!r}")
+            raise Broken(
+                f"the stream to {prompt[-20:]!r} was {raw[:300]!r} ... {raw[-300:]!r}, for {expected!r}"
+            )
         self._tally["whole" if is_done else "told"] += 1
 
     async def bad(self) -> None:
@@ -270,6 +359,7 @@ async def _schedule(rng: random.Random, tally: Tally, stop: Stop) -> None:
             await asyncio.gather(
                 *(clients.good() for _ in range(_AT_ONCE)), *(clients.bad() for _ in range(rng.randrange(4)))
             )
+            router.judge_pages()
             if stop():
                 break
         clients.leave()
@@ -286,6 +376,8 @@ async def _schedule(rng: random.Random, tally: Tally, stop: Stop) -> None:
         for engine in router.engines:
             if engine.crashed:
                 raise Broken(f"an engine got what crashes it: {engine.crashed}")
+        tally["texts with pages"] += router.judge_pages()
+        tally["pages asked for"] += router.directory.n_asked
         tally["attempts more"] += int(router.app.metrics.retries._value.get())
         tally["passed on natively"] += router.n_passed_on
         tally["breakers opened"] += sum(tracked.breaker.opened for tracked in router.app.registry)
@@ -297,7 +389,8 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
     logging.getLogger().addHandler(complaints)
     try:
         rng = random.Random(seed)
-        run_loop = rng.choice([asyncio.run, uvloop.run])
+        # in turns: what a loop opens once and keeps is there after the first two schedules
+        run_loop = [asyncio.run, uvloop.run][seed % 2]
         run_loop(_schedule(rng, tally, stop))
     finally:
         logging.getLogger().removeHandler(complaints)
@@ -310,6 +403,15 @@ HUNT = Hunt(
     "router",
     "whoever behaves has a right and whole answer or is told that it has none; nothing stays behind",
     run,
-    effects=("whole", "told", "bad clients", "attempts more", "breakers opened", "passed on natively"),
+    effects=(
+        "whole",
+        "told",
+        "bad clients",
+        "attempts more",
+        "breakers opened",
+        "passed on natively",
+        "texts with pages",
+        "pages asked for",
+    ),
     enough=20,
 )
