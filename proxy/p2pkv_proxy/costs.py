@@ -28,7 +28,11 @@ _LEAST_STEP = 0.05
 """How much of a difference is believed at a time, after the first ones: rates change by minutes."""
 _ALIKE = 0.1
 """Rates of instances that differ by less are taken for one: it is more likely noise, for which no page should move."""
-_LEAST_RATIO, _MOST_RATIO = 0.1, 10.0
+_LEAST_RATIO, _MOST_RATIO = 0.1, 3.0
+"""A machine that stood still for a moment says little of its rate."""
+_STALE = 4
+"""So many times as many windows as there are instances: after that without one of its own nobody knows how fast an
+instance is. Else one that was slow once would be sent nothing, and never be looked at again."""
 _LEAST_S, _MOST_S = 1e-8, 1.0
 """Of a token: who says otherwise, by answering at once or never, is believed no further."""
 _MOST_PLACES = 4096
@@ -70,18 +74,18 @@ class Costs:
 
     def __init__(self) -> None:
         self.compute_s: dict[str, float] = {}
-        """A computed token's, by instance."""
+        """A computed token's, by instance, as it was learnt."""
         self.fetch_s: OrderedDict[Place, float] = OrderedDict()
         """A fetched token's, by where it comes from; those longest unused are forgotten."""
         self._request_s = REQUEST_S
         self._n_observed: dict[str, int] = {}
+        self._last: dict[str, int] = {}  # the number of the last window of each instance
+        self._n_windows = 0
+        self._typical_s = COMPUTE_S
 
     def compute(self, instance_id: str) -> float:
         """Return what a computed token takes; of an instance not seen yet what it took elsewhere."""
-        if not self.compute_s:
-            return COMPUTE_S
-        typical = sum(self.compute_s.values()) / len(self.compute_s)
-        known = self.compute_s.get(instance_id, typical)
+        known, typical = self._learnt(instance_id), self._typical_s
         return known if abs(known / typical - 1) > _ALIKE else typical
 
     def fetch(self, place: Place) -> float:
@@ -98,13 +102,15 @@ class Costs:
 
     def observe(self, instance_id: str, work: Work, seconds: float) -> None:
         """Learn from what a piece of work has taken."""
-        parts = self._parts(instance_id, work)
+        parts, compute_s = self._parts(instance_id, work), self._learnt(instance_id)
         predicted = sum(parts.values())
         if predicted <= 0.0:
             return
         ratio = min(_MOST_RATIO, max(_LEAST_RATIO, seconds / predicted))
 
-        n_before = self._n_observed.get(instance_id, 0)
+        n_before = 0 if self._is_stale(instance_id) else self._n_observed.get(instance_id, 0)
+        self._n_windows += 1
+        self._last[instance_id] = self._n_windows
         self._n_observed[instance_id] = n_before + 1
         step = max(_LEAST_STEP, 0.5 / (1 + n_before))
 
@@ -112,17 +118,33 @@ class Costs:
             return min(_MOST_S, max(_LEAST_S, value * (1 + step * (ratio - 1) * part / predicted)))
 
         self._request_s = corrected(self._request_s, parts["request"])
-        self.compute_s[instance_id] = corrected(self.compute(instance_id), parts["compute"])
+        self.compute_s[instance_id] = corrected(compute_s, parts["compute"])
+        self._sum_up()
         for place in work.fetched:
             self.fetch_s[place] = corrected(self.fetch(place), parts[place])
             self.fetch_s.move_to_end(place)
         while len(self.fetch_s) > _MOST_PLACES:
             self.fetch_s.popitem(last=False)
 
+    def _learnt(self, instance_id: str) -> float:
+        """Return what a token takes there, alike or not: corrected is this, or it would never leave the others."""
+        known = None if self._is_stale(instance_id) else self.compute_s.get(instance_id)
+        return known if known is not None else self._typical_s
+
+    def _sum_up(self) -> None:
+        """Take the mean of what is known, once for all that is asked until the next window."""
+        known = [seconds for name, seconds in self.compute_s.items() if not self._is_stale(name)]
+        self._typical_s = sum(known) / len(known) if known else COMPUTE_S
+
+    def _is_stale(self, instance_id: str) -> bool:
+        return self._n_windows - self._last.get(instance_id, self._n_windows) > _STALE * len(self._last)
+
     def forget(self, instance_id: str) -> None:
         """Drop what was learnt of an instance that is gone."""
         self.compute_s.pop(instance_id, None)
         self._n_observed.pop(instance_id, None)
+        self._last.pop(instance_id, None)
+        self._sum_up()
 
     def _parts(self, instance_id: str, work: Work) -> Mapping[object, float]:
         parts: dict[object, float] = {

@@ -44,6 +44,24 @@ def test_one_that_answers_at_once_or_never_is_believed_within_bounds() -> None:
     assert not costs.compute_s
 
 
+def test_an_instance_that_was_slow_once_is_not_taken_for_slow_for_ever() -> None:
+    costs = Costs()
+    for _ in range(50):
+        for name in ("a", "b"):
+            costs.observe(name, Work(1, 1000), 0.1)
+    for _ in range(20):
+        costs.observe("a", Work(1, 1000), 5.0)  # it stood still
+        costs.observe("b", Work(1, 1000), 0.1)
+    assert costs.compute("a") > 2 * costs.compute("b")
+    for _ in range(9):  # nobody goes to it any more
+        costs.observe("b", Work(1, 1000), 0.1)
+    assert costs.compute("a") == costs.compute("newcomer")
+    for _ in range(20):
+        costs.observe("a", Work(1, 1000), 0.1)
+        costs.observe("b", Work(1, 1000), 0.1)
+    assert costs.compute("a") == pytest.approx(0.0001, rel=0.15)
+
+
 def run_turns(n_at_once: int, rate: float) -> Tracked:
     """Have an instance compute prompts in the order they came, with ``n_at_once`` of them there all the time."""
     registry = Registry()
