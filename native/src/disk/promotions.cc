@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "disk/waiting.h"
+#include "page/packed_location.h"
 
 namespace p2pkv {
 namespace {
@@ -204,7 +205,7 @@ void Promotions::find_in_pool(const std::vector<Key>& keys, Promoter::Lease leas
     }
     pool_.pin(keys.data(), keys.size(), lease.seconds, question->found.data(), tickets->data(),
               question->locations.data(), room);
-    for (const Location& location : question->locations) *nbytes += location.length;
+    for (const Location& location : question->locations) *nbytes += stored_nbytes(location);
     pool_.touch(keys.data(), keys.size());
     if (std::count(question->found.begin(), question->found.end(), 0) == 0) return;
   }
