@@ -14,7 +14,7 @@ from p2pkv import ClosedError, Config, Node, PrefetchOutcome, UsageError
 from p2pkv.control.sockets import Request
 from p2pkv.control.wire import Kind, ReplyStatus
 from p2pkv.disk.tier import DiskTier
-from p2pkv.page import Namespace
+from p2pkv.page import HAS_DISK, Namespace
 
 PAGE = 4096
 POOL = 64 * PAGE
@@ -167,6 +167,21 @@ def test_a_guest_does_not_come_to_the_disk(start: Callable[..., Node], tmp_path:
     caching = other._parts.caching
     assert caching is not None
     assert not tier.contains(caching.cache.hash(KEYS)[1]).any()
+
+
+def test_where_a_guest_lies_promises_no_disk(start: Callable[..., Node], tmp_path: Path) -> None:
+    """Who finds it evicted looks for its owner, and does not ask a disk that never has it."""
+    owner = start("owner")
+    other = start("other", disk_size="8MiB", disk_path=str(tmp_path / "disk"))
+    published(owner)
+    eventually(lambda: set(brought(other)) <= {PrefetchOutcome.PRESENT, PrefetchOutcome.BROUGHT}, 30.0)
+    own = fresh(2)
+    published(other, own)
+    cache = other._cache
+    for keys, has_disk in ((KEYS, 0), (own, HAS_DISK)):
+        there, where = cache._pool.lookup(cache.hash(keys)[1])
+        assert there.all()
+        assert set(where["flags"] & HAS_DISK) == {has_disk}
 
 
 def test_pages_on_disks_are_brought_from_there(start: Callable[..., Node], tmp_path: Path) -> None:

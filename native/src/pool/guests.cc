@@ -149,7 +149,10 @@ void Guests::store(const Key* keys, const int64_t* addresses, const Origin* orig
                    Location* locations, StoreStatus* statuses) {
   std::vector<Block> blocks(n);
   std::vector<PoolStatus> reserved(n);
-  for (size_t i = 0; i < n; ++i) blocks[i] = {keys[i], locations[i].length, locations[i].checksum};
+  for (size_t i = 0; i < n; ++i) {
+    blocks[i] = {keys[i], locations[i].length, locations[i].checksum};
+    blocks[i].is_guest = true;
+  }
   pool_->reserve_blocks(blocks.data(), n, reserved.data());
   std::vector<size_t> rows;
   std::vector<Block> copied;

@@ -92,7 +92,7 @@ uint8_t* Pool::data_at(uint32_t granule) const {
 
 Location Pool::location_of(uint32_t granule) const {
   const Page& page = pages_[granule];
-  const uint32_t flags = options_.has_disk ? kResident | kHasDisk : kResident;
+  const uint32_t flags = options_.has_disk && page.is_guest == 0 ? kResident | kHasDisk : kResident;
   return {options_.owner,
           boot_,
           data_offset_ + uint64_t{granule} * options_.granule,
@@ -244,6 +244,7 @@ PoolStatus Pool::commit(const Key& key, const Draft& draft, Location* location) 
   page.length = draft.length;
   page.packed = draft.packed.nbytes / kPackedUnit;
   page.checksum = draft.checksum;
+  page.is_guest = draft.is_guest ? 1 : 0;
   blocks_.commit(draft.granule);
   pages_.insert(draft.granule);
   note(draft.granule, PageEvent::kStored);

@@ -55,7 +55,8 @@ struct Block {
   Key key;
   uint64_t length = 0;
   uint64_t checksum = 0;
-  uint64_t packed = 0;  // bytes of the packed form that is to lie there; 0: the page as it is
+  uint64_t packed = 0;    // bytes of the packed form that is to lie there; 0: the page as it is
+  bool is_guest = false;  // another node's page (pool/guests.h)
   uint32_t granule = UINT32_MAX;
   uint8_t* data = nullptr;
 };
@@ -66,7 +67,7 @@ struct PoolOptions {
   uint64_t owner = 0;       // goes into every location
   uint64_t boot = 0;        // goes into every location
   uint32_t region = 0;      // goes into every location
-  bool has_disk = false;    // goes into every location
+  bool has_disk = false;    // goes into every location of an own page
   Packing packing = Packing::kOff;
   uint64_t pinned_limit = 0;      // bytes of blocks that pins may hold; 0: half of the pool
   RegionOptions memory;           // how it is made
@@ -177,6 +178,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
     uint64_t checksum = 0;
     codec::Size packed;    // what it is stored as; nothing: as it is
     uint64_t pack_ns = 0;  // that it took to find that out
+    bool is_guest = false;
 
     uint64_t stored() const { return packed.nbytes != 0 ? packed.nbytes : length; }
   };

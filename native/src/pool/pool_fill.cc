@@ -34,7 +34,8 @@ void Pool::commit_blocks(const Block* blocks, size_t n, const uint8_t* is_filled
     tickets[i] = 0;
     locations[i] = Location{};
     if (is_filled[i] != 0) {
-      const Draft draft{blocks[i].granule, blocks[i].length, blocks[i].checksum, {blocks[i].packed}};
+      const Draft draft{blocks[i].granule, blocks[i].length, blocks[i].checksum, {blocks[i].packed}, 0,
+                        blocks[i].is_guest};
       const PoolStatus status = commit(blocks[i].key, draft, &locations[i]);
       found[i] = status == PoolStatus::kStored || status == PoolStatus::kExists;
       if (found[i] != 0 && lease_seconds > 0) tickets[i] = pin_one(pages_.find(blocks[i].key), deadline_ns);
