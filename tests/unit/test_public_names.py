@@ -14,6 +14,7 @@ import p2pkv
 from p2pkv import Member, Node, PeerTraffic
 from p2pkv.arrays.host import SupportsCudaArray
 from p2pkv.explain import Explanation
+from p2pkv.tracing import PAGE_CACHE, TRANSFERS
 from p2pkv.transfers import Grant, HeadMap, Offer, Transfers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +22,7 @@ SUBMODULES = (
     "transfers",
     "explain",
     "membership",
+    "tracing",
     "transports.base",
     "transports.options",
     "testing",
@@ -28,6 +30,12 @@ SUBMODULES = (
     "integrations.vllm",
 )
 """Public beside `p2pkv` itself; README.md says so."""
+
+IN_SPANS = {
+    "p2pkv.request",
+    *(f"p2pkv.{call.span}" for calls in (PAGE_CACHE, TRANSFERS) for call in calls.values()),
+}
+"""Names of spans and of their attributes, no modules."""
 
 _INSIDE = {"set_view"}  # of Transfers: called by its node
 _ANYBODYS = {SupportsCudaArray}  # a protocol: callers bring classes of their own
@@ -76,7 +84,8 @@ def test_a_public_submodule_is_there_and_in_the_readme(name: str) -> None:
 def inside_names(text: str) -> list[str]:
     """Return what a document names that is not public."""
     text = text.replace('entry-points."p2pkv.transports"', "")  # a group, no module
-    named = re.findall(r"(?<![\w./-])p2pkv\.[A-Za-z_][\w.]*", text)
+    text = text.replace("`p2pkv.io/", "`")  # what Kubernetes puts before names of annotations and labels
+    named = [name for name in re.findall(r"(?<![\w./-])p2pkv\.[A-Za-z_][\w.]*", text) if name not in IN_SPANS]
     for module, names in re.findall(r"from (p2pkv[\w.]*) import (.*)", text):
         named += [f"{module}.{name.strip()}" for name in names.split(",")]
     public = [f"p2pkv.{name}" for name in (*p2pkv.__all__, "__version__", *SUBMODULES)]
