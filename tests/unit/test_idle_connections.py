@@ -52,7 +52,8 @@ def test_connections_of_a_burst_are_closed_when_they_are_idle(
 
 
 def test_a_pull_reads_over_what_a_fetch_has_opened(tmp_path: Path) -> None:
-    pair = Pair(tmp_path, transports=["tcp"])
+    # one stream: another one that is tried for its gain has a thread of its own
+    pair = Pair(tmp_path, transports=["tcp"], transport_options={"tcp": {"streams": 1}})
     keys = pair.publish()
     assert pair.fetch_is_right(keys)
     n_of_the_fetch = serving_threads()
