@@ -1,5 +1,7 @@
 #include "transports/registered.h"
 
+#include <unistd.h>
+
 #include <vector>
 
 #include "net/frames.h"
@@ -15,6 +17,12 @@ std::string RegisteredRegion::describe() const {
 }
 
 void RegisteredRegion::close() {
+  if (getpid() != pid_) {
+    // Whoever used it, or had the table locked, at the fork is a thread of the parent, which never leaves
+    // here.
+    if ((uses_.fetch_or(kClosed, std::memory_order_acq_rel) & kClosed) == 0) options_.fd.reset();
+    return;
+  }
   uint32_t uses = uses_.fetch_or(kClosed, std::memory_order_acq_rel);
   const bool is_first = (uses & kClosed) == 0;
   if (is_first && options_.on_closing) options_.on_closing(*this);

@@ -1,6 +1,8 @@
 // Memory registered with a built-in transport, and the table in which peers' requests find it.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -37,7 +39,8 @@ class RegisteredRegion final : public MemoryRegion {
   uint8_t* base() const override { return options_.base; }
   uint64_t nbytes() const override { return options_.nbytes; }
   std::string describe() const override;
-  // Waits for uses to end; each lasts for one system call or the copies of some MiB, never for a peer.
+  // Waits for uses to end; each lasts for one system call or the copies of some MiB, never for a peer. In a
+  // forked child it only lets go of the child's own descriptor: all else is the parent's.
   void close() override;
 
   uint32_t id() const { return id_; }
@@ -68,6 +71,7 @@ class RegisteredRegion final : public MemoryRegion {
   Options options_;
   const std::shared_ptr<RegionTable> table_;
   const uint32_t id_;
+  const pid_t pid_ = getpid();
   std::atomic<uint32_t> uses_{0};  // how many; kClosed is set by the first close()
 };
 
