@@ -10,9 +10,10 @@ and scatter by a tenth: nothing is moved and nothing computed.
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import math
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from p2pkv.metrics import Metrics
 from p2pkv.recompute.hits import Hits
 from p2pkv.recompute.policy import Policy
 from p2pkv.recompute.rates import Source
+from p2pkv_bench.traces import TracedRequest, read_trace
 
 PAGE_TOKENS, PAGE_NBYTES = 512, 64 << 20
 TOKEN_S, LOOK_BACK_S = 1e-4, 2e-9
@@ -37,9 +39,7 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--requests", type=int, default=4000)
     options = parser.parse_args()
-    with options.trace.open() as file:
-        lines = [json.loads(line) for line, _ in zip(file, range(options.requests), strict=False)]
-    prompts = found(lines)
+    prompts = found(itertools.islice(read_trace(options.trace), options.requests))
     print("| link beside engine | always | never | measured | of the better one |\n|---|---|---|---|---|")
     for ratio in RATIOS:
         sums = replay(prompts, ratio)
@@ -48,12 +48,12 @@ def main() -> None:
         print(f"| {ratio:g} | {figures} | {sums['measured'] / better:.3f} |")
 
 
-def found(lines: list[dict[str, object]]) -> list[Hits]:
+def found(requests: Iterable[TracedRequest]) -> list[Hits]:
     """Return the pages of each request that earlier ones had; requests without any are left out."""
     seen: set[int] = set()
     prompts = []
-    for line in lines:
-        ids, n_tokens = [int(i) for i in line["hash_ids"]], int(str(line["input_length"]))  # type: ignore[attr-defined]
+    for request in requests:
+        ids, n_tokens = request.hash_ids, request.input_length
         whole = ids[: (n_tokens - 1) // PAGE_TOKENS]
         n = next((i for i, each in enumerate(whole) if each not in seen), len(whole))
         seen.update(ids)

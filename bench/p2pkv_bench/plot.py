@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from p2pkv_bench.report import page_size
 from p2pkv_bench.rows import Row, Spread
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def draw(rows: Sequence[Row], file: Path) -> list[Path]:
@@ -53,6 +57,13 @@ def draw(rows: Sequence[Row], file: Path) -> list[Path]:
         if points is ratios:
             axis.axhline(1.0, color="gray", linewidth=0.8)
         axis.legend(fontsize="x-small")
+    return save(figure, file)
+
+
+def save(figure: Figure, file: Path) -> list[Path]:
+    """Write a figure of pyplot's as PNG and as SVG, and close it; return both paths."""
+    from matplotlib import pyplot as plt
+
     figure.tight_layout()
     written = [file.with_suffix(".png"), file.with_suffix(".svg")]
     for path in written:

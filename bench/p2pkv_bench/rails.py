@@ -1,4 +1,4 @@
-"""What a batch loses when one of two rails to its owner is cut: tcp between two network namespaces.
+"""Measures what a batch loses when one of two rails to its owner is cut: tcp between two network namespaces.
 
 A reader fetches the same pages over and over; at a random moment one cable is cut. What counts is the longest batch
 from then on until the cable is healed, beyond the median of those before. The same is taken of as long a time without

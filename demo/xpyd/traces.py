@@ -6,10 +6,11 @@ Each stands for a prompt by its blocks of 512 tokens: prompts with the same bloc
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
+
+from p2pkv_bench import traces
 
 BLOCK = 512
 TURNS = 33
@@ -43,11 +44,9 @@ def read_trace(path: Path, n_requests: int, *, speed: float, seed: int) -> list[
     """Return the first requests of a trace; ``speed`` is how many times as fast they come."""
     chooser = random.Random(seed)  # noqa: S311 - no secret
     requests = []
-    with path.open("rb") as lines:
-        for line in itertools.islice(lines, n_requests):
-            one = json.loads(line)
-            at = (one["timestamp"] / 1000 + chooser.random() * _STAMP_S) / speed
-            requests.append(Request(at, one["input_length"], one["output_length"], tuple(one["hash_ids"])))
+    for one in itertools.islice(traces.read_trace(path), n_requests):
+        at = (one.timestamp / 1000 + chooser.random() * _STAMP_S) / speed
+        requests.append(Request(at, one.input_length, one.output_length, one.hash_ids))
     return sorted(requests, key=lambda request: request.at)
 
 

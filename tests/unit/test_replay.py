@@ -14,10 +14,10 @@ from p2pkv_bench.replay.cli import main
 from p2pkv_bench.replay.live import LiveCluster
 from p2pkv_bench.replay.run import Size, beside, ceiling, simulate
 from p2pkv_bench.replay.simulation import Cluster, Tier
-from p2pkv_bench.replay.trace import Asked, read_trace
+from p2pkv_bench.traces import TracedRequest, read_whole_trace
 
 
-def conversations(seed: int, n_requests: int) -> list[Asked]:
+def conversations(seed: int, n_requests: int) -> list[TracedRequest]:
     """Requests of users who come back with a longer prompt, behind a beginning that all share."""
     numbers = random.Random(seed)
     prompts: list[list[int]] = []
@@ -32,7 +32,7 @@ def conversations(seed: int, n_requests: int) -> list[Asked]:
         for _ in range(numbers.randint(1, 8)):
             prompt.append(fresh)
             fresh += 1
-        requests.append(Asked(float(i), list(prompt)))
+        requests.append(TracedRequest(tuple(prompt), 1000.0 * i))
     return requests
 
 
@@ -97,7 +97,7 @@ def test_windows_add_up() -> None:
 @pytest.mark.parametrize("placed", ["round_robin", "prefix", "random"])
 def test_real_nodes_find_what_is_simulated(placed: str) -> None:
     requests, size = conversations(3, 600), Size(3, 500, 0)
-    with LiveCluster(size, 4096, max(len(request.pages) for request in requests)) as cluster:
+    with LiveCluster(size, 4096, max(len(request.hash_ids) for request in requests)) as cluster:
         simulated, found = beside(requests, size, placed, cluster)
         by_tier = cluster.by_tier()
     assert sum(by_tier) >= found.n_used
@@ -109,7 +109,7 @@ def test_real_nodes_find_what_is_simulated(placed: str) -> None:
 
 def test_real_disks_keep_what_is_simulated() -> None:
     requests, size = conversations(3, 600), Size(3, 200, 2048)
-    with LiveCluster(size, 4096, max(len(request.pages) for request in requests)) as cluster:
+    with LiveCluster(size, 4096, max(len(request.hash_ids) for request in requests)) as cluster:
         simulated, found = beside(requests, size, "round_robin", cluster)
         by_tier = cluster.by_tier()
     without = simulate(requests, size._replace(disk_pages=0), "round_robin").total.rate
@@ -128,24 +128,13 @@ def test_a_document_says_it_all(tmp_path: Path, capsys: pytest.CaptureFixture[st
     trace = written(
         tmp_path / "trace.jsonl",
         [
-            json.dumps({"timestamp": at * 1000, "hash_ids": pages, "input_length": 7})
-            for at, pages in requests
+            json.dumps({"timestamp": one.timestamp, "hash_ids": one.hash_ids, "chat_id": 7})
+            for one in requests
         ],
     )
-    arguments = [
-        "--nodes",
-        "2",
-        "--pool-size",
-        "1MiB",
-        "--page-size",
-        "4KiB",
-        "--windows",
-        "3",
-        "--json",
-        "--live",
-    ]
+    arguments = "--nodes 2 --pool-size 1MiB --page-size 4KiB --windows 3 --json --live --sizes 0.5,2".split()
     with pytest.raises(SystemExit) as ended:
-        main([str(trace), *arguments, "--sizes", "0.5,2", "--plot", str(tmp_path / "plot")])
+        main([str(trace), *arguments, "--plot", str(tmp_path / "plot")])
     assert ended.value.code == 0
     document = json.loads(capsys.readouterr().out)
     assert document["requests"] == 200
@@ -177,7 +166,7 @@ def test_what_a_token_takes_is_what_its_heads_take() -> None:
         (['{"hash_ids": [1]}', '{"timestamp": 4}'], "line 2.*hash_ids"),
         (
             ['{"timestamp": 5, "hash_ids": [1]}', '{"timestamp": 4, "hash_ids": [1]}'],
-            "line 2.*sort the trace",
+            "request 2.*sort the trace",
         ),
         ([""], "has no requests"),
         (['{"hash_ids": ["a"]}'], "line 1.*int"),
@@ -185,7 +174,7 @@ def test_what_a_token_takes_is_what_its_heads_take() -> None:
 )
 def test_a_trace_that_is_none_is_named(tmp_path: Path, lines: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        read_trace(written(tmp_path / "trace.jsonl", lines))
+        read_whole_trace(written(tmp_path / "trace.jsonl", lines))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from p2pkv_bench.replay.live import LiveCluster
 from p2pkv_bench.replay.placement import PLACEMENTS
 from p2pkv_bench.replay.report import Live, Report, draw, show, to_dict
 from p2pkv_bench.replay.run import Found, Outcome, Size, beside, ceiling, simulate
-from p2pkv_bench.replay.trace import Asked, read_trace
+from p2pkv_bench.traces import TracedRequest, read_whole_trace
 
 _GRANULE = 4096
 """Pages take their bytes of a pool rounded up to so many."""
@@ -55,7 +55,7 @@ def replay(
     ] = None,
 ) -> None:
     """Simulate what the requests of a trace would find in a cluster: by tier, over its size, and over time."""
-    requests = read_trace(trace)
+    requests = read_whole_trace(trace)
     page_nbytes = parse_size("--page-size", page_size)
     given = Size(
         nodes,
@@ -72,7 +72,7 @@ def replay(
         ceiling=ceiling(requests),
         sizes=list(outcomes.values()),
         asked_for=outcomes[1.0],
-        seconds=requests[-1].at,
+        seconds=(requests[-1].timestamp - requests[0].timestamp) / 1000,
         live=_live(requests, outcomes[1.0], placed) if live else None,
     )
     if as_json:
@@ -85,8 +85,8 @@ def replay(
             Console(stderr=True, highlight=False).print(Text(f"wrote {written}"))
 
 
-def _live(requests: Sequence[Asked], outcome: Outcome, placed: str) -> Live:
-    longest = max(1, *(len(request.pages) for request in requests))
+def _live(requests: Sequence[TracedRequest], outcome: Outcome, placed: str) -> Live:
+    longest = max(1, *(len(request.hash_ids) for request in requests))
     with LiveCluster(outcome.size, _LIVE_PAGE, longest) as cluster:
         simulated, found = beside(requests, outcome.size, placed, cluster)
         return Live(simulated, Found(found.n_asked, cluster.by_tier()))

@@ -1,4 +1,4 @@
-"""The same requests to real nodes, with real bytes."""
+"""Sends the same requests to real nodes, with real bytes."""
 
 from __future__ import annotations
 

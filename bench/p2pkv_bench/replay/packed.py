@@ -9,7 +9,6 @@ to 32 classes an octave.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from p2pkv.values import parse_size
 from p2pkv_bench.room import GRANULE, ScaledPool, granules
+from p2pkv_bench.traces import read_trace
 
 _MIX = np.uint64(0xD1342543DE82EF95)
 _CLASSES_PER_OCTAVE = 32
@@ -62,14 +62,13 @@ def replay(
     """Return how many pages the trace asks for, how many of them were there, and how full the pool is at its end."""
     pool = ScaledPool(n_pages * page_nbytes)
     n_asked = n_hits = 0
-    with trace.open() as lines:
-        for line in lines:
-            names = np.array(json.loads(line)["hash_ids"], np.uint64)
-            n_asked += len(names)
-            # as an engine does: what is there is used, then what is missing is published, in the order of the prompt
-            found = pool.contains(names)
-            n_hits += int(found.sum())
-            pool.publish(names, stored_nbytes(names, page_nbytes, ratios))
+    for request in read_trace(trace):
+        names = np.array(request.hash_ids, np.uint64)
+        n_asked += len(names)
+        # as an engine does: what is there is used, then what is missing is published, in the order of the prompt
+        found = pool.contains(names)
+        n_hits += int(found.sum())
+        pool.publish(names, stored_nbytes(names, page_nbytes, ratios))
     return n_asked, n_hits, pool.share
 
 

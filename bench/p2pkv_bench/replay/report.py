@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from p2pkv_bench.plot import save
 from p2pkv_bench.replay.run import Found, Outcome
 from p2pkv_bench.replay.simulation import Tier
 from p2pkv_bench.report import page_size
@@ -23,7 +24,7 @@ _NAMES = {
 
 
 class Live(NamedTuple):
-    """What real nodes found, beside the simulation of the same."""
+    """Compares what real nodes found with the simulation of the same."""
 
     simulated: Found
     found: Found
@@ -42,7 +43,7 @@ class Report(NamedTuple):
     asked_for: Outcome
     """The one of the size that was given."""
     seconds: float
-    """Of the trace's own time."""
+    """How long the trace's requests took to come."""
     live: Live | None
 
 
@@ -103,12 +104,7 @@ def draw(report: Report, file: Path) -> list[Path]:
         axis.set_ylabel("pages found")
         axis.set_ylim(bottom=0)
         axis.legend(fontsize="x-small")
-    figure.tight_layout()
-    written = [file.with_suffix(".png"), file.with_suffix(".svg")]
-    for path in written:
-        figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return written
+    return save(figure, file)
 
 
 def _table_of_sizes(report: Report) -> Table:

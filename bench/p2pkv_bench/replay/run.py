@@ -7,13 +7,13 @@ from typing import NamedTuple, Protocol
 
 from p2pkv_bench.replay.placement import placement
 from p2pkv_bench.replay.simulation import Cluster, Tier
-from p2pkv_bench.replay.trace import Asked
+from p2pkv_bench.traces import TracedRequest
 
 _FOREVER = 1 << 62
 
 
 class Size(NamedTuple):
-    """Of a cluster; pages a node."""
+    """Says how large a cluster is, in pages a node."""
 
     n_nodes: int
     pool_pages: int
@@ -21,7 +21,7 @@ class Size(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What requests asked for and used, in pages."""
+    """Counts the pages that requests asked for, and used."""
 
     n_asked: int
     by_tier: tuple[int, ...]
@@ -43,7 +43,7 @@ class Found(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Of one replay."""
+    """Holds what one replay found."""
 
     size: Size
     total: Found
@@ -54,20 +54,20 @@ class Outcome(NamedTuple):
 
 
 class Asks(Protocol):
-    """What has nodes that can be asked, as :class:`Cluster` has."""
+    """Has nodes that can be asked, as :class:`Cluster` has."""
 
     def ask(self, node: int, pages: Sequence[int], /) -> Sequence[int]:
         """Ask at a node; return how many pages were used from each tier."""
 
 
-def simulate(trace: Sequence[Asked], size: Size, placed: str, n_windows: int = 1) -> Outcome:
+def simulate(trace: Sequence[TracedRequest], size: Size, placed: str, n_windows: int = 1) -> Outcome:
     """Send the requests of ``trace`` to a simulated cluster, each to the node that the placement chooses."""
     cluster = Cluster(size.n_nodes, size.pool_pages, size.disk_pages)
     total, windows = _replay(trace, cluster, cluster, size.n_nodes, placed, n_windows)
     return Outcome(size, total, windows, cluster.n_evicted)
 
 
-def beside(trace: Sequence[Asked], size: Size, placed: str, other: Asks) -> tuple[Found, Found]:
+def beside(trace: Sequence[TracedRequest], size: Size, placed: str, other: Asks) -> tuple[Found, Found]:
     """Send the requests to a simulated cluster and to ``other``, to the same nodes; return what either found."""
     cluster = Cluster(size.n_nodes, size.pool_pages, size.disk_pages)
     simulated = [0] * len(Tier)
@@ -82,20 +82,22 @@ def beside(trace: Sequence[Asked], size: Size, placed: str, other: Asks) -> tupl
     return Found(found.n_asked, tuple(simulated)), found
 
 
-def ceiling(trace: Sequence[Asked]) -> float:
+def ceiling(trace: Sequence[TracedRequest]) -> float:
     """Return the hit rate of a cluster that never evicts."""
     return simulate(trace, Size(1, _FOREVER, 0), "round_robin").total.rate
 
 
 def _replay(
-    trace: Sequence[Asked], cluster: Cluster, asked: Asks, n_nodes: int, placed: str, n_windows: int
+    trace: Sequence[TracedRequest], cluster: Cluster, asked: Asks, n_nodes: int, placed: str, n_windows: int
 ) -> tuple[Found, list[Found]]:
     place = placement(placed, n_nodes)
-    whole = trace[-1].at or 1.0
+    began = trace[0].timestamp
+    whole = trace[-1].timestamp - began or 1.0
     counts = [[0] * (1 + len(Tier)) for _ in range(n_windows)]
-    for at, pages in trace:
+    for request in trace:
+        pages = request.hash_ids
         used = asked.ask(place(cluster, pages), pages)
-        count = counts[min(n_windows - 1, int(at / whole * n_windows))]
+        count = counts[min(n_windows - 1, int((request.timestamp - began) / whole * n_windows))]
         count[0] += len(pages)
         for tier, n in enumerate(used, 1):
             count[tier] += n

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
-
 from p2pkv.errors import ConfigError
+from p2pkv_bench.traces import read_trace
 
 _WORDS = ("page", "pool", "peer", "span", "shard", "ring", "slot", "node", "boot", "word", "lease", "owner")
-_MAX_LINE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,34 +71,16 @@ def _random_prompts(load: Load, chooser: random.Random) -> Iterator[Arrival]:
         yield Arrival(0.0, prompt, load.n_new)
 
 
-class _Traced(msgspec.Struct):
-    """A line of a trace; ``timestamp`` only orders them."""
-
-    timestamp: float
-    input_length: int
-    output_length: int
-    hash_ids: list[int]
-
-
 def _traced(load: Load, round_number: int) -> Iterator[Arrival]:
     """Take the round's part of a trace: each hash becomes a block of text, always the same."""
     assert load.trace is not None
     first = round_number * load.n_requests
     n_made = 0
-    try:
-        with load.trace.open("rb") as lines:
-            for number, line in enumerate(lines):
-                if number < first:
-                    continue
-                if n_made == load.n_requests:
-                    return
-                one = msgspec.json.decode(line[:_MAX_LINE], type=_Traced)
-                prompt = "".join(_block(hash_id, load.block) for hash_id in one.hash_ids)
-                n_new = max(1, round(one.output_length * load.output_share))
-                yield Arrival(0.0, prompt[: load.max_prompt_bytes], n_new)
-                n_made += 1
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"cannot read the trace {load.trace}: {error}") from error
+    for one in itertools.islice(read_trace(load.trace), first, first + load.n_requests):
+        prompt = "".join(_block(hash_id, load.block) for hash_id in one.hash_ids)
+        n_new = max(1, round(one.output_length * load.output_share))
+        yield Arrival(0.0, prompt[: load.max_prompt_bytes], n_new)
+        n_made += 1
     if n_made < load.n_requests:
         raise ConfigError(
             f"the trace {load.trace} has no {load.n_requests} requests for round {round_number}"
