@@ -7,16 +7,13 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/cold_lines.h"
 #include "base/copy_choice.h"
 #include "codec/block_kernels.h"
 
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
-
 namespace p2pkv::codec {
 
-constexpr size_t kLine = 64;
+constexpr size_t kLine = kCacheLine;
 // How far behind the next block loads begin. Measured beside 0 and 3072 (Zen 4, 1 MiB, unpacking): 13 to 15
 // GB/s, 10 to 15 and 10 to 11; 7.5 without. Packing, which sums its pages as well, gains nothing by it.
 constexpr size_t kAheadOfNext = 1024;
@@ -31,42 +28,12 @@ inline bool is_stored_past_cache(uint64_t nbytes) {
   return stores_past_cache(kernel_for(Copying::kPlain, static_cast<size_t>(nbytes)));
 }
 
-// `to` is aligned to a line.
-inline void store_line(uint8_t* to, const uint8_t* from) {
-#if defined(__x86_64__)
-  for (size_t i = 0; i < kLine; i += sizeof(__m128i)) {
-    _mm_stream_si128(reinterpret_cast<__m128i*>(to + i),
-                     _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
-  }
-#elif defined(__aarch64__)
-  __asm__ volatile(
-      "ldp q0, q1, [%1]\n\t"
-      "ldp q2, q3, [%1, #32]\n\t"
-      "stnp q0, q1, [%0]\n\t"
-      "stnp q2, q3, [%0, #32]"
-      :
-      : "r"(to), "r"(from)
-      : "v0", "v1", "v2", "v3", "memory");
-#else
-  std::memcpy(to, from, kLine);
-#endif
-}
-
 // A block, wherever it goes; what is not in whole lines there goes through the cache.
 inline void store_block(uint8_t* to, const uint8_t* from, size_t nbytes) {
   size_t done = std::min(-reinterpret_cast<uintptr_t>(to) % kLine, nbytes);
   std::memcpy(to, from, done);
   for (; nbytes - done >= kLine; done += kLine) store_line(to + done, from + done);
   std::memcpy(to + done, from + done, nbytes - done);
-}
-
-// Keeps what is stored afterwards behind all lines.
-inline void fence_lines() {
-#if defined(__x86_64__)
-  _mm_sfence();
-#elif defined(__aarch64__)
-  __asm__ volatile("dmb ishst" ::: "memory");
-#endif
 }
 
 // Runs of bytes to one place after another, each at most a block: either made where they go, or made aside
