@@ -11,6 +11,7 @@ import difflib
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 from p2pkv import plugins
 from p2pkv.errors import ConfigError, TransportError
@@ -169,18 +170,18 @@ def create(setting: str | Sequence[str], settings: TransportSettings) -> list[Tr
     With ``auto`` one that can't be started is left out, with a warning.
     """
     started: list[Transport] = []
-    try:
+    with ExitStack() as undo:
         for name in wanted(setting, settings.options):
             try:
-                started.append(transport_class(name, settings.options).create(settings))
+                transport = transport_class(name, settings.options).create(settings)
             except TransportError as error:
                 if setting != "auto":
                     raise
                 _log.warning("transport %s is left out: %s", name, error)
-    except BaseException:
-        for transport in started:
-            transport.close()
-        raise
+                continue
+            undo.callback(transport.close)
+            started.append(transport)
+        undo.pop_all()
     return started
 
 

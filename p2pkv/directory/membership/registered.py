@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from random import Random
 
@@ -95,11 +96,10 @@ class RegisteredMembership(EmbeddedMembership):
         }
 
     def enter(self, deadline_s: float) -> None:
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._registry.close)
             super().enter(deadline_s)
-        except BaseException:
-            self._registry.close()
-            raise
+            undo.pop_all()
 
     def close(self) -> None:
         self._registry.publish(None)  # while the peers are told
@@ -131,11 +131,10 @@ class RegisteredMembership(EmbeddedMembership):
     def _announced(self, roster: Roster, deadline: float) -> None:
         if not self._is_usable:
             return
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._network.withdraw)
             self._claim(roster, deadline)
-        except BaseException:
-            self._network.withdraw()
-            raise
+            undo.pop_all()
 
     def _claim(self, roster: Roster, deadline: float) -> None:
         """Take this node's name in the registry, unless a living node has it."""

@@ -85,11 +85,7 @@ class HttpCalls:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Ask one server; if it does not answer, RegistryError is raised, and the next call is another's turn."""
-        response = self._send(method, path, body, timeout, headers)
-        try:
-            return self._answer(response)
-        except (OSError, HTTPException) as error:
-            raise self._lost(error) from error
+        return self._answer(self._send(method, path, body, timeout, headers))
 
     def open_stream(
         self,
@@ -105,10 +101,7 @@ class HttpCalls:
         if response.status == 200:
             self._stream = response
             return None
-        try:
-            return self._answer(response)
-        except (OSError, HTTPException) as error:
-            raise self._lost(error) from error
+        return self._answer(response)
 
     def next_line(self, timeout: float, *, may_end: bool = False) -> dict[str, Any] | None:
         """Wait for the stream's next line; after ``timeout`` silent seconds it is None, and the stream has ended.
@@ -202,7 +195,10 @@ class HttpCalls:
         return failure
 
     def _answer(self, response: HTTPResponse) -> Answer:
-        body = self._json(response.read(_MAX_BODY + 1))
+        try:
+            body = self._json(response.read(_MAX_BODY + 1))
+        except (OSError, HTTPException) as error:
+            raise self._lost(error) from error
         wait = response.headers.get("Retry-After", "")
         return Answer(response.status, body, min(float(wait), _MOST_PATIENCE_S) if wait.isdecimal() else 1.0)
 
