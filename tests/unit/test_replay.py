@@ -132,9 +132,10 @@ def test_a_document_says_it_all(tmp_path: Path, capsys: pytest.CaptureFixture[st
             for one in requests
         ],
     )
-    arguments = "--nodes 2 --pool-size 1MiB --page-size 4KiB --windows 3 --json --live --sizes 0.5,2".split()
+    size = ["--nodes", "2", "--pool-size", "1MiB", "--page-size", "4KiB", "--sizes", "0.5,2"]
+    wanted = ["--windows", "3", "--json", "--live", "--plot", str(tmp_path / "plot")]
     with pytest.raises(SystemExit) as ended:
-        main([str(trace), *arguments, "--plot", str(tmp_path / "plot")])
+        main([str(trace), *size, *wanted])
     assert ended.value.code == 0
     document = json.loads(capsys.readouterr().out)
     assert document["requests"] == 200
