@@ -1,4 +1,4 @@
-"""A node's settings: what they are, what they may be, and where they come from.
+"""A node's settings: what they are.
 
 Every setting has a default. The same keys work in Python, as JSON, as ``P2PKV_<KEY>`` environment variables and in the
 extra configuration of SGLang and vLLM. An unknown key is refused with the nearest name, but in the environment, where
@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import logging
 import os
-import re
 import secrets
 import socket
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from p2pkv import plugins
-from p2pkv.address import check_endpoint, is_loopback, split_address
-from p2pkv.errors import ConfigError
+from p2pkv.config.checks import DATA_PORTS, check
+from p2pkv.config.sources import gather
 from p2pkv.store_url import StoreUrl, is_store_url, read_store_url
 from p2pkv.transports import AllOptions, former_names, read_options, take_former
 from p2pkv.values import (
@@ -29,57 +25,8 @@ from p2pkv.values import (
     as_number,
     as_ports,
     as_tuple,
-    check_choice,
-    is_unicode,
-    nearest,
     parse_size,
-    shown,
 )
-
-DATA_PORTS = 3
-"""A node listens on so many besides its control socket: for pages, for transfers, for its part of the directory."""
-DISK_LAYOUTS = ("bucket", "file", "offset")
-"""How pages lie on disk; ``docs/disk.md`` says which is good for what."""
-DISK_FSYNC = ("never", "seal", "batch")
-"""What is forced to the device, and when."""
-DISK_WRITE = ("write_through", "on_evict")
-"""When a page goes to the disk."""
-DISK_ADMISSION = ("all", "second_use")
-DISK_COMPRESSION = ("off", "zstd")
-COMPRESSION = ("off", "lossless", "auto")
-"""Which pages do."""
-ENGINE_ROLES = ("", "prefill", "decode", "both")
-"""Empty: what the engine's own settings say."""
-HUGE_PAGES = {"off": 0, "2MiB": 2 << 20, "1GiB": 1 << 30}
-"""Bytes of a huge page by its name; those of x86-64 and of 64-bit ARM with 4 KiB pages."""
-MAX_NODE_ID = 128
-MIN_POOL_SIZE = 64 * 1024
-MEMBERSHIP_ENGINES = ("embedded", "static")
-"""Those of p2pkv; others come from packages."""
-MAX_SIZE = 2**60
-MAX_REPLICAS = 8
-MIN_STAGING_SIZE = 1 << 16
-MAX_BUFFER_SIZE = 2**43
-"""So many bytes the receive buffer's allocator can count in blocks of 4 KiB."""
-
-
-_TEXTS = (
-    *("data_ports", "cluster", "namespace", "node_id", "listen", "membership", "secret_file", "verify"),
-    *("cuda_library", "huge_pages", "prefault", "copy_kernel", "compression"),
-    *("disk_path", "disk_layout", "disk_fsync", "disk_write", "disk_admission", "disk_compression"),
-    *("engine_url", "engine_role", "metrics_host", "dashboard_token"),
-    *("kv_events", "kv_events_replay", "kv_events_topic"),
-)
-
-
-_log = logging.getLogger(__name__)
-
-_SERVICE = re.compile(
-    r"P2PKV_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
-)
-"""Variables by which Kubernetes tells each pod of the Services of its namespace whose names begin with ``p2pkv``."""
-_SERVICES = ("tcp://", "udp://", "sctp://")
-"""How ``P2PKV_METRICS_PORT`` begins where there is a Service ``p2pkv-metrics``."""
 
 
 class _DrawnId(str):
@@ -243,138 +190,15 @@ class Config:
         _set(self, "raise_nofile", as_bool("raise_nofile", self.raise_nofile))
         if self.metrics_port is not None:
             _set(self, "metrics_port", as_number("metrics_port", self.metrics_port, int))
-        self._check_texts()
-        self._check_values()
-        self._check_addresses()
+        check(self)
         if self.listen.startswith("*:"):  # ZMQ's word for it, which nobody else knows
             _set(self, "listen", f"0.0.0.0{self.listen[1:]}")
         _set(self, "node_id", str(self.node_id))  # the wire knows plain strings only
 
-    def _check_texts(self) -> None:
-        for name in _TEXTS:
-            value = getattr(self, name)
-            if value is None and name in ("secret_file", "disk_path"):
-                continue
-            if not isinstance(value, str):
-                raise ConfigError(f"{name} must be a string, not {type(value).__name__}")
-            # neither native code nor the system takes anything else
-            if "\0" in value or not is_unicode(value):
-                raise ConfigError(f"{name} must be valid Unicode without zero bytes, not {shown(value)}")
-        if self.dashboard_token and not re.fullmatch(r"[A-Za-z0-9._~-]{16,256}", self.dashboard_token):
-            raise ConfigError("dashboard_token must be 16 to 256 letters, digits, '.', '_', '~' or '-'")
-        if self.secret_file == "":
-            raise ConfigError("secret_file is empty; name a file, or leave it out for a private secret")
-
-    def _check_values(self) -> None:
-        if not 1 <= len(self.node_id) <= MAX_NODE_ID or not self.node_id.isprintable():
-            raise ConfigError(
-                f"node_id must be 1 to {MAX_NODE_ID} printable characters, not {self.node_id!r}"
-            )
-        if not 1 <= len(self.cluster.encode()) <= MAX_NODE_ID or not self.cluster.isprintable():
-            raise ConfigError(
-                f"cluster must be 1 to {MAX_NODE_ID} bytes of printable characters, not {shown(self.cluster)}"
-            )
-        if is_store_url(self.membership):
-            read_store_url(self.membership)
-        elif self.membership not in MEMBERSHIP_ENGINES:
-            engines = (*MEMBERSHIP_ENGINES, *plugins.names(plugins.MEMBERSHIP))
-            check_choice("membership", self.membership, engines)
-        check_choice("verify", self.verify, ("generation", "checksum"))
-        check_choice("compression", self.compression, COMPRESSION)
-        check_choice("huge_pages", self.huge_pages, tuple(HUGE_PAGES))
-        check_choice("prefault", self.prefault, ("start", "behind"))
-        check_choice("engine_role", self.engine_role, ENGINE_ROLES)
-        for name in ("pool_size", "disk_size"):
-            if getattr(self, name) > MAX_SIZE:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)} bytes; no machine has more than {MAX_SIZE}"
-                )
-        if self.pool_nbytes < MIN_POOL_SIZE and self.pool_nbytes != 0:
-            raise ConfigError(
-                f"pool_size is {self.pool_nbytes} bytes; at least {MIN_POOL_SIZE} are needed, or 0 for a node "
-                "without a cache"
-            )
-        if not 0 < self.deadline <= 3600:
-            raise ConfigError(f"deadline must be above 0 and at most 3600 seconds, not {self.deadline}")
-        for name, most in (("pin_share", 0.5), ("prefetch_share", 1.0)):
-            if not 0 <= getattr(self, name) <= most:
-                raise ConfigError(f"{name} must be 0 to {most:g} of the pool, not {getattr(self, name)}")
-        if not 1 <= self.directory_check <= 86400:
-            raise ConfigError(f"directory_check must be 1 to 86400 seconds, not {self.directory_check}")
-        for name in ("buffer_size", "buddy_pool_size"):
-            if not 0 <= getattr(self, name) <= MAX_BUFFER_SIZE:
-                raise ConfigError(f"{name} must be 0 to {MAX_BUFFER_SIZE} bytes, not {getattr(self, name)}")
-        if not MIN_STAGING_SIZE <= self.device_staging_nbytes <= MAX_BUFFER_SIZE:
-            raise ConfigError(
-                f"device_staging_size must be {MIN_STAGING_SIZE} to {MAX_BUFFER_SIZE} bytes, not "
-                f"{self.device_staging_nbytes}"
-            )
-        if not 0 < self.transfer_lease <= 3600:
-            raise ConfigError(
-                f"transfer_lease must be above 0 and at most 3600 seconds, not {self.transfer_lease}"
-            )
-        if not 1 <= self.replicas <= MAX_REPLICAS:
-            raise ConfigError(f"replicas must be 1 to {MAX_REPLICAS}, not {self.replicas}")
-        if self.copy_threads not in (1, 2):
-            raise ConfigError(f"copy_threads must be 1 or 2, not {self.copy_threads}")
-        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
-            raise ConfigError(f"metrics_port must be 0 to 65535, not {self.metrics_port}")
-        if not self.transport_names:
-            raise ConfigError("transports is empty; name at least one, or leave it at 'auto'")
-        if "auto" in self.transport_names and len(self.transport_names) > 1:
-            raise ConfigError("transports: 'auto' chooses by itself and can't stand beside other names")
-        self._check_disk()
-
-    def _check_disk(self) -> None:
-        check_choice("disk_layout", self.disk_layout, DISK_LAYOUTS)
-        check_choice("disk_fsync", self.disk_fsync, DISK_FSYNC)
-        check_choice("disk_write", self.disk_write, DISK_WRITE)
-        check_choice("disk_admission", self.disk_admission, DISK_ADMISSION)
-        check_choice("disk_compression", self.disk_compression, DISK_COMPRESSION)
-        if self.disk_path == "":
-            raise ConfigError(f"disk_path must be the path of a folder, not {self.disk_path!r}")
-        if self.disk_nbytes < 0:
-            raise ConfigError(f"disk_size must not be negative, and is {self.disk_nbytes}")
-        if self.disk_path is not None and not self.disk_nbytes:
-            raise ConfigError(f"disk_path is {self.disk_path!r}, but disk_size is 0; set it as well")
-        if self.disk_nbytes and not self.pool_nbytes:
-            raise ConfigError("disk_size is set, but pool_size is 0: pages come to the disk through the pool")
-        if self.disk_nbytes and isinstance(self.node_id, _DrawnId):
-            raise ConfigError(
-                "disk_size is set, but node_id is not: a node finds its disk again by its id; set node_id as well"
-            )
-
-    def _check_addresses(self) -> None:
-        host, port = split_address("listen", self.listen)
-        first, last = self.data_port_range
-        for name, own in (("listen", port), ("metrics_port", self.metrics_port)):
-            if own and first <= own <= last:
-                raise ConfigError(
-                    f"{name} has port {own}, which is one of data_ports {self.data_ports}: another node of this host "
-                    "could take it; keep them apart"
-                )
-        for name, addresses in (("join", self.join_addresses), ("routers", self.router_addresses)):
-            for address in addresses:
-                if split_address(name, address)[1] == 0:
-                    raise ConfigError(f"{name} address {address!r} needs a port other than 0")
-        if self.secret_file is None and not is_loopback(host):
-            raise ConfigError(
-                f"listen is {self.listen!r}, which other machines can reach, but there is no secret_file; "
-                "give every node the same secret_file, or listen on 127.0.0.1"
-            )
-        for name in ("kv_events", "kv_events_replay"):
-            if endpoint := getattr(self, name):
-                check_endpoint(name, endpoint, is_exposed=bool(self.kv_events_exposed))
-        if self.kv_events_replay and not self.kv_events:
-            raise ConfigError("kv_events_replay is set, but kv_events is not: there is nothing to repeat")
-        if self.kv_events and not self.pool_nbytes:
-            raise ConfigError(
-                "kv_events is set, but pool_size is 0: a node without a cache has nothing to tell"
-            )
-        if self.must_join and not self.join_addresses and self.store is None:
-            raise ConfigError("must_join is set, but join is not: whom to join is not known")
-        if self.membership == "static" and not self.join_addresses:
-            raise ConfigError("membership is 'static', so join must name every node of the cluster")
+    @property
+    def has_drawn_id(self) -> bool:
+        """Whether nobody chose ``node_id``: another start has another one."""
+        return isinstance(self.node_id, _DrawnId)
 
     @property
     def join_addresses(self) -> tuple[str, ...]:
@@ -464,39 +288,5 @@ class Config:
         :class:`~p2pkv.errors.ConfigError` for unknown keys, naming the nearest one; of unknown variables it warns.
         """
         names = [*(field.name for field in dataclasses.fields(cls)), *former_names()]
-        values: dict[str, object] = {}
-        for variable, text in (os.environ if environ is None else environ).items():
-            if not variable.startswith("P2PKV_"):
-                continue
-            key = variable.removeprefix("P2PKV_").lower()
-            if key in names and not text.startswith(_SERVICES):
-                values[key] = text
-            elif not (_SERVICE.fullmatch(variable) or key.startswith("test_")):
-                _log.warning(
-                    "environment variable %s is no setting of p2pkv%s", variable, nearest(key, names)
-                )
-        given = settings if isinstance(settings, Mapping) else read_settings(settings)
-        for key, value in given.items():
-            if key not in host_keys:
-                _check_known("setting", key, names)
-                values[key] = value
+        values = gather(names, settings, os.environ if environ is None else environ, host_keys)
         return cls(**values)  # type: ignore[arg-type]  # __post_init__ checks every value
-
-
-def _check_known(what: str, key: str, names: Collection[str]) -> None:
-    if key not in names:
-        raise ConfigError(f"unknown {what} {key!r}{nearest(key, names)}")
-
-
-def read_settings(path: str | os.PathLike[str] | None) -> Mapping[str, object]:
-    """Return the settings in a JSON file; none without a path. Keys and values are not checked yet."""
-    if path is None:
-        return {}
-    try:
-        with open(path, encoding="utf-8") as file:
-            settings = json.load(file)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read settings from {os.fspath(path)}: {error}") from error
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{os.fspath(path)} must hold a JSON object, not {type(settings).__name__}")
-    return settings
