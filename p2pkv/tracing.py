@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextvars import ContextVar
 from importlib import import_module
 from importlib.metadata import version
@@ -28,30 +28,39 @@ class Traced(NamedTuple):
     """How one method shows in spans."""
 
     span: str
-    given: Callable[..., Mapping[str, Any]] | None = None
-    """Makes attributes of its arguments."""
+    given: Callable[[Sequence[Any], Mapping[str, Any]], Mapping[str, Any]] | None = None
+    """Makes attributes of its arguments, whatever they are."""
     returned: Callable[[Any], Mapping[str, Any]] | None = None
     """Makes attributes of what it returned."""
 
 
-def _pages_of(keys: Sized, *_: object, **__: object) -> Mapping[str, Any]:
-    """Say how many pages a call is about, whose first argument has one of something for each."""
-    return {"p2pkv.pages": len(keys)}
+def _argument(arguments: Sequence[Any], named: Mapping[str, Any], index: int, name: str) -> Any:
+    """Return an argument, None if it was not given: what is wrong with a call is for the method itself to say."""
+    return arguments[index] if len(arguments) > index else named.get(name)
+
+
+def _pages_of(arguments: Sequence[Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Say how many pages a call is about."""
+    keys = _argument(arguments, named, 0, "keys")
+    return {"p2pkv.pages": len(keys)} if isinstance(keys, Sized) else {}
+
+
+def _request_of(arguments: Sequence[Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Name the request that a transfer is of."""
+    return {"p2pkv.request": str(_argument(arguments, named, 0, "request"))}
+
+
+def _node_and_request_of(arguments: Sequence[Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Name the other node, and the request that a transfer is of."""
+    return {
+        "p2pkv.peer": str(_argument(arguments, named, 0, "node_id")),
+        "p2pkv.request": str(_argument(arguments, named, 1, "request")),
+    }
 
 
 def _hits_of(outcomes: Any) -> Mapping[str, Any]:
     """Say how many of the outcomes are hits."""
     return {"p2pkv.hits": int(np.count_nonzero(outcomes))}
-
-
-def _request_of(request: str, *_: object, **__: object) -> Mapping[str, Any]:
-    """Name the request that a transfer is of."""
-    return {"p2pkv.request": request}
-
-
-def _node_and_request_of(node_id: str, request: str, *_: object, **__: object) -> Mapping[str, Any]:
-    """Name the other node, and the request that a transfer is of."""
-    return {"p2pkv.peer": node_id, "p2pkv.request": request}
 
 
 PAGE_CACHE = {
@@ -123,7 +132,7 @@ class Spans:
                 if request:
                     span.set_attribute("p2pkv.request", request)
                 if call.given is not None:
-                    span.set_attributes(call.given(*arguments, **named))
+                    span.set_attributes(call.given(arguments, named))
                 result = method(*arguments, **named)
                 if call.returned is not None:
                     span.set_attributes(call.returned(result))

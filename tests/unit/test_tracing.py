@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,6 +155,20 @@ def test_what_a_call_raises_is_in_its_span(nodes: tuple[Node, Node], collector: 
     [span] = collector.named("p2pkv.publish")
     assert span.status.code == Status.STATUS_CODE_ERROR
     assert span.events[0].name == "exception"
+
+
+@pytest.mark.parametrize("keys", [None, 5, "abc"])
+def test_wrong_calls_are_refused_as_without(
+    nodes: tuple[Node, Node], collector: Collector, keys: Any
+) -> None:
+    page = pages(nodes[1], 1)
+    with pytest.raises(UsageError), Node.start(Config(pool_size="64KiB")) as plain:
+        plain.fetch(keys, page)
+    with pytest.raises(UsageError):
+        nodes[1].fetch(keys, page)
+    with pytest.raises(TypeError, match=r"Transfers\.get\(\) missing"):
+        nodes[1].transfers.get("a")  # type: ignore[call-arg]
+    assert collector.named("p2pkv.fetch")
 
 
 def test_nothing_is_wrapped_unless_asked_for() -> None:
