@@ -42,6 +42,7 @@ struct Model {
       : pages(n_granules),
         words(n_granules, kFirstWord),
         bytes(n_granules),
+        lengths(n_granules),
         blocks(pages, reinterpret_cast<uint8_t*>(words.data()), n_granules, kFirstWord,
                [this](uint32_t page) { evict(page); }) {}
 
@@ -90,6 +91,7 @@ struct Model {
     pages.insert(block);
     CHECK(pages[block].generation > last_generation);  // none is used twice
     last_generation = pages[block].generation;
+    lengths[block] = length;
     return {block, length, pages[block].generation, name};
   }
   // A page of `n` granules, whole; its location has no length if there was no room.
@@ -145,6 +147,7 @@ struct Model {
   PageTable pages;
   std::vector<uint64_t> words;
   std::vector<uint64_t> bytes;
+  std::vector<uint32_t> lengths;  // of pages, by their first granule: a block may be longer than its page
   PageBlocks blocks;
   std::vector<uint32_t> evicted;  // in order
   uint64_t last_generation = 0;

@@ -89,7 +89,7 @@ class Churn {
       model_.blocks.touch(page);
     } else if (what < 22 && pinned_.size() < 40) {
       model_.pin(page);
-      pinned_.push_back({page, model_.blocks.length_of(page), 0, model_.bytes[page]});
+      pinned_.push_back({page, model_.lengths[page], 0, model_.bytes[page]});
     } else if (what == 22) {
       model_.retract(page);
     }
@@ -100,8 +100,8 @@ class Churn {
     std::swap(pinned_[random_() % pinned_.size()], pinned_.back());
     const Model::Location pinned = pinned_.back();
     pinned_.pop_back();
-    CHECK_EQ(model_.bytes[pinned.block], pinned.name);
-    CHECK_EQ(model_.bytes[pinned.block + pinned.length - 1], pinned.name);
+    for (uint32_t i = 0; i < pinned.length; ++i)
+      CHECK_EQ(model_.bytes[pinned.block + i], pinned.name);
     model_.unpin(pinned.block);
   }
 
