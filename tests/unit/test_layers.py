@@ -51,6 +51,7 @@ BELOW = {
     "cache": "_native arrays control directory disk errors limited_log memory metrics page peers pool transports",
     "explain": "_native control directory disk errors limited_log page pool transports",
     "dashboard": "address control directory errors explain metrics_server",
+    "indexer": "directory page",
     "kv_events": "_native disk errors page pool limited_log",
     "parts": "_native address cache config control dashboard descriptors directory disk errors explain kv_events "
     "lifetime memory metrics metrics_server offers page peers pool tracing transports",
