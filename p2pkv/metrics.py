@@ -340,6 +340,10 @@ class Metrics:
             "direction",
         )
         """``direction``: to_device, to_host."""
+        self.indexer_requests = self._counter(
+            "p2pkv_indexer_requests", "Requests to this node's indexer", "outcome"
+        )
+        """``outcome``: answered, refused, failed."""
         self.looked_up_pages = Counter("p2pkv_looked_up_pages", "Pages looked up", ["source"], registry=None)
         """As :data:`LABELLED` says; native code counts those that the location cache knew, so that they are shown
         together."""
@@ -380,6 +384,7 @@ class Metrics:
             (self.unpublished_pages, ("no_room", "no_directory", "timed_out", "epoch", "changed", "device")),
             (self.staged_bytes, ("to_device", "to_host")),
             (self.looked_up_pages, ("own_shard", "peers", "earlier_owners")),
+            (self.indexer_requests, ("answered", "refused", "failed")),
             (self.prefetched_pages, PREFETCH_OUTCOMES),
             (self.handed_over_pages, ("accepted", "refused")),
             (self.pinned_pages, ("pinned", "absent", "no_room")),

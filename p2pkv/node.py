@@ -54,6 +54,8 @@ class Node:
         self.metrics = self._parts.metrics
         self.metrics_port = self._parts.metrics_port
         """Where metrics are served, if anywhere."""
+        self.indexer_port = self._parts.indexer_port
+        """Where indexer queries are answered, if anywhere."""
         events = None if self._parts.caching is None else self._parts.caching.events
         self.kv_events_endpoint = None if events is None else events.endpoint
         """Where KV events are published, with the port that was taken; None without ``kv_events``."""

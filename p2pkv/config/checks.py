@@ -46,7 +46,7 @@ _TEXTS = (
     *("cuda_library", "huge_pages", "prefault", "copy_kernel", "compression"),
     *("disk_path", "disk_layout", "disk_fsync", "disk_write", "disk_admission", "disk_compression"),
     *("engine_url", "engine_role", "metrics_host", "dashboard_token"),
-    *("kv_events", "kv_events_replay", "kv_events_topic"),
+    *("kv_events", "kv_events_replay", "kv_events_topic", "indexer", "indexer_token"),
 )
 
 
@@ -67,8 +67,10 @@ def _check_texts(config: Config) -> None:
         # neither native code nor the system takes anything else
         if "\0" in value or not is_unicode(value):
             raise ConfigError(f"{name} must be valid Unicode without zero bytes, not {shown(value)}")
-    if config.dashboard_token and not re.fullmatch(r"[A-Za-z0-9._~-]{16,256}", config.dashboard_token):
-        raise ConfigError("dashboard_token must be 16 to 256 letters, digits, '.', '_', '~' or '-'")
+    for name in ("dashboard_token", "indexer_token"):
+        token = getattr(config, name)
+        if token and not re.fullmatch(r"[A-Za-z0-9._~-]{16,256}", token):
+            raise ConfigError(f"{name} must be 16 to 256 letters, digits, '.', '_', '~' or '-'")
     if config.secret_file == "":
         raise ConfigError("secret_file is empty; name a file, or leave it out for a private secret")
 
@@ -153,7 +155,8 @@ def _check_disk(config: Config) -> None:
 def _check_addresses(config: Config) -> None:
     host, port = split_address("listen", config.listen)
     first, last = config.data_port_range
-    for name, own in (("listen", port), ("metrics_port", config.metrics_port)):
+    indexer_port = _check_indexer(config)
+    for name, own in (("listen", port), ("metrics_port", config.metrics_port), ("indexer", indexer_port)):
         if own and first <= own <= last:
             raise ConfigError(
                 f"{name} has port {own}, which is one of data_ports {config.data_ports}: another node of this host "
@@ -179,3 +182,20 @@ def _check_addresses(config: Config) -> None:
         raise ConfigError("must_join is set, but join is not: whom to join is not known")
     if config.membership == "static" and not config.join_addresses:
         raise ConfigError("membership is 'static', so join must name every node of the cluster")
+
+
+def _check_indexer(config: Config) -> int | None:
+    """Return the port of ``indexer``, if there is one."""
+    if not config.indexer:
+        return None
+    host, port = split_address("indexer", config.indexer[:300])
+    if not config.indexer_token and not is_loopback(host):
+        raise ConfigError(
+            f"indexer is {shown(config.indexer)}, which other machines can reach, and whoever does sees which pages "
+            "lie where; set indexer_token, or listen on 127.0.0.1"
+        )
+    if not config.pool_nbytes:
+        raise ConfigError(
+            "indexer is set, but pool_size is 0: a node without a cache has no directory to ask"
+        )
+    return port

@@ -157,6 +157,10 @@ class Config:
     """The first frame of each message of events, which subscribers choose by."""
     kv_events_exposed: bool | str = False
     """Let both be reached by other machines. Nothing of them is encrypted, and whoever connects is served."""
+    indexer: str = ""
+    """``HOST:PORT`` to answer indexer queries at, over HTTP; empty: nowhere. Port 0 takes a free one."""
+    indexer_token: str = dataclasses.field(default="", repr=False)
+    """What who asks there has to know, where it is not on loopback; as for ``dashboard_token``."""
     tracing: bool | str = False
     """Have spans of OpenTelemetry for calls; needs ``opentelemetry-api``, and a provider that the program sets up."""
     routers: tuple[str, ...] | list[str] | str = ()

@@ -44,6 +44,7 @@ from p2pkv.offers.transfers import Transfers, start_offers
 from p2pkv.page import Namespace
 from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.control import ControlParts
+from p2pkv.parts.indexer import serve_indexer
 from p2pkv.peers.connections import PeerConnections
 from p2pkv.tracing import PAGE_CACHE, TRANSFERS, Spans
 from p2pkv.transports.base import Transport, TransportSettings
@@ -77,6 +78,7 @@ class NodeParts:
         self._disk_faults = disk_faults  # for tests: what the calls of the disk tier go through
         self.own_key = node_key(config.node_id)
         self.metrics_port: int | None = None
+        self.indexer_port: int | None = None
         self._started = time.time()
         self._version = version("p2pkv")  # read from files, which no scrape should do
         self._has_met = threading.Event()  # another node
@@ -159,6 +161,16 @@ class NodeParts:
         self.metrics.watch_labelled(BoundedPeers(self.peers.traffic).read)
         self.metrics.watch_labelled(self._rails)
         self._answer_questions(undo)
+        if config.indexer and self.caching is not None:
+            indexer = serve_indexer(
+                config,
+                self.caching.directory,
+                self.control,
+                lambda: self.membership.view().present(),
+                self.metrics,
+            )
+            undo.callback(indexer.close)
+            self.indexer_port = indexer.port
         if config.metrics_port is not None:
             server = MetricsServer(
                 config.metrics_host or self.control.host,

@@ -51,10 +51,10 @@ BELOW = {
     "cache": "_native arrays control directory disk errors limited_log memory metrics page peers pool transports",
     "explain": "_native control directory disk errors limited_log page pool transports",
     "dashboard": "address control directory errors explain metrics_server",
-    "indexer": "directory page",
+    "indexer": "directory errors limited_log page",
     "kv_events": "_native disk errors page pool limited_log",
-    "parts": "_native address cache config control dashboard descriptors directory disk errors explain kv_events "
-    "lifetime memory metrics metrics_server offers page peers pool tracing transports",
+    "parts": "_native address cache config control dashboard descriptors directory disk errors explain indexer "
+    "kv_events lifetime limited_log memory metrics metrics_server offers page peers pool tracing transports",
     "node": "_native arrays cache config directory errors explain lifetime memory page parts peers transports",
     "__init__": "_native cache config directory errors memory node page peers",
     "testing": "_native control directory errors transports",

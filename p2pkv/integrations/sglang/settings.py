@@ -144,6 +144,7 @@ def for_rank(config: Config, index: int) -> Config:
         config,
         kv_events=numbered_endpoint(config.kv_events, index),
         kv_events_replay=numbered_endpoint(config.kv_events_replay, index),
+        indexer=numbered_endpoint(config.indexer, index),
     )
     if config.disk_path:
         config = dataclasses.replace(config, disk_path=f"{config.disk_path}-rank{index}")

@@ -126,7 +126,13 @@ class Instance:
             # what it never publishes needs no room; what it reads of others' needs a cache all the same
             pool_size = MIN_POOL_SIZE if self.reads_prefixes else 0
             config = dataclasses.replace(
-                config, pool_size=pool_size, disk_path=None, disk_size=0, kv_events="", kv_events_replay=""
+                config,
+                pool_size=pool_size,
+                disk_path=None,
+                disk_size=0,
+                kv_events="",
+                kv_events_replay="",
+                indexer="",
             )
         return _numbered(config, self.first_index + rank, namespace)
 
@@ -141,6 +147,7 @@ class Instance:
             buddy_pool_size=0,
             kv_events="",
             kv_events_replay="",
+            indexer="",
         )
         return _numbered(config, self.first_index + self.world_size, namespace)
 
@@ -155,7 +162,7 @@ def _numbered(config: Config, index: int, namespace: str) -> Config:
             changes["listen"] = f"{host}:{int(port) + index}"
         if config.metrics_port:
             changes["metrics_port"] = config.metrics_port + index
-        for name in ("kv_events", "kv_events_replay"):
+        for name in ("kv_events", "kv_events_replay", "indexer"):
             changes[name] = numbered_endpoint(getattr(config, name), index)
         if config.disk_path:
             changes["disk_path"] = f"{config.disk_path}-{index}"
