@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -61,7 +62,7 @@ class IndexerServer:
         self._token = token
         self._hosts = _LOOPBACK_NAMES | {f"[{host}]" if ":" in host else host}
         self._count = count
-        self._log = log
+        self.log = log
         self._posts: Mapping[str, Callable[[bytes], object]] = {
             "/query": indexer.query,
             "/query_by_hash": indexer.query_by_hash,
@@ -126,9 +127,9 @@ class IndexerServer:
             return self.refused(refusal)
         except ClosedError as error:
             return self.refused(Refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error)))
-        except Exception as error:  # noqa: BLE001  # the top of what a connection's thread does again and again
+        except Exception as error:  # the top of what a connection's thread does again and again
             self._count("failed")
-            self._log.warning("indexer", "a question to the indexer failed: %r", error, exc_info=error)
+            self.log.warning("indexer", "a question to the indexer failed: %r", error, exc_info=error)
             return HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "this node failed; its log says why"}
         self._count("answered")
         return status, told
@@ -158,8 +159,14 @@ class _Listener(TCPServer):
             if len(self._connections) >= MAX_CONNECTIONS and not self._make_room():
                 request.close()
                 return
+            thread.start()  # first, since it may fail; what the thread does with its connection waits for the lock
             self._connections[request.fileno()] = _Connection(request, thread, time.monotonic())
-            thread.start()  # within the lock: whoever ends connections joins threads that run
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say why a connection was not taken, which the base has closed."""
+        self.owner.log.warning(
+            "connection", "the indexer did not take a connection", exc_info=sys.exc_info()[1]
+        )
 
     def _make_room(self) -> bool:
         """End the connection that waits longest; False if all are being answered."""
