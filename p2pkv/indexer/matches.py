@@ -48,7 +48,10 @@ class Places:
         external = _leading(self.is_found)
         if not external or not set(self.first_owners()) <= set(node_keys):
             return Match(external=external)
-        is_local = self.is_found & np.isin(self.owners, np.array(node_keys, np.uint64))
+        is_theirs = np.zeros_like(self.is_found)
+        for key in node_keys:  # a few: `isin` sorts all owners
+            is_theirs |= self.owners == np.uint64(key)
+        is_local = self.is_found & is_theirs
         return Match(
             cpu=_leading(is_local & self.is_resident),
             disk=_leading(is_local),

@@ -7,7 +7,7 @@ answers. What is not known is ignored, as both do.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
@@ -114,16 +114,14 @@ class QueryByHash(_Asking, kw_only=True):
                 "the blocks are named by one list, `seq_hashes` (or `block_hashes`, `block_hash`); "
                 f"there are {len(given)}"
             )
-        names: list[str] = []
-        for at, name in enumerate(given[0]):
-            if not isinstance(name, str):
-                raise bad(
-                    f"hash {at} is a number: 64 bits do not name a page, whose key is made of the whole hash; send "
-                    "hexadecimal digits (vLLM has whole hashes in its events with "
-                    "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0)"
-                )
-            names.append(name)
-        return names
+        kinds = list(map(type, given[0]))  # a thousand of them are looked at in one call
+        if int in kinds:
+            raise bad(
+                f"hash {kinds.index(int)} is a number: 64 bits do not name a page, whose key is made of the whole "
+                "hash; send hexadecimal digits (vLLM has whole hashes in its events with "
+                "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0)"
+            )
+        return cast("list[str]", given[0])
 
 
 _Body = TypeVar("_Body", bound=_Scoped)
