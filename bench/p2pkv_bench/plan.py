@@ -19,6 +19,7 @@ SUITES = (
         "room",
         "start",
         "scrape",
+        "indexer",
         "rails",
     ),
 )

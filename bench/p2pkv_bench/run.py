@@ -11,6 +11,7 @@ from p2pkv_bench import (
     disk,
     exists,
     fetch,
+    indexer,
     native_clients,
     overhead,
     publish,
@@ -48,6 +49,7 @@ _SUITES: Mapping[str, Callable[[Meeting, Plan], Iterator[Row]]] = {
     "room": room.rows,
     "start": starting.rows,
     "scrape": scrape.rows,
+    "indexer": indexer.rows,
     "rails": rails.rows,
 }
 
