@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from p2pkv import page_key
 from p2pkv.directory.view import node_key
 from p2pkv.indexer.indexer import MAX_KEYS, Indexer
-from p2pkv.indexer.keying import chained
+from p2pkv.indexer.keying import Prefixed, chained
 from p2pkv.indexer.refusal import Refusal
 from p2pkv.indexer.registrations import MAX_REGISTRATIONS
 from p2pkv.indexer.requests import MAX_HASHES
+from p2pkv.integrations.vllm_connector.prefixes import Part
 from p2pkv.page import HAS_DISK, LOCATION, RESIDENT, Keys, Namespace
+from p2pkv_proxy.page_keys import Keying
 
 NODES = ("n0", "n1", "n2")
 
@@ -149,6 +151,15 @@ def test_dynamos_clients_are_answered_as_they_expect(indexer: Indexer, directory
 
 
 # --- names
+
+
+def test_the_prefix_of_vllms_parts_and_the_routers_chain_are_what_is_registered() -> None:
+    digest = hashlib.sha256(b"a block").digest()
+    prefix = Part(1, 0, "a layout").key(b"")
+    assert Prefixed(Namespace("space"), "vLLM", raw=[prefix]).keys([digest.hex()]).tobytes() == page_key(
+        "space", Part(1, 0, "a layout").key(digest)
+    )
+    assert chained(range(70), 16) == Keying("space", 16, "", "").keys(range(70))
 
 
 def test_raw_prefixes_stand_before_the_hashes_bytes(indexer: Indexer, directory: Directory) -> None:
