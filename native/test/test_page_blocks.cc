@@ -100,8 +100,7 @@ class Churn {
     std::swap(pinned_[random_() % pinned_.size()], pinned_.back());
     const Model::Location pinned = pinned_.back();
     pinned_.pop_back();
-    for (uint32_t i = 0; i < pinned.length; ++i)
-      CHECK_EQ(model_.bytes[pinned.block + i], pinned.name);
+    for (uint32_t i = 0; i < pinned.length; ++i) CHECK_EQ(model_.bytes[pinned.block + i], pinned.name);
     model_.unpin(pinned.block);
   }
 
