@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from p2pkv.errors import ConfigError
 from p2pkv.integrations.vllm_connector.groups import Group
+from p2pkv.integrations.vllm_connector.tiles import Tiles
 from p2pkv.page import Pieces
 
 
@@ -46,12 +47,19 @@ class GroupCaches:
         self._n_blocks = n_blocks
         self._bases, self._strides, self._lengths = np.array(rows, np.int64).T
         self.row_nbytes: list[int] = self._lengths.tolist()
+        self.layers = tuple(name for name, _ in tensors)
+        self.tiles = Tiles.of(tensors, n_blocks)
         self.layout = _layout([tensor for _, tensor in tensors], n_blocks)
 
     @property
     def n_rows(self) -> int:
         """Rows of a block."""
         return len(self.row_nbytes)
+
+    def numbers(self, layers: Sequence[str]) -> list[int]:
+        """Return the places of some layers among the group's."""
+        places = {name: number for number, name in enumerate(self.layers)}
+        return [places[name] for name in layers]
 
     @property
     def block_nbytes(self) -> int:

@@ -101,11 +101,17 @@ class Groups:
         """After so many tokens, and multiples, all groups' blocks end."""
         return math.lcm(*(group.block_size for group in self.each))
 
+    @property
+    def kinds(self) -> str:
+        """What each keeps of a prompt, whatever the size of its blocks."""
+        return ", ".join(f"{g.kind.value}{_reach(g)}" for g in self.each)
+
     def __str__(self) -> str:
-        return ", ".join(
-            f"{g.kind.value} {g.block_size}" + (f"/{g.window or g.chunk}" if g.window or g.chunk else "")
-            for g in self.each
-        )
+        return ", ".join(f"{g.kind.value} {g.block_size}{_reach(g)}" for g in self.each)
+
+
+def _reach(group: Group) -> str:
+    return f"/{group.window or group.chunk}" if group.window or group.chunk else ""
 
 
 def read_groups(kv_cache_config: Any) -> Groups:
