@@ -100,6 +100,8 @@ def vllm_config(settings: dict[str, Any], role: str, policy: str, **cache: Any) 
             revision=None,
             dtype="float32",
             quantization=None,
+            use_mla=False,
+            get_total_num_kv_heads=lambda: SHAPE[0],
             hf_config=ModelConfigFake(rope_parameters={"rope_theta": 10000.0}, _name_or_path="/models/tiny"),
         ),
     )

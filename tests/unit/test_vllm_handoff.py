@@ -126,7 +126,7 @@ def changed(given: dict[str, Any], **fields: object) -> dict[str, Any]:
 
 def of_rank(given: dict[str, Any], **fields: str) -> dict[str, Any]:
     """Return a hand-off whose only rank is another: ``node_id``, ``boot`` or ``layout``."""
-    named = dict(zip(("node_id", "boot", "layout"), given["p2pkv"]["ranks"][0], strict=True))
+    named = dict(zip(("node_id", "boot", "layout", "shares"), given["p2pkv"]["ranks"][0], strict=True))
     return changed(given, ranks=[list((named | fields).values())])
 
 
@@ -141,8 +141,8 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     ),
     "no fingerprint": lambda given: changed(given, fingerprint={}),
     "too few ranks": lambda given: changed(given, ranks=[]),
-    "a version of the past": lambda given: changed(given, version=2),
-    "a version of the future": lambda given: changed(given, version=4),
+    "a version of the past": lambda given: changed(given, version=3),
+    "a version of the future": lambda given: changed(given, version=5),
     "malformed": lambda given: changed(given, ranks=[["a", "b", "c"]]),
     "another connector's": lambda given: {"do_remote_prefill": True, "remote_block_ids": [[1, 2]]},
 }
@@ -255,8 +255,7 @@ def test_instances_that_would_not_compute_the_same_bytes_refuse_each_other(
     prefill, decode = open_engine(dtype="float16"), open_engine()
     prompt = tokens(10)
     assert load(decode, prompt, hand_off(prefill, prompt)).loaded_tokens == 0
-    assert "layout is" in caplog.text
-    assert "float16' there" in caplog.text
+    assert "KV is of float16 there and float32 here" in caplog.text
 
 
 def test_what_nobody_takes_is_freed_when_its_lease_ends(open_engine: Open) -> None:

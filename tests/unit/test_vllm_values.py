@@ -16,6 +16,7 @@ from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.groups import Kind, read_groups
 from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank
 from p2pkv.integrations.vllm_connector.settings import Instance
+from p2pkv.integrations.vllm_connector.shares import Share, Split, spell
 from p2pkv.integrations.vllm_connector.stats import Tally
 from vllm_fakes import (
     LAYERS,
@@ -175,7 +176,8 @@ def test_every_process_of_an_instance_is_a_node_of_its_own() -> None:
 
 
 def test_a_handoff_survives_the_way_through_a_router() -> None:
-    sent = Handoff("name", (Rank("node", 2**62 + 1, "3 layers"),), 7, "0" * 32, {"block_size": "32"})
+    rank = Rank("node", 2**62 + 1, "3 layers", (Share(spell(["layers.0", "layers.1"]), 2, 4, 8, 64),))
+    sent = Handoff("name", (rank,), Split(2, 4), 7, "0" * 32, {"block_size": "32"})
     assert Handoff.from_params(json.loads(json.dumps(sent.to_params()))) == sent
 
 

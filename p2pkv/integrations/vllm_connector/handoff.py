@@ -13,14 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from p2pkv.errors import UsageError
+from p2pkv.integrations.vllm_connector.shares import Share, Split
 
-VERSION = 3
+VERSION = 4
 """Of the hand-off's fields. Another one is refused with both named; fields that are not known are ignored."""
 
-_MAX_NAME, _MAX_LAYOUT = 400, 4096
+_MAX_NAME, _MAX_LAYOUT, _MAX_COUNT = 400, 4096, 4096
 _KEY = "p2pkv"
 """Of ``kv_transfer_params``, beside vLLM's own keys."""
 
@@ -34,6 +36,8 @@ class Rank:
     """What an earlier boot of the node offered is gone."""
     layout: str
     """How its caches lie: with pipeline parallelism each rank has layers of its own, and not all as many."""
+    shares: tuple[Share, ...]
+    """What of the model it holds, by group of layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,9 @@ class Handoff:
     name: str
     """Of the offers, the same on every rank."""
     ranks: tuple[Rank, ...]
+    """Stage after stage of the pipeline."""
+    split: Split
+    """How the ranks of a stage share the heads."""
     n_tokens: int
     """The blocks hold the KV of so many tokens; the last block may be part full."""
     prompt: str
@@ -58,7 +65,11 @@ class Handoff:
             _KEY: {
                 "version": VERSION,
                 "name": self.name,
-                "ranks": [[rank.node_id, str(rank.boot_epoch), rank.layout] for rank in self.ranks],
+                "ranks": [
+                    [rank.node_id, str(rank.boot_epoch), rank.layout, msgspec.to_builtins(rank.shares)]
+                    for rank in self.ranks
+                ],
+                "split": [self.split.tp_size, self.split.n_heads],
                 "n_tokens": self.n_tokens,
                 "prompt": self.prompt,
                 "fingerprint": dict(self.fingerprint),
@@ -77,16 +88,28 @@ class Handoff:
             )
         try:
             ranks = tuple(
-                Rank(_name(node_id), int(boot), _name(layout, _MAX_LAYOUT))
-                for node_id, boot, layout in given["ranks"]
+                Rank(
+                    _name(node_id),
+                    int(boot),
+                    _name(layout, _MAX_LAYOUT),
+                    msgspec.convert(shares, tuple[Share, ...]),
+                )
+                for node_id, boot, layout, shares in given["ranks"]
             )
+            tp_size, n_heads = (_count(number) for number in given["split"])
             name, n_tokens, prompt = _name(given["name"]), int(given["n_tokens"]), _name(given["prompt"])
             fingerprint = dict(given["fingerprint"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
             raise UsageError(f"the hand-off is malformed: {type(error).__name__}: {error}") from error
         if not ranks or n_tokens <= 0:
             raise UsageError(f"the hand-off names {len(ranks)} ranks and {n_tokens} tokens")
-        return cls(name, ranks, n_tokens, prompt, fingerprint)
+        return cls(name, ranks, Split(tp_size, n_heads), n_tokens, prompt, fingerprint)
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_COUNT:
+        raise ValueError(f"not a number from 1 to {_MAX_COUNT}: {value!r:.80}")
+    return value
 
 
 def _name(value: object, longest: int = _MAX_NAME) -> str:

@@ -17,15 +17,20 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from p2pkv.errors import UsageError
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank
 from p2pkv.integrations.vllm_connector.messages import Blocks, Fetch, Pull
 from p2pkv.integrations.vllm_connector.prefixes import Part
 from p2pkv.integrations.vllm_connector.settings import Fingerprint, Instance
+from p2pkv.integrations.vllm_connector.shares import Place
+from p2pkv.integrations.vllm_connector.sources import has_equal_share, plan
 from p2pkv.integrations.vllm_connector.stats import Tally
+from p2pkv.integrations.vllm_connector.wants import Want, Wants
 from p2pkv.limited_log import LimitedLog
 from p2pkv.node import Node
+from p2pkv.offers.handles import RowStatuses
 from p2pkv.offers.transfers import DEATH_GRACE_S, MAX_ROWS
 from p2pkv.page import Outcome
 from p2pkv.transfers import Grant, RowStatus
@@ -73,13 +78,28 @@ class _Ask:
     name: str
     rows: NDArray[np.int64]
     first_row: int
-    block_ids: list[int]
-    """Whose rows they are; none if nobody needs the bytes."""
-    grant: Grant
+    owners: NDArray[np.int64]
+    """The block that each row is of; none if nobody needs the bytes."""
+    grant: Grant | None = None
+    """None: not asked for yet."""
+
+    @property
+    def is_done(self) -> bool:
+        return self.grant is None or self.grant.done()
 
     @property
     def is_lost(self) -> bool:
-        return bool(self.block_ids) and bool((self.grant.statuses() == RowStatus.PEER_LOST).any())
+        if self.grant is None or not len(self.owners):
+            return False
+        return bool((self.grant.statuses() == RowStatus.PEER_LOST).any())
+
+    def end(self) -> RowStatuses:
+        """Have nothing written any more, and return what came."""
+        return (
+            np.full(len(self.rows), RowStatus.PENDING, np.uint8)
+            if self.grant is None
+            else self.grant.revoke()
+        )
 
 
 @dataclass(slots=True)
@@ -97,6 +117,9 @@ class _Load:
     stream: int | None
     """Whose work of before the load is done before anything is written to the blocks."""
     asks: list[_Ask] = field(default_factory=list)
+    """All of them, before the first one is asked: a block is proven by all rows that are of it."""
+    wants: Wants | None = None
+    """What prefill is told, if it can't know what to offer."""
     n_repeats: int = 0
     is_revoked: bool = False
     is_stale: bool = False
@@ -124,15 +147,15 @@ class Loads:
         node: Node,
         caches: KVCaches,
         *,
-        rank: int,
+        place: Place,
         instance: Instance,
         fingerprint: Fingerprint,
         boundary: Boundary,
         tally: Tally,
     ) -> None:
         """Start without loads."""
-        self._node, self._caches, self._rank, self._fingerprint = node, caches, rank, fingerprint
-        self._parts = [Part(rank, group, layout) for group, layout in enumerate(caches.layouts)]
+        self._node, self._caches, self._place, self._fingerprint = node, caches, place, fingerprint
+        self._parts = [Part(place.rank, group, layout) for group, layout in enumerate(caches.layouts)]
         self._deadline, self._groups = instance.load_deadline, instance.groups.each
         self._boundary, self._tally = boundary, tally
         self._log = LimitedLog(_log)
@@ -140,6 +163,7 @@ class Loads:
         self._connecting = ThreadPoolExecutor(_CONNECTING, thread_name_prefix="p2pkv-vllm-pull")
         self._fetching = ThreadPoolExecutor(_FETCHING, thread_name_prefix="p2pkv-vllm-fetch")
         self._loads: list[tuple[_Load, Future[None]]] = []
+        self._telling: list[tuple[Wants, float]] = []  # of loads that have ended, and until when
         self._meeting = threading.Lock()  # guards _awaited
         self._awaited: dict[tuple[str, int], float] = {}  # until when a node that is not there is waited for
         # where one row of an offer goes whose blocks nobody needs: taking it tells prefill so
@@ -224,16 +248,33 @@ class Loads:
         difference = self._fingerprint.difference(handoff.fingerprint)
         if difference is not None:
             return f"prefill's blocks are of another kind: {difference}"
-        if self._rank >= len(handoff.ranks):
-            return f"prefill has {len(handoff.ranks)} ranks, this is rank {self._rank}"
-        rank = handoff.ranks[self._rank]
-        if rank.layout != self._caches.layout:
-            difference = f"layout is {rank.layout!r} there and {self._caches.layout!r} here"
-            return f"prefill's blocks are of another kind: {difference}"
-        if not self._is_there(rank, load.deadline):
-            return f"prefill's node {rank.node_id} is not there any more"
-        self._ask(load, pull, handoff, rank)
+        try:
+            load.asks, wants = self._asks(handoff, pull.blocks)
+        except UsageError as error:
+            return f"prefill's blocks can't be taken: {error}"
+        sources = {ask.rank for ask in load.asks} | {rank for rank, _ in wants}
+        for rank in sources:
+            if not self._is_there(rank, load.deadline):
+                return f"prefill's node {rank.node_id} is not there any more"
+        if wants:
+            load.wants = Wants(self._node, handoff.name, wants)
+            load.wants.put(max(0.001, load.deadline - time.monotonic()))
+        for ask in load.asks:
+            self._get(load, ask)
         return ""
+
+    def _asks(
+        self, handoff: Handoff, wanted: tuple[Blocks, ...]
+    ) -> tuple[list[_Ask], tuple[tuple[Rank, Want], ...]]:
+        """Return what to ask for, and what prefill is to be told before. Raises UsageError if it can't be had."""
+        place = self._place
+        if not has_equal_share(handoff, place):
+            asked = plan(handoff, place, wanted, self._groups, self._caches)
+            return [_Ask(p.source, p.name, p.rows, 0, p.owners) for p in asked.parts], asked.wants
+        rank = handoff.ranks[place.rank]
+        if rank.layout != self._caches.layout:
+            raise UsageError(f"layout is {rank.layout!r} there and {self._caches.layout!r} here")
+        return list(self._whole(handoff, rank, wanted)), ()
 
     def _is_there(self, rank: Rank, deadline: float) -> bool:
         """Whether the node is a member in the boot that made the offer. One that is not known yet may be soon.
@@ -256,21 +297,21 @@ class Loads:
             if self._closing.wait(_LOOK_S):
                 return False
 
-    def _ask(self, load: _Load, pull: Pull, handoff: Handoff, rank: Rank) -> None:
-        """Ask for what is wanted of every offer; of those of which nothing is, for a row that tells prefill so."""
-        wanted = {blocks.group: blocks for blocks in pull.blocks}
+    def _whole(self, handoff: Handoff, rank: Rank, all_wanted: tuple[Blocks, ...]) -> Iterator[_Ask]:
+        """Yield what is wanted of every whole offer; of those of which nothing is, a row that tells prefill so."""
+        wanted = {blocks.group: blocks for blocks in all_wanted}
         for number, (group, caches) in enumerate(zip(self._groups, self._caches.groups, strict=True)):
             if caches is None:
                 continue
             offered, n_rows = group.needed(handoff.n_tokens), caches.n_rows
             for name, first, last in offers(handoff.name, number, len(offered), n_rows):
                 block_ids, first_block = _among(wanted.get(number), offered[first:last])
+                owners = np.repeat(np.asarray(block_ids, np.int64), n_rows)
                 rows, first_row = caches.rows(block_ids), first_block * n_rows
                 if not block_ids:
                     rows = np.array([[self._unwanted_memory.address, caches.row_nbytes[0]]], np.int64)
                     first_row = 0
-                grant = self._get(load, rank, name, rows, first_row)
-                load.asks.append(_Ask(rank, name, rows, first_row, block_ids, grant))
+                yield _Ask(rank, name, rows, first_row, owners)
 
     def _ask_again(self, load: _Load) -> str:
         """Ask once more for what was lost with the way to its node, if the node itself is there."""
@@ -280,13 +321,15 @@ class Loads:
                 if not self._is_there(ask.rank, load.deadline):
                     load.n_repeats = _MAX_REPEATS
                     return f"prefill's node {ask.rank.node_id} is lost"
-                ask.grant = self._get(load, ask.rank, ask.name, ask.rows, ask.first_row)
+                self._get(load, ask)
+        if load.wants is not None:
+            load.wants.put(max(0.001, load.deadline - time.monotonic()))
         return ""
 
-    def _get(self, load: _Load, rank: Rank, name: str, rows: NDArray[np.int64], first_row: int) -> Grant:
+    def _get(self, load: _Load, ask: _Ask) -> None:
         left = max(0.001, load.deadline - time.monotonic())
-        return self._node.transfers.get_async(
-            rank.node_id, name, rows, first_row=first_row, timeout=left, stream=load.stream
+        ask.grant = self._node.transfers.get_async(
+            ask.rank.node_id, ask.name, ask.rows, first_row=ask.first_row, timeout=left, stream=load.stream
         )
 
     def _fetch(self, load: _Load, fetch: Fetch) -> str:
@@ -319,7 +362,19 @@ class Loads:
             if load.is_awaited:
                 done[load.request_id] = load.failed
         self._loads = running
+        self._boundary.call("settle", self._forget_told, miss=None)
         return done
+
+    def _forget_told(self) -> None:
+        """Prefill may still be hearing of a load that has ended here."""
+        now = time.monotonic()
+        is_over = [wants.is_done or now >= deadline for wants, deadline in self._telling]
+        over = [wants for (wants, _), is_over_now in zip(self._telling, is_over, strict=True) if is_over_now]
+        self._telling = [
+            each for each, is_over_now in zip(self._telling, is_over, strict=True) if not is_over_now
+        ]
+        for wants in over:
+            self._connecting.submit(wants.close)
 
     def _awaited_by(self, load: _Load, started: Future[None]) -> Future[None] | None:
         """Return what a load still waits for, which may be another try; None if it has ended."""
@@ -327,7 +382,7 @@ class Loads:
             return started
         if load.is_revoked:
             return None  # what settles it revokes its grants
-        if not all(ask.grant.done() for ask in load.asks):
+        if not all(ask.is_done for ask in load.asks):
             return started
         if not self._is_worth_repeating(load):
             return None
@@ -339,15 +394,21 @@ class Loads:
         return has_time and any(ask.is_lost for ask in load.asks)
 
     def _settle(self, load: _Load) -> None:
+        owners, statuses, nbytes = [], [], 0
         for ask in load.asks:
-            if not ask.block_ids:
-                continue
-            statuses = ask.grant.revoke().reshape(len(ask.block_ids), -1)
-            is_right = (statuses == RowStatus.OK).all(axis=1)
-            load.proven.update(np.asarray(ask.block_ids)[is_right].tolist())
-            load.nbytes += int(ask.rows[:, 1].reshape(statuses.shape)[is_right].sum())
-            if not is_right.all():
-                worst = RowStatus(int(statuses[statuses != RowStatus.OK][0]))
+            if len(ask.owners):
+                owners.append(ask.owners)
+                statuses.append(ask.end())
+                nbytes += int(ask.rows[statuses[-1] == RowStatus.OK, 1].sum())
+        if load.wants is not None:
+            self._telling.append((load.wants, load.deadline))
+        if owners:
+            of_row, status = np.concatenate(owners), np.concatenate(statuses)
+            is_wrong = status != RowStatus.OK
+            load.proven.update(np.setdiff1d(of_row, of_row[is_wrong]).tolist())
+            load.nbytes += nbytes
+            if is_wrong.any():
+                worst = RowStatus(int(status[is_wrong][0]))
                 load.why = load.why or worst.name.lower().replace("_", " ")
         if load.is_awaited:
             self._count(load, time.monotonic() - load.began)

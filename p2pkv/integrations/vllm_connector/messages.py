@@ -12,6 +12,7 @@ from p2pkv.integrations.vllm_connector.installed import (
     HandshakeMetadata,
     WorkerMetadata,
 )
+from p2pkv.integrations.vllm_connector.shares import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,9 @@ class RankDescription(HandshakeMetadata):
     node_id: str
     boot_epoch: int
     fingerprint: Mapping[str, str]
+    """What an instance must have in common with this one to take blocks of it."""
+    shares: tuple[Share, ...]
+    """What it holds of the model, by group."""
     layouts: tuple[str, ...]
     """How its caches lie, by group."""
     namespace: str

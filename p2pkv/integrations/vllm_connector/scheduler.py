@@ -381,7 +381,10 @@ class SchedulerSide:
             return None
         return Handoff(
             name=draw_name(request.request_id),
-            ranks=tuple(Rank(rank.node_id, rank.boot_epoch, rank.layout) for rank in self._ranks),
+            ranks=tuple(
+                Rank(rank.node_id, rank.boot_epoch, rank.layout, rank.shares) for rank in self._ranks
+            ),
+            split=self._instance.split,
             n_tokens=len(tokens),
             prompt=prompt_digest(tokens, _beside_tokens(request)),
             fingerprint=self._ranks[0].fingerprint,

@@ -23,6 +23,7 @@ from p2pkv.instances.heartbeat import Mode, Role
 from p2pkv.integrations.identity import config_digest
 from p2pkv.integrations.vllm_connector import installed
 from p2pkv.integrations.vllm_connector.groups import Groups, Kind, read_groups
+from p2pkv.integrations.vllm_connector.shares import Split
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ OWN_KEYS = frozenset({"load_deadline", "share_prefixes"})
 
 _STRONG_HASHES = ("sha256", "sha256_cbor")
 """Of vLLM's block hashes. The others can be made to collide, and then a page would hold another prompt's bytes."""
+
+_SHARED_OTHERWISE = frozenset({"groups", "tp_size", "pp_size"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +74,18 @@ class Instance:
     hash_size: int
     """Tokens that a request's hash covers more than the one before it."""
     world_size: int
-    tp_size: int
+    split: Split
     first_index: int
     """Number of this instance's first process among those of all its data-parallel siblings."""
     identity: Mapping[str, str]
     """The part of the fingerprint that is known before there are KV caches."""
+
+    @property
+    def handed_over(self) -> dict[str, str]:
+        """The part of it that matters to hand-offs: ranks may share the model otherwise, in blocks of other sizes."""
+        kept = {name: value for name, value in self.identity.items() if name not in _SHARED_OTHERWISE}
+        return kept | {"kinds": self.groups.kinds}
+
     announced: Announced | None
     """What routers are told of it; None if they are told nothing, or by another of its processes."""
 
@@ -112,7 +122,7 @@ class Instance:
             groups=groups,
             hash_size=_hash_size(kv_cache_config, groups),
             world_size=world_size,
-            tp_size=parallel.tensor_parallel_size,
+            split=_split(vllm_config),
             first_index=parallel.data_parallel_index * (world_size + 1),
             identity=identity,
             announced=_announced(config, transfer, parallel, identity["model"]),
@@ -187,6 +197,13 @@ def _identity(vllm_config: Any, kv_cache_config: Any, groups: Groups) -> dict[st
         "tp_size": str(parallel.tensor_parallel_size),
         "pp_size": str(parallel.pipeline_parallel_size),
     }
+
+
+def _split(vllm_config: Any) -> Split:
+    """Return how the ranks share the model's heads; with MLA each has all that is kept."""
+    model = vllm_config.model_config
+    n_heads = 1 if model.use_mla else int(model.get_total_num_kv_heads())
+    return Split(vllm_config.parallel_config.tensor_parallel_size, n_heads)
 
 
 def _announced(config: Config, transfer: Any, parallel: Any, model: str) -> Announced | None:

@@ -8,11 +8,9 @@ counts only when it is proven right.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
-import numpy as np
 
 from p2pkv.config import Config
 from p2pkv.instances.announcing import announce
@@ -20,10 +18,10 @@ from p2pkv.instances.heartbeat import Heart
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.hints import HintFollower
-from p2pkv.integrations.vllm_connector.loads import Loads, offers
+from p2pkv.integrations.vllm_connector.leaving import Leaving
+from p2pkv.integrations.vllm_connector.loads import Loads
 from p2pkv.integrations.vllm_connector.messages import (
     Fetch,
-    Leave,
     Publish,
     Pull,
     RankDescription,
@@ -33,19 +31,9 @@ from p2pkv.integrations.vllm_connector.messages import (
 from p2pkv.integrations.vllm_connector.prefixes import Part
 from p2pkv.integrations.vllm_connector.publishing import Publishing
 from p2pkv.integrations.vllm_connector.settings import Fingerprint, Instance
+from p2pkv.integrations.vllm_connector.shares import Place, Share, share_of
 from p2pkv.integrations.vllm_connector.stats import Stats, Tally
 from p2pkv.node import Node
-from p2pkv.transfers import Offer, RowStatus
-
-
-@dataclass(slots=True)
-class _Left:
-    """A finished request whose blocks are kept."""
-
-    request_id: str
-    is_offered: bool = False
-    """Whole, which may be nothing at all: a chunk that ends with the prompt leaves nothing to look back at."""
-    offers: list[Offer] = field(default_factory=list)
 
 
 class WorkerSide:
@@ -62,8 +50,9 @@ class WorkerSide:
     ) -> None:
         """Start the node and register the KV caches with it; the errors of both are raised: vLLM does not start."""
         self._caches = caches
-        self._fingerprint = Fingerprint({**instance.identity, "isa": isa})
-        self._namespace = self._fingerprint.namespace(instance.config.namespace)
+        self._fingerprint = Fingerprint({**instance.handed_over, "isa": isa})
+        identity = Fingerprint({**instance.identity, "isa": isa})
+        self._namespace = identity.namespace(instance.config.namespace)
         self.node = start_node(instance.worker_config(rank, self._namespace))
         self._boundary = Boundary("vLLM's worker", self.node.metrics)
         self._tally = Tally()
@@ -71,10 +60,11 @@ class WorkerSide:
             self.node.register_address(
                 memory.address, memory.nbytes, memory.owner, readable=instance.is_producer
             )
+        self._place = Place(rank, instance.split, _shares(caches, instance, isa))
         self._loads = Loads(
             self.node,
             self._caches,
-            rank=rank,
+            place=self._place,
             instance=instance,
             fingerprint=self._fingerprint,
             boundary=self._boundary,
@@ -86,7 +76,8 @@ class WorkerSide:
             self.node, instance.groups, parts, instance.first_index + rank, self._publishing.then, self._tally
         )
         self._fails_by_block = instance.groups.is_plain
-        self._left: list[_Left] = []
+        lease = instance.config.transfer_lease
+        self._leaving = Leaving(self.node, caches, self._place, lease, self._boundary, self._tally)
         self._failed: set[int] = set()
         self._last: dict[str, StepMetadata] = {}  # by part, the step of which it was done last
         self._heart = self._announce(instance) if rank == 0 else None
@@ -102,7 +93,12 @@ class WorkerSide:
         """Return what the scheduler's half needs to know."""
         own = next(m for m in self.node.members() if m.node_id == self.node.node_id)
         return RankDescription(
-            own.node_id, own.boot_epoch, self._fingerprint.fields, self._caches.layouts, self._namespace
+            own.node_id,
+            own.boot_epoch,
+            self._fingerprint.fields,
+            self._place.shares,
+            self._caches.layouts,
+            self._namespace,
         )
 
     def before_forward(self, metadata: StepMetadata) -> None:
@@ -117,22 +113,7 @@ class WorkerSide:
         for hinted in metadata.hints:
             self._boundary.call("hint", partial(self._hints.follow, hinted), miss=None)
         for leave in metadata.leaves:
-            left = _Left(leave.request_id)
-            self._left.append(left)
-            self._boundary.call("offer", partial(self._offer, left, leave), miss=None)
-
-    def _offer(self, left: _Left, leave: Leave) -> None:
-        stream = self._caches.stream()
-        for blocks in leave.blocks:
-            caches = self._caches.groups[blocks.group]
-            if caches is None:
-                continue
-            n_rows, rows = caches.n_rows, caches.rows(blocks.ids)
-            for name, first, last in offers(leave.name, blocks.group, len(blocks.ids), n_rows):
-                part = np.ascontiguousarray(rows[first * n_rows : last * n_rows])
-                left.offers.append(self.node.transfers.offer(name, part, stream=stream))
-        left.is_offered = True
-        self._tally.count("handoffs_offered")
+            self._leaving.add(leave)
 
     def load(self, metadata: StepMetadata) -> None:
         """Start the step's loads. Not before vLLM has cleared the blocks it gives out in this step.
@@ -176,7 +157,7 @@ class WorkerSide:
         :meth:`take_failed_blocks`.
         """
         nothing: set[str] = set()
-        released = self._boundary.call("release", self._take_released, miss=nothing)
+        released = self._boundary.call("release", self._leaving.take_released, miss=nothing)
         loaded, failed = self._boundary.call("settle", self._take_loaded, miss=(nothing, nothing))
         return released, loaded, failed
 
@@ -198,21 +179,6 @@ class WorkerSide:
             self._failed |= blocks or set()
         return set(missing), set()
 
-    def _take_released(self) -> set[str]:
-        released, kept = set(), []
-        for left in self._left:
-            if all(offer.done() for offer in left.offers):
-                released.add(left.request_id)
-                self._count(left)
-            else:
-                kept.append(left)
-        self._left = kept
-        return released
-
-    def _count(self, left: _Left) -> None:
-        is_taken = all((offer.statuses() != RowStatus.TIMED_OUT).all() for offer in left.offers)
-        self._tally.count("handoffs_taken" if is_taken and left.is_offered else "handoffs_expired")
-
     def stats(self) -> Stats | None:
         """Return what was counted since the last time."""
         return self._tally.take()
@@ -222,5 +188,14 @@ class WorkerSide:
         if self._heart is not None:
             self._heart.close()
         self.node.close()
+        self._leaving.close()
         self._publishing.close()
         self._loads.close()
+
+
+def _shares(caches: KVCaches, instance: Instance, isa: str) -> tuple[Share, ...]:
+    """Describe what a rank holds of each group of layers; of some it may hold none."""
+    return tuple(
+        Share() if held is None else share_of(held.tiles, held.layers, group, instance.split, isa)
+        for held, group in zip(caches.groups, instance.groups.each, strict=True)
+    )
