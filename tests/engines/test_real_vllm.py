@@ -138,7 +138,14 @@ def changed(params: dict[str, Any], **fields: object) -> dict[str, Any]:
 
 def of_rank(params: dict[str, Any], node_id: str, boot: str) -> dict[str, Any]:
     """Return them with another node for their only rank, whose layers are the same."""
-    return changed(params, ranks=[[node_id, boot, params["p2pkv"]["ranks"][0][2]]])
+    return changed(params, ranks=[[node_id, boot, *params["p2pkv"]["ranks"][0][2:]]])
+
+
+def of_blocks(params: dict[str, Any], n_tokens: int) -> dict[str, Any]:
+    """Return them with blocks of another size."""
+    node_id, boot, layout, shares = params["p2pkv"]["ranks"][0]
+    others = [share | {"tile_tokens": n_tokens, "block_tokens": n_tokens} for share in shares]
+    return changed(params, ranks=[[node_id, boot, layout, others]])
 
 
 BREAK = {
@@ -146,9 +153,7 @@ BREAK = {
     "of a node that is gone": lambda given: of_rank(given, "nobody", "1"),
     "never offered": lambda given: changed(given, name="made up"),
     "of another prompt": lambda given: changed(given, prompt="0" * 32),
-    "of another block size": lambda given: changed(
-        given, fingerprint=given["p2pkv"]["fingerprint"] | {"groups": "full 64"}
-    ),
+    "of another block size": lambda given: of_blocks(given, 64),
     "malformed": lambda given: changed(given, n_tokens="many"),
     "of another connector": lambda given: {"do_remote_prefill": True, "remote_block_ids": [1, 2]},
 }
@@ -164,7 +169,8 @@ def test_loads_that_fail_are_computed_or_fail_by_policy(servers: Servers) -> Non
     n = len(BREAK)
     eventually(lambda: recomputed.now("handoffs_failed") == refused.now("handoffs_failed") == n, NOTICED_S)
     assert recomputed.now("handoffs_loaded") == refused.now("handoffs_loaded") == 0
-    assert "groups is 'full 64' there and 'full 32' here" in servers.strict.log.read_text(errors="replace")
+    said = "blocks hold 64 tokens there and 32 here, and attention on CPUs packs each as a whole"
+    assert said in servers.strict.log.read_text(errors="replace")
 
     # the engines live on
     tokens = prompt(100, seed=30)
