@@ -19,7 +19,8 @@ from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.holds import BlockPool
 from p2pkv.integrations.vllm_connector.installed import ConnectorBase, SupportsHMA
 from p2pkv.integrations.vllm_connector.messages import RankDescription, StepMetadata, StepReport
-from p2pkv.integrations.vllm_connector.scheduler import Request, SchedulerSide
+from p2pkv.integrations.vllm_connector.request import Request
+from p2pkv.integrations.vllm_connector.scheduler import SchedulerSide
 from p2pkv.integrations.vllm_connector.settings import Instance
 from p2pkv.integrations.vllm_connector.stats import PromMetrics, Stats
 from p2pkv.integrations.vllm_connector.weights import Weights, served, watch

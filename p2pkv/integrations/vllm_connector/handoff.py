@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from p2pkv.errors import UsageError
 from p2pkv.integrations.vllm_connector.shares import Share, Split
+from p2pkv.offers.transfers import MAX_ROWS
 
 VERSION = 4
 """Of the hand-off's fields. Another one is refused with both named; fields that are not known are ignored."""
@@ -122,6 +123,16 @@ def draw_name(request_id: str) -> str:
     """Return a name that no other hand-off has, and that nobody guesses."""
     readable = request_id.encode("ascii", "replace").decode()[: _MAX_NAME // 2]
     return f"{readable}/{secrets.token_hex(16)}"
+
+
+def offers(name: str, group: int, n_blocks: int, n_rows: int) -> Iterator[tuple[str, int, int]]:
+    """Yield the name, the first and the last (exclusive) block of each offer that a hand-off of a group consists of.
+
+    Both sides count alike: an offer has as many blocks as fit.
+    """
+    size = max(1, MAX_ROWS // n_rows)
+    for first in range(0, n_blocks, size):
+        yield f"{name}/{group}/{first}", first, min(first + size, n_blocks)
 
 
 def prompt_digest(tokens: Sequence[int], others: Sequence[str] = ()) -> str:

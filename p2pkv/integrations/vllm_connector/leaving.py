@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from p2pkv.errors import UsageError
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_connector.caches import GroupCaches, KVCaches
-from p2pkv.integrations.vllm_connector.loads import offers
+from p2pkv.integrations.vllm_connector.handoff import offers
 from p2pkv.integrations.vllm_connector.messages import Blocks, Leave
 from p2pkv.integrations.vllm_connector.shares import Pair, Place, Split, names, takers
 from p2pkv.integrations.vllm_connector.stats import Tally

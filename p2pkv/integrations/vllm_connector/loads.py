@@ -11,16 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from p2pkv.errors import UsageError
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_connector.caches import KVCaches
-from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank
+from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank, offers
+from p2pkv.integrations.vllm_connector.load import Ask, Load
+from p2pkv.integrations.vllm_connector.meeting import Meeting
 from p2pkv.integrations.vllm_connector.messages import Blocks, Fetch, Pull
 from p2pkv.integrations.vllm_connector.prefixes import Part
 from p2pkv.integrations.vllm_connector.settings import Fingerprint, Instance
@@ -30,35 +30,16 @@ from p2pkv.integrations.vllm_connector.stats import Tally
 from p2pkv.integrations.vllm_connector.wants import Want, Wants
 from p2pkv.limited_log import LimitedLog
 from p2pkv.node import Node
-from p2pkv.offers.handles import RowStatuses
-from p2pkv.offers.transfers import DEATH_GRACE_S, MAX_ROWS
 from p2pkv.page import Outcome
-from p2pkv.transfers import Grant, RowStatus
 
 _log = logging.getLogger(__name__)
 
 _CONNECTING, _FETCHING = 8, 4
 """Threads. A pull needs one only until its node is found and connected; a fetch until its pages are there."""
-_MEET_S = DEATH_GRACE_S
-"""How long to wait for a node to appear in the view: news of one that has just started takes about a second, and a
-verdict of death that is taken back a little longer."""
-_LOOK_S = 0.02
 _AN_ERROR = "an error; the log says which"
-_MAX_AWAITED = 1024
-"""Nodes; a hand-off comes from outside and may name any."""
 _MAX_REPEATS, _PAUSE_S = 3, 0.3
 """A node that stood still is taken for dead and hung up on, and is back in a moment. One that is dead is not worth more
 than a second."""
-
-
-def offers(name: str, group: int, n_blocks: int, n_rows: int) -> Iterator[tuple[str, int, int]]:
-    """Yield the name, the first and the last (exclusive) block of each offer that a hand-off of a group consists of.
-
-    Both sides count alike: an offer has as many blocks as fit.
-    """
-    size = max(1, MAX_ROWS // n_rows)
-    for first in range(0, n_blocks, size):
-        yield f"{name}/{group}/{first}", first, min(first + size, n_blocks)
 
 
 def _among(wanted: Blocks | None, offered: range) -> tuple[list[int], int]:
@@ -68,75 +49,6 @@ def _among(wanted: Blocks | None, offered: range) -> tuple[list[int], int]:
     first = max(wanted.first, offered.start)
     last = min(wanted.first + len(wanted.ids), offered.stop)
     return wanted.ids[first - wanted.first : max(first, last) - wanted.first], first - offered.start
-
-
-@dataclass(slots=True)
-class _Ask:
-    """Rows of one offer, asked for of the node that made it."""
-
-    rank: Rank
-    name: str
-    rows: NDArray[np.int64]
-    first_row: int
-    owners: NDArray[np.int64]
-    """The block that each row is of; none if nobody needs the bytes."""
-    grant: Grant | None = None
-    """None: not asked for yet."""
-
-    @property
-    def is_done(self) -> bool:
-        return self.grant is None or self.grant.done()
-
-    @property
-    def is_lost(self) -> bool:
-        if self.grant is None or not len(self.owners):
-            return False
-        return bool((self.grant.statuses() == RowStatus.PEER_LOST).any())
-
-    def end(self) -> RowStatuses:
-        """Have nothing written any more, and return what came."""
-        return (
-            np.full(len(self.rows), RowStatus.PENDING, np.uint8)
-            if self.grant is None
-            else self.grant.revoke()
-        )
-
-
-@dataclass(slots=True)
-class _Load:
-    """Blocks count as loaded only once they are in ``proven``: whatever goes wrong anywhere, they are not."""
-
-    request_id: str
-    block_ids: set[int]
-    """Of all groups: a block is of one at a time."""
-    is_awaited: bool
-    """Whether the request waits for the end."""
-    began: float
-    deadline: float
-    is_handoff: bool
-    stream: int | None
-    """Whose work of before the load is done before anything is written to the blocks."""
-    asks: list[_Ask] = field(default_factory=list)
-    """All of them, before the first one is asked: a block is proven by all rows that are of it."""
-    wants: Wants | None = None
-    """What prefill is told, if it can't know what to offer."""
-    n_repeats: int = 0
-    is_revoked: bool = False
-    is_stale: bool = False
-    """The weights have changed since, and what comes is of the old ones."""
-    proven: set[int] = field(default_factory=set)
-    nbytes: int = 0
-    """Proven."""
-    why: str = ""
-    """What went wrong first."""
-    is_refused: bool = False
-    """Whether it has failed even if there is no block that is not proven."""
-
-    @property
-    def failed(self) -> set[int] | None:
-        """The blocks that are not proven; None if the load is right."""
-        failed = self.block_ids if self.is_stale else self.block_ids - self.proven
-        return failed if failed or self.is_stale or self.is_refused else None
 
 
 class Loads:
@@ -162,10 +74,9 @@ class Loads:
         self._closing = threading.Event()
         self._connecting = ThreadPoolExecutor(_CONNECTING, thread_name_prefix="p2pkv-vllm-pull")
         self._fetching = ThreadPoolExecutor(_FETCHING, thread_name_prefix="p2pkv-vllm-fetch")
-        self._loads: list[tuple[_Load, Future[None]]] = []
+        self._loads: list[tuple[Load, Future[None]]] = []
         self._telling: list[tuple[Wants, float]] = []  # of loads that have ended, and until when
-        self._meeting = threading.Lock()  # guards _awaited
-        self._awaited: dict[tuple[str, int], float] = {}  # until when a node that is not there is waited for
+        self._meeting = Meeting(node, self._closing)
         # where one row of an offer goes whose blocks nobody needs: taking it tells prefill so
         self._unwanted = np.zeros(caches.max_row_nbytes, np.uint8)
         self._unwanted_memory = node.register_memory(self._unwanted)
@@ -200,10 +111,10 @@ class Loads:
             if not load.is_handoff:
                 load.is_stale, load.why = True, "the weights have changed"
 
-    def _load(self, asked: Pull | Fetch) -> _Load:
+    def _load(self, asked: Pull | Fetch) -> Load:
         return self._unstarted(asked, self._caches.stream())
 
-    def _unstarted(self, asked: Pull | Fetch, stream: int | None) -> _Load:
+    def _unstarted(self, asked: Pull | Fetch, stream: int | None) -> Load:
         now = time.monotonic()
         is_handoff = isinstance(asked, Pull)
         of_groups = asked.blocks if isinstance(asked, Pull) else asked.pages
@@ -211,14 +122,14 @@ class Loads:
             block_id for each in of_groups for block_id in each.ids if self._caches.groups[each.group]
         }
         is_awaited = not isinstance(asked, Pull) or asked.is_awaited
-        return _Load(asked.request_id, block_ids, is_awaited, now, now + self._deadline, is_handoff, stream)
+        return Load(asked.request_id, block_ids, is_awaited, now, now + self._deadline, is_handoff, stream)
 
-    def _start(self, pool: ThreadPoolExecutor, load: _Load, operation: str, work: Callable[[], str]) -> bool:
+    def _start(self, pool: ThreadPoolExecutor, load: Load, operation: str, work: Callable[[], str]) -> bool:
         self._loads.append((load, self._submit(pool, load, operation, work)))
         return True
 
     def _submit(
-        self, pool: ThreadPoolExecutor, load: _Load, operation: str, work: Callable[[], str]
+        self, pool: ThreadPoolExecutor, load: Load, operation: str, work: Callable[[], str]
     ) -> Future[None]:
         started: Future[None] = Future()
 
@@ -240,7 +151,7 @@ class Loads:
                 raise
         return started
 
-    def _pull(self, load: _Load, pull: Pull) -> str:
+    def _pull(self, load: Load, pull: Pull) -> str:
         """Ask prefill for the blocks; return what speaks against it."""
         handoff = pull.handoff
         if handoff is None or (pull.refusal and pull.is_awaited):
@@ -254,7 +165,7 @@ class Loads:
             return f"prefill's blocks can't be taken: {error}"
         sources = {ask.rank for ask in load.asks} | {rank for rank, _ in wants}
         for rank in sources:
-            if not self._is_there(rank, load.deadline):
+            if not self._meeting.is_there(rank, load.deadline):
                 return f"prefill's node {rank.node_id} is not there any more"
         if wants:
             load.wants = Wants(self._node, handoff.name, wants)
@@ -265,39 +176,18 @@ class Loads:
 
     def _asks(
         self, handoff: Handoff, wanted: tuple[Blocks, ...]
-    ) -> tuple[list[_Ask], tuple[tuple[Rank, Want], ...]]:
+    ) -> tuple[list[Ask], tuple[tuple[Rank, Want], ...]]:
         """Return what to ask for, and what prefill is to be told before. Raises UsageError if it can't be had."""
         place = self._place
         if not has_equal_share(handoff, place):
             asked = plan(handoff, place, wanted, self._groups, self._caches)
-            return [_Ask(p.source, p.name, p.rows, 0, p.owners) for p in asked.parts], asked.wants
+            return [Ask(p.source, p.name, p.rows, 0, p.owners) for p in asked.parts], asked.wants
         rank = handoff.ranks[place.rank]
         if rank.layout != self._caches.layout:
             raise UsageError(f"layout is {rank.layout!r} there and {self._caches.layout!r} here")
         return list(self._whole(handoff, rank, wanted)), ()
 
-    def _is_there(self, rank: Rank, deadline: float) -> bool:
-        """Whether the node is a member in the boot that made the offer. One that is not known yet may be soon.
-
-        It is waited for once, by all loads together: those of a dead instance, however many, must not have all the
-        threads until their deadlines, while others wait for one.
-        """
-        key = (rank.node_id, rank.boot_epoch)
-        while True:
-            boots = [m.boot_epoch for m in self._node.members() if m.node_id == rank.node_id]
-            with self._meeting:
-                if rank.boot_epoch in boots:
-                    self._awaited.pop(key, None)
-                    return True
-                if len(self._awaited) >= _MAX_AWAITED and key not in self._awaited:
-                    self._awaited.clear()
-                until = min(deadline, self._awaited.setdefault(key, time.monotonic() + _MEET_S))
-            if any(boot > rank.boot_epoch for boot in boots) or time.monotonic() >= until:
-                return False
-            if self._closing.wait(_LOOK_S):
-                return False
-
-    def _whole(self, handoff: Handoff, rank: Rank, all_wanted: tuple[Blocks, ...]) -> Iterator[_Ask]:
+    def _whole(self, handoff: Handoff, rank: Rank, all_wanted: tuple[Blocks, ...]) -> Iterator[Ask]:
         """Yield what is wanted of every whole offer; of those of which nothing is, a row that tells prefill so."""
         wanted = {blocks.group: blocks for blocks in all_wanted}
         for number, (group, caches) in enumerate(zip(self._groups, self._caches.groups, strict=True)):
@@ -311,14 +201,14 @@ class Loads:
                 if not block_ids:
                     rows = np.array([[self._unwanted_memory.address, caches.row_nbytes[0]]], np.int64)
                     first_row = 0
-                yield _Ask(rank, name, rows, first_row, owners)
+                yield Ask(rank, name, rows, first_row, owners)
 
-    def _ask_again(self, load: _Load) -> str:
+    def _ask_again(self, load: Load) -> str:
         """Ask once more for what was lost with the way to its node, if the node itself is there."""
         self._closing.wait(_PAUSE_S)
         for ask in load.asks:
             if ask.is_lost:
-                if not self._is_there(ask.rank, load.deadline):
+                if not self._meeting.is_there(ask.rank, load.deadline):
                     load.n_repeats = _MAX_REPEATS
                     return f"prefill's node {ask.rank.node_id} is lost"
                 self._get(load, ask)
@@ -326,13 +216,13 @@ class Loads:
             load.wants.put(max(0.001, load.deadline - time.monotonic()))
         return ""
 
-    def _get(self, load: _Load, ask: _Ask) -> None:
+    def _get(self, load: Load, ask: Ask) -> None:
         left = max(0.001, load.deadline - time.monotonic())
         ask.grant = self._node.transfers.get_async(
             ask.rank.node_id, ask.name, ask.rows, first_row=ask.first_row, timeout=left, stream=load.stream
         )
 
-    def _fetch(self, load: _Load, fetch: Fetch) -> str:
+    def _fetch(self, load: Load, fetch: Fetch) -> str:
         is_whole = True
         for pages in fetch.pages:
             caches = self._caches.groups[pages.group]
@@ -376,7 +266,7 @@ class Loads:
         for wants in over:
             self._connecting.submit(wants.close)
 
-    def _awaited_by(self, load: _Load, started: Future[None]) -> Future[None] | None:
+    def _awaited_by(self, load: Load, started: Future[None]) -> Future[None] | None:
         """Return what a load still waits for, which may be another try; None if it has ended."""
         if not started.done():
             return started
@@ -389,31 +279,18 @@ class Loads:
         load.n_repeats += 1
         return self._submit(self._connecting, load, "pull", lambda: self._ask_again(load))
 
-    def _is_worth_repeating(self, load: _Load) -> bool:
+    def _is_worth_repeating(self, load: Load) -> bool:
         has_time = load.n_repeats < _MAX_REPEATS and time.monotonic() + 2 * _PAUSE_S < load.deadline
         return has_time and any(ask.is_lost for ask in load.asks)
 
-    def _settle(self, load: _Load) -> None:
-        owners, statuses, nbytes = [], [], 0
-        for ask in load.asks:
-            if len(ask.owners):
-                owners.append(ask.owners)
-                statuses.append(ask.end())
-                nbytes += int(ask.rows[statuses[-1] == RowStatus.OK, 1].sum())
+    def _settle(self, load: Load) -> None:
+        load.settle()
         if load.wants is not None:
             self._telling.append((load.wants, load.deadline))
-        if owners:
-            of_row, status = np.concatenate(owners), np.concatenate(statuses)
-            is_wrong = status != RowStatus.OK
-            load.proven.update(np.setdiff1d(of_row, of_row[is_wrong]).tolist())
-            load.nbytes += nbytes
-            if is_wrong.any():
-                worst = RowStatus(int(status[is_wrong][0]))
-                load.why = load.why or worst.name.lower().replace("_", " ")
         if load.is_awaited:
             self._count(load, time.monotonic() - load.began)
 
-    def _count(self, load: _Load, seconds: float) -> None:
+    def _count(self, load: Load, seconds: float) -> None:
         n_failed = len(load.failed or ())
         n_loaded = len(load.block_ids) - n_failed
         if not load.is_handoff:

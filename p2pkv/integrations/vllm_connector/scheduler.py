@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from p2pkv.config import Config
 from p2pkv.errors import UsageError
-from p2pkv.instances.page_report import FIELD, report_of
+from p2pkv.instances.page_report import FIELD
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.kv_hints import Hints, read_hints
-from p2pkv.integrations.vllm_connector.groups import NO_BLOCK, Kind
+from p2pkv.integrations.vllm_connector.groups import NO_BLOCK
 from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank, draw_name, prompt_digest
 from p2pkv.integrations.vllm_connector.hints import given_hints
 from p2pkv.integrations.vllm_connector.holds import Holds
@@ -27,15 +27,16 @@ from p2pkv.integrations.vllm_connector.messages import (
     Fetch,
     Hinted,
     Leave,
-    Pages,
     Publish,
     Pull,
     RankDescription,
     StepMetadata,
 )
+from p2pkv.integrations.vllm_connector.page_names import PageNames, without_holes
 from p2pkv.integrations.vllm_connector.prefixes import Part, PrefixLookups
+from p2pkv.integrations.vllm_connector.request import Request, Tables, beside_tokens
 from p2pkv.integrations.vllm_connector.settings import Instance
-from p2pkv.integrations.vllm_connector.weights import Weights, named, served
+from p2pkv.integrations.vllm_connector.weights import Weights, served
 from p2pkv.limited_log import LimitedLog
 from p2pkv.node import Node
 
@@ -44,25 +45,6 @@ _log = logging.getLogger(__name__)
 _HANDED_OFF = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"})
 """How a prefill request ends whose KV somebody waits for; in every other case nobody does."""
 _ABORTED = "FINISHED_ABORTED"
-
-Tables = Sequence[Sequence[int]]
-"""The blocks of a request, by group."""
-
-
-class Request(Protocol):
-    """The part of vLLM's request that is relied on."""
-
-    request_id: str
-    prompt_token_ids: Sequence[int] | None
-    num_prompt_tokens: int
-    num_tokens: int
-    num_computed_tokens: int
-    block_hashes: Sequence[bytes]
-    kv_transfer_params: Mapping[str, Any] | None
-    kv_hints: Any
-    status: Any
-    lora_request: Any
-    mm_features: Sequence[Any]
 
 
 class SchedulerSide:
@@ -79,7 +61,7 @@ class SchedulerSide:
         weights: Weights = served,
     ) -> None:
         self._instance = instance
-        self._weights = weights
+        self._weights, self._names = weights, PageNames(instance, weights)
         self._start_node = start_node
         self._ranks: list[RankDescription] = []
         self._lookups: PrefixLookups | None = None
@@ -142,33 +124,9 @@ class SchedulerSide:
                 )
             return
         if hints.brings:
-            self._next.hints.append(Hinted(self._named_pages(request), Hints(brings=True)))
+            self._next.hints.append(Hinted(self._names.of_request(request), Hints(brings=True)))
         if rest := dataclasses.replace(hints, brings=False):
             self._hints[request.request_id] = rest
-
-    def _named_pages(self, request: Request) -> tuple[Pages, ...]:
-        """Return all full blocks of a request by their names in the page cache, wherever they lie."""
-        hash_size, pages = self._instance.hash_size, []
-        for number, group in enumerate(self._instance.groups.each):
-            numbers = range(len(request.block_hashes) * hash_size // group.block_size)
-            hashes = group.hashes(request.block_hashes, hash_size, numbers)
-            pages.append(Pages(number, named(self._weights.name, hashes), []))
-        return tuple(pages)
-
-    def _page_report(self, request: Request) -> dict[str, object] | None:
-        """Return what routers are told of a prompt's pages: the first rank's part of those that all its tokens need."""
-        if not self._instance.writes_prefixes:
-            return None
-        rank = self._ranks[0]
-        for number, group in enumerate(self._instance.groups.each):
-            if group.kind is Kind.FULL and rank.layouts[number]:
-                part = Part(0, number, rank.layouts[number])
-                n_blocks = request.num_prompt_tokens // group.block_size
-                names = [part.key(h) for h in self._named_pages(request)[number].hashes[:n_blocks]]
-                return report_of(
-                    rank.namespace, names, page_size=group.block_size, n_tokens=request.num_prompt_tokens
-                )
-        return None
 
     def _shorten(self, request: Request) -> None:
         if self._instance.groups.keeps_all or request.request_id in self._shortened:
@@ -209,7 +167,7 @@ class SchedulerSide:
             self._pull(offered, self._wanted(request_id, tables, n_external), is_awaited=n_external > 0)
         elif n_external:
             wanted = self._wanted(request_id, tables, n_external)
-            self._next.fetches.append(Fetch(request_id, self._pages(request, wanted)))
+            self._next.fetches.append(Fetch(request_id, self._names.of_blocks(request, wanted)))
         self._loaded.add(request_id)
         if self._lookups is not None:
             self._lookups.forget(request_id)
@@ -229,16 +187,6 @@ class SchedulerSide:
         if any(NO_BLOCK in blocks.ids for blocks in wanted):
             raise UsageError("vLLM has not made room for all blocks that the request needs")
         return wanted
-
-    def _pages(self, request: Request, blocks: Sequence[Blocks]) -> tuple[Pages, ...]:
-        """Return blocks with their names in the page cache."""
-        groups, hash_size = self._instance.groups.each, self._instance.hash_size
-        pages = []
-        for of_group in blocks:
-            numbers = range(of_group.first, of_group.first + len(of_group.ids))
-            hashes = groups[of_group.group].hashes(request.block_hashes, hash_size, numbers)
-            pages.append(Pages(of_group.group, named(self._weights.name, hashes), of_group.ids))
-        return tuple(pages)
 
     def fail(self, request: Request, tables: Tables, n_external: int, why: str) -> None:
         """Have the load fail for which vLLM has made room: it waits for its end, whatever became of the rest."""
@@ -267,7 +215,7 @@ class SchedulerSide:
             most = len(tokens) if self._instance.groups.keeps_all else len(tokens) - 1
             if most < handoff.n_tokens:
                 raise UsageError(f"{handoff.n_tokens} tokens are handed off, the prompt has {len(tokens)}")
-            if prompt_digest(tokens[: handoff.n_tokens], _beside_tokens(request)) != handoff.prompt:
+            if prompt_digest(tokens[: handoff.n_tokens], beside_tokens(request)) != handoff.prompt:
                 raise UsageError("another prompt is handed off than the request has")
         except UsageError as error:
             refusal = str(error)
@@ -307,7 +255,7 @@ class SchedulerSide:
             return
         by_group = tables(request_id)
         blocks = [Blocks(g, n.start, list(by_group[g][n.start : n.stop])) for g, n in enumerate(numbers) if n]
-        pages = tuple(_without_holes(each) for each in self._pages(request, blocks))
+        pages = tuple(without_holes(each) for each in self._names.of_blocks(request, blocks))
         hold = self.holds.take([block_id for each in pages for block_id in each.ids])
         metadata.publishes.append(Publish(hold, pages))
         self._n_known[request_id] = last
@@ -351,7 +299,7 @@ class SchedulerSide:
         self._n_known.pop(request_id, None)
         hints = self._hints.pop(request_id, None)
         if hints is not None:
-            self._next.hints.append(Hinted(self._named_pages(request), hints))
+            self._next.hints.append(Hinted(self._names.of_request(request), hints))
         if handoff is None:
             return False, None
         needed = [group.needed(handoff.n_tokens) for group in self._instance.groups.each]
@@ -360,7 +308,7 @@ class SchedulerSide:
             _log.warning("request %s is not handed off: vLLM has let blocks go that decode needs", request_id)
             return False, None
         params = handoff.to_params()
-        if (pages := self._page_report(request)) is not None:
+        if (pages := self._names.report(request, self._ranks[0])) is not None:
             params[FIELD] = pages
         # nothing below may raise
         self._next.leaves.append(Leave(request_id, handoff.name, blocks))
@@ -386,19 +334,6 @@ class SchedulerSide:
             ),
             split=self._instance.split,
             n_tokens=len(tokens),
-            prompt=prompt_digest(tokens, _beside_tokens(request)),
+            prompt=prompt_digest(tokens, beside_tokens(request)),
             fingerprint=self._ranks[0].fingerprint,
         )
-
-
-def _without_holes(pages: Pages) -> Pages:
-    """Return pages without those whose blocks were let go before they were full."""
-    kept = [i for i, block_id in enumerate(pages.ids) if block_id != NO_BLOCK]
-    return Pages(pages.group, [pages.hashes[i] for i in kept], [pages.ids[i] for i in kept])
-
-
-def _beside_tokens(request: Request) -> list[str]:
-    """Return what a prompt's KV depends on besides its tokens."""
-    lora = request.lora_request
-    named = [] if lora is None else [f"lora {lora.lora_name} {lora.lora_path}"]
-    return named + [f"input {feature.identifier}" for feature in request.mm_features]

@@ -1,0 +1,98 @@
+"""One load: what it asks of prefill, and which of its blocks are proven right when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pkv.integrations.vllm_connector.handoff import Rank
+from p2pkv.integrations.vllm_connector.wants import Wants
+from p2pkv.offers.handles import RowStatuses
+from p2pkv.transfers import Grant, RowStatus
+
+
+@dataclass(slots=True)
+class Ask:
+    """Rows of one offer, asked for of the node that made it."""
+
+    rank: Rank
+    name: str
+    rows: NDArray[np.int64]
+    first_row: int
+    owners: NDArray[np.int64]
+    """The block that each row is of; none if nobody needs the bytes."""
+    grant: Grant | None = None
+    """None: not asked for yet."""
+
+    @property
+    def is_done(self) -> bool:
+        return self.grant is None or self.grant.done()
+
+    @property
+    def is_lost(self) -> bool:
+        if self.grant is None or not len(self.owners):
+            return False
+        return bool((self.grant.statuses() == RowStatus.PEER_LOST).any())
+
+    def end(self) -> RowStatuses:
+        """Have nothing written any more, and return what came."""
+        return (
+            np.full(len(self.rows), RowStatus.PENDING, np.uint8)
+            if self.grant is None
+            else self.grant.revoke()
+        )
+
+
+@dataclass(slots=True)
+class Load:
+    """Blocks count as loaded only once they are in ``proven``: whatever goes wrong anywhere, they are not."""
+
+    request_id: str
+    block_ids: set[int]
+    """Of all groups: a block is of one at a time."""
+    is_awaited: bool
+    """Whether the request waits for the end."""
+    began: float
+    deadline: float
+    is_handoff: bool
+    stream: int | None
+    """Whose work of before the load is done before anything is written to the blocks."""
+    asks: list[Ask] = field(default_factory=list)
+    """All of them, before the first one is asked: a block is proven by all rows that are of it."""
+    wants: Wants | None = None
+    """What prefill is told, if it can't know what to offer."""
+    n_repeats: int = 0
+    is_revoked: bool = False
+    is_stale: bool = False
+    """The weights have changed since, and what comes is of the old ones."""
+    proven: set[int] = field(default_factory=set)
+    nbytes: int = 0
+    """Proven."""
+    why: str = ""
+    """What went wrong first."""
+    is_refused: bool = False
+    """Whether it has failed even if there is no block that is not proven."""
+
+    @property
+    def failed(self) -> set[int] | None:
+        """The blocks that are not proven; None if the load is right."""
+        failed = self.block_ids if self.is_stale else self.block_ids - self.proven
+        return failed if failed or self.is_stale or self.is_refused else None
+
+    def settle(self) -> None:
+        """Have nothing written any more, and take what came for proven."""
+        owners, statuses = [], []
+        for ask in self.asks:
+            if len(ask.owners):
+                owners.append(ask.owners)
+                statuses.append(ask.end())
+                self.nbytes += int(ask.rows[statuses[-1] == RowStatus.OK, 1].sum())
+        if owners:
+            of_row, status = np.concatenate(owners), np.concatenate(statuses)
+            is_wrong = status != RowStatus.OK
+            self.proven.update(np.setdiff1d(of_row, of_row[is_wrong]).tolist())
+            if is_wrong.any():
+                worst = RowStatus(int(status[is_wrong][0]))
+                self.why = self.why or worst.name.lower().replace("_", " ")
