@@ -6,7 +6,7 @@ that what one instance has handed to another can be compared byte by byte.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +44,10 @@ class Shape:
     isa: str = ""
     """By what attention packs blocks."""
 
+    @property
+    def n_ranks(self) -> int:
+        return self.tp * len(self.stages)
+
 
 @dataclass(frozen=True)
 class Model:
@@ -73,7 +77,9 @@ class Model:
 class RankFake:
     """One rank: its part of every block, and the connector's half in its worker."""
 
-    def __init__(self, node: Node, role: str, shape: Shape, model: Model, rank: int, lease: float) -> None:
+    def __init__(
+        self, node: Node, role: str, shape: Shape, model: Model, rank: int, settings: dict[str, Any]
+    ) -> None:
         self.shape, self.model = shape, model
         stage, tp_rank = divmod(rank, shape.tp)
         first = sum(shape.stages[:stage])
@@ -83,9 +89,7 @@ class RankFake:
         self.blocks = np.zeros(
             (len(self.layers), N_BLOCKS * shape.n_tiles, len(self.heads), tile, WIDTH), np.uint8
         )
-        config = vllm_config(
-            {"share_prefixes": False, "load_deadline": 30.0, "transfer_lease": lease}, role, "recompute"
-        )
+        config = vllm_config({"share_prefixes": False} | settings, role, "recompute")
         parallel, named = config.parallel_config, config.model_config
         parallel.tensor_parallel_size, parallel.pipeline_parallel_size = shape.tp, len(shape.stages)
         parallel.world_size, parallel.rank = shape.tp * len(shape.stages), rank
@@ -124,22 +128,30 @@ class RankFake:
                 block_id = tables[self.kind(layer)][token // self.shape.block]
                 self.place(layer, block_id, token % self.shape.block)[:] = kv[layer, self.heads, token]
 
-    def holds(self, kv: KV, tables: Sequence[Sequence[int]]) -> bool:
-        """Whether all is there that the next token looks back at."""
+    def holds(self, kv: KV, tables: Sequence[Sequence[int]], besides: Collection[int] = ()) -> bool:
+        """Whether all is there that the next token looks back at, but for some blocks."""
         n_tokens = kv.shape[2]
         for layer in self.layers:
             for token in range(max(0, n_tokens - WINDOW + 1) if self.kind(layer) else 0, n_tokens):
                 block_id = tables[self.kind(layer)][token // self.shape.block]
+                if block_id in besides:
+                    continue
                 there = self.place(layer, block_id, token % self.shape.block)
                 if (there != kv[layer, self.heads, token]).any():
                     return False
         return True
 
+    def wipe(self, block_ids: Collection[int]) -> None:
+        """Have blocks hold nothing."""
+        self.blocks[:, self._tiles(block_ids)] = 0
+
     def touches_only(self, block_ids: set[int]) -> bool:
         """Whether nothing was written to other blocks."""
+        return not self.blocks[:, self._tiles(set(range(N_BLOCKS)) - block_ids)].any()
+
+    def _tiles(self, block_ids: Collection[int]) -> list[int]:
         n = self.shape.n_tiles
-        others = [i for i in range(N_BLOCKS * n) if i // n not in block_ids]
-        return not self.blocks[:, others].any()
+        return [i * n + k for i in block_ids for k in range(n)]
 
 
 def name(layer: int) -> str:
@@ -150,12 +162,17 @@ class Server:
     """An instance: its ranks, of which each has one of ``nodes``, and its scheduler's half."""
 
     def __init__(
-        self, nodes: Sequence[Node], role: str, shape: Shape, model: Model, lease: float = 30.0
+        self,
+        nodes: Sequence[Node],
+        role: str,
+        shape: Shape,
+        model: Model,
+        lease: float = 30.0,
+        deadline: float = 30.0,
     ) -> None:
         self.shape, self.model = shape, model
-        self.ranks = [
-            RankFake(nodes[i], role, shape, model, i, lease) for i in range(shape.tp * len(shape.stages))
-        ]
+        settings = {"load_deadline": deadline, "transfer_lease": lease}
+        self.ranks = [RankFake(nodes[i], role, shape, model, i, settings) for i in range(shape.n_ranks)]
         self.scheduler = SchedulerSide(self.ranks[0].instance)
         self.scheduler.connect([rank.side.describe() for rank in self.ranks])
 
@@ -167,7 +184,14 @@ class Server:
 
     def leave(self, request_id: str, kv: KV, tables: Sequence[Sequence[int]]) -> dict[str, Any]:
         """Compute a prompt and hand it off; return the ``kv_transfer_params``."""
-        n_tokens = kv.shape[2]
+        handoff = self.handoff(request_id, kv.shape[2])
+        for rank in self.ranks:
+            rank.write(kv, tables)
+            self.offer(rank, request_id, handoff, tables)
+        return handoff.to_params()
+
+    def handoff(self, request_id: str, n_tokens: int) -> Handoff:
+        """Return what decode is told of a prompt."""
         request: Any = SimpleNamespace(
             kv_transfer_params={"do_remote_decode": True},
             prompt_token_ids=list(range(n_tokens)),
@@ -182,13 +206,17 @@ class Server:
             self.scheduler._shortened.add(request_id)
         handoff = self.scheduler.handoff(request)
         assert handoff is not None
-        blocks = self._needed(n_tokens, tables)
-        for rank in self.ranks:
-            rank.write(kv, tables)
-            rank.side.before_forward(StepMetadata(leaves=[Leave(request_id, handoff.name, blocks)]))
-        return handoff.to_params()
+        return handoff
 
-    def _needed(self, n_tokens: int, tables: Sequence[Sequence[int]], n_local: int = 0) -> tuple[Blocks, ...]:
+    def offer(
+        self, rank: RankFake, request_id: str, handoff: Handoff, tables: Sequence[Sequence[int]]
+    ) -> None:
+        """Have a rank keep its part, and offer it."""
+        leave = Leave(request_id, handoff.name, self.needed(handoff.n_tokens, tables))
+        rank.side.before_forward(StepMetadata(leaves=[leave]))
+
+    def needed(self, n_tokens: int, tables: Sequence[Sequence[int]], n_local: int = 0) -> tuple[Blocks, ...]:
+        """Return the blocks that decode needs, of which it has ``n_local`` tokens already."""
         groups = self.ranks[0].instance.groups.each
         needed = [group.missing(n_local, n_tokens) for group in groups]
         return tuple(Blocks(g, n.start, list(tables[g][n.start : n.stop])) for g, n in enumerate(needed) if n)
@@ -198,7 +226,7 @@ class Server:
     ) -> None:
         """Begin to load what is handed off, into blocks; ``n_local`` tokens are here already."""
         handoff = Handoff.from_params(given)
-        blocks = self._needed(handoff.n_tokens, tables, n_local)
+        blocks = self.needed(handoff.n_tokens, tables, n_local)
         for rank in self.ranks:
             rank.side.load(StepMetadata(pulls=[Pull(request_id, handoff, "", blocks, is_awaited=True)]))
 
