@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     )
     from p2pkv.memory.registered import Memory
     from p2pkv.node import Node
-    from p2pkv.page import Outcome, Pieces, page_key
+    from p2pkv.page import Outcome, Pieces, Whereabouts, page_key
     from p2pkv.peers.connections import PeerTraffic
 
 __all__ = [
@@ -64,6 +64,7 @@ __all__ = [
     "TransportError",
     "UsageError",
     "VersionError",
+    "Whereabouts",
     "page_key",
 ]
 
@@ -82,6 +83,7 @@ _HOMES = {
     "PrefetchOutcome": "cache.prefetch",
     "SharedRegion": "_native",
     "State": "directory.view",
+    "Whereabouts": "page",
     "page_key": "page",
 }
 """The modules of the public names that are not errors."""

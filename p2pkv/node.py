@@ -22,7 +22,7 @@ from p2pkv.explain.asking import question_about
 from p2pkv.explain.explanation import Explanation
 from p2pkv.lifetime import Gate
 from p2pkv.memory.registered import Memory
-from p2pkv.page import Outcomes, Pages
+from p2pkv.page import Outcomes, Pages, Whereabouts
 from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.node import NodeParts
 from p2pkv.peers.connections import PeerTraffic
@@ -154,6 +154,11 @@ class Node:
         """Say which pages some live node has: ``(n,)`` uint8 of :class:`Outcome`. A hint: pages may be evicted."""
         with self._gate:
             return self._cache.exists(keys, self._deadline(timeout))
+
+    def whereabouts(self, keys: Sequence[str | bytes], *, timeout: float | None = None) -> Whereabouts:
+        """Say as :meth:`exists` does which pages some live node has, and which one, in memory or on disk."""
+        with self._gate:
+            return self._cache.whereabouts(keys, self._deadline(timeout))
 
     def retract(self, keys: Sequence[str | bytes], *, timeout: float | None = None) -> Outcomes:
         """Take back pages that this node published: ``Outcome.HIT`` for those it had.

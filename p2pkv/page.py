@@ -73,6 +73,20 @@ Outcomes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Whereabouts:
+    """Where pages are, one entry a page. What is said of a page that is not found means nothing. A hint."""
+
+    outcomes: Outcomes
+    """``HIT`` for pages that some live node has."""
+    owners: NDArray[np.uint64]
+    """The key of a node that has the page; the same for the same node, in this process and in others."""
+    is_on_disk: NDArray[np.bool_]
+    """Whether it has the page on its disk only."""
+    nbytes: NDArray[np.uint64]
+    """The page's length; 0 for a page on this node's own disk, of which it is not known without reading."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
     """Where pages lie in local memory when a page is not one contiguous row, such as K and V in arrays of their own.
 

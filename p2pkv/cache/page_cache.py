@@ -29,7 +29,16 @@ from p2pkv.errors import UsageError
 from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
 from p2pkv.metrics import MISSES, Metrics
-from p2pkv.page import Keys, Namespace, Outcomes, Pages, Pieces, as_locations
+from p2pkv.page import (
+    RESIDENT,
+    Keys,
+    Namespace,
+    Outcomes,
+    Pages,
+    Pieces,
+    Whereabouts,
+    as_locations,
+)
 from p2pkv.peers.connections import PeerConnections
 from p2pkv.pool import Pool, PoolStatus
 
@@ -193,18 +202,39 @@ class PageCache:
             outcomes[rows] = self._tier.contains(ids[rows])
             rows = np.flatnonzero(outcomes == 0)
         if len(rows):
-            asked = ids if len(rows) == len(ids) else ids[rows]
-            found, raw = self._directory.get(asked, deadline)
-            if self._tier is not None:
-                self._doubt_own(self._tier, asked, found, raw)
-            if not found.all():  # rarely so before a fetch; picking rows out costs more than remembering them
-                there = found.view(bool)
-                asked, raw = asked[there], raw[there]
-            self.locations.put(asked, raw)
-            self._warmer.warm(asked, raw)
-            outcomes[rows] = found
+            outcomes[rows], _ = self._look_up(ids if len(rows) == len(ids) else ids[rows], deadline)
         self._timings.exists.native.add(0, len(ids), time.monotonic() - began)
         return outcomes
+
+    def whereabouts(self, keys: Sequence[str | bytes], deadline: float) -> Whereabouts:
+        """Say which pages some live node has, and where; their locations are remembered too."""
+        began = time.monotonic()
+        _, ids = self.hash(keys)
+        found, locations = self._pool.lookup(ids)
+        rows = np.flatnonzero(found == 0)
+        if len(rows) and self._tier is not None:
+            found[rows] = self._tier.contains(ids[rows])
+            locations[rows] = self._tier.on_disk(len(rows))
+            rows = np.flatnonzero(found == 0)
+        if len(rows):
+            found[rows], raw = self._look_up(ids[rows], deadline)
+            locations[rows] = as_locations(raw)
+        self._timings.exists.native.add(0, len(ids), time.monotonic() - began)
+        is_on_disk = locations["flags"] & RESIDENT == 0
+        return Whereabouts(found, locations["owner"], is_on_disk, locations["length"])
+
+    def _look_up(self, ids: Keys, deadline: float) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Ask the directory; return what it found, and ``(n, 64)`` where."""
+        found, raw = self._directory.get(ids, deadline)
+        if self._tier is not None:
+            self._doubt_own(self._tier, ids, found, raw)
+        there_ids, there_raw = ids, raw
+        if not found.all():  # rarely so before a fetch; picking rows out costs more than remembering them
+            there = found.view(bool)
+            there_ids, there_raw = ids[there], raw[there]
+        self.locations.put(there_ids, there_raw)
+        self._warmer.warm(there_ids, there_raw)
+        return found, raw
 
     def _doubt_own(self, tier: DiskTier, ids: Keys, found: NDArray[np.uint8], raw: NDArray[np.uint8]) -> None:
         """Believe of entries that lead to this node only what it has; have the others taken out.
