@@ -184,7 +184,10 @@ class EngineFake:
             if request.num_computed_tokens == request.num_tokens and not request.runs_on:
                 self._finish(request, "FINISHED_LENGTH_CAPPED")
         assert report is None or isinstance(report, StepReport)
-        self.scheduler.update_connector_output(SimpleNamespace(kv_connector_worker_meta=report))
+        heard = SimpleNamespace(
+            kv_connector_worker_meta=report, finished_recving=received, invalid_block_ids=invalid
+        )
+        self.scheduler.update_connector_output(heard)
         self._end_transfers(sent, received)
 
     def _schedule(self, request: RequestFake) -> int:
@@ -300,7 +303,7 @@ class EngineFake:
         if n_blocks is not None:
             n_tokens = n_blocks * BLOCK
         elif self._keeps_all:
-            n_tokens = request.num_tokens
+            n_tokens = len(request._all_token_ids)
         return self._holds(request, n_tokens, n_tokens)
 
     def overwrite(self, block_ids: list[int]) -> None:
@@ -356,6 +359,7 @@ class EngineFake:
 
     def _finish(self, request: RequestFake, status: str) -> None:
         was_loading = request.state == "loading"
+        request.n_output = int(status == "FINISHED_LENGTH_CAPPED")
         request.state, request.status = "finished", _STATUS[status]
         tables = tuple(map(list, request.tables or [[] for _ in self._specs]))
         keep, request.answer = self.scheduler.request_finished_all_groups(request, tables)

@@ -212,6 +212,7 @@ class RequestFake:
         self._all_token_ids = list(tokens)
         self.num_prompt_tokens = len(tokens)
         self.max_tokens = 16
+        self.n_output = 0
         self.num_computed_tokens = 0
         self.block_hashes = [prefix_hash(tokens[:end]) for end in range(BLOCK, len(tokens) + 1, BLOCK)]
         self.kv_hints: object = None
@@ -225,7 +226,7 @@ class RequestFake:
 
     @property
     def num_tokens(self) -> int:
-        return len(self._all_token_ids)
+        return len(self._all_token_ids) + self.n_output
 
     @property
     def block_ids(self) -> list[int]:

@@ -59,7 +59,8 @@ BELOW = {
     "__init__": "_native cache config directory errors memory node page peers",
     "testing": "_native control directory errors transports",
     "instances": "address config control errors",
-    "integrations": "_native address config errors instances memory metrics node offers page transfers limited_log",
+    "integrations": "_native address config errors instances memory metrics node offers page recompute transfers "
+    "limited_log",
     "cli": "_native address config control descriptors directory disk errors explain instances kv_events memory node "
     "store_url transports",
     "__main__": "cli",

@@ -127,8 +127,13 @@ def test_prefixes_are_found_part_by_part(pair: tuple[Pipelined, Pipelined]) -> N
         worker.wait_for_save()
         eventually(lambda worker=worker: worker.node.counters().get("p2pkv_pool_pages") == 2, 30.0)  # type: ignore[misc]
         if rank == 0:
-            assert lookups._longest(hashes, 0, 8) == 0, "every rank's part or none"
-    eventually(lambda: lookups._longest(hashes, 0, 8) == 8, 30.0)  # the directory hears after the pool has it
+            assert lookups._ask(hashes, 0, 8, 9).n_tokens == 0, "every rank's part or none"
+    # the directory hears after the pool has it
+    eventually(lambda: lookups._ask(hashes, 0, 8, 9).n_tokens == 8, 30.0)
+    hits = lookups._ask(hashes, 0, 8, 9).hits
+    assert hits is not None
+    assert (len(hits), hits.page_tokens, hits.first_token, hits.n_tokens) == (2, 4, 0, 9)
+    assert [source.is_on_disk for source in hits.used()] == [False], "all of the first rank's node"
     assert decode.load(StepMetadata(fetches=[Fetch("request", (Pages(0, hashes, [8, 9]),))])) == [
         set(),
         set(),

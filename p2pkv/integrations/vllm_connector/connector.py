@@ -100,7 +100,13 @@ class P2PKVConnector(ConnectorBase, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         """Return what the workers are to do in this step."""
-        metadata = self._scheduler.step(list(scheduler_output.preempted_req_ids or ()))
+        preempted = list(scheduler_output.preempted_req_ids or ())
+        metadata = self._scheduler.step(preempted)
+        self._boundary.call(
+            "observe",
+            lambda: self._scheduler.observe(scheduler_output.num_scheduled_tokens, preempted),
+            miss=None,
+        )
         state = scheduler_output.kv_connector_block_state
         self._boundary.call(
             "publish",
@@ -115,6 +121,8 @@ class P2PKVConnector(ConnectorBase, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Take what the workers have reported."""
+        loaded, failed_blocks = connector_output.finished_recving or (), connector_output.invalid_block_ids
+        self._boundary.call("observe", lambda: self._scheduler.heard(loaded, failed_blocks), miss=None)
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, StepReport):
             self._boundary.call("report", lambda: self._scheduler.holds.done(report.done), miss=None)
@@ -123,6 +131,7 @@ class P2PKVConnector(ConnectorBase, SupportsHMA):
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Return whether the workers keep the request's blocks, and the response's ``kv_transfer_params``."""
+        self._boundary.call("observe", lambda: self._scheduler.ended(request), miss=None)
         # on its own: what is known of a request is forgotten whatever becomes of the hand-off
         handoff = self._boundary.call("offer", lambda: self._scheduler.handoff(request), miss=None)
         nothing: tuple[bool, dict[str, Any] | None] = (False, None)
@@ -224,8 +233,8 @@ class P2PKVConnector(ConnectorBase, SupportsHMA):
         return None if self._worker is None else self._worker.report()
 
     def get_kv_connector_stats(self) -> Stats | None:
-        """Return what was counted since the last time."""
-        return None if self._worker is None else self._worker.stats()
+        """Return what was counted since the last time; vLLM asks both halves."""
+        return self._scheduler.tally.take() if self._worker is None else self._worker.stats()
 
     @property
     def _registered(self) -> WorkerSide:

@@ -122,7 +122,10 @@ class Loads:
             block_id for each in of_groups for block_id in each.ids if self._caches.groups[each.group]
         }
         is_awaited = not isinstance(asked, Pull) or asked.is_awaited
-        return Load(asked.request_id, block_ids, is_awaited, now, now + self._deadline, is_handoff, stream)
+        seconds = self._deadline
+        if isinstance(asked, Fetch) and asked.timeout is not None:
+            seconds = min(seconds, asked.timeout)
+        return Load(asked.request_id, block_ids, is_awaited, now, now + seconds, is_handoff, stream)
 
     def _start(self, pool: ThreadPoolExecutor, load: Load, operation: str, work: Callable[[], str]) -> bool:
         self._loads.append((load, self._submit(pool, load, operation, work)))

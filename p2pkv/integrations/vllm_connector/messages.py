@@ -55,6 +55,8 @@ class Fetch:
 
     request_id: str
     pages: tuple[Pages, ...]
+    timeout: float | None = None
+    """Seconds after which it is given up, if that is before any load is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,12 @@ from numpy.typing import NDArray
 
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_connector.groups import Group, Groups, Kind
+from p2pkv.integrations.vllm_connector.request import Request
 from p2pkv.integrations.vllm_connector.weights import named
 from p2pkv.node import Node
-from p2pkv.page import Outcome
+from p2pkv.page import Outcome, Whereabouts
+from p2pkv.recompute.hits import Hits
+from p2pkv.recompute.rates import Source
 
 
 class Part:
@@ -29,10 +32,51 @@ class Part:
         return self._prefix + block_hash
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What others have of a prompt."""
+
+    n_tokens: int
+    """After how many tokens all is there that has to be loaded to go on from them."""
+    hits: Hits | None = None
+    """The blocks from the first one that is missing here up to that, if a part of them is worth having: of a model with
+    one group of full attention."""
+
+
 @dataclass(slots=True)
 class _Lookup:
     first: int  # token after which was asked
-    n_found: Future[int]
+    found: Future[Found]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _There:
+    """Where the blocks of one group are."""
+
+    is_there: NDArray[np.bool_]
+    """Which blocks some live node has."""
+    parts: Whereabouts | None
+    """Of their parts, rank after rank; None: there are none."""
+    block_size: int
+    n_parts: int
+
+    def hits(self, n_local: int, n_tokens: int, of_tokens: int) -> Hits | None:
+        """Return the blocks up to ``n_tokens`` as what is decided about; None if there are none.
+
+        All ranks load their parts at once, and what has a part on a disk comes as fast as that: a block is taken for
+        the part of the first rank, on disk if any of its parts is.
+        """
+        n = (n_tokens - n_local) // self.block_size
+        if self.parts is None or n <= 0:
+            return None
+        shape = (len(self.is_there), self.n_parts)
+        owners = self.parts.owners.reshape(shape)[:n, 0]
+        is_on_disk = self.parts.is_on_disk.reshape(shape)[:n].any(axis=1)
+        nbytes = self.parts.nbytes.reshape(shape)[:n, 0].astype(np.int64)
+        keys = np.stack([owners, is_on_disk.astype(np.uint64)], axis=1)
+        known, of_page = np.unique(keys, axis=0, return_inverse=True)
+        sources = [Source(int(owner), bool(on_disk)) for owner, on_disk in known]
+        return Hits(sources, of_page.reshape(-1), nbytes, self.block_size, n_local, of_tokens)
 
 
 class PrefixLookups:
@@ -57,35 +101,39 @@ class PrefixLookups:
         # one thread: look-ups of several requests would only share the same sockets
         self._asking = ThreadPoolExecutor(1, thread_name_prefix="p2pkv-vllm-lookup")
 
-    def n_found(
-        self, request_id: str, hashes: Sequence[bytes], n_local: int, limit: int, weights: bytes = b""
-    ) -> int | None:
-        """Return how many tokens after ``n_local`` can be loaded, ``limit`` in all at most; None: not known, ask again.
+    def found(self, request: Request, n_local: int, limit: int, *, weights: bytes = b"") -> Found | None:
+        """Return what others have of a request, ``limit`` tokens at most; None: not known, ask again.
 
-        They are those computed with ``weights``, a name.
+        The first ``n_local`` are here. The others were computed with ``weights``, a name.
         """
+        request_id = request.request_id
         lookup = self._lookups.get(request_id)
         if lookup is None or lookup.first > n_local:
             if limit - n_local < self._groups.alignment:
-                return 0
-            asked = list(hashes[: limit // self._hash_size])
-            lookup = _Lookup(n_local, self._asking.submit(self._ask, asked, n_local, limit, weights))
-            self._lookups[request_id] = lookup
-        if not lookup.n_found.done():
-            return None
-        # tokens that have been computed here meanwhile need not be loaded
-        return max(0, lookup.n_found.result() - n_local)
+                return Found(n_local)
+            hashes, n_tokens = list(request.block_hashes[: limit // self._hash_size]), request.num_tokens
 
-    def _ask(self, hashes: list[bytes], n_local: int, limit: int, weights: bytes) -> int:
-        named_hashes = named(weights, hashes)
-        return self._boundary.call("exists", lambda: self._longest(named_hashes, n_local, limit), miss=0)
+            def ask() -> Found:
+                named_hashes, nothing = named(weights, hashes), Found(n_local)
+                return self._boundary.call(
+                    "exists", lambda: self._ask(named_hashes, n_local, limit, n_tokens), miss=nothing
+                )
 
-    def _longest(self, hashes: list[bytes], n_local: int, limit: int) -> int:
+            lookup = self._lookups[request_id] = _Lookup(n_local, self._asking.submit(ask))
+        return lookup.found.result() if lookup.found.done() else None
+
+    def _ask(self, hashes: list[bytes], n_local: int, limit: int, of_tokens: int) -> Found:
+        there = [self._whereabouts(group, hashes, n_local, limit) for group in range(len(self._groups.each))]
+        n_tokens = self._longest([each.is_there for each in there], n_local, limit)
+        is_plain = self._groups.is_plain and n_local % self._groups.alignment == 0
+        return Found(n_tokens, there[0].hits(n_local, n_tokens, of_tokens) if is_plain else None)
+
+    def _longest(self, found: Sequence[NDArray[np.bool_]], n_local: int, limit: int) -> int:
         """Return after how many tokens, ``limit`` at most, all is there that has to be loaded to go on from them.
 
-        The first ``n_local`` are here. Full attention needs all blocks before that, a window its last ones alone.
+        The first ``n_local`` are here, and of the blocks of each group after those ``found`` says which others have.
+        Full attention needs all blocks before that, a window its last ones alone.
         """
-        found = [self._found(group, hashes, n_local, limit) for group in range(len(self._groups.each))]
         for group, is_there in zip(self._groups.each, found, strict=True):
             if group.kind is Kind.FULL and not is_there.all():
                 limit = min(
@@ -100,16 +148,16 @@ class PrefixLookups:
                 return n_tokens
         return n_local
 
-    def _found(self, number: int, hashes: list[bytes], n_local: int, limit: int) -> NDArray[np.bool_]:
-        """Return which blocks of a group are there, from the one of token ``n_local`` on."""
+    def _whereabouts(self, number: int, hashes: list[bytes], n_local: int, limit: int) -> _There:
+        """Return where the blocks of a group are, from the one of token ``n_local`` on."""
         group, parts = self._groups.each[number], self._parts[number]
         numbers = range(n_local // group.block_size, limit // group.block_size)
         keys = [part.key(h) for h in group.hashes(hashes, self._hash_size, numbers) for part in parts]
         if not keys:
-            return np.ones(len(numbers), np.bool_)
-        outcomes = self._node.exists(keys).reshape(len(numbers), len(parts))
-        is_there: NDArray[np.bool_] = (outcomes == Outcome.HIT).all(axis=1)
-        return is_there
+            return _There(np.ones(len(numbers), np.bool_), None, group.block_size, len(parts))
+        there = self._node.whereabouts(keys)
+        outcomes = there.outcomes.reshape(len(numbers), len(parts))
+        return _There((outcomes == Outcome.HIT).all(axis=1), there, group.block_size, len(parts))
 
     @staticmethod
     def _has(group: Group, is_there: NDArray[np.bool_], n_local: int, n_tokens: int) -> bool:
@@ -120,7 +168,7 @@ class PrefixLookups:
         """Drop what is known for a request."""
         lookup = self._lookups.pop(request_id, None)
         if lookup is not None:
-            lookup.n_found.cancel()
+            lookup.found.cancel()
 
     def close(self) -> None:
         """Close the node, which ends look-ups under way, and the thread. Idempotent."""

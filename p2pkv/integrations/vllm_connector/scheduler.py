@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from p2pkv.config import Config
@@ -17,6 +17,7 @@ from p2pkv.errors import UsageError
 from p2pkv.instances.page_report import FIELD
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.kv_hints import Hints, read_hints
+from p2pkv.integrations.vllm_connector.choosing import Choosing
 from p2pkv.integrations.vllm_connector.groups import NO_BLOCK
 from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank, draw_name, prompt_digest
 from p2pkv.integrations.vllm_connector.hints import given_hints
@@ -36,9 +37,11 @@ from p2pkv.integrations.vllm_connector.page_names import PageNames, without_hole
 from p2pkv.integrations.vllm_connector.prefixes import Part, PrefixLookups
 from p2pkv.integrations.vllm_connector.request import Request, Tables, beside_tokens
 from p2pkv.integrations.vllm_connector.settings import Instance
+from p2pkv.integrations.vllm_connector.stats import Tally
 from p2pkv.integrations.vllm_connector.weights import Weights, served
 from p2pkv.limited_log import LimitedLog
 from p2pkv.node import Node
+from p2pkv.recompute.policy import Policy
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class SchedulerSide:
         self._start_node = start_node
         self._ranks: list[RankDescription] = []
         self._lookups: PrefixLookups | None = None
+        self._choosing: Choosing | None = None
         self._next = StepMetadata()
         self._requests: dict[str, Request] = {}
         self._handoffs: dict[str, Pull] = {}  # what a request's parameters say; blocks are not known yet
@@ -76,6 +80,7 @@ class SchedulerSide:
         self._hints: dict[str, Hints] = {}  # what is to be done when a request has finished
         self._log = LimitedLog(_log)
         self.holds = Holds(instance.world_size)
+        self.tally = Tally()
 
     def connect(self, ranks: Sequence[RankDescription]) -> None:
         """Take what the workers say of themselves, in the order of their ranks; called once, before any request.
@@ -93,6 +98,10 @@ class SchedulerSide:
             ]
             self._lookups = PrefixLookups(
                 node, boundary, self._instance.groups, self._instance.hash_size, parts
+            )
+            kind = self._instance.fetch_prefixes
+            self._choosing = Choosing(
+                Policy(kind, node.metrics), self.tally, fetches_unjudged=kind != "never"
             )
 
     def close(self) -> None:
@@ -143,11 +152,13 @@ class SchedulerSide:
         offered = self._handoffs.get(request_id)
         if offered is not None:
             return max(0, self._n_offered(request, offered) - n_local)
-        if self._lookups is None:
+        if self._lookups is None or self._choosing is None:
             return 0
         # not the whole prompt: the last token is computed in any case, and its block with it
         limit = min(request.num_tokens - 1, len(request.block_hashes) * self._instance.hash_size)
-        return self._lookups.n_found(request_id, request.block_hashes, n_local, limit, self._weights.name)
+        found = self._lookups.found(request, n_local, limit, weights=self._weights.name)
+        # tokens that have been computed here meanwhile need not be loaded
+        return None if found is None else max(0, self._choosing.end(request_id, found) - n_local)
 
     def _n_offered(self, request: Request, offered: Pull) -> int:
         handoff, groups = offered.handoff, self._instance.groups
@@ -165,9 +176,13 @@ class SchedulerSide:
         offered = self._handoffs.pop(request_id, None)
         if offered is not None:
             self._pull(offered, self._wanted(request_id, tables, n_external), is_awaited=n_external > 0)
-        elif n_external:
+        elif self._choosing is not None:
             wanted = self._wanted(request_id, tables, n_external)
-            self._next.fetches.append(Fetch(request_id, self._names.of_blocks(request, wanted)))
+            limit_s = self._choosing.began(request_id, wanted[0].ids if wanted else ())
+            # even if none is wanted, as after the end of a chunk: the request waits for the load's end
+            if n_external:
+                pages = self._names.of_blocks(request, wanted)
+                self._next.fetches.append(Fetch(request_id, pages, limit_s))
         self._loaded.add(request_id)
         if self._lookups is not None:
             self._lookups.forget(request_id)
@@ -229,6 +244,23 @@ class SchedulerSide:
         for request_id in preempted:
             self._n_known.pop(request_id, None)
         return metadata
+
+    def observe(self, scheduled: Iterable[str], preempted: Iterable[str]) -> None:
+        """See how long prompts take to compute; of ``scheduled`` requests tokens run in the next step."""
+        if self._choosing is not None:
+            self._choosing.preempted(preempted)
+            self._choosing.scheduled(scheduled, self._requests)
+
+    def heard(self, loaded: Iterable[str], failed_blocks: Collection[int]) -> None:
+        """Take note of what a step has brought."""
+        if self._choosing is not None:
+            self._choosing.loaded(loaded, failed_blocks)
+            self._choosing.look()
+
+    def ended(self, request: Request) -> None:
+        """See whether a request that has finished was computed, before it is forgotten."""
+        if self._choosing is not None:
+            self._choosing.finished(request)
 
     def publish(
         self, metadata: StepMetadata, n_scheduled: Mapping[str, int], tables: Callable[[str], Tables]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from p2pkv.integrations.vllm_connector.shares import Split
 
 _log = logging.getLogger(__name__)
 
-OWN_KEYS = frozenset({"load_deadline", "share_prefixes"})
+OWN_KEYS = frozenset({"load_deadline", "share_prefixes", "fetch_prefixes"})
 """Keys of ``kv_connector_extra_config`` that are the connector's; all others are the node's."""
 
 _STRONG_HASHES = ("sha256", "sha256_cbor")
@@ -68,6 +68,8 @@ class Instance:
     is_consumer: bool
     reads_prefixes: bool
     writes_prefixes: bool
+    fetch_prefixes: str
+    """How much of what others have is fetched: ``always`` all, ``never`` any, or what is ``measured`` to pay."""
     load_deadline: float
     """Seconds from the start of a load until what is not there has failed."""
     groups: Groups
@@ -118,6 +120,7 @@ class Instance:
             is_consumer=transfer.is_kv_consumer,
             reads_prefixes=wants_prefixes and transfer.is_kv_consumer and recomputes,
             writes_prefixes=wants_prefixes and transfer.is_kv_producer,
+            fetch_prefixes=_one_of(given, "fetch_prefixes", ("always", "measured", "never")),
             load_deadline=_seconds(given, "load_deadline", 10.0),
             groups=groups,
             hash_size=_hash_size(kv_cache_config, groups),
@@ -244,6 +247,14 @@ def _flag(settings: Mapping[str, object], key: str) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{key} must be true or false, not {value!r}")
     return value
+
+
+def _one_of(settings: Mapping[str, object], key: str, known: Sequence[str]) -> str:
+    """Return a setting that is one of ``known``, the first one if it is not set."""
+    value = settings.get(key, known[0])
+    if value not in known:
+        raise ConfigError(f"{key} must be one of {', '.join(known)}, not {value!r}")
+    return str(value)
 
 
 def _seconds(settings: Mapping[str, object], key: str, default: float) -> float:

@@ -21,6 +21,7 @@ COUNTERS = {
     "handoff_bytes": "Bytes loaded from prefill",
     "prefix_blocks_loaded": "Blocks loaded from the page cache",
     "prefix_blocks_missed": "Blocks that were in the page cache when asked for, and not when loaded",
+    "prefix_blocks_recomputed": "Blocks that were in the page cache and were computed, because that was to be quicker",
     "prefix_blocks_published": "Blocks put into the page cache",
     "prefix_blocks_unpublished": "Blocks that could not be put into the page cache",
     "hinted_blocks_prefetched": "Blocks that were prefetched because of a KV hint, or were here already",
