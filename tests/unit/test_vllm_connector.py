@@ -33,6 +33,29 @@ def test_a_prefix_published_by_one_instance_is_loaded_by_another(open_engine: Op
     assert unknown.loaded_tokens == 0
 
 
+def test_two_instances_go_on_from_each_others_prefixes(open_engine: Open) -> None:
+    one, other = open_engine(n_blocks=128), open_engine(n_blocks=128)
+    ours, theirs = tokens(6 * BLOCK, seed=1), tokens(6 * BLOCK, seed=2)
+    for engine, prompt in ((one, ours), (other, theirs)):
+        engine.run(engine.submit(prompt))
+        engine.step_until(lambda engine=engine: engine.counts.get("prefix_blocks_published") == 6)  # type: ignore[misc]
+
+    # each goes on from what the other has, and publishes what it has added
+    for engine, prompt in ((one, theirs), (other, ours)):
+        before = engine.counts["prefix_blocks_published"]
+        request = load_prefix(engine, [*prompt, *tokens(4 * BLOCK, seed=3)], 6 * BLOCK)
+        assert engine.is_right(request, 6)
+        engine.run(request)
+        engine.step_until(lambda e=engine, n=before: e.counts["prefix_blocks_published"] >= n + 4)  # type: ignore[misc]
+
+    for engine, prompt in ((one, ours), (other, theirs)):
+        request = load_prefix(engine, [*prompt, *tokens(4 * BLOCK, seed=3), 7], 10 * BLOCK)
+        assert engine.is_right(request, 10)
+        engine.run(request)
+        engine.step_until(lambda engine=engine: engine.is_idle)  # type: ignore[misc]
+        assert not engine.wrong
+
+
 def test_a_policy_that_fails_requests_reads_no_prefixes(
     open_engine: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
