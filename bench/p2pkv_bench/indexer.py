@@ -76,7 +76,7 @@ def _indexer_of(node: Node) -> Indexer:
     """Return one as the node has it, to be asked without HTTP."""
     caching = node._parts.caching  # there is no public way to ask in process
     assert caching is not None
-    return Indexer(caching.directory.get_from_owners, Namespace, node.members)
+    return Indexer(caching.directory.get, Namespace, node.members)
 
 
 def _registered(indexer: Indexer, asked: Node, node_id: str, keys: list[str]) -> bytes:

@@ -2,12 +2,14 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <random>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "check.h"
+#include "directory/ring_table.h"
 #include "directory/shard.h"
 #include "keys.h"
 #include "seed.h"
@@ -16,6 +18,7 @@ namespace {
 
 using p2pkv::Key;
 using p2pkv::Location;
+using p2pkv::RingTable;
 using p2pkv::Shard;
 using p2pkv::wire::DropEntry;
 using p2pkv::wire::PutEntry;
@@ -115,6 +118,65 @@ TEST(shard_drops_entries_of_owners_that_stay_outside_the_view) {
   sweep_all(shard, 111);
   CHECK_EQ(shard.stats().entries, 500u);
   for (uint64_t name = 0; name < 1000; ++name) CHECK_EQ(get(shard, name), name % 2 == 0 ? 2u : 0u);
+}
+
+// One of two members owns all keys; the shard's node is the first.
+std::vector<std::shared_ptr<const RingTable>> owned_by(int32_t member) {
+  const std::vector<uint64_t> points{1};
+  return {std::make_shared<const RingTable>(points, std::vector<int32_t>{member}, 1,
+                                            std::vector<uint8_t>{1, 1}, 0)};
+}
+
+TEST(shard_finds_no_leftovers) {
+  Shard shard(1 << 12);
+  shard.set_time(100);
+  set_view(shard, {1, 2});
+  put(shard, 7, 1, 1, 100);
+  shard.set_rings(owned_by(1));
+  confirm(shard, 90, 103);
+  shard.set_time(103);
+  CHECK_EQ(get(shard, 7), 2u);  // who has put it may know a ring that is not known here yet
+  shard.set_time(104);
+  confirm(shard, 104, 104);
+  CHECK_EQ(get(shard, 7), 0u);
+  shard.set_time(107);
+  CHECK_EQ(get(shard, 7), 2u);  // nobody says any more that the rings are those of the moment
+  confirm(shard, 107, 107);
+  CHECK_EQ(get(shard, 7), 0u);
+  CHECK_EQ(shard.stats().entries, 1u);
+  shard.set_rings(owned_by(0));  // its key comes back; what became of it others were told
+  CHECK_EQ(get(shard, 7), 0u);
+  CHECK_EQ(shard.stats().entries, 0u);
+}
+
+TEST(shard_finds_what_is_its_own_by_one_of_its_rings) {
+  Shard shard(1 << 12);
+  set_view(shard, {1, 2});
+  put(shard, 7, 1, 1, 100);
+  auto rings = owned_by(1);
+  rings.push_back(owned_by(0).front());
+  shard.set_rings(rings);
+  confirm(shard, 90, 120);
+  shard.set_time(120);
+  CHECK_EQ(get(shard, 7), 2u);
+  sweep_all(shard, 120);
+  CHECK_EQ(shard.stats().entries, 1u);
+}
+
+TEST(shard_sweeps_leftovers_out_that_come_late_too) {
+  Shard shard(1 << 12);
+  set_view(shard, {1, 2});
+  for (uint64_t name = 0; name < 1000; ++name) put(shard, name, 1, 1, 100);
+  shard.set_rings(owned_by(1));
+  confirm(shard, 90, 104);
+  for (int round = 0; round < 2; ++round) sweep_all(shard, 104);
+  CHECK_EQ(shard.stats().entries, 0u);
+  put(shard, 7, 1, 2, 104);  // by somebody who sees another ring
+  confirm(shard, 105, 108);
+  shard.set_time(108);
+  CHECK_EQ(get(shard, 7), 0u);
+  sweep_all(shard, 108);
+  CHECK_EQ(shard.stats().entries, 0u);
 }
 
 TEST(shard_keeps_whom_a_view_that_nobody_confirms_does_not_know) {

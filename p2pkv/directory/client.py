@@ -9,7 +9,7 @@ own shard is called directly. What newcomers don't know is asked of those who ow
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -100,12 +100,22 @@ class DirectoryClient:
         has_newcomers = 0 < len(settled) < len(present)
         before = self._make_route(settled, like=old.before or old) if has_newcomers else None
         route = self._make_route(present, like=old, before=before)
+        self._take(route)
+
+    def _take(self, route: Route) -> None:
         members = route.ring.members
         self._shard.set_view(route.member_keys.tolist(), [member.boot_epoch for member in members])
+        self._shard.set_rings([route.table] if route.before is None else [route.table, route.before.table])
         self._route = route
 
     def confirm_view(self) -> None:
-        """Say that the view of the last :meth:`set_view` still is up to date; without it no entry is swept out."""
+        """Say that the view of the last :meth:`set_view` still is up to date; without it no entry is swept out.
+
+        Called regularly, from the thread that calls :meth:`set_view`: newcomers settle by it.
+        """
+        route = self._route
+        if route.before is not None and self._clock.monotonic() > route.before_until:
+            self._take(replace(route, before=None))
         self._shard.confirm_view()
 
     def _make_route(
@@ -132,23 +142,6 @@ class DirectoryClient:
         where not found.
         """
         found, locations = self._shard.get(keys)
-        return self._ask_others(keys, found, locations, deadline)
-
-    def get_from_owners(self, keys: Keys, deadline: float) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Look up where pages lie as :meth:`get` does, where it must be true and not only good enough to try.
-
-        Entries that are other owners' by now stay in a shard until they are swept out, and nobody tells it what becomes
-        of their pages: of this node's own shard they do not count here.
-        """
-        route = self._route
-        found, locations = self._shard.get(keys)
-        found &= (route.ring.owners(keys) == route.own_index).any(axis=1)
-        return self._ask_others(keys, found, locations, deadline)
-
-    def _ask_others(
-        self, keys: Keys, found: NDArray[np.uint8], locations: NDArray[np.uint8], deadline: float
-    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Look up what the own shard has not found; fills and returns both arrays."""
         n_own = int(np.count_nonzero(found))
         self._metrics.count(self._metrics.looked_up_pages, "own_shard", n_own)
         if n_own < len(keys):
@@ -178,8 +171,8 @@ class DirectoryClient:
         deadline: float,
     ) -> None:
         """Look up what was not found and has a newcomer for an owner where it lay before."""
-        before = route.before
-        if before is None or found.all() or self._clock.monotonic() > route.before_until:
+        before = self._before(route)
+        if before is None or found.all():
             return
         is_done = (found.astype(bool) | ~moved(before.ring, route.ring, keys)).astype(np.uint8)
         if is_done.all():
@@ -187,6 +180,10 @@ class DirectoryClient:
         self._metrics.count(self._metrics.looked_up_pages, "earlier_owners", len(keys) - int(is_done.sum()))
         ask = _native.AskBatch(keys, is_done, before.table, in_turn=True)
         self._owners.ask(before, Question(Kind.GET, ask, keys, found, locations), deadline)
+
+    def _before(self, route: Route) -> Route | None:
+        """Return the route of before the newcomers, as long as they are that."""
+        return route.before if self._clock.monotonic() <= route.before_until else None
 
     def promote(
         self, keys: Keys, locations: NDArray[np.uint8], deadline: float, *, answer_s: float, lease: Lease
@@ -308,6 +305,19 @@ class DirectoryClient:
         self._owners.ask(route, Question(Kind.DROP, ask, entries), deadline)
         if by_owner:
             self._note_missed(route, keys, ask)
+        self._drop_at_earlier_owners(route, keys, entries, deadline)
+
+    def _drop_at_earlier_owners(
+        self, route: Route, keys: Keys, entries: NDArray[np.uint8], deadline: float
+    ) -> None:
+        """Have those who owned entries before the newcomers drop them too: they are asked as long as these are new."""
+        before = self._before(route)
+        if before is None:
+            return
+        is_done = (~moved(before.ring, route.ring, keys)).astype(np.uint8)
+        if not is_done.all():
+            ask = _native.AskBatch(keys, is_done, before.table)
+            self._owners.ask(before, Question(Kind.DROP, ask, entries), deadline)
 
     def drop_gone(self, keys: Keys, deadline: float, *, sequence: int, node_id: str | None = None) -> bool:
         """Delete this node's entries of pages that it has nowhere, wherever they say that these lie.
@@ -332,6 +342,7 @@ class DirectoryClient:
         self._owners.ask(route, Question(Kind.DROP, ask, entries), deadline)
         if node_id is None:
             self._note_missed(route, keys, ask)
+            self._drop_at_earlier_owners(route, keys, entries, deadline)
         return not ask.silent() and not ask.passed_over()
 
     def next_sequence(self) -> int:

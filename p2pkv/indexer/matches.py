@@ -13,7 +13,7 @@ from p2pkv.indexer.requests import MAX_HASHES
 from p2pkv.page import LOCATION, RESIDENT, Keys, as_locations
 
 Look = Callable[[Keys, float], tuple[NDArray[np.uint8], NDArray[np.uint8]]]
-"""Looks keys up until a deadline, as :meth:`~p2pkv.directory.client.DirectoryClient.get_from_owners` does."""
+"""Looks keys up until a deadline, as :meth:`~p2pkv.directory.client.DirectoryClient.get` does."""
 
 
 @dataclass(frozen=True, slots=True)

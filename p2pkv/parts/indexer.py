@@ -27,7 +27,7 @@ def serve_indexer(
     metrics: Metrics,
 ) -> IndexerServer:
     """Serve it where ``indexer`` says."""
-    indexer = Indexer(directory.get_from_owners, lambda name: Namespace(name, control.epochs), members)
+    indexer = Indexer(directory.get, lambda name: Namespace(name, control.epochs), members)
     return IndexerServer(
         split_address("indexer", config.indexer),
         indexer,

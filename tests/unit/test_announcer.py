@@ -45,6 +45,23 @@ def test_what_moved_to_a_newcomer_is_put_there(start: Callable[..., DirectoryNod
     assert int(nodes.nodes["c"].shard.get(keys)[0].sum()) == moved
 
 
+def test_what_is_taken_back_while_newcomers_settle_is_found_nowhere(
+    start: Callable[..., DirectoryNodes],
+) -> None:
+    nodes = start("a", "b", "c", "d")
+    nodes.set_view("a", "b")
+    a = nodes.nodes["a"]
+    keys = a.publish(N)
+    nodes.run(10.0)  # what was put just now is never doubted
+    nodes.set_view("a", "b", "c", "d")
+    nodes.run(1.0)
+    there, locations = a.pool.retract(keys)
+    assert there.all()
+    a.directory.drop(keys, locations, a.clock.now + 1.0, by_owner=True)
+    for node in nodes.nodes.values():
+        assert node.n_found(keys) == 0
+
+
 def test_what_was_put_by_a_ring_that_did_not_last_is_put_by_the_one_after(
     start: Callable[..., DirectoryNodes],
 ) -> None:

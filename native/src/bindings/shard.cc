@@ -151,6 +151,16 @@ void bind_shard(nb::module_& m) {
           },
           "owners"_a, "boots"_a)
       .def(
+          "set_rings",
+          [](Shard& self, const std::vector<std::shared_ptr<RingTable>>& rings) {
+            // Copies: a thread that answers others may be the last to have them, and to give back what is the
+            // interpreter's it would have to wait for it.
+            std::vector<std::shared_ptr<const RingTable>> own;
+            for (const auto& ring : rings) own.push_back(std::make_shared<const RingTable>(*ring));
+            self.set_rings(std::move(own));
+          },
+          "rings"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
           "check",
           [](Shard& self, const EntryArray<wire::CheckEntry>& entries) {
             const auto copies = take_entries<wire::CheckEntry>(entries);

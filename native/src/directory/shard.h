@@ -13,6 +13,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "directory/ring_table.h"
 #include "net/wire.h"
 #include "page/location.h"
 #include "page/page_history.h"
@@ -34,14 +35,14 @@ class Shard {
     Location location;
     uint32_t age;      // seconds since it was said
     bool is_live;      // else its owner, or a reader, has taken it back
-    bool is_counting;  // its owner is in the view, in this boot
+    bool is_counting;  // its owner is in the view, in this boot, and it is no leftover
   };
 
   // `history`, if there is one, is told of entries that go.
   explicit Shard(uint64_t max_entries, std::shared_ptr<PageHistory> history = nullptr);
 
   // Sets `found[i]` to 1 and `locations[i]` when an owner in the view holds `keys[i]`, in its pool if there
-  // is such a one; else `found[i]` to 0.
+  // is such a one; else `found[i]` to 0. Leftovers are not found.
   void get(const Key* keys, size_t n, uint8_t* found, Location* locations);
 
   // All that is known of a key, what does not count included.
@@ -72,8 +73,15 @@ class Shard {
   // From now on only entries of these (owner, boot epoch) pairs count.
   void set_view(const uint64_t* owners, const uint64_t* boots, size_t n);
 
+  // From now on these are the rings by which the shard's own node may be asked for a key: that of the view,
+  // and the one without its newcomers while there are any. What is no key of its own by any of them is a
+  // *leftover*: other shards are told now what becomes of the page. Looks at every entry, a stripe at a time,
+  // if the rings were others so short ago that not all leftovers have been swept.
+  void set_rings(std::vector<std::shared_ptr<const RingTable>> rings);
+
   // Somebody who hears of every change of the view says that it is up to date. While nobody does, as when
-  // the interpreter is held, an owner that is not in the view may have joined since: its entries are kept.
+  // the interpreter is held, an owner that is not in the view may have joined since, and a key may be this
+  // shard's by now: nothing is dropped for it, and nothing is a leftover.
   void confirm_view(uint32_t now);
 
   // Clears `found[i]` where `locations[i]` is of an owner, or a boot of one, that is not in the view.
@@ -94,6 +102,8 @@ class Shard {
   static constexpr size_t kMaxDoubted = 1 << 16;
   // The view is confirmed twice a second; more than this between two times is a gap.
   static constexpr uint32_t kConfirmedSeconds = 2;
+  // What was put so short ago is no leftover: who put it may have heard of a change that is news here.
+  static constexpr uint32_t kFreshSeconds = 3;
   // How long a tombstone outlives its entry: longer than any retry of a put can be under way.
   static constexpr uint32_t kTombstoneSeconds = 30;
   // Owners kept a key: enough to survive losing some, bounded so that a hot key can't fill the table. One
@@ -126,6 +136,26 @@ class Shard {
   };
 
   using Owners = std::unordered_map<uint64_t, uint64_t>;  // owner -> boot epoch
+  using Rings = std::vector<std::shared_ptr<const RingTable>>;
+
+  // Tells which entries are leftovers. Empty where none is.
+  class Leftovers {
+   public:
+    Leftovers() = default;
+    Leftovers(std::shared_ptr<const Rings> rings, uint32_t now) : rings_(std::move(rings)), now_(now) {}
+
+    // False: there are none.
+    bool may_be() const { return rings_ != nullptr; }
+    bool has(const Entry& entry) const { return is_foreign(entry) && !is_fresh(entry); }
+    // Whether it is one, or will be.
+    bool is_foreign(const Entry& entry) const;
+
+    bool is_fresh(const Entry& entry) const;
+
+   private:
+    std::shared_ptr<const Rings> rings_;
+    uint32_t now_ = 0;
+  };
 
   // By other bits than the ring goes by: a shard's keys lie on few arcs of it.
   Stripe& stripe_of(const Key& key) { return stripes_[key.bytes[15] % kStripes]; }
@@ -146,6 +176,18 @@ class Shard {
   void doubt(const wire::DropEntry* entries, size_t n);
   void drop_one(Stripe& stripe, const wire::DropEntry& entry, uint32_t now);
   std::shared_ptr<const Owners> owners();
+  std::shared_ptr<const Rings> rings();
+  static bool has_place_in(const Rings& rings, const Key& key);
+  // What is one now. Nothing if all stripes have been swept since the last came, or if nobody says that the
+  // rings are those of the moment.
+  Leftovers leftovers(uint32_t now);
+  bool is_up_to_date(uint32_t now) const;
+  // Whether there are entries left that will be leftovers soon.
+  static bool erase_leftovers(Stripe& stripe, const Leftovers& left);
+  template <typename IsGone>
+  static void erase_if(Stripe& stripe, IsGone is_gone);
+  // An entry has come that may be a leftover; or the rings have changed, and any may be one.
+  void look_for_leftovers() { n_unswept_ = kStripes + 1; }
   // Whether who is not in the view has no place in it.
   bool knows_everybody(uint32_t now);
 
@@ -160,10 +202,13 @@ class Shard {
   std::unordered_set<Key, KeyHash> doubted_;  // guarded by doubts_mutex_
   std::mutex owners_mutex_;
   std::shared_ptr<const Owners> owners_;  // guarded by owners_mutex_, as all below; replaced, never changed
+  std::shared_ptr<const Rings> rings_;    // null: not known
   bool is_confirmed_ = false;             // ever
   uint32_t confirmed_since_ = 0;          // without a gap
   uint32_t confirmed_at_ = 0;
   size_t next_sweep_ = 0;  // used by the sweeping thread only
+  // How many stripes may have leftovers, and one that was being swept when that was found out.
+  std::atomic<size_t> n_unswept_{0};
 };
 
 }  // namespace p2pkv
