@@ -73,6 +73,7 @@ class DirectoryNode:
     def close(self) -> None:
         """Release what it has."""
         self.announcer.close()
+        self.pool.release_memory()
 
 
 class DirectoryNodes:
@@ -88,10 +89,22 @@ class DirectoryNodes:
 
     def set_view(self, *node_ids: str) -> None:
         """Let all nodes see these members."""
-        view = View(self.nodes[node_id].member for node_id in node_ids)
         for node in self.nodes.values():
-            node.directory.set_view(view)
-            node.announcer.ring_changed()
+            self.show(node, *node_ids)
+
+    def show(self, node: DirectoryNode, *node_ids: str) -> None:
+        """Let one node see these members."""
+        node.directory.set_view(View(self.nodes[node_id].member for node_id in node_ids))
+        node.announcer.ring_changed()
+
+    def add(self, node_id: str) -> DirectoryNode:
+        """Have one more node, which nobody sees yet."""
+        self.nodes[node_id] = DirectoryNode(self, node_id)
+        return self.nodes[node_id]
+
+    def remove(self, node_id: str) -> None:
+        """Have a node no more."""
+        self.nodes.pop(node_id).close()
 
     def reach(self, address: str) -> tuple[_native.Shard, int] | None:
         """Return the shard that answers at an address."""
