@@ -67,6 +67,8 @@ class Tracked:
         """Under way there for the other workers of this router."""
         self.n_tokens_since = 0
         """Tokens of the prompts that were sent there since it last said how it is."""
+        self.n_others = 0
+        """Requests of neither, by its last report and what was under way when that came."""
         self._attempts: dict[Attempt, None] = {}
         self._unanswered: dict[Attempt, None] = {}  # in the order they began
         self._expected: dict[Attempt, None] = {}  # of these, those whose first byte should be there soon
@@ -100,21 +102,25 @@ class Tracked:
 
     @property
     def busy(self) -> int:
-        """Requests it has, as far as is known: the router's, or more if it says so itself."""
-        return max(self._n_requests, self.load.running + self.load.waiting)
+        """Requests it has, as far as is known."""
+        return self._n_requests + self.n_others
 
     @property
     def weight(self) -> float:
         """Tokens in flight; what others have sent there counts as our own requests do on average."""
         own = self._n_requests
         n_tokens = self.n_tokens + self.n_tokens_elsewhere
-        others = max(0, self.load.running + self.load.waiting - own)
-        return n_tokens + others * (n_tokens / own if own else 512.0)
+        return n_tokens + self.n_others * (n_tokens / own if own else 512.0)
 
     @property
     def kv_tokens(self) -> int:
         """Tokens whose KV it holds, by its own word and what was sent to it since."""
         return self.load.kv_tokens + self.n_tokens_since
+
+    def note_load(self, load: Load) -> None:
+        """Take how it is. What the router has there now is not looked for later: by then it may have ended."""
+        self.load = load
+        self.n_others = max(0, load.running + load.waiting - self._n_requests)
 
     @property
     def _n_requests(self) -> int:
@@ -345,7 +351,8 @@ class Registry:
         self.expire()
 
     def _set_load(self, tracked: Tracked, load: Load) -> None:
-        before, tracked.load = tracked.load, load
+        before = tracked.load
+        tracked.note_load(load)
         if load.state is not before.state:
             _log.info("instance %s is %s", tracked.id, load.state.value)
             if load.state is State.FAILING:

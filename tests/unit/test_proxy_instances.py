@@ -88,6 +88,21 @@ def test_late_and_repeated_heartbeats_change_nothing() -> None:
     assert tracked.state is State.READY
 
 
+def test_only_requests_that_are_not_the_routers_own_count_as_others() -> None:
+    registry = Registry()
+    registry.note_heartbeat(beat("a", 1))
+    tracked = registry.get("a")
+    assert tracked is not None
+    attempts = [tracked.begin(1000, 0.0, lambda: None) for _ in range(2)]
+    registry.note_heartbeat(beat("a", 2, running=3))
+    assert (tracked.busy, tracked.weight) == (3, 3000.0)
+    for attempt in attempts:
+        tracked.end(attempt, 1.0)
+    assert tracked.busy == 1  # the report is old, but two of the three were ours
+    registry.note_heartbeat(beat("a", 3, running=0))
+    assert (tracked.busy, tracked.weight) == (0, 0.0)
+
+
 def test_a_good_bye_removes_and_unanswered_requests_of_a_failing_one_go_elsewhere() -> None:
     registry = Registry()
     registry.note_heartbeat(beat("a", 1))
