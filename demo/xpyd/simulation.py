@@ -4,8 +4,10 @@
     python -m demo.xpyd.simulation --agents 120
 
 A prefill computes its prompts one after another, each page that nobody has at its rate; pages that another one has are
-fetched for a share of that. Pages lie where they were computed until they are the ones longest unused. Left out:
-batches, chunked prefill, links that are shared, what engines keep in memory of their own, and decodes.
+fetched for a share of that. Pages lie where they were computed until they are the ones longest unused. With
+``--unsteady`` prefills are faster and slower by chance, as on machines that others use too; with ``--long-context`` a
+token takes the longer the more stand before it. Left out: batches, chunked prefill, links that are shared, what engines
+keep in memory of their own, and decodes.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
+import math
+import random
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -34,6 +38,8 @@ from p2pkv_proxy.registry import Attempt, Registry, Tracked
 
 _TOKEN_S = 0.03
 """Between two tokens of a decode; only agents wait for them."""
+_MOOD_S = 8.0
+"""For so long, on average, an unsteady prefill has one rate."""
 _DECODES = ("kv_space",)
 """Policies that say nothing of prefills."""
 
@@ -53,6 +59,10 @@ class World:
     """Whether pages can be fetched from others."""
     fetch_share: float = 0.05
     """What a token from another one takes of the time of a computed one; from the own pool it takes none."""
+    unsteady: float = 0.0
+    """The deviation of the logarithm of a prefill's rate: once for some seconds, and once more for every prompt."""
+    long_context: float = math.inf
+    """So many tokens before a token double what it takes."""
 
 
 @dataclass(slots=True)
@@ -65,14 +75,29 @@ class _Job:
 
 
 class _Prefill:
-    """One prefill: its queue and its pool."""
+    """One prefill: its queue, its pool, and how fast it is."""
 
-    def __init__(self, tracked: Tracked, rate: float) -> None:
+    def __init__(self, tracked: Tracked, rate: float, unsteady: float) -> None:
         self.tracked = tracked
-        self.rate = rate
+        self._rate = rate
+        self._unsteady = unsteady
+        self._chooser = random.Random(tracked.id)  # noqa: S311 - no secret
+        self._mood, self._mood_ends = 1.0, 0.0
         self.queue: deque[_Job] = deque()
         self.is_busy = False
         self.pool: OrderedDict[int, None] = OrderedDict()
+
+    def rate(self, now: float, number: int) -> float:
+        """Return the tokens that it computes a second, of the request of that number: the same for every policy."""
+        if not self._unsteady:
+            return self._rate
+        while now >= self._mood_ends:
+            self._mood = self._draw(self._chooser)
+            self._mood_ends += self._chooser.expovariate(1 / _MOOD_S)
+        return self._rate * self._mood * self._draw(random.Random(number))  # noqa: S311 - no secret
+
+    def _draw(self, chooser: random.Random) -> float:
+        return math.exp(chooser.gauss(-(self._unsteady**2) / 2, self._unsteady))
 
 
 class Simulation:
@@ -82,7 +107,9 @@ class Simulation:
         self.now = 0.0
         self._world = world
         self._requests = requests
-        self._policy: Policy = Predicted(now=lambda: self.now) if name == "predicted" else POLICIES[name]()
+        self._policy: Policy = (
+            Predicted(now=lambda: self.now, seed=1) if name == "predicted" else POLICIES[name]()
+        )
         registry = Registry(now=lambda: self.now)
         self._prefills: dict[str, _Prefill] = {}
         for number in range(world.n_prefills):
@@ -91,7 +118,7 @@ class Simulation:
             tracked = Tracked(instance, is_listed=False, costs=registry.costs)
             tracked.load = Load(State.READY)
             rate = world.rate / 2 if number < world.n_slow else world.rate
-            self._prefills[tracked.id] = _Prefill(tracked, rate)
+            self._prefills[tracked.id] = _Prefill(tracked, rate, world.unsteady)
         self._owners: dict[int, _Prefill] = {}
         self._events: list[tuple[float, int, str, int]] = []
         self._order = itertools.count()
@@ -162,7 +189,9 @@ class Simulation:
         computed = max(1, job.request.n_tokens - own - fetched)
         for name, n_tokens in (("own", own), ("fetched", fetched), ("computed", computed)):
             self.tokens[name] += n_tokens
-        seconds = (computed + fetched * self._world.fetch_share) / prefill.rate
+        around = job.request.n_tokens - computed / 2  # where the computed ones stand, on average
+        work = computed * (1 + around / self._world.long_context) + fetched * self._world.fetch_share
+        seconds = work / prefill.rate(self.now, job.number)
         self._push(self.now + seconds, "done", int(prefill.tracked.id[1:]))
 
     def _done(self, prefill: _Prefill) -> None:
@@ -226,6 +255,16 @@ def main() -> int:
     parser.add_argument("--slow", type=int, default=0, help="prefills with half the rate")
     parser.add_argument("--rate", type=float, default=7000.0, help="tokens a second of a prefill")
     parser.add_argument("--fetch-share", type=float, default=0.05, help="of the time to compute a token")
+    parser.add_argument(
+        "--unsteady", type=float, default=0.0, help="deviation of the logarithm of a prefill's rate"
+    )
+    parser.add_argument(
+        "--long-context",
+        type=float,
+        default=math.inf,
+        metavar="TOKENS",
+        help="before a token, that double its time",
+    )
     parser.add_argument("--apart", action="store_true", help="pages are not shared")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -235,6 +274,8 @@ def main() -> int:
         rate=options.rate,
         is_shared=not options.apart,
         fetch_share=options.fetch_share,
+        unsteady=options.unsteady,
+        long_context=options.long_context,
     )
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     loads = []

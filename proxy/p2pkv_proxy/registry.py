@@ -15,6 +15,15 @@ _log = logging.getLogger(__name__)
 _PENALTY_TOKENS = 2048.0
 """For each failure of the last half minute: about a prompt. A guess."""
 
+_LATE = 2.0
+"""What is late by a second is taken to be later by so many. In simulation, with rates that vary by chance, 1 made p90
+to 1.3 times worse; with 0 one that stands still looks as if it had nothing to do, and gets what comes next."""
+
+
+def _rest(predicted: float, worked: float) -> float:
+    """Return the seconds that a prompt still takes that was ``worked`` on for so long."""
+    return predicted - max(0.0, worked) if worked <= predicted else (worked - predicted) * _LATE
+
 
 class Attempt:
     """One request at one instance, from :meth:`Tracked.begin` to :meth:`Tracked.end`."""
@@ -143,9 +152,10 @@ class Tracked:
     def queued(self, now: float) -> float:
         """Return the seconds until it would begin with another prompt, as predicted."""
         head = next(iter(self._unanswered), None)
-        done = 0.0 if head is None else min(head.seconds, max(0.0, now - max(head.started, self._turn.since)))
+        rest = 0.0 if head is None else _rest(head.seconds, now - max(head.started, self._turn.since))
         others = max(0.0, self.weight - self.n_tokens) * self.costs.compute(self.id)
-        return max(0.0, self._turn.seconds - done) + others
+        behind = 0.0 if head is None else self._turn.seconds - head.seconds
+        return max(0.0, behind) + rest + others
 
     def begin(
         self,

@@ -164,3 +164,12 @@ def test_kv_space_takes_the_emptiest_that_has_room_by_what_is_really_held() -> N
         "space",
     )  # b is emptier, and has no room for 100 tokens
     assert policy.choose(prompt("x" * 40_000), ones).reason == "full"
+
+
+def test_predicted_does_not_take_one_that_stands_still_for_one_without_work() -> None:
+    ones = tracked_ones("a", "b")
+    ones[0].costs.compute_s |= {"a": 0.001, "b": 0.001}
+    ones[0].begin(100, 0.0, lambda: None, work=Work(1, 100))
+    ones[1].begin(500, 2.0, lambda: None, work=Work(1, 500))
+    policy = Predicted(now=lambda: 2.0)  # the prompt at "a" should have been done long ago
+    assert policy.choose(prompt("x" * 400, holdings=Held()), ones).tracked.id == "b"

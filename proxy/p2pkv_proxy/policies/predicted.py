@@ -26,10 +26,11 @@ class Predicted(Policy):
 
     wants_holdings: ClassVar[bool] = True
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic, *, seed: int | None = None) -> None:
+        """``seed``: draw the same each time."""
         self._now = now
         self._sent = Beginnings()
-        self._random = random.Random()  # noqa: S311 - no secret
+        self._random = random.Random(seed)  # noqa: S311 - no secret
 
     def choose(self, prompt: Prompt, candidates: Sequence[Tracked]) -> Choice:
         blocks = prompt.blocks()
