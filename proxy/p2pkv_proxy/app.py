@@ -24,13 +24,14 @@ from p2pkv_proxy.bodies import Receive, Scope, Send, error_body
 from p2pkv_proxy.call import InstanceError
 from p2pkv_proxy.discovery import Discovery
 from p2pkv_proxy.engines import Engines
-from p2pkv_proxy.exchange import READERS, Services
+from p2pkv_proxy.exchange import Services
 from p2pkv_proxy.holdings import Holdings
 from p2pkv_proxy.listing import follow_file
 from p2pkv_proxy.metrics import Metrics, merged
 from p2pkv_proxy.observer import DirectoryObserver
 from p2pkv_proxy.policies import POLICIES
 from p2pkv_proxy.probing import probe
+from p2pkv_proxy.reading import READERS
 from p2pkv_proxy.registry import Registry
 from p2pkv_proxy.relaying import Relay
 from p2pkv_proxy.routing import RefusedError, Router

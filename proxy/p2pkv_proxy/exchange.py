@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -29,17 +28,9 @@ from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Pair
 from p2pkv_proxy.engines import Engines
 from p2pkv_proxy.holdings import Holdings
 from p2pkv_proxy.metrics import Metrics
-from p2pkv_proxy.prompts import (
-    Body,
-    MalformedError,
-    Prompt,
-    decode_body,
-    read_chat,
-    read_completion,
-    read_generate,
-)
+from p2pkv_proxy.prompts import MalformedError
 from p2pkv_proxy.protocols import PROTOCOLS, Answer
-from p2pkv_proxy.protocols.base import HOP_BY_HOP, ROUTERS_FIELDS
+from p2pkv_proxy.reading import read_call
 from p2pkv_proxy.registry import Tracked
 from p2pkv_proxy.relaying import Client, ClientFailedError, Relay
 from p2pkv_proxy.routing import RefusedError, Router
@@ -47,25 +38,8 @@ from p2pkv_proxy.settings import Settings
 
 _log = logging.getLogger(__name__)
 
-READERS: dict[str, Callable[[Body], Prompt]] = {
-    "/v1/completions": read_completion,
-    "/v1/chat/completions": read_chat,
-    "/generate": read_generate,
-}
-_NOT_FORWARDED = HOP_BY_HOP | {
-    b"host",
-    b"expect",
-    b"accept-encoding",
-    b"content-type",
-    b"x-request-id",
-    b"x-upgrd",
-    b"x-p2pkv-explain",
-}
-_SAFE_ID = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-._~:+/=@")
 _DOUBTFUL = frozenset({401, 403, 404})
 """An engine that says so may lack a model or a key that others have: another one is asked."""
-_SESSION_FIELDS = ("session_id", "prompt_cache_key", "user")
-_MOST_SESSION = 256
 _PIECE = 64 * 1024
 """A whole answer goes out in pieces of this size: what is handed over lies in memory until the client has taken it."""
 
@@ -180,8 +154,7 @@ class Exchange:
             raw = await read_body(self._scope["headers"], self._receive, self._settings.max_body)
         self._deadline = self.began + self._settings.request_timeout
         read = time.monotonic()
-        call = self._call(raw)
-        call.prompt.session = self._session(call.body)
+        call = read_call(self._scope, raw)
         on_gone = self._scope["p2pkv.on_gone"]
         on_gone.add(self._note_gone)
         try:
@@ -192,36 +165,6 @@ class Exchange:
             return await self._attempts(call, read)
         finally:
             on_gone.discard(self._note_gone)
-
-    def _call(self, raw: bytes) -> Call:
-        path = self._scope["path"]
-        body = decode_body(raw)
-        prompt = READERS[path](body)
-        for name in ROUTERS_FIELDS:
-            body.pop(name, None)
-        headers = []
-        request_id = ""
-        dropped = _NOT_FORWARDED
-        for name, value in self._scope["headers"]:
-            if name == b"connection" and value not in (b"keep-alive", b"close"):
-                # it names further headers that are the connection's
-                dropped = dropped.union(word.strip().lower() for word in value.split(b","))
-        for header in self._scope["headers"]:
-            if header[0] == b"x-request-id":
-                request_id = header[1].decode("latin-1")
-            elif header[0] not in dropped:
-                headers.append(header)
-        if not 0 < len(request_id) <= 128 or not _SAFE_ID.issuperset(request_id):
-            request_id = str(uuid.uuid4())
-        return Call(path, body, prompt, headers, request_id)
-
-    def _session(self, body: Body) -> str:
-        """Return what the client says that its request belongs to: a header, or one of OpenAI's fields."""
-        for name, value in self._scope["headers"]:
-            if name == b"x-session-id":
-                return str(value[:_MOST_SESSION].decode("latin-1"))
-        named = (body.get(field) for field in _SESSION_FIELDS)
-        return next((name[:_MOST_SESSION] for name in named if isinstance(name, str) and name), "")
 
     def _note_gone(self) -> None:
         self.cut(Cut.CLIENT_GONE)
