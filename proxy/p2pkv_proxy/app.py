@@ -20,6 +20,7 @@ from starlette.routing import Route
 from p2pkv.address import is_loopback
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.instances.heartbeat import Instance, State
+from p2pkv_proxy.api_keys import read_api_keys
 from p2pkv_proxy.bodies import Receive, Scope, Send, error_body
 from p2pkv_proxy.call import InstanceError
 from p2pkv_proxy.discovery import Discovery
@@ -42,6 +43,8 @@ from p2pkv_proxy.status_page import render, snapshot
 _log = logging.getLogger(__name__)
 _EXPIRY_S = 0.25
 _ASK_S = 5.0
+_FOR_ALL = frozenset({"/health", "/healthz"})
+"""Balancers ask without a key; the answer says no more than whether there is one who serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,10 @@ class Plan:
     join: tuple[str, ...] = ()
     keys: ClusterKeys | None = None
     has_own_secret: bool = True
+    api_keys_file: Path | None = None
+    """Who may use the router; without it, and without any in the environment, everybody may."""
+    engines_key: bytes | None = None
+    """What engines are told instead of the client's key."""
     n_workers: int = 1
     """Processes that serve the port, of which this is one."""
 
@@ -82,6 +89,12 @@ class App:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._keys = read_api_keys(plan.api_keys_file)
+        self._authorization: bytes | None = None
+        if plan.engines_key is not None:
+            self._authorization = b"Bearer " + plan.engines_key
+        elif self._keys is not None:
+            self._authorization = b""
         self.registry = Registry(lifetime=plan.lifetime)
         self._began = int(time.time())
         self.metrics = Metrics(self.registry)
@@ -108,7 +121,11 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or run the lifespan."""
-        if scope["type"] == "http" and scope["path"] in READERS and scope["method"] == "POST":
+        is_known = self._keys is None or scope["type"] != "http" or scope["path"] in _FOR_ALL
+        if not is_known and self._keys is not None and self._keys.name_of(scope["headers"]) is None:
+            assert self._serving is not None
+            await self._serving.deny(scope, receive, send)
+        elif scope["type"] == "http" and scope["path"] in READERS and scope["method"] == "POST":
             assert self._serving is not None
             await self._serving.serve(scope, receive, send)
         else:
@@ -138,7 +155,10 @@ class App:
             observer = DirectoryObserver(plan.join, plan.keys)
         holdings = Holdings(self.registry, observer, self.metrics)
         self.relay = relay = Relay()
-        self._serving = Serving(Services(plan.settings, router, engines, self.metrics, holdings, relay))
+        services = Services(
+            plan.settings, router, engines, self.metrics, holdings, relay, authorization=self._authorization
+        )
+        self._serving = Serving(services)
         tasks = [asyncio.ensure_future(_forever(work)) for work in self._work(engines)]
         try:
             yield
@@ -169,6 +189,8 @@ class App:
             work.append(self.discovery.run())
         if self.others is not None:
             work.append(self.others.run())
+        if self._keys is not None:
+            work.append(self._keys.follow())
         if plan.instances_file is not None:
             work.append(follow_file(plan.instances_file, plan.file_instances, self.registry))
         return work
@@ -239,9 +261,12 @@ class App:
         return await self._ask("/get_model_info", request)
 
     async def _ask(self, path: str, request: Request) -> Response:
-        """Pass on the first answer of an instance that is ready; it is told the client's API key."""
+        """Pass on the first answer of an instance that is ready; it is told the key that is for engines."""
         assert self._engines is not None
-        headers = [header for header in request.headers.raw if header[0] == b"authorization"]
+        if self._authorization is None:
+            headers = [header for header in request.headers.raw if header[0] == b"authorization"]
+        else:
+            headers = [(b"authorization", self._authorization)] if self._authorization else []
         for tracked in [tracked for tracked in self.registry if tracked.state is State.READY]:
             try:
                 status, content_type, body = await self._engines.get(tracked, path, _ASK_S, headers)

@@ -14,6 +14,7 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 _KINDS = {
     400: "invalid_request_error",
+    401: "authentication_error",
     404: "not_found_error",
     408: "timeout_error",
     413: "invalid_request_error",

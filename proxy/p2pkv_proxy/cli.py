@@ -51,6 +51,18 @@ def proxy(
     secret_file: Annotated[
         str | None, typer.Option(metavar="FILE", help="The cluster's secret; without it: this user's.")
     ] = None,
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Clients' keys: KEY or NAME KEY a line; read again when it changes."
+        ),
+    ] = None,
+    engines_key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The key that engines want, which they get instead of the client's."
+        ),
+    ] = None,
     join: Annotated[
         list[str] | None,
         typer.Option(
@@ -104,6 +116,7 @@ def proxy(
     if (missing := unavailable()) is not None:
         raise ConfigError(missing)
     from p2pkv.values import parse_size
+    from p2pkv_proxy.api_keys import read_api_keys, read_engines_key
     from p2pkv_proxy.app import Plan
     from p2pkv_proxy.crew import serve_with
     from p2pkv_proxy.listing import parse_instance, read_file
@@ -114,6 +127,7 @@ def proxy(
     for name in (policy, decode_policy):
         if name not in POLICIES:
             raise ConfigError(f"--policy takes {', '.join(POLICIES)}; not {name!r}")
+    read_api_keys(api_keys)  # what is wrong with them is said here, not by each worker
     named = [
         parse_instance(text, role, mode)
         for role, texts in ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.BOTH, both))
@@ -140,6 +154,8 @@ def proxy(
         join=tuple(join or ()),
         keys=cluster_keys(secret_file) if heartbeats or join else None,
         has_own_secret=secret_file is None,
+        api_keys_file=api_keys,
+        engines_key=read_engines_key(engines_key),
     )
     host, port = split_address("--listen", listen)
     if workers == 1:

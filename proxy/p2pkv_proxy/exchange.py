@@ -64,6 +64,8 @@ class Services:
     metrics: Metrics
     holdings: Holdings
     relay: Relay
+    authorization: bytes | None = None
+    """What engines are told instead of the client's key; b"": nothing. None: the client's key is theirs."""
 
 
 class Exchange:
@@ -154,7 +156,7 @@ class Exchange:
             raw = await read_body(self._scope["headers"], self._receive, self._settings.max_body)
         self._deadline = self.began + self._settings.request_timeout
         read = time.monotonic()
-        call = read_call(self._scope, raw)
+        call = read_call(self._scope, raw, self._services.authorization)
         on_gone = self._scope["p2pkv.on_gone"]
         on_gone.add(self._note_gone)
         try:
@@ -297,6 +299,8 @@ class Exchange:
     async def refuse(self, error: RefusedError) -> None:
         """Say that nobody takes the request now."""
         headers = [] if error.retry_after is None else [(b"retry-after", str(error.retry_after).encode())]
+        if error.status == 401:
+            headers = [(b"www-authenticate", b"Bearer"), (b"connection", b"close")]
         await self._respond(error.status, error_body(error.status, str(error)), headers)
 
     async def _fail(self, status: int, message: str, *, close: bool = False) -> None:

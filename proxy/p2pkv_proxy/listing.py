@@ -51,10 +51,10 @@ def _instance(fields: dict[str, object], *, strict: bool = True) -> Instance:
 async def follow_file(path: Path, known: Sequence[Instance], registry: Registry) -> None:
     """Bring the registry up to date whenever the file changes, for ever. A file that can't be read changes nothing."""
     listed = {instance.id for instance in known}
-    stamp = _stamp(path)
+    stamp = file_stamp(path)
     while True:
         await asyncio.sleep(_LOOK_S)
-        now = _stamp(path)
+        now = file_stamp(path)
         if now == stamp:
             continue
         stamp = now
@@ -70,7 +70,8 @@ async def follow_file(path: Path, known: Sequence[Instance], registry: Registry)
         listed = {instance.id for instance in instances}
 
 
-def _stamp(path: Path) -> tuple[int, int, int]:
+def file_stamp(path: Path) -> tuple[int, int, int]:
+    """Return what is different when the file has changed."""
     try:
         stat = path.stat()
     except OSError:

@@ -19,11 +19,12 @@ OUTCOMES = (
     "client_error",
     "engine_error",
     "refused",
+    "denied",
     "timed_out",
     "client_gone",
     "broken_off",
 )
-"""``broken_off``: the answer had begun when its instance was lost."""
+"""``broken_off``: the answer had begun when its instance was lost. ``denied``: without a key that the router knows."""
 
 
 class Metrics:

@@ -29,16 +29,20 @@ _SESSION_FIELDS = ("session_id", "prompt_cache_key", "user")
 _MOST_SESSION = 256
 
 
-def read_call(scope: Scope, raw: bytes) -> Call:
-    """Understand a request with the body ``raw``. Raises :class:`~p2pkv_proxy.prompts.MalformedError`."""
+def read_call(scope: Scope, raw: bytes, authorization: bytes | None = None) -> Call:
+    """Understand a request with the body ``raw``.
+
+    ``authorization``: what engines are told instead of the client's; b"": nothing.
+    Raises :class:`~p2pkv_proxy.prompts.MalformedError`.
+    """
     path = scope["path"]
     body = decode_body(raw)
     prompt = READERS[path](body)
     for name in ROUTERS_FIELDS:
         body.pop(name, None)
-    headers = []
+    headers = [(b"authorization", authorization)] if authorization else []
     request_id = ""
-    dropped = _NOT_FORWARDED
+    dropped = _NOT_FORWARDED if authorization is None else _NOT_FORWARDED | {b"authorization"}
     for name, value in scope["headers"]:
         if name == b"connection" and value not in (b"keep-alive", b"close"):
             # it names further headers that are the connection's

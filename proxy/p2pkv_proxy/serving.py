@@ -31,11 +31,7 @@ class Serving:
         metrics = self._services.metrics
         if len(self._exchanges) >= self._services.settings.max_in_flight:
             metrics.requests.labels("refused").inc()
-            self._refused.add(exchange)
-            try:
-                await exchange.refuse(RefusedError(429, "the router has as many requests as it may", 1))
-            finally:
-                self._refused.discard(exchange)
+            await self._refuse(exchange, RefusedError(429, "the router has as many requests as it may", 1))
             return
         self._exchanges.add(exchange)
         try:
@@ -44,6 +40,19 @@ class Serving:
             self._exchanges.discard(exchange)
         metrics.requests.labels(outcome).inc()
         metrics.duration.observe(time.monotonic() - exchange.began)
+
+    async def deny(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that has no key, or a wrong one; nothing of its body is read."""
+        self._services.metrics.requests.labels("denied").inc()
+        refusal = RefusedError(401, "the API key is missing or wrong; send it as Authorization: Bearer KEY")
+        await self._refuse(Exchange(self._services, scope, receive, send), refusal)
+
+    async def _refuse(self, exchange: Exchange, error: RefusedError) -> None:
+        self._refused.add(exchange)
+        try:
+            await exchange.refuse(error)
+        finally:
+            self._refused.discard(exchange)
 
     def end(self) -> None:
         """End all requests: those whose answers have begun are told that these broke off."""
