@@ -39,6 +39,7 @@ from p2pkv_proxy.routing import RefusedError, Router
 from p2pkv_proxy.serving import Serving
 from p2pkv_proxy.settings import Settings
 from p2pkv_proxy.status_page import render, snapshot
+from p2pkv_proxy.tls import Certificate, ServedCertificate
 
 _log = logging.getLogger(__name__)
 _EXPIRY_S = 0.25
@@ -65,6 +66,8 @@ class Plan:
     has_own_secret: bool = True
     api_keys_file: Path | None = None
     """Who may use the router; without it, and without any in the environment, everybody may."""
+    certificate: Certificate | None = None
+    """For TLS; without it clients speak plain HTTP."""
     engines_key: bytes | None = None
     """What engines are told instead of the client's key."""
     n_workers: int = 1
@@ -90,6 +93,7 @@ class App:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._keys = read_api_keys(plan.api_keys_file)
+        self.certificate = ServedCertificate(plan.certificate) if plan.certificate is not None else None
         self._authorization: bytes | None = None
         if plan.engines_key is not None:
             self._authorization = b"Bearer " + plan.engines_key
@@ -191,6 +195,8 @@ class App:
             work.append(self.others.run())
         if self._keys is not None:
             work.append(self._keys.follow())
+        if self.certificate is not None:
+            work.append(self.certificate.follow())
         if plan.instances_file is not None:
             work.append(follow_file(plan.instances_file, plan.file_instances, self.registry))
         return work

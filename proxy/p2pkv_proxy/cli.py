@@ -57,6 +57,14 @@ def proxy(
             metavar="FILE", help="Clients' keys: KEY or NAME KEY a line; read again when it changes."
         ),
     ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Serve HTTPS with this certificate and its chain; read again when it changes.",
+        ),
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None,
     engines_key: Annotated[
         Path | None,
         typer.Option(
@@ -123,6 +131,7 @@ def proxy(
     from p2pkv_proxy.policies import POLICIES
     from p2pkv_proxy.server import serve
     from p2pkv_proxy.settings import Settings
+    from p2pkv_proxy.tls import Certificate
 
     for name in (policy, decode_policy):
         if name not in POLICIES:
@@ -155,6 +164,7 @@ def proxy(
         keys=cluster_keys(secret_file) if heartbeats or join else None,
         has_own_secret=secret_file is None,
         api_keys_file=api_keys,
+        certificate=Certificate.of(tls_cert, tls_key),
         engines_key=read_engines_key(engines_key),
     )
     host, port = split_address("--listen", listen)

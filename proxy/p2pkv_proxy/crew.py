@@ -106,7 +106,8 @@ class Crew:
             ):
                 await asyncio.sleep(0.01)
             if not self._ending.is_set():
-                typer.echo(f"p2pkv-proxy listens on {shown_address(*self._address)}{where}")
+                shown = shown_address(*self._address, is_tls=self._plan.certificate is not None)
+                typer.echo(f"p2pkv-proxy listens on {shown}{where}")
             await self._ending.wait()
         finally:
             await self._end()

@@ -32,8 +32,13 @@ class Client:
 
     @property
     def descriptor(self) -> int | None:
-        """Its descriptor if it has taken all that was written, and may be written to by others; else None."""
+        """Its descriptor if it has taken all that was written, and may be written to by others; else None.
+
+        Under TLS it never may: what is written there by others would go out as it is.
+        """
         transport = self._transport
+        if transport.get_extra_info("ssl_object") is not None:
+            return None
         if transport.is_closing() or transport.get_write_buffer_size() > 0:
             return None
         found: int = transport.get_extra_info("socket").fileno()

@@ -33,8 +33,10 @@ class _Server(uvicorn.Server):
         gc.freeze()  # what is there now stays: no need to look at it again in the middle of requests
         if self.started and sockets and self._announce:
             discovery = self._app.discovery
+            is_tls = self._app.certificate is not None
+            shown = shown_address(*sockets[0].getsockname()[:2], is_tls=is_tls)
             where = f", heartbeats on {discovery.address}" if discovery is not None else ""
-            typer.echo(f"p2pkv-proxy listens on {shown_address(*sockets[0].getsockname()[:2])}{where}")
+            typer.echo(f"p2pkv-proxy listens on {shown}{where}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
@@ -45,9 +47,10 @@ class _Server(uvicorn.Server):
             timer.cancel()
 
 
-def shown_address(host: str, port: int) -> str:
+def shown_address(host: str, port: int, *, is_tls: bool) -> str:
     """Return what clients use."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if is_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def bound(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
@@ -87,4 +90,9 @@ def serve_on(app: App, listener: socket.socket, *, announce: bool) -> None:
         timeout_graceful_shutdown=math.ceil(app.drain_timeout + LAST_WORDS_S),
         backlog=2048,
     )
+    config.load()
+    if app.certificate is not None:
+        config.ssl = (
+            app.certificate.context
+        )  # ours, since it has another certificate when the files have changed
     _Server(config, app, announce=announce).run(sockets=[listener])

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
@@ -63,16 +64,18 @@ _STREAM_HEAD = {
 class Listening:
     """A uvicorn server on this loop and a port of its own."""
 
-    def __init__(self, app: Any, **options: Any) -> None:
+    def __init__(self, app: Any, *, tls: ssl.SSLContext | None = None, **options: Any) -> None:
+        self._tls = tls
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port: int = self._socket.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{self.port}"
         config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", **options)
         self.server = uvicorn.Server(config)
         self.server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
 
     async def __aenter__(self) -> Self:
         self.server.config.load()
+        self.server.config.ssl = self._tls
         self.server.lifespan = self.server.config.lifespan_class(self.server.config)
         await self.server.startup(sockets=[self._socket])
         return self
