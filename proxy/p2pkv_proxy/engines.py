@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Interrupt
-from p2pkv_proxy.connections import Connection, ConnectionFailedError, Connections, ShortageError
+from p2pkv_proxy.connection import Connection, ConnectionFailedError, ShortageError
+from p2pkv_proxy.connections import Connections
 from p2pkv_proxy.costs import work_of
 from p2pkv_proxy.registry import Tracked
 from p2pkv_proxy.settings import Settings

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from p2pkv_proxy.connections import ConnectionFailedError, Connections, ShortageError
+from p2pkv_proxy.connection import ConnectionFailedError, ShortageError
+from p2pkv_proxy.connections import Connections
 
 if TYPE_CHECKING:
     from typing_extensions import Self
