@@ -74,7 +74,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What an instance is: all that stays the same while it runs."""
 
     url: str
-    """Where it serves HTTP: ``http://HOST:PORT``."""
+    """Where it serves HTTP: ``http://HOST:PORT``, or with https."""
     role: Role
     mode: Mode = Mode.VLLM
     id: str = ""
@@ -110,10 +110,8 @@ def checked(instance: Instance) -> Instance:
     """Return the instance with its defaults filled in. Raises :class:`ConfigError` for what can't be one."""
     url = instance.url.rstrip("/")
     scheme, separator, address = url.partition("://")
-    if scheme != "http" or not separator or "/" in address or "@" in address:
-        raise ConfigError(
-            f"an instance's url is http://HOST:PORT, not {instance.url!r}; routers speak no TLS to engines"
-        )
+    if scheme not in ("http", "https") or not separator or "/" in address or "@" in address:
+        raise ConfigError(f"an instance's url is http://HOST:PORT or https://HOST:PORT, not {instance.url!r}")
     split_address("url", address)
     for name in instance.__struct_fields__:
         value = getattr(instance, name)

@@ -39,7 +39,7 @@ from p2pkv_proxy.routing import RefusedError, Router
 from p2pkv_proxy.serving import Serving
 from p2pkv_proxy.settings import Settings
 from p2pkv_proxy.status_page import render, snapshot
-from p2pkv_proxy.tls import Certificate, ServedCertificate
+from p2pkv_proxy.tls import Certificate, ServedCertificate, believed
 
 _log = logging.getLogger(__name__)
 _EXPIRY_S = 0.25
@@ -68,6 +68,8 @@ class Plan:
     """Who may use the router; without it, and without any in the environment, everybody may."""
     certificate: Certificate | None = None
     """For TLS; without it clients speak plain HTTP."""
+    engines_ca: Path | None = None
+    """Authorities whose certificates are believed of engines with https; None: the system's."""
     engines_key: bytes | None = None
     """What engines are told instead of the client's key."""
     n_workers: int = 1
@@ -150,7 +152,7 @@ class App:
         plan = self._plan
         for instance in (*plan.instances, *plan.file_instances):
             self.registry.list_instance(instance)
-        self._engines = engines = Engines(plan.settings)
+        self._engines = engines = Engines(plan.settings, believed(plan.engines_ca))
         router = Router(
             self.registry, plan.settings, POLICIES[plan.prefill_policy](), POLICIES[plan.decode_policy]()
         )

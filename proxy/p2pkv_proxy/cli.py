@@ -65,6 +65,12 @@ def proxy(
         ),
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None,
+    engines_ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Authorities that engines with https:// have their certificates of."
+        ),
+    ] = None,
     engines_key: Annotated[
         Path | None,
         typer.Option(
@@ -131,12 +137,13 @@ def proxy(
     from p2pkv_proxy.policies import POLICIES
     from p2pkv_proxy.server import serve
     from p2pkv_proxy.settings import Settings
-    from p2pkv_proxy.tls import Certificate
+    from p2pkv_proxy.tls import Certificate, believed
 
     for name in (policy, decode_policy):
         if name not in POLICIES:
             raise ConfigError(f"--policy takes {', '.join(POLICIES)}; not {name!r}")
-    read_api_keys(api_keys)  # what is wrong with them is said here, not by each worker
+    read_api_keys(api_keys)  # what is wrong with files is said here, not by each worker
+    believed(engines_ca)
     named = [
         parse_instance(text, role, mode)
         for role, texts in ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.BOTH, both))
@@ -165,6 +172,7 @@ def proxy(
         has_own_secret=secret_file is None,
         api_keys_file=api_keys,
         certificate=Certificate.of(tls_cert, tls_key),
+        engines_ca=engines_ca,
         engines_key=read_engines_key(engines_key),
     )
     host, port = split_address("--listen", listen)

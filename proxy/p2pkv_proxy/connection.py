@@ -138,11 +138,13 @@ class Connection(asyncio.Protocol):
     def lend(self) -> tuple[int, AnswerBody] | None:
         """Stop reading, and return the descriptor and what must be told of all that is read there until :meth:`resume`.
 
-        None if a part of the body waits here, or no more comes.
+        None if a part of the body waits here, or no more comes; and under TLS, where others would read ciphertext.
         """
         if self._parts or self.body is None or self.body.is_complete or self.is_closing():
             return None
         assert self._transport is not None
+        if self._transport.get_extra_info("ssl_object") is not None:
+            return None
         self._pause()
         return self._transport.get_extra_info("socket").fileno(), self.body
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ssl
 import time
 
 from p2pkv.address import split_address
@@ -21,8 +22,11 @@ _OWN_SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOM
 class Connections:
     """All connections, by address. Make and close it on the loop that uses it."""
 
-    def __init__(self, *, connect_timeout: float, answer_timeout: float) -> None:
-        """``answer_timeout``: for an engine's next bytes, in seconds."""
+    def __init__(
+        self, *, connect_timeout: float, answer_timeout: float, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """``answer_timeout``: for an engine's next bytes, in seconds. ``tls``: for https, or the system's."""
+        self._tls = tls
         self.loop = asyncio.get_running_loop()
         self._connect_timeout = connect_timeout
         self.answer_timeout = answer_timeout
@@ -31,7 +35,10 @@ class Connections:
         self._timer = self.loop.call_later(_SWEEP_S, self._sweep)
 
     async def get(self, address: str) -> Connection:
-        """Return a connection to ``HOST:PORT``; give it back by its ``done``. Raises :class:`ConnectionFailedError`."""
+        """Return a connection to ``[http[s]://]HOST:PORT``; give it back by its ``done``.
+
+        Raises :class:`ConnectionFailedError`.
+        """
         idle = self._idle.get(address)
         while idle:
             connection = idle.pop()
@@ -59,9 +66,11 @@ class Connections:
             connection = await self._connect(address)
 
     async def _connect(self, address: str) -> Connection:
-        host, port = split_address("url", address)
+        scheme, _, place = address.rpartition("://")
+        host, port = split_address("url", place)
+        tls = self._context() if scheme == "https" else None
         connecting = asyncio.ensure_future(
-            self.loop.create_connection(lambda: Connection(self, address), host, port)
+            self.loop.create_connection(lambda: Connection(self, address), host, port, ssl=tls)
         )
         try:
             # not wait_for: before Python 3.12 that may lose a cancellation
@@ -76,6 +85,10 @@ class Connections:
             raise ConnectionFailedError("did not answer in time")
         try:
             return connecting.result()[1]
+        except ssl.SSLError as error:
+            raise ConnectionFailedError(
+                f"can't be spoken to by TLS: {error.strerror or error}"[:300]
+            ) from error
         except OSError as error:
             if error.errno in _OWN_SHORTAGE:
                 raise ShortageError(
@@ -84,6 +97,11 @@ class Connections:
             raise ConnectionFailedError(f"can't be reached: {error.strerror or error}") from error
         except UnicodeError as error:
             raise ConnectionFailedError(f"can't be reached, {host!r} is no name of a host") from error
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
 
     def keep(self, connection: Connection) -> None:
         """Take a connection for the next request. Called by it."""

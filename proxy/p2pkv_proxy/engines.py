@@ -6,6 +6,7 @@ Nothing in an answer is changed.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -33,10 +34,11 @@ Headers = Sequence[tuple[bytes, bytes]]
 class Engines:
     """The connections to all instances. Make and close it on the loop that uses it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
+        """``tls``: whose certificates are believed, of engines with https; by default what the system believes."""
         self._settings = settings
         self._connections = Connections(
-            connect_timeout=settings.connect_timeout, answer_timeout=settings.answer_timeout
+            connect_timeout=settings.connect_timeout, answer_timeout=settings.answer_timeout, tls=tls
         )
 
     def close(self) -> None:
@@ -67,7 +69,7 @@ class Engines:
         address = _address(tracked)
         lines = b"".join(b"%b: %b\r\n" % header for header in headers)
         request = b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path.encode(), address.encode(), lines)
-        connection, status = await self._connections.ask(address, request)
+        connection, status = await self._connections.ask(tracked.instance.url, request)
         try:
             body = await connection.read(_MAX_PAGE_BYTES)
             return status, _content_type(connection), body
@@ -76,7 +78,7 @@ class Engines:
 
 
 def _address(tracked: Tracked) -> str:
-    return tracked.instance.url.removeprefix("http://")
+    return tracked.instance.url.partition("://")[2]
 
 
 def _content_type(connection: Connection) -> str:
@@ -143,7 +145,8 @@ class Post:
         ]
         try:
             request = b"".join((*head, self._body))
-            self._connection, status = await self._connections.ask(address, request, patience=self._patience)
+            url = self.tracked.instance.url
+            self._connection, status = await self._connections.ask(url, request, patience=self._patience)
             if status != 200:
                 await self._refused(self._connection, status)
         except ShortageError as error:

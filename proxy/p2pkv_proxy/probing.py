@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from p2pkv_proxy.call import InstanceError
 from p2pkv_proxy.engines import Engines
 from p2pkv_proxy.registry import Registry, Tracked
 
+_log = logging.getLogger(__name__)
 _EVERY_S = 1.0
 _ANSWER_S = 3.0
 _PATIENCE = 3
@@ -36,13 +38,15 @@ async def _follow(tracked: Tracked, registry: Registry, engines: Engines) -> Non
     while True:
         try:
             status, _, _ = await engines.get(tracked, "/health", _ANSWER_S)
-            is_healthy = status == 200
+            is_healthy, said = status == 200, f"it answers with status {status}"
         except InstanceError as error:
             if not error.is_fault:  # nothing was learnt of it
                 await asyncio.sleep(_EVERY_S)
                 continue
-            is_healthy = False
+            is_healthy, said = False, str(error)
         n_failed = 0 if is_healthy else n_failed + 1
+        if n_failed == _PATIENCE:
+            _log.warning("the health check of %s fails: %s", tracked.id, said)
         if n_failed == 0 or n_failed >= _PATIENCE:
             registry.note_probe(tracked.id, is_healthy=is_healthy)
         await asyncio.sleep(_EVERY_S)

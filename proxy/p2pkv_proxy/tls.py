@@ -1,4 +1,4 @@
-"""TLS for clients: a certificate and its key, which are read again when they change.
+"""TLS: which engines are believed, and for clients a certificate and its key, which are read again when they change.
 
 A pair that can't be read, or does not belong together, changes nothing: connections go on with the one before.
 """
@@ -16,6 +16,21 @@ from p2pkv_proxy.listing import file_stamp
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 1.0
+
+
+def believed(authorities: Path | None) -> ssl.SSLContext | None:
+    """Return whose certificates are believed of engines: those of a file's authorities; None for the system's.
+
+    Raises :class:`ConfigError`.
+    """
+    if authorities is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(authorities))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cannot use the authorities in {authorities}: {error}; it must be certificates in PEM"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,13 +23,15 @@ class Authority:
         subject = ["-subj", f"/CN={name}"]
         self._openssl("req", "-x509", "-keyout", self._key, "-out", self.ca, "-days", "2", *subject)
 
-    def issue(self, name: str, usage: str = "serverAuth,clientAuth") -> tuple[Path, Path]:
-        """Return a certificate for 127.0.0.1, and its key."""
+    def issue(
+        self, name: str, usage: str = "serverAuth,clientAuth", *, host: str = "IP:127.0.0.1", days: int = 2
+    ) -> tuple[Path, Path]:
+        """Return a certificate for ``host``, and its key. With -1 day it has expired."""
         cert, key, request = (self._folder / f"{name}.{kind}" for kind in ("pem", "key", "csr"))
         names = self._folder / "names"
-        names.write_text(f"subjectAltName=IP:127.0.0.1\nextendedKeyUsage={usage}\n")
+        names.write_text(f"subjectAltName={host}\nextendedKeyUsage={usage}\n")
         self._openssl("req", "-keyout", key, "-out", request, "-subj", "/O=p2pkv")
-        signer = ["-CA", self.ca, "-CAkey", self._key, "-CAcreateserial", "-days", "2"]
+        signer = ["-CA", self.ca, "-CAkey", self._key, "-CAcreateserial", "-days", str(days)]
         subprocess.run(
             ["openssl", "x509", "-req", "-in", request, "-out", cert, *signer, "-extfile", names],
             check=True,

@@ -100,7 +100,11 @@ class FakeEngine:
     """One engine. Attributes below ``requests`` may be set at any time."""
 
     def __init__(
-        self, role: Role, mode: Mode = Mode.VLLM, rooms: dict[int, asyncio.Event] | None = None
+        self,
+        role: Role,
+        mode: Mode = Mode.VLLM,
+        rooms: dict[int, asyncio.Event] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.role = role
         self.mode = mode
@@ -134,7 +138,7 @@ class FakeEngine:
         """Path and key of each page that was asked for, but for its health."""
         self._rooms = rooms if rooms is not None else {}
         self._used: set[int] = set()
-        self._listening = Listening(self, lifespan="off")
+        self._listening = Listening(self, lifespan="off", tls=tls)
 
     async def __aenter__(self) -> Self:
         await self._listening.__aenter__()
@@ -289,9 +293,11 @@ class Rig(AsyncExitStack):
         super().__init__()
         self.rooms: dict[int, asyncio.Event] = {}
 
-    async def engine(self, role: Role, mode: Mode = Mode.VLLM, **attributes: Any) -> FakeEngine:
+    async def engine(
+        self, role: Role, mode: Mode = Mode.VLLM, *, tls: ssl.SSLContext | None = None, **attributes: Any
+    ) -> FakeEngine:
         """Start one more."""
-        engine = FakeEngine(role, mode, self.rooms)
+        engine = FakeEngine(role, mode, self.rooms, tls)
         for name, value in attributes.items():
             assert hasattr(engine, name)
             setattr(engine, name, value)
