@@ -20,6 +20,7 @@ from starlette.routing import Route
 from p2pkv.address import is_loopback
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.instances.heartbeat import Instance, State
+from p2pkv_proxy.access_log import AccessLog
 from p2pkv_proxy.api_keys import read_api_keys
 from p2pkv_proxy.bodies import Receive, Scope, Send, error_body
 from p2pkv_proxy.call import InstanceError
@@ -72,6 +73,8 @@ class Plan:
     """Authorities whose certificates are believed of engines with https; None: the system's."""
     engines_key: bytes | None = None
     """What engines are told instead of the client's key."""
+    access_log: str | None = None
+    """The file to write a line to for each request; ``-``: stdout."""
     n_workers: int = 1
     """Processes that serve the port, of which this is one."""
 
@@ -127,8 +130,11 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or run the lifespan."""
-        is_known = self._keys is None or scope["type"] != "http" or scope["path"] in _FOR_ALL
-        if not is_known and self._keys is not None and self._keys.name_of(scope["headers"]) is None:
+        is_known = True
+        if self._keys is not None and scope["type"] == "http" and scope["path"] not in _FOR_ALL:
+            scope["p2pkv.key"] = self._keys.name_of(scope["headers"])
+            is_known = scope["p2pkv.key"] is not None
+        if not is_known:
             assert self._serving is not None
             await self._serving.deny(scope, receive, send)
         elif scope["type"] == "http" and scope["path"] in READERS and scope["method"] == "POST":
@@ -164,7 +170,10 @@ class App:
         services = Services(
             plan.settings, router, engines, self.metrics, holdings, relay, authorization=self._authorization
         )
-        self._serving = Serving(services)
+        access_log = None
+        if plan.access_log is not None:
+            access_log = AccessLog(plan.access_log, self.metrics.dropped_lines.inc)
+        self._serving = Serving(services, access_log)
         tasks = [asyncio.ensure_future(_forever(work)) for work in self._work(engines)]
         try:
             yield
@@ -177,6 +186,8 @@ class App:
             holdings.close()
             relay.close()
             engines.close()
+            if access_log is not None:
+                access_log.close()
 
     def _work(self, engines: Engines) -> list[Coroutine[object, object, None]]:
         """Return what runs beside the requests."""

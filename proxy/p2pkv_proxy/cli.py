@@ -90,6 +90,10 @@ def proxy(
         ),
     ] = "prefix",
     decode_policy: Annotated[str, typer.Option(help="For decodes, of the same.")] = "least_loaded",
+    access_log: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A line of JSON for each request; -: to stdout."),
+    ] = None,
     workers: Annotated[
         int, typer.Option(min=1, max=64, help="Processes that serve the port together; one uses one core.")
     ] = 1,
@@ -130,6 +134,7 @@ def proxy(
     if (missing := unavailable()) is not None:
         raise ConfigError(missing)
     from p2pkv.values import parse_size
+    from p2pkv_proxy.access_log import check_writable
     from p2pkv_proxy.api_keys import read_api_keys, read_engines_key
     from p2pkv_proxy.app import Plan
     from p2pkv_proxy.crew import serve_with
@@ -144,6 +149,7 @@ def proxy(
             raise ConfigError(f"--policy takes {', '.join(POLICIES)}; not {name!r}")
     read_api_keys(api_keys)  # what is wrong with files is said here, not by each worker
     believed(engines_ca)
+    check_writable(access_log)
     named = [
         parse_instance(text, role, mode)
         for role, texts in ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.BOTH, both))
@@ -171,6 +177,7 @@ def proxy(
         keys=cluster_keys(secret_file) if heartbeats or join else None,
         has_own_secret=secret_file is None,
         api_keys_file=api_keys,
+        access_log=access_log,
         certificate=Certificate.of(tls_cert, tls_key),
         engines_ca=engines_ca,
         engines_key=read_engines_key(engines_key),

@@ -74,7 +74,6 @@ class Exchange:
     def __init__(self, services: Services, scope: Scope, receive: Receive, send: Send) -> None:
         self._services = services
         self._settings = services.settings
-        self._scope = scope
         self._receive = receive
         self._send = send
         self.began = time.monotonic()
@@ -90,6 +89,15 @@ class Exchange:
         """They are events, behind which another one can say that no more come."""
         self._failed: set[str] = set()
         self._own_seconds = 0.0
+        # for whoever tells of it when it has ended
+        self.scope = scope
+        self.call: Call | None = None
+        """The request, once it is understood."""
+        self.pair: Pair | None = None
+        """The last one that it was sent to."""
+        self.n_attempts = 0
+        self.first_byte_after: float | None = None
+        """Seconds from its beginning until the client had a part of an answer."""
 
     def check(self, now: float) -> None:
         """End the wait if it is over."""
@@ -153,11 +161,11 @@ class Exchange:
 
     async def _serve(self) -> str:
         with self._interruptible():
-            raw = await read_body(self._scope["headers"], self._receive, self._settings.max_body)
+            raw = await read_body(self.scope["headers"], self._receive, self._settings.max_body)
         self._deadline = self.began + self._settings.request_timeout
         read = time.monotonic()
-        call = read_call(self._scope, raw, self._services.authorization)
-        on_gone = self._scope["p2pkv.on_gone"]
+        self.call = call = read_call(self.scope, raw, self._services.authorization)
+        on_gone = self.scope["p2pkv.on_gone"]
         on_gone.add(self._note_gone)
         try:
             if self._services.router.wants_holdings:
@@ -184,6 +192,7 @@ class Exchange:
                 if error is None and not doubtful:
                     raise
                 break
+            self.pair, self.n_attempts = pair, number + 1
             self._services.metrics.choices.labels(pair.reason).inc()
             self._services.metrics.chose(pair.prefill.id if pair.prefill else "", pair.decode.id)
             try:
@@ -237,7 +246,7 @@ class Exchange:
                     self._sending_since = 0.0
 
     async def _stream(self, answer: Answer, headers: list[tuple[bytes, bytes]], read: float) -> None:
-        client = Client(self._scope["p2pkv.transport"], self._settings.client_timeout)
+        client = Client(self.scope["p2pkv.transport"], self._settings.client_timeout)
         while events := await answer.more():
             if self._has_begun:
                 await self._write(events, more=True)
@@ -266,6 +275,7 @@ class Exchange:
 
     def _observe(self, read: float, arrived: float) -> None:
         now = time.monotonic()
+        self.first_byte_after = now - self.began
         self._services.metrics.first_byte.observe(now - read)
         self._services.metrics.overhead.observe(self._own_seconds + (now - arrived))
 
@@ -274,7 +284,7 @@ class Exchange:
     ) -> list[tuple[bytes, bytes]]:
         headers = [header for header in answer.headers if header[0] != b"x-request-id"]
         headers.append((b"x-request-id", call.request_id.encode("latin-1")))
-        if any(name == b"x-p2pkv-explain" for name, _ in self._scope["headers"]):
+        if any(name == b"x-p2pkv-explain" for name, _ in self.scope["headers"]):
             told = f"{pair.detail}; attempt {number + 1}"
             headers.append((b"x-p2pkv-route", told.encode("ascii", "replace")))
         return headers
@@ -293,7 +303,7 @@ class Exchange:
 
     def _check_client(self) -> None:
         """Send nothing more to a client that has gone: under uvloop that fails, before anybody is told that it has."""
-        if self._scope["p2pkv.transport"].is_closing():
+        if self.scope["p2pkv.transport"].is_closing():
             raise _CutError(Cut.CLIENT_GONE)
 
     async def refuse(self, error: RefusedError) -> None:
@@ -370,7 +380,7 @@ class Exchange:
         return "timed_out"
 
     async def _hang_up(self) -> None:
-        self._scope["p2pkv.hang_up"]()
+        self.scope["p2pkv.hang_up"]()
         await asyncio.sleep(0)  # the server must notice before it is told that this is all
 
 

@@ -62,6 +62,11 @@ class Metrics:
         self.overhead = self._histogram(
             "overhead", "Of the time to the first byte, what the router took itself", _SHORT_SECONDS
         )
+        self.dropped_lines = Counter(
+            "p2pkv_proxy_dropped_log_lines",
+            "Lines of the access log that could not be written",
+            registry=self.registry,
+        )
         self.lookup = self._histogram("lookup", "Asking the directory", _SHORT_SECONDS)
         for outcome in OUTCOMES:
             self.requests.labels(outcome)
