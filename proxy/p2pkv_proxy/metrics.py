@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -108,12 +109,23 @@ class _Instances(Collector):
         opened = CounterMetricFamily(
             "p2pkv_proxy_instance_opened_breakers", "Times its circuit breaker opened", labels=labels
         )
+        waiting = GaugeMetricFamily(
+            "p2pkv_proxy_instance_waiting_requests", "Of these, those without a first byte", labels=labels
+        )
+        queue = GaugeMetricFamily(
+            "p2pkv_proxy_instance_queue_seconds",
+            "Until its prompts that wait have their first tokens, as predicted",
+            labels=labels,
+        )
+        now = time.monotonic()
         for tracked in self._instances:
             values = [tracked.id, tracked.instance.role.value]
             is_ready = tracked.state is State.READY and tracked.breaker.phase is Phase.CLOSED
             up.add_metric(values, float(is_ready))
             requests.add_metric(values, tracked.in_flight)
             tokens.add_metric(values, tracked.n_tokens)
+            waiting.add_metric(values, tracked.n_waiting)
+            queue.add_metric(values, tracked.own_queue(now))
             opened.add_metric(values, tracked.breaker.opened)
         expired = CounterMetricFamily(
             "p2pkv_proxy_expired_instances", "Instances that were not heard of in time"
@@ -127,7 +139,7 @@ class _Instances(Collector):
             "p2pkv_proxy_refused_strangers", "Connections for heartbeats with a wrong key, or none"
         )
         strangers.add_metric([], self._instances.strangers())
-        return [up, requests, tokens, opened, expired, refused, strangers]
+        return [up, requests, tokens, waiting, queue, opened, expired, refused, strangers]
 
 
 _THE_SAME = ("instance_ready", "expired_instances", "refused_heartbeats", "refused_strangers", "_created")

@@ -104,6 +104,11 @@ class Tracked:
         return len(self._attempts)
 
     @property
+    def n_waiting(self) -> int:
+        """Of these, those that wait for a first byte that does not wait for their last token."""
+        return len(self._expected)
+
+    @property
     def state(self) -> State:
         """Its state, draining if anybody wants so."""
         is_draining = self.is_draining_here and self.load.state is State.READY
@@ -151,11 +156,15 @@ class Tracked:
 
     def queued(self, now: float) -> float:
         """Return the seconds until it would begin with another prompt, as predicted."""
+        others = max(0.0, self.weight - self.n_tokens) * self.costs.compute(self.id)
+        return self.own_queue(now) + others
+
+    def own_queue(self, now: float) -> float:
+        """Return the seconds until all that this process has sent there has its first token, as predicted."""
         head = next(iter(self._unanswered), None)
         rest = 0.0 if head is None else _rest(head.seconds, now - max(head.started, self._turn.since))
-        others = max(0.0, self.weight - self.n_tokens) * self.costs.compute(self.id)
         behind = 0.0 if head is None else self._turn.seconds - head.seconds
-        return max(0.0, behind) + rest + others
+        return max(0.0, behind) + rest
 
     def begin(
         self,

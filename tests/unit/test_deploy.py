@@ -15,6 +15,9 @@ import pytest
 import yaml
 
 from p2pkv.config import Config, read_settings
+from p2pkv.instances.heartbeat import Instance, Role
+from p2pkv_proxy.metrics import Metrics
+from p2pkv_proxy.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
@@ -152,7 +155,7 @@ def test_every_manifest_keeps_to_its_schema(path: Path) -> None:
     import kubernetes_validate
 
     for document in documents(path):
-        if not document["apiVersion"].startswith("kustomize."):
+        if not document["apiVersion"].startswith(("kustomize.", "keda.")):
             kubernetes_validate.validate(document, "1.30", strict=True)
 
 
@@ -189,3 +192,35 @@ def test_systemd_takes_the_unit_and_finds_it_closed(tmp_path: Path) -> None:
         timeout=60,
         check=True,
     )
+
+
+def test_autoscalers_ask_for_what_the_router_counts_and_scale_what_is_there() -> None:
+    registry = Registry()
+    metrics = Metrics(registry)
+    for role in Role:
+        registry.list_instance(Instance(url=f"http://{role.value}:1", role=role, id=role.value))
+    counted = {
+        (sample.name, sample.labels.get("role"))
+        for one in metrics.registry.collect()
+        for sample in one.samples
+    }
+    there = {
+        one["metadata"]["name"] for one in documents(KUBERNETES / "xpyd.yaml") if one["kind"] == "Deployment"
+    }
+    asked: dict[str, list[tuple[str, str]]] = {}
+    for one in documents(KUBERNETES / "autoscaling.yaml"):
+        [trigger] = one["spec"]["triggers"]
+        found = re.search(r'(p2pkv_\w+)\{role="(\w+)"\}', trigger["metadata"]["query"])
+        assert found is not None
+        asked.setdefault(one["spec"]["scaleTargetRef"]["name"], []).append((found[1], found[2]))
+    rules = re.findall(r"seriesQuery: '(p2pkv_\w+)\{role=\"(\w+)\"\}'", (KUBERNETES / "hpa.yaml").read_text())
+    roles = dict(rules)
+    for one in documents(KUBERNETES / "hpa.yaml"):
+        [metric] = one["spec"]["metrics"]
+        name = metric["external"]["metric"]["name"]
+        asked.setdefault(one["spec"]["scaleTargetRef"]["name"], []).append((name, roles[name]))
+    assert set(asked) == there == {"prefill", "decode"}
+    for target, both in asked.items():
+        assert len(both) == 2
+        assert set(both) <= counted
+        assert {role for _, role in both} == {target}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
 from p2pkv.instances.heartbeat import Instance, Role
 from p2pkv_proxy.costs import OWN, Costs, Work, work_of
 from p2pkv_proxy.held import Held, Place
+from p2pkv_proxy.metrics import Metrics
 from p2pkv_proxy.prompts import Prompt
 from p2pkv_proxy.registry import Registry, Tracked
 
@@ -105,3 +107,29 @@ def test_an_own_page_is_not_fetched_unless_it_is_on_disk() -> None:
     assert work_of(asked, "i", "near") == Work(1, 40, {OWN: 30, DISK: 20, FAR: 10})
     asked.holdings = Held({NEAR: 100})
     assert work_of(asked, "i", "near").n_compute == 1
+
+
+def test_what_waits_and_for_how_long_is_told_for_autoscalers() -> None:
+    registry = Registry(now=lambda: 0.0)
+    metrics = Metrics(registry)
+    registry.list_instance(Instance(url="http://a:1", role=Role.PREFILL, id="a"))
+    (tracked,) = registry
+    registry.costs.compute_s["a"] = 0.001
+
+    def told(what: str) -> float:
+        name = f"p2pkv_proxy_instance_{what}"
+        return metrics.registry.get_sample_value(name, {"instance": "a", "role": "prefill"}) or 0.0
+
+    assert (told("waiting_requests"), told("queue_seconds")) == (0, 0)
+    now = time.monotonic()
+    attempts = [tracked.begin(60_000, now, lambda: None, work=Work(1, 60_000)) for _ in range(3)]
+    assert told("waiting_requests") == 3
+    assert told("queue_seconds") == pytest.approx(180.0, rel=0.1)
+    tracked.answered(attempts[0], now)
+    assert (told("requests"), told("waiting_requests")) == (3, 2)
+    assert told("queue_seconds") == pytest.approx(120.0, rel=0.1)
+    registry.note_elsewhere({"a": (5, 100_000)})  # each worker tells its own, and they are added up
+    assert told("queue_seconds") == pytest.approx(120.0, rel=0.1)
+    for attempt in attempts:
+        tracked.end(attempt, now)
+    assert (told("waiting_requests"), told("queue_seconds")) == (0, 0)

@@ -142,7 +142,7 @@ def test_what_an_instance_has_when_it_says_good_bye_it_may_finish() -> None:
     "fields",
     [
         {"url": "ftp://x:1"},
-        {"url": "ftp://x:1"},
+        {"url": "https://x"},
         {"url": "http://x"},
         {"url": "http://user@x:1"},
         {"url": "http://x:1/path"},
