@@ -34,7 +34,8 @@ from p2pkv_proxy.held import Held, Place
 from p2pkv_proxy.policies import POLICIES, Policy
 from p2pkv_proxy.policies.predicted import Predicted
 from p2pkv_proxy.prompts import BLOCK_TOKENS, Prompt
-from p2pkv_proxy.registry import Attempt, Registry, Tracked
+from p2pkv_proxy.registry import Registry
+from p2pkv_proxy.tracked import Attempt, Tracked
 
 _TOKEN_S = 0.03
 """Between two tokens of a decode; only agents wait for them."""

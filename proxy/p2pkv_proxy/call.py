@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2pkv_proxy.prompts import Body, Prompt
-from p2pkv_proxy.registry import Tracked
+from p2pkv_proxy.tracked import Tracked
 
 
 @dataclass(slots=True)

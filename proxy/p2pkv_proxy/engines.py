@@ -17,8 +17,8 @@ from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Interrupt
 from p2pkv_proxy.connection import Connection, ConnectionFailedError, ShortageError
 from p2pkv_proxy.connections import Connections
 from p2pkv_proxy.costs import work_of
-from p2pkv_proxy.registry import Tracked
 from p2pkv_proxy.settings import Settings
+from p2pkv_proxy.tracked import Tracked
 
 if TYPE_CHECKING:
     from typing_extensions import Self

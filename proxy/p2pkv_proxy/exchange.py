@@ -31,10 +31,10 @@ from p2pkv_proxy.metrics import Metrics
 from p2pkv_proxy.prompts import MalformedError
 from p2pkv_proxy.protocols import PROTOCOLS, Answer
 from p2pkv_proxy.reading import read_call
-from p2pkv_proxy.registry import Tracked
 from p2pkv_proxy.relaying import Client, ClientFailedError, Relay
 from p2pkv_proxy.routing import RefusedError, Router
 from p2pkv_proxy.settings import Settings
+from p2pkv_proxy.tracked import Tracked
 
 _log = logging.getLogger(__name__)
 

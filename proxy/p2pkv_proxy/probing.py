@@ -7,7 +7,8 @@ import logging
 
 from p2pkv_proxy.call import InstanceError
 from p2pkv_proxy.engines import Engines
-from p2pkv_proxy.registry import Registry, Tracked
+from p2pkv_proxy.registry import Registry
+from p2pkv_proxy.tracked import Tracked
 
 _log = logging.getLogger(__name__)
 _EVERY_S = 1.0

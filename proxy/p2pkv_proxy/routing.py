@@ -10,8 +10,9 @@ from p2pkv.instances.heartbeat import Mode, Role, State
 from p2pkv_proxy.call import Pair
 from p2pkv_proxy.policies import Choice, Policy
 from p2pkv_proxy.prompts import Prompt
-from p2pkv_proxy.registry import Registry, Tracked
+from p2pkv_proxy.registry import Registry
 from p2pkv_proxy.settings import Settings
+from p2pkv_proxy.tracked import Tracked
 
 _RETRY_FULL_S = 1
 _RETRY_NONE_S = 3

@@ -6,7 +6,8 @@ import html
 from collections.abc import Iterable
 
 from p2pkv_proxy.metrics import OUTCOMES, Metrics
-from p2pkv_proxy.registry import Registry, Tracked
+from p2pkv_proxy.registry import Registry
+from p2pkv_proxy.tracked import Tracked
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em; color: #222 }

@@ -12,7 +12,8 @@ from p2pkv_proxy.costs import OWN, Costs, Work, work_of
 from p2pkv_proxy.held import Held, Place
 from p2pkv_proxy.metrics import Metrics
 from p2pkv_proxy.prompts import Prompt
-from p2pkv_proxy.registry import Registry, Tracked
+from p2pkv_proxy.registry import Registry
+from p2pkv_proxy.tracked import Tracked
 
 NEAR, FAR, DISK = Place("near"), Place("far"), Place("near", is_on_disk=True)
 TRUE_S = {"fast": 1 / 20_000, "slow": 1 / 2_000, NEAR: 1 / 400_000, FAR: 1 / 10_000, DISK: 1 / 50_000}

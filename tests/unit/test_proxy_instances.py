@@ -33,7 +33,8 @@ from p2pkv_proxy.page_keys import Keying
 from p2pkv_proxy.policies import POLICIES
 from p2pkv_proxy.policies.prefix import Prefix
 from p2pkv_proxy.prompts import Prompt
-from p2pkv_proxy.registry import Registry, Tracked
+from p2pkv_proxy.registry import Registry
+from p2pkv_proxy.tracked import Tracked
 
 SECONDS = 120.0
 

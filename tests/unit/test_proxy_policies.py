@@ -12,7 +12,7 @@ from p2pkv_proxy.held import Held, Place
 from p2pkv_proxy.policies import POLICIES, Policy
 from p2pkv_proxy.policies.predicted import Predicted
 from p2pkv_proxy.prompts import Prompt
-from p2pkv_proxy.registry import Tracked
+from p2pkv_proxy.tracked import Tracked
 
 
 def prompt(text: str, *, holdings: Held | None = None, max_tokens: int = 1) -> Prompt:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from p2pkv_proxy.prompts import Prompt
-from p2pkv_proxy.registry import Tracked
+from p2pkv_proxy.tracked import Tracked
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import ClassVar
 from p2pkv_proxy.policies.base import Choice, Policy, burden
 from p2pkv_proxy.policies.prefix import Prefix
 from p2pkv_proxy.prompts import Prompt
-from p2pkv_proxy.registry import Tracked
+from p2pkv_proxy.tracked import Tracked
 
 _MOVE_SHARE = 0.1
 """What fetching a page costs of computing it; guess between 0.02 (GPU, RDMA) and 0.3 (small model, tcp)."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from p2pkv_proxy.policies.base import Choice, Policy, burden
 from p2pkv_proxy.prompts import Prompt
-from p2pkv_proxy.registry import Tracked
+from p2pkv_proxy.tracked import Tracked
 
 _KEY_BLOCKS = 8
 """Of a prompt's beginning, 256 tokens: long enough to tell system prompts apart. A guess."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from p2pkv_proxy.policies.base import Choice, Policy, lightest
 from p2pkv_proxy.prompts import Prompt
-from p2pkv_proxy.registry import Tracked
+from p2pkv_proxy.tracked import Tracked
 
 
 class LeastLoaded(Policy):

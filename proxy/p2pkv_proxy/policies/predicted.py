@@ -15,7 +15,7 @@ from p2pkv_proxy.costs import OWN, work_of
 from p2pkv_proxy.policies.base import Choice, Policy
 from p2pkv_proxy.policies.beginnings import Beginnings
 from p2pkv_proxy.prompts import BLOCK_TOKENS, Prompt
-from p2pkv_proxy.registry import Tracked
+from p2pkv_proxy.tracked import Tracked
 
 _NEAR_S = 0.0001
 """Predictions this near to the best are as good: one of these is drawn, so that routers don't all take the same."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from p2pkv_proxy.policies.base import Choice, Policy, burden, lightest
 from p2pkv_proxy.policies.beginnings import MOST_BLOCKS, Beginnings
 from p2pkv_proxy.prompts import Prompt
-from p2pkv_proxy.registry import Tracked
+from p2pkv_proxy.tracked import Tracked
 
 _OVERLOAD = 1.5
 _SLACK_TOKENS = 2048

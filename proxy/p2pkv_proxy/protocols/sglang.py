@@ -19,8 +19,8 @@ from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Interrupt, Pair
 from p2pkv_proxy.engines import Engines, Post
 from p2pkv_proxy.prompts import Body, Json
 from p2pkv_proxy.protocols.base import Answer, Protocol
-from p2pkv_proxy.registry import Tracked
 from p2pkv_proxy.relaying import Client, Relay
+from p2pkv_proxy.tracked import Tracked
 
 _ONE_SAMPLE = (
     "n must be 1: SGLang's prefill and decode servers give one answer a prompt; send the request n times"
