@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -71,7 +71,7 @@ class Plan:
     """For TLS; without it clients speak plain HTTP."""
     engines_ca: Path | None = None
     """Authorities whose certificates are believed of engines with https; None: the system's."""
-    engines_key: bytes | None = None
+    engines_key: bytes | None = field(default=None, repr=False)
     """What engines are told instead of the client's key."""
     access_log: str | None = None
     """The file to write a line to for each request; ``-``: stdout."""
