@@ -272,6 +272,21 @@ TEST(tier_pins_nothing_for_readers_who_gave_up) {
   CHECK_EQ(node.pool->stats().pinned_bytes, 0u);
 }
 
+TEST(tier_pins_for_a_reader_who_asks_while_pages_are_warmed) {
+  Node node;
+  node.fill(64);
+  node.pool->purge();
+  node.faults.hang(FileCall::kRead);
+  node.ask(0, 0, 0).get();
+  while (node.faults.n_hanging() == 0) std::this_thread::yield();
+  std::future<Node::Answer> answer = node.ask(0, 600, 60, 1);
+  node.faults.heal();
+  CHECK_EQ(answer.get().n_found(), kBatch);
+  CHECK_EQ(node.pool->stats().pinned_bytes, kBatch * kPage);
+  node.tier->release(1);
+  CHECK_EQ(node.pool->stats().pinned_bytes, 0u);
+}
+
 TEST(tier_does_not_write_what_was_taken_back) {
   Node node;
   node.faults.hang(FileCall::kWrite);

@@ -207,7 +207,7 @@ void Promotions::settle(const std::vector<Block>& blocks, const Loaded& loaded) 
       const auto load = loads_.find(blocks[i].key);
       for (const auto& [question, row] : load->second.waiting) {
         Lease* const lease = question->lease.get();
-        if (loaded.tickets[i] != 0 && lease != nullptr && !lease->is_over) pin_again(blocks[i].key, *lease);
+        if (loaded.found[i] != 0 && lease != nullptr && !lease->is_over) pin_again(blocks[i].key, *lease);
         if (question->is_answered) continue;
         question->found[row] = loaded.found[i];
         question->locations[row] = loaded.locations[i];
