@@ -208,4 +208,37 @@ TEST(guests_followers_that_stay_away_are_forgotten) {
   CHECK_EQ(holder.guests.followers().size(), 3u);
 }
 
+// What its source has let go is this node's own: nothing that the source says takes it out, it is handed on
+// to others, and it is found as a page of a node with a disk.
+TEST(guests_that_their_source_lets_go_are_own_pages) {
+  constexpr size_t kSome = 2000;  // several turns
+  Holder holder(4096);
+  holder.store(kSource, 5, 0, kSome);
+  holder.store(kOther, 5, kSome, 1);
+  std::vector<p2pkv::PageUse> uses;
+  holder.pool->list_uses(0, 4096, &uses);
+  CHECK_EQ(uses.size(), 0u);
+  std::vector<Key> keys;
+  holder.guests.adopt(kSource, {kLog, 5}, &keys);
+  CHECK_EQ(keys.size(), kSome);
+  CHECK_EQ(holder.guests.stats().pages, 1u);
+  holder.clear(kSource, 5);
+  while (holder.guests.take_turn()) {
+  }
+  holder.pool->list_uses(0, 4096, &uses);
+  CHECK_EQ(uses.size(), kSome);
+  CHECK(holder.is_there(0) && holder.is_there(kSome - 1) && holder.is_there(kSome));
+}
+
+TEST(guests_are_not_adopted_when_their_source_took_something_back_unheard) {
+  for (const TakenBack last : {TakenBack{kLog, 6}, TakenBack{kLog + 1, 5}, TakenBack{kLog, 4}}) {
+    Holder holder(4096);
+    holder.store(kSource, 5, 0, 2000);
+    std::vector<Key> keys;
+    holder.guests.adopt(kSource, last, &keys);
+    CHECK_EQ(keys.size(), 0u);
+    CHECK_EQ(holder.pool->stats().pages, 0u);
+  }
+}
+
 }  // namespace

@@ -48,6 +48,16 @@ std::pair<Bytes, Bytes> store(Guests& self, const KeyArray& keys, const AddressA
           give<uint8_t>(std::move(where), {count, sizeof(Location)})};
 }
 
+Bytes adopt(Guests& self, uint64_t source, uint64_t log, uint64_t number) {
+  std::vector<Key> keys;
+  {
+    const nb::gil_scoped_release unlocked;
+    self.adopt(source, {log, number}, &keys);
+  }
+  const size_t n = keys.size();
+  return give<uint8_t>(std::move(keys), {n, sizeof(Key)});
+}
+
 size_t take_out(Guests& self, const KeyArray& keys) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
@@ -83,6 +93,13 @@ void bind_guests(nb::module_& m) {
             return std::pair(known.log, known.number);
           },
           Released())
+      .def(
+          "taken_back",
+          [](Guests& self) {
+            const TakenBack known = self.taken_back();
+            return std::pair(known.log, known.number);
+          },
+          Released())
       .def("followers", &Guests::followers, Released())
       .def("forget_absent", &Guests::forget_absent, "members"_a, "now_ns"_a, Released())
       .def(
@@ -93,6 +110,7 @@ void bind_guests(nb::module_& m) {
           "source"_a, "log"_a, "number"_a, Released())
       .def("store", store, "keys"_a.noconvert(), "addresses"_a.noconvert(), "origins"_a.noconvert(),
            "locations"_a.noconvert(), "epoch"_a)
+      .def("adopt", adopt, "source"_a, "log"_a, "number"_a)
       .def("take_out", take_out, "keys"_a.noconvert())
       .def("sources", &Guests::sources, Released())
       .def("stats", stats);

@@ -186,6 +186,19 @@ std::tuple<Bytes, Bytes, uint64_t> list(Pool& pool, uint64_t cursor, size_t limi
   return {keys, locations, next};
 }
 
+// Rows of 32 bytes: key, stamp, length.
+std::pair<Bytes, uint64_t> list_uses(Pool& pool, uint64_t cursor, size_t limit) {
+  if (limit == 0) throw nb::value_error("limit must be positive");
+  std::vector<PageUse> pages;
+  uint64_t next;
+  {
+    const nb::gil_scoped_release unlocked;
+    next = pool.list_uses(cursor, limit, &pages);
+  }
+  const size_t n = pages.size();
+  return {give<uint8_t>(std::move(pages), {n, sizeof(PageUse)}), next};
+}
+
 Counts stats_of_pool(Pool& pool) {
   PoolStats stats;
   {
@@ -314,6 +327,7 @@ void bind_pool(nb::module_& m) {
       .def(
           "purge", [](Pool& pool) { return pool.purge(); }, Released())
       .def("list", list, "cursor"_a, "limit"_a)
+      .def("list_uses", list_uses, "cursor"_a, "limit"_a)
       .def("drain_evicted", drain_evicted, "limit"_a, "timeout"_a, "gather"_a = 0.0)
       .def("wake_drainer", &Pool::wake_drainer)
       .def("close", &Pool::close, Released())

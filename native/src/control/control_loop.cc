@@ -22,6 +22,8 @@ constexpr size_t kMaxEvents = 256;
 constexpr size_t kMaxTransportName = 64;
 // Of EXPLAIN: a key of 65,536 bytes and a namespace, with room to spare. What waits for Python is bounded.
 constexpr size_t kMaxQuestion = 256 << 10;
+// Of TAKE_OVER: 512 pages, with room to spare.
+constexpr size_t kMaxTakeOver = 64 << 10;
 
 // What `reply` takes apart again.
 std::string route_to(const std::string& peer, const Header& header) {
@@ -128,6 +130,14 @@ void ControlLoop::answer(const std::string& peer, const Header& header, wire::Re
         return refuse(peer, header, ReplyStatus::kMalformed, "wrong length of a hand-over");
       }
       return queue({Kind::kHandOver, route_to(peer, header), std::string(body.rest())});
+    case Kind::kTakeOver:
+    case Kind::kLetGo:
+    case Kind::kDrain:
+      if (guests() == nullptr) return refuse(peer, header, ReplyStatus::kRefused, "it has no cache");
+      if (body.rest().size() > kMaxTakeOver) {
+        return refuse(peer, header, ReplyStatus::kMalformed, "too many pages to be taken over at once");
+      }
+      return queue({static_cast<Kind>(header.kind), route_to(peer, header), std::string(body.rest())});
     case Kind::kExplain:
       return explain(peer, header, body);
     default:

@@ -39,7 +39,10 @@ enum class Kind : uint16_t {
   kFollow = 14,
   kTakeBack = 15,
   kHandOver = 16,
-  kExplain = 17,    // handed to Python, as counters are
+  kExplain = 17,   // handed to Python, as counters are
+  kTakeOver = 18,  // this and the next two: likewise
+  kLetGo = 19,
+  kDrain = 20,
   kReply = 0x8000,  // set in the kind of every reply
 };
 

@@ -54,6 +54,11 @@ TakenBack Guests::count_taken_back() {
   return {log_, ++number_};
 }
 
+TakenBack Guests::taken_back() {
+  const Lock lock(mutex_);
+  return {log_, number_};
+}
+
 std::vector<uint64_t> Guests::followers() {
   const Lock lock(mutex_);
   std::vector<uint64_t> followers;
@@ -204,6 +209,16 @@ void Guests::store(const Key* keys, const int64_t* addresses, const Origin* orig
   }
 }
 
+void Guests::adopt(uint64_t source, TakenBack last, std::vector<Key>* keys) {
+  for (bool is_more = true; is_more;) {
+    const Lock lock(mutex_);
+    mutex_.let_in();
+    is_more = adopt_some(source, last, keys);
+  }
+  while (take_turn()) {
+  }
+}
+
 bool Guests::has(const Key& key, uint64_t generation) {
   if (!is_used_) return false;
   const Lock lock(mutex_);
@@ -245,6 +260,27 @@ bool Guests::may_store(const Origin& origin, uint64_t epoch) const {
   if (source == sources_.end() || epochs_->own() != epoch) return false;
   const TakenBack& heard = source->second.heard;
   return heard.log == origin.since.log && heard.number <= origin.since.number;
+}
+
+// False when none is left. What was heard is looked at in each turn: others were let in between.
+bool Guests::adopt_some(uint64_t source, TakenBack last, std::vector<Key>* keys) {
+  const auto found = sources_.find(source);
+  if (found == sources_.end() || found->second.n_pages() == 0) return false;
+  const TakenBack& heard = found->second.heard;
+  if (heard.log != last.log || heard.number != last.number) {
+    lose(source, last);
+    return false;
+  }
+  const size_t first = keys->size();
+  std::vector<uint64_t> generations;
+  std::list<Key>& guests = found->second.guests->keys;
+  while (!guests.empty() && generations.size() < kGoAtOnce) {
+    keys->push_back(guests.front());
+    generations.push_back(guests_.at(guests.front()).generation);
+    forget(Key(guests.front()));
+  }
+  pool_->make_own(keys->data() + first, generations.data(), generations.size());
+  return !guests.empty();
 }
 
 void Guests::add(const Key& key, uint64_t source, uint64_t generation) {

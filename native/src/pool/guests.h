@@ -89,6 +89,8 @@ class Guests {
   bool follow(uint64_t follower, const FollowedPage* pages, size_t n, uint8_t* is_own, TakenBack* known);
   // Counts that something was taken back, which is out of sight already. Returns the count after it.
   TakenBack count_taken_back();
+  // The count as it is.
+  TakenBack taken_back();
   std::vector<uint64_t> followers();
   // Forgets the followers that have been no members for kForgetAfterNs, by what this was called with since.
   // Who comes back must be told of everything until it has asked anew.
@@ -111,6 +113,10 @@ class Guests {
   // `addresses`. Nothing is stored of an epoch that is over. What is stored can be read at `locations` then.
   void store(const Key* keys, const int64_t* addresses, const Origin* origins, size_t n, uint64_t epoch,
              Location* locations, StoreStatus* statuses);
+  // A source lets its guests go: this is all that it has ever taken back, and there will be no more. They are
+  // this node's own from then on, unless some of it was not heard here: then they are gone. Appends the keys
+  // of those that are own pages now.
+  void adopt(uint64_t source, TakenBack last, std::vector<Key>* keys);
   // Whether a guest was ever stored.
   bool is_used() const { return is_used_; }
   // Whether the page with this key and generation is a guest.
@@ -147,6 +153,7 @@ class Guests {
   // All below with the lock.
   bool is_guest(const Key& key, uint64_t generation) const;
   bool may_store(const Origin& origin, uint64_t epoch) const;
+  bool adopt_some(uint64_t source, TakenBack last, std::vector<Key>* keys);
   void add(const Key& key, uint64_t source, uint64_t generation);
   void forget(const Key& key);
   void forget_evicted();

@@ -365,6 +365,28 @@ uint64_t Pool::list(uint64_t cursor, size_t max, std::vector<Eviction>* pages) {
   }
 }
 
+uint64_t Pool::list_uses(uint64_t cursor, size_t max, std::vector<PageUse>* pages) {
+  const Lock lock(mutex_);
+  if (cursor >= blocks_.n_granules()) return 0;
+  auto at = static_cast<uint32_t>(cursor);
+  for (size_t n_listed = 0;; ++n_listed) {
+    const uint32_t granule = blocks_.next_page(&at, UINT32_MAX);
+    if (granule == PageBlocks::kNone) return 0;
+    if (n_listed == max) return granule;
+    const Page& page = pages_[granule];
+    if (page.is_guest == 0) pages->push_back({page.key, page.stamp, page.length});
+  }
+}
+
+void Pool::make_own(const Key* keys, const uint64_t* generations, size_t n) {
+  const Lock lock(mutex_);
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t granule = pages_.find(keys[i]);
+    if (granule != PageTable::kNone && pages_[granule].generation == generations[i])
+      pages_[granule].is_guest = 0;
+  }
+}
+
 bool Pool::release_memory() {
   const Lock lock(mutex_);
   is_released_ = true;

@@ -90,6 +90,14 @@ struct PoolStats {
   PackedPages packed;
 };
 
+// A page and when it was used: the greater `stamp`, the later (SizeQueues).
+struct PageUse {
+  Key key;
+  uint64_t stamp;
+  uint64_t nbytes;  // of the page
+};
+static_assert(sizeof(PageUse) == 32);
+
 // Thread-safe. One mutex guards all bookkeeping; bytes are copied without it, and what takes more than a few
 // hundred steps lets others in between.
 //
@@ -147,6 +155,11 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Appends to `pages` at most `max` committed pages from `cursor` on (0: the beginning); returns the next
   // cursor, 0 at the end. What is there throughout is listed exactly once.
   uint64_t list(uint64_t cursor, size_t max, std::vector<Eviction>* pages);
+
+  // The same of when pages were used that are not guests.
+  uint64_t list_uses(uint64_t cursor, size_t max, std::vector<PageUse>* pages);
+  // Takes those guests for own pages that still have these generations.
+  void make_own(const Key* keys, const uint64_t* generations, size_t n);
 
   std::vector<Eviction> drain_evicted(size_t max, double timeout, double gather = 0) {
     return log_.drain(max, timeout, gather);
