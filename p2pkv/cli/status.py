@@ -52,7 +52,7 @@ def status(
 def _record(member: Member) -> dict[str, object]:
     return {
         "node_id": member.node_id,
-        "state": member.state.name,
+        "state": member.condition,
         "boot_epoch": member.boot_epoch,
         "address": member.address,
         "transports": dict(member.transports),
@@ -69,7 +69,7 @@ def _show(report: Report, address: str, members: list[Member]) -> None:
         started = datetime.fromtimestamp(member.boot_epoch / 1e9, timezone.utc)
         rows.add_row(
             Text(member.node_id),
-            Text(member.state.name.lower(), style=_COLORS[member.state]),
+            Text(member.condition.lower(), style="yellow" if member.is_draining else _COLORS[member.state]),
             f"{started:%Y-%m-%d %H:%M:%S} UTC",
             str(member.boot_epoch),
             Text(member.address),

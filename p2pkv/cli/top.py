@@ -97,7 +97,7 @@ def _record(reading: Reading) -> dict[str, object]:
         "nodes": [
             {
                 "node_id": member.node_id,
-                "state": member.state.name,
+                "state": member.condition,
                 "boot_epoch": member.boot_epoch,
                 "counters": reading.counters.get(member.node_id),
             }
@@ -175,7 +175,7 @@ def _table(earlier: Reading | None, reading: Reading) -> Table:
     rows = table("node", "state", *(title for title, _ in _COLUMNS), right=len(_COLUMNS))
     boots = {member.node_id: member.boot_epoch for member in earlier.members} if earlier is not None else {}
     for member in reading.members:
-        cells = [Text(member.node_id), Text(member.state.name.lower())]
+        cells = [Text(member.node_id), Text(member.condition.lower())]
         now = reading.counters.get(member.node_id)
         if now is None:
             gone = member.state is State.DEAD or member.state is State.LEFT

@@ -79,7 +79,7 @@ def _shown(counters: Mapping[str, float]) -> dict[str, float]:
 def _record(member: Member) -> dict[str, object]:
     return {
         "node_id": member.node_id,
-        "state": member.state.name,
+        "state": member.condition,
         "boot_epoch": str(member.boot_epoch),  # more digits than JavaScript's numbers have
         "address": member.address,
         "transports": dict(member.transports),

@@ -129,7 +129,7 @@ function tiles(reading, row) {
   const sum = (name) => members.reduce((all, node) => all + (node.counters ? total(node.counters, name) : 0), 0);
   const grown = (name) => (row ? total(row.grown, name) : null);
   const hits = grown("p2pkv_fetched_pages_total"), missed = grown("p2pkv_missed_pages_total");
-  const alive = members.filter((node) => node.member.state === "ALIVE").length;
+  const alive = members.filter((node) => ["ALIVE", "DRAINING"].includes(node.member.state)).length;
   const items = [
     ["members alive", `${alive} of ${members.length}`],
     ["fetched", row ? `${bytes(grown("p2pkv_fetched_bytes_total") / row.seconds)}/s` : "-"],
@@ -152,6 +152,7 @@ function tiles(reading, row) {
 function troubles(node) {
   if (node.member.state === "DEAD") return "it stopped answering";
   if (node.member.state === "LEFT") return "it said good-bye";
+  if (node.member.state === "DRAINING") return "it hands its pages over and is about to leave";
   if (node.member.state === "SUSPECT") return "it does not answer the node that serves this page";
   if (!node.counters) return "it did not tell its counters in time";
   const has = (name) => total(node.counters, name) > 0;
@@ -192,7 +193,7 @@ function members(reading, before) {
     row.dataset.node = node.member.node_id;
     const state = node.member.state.toLowerCase();
     const why = troubles(node);
-    row.append(make("td", node.member.node_id), make("td", state, state === "alive" ? (why ? "warn" : "good") : state === "suspect" ? "warn" : "bad"), make("td", why, "why"));
+    row.append(make("td", node.member.node_id), make("td", state, state === "alive" ? (why ? "warn" : "good") : ["suspect", "draining"].includes(state) ? "warn" : "bad"), make("td", why, "why"));
     if (!node.counters) { const cell = make("td", "no numbers", "none"); cell.colSpan = heads.length - 3; row.append(cell); return row; }
     const grown = grownOf(reading, before, node.member.node_id);
     const took = before ? reading.at - before.at : 1;

@@ -59,6 +59,8 @@ class Member:
     """Name to domain: two ends can connect if and only if their domains are equal."""
     weight: float = 1.0
     """Its share of the directory, in those of an ordinary node; 0: it holds no entries."""
+    is_draining: bool = False
+    """It is about to leave: it hands its pages over, and takes none over from others."""
 
     @property
     def precedence(self) -> tuple[int, int, int, str]:
@@ -72,6 +74,11 @@ class Member:
     def key(self) -> int:
         """The node's :func:`node_key`."""
         return node_key(self.node_id)
+
+    @property
+    def condition(self) -> str:
+        """The name of its state, or ``DRAINING`` if it is alive and about to leave."""
+        return "DRAINING" if self.is_draining and self.state is State.ALIVE else self.state.name
 
     @property
     def is_present(self) -> bool:
@@ -240,7 +247,7 @@ class _WireVersion(msgspec.Struct):
     version: int
 
 
-class _WireMember(msgspec.Struct):
+class _WireMember(msgspec.Struct, omit_defaults=True):
     id: str
     boot: int
     incarnation: int
@@ -248,6 +255,7 @@ class _WireMember(msgspec.Struct):
     state: int
     transports: dict[str, str]
     weight: float
+    draining: bool = False
 
 
 class _WireDoubt(msgspec.Struct):
@@ -295,6 +303,7 @@ def encode(
             state=int(member.state),
             transports=dict(member.transports),
             weight=member.weight,
+            draining=member.is_draining,
         )
         for member in members
     ]
@@ -348,6 +357,7 @@ def _member(wire: _WireMember) -> Member:
         state=State(wire.state),
         transports=wire.transports,
         weight=wire.weight,
+        is_draining=wire.draining,
     )
     wrong = flaw(member)
     if wrong is not None:

@@ -280,6 +280,21 @@ def test_of_two_expelled_nodes_of_one_id_one_comes_back(cluster):
     assert sum(node.network.is_announced for node in (first, second)) == 1
 
 
+def test_a_node_that_drains_is_a_member_without_a_part_of_the_ring_within_a_second(cluster):
+    nodes = cluster.start_many(5)
+    nodes[4].engine.drain()
+    cluster.run(1.0)
+    for node in nodes:
+        member = node.engine.view()["n4"]
+        assert (member.is_draining, member.weight, member.condition) == (True, 0.0, "DRAINING")
+        assert node.present() == {"n0", "n1", "n2", "n3", "n4"}
+    cluster.simulation.stop(nodes[4].network)  # until others take it for dead: it objects as what it is
+    cluster.run(6)
+    cluster.simulation.resume(nodes[4].network)
+    cluster.run(6)
+    assert [node.engine.view()["n4"].condition for node in nodes] == ["DRAINING"] * 5
+
+
 def test_leaving_is_immediate_and_not_a_death(cluster):
     nodes = cluster.start_many(5)
     left_at = cluster.simulation.now

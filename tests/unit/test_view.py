@@ -53,6 +53,15 @@ def test_a_view_looks_members_up_by_id_and_by_key():
     assert "a alive" in repr(view)
 
 
+def test_a_node_that_drains_is_said_to_and_others_cost_no_byte():
+    draining = Member("a", 10, "host-a:7000", weight=0.0, is_draining=True)
+    assert decode(encode("b", [draining])).members == (draining,)
+    assert b"draining" not in encode("b", [A, B, C])
+    assert decode(msgspec.msgpack.encode(wire(draining=True))).members[0].is_draining
+    with pytest.raises(ViewError):
+        decode(msgspec.msgpack.encode(wire(draining="yes")))
+
+
 def test_the_digest_does_not_depend_on_the_order():
     assert View([A, B, C]).digest == View([C, B, A]).digest
 

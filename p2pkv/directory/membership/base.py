@@ -164,6 +164,12 @@ class Membership(Resource):
     def counters(self) -> dict[str, int]:
         """Return what happened so far, by the names of the metrics."""
 
+    def drain(self) -> None:
+        """Tell peers soon that this node is about to leave: it holds no entries of the directory any more.
+
+        Never blocks. An engine that can't tell them does nothing; then they hear of it when the node has left.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Say good-bye to the peers, within half a second, and stop. The network is the caller's to close."""

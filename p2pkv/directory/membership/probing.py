@@ -88,6 +88,7 @@ class ProbingMembership(Membership):
         self._counts = dict.fromkeys(("late_rounds", "suspicions", "deaths", "reboots", "failures"), 0)
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
+        self._draining = threading.Event()
         self._closing = threading.Lock()  # held by whoever closes first; guards nothing else
 
     # what subclasses decide
@@ -115,6 +116,10 @@ class ProbingMembership(Membership):
 
     def view(self) -> View:
         return self._view
+
+    def drain(self) -> None:
+        self._draining.set()
+        self._network.wake()
 
     @property
     def boot_epoch(self) -> int:
@@ -168,6 +173,8 @@ class ProbingMembership(Membership):
         for blob in blobs:
             self._learn(roster, blob)
         self._meet_rival(roster)
+        if self._draining.is_set():
+            roster.drain()
         if self._clock.monotonic() >= self._next_round:
             self._round(roster)
         self._judge(roster)

@@ -120,6 +120,13 @@ class Roster:
         """Mark this node itself as departed."""
         self._put(replace(self.own, state=State.LEFT), now)
 
+    def drain(self) -> None:
+        """Mark this node itself as one that is about to leave, if it is not yet."""
+        if not self.own.is_draining:
+            self._put(
+                replace(self.own, incarnation=self.own.incarnation + 1, weight=0.0, is_draining=True), 0.0
+            )
+
     def reboot(self, boot_epoch: int, address: str | None = None) -> None:
         """Go on under a higher boot epoch, at another address if one is given."""
         own = self.own if address is None else replace(self.own, address=address)
