@@ -24,6 +24,7 @@ READINGS = {
     "p2pkv_suspects": "Nodes in the view that are suspected",
     "p2pkv_start_time_seconds": "When this node was started, in seconds since 1970",
     "p2pkv_ring_share_ratio": "Part of all entries of the directory that this node is the first owner of",
+    "p2pkv_draining": "1 since this node has begun to hand its pages over, to leave",
     "p2pkv_alone": "1 while this node knows no other, although join names some",
     "p2pkv_expelled": "1 on a node that is no member, as long as another has its id",
     "p2pkv_pool_capacity_bytes": "Room for pages",
@@ -298,8 +299,8 @@ class Metrics:
         self.unpublished_pages = self._counter(
             "p2pkv_unpublished_pages", "Pages that could not be published", "reason"
         )
-        """``reason``: no_room, no_directory, timed_out, epoch; changed, while it was packed; device, not copied from it
-        or not in time."""
+        """``reason``: no_room, no_directory, timed_out, epoch, draining; changed, while it was packed; device, not
+        copied from it or not in time."""
         self.prefetched_pages = self._counter(
             "p2pkv_prefetched_pages", "Pages of prefetches and of hand-overs from others", "outcome"
         )
@@ -311,6 +312,13 @@ class Metrics:
             "p2pkv_handed_over_pages", "Pages that another node was asked to prefetch", "outcome"
         )
         """``outcome``: accepted, refused."""
+        self.drained_pages = self._counter(
+            "p2pkv_drained_pages", "Pages that this node had when it began to drain", "outcome"
+        )
+        """``outcome``: handed_over; left, nobody had room or time; gone, evicted or taken back meanwhile."""
+        self.adopted_pages = self._counter(
+            "p2pkv_adopted_pages", "Pages of nodes that have drained that are this node's own since"
+        )
         self.pinned_pages = self._counter("p2pkv_pinned_pages", "Pages that calls asked to pin", "outcome")
         """``outcome``: pinned, absent, no_room."""
         self.recompute_decisions = self._counter(
@@ -381,12 +389,16 @@ class Metrics:
         self._children: dict[tuple[Counter, str], Counter] = {}
         for counter, values in (
             (self.missed_pages, (*MISSES, "device")),
-            (self.unpublished_pages, ("no_room", "no_directory", "timed_out", "epoch", "changed", "device")),
+            (
+                self.unpublished_pages,
+                ("no_room", "no_directory", "timed_out", "epoch", "changed", "draining", "device"),
+            ),
             (self.staged_bytes, ("to_device", "to_host")),
             (self.looked_up_pages, ("own_shard", "peers", "earlier_owners")),
             (self.indexer_requests, ("answered", "refused", "failed")),
             (self.prefetched_pages, PREFETCH_OUTCOMES),
             (self.handed_over_pages, ("accepted", "refused")),
+            (self.drained_pages, ("handed_over", "left", "gone")),
             (self.pinned_pages, ("pinned", "absent", "no_room")),
             (self.recompute_pages, ("fetched", "recomputed")),
             (self.recompute_seconds, FETCH_SECONDS),

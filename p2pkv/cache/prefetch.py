@@ -55,10 +55,20 @@ class Prefetch:
     Usable in a ``with`` statement, whose end closes it.
     """
 
-    def __init__(self, ids: Keys, epoch: int, deadline: float, room: int, settled: Settled) -> None:
+    def __init__(
+        self,
+        ids: Keys,
+        epoch: int,
+        deadline: float,
+        room: int,
+        settled: Settled,
+        located: NDArray[np.uint8] | None = None,
+    ) -> None:
         self.ids, self.epoch, self.deadline = ids, epoch, deadline
         self.room = room
         """Bytes of pages that it may still bring; counted by the thread that brings them."""
+        self.located = located
+        """``(n, 64)``: where the pages are said to lie; None: the directory is asked."""
         self._tell = settled
         # Guards what follows; reentrant, since a signal's handler may close it wherever a thread is.
         self._lock = threading.RLock()

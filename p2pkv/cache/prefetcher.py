@@ -115,6 +115,18 @@ class Prefetcher:
         prefetch.settle_rest(PrefetchOutcome.REFUSED)
         return prefetch
 
+    def take_over(self, ids: Keys, raw: NDArray[np.uint8], epoch: int, deadline: float) -> Prefetch:
+        """Have pages brought from where they are said to lie, before all that waits: their owner is about to leave."""
+        nbytes = int(as_locations(raw)["length"].sum())
+        prefetch = Prefetch(ids, epoch, deadline, nbytes, self._count, raw)
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("the node is closed")
+            self._waiting.appendleft(prefetch)
+            self._start()
+            self._changed.notify_all()
+        return prefetch
+
     def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="p2pkv-prefetch", daemon=True)
@@ -188,6 +200,9 @@ class Prefetcher:
         return np.setdiff1d(rows, cold[is_back])  # what this node's disk did not bring, another's may
 
     def _bring_from_peers(self, prefetch: Prefetch, rows: NDArray[np.int64], until: float) -> None:
+        if prefetch.located is not None:
+            self._bring_located(prefetch, rows, np.ascontiguousarray(prefetch.located[rows]), until)
+            return
         now = time.monotonic()
         found, raw = self._directory.get(prefetch.ids[rows], now + (until - now) * _LOOK_UP_SHARE)
         there = found.astype(bool) & (as_locations(raw)["owner"] != self._own_key)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from p2pkv import _native
 from p2pkv.control.wire import Kind, ReplyStatus
-from p2pkv.errors import ControlError
+from p2pkv.errors import ControlError, UsageError
 from p2pkv.limited_log import LimitedLog
 
 _log = logging.getLogger(__name__)
@@ -20,7 +20,8 @@ _TAKE_S = 60.0
 class QuestionServer:
     """Answers requests of one kind with what ``answer`` makes of their bodies, in a thread until :meth:`close`.
 
-    What ``answer`` raises is a refusal that says why; :class:`~p2pkv.errors.ControlError` is the asker's fault.
+    What ``answer`` raises is a refusal that says why: :class:`~p2pkv.errors.UsageError` one that is expected,
+    :class:`~p2pkv.errors.ControlError` the asker's fault, and anything else this node's.
     """
 
     def __init__(self, loop: _native.ControlLoop, kind: Kind, answer: Callable[[bytes], bytes]) -> None:
@@ -43,6 +44,8 @@ class QuestionServer:
                 answer = self._answer(body)
             except ControlError as error:
                 self._loop.reply(route, ReplyStatus.MALFORMED, str(error).encode())
+            except UsageError as error:
+                self._loop.reply(route, ReplyStatus.REFUSED, str(error).encode())
             except Exception as error:  # noqa: BLE001  # the top of a thread's loop: the next question is another
                 what = self._kind.name.lower()
                 self._log.error(

@@ -34,6 +34,11 @@ TAKEN_BACK = struct.Struct("<QQ")
 """A node's log, another one after each start, and how often it has taken something back."""
 TAKE_BACK = struct.Struct("<QQQQQ")
 """Whose it was, its log, its number before and after, and 1 if it was everything; mirrors ``TakeBack``."""
+TAKE_OVER = struct.Struct("<16sQQII")
+"""What the keys were hashed with, the sender's node key and boot, milliseconds, and 1 if other pages may go."""
+TAKE_OVER_ENTRY = np.dtype([("key", "u1", 16), ("location", LOCATION)])
+LET_GO = struct.Struct("<QQQ")
+"""A source's node key, its log, and how often it has taken something back for good."""
 FOLLOWED_PAGE = np.dtype([("key", "u1", 16), ("generation", "<u8")])
 
 PUT_ENTRY = np.dtype([("key", "u1", 16), ("sequence", "<u8"), ("location", LOCATION)])
@@ -62,6 +67,9 @@ class Kind(IntEnum):
     TAKE_BACK = 15
     HAND_OVER = 16
     EXPLAIN = 17
+    TAKE_OVER = 18
+    LET_GO = 19
+    DRAIN = 20
 
 
 REPLY = 0x8000
