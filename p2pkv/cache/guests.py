@@ -18,8 +18,19 @@ from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.control.sockets import ControlClient, Request
-from p2pkv.control.wire import FOLLOWED_PAGE, MAX_ENTRIES, TAKE_BACK, TAKEN_BACK, U64, Kind, Reply
+from p2pkv.control.wire import (
+    FOLLOWED_PAGE,
+    LET_GO,
+    MAX_ENTRIES,
+    TAKE_BACK,
+    TAKEN_BACK,
+    U32,
+    U64,
+    Kind,
+    Reply,
+)
 from p2pkv.directory.view import Member
+from p2pkv.errors import ClosedError
 from p2pkv.metrics import Metrics
 from p2pkv.page import Keys, Locations
 
@@ -112,6 +123,40 @@ class Sources:
         return Word(log, number, np.frombuffer(reply.body, np.uint8, offset=TAKEN_BACK.size).astype(bool))
 
 
+class TakingBack:
+    """Whether this node may take pages back, which it may not once it has let go of them. Thread-safe.
+
+    Used in ``with`` statements around all that takes back.
+    """
+
+    def __init__(self, node_id: str) -> None:
+        self._node_id = node_id
+        self._changed = threading.Condition()  # its lock guards what follows
+        self._n_under_way = 0
+        self._is_over = False
+
+    def __enter__(self) -> None:
+        with self._changed:
+            if self._is_over:
+                raise ClosedError(
+                    f"node {self._node_id} has handed its pages over to others, whose own they are now, and takes back "
+                    "no more; bump the namespace if they must go"
+                )
+            self._n_under_way += 1
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._changed:
+            self._n_under_way -= 1
+            self._changed.notify_all()
+
+    def end(self, deadline: float) -> bool:
+        """Begin no more; wait for those under way. False if some still are at the deadline."""
+        with self._changed:
+            self._is_over = True
+            left = max(0.0, deadline - time.monotonic())
+            return self._changed.wait_for(lambda: self._n_under_way == 0, left)
+
+
 class Followers:
     """Those who hold pages of this node. Thread-safe."""
 
@@ -140,6 +185,22 @@ class Followers:
         with self._meeting:
             self._met = {key: self._met.get(key, now) for key in members}
         self._native.forget_absent(list(members), time.monotonic_ns())
+
+    def let_go(self, deadline: float) -> int:
+        """Have who follows this node take its guests for own pages; return how many pages that were, in all.
+
+        This node takes nothing back any more. Blocks until all have answered, or for as long as the deadline allows;
+        what others have stays a guest where one did not answer.
+        """
+        members = self._members()
+        those = [members[key] for key in self._native.followers() if key in members]
+        body = LET_GO.pack(self._own_key, *self._native.taken_back())
+        requests = [Request(m.address, Kind.LET_GO, body, boot=m.boot_epoch) for m in those]
+        n_pages = 0
+        with self._client.send(requests) as calls:
+            for _, reply in calls.replies(deadline - time.monotonic()):
+                n_pages += U32.unpack(reply.body)[0] if reply.ok and len(reply.body) == U32.size else 0
+        return n_pages
 
     def tell(self, ids: Keys | None, deadline: float) -> None:
         """Tell who follows this node that it has taken these pages back, or all of them; they are gone here already.
