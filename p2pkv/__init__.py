@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     __version__: str
     from p2pkv._native import SharedRegion
+    from p2pkv.cache.drained import Drained
     from p2pkv.cache.hand_overs import HandOver
     from p2pkv.cache.pins import Pin
     from p2pkv.cache.prefetch import Prefetch, PrefetchOutcome
@@ -44,6 +45,7 @@ __all__ = [
     "ConfigError",
     "ControlError",
     "DeviceError",
+    "Drained",
     "DuplicateNodeError",
     "HandOver",
     "Member",
@@ -71,6 +73,7 @@ __all__ = [
 _HOMES = {
     "Bump": "directory.epochs",
     "Config": "config",
+    "Drained": "cache.drained",
     "HandOver": "cache.hand_overs",
     "Member": "directory.view",
     "Memory": "memory.registered",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from p2pkv import lifetime
 from p2pkv._native import FaultyFiles
 from p2pkv.arrays.host import HostArray, SupportsCudaArray
+from p2pkv.cache.drained import MAX_DRAIN_S, Drained
 from p2pkv.cache.hand_overs import HandOver
 from p2pkv.cache.page_cache import PageCache
 from p2pkv.cache.pins import Pin
@@ -215,6 +216,34 @@ class Node:
                 raise UsageError(f"{to!r} is this node itself; name another one to hand pages over to")
             return self._caching.hand_over(keys, to, self._deadline(timeout))
 
+    def drain(self, seconds: float) -> Drained:
+        """Hand this node's pages over to others, those used last first, before it is closed; blocks until that is done.
+
+        It takes ``seconds`` at most. From the call on this node stores nothing that is published, which is a ``MISS``
+        and counts as ``draining`` in ``p2pkv_unpublished_pages_total``, and holds no part of the directory; it serves
+        what it has until it is closed. At the end it lets go of its pages: who has them owns them as if he had
+        published them, and :meth:`retract` and :meth:`clear` raise :class:`~p2pkv.errors.ClosedError` here. A bump
+        holds for them as for all pages. What only its disk has stays there, for the next run of this node.
+
+        Others take pages into the room that they have free, and beyond it each in the place of a share of its own pool,
+        one part of as many as there are pools, those used longest ago. Whoever calls again gets the same answer.
+
+        Raises :class:`~p2pkv.errors.UsageError` for a time that is none.
+        """
+        with self._gate:
+            return self._caching.drainer.drain(_drain_seconds(seconds))
+
+    def begin_drain(self, seconds: float) -> None:
+        """Do the same in the background: :attr:`drained` says when it is done. Never blocks."""
+        with self._gate:
+            self._caching.drainer.begin(_drain_seconds(seconds))
+
+    @property
+    def drained(self) -> Drained | None:
+        """What became of this node's pages, once it has drained, whoever asked it to; None before."""
+        caching = self._parts.caching
+        return None if caching is None else caching.drainer.drained
+
     def clear(self) -> int:
         """Take back every page that this node published; return their number. The directory hears of it soon."""
         with self._gate:
@@ -324,3 +353,9 @@ class Node:
         if isinstance(seconds, (bool, str, bytes)) or not 0 < seconds <= 3600:
             raise UsageError(f"timeout must be above 0 and at most 3600 seconds, not {seconds!r}")
         return time.monotonic() + seconds
+
+
+def _drain_seconds(seconds: float) -> float:
+    if isinstance(seconds, (bool, str, bytes)) or not 0 <= seconds <= MAX_DRAIN_S:
+        raise UsageError(f"seconds must be 0 to {MAX_DRAIN_S:.0f}, not {seconds!r}")
+    return seconds

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from p2pkv import _native
 from p2pkv.cache.call import PageCall, check_call
 from p2pkv.cache.device_rounds import DevicePages
-from p2pkv.cache.guests import Followers
+from p2pkv.cache.guests import Followers, TakingBack
 from p2pkv.cache.warmer import Warmer
 from p2pkv.directory.asking import do_nothing
 from p2pkv.directory.client import DirectoryClient, Lease
@@ -71,11 +71,14 @@ class PageCache:
         tier: DiskTier | None = None,
         guests: _native.Guests,
         followers: Followers,
+        taking_back: TakingBack,
         history: _native.PageHistory | None = None,
     ) -> None:
         self.namespace = namespace
         self._guests = guests
         self._followers = followers
+        self._taking_back = taking_back
+        self._is_draining = False
         self._pool = pool
         self._directory = directory
         self._registrations = registrations
@@ -114,7 +117,7 @@ class PageCache:
     ) -> Outcomes:
         """Copy pages into the pool and tell the directory; ``HIT`` for those that can be fetched now.
 
-        Pages of an ``epoch`` that is over are not stored.
+        Pages of an ``epoch`` that is over are not stored, nor any once this node is draining.
         """
         began = time.monotonic()
         in_epoch, ids = self.hash(keys)
@@ -122,6 +125,9 @@ class PageCache:
         self._check_room(call)
         if epoch is not None and epoch != in_epoch:
             self._metrics.count(self._metrics.unpublished_pages, "epoch", len(ids))
+            return np.zeros(len(ids), np.uint8)
+        if self._is_draining:
+            self._metrics.count(self._metrics.unpublished_pages, "draining", len(ids))
             return np.zeros(len(ids), np.uint8)
         # What is published here is this node's own: it must not go when a page of another's does.
         self._guests.take_out(call.ids)
@@ -131,6 +137,10 @@ class PageCache:
                 break
             outcomes = self._publish(call, deadline, began)
         return outcomes
+
+    def drain(self) -> None:
+        """Store no more of what is published."""
+        self._is_draining = True
 
     def _publish(self, call: PageCall, deadline: float, began: float) -> Outcomes:
         if call.device_of is not None:
@@ -362,6 +372,10 @@ class PageCache:
     def retract(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
         """Take back pages that this node published; ``HIT`` for those it had."""
         _, ids = self.hash(keys)
+        with self._taking_back:
+            return self._retract(ids, deadline)
+
+    def _retract(self, ids: Keys, deadline: float) -> Outcomes:
         on_disk = np.zeros(len(ids), np.uint8)
         if self._tier is not None:
             # before the pool: its eviction would be announced as a page on disk
@@ -382,6 +396,10 @@ class PageCache:
 
         They are gone at once. The deadline is for the disk, on which that is written as well.
         """
+        with self._taking_back:
+            return self._clear(deadline)
+
+    def _clear(self, deadline: float) -> int:
         if self._tier is not None:
             self._tier.clear()
         n_purged = self._pool.purge()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from p2pkv import _native
-from p2pkv.cache.guests import Followers, Sources
+from p2pkv.cache.drain import Drainer
+from p2pkv.cache.guests import Followers, Sources, TakingBack
 from p2pkv.cache.hand_overs import HandOver, HandOvers
 from p2pkv.cache.page_cache import PageCache
 from p2pkv.cache.pins import Pins
 from p2pkv.cache.prefetcher import Prefetcher
+from p2pkv.cache.take_overs import Receiver, TakeOvers
 from p2pkv.config import HUGE_PAGES, Config
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.channels import DirectoryChannels
@@ -57,6 +59,9 @@ class CacheParts:
         self._control = control
         self._metrics = metrics
         self._is_serving = False
+        self._boot = 0
+        self.on_drain: Callable[[], None] = lambda: None
+        """Called when this node begins to hand its pages over, to leave: it tells its peers."""
         self._others: Mapping[int, Member] = {}  # the members that pages are read from, by their keys
         self._changes = _native.ChangeLog(LOG_CAPACITY if config.kv_events else 0, control.history)
         self.events: EventFeed | None = None
@@ -118,6 +123,7 @@ class CacheParts:
     ) -> None:
         """Begin to answer calls and announce what is published, as a member under ``boot``."""
         config = self._config
+        self._boot = boot
         self.pool.set_boot(boot)
         self.tier = self._open_disk(boot, undo, disk_faults) if config.disk_nbytes else None
         epochs = self._control.epochs
@@ -128,6 +134,7 @@ class CacheParts:
             self._own_key, self.guests, self._control.client, self._members, self._metrics
         )
         self.followers.view_changed()
+        taking_back = TakingBack(config.node_id)
         self.cache = PageCache(
             namespace=self._namespace,
             pool=self.pool,
@@ -142,9 +149,12 @@ class CacheParts:
             tier=self.tier,
             guests=self.guests,
             followers=self.followers,
+            taking_back=taking_back,
             history=self._control.history,
         )
         undo.callback(self.cache.close)
+        self.drainer = self._make_drainer(taking_back)
+        undo.callback(self.drainer.close)
         self._serve_guests(registrar, undo)
         self.announcer = Announcer(
             self.pool, self.directory, self._metrics, self.tier, check_s=config.directory_check
@@ -183,6 +193,42 @@ class CacheParts:
             self._metrics,
         )
         undo.callback(self.hand_overs.close)
+
+        self._take_over(undo)
+
+    def _make_drainer(self, taking_back: TakingBack) -> Drainer:
+        return Drainer(
+            pool=self.pool,
+            namespace=self._namespace,
+            own_key=self._own_key,
+            boot=lambda: self._boot,
+            client=self._control.client,
+            members=self._members,
+            followers=self.followers,
+            taking_back=taking_back,
+            retire=self._retire,
+            metrics=self._metrics,
+        )
+
+    def _retire(self) -> None:
+        self.cache.drain()
+        self.on_drain()
+
+    def _take_over(self, undo: ExitStack) -> None:
+        """Take over the pages of nodes that are about to leave."""
+        receiver = Receiver(
+            pool=self.pool,
+            tier=self.tier,
+            guests=self.guests,
+            prefetcher=self.prefetcher,
+            directory=self.directory,
+            namespace=self._namespace,
+            epoch=lambda: self._control.epochs.own,
+            members=self._members,
+            is_draining=lambda: self.drainer.has_begun,
+            metrics=self._metrics,
+        )
+        undo.callback(TakeOvers(self._control.server.loop, receiver).close)
 
     def _open_disk(self, boot: int, undo: ExitStack, faults: _native.FaultyFiles | None) -> DiskTier:
         tier = DiskTier(
@@ -252,6 +298,7 @@ class CacheParts:
     def rebooted(self, boot: int) -> None:
         """Go on under a higher boot epoch: what is there is announced under it."""
         if self._is_serving:  # before, the pool gets the boot of that moment
+            self._boot = boot
             if self.tier is not None:
                 self.tier.set_boot(boot)
             else:
@@ -296,6 +343,7 @@ class CacheParts:
             "p2pkv_taken_back_guests_total": guests["taken_back"],
             "p2pkv_lost_sources_total": guests["sources_lost"],
             "p2pkv_followers": len(self.guests.followers()),
+            "p2pkv_draining": float(self.drainer.has_begun),
             "p2pkv_prefetches": self.prefetcher.n_waiting,
             "p2pkv_pool_next_out_age_seconds": self._next_out_age(),
             "p2pkv_untold_evictions": pool["untold_evictions"],

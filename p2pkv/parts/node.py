@@ -11,6 +11,7 @@ from importlib.metadata import version
 
 from p2pkv import transports
 from p2pkv._native import FaultyFiles
+from p2pkv.cache.drained import asked_seconds, encode_drained
 from p2pkv.config import Config
 from p2pkv.control.counters import encode_counters
 from p2pkv.control.questions import QuestionServer
@@ -198,7 +199,15 @@ class NodeParts:
             undo.callback(watch.close)
             self.metrics.watch(watch.readings)
             watch.start()
+            self.caching.on_drain = self.membership.drain
+            undo.callback(QuestionServer(loop, Kind.DRAIN, self._answer_drain).close)
         undo.callback(QuestionServer(loop, Kind.EXPLAIN, self.witness.answer).close)
+
+    def _answer_drain(self, body: bytes) -> bytes:
+        """Begin to drain, if this node has not, and say what has become of its pages, once that is known."""
+        assert self.caching is not None
+        self.caching.drainer.begin(asked_seconds(body, self._config.drain))
+        return encode_drained(self.caching.drainer.drained)
 
     def _site(self, host: str) -> Site:
         config = self._config
@@ -227,6 +236,8 @@ class NodeParts:
         """Say why this node should not be given work, if it should not."""
         if self.membership.view().get(self._config.node_id) is None:
             return "this node is no member of its cluster: another one has its node_id"
+        if self.caching is not None and self.caching.drainer.has_begun:
+            return "this node is draining: it hands its pages over to others and is about to leave"
         if self.membership.is_alone:
             return (
                 f"this node is alone: nobody answers at {', '.join(self._meeting_places())}, and all that others have "

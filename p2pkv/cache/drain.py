@@ -1,0 +1,325 @@
+"""How a node that is about to leave hands its pages over to others, who then own them.
+
+It stores no more of what is published, and is no part of the directory's ring any more; it goes on serving what it has.
+The others bring its pages as guests (:mod:`p2pkv.cache.take_overs`), those that were used last first: into free room
+to begin with, then in the place of a bounded share of what they have. In the end it lets go of them: from then on it
+takes nothing back, and they are pages of those who have them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pkv.cache.drained import Drained, sentence
+from p2pkv.cache.guests import Followers, TakingBack
+from p2pkv.cache.prefetch import PrefetchOutcome
+from p2pkv.control.sockets import ControlClient, Request
+from p2pkv.control.wire import TAKE_OVER, TAKE_OVER_ENTRY, U64, Kind, ReplyStatus
+from p2pkv.directory.view import Member
+from p2pkv.errors import ClosedError
+from p2pkv.metrics import Metrics
+from p2pkv.page import KEY_BYTES, Keys, Namespace
+from p2pkv.pool import Pool
+
+_log = logging.getLogger(__name__)
+
+_USE = np.dtype([("key", "u1", KEY_BYTES), ("stamp", "<u8"), ("nbytes", "<u8")])
+"""What the pool lists of a page: 32 bytes, which is all that a drain remembers of each."""
+_LISTED = 8192
+_BATCH = 64
+"""Pages that a node is asked to take over at a time, and has under way: as many as it brings at once."""
+_BATCH_NBYTES = 8 << 20
+"""Likewise; more if a single page is longer."""
+_AT_ONCE = 8
+"""So many nodes take pages over at the same time."""
+_ASK_S = 1.0
+_ANSWER_S = 5.0
+"""What a batch may take; who has not answered by then is asked no more."""
+_ITS_SHARE = 0.9
+"""Of that time what the other node is told that it has; the rest is for its answer's way."""
+_LET_GO_SHARE, _LET_GO_S = 0.2, 1.0
+"""Of the time, and at most: what is kept for letting go in the end."""
+_TAKEN = (PrefetchOutcome.BROUGHT, PrefetchOutcome.PRESENT)
+_OPEN = (PrefetchOutcome.NO_ROOM, PrefetchOutcome.CANCELED)
+"""Others may have such a page."""
+_LATE = (PrefetchOutcome.PENDING, PrefetchOutcome.TIMED_OUT)
+
+
+class _Work:
+    """The pages that are still to be handed over, those used last first. Thread-safe."""
+
+    def __init__(self, uses: NDArray[np.void]) -> None:
+        self._changed = threading.Condition()  # its lock guards all below
+        self._left: deque[NDArray[np.void]] = deque([uses] if len(uses) else [])
+        self._n_taken = 0  # batches that were taken and not settled
+
+    def take(self, room: int, until: float) -> NDArray[np.void]:
+        """Return the next few, of ``room`` bytes at most; none if there are none, or the first has no room.
+
+        While others have some under way it waits for what these give back. What it returns is to be settled.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._left or self._n_taken == 0, max(0.0, until - time.monotonic())
+            )
+            if not self._left:
+                return np.zeros(0, _USE)
+            first = self._left.popleft()
+            fit = np.cumsum(first["nbytes"][:_BATCH]) <= min(room, _BATCH_NBYTES)
+            n = int(np.count_nonzero(fit)) or int(first["nbytes"][0] <= room)
+            if n < len(first):
+                self._left.appendleft(first[n:])
+            self._n_taken += n > 0
+            return first[:n]
+
+    def settle(self, given_back: NDArray[np.void]) -> None:
+        """Say that pages which were taken are done, but for those that others may have."""
+        with self._changed:
+            if len(given_back):
+                self._left.appendleft(given_back)
+            self._n_taken -= 1
+            self._changed.notify_all()
+
+
+@dataclass(slots=True)
+class _Receiver:
+    """A node that may take pages over. Used by one thread at a time."""
+
+    member: Member
+    free: int = 0
+    replaceable: int = 0
+    refusal: str = ""
+    n_taken: int = 0
+    n_gone: int = 0
+    """Pages that were not there any more when it came to read them."""
+
+    def room(self, *, may_replace: bool) -> int:
+        """Return how many bytes of pages it may take."""
+        return self.free + (self.replaceable if may_replace else 0)
+
+
+class Drainer:
+    """Thread-safe. Drains once; who asks again waits for that."""
+
+    def __init__(
+        self,
+        *,
+        pool: Pool,
+        namespace: Namespace,
+        own_key: int,
+        boot: Callable[[], int],
+        client: ControlClient,
+        members: Callable[[], Mapping[int, Member]],
+        followers: Followers,
+        taking_back: TakingBack,
+        retire: Callable[[], None],
+        metrics: Metrics,
+    ) -> None:
+        """``retire`` ends publishing here, and tells peers that this node is draining."""
+        self._pool = pool
+        self._namespace = namespace
+        self._own_key = own_key
+        self._boot = boot
+        self._client = client
+        self._members = members
+        self._followers = followers
+        self._taking_back = taking_back
+        self._retire = retire
+        self._metrics = metrics
+        self._draining = threading.Lock()  # held by who drains
+        self._starting = threading.Lock()  # guards `_thread`
+        self._has_begun = threading.Event()
+        self._drained: Drained | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this node is about to leave."""
+        return self._has_begun.is_set()
+
+    @property
+    def drained(self) -> Drained | None:
+        """What has become of the pages, once that is known."""
+        return self._drained
+
+    def drain(self, seconds: float) -> Drained:
+        """Hand over what can be within ``seconds``; blocks until then at most. Raises ClosedError."""
+        self._has_begun.set()
+        with self._draining:
+            if self._drained is None:
+                self._retire()
+                self._drained = self._drain(seconds)
+                _log.info("%s", sentence(self._drained))
+            return self._drained
+
+    def begin(self, seconds: float) -> None:
+        """Drain in the background, if that has not begun: :attr:`drained` says when it is done."""
+        with self._starting:
+            if self._thread is None and not self.has_begun:
+                self._has_begun.set()
+                self._thread = threading.Thread(
+                    target=self._run, args=(seconds,), name="p2pkv-drain", daemon=True
+                )
+                self._thread.start()
+
+    def _run(self, seconds: float) -> None:
+        try:
+            self.drain(seconds)
+        except ClosedError:
+            _log.info("the node is closed before its pages were handed over")
+        except Exception:  # noqa: BLE001  # the top of a thread
+            _log.exception("pages were not handed over")
+
+    def close(self) -> None:
+        """Wait for what runs in the background, which ends when the control client is closed. Idempotent."""
+        with self._starting:
+            if self._thread is not None:
+                self._thread.join()
+
+    def _drain(self, seconds: float) -> Drained:
+        began = time.monotonic()
+        until = began + seconds
+        uses = self._hottest()
+        work = _Work(uses)
+        receivers = self._receivers(min(until, began + _ASK_S)) if len(uses) and seconds > 0 else []
+        pages_until = until - min(_LET_GO_S, _LET_GO_SHARE * seconds)
+        # Into free room first, wherever that is: it costs nobody a page.
+        for may_replace in (False, True):
+            self._hand_out(work, receivers, pages_until, may_replace=may_replace)
+        n_handed_over = sum(receiver.n_taken for receiver in receivers)
+        n_adopted = self._let_go(until) if seconds > 0 else 0
+        n_gone = sum(receiver.n_gone for receiver in receivers)
+        n_left = len(uses) - n_handed_over - n_gone
+        for outcome, n in (("handed_over", n_handed_over), ("left", n_left), ("gone", n_gone)):
+            self._metrics.count(self._metrics.drained_pages, outcome, n)
+        return Drained(
+            n_pages=len(uses),
+            n_handed_over=n_handed_over,
+            n_adopted=n_adopted,
+            receivers={one.member.node_id: one.n_taken for one in receivers if one.n_taken},
+            reason=_why_left(receivers, is_over=time.monotonic() >= pages_until) if n_left else "",
+            seconds=time.monotonic() - began,
+        )
+
+    def _hottest(self) -> NDArray[np.void]:
+        """Return this node's own pages, those used last first."""
+        cursor, parts = 0, []
+        while True:
+            raw, cursor = self._pool.native.list_uses(cursor, _LISTED)
+            parts.append(raw.reshape(-1).view(_USE))
+            if cursor == 0:
+                break
+        uses = np.concatenate(parts)
+        return uses[np.argsort(uses["stamp"], kind="stable")[::-1]]
+
+    def _receivers(self, deadline: float) -> list[_Receiver]:
+        """Return who would take pages over, those with most room first."""
+        those = [m for m in self._members().values() if m.weight > 0 and not m.is_draining]
+        receivers = []
+        with self._client.send([self._request(m, b"", 0.0, may_replace=False) for m in those]) as calls:
+            for index, reply in calls.replies(deadline - time.monotonic()):
+                receiver = _Receiver(those[index])
+                receivers.append(receiver)
+                if not reply.ok:
+                    receiver.refusal = _refusal(reply.status, reply.body)
+                elif len(reply.body) == 2 * U64.size:
+                    _take_room(receiver, reply.body)
+        return sorted(receivers, key=lambda one: (one.free, one.replaceable), reverse=True)
+
+    def _hand_out(
+        self, work: _Work, receivers: Sequence[_Receiver], until: float, *, may_replace: bool
+    ) -> None:
+        willing = [one for one in receivers if not one.refusal and one.room(may_replace=may_replace)]
+        if not willing:
+            return
+        with ThreadPoolExecutor(_AT_ONCE, "p2pkv-drain") as threads:
+            futures = [
+                threads.submit(self._fill, work, receiver, until, may_replace=may_replace)
+                for receiver in willing
+            ]
+        for future in futures:
+            future.result()
+
+    def _fill(self, work: _Work, receiver: _Receiver, until: float, *, may_replace: bool) -> None:
+        """Hand pages to one node until it has no more room, or the time is over."""
+        while not receiver.refusal and (left := until - time.monotonic()) > 0:
+            uses = work.take(receiver.room(may_replace=may_replace), until)
+            if not len(uses):
+                return
+            given_back = uses
+            try:
+                outcomes = self._offer(receiver, uses, min(left, _ANSWER_S), may_replace=may_replace)
+                given_back = uses[np.isin(outcomes, _OPEN)]
+            finally:
+                work.settle(given_back)
+            receiver.n_taken += int(np.isin(outcomes, _TAKEN).sum())
+            receiver.n_gone += int((~np.isin(outcomes, (*_TAKEN, *_OPEN, *_LATE))).sum())
+            if (outcomes == PrefetchOutcome.NO_ROOM).any():
+                return
+
+    def _offer(
+        self, receiver: _Receiver, uses: NDArray[np.void], seconds: float, *, may_replace: bool
+    ) -> NDArray[np.uint8]:
+        """Ask a node to take these over; return what became of each, as a prefetch says it."""
+        ids: Keys = np.ascontiguousarray(uses["key"])
+        found, locations = self._pool.lookup(ids)
+        there = found.astype(bool)
+        outcomes = np.full(len(uses), PrefetchOutcome.NOT_FOUND, np.uint8)
+        entries = np.zeros(int(there.sum()), TAKE_OVER_ENTRY)
+        entries["key"], entries["location"] = ids[there], locations[there]
+        its_own = seconds * _ITS_SHARE
+        request = self._request(receiver.member, entries.tobytes(), its_own, may_replace=may_replace)
+        reply = self._client.ask(request, seconds)
+        if reply is not None and reply.ok and len(reply.body) == 2 * U64.size + len(entries):
+            _take_room(receiver, reply.body)
+            outcomes[there] = np.frombuffer(reply.body, np.uint8, offset=2 * U64.size)
+        else:
+            outcomes[there] = PrefetchOutcome.CANCELED  # others may have them
+            receiver.refusal = "it did not answer" if reply is None else _refusal(reply.status, reply.body)
+        return outcomes
+
+    def _request(self, member: Member, entries: bytes, seconds: float, *, may_replace: bool) -> Request:
+        header = TAKE_OVER.pack(
+            self._namespace.prefix, self._own_key, self._boot(), int(seconds * 1000), may_replace
+        )
+        n_entries = len(entries) // TAKE_OVER_ENTRY.itemsize
+        return Request(
+            member.address, Kind.TAKE_OVER, header + entries, count=n_entries, boot=member.boot_epoch
+        )
+
+    def _let_go(self, until: float) -> int:
+        """Leave the pages to those who have them, unless one is being taken back at this moment."""
+        if not self._taking_back.end(until):
+            _log.warning("pages are being taken back still: what others have of this node's stays its guests")
+            return 0
+        return self._followers.let_go(until)
+
+
+def _take_room(receiver: _Receiver, body: bytes) -> None:
+    (receiver.free,), (receiver.replaceable,) = U64.unpack_from(body), U64.unpack_from(body, U64.size)
+
+
+def _refusal(status: ReplyStatus, body: bytes) -> str:
+    if status is ReplyStatus.MALFORMED:
+        return "its p2pkv takes no pages over; upgrade it"
+    return body.decode(errors="replace") or f"it answered {status.name}"
+
+
+def _why_left(receivers: Sequence[_Receiver], *, is_over: bool) -> str:
+    if not receivers:
+        return "no other node that could take them answers"
+    refusals = [f"{one.member.node_id}: {one.refusal}" for one in receivers if one.refusal]
+    if is_over:
+        return "the time was over"
+    if refusals:
+        return "; ".join(refusals[:4])
+    return "the others have no room for more"
