@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 import typer
 
-from p2pkv.cli import announce, bench, demo, doctor, explain, namespace, node, status, top
+from p2pkv.cli import announce, bench, demo, doctor, drain, explain, namespace, node, status, top
 from p2pkv.errors import P2PKVError
 
 # its options are another's to read
@@ -28,6 +28,7 @@ app.command("node")(node.run)
 app.command("status")(status.status)
 app.command("top")(top.top)
 app.command("explain")(explain.explain)
+app.command("drain")(drain.drain)
 app.add_typer(namespace.app, name="namespace")
 app.command("announce")(announce.announce)
 app.command("bench", add_help_option=False, context_settings=_PASS_ON)(bench.bench)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
 from rich.console import Console
 from rich.text import Text
 
+from p2pkv.cache.drained import Drained, sentence
 from p2pkv.cli.logs import Level, LogLevel, write_logs
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.cli.signals import EndingSignals
@@ -15,15 +19,25 @@ _LOOK_S = 0.2
 """Between two looks at who is there; the view itself changes within a second or two."""
 
 
-def run(config: ConfigFile = None, settings: Settings = None, log_level: LogLevel = Level.INFO) -> None:
-    """Run a node until SIGINT or SIGTERM, and say who comes and goes.
+def run(
+    config: ConfigFile = None,
+    settings: Settings = None,
+    log_level: LogLevel = Level.INFO,
+    drain: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="As the setting drain: 0 leaves at once."),
+    ] = None,
+) -> None:
+    """Run a node until SIGINT, SIGTERM or p2pkv drain, and say who comes and goes.
 
+    It hands its pages over to others then, for as long as the setting drain says; a second signal ends that too.
     Settings come from --set, --config and P2PKV_* variables, in this order; p2pkv.Config has them all.
     """
     write_logs(log_level)
     # One line a message, whatever the terminal's width: it may be read by a program.
     console = Console(highlight=False, soft_wrap=True)
-    with EndingSignals() as ending, Node.start(load(config, settings)) as node:
+    given = {} if drain is None else {"drain": drain}
+    with EndingSignals() as ending, Node.start(load(config, settings, **given)) as node:
         transports = ", ".join(dict(_own(node).transports))
         metrics = "" if node.metrics_port is None else f", metrics on port {node.metrics_port}"
         console.print(
@@ -35,9 +49,20 @@ def run(config: ConfigFile = None, settings: Settings = None, log_level: LogLeve
             for line in _changes(known, now):
                 console.print(Text(line))
             known = now
-            if ending.wait(_LOOK_S):
+            if ending.wait(_LOOK_S) or node.drained is not None:
                 break
+        if (drained := _drained(node, ending)) is not None:
+            console.print(Text(f"node {node.node_id} has {sentence(drained)}"))
     console.print(Text(f"node {node.node_id} left its cluster"))
+
+
+def _drained(node: Node, ending: EndingSignals) -> Drained | None:
+    """Have the node hand its pages over, if it has not yet; None if it has none, or another signal came first."""
+    if node.config.drain and node.config.pool_nbytes and node.drained is None:
+        node.begin_drain(node.config.drain)
+        while node.drained is None and not ending.wait(_LOOK_S / 4, times=2):
+            pass
+    return node.drained
 
 
 def _own(node: Node) -> Member:

@@ -11,13 +11,14 @@ import typer
 import zmq
 
 from p2pkv._native import NamespaceEpochs
+from p2pkv.cache.drained import Drained, decode_drained, pack_drain
 from p2pkv.config import Config
 from p2pkv.control.counters import decode_counters
 from p2pkv.control.host_names import Names
 from p2pkv.control.secret import ClusterKeys, cluster_keys
 from p2pkv.control.silence import why_silent
 from p2pkv.control.sockets import ControlClient, Request, Socket
-from p2pkv.control.wire import Kind
+from p2pkv.control.wire import Kind, ReplyStatus
 from p2pkv.directory.epochs import Bump, EpochKeeper
 from p2pkv.directory.registry.look import look
 from p2pkv.directory.view import Member, Report, decode, encode
@@ -28,6 +29,10 @@ from p2pkv.explain.messages import Question
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_ASK_AGAIN_S = 1.0
+_LOOK_S = 0.1
+"""Between two questions whether a node has drained."""
 
 Join = Annotated[
     list[str] | None,
@@ -124,6 +129,40 @@ class Outsider:
             return present
 
         return EpochKeeper(NamespaceEpochs(), self._client, members).bump(namespace, deadline)
+
+    def drain(
+        self, node_id: str, addresses: Sequence[str], seconds: float | None, timeout: float
+    ) -> Drained | None:
+        """Have a node hand its pages over, for its own time if ``seconds`` is None; return what became of them.
+
+        Blocks until it has said so, or for ``timeout`` seconds; None if it has gone before it could be asked again.
+        Raises :class:`~p2pkv.errors.ControlError` if it is not there, or refuses.
+        """
+        until = time.monotonic() + timeout
+        members = {member.node_id: member for member in self.members(addresses, timeout)[0].members}
+        member = members.get(node_id)
+        if member is None or not member.is_present:
+            there = ", ".join(sorted(one.node_id for one in members.values() if one.is_present)[:8])
+            raise ControlError(f"no live node is called {node_id!r}; there are {there}")
+        self._names.wait_for([member.address], timeout)
+        request = Request(member.address, Kind.DRAIN, pack_drain(seconds), boot=member.boot_epoch)
+        has_begun = False
+        while (left := until - time.monotonic()) > 0:
+            reply = self._client.ask(request, min(_ASK_AGAIN_S, left))
+            if reply is None and has_begun:
+                return None
+            if reply is not None and not reply.ok:
+                why = (
+                    "its p2pkv can't be drained; upgrade it" if reply.status is ReplyStatus.MALFORMED else ""
+                )
+                raise ControlError(f"{node_id} refuses: {why or reply.body.decode(errors='replace')}")
+            if reply is not None:
+                has_begun = True
+                if (drained := decode_drained(reply.body)) is not None:
+                    return drained
+                time.sleep(min(_LOOK_S, left))
+        what = "is still handing its pages over" if has_begun else "did not answer"
+        raise ControlError(f"{node_id} at {member.address} {what} after {timeout:g} s")
 
     def close(self) -> None:
         """Close the connections. Idempotent."""

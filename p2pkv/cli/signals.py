@@ -26,18 +26,18 @@ class EndingSignals:
     def __init__(self) -> None:
         self._reading, self._writing = socket.socketpair()
         self._writing.setblocking(False)
-        self._came = False
+        self._n_came = 0
         self._wakeup_before = signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
         self._before = {number: signal.signal(number, _nothing) for number in _ENDING}
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for one, at most ``timeout`` seconds; return whether one has come, now or before.
+    def wait(self, timeout: float | None = None, *, times: int = 1) -> bool:
+        """Wait at most ``timeout`` seconds until so many have come; return whether they have, now or before.
 
-        Another signal that has a handler ends the wait early.
+        Any signal that has a handler ends the wait early.
         """
-        if not self._came and select.select([self._reading], [], [], timeout)[0]:
-            self._came = any(number in _ENDING for number in self._reading.recv(4096))
-        return self._came
+        if self._n_came < times and select.select([self._reading], [], [], timeout)[0]:
+            self._n_came += sum(number in _ENDING for number in self._reading.recv(4096))
+        return self._n_came >= times
 
     def __enter__(self) -> Self:
         return self

@@ -61,7 +61,7 @@ BELOW = {
     "instances": "address config control errors",
     "integrations": "_native address config errors instances memory metrics node offers page recompute transfers "
     "limited_log",
-    "cli": "_native address config control descriptors directory disk errors explain instances kv_events memory node "
+    "cli": "_native address cache config control descriptors directory disk errors explain instances kv_events memory node "
     "store_url transports",
     "__main__": "cli",
 }

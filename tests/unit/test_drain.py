@@ -1,0 +1,255 @@
+"""A node that drains leaves its pages to others. The hunt `drain` looks for what that could go wrong by."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import pages
+from cluster import eventually
+from p2pkv import ClosedError, Config, Drained, Node, UsageError
+from p2pkv.cache.drained import pack_drain
+from p2pkv.control.sockets import Request
+from p2pkv.control.wire import LET_GO, TAKE_OVER, Kind, ReplyStatus
+from p2pkv.page import HAS_DISK
+
+PAGE = 4096
+POOL = 64 * PAGE
+KEYS = [f"k{i}" for i in range(40)]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Node]]:
+    nodes: list[Node] = []
+
+    def start(node_id: str, **settings: object) -> Node:
+        defaults = {"pool_size": POOL, "buffer_size": 0, "deadline": 5.0}
+        join = [node.address for node in nodes][:1]
+        nodes.append(Node.start(Config(node_id=node_id, join=join, **(defaults | settings))))  # type: ignore[arg-type]
+        eventually(lambda: all(len(node.members()) == len(nodes) for node in nodes), 30.0)
+        return nodes[-1]
+
+    yield start
+    for node in reversed(nodes):
+        node.close()
+
+
+def published(node: Node, keys: list[str] = KEYS) -> int:
+    memory = np.zeros((len(keys), PAGE), np.uint8)
+    pages.fill(memory, keys)
+    with node.register_memory(memory):
+        return sum(
+            int(node.publish(keys[i : i + 8], memory[i : i + 8]).sum()) for i in range(0, len(keys), 8)
+        )
+
+
+def found(node: Node, keys: list[str] = KEYS) -> int:
+    """Say how many pages a node finds; a wrong byte is an error."""
+    memory = np.zeros((len(keys), PAGE), np.uint8)
+    with node.register_memory(memory):
+        hits = node.fetch(keys, memory)
+    assert pages.wrong(memory, keys, hits) == []
+    return int(hits.sum())
+
+
+def in_pool(node: Node, keys: list[str] = KEYS) -> list[bool]:
+    caching = node._parts.caching
+    assert caching is not None
+    there, _ = caching.pool.lookup(caching.cache.hash(keys)[1])
+    return [bool(one) for one in there]
+
+
+def left(drained: Drained) -> int:
+    return drained.n_pages - drained.n_handed_over
+
+
+def test_its_pages_are_others_own_and_outlive_it_and_them(start: Callable[..., Node]) -> None:
+    first, second, third = start("first"), start("second"), start("third")
+    assert published(first) == len(KEYS)
+    drained = first.drain(10.0)
+    assert (drained.n_handed_over, drained.n_adopted, drained.reason) == (len(KEYS), len(KEYS), "")
+    assert sum(drained.receivers.values()) == len(KEYS)
+    assert first.drain(10.0) == drained == first.drained
+    assert found(second) == found(third) == len(KEYS)  # it still is there, and read from
+    first.close()
+    eventually(lambda: len(second.members()) == 2, 30.0)
+    assert found(second) == found(third) == len(KEYS)
+    assert second.counters()["p2pkv_guest_pages"] == third.counters()["p2pkv_guest_pages"] == 0
+    # what was taken over is handed on like any other page
+    again = second.drain(10.0)
+    assert left(again) == 0
+    second.close()
+    eventually(lambda: len(third.members()) == 1, 30.0)
+    assert found(third) == len(KEYS)
+
+
+def test_it_stores_nothing_new_and_says_so(start: Callable[..., Node]) -> None:
+    node, other = start("node", metrics_port=0), start("other")
+    published(node, KEYS[:4])
+    node.drain(5.0)
+    assert published(node, KEYS[4:8]) == 0
+    assert in_pool(node, KEYS[:8]) == [True] * 4 + [False] * 4
+    assert node.counters()['p2pkv_unpublished_pages_total{reason="draining"}'] == 4
+    assert node.counters()["p2pkv_draining"] == 1
+    assert "is draining" in (node._parts._not_ready() or "")
+    eventually(lambda: [m.condition for m in other.members()] == ["DRAINING", "ALIVE"], 10.0)
+    assert node.counters()["p2pkv_ring_share_ratio"] == 0
+    assert published(other, KEYS[4:8]) == 4
+
+
+def test_those_used_last_go_first_and_replace_one_part_of_each_pool(start: Callable[..., Node]) -> None:
+    nodes = [start(f"n{i}") for i in range(3)]
+    own = [[f"{node.node_id} {i}" for i in range(64)] for node in nodes]
+    for node, keys in zip(nodes, own, strict=True):
+        assert published(node, keys) == 64  # all pools are full
+    assert found(nodes[0], own[0][:30]) == 30  # used last, and in this order
+    drained = nodes[0].drain(10.0)
+    # two pools give one part of three each: 21 pages
+    assert drained.receivers == {"n1": 21, "n2": 21}
+    assert (left(drained), drained.reason) == (22, "the others have no room for more")
+    eventually(lambda: found(nodes[1], own[0][:30]) == 30, 10.0)
+    taken = [any(where) for where in zip(in_pool(nodes[1], own[0]), in_pool(nodes[2], own[0]), strict=True)]
+    assert taken[:30] == [True] * 30
+    for node, keys in zip(nodes[1:], own[1:], strict=True):
+        stayed = in_pool(node, keys)
+        assert stayed.count(False) == 21
+        assert all(stayed[24:])  # of three batches that were published first
+    counted = nodes[0].counters()
+    outcomes = ("handed_over", "left", "gone")
+    assert [counted[f'p2pkv_drained_pages_total{{outcome="{one}"}}'] for one in outcomes] == [42, 22, 0]
+
+
+def test_free_room_comes_first(start: Callable[..., Node]) -> None:
+    node, full, empty = start("node"), start("full"), start("empty")
+    theirs = [f"full {i}" for i in range(64)]
+    published(full, theirs)
+    published(node)
+    assert node.drain(10.0).receivers == {"empty": len(KEYS)}
+    assert all(in_pool(full, theirs))
+    assert found(empty) == len(KEYS)
+
+
+def test_what_is_taken_back_before_it_lets_go_is_gone_and_nothing_is_after(
+    start: Callable[..., Node],
+) -> None:
+    node, other = start("node"), start("other")
+    published(node)
+    assert node._parts.caching is not None
+    assert other.prefetch(KEYS[:10]).wait(30.0)
+    node.retract(KEYS[:5])
+    node.drain(5.0)
+    assert found(other) == len(KEYS) - 5
+    for take_back in (lambda: node.retract(KEYS), node.clear):
+        with pytest.raises(ClosedError, match="has handed its pages over"):
+            take_back()
+    assert found(other) == len(KEYS) - 5
+    assert other.retract(KEYS).sum() == len(KEYS) - 5  # they are its own
+    node.close()
+    eventually(lambda: len(other.members()) == 1, 30.0)
+    assert found(other) == 0
+
+
+def test_who_missed_a_retraction_adopts_nothing(start: Callable[..., Node]) -> None:
+    node, other = start("node"), start("other")
+    published(node)
+    assert other.prefetch(KEYS).wait(30.0)
+    parts = node._parts.caching
+    assert parts is not None
+    parts.guests.count_taken_back()  # of which nobody is told
+    assert parts.followers.let_go(1e9) == 0
+    assert sum(in_pool(other)) == 0
+
+
+def test_a_bump_ends_what_was_adopted(start: Callable[..., Node]) -> None:
+    node, other = start("node"), start("other")
+    published(node)
+    node.drain(5.0)
+    assert sum(in_pool(other)) == len(KEYS)
+    other.bump()
+    assert sum(in_pool(other)) == 0
+
+
+def test_what_is_adopted_goes_to_its_holders_disk(start: Callable[..., Node], tmp_path: object) -> None:
+    node = start("node")
+    other = start("other", disk_size="8MiB", disk_path=f"{tmp_path}/disk")
+    published(node)
+    node.drain(5.0)
+    caching = other._parts.caching
+    assert caching is not None
+    assert caching.tier is not None
+    assert caching.tier.flush(30.0)
+    ids = caching.cache.hash(KEYS)[1]
+    eventually(lambda: bool(caching.tier.contains(ids).all()), 30.0)
+    assert (caching.pool.lookup(ids)[1]["flags"] & HAS_DISK).all()
+
+
+def test_nobody_takes_over_who_leaves_or_has_another_namespace(start: Callable[..., Node]) -> None:
+    node, other, foreign = start("node"), start("other"), start("foreign", namespace="of others")
+    published(node)
+    other.drain(0.0)
+    drained = node.drain(5.0)
+    assert drained.n_handed_over == 0
+    assert "foreign: its pages are of another namespace" in drained.reason
+    assert found(other) == len(KEYS)
+    assert sum(in_pool(foreign)) == 0
+
+
+def test_alone_or_without_time_it_hands_nothing_over(start: Callable[..., Node]) -> None:
+    node = start("node")
+    published(node)
+    assert node.drain(5.0).reason == "no other node that could take them answers"
+    other = start("other")
+    published(other, KEYS[:3])
+    assert other.drain(0.0).n_handed_over == 0
+    with pytest.raises(UsageError, match="seconds must be"):
+        node.drain(-1.0)
+
+
+def test_closing_ends_a_drain(start: Callable[..., Node]) -> None:
+    node, other = start("node"), start("other")
+    published(node)
+    # what is asked of the other one waits for its prefetches, of which this one will not end by itself
+    parts = other._parts.caching
+    assert parts is not None
+    is_held, may_go_on = threading.Event(), threading.Event()
+    read = parts.prefetcher._read
+
+    def held(*arguments: object) -> object:
+        is_held.set()
+        assert may_go_on.wait(30.0)
+        return read(*arguments)  # type: ignore[arg-type]
+
+    parts.prefetcher._read = held  # type: ignore[assignment]
+    node.begin_drain(60.0)
+    assert is_held.wait(30.0)
+    node.close()
+    may_go_on.set()
+    assert node.drained is None
+
+
+def test_who_asks_wrongly_is_refused(start: Callable[..., Node]) -> None:
+    node, other = start("node"), start("other")
+    client = node._parts.control.client
+    caching = node._parts.caching
+    assert caching is not None
+
+    def ask(kind: Kind, body: bytes) -> ReplyStatus:
+        reply = client.ask(Request(other.address, kind, body), 10.0)
+        assert reply is not None
+        return reply.status
+
+    header = TAKE_OVER.pack(caching.cache.namespace.prefix, 1, 2, 1000, 1)
+    assert ask(Kind.TAKE_OVER, header + bytes(81)) is ReplyStatus.MALFORMED
+    assert ask(Kind.TAKE_OVER, header + 2 * bytes(80)) is ReplyStatus.MALFORMED  # one page twice
+    assert ask(Kind.TAKE_OVER, header + bytes(80 * 1000)) is ReplyStatus.MALFORMED
+    assert ask(Kind.TAKE_OVER, bytes(len(header))) is ReplyStatus.REFUSED
+    assert ask(Kind.TAKE_OVER, header + bytes(80)) is ReplyStatus.OK  # of a node that is none
+    assert ask(Kind.LET_GO, b"") is ReplyStatus.MALFORMED
+    assert ask(Kind.LET_GO, LET_GO.pack(1, 2, 3)) is ReplyStatus.OK
+    assert ask(Kind.DRAIN, b"") is ReplyStatus.MALFORMED
+    assert other.counters()["p2pkv_draining"] == 0
+    assert ask(Kind.DRAIN, pack_drain(1.0)) is ReplyStatus.OK
+    eventually(lambda: other.drained is not None, 10.0)
