@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from p2pkv.cache.guests import Followers, TakingBack
 from p2pkv.cache.prefetch import PrefetchOutcome
 from p2pkv.control.sockets import ControlClient, Request
 from p2pkv.control.wire import TAKE_OVER, TAKE_OVER_ENTRY, U64, Kind, ReplyStatus
+from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.view import Member
 from p2pkv.errors import ClosedError
 from p2pkv.metrics import Metrics
@@ -98,9 +99,14 @@ class _Receiver:
     free: int = 0
     replaceable: int = 0
     refusal: str = ""
-    n_taken: int = 0
+    taken: list[Keys] = field(default_factory=list)
+    """Pages that it has, those used last first."""
     n_gone: int = 0
     """Pages that were not there any more when it came to read them."""
+
+    @property
+    def n_taken(self) -> int:
+        return sum(map(len, self.taken))
 
     def room(self, *, may_replace: bool) -> int:
         """Return how many bytes of pages it may take."""
@@ -121,6 +127,7 @@ class Drainer:
         members: Callable[[], Mapping[int, Member]],
         followers: Followers,
         taking_back: TakingBack,
+        directory: DirectoryClient,
         retire: Callable[[], None],
         metrics: Metrics,
     ) -> None:
@@ -133,6 +140,7 @@ class Drainer:
         self._members = members
         self._followers = followers
         self._taking_back = taking_back
+        self._directory = directory
         self._retire = retire
         self._metrics = metrics
         self._draining = threading.Lock()  # held by who drains
@@ -197,6 +205,7 @@ class Drainer:
             self._hand_out(work, receivers, pages_until, may_replace=may_replace)
         n_handed_over = sum(receiver.n_taken for receiver in receivers)
         n_adopted = self._let_go(until) if seconds > 0 else 0
+        self._lead_elsewhere(receivers, until)
         n_gone = sum(receiver.n_gone for receiver in receivers)
         n_left = len(uses) - n_handed_over - n_gone
         for outcome, n in (("handed_over", n_handed_over), ("left", n_left), ("gone", n_gone)):
@@ -261,7 +270,7 @@ class Drainer:
                 given_back = uses[np.isin(outcomes, _OPEN)]
             finally:
                 work.settle(given_back)
-            receiver.n_taken += int(np.isin(outcomes, _TAKEN).sum())
+            receiver.taken.append(np.ascontiguousarray(uses["key"][np.isin(outcomes, _TAKEN)]))
             receiver.n_gone += int((~np.isin(outcomes, (*_TAKEN, *_OPEN, *_LATE))).sum())
             if (outcomes == PrefetchOutcome.NO_ROOM).any():
                 return
@@ -302,6 +311,20 @@ class Drainer:
             _log.warning("pages are being taken back still: what others have of this node's stays its guests")
             return 0
         return self._followers.let_go(until)
+
+    def _lead_elsewhere(self, receivers: Sequence[_Receiver], until: float) -> None:
+        """Take this node's entries of pages that others have out of the directory.
+
+        Nodes hear at different moments that another one has left. One that knows must not be told by one that does not
+        that a page lies there.
+        """
+        for keys in (keys for receiver in receivers for keys in receiver.taken):
+            found, locations = self._pool.lookup(keys)
+            there = found.astype(bool)
+            if time.monotonic() >= until:
+                return
+            if there.any():
+                self._directory.drop(keys[there], locations[there], until, by_owner=True)
 
 
 def _take_room(receiver: _Receiver, body: bytes) -> None:

@@ -206,6 +206,7 @@ class CacheParts:
             members=self._members,
             followers=self.followers,
             taking_back=taking_back,
+            directory=self.directory,
             retire=self._retire,
             metrics=self._metrics,
         )

@@ -54,6 +54,9 @@ from p2pkv.transports.native import native_ways
 _log = logging.getLogger(__name__)
 
 _JOIN_S = 5.0
+_LINGER_S = 0.3
+"""How long a node that has drained is read from after it has said good-bye: as long as others' interpreters may take to
+hear of it, and a read that has begun by then. A guess."""
 _LEARN_S = 1.0
 """How long a start waits for what peers know of epochs; each of three is one that knows."""
 
@@ -83,6 +86,7 @@ class NodeParts:
         self._started = time.time()
         self._version = version("p2pkv")  # read from files, which no scrape should do
         self._has_met = threading.Event()  # another node
+        self._gone = threading.Event()  # nobody sets it: what is waited for is time
         self._boot_file: BootFile | None = None
         self._epochs_file: EpochsFile | None = None
         if config.disk_nbytes:
@@ -327,6 +331,7 @@ class NodeParts:
             clock=clock,
             timing=timing,
         )
+        undo.callback(self._linger)
         undo.callback(membership.close)
         membership.start(_JOIN_S)
         if config.must_join and not self._has_met.wait(_JOIN_S):
@@ -335,6 +340,11 @@ class NodeParts:
                 "(p2pkv doctor says why)"
             )
         return membership
+
+    def _linger(self) -> None:
+        """Serve a little longer, if this node has drained: others hear only now that it leaves, and may be reading."""
+        if self.caching is not None and self.caching.drainer.drained is not None and self._has_met.is_set():
+            self._gone.wait(_LINGER_S)
 
     def _meeting_places(self) -> list[str]:
         """Return where others are looked for, as messages name it."""

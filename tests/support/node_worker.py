@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,10 @@ class Worker:
         began = time.monotonic()
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))
         return time.monotonic() - began
+
+    def drain(self, seconds: float) -> dict[str, Any]:
+        assert self.node is not None
+        return asdict(self.node.drain(seconds))
 
     def close(self) -> None:
         assert self.node is not None

@@ -61,8 +61,8 @@ BELOW = {
     "instances": "address config control errors",
     "integrations": "_native address config errors instances memory metrics node offers page recompute transfers "
     "limited_log",
-    "cli": "_native address cache config control descriptors directory disk errors explain instances kv_events memory node "
-    "store_url transports",
+    "cli": "_native address cache config control descriptors directory disk errors explain instances kv_events memory "
+    "node store_url transports",
     "__main__": "cli",
 }
 ONLY = {("peers", "directory"): "directory.view", ("offers", "directory"): "directory.view"}
