@@ -170,10 +170,14 @@ class Drainer:
             return self._drained
 
     def begin(self, seconds: float) -> None:
-        """Drain in the background, if that has not begun: :attr:`drained` says when it is done."""
+        """Drain in the background, if that has not begun: :attr:`drained` says when it is done.
+
+        When this returns nothing is stored any more.
+        """
         with self._starting:
             if self._thread is None and not self.has_begun:
                 self._has_begun.set()
+                self._retire()
                 self._thread = threading.Thread(
                     target=self._run, args=(seconds,), name="p2pkv-drain", daemon=True
                 )

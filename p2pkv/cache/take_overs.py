@@ -23,7 +23,7 @@ from p2pkv.control.wire import LET_GO, TAKE_OVER, TAKE_OVER_ENTRY, U32, U64, Kin
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.view import Member
 from p2pkv.disk.tier import DiskTier
-from p2pkv.errors import ControlError, UsageError
+from p2pkv.errors import ClosedError, ControlError, UsageError
 from p2pkv.metrics import Metrics
 from p2pkv.page import Keys, Locations, Namespace, as_bytes
 from p2pkv.pool import Pool
@@ -83,7 +83,12 @@ class TakeOvers(Resource):
             raise ControlError("a take-over names a page twice")
         until = time.monotonic() + min(milliseconds / 1000, _LONGEST_S)
         leaver = (source, boot)
-        outcomes = self._bring(leaver, ids, entries["location"], epoch, until, may_replace=bool(may_replace))
+        try:
+            outcomes = self._bring(
+                leaver, ids, entries["location"], epoch, until, may_replace=bool(may_replace)
+            )
+        except ClosedError as error:
+            raise UsageError("it is being closed") from error
         return U64.pack(self._free()) + U64.pack(self._may_replace(leaver)) + outcomes.tobytes()
 
     def _bring(

@@ -333,6 +333,7 @@ class NodeParts:
         )
         undo.callback(self._linger)
         undo.callback(membership.close)
+        undo.callback(self._let_guests_go)
         membership.start(_JOIN_S)
         if config.must_join and not self._has_met.wait(_JOIN_S):
             raise MembershipError(
@@ -340,6 +341,11 @@ class NodeParts:
                 "(p2pkv doctor says why)"
             )
         return membership
+
+    def _let_guests_go(self) -> None:
+        """Have none while this node lingers: what their sources take back then it is not told."""
+        if self.caching is not None and self.caching.drainer.drained is not None:
+            self.caching.guests.take_out_all()
 
     def _linger(self) -> None:
         """Serve a little longer, if this node has drained: others hear only now that it leaves, and may be reading."""

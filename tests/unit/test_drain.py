@@ -197,6 +197,27 @@ def test_nobody_takes_over_who_leaves_or_has_another_namespace(start: Callable[.
     assert sum(in_pool(foreign)) == 0
 
 
+def test_a_leaver_is_read_from_for_a_moment_but_not_what_is_others(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pkv.parts.node._LINGER_S", 3.0)
+    node, other = start("node"), start("other")
+    published(other)
+    own = ["own 1", "own 2"]
+    published(node, own)
+    theirs = KEYS[:20]
+    assert node.prefetch(theirs).wait(30.0)
+    node.drain(5.0)
+    assert sum(in_pool(node, [*theirs, *own])) == len(theirs) + 2
+    closing = threading.Thread(target=node.close)
+    closing.start()
+    eventually(lambda: len(other.members()) == 1, 30.0)
+    assert sum(in_pool(node, own)) == 2  # whoever has not heard yet reads these
+    assert sum(in_pool(node, theirs)) == 0  # and nobody tells it any more what is taken back of those
+    closing.join()
+    assert found(other, [*KEYS, *own]) == len(KEYS) + 2
+
+
 def test_alone_or_without_time_it_hands_nothing_over(start: Callable[..., Node]) -> None:
     node = start("node")
     published(node)

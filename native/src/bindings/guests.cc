@@ -112,6 +112,7 @@ void bind_guests(nb::module_& m) {
            "locations"_a.noconvert(), "epoch"_a)
       .def("adopt", adopt, "source"_a, "log"_a, "number"_a)
       .def("take_out", take_out, "keys"_a.noconvert())
+      .def("take_out_all", &Guests::take_out_all, Released())
       .def("sources", &Guests::sources, Released())
       .def("stats", stats);
 }

@@ -234,6 +234,15 @@ size_t Guests::take_out(const Key* keys, size_t n) {
   return remove(those);
 }
 
+void Guests::take_out_all() {
+  {
+    const Lock lock(mutex_);
+    for (auto& [source, held] : sources_) let_go(&held);
+  }
+  while (take_turn()) {
+  }
+}
+
 std::vector<uint64_t> Guests::sources() {
   const Lock lock(mutex_);
   forget_evicted();
@@ -262,6 +271,12 @@ bool Guests::may_store(const Origin& origin, uint64_t epoch) const {
   return heard.log == origin.since.log && heard.number <= origin.since.number;
 }
 
+void Guests::add(const Key& key, uint64_t source, uint64_t generation) {
+  std::unique_ptr<Group>& group = sources_[source].guests;
+  if (!group) group = std::make_unique<Group>(Group{source, {}});
+  guests_[key] = {generation, group.get(), group->keys.insert(group->keys.end(), key)};
+}
+
 // False when none is left. What was heard is looked at in each turn: others were let in between.
 bool Guests::adopt_some(uint64_t source, TakenBack last, std::vector<Key>* keys) {
   const auto found = sources_.find(source);
@@ -281,12 +296,6 @@ bool Guests::adopt_some(uint64_t source, TakenBack last, std::vector<Key>* keys)
   }
   pool_->make_own(keys->data() + first, generations.data(), generations.size());
   return !guests.empty();
-}
-
-void Guests::add(const Key& key, uint64_t source, uint64_t generation) {
-  std::unique_ptr<Group>& group = sources_[source].guests;
-  if (!group) group = std::make_unique<Group>(Group{source, {}});
-  guests_[key] = {generation, group.get(), group->keys.insert(group->keys.end(), key)};
 }
 
 void Guests::forget(const Key& key) {

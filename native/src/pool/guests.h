@@ -117,6 +117,8 @@ class Guests {
   // this node's own from then on, unless some of it was not heard here: then they are gone. Appends the keys
   // of those that are own pages now.
   void adopt(uint64_t source, TakenBack last, std::vector<Key>* keys);
+  // Takes all guests out: what their sources take back is not heard here any more.
+  void take_out_all();
   // Whether a guest was ever stored.
   bool is_used() const { return is_used_; }
   // Whether the page with this key and generation is a guest.
