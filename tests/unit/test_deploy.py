@@ -113,6 +113,16 @@ def test_probes_ports_and_policy_are_those_of_the_settings() -> None:
     assert members["from"][0]["podSelector"]["matchLabels"].items() <= labels.items()
 
 
+def test_who_ends_a_node_waits_until_it_has_drained() -> None:
+    left_for_the_disk = 20
+    unit = UNIT.read_text()
+    [timeout] = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
+    host = Config.load(read_settings(SYSTEMD / "node.json"), environ={"P2PKV_NODE_ID": "host"})
+    assert int(timeout) >= host.drain + left_for_the_disk
+    assert pod()["terminationGracePeriodSeconds"] >= config().drain + left_for_the_disk
+    assert min(host.drain, config().drain) > 0
+
+
 def test_what_a_pod_writes_lies_on_volumes() -> None:
     mounts = {mount["mountPath"] for mount in node_container()["volumeMounts"]}
     assert node_container()["securityContext"]["readOnlyRootFilesystem"]
