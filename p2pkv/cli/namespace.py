@@ -10,6 +10,7 @@ import typer
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.control.secret import cluster_keys
+from p2pkv.directory.epochs import Bump
 from p2pkv.errors import ControlError
 
 app = typer.Typer(help="What is done to a namespace in the whole cluster.", no_args_is_help=True)
@@ -20,30 +21,58 @@ def namespace() -> None:
     """Act on a namespace in the whole cluster."""
 
 
+Name = Annotated[
+    str, typer.Argument(help="The setting `namespace`; engines' own namespaces below it are meant too.")
+]
+Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for answers.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON object instead of a sentence.")]
+
+
 @app.command()
 def bump(
-    name: Annotated[
-        str, typer.Argument(help="The setting `namespace`; engines' own namespaces below it are meant too.")
-    ],
+    name: Name,
     join: Join = None,
     config: ConfigFile = None,
     settings: Settings = None,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for answers.")] = 5.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON object instead of a sentence.")
-    ] = False,
+    timeout: Timeout = 5.0,
+    as_json: AsJson = False,
 ) -> None:
     """Have nothing that was published in a namespace so far be found any more, in memory or on disk.
 
     Ends with an error if a member could not be told.
     """
+    done = _bump(name, join, config, settings, timeout)
+    _say(done, f"{name} is in epoch {done.epoch}, as {len(done.heard)} nodes know", as_json=as_json)
+
+
+def purge(
+    name: Name,
+    join: Join = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    timeout: Timeout = 5.0,
+    as_json: AsJson = False,
+) -> None:
+    """Drop all pages of a namespace, in memory and on disk, at every node. It is a bump of the namespace.
+
+    Ends with an error if a member could not be told.
+    """
+    done = _bump(name, join, config, settings, timeout)
+    text = f"what was published in {name} so far is gone from {len(done.heard)} nodes (it is in epoch {done.epoch} now)"
+    _say(done, text, as_json=as_json)
+
+
+def _bump(name: str, join: Join, config: ConfigFile, settings: Settings, timeout: float) -> Bump:
     loaded = load(config, settings, **({"join": join} if join else {}))
     with Outsider(cluster_keys(loaded.secret_file)) as outsider:
-        done = outsider.bump(name, addresses_to_ask(loaded, timeout), timeout)
+        return outsider.bump(name, addresses_to_ask(loaded, timeout), timeout)
+
+
+def _say(done: Bump, text: str, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"epoch": done.epoch, "heard": done.heard, "unreached": done.unreached}))
     else:
-        typer.echo(f"{name} is in epoch {done.epoch}, as {len(done.heard)} nodes know")
+        typer.echo(text)
     if done.unreached:
         raise ControlError(
             f"not told were {', '.join(done.unreached)}: until they are reached, they find what was published before "

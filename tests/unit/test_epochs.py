@@ -221,13 +221,15 @@ def test_a_damaged_file_is_not_taken(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert os.listdir(tmp_path) == ["disk.epochs"]
 
 
-def test_the_command_bumps_from_outside(start: Callable[..., Node]) -> None:
+@pytest.mark.parametrize("words", [["namespace", "bump"], ["purge"]])
+def test_the_command_bumps_from_outside(start: Callable[..., Node], words: list[str]) -> None:
     node = start("one")
     node.publish(KEYS, filled(node))
-    result = CliRunner().invoke(app, ["namespace", "bump", "default", "--join", node.address, "--json"])
+    result = CliRunner().invoke(app, [*words, "default", "--join", node.address, "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.output) == {"epoch": node.epoch, "heard": ["one"], "unreached": []}
     assert not node.exists(KEYS).any()
+    assert node.counters()["p2pkv_pool_used_bytes"] == 0
 
 
 @pytest.mark.parametrize("name", ["", 3])
