@@ -211,7 +211,9 @@ class Worker:
 class World:
     """One schedule: the nodes, and what is done to all of them."""
 
-    def __init__(self, chance: random.Random, tally: Tally, folder: Path) -> None:
+    def __init__(
+        self, chance: random.Random, tally: Tally, folder: Path, worker: type[Worker] = Worker
+    ) -> None:
         self.chance, self.tally = chance, tally
         self.transports = chance.choice(["tcp", "shm"])
         self.history = History()
@@ -223,7 +225,7 @@ class World:
         self.workers: list[Worker] = []
         for i in range(chance.randint(2, 4)):
             disk = folder / f"disk{i}" if chance.random() < 0.5 else None
-            self.workers.append(Worker(self, f"n{i}", disk))
+            self.workers.append(worker(self, f"n{i}", disk))
 
     def note(self, text: str) -> None:
         self.story.append(f"{time.monotonic():.4f} {text}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,6 +66,13 @@ class History:
                     version.publishers.discard(node_id)
                     if not version.publishers:
                         version.taken_back = time.monotonic()
+
+    def adopt(self, key: int, leaver: str, node_ids: Iterable[str]) -> None:
+        """Note that pages of a node that has let go of them may be others' own: they go when these take them back."""
+        with self.lock:
+            for version in self.versions[key]:
+                if leaver in version.publishers:
+                    version.publishers.update(node_ids)
 
     def flaw(self, key: int, page: np.ndarray, began: float, node_id: str, started: float) -> str | None:
         """Say what is wrong with a page that was found by a call that began then, if something is."""
