@@ -32,14 +32,15 @@ N_KEPT = 16
 class Drainer(Worker):
     """A node that drains now and then, and its thread."""
 
-    is_draining = False
+    is_told_to = False  # from before it begins
+    is_draining = False  # from then on nothing is stored
 
     def close(self) -> None:
         if self.node is not None and (counted := self.node.counters()):
             for effect, name in _EFFECTS.items():
                 self.world.tally[effect] += int(counted.get(name, 0.0))
         super().close()
-        self.is_draining = False
+        self.is_told_to = self.is_draining = False
 
     def publish(self) -> None:
         if not self.is_draining:
@@ -57,7 +58,7 @@ class Drainer(Worker):
         try:
             super().take_back(keys)
         except ClosedError:
-            if not self.is_draining:
+            if not self.is_told_to:
                 raise
             self.world.tally["retractions refused"] += 1
 
@@ -88,6 +89,7 @@ class Drains(World):
         assert isinstance(worker, Drainer)
         assert worker.node is not None
         self.note(f"{worker.node_id} drains for {seconds} s")
+        worker.is_told_to = True
         worker.node.begin_drain(seconds)
         worker.is_draining = True
         return time.monotonic() + seconds + LATE_S

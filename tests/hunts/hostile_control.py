@@ -1,8 +1,8 @@
 """Messages to a node's control socket by a member who says anything: any kind, count, boot and body.
 
 Beside it two honest nodes keep finding each other's pages, and answer the member when he says something sensible.
-What a member can do by right (docs/security.md) is left out: he tells of no members that there are not, and takes back
-nothing of the honest nodes'.
+What a member can do by right (docs/security.md) is left out: he tells of no members that there are not, takes back
+nothing of the honest nodes', and has none of them drain.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ from pair import Pair
 
 N_MESSAGES = 150
 RECORDS = {Kind.GET: 16, Kind.PUT: 88, Kind.DROP: 48, Kind.PROMOTE: 32}
-HEADED = {Kind.FOLLOW: (8, 24), Kind.TAKE_BACK: (40, 16), Kind.HAND_OVER: (16, 16)}
+HEADED = {
+    Kind.FOLLOW: (8, 24),
+    Kind.TAKE_BACK: (40, 16),
+    Kind.HAND_OVER: (16, 16),
+    Kind.TAKE_OVER: (40, 80),
+}
 """Bytes that come first, and of each record after them."""
 TRANSPORTS = ["shm", "tcp", "directory", "links", "verbs", "none", "x" * 65, ""]
 COUNTS = [0, 1, 2, 3, 8192, 8193, 2**31, 2**32 - 1]
@@ -76,7 +81,7 @@ def _answers_probes(context: zmq.Context[Socket], pair: Pair) -> bool:
 
 
 def _say(client: ControlClient, address: str, rng: random.Random) -> None:
-    kind = rng.choice([*Kind, 0, 11, 0x8001, 0xFFFF])
+    kind = rng.choice([*(kind for kind in Kind if kind is not Kind.DRAIN), 0, 11, 0x8001, 0xFFFF])
     body, count = _body(kind, rng)
     if rng.random() < 0.2:
         body = body[: rng.randrange(len(body) + 1)] + rng.randbytes(rng.choice([0, 1, 33]))
