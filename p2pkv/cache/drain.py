@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 _USE = np.dtype([("key", "u1", KEY_BYTES), ("stamp", "<u8"), ("nbytes", "<u8")])
 """What the pool lists of a page: 32 bytes, which is all that a drain remembers of each."""
-_LISTED = 8192
+_LISTED = 1024
 _BATCH = 64
 """Pages that a node is asked to take over at a time, and has under way: as many as it brings at once."""
 _BATCH_NBYTES = 8 << 20

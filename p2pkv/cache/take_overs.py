@@ -113,10 +113,10 @@ class TakeOvers(Resource):
         if not len(chosen):
             return outcomes
         raw = as_bytes(locations[chosen])
-        with receiver.prefetcher.take_over(ids[chosen], raw, epoch, until) as prefetch:
-            # what is under way when the time is over is settled soon, and answered for
-            prefetch.wait(max(0.0, until - time.monotonic()))
-            outcomes[chosen] = prefetch.outcomes
+        prefetch = receiver.prefetcher.take_over(ids[chosen], raw, epoch, until)
+        prefetch.wait(max(0.0, until - time.monotonic()))
+        prefetch.close()  # the rest may go to others; what is being read comes still
+        outcomes[chosen] = prefetch.outcomes
         taken = int(sizes[outcomes == PrefetchOutcome.BROUGHT].sum())
         with self._lock:
             self._replaceable[leaver] = self._replaceable.get(leaver, 0) - max(0, taken - free)

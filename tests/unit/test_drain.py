@@ -222,6 +222,8 @@ def test_alone_or_without_time_it_hands_nothing_over(start: Callable[..., Node])
     node = start("node")
     published(node)
     assert node.drain(5.0).reason == "no other node that could take them answers"
+    assert found(node) == len(KEYS)  # though nobody holds the directory any more
+    assert not node.exists(["nothing"]).any()
     other = start("other")
     published(other, KEYS[:3])
     assert other.drain(0.0).n_handed_over == 0
