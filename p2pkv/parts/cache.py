@@ -267,6 +267,11 @@ class CacheParts:
         self._control.handshakes.serve(transports, regions)
         undo.callback(self._control.handshakes.close)
 
+    @property
+    def has_drained(self) -> bool:
+        """Whether this node has handed its pages over, as far as it could."""
+        return self._is_serving and self.drainer.drained is not None
+
     def _members(self) -> Mapping[int, Member]:
         return self._others
 

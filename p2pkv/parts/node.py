@@ -344,12 +344,12 @@ class NodeParts:
 
     def _let_guests_go(self) -> None:
         """Have none while this node lingers: what their sources take back then it is not told."""
-        if self.caching is not None and self.caching.drainer.drained is not None:
+        if self.caching is not None and self.caching.has_drained:
             self.caching.guests.take_out_all()
 
     def _linger(self) -> None:
         """Serve a little longer, if this node has drained: others hear only now that it leaves, and may be reading."""
-        if self.caching is not None and self.caching.drainer.drained is not None and self._has_met.is_set():
+        if self.caching is not None and self.caching.has_drained and self._has_met.is_set():
             self._gone.wait(_LINGER_S)
 
     def _meeting_places(self) -> list[str]:
