@@ -139,30 +139,46 @@ class Outsider:
         Raises :class:`~p2pkv.errors.ControlError` if it is not there, or refuses.
         """
         until = time.monotonic() + timeout
-        members = {member.node_id: member for member in self.members(addresses, timeout)[0].members}
-        member = members.get(node_id)
-        if member is None or not member.is_present:
-            there = ", ".join(sorted(one.node_id for one in members.values() if one.is_present)[:8])
-            raise ControlError(f"no live node is called {node_id!r}; there are {there}")
+        present = self._present(addresses, timeout)
+        if (member := present.get(node_id)) is None:
+            raise ControlError(
+                f"no live node is called {node_id!r}; there are {', '.join(sorted(present)[:8])}"
+            )
         self._names.wait_for([member.address], timeout)
         request = Request(member.address, Kind.DRAIN, pack_drain(seconds), boot=member.boot_epoch)
         has_begun = False
         while (left := until - time.monotonic()) > 0:
             reply = self._client.ask(request, min(_ASK_AGAIN_S, left))
-            if reply is None and has_begun:
-                return None
-            if reply is not None and not reply.ok:
+            if reply is None or reply.status is ReplyStatus.WRONG_BOOT:
+                if has_begun and self._has_gone(member, addresses, left):
+                    return None
+            elif not reply.ok:
+                is_old = reply.status is ReplyStatus.MALFORMED
                 why = (
-                    "its p2pkv can't be drained; upgrade it" if reply.status is ReplyStatus.MALFORMED else ""
+                    "its p2pkv can't be drained; upgrade it"
+                    if is_old
+                    else reply.body.decode(errors="replace")
                 )
-                raise ControlError(f"{node_id} refuses: {why or reply.body.decode(errors='replace')}")
-            if reply is not None:
+                raise ControlError(f"{node_id} refuses: {why}")
+            elif (drained := decode_drained(reply.body)) is not None:
+                return drained
+            else:
                 has_begun = True
-                if (drained := decode_drained(reply.body)) is not None:
-                    return drained
                 time.sleep(min(_LOOK_S, left))
         what = "is still handing its pages over" if has_begun else "did not answer"
         raise ControlError(f"{node_id} at {member.address} {what} after {timeout:g} s")
+
+    def _present(self, addresses: Sequence[str], timeout: float) -> dict[str, Member]:
+        members = self.members(addresses, timeout)[0].members
+        return {member.node_id: member for member in members if member.is_present}
+
+    def _has_gone(self, member: Member, addresses: Sequence[str], timeout: float) -> bool:
+        """Whether a node is no member any more, in the boot that it was in, or nobody is there who could say so."""
+        try:
+            now = self._present(addresses, min(_ASK_AGAIN_S, timeout)).get(member.node_id)
+        except ControlError:
+            return True
+        return now is None or now.boot_epoch != member.boot_epoch
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
