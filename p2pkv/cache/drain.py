@@ -50,9 +50,9 @@ _ITS_SHARE = 0.9
 _LET_GO_SHARE, _LET_GO_S = 0.2, 1.0
 """Of the time, and at most: what is kept for letting go in the end."""
 _TAKEN = (PrefetchOutcome.BROUGHT, PrefetchOutcome.PRESENT)
-_OPEN = (PrefetchOutcome.NO_ROOM, PrefetchOutcome.CANCELED)
+_LATE = (PrefetchOutcome.PENDING, PrefetchOutcome.TIMED_OUT, PrefetchOutcome.CANCELED)
+_OPEN = (PrefetchOutcome.NO_ROOM, *_LATE)
 """Others may have such a page."""
-_LATE = (PrefetchOutcome.PENDING, PrefetchOutcome.TIMED_OUT)
 
 
 class _Work:
@@ -82,6 +82,12 @@ class _Work:
             self._n_taken += n > 0
             return first[:n]
 
+    def add(self, uses: NDArray[np.void]) -> None:
+        """Have these handed over before the rest."""
+        if len(uses):
+            with self._changed:
+                self._left.appendleft(uses)
+
     def settle(self, given_back: NDArray[np.void]) -> None:
         """Say that pages which were taken are done, but for those that others may have."""
         with self._changed:
@@ -99,7 +105,9 @@ class _Receiver:
     free: int = 0
     replaceable: int = 0
     refusal: str = ""
-    taken: list[Keys] = field(default_factory=list)
+    is_silent: bool = False
+    """It has not answered once: whether it still has what it took is not known."""
+    taken: list[NDArray[np.void]] = field(default_factory=list)
     """Pages that it has, those used last first."""
     n_gone: int = 0
     """Pages that were not there any more when it came to read them."""
@@ -188,8 +196,10 @@ class Drainer:
             self.drain(seconds)
         except ClosedError:
             _log.info("the node is closed before its pages were handed over")
-        except Exception:  # noqa: BLE001  # the top of a thread
+        except Exception as error:  # noqa: BLE001  # the top of a thread
             _log.exception("pages were not handed over")
+            # who waits for the end of it must not wait for ever
+            self._drained = Drained(0, 0, 0, {}, f"it failed: {type(error).__name__}: {error}", 0.0)
 
     def close(self) -> None:
         """Wait for what runs in the background, which ends when the control client is closed. Idempotent."""
@@ -207,6 +217,8 @@ class Drainer:
         # Into free room first, wherever that is: it costs nobody a page.
         for may_replace in (False, True):
             self._hand_out(work, receivers, pages_until, may_replace=may_replace)
+        if self._doubt_the_silent(work, receivers):
+            self._hand_out(work, receivers, pages_until, may_replace=True)
         n_handed_over = sum(receiver.n_taken for receiver in receivers)
         n_adopted = self._let_go(until) if seconds > 0 else 0
         self._lead_elsewhere(receivers, until)
@@ -222,6 +234,19 @@ class Drainer:
             reason=_why_left(receivers, is_over=time.monotonic() >= pages_until) if n_left else "",
             seconds=time.monotonic() - began,
         )
+
+    def _doubt_the_silent(self, work: _Work, receivers: Sequence[_Receiver]) -> bool:
+        """Let others have what was taken by those who are gone, or did not answer; whether there is any."""
+        members = self._members().values()
+        present = {(member.node_id, member.boot_epoch) for member in members}
+        doubted: list[NDArray[np.void]] = []
+        for receiver in receivers:
+            if receiver.is_silent or (receiver.member.node_id, receiver.member.boot_epoch) not in present:
+                doubted += receiver.taken
+                receiver.taken = []
+        if doubted:
+            work.add(np.concatenate(doubted))
+        return bool(doubted)
 
     def _hottest(self) -> NDArray[np.void]:
         """Return this node's own pages, those used last first."""
@@ -274,8 +299,10 @@ class Drainer:
                 given_back = uses[np.isin(outcomes, _OPEN)]
             finally:
                 work.settle(given_back)
-            receiver.taken.append(np.ascontiguousarray(uses["key"][np.isin(outcomes, _TAKEN)]))
-            receiver.n_gone += int((~np.isin(outcomes, (*_TAKEN, *_OPEN, *_LATE))).sum())
+            receiver.taken.append(uses[np.isin(outcomes, _TAKEN)])
+            receiver.n_gone += int((~np.isin(outcomes, (*_TAKEN, *_OPEN))).sum())
+            if np.isin(outcomes, _LATE).any():
+                receiver.refusal = receiver.refusal or "it did not bring them in time"
             if (outcomes == PrefetchOutcome.NO_ROOM).any():
                 return
 
@@ -297,6 +324,7 @@ class Drainer:
             outcomes[there] = np.frombuffer(reply.body, np.uint8, offset=2 * U64.size)
         else:
             outcomes[there] = PrefetchOutcome.CANCELED  # others may have them
+            receiver.is_silent = reply is None
             receiver.refusal = "it did not answer" if reply is None else _refusal(reply.status, reply.body)
         return outcomes
 
@@ -322,7 +350,8 @@ class Drainer:
         Nodes hear at different moments that another one has left. One that knows must not be told by one that does not
         that a page lies there.
         """
-        for keys in (keys for receiver in receivers for keys in receiver.taken):
+        for uses in (uses for receiver in receivers for uses in receiver.taken):
+            keys: Keys = np.ascontiguousarray(uses["key"])
             found, locations = self._pool.lookup(keys)
             there = found.astype(bool)
             if time.monotonic() >= until:

@@ -101,6 +101,8 @@ class Drains(World):
                 raise self.broken(f"{worker.node_id} has not drained in time")
             time.sleep(0.005)  # looked at again; nobody says so
         self.note(f"{worker.node_id} has drained: {drained}")
+        if "failed" in drained.reason:
+            raise self.broken(f"{worker.node_id} could not drain: {drained.reason}")
         self.adopted(worker)
 
     def adopted(self, leaver: Worker) -> None:

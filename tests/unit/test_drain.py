@@ -231,6 +231,37 @@ def test_alone_or_without_time_it_hands_nothing_over(start: Callable[..., Node])
         node.drain(-1.0)
 
 
+def test_what_one_took_who_falls_silent_goes_to_others(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pkv.cache.drain._BATCH", 8)
+    monkeypatch.setattr("p2pkv.cache.drain._ANSWER_S", 1.0)
+    node, silent, other = start("node"), start("silent"), start("other", pool_size=2 * POOL)
+    published(node)
+    parts, others = silent._parts.caching, other._parts.caching
+    assert parts is not None
+    assert others is not None
+    take_over, take_over_there = parts.prefetcher.take_over, others.prefetcher.take_over
+    has_some, may_go_on = threading.Event(), threading.Event()
+
+    def takes_once(*arguments: object) -> object:
+        if has_some.is_set():
+            may_go_on.wait(30.0)
+        has_some.set()
+        return take_over(*arguments)  # type: ignore[arg-type]
+
+    def takes_later(*arguments: object) -> object:
+        assert has_some.wait(30.0)
+        return take_over_there(*arguments)  # type: ignore[arg-type]
+
+    parts.prefetcher.take_over = takes_once  # type: ignore[assignment]
+    others.prefetcher.take_over = takes_later  # type: ignore[assignment]
+    drained = node.drain(20.0)
+    may_go_on.set()
+    assert drained.receivers == {"other": len(KEYS)}
+    assert all(in_pool(other))
+
+
 def test_closing_ends_a_drain(start: Callable[..., Node]) -> None:
     node, other = start("node"), start("other")
     published(node)
