@@ -305,10 +305,10 @@ class DirectoryClient:
         self._owners.ask(route, Question(Kind.DROP, ask, entries), deadline)
         if by_owner:
             self._note_missed(route, keys, ask)
-        self._drop_at_earlier_owners(route, keys, entries, deadline)
+        self._drop_at_earlier_owners(route, keys, entries, deadline, by_owner=by_owner)
 
     def _drop_at_earlier_owners(
-        self, route: Route, keys: Keys, entries: NDArray[np.uint8], deadline: float
+        self, route: Route, keys: Keys, entries: NDArray[np.uint8], deadline: float, *, by_owner: bool
     ) -> None:
         """Have those who owned entries before the newcomers drop them too: they are asked as long as these are new."""
         before = self._before(route)
@@ -318,6 +318,8 @@ class DirectoryClient:
         if not is_done.all():
             ask = _native.AskBatch(keys, is_done, before.table)
             self._owners.ask(before, Question(Kind.DROP, ask, entries), deadline)
+            if by_owner:
+                self._note_missed(before, keys, ask)  # they may own them again when others leave
 
     def drop_gone(self, keys: Keys, deadline: float, *, sequence: int, node_id: str | None = None) -> bool:
         """Delete this node's entries of pages that it has nowhere, wherever they say that these lie.
@@ -342,7 +344,7 @@ class DirectoryClient:
         self._owners.ask(route, Question(Kind.DROP, ask, entries), deadline)
         if node_id is None:
             self._note_missed(route, keys, ask)
-            self._drop_at_earlier_owners(route, keys, entries, deadline)
+            self._drop_at_earlier_owners(route, keys, entries, deadline, by_owner=True)
         return not ask.silent() and not ask.passed_over()
 
     def next_sequence(self) -> int:
