@@ -142,6 +142,31 @@ TEST(disk_pages_come_back_before_and_after_a_restart) {
   }
 }
 
+TEST(disk_pages_that_lie_together_are_read_together_and_fail_alone) {
+  for (const LayoutKind layout : {LayoutKind::kBucket, LayoutKind::kOffset}) {
+    const TemporaryFolder folder;
+    FaultyFiles faults;
+    DiskOptions options = small_options(layout);
+    options.files = &faults;
+    std::atomic<uint64_t> n_released{0};
+    uint64_t n_accepted = 0;
+    const auto store = open(folder.path(), options);
+    while (!store->is_recovered()) std::this_thread::yield();
+    Batch batch(7);
+    batch.write(*store, &n_released, &n_accepted);
+    CHECK(store->flush(Deadline::after(20)));
+    const uint64_t n_calls = faults.n_calls();
+    CHECK_EQ(batch.read(*store, 10), kBatch);
+    CHECK_EQ(faults.n_calls(), n_calls + 1);
+    faults.fail(FileCall::kRead, EIO, 1);
+    CHECK_EQ(batch.read(*store, 10), kBatch);
+    faults.fail(FileCall::kRead, EIO, 2);  // all together, and one of them alone
+    CHECK_EQ(batch.read(*store, 10), kBatch - 1);
+    CHECK_EQ(batch.read(*store, 10), kBatch - 1);
+    CHECK_EQ(store->n_pages(), kBatch - 1);
+  }
+}
+
 TEST(disk_races_lose_no_ticket_and_serve_no_wrong_byte) {
   const uint64_t seed = p2pkv::test::seed("disk_races_lose_no_ticket_and_serve_no_wrong_byte");
   for (const LayoutKind layout : kLayouts) {

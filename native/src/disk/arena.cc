@@ -10,6 +10,8 @@ namespace p2pkv::disk {
 std::unique_ptr<Arena> Arena::create(uint64_t nbytes) {
   void* base = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base == MAP_FAILED) return nullptr;
+  // a read of 2 MiB is one piece of memory instead of 512
+  madvise(base, nbytes, MADV_HUGEPAGE);
   // a child that writes here after fork() must not make the kernel copy pages that the disk is writing to
   madvise(base, nbytes, MADV_DONTFORK);
   return std::unique_ptr<Arena>(new Arena(static_cast<uint8_t*>(base), nbytes));

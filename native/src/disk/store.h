@@ -154,6 +154,7 @@ class DiskStore {
     uint64_t since;
   };
   class ReadJob;
+  class Reading;
   class Call;
 
   explicit DiskStore(const DiskOptions& options)
@@ -200,17 +201,6 @@ class DiskStore {
 
   // store_read.cc
   bool can_read();
-  std::shared_ptr<ReadJob> prepare(const ReadBatch& batch, size_t* next, const Deadline* patience,
-                                   ReadStatus* statuses);
-  void land(ReadJob& job, const ReadBatch& batch, const Deadline& deadline, ReadStatus* statuses);
-  enum class Landing : uint8_t { kRight, kBad, kNowhere };
-  struct Payload {
-    const uint8_t* bytes = nullptr;
-    ReadBatch::Found page{};
-  };
-  Landing copy_out(ReadJob& job, size_t i, const ReadBatch& batch);
-  Landing copy_to_place(const Payload& payload, size_t index, const ReadBatch& batch);
-  Payload page_of(ReadJob& job, size_t i, const Key& key);
   void drop_bad(const Key& key, const Place& place);
   void note_failed_read(int error);
 
