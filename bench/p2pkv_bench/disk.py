@@ -231,7 +231,8 @@ class _PlainReader:
             self._fd = os.open(path, os.O_RDONLY)
         os.fsync(self._fd)
         self._nbytes = content.nbytes
-        self._buffer = mmap.mmap(-1, _READ_NBYTES)  # aligned, as O_DIRECT wants it
+        self._buffer = mmap.mmap(-1, _READ_NBYTES, flags=mmap.MAP_PRIVATE)  # aligned, as O_DIRECT wants it
+        self._buffer.madvise(mmap.MADV_HUGEPAGE)  # as the store's own: a disk reads faster into fewer pieces
         self._at = 0
 
     def read(self, nbytes: int) -> float:
