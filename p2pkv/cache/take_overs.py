@@ -53,6 +53,25 @@ class Receiver:
     metrics: Metrics
 
 
+class _Taken:
+    """The pages of one leaver in the order in which they came, which is from those used last to those used first."""
+
+    def __init__(self) -> None:
+        self._batches: list[Keys] = []
+        self._n = self._n_touched = 0
+
+    def add(self, ids: Keys) -> bool:
+        """Remember more of them; whether they are twice as many as when they were put in order last."""
+        self._batches.append(ids)
+        self._n += len(ids)
+        return self._n >= 2 * self._n_touched
+
+    def in_order_of_use(self) -> Keys:
+        """Return all, those used last at the end."""
+        self._n_touched = self._n
+        return np.ascontiguousarray(np.concatenate(self._batches)[::-1])
+
+
 class TakeOvers(Resource):
     """Answers TAKE_OVER and LET_GO, in a thread each that runs from construction to :meth:`close`."""
 
@@ -61,6 +80,7 @@ class TakeOvers(Resource):
         self._lock = threading.Lock()  # guards the next one
         # Bytes that the pages of a leaver, by its key and boot, may still take the place of.
         self._replaceable: dict[tuple[int, int], int] = {}
+        self._taken: dict[tuple[int, int], _Taken] = {}  # used by the two threads below, under the lock
         self._servers = [
             QuestionServer(loop, Kind.TAKE_OVER, self._take_over),
             QuestionServer(loop, Kind.LET_GO, self._let_go),
@@ -117,10 +137,21 @@ class TakeOvers(Resource):
         prefetch.wait(max(0.0, until - time.monotonic()))
         prefetch.close()  # the rest may go to others; what is being read comes still
         outcomes[chosen] = prefetch.outcomes
-        taken = int(sizes[outcomes == PrefetchOutcome.BROUGHT].sum())
+        is_brought = outcomes == PrefetchOutcome.BROUGHT
+        taken = int(sizes[is_brought].sum())
         with self._lock:
             self._replaceable[leaver] = self._replaceable.get(leaver, 0) - max(0, taken - free)
+            here = self._taken.setdefault(leaver, _Taken())
+            is_due = here.add(ids[is_brought])
+        if is_due:
+            self._put_in_order(here)
         return outcomes
+
+    def _put_in_order(self, taken: _Taken) -> None:
+        """Have what its node used last go last here too: it came first, and would be the first to go for the rest."""
+        with self._lock:
+            ids = taken.in_order_of_use()
+        self._receiver.pool.native.touch(ids)
 
     def _blocks(self, locations: Locations) -> NDArray[np.int64]:
         granule = self._receiver.pool.granule
@@ -139,6 +170,7 @@ class TakeOvers(Resource):
         n_pools = 1 + sum(member.weight > 0 or member.is_draining for member in members.values())
         with self._lock:
             self._replaceable = {who: left for who, left in self._replaceable.items() if who in present}
+            self._taken = {who: taken for who, taken in self._taken.items() if who in present}
             if leaver not in self._replaceable and leaver in present:
                 self._replaceable[leaver] = self._receiver.pool.largest_page // n_pools
             return max(0, self._replaceable.get(leaver, 0))
@@ -148,6 +180,10 @@ class TakeOvers(Resource):
         if len(body) != LET_GO.size:
             raise ControlError("a let-go of a wrong length")
         keys = self._receiver.guests.adopt(*LET_GO.unpack(body))
+        with self._lock:
+            taken, self._taken = list(self._taken.values()), {}
+        for one in taken:
+            self._put_in_order(one)
         self._receiver.metrics.adopted_pages.inc(len(keys))
         if self._receiver.tier is not None:
             for first in range(0, len(keys), _BATCH):
