@@ -10,7 +10,19 @@ from importlib.metadata import version
 
 import typer
 
-from p2pkv.cli import announce, bench, demo, doctor, drain, explain, namespace, node, status, top
+from p2pkv.cli import (
+    announce,
+    bench,
+    demo,
+    doctor,
+    drain,
+    explain,
+    namespace,
+    node,
+    prefix_index,
+    status,
+    top,
+)
 from p2pkv.errors import P2PKVError
 
 # its options are another's to read
@@ -27,6 +39,7 @@ app.command("doctor")(doctor.doctor)
 app.command("node")(node.run)
 app.command("status")(status.status)
 app.command("top")(top.top)
+app.command("prefix-index")(prefix_index.prefix_index)
 app.command("explain")(explain.explain)
 app.command("drain")(drain.drain)
 app.command("purge")(namespace.purge)

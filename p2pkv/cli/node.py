@@ -12,6 +12,7 @@ from p2pkv.cache.drained import Drained, sentence
 from p2pkv.cli.logs import Level, LogLevel, write_logs
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.cli.signals import EndingSignals
+from p2pkv.config import Config
 from p2pkv.directory.view import Member
 from p2pkv.node import Node
 
@@ -34,14 +35,20 @@ def run(
     Settings come from --set, --config and P2PKV_* variables, in this order; p2pkv.Config has them all.
     """
     write_logs(log_level)
+    given = {} if drain is None else {"drain": drain}
+    run_until_ended(load(config, settings, **given))
+
+
+def run_until_ended(config: Config) -> None:
+    """Run the node of ``config`` until SIGINT, SIGTERM or p2pkv drain, and print who comes and goes."""
     # One line a message, whatever the terminal's width: it may be read by a program.
     console = Console(highlight=False, soft_wrap=True)
-    given = {} if drain is None else {"drain": drain}
-    with EndingSignals() as ending, Node.start(load(config, settings, **given)) as node:
+    with EndingSignals() as ending, Node.start(config) as node:
         transports = ", ".join(dict(_own(node).transports))
         metrics = "" if node.metrics_port is None else f", metrics on port {node.metrics_port}"
+        indexer = "" if node.indexer_port is None else f", indexer on port {node.indexer_port}"
         console.print(
-            Text(f"node {node.node_id} listens on {node.address}, transports {transports}{metrics}")
+            Text(f"node {node.node_id} listens on {node.address}, transports {transports}{metrics}{indexer}")
         )
         known: dict[str, Member] = {}
         while True:

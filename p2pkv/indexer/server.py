@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from email.message import Message
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from importlib.metadata import version
 from socketserver import TCPServer
 from typing import Any
 
 from p2pkv.errors import ClosedError, ConfigError
 from p2pkv.indexer.indexer import Indexer
+from p2pkv.indexer.openapi import description
 from p2pkv.indexer.refusal import Refusal
 from p2pkv.limited_log import LimitedLog
 
@@ -69,9 +71,11 @@ class IndexerServer:
             "/register": indexer.register,
             "/unregister": indexer.unregister,
         }
+        described = description(version("p2pkv"), needs_token=bool(token))
         self._gets: Mapping[str, Callable[[], object]] = {
             "/health": lambda: {"status": "ok"},
             "/workers": indexer.workers,
+            "/openapi.json": lambda: described,
         }
         try:
             self._server = _Listener(self, host, port)

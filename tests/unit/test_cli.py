@@ -8,17 +8,21 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import p2pkv
 from cluster import eventually
-from p2pkv import Config, Node
+from p2pkv import Config, Node, page_key
 from p2pkv.cli import app
+from p2pkv.cli.prefix_index import DEFAULT_ADDRESS, without_pages
+from p2pkv.config import MIN_POOL_SIZE
 
 COMMAND = (sys.executable, "-c", "from p2pkv.cli import main; main()")
 
@@ -56,9 +60,9 @@ def _assert_is_one_clear_line(result: subprocess.CompletedProcess[str]) -> None:
 
 
 @contextmanager
-def _node_command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def _node_command(*arguments: str, command: str = "node") -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [*COMMAND, "node", *arguments],
+        [*COMMAND, command, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -94,6 +98,46 @@ def test_a_nodes_log_has_times_and_as_little_as_is_wished(secret: str) -> None:
             lines = node.stderr.read().splitlines()
         assert bool(lines) is says, lines
         assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ (INFO|WARNING) ", line) for line in lines)
+
+
+def test_a_prefix_index_has_no_room_for_pages_whatever_a_shared_configuration_says(tmp_path: Path) -> None:
+    disk = {"disk_path": str(tmp_path), "disk_size": "1GiB"}
+    config = without_pages(Config(node_id="n", pool_size="1GiB", indexer="127.0.0.1:9", **disk))
+    assert (config.pool_nbytes, config.disk_path, config.indexer) == (MIN_POOL_SIZE, None, "127.0.0.1:9")
+    assert without_pages(Config()).indexer == DEFAULT_ADDRESS
+
+
+def test_a_prefix_index_answers_for_the_cluster(secret: str) -> None:
+    keys = ["first", "second"]
+    rows = np.ones((len(keys), 4096), np.uint8)
+    with (
+        Node.start(Config(node_id="owner", secret_file=secret, pool_size="4MiB")) as owner,
+        _node_command(
+            *("--join", owner.address, "--set", f"secret_file={secret}", "--set", "indexer=127.0.0.1:0"),
+            *("--set", "node_id=index"),
+            command="prefix-index",
+        ) as index,
+    ):
+        assert index.stdout is not None
+        port = int(index.stdout.readline().rpartition("indexer on port ")[2])
+        owner.register_memory(rows)
+        assert owner.publish(keys, rows).all()
+        hashes = [page_key("default", key, owner.epoch).hex() for key in [*keys, "never published"]]
+        asked = json.dumps({"model": "m", "block_size": 16, "seq_hashes": hashes}).encode()
+
+        def held() -> object:
+            url = f"http://127.0.0.1:{port}/query_by_hash"
+            with urllib.request.urlopen(url, asked, timeout=10) as answer:
+                told = json.load(answer)["default"]
+            return {name: (each["CPU"], each["EXTERNAL"]) for name, each in told.items()}
+
+        eventually(lambda: held() == {"index": (0, 32), "owner": (32, 32)}, 10.0)
+
+
+def test_a_prefix_index_that_others_reach_needs_a_token(secret: str) -> None:
+    result = run("prefix-index", "--set", f"secret_file={secret}", "--set", "indexer=0.0.0.0:0")
+    _assert_is_one_clear_line(result)
+    assert "indexer_token" in result.stderr
 
 
 def test_an_unknown_setting_is_refused_with_the_nearest_name() -> None:

@@ -203,3 +203,21 @@ def test_what_is_left_of_other_owners_entries_is_not_believed(tmp_path: Path) ->
         assert {each["EXTERNAL"] for each in held(pair.reader, keys).values()} == {0}
     finally:
         pair.close()
+
+
+def test_its_description_has_every_path_and_what_bodies_may_have(pair: Pair) -> None:
+    status, told = ask(pair.owner, "/openapi.json")
+    assert status == 200
+    assert told["openapi"].startswith("3.1")
+    refused, there = ask(pair.owner, "/nowhere")
+    assert refused == 404
+    assert set(there["error"].removeprefix("there is ").split(", ")) == set(told["paths"])
+    for path, operations in told["paths"].items():
+        (method,) = operations
+        other = ask(pair.owner, path, {} if method == "get" else None)
+        assert other[0] == 405, f"{path} takes {method} alone"
+        if method == "post":
+            content = operations[method]["requestBody"]["content"]["application/json"]
+            schema = told["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]
+            assert "model" in schema["properties"]
+    assert "security" not in told
