@@ -10,19 +10,35 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from cluster import eventually
 from demo.xpyd.real_engines import SGLang, lasting_port
 
+ADMIN_KEY = "key-of-the-tests-admin"
+STORAGE = "/hicache/storage-backend"
 READY_S = 300.0
 """Starting takes 40 to 120 s on two cores, most of it imports."""
 HICACHE = shlex.split(
     "--enable-hierarchical-cache --hicache-ratio 2 --hicache-io-backend direct "
-    "--hicache-write-policy write_through --hicache-storage-prefetch-policy wait_complete "
-    "--hicache-storage-backend dynamic"
+    "--hicache-write-policy write_through --hicache-storage-prefetch-policy wait_complete"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the process of a server that has the KV holds."""
+
+    descriptors: int
+    threads: int
+    node_threads: int
+    """Those that p2pkv named."""
+    resident: int
+    """Bytes."""
 
 
 class SGLangServer:
@@ -90,6 +106,72 @@ class SGLangServer:
 
         eventually(is_updated, READY_S)
 
+    def flush(self) -> None:
+        """Have it forget what its device and host memory hold, once the last request is over for it as well."""
+
+        def is_flushed() -> bool:
+            status, text = self.admin("POST", path="/flush_cache")
+            assert status in (200, 400), text
+            return status == 200
+
+        eventually(is_flushed, READY_S)
+
+    def attachment(self, settings: Mapping[str, object]) -> dict[str, object]:
+        """Return the body that makes p2pkv, with ``settings`` for its node, the storage of a running server."""
+        return {
+            "hicache_storage_backend": "dynamic",
+            "hicache_storage_backend_extra_config_json": json.dumps(backend(self._metrics_port, settings)),
+            "hicache_storage_prefetch_policy": "wait_complete",
+            "hicache_write_policy": "write_through",
+        }
+
+    def attach(self, settings: Mapping[str, object]) -> None:
+        """Make p2pkv its storage; returns when it is."""
+        self._administer("PUT", self.attachment(settings))
+
+    def detach(self) -> None:
+        """Take its storage from it; returns when it is gone."""
+        self._administer("DELETE")
+
+    def _administer(self, method: str, body: object = None) -> None:
+        """Ask until no request is under way: one that has just been answered is not over for SGLang."""
+
+        def is_done() -> bool:
+            status, text = self.admin(method, body)
+            assert status == 200 or "idle" in text.lower(), text
+            return status == 200
+
+        eventually(is_done, 30.0)
+
+    def admin(
+        self, method: str, body: object = None, *, path: str = STORAGE, key: str = ADMIN_KEY
+    ) -> tuple[int, str]:
+        """Ask SGLang's admin API, which is about the storage unless ``path`` says otherwise; return what it says."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            None if body is None else json.dumps(body).encode(),
+            {"Content-Type": "application/json", "Authorization": f"Bearer {key}"},
+            method=method,
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def holds(self) -> Held:
+        """Return what its scheduler, in which the node lives, holds."""
+        processes = psutil.Process(self._process.pid).children(recursive=True)
+        (scheduler,) = (each for each in processes if "scheduler" in " ".join(each.cmdline()))
+        tasks = list(Path(f"/proc/{scheduler.pid}/task").iterdir())
+        names = [(task / "comm").read_text() for task in tasks]
+        return Held(
+            descriptors=scheduler.num_fds(),
+            threads=len(tasks),
+            node_threads=sum(name.startswith("p2pkv") for name in names),
+            resident=scheduler.memory_info().rss,
+        )
+
     def _post(self, path: str, timeout: float, **body: object) -> dict[str, Any]:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
@@ -155,10 +237,9 @@ class SGLangServer:
             return str(response.read().decode())
 
 
-def hicache_server(log: Path, *, layout: str, settings: Mapping[str, object]) -> SGLangServer:
-    """Start a server whose L3 is p2pkv, with ``settings`` for its node."""
-    metrics_port = lasting_port()
-    extra = {
+def backend(metrics_port: int | None, settings: Mapping[str, object]) -> dict[str, object]:
+    """Return the extra configuration that makes p2pkv the storage, with ``settings`` for its node."""
+    return {
         "backend_name": "p2pkv",
         "module_path": "p2pkv.integrations.sglang_hicache",
         "class_name": "P2PKVHiCache",
@@ -166,6 +247,20 @@ def hicache_server(log: Path, *, layout: str, settings: Mapping[str, object]) ->
         "metrics_port": metrics_port,
         **settings,
     }
-    options = [*HICACHE, "--hicache-mem-layout", layout]
-    options += ["--hicache-storage-backend-extra-config", json.dumps(extra)]
+
+
+def hicache_server(
+    log: Path, *, layout: str, settings: Mapping[str, object], options: Sequence[str] = ()
+) -> SGLangServer:
+    """Start a server whose L3 is p2pkv, with ``settings`` for its node."""
+    metrics_port = lasting_port()
+    extra = json.dumps(backend(metrics_port, settings))
+    options = [*HICACHE, "--hicache-mem-layout", layout, "--hicache-storage-backend", "dynamic", *options]
+    options += ["--hicache-storage-backend-extra-config", extra]
     return SGLangServer(log, options, metrics_port=metrics_port)
+
+
+def unattached_server(log: Path, *, layout: str) -> SGLangServer:
+    """Start a server with HiCache and without an L3; :meth:`SGLangServer.attach` gives it one."""
+    options = [*HICACHE, "--hicache-mem-layout", layout, "--admin-api-key", ADMIN_KEY]
+    return SGLangServer(log, options, metrics_port=lasting_port())

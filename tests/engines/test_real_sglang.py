@@ -5,22 +5,15 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from random import Random
-from typing import Any
 
 import pytest
+from sglang_prompts import N_PAGES, NOTICED_S, PAGE, cached, meet, prompt, serve_anew
 from sglang_server import SGLangServer, hicache_server, lasting_port
 
 from cluster import eventually
 from demo.xpyd.real_engines import SGLang
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1200)]
-
-PAGE = 16
-N_PAGES = 24
-PUBLISHED_S = 20.0
-NOTICED_S = 30.0
-"""The death of a node takes a few seconds to be certain, and longer where cores are scarce."""
 
 Start = Callable[[str], SGLangServer]
 
@@ -40,33 +33,6 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
     yield start
     for server in servers:
         server.kill()
-
-
-def prompt(seed: int) -> list[int]:
-    """Return a prompt of :data:`N_PAGES` pages and a few tokens more; the last of them is always computed."""
-    random = Random(seed)
-    return [random.randrange(300, 4000) for _ in range(N_PAGES * PAGE + 9)]
-
-
-def cached(answer: dict[str, Any]) -> dict[str, int]:
-    """Return how many prompt tokens came from where."""
-    meta = answer["meta_info"]
-    details = meta.get("cached_tokens_details") or {}
-    return {"all": meta["cached_tokens"], "storage": details.get("storage", 0)}
-
-
-def serve_anew(server: SGLangServer, tokens: list[int]) -> list[int]:
-    """Have ``server`` compute a prompt it can't know from anywhere; return when others can fetch its pages."""
-    before = server.published_pages()
-    answer = server.generate(tokens)
-    assert cached(answer)["all"] == 0
-    eventually(lambda: server.published_pages() >= before + N_PAGES, PUBLISHED_S)
-    return list(answer["output_ids"])
-
-
-def meet(*servers: SGLangServer) -> None:
-    """Wait until the node of each of ``servers`` knows those of all."""
-    eventually(lambda: all(s.counters()["p2pkv_members"] == len(servers) for s in servers), NOTICED_S)
 
 
 @pytest.fixture(scope="module")
