@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from cluster import eventually
-from p2pkv import Config, ConfigError, Node, _native, page_key
+from p2pkv import Config, ConfigError, Node, page_key
 from p2pkv.indexer.server import MAX_BODY, MAX_CONNECTIONS
 from pair import N, Pair
 
@@ -186,23 +185,6 @@ def test_closing_a_node_ends_its_connections(pair: Pair) -> None:
         pair.owner.close()
         assert connection.recv(1) == b""
     assert not [t for t in threading.enumerate() if t.name.startswith("p2pkv-indexer-connection")]
-
-
-def test_what_is_left_of_other_owners_entries_is_not_believed(tmp_path: Path) -> None:
-    pair = Pair(tmp_path, indexer="127.0.0.1:0", replicas=1)
-    try:
-        keys = pair.publish()
-        caching = pair.reader._parts.caching
-        assert caching is not None
-        ids = caching.cache.hash(keys)[1]
-        found, locations = caching.directory.get(ids, time.monotonic() + 5)
-        assert found.all()
-        # as a shard has them whose node owned all of it, before others came
-        pair.reader._parts.control.shard.put(_native.put_entries(ids, locations, 1))
-        pair.owner.retract(keys)
-        assert {each["EXTERNAL"] for each in held(pair.reader, keys).values()} == {0}
-    finally:
-        pair.close()
 
 
 def test_its_description_has_every_path_and_what_bodies_may_have(pair: Pair) -> None:
