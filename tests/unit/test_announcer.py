@@ -55,11 +55,27 @@ def test_what_is_taken_back_while_newcomers_settle_is_found_nowhere(
     nodes.run(10.0)  # what was put just now is never doubted
     nodes.set_view("a", "b", "c", "d")
     nodes.run(1.0)
+    for node in nodes.nodes.values():
+        node.directory.confirm_view()
     there, locations = a.pool.retract(keys)
     assert there.all()
     a.directory.drop(keys, locations, a.clock.now + 1.0, by_owner=True)
     for node in nodes.nodes.values():
         assert node.n_found(keys) == 0
+
+
+def test_what_newcomers_have_not_been_told_yet_is_found_where_it_was(
+    start: Callable[..., DirectoryNodes],
+) -> None:
+    nodes = start("a", "b", "c", "d")
+    nodes.set_view("a", "b")
+    keys = nodes.nodes["a"].publish(N)
+    nodes.run(10.0)  # what was put just now is never doubted
+    nodes.set_view("a", "b", "c", "d")
+    for node in nodes.nodes.values():
+        node.directory.confirm_view()
+    for node in nodes.nodes.values():
+        assert node.n_found(keys) == N
 
 
 def test_what_was_put_by_a_ring_that_did_not_last_is_put_by_the_one_after(
