@@ -26,9 +26,9 @@ from p2pkv_bench.traces import TracedRequest, read_trace
 
 PAGE_TOKENS, PAGE_NBYTES = 512, 64 << 20
 TOKEN_S, LOOK_BACK_S = 1e-4, 2e-9
-"""Of computing: seconds a token, and for each token before it."""
+"""Computing takes so many seconds a token, and so many more for each token before it."""
 FIXED_S = 1e-3
-"""Of a fetch."""
+"""A fetch takes so long, however few its pages are."""
 SOURCES = (Source(1), Source(2, is_on_disk=True))
 RATIOS = (0.1, 0.5, 1.0, 2.0, 10.0)
 

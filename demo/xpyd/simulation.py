@@ -40,14 +40,14 @@ from p2pkv_proxy.tracked import Attempt, Tracked
 _TOKEN_S = 0.03
 """Between two tokens of a decode; only agents wait for them."""
 _MOOD_S = 8.0
-"""For so long, on average, an unsteady prefill has one rate."""
+"""An unsteady prefill has one rate for so many seconds on average."""
 _DECODES = ("kv_space",)
 """Policies that say nothing of prefills."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What is reckoned with."""
+    """These are the times and sizes that the simulation reckons with."""
 
     n_prefills: int = 8
     rate: float = 7000.0
@@ -59,7 +59,7 @@ class World:
     is_shared: bool = True
     """Whether pages can be fetched from others."""
     fetch_share: float = 0.05
-    """What a token from another one takes of the time of a computed one; from the own pool it takes none."""
+    """A token from another one takes this share of the time of a computed one; from the own pool it takes none."""
     unsteady: float = 0.0
     """The deviation of the logarithm of a prefill's rate: once for some seconds, and once more for every prompt."""
     long_context: float = math.inf

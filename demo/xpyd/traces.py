@@ -18,10 +18,10 @@ INPUT_A_OUTPUT = 131
 """Input tokens for each output token of an agent's session."""
 _KINDS = 4
 _SHARED_BLOCKS = 8
-"""Of each kind of agent: system prompt and tools."""
+"""The system prompt and the tools of each kind of agent are so many blocks."""
 _TASK_TOKENS = 2000
 _ADDED_TOKENS = 1500
-"""By each turn, on average: the answer, and what the tool said."""
+"""Each turn adds so many on average: the answer, and what the tool said."""
 _THINK_S = 4.0
 """From an answer to the next turn, on average: the tool's time."""
 _STAMP_S = 3.0

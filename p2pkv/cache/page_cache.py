@@ -206,7 +206,7 @@ class PageCache:
         """Say which pages some live node has; their locations are remembered for the fetch that follows."""
         began = time.monotonic()
         _, ids = self.hash(keys)
-        outcomes, _ = self._pool.lookup(ids)
+        outcomes, _ = self._pool.native.lookup(ids)
         rows = np.flatnonzero(outcomes == 0)
         if len(rows) and self._tier is not None:
             outcomes[rows] = self._tier.contains(ids[rows])

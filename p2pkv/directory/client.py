@@ -150,7 +150,8 @@ class DirectoryClient:
             route = self._route
             ask = _native.AskBatch(keys, found, route.table, in_turn=True)
             self._owners.ask(route, Question(Kind.GET, ask, keys, found, locations), deadline)
-            self._ask_earlier_owners(route, keys, found, locations, deadline)
+            if route.before is not None:
+                self._ask_earlier_owners(route, keys, found, locations, deadline)
             found = self._shard.keep_present(locations, found)
             self._metrics.found_pages.inc(max(0, int(np.count_nonzero(found)) - n_own))
             self._look_ups.add(0, len(keys) - n_own, self._clock.monotonic() - began)

@@ -61,7 +61,7 @@ def assert_at_most(found: tuple[int, int], n_functions: int, n_files: int) -> No
 
 def test_an_exists(pair: Pair) -> None:
     keys = pair.publish()
-    assert_at_most(shape(lambda: pair.reader.exists(keys)), 12, 7)
+    assert_at_most(shape(lambda: pair.reader.exists(keys)), 11, 7)
 
 
 def test_a_fetch_from_the_own_pool(pair: Pair) -> None:

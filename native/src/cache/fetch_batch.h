@@ -124,7 +124,7 @@ class FetchBatch {
 
  private:
   enum class State : uint8_t { kUnlocated, kLocated, kSettled };
-  // What became of a page that came packed, as far as its reads know.
+  // Tells what became of a page that came packed, as far as its reads know.
   enum class Unpacked : uint8_t { kNotYet, kDone, kFailed };
 
   PageBatch as_page_batch() const { return {n_pages(), n_pieces_, keys_.data(), pieces_.data()}; }
