@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -66,6 +67,65 @@ class EventMark final : public StreamMark {
   const ContextHandle context_;
   const EventHandle event_;
   const pid_t pid_ = getpid();
+};
+
+class OwnStream final : public Stream {
+ public:
+  OwnStream(const Driver& driver, std::shared_ptr<Device> device, ContextHandle context, StreamHandle stream)
+      : driver_(driver), device_(std::move(device)), context_(context), stream_(stream) {}
+
+  ~OwnStream() override {
+    if (getpid() != pid_) return;  // in a forked child no driver call works
+    const CurrentContext current(driver_, context_);
+    if (current.result() == kSuccess) driver_.stream_destroy(stream_);
+  }
+
+  uint64_t handle() const override { return reinterpret_cast<uint64_t>(stream_); }
+
+ private:
+  const Driver& driver_;
+  const std::shared_ptr<Device> device_;  // keeps the context
+  const ContextHandle context_;
+  const StreamHandle stream_;
+  const pid_t pid_ = getpid();
+};
+
+// What has been page-locked, and how often: the driver refuses the same memory a second time.
+class Locked {
+ public:
+  static Locked& get() {
+    static Locked& all = *new Locked;  // never destroyed: memory may be unlocked when the process ends
+    return all;
+  }
+
+  template <typename Register>
+  Result lock(void* host, uint64_t nbytes, Register do_register) {
+    const std::lock_guard lock(mutex_);
+    if (const auto known = blocks_.find(host); known != blocks_.end() && known->second.nbytes == nbytes) {
+      ++known->second.n_holders;
+      return kSuccess;
+    }
+    const Result result = do_register();
+    if (result == kSuccess) blocks_[host] = {nbytes, 1};
+    return result;
+  }
+
+  template <typename Unregister>
+  void unlock(void* host, Unregister do_unregister) {
+    const std::lock_guard lock(mutex_);
+    const auto known = blocks_.find(host);
+    if (known == blocks_.end() || --known->second.n_holders > 0) return;
+    blocks_.erase(known);
+    do_unregister();
+  }
+
+ private:
+  struct Block {
+    uint64_t nbytes;
+    int n_holders;
+  };
+  std::mutex mutex_;  // guards blocks_, and is held for the driver's call: its answer must be what they say
+  std::map<void*, Block> blocks_;
 };
 
 class PrimaryContextDevice final : public Device {
@@ -156,7 +216,8 @@ class PrimaryContextDevice final : public Device {
   bool lock_memory(void* host, uint64_t nbytes, std::string* error) override {
     const CurrentContext current(driver_, context_);
     if (current.result() != kSuccess) return fail("cuCtxPushCurrent", current.result(), error);
-    const Result result = driver_.host_register(host, nbytes, kHostRegisterPortable);
+    const Result result = Locked::get().lock(
+        host, nbytes, [&] { return driver_.host_register(host, nbytes, kHostRegisterPortable); });
     if (result == kSuccess) return true;
     return fail(("cuMemHostRegister of " + std::to_string(nbytes) + " bytes").c_str(), result, error);
   }
@@ -164,7 +225,33 @@ class PrimaryContextDevice final : public Device {
   void unlock_memory(void* host) override {
     if (getpid() != pid_) return;
     const CurrentContext current(driver_, context_);
-    if (current.result() == kSuccess) driver_.host_unregister(host);
+    if (current.result() == kSuccess) Locked::get().unlock(host, [&] { driver_.host_unregister(host); });
+  }
+
+  bool find_address(void* host, uint64_t* address, std::string* error) override {
+    const CurrentContext current(driver_, context_);
+    if (current.result() != kSuccess) return fail("cuCtxPushCurrent", current.result(), error);
+    const Result result = driver_.host_get_device_pointer(address, host, 0);
+    return result == kSuccess || fail("cuMemHostGetDevicePointer", result, error);
+  }
+
+  std::unique_ptr<Stream> open_stream(std::string* error) override {
+    const CurrentContext current(driver_, context_);
+    StreamHandle stream = nullptr;
+    Result result = current.result();
+    if (result == kSuccess) result = driver_.stream_create(&stream, kStreamNonBlocking);
+    if (result == kSuccess) {
+      return std::make_unique<OwnStream>(driver_, shared_from_this(), context_, stream);
+    }
+    fail("cuStreamCreate", result, error);
+    return nullptr;
+  }
+
+  bool run_inside(const std::function<void()>& body, std::string* error) override {
+    const CurrentContext current(driver_, context_);
+    if (current.result() != kSuccess) return fail("cuCtxPushCurrent", current.result(), error);
+    body();
+    return true;
   }
 
  private:

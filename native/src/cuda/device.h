@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -57,6 +58,14 @@ class StreamMark {
   virtual StreamOutcome wait(const Deadline& deadline, std::string* error) = 0;
 };
 
+// A stream of p2pkv's own, in the device's primary context. What is queued on it goes on when it is
+// destroyed.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual uint64_t handle() const = 0;  // a CUstream, which CUDA's runtime takes as well
+};
+
 // One device, used through its primary context, as torch, CuPy and JAX do. Thread-safe; no call needs or
 // changes the calling thread's current context, and none ends another thread's capture of a CUDA graph.
 class Device : public std::enable_shared_from_this<Device> {
@@ -80,9 +89,17 @@ class Device : public std::enable_shared_from_this<Device> {
     const std::unique_ptr<StreamMark> queued = mark(stream, error);
     return queued ? queued->wait(deadline, error) : StreamOutcome::kFailed;
   }
-  // Page-locks memory for all devices.
+  // Null, with the reason in `error`. It does not wait for the legacy default stream.
+  virtual std::unique_ptr<Stream> open_stream(std::string* error) = 0;
+  // Calls `body` with the device's context as the thread's current one, for a library that looks there for
+  // its device. False, with the reason in `error`, if it was not called.
+  virtual bool run_inside(const std::function<void()>& body, std::string* error) = 0;
+  // Page-locks memory for all devices. The same memory may be locked several times, by whoever needs it, and
+  // stays so until each has unlocked it.
   virtual bool lock_memory(void* host, uint64_t nbytes, std::string* error) = 0;
   virtual void unlock_memory(void* host) = 0;
+  // Where the device finds page-locked memory. False, with the reason in `error`, if it doesn't.
+  virtual bool find_address(void* host, uint64_t* address, std::string* error) = 0;
   // Whether its context has broken; then nothing can be copied any more.
   virtual bool is_lost() const = 0;
 };

@@ -37,6 +37,7 @@ bool find_all(void* library, std::string* error) {
          find(library, "cuThreadExchangeStreamCaptureMode", &driver.exchange_capture_mode, error) &&
          find(library, "cuMemHostRegister_v2", &driver.host_register, error) &&
          find(library, "cuMemHostUnregister", &driver.host_unregister, error) &&
+         find(library, "cuMemHostGetDevicePointer_v2", &driver.host_get_device_pointer, error) &&
          find(library, "cuStreamCreate", &driver.stream_create, error) &&
          find(library, "cuStreamDestroy_v2", &driver.stream_destroy, error) &&
          find(library, "cuStreamGetCtx", &driver.stream_get_context, error) &&

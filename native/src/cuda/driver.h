@@ -48,6 +48,7 @@ struct Driver {
   Result (*exchange_capture_mode)(int* mode);
   Result (*host_register)(void* host, size_t nbytes, unsigned flags);
   Result (*host_unregister)(void* host);
+  Result (*host_get_device_pointer)(DevicePointer* pointer, void* host, unsigned flags);
   Result (*stream_create)(StreamHandle* stream, unsigned flags);
   Result (*stream_destroy)(StreamHandle stream);
   Result (*stream_get_context)(StreamHandle stream, ContextHandle* context);

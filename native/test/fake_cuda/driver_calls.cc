@@ -121,6 +121,23 @@ EXPORT int cuMemHostUnregister(void* host) {
   return kSuccess;
 }
 
+EXPORT int cuMemHostGetDevicePointer_v2(uint64_t* pointer, void* host, unsigned) {
+  Context* context;
+  if (const int result = check("cuMemHostGetDevicePointer", &context)) return result;
+  const Lock lock(machine.mutex);
+  if (!is_locked(host, 1)) return kInvalidValue;
+  *pointer = reinterpret_cast<uint64_t>(host);
+  return kSuccess;
+}
+
+// Not bound by p2pkv: what the emulated NCCL puts its work on a stream with.
+EXPORT int cuLaunchHostFunc(CUstream_st* handle, void (*function)(void*), void* data) {
+  const auto stream = stream_of(handle);
+  if (!stream) return kInvalidHandle;
+  stream->add([function, data] { function(data); });
+  return kSuccess;
+}
+
 EXPORT int cuStreamCreate(CUstream_st** stream, unsigned) {
   Context* context;
   if (const int result = check("cuStreamCreate", &context)) return result;
