@@ -44,6 +44,8 @@ class RegisteredRegion final : public MemoryRegion {
   void close() override;
 
   uint32_t id() const { return id_; }
+  // Whether close() has been called: it waits for uses, which should end soon.
+  bool is_closing() const { return (uses_.load(std::memory_order_acquire) & kClosed) != 0; }
   int fd() const { return options_.fd.get(); }
   // Only during a Use.
   const void* registration() const { return options_.registration.get(); }
