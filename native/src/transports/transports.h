@@ -75,4 +75,25 @@ std::vector<std::string> ucx_resources(const UcxOptions& options, std::string* e
 // Peers that UCX reaches. Null, with the reason in `error`.
 std::shared_ptr<Transport> make_ucx_transport(const UcxOptions& options, std::string* error);
 
+struct NcclOptions {
+  ListenAt listen;         // where readers ask; NCCL's own connections are where it puts them
+  int device = 0;          // the ordinal of the CUDA device that sends and receives
+  int channels = 4;        // at most so many of its multiprocessors copy at a time for one peer
+  int communicators = 32;  // at most, of both directions together
+};
+
+struct NcclLibrary {
+  std::string path;
+  std::string version;
+};
+
+// Loads libnccl, of which p2pkv has one in a process, from a path or by a name the loader knows. Empty, or
+// what is missing.
+std::string nccl_missing(const std::string& library);
+// What was loaded; empty before.
+NcclLibrary nccl_library();
+// Peers that NCCL reaches from a CUDA device. Null, with the reason in `error`. The library must have been
+// loaded.
+std::shared_ptr<Transport> make_nccl_transport(const NcclOptions& options, std::string* error);
+
 }  // namespace p2pkv
