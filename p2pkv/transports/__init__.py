@@ -1,7 +1,7 @@
 """The transports p2pkv knows, and the choice between them.
 
-Built in are ``shm``, ``verbs``, ``tcp``, ``ucx`` and ``local``; a package adds its own with an entry point of the group
-``p2pkv.transports`` whose name is the transport's and whose value is the class. ``docs/transports.md`` tells
+Built in are ``shm``, ``verbs``, ``tcp``, ``ucx``, ``nccl`` and ``local``; a package adds its own with an entry point of
+the group ``p2pkv.transports`` whose name is the transport's and whose value is the class. ``docs/transports.md`` tells
 how.
 """
 
@@ -18,6 +18,7 @@ from p2pkv.errors import ConfigError, TransportError
 from p2pkv.transports.base import Remark, Transport, TransportSettings
 from p2pkv.transports.local import LocalTransport
 from p2pkv.transports.native import ShmTransport, TcpTransport
+from p2pkv.transports.nccl import NcclTransport
 from p2pkv.transports.options import SETTING, UNSET, TransportOptions, former_settings
 from p2pkv.transports.ucx import UcxTransport
 from p2pkv.transports.verbs import VerbsTransport
@@ -35,7 +36,7 @@ AUTO = ("shm", "verbs", "tcp")
 
 BUILT_IN: Mapping[str, type[Transport]] = {
     transport.name: transport
-    for transport in (ShmTransport, VerbsTransport, TcpTransport, UcxTransport, LocalTransport)
+    for transport in (ShmTransport, VerbsTransport, TcpTransport, UcxTransport, NcclTransport, LocalTransport)
 }
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
+import fake_nccl
 from p2pkv.testing.transport_contract import TransportContract
 from p2pkv.transports.ucx import UcxTransport
 
@@ -29,3 +33,12 @@ _NO_UCX = UcxTransport.unavailable()
 class TestUcx(TransportContract):
     factory = "p2pkv.transports.ucx:UcxTransport"
     secret_at = 16
+
+
+class TestNccl(TransportContract):
+    factory = "fake_nccl:transport"  # NVIDIA's has never been seen at work
+    secret_at = 56
+
+    @pytest.fixture(autouse=True)
+    def _is_found_by_peers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PYTHONPATH", str(Path(fake_nccl.__file__).parent), prepend=os.pathsep)

@@ -22,6 +22,7 @@ void bind_pool(nanobind::module_& m);
 void bind_copies(nanobind::module_& m);
 void bind_transports(nanobind::module_& m);
 void bind_ucx(nanobind::module_& m);
+void bind_nccl(nanobind::module_& m);
 void bind_epochs(nanobind::module_& m);
 void bind_guests(nanobind::module_& m);
 void bind_shard(nanobind::module_& m);

@@ -17,6 +17,7 @@ NB_MODULE(_native, m) {
   p2pkv::bind_copies(m);
   p2pkv::bind_transports(m);
   p2pkv::bind_ucx(m);
+  p2pkv::bind_nccl(m);
   p2pkv::bind_epochs(m);
   p2pkv::bind_guests(m);  // before those who take them
   p2pkv::bind_shard(m);
