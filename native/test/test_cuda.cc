@@ -304,3 +304,20 @@ TEST(cuda_drivers_are_described) {
   CHECK_EQ(info.version, 12040);
   CHECK(info.devices == (std::vector<std::string>{"emulated device 0", "emulated device 1"}));
 }
+
+TEST(cuda_memory_that_two_have_locked_stays_so_until_both_have_let_go) {
+  Fixture f;
+  const int64_t before = f.fake.counts().locked_bytes;
+  std::vector<uint8_t> memory(8192);
+  CHECK(f.device->lock_memory(memory.data(), memory.size(), &f.error));
+  CHECK(f.device->lock_memory(memory.data(), memory.size(), &f.error));
+  // Another length is another matter, which the driver refuses.
+  CHECK(!f.device->lock_memory(memory.data(), memory.size() / 2, &f.error));
+  uint64_t address = 0;
+  CHECK(f.device->find_address(memory.data(), &address, &f.error) && address != 0);
+  f.device->unlock_memory(memory.data());
+  CHECK_EQ(f.fake.counts().locked_bytes, before + 8192);
+  f.device->unlock_memory(memory.data());
+  CHECK_EQ(f.fake.counts().locked_bytes, before);
+  CHECK(!f.device->find_address(memory.data(), &address, &f.error));
+}
