@@ -153,6 +153,24 @@ class App:
         """Seconds that requests under way have when the router is told to end."""
         return self._plan.settings.drain_timeout
 
+    def take_heartbeats(self) -> None:
+        """Bind the address of heartbeats, if there is one; they are read once the router serves.
+
+        Before anything is served, so that what is wrong is one sentence to whoever starts the router. Raises
+        :class:`~p2pkv.errors.ConfigError` and :class:`~p2pkv.errors.ControlError`.
+        """
+        plan = self._plan
+        if plan.heartbeats is not None and plan.keys is not None:
+            self.discovery = Discovery(
+                plan.heartbeats, plan.keys, self.registry, has_own_secret=plan.has_own_secret
+            )
+            _log.info("heartbeats are taken on %s", self.discovery.address)
+
+    def close(self) -> None:
+        """Stop taking heartbeats; for a router that has not begun to serve, which closes this itself. Idempotent."""
+        if self.discovery is not None:
+            self.discovery.close()
+
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         plan = self._plan
@@ -181,8 +199,7 @@ class App:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if self.discovery is not None:
-                self.discovery.close()
+            self.close()
             holdings.close()
             relay.close()
             engines.close()
@@ -198,11 +215,7 @@ class App:
             probe(self.registry, engines),
             self._expire(),
         ]
-        if plan.heartbeats is not None and plan.keys is not None:
-            self.discovery = Discovery(
-                plan.heartbeats, plan.keys, self.registry, has_own_secret=plan.has_own_secret
-            )
-            _log.info("heartbeats are taken on %s", self.discovery.address)
+        if self.discovery is not None:
             work.append(self.discovery.run())
         if self.others is not None:
             work.append(self.others.run())

@@ -147,6 +147,14 @@ def proxy(
     for name in (policy, decode_policy):
         if name not in POLICIES:
             raise ConfigError(f"--policy takes {', '.join(POLICIES)}; not {name!r}")
+    for address in join or ():
+        split_address("--join", address)
+    if not join and any(POLICIES[name].wants_holdings for name in (policy, decode_policy)):
+        logging.getLogger(__name__).warning(
+            "--policy %s goes by what the p2pkv nodes hold, and without --join no node is asked: it chooses as it does "
+            "where the directory can't say; name a node: --join HOST:PORT",
+            policy if POLICIES[policy].wants_holdings else decode_policy,
+        )
     read_api_keys(api_keys)  # what is wrong with files is said here, not by each worker
     believed(engines_ca)
     check_writable(access_log)

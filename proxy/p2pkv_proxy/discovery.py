@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Protocol
 
@@ -51,7 +52,9 @@ class Discovery:
             self._socket.bind(f"tcp://{bracketed}:{port or '*'}")
         except zmq.ZMQError as error:
             self.close()
-            raise ControlError(f"cannot take heartbeats on {listen}: {error.strerror}") from error
+            raise ControlError(
+                f"cannot take heartbeats on {listen}: {os.strerror(error.errno or 0)}; --heartbeats takes another address"
+            ) from error
         bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.address = f"{bracketed}:{bound.rpartition(':')[2]}"
         """``HOST:PORT`` where heartbeats go."""

@@ -140,7 +140,8 @@ class Registry:
         before = tracked.load
         tracked.note_load(load)
         if load.state is not before.state:
-            _log.info("instance %s is %s", tracked.id, load.state.value)
+            level = logging.WARNING if load.state is State.FAILING else logging.INFO
+            _log.log(level, "instance %s is %s", tracked.id, load.state.value)
             if load.state is State.FAILING:
                 tracked.interrupt_unanswered()
 
@@ -156,15 +157,17 @@ class Registry:
         for tracked in [tracked for tracked in self._tracked.values() if tracked.expires <= now]:
             has_left = tracked.load.state in (State.LEFT, State.DRAINING)
             if tracked.is_listed:
-                _log.info(
-                    "instance %s sends no heartbeats any more; it is listed, so it stays",
-                    tracked.id,
+                _log.warning(
+                    "instance %s sends no heartbeats any more; it is listed, so it stays", tracked.id
                 )
                 tracked.expires = float("inf")
                 self.expired += 1
                 continue
             self.expired += not has_left
-            self._remove(tracked, "it has left" if has_left else "it was not heard of in time")
+            if has_left:
+                self._remove(tracked, "it has left")
+            else:
+                self._remove(tracked, "it was not heard of in time", logging.WARNING)
         for tracked in self._tracked.values():
             if (
                 tracked.load.state in (State.DRAINING, State.LEFT)
@@ -173,9 +176,9 @@ class Registry:
             ):
                 tracked.expires = now  # has left or was unlisted, and has finished
 
-    def _remove(self, tracked: Tracked, why: str) -> None:
+    def _remove(self, tracked: Tracked, why: str, level: int = logging.INFO) -> None:
         del self._tracked[tracked.id]
-        _log.info("instance %s is gone: %s", tracked.id, why)
+        _log.log(level, "instance %s is gone: %s", tracked.id, why)
         # what has begun to answer goes on: if its instance is dead, its connection says so
         tracked.interrupt_unanswered()
         for gone in self.on_gone:

@@ -72,7 +72,14 @@ def bound(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
 
 def serve(plan: Plan, host: str, port: int) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP; requests under way may end first. Raises :class:`ControlError`."""
-    serve_on(App(plan), bound(host, port), announce=True)
+    app = App(plan)
+    app.take_heartbeats()
+    try:
+        listener = bound(host, port)
+    except ControlError:
+        app.close()
+        raise
+    serve_on(app, listener, announce=True)
 
 
 def serve_on(app: App, listener: socket.socket, *, announce: bool) -> None:
