@@ -27,6 +27,12 @@ def parse_size(name: str, value: object) -> int:
         match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-zA-Z]*)\s*", value)
         if match is not None and match[2].lower() in _SIZE_UNITS:
             return int(Fraction(match[1]) * _SIZE_UNITS[match[2].lower()])
+        if match is not None and len(match[2]) == 1 and match[2].lower() in "kmgt":
+            unit = match[2].upper()
+            raise ConfigError(
+                f"{name} is {shown(value)}, which is {match[1]}{unit}B to Kubernetes and {match[1]}{unit}iB to Docker; "
+                "write which one"
+            )
     raise ConfigError(f"{name} must be a size such as 67108864 or '64MiB', not {shown(value)}")
 
 

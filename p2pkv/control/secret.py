@@ -20,6 +20,9 @@ from p2pkv.errors import ConfigError
 from p2pkv.state_home import state_home
 
 MIN_SECRET_BYTES = 16
+_MIN_DIFFERENT_BYTES = 6
+"""Sixteen random hexadecimal digits have fewer once in 30,000 times; a secret that somebody typed to get going,
+such as a run of ones, often has."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -61,6 +64,11 @@ def _read_secret(path: Path) -> bytes:
     if len(secret) < MIN_SECRET_BYTES:
         raise ConfigError(
             f"secret_file {path} holds {len(secret)} bytes; at least {MIN_SECRET_BYTES} are needed, "
+            f"for example from: head -c 32 /dev/urandom | base64 > {path}"
+        )
+    if len(set(secret)) < _MIN_DIFFERENT_BYTES:
+        raise ConfigError(
+            f"secret_file {path} has only {len(set(secret))} different bytes and is soon guessed; take a random one, "
             f"for example from: head -c 32 /dev/urandom | base64 > {path}"
         )
     return secret

@@ -42,6 +42,14 @@ def test_sizes_as_people_and_kubernetes_write_them(text: str, nbytes: int) -> No
     assert parse_size("pool_size", text) == nbytes
 
 
+@pytest.mark.parametrize("text", ["1G", "64m", "2.5t"])
+def test_a_size_that_kubernetes_and_docker_read_differently_is_asked_about(text: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"pool_size is '{text}', which is .*B to Kubernetes and .*iB to Docker"
+    ):
+        parse_size("pool_size", text)
+
+
 @pytest.mark.parametrize("text", ["", "MiB", "-1", "64 MiBs", "1e6", True, None])
 def test_a_size_that_is_none_is_refused(text: object) -> None:
     with pytest.raises(ConfigError, match="pool_size must be a size such as 67108864 or '64MiB'"):
@@ -163,6 +171,13 @@ def test_a_short_or_missing_secret_is_refused(tmp_path: Path) -> None:
         cluster_keys(_secret(tmp_path / "a", "short"))
     with pytest.raises(ConfigError, match="No such file"):
         cluster_keys(str(tmp_path / "missing"))
+
+
+def test_a_secret_that_somebody_typed_to_get_going_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="has only 2 different bytes and is soon guessed; take a random one"
+    ):
+        cluster_keys(_secret(tmp_path / "a", "1212121212121212"))
 
 
 def test_a_private_secret_is_made_once_and_for_its_user_alone(
