@@ -83,7 +83,7 @@ def bench(
     if not as_json:
         report.show(console, rows, about, chosen.working_set)
     if plot_file is not None:
-        for path in plot.draw(rows, plot_file):
+        for path in plot.draw(rows, plot_file, about):
             progress.print(f"wrote {path}", markup=False)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(rows: Sequence[Row], file: Path) -> list[Path]:
+def draw(rows: Sequence[Row], file: Path, about: Mapping[str, object]) -> list[Path]:
     """Draw what the rows of one thread say over page sizes; write a PNG and an SVG.
 
     Fetches and publishes as ratios to their first reference; transports side by side as throughput, and as how long
-    single calls took.
+    single calls took. The machine that ``about`` describes is the title, with the day.
     """
     # half a second that a run without a plot need not wait
     import matplotlib as mpl
@@ -57,6 +58,8 @@ def draw(rows: Sequence[Row], file: Path) -> list[Path]:
         if points is ratios:
             axis.axhline(1.0, color="gray", linewidth=0.8)
         axis.legend(fontsize="x-small")
+    day = time.strftime("%Y-%m-%d")
+    figure.suptitle(f"{about['cpu']}, {about['cores']} cores, load {about['load']}, {day}", fontsize="small")
     return save(figure, file)
 
 
