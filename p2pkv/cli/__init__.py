@@ -32,7 +32,6 @@ app = typer.Typer(
     help="A peer-to-peer KV-cache engine for LLM serving.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("doctor")(doctor.doctor)

@@ -429,5 +429,5 @@ def key_and_boot(member: Member) -> tuple[int, int]:
 
 def _new_random() -> Random:
     seed = randbits(64)
-    log.info("membership draws its random numbers from seed %d", seed)
+    log.debug("membership draws its random numbers from seed %d", seed)
     return Random(seed)  # noqa: S311 - jitter and sampling, nothing secret
