@@ -1,12 +1,14 @@
 """``make test-wheel``: installs the wheels of dist/ where nothing else is, and uses them there.
 
 An environment in a temporary folder first has p2pkv's wheel and what that asks for, then the extras and the benchmark
-as well. ``check_installed.py`` is run by its Python each time.
+as well. ``check_installed.py`` is run by its Python each time. Then docs/quickstart.md is walked from its first line
+on, in a folder that has nothing but the wheel.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECK = Path(__file__).with_name("check_installed.py")
+WALK = ROOT / "tests/support/quickstart.py"
 
 
 def main() -> None:
@@ -36,6 +39,10 @@ def main() -> None:
         subprocess.run(
             [str(python), str(CHECK), "--extras", str(ROOT / "README.md")], cwd=folder, env=env, check=True
         )
+    with tempfile.TemporaryDirectory(prefix="p2pkv-quickstart-") as folder:
+        (Path(folder) / "dist").mkdir()
+        shutil.copy(wheels[0], Path(folder) / "dist")
+        subprocess.run([sys.executable, str(WALK), str(ROOT / "docs/quickstart.md"), folder], check=True)
 
 
 def install(python: Path, home: Path, what: list[str]) -> None:
