@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import json
 import re
 import socket
 import subprocess
@@ -68,13 +69,14 @@ def check_two_processes(transport: str) -> None:
     from p2pkv import Config, Node
 
     join = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-I", "-c", OWNER, join, transport, str(N_PAGES)]
+    command = [sys.executable, "-I", "-c", OWNER, join, transport, str(N_PAGES), json.dumps(OPTIONS)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdin is not None
         assert owner.stdout is not None
         try:
             assert owner.stdout.readline() == "published\n", "the other process published nothing"
-            with Node.start(Config(node_id="reader", join=[join], transports=[transport])) as node:
+            config = Config(node_id="reader", join=[join], transports=[transport], transport_options=OPTIONS)
+            with Node.start(config) as node:
                 rows = np.zeros((N_PAGES, 65536), np.uint8)
                 node.register_memory(rows)
                 keys = [f"page-{i}" for i in range(N_PAGES)]
@@ -87,13 +89,20 @@ def check_two_processes(transport: str) -> None:
     print(f"ok: {N_PAGES} pages of another process over {transport}", flush=True)
 
 
+OPTIONS = {"ucx": {"library": "wheel"}}
+"""The wheel's own libucp: a machine's may be one that the transport refuses, as Debian 12's."""
+
 OWNER = """
+import json
 import sys
 import numpy as np
 from p2pkv import Config, Node
 
-join, transport, n = sys.argv[1], sys.argv[2], int(sys.argv[3])
-with Node.start(Config(node_id="owner", join=[join], transports=[transport], pool_size="16MiB")) as node:
+join, transport, n, options = sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
+config = Config(
+    node_id="owner", join=[join], transports=[transport], pool_size="16MiB", transport_options=options
+)
+with Node.start(config) as node:
     rows = np.repeat(np.arange(1, n + 1, dtype=np.uint8)[:, None], 65536, axis=1)
     node.register_memory(rows)
     node.publish([f"page-{i}" for i in range(n)], rows, timeout=30)
