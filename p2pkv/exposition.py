@@ -1,14 +1,17 @@
 """Metrics as text, in the two formats that Prometheus asks for.
 
 An engine's threads wait for the interpreter while it is made, so it is made in small parts: between two of them the
-interpreter is let go. The longest took 0.66 ms on a busy machine, most of it in the library's writing of samples.
+interpreter is let go. Samples are written here: the library looks at every letter of every label, and took four fifths
+of a scrape for it. That strict parsers, and promtool, take what is written is a test.
+
+Times of birth of counters (``_created``) are left out: they double the series, and Prometheus does not use them.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator
-from itertools import islice
 
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
@@ -16,19 +19,11 @@ from prometheus_client.registry import Collector
 
 from p2pkv.metrics import Metrics
 
-_AT_ONCE = 4
-"""Families, most of which have one sample."""
-_END = b"# EOF\n"
-
-
-class _Part(Collector):
-    """Some families, as what writes them takes them."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
+_AT_ONCE = 16
+"""Lines of a part, which take 2 to 5 us each."""
+_SERIES_AT_ONCE = 4
+"""Series of a histogram in a part, each of which has twenty lines."""
+_END = "# EOF\n"
 
 
 def write(metrics: Metrics, more: Iterable[Collector], accept: str) -> tuple[str, bytes]:
@@ -36,25 +31,56 @@ def write(metrics: Metrics, more: Iterable[Collector], accept: str) -> tuple[str
 
     ``more``: what is shown beside the node's own.
     """
-    encode, content_type = choose_encoder(accept)
+    content_type = choose_encoder(accept)[1]
+    is_openmetrics = "openmetrics" in content_type
     parts = []
-    for families in _in_parts(metrics, more):
-        parts.append(encode(_Part(families)).removesuffix(_END))
-        _let_others_run()
+    for n, line in enumerate(_samples((metrics.registry, *more), is_openmetrics=is_openmetrics)):
+        parts.append(line)
+        if n % _AT_ONCE == 0:
+            _let_others_run()
     for timing in metrics.timings.all():
-        for series in timing.lines():
-            parts.append(series.encode())
-        _let_others_run()
-    if "openmetrics" in content_type:
+        for n, series in enumerate(timing.lines(with_exemplars=is_openmetrics)):
+            parts.append(series)
+            if n % _SERIES_AT_ONCE == 0:
+                _let_others_run()
+    if is_openmetrics:
         parts.append(_END)
-    return content_type, b"".join(parts)
+    return content_type, "".join(parts).encode()
 
 
-def _in_parts(metrics: Metrics, more: Iterable[Collector]) -> Iterator[list[Metric]]:
-    for source in (metrics.registry, *more):
-        families = iter(source.collect())
-        while part := list(islice(families, _AT_ONCE)):
-            yield part
+def _samples(sources: Iterable[Collector], *, is_openmetrics: bool) -> Iterator[str]:
+    for source in sources:
+        for family in source.collect():
+            yield from _lines(family, is_openmetrics=is_openmetrics)
+
+
+def _lines(family: Metric, *, is_openmetrics: bool) -> Iterator[str]:
+    name = family.name
+    if family.type == "counter" and not is_openmetrics:
+        name = f"{name}_total"
+    yield f"# HELP {name} {_escaped(family.documentation, with_quotes=is_openmetrics)}\n# TYPE {name} {family.type}\n"
+    for sample in family.samples:
+        if sample.name.endswith("_created"):
+            continue
+        value = _number(sample.value)
+        if sample.labels:
+            labels = ",".join([f'{key}="{_escaped(text)}"' for key, text in sample.labels.items()])
+            yield f"{sample.name}{{{labels}}} {value}\n"
+        else:
+            yield f"{sample.name} {value}\n"
+
+
+def _escaped(text: str, *, with_quotes: bool = True) -> str:
+    if "\\" in text or "\n" in text or '"' in text:
+        text = text.replace("\\", "\\\\").replace("\n", "\\n")
+        return text.replace('"', '\\"') if with_quotes else text
+    return text
+
+
+def _number(value: float) -> str:
+    if math.isfinite(value):
+        return repr(float(value))
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
 def _let_others_run() -> None:

@@ -7,13 +7,14 @@ others would take milliseconds for; so their text is made here, from names that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, product
 
 from prometheus_client.utils import floatToGoString
 
 from p2pkv import _native
+from p2pkv.exemplars import Exemplars
 
 _BOUNDS = (*map(floatToGoString, _native.Timings.bounds()), "+Inf")
 
@@ -47,24 +48,30 @@ class Timing:
     label: str = ""
     values: Sequence[str] = ("",)
     native: _native.Timings = field(init=False)
+    exemplars: Exemplars = field(init=False)
     _series: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.native = _native.Timings(len(self.values), list(self.sizes.bounds))
+        self.exemplars = Exemplars(self.native)
         self._series = [
             (f'{self.label}="{_escaped(value)}",' if self.label else "") + f'size_class="{size}"'
             for value, size in product(self.values, self.sizes.names)
         ]
 
-    def lines(self) -> Iterator[str]:
-        """Yield the lines of this histogram as both text formats have them, a series at a time."""
+    def lines(self, *, with_exemplars: bool = False) -> Iterator[str]:
+        """Yield the lines of this histogram as both text formats have them, a series at a time.
+
+        Only OpenMetrics has exemplars.
+        """
         yield f"# HELP {self.name} {self.help}\n# TYPE {self.name} histogram\n"
         name = self.name
-        for series, (counts, seconds) in zip(self._series, self.native.read(), strict=True):
+        for i, (series, (counts, seconds)) in enumerate(zip(self._series, self.native.read(), strict=True)):
+            known = self.exemplars.of(i) if with_exemplars else {}
             n = 0
             lines = []
-            for bound, n in zip(_BOUNDS, accumulate(counts), strict=True):
-                lines.append(f'{name}_bucket{{{series},le="{bound}"}} {n}\n')
+            for bucket, (bound, n) in enumerate(zip(_BOUNDS, accumulate(counts), strict=True)):
+                lines.append(f'{name}_bucket{{{series},le="{bound}"}} {n}{known.get(bucket, "")}\n')
             lines.append(f"{name}_count{{{series}}} {n}\n{name}_sum{{{series}}} {seconds!r}\n")
             yield "".join(lines)
 
@@ -115,6 +122,11 @@ class Timings:
             "source",
             sources,
         )
+
+    def watch(self, call: str) -> Callable[[Mapping[str, str]], None] | None:
+        """Begin to watch one call of ``publish``, ``fetch`` or ``exists``, for :class:`Exemplars`; None for others."""
+        timing = {"publish": self.publishes, "fetch": self.fetches, "exists": self.exists}.get(call)
+        return None if timing is None else timing.exemplars.watch()
 
     def all(self) -> tuple[Timing, ...]:
         """Return them in the order in which they are shown."""

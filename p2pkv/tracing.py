@@ -22,6 +22,7 @@ from p2pkv.errors import ConfigError
 _REQUEST: ContextVar[str] = ContextVar("p2pkv_request", default="")
 
 Call = Callable[..., Any]
+Watch = Callable[[str], Callable[[Mapping[str, str]], None] | None]
 
 
 class Traced(NamedTuple):
@@ -88,7 +89,7 @@ TRANSFERS = {
 
 @contextlib.contextmanager
 def about(request: str) -> Iterator[None]:
-    """Let spans of this thread say that they are about the engine's request of that id."""
+    """Let spans of this thread say that they are about the engine's request of that id, and exemplars name it."""
     token = _REQUEST.set(request)
     try:
         yield
@@ -99,10 +100,13 @@ def about(request: str) -> Iterator[None]:
 class Spans:
     """Makes the spans of one node, all of which say ``attributes``.
 
+    ``watch`` is told the name of each call that is made for a request (:func:`about`); what it returns, if anything, is
+    told when the call has ended which request and which trace that was.
+
     Raises :class:`~p2pkv.errors.ConfigError` without ``opentelemetry-api``.
     """
 
-    def __init__(self, attributes: Mapping[str, str]) -> None:
+    def __init__(self, attributes: Mapping[str, str], watch: Watch = lambda _: None) -> None:
         try:
             api = import_module("opentelemetry.trace")
         except ModuleNotFoundError as error:
@@ -112,6 +116,7 @@ class Spans:
         # finds the provider when the first span is made: it may be set up after the node
         self._tracer = api.get_tracer("p2pkv", version("p2pkv"))
         self._attributes = attributes
+        self._watch = watch
 
     def trace(self, target: object, calls: Mapping[str, Traced]) -> None:
         """Have a span for each call of these methods of ``target``, a child of the caller's current one.
@@ -125,17 +130,22 @@ class Spans:
         @functools.wraps(method)
         def traced(*arguments: Any, **named: Any) -> Any:
             name = f"p2pkv.{call.span}"
+            request = _REQUEST.get()
+            note = self._watch(call.span) if request else None
             with self._tracer.start_as_current_span(name, attributes=self._attributes) as span:
-                if not span.is_recording():
-                    return method(*arguments, **named)
-                request = _REQUEST.get()
-                if request:
+                is_recording = span.is_recording()
+                if is_recording and request:
                     span.set_attribute("p2pkv.request", request)
-                if call.given is not None:
+                if is_recording and call.given is not None:
                     span.set_attributes(call.given(arguments, named))
                 result = method(*arguments, **named)
-                if call.returned is not None:
+                if is_recording and call.returned is not None:
                     span.set_attributes(call.returned(result))
+                if note is not None:
+                    labels = {"request_id": request}
+                    if is_recording:
+                        labels["trace_id"] = f"{span.get_span_context().trace_id:032x}"
+                    note(labels)
                 return result
 
         return traced

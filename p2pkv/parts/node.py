@@ -102,8 +102,12 @@ class NodeParts:
         self, undo: ExitStack, gate: Gate, extra_transports: Sequence[Transport], clock: Clock, timing: Timing
     ) -> None:
         config = self._config
+        self.metrics = Metrics()
         spans = (
-            Spans({"p2pkv.node": config.node_id, "p2pkv.namespace": config.namespace})
+            Spans(
+                {"p2pkv.node": config.node_id, "p2pkv.namespace": config.namespace},
+                self.metrics.timings.watch,
+            )
             if config.tracing
             else None
         )
@@ -111,7 +115,6 @@ class NodeParts:
             raise_limit()
         require_descriptors()
         require_memory(config.registered_nbytes, available_memory())
-        self.metrics = Metrics()
         self.control = ControlParts(config, undo)
         self._engine = make_engine(config.membership, self.control.keys, config.cluster)
         self._start_transports(undo, extra_transports)

@@ -18,12 +18,16 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from p2pkv import Config, ConfigError, Node, UsageError
+from p2pkv.exposition import write
+from p2pkv.timings import Timings
 from p2pkv.tracing import about
 from transfer_pair import spans_of
 
 PAGE = 4096
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 class Collector(HTTPServer):
@@ -181,3 +185,51 @@ def test_without_the_package_the_start_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
     with pytest.raises(ConfigError, match=r"pip install 'p2pkv\[tracing\]'"):
         Node.start(Config(pool_size="64KiB", tracing=True))
+
+
+def test_a_request_is_named_where_its_call_was_counted(nodes: tuple[Node, Node]) -> None:
+    _, reader = nodes
+    pages = np.zeros((1, PAGE), np.uint8)
+    with reader.register_memory(pages), about('request "17"'):
+        reader.fetch(["a page that nobody has"], pages)
+    found = [
+        sample
+        for family in text_string_to_metric_families(write(reader.metrics, (), OPENMETRICS)[1].decode())
+        for sample in family.samples
+        if sample.exemplar is not None
+    ]
+    [sample] = found
+    assert sample.name == "p2pkv_fetch_seconds_bucket"
+    assert sample.labels["farthest"] == "nowhere"
+    assert sample.exemplar.labels["request_id"] == 'request "17"'
+    assert len(sample.exemplar.labels["trace_id"]) == 32
+    assert 0 < sample.exemplar.value <= float(sample.labels["le"])
+    assert "request_id" not in write(reader.metrics, (), "")[1].decode()  # the classic format has none
+
+
+def test_no_request_is_named_where_another_call_was_counted_meanwhile() -> None:
+    timings = Timings()
+    for _ in range(2):
+        note = timings.watch("exists")
+        assert note is not None
+        timings.exists.native.add(0, 5, 1e-9)
+        timings.exists.native.add(0, 500, 1e-9)
+        note({"request_id": "one of two"})
+    assert "one of two" not in "".join(timings.exists.lines(with_exemplars=True))
+    note = timings.watch("exists")
+    assert note is not None
+    note({"request_id": "none"})  # as a call that was refused
+    assert "none" not in "".join(timings.exists.lines(with_exemplars=True))
+
+
+def test_labels_that_are_too_long_are_left_out() -> None:
+    timings = Timings()
+    for labels in ({"request_id": "x" * 200}, {"request_id": "y" * 100, "trace_id": "z" * 32}):
+        note = timings.watch("exists")
+        assert note is not None
+        timings.exists.native.add(0, 5, 1e-9)
+        note(labels)
+    text = "".join(timings.exists.lines(with_exemplars=True))
+    assert "xx" not in text
+    assert "yy" in text
+    assert "zz" not in text
