@@ -439,6 +439,11 @@ class PageCache:
             page = int(wrong[0])
             raise _other_length(page, int(locations["length"][page]), int(call.lengths[page]))
 
+    @property
+    def n_fetched(self) -> int:
+        """Pages that calls have found so far, wherever they came from."""
+        return sum(n_pages for n_pages, _ in self._sources.fetched())
+
     def _fetched(self) -> dict[str, dict[tuple[str, ...], float]]:
         """Return what native code has counted, by metric and source."""
         by_source = dict(zip(self._source_names, self._sources.fetched(), strict=True))

@@ -185,6 +185,7 @@ class Announcer(Resource):
             keys, locations = self._pool.drain_evicted(
                 _BATCH, _IDLE_S if idle is None else idle, gather=gather
             )
+            self._metrics.working_set.left(keys)
             if len(keys):
                 self._directory.drop(keys, locations, self._deadline(), by_owner=True)
                 self._metrics.retracted_pages.inc(len(keys))
@@ -193,6 +194,7 @@ class Announcer(Resource):
             idle = gather = 0.0
         # the tier wakes it too
         evicted, _ = self._pool.drain_evicted(_BATCH, _IDLE_S if idle is None else idle, gather=gather)
+        self._metrics.working_set.left(evicted)
         changed = self._tier.drain_changed(_BATCH)
         self._is_behind = len(changed) >= _BATCH
         self._tell(np.concatenate([evicted, changed]))

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from p2pkv.metrics.collectors import LabelledCollector, LabelledReadings, Readings, ReadingsCollector
 from p2pkv.metrics.tables import FETCH_CHOICES, FETCH_REASONS, FETCH_SECONDS, MISSES, PREFETCH_OUTCOMES
+from p2pkv.metrics.working_set import WorkingSet
 from p2pkv.timings import Timings
 
 
@@ -18,6 +19,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.timings = Timings()
+        self.working_set = WorkingSet()
         self.missed_pages = self._counter("p2pkv_missed_pages", "Pages asked for and not delivered", "reason")
         """``reason``: :data:`MISSES`; device, not copied to it."""
         self.published_pages = self._counter("p2pkv_published_pages", "Pages published")

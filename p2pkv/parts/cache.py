@@ -14,6 +14,7 @@ from p2pkv.cache.page_cache import PageCache
 from p2pkv.cache.pins import Pins
 from p2pkv.cache.prefetcher import Prefetcher
 from p2pkv.cache.take_overs import Receiver, TakeOvers
+from p2pkv.cache.working_set import WorkingSetWatch
 from p2pkv.config import HUGE_PAGES, Config
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.channels import DirectoryChannels
@@ -163,6 +164,9 @@ class CacheParts:
         undo.callback(self.announcer.close)
         self.announcer.start()
         self.directory.on_missed = self.announcer.owe
+        self.working_set = WorkingSetWatch(self._metrics.working_set, self.pool, self._published_and_found)
+        undo.callback(self.working_set.close)
+        self.working_set.start()
 
     def _serve_guests(self, registrar: Registrar, undo: ExitStack) -> None:
         """Keep pages of other nodes, and have them and their own followers hear what is taken back."""
@@ -327,6 +331,10 @@ class CacheParts:
         """Return how many pages peers were asked for so far, and how many of them were found."""
         return self.directory.asked()
 
+    def _published_and_found(self) -> tuple[float, float]:
+        """Return how many pages were published here so far, and how many calls here found."""
+        return self._metrics.read(self._metrics.published_pages), self.cache.n_fetched
+
     def _next_out_age(self) -> float:
         """Return how long ago the page came that is evicted next; if that is forgotten, how far memory reaches."""
         page = self.pool.native.oldest()
@@ -369,6 +377,7 @@ class CacheParts:
             "p2pkv_directory_channels": directory["channels"],
             "p2pkv_ring_share_ratio": self.directory.ring.share(self._own_key),
             **self.cache.readings(),
+            **self.working_set.readings(),
             **(self.tier.readings() if self.tier is not None else {}),
             **(self.events.readings() if self.events is not None else {}),
         }

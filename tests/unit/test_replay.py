@@ -107,6 +107,34 @@ def test_real_nodes_find_what_is_simulated(placed: str) -> None:
     assert simulated.rate < ceiling(requests)  # something was lost, or there was nothing to compare
 
 
+def test_a_node_estimates_the_ceiling_that_the_trace_has() -> None:
+    requests, size = conversations(5, 1500), Size(1, 300, 0)
+    with LiveCluster(size, 4096, max(len(request.hash_ids) for request in requests)) as cluster:
+        simulated, found = beside(requests, size, "round_robin", cluster)
+        [readings] = cluster.working_sets()
+    assert readings["p2pkv_hit_rate_ratio"] == pytest.approx(found.rate, abs=0.02)
+    assert readings["p2pkv_hit_rate_ceiling_ratio"] == pytest.approx(ceiling(requests), abs=0.02)
+    assert simulated.rate < ceiling(requests) - 0.05  # or there was nothing to estimate
+
+
+def test_a_disk_that_brings_pages_back_leaves_the_estimate_as_it_is() -> None:
+    requests, size = conversations(6, 600), Size(1, 300, 4096)
+    with LiveCluster(size, 4096, max(len(request.hash_ids) for request in requests)) as cluster:
+        beside(requests, size, "round_robin", cluster)
+        [readings] = cluster.working_sets()
+    assert readings["p2pkv_hit_rate_ceiling_ratio"] == pytest.approx(ceiling(requests), abs=0.02)
+
+
+def test_of_several_nodes_each_says_what_its_own_memory_would_give() -> None:
+    requests, size = conversations(7, 1500), Size(3, 150, 0)
+    with LiveCluster(size, 4096, max(len(request.hash_ids) for request in requests)) as cluster:
+        _, found = beside(requests, size, "prefix", cluster)
+        each = cluster.working_sets()
+    together = sum(one["p2pkv_hit_rate_ceiling_ratio"] for one in each) / len(each)
+
+    assert found.rate - 0.02 < together < ceiling(requests) + 0.02
+
+
 def test_real_disks_keep_what_is_simulated() -> None:
     requests, size = conversations(3, 600), Size(3, 200, 2048)
     with LiveCluster(size, 4096, max(len(request.hash_ids) for request in requests)) as cluster:

@@ -107,6 +107,17 @@ class LiveCluster:
                     counts[_SOURCES.get(source, Tier.PEER_MEMORY)] += int(n)
         return tuple(counts)
 
+    def working_sets(self) -> list[dict[str, float]]:
+        """Return what each node estimates of what more memory would give, as of now."""
+        found = []
+        for engine in self._engines:
+            caching = engine.node._parts.caching
+            assert caching is not None
+            caching.announcer.tell_changed(idle=0.0)
+            caching.working_set.turn()
+            found.append(dict(caching.working_set.readings()))
+        return found
+
     def _content(self, pages: Sequence[int]) -> NDArray[np.uint64]:
         words = (np.array(pages, np.uint64) + np.uint64(1)) * _ODD
         content: NDArray[np.uint64] = words[:, None] + np.arange(self._page_nbytes // 8, dtype=np.uint64)
