@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from enum import Enum
 
 from p2pkv_proxy.bodies import (
     ClientGoneError,
@@ -25,6 +23,7 @@ from p2pkv_proxy.bodies import (
     respond,
 )
 from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Pair
+from p2pkv_proxy.cutting import Cut, CutError, Waits
 from p2pkv_proxy.engines import Engines
 from p2pkv_proxy.holdings import Holdings
 from p2pkv_proxy.metrics import Metrics
@@ -32,6 +31,7 @@ from p2pkv_proxy.prompts import MalformedError
 from p2pkv_proxy.protocols import PROTOCOLS, Answer
 from p2pkv_proxy.reading import read_call
 from p2pkv_proxy.relaying import Client, ClientFailedError, Relay
+from p2pkv_proxy.reply import Reply
 from p2pkv_proxy.routing import RefusedError, Router
 from p2pkv_proxy.settings import Settings
 from p2pkv_proxy.tracked import Tracked
@@ -40,18 +40,6 @@ _log = logging.getLogger(__name__)
 
 _DOUBTFUL = frozenset({401, 403, 404})
 """An engine that says so may lack a model or a key that others have: another one is asked."""
-_PIECE = 64 * 1024
-"""A whole answer goes out in pieces of this size: what is handed over lies in memory until the client has taken it."""
-
-
-class Cut(Enum):
-    """Why a request's wait was ended from outside."""
-
-    DEADLINE = "deadline"
-    CLIENT_GONE = "client gone"
-    CLIENT_SLOW = "client slow"
-    INSTANCE_LOST = "instance lost"
-    ROUTER_ENDS = "router ends"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +63,12 @@ class Exchange:
         self._services = services
         self._settings = services.settings
         self._receive = receive
-        self._send = send
+        self._reply = Reply(scope, send)
+        self._waits = Waits()
         self.began = time.monotonic()
         self._deadline = self.began + min(self._settings.body_timeout, self._settings.request_timeout)
-        self._sending_since = 0.0
-        self._task: asyncio.Task[object] | None = None
-        self._cut: Cut | None = None
         self._lost: list[Tracked] = []
         self._decode: Tracked | None = None
-        self._has_begun = False
-        """The client has bytes of an answer."""
-        self._is_stream = False
-        """They are events, behind which another one can say that no more come."""
         self._failed: set[str] = set()
         self._own_seconds = 0.0
         # for whoever tells of it when it has ended
@@ -103,48 +85,24 @@ class Exchange:
         """End the wait if it is over."""
         if now >= self._deadline:
             self.cut(Cut.DEADLINE)
-        elif self._sending_since and now - self._sending_since > self._settings.client_timeout:
+        elif self._reply.is_slow(now, self._settings.client_timeout):
             self.cut(Cut.CLIENT_SLOW)
 
     def cut(self, why: Cut) -> None:
-        """End what the request waits for, once. The loss of an instance gives way to what ends all attempts."""
-        is_first = self._cut is None
-        if is_first or self._cut is Cut.INSTANCE_LOST:
-            self._cut = why
-        if is_first and self._task is not None:
-            self._task.cancel()
+        """End what the request waits for, once."""
+        self._waits.cut(why)
 
     def _note_lost(self, tracked: Tracked) -> None:
-        if self._has_begun and tracked is not self._decode:
+        if self._reply.has_begun and tracked is not self._decode:
             return  # a prefill whose pages the decode has: it goes on alone
         self._lost.append(tracked)
         self.cut(Cut.INSTANCE_LOST)
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Let :meth:`cut` end waits of the block; it ends with :class:`_CutError` then."""
-        if (why := self._take_cut()) is not None:
-            raise _CutError(why)
-        self._task = task = asyncio.current_task()
-        try:
-            yield
-        except asyncio.CancelledError:
-            if (why := self._take_cut()) is None:
-                raise
-            _uncancel(task)
-            raise _CutError(why) from None
-        finally:
-            self._task = None
-
-    def _take_cut(self) -> Cut | None:
-        why, self._cut = self._cut, None
-        return why
 
     async def run(self) -> str:
         """Serve the request; return its outcome for the metrics."""
         try:
             return await self._serve()
-        except _CutError as error:
+        except CutError as error:
             return await self._cut_off(error.why)
         except ClientGoneError:
             return "client_gone"
@@ -160,7 +118,7 @@ class Exchange:
         return "client_error"
 
     async def _serve(self) -> str:
-        with self._interruptible():
+        with self._waits.interruptible():
             raw = await read_body(self.scope["headers"], self._receive, self._settings.max_body)
         self._deadline = self.began + self._settings.request_timeout
         read = time.monotonic()
@@ -169,7 +127,7 @@ class Exchange:
         on_gone.add(self._note_gone)
         try:
             if self._services.router.wants_holdings:
-                with self._interruptible():
+                with self._waits.interruptible():
                     await self._services.holdings.look_up(call.prompt)
             self._own_seconds = time.monotonic() - read
             return await self._attempts(call, read)
@@ -208,13 +166,13 @@ class Exchange:
                 continue
             except InstanceError as failure:
                 error = failure
-            except _CutError as cut:
+            except CutError as cut:
                 if cut.why is not Cut.INSTANCE_LOST:
                     raise
                 error = InstanceError(self._lost[-1], "was lost")
             self._failed.add(error.tracked.id)
             _log.warning("request %s, attempt %d: %s", call.request_id, number + 1, error)
-            if self._has_begun:
+            if self._reply.has_begun:
                 await self._break_off(error)
                 return "broken_off"
         if doubtful:
@@ -225,10 +183,9 @@ class Exchange:
 
     async def _attempt(self, call: Call, pair: Pair, number: int, read: float) -> None:
         self._lost.clear()
-        if self._cut is Cut.INSTANCE_LOST:
-            self._cut = None  # came when that attempt had failed already
+        self._waits.forget_losses()
         self._decode = pair.decode
-        with self._interruptible():
+        with self._waits.interruptible():
             async with AsyncExitStack() as undo:
                 protocol = PROTOCOLS[pair.decode.instance.mode]
                 try:
@@ -237,40 +194,37 @@ class Exchange:
                         loop = asyncio.get_running_loop()
                         loop.call_soon(self._services.holdings.learn, call.prompt, answer.pages)
                     headers = self._answer_headers(call, pair, answer, number)
-                    self._is_stream = answer.is_stream
+                    self._reply.is_stream = answer.is_stream
                     if answer.is_stream:
                         await self._stream(answer, headers, read)
                     else:
                         await self._forward(answer, headers, read)
                 finally:
-                    self._sending_since = 0.0
+                    self._reply.rest()
 
     async def _stream(self, answer: Answer, headers: list[tuple[bytes, bytes]], read: float) -> None:
         client = Client(self.scope["p2pkv.transport"], self._settings.client_timeout)
         while events := await answer.more():
-            if self._has_begun:
-                await self._write(events, more=True)
+            if self._reply.has_begun:
+                await self._reply.write(events, more=True)
             else:
                 arrived = time.monotonic()
-                await self._begin(200, headers)
-                await self._write(events, more=True)
+                await self._reply.begin(200, headers)
+                await self._reply.write(events, more=True)
                 self._observe(read, arrived)
             await self._pass_on(answer, client)
-        await self._write(b"", more=False)
+        await self._reply.write(b"", more=False)
 
     async def _pass_on(self, answer: Answer, client: Client) -> None:
         try:
             await answer.pass_on(self._services.relay, client)
         except ClientFailedError as error:
-            raise _CutError(Cut.CLIENT_GONE if error.is_gone else Cut.CLIENT_SLOW) from error
+            raise CutError(Cut.CLIENT_GONE if error.is_gone else Cut.CLIENT_SLOW) from error
 
     async def _forward(self, answer: Answer, headers: list[tuple[bytes, bytes]], read: float) -> None:
         body = await answer.whole()
         arrived = time.monotonic()
-        await self._begin(200, [*headers, (b"content-length", str(len(body)).encode())])
-        for first in range(0, len(body), _PIECE):
-            await self._write(body[first : first + _PIECE], more=True)
-        await self._write(b"", more=False)
+        await self._reply.whole(body, headers)
         self._observe(read, arrived)
 
     def _observe(self, read: float, arrived: float) -> None:
@@ -288,23 +242,6 @@ class Exchange:
             told = f"{pair.detail}; attempt {number + 1}"
             headers.append((b"x-p2pkv-route", told.encode("ascii", "replace")))
         return headers
-
-    async def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self._check_client()
-        self._sending_since = time.monotonic()
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        self._has_begun = True
-
-    async def _write(self, body: bytes, *, more: bool) -> None:
-        self._check_client()
-        self._sending_since = time.monotonic()
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
-        self._sending_since = 0.0
-
-    def _check_client(self) -> None:
-        """Send nothing more to a client that has gone: under uvloop that fails, before anybody is told that it has."""
-        if self.scope["p2pkv.transport"].is_closing():
-            raise _CutError(Cut.CLIENT_GONE)
 
     async def refuse(self, error: RefusedError) -> None:
         """Say that nobody takes the request now."""
@@ -327,11 +264,11 @@ class Exchange:
         """Answer without an engine's stream; hang up on a client that does not take it in time."""
         self._deadline = time.monotonic() + self._settings.client_timeout
         try:
-            with self._interruptible():
-                self._check_client()
-                await respond(self._send, status, body, headers, content_type)
-        except _CutError:
-            await self._hang_up()
+            with self._waits.interruptible():
+                self._reply.check_client()
+                await respond(self._reply.send, status, body, headers, content_type)
+        except CutError:
+            await self._reply.hang_up()
 
     async def _give_up(self, error: InstanceError) -> None:
         """Every attempt failed, and nothing has been sent: the last engine's own words, if it had any."""
@@ -346,22 +283,22 @@ class Exchange:
 
     async def _end_stream(self, event: bytes) -> None:
         """Send a last event, unless the client doesn't take it. What is no stream has no place for one."""
-        if not self._is_stream:
-            await self._hang_up()
+        if not self._reply.is_stream:
+            await self._reply.hang_up()
             return
         self._deadline = min(self._deadline, time.monotonic() + self._settings.client_timeout)
         try:
-            with self._interruptible():
-                await self._write(event, more=False)
-        except _CutError:
+            with self._waits.interruptible():
+                await self._reply.write(event, more=False)
+        except CutError:
             _log.info("a client did not take the end of its answer")
-            await self._hang_up()
+            await self._reply.hang_up()
 
     async def _cut_off(self, why: Cut) -> str:
         if why in (Cut.CLIENT_GONE, Cut.CLIENT_SLOW):
-            await self._hang_up()
+            await self._reply.hang_up()
             return "client_gone"
-        if why is Cut.ROUTER_ENDS and self._has_begun:
+        if why is Cut.ROUTER_ENDS and self._reply.has_begun:
             await self._end_stream(
                 b"data: " + error_body(503, "the answer broke off: the router ends") + b"\n\n"
             )
@@ -370,7 +307,7 @@ class Exchange:
             await self._fail(503, "the router ends", close=True)
             return "refused"
         is_reading = self._deadline < self.began + self._settings.request_timeout
-        if self._has_begun:
+        if self._reply.has_begun:
             self._deadline = float("inf")
             await self._end_stream(b"data: " + error_body(504, "the request's time is over") + b"\n\n")
         elif is_reading:
@@ -378,22 +315,3 @@ class Exchange:
         else:
             await self._fail(504, "no instance answered in time")
         return "timed_out"
-
-    async def _hang_up(self) -> None:
-        self.scope["p2pkv.hang_up"]()
-        await asyncio.sleep(0)  # the server must notice before it is told that this is all
-
-
-def _uncancel(task: asyncio.Task[object] | None) -> None:
-    """Tell the task that its cancellation is dealt with; before Python 3.11 nobody kept count."""
-    uncancel = getattr(task, "uncancel", None)
-    if uncancel is not None:
-        uncancel()
-
-
-class _CutError(Exception):
-    """A wait was ended from outside."""
-
-    def __init__(self, why: Cut) -> None:
-        super().__init__(why.value)
-        self.why = why
