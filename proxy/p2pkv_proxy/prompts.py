@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from p2pkv.instances.heartbeat import Mode
 from p2pkv_proxy.held import Held
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
@@ -60,6 +61,8 @@ class Prompt:
     """Tokens of its beginning that each instance was sent before: what is assumed to be there if nobody knows."""
     session: str = ""
     """What the client says that this belongs to, of several requests."""
+    only: tuple[str, Mode] | None = None
+    """Model and mode of the instances that may have it, if it is made of their tokens; None: any."""
     context: bytes = b""
     """What its pages depend on besides its text."""
     _blocks: list[bytes] | None = field(default=None, repr=False)
