@@ -52,6 +52,8 @@ class Entry(msgspec.Struct, kw_only=True):
     reason: str | None
     """The policies' words for the last pair."""
     attempts: int
+    resumed: int
+    """How often another instance went on with its stream."""
     prompt_tokens: int | None
     """As the router takes them to be."""
     first_byte_seconds: float | None

@@ -14,6 +14,7 @@ from p2pkv.address import split_address
 from p2pkv.control.secret import cluster_keys
 from p2pkv.errors import ConfigError, P2PKVError
 from p2pkv.instances.heartbeat import Mode, Role
+from p2pkv_proxy.continuation import Resume
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _NEEDED = ("httptools", "starlette", "uvicorn")
@@ -100,6 +101,9 @@ def proxy(
     max_in_flight: Annotated[int, typer.Option(min=1, help="Requests at once; more get 429.")] = 1024,
     max_body: Annotated[str, typer.Option(metavar="SIZE", help="Of a request.")] = "16MiB",
     attempts: Annotated[int, typer.Option(min=1, max=10, help="Pairs a request is tried on.")] = 3,
+    resume: Annotated[
+        Resume, typer.Option(help="Streams that go on elsewhere when their decode fails.")
+    ] = Resume.GREEDY,
     answer_timeout: Annotated[
         float,
         typer.Option(
@@ -171,6 +175,7 @@ def proxy(
             request_timeout=request_timeout,
             drain_timeout=drain_timeout,
             attempts=attempts,
+            resume=resume,
             max_in_flight=max_in_flight,
             direct_below=direct_below,
         ),

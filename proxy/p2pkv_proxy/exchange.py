@@ -23,9 +23,11 @@ from p2pkv_proxy.bodies import (
     respond,
 )
 from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Pair
+from p2pkv_proxy.continuation import is_sound
 from p2pkv_proxy.cutting import Cut, CutError, Waits
 from p2pkv_proxy.engines import Engines
 from p2pkv_proxy.holdings import Holdings
+from p2pkv_proxy.lasting import DivergedError, Lasting, SaidError
 from p2pkv_proxy.metrics import Metrics
 from p2pkv_proxy.prompts import MalformedError
 from p2pkv_proxy.protocols import PROTOCOLS, Answer
@@ -69,6 +71,10 @@ class Exchange:
         self._deadline = self.began + min(self._settings.body_timeout, self._settings.request_timeout)
         self._lost: list[Tracked] = []
         self._decode: Tracked | None = None
+        self._is_answering = False
+        """The present attempt has a part of an answer."""
+        self._lasting: Lasting | None = None
+        """What follows the answer, if another instance may go on with it."""
         self._failed: set[str] = set()
         self._own_seconds = 0.0
         # for whoever tells of it when it has ended
@@ -78,6 +84,7 @@ class Exchange:
         self.pair: Pair | None = None
         """The last one that it was sent to."""
         self.n_attempts = 0
+        self.n_resumed = 0
         self.first_byte_after: float | None = None
         """Seconds from its beginning until the client had a part of an answer."""
 
@@ -93,7 +100,7 @@ class Exchange:
         self._waits.cut(why)
 
     def _note_lost(self, tracked: Tracked) -> None:
-        if self._reply.has_begun and tracked is not self._decode:
+        if self._is_answering and tracked is not self._decode:
             return  # a prefill whose pages the decode has: it goes on alone
         self._lost.append(tracked)
         self.cut(Cut.INSTANCE_LOST)
@@ -130,6 +137,8 @@ class Exchange:
                 with self._waits.interruptible():
                     await self._services.holdings.look_up(call.prompt)
             self._own_seconds = time.monotonic() - read
+            if is_sound(call, self._settings.resume):
+                self._lasting = Lasting(call)
             return await self._attempts(call, read)
         finally:
             on_gone.discard(self._note_gone)
@@ -138,28 +147,25 @@ class Exchange:
         self.cut(Cut.CLIENT_GONE)
 
     async def _attempts(self, call: Call, read: float) -> str:
-        """Try pair after pair until one has answered, or the client has a part of an answer that broke off."""
+        """Try pair after pair until one has answered, or what the client has can't be continued."""
         error: InstanceError | None = None
         doubtful: list[AnsweredError] = []
         for number in range(self._settings.attempts):
             if number:
                 self._services.metrics.retries.inc()
             try:
-                pair = self._services.router.choose(call.prompt, call.path, self._failed)
+                pair = self._choose(call, number)
             except RefusedError:
                 if error is None and not doubtful:
                     raise
                 break
-            self.pair, self.n_attempts = pair, number + 1
-            self._services.metrics.choices.labels(pair.reason).inc()
-            self._services.metrics.chose(pair.prefill.id if pair.prefill else "", pair.decode.id)
             try:
                 await self._attempt(call, pair, number, read)
                 for refusal in doubtful:  # it was not the request's fault
                     refusal.tracked.blamed(time.monotonic())  # type: ignore[union-attr]
                 return "ok"
             except AnsweredError as refusal:
-                if refusal.tracked is None or refusal.status not in _DOUBTFUL:
+                if refusal.tracked is None or not (self._reply.has_begun or refusal.status in _DOUBTFUL):
                     raise
                 doubtful.append(refusal)
                 self._failed.add(refusal.tracked.id)
@@ -173,29 +179,63 @@ class Exchange:
             self._failed.add(error.tracked.id)
             _log.warning("request %s, attempt %d: %s", call.request_id, number + 1, error)
             if self._reply.has_begun:
-                await self._break_off(error)
-                return "broken_off"
+                resumed = await self._go_on(error, pair)
+                if isinstance(resumed, str):
+                    return resumed
+                call = resumed
+        if self._reply.has_begun:
+            assert error is not None
+            return await self._break_off(error, "failed")
         if doubtful:
             raise doubtful[0]
         assert error is not None
         await self._give_up(error)
         return "engine_error"
 
+    def _choose(self, call: Call, number: int) -> Pair:
+        """Choose a pair for the next attempt. Raises :class:`RefusedError`."""
+        pair = self._services.router.choose(call.prompt, call.path, self._failed)
+        self.pair, self.n_attempts = pair, number + 1
+        self._services.metrics.choices.labels(pair.reason).inc()
+        self._services.metrics.chose(pair.prefill.id if pair.prefill else "", pair.decode.id)
+        return pair
+
+    async def _go_on(self, error: InstanceError, pair: Pair) -> Call | str:
+        """Return what another instance is asked behind the client's part of the answer, or how it has ended."""
+        lasting = self._lasting
+        if lasting is None or not lasting.can_resume:
+            return await self._break_off(error, "unsuited")
+        if (rest := lasting.ending()) is not None:
+            self._services.metrics.resumptions.labels("completed").inc()
+            with self._waits.interruptible():
+                await self._reply.write(rest, more=False)
+            return "ok"
+        call = lasting.resume(pair.decode.instance.model)
+        if self._services.router.wants_holdings:
+            with self._waits.interruptible():
+                await self._services.holdings.look_up(call.prompt)
+        return call
+
     async def _attempt(self, call: Call, pair: Pair, number: int, read: float) -> None:
         self._lost.clear()
         self._waits.forget_losses()
-        self._decode = pair.decode
+        self._decode, self._is_answering = pair.decode, False
+        mode = pair.decode.instance.mode
+        if self._lasting is not None and not self._reply.has_begun:
+            self._lasting = Lasting(call)
+            call = self._lasting.call(mode)
         with self._waits.interruptible():
             async with AsyncExitStack() as undo:
-                protocol = PROTOCOLS[pair.decode.instance.mode]
                 try:
-                    answer = await protocol.open(self._services.engines, call, pair, undo, self._note_lost)
+                    answer = await PROTOCOLS[mode].open(
+                        self._services.engines, call, pair, undo, self._note_lost
+                    )
                     if answer.pages is not None:  # not before the client has its first bytes
                         loop = asyncio.get_running_loop()
                         loop.call_soon(self._services.holdings.learn, call.prompt, answer.pages)
                     headers = self._answer_headers(call, pair, answer, number)
-                    self._reply.is_stream = answer.is_stream
                     if answer.is_stream:
+                        self._reply.is_stream = True
                         await self._stream(answer, headers, read)
                     else:
                         await self._forward(answer, headers, read)
@@ -205,15 +245,40 @@ class Exchange:
     async def _stream(self, answer: Answer, headers: list[tuple[bytes, bytes]], read: float) -> None:
         client = Client(self.scope["p2pkv.transport"], self._settings.client_timeout)
         while events := await answer.more():
+            arrived = time.monotonic()
+            self._note_answering()
+            if self._lasting is not None:
+                events = self._lasting.take(events)
+            if not events:
+                self._check(answer)
+                continue
             if self._reply.has_begun:
                 await self._reply.write(events, more=True)
             else:
-                arrived = time.monotonic()
                 await self._reply.begin(200, headers)
                 await self._reply.write(events, more=True)
                 self._observe(read, arrived)
-            await self._pass_on(answer, client)
+            self._check(answer)
+            if self._lasting is None or self._lasting.needs_no_look:
+                await self._pass_on(answer, client)
         await self._reply.write(b"", more=False)
+
+    def _note_answering(self) -> None:
+        """Note that the present attempt has a part of an answer."""
+        if not self._is_answering and self._lasting is not None and self._lasting.n_resumed > self.n_resumed:
+            self.n_resumed = self._lasting.n_resumed
+            self._services.metrics.resumptions.labels("resumed").inc()
+        self._is_answering = True
+
+    def _check(self, answer: Answer) -> None:
+        """Raise :class:`InstanceError` if an instance can't be followed any more."""
+        try:
+            if self._lasting is not None:
+                self._lasting.check()
+        except SaidError as error:
+            raise answer.post.blame(f"said in a stream: {error}") from error
+        except DivergedError as error:  # of two likeliest tokens it may take the other one
+            raise InstanceError(answer.post.tracked, f"can't go on: {error}", is_fault=False) from error
 
     async def _pass_on(self, answer: Answer, client: Client) -> None:
         try:
@@ -223,6 +288,7 @@ class Exchange:
 
     async def _forward(self, answer: Answer, headers: list[tuple[bytes, bytes]], read: float) -> None:
         body = await answer.whole()
+        self._is_answering = True
         arrived = time.monotonic()
         await self._reply.whole(body, headers)
         self._observe(read, arrived)
@@ -276,10 +342,13 @@ class Exchange:
         headers = [(b"retry-after", b"1")] if error.status in (429, 503) else []
         await self._respond(error.status, body, headers)
 
-    async def _break_off(self, error: InstanceError) -> None:
-        """End an answer that can't go on so that nobody takes it for whole."""
+    async def _break_off(self, error: InstanceError, why: str) -> str:
+        """End an answer that can't go on so that nobody takes it for whole; return how it has ended."""
+        if self._reply.is_stream:
+            self._services.metrics.resumptions.labels(why).inc()
         told = error_body(502, f"the answer broke off: {error}")
         await self._end_stream(b"data: " + told + b"\n\n")
+        return "broken_off"
 
     async def _end_stream(self, event: bytes) -> None:
         """Send a last event, unless the client doesn't take it. What is no stream has no place for one."""

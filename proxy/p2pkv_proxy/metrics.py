@@ -27,6 +27,10 @@ OUTCOMES = (
 )
 """``broken_off``: the answer had begun when its instance was lost. ``denied``: without a key that the router knows."""
 
+RESUMPTIONS = ("resumed", "completed", "failed", "unsuited")
+"""``resumed``: another instance went on. ``completed``: only the end was missing. ``failed``: no other did it.
+``unsuited``: it is no stream that can be continued."""
+
 
 class Metrics:
     """The router's counters, in a registry of its own."""
@@ -47,6 +51,12 @@ class Metrics:
         )
         self.retries = Counter(
             "p2pkv_proxy_retries", "Requests tried on another pair", registry=self.registry
+        )
+        self.resumptions = Counter(
+            "p2pkv_proxy_resumed_streams",
+            "Streams whose instance failed in the middle, by what became of them",
+            ["outcome"],
+            registry=self.registry,
         )
         self.page_reports = Counter(
             "p2pkv_proxy_page_reports",
@@ -71,6 +81,8 @@ class Metrics:
         self.lookup = self._histogram("lookup", "Asking the directory", _SHORT_SECONDS)
         for outcome in OUTCOMES:
             self.requests.labels(outcome)
+        for outcome in RESUMPTIONS:
+            self.resumptions.labels(outcome)
         self._chosen: set[tuple[str, str]] = set()
         instances.on_gone.append(self._forget)
         self.registry.register(_Instances(instances))

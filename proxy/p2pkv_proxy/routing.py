@@ -80,6 +80,8 @@ class Router:
         able = sorted(self._registry, key=lambda tracked: tracked.id)
         if path == "/generate":
             able = [tracked for tracked in able if tracked.instance.mode is Mode.SGLANG]
+        if prompt.only is not None:
+            able = [t for t in able if (t.instance.model, t.instance.mode) == prompt.only]
         if prompt.model and able:
             of_model = _of_model(prompt.model, able)
             if not of_model:

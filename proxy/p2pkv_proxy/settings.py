@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from p2pkv_proxy.continuation import Resume
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -31,6 +33,8 @@ class Settings:
     others."""
     attempts: int = 3
     """Pairs a request is tried on."""
+    resume: Resume = Resume.GREEDY
+    """Streams that go on elsewhere when their decode fails."""
     max_in_flight: int = 1024
     """Requests at once; more are refused with 429."""
     direct_below: int = 0

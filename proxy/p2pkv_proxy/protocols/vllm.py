@@ -26,7 +26,15 @@ _ASK: Json = {
     "remote_port": None,
 }
 _NOT_FOR_PREFILL = frozenset(
-    {"stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens", "n"}
+    {
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "max_completion_tokens",
+        "min_tokens",
+        "n",
+        "return_token_ids",
+    }
 )
 
 
