@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import secrets
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -35,6 +36,30 @@ def tokens_of(prompt: object, n: int) -> list[str]:
     """What any engine generates behind a prompt."""
     digest = hashlib.sha256(json.dumps(prompt).encode()).hexdigest()
     return [f"{digest[i % 64]}{i} " for i in range(n)]
+
+
+_FIRST_ID = 256
+"""Ids below are bytes of prompts; of the others each is of one token at one place."""
+_STOPPING = 61
+"""Prompts that end by themselves do so within so many tokens."""
+
+
+def ids_of(prompt: object, n: int) -> list[int]:
+    """The ids of the tokens that any engine generates behind a prompt."""
+    digest = hashlib.sha256(json.dumps(prompt).encode()).hexdigest()
+    return [_FIRST_ID + 16 * i + int(digest[i % 64], 16) for i in range(n)]
+
+
+def prompt_ids(prompt: object) -> list[int]:
+    """A prompt's tokens: its own, or the bytes of its JSON."""
+    if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
+        return prompt
+    return list(json.dumps(prompt).encode())
+
+
+def stop_of(prompt: object) -> int:
+    """Behind so many tokens an answer ends by itself, where engines stop."""
+    return int(hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:6], 16) % _STOPPING + 1
 
 
 PAGE_BYTES = 64
@@ -96,6 +121,55 @@ class Listening:
         await self.server.lifespan.shutdown()
 
 
+class _Stream:
+    """One answer in events. ``tokens`` are all from the first on, of which ``first`` are in the prompt."""
+
+    def __init__(self, path: str, prompt: object, tokens: list[str], first: int, *, differs: bool) -> None:
+        self.is_chat = path == "/v1/chat/completions"
+        self.prompt = prompt
+        self.tokens = tokens
+        self.first = first
+        self._ids = ids_of(prompt, len(tokens))
+        if differs:
+            self.tokens, self._ids = (
+                tokens[:first] + tokens[first:][::-1],
+                self._ids[:first] + self._ids[first:][::-1],
+            )
+        self._given = prompt_ids(prompt) + self._ids[:first]
+        kind = "chat.completion.chunk" if self.is_chat else "text_completion"
+        self.head = {"id": f"cmpl-{secrets.token_hex(8)}", "object": kind}
+
+    @property
+    def usage(self) -> dict[str, int]:
+        n_prompt, n_new = len(self._given), len(self.tokens) - self.first
+        return {"prompt_tokens": n_prompt, "completion_tokens": n_new, "total_tokens": n_prompt + n_new}
+
+    def beginning(self, *, is_told: bool) -> dict[str, Any]:
+        """A chat's first event, which says whose answer it is."""
+        choice = {"index": 0, "delta": {"role": "assistant", "content": ""}}
+        return {**self.head, "choices": [choice]} | ({"prompt_token_ids": self._given} if is_told else {})
+
+    def event(self, at: int, end: int, *, lags: bool, is_told: bool) -> dict[str, Any]:
+        """Tokens from ``at`` to ``end``."""
+        begin, until = at, end
+        if lags:
+            while begin > self.first and self._is_held(begin - 1):
+                begin -= 1
+            while until > begin and self._is_held(until - 1):
+                until -= 1
+        text = "".join(self.tokens[begin:until])
+        choice: dict[str, Any] = {"index": 0, "finish_reason": None}
+        choice |= {"delta": {"content": text}} if self.is_chat else {"text": text}
+        if is_told:
+            choice["token_ids"] = self._ids[at:end]
+            if at == self.first and not self.is_chat:
+                choice["prompt_token_ids"] = self._given
+        return {**self.head, "choices": [choice]}
+
+    def _is_held(self, i: int) -> bool:
+        return i < len(self.tokens) - 1 and self._ids[i] % 4 == 0
+
+
 class FakeEngine:
     """One engine. Attributes below ``requests`` may be set at any time."""
 
@@ -124,6 +198,19 @@ class FakeEngine:
         """Drawn for each request: one of :data:`MOODS`, or "" for an answer as it should be."""
         self.pieces: Callable[[bytes], list[bytes]] = lambda event: [event]
         """How it cuts an event of a stream."""
+        self.burst: Callable[[], int] = lambda: 1
+        """Tokens of its next event."""
+        self.breaks: Callable[[], str] = lambda: ""
+        """Drawn before each event of a stream: "cut" ends the connection, "error" is said in an event, as vLLM does."""
+        self.lags = False
+        """Of every fourth token nothing is said before the next one, as of characters that take two; and what was
+        held back is lost where a prompt ends within one."""
+        self.tells_tokens = True
+        """As engines do that know ``return_token_ids``."""
+        self.differs = False
+        """It generates other tokens behind those that it is given."""
+        self.stops = False
+        """Answers may end by themselves."""
         self.sends_head_early = False
         """A decode's stream has headers before its prefill has said anything."""
         self.pages: Callable[[str], object] = lambda prompt: None
@@ -215,9 +302,14 @@ class FakeEngine:
             await self._meet(body)
         prompt = body.get("prompt", body.get("messages", body.get("text", body.get("input_ids"))))
         n = body.get("max_tokens", (body.get("sampling_params") or {}).get("max_new_tokens", 4))
-        tokens = tokens_of(prompt, n)
+        first, prompt = self._continued(prompt)
+        if self.stops:
+            n = max(0, min(n, stop_of(prompt) - first))
+        tokens = tokens_of(prompt, first + n)
         if body.get("stream"):
-            await self._stream(tokens, body, send)
+            await self._stream(
+                _Stream(scope["path"], prompt, tokens, first, differs=self.differs), body, send
+            )
             return
         answer: dict[str, Any] = {"choices": [{"index": 0, "text": "".join(tokens)}]}
         if scope["path"] == "/generate":
@@ -265,19 +357,62 @@ class FakeEngine:
                 event.set()
             await event.wait()
 
-    async def _stream(self, tokens: list[str], body: dict[str, Any], send: Send) -> None:
+    def _continued(self, prompt: object) -> tuple[int, object]:
+        """Return how many tokens of an answer are in a prompt, and what that is an answer to."""
+        if not isinstance(prompt, list) or not all(isinstance(token, int) for token in prompt):
+            return 0, prompt
+        n_given = next((i for i, token in enumerate(prompt) if token >= _FIRST_ID), len(prompt))
+        ids = prompt[n_given:]
+        asked: object = prompt[:n_given]
+        with suppress(ValueError):
+            asked = json.loads(bytes(prompt[:n_given]))
+        if n_given == 0:
+            return 0, prompt
+        if ids != ids_of(asked, len(ids)):
+            self.crashed = f"tokens that nobody has generated: {ids}"
+        return len(ids), asked
+
+    async def _stream(self, stream: _Stream, body: dict[str, Any], send: Send) -> None:
         if not self.sends_head_early:
             await send(_STREAM_HEAD)
-        for i, token in enumerate(tokens):
-            if i == self.die_after:
+        is_told = self.tells_tokens and bool(body.get("return_token_ids"))
+        if stream.is_chat:
+            await self._send_event(_event(stream.beginning(is_told=is_told)), send)
+        n = len(stream.tokens)
+        at = first = stream.first
+        while at < n:
+            if at - first == self.die_after:
                 self.kill()
                 return
-            await self.token_gate.acquire()
-            answer: dict[str, Any] = {"choices": [{"index": 0, "text": token}], "meta_info": self._meta()}
-            data = b"data: " + json.dumps(answer).encode() + b"\n\n"
-            await self._send_event(data, send)
+            if how := self.breaks():
+                await self._break(how, send)
+                return
+            end = min(n, at + self.burst())
+            for _ in range(at, end):
+                await self.token_gate.acquire()
+            answer = stream.event(at, end, lags=self.lags, is_told=is_told)
+            if end == n:
+                answer["choices"][0]["finish_reason"] = (
+                    "stop" if self.stops and end == stop_of(stream.prompt) else "length"
+                )
+            answer["meta_info"] = self._meta()
+            await self._send_event(_event(answer), send)
+            at = end
+        if how := self.breaks():
+            await self._break(how, send)
+            return
+        if (body.get("stream_options") or {}).get("include_usage"):
+            await self._send_event(_event({**stream.head, "choices": [], "usage": stream.usage}), send)
         await self._send_event(b"data: [DONE]\n\n", send)
         await send({"type": "http.response.body", "body": b""})
+
+    async def _break(self, how: str, send: Send) -> None:
+        if how == "error":
+            await self._send_event(_event({"error": {"message": "the engine is dead", "code": 500}}), send)
+            await self._send_event(b"data: [DONE]\n\n", send)
+            await send({"type": "http.response.body", "body": b""})
+            return
+        raise ConnectionError("the engine breaks off, as it was told to")
 
     async def _send_event(self, event: bytes, send: Send) -> None:
         for number, piece in enumerate(self.pieces(event)):
@@ -307,6 +442,10 @@ class Rig(AsyncExitStack):
     async def serve(self, app: Any, **options: Any) -> Listening:
         """Serve an ASGI application."""
         return await self.enter_async_context(Listening(app, **options))
+
+
+def _event(said: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(said).encode() + b"\n\n"
 
 
 async def _gone(receive: Receive) -> None:
