@@ -331,7 +331,7 @@ class Clients:
             raise Broken(f"{body!r} was answered with {head!r}")
 
 
-class _Complaints(logging.Handler):
+class Complaints(logging.Handler):
     """Errors in the log that the router's own code is part of."""
 
     def __init__(self) -> None:
@@ -385,7 +385,7 @@ async def _schedule(rng: random.Random, tally: Tally, stop: Stop) -> None:
 
 def run(seed: int, tally: Tally, stop: Stop) -> None:
     """Run one schedule on a loop of its own; the two that a router may have write at different times."""
-    complaints = _Complaints()
+    complaints = Complaints()
     logging.getLogger().addHandler(complaints)
     try:
         rng = random.Random(seed)
