@@ -59,6 +59,9 @@ class Wanted:
     is_stream: bool
     is_chat: bool
     is_prefill: bool
+    tells_ids: bool = False
+    """Which tokens the prompt and the answer are made of, as vLLM's ``return_token_ids``."""
+    tells_usage: bool = False
 
 
 class Endpoint:
@@ -121,13 +124,7 @@ class Endpoint:
         if ending is not Ending.DONE:
             return JSONResponse({"error": {"message": f"the request was {ending.value}"}}, 500)
         text = decode(generated).decode(errors="replace")
-        body = _body(wanted, text, "length") | {
-            "usage": {
-                "prompt_tokens": len(job.prompt),
-                "completion_tokens": len(generated),
-                "prompt_tokens_details": {"cached_tokens": job.n_reused},
-            }
-        }
+        body = _body(wanted, text, "length") | {"usage": _usage(job, len(generated))}
         if wanted.is_prefill:
             names = [key.encode() for key in page_keys(job.prompt, PAGE)]
             pages = report_of(namespace(), names, page_size=PAGE, n_tokens=len(job.prompt))
@@ -170,13 +167,16 @@ def _read(raw: bytes, *, is_chat: bool) -> Wanted:
         params = body.get("kv_transfer_params") or {}
         is_prefill = bool(params.get("do_remote_decode"))
         is_stream = bool(body.get("stream"))
+        tells_ids = bool(body.get("return_token_ids"))
+        tells_usage = bool((body.get("stream_options") or {}).get("include_usage"))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadRequestError(f"the request can't be read: {error!r}") from error
     if not tokens or not all(0 <= token <= 256 for token in tokens):
         raise BadRequestError("a prompt has at least one token, and tokens are 0 to 256")
     if not isinstance(n_new, int) or n_new < 1 or len(tokens) + n_new > SHAPE.max_tokens:
         raise BadRequestError(f"prompt and max_tokens are {SHAPE.max_tokens} tokens at most")
-    return Wanted(tokens, 0 if is_prefill else n_new, is_stream, is_chat, is_prefill)
+    n_wanted = 0 if is_prefill else n_new
+    return Wanted(tokens, n_wanted, is_stream, is_chat, is_prefill, tells_ids, tells_usage)
 
 
 async def _collect(tokens: asyncio.Queue[int | Ending]) -> tuple[Tokens, Ending]:
@@ -192,20 +192,37 @@ async def _disconnected(request: Request) -> None:
 
 
 async def _events(job: Job, wanted: Wanted, tokens: asyncio.Queue[int | Ending]) -> AsyncIterator[bytes]:
+    prompt = {"prompt_token_ids": wanted.prompt} if wanted.tells_ids else {}
     try:
         n_left = wanted.n_new
         while not isinstance(item := await tokens.get(), Ending):
             n_left -= 1
             text = decode([item]).decode(errors="replace")
             body = _body(wanted, text, None if n_left else "length")
+            if wanted.tells_ids:
+                body["choices"][0] |= {"token_ids": [item]} | ({} if wanted.is_chat else prompt)
+                body |= prompt if wanted.is_chat else {}
+                prompt = {}
             yield b"data: " + json.dumps(body).encode() + b"\n\n"
         if item is not Ending.DONE:
             error = {"error": {"message": f"the request was {item.value}", "code": 500}}
             yield b"data: " + json.dumps(error).encode() + b"\n\n"
         else:
+            if wanted.tells_usage:
+                usage = {**_body(wanted, "", None), "choices": [], "usage": _usage(job, wanted.n_new)}
+                yield b"data: " + json.dumps(usage).encode() + b"\n\n"
             yield b"data: [DONE]\n\n"
     finally:
         job.is_cancelled = True
+
+
+def _usage(job: Job, n_generated: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": len(job.prompt),
+        "completion_tokens": n_generated,
+        "total_tokens": len(job.prompt) + n_generated,
+        "prompt_tokens_details": {"cached_tokens": job.n_reused},
+    }
 
 
 def _body(wanted: Wanted, text: str, finish_reason: str | None) -> dict[str, Any]:

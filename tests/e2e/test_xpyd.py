@@ -53,13 +53,17 @@ def check(tally: Tally, n: int) -> None:
             assert one.text == right
 
 
-def drive_and(cluster: Cluster, load: list[Asked], when: int, act: object, per_second: float) -> Tally:
-    """Drive the load; do something once so many have been answered."""
+def drive_and(
+    cluster: Cluster, load: list[Asked], when: int, act: object, per_second: float, **fields: object
+) -> Tally:
+    """Drive the load; do something once so many have been answered. ``fields`` go into all bodies."""
     assert callable(act)
     tally = Tally()
 
     async def both() -> None:
-        driving = asyncio.ensure_future(drive(cluster.url, load, tally, per_second))
+        driving = asyncio.ensure_future(
+            drive(cluster.url, load, tally, per_second, fields=lambda asked: fields)
+        )
         while len(tally.answered) < when and not driving.done():
             await asyncio.sleep(0.005)
         await asyncio.to_thread(act)
@@ -81,6 +85,18 @@ def test_a_decode_killed_under_200_streams_breaks_off_only_what_had_begun(served
     load = streams(200)
     tally = drive_and(served, load, 20, served.instances["decode-1"].kill, per_second=400.0)
     check(tally, 200)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_greedy_streams_of_a_killed_decode_go_on_at_the_other(served: Cluster, seed: int) -> None:
+    """Prompts' pages come from the pool; whatever token a stream was at, its text is that of one process alone."""
+    load = [Asked(asked.prompt, 60, True, asked.is_chat) for asked in mixed(100, seed=seed)]
+    tally = drive_and(
+        served, load, 10 * seed, served.instances["decode-1"].kill, per_second=400.0, temperature=0
+    )
+    check(tally, 100)
+    assert not [one for one in tally.answered if one.error]
+    assert served.metrics()['p2pkv_proxy_resumed_streams_total{outcome="resumed"}'] > 0
 
 
 def test_instances_that_come_and_go_under_load_lose_nothing(served: Cluster) -> None:
