@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from p2pkv.address import is_loopback
 from p2pkv.control.secret import ClusterKeys
@@ -31,6 +31,7 @@ from p2pkv_proxy.holdings import Holdings
 from p2pkv_proxy.listing import follow_file
 from p2pkv_proxy.metrics import Metrics, merged
 from p2pkv_proxy.observer import DirectoryObserver
+from p2pkv_proxy.passing import METHODS, PASSED
 from p2pkv_proxy.policies import POLICIES
 from p2pkv_proxy.probing import probe
 from p2pkv_proxy.reading import READERS
@@ -137,11 +138,24 @@ class App:
         if not is_known:
             assert self._serving is not None
             await self._serving.deny(scope, receive, send)
-        elif scope["type"] == "http" and scope["path"] in READERS and scope["method"] == "POST":
+        elif scope["type"] == "http" and self._is_engines(scope):
             assert self._serving is not None
             await self._serving.serve(scope, receive, send)
         else:
             await self._pages(scope, receive, send)
+
+    def _is_engines(self, scope: Scope) -> bool:
+        """Whether an engine answers a request."""
+        path, method = scope["path"], scope["method"]
+        if path in READERS:
+            return bool(method == "POST")
+        if method not in METHODS:
+            return False
+        if path in PASSED:
+            return True
+        return self._plan.settings.pass_unknown and not any(
+            route.matches(scope)[0] is not Match.NONE for route in self._pages.routes
+        )
 
     def end_requests(self) -> None:
         """End the requests that are under way; each client is told so."""

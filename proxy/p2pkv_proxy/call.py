@@ -20,6 +20,9 @@ class Call:
     headers: list[tuple[bytes, bytes]]
     """For the engines, with names in lower case; without those of the body and the request's id."""
     request_id: str
+    method: str = "POST"
+    raw: bytes | None = None
+    """The body as it goes on, of a request that the router takes no part in."""
 
 
 @dataclass(frozen=True, slots=True)

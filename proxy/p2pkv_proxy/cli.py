@@ -104,6 +104,10 @@ def proxy(
     resume: Annotated[
         Resume, typer.Option(help="Streams that go on elsewhere when their decode fails.")
     ] = Resume.GREEDY,
+    pass_unknown: Annotated[
+        bool,
+        typer.Option("--pass-unknown", help="Pass on paths that the router does not know, to one instance."),
+    ] = False,
     answer_timeout: Annotated[
         float,
         typer.Option(
@@ -176,6 +180,7 @@ def proxy(
             drain_timeout=drain_timeout,
             attempts=attempts,
             resume=resume,
+            pass_unknown=pass_unknown,
             max_in_flight=max_in_flight,
             direct_below=direct_below,
         ),

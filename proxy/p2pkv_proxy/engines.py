@@ -134,26 +134,30 @@ class Post:
     async def __aenter__(self) -> Self:
         return self
 
-    async def send(self) -> None:
-        """Send it and wait for the head of a good answer."""
+    async def send(self) -> int:
+        """Send it and wait for the head of a good answer; return its status."""
         address = _address(self.tracked)
+        call = self._call
         head = [
-            b"POST %b HTTP/1.1\r\nhost: %b\r\n" % (self._call.path.encode(), address.encode()),
-            *(b"%b: %b\r\n" % header for header in self._call.headers),
-            b"x-request-id: %b\r\n" % self._call.request_id.encode(),
-            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(self._body),
+            b"%b %b HTTP/1.1\r\nhost: %b\r\n"
+            % (call.method.encode(), call.path.encode("latin-1"), address.encode()),
+            *(b"%b: %b\r\n" % header for header in call.headers),
+            b"x-request-id: %b\r\n" % call.request_id.encode(),
+            b"content-type: application/json\r\n" if call.raw is None else b"",
+            b"content-length: %d\r\n\r\n" % len(self._body) if self._body or call.raw is None else b"\r\n",
         ]
         try:
             request = b"".join((*head, self._body))
             url = self.tracked.instance.url
             self._connection, status = await self._connections.ask(url, request, patience=self._patience)
-            if status != 200:
+            if status != 200 and (call.raw is None or not 200 <= status < 300):
                 await self._refused(self._connection, status)
         except ShortageError as error:
             self.tracked.end(self._attempt, time.monotonic())
             raise InstanceError(self.tracked, str(error), status=503, is_fault=False) from error
         except ConnectionFailedError as error:
             raise self._failed(str(error)) from error
+        return status
 
     async def read(self) -> bytes:
         """Return the whole answer."""

@@ -29,9 +29,10 @@ from p2pkv_proxy.engines import Engines
 from p2pkv_proxy.holdings import Holdings
 from p2pkv_proxy.lasting import DivergedError, Lasting, SaidError
 from p2pkv_proxy.metrics import Metrics
+from p2pkv_proxy.passing import PASSED, Passing, read_passed
 from p2pkv_proxy.prompts import MalformedError
 from p2pkv_proxy.protocols import PROTOCOLS, Answer
-from p2pkv_proxy.reading import read_call
+from p2pkv_proxy.reading import READERS, read_call
 from p2pkv_proxy.relaying import Client, ClientFailedError, Relay
 from p2pkv_proxy.reply import Reply
 from p2pkv_proxy.routing import RefusedError, Router
@@ -42,6 +43,7 @@ _log = logging.getLogger(__name__)
 
 _DOUBTFUL = frozenset({401, 403, 404})
 """An engine that says so may lack a model or a key that others have: another one is asked."""
+_PASSING = Passing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +131,11 @@ class Exchange:
             raw = await read_body(self.scope["headers"], self._receive, self._settings.max_body)
         self._deadline = self.began + self._settings.request_timeout
         read = time.monotonic()
-        self.call = call = read_call(self.scope, raw, self._services.authorization)
+        self.call = call = self._read(raw)
         on_gone = self.scope["p2pkv.on_gone"]
         on_gone.add(self._note_gone)
         try:
-            if self._services.router.wants_holdings:
+            if self._services.router.wants_holdings and call.raw is None:
                 with self._waits.interruptible():
                     await self._services.holdings.look_up(call.prompt)
             self._own_seconds = time.monotonic() - read
@@ -143,6 +145,12 @@ class Exchange:
         finally:
             on_gone.discard(self._note_gone)
 
+    def _read(self, raw: bytes) -> Call:
+        scope, authorization = self.scope, self._services.authorization
+        if scope["path"] in READERS and scope["method"] == "POST":
+            return read_call(scope, raw, authorization)
+        return read_passed(scope, raw, authorization)
+
     def _note_gone(self) -> None:
         self.cut(Cut.CLIENT_GONE)
 
@@ -150,7 +158,9 @@ class Exchange:
         """Try pair after pair until one has answered, or what the client has can't be continued."""
         error: InstanceError | None = None
         doubtful: list[AnsweredError] = []
-        for number in range(self._settings.attempts):
+        # what is not known to change nothing is asked for once
+        is_repeatable = call.raw is None or self.scope["path"] in PASSED
+        for number in range(self._settings.attempts if is_repeatable else 1):
             if number:
                 self._services.metrics.retries.inc()
             try:
@@ -227,15 +237,15 @@ class Exchange:
         with self._waits.interruptible():
             async with AsyncExitStack() as undo:
                 try:
-                    answer = await PROTOCOLS[mode].open(
-                        self._services.engines, call, pair, undo, self._note_lost
-                    )
+                    protocol = PROTOCOLS[mode] if call.raw is None else _PASSING
+                    engines = self._services.engines
+                    answer = await protocol.open(engines, call, pair, undo, self._note_lost)
                     if answer.pages is not None:  # not before the client has its first bytes
                         loop = asyncio.get_running_loop()
                         loop.call_soon(self._services.holdings.learn, call.prompt, answer.pages)
                     headers = self._answer_headers(call, pair, answer, number)
                     if answer.is_stream:
-                        self._reply.is_stream = True
+                        self._reply.is_stream = answer.says_errors
                         await self._stream(answer, headers, read)
                     else:
                         await self._forward(answer, headers, read)
@@ -255,7 +265,7 @@ class Exchange:
             if self._reply.has_begun:
                 await self._reply.write(events, more=True)
             else:
-                await self._reply.begin(200, headers)
+                await self._reply.begin(answer.status, headers)
                 await self._reply.write(events, more=True)
                 self._observe(read, arrived)
             self._check(answer)

@@ -61,6 +61,10 @@ class Prompt:
     """Tokens of its beginning that each instance was sent before: what is assumed to be there if nobody knows."""
     session: str = ""
     """What the client says that this belongs to, of several requests."""
+    is_for_one: bool = False
+    """One instance gets the request as it is: nothing is handed over."""
+    needs_whole_engine: bool = False
+    """That instance must be able to compute the prompt and generate."""
     only: tuple[str, Mode] | None = None
     """Model and mode of the instances that may have it, if it is made of their tokens; None: any."""
     context: bytes = b""

@@ -40,6 +40,13 @@ def read_call(scope: Scope, raw: bytes, authorization: bytes | None = None) -> C
     prompt = READERS[path](body)
     for name in ROUTERS_FIELDS:
         body.pop(name, None)
+    headers, request_id = for_engines(scope, authorization)
+    prompt.session = _session(scope, body)
+    return Call(path, body, prompt, headers, request_id)
+
+
+def for_engines(scope: Scope, authorization: bytes | None) -> tuple[list[tuple[bytes, bytes]], str]:
+    """Return the headers that go on to engines, and the request's id. ``authorization`` as above."""
     headers = [(b"authorization", authorization)] if authorization else []
     request_id = ""
     dropped = _NOT_FORWARDED if authorization is None else _NOT_FORWARDED | {b"authorization"}
@@ -54,8 +61,7 @@ def read_call(scope: Scope, raw: bytes, authorization: bytes | None = None) -> C
             headers.append(header)
     if not 0 < len(request_id) <= 128 or not _SAFE_ID.issuperset(request_id):
         request_id = str(uuid.uuid4())
-    prompt.session = _session(scope, body)
-    return Call(path, body, prompt, headers, request_id)
+    return headers, request_id
 
 
 def _session(scope: Scope, body: Body) -> str:

@@ -71,7 +71,7 @@ class Router:
         allowed = [t for t in free if t.breaker.allows(now)]
         # from the best to the last resort: an open breaker is no reason to refuse what nobody else can do
         for candidates in ([t for t in allowed if t.id not in failed], allowed, free):
-            sides = self._sides(candidates, now)
+            sides = self._sides(prompt, candidates, now)
             if sides is not None:
                 return self._pair(prompt, sides)
         raise self._refusal(able, ready)
@@ -89,8 +89,21 @@ class Router:
             able = of_model
         return able
 
-    def _sides(self, candidates: Iterable[Tracked], now: float) -> _Sides | None:
+    def _whole_ones(self, prompt: Prompt, candidates: Iterable[Tracked], now: float) -> _Sides | None:
+        """Return those that can answer alone what is passed on as it is, ordinary engines first."""
+        found = [t for t in candidates if t.instance.role is Role.BOTH]
+        if not found and not prompt.needs_whole_engine:
+            found = [*candidates]
+        if not found:  # SGLang's decodes end where nobody has told them of a prefill
+            found = [
+                t for t in candidates if t.instance.role is Role.DECODE and t.instance.mode is not Mode.SGLANG
+            ]
+        return _Sides(found[0].instance.mode, [], self._prompt_ones(found, now)) if found else None
+
+    def _sides(self, prompt: Prompt, candidates: list[Tracked], now: float) -> _Sides | None:
         """Return the mode with most decodes that can serve, without those that keep requests waiting if possible."""
+        if prompt.is_for_one:
+            return self._whole_ones(prompt, candidates, now)
         by_mode: dict[Mode, list[Tracked]] = {}
         for tracked in candidates:
             by_mode.setdefault(tracked.instance.mode, []).append(tracked)
@@ -113,6 +126,8 @@ class Router:
 
     def _pair(self, prompt: Prompt, sides: _Sides) -> Pair:
         decode = self.decode_policy.choose(prompt, sides.decodes)
+        if prompt.is_for_one:
+            return _pair(None, decode, "passed on as it is")
         if decode.tracked.instance.role is Role.BOTH:
             return _pair(None, decode, "serves alone")
         if not sides.prefills:

@@ -35,6 +35,8 @@ class Settings:
     """Pairs a request is tried on."""
     resume: Resume = Resume.GREEDY
     """Streams that go on elsewhere when their decode fails."""
+    pass_unknown: bool = False
+    """Paths that the router does not know go to an instance too: an engine may have some that are not for everybody."""
     max_in_flight: int = 1024
     """Requests at once; more are refused with 429."""
     direct_below: int = 0

@@ -62,6 +62,7 @@ def stop_of(prompt: object) -> int:
     return int(hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:6], 16) % _STOPPING + 1
 
 
+_GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/generate"})
 PAGE_BYTES = 64
 
 
@@ -221,6 +222,8 @@ class FakeEngine:
         self.capacity = 0
         self.kv_address = ""
         self.model = ""
+        self.passed: list[tuple[str, bytes]] = []
+        """Path and body of what was asked of other endpoints."""
         self.asked: list[tuple[str, str]] = []
         """Path and key of each page that was asked for, but for its health."""
         self._rooms = rooms if rooms is not None else {}
@@ -269,6 +272,9 @@ class FakeEngine:
             raw += message.get("body", b"")
             if not message.get("more_body"):
                 break
+        if scope["path"] not in _GENERATING:
+            await self._pass(scope, raw, send)
+            return
         body = json.loads(raw)
         self.requests.append(body)
         self.headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
@@ -281,6 +287,26 @@ class FakeEngine:
             self.n_cancelled += 1
             return
         answering.result()
+
+    async def _pass(self, scope: MutableMapping[str, Any], raw: bytes, send: Send) -> None:
+        """Say what was asked, in two pieces."""
+        await self.gate.wait()
+        if self.mode is Mode.SGLANG and self.role is not Role.BOTH and "tokenize" not in scope["path"]:
+            self.crashed = f"{scope['path']} without a bootstrap room"
+        if self.refusal is not None:
+            await _whole(send, *self.refusal)
+            return
+        self.passed.append((scope["path"], raw))
+        path = (scope["raw_path"] + b"?" + scope["query_string"]).decode()
+        kind = dict(scope["headers"]).get(b"content-type", b"").decode()
+        said = json.dumps({"path": path, "kind": kind, "body": raw.decode()}).encode()
+        headers = [(b"content-type", b"application/x-own")]
+        await send({"type": "http.response.start", "status": 201, "headers": headers})
+        await send({"type": "http.response.body", "body": said[:7], "more_body": True})
+        if how := self.breaks():
+            await self._break(how, send)
+            return
+        await send({"type": "http.response.body", "body": said[7:]})
 
     async def _answer(self, scope: MutableMapping[str, Any], body: dict[str, Any], send: Send) -> None:
         await self.gate.wait()

@@ -35,6 +35,10 @@ ROUTERS_FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room", "kv_tran
 class Answer:
     """A decode's answer, whose first bytes are there. Closing what ``undo`` holds cancels what goes on."""
 
+    status = 200
+    says_errors = True
+    """A stream has a place where it can be said that no more comes."""
+
     def __init__(self, post: Post, *, is_stream: bool) -> None:
         self.post = post
         self.headers = [(name, value) for name, value in post.headers if name not in HOP_BY_HOP]
