@@ -26,7 +26,6 @@ from p2pkv_proxy.bodies import Receive, Scope, Send, error_body
 from p2pkv_proxy.call import InstanceError
 from p2pkv_proxy.discovery import Discovery
 from p2pkv_proxy.engines import Engines
-from p2pkv_proxy.exchange import Services
 from p2pkv_proxy.holdings import Holdings
 from p2pkv_proxy.listing import follow_file
 from p2pkv_proxy.metrics import Metrics, merged
@@ -37,7 +36,9 @@ from p2pkv_proxy.probing import probe
 from p2pkv_proxy.reading import READERS
 from p2pkv_proxy.registry import Registry
 from p2pkv_proxy.relaying import Relay
+from p2pkv_proxy.retry_budget import RetryBudget
 from p2pkv_proxy.routing import RefusedError, Router
+from p2pkv_proxy.services import Services
 from p2pkv_proxy.serving import Serving
 from p2pkv_proxy.settings import Settings
 from p2pkv_proxy.status_page import render, snapshot
@@ -200,7 +201,14 @@ class App:
         holdings = Holdings(self.registry, observer, self.metrics)
         self.relay = relay = Relay()
         services = Services(
-            plan.settings, router, engines, self.metrics, holdings, relay, authorization=self._authorization
+            plan.settings,
+            router,
+            engines,
+            self.metrics,
+            holdings,
+            relay,
+            RetryBudget(),
+            authorization=self._authorization,
         )
         access_log = None
         if plan.access_log is not None:

@@ -104,6 +104,9 @@ def proxy(
     resume: Annotated[
         Resume, typer.Option(help="Streams that go on elsewhere when their decode fails.")
     ] = Resume.GREEDY,
+    strict_pd: Annotated[
+        bool, typer.Option("--strict-pd", help="Refuse requests rather than have decodes compute prompts.")
+    ] = False,
     pass_unknown: Annotated[
         bool,
         typer.Option("--pass-unknown", help="Pass on paths that the router does not know, to one instance."),
@@ -163,6 +166,8 @@ def proxy(
             "where the directory can't say; name a node: --join HOST:PORT",
             policy if POLICIES[policy].wants_holdings else decode_policy,
         )
+    if strict_pd and direct_below:
+        raise ConfigError("--strict-pd and --direct-below contradict each other; leave out one")
     read_api_keys(api_keys)  # what is wrong with files is said here, not by each worker
     believed(engines_ca)
     check_writable(access_log)
@@ -180,6 +185,7 @@ def proxy(
             drain_timeout=drain_timeout,
             attempts=attempts,
             resume=resume,
+            strict_pd=strict_pd,
             pass_unknown=pass_unknown,
             max_in_flight=max_in_flight,
             direct_below=direct_below,

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 
 from p2pkv_proxy.bodies import (
     ClientGoneError,
@@ -25,18 +24,16 @@ from p2pkv_proxy.bodies import (
 from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Pair
 from p2pkv_proxy.continuation import is_sound
 from p2pkv_proxy.cutting import Cut, CutError, Waits
-from p2pkv_proxy.engines import Engines
-from p2pkv_proxy.holdings import Holdings
 from p2pkv_proxy.lasting import DivergedError, Lasting, SaidError
-from p2pkv_proxy.metrics import Metrics
 from p2pkv_proxy.passing import PASSED, Passing, read_passed
 from p2pkv_proxy.prompts import MalformedError
 from p2pkv_proxy.protocols import PROTOCOLS, Answer
 from p2pkv_proxy.reading import READERS, read_call
-from p2pkv_proxy.relaying import Client, ClientFailedError, Relay
+from p2pkv_proxy.relaying import Client, ClientFailedError
 from p2pkv_proxy.reply import Reply
-from p2pkv_proxy.routing import RefusedError, Router
-from p2pkv_proxy.settings import Settings
+from p2pkv_proxy.retry_budget import pause
+from p2pkv_proxy.routing import RefusedError
+from p2pkv_proxy.services import Services
 from p2pkv_proxy.tracked import Tracked
 
 _log = logging.getLogger(__name__)
@@ -44,20 +41,6 @@ _log = logging.getLogger(__name__)
 _DOUBTFUL = frozenset({401, 403, 404})
 """An engine that says so may lack a model or a key that others have: another one is asked."""
 _PASSING = Passing()
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """What every request needs."""
-
-    settings: Settings
-    router: Router
-    engines: Engines
-    metrics: Metrics
-    holdings: Holdings
-    relay: Relay
-    authorization: bytes | None = None
-    """What engines are told instead of the client's key; b"": nothing. None: the client's key is theirs."""
 
 
 class Exchange:
@@ -121,7 +104,7 @@ class Exchange:
             await self._fail(400, str(error))
         except RefusedError as error:
             await self.refuse(error)
-            return "client_error" if error.status == 404 else "refused"
+            return "client_error" if error.status in (400, 404) else "refused"
         except AnsweredError as error:
             await self._respond(error.status, error.body, content_type=error.content_type.encode())
         return "client_error"
@@ -141,6 +124,7 @@ class Exchange:
             self._own_seconds = time.monotonic() - read
             if is_sound(call, self._settings.resume):
                 self._lasting = Lasting(call)
+            self._services.retry_budget.note_request()
             return await self._attempts(call, read)
         finally:
             on_gone.discard(self._note_gone)
@@ -161,8 +145,8 @@ class Exchange:
         # what is not known to change nothing is asked for once
         is_repeatable = call.raw is None or self.scope["path"] in PASSED
         for number in range(self._settings.attempts if is_repeatable else 1):
-            if number:
-                self._services.metrics.retries.inc()
+            if number and not await self._may_retry(number):
+                break
             try:
                 pair = self._choose(call, number)
             except RefusedError:
@@ -201,6 +185,17 @@ class Exchange:
         assert error is not None
         await self._give_up(error)
         return "engine_error"
+
+    async def _may_retry(self, number: int) -> bool:
+        """Wait until another attempt is due; say whether there may be one."""
+        if not self._services.retry_budget.take():
+            self._services.metrics.refused_retries.inc()
+            return False
+        self._services.metrics.retries.inc()
+        if (seconds := pause(number)) > 0:
+            with self._waits.interruptible():
+                await asyncio.sleep(seconds)
+        return True
 
     def _choose(self, call: Call, number: int) -> Pair:
         """Choose a pair for the next attempt. Raises :class:`RefusedError`."""

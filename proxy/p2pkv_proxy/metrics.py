@@ -52,6 +52,11 @@ class Metrics:
         self.retries = Counter(
             "p2pkv_proxy_retries", "Requests tried on another pair", registry=self.registry
         )
+        self.refused_retries = Counter(
+            "p2pkv_proxy_refused_retries",
+            "Requests not tried again because too many were",
+            registry=self.registry,
+        )
         self.resumptions = Counter(
             "p2pkv_proxy_resumed_streams",
             "Streams whose instance failed in the middle, by what became of them",
@@ -139,6 +144,13 @@ class _Instances(Collector):
             waiting.add_metric(values, tracked.n_waiting)
             queue.add_metric(values, tracked.own_queue(now))
             opened.add_metric(values, tracked.breaker.opened)
+        gone = GaugeMetricFamily(
+            "p2pkv_proxy_gone_instance_timestamp_seconds",
+            "When one of the last hundred instances that went did so, and why",
+            labels=[*labels, "reason"],
+        )
+        for one in self._instances.gone.values():
+            gone.add_metric([one.instance.id, one.instance.role.value, one.why], one.at)
         expired = CounterMetricFamily(
             "p2pkv_proxy_expired_instances", "Instances that were not heard of in time"
         )
@@ -151,10 +163,17 @@ class _Instances(Collector):
             "p2pkv_proxy_refused_strangers", "Connections for heartbeats with a wrong key, or none"
         )
         strangers.add_metric([], self._instances.strangers())
-        return [up, requests, tokens, waiting, queue, opened, expired, refused, strangers]
+        return [up, requests, tokens, waiting, queue, opened, gone, expired, refused, strangers]
 
 
-_THE_SAME = ("instance_ready", "expired_instances", "refused_heartbeats", "refused_strangers", "_created")
+_THE_SAME = (
+    "instance_ready",
+    "expired_instances",
+    "refused_heartbeats",
+    "refused_strangers",
+    "_created",
+    "gone_instance",
+)
 """Parts of the names of what every worker counts alike, or what is a time: of these the largest is true."""
 
 

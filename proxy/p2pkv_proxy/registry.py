@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from p2pkv.instances.heartbeat import Heartbeat, Instance, Load, State
 from p2pkv_proxy.costs import Costs
 from p2pkv_proxy.tracked import Tracked
 
 _log = logging.getLogger(__name__)
+
+_MOST_GONE = 100
+"""Where instances come and go, as in Kubernetes, each has another name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """An instance that is no longer there."""
+
+    instance: Instance
+    why: str
+    at: float
+    """Seconds since 1970."""
+    served: int
+    """Requests that it had answered."""
 
 
 class Registry:
@@ -27,6 +44,8 @@ class Registry:
         self.expired = 0
         self.costs = Costs()
         """What prompts take at each of them, learnt."""
+        self.gone: OrderedDict[str, Gone] = OrderedDict()
+        """Those that went lately, with the reason; the last one to go is the last. One that is back is not in it."""
         self.on_gone: list[Callable[[str], None]] = [self.costs.forget]
 
     def __iter__(self) -> Iterator[Tracked]:
@@ -47,6 +66,7 @@ class Registry:
             return
         if known is not None:
             self._remove(known, "its entry has changed")
+        self.gone.pop(instance.id, None)
         self._tracked[instance.id] = Tracked(instance, is_listed=True, costs=self.costs)
         _log.info("instance %s, a %s, is listed", instance.id, instance.role.value)
 
@@ -54,7 +74,7 @@ class Registry:
         """Let one go that the operator has named: it finishes what it has, and gets nothing new."""
         tracked = self._tracked.get(instance_id)
         if tracked is not None and tracked.is_listed:
-            tracked.entry = None
+            tracked.entry, tracked.was_listed = None, True
             tracked.load = Load(State.DRAINING)
             tracked.expires = self._now() if not tracked.in_flight else float("inf")
 
@@ -92,6 +112,7 @@ class Registry:
             self._remove(tracked, "it was started anew as another")
             tracked = None
         if tracked is None:
+            self.gone.pop(instance.id, None)
             tracked = self._tracked[instance.id] = Tracked(instance, is_listed=False, costs=self.costs)
             _log.info("instance %s, a %s, is there", instance.id, instance.role.value)
         elif tracked.boot != heartbeat.boot:
@@ -164,10 +185,10 @@ class Registry:
                 self.expired += 1
                 continue
             self.expired += not has_left
-            if has_left:
-                self._remove(tracked, "it has left")
-            else:
-                self._remove(tracked, "it was not heard of in time", logging.WARNING)
+            why = "it has left" if has_left else "it was not heard of in time"
+            if tracked.was_listed and has_left:
+                why = "it is no longer listed"
+            self._remove(tracked, why, logging.INFO if has_left else logging.WARNING)
         for tracked in self._tracked.values():
             if (
                 tracked.load.state in (State.DRAINING, State.LEFT)
@@ -178,6 +199,10 @@ class Registry:
 
     def _remove(self, tracked: Tracked, why: str, level: int = logging.INFO) -> None:
         del self._tracked[tracked.id]
+        self.gone[tracked.id] = Gone(tracked.instance, why, time.time(), tracked.served)
+        self.gone.move_to_end(tracked.id)
+        if len(self.gone) > _MOST_GONE:
+            self.gone.popitem(last=False)
         _log.log(level, "instance %s is gone: %s", tracked.id, why)
         # what has begun to answer goes on: if its instance is dead, its connection says so
         tracked.interrupt_unanswered()

@@ -94,10 +94,10 @@ class Router:
         found = [t for t in candidates if t.instance.role is Role.BOTH]
         if not found and not prompt.needs_whole_engine:
             found = [*candidates]
-        if not found:  # SGLang's decodes end where nobody has told them of a prefill
-            found = [
-                t for t in candidates if t.instance.role is Role.DECODE and t.instance.mode is not Mode.SGLANG
-            ]
+        if not found and not self._settings.strict_pd:
+            # SGLang's decodes end where nobody has told them of a prefill
+            decodes = [t for t in candidates if t.instance.role is Role.DECODE]
+            found = [t for t in decodes if t.instance.mode is not Mode.SGLANG]
         return _Sides(found[0].instance.mode, [], self._prompt_ones(found, now)) if found else None
 
     def _sides(self, prompt: Prompt, candidates: list[Tracked], now: float) -> _Sides | None:
@@ -130,6 +130,8 @@ class Router:
             return _pair(None, decode, "passed on as it is")
         if decode.tracked.instance.role is Role.BOTH:
             return _pair(None, decode, "serves alone")
+        if self._settings.strict_pd:
+            return self._strict_pair(prompt, sides, decode)
         if not sides.prefills:
             return _pair(None, decode, "no prefill is there")
         if sides.mode is not Mode.SGLANG and prompt.n_answers > 1:
@@ -137,6 +139,16 @@ class Router:
             return _pair(None, decode, f"{prompt.n_answers} answers, and a hand-off is for one")
         if sides.mode is not Mode.SGLANG and prompt.n_to_compute < self._settings.direct_below:
             return _pair(None, decode, f"{prompt.n_to_compute} tokens to compute")
+        return _pair(self.prefill_policy.choose(prompt, sides.prefills), decode, "")
+
+    def _strict_pair(self, prompt: Prompt, sides: _Sides, decode: Choice) -> Pair:
+        if sides.mode is not Mode.SGLANG and prompt.n_answers > 1:
+            raise RefusedError(
+                400, "a prefill hands over one answer to one prompt, and decodes compute no prompts here"
+            )
+        if not sides.prefills:
+            what = "no prefill takes the request, and decodes compute no prompts here"
+            raise RefusedError(503, what, _RETRY_NONE_S)
         return _pair(self.prefill_policy.choose(prompt, sides.prefills), decode, "")
 
     def _refusal(self, able: Sequence[Tracked], ready: Sequence[Tracked]) -> RefusedError:

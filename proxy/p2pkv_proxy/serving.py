@@ -8,8 +8,9 @@ import time
 from p2pkv_proxy.access_log import AccessLog, Entry, came_at, shortened, trace_id_of
 from p2pkv_proxy.bodies import Receive, Scope, Send
 from p2pkv_proxy.cutting import Cut
-from p2pkv_proxy.exchange import Exchange, Services
+from p2pkv_proxy.exchange import Exchange
 from p2pkv_proxy.routing import RefusedError
+from p2pkv_proxy.services import Services
 
 _SWEEP_S = 0.1
 

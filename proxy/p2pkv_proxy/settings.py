@@ -35,6 +35,8 @@ class Settings:
     """Pairs a request is tried on."""
     resume: Resume = Resume.GREEDY
     """Streams that go on elsewhere when their decode fails."""
+    strict_pd: bool = False
+    """Decodes never compute prompts: without a prefill requests are refused."""
     pass_unknown: bool = False
     """Paths that the router does not know go to an instance too: an engine may have some that are not for everybody."""
     max_in_flight: int = 1024

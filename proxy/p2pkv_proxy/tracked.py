@@ -65,6 +65,8 @@ class Tracked:
         """Requests that had an answer, or its beginning if the client left."""
         self.is_contradicted = False
         """Its heartbeats say otherwise than its entry does."""
+        self.was_listed = False
+        """The operator has named it, and does so no more."""
         self.is_draining_here = False
         """The operator said so to this router."""
         self.n_requests_elsewhere = 0

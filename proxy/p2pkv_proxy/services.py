@@ -1,0 +1,28 @@
+"""What every request needs, made once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2pkv_proxy.engines import Engines
+from p2pkv_proxy.holdings import Holdings
+from p2pkv_proxy.metrics import Metrics
+from p2pkv_proxy.relaying import Relay
+from p2pkv_proxy.retry_budget import RetryBudget
+from p2pkv_proxy.routing import Router
+from p2pkv_proxy.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What every request needs."""
+
+    settings: Settings
+    router: Router
+    engines: Engines
+    metrics: Metrics
+    holdings: Holdings
+    relay: Relay
+    retry_budget: RetryBudget
+    authorization: bytes | None = None
+    """What engines are told instead of the client's key; b"": nothing. None: the client's key is theirs."""
