@@ -43,6 +43,7 @@ from p2pkv_proxy.serving import Serving
 from p2pkv_proxy.settings import Settings
 from p2pkv_proxy.status_page import render, snapshot
 from p2pkv_proxy.tls import Certificate, ServedCertificate, believed
+from p2pkv_proxy.waiting_room import WaitingRoom
 
 _log = logging.getLogger(__name__)
 _EXPIRY_S = 0.25
@@ -208,6 +209,7 @@ class App:
             holdings,
             relay,
             RetryBudget(),
+            WaitingRoom(plan.settings, self.metrics),
             authorization=self._authorization,
         )
         access_log = None

@@ -99,6 +99,12 @@ def proxy(
         int, typer.Option(min=1, max=64, help="Processes that serve the port together; one uses one core.")
     ] = 1,
     max_in_flight: Annotated[int, typer.Option(min=1, help="Requests at once; more get 429.")] = 1024,
+    queue_length: Annotated[
+        int, typer.Option(min=0, help="Requests that wait while all instances are full; more get 429.")
+    ] = 256,
+    queue_timeout: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="For each of them; then it gets 429.")
+    ] = 10.0,
     max_body: Annotated[str, typer.Option(metavar="SIZE", help="Of a request.")] = "16MiB",
     attempts: Annotated[int, typer.Option(min=1, max=10, help="Pairs a request is tried on.")] = 3,
     resume: Annotated[
@@ -188,6 +194,8 @@ def proxy(
             strict_pd=strict_pd,
             pass_unknown=pass_unknown,
             max_in_flight=max_in_flight,
+            queue_length=queue_length,
+            queue_timeout=queue_timeout,
             direct_below=direct_below,
         ),
         prefill_policy=policy,

@@ -26,6 +26,7 @@ from p2pkv_proxy.app import Plan
 from p2pkv_proxy.crew_pipe import Ask, Beat, Drain, Loads, Message, Pages, Pipe, Ready
 from p2pkv_proxy.discovery import Discovery
 from p2pkv_proxy.server import LAST_WORDS_S, bound, shown_address
+from p2pkv_proxy.settings import Settings
 from p2pkv_proxy.worker import work
 
 _log = logging.getLogger(__name__)
@@ -65,9 +66,8 @@ class Crew:
         self._reserved = bound(host, port, is_shared=True)
         self._address: tuple[str, int] = self._reserved.getsockname()[:2]
         self._plan = plan
-        limit = -(-plan.settings.max_in_flight // n_workers)
         self._workers_plan = replace(
-            plan, heartbeats=None, settings=replace(plan.settings, max_in_flight=limit), n_workers=n_workers
+            plan, heartbeats=None, settings=_share(plan.settings, n_workers), n_workers=n_workers
         )
         self._n_workers = n_workers
         self._workers: list[_Worker] = []
@@ -271,6 +271,16 @@ class Crew:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _share(settings: Settings, n_workers: int) -> Settings:
+    """Return the settings of one worker: what bounds the router is divided among all."""
+    return replace(
+        settings,
+        max_in_flight=-(-settings.max_in_flight // n_workers),
+        queue_length=-(-settings.queue_length // n_workers),
+        queue_bytes=settings.queue_bytes // n_workers,
+    )
 
 
 def added(loads: list[dict[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:

@@ -28,13 +28,14 @@ from p2pkv_proxy.lasting import DivergedError, Lasting, SaidError
 from p2pkv_proxy.passing import PASSED, Passing, read_passed
 from p2pkv_proxy.prompts import MalformedError
 from p2pkv_proxy.protocols import PROTOCOLS, Answer
-from p2pkv_proxy.reading import READERS, read_call
+from p2pkv_proxy.reading import READERS, line_of, priority_of, read_call
 from p2pkv_proxy.relaying import Client, ClientFailedError
 from p2pkv_proxy.reply import Reply
 from p2pkv_proxy.retry_budget import pause
 from p2pkv_proxy.routing import RefusedError
 from p2pkv_proxy.services import Services
 from p2pkv_proxy.tracked import Tracked
+from p2pkv_proxy.waiting_room import Ticket
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Exchange:
         """What follows the answer, if another instance may go on with it."""
         self._failed: set[str] = set()
         self._own_seconds = 0.0
+        self._nbytes = 0
         # for whoever tells of it when it has ended
         self.scope = scope
         self.call: Call | None = None
@@ -114,6 +116,7 @@ class Exchange:
             raw = await read_body(self.scope["headers"], self._receive, self._settings.max_body)
         self._deadline = self.began + self._settings.request_timeout
         read = time.monotonic()
+        self._nbytes = len(raw)
         self.call = call = self._read(raw)
         on_gone = self.scope["p2pkv.on_gone"]
         on_gone.add(self._note_gone)
@@ -148,7 +151,7 @@ class Exchange:
             if number and not await self._may_retry(number):
                 break
             try:
-                pair = self._choose(call, number)
+                pair = await self._choose(call, number)
             except RefusedError:
                 if error is None and not doubtful:
                     raise
@@ -197,9 +200,18 @@ class Exchange:
                 await asyncio.sleep(seconds)
         return True
 
-    def _choose(self, call: Call, number: int) -> Pair:
-        """Choose a pair for the next attempt. Raises :class:`RefusedError`."""
-        pair = self._services.router.choose(call.prompt, call.path, self._failed)
+    async def _choose(self, call: Call, number: int) -> Pair:
+        """Choose a pair for the next attempt, or wait until one has room. Raises :class:`RefusedError`."""
+        services = self._services
+        ticket = Ticket(
+            priority_of(self.scope), tenant=self.scope.get("p2pkv.key") or "", nbytes=self._nbytes
+        )
+        with self._waits.interruptible():
+            pair = await services.waiting_room.choose(
+                lambda: services.router.choose(call.prompt, call.path, self._failed),
+                line_of(call),
+                ticket,
+            )
         self.pair, self.n_attempts = pair, number + 1
         self._services.metrics.choices.labels(pair.reason).inc()
         self._services.metrics.chose(pair.prefill.id if pair.prefill else "", pair.decode.id)

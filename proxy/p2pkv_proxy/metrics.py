@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -77,6 +77,14 @@ class Metrics:
         )
         self.overhead = self._histogram(
             "overhead", "Of the time to the first byte, what the router took itself", _SHORT_SECONDS
+        )
+        self.queued = self._histogram(
+            "queued", "Waiting for an instance with room, of those that had to", _SECONDS
+        )
+        self.waiting = Gauge(
+            "p2pkv_proxy_queued_requests",
+            "Requests that wait for an instance with room",
+            registry=self.registry,
         )
         self.dropped_lines = Counter(
             "p2pkv_proxy_dropped_log_lines",

@@ -64,6 +64,20 @@ def for_engines(scope: Scope, authorization: bytes | None) -> tuple[list[tuple[b
     return headers, request_id
 
 
+def priority_of(scope: Scope) -> int:
+    """Return how urgent a client says that its request is, among its own: the lowest number goes first."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-priority" and len(value) <= 6 and value.removeprefix(b"-").isdigit():
+            return int(value)
+    return 0
+
+
+def line_of(call: Call) -> str:
+    """Return what requests have in common that wait for the same instances."""
+    kind = "generate" if call.path == "/generate" else "one" if call.raw is not None else ""
+    return f"{kind} {call.prompt.model}"
+
+
 def _session(scope: Scope, body: Body) -> str:
     """Return what the client says that its request belongs to: a header, or one of OpenAI's fields."""
     for name, value in scope["headers"]:

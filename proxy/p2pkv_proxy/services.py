@@ -11,6 +11,7 @@ from p2pkv_proxy.relaying import Relay
 from p2pkv_proxy.retry_budget import RetryBudget
 from p2pkv_proxy.routing import Router
 from p2pkv_proxy.settings import Settings
+from p2pkv_proxy.waiting_room import WaitingRoom
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,5 +25,6 @@ class Services:
     holdings: Holdings
     relay: Relay
     retry_budget: RetryBudget
+    waiting_room: WaitingRoom
     authorization: bytes | None = None
     """What engines are told instead of the client's key; b"": nothing. None: the client's key is theirs."""

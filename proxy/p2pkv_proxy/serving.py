@@ -20,6 +20,7 @@ class Serving:
 
     def __init__(self, services: Services, access_log: AccessLog | None = None) -> None:
         self._services = services
+        services.metrics.waiting.set_function(lambda: len(services.waiting_room))
         self._access_log = access_log
         self._exchanges: set[Exchange] = set()
         self._refused: set[Exchange] = set()
@@ -42,6 +43,7 @@ class Serving:
             outcome = await exchange.run()
         finally:
             self._exchanges.discard(exchange)
+            self._services.waiting_room.wake()
         self._note(exchange, outcome)
         self._services.metrics.duration.observe(time.monotonic() - exchange.began)
 
@@ -76,6 +78,7 @@ class Serving:
             now = time.monotonic()
             for exchange in (*self._exchanges, *self._refused):
                 exchange.check(now)
+            self._services.waiting_room.wake()  # an instance may have room for other reasons
 
 
 def entry_of(exchange: Exchange, outcome: str) -> Entry:

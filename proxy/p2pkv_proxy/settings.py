@@ -41,5 +41,11 @@ class Settings:
     """Paths that the router does not know go to an instance too: an engine may have some that are not for everybody."""
     max_in_flight: int = 1024
     """Requests at once; more are refused with 429."""
+    queue_length: int = 256
+    """Requests that may wait while all instances that could take them are full; 0 refuses them at once."""
+    queue_bytes: int = 64 << 20
+    """Of their bodies."""
+    queue_timeout: float = 10.0
+    """For each to find room; then it is refused with 429."""
     direct_below: int = 0
     """Prompts with fewer tokens to compute than this go to the decode alone, where it can compute them."""
