@@ -41,6 +41,7 @@ from p2pkv_proxy.routing import RefusedError, Router
 from p2pkv_proxy.services import Services
 from p2pkv_proxy.serving import Serving
 from p2pkv_proxy.settings import Settings
+from p2pkv_proxy.spans import Spans
 from p2pkv_proxy.status_page import render, snapshot
 from p2pkv_proxy.tls import Certificate, ServedCertificate, believed
 from p2pkv_proxy.waiting_room import WaitingRoom
@@ -78,6 +79,8 @@ class Plan:
     """What engines are told instead of the client's key."""
     access_log: str | None = None
     """The file to write a line to for each request; ``-``: stdout."""
+    tracing: bool = False
+    """Requests have spans of OpenTelemetry."""
     n_workers: int = 1
     """Processes that serve the port, of which this is one."""
 
@@ -210,6 +213,7 @@ class App:
             relay,
             RetryBudget(),
             WaitingRoom(plan.settings, self.metrics),
+            spans=Spans() if plan.tracing else None,
             authorization=self._authorization,
         )
         access_log = None

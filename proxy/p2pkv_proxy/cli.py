@@ -95,6 +95,9 @@ def proxy(
         str | None,
         typer.Option(metavar="FILE", help="A line of JSON for each request; -: to stdout."),
     ] = None,
+    tracing: Annotated[
+        bool, typer.Option("--tracing", help="Spans of OpenTelemetry; a provider must be set up.")
+    ] = False,
     workers: Annotated[
         int, typer.Option(min=1, max=64, help="Processes that serve the port together; one uses one core.")
     ] = 1,
@@ -159,6 +162,7 @@ def proxy(
     from p2pkv_proxy.policies import POLICIES
     from p2pkv_proxy.server import serve
     from p2pkv_proxy.settings import Settings
+    from p2pkv_proxy.spans import Spans
     from p2pkv_proxy.tls import Certificate, believed
 
     for name in (policy, decode_policy):
@@ -177,6 +181,8 @@ def proxy(
     read_api_keys(api_keys)  # what is wrong with files is said here, not by each worker
     believed(engines_ca)
     check_writable(access_log)
+    if tracing:
+        Spans()
     named = [
         parse_instance(text, role, mode)
         for role, texts in ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.BOTH, both))
@@ -210,6 +216,7 @@ def proxy(
         has_own_secret=secret_file is None,
         api_keys_file=api_keys,
         access_log=access_log,
+        tracing=tracing,
         certificate=Certificate.of(tls_cert, tls_key),
         engines_ca=engines_ca,
         engines_key=read_engines_key(engines_key),

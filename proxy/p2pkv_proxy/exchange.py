@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 
 from p2pkv_proxy.bodies import (
     ClientGoneError,
@@ -66,6 +66,7 @@ class Exchange:
         self._nbytes = 0
         # for whoever tells of it when it has ended
         self.scope = scope
+        self.span = services.spans.begin(scope) if services.spans is not None else None
         self.call: Call | None = None
         """The request, once it is understood."""
         self.pair: Pair | None = None
@@ -241,7 +242,7 @@ class Exchange:
         if self._lasting is not None and not self._reply.has_begun:
             self._lasting = Lasting(call)
             call = self._lasting.call(mode)
-        with self._waits.interruptible():
+        with self._waits.interruptible(), self._traced(call, pair, number) as call:
             async with AsyncExitStack() as undo:
                 try:
                     protocol = PROTOCOLS[mode] if call.raw is None else _PASSING
@@ -258,6 +259,9 @@ class Exchange:
                         await self._forward(answer, headers, read)
                 finally:
                     self._reply.rest()
+
+    def _traced(self, call: Call, pair: Pair, number: int) -> AbstractContextManager[Call]:
+        return nullcontext(call) if self.span is None else self.span.attempt(call, pair, number)
 
     async def _stream(self, answer: Answer, headers: list[tuple[bytes, bytes]], read: float) -> None:
         client = Client(self.scope["p2pkv.transport"], self._settings.client_timeout)

@@ -27,6 +27,8 @@ OUTCOMES = (
 )
 """``broken_off``: the answer had begun when its instance was lost. ``denied``: without a key that the router knows."""
 
+FAULTS = frozenset({"engine_error", "refused", "timed_out", "broken_off"})
+"""Outcomes that are not the client's doing."""
 RESUMPTIONS = ("resumed", "completed", "failed", "unsuited")
 """``resumed``: another instance went on. ``completed``: only the end was missing. ``failed``: no other did it.
 ``unsuited``: it is no stream that can be continued."""

@@ -11,6 +11,7 @@ from p2pkv_proxy.relaying import Relay
 from p2pkv_proxy.retry_budget import RetryBudget
 from p2pkv_proxy.routing import Router
 from p2pkv_proxy.settings import Settings
+from p2pkv_proxy.spans import Spans
 from p2pkv_proxy.waiting_room import WaitingRoom
 
 
@@ -26,5 +27,6 @@ class Services:
     relay: Relay
     retry_budget: RetryBudget
     waiting_room: WaitingRoom
+    spans: Spans | None = None
     authorization: bytes | None = None
     """What engines are told instead of the client's key; b"": nothing. None: the client's key is theirs."""

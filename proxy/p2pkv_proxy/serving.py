@@ -9,6 +9,7 @@ from p2pkv_proxy.access_log import AccessLog, Entry, came_at, shortened, trace_i
 from p2pkv_proxy.bodies import Receive, Scope, Send
 from p2pkv_proxy.cutting import Cut
 from p2pkv_proxy.exchange import Exchange
+from p2pkv_proxy.metrics import FAULTS
 from p2pkv_proxy.routing import RefusedError
 from p2pkv_proxy.services import Services
 
@@ -63,6 +64,9 @@ class Serving:
     def _note(self, exchange: Exchange, outcome: str) -> None:
         """Count a request, and tell of it."""
         self._services.metrics.requests.labels(outcome).inc()
+        if exchange.span is not None:
+            request_id = exchange.call.request_id if exchange.call is not None else None
+            exchange.span.end(outcome, is_error=outcome in FAULTS, request_id=request_id)
         if self._access_log is not None:
             self._access_log.write(entry_of(exchange, outcome))
 
@@ -87,7 +91,8 @@ def entry_of(exchange: Exchange, outcome: str) -> Entry:
     return Entry(
         at=came_at(exchange.began),
         request_id=call.request_id if call is not None else None,
-        trace_id=trace_id_of(scope["headers"]),
+        trace_id=trace_id_of(scope["headers"])
+        or (exchange.span.trace_id if exchange.span is not None else None),
         key=scope.get("p2pkv.key"),
         method=scope["method"],
         path=shortened(scope["path"]) or "",

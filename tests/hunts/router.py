@@ -235,7 +235,9 @@ class Clients:
         self._n += 1
         prompt = f"{self._rng.choice(self._beginnings)}prompt {self._n}"
         n_tokens, is_stream = self._rng.randint(1, 20), self._rng.random() < 0.6
-        body = {"prompt": prompt, "max_tokens": n_tokens, "stream": is_stream}
+        # greedy streams go on elsewhere, and go through Python for that; the others are passed on natively
+        temperature = self._rng.choice([0, 1])
+        body = {"prompt": prompt, "max_tokens": n_tokens, "stream": is_stream, "temperature": temperature}
         expected = "".join(tokens_of(prompt, n_tokens))
         try:
             async with self._session.post(self._router.url + _PATH, json=body) as answer:
