@@ -31,6 +31,7 @@ _RETRY_S = 0.5
 MAX_BYTES = 16384
 """Of one heartbeat; whoever sends more is disconnected."""
 _MAX_TEXT = 1024
+_MOST_RANKS = 1 << 16
 _SILENT_S = 5.0
 """After which it is said that a router takes no heartbeats; a restart takes less."""
 _REPEAT_S = 60.0
@@ -70,8 +71,11 @@ class State(str, Enum):
     """Said once, as a good-bye."""
 
 
-class Instance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an instance is: all that stays the same while it runs."""
+class Instance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What an instance is: all that stays the same while it runs.
+
+    Fields that have their defaults are not sent, so that a router which does not know one refuses only who uses it.
+    """
 
     url: str
     """Where it serves HTTP: ``http://HOST:PORT``, or with https."""
@@ -87,6 +91,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """SGLang prefills: ``--disaggregation-bootstrap-port``; None: the decode's own default."""
     kv_address: str = ""
     """``vllm-addresses``: ``HOST:PORT`` of the KV connector."""
+    dp_rank: int | None = None
+    """It is one of several data parallel ranks behind ``url``; None: the engine deals out requests itself."""
     capacity: int = 0
     """Requests it may have at once; 0: as many as come."""
     node_id: str = ""
@@ -122,11 +128,14 @@ def checked(instance: Instance) -> Instance:
     port = instance.bootstrap_port
     if port is not None and not 0 < port < 65536:
         raise ConfigError(f"instance {url}: bootstrap_port is {port}")
+    if instance.dp_rank is not None and not 0 <= instance.dp_rank < _MOST_RANKS:
+        raise ConfigError(f"instance {url}: dp_rank is {instance.dp_rank}")
     if min(instance.capacity, instance.page_size) < 0:
         raise ConfigError(f"instance {url}: capacity and page_size can't be negative")
     if instance.mode is Mode.VLLM_ADDRESSES:
         split_address("kv_address", instance.kv_address)
-    is_named = instance if instance.id else msgspec.structs.replace(instance, id=address)
+    name = address if instance.dp_rank is None else f"{address}@{instance.dp_rank}"
+    is_named = instance if instance.id else msgspec.structs.replace(instance, id=name)
     return msgspec.structs.replace(is_named, url=url)
 
 

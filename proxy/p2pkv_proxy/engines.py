@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _BUSY = frozenset({429, 503})
 """An engine that says so is healthy; another one may have room."""
+_RANK = b"x-data-parallel-rank"
+"""vLLM 0.32 and SGLang 0.5.23 take a request's rank from it; for /generate SGLang does so from the body alone."""
 _MAX_ERROR_BYTES = 1 << 16
 _MAX_PAGE_BYTES = 1 << 20
 
@@ -141,7 +143,7 @@ class Post:
         head = [
             b"%b %b HTTP/1.1\r\nhost: %b\r\n"
             % (call.method.encode(), call.path.encode("latin-1"), address.encode()),
-            *(b"%b: %b\r\n" % header for header in call.headers),
+            *(b"%b: %b\r\n" % header for header in self._headers()),
             b"x-request-id: %b\r\n" % call.request_id.encode(),
             b"content-type: application/json\r\n" if call.raw is None else b"",
             b"content-length: %d\r\n\r\n" % len(self._body) if self._body or call.raw is None else b"\r\n",
@@ -158,6 +160,14 @@ class Post:
         except ConnectionFailedError as error:
             raise self._failed(str(error)) from error
         return status
+
+    def _headers(self) -> Headers:
+        """Return the request's headers, with the rank that is to answer if the instance is one of several."""
+        rank = self.tracked.instance.dp_rank
+        if rank is None:
+            return self._call.headers
+        others = [header for header in self._call.headers if header[0] != _RANK]
+        return [*others, (_RANK, str(rank).encode())]
 
     async def read(self) -> bytes:
         """Return the whole answer."""

@@ -39,9 +39,13 @@ class SGLang(Protocol):
             return await _open_alone(engines, call, pair.decode, undo, interrupt)
         if call.prompt.n_samples > 1:
             raise AnsweredError(400, "application/json", error_body(400, _ONE_SAMPLE))
-        body = msgspec.json.encode(call.body | bootstrap_fields(pair.prefill, call.prompt.batch))
+        fields = call.body | bootstrap_fields(pair.prefill, call.prompt.batch)
+        body = _body(call, fields, pair.prefill)
         prefill = _Prefill(engines, call, pair.prefill, body, interrupt)
         undo.push_async_callback(prefill.cancel)
+        if pair.prefill.instance.dp_rank is not None:
+            fields["disagg_prefill_dp_rank"] = pair.prefill.instance.dp_rank
+        body = _body(call, fields, pair.decode)
         post = await undo.enter_async_context(engines.post(pair.decode, call, body, interrupt))
         decoding = asyncio.ensure_future(post.send())
         undo.callback(decoding.cancel)
@@ -62,10 +66,18 @@ async def _open_alone(
     engines: Engines, call: Call, decode: Tracked, undo: AsyncExitStack, interrupt: Interrupt
 ) -> Answer:
     post = await undo.enter_async_context(
-        engines.post(decode, call, msgspec.json.encode(call.body), interrupt)
+        engines.post(decode, call, _body(call, call.body, decode), interrupt)
     )
     await post.send()
     return Answer(post, is_stream=call.prompt.is_stream)
+
+
+def _body(call: Call, fields: Body, tracked: Tracked) -> bytes:
+    """Return the body for an instance. Of ``/generate`` the rank is taken from it; otherwise from a header."""
+    rank = tracked.instance.dp_rank
+    if rank is not None and call.path == "/generate":
+        fields = fields | {"routed_dp_rank": rank}
+    return msgspec.json.encode(fields)
 
 
 def bootstrap_fields(prefill: Tracked, batch: int | None) -> Body:
