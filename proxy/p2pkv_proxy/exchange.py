@@ -166,6 +166,7 @@ class Exchange:
                 if refusal.tracked is None or not (self._reply.has_begun or refusal.status in _DOUBTFUL):
                     raise
                 doubtful.append(refusal)
+                self._waits.forget_losses()
                 self._failed.add(refusal.tracked.id)
                 continue
             except InstanceError as failure:
@@ -175,6 +176,7 @@ class Exchange:
                     raise
                 error = InstanceError(self._lost[-1], "was lost")
             self._failed.add(error.tracked.id)
+            self._waits.forget_losses()  # what is waited for from here on is another instance's
             _log.warning("request %s, attempt %d: %s", call.request_id, number + 1, error)
             if self._reply.has_begun:
                 resumed = await self._go_on(error, pair)
