@@ -287,6 +287,10 @@ class Node:
         with self._gate:
             return sorted(self._parts.membership.view().present(), key=lambda member: member.node_id)
 
+    def routers(self) -> Sequence[str]:
+        """Return the heartbeat addresses of the routers that have told this node that they are there."""
+        return self._parts.routers.addresses()
+
     def peers(self) -> list[PeerTraffic]:
         """Return what this node has read from whom, over which transport."""
         with self._gate:

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -297,7 +297,7 @@ def main() -> int:
             tokenizer="" if options.no_tokenizer else "bytes",
         )
         endpoint = Endpoint(scheduler, node.metrics.registry)
-        _serve(instance, endpoint, scheduler, listener, undo, options)
+        _serve(instance, endpoint, scheduler, listener, undo, options, node.routers)
     return 0
 
 
@@ -308,6 +308,7 @@ def _serve(
     listener: socket.socket,
     undo: ExitStack,
     options: argparse.Namespace,
+    found: Callable[[], Sequence[str]],
 ) -> None:
     config = uvicorn.Config(
         endpoint.app(), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=30
@@ -322,9 +323,9 @@ def _serve(
     def tell() -> None:
         while not server.started and not server.should_exit:
             time.sleep(0.01)  # uvicorn has no event for it
-        if options.router:
-            heart = Heart(instance, options.router, cluster_keys(options.secret_file), look, interval=1.0)
-            undo.callback(heart.close)
+        keys = cluster_keys(options.secret_file)
+        heart = Heart(instance, options.router or (), keys, look, interval=1.0, found=found)
+        undo.callback(heart.close)
         print(json.dumps({"url": instance.url, "id": instance.id}), flush=True)
         if not options.no_stdin:
             sys.stdin.buffer.read()

@@ -166,7 +166,8 @@ class Config:
     tracing: bool | str = False
     """Have spans of OpenTelemetry for calls; needs ``opentelemetry-api``, and a provider that the program sets up."""
     routers: tuple[str, ...] | list[str] | str = ()
-    """Heartbeat addresses ``HOST:PORT`` of routers, for nodes within an engine: they tell them of it."""
+    """Heartbeat addresses ``HOST:PORT`` of routers, for nodes within an engine: they tell them of it, and those routers
+    that have told the node of themselves."""
     engine_url: str = ""
     """``http://HOST:PORT`` where routers reach that engine, where it can't be known from within."""
     engine_role: str = ""

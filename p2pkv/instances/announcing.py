@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 
 from p2pkv.config import Config
@@ -24,19 +26,19 @@ def described(config: Config, engine: Instance) -> Instance:
         engine = msgspec.structs.replace(engine, role=Role(config.engine_role))
     if not engine.url:
         raise ConfigError(
-            "routers is set, but the engine does not say where it serves HTTP: set engine_url to http://HOST:PORT, "
-            "as the routers reach it"
+            "the engine does not say where it serves HTTP, so no router can be told: set engine_url to "
+            "http://HOST:PORT, as the routers reach it"
         )
     return checked(engine)
 
 
-def announce(config: Config, engine: Instance) -> Heart | None:
-    """Tell ``config.routers`` of an engine until the heart is closed; None without routers.
+def announce(config: Config, engine: Instance, found: Callable[[], Sequence[str]]) -> Heart:
+    """Tell ``config.routers`` of an engine until the heart is closed, and those that ``found`` returns.
 
-    Its state and load are asked for at its own HTTP address by the heart's thread. Raises :class:`ConfigError`.
+    ``found`` is ``Node.routers`` of a node of its own: routers tell nodes that they are there. The engine's state and
+    load are asked for at its own HTTP address by the heart's thread. Raises :class:`ConfigError`.
     """
-    if not config.router_addresses:
-        return None
     instance = described(config, engine)
     check = EngineCheck(instance.url, "/health", timeout=_CHECK_S.get(instance.mode, _CHECK_S_ELSE))
-    return Heart(instance, config.router_addresses, cluster_keys(config.secret_file), check.look)
+    keys = cluster_keys(config.secret_file)
+    return Heart(instance, config.router_addresses, keys, check.look, found=found)

@@ -18,8 +18,9 @@ import zmq
 
 from p2pkv.address import split_address
 from p2pkv.control.secret import ClusterKeys
-from p2pkv.control.silence import tell_why_silent
+from p2pkv.directory.routers import MOST_ROUTERS
 from p2pkv.errors import ConfigError, ControlError, VersionError
+from p2pkv.instances.teller import Teller
 
 _log = logging.getLogger(__name__)
 
@@ -32,10 +33,6 @@ MAX_BYTES = 16384
 """Of one heartbeat; whoever sends more is disconnected."""
 _MAX_TEXT = 1024
 _MOST_RANKS = 1 << 16
-_SILENT_S = 5.0
-"""After which it is said that a router takes no heartbeats; a restart takes less."""
-_REPEAT_S = 60.0
-"""Until the same is said again of the same router."""
 
 
 class Role(str, Enum):
@@ -155,6 +152,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens whose KV it holds for requests, prompts and generated ones alike."""
     kv_capacity: int = 0
     """Tokens it has room for; 0: it does not say."""
+    routers: tuple[str, ...] = ()
+    """Heartbeat addresses of all routers that it tells: by these they find each other."""
     version: int = VERSION
 
 
@@ -180,6 +179,10 @@ def unpack(message: bytes) -> Heartbeat:
         raise ControlError(
             f"a heartbeat of {heartbeat.instance.id or heartbeat.instance.url} has negative numbers"
         )
+    if len(heartbeat.routers) > MOST_ROUTERS:
+        raise ControlError(f"a heartbeat names {len(heartbeat.routers)} routers; at most {MOST_ROUTERS}")
+    for router in heartbeat.routers:
+        split_address("router", router)
     return msgspec.structs.replace(heartbeat, instance=checked(heartbeat.instance))
 
 
@@ -201,7 +204,8 @@ class Heart:
     """Sends an instance's heartbeats to every router, from a thread of its own until :meth:`close`.
 
     ``look`` is called before each one, on that thread. Routers need not be there: each gets the newest report when
-    it comes. The log says when a router has taken the first one, and why one takes none.
+    it comes. The log says when a router has taken the first one, and why one takes none. ``found`` returns the
+    addresses of routers that are told besides ``routers``; it is called before each heartbeat.
 
     :meth:`close` says good-bye, which routers that listen get at once.
     """
@@ -214,32 +218,27 @@ class Heart:
         look: Callable[[], Load],
         *,
         interval: float = INTERVAL_S,
+        found: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._instance = checked(instance)
         self._look = look
         self._interval = interval
+        self._keys = keys
+        self._named = tuple(routers)
+        self._found = found
         self._boot = time.time_ns()
         self._sequence = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._routers = [_Router(router, self._connect(router, keys)) for router in routers]
+        self._tellers: dict[str, Teller] = {}  # by address; used by the thread, once that runs
+        for router in self._named:
+            self._tellers[router] = self._teller(router)
         self._closing = threading.Event()
         self._due = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="p2pkv-heart", daemon=True)
         self._thread.start()
 
-    def _connect(self, router: str, keys: ClusterKeys) -> zmq.Socket[bytes]:
-        host, port = split_address("router", router)
-        socket = self._context.socket(zmq.PUSH)
-        # Nothing waits for a router that is not there: one that comes back wants the newest report, not the missed
-        # ones. (CONFLATE would do that too, but lose the good-bye when the socket is closed behind it.)
-        socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.linger = 200  # for the good-bye
-        socket.curve_serverkey = keys.public
-        socket.curve_publickey = keys.public
-        socket.curve_secretkey = keys.private
-        socket.setsockopt(zmq.IPV6, 1)
-        socket.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
-        return socket
+    def _teller(self, router: str) -> Teller:
+        return Teller(self._context, router, self._keys, who=self._instance.id)
 
     @property
     def instance(self) -> Instance:
@@ -266,14 +265,25 @@ class Heart:
     def _beat(self) -> None:
         try:
             while not self._closing.is_set():
-                is_heard = self._send(self._look())
+                self._follow()
+                # without a router nobody asks how the engine is
+                is_heard = bool(self._tellers) and self._send(self._look())
                 self._due.wait(self._interval if is_heard else min(self._interval, _RETRY_S))
                 self._due.clear()
         except Exception:  # noqa: BLE001 - the top of a thread
             _log.exception("instance %s can't be looked at; it is announced no more", self._instance.id)
         self._send(Load(State.LEFT))
-        for router in self._routers:
-            router.socket.close()
+        for teller in self._tellers.values():
+            teller.close()
+
+    def _follow(self) -> None:
+        """Tell the routers that are known now, and nobody else."""
+        known = dict.fromkeys((*self._named, *self._found()))
+        for router in [router for router in self._tellers if router not in known]:
+            self._tellers.pop(router).close()
+        for router in list(known)[:MOST_ROUTERS]:
+            if router not in self._tellers:
+                self._tellers[router] = self._teller(router)
 
     def _send(self, load: Load) -> bool:
         """Send a report to the routers that are connected; whether all are."""
@@ -288,47 +298,17 @@ class Heart:
                 waiting=load.waiting,
                 kv_tokens=load.kv_tokens,
                 kv_capacity=load.kv_capacity,
+                routers=tuple(self._tellers)[:MOST_ROUTERS],
             )
         )
         # those that are not connected yet get the next one
-        heard = [router.send(message, self._instance) for router in self._routers]
+        heard = [self._tell(teller, message) for teller in self._tellers.values()]
         return all(heard)
 
+    def _tell(self, teller: Teller, message: bytes) -> bool:
+        instance = self._instance
 
-class _Router:
-    """One that is told, as far as it lets itself be told. Used by the heart's thread."""
+        def on_first() -> None:
+            _log.info("%s is announced to %s as a %s", instance.id, teller.address, instance.role.value)
 
-    def __init__(self, address: str, socket: zmq.Socket[bytes]) -> None:
-        self.socket = socket
-        self._address = address
-        self._is_connected = False
-        self._complain_at = time.monotonic() + _SILENT_S
-
-    def send(self, message: bytes, instance: Instance) -> bool:
-        """Send it if the router has let us in; whether it has."""
-        try:
-            self.socket.send(message, zmq.DONTWAIT)
-        except zmq.Again:
-            self._silent(instance)
-            return False
-        if not self._is_connected:
-            self._is_connected = True
-            _log.info("%s is announced to %s as a %s", instance.id, self._address, instance.role.value)
-        return True
-
-    def _silent(self, instance: Instance) -> None:
-        now = time.monotonic()
-        if self._is_connected:
-            self._is_connected = False
-            self._complain_at = now + _SILENT_S
-        if now >= self._complain_at:
-            self._complain_at = now + _REPEAT_S
-            tell_why_silent(
-                self._address,
-                lambda why: _log.warning(
-                    "%s is not announced: the router at %s takes no heartbeats: %s",
-                    instance.id,
-                    self._address,
-                    why,
-                ),
-            )
+        return teller.send(message, on_first=on_first)

@@ -24,6 +24,7 @@ from p2pkv.directory.membership.base import Identity, Listeners, Membership
 from p2pkv.directory.membership.control_network import ControlNetwork
 from p2pkv.directory.membership.engines import make_engine
 from p2pkv.directory.membership.timing import Clock, Timing
+from p2pkv.directory.routers import KnownRouters
 from p2pkv.directory.view import Member, State, View, node_key
 from p2pkv.disk.boot_file import BootFile
 from p2pkv.disk.epochs_file import EpochsFile
@@ -83,6 +84,8 @@ class NodeParts:
         self.own_key = node_key(config.node_id)
         self.metrics_port: int | None = None
         self.indexer_port: int | None = None
+        self.routers = KnownRouters()
+        """Whoever serves requests before engines, and has told this node so."""
         self._started = time.time()
         self._version = version("p2pkv")  # read from files, which no scrape should do
         self._has_met = threading.Event()  # another node
@@ -314,7 +317,7 @@ class NodeParts:
         config, caching = self._config, self.caching
         confirmed = {} if caching is None else {"on_confirmed": caching.directory.confirm_view}
         membership = self._engine(
-            ControlNetwork(self.control.server, self.control.gossip),
+            ControlNetwork(self.control.server, self.control.gossip, self.routers.take),
             Identity(
                 config.node_id,
                 self.peers.domains,

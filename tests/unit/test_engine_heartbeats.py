@@ -8,11 +8,16 @@ from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import zmq
 
 from heartbeats import Listener, served
 from hicache_backends import Open
 from host_pools import HostPoolFake
 from p2pkv.config import Config
+from p2pkv.control.secret import cluster_keys
+from p2pkv.control.sockets import ControlClient, Request, Socket
+from p2pkv.control.wire import Kind
+from p2pkv.directory.routers import pack_news
 from p2pkv.errors import ConfigError
 from p2pkv.instances.heartbeat import Heartbeat, Load, Mode, Role, State
 from p2pkv.integrations.sglang import heartbeat as server_heartbeat
@@ -35,6 +40,19 @@ def listener() -> Iterator[Listener]:
 def url() -> Iterator[str]:
     with served() as url:
         yield url
+
+
+def tell_of_router(node: str, router: str) -> None:
+    """Tell a node of a router, as that does."""
+    context: zmq.Context[Socket] = zmq.Context()
+    client = ControlClient(context, cluster_keys(None))
+    try:
+        reply = client.ask(Request(node, Kind.GOSSIP, pack_news(router, 60.0)), 10.0)
+        assert reply is not None
+        assert reply.ok
+    finally:
+        client.close()
+        context.term()
 
 
 def is_ready(heartbeat: Heartbeat) -> bool:
@@ -79,13 +97,26 @@ def test_what_a_vllm_instance_does_follows_from_its_role(kv_role: str) -> None:
     assert told(engine_role="prefill") is Role.PREFILL
 
 
-def test_without_routers_nobody_is_told_anything(listener: Listener, url: str) -> None:
-    engine = EngineFake({"pool_size": "1MiB", "engine_url": url})
+def test_without_routers_and_a_url_nobody_is_told_anything(listener: Listener) -> None:
+    engine = EngineFake({"pool_size": "1MiB"})
     try:
         assert not [thread.name for thread in threading.enumerate() if thread.name == "p2pkv-heart"]
     finally:
         engine.close()
     assert listener.is_silent()
+
+
+def test_an_engine_tells_the_routers_that_have_told_its_node_that_they_are_there(
+    listener: Listener, url: str
+) -> None:
+    engine = EngineFake({"pool_size": "1MiB", "engine_url": url})
+    try:
+        tell_of_router(engine.node.address, listener.address)
+        heartbeat = listener.hear(is_ready)
+        assert heartbeat.routers == (listener.address,)
+    finally:
+        engine.close()
+    listener.hear(has_left)
 
 
 def test_a_vllm_instance_without_a_url_does_not_start() -> None:
@@ -145,6 +176,15 @@ def test_a_sglang_server_that_listens_everywhere_names_the_address_routers_reach
     announce_server(Config(routers=listener.address), 0)
     told = listener.hear(is_ready).instance
     assert (told.url, told.role, told.bootstrap_port) == (url, Role.BOTH, None)
+
+
+def test_a_sglang_server_tells_the_routers_that_have_told_its_node(
+    sglang: SimpleNamespace, listener: Listener, open_backend: Open
+) -> None:
+    backend = open_backend(HostPoolFake("page_first"))
+    tell_of_router(backend.node.address, listener.address)
+    assert listener.hear(is_ready).routers == (listener.address,)
+    backend.close()
 
 
 def test_transfers_and_hicache_in_one_server_speak_once(

@@ -43,7 +43,7 @@ BELOW = {
     "pool": "_native config errors page",
     "control": "_native address errors page state_home limited_log",
     "disk": "_native config errors page pool state_home limited_log",
-    "directory": "_native control disk errors limited_log metrics page plugins pool store_url transports",
+    "directory": "_native address control disk errors limited_log metrics page plugins pool store_url transports",
     "membership": "directory",
     "recompute": "errors metrics",
     "peers": "_native control directory errors metrics transports limited_log",
@@ -59,7 +59,7 @@ BELOW = {
     "node": "_native arrays cache config directory errors explain lifetime memory page parts peers transports",
     "__init__": "_native cache config directory errors memory node page peers",
     "testing": "_native control directory errors transports",
-    "instances": "address config control errors",
+    "instances": "address config control directory errors",
     "integrations": "_native address config errors instances memory metrics node offers page recompute transfers "
     "limited_log",
     "cli": "_native address cache config control descriptors directory disk errors explain instances kv_events memory "

@@ -10,12 +10,22 @@ from p2pkv.control.wire import PROBE_REPLY, Kind
 from p2pkv.directory.membership.base import ProbeReply
 
 
-class ControlNetwork:
-    """Implements :class:`~p2pkv.directory.membership.base.Network`. The server and client stay the caller's."""
+def _nobodys(blob: bytes) -> bool:
+    return False
 
-    def __init__(self, server: ControlServer, client: ControlClient) -> None:
+
+class ControlNetwork:
+    """Implements :class:`~p2pkv.directory.membership.base.Network`. The server and client stay the caller's.
+
+    ``is_taken`` is shown each message that peers have handed to this node; what it takes, membership does not see.
+    """
+
+    def __init__(
+        self, server: ControlServer, client: ControlClient, is_taken: Callable[[bytes], bool] = _nobodys
+    ) -> None:
         self._server = server
         self._client = client
+        self._is_taken = is_taken
 
     @property
     def address(self) -> str:
@@ -57,7 +67,8 @@ class ControlNetwork:
         blobs: list[bytes] = []
         event = self._server.loop.take(Kind.EXCHANGE, timeout)
         while event is not None:
-            blobs.append(event[1])
+            if not self._is_taken(event[1]):
+                blobs.append(event[1])
             event = self._server.loop.take(Kind.EXCHANGE, 0.0)
         return blobs
 

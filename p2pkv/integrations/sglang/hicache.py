@@ -102,6 +102,7 @@ class P2PKVHiCache(StorageBase):
         announce_server(
             self._config,
             self._rank.index,
+            self.node,
             node_id=self.node.node_id,
             namespace=self._config.namespace,
             page_size=pool.page_size if pool is not None else 0,

@@ -214,7 +214,8 @@ def _announced(config: Config, transfer: Any, parallel: Any, model: str) -> Anno
     has_own_address = parallel.data_parallel_index == 0 or getattr(
         parallel, "data_parallel_external_lb", False
     )
-    if not config.router_addresses or not has_own_address:
+    is_known = bool(config.router_addresses or config.engine_url)  # vLLM does not say where it serves
+    if not is_known or not has_own_address:
         return None
     role = Role.BOTH
     if transfer.is_kv_producer != transfer.is_kv_consumer:

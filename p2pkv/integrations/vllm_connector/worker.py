@@ -87,7 +87,8 @@ class WorkerSide:
         if instance.announced is None:
             return None
         known = {"node_id": self.node.node_id, "namespace": self._namespace}
-        return announce(instance.config, msgspec.structs.replace(instance.announced, **known))
+        told = msgspec.structs.replace(instance.announced, **known)
+        return announce(instance.config, told, self.node.routers)
 
     def describe(self) -> RankDescription:
         """Return what the scheduler's half needs to know."""

@@ -75,7 +75,7 @@ class P2PKVManager(CommonManager):
         else:
             grant = self.node.transfers.grant
             self.side = DecodeSide(self, rows, self.boundary, grant, self._members, split)
-        announce_server(config, index)
+        announce_server(config, index, self.node)
 
     def _members(self) -> dict[str, int]:
         return {member.node_id: member.boot_epoch for member in self.node.members()}
