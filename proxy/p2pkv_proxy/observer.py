@@ -19,12 +19,13 @@ from p2pkv.control.sockets import ControlClient, Request, Socket
 from p2pkv.control.wire import Kind, pack_connect, unpack_connected, unpack_epochs
 from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
-from p2pkv.directory.view import Member, View, decode, encode
-from p2pkv.errors import ClosedError, ControlError, TransportError, ViewError
+from p2pkv.directory.view import Member, View
+from p2pkv.errors import ClosedError, ControlError, TransportError
 from p2pkv.limited_log import LimitedLog
 from p2pkv.metrics import Metrics
 from p2pkv.page import RESIDENT, Keys, as_locations
 from p2pkv_proxy.held import Place
+from p2pkv_proxy.lookout import Lookout
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,6 @@ class DirectoryObserver:
     """Thread-safe. A thread of its own keeps the view from the start until :meth:`close`."""
 
     def __init__(self, join: Sequence[str], keys: ClusterKeys, *, replicas: int = _REPLICAS) -> None:
-        self._join = tuple(join)
         self._log = LimitedLog(_log)
         self.epochs = _native.NamespaceEpochs()
         """It holds what the nodes know of the epochs of all namespaces."""
@@ -50,6 +50,7 @@ class DirectoryObserver:
             undo.callback(context.term)
             self._client = ControlClient(context, keys)
             undo.callback(self._client.close)
+            self._lookout = Lookout(join, self._client)
             channels = DirectoryChannels(self._connect)
             undo.callback(channels.close)
             self._directory = DirectoryClient(
@@ -109,20 +110,11 @@ class DirectoryObserver:
                 return
 
     def _refresh(self) -> None:
-        """Ask the members we know, then the join addresses, until one answers."""
-        addresses = [member.address for member in self._view.alive()]
-        question = encode("p2pkv-proxy", ())
-        for address in dict.fromkeys([*addresses, *self._join]):
-            reply = self._client.ask(Request(address, Kind.EXCHANGE, question), _ANSWER_S)
-            if reply is not None and reply.ok:
-                try:
-                    view = View(decode(reply.body).members)
-                except (ViewError, ControlError) as error:
-                    self._log.warning(address, "the view of %s can't be read: %s", address, error)
-                    continue
-                self._take(view)
-                self._learn(address)
-                return
+        address = self._lookout.look()
+        if address is not None:
+            self._take(self._lookout.view)
+            self._learn(address)
+            return
         if self.has_view:
             _log.warning("no p2pkv node answers; what it holds is not known any more")
         self.has_view = False
