@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from p2pkv.instances.heartbeat import Heartbeat, Instance, Load, State
 from p2pkv_proxy.costs import Costs
+from p2pkv_proxy.replicas import Replicas
 from p2pkv_proxy.tracked import Tracked
 
 _log = logging.getLogger(__name__)
-
+_MOST_EVENTS = 200
+"""So many of what has happened are kept for the page."""
 _MOST_GONE = 100
 """Where instances come and go, as in Kubernetes, each has another name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What has happened to an instance."""
+
+    at: float
+    """Seconds since 1970."""
+    instance: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +53,17 @@ class Registry:
         """Heartbeats that were not taken."""
         self.strangers: Callable[[], int] = lambda: 0
         """How many connections for heartbeats were refused; whoever takes heartbeats knows."""
+        self.replicas: Replicas | None = None
+        """The routers beside this one, if it takes messages of such itself."""
+        self.events: deque[Event] = deque(maxlen=_MOST_EVENTS)
+        """The latest is the last."""
+        self.gone: OrderedDict[str, Gone] = OrderedDict()
+        """Those that went lately, with the reason; the last one to go is the last. One that is back is not in it."""
+        self.n_replicas_told = 0
+        """How many there are, if another process takes their messages."""
         self.expired = 0
         self.costs = Costs()
         """What prompts take at each of them, learnt."""
-        self.gone: OrderedDict[str, Gone] = OrderedDict()
-        """Those that went lately, with the reason; the last one to go is the last. One that is back is not in it."""
         self.on_gone: list[Callable[[str], None]] = [self.costs.forget]
 
     def __iter__(self) -> Iterator[Tracked]:
@@ -66,9 +84,15 @@ class Registry:
             return
         if known is not None:
             self._remove(known, "its entry has changed")
+        self._track(instance, is_listed=True)
+        self._tell(instance.id, f"it is listed as a {instance.role.value}")
+
+    def _track(self, instance: Instance, *, is_listed: bool) -> Tracked:
         self.gone.pop(instance.id, None)
-        self._tracked[instance.id] = Tracked(instance, is_listed=True, costs=self.costs)
-        _log.info("instance %s, a %s, is listed", instance.id, instance.role.value)
+        tracked = self._tracked[instance.id] = Tracked(instance, is_listed=is_listed, costs=self.costs)
+        if self.replicas is not None:  # which may have sent it something before
+            self.note_replicas({instance.id: self.replicas.heard.sums().get(instance.id, (0, 0))})
+        return tracked
 
     def unlist(self, instance_id: str) -> None:
         """Let one go that the operator has named: it finishes what it has, and gets nothing new."""
@@ -88,6 +112,25 @@ class Registry:
         """Take the requests and tokens that the other workers of this router have under way, by instance."""
         for tracked in self._tracked.values():
             tracked.n_requests_elsewhere, tracked.n_tokens_elsewhere = loads.get(tracked.id, (0, 0))
+
+    def note_replicas(self, loads: Mapping[str, tuple[int, int]]) -> None:
+        """Take the requests and tokens that the routers beside this one have under way, of some instances."""
+        for name, (n_requests, n_tokens) in loads.items():
+            if (tracked := self._tracked.get(name)) is not None:
+                tracked.n_requests_replicas, tracked.n_tokens_replicas = n_requests, n_tokens
+
+    @property
+    def n_replicas(self) -> int:
+        """Routers beside this one that are heard."""
+        return len(self.replicas.heard.replicas) if self.replicas is not None else self.n_replicas_told
+
+    def under_way(self) -> dict[str, tuple[int, int]]:
+        """Return the requests and tokens that this process has under way, by instance."""
+        return {
+            tracked.id: (tracked.in_flight, tracked.n_tokens)
+            for tracked in self._tracked.values()
+            if tracked.in_flight
+        }
 
     def set_draining(self, instance_id: str, *, to: bool) -> None:
         """Have an instance finish what it has and get nothing new, or go on, as the operator says."""
@@ -112,9 +155,8 @@ class Registry:
             self._remove(tracked, "it was started anew as another")
             tracked = None
         if tracked is None:
-            self.gone.pop(instance.id, None)
-            tracked = self._tracked[instance.id] = Tracked(instance, is_listed=False, costs=self.costs)
-            _log.info("instance %s, a %s, is there", instance.id, instance.role.value)
+            tracked = self._track(instance, is_listed=False)
+            self._tell(instance.id, f"a {instance.role.value} is there")
         elif tracked.boot != heartbeat.boot:
             tracked.breaker.reset()
         tracked.instance = instance
@@ -162,7 +204,7 @@ class Registry:
         tracked.note_load(load)
         if load.state is not before.state:
             level = logging.WARNING if load.state is State.FAILING else logging.INFO
-            _log.log(level, "instance %s is %s", tracked.id, load.state.value)
+            self._tell(tracked.id, f"it is {load.state.value}", level)
             if load.state is State.FAILING:
                 tracked.interrupt_unanswered()
 
@@ -178,9 +220,8 @@ class Registry:
         for tracked in [tracked for tracked in self._tracked.values() if tracked.expires <= now]:
             has_left = tracked.load.state in (State.LEFT, State.DRAINING)
             if tracked.is_listed:
-                _log.warning(
-                    "instance %s sends no heartbeats any more; it is listed, so it stays", tracked.id
-                )
+                what = "it sends no heartbeats any more; it is listed, so it stays"
+                self._tell(tracked.id, what, logging.WARNING)
                 tracked.expires = float("inf")
                 self.expired += 1
                 continue
@@ -199,12 +240,17 @@ class Registry:
 
     def _remove(self, tracked: Tracked, why: str, level: int = logging.INFO) -> None:
         del self._tracked[tracked.id]
+        self._tell(tracked.id, f"it is gone: {why}", level)
         self.gone[tracked.id] = Gone(tracked.instance, why, time.time(), tracked.served)
         self.gone.move_to_end(tracked.id)
         if len(self.gone) > _MOST_GONE:
             self.gone.popitem(last=False)
-        _log.log(level, "instance %s is gone: %s", tracked.id, why)
         # what has begun to answer goes on: if its instance is dead, its connection says so
         tracked.interrupt_unanswered()
         for gone in self.on_gone:
             gone(tracked.id)
+
+    def _tell(self, instance: str, what: str, level: int = logging.INFO) -> None:
+        """Note what has happened, for the log and the page."""
+        _log.log(level, "instance %s: %s", instance, what)
+        self.events.append(Event(time.time(), instance, what))

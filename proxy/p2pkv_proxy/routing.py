@@ -59,15 +59,28 @@ class Router:
         """Whether a policy wants to know what the directory knows."""
         return self.prefill_policy.wants_holdings or self.decode_policy.wants_holdings
 
-    def choose(self, prompt: Prompt, path: str, failed: Collection[str] = ()) -> Pair:
-        """Pick a pair, without the ``failed`` instances as long as there are others.
+    def instances(self) -> Registry:
+        """Return all instances, whether they can take requests or not."""
+        return self._registry
+
+    def choose(
+        self,
+        prompt: Prompt,
+        path: str,
+        failed: Collection[str] = (),
+        *,
+        only: Collection[str] | None = None,
+    ) -> Pair:
+        """Pick a pair, without the ``failed`` instances as long as there are others; ``only`` of these, if given.
 
         Raises :class:`RefusedError`.
         """
         able = self._able(prompt, path)
+        if only is not None:
+            able = [tracked for tracked in able if tracked.id in only]
         now = time.monotonic()
         ready = [t for t in able if t.state is State.READY]
-        free = [t for t in ready if not t.is_full()]
+        free = [t for t in ready if not t.is_full()] or [t for t in ready if t.is_full_by_hearsay()]
         allowed = [t for t in free if t.breaker.allows(now)]
         # from the best to the last resort: an open breaker is no reason to refuse what nobody else can do
         for candidates in ([t for t in allowed if t.id not in failed], allowed, free):

@@ -43,7 +43,7 @@ class Tracked:
     """One instance as the router sees it.
 
     ``in_flight`` and ``n_tokens`` count what this router has sent there and was not answered yet; what other routers
-    sent shows in ``load`` only, a heartbeat late, but for the other workers of this one.
+    sent they tell, and what they don't shows in ``load``, a heartbeat late.
     """
 
     def __init__(self, instance: Instance, *, is_listed: bool, costs: Costs | None = None) -> None:
@@ -72,6 +72,9 @@ class Tracked:
         self.n_requests_elsewhere = 0
         self.n_tokens_elsewhere = 0
         """Under way there for the other workers of this router."""
+        self.n_requests_replicas = 0
+        self.n_tokens_replicas = 0
+        """Under way there for the routers beside this one, by their own word."""
         self.n_tokens_since = 0
         """Tokens of the prompts that were sent there since it last said how it is."""
         self.n_others = 0
@@ -121,7 +124,7 @@ class Tracked:
     def weight(self) -> float:
         """Tokens in flight; what others have sent there counts as our own requests do on average."""
         own = self._n_requests
-        n_tokens = self.n_tokens + self.n_tokens_elsewhere
+        n_tokens = self.n_tokens + self.n_tokens_elsewhere + self.n_tokens_replicas
         return n_tokens + self.n_others * (n_tokens / own if own else 512.0)
 
     @property
@@ -136,7 +139,7 @@ class Tracked:
 
     @property
     def _n_requests(self) -> int:
-        return len(self._attempts) + self.n_requests_elsewhere
+        return len(self._attempts) + self.n_requests_elsewhere + self.n_requests_replicas
 
     def penalty(self, now: float) -> float:
         """Tokens that count against it for its failures of late: those who fail are soon free for more."""
@@ -145,6 +148,15 @@ class Tracked:
     def is_full(self) -> bool:
         """Whether it has as many requests as it may."""
         return 0 < self.instance.capacity <= self.busy
+
+    def is_full_by_hearsay(self) -> bool:
+        """Whether it is full only because other routers say so, and neither it nor this one does.
+
+        One that lies must not have this one refuse requests.
+        """
+        own = len(self._attempts) + self.n_requests_elsewhere
+        known = max(own + self.n_others, self.load.running + self.load.waiting)
+        return self.is_full() and known < self.instance.capacity
 
     def keeps_waiting(self, now: float, patience: float) -> bool:
         """Whether a request has waited there for its first byte longer than ``patience`` seconds."""
