@@ -24,11 +24,11 @@ from p2pkv_proxy.access_log import AccessLog
 from p2pkv_proxy.api_keys import read_api_keys
 from p2pkv_proxy.bodies import Receive, Scope, Send, error_body
 from p2pkv_proxy.call import InstanceError
-from p2pkv_proxy.discovery import Discovery
 from p2pkv_proxy.engines import Engines
 from p2pkv_proxy.holdings import Holdings
 from p2pkv_proxy.listing import follow_file
 from p2pkv_proxy.metrics import Metrics, merged
+from p2pkv_proxy.neighbourhood import Around, Neighbourhood
 from p2pkv_proxy.observer import DirectoryObserver
 from p2pkv_proxy.passing import METHODS, PASSED
 from p2pkv_proxy.policies import POLICIES
@@ -83,6 +83,24 @@ class Plan:
     """Requests have spans of OpenTelemetry."""
     n_workers: int = 1
     """Processes that serve the port, of which this is one."""
+    replicas: tuple[str, ...] = ()
+    """Heartbeat addresses of routers beside this one; those that engines or nodes know need not be named."""
+    advertise: str = ""
+    """The host that engines and other routers reach this one by; empty: what it listens on."""
+
+    @property
+    def around(self) -> Around | None:
+        """What is known of others; None where nobody is listened to."""
+        if self.heartbeats is None or self.keys is None:
+            return None
+        return Around(
+            heartbeats=self.heartbeats,
+            keys=self.keys,
+            has_own_secret=self.has_own_secret,
+            join=self.join,
+            replicas=self.replicas,
+            advertise=self.advertise,
+        )
 
 
 class Others(Protocol):
@@ -116,7 +134,7 @@ class App:
         self._serving: Serving | None = None
         self._engines: Engines | None = None
         self.relay: Relay | None = None
-        self.discovery: Discovery | None = None
+        self.neighbourhood: Neighbourhood | None = None
         self.others: Others | None = None
         """The other workers, if this is one of several."""
         self._pages = Starlette(
@@ -178,17 +196,15 @@ class App:
         Before anything is served, so that what is wrong is one sentence to whoever starts the router. Raises
         :class:`~p2pkv.errors.ConfigError` and :class:`~p2pkv.errors.ControlError`.
         """
-        plan = self._plan
-        if plan.heartbeats is not None and plan.keys is not None:
-            self.discovery = Discovery(
-                plan.heartbeats, plan.keys, self.registry, has_own_secret=plan.has_own_secret
-            )
-            _log.info("heartbeats are taken on %s", self.discovery.address)
+        if (around := self._plan.around) is not None:
+            registry = self.registry
+            self.neighbourhood = Neighbourhood(around, registry, registry.under_way, registry.note_replicas)
+            _log.info("heartbeats are taken on %s", self.neighbourhood.discovery.address)
 
     def close(self) -> None:
         """Stop taking heartbeats; for a router that has not begun to serve, which closes this itself. Idempotent."""
-        if self.discovery is not None:
-            self.discovery.close()
+        if self.neighbourhood is not None:
+            self.neighbourhood.close()
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -243,8 +259,8 @@ class App:
             probe(self.registry, engines),
             self._expire(),
         ]
-        if self.discovery is not None:
-            work.append(self.discovery.run())
+        if self.neighbourhood is not None:
+            work += self.neighbourhood.work()
         if self.others is not None:
             work.append(self.others.run())
         if self._keys is not None:

@@ -84,6 +84,19 @@ def proxy(
             metavar="HOST:PORT", help="A p2pkv node, for predicted and cache_aware; may be repeated."
         ),
     ] = None,
+    replica: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="The heartbeat address of a router beside this one; needless where engines or nodes know both.",
+        ),
+    ] = None,
+    advertise: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST", help="Where engines and other routers reach this one, if not where it listens."
+        ),
+    ] = "",
     policy: Annotated[
         str,
         typer.Option(
@@ -183,6 +196,8 @@ def proxy(
     check_writable(access_log)
     if tracing:
         Spans()
+    for address in replica or ():
+        split_address("--replica", address)
     named = [
         parse_instance(text, role, mode)
         for role, texts in ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.BOTH, both))
@@ -214,6 +229,8 @@ def proxy(
         join=tuple(join or ()),
         keys=cluster_keys(secret_file) if heartbeats or join else None,
         has_own_secret=secret_file is None,
+        replicas=tuple(replica or ()),
+        advertise=advertise,
         api_keys_file=api_keys,
         access_log=access_log,
         tracing=tracing,

@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 
@@ -24,7 +24,8 @@ from p2pkv.errors import ControlError
 from p2pkv.instances.heartbeat import Heartbeat, State, pack
 from p2pkv_proxy.app import Plan
 from p2pkv_proxy.crew_pipe import Ask, Beat, Drain, Loads, Message, Pages, Pipe, Ready
-from p2pkv_proxy.discovery import Discovery
+from p2pkv_proxy.neighbourhood import Neighbourhood
+from p2pkv_proxy.replicas import Replicas
 from p2pkv_proxy.server import LAST_WORDS_S, bound, shown_address
 from p2pkv_proxy.settings import Settings
 from p2pkv_proxy.worker import work
@@ -80,6 +81,8 @@ class Crew:
         self._asked: dict[int, asyncio.Future[str]] = {}
         self._n_short_lives = 0
         self._failure: str | None = None
+        self.replicas: Replicas | None = None
+        self._replicas: dict[str, tuple[int, int]] = {}
         self.refused = 0
         self.strangers: Callable[[], int] = lambda: 0
 
@@ -88,15 +91,14 @@ class Crew:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._ending.set)
-        discovery = None
+        neighbourhood = None
         try:
             where = ""
-            if self._plan.heartbeats is not None and self._plan.keys is not None:
-                discovery = Discovery(
-                    self._plan.heartbeats, self._plan.keys, self, has_own_secret=self._plan.has_own_secret
-                )
-                where = f", heartbeats on {discovery.address}"
-                self._begin(discovery.run())
+            if (around := self._plan.around) is not None:
+                neighbourhood = Neighbourhood(around, self, self._under_way, self._note_replicas)
+                where = f", heartbeats on {neighbourhood.discovery.address}"
+                for work in neighbourhood.work():
+                    self._begin(work)
             for _ in range(self._n_workers):
                 self._begin(self._keep_one())
             self._begin(self._share())
@@ -111,8 +113,8 @@ class Crew:
             await self._ending.wait()
         finally:
             await self._end()
-            if discovery is not None:
-                discovery.close()
+            if neighbourhood is not None:
+                neighbourhood.close()
             self._reserved.close()
         if self._failure is not None:
             raise ControlError(self._failure)
@@ -129,6 +131,14 @@ class Crew:
         else:
             self._beats[name] = time.monotonic(), packed
         self._tell(Beat(packed))
+
+    def _under_way(self) -> dict[str, tuple[int, int]]:
+        return added([worker.loads for worker in self._workers])
+
+    def _note_replicas(self, loads: Mapping[str, tuple[int, int]]) -> None:
+        both = self._replicas | dict(loads)
+        self._replicas = {name: counts for name, counts in both.items() if counts != (0, 0)}
+        self._is_changed = True
 
     # workers
 
@@ -214,9 +224,10 @@ class Crew:
             if not self._is_changed and now - told < 1.0:  # what a full pipe has dropped is said again
                 continue
             self._is_changed, told = False, now
+            n_replicas = len(self.replicas.heard.replicas) if self.replicas is not None else 0
             for worker in self._workers:
                 others = [other.loads for other in self._workers if other is not worker]
-                worker.pipe.send(Loads(added(others)))
+                worker.pipe.send(Loads(added(others), self._replicas, n_replicas))
 
     def _end_silent(self, now: float, *, has_overslept: bool) -> None:
         for worker in self._workers:

@@ -34,6 +34,10 @@ class Loads(msgspec.Struct, tag="loads"):
     """Requests and tokens under way at each instance: a worker's own, or to a worker the sum of the others'."""
 
     at: dict[str, tuple[int, int]]
+    replicas: dict[str, tuple[int, int]] = {}
+    """To a worker: what the routers beside this one have there; nothing where they have not said so."""
+    n_replicas: int = 0
+    """To a worker: how many of these there are."""
 
 
 class Drain(msgspec.Struct, tag="drain"):

@@ -15,6 +15,8 @@ from p2pkv.control.admission import Admission
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.errors import ConfigError, ControlError
 from p2pkv.instances.heartbeat import MAX_BYTES, Heartbeat, unpack
+from p2pkv_proxy.replicas import Replicas
+from p2pkv_proxy.shared_load import unpack as unpack_load
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +29,8 @@ class Listener(Protocol):
 
     refused: int
     strangers: Callable[[], int]
+    replicas: Replicas | None
+    """The routers beside this one, which speak to the same address."""
 
     def note_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Take one that was admitted and read."""
@@ -65,12 +69,24 @@ class Discovery:
         while True:
             frames = await self._socket.recv_multipart()
             try:
-                self._listener.note_heartbeat(unpack(b"".join(frames)))
+                self._take(b"".join(frames))
             except (ControlError, ConfigError) as error:
                 self._listener.refused += 1
                 n_unusable += 1
                 if n_unusable <= _MOST_UNUSABLE_LOGGED:
                     _log.warning("a heartbeat was not taken: %s", error)
+
+    def _take(self, message: bytes) -> None:
+        load = unpack_load(message)
+        replicas = self._listener.replicas
+        if load is None:
+            heartbeat = unpack(message)
+            self._listener.note_heartbeat(heartbeat)
+            if replicas is not None:
+                replicas.found(heartbeat.routers)
+                replicas.pass_on(message, heartbeat.routers)
+        elif replicas is not None and replicas.note(load) and load.beat:
+            self._listener.note_heartbeat(unpack(load.beat))
 
     def close(self) -> None:
         """Stop listening. Idempotent."""

@@ -144,6 +144,14 @@ class _Instances(Collector):
             "Until its prompts that wait have their first tokens, as predicted",
             labels=labels,
         )
+        beside_requests = GaugeMetricFamily(
+            "p2pkv_proxy_instance_replica_requests",
+            "Requests it has of the routers beside this one, as they say",
+            labels=labels,
+        )
+        beside_tokens = GaugeMetricFamily(
+            "p2pkv_proxy_instance_replica_tokens", "Tokens of those requests", labels=labels
+        )
         now = time.monotonic()
         for tracked in self._instances:
             values = [tracked.id, tracked.instance.role.value]
@@ -152,6 +160,8 @@ class _Instances(Collector):
             requests.add_metric(values, tracked.in_flight)
             tokens.add_metric(values, tracked.n_tokens)
             waiting.add_metric(values, tracked.n_waiting)
+            beside_requests.add_metric(values, tracked.n_requests_replicas)
+            beside_tokens.add_metric(values, tracked.n_tokens_replicas)
             queue.add_metric(values, tracked.own_queue(now))
             opened.add_metric(values, tracked.breaker.opened)
         gone = GaugeMetricFamily(
@@ -173,7 +183,10 @@ class _Instances(Collector):
             "p2pkv_proxy_refused_strangers", "Connections for heartbeats with a wrong key, or none"
         )
         strangers.add_metric([], self._instances.strangers())
-        return [up, requests, tokens, waiting, queue, opened, gone, expired, refused, strangers]
+        replicas = GaugeMetricFamily("p2pkv_proxy_replicas", "Routers beside this one that are heard")
+        replicas.add_metric([], self._instances.n_replicas)
+        beside = [beside_requests, beside_tokens, replicas]
+        return [up, requests, tokens, waiting, queue, opened, gone, expired, refused, strangers, *beside]
 
 
 _THE_SAME = (
@@ -183,6 +196,7 @@ _THE_SAME = (
     "refused_strangers",
     "_created",
     "gone_instance",
+    "replica",
 )
 """Parts of the names of what every worker counts alike, or what is a time: of these the largest is true."""
 

@@ -32,10 +32,10 @@ class _Server(uvicorn.Server):
         gc.collect()
         gc.freeze()  # what is there now stays: no need to look at it again in the middle of requests
         if self.started and sockets and self._announce:
-            discovery = self._app.discovery
+            around = self._app.neighbourhood
             is_tls = self._app.certificate is not None
             shown = shown_address(*sockets[0].getsockname()[:2], is_tls=is_tls)
-            where = f", heartbeats on {discovery.address}" if discovery is not None else ""
+            where = f", heartbeats on {around.discovery.address}" if around is not None else ""
             typer.echo(f"p2pkv-proxy listens on {shown}{where}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

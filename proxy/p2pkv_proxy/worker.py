@@ -72,6 +72,10 @@ class Parent:
             self._registry.note_heartbeat(unpack(message.packed))
         elif isinstance(message, Loads):
             self._registry.note_elsewhere(message.at)
+            nothing = (0, 0)
+            replicas = {tracked.id: message.replicas.get(tracked.id, nothing) for tracked in self._registry}
+            self._registry.note_replicas(replicas)
+            self._registry.n_replicas_told = message.n_replicas
         elif isinstance(message, Drain):
             self._registry.set_draining(message.instance, to=message.to)
         elif isinstance(message, Ask):
@@ -85,11 +89,7 @@ class Parent:
         told: dict[str, tuple[int, int]] | None = None
         told_at = 0.0
         while True:
-            load = {
-                tracked.id: (tracked.in_flight, tracked.n_tokens)
-                for tracked in self._registry
-                if tracked.in_flight
-            }
+            load = self._registry.under_way()
             now = time.monotonic()
             if load != told or now - told_at >= _AT_LEAST_EVERY_S:
                 pipe.send(Loads(load))
