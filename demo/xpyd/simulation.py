@@ -6,8 +6,9 @@
 A prefill computes its prompts one after another, each page that nobody has at its rate; pages that another one has are
 fetched for a share of that. Pages lie where they were computed until they are the ones longest unused. With
 ``--unsteady`` prefills are faster and slower by chance, as on machines that others use too; with ``--long-context`` a
-token takes the longer the more stand before it. Left out: batches, chunked prefill, links that are shared, what engines
-keep in memory of their own, and decodes.
+token takes the longer the more stand before it. With ``--routers`` requests are dealt out by chance to several routers,
+which hear of the engines every three seconds, and of each other by their own messages. Left out: batches, chunked
+prefill, links that are shared, what engines keep in memory of their own, and decodes.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from demo.xpyd.simulated_routers import Apart, SimulatedRouter, SimulatedRouters
 from demo.xpyd.traces import BLOCK, Request, make_agents, read_trace
-from p2pkv.instances.heartbeat import Instance, Load, Role, State
+from p2pkv.instances.heartbeat import Instance, Role
 from p2pkv_proxy.costs import work_of
 from p2pkv_proxy.held import Held, Place
-from p2pkv_proxy.policies import POLICIES, Policy
-from p2pkv_proxy.policies.predicted import Predicted
+from p2pkv_proxy.policies import POLICIES
 from p2pkv_proxy.prompts import BLOCK_TOKENS, Prompt
-from p2pkv_proxy.registry import Registry
+from p2pkv_proxy.shared_load import SHARE_S
 from p2pkv_proxy.tracked import Attempt, Tracked
 
 _TOKEN_S = 0.03
@@ -64,12 +65,14 @@ class World:
     """The deviation of the logarithm of a prefill's rate: once for some seconds, and once more for every prompt."""
     long_context: float = math.inf
     """So many tokens before a token double what it takes."""
+    apart: Apart = field(default_factory=Apart)
 
 
 @dataclass(slots=True)
 class _Job:
     number: int
     request: Request
+    tracked: Tracked
     attempt: Attempt
     came: float
     after: list[int] = field(default_factory=list)
@@ -78,11 +81,12 @@ class _Job:
 class _Prefill:
     """One prefill: its queue, its pool, and how fast it is."""
 
-    def __init__(self, tracked: Tracked, rate: float, unsteady: float) -> None:
-        self.tracked = tracked
+    def __init__(self, number: int, rate: float, unsteady: float) -> None:
+        self.number = number
+        self.id = f"p{number}"
         self._rate = rate
         self._unsteady = unsteady
-        self._chooser = random.Random(tracked.id)  # noqa: S311 - no secret
+        self._chooser = random.Random(self.id)  # noqa: S311 - no secret
         self._mood, self._mood_ends = 1.0, 0.0
         self.queue: deque[_Job] = deque()
         self.is_busy = False
@@ -108,18 +112,16 @@ class Simulation:
         self.now = 0.0
         self._world = world
         self._requests = requests
-        self._policy: Policy = (
-            Predicted(now=lambda: self.now, seed=1) if name == "predicted" else POLICIES[name]()
-        )
-        registry = Registry(now=lambda: self.now)
         self._prefills: dict[str, _Prefill] = {}
+        instances = []
         for number in range(world.n_prefills):
-            url = f"http://10.0.0.{number}:1"
-            instance = Instance(url=url, role=Role.PREFILL, id=f"p{number}", node_id=f"p{number}")
-            tracked = Tracked(instance, is_listed=False, costs=registry.costs)
-            tracked.load = Load(State.READY)
             rate = world.rate / 2 if number < world.n_slow else world.rate
-            self._prefills[tracked.id] = _Prefill(tracked, rate, world.unsteady)
+            prefill = _Prefill(number, rate, world.unsteady)
+            self._prefills[prefill.id] = prefill
+            url = f"http://10.0.0.{number}:1"
+            instances.append(Instance(url=url, role=Role.PREFILL, id=prefill.id, node_id=prefill.id))
+        self._routers = SimulatedRouters(name, instances, world.apart, lambda: self.now)
+        self._dealer = random.Random(1)  # noqa: S311 - no secret
         self._owners: dict[int, _Prefill] = {}
         self._events: list[tuple[float, int, str, int]] = []
         self._order = itertools.count()
@@ -140,6 +142,7 @@ class Simulation:
             before[request.session] = number
         while self._events:
             self.now, _, what, number = heapq.heappop(self._events)
+            self._routers.until(self.now, self._queues)
             if what == "arrives":
                 self._arrives(number)
             else:
@@ -148,20 +151,23 @@ class Simulation:
     def _push(self, at: float, what: str, number: int) -> None:
         heapq.heappush(self._events, (at, next(self._order), what, number))
 
+    def _queues(self) -> dict[str, int]:
+        return {prefill.id: len(prefill.queue) for prefill in self._prefills.values()}
+
     def _arrives(self, number: int) -> None:
         request = self._requests[number]
-        prompt = self._prompt(request)
-        candidates = [prefill.tracked for prefill in self._prefills.values()]
-        chosen = self._policy.choose(prompt, candidates).tracked
+        router = self._dealer.choice(self._routers.each)
+        prompt = self._prompt(request, router)
+        chosen = router.policy.choose(prompt, router.candidates).tracked
         work = work_of(prompt, chosen.id, chosen.instance.node_id)
         n_tokens = prompt.n_to_compute + 1 if prompt.holdings is not None else round(work.n_compute)
         attempt = chosen.begin(n_tokens, self.now, lambda: None, work=work)
         prefill = self._prefills[chosen.id]
-        prefill.queue.append(_Job(number, request, attempt, self.now))
+        prefill.queue.append(_Job(number, request, chosen, attempt, self.now))
         if not prefill.is_busy:
             self._start(prefill)
 
-    def _prompt(self, request: Request) -> Prompt:
+    def _prompt(self, request: Request, router: SimulatedRouter) -> Prompt:
         whole = request.blocks[: request.n_tokens // BLOCK]
         parts = BLOCK // BLOCK_TOKENS
         blocks = [(block * parts + part).to_bytes(8, "little") for block in whole for part in range(parts)]
@@ -169,9 +175,9 @@ class Simulation:
             "", ["x"], None, is_stream=True, max_tokens=1, n_tokens=request.n_tokens, _blocks=blocks
         )
         prompt.session = str(request.session) if request.session >= 0 else ""
-        if self._world.is_shared and self._policy.wants_holdings:
+        if self._world.is_shared and router.policy.wants_holdings:
             owners = [self._owners.get(block) for block in whole]
-            places = [Place(owner.tracked.id) if owner is not None else None for owner in owners]
+            places = [Place(owner.id) if owner is not None else None for owner in owners]
             prompt.holdings = Held.of(places, BLOCK)
         return prompt
 
@@ -193,12 +199,12 @@ class Simulation:
         around = job.request.n_tokens - computed / 2  # where the computed ones stand, on average
         work = computed * (1 + around / self._world.long_context) + fetched * self._world.fetch_share
         seconds = work / prefill.rate(self.now, job.number)
-        self._push(self.now + seconds, "done", int(prefill.tracked.id[1:]))
+        self._push(self.now + seconds, "done", prefill.number)
 
     def _done(self, prefill: _Prefill) -> None:
         job = prefill.queue.popleft()
         prefill.is_busy = False
-        tracked = prefill.tracked
+        tracked = job.tracked
         tracked.answered(job.attempt, self.now)
         tracked.completed(job.attempt, self.now)
         tracked.end(job.attempt, self.now)
@@ -267,6 +273,11 @@ def main() -> int:
         help="before a token, that double its time",
     )
     parser.add_argument("--apart", action="store_true", help="pages are not shared")
+    parser.add_argument("--routers", type=int, default=1, help="beside each other")
+    parser.add_argument("--silent", action="store_true", help="routers tell each other nothing")
+    parser.add_argument(
+        "--share", type=float, default=SHARE_S, metavar="SECONDS", help="between what they tell each other"
+    )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     world = World(
@@ -277,6 +288,7 @@ def main() -> int:
         fetch_share=options.fetch_share,
         unsteady=options.unsteady,
         long_context=options.long_context,
+        apart=Apart(n_routers=options.routers, tells=not options.silent, share_s=options.share),
     )
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     loads = []

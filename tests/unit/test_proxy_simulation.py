@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 
+from demo.xpyd.simulated_routers import Apart
 from demo.xpyd.simulation import Simulation, World
 from demo.xpyd.traces import BLOCK, Request
 
@@ -44,3 +45,17 @@ def test_a_prediction_is_no_worse_than_counting_tokens_where_speeds_vary_by_chan
         ratios.append(p90("predicted", world, requests) / p90("least_loaded", world, requests))
     # one run says little: a long prompt that meets a slow prefill decides it
     assert math.exp(sum(map(math.log, ratios)) / len(ratios)) < 1.1, ratios
+
+
+@pytest.mark.parametrize("policy", ["least_loaded", "predicted"])
+def test_four_routers_that_tell_each_other_of_their_load_are_as_good_as_one(policy: str) -> None:
+    def mean(apart: Apart) -> float:
+        world = World(n_prefills=4, rate=15_000.0, apart=apart)
+        times = [p90(policy, world, prompts(seed, 400, 5.0)) for seed in SEEDS]
+        return math.exp(sum(map(math.log, times)) / len(times))
+
+    one = mean(Apart())
+    assert mean(Apart(n_routers=4)) < 1.15 * one
+    assert mean(Apart(n_routers=4, tells=False)) > 1.25 * one, (
+        "there is nothing to be told, so this proves nothing"
+    )
