@@ -25,6 +25,7 @@ from p2pkv_proxy.api_keys import read_api_keys
 from p2pkv_proxy.bodies import Receive, Scope, Send, error_body
 from p2pkv_proxy.call import InstanceError
 from p2pkv_proxy.engines import Engines
+from p2pkv_proxy.ext_proc import ExtProc
 from p2pkv_proxy.holdings import Holdings
 from p2pkv_proxy.listing import follow_file
 from p2pkv_proxy.metrics import Metrics, merged
@@ -83,6 +84,8 @@ class Plan:
     """Requests have spans of OpenTelemetry."""
     n_workers: int = 1
     """Processes that serve the port, of which this is one."""
+    ext_proc: str | None = None
+    """``HOST:PORT`` to answer Envoy on; None: nowhere."""
     replicas: tuple[str, ...] = ()
     """Heartbeat addresses of routers beside this one; those that engines or nodes know need not be named."""
     advertise: str = ""
@@ -135,6 +138,7 @@ class App:
         self._engines: Engines | None = None
         self.relay: Relay | None = None
         self.neighbourhood: Neighbourhood | None = None
+        self.ext_proc: ExtProc | None = None
         self.others: Others | None = None
         """The other workers, if this is one of several."""
         self._pages = Starlette(
@@ -236,6 +240,9 @@ class App:
         if plan.access_log is not None:
             access_log = AccessLog(plan.access_log, self.metrics.dropped_lines.inc)
         self._serving = Serving(services, access_log)
+        if plan.ext_proc is not None:
+            self.ext_proc = ExtProc(plan.ext_proc, services, plan.certificate)
+            await self.ext_proc.start()
         tasks = [asyncio.ensure_future(_forever(work)) for work in self._work(engines)]
         try:
             yield
@@ -243,6 +250,8 @@ class App:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self.ext_proc is not None:
+                await self.ext_proc.close()
             self.close()
             holdings.close()
             relay.close()

@@ -84,6 +84,13 @@ def proxy(
             metavar="HOST:PORT", help="A p2pkv node, for predicted and cache_aware; may be repeated."
         ),
     ] = None,
+    ext_proc: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Answer an Envoy that asks where requests go (ext_proc), as an endpoint picker.",
+        ),
+    ] = None,
     replica: Annotated[
         list[str] | None,
         typer.Option(
@@ -171,6 +178,7 @@ def proxy(
     from p2pkv_proxy.api_keys import read_api_keys, read_engines_key
     from p2pkv_proxy.app import Plan
     from p2pkv_proxy.crew import serve_with
+    from p2pkv_proxy.ext_proc import unavailable as needed_for_ext_proc
     from p2pkv_proxy.listing import parse_instance, read_file
     from p2pkv_proxy.policies import POLICIES
     from p2pkv_proxy.server import serve
@@ -196,6 +204,10 @@ def proxy(
     check_writable(access_log)
     if tracing:
         Spans()
+    if ext_proc is not None:
+        split_address("--ext-proc", ext_proc)
+        if (missing := needed_for_ext_proc()) is not None:
+            raise ConfigError(missing)
     for address in replica or ():
         split_address("--replica", address)
     named = [
@@ -229,6 +241,7 @@ def proxy(
         join=tuple(join or ()),
         keys=cluster_keys(secret_file) if heartbeats or join else None,
         has_own_secret=secret_file is None,
+        ext_proc=ext_proc,
         replicas=tuple(replica or ()),
         advertise=advertise,
         api_keys_file=api_keys,
