@@ -27,17 +27,18 @@ _FILES = {
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
     "/charts.js": ("charts.js", "text/javascript"),
+    "/blocks.js": ("blocks.js", "text/javascript"),
 }
 _EXPLAIN_S = 2.0
 _COOKIE = "p2pkv_token"
-_ALONE = {
+ALONE = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-"""The page asks nobody but this node, and stands in nobody else's."""
+"""Headers of the page: it asks nobody but who serves it, and stands in nobody else's."""
 _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "[::1]"}
 
 
@@ -70,14 +71,14 @@ class Site:
             return _text("403 Forbidden", refusal)
         if path == "/" and self._token and "token" in query:
             cookie = f"{_COOKIE}={self._token}; HttpOnly; SameSite=Strict; Path=/"
-            headers = {**_ALONE, "Location": "/", "Set-Cookie": cookie}
+            headers = {**ALONE, "Location": "/", "Set-Cookie": cookie}
             return Page("303 See Other", "text/plain", b"", headers)
         return self._page(path, query)
 
     def _page(self, path: str, query: Mapping[str, list[str]]) -> Page:
         if path in _FILES:
             name, kind = _FILES[path]
-            return Page("200 OK", kind, files("p2pkv.dashboard").joinpath(name).read_bytes(), _ALONE)
+            return Page("200 OK", kind, files("p2pkv.dashboard").joinpath(name).read_bytes(), ALONE)
         try:
             if path == "/cluster.json":
                 return _json(self._read_cluster())
@@ -132,8 +133,8 @@ def _cookie(environ: Mapping[str, object]) -> list[str]:
 
 
 def _json(value: object) -> Page:
-    return Page("200 OK", "application/json", json.dumps(value).encode(), _ALONE)
+    return Page("200 OK", "application/json", json.dumps(value).encode(), ALONE)
 
 
 def _text(status: str, text: str) -> Page:
-    return Page(status, "text/plain", f"{text}\n".encode(), _ALONE)
+    return Page(status, "text/plain", f"{text}\n".encode(), ALONE)

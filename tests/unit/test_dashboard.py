@@ -5,8 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from browsers import CHROMIUM, MISSING, browse
 from p2pkv import Config, ConfigError, Node
 from p2pkv.dashboard.site import Site
 from pair import Pair
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 TOKEN = "a-token-of-a-test.0123"
 FOLDER = Path(__file__).parents[2] / "p2pkv/dashboard"
 
@@ -46,7 +44,7 @@ def test_the_page_and_all_it_asks_for_come_from_the_node(pair: Pair) -> None:
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     assert "default-src 'none'" in headers["Content-Security-Policy"]
     named = re.findall(r'(?:src|href)="([^"#]+)"', text)
-    assert {"page.css", "page.js", "charts.js"} <= set(named)
+    assert {"page.css", "page.js", "charts.js", "blocks.js"} <= set(named)
     for name in named:
         assert name == "data:," or _get(pair.reader, f"/{name}")[0] == 200, name
     for path in FOLDER.glob("*.*"):
@@ -131,23 +129,7 @@ def test_a_token_is_no_guess_and_in_no_log() -> None:
 # in a browser
 
 
-def _browse(node: Node, folder: Path, query: str = "", size: str = "1280,1600") -> tuple[str, str]:
-    """Return the document after some seconds of the page's own time, and what the console said."""
-    url = f"http://127.0.0.1:{node.metrics_port}/{query}"
-    options = [
-        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-        *("--disable-dev-shm-usage", f"--user-data-dir={folder / 'profile'}", f"--window-size={size}"),
-        *("--enable-logging=stderr", "--virtual-time-budget=9000", "--dump-dom"),
-    ]
-    done = subprocess.run(
-        [str(CHROMIUM), *options, url], capture_output=True, text=True, timeout=240, cwd=folder
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: chromium)")
+@pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 @pytest.mark.timeout(600)
 def test_a_browser_shows_the_numbers_of_the_metrics_and_the_console_is_silent(
     pair: Pair, tmp_path: Path
@@ -155,7 +137,8 @@ def test_a_browser_shows_the_numbers_of_the_metrics_and_the_console_is_silent(
     keys = pair.publish()
     assert pair.reader.fetch(keys, pair.destination).all()
     pair.reader.fetch(["nobody has it"], pair.destination[:1])
-    page, console = _browse(pair.reader, tmp_path, f"?theme=dark&key={keys[0]}")
+    url = f"http://127.0.0.1:{pair.reader.metrics_port}/?theme=dark&key={keys[0]}"
+    page, console = browse(url, tmp_path)
     assert console == ""
     assert 'data-theme="dark"' in page
     shown = {
