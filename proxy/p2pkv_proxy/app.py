@@ -14,7 +14,7 @@ from typing import Protocol
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 
 from p2pkv.address import is_loopback
@@ -43,7 +43,7 @@ from p2pkv_proxy.services import Services
 from p2pkv_proxy.serving import Serving
 from p2pkv_proxy.settings import Settings
 from p2pkv_proxy.spans import Spans
-from p2pkv_proxy.status_page import render, snapshot
+from p2pkv_proxy.status_page import FILES, HEADERS, file_at, reading, snapshot
 from p2pkv_proxy.tls import Certificate, ServedCertificate, believed
 from p2pkv_proxy.waiting_room import WaitingRoom
 
@@ -144,7 +144,8 @@ class App:
         self._pages = Starlette(
             lifespan=self._lifespan,
             routes=[
-                Route("/", self._status),
+                *(Route(path, self._file) for path in FILES),
+                Route("/router.json", self._reading),
                 Route("/healthz", self._healthz),
                 Route("/health", self._healthz),
                 Route("/metrics", self._metrics),
@@ -241,7 +242,8 @@ class App:
             access_log = AccessLog(plan.access_log, self.metrics.dropped_lines.inc)
         self._serving = Serving(services, access_log)
         if plan.ext_proc is not None:
-            self.ext_proc = ExtProc(plan.ext_proc, services, plan.certificate)
+            is_shared = plan.n_workers > 1
+            self.ext_proc = ExtProc(plan.ext_proc, services, plan.certificate, is_shared=is_shared)
             await self.ext_proc.start()
         tasks = [asyncio.ensure_future(_forever(work)) for work in self._work(engines)]
         try:
@@ -287,9 +289,15 @@ class App:
             await asyncio.sleep(_EXPIRY_S)
             self.registry.expire(max(0.0, loop.time() - due))
 
-    async def _status(self, request: Request) -> Response:
+    async def _file(self, request: Request) -> Response:
+        body, kind = file_at(request.url.path)
+        return Response(body, media_type=kind, headers=HEADERS)
+
+    async def _reading(self, request: Request) -> Response:
         assert self._serving is not None
-        return HTMLResponse(render(self.registry, self.metrics, self._serving.in_flight))
+        n_workers = self._plan.n_workers
+        shown = reading(self.registry, in_flight=self._serving.in_flight, n_workers=n_workers)
+        return JSONResponse(shown, headers=HEADERS)
 
     async def _healthz(self, request: Request) -> Response:
         """200 while requests can be answered; what a load balancer asks."""

@@ -1,25 +1,36 @@
-"""The page at ``/``: instances and requests at a glance, without a script from anywhere."""
+"""The page at ``/``: instances, pairs, times and other routers at a glance, as nodes' pages show theirs.
+
+It asks this router for ``/metrics`` and ``/router.json`` and nobody else. What it is made of is that of nodes' pages.
+"""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable
+import time
+from importlib.resources import files
 
-from p2pkv_proxy.metrics import OUTCOMES, Metrics
+from p2pkv.dashboard.site import ALONE
 from p2pkv_proxy.registry import Registry
-from p2pkv_proxy.tracked import Tracked
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em; color: #222 }
-table { border-collapse: collapse; margin: 1em 0; width: 100% }
-th, td { text-align: left; padding: .25em .8em; border-bottom: 1px solid #ddd }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
-.ready { color: #080 } .failing, .open { color: #b00 } .draining, .starting, .half-open { color: #a60 }
-"""
+HEADERS = ALONE
+FILES = {
+    "/": ("p2pkv_proxy", "status_page.html", "text/html"),
+    "/status_page.js": ("p2pkv_proxy", "status_page.js", "text/javascript"),
+    "/page.css": ("p2pkv.dashboard", "page.css", "text/css"),
+    "/charts.js": ("p2pkv.dashboard", "charts.js", "text/javascript"),
+    "/blocks.js": ("p2pkv.dashboard", "blocks.js", "text/javascript"),
+}
+"""By path: where it lies, and what it is."""
+
+
+def file_at(path: str) -> tuple[bytes, str]:
+    """Return what is served there, one of :data:`FILES`, and its type."""
+    package, name, kind = FILES[path]
+    return files(package).joinpath(name).read_bytes(), kind
 
 
 def snapshot(registry: Registry) -> list[dict[str, object]]:
     """Return what is known of each instance, for programs."""
+    now = time.monotonic()
     return [
         {
             "id": tracked.id,
@@ -31,7 +42,12 @@ def snapshot(registry: Registry) -> list[dict[str, object]]:
             "breaker": tracked.breaker.phase.value,
             "in_flight": tracked.in_flight,
             "tokens": tracked.n_tokens,
+            "queue_seconds": tracked.own_queue(now),
+            "replica_requests": tracked.n_requests_replicas,
+            "replica_tokens": tracked.n_tokens_replicas,
             "reported": tracked.load.running + tracked.load.waiting,
+            "kv_tokens": tracked.load.kv_tokens,
+            "kv_capacity": tracked.load.kv_capacity,
             "capacity": tracked.instance.capacity,
             "served": tracked.served,
         }
@@ -39,40 +55,44 @@ def snapshot(registry: Registry) -> list[dict[str, object]]:
     ]
 
 
-def render(registry: Registry, metrics: Metrics, in_flight: int) -> str:
-    """Return the page."""
-    rows = "".join(_row(tracked) for tracked in sorted(registry, key=lambda t: (t.instance.role.value, t.id)))
-    outcomes = {
-        outcome: int(
-            metrics.registry.get_sample_value("p2pkv_proxy_requests_total", {"outcome": outcome}) or 0
-        )
-        for outcome in OUTCOMES
+def reading(registry: Registry, *, in_flight: int, n_workers: int) -> dict[str, object]:
+    """Return what the page shows besides metrics, as it is at this worker."""
+    return {
+        "at": time.time(),
+        "in_flight": in_flight,
+        "workers": n_workers,
+        "instances": snapshot(registry),
+        "gone": [
+            {
+                "at": gone.at,
+                "id": gone.instance.id,
+                "role": gone.instance.role.value,
+                "url": gone.instance.url,
+                "why": gone.why,
+                "served": gone.served,
+            }
+            for gone in registry.gone.values()
+        ],
+        "replicas": _replicas(registry),
+        "n_replicas": registry.n_replicas,
+        "events": [
+            {"at": event.at, "instance": event.instance, "text": event.text} for event in registry.events
+        ],
     }
-    counts = "".join(_tr([(name, ""), (str(n), "n")]) for name, n in outcomes.items())
-    return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>p2pkv-proxy</title>
-<meta http-equiv="refresh" content="2"><style>{_STYLE}</style>
-<h1>p2pkv-proxy</h1><p>{in_flight} requests under way. <a href="/metrics">metrics</a></p>
-<table><tr><th>instance<th>role<th>state<th>breaker<th class=n>requests<th class=n>tokens<th class=n>reported
-<th class=n>served<th>address</tr>{rows}</table>
-<table><tr><th>requests that ended<th class=n></tr>{counts}</table></html>"""
 
 
-def _row(tracked: Tracked) -> str:
-    instance = tracked.instance
-    return _tr(
-        [
-            (tracked.id, ""),
-            (instance.role.value, ""),
-            (tracked.state.value, tracked.state.value),
-            (tracked.breaker.phase.value, tracked.breaker.phase.value),
-            (str(tracked.in_flight), "n"),
-            (str(tracked.n_tokens), "n"),
-            (str(tracked.load.running + tracked.load.waiting), "n"),
-            (str(tracked.served), "n"),
-            (instance.url, ""),
-        ]
-    )
-
-
-def _tr(cells: Iterable[tuple[str, str]]) -> str:
-    return "<tr>" + "".join(f'<td class="{kind}">{html.escape(text)}' for text, kind in cells) + "</tr>"
+def _replicas(registry: Registry) -> list[dict[str, object]]:
+    """Return who is heard by this process; with several workers that is their parent."""
+    if registry.replicas is None:
+        return []
+    now = time.monotonic()
+    return [
+        {
+            "name": name,
+            "address": replica.address,
+            "heard_seconds_ago": max(0.0, now - replica.heard),
+            "requests": sum(n_requests for n_requests, _ in replica.at.values()),
+            "tokens": sum(n_tokens for _, n_tokens in replica.at.values()),
+        }
+        for name, replica in sorted(registry.replicas.heard.replicas.items())
+    ]
