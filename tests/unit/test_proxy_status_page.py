@@ -102,7 +102,7 @@ def test_what_is_kept_of_who_comes_and_goes_is_bounded() -> None:
         registry.note_heartbeat(Heartbeat(instance=instance, boot=1, sequence=1, state=State.READY))
         registry.note_heartbeat(Heartbeat(instance=instance, boot=1, sequence=2, state=State.LEFT))
     assert len(registry) == 0
-    assert len(registry.gone) == 50
+    assert len(registry.gone) == 100
     assert len(registry.events) == 200
 
 
