@@ -21,10 +21,11 @@ from p2pkv.integrations.sglang.installed import StorageBase, batch_pages
 from p2pkv.integrations.sglang.keys import KeyPrefix
 from p2pkv.integrations.sglang.pools import HostPool, Indices, Range, SGLangPool, buffers_of
 from p2pkv.integrations.sglang.settings import Rank, node_config
-from p2pkv.integrations.sglang.side_pools import ALL_PAGES, PoolHits, PoolTransfer, prefixes_served
+from p2pkv.integrations.sglang.side_pools import PoolHits, PoolTransfer, served
 from p2pkv.integrations.sglang.staging import Staging
 from p2pkv.integrations.sglang.stats import Stats, TrafficLog
-from p2pkv.integrations.sglang.weights import Weights, served
+from p2pkv.integrations.sglang.weights import Weights
+from p2pkv.integrations.sglang.weights import served as served_weights
 from p2pkv.node import Node
 from p2pkv.page import Outcome, Outcomes
 
@@ -50,7 +51,7 @@ class P2PKVHiCache(StorageBase):
     ) -> None:
         """Start the node and join its cluster. Errors of the configuration are raised here: SGLang does not start."""
         self.storage_config = storage_config
-        self._weights = served() if weights is None else weights
+        self._weights = served_weights() if weights is None else weights
         self._rank = Rank.read(storage_config)
         if getattr(storage_config, "should_split_heads", False):
             raise UsageError(
@@ -161,21 +162,16 @@ class P2PKVHiCache(StorageBase):
         if not keys or self._unstored:
             return PoolHits.none()
         return self._boundary.call(
-            "exists", lambda: self._exists_v2(keys, pool_transfers or ()), miss=PoolHits.none()
+            "exists",
+            lambda: served(
+                self.node,
+                self._pools,
+                keys,
+                pool_transfers or (),
+                kv_keys=None if self._is_logical else self._keys(keys),
+            ),
+            miss=PoolHits.none(),
         )
-
-    def _exists_v2(self, keys: Sequence[str], transfers: Sequence[PoolTransfer]) -> PoolHits:
-        asked = [] if self._is_logical else self._keys(keys)
-        stored = [transfer for transfer in transfers if str(transfer.name) in self._pools]
-        for transfer in stored:
-            asked += self._pools[str(transfer.name)].keys(keys)
-        there = self.node.exists(asked) == Outcome.HIT if asked else np.zeros(0, bool)
-        rows = iter(there.reshape(-1, len(keys)))
-        # without pages of its own the KV is there if a side pool that holds something of every page is
-        is_carried = any(transfer.hit_policy == ALL_PAGES for transfer in stored)
-        kv = np.full(len(keys), is_carried) if self._is_logical else next(rows)
-        found = {str(transfer.name): next(rows) for transfer in stored}
-        return prefixes_served(kv, transfers, found)
 
     # --- zero copy: SGLang's prefetch and backup threads (interface_v1)
 

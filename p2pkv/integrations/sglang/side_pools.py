@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.integrations.sglang.pools import Indices
+from p2pkv.node import Node
+from p2pkv.page import Outcome
 
 ALL_PAGES, TRAILING_PAGES, BLOCK_GROUPS = "all_pages", "trailing_pages", "block_groups"
 """SGLang's ``PoolHitPolicy``: which of a prefix's pages a pool must have."""
@@ -36,6 +38,37 @@ class PoolHits:
     def none(cls) -> PoolHits:
         """Return that nothing is there."""
         return cls(0, {}, [])
+
+
+class KeyedPool(Protocol):
+    """A pool that knows the keys of its pages."""
+
+    def keys(self, hashes: Sequence[str]) -> list[str]:
+        """Return the keys of pages."""
+
+
+def served(
+    node: Node,
+    pools: Mapping[str, KeyedPool],
+    hashes: Sequence[str],
+    transfers: Sequence[PoolTransfer],
+    *,
+    kv_keys: Sequence[str] | None = None,
+) -> PoolHits:
+    """Ask the cluster, in one round, how long a prefix of ``hashes`` every pool can serve.
+
+    The pages ``kv_keys`` are asked for besides those of ``transfers``. Without them the KV counts as there if one of
+    the transfers is of a pool that holds something of every page.
+    """
+    stored = [transfer for transfer in transfers if str(transfer.name) in pools]
+    asked = list(kv_keys or ())
+    for transfer in stored:
+        asked += pools[str(transfer.name)].keys(hashes)
+    there = node.exists(asked) == Outcome.HIT if asked else np.zeros(0, bool)
+    rows = iter(there.reshape(-1, len(hashes)))
+    is_carried = any(transfer.hit_policy == ALL_PAGES for transfer in stored)
+    kv = np.full(len(hashes), is_carried) if kv_keys is None else next(rows)
+    return prefixes_served(kv, transfers, {str(transfer.name): next(rows) for transfer in stored})
 
 
 def prefixes_served(
