@@ -27,6 +27,7 @@ SUBMODULES = (
     "transports.options",
     "testing",
     "integrations.sglang_hicache",
+    "integrations.sglang_linker",
     "integrations.vllm",
 )
 """Public beside `p2pkv` itself; README.md says so."""
