@@ -264,3 +264,17 @@ def unattached_server(log: Path, *, layout: str) -> SGLangServer:
     """Start a server with HiCache and without an L3; :meth:`SGLangServer.attach` gives it one."""
     options = [*HICACHE, "--hicache-mem-layout", layout, "--admin-api-key", ADMIN_KEY]
     return SGLangServer(log, options, metrics_port=lasting_port())
+
+
+def linker_server(log: Path, settings: Mapping[str, object], options: Sequence[str] = ()) -> SGLangServer:
+    """Start a server whose cache linker is p2pkv, with ``settings`` for its node."""
+    metrics_port = lasting_port()
+    linker = {
+        "linker": "P2PKVLinker",
+        "linker_module_path": "p2pkv.integrations.sglang_linker",
+        "linker_extra_config": {"metrics_port": metrics_port, **settings},
+    }
+    options = ["--enable-unified-cache-external-linker", *options]
+    options += ["--unified-cache-external-linker-backend", "dynamic"]
+    options += ["--unified-cache-external-linker-config", json.dumps(linker)]
+    return SGLangServer(log, options, metrics_port=metrics_port)

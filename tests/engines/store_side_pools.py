@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import socket
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,12 +91,21 @@ def backend(join: str) -> P2PKVHiCache:
     return P2PKVHiCache(SimpleNamespace(**ranks, is_mla_model=True, model_name="m", extra_config=extra))
 
 
+def meet(*backends: P2PKVHiCache) -> None:
+    """Wait until all know each other: what is published before that is told to nobody else in time."""
+    until = time.monotonic() + 60.0
+    while any(len(each.node.members()) < len(backends) for each in backends):
+        assert time.monotonic() < until, "the nodes have not met within 60 s"
+        time.sleep(0.01)
+
+
 def stored(name: str, layout: str, join: str) -> dict[str, Any]:
     ours, theirs = POOLS[name](layout), POOLS[name](layout)
     memory = ours.get_hybrid_pool_buffer()[0].view(torch.uint8)
     memory.copy_(torch.randint(0, 256, memory.shape, dtype=torch.uint8))
     writer, reader = backend(join), backend(join)
     try:
+        meet(writer, reader)
         for side, pool in ((writer, ours), (reader, theirs)):
             # such models' KV is stored too; here the indexer alone stands for them
             side.register_mem_pool_host(SimpleNamespace(kv_buffer=None, page_size=TOKENS))
