@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from p2pkv import lifetime
@@ -281,6 +281,19 @@ class Node:
         with self._gate:
             seconds = self._deadline(timeout) - time.monotonic()
             return self._parts.explainer.explain(question_about(key), seconds)
+
+    def follow_kv_events(self, follower: Callable[[str, str, Sequence[bytes]], None]) -> None:
+        """Have ``follower`` told in this process what ``kv_events`` tells subscribers, from all that is there on.
+
+        It is called in order by a thread of the node, and must neither block nor raise: ``follower("BlockStored",
+        "CPU", keys)``, ``("BlockRemoved", "STORAGE", keys)``, or ``("AllBlocksCleared", "", ())``.
+        Raises :class:`~p2pkv.errors.UsageError` without ``kv_events``.
+        """
+        with self._gate:
+            events = None if self._parts.caching is None else self._parts.caching.events
+            if events is None:
+                raise UsageError("there are no KV events to follow; set kv_events")
+            events.follow(follower)
 
     def members(self) -> list[Member]:
         """Return a record for each live node, this one included: id, boot epoch, state, addresses."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -37,6 +37,8 @@ _TURN_S = 0.01
 _RETELL_S = 1.0
 """At least between two times that everything is told because somebody asked, so that no asker makes it a storm."""
 _MEDIA = (messages.MEMORY, messages.DISK)
+Follower = Callable[[str, str, Sequence[bytes]], None]
+"""Takes an event's name, its medium and its keys; of ``AllBlocksCleared`` the name alone."""
 
 
 class EventFeed:
@@ -64,6 +66,8 @@ class EventFeed:
         self._next_retelling = 0.0
         self._n_told = 0
         self._n_retold = 0
+        self._followers: tuple[Follower, ...] = ()  # replaced as one, by any thread
+        self._n_followed = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="p2pkv-kv-events", daemon=True)
 
@@ -80,6 +84,10 @@ class EventFeed:
     def replay_endpoint(self) -> str | None:
         """Where missed batches are asked for, if anywhere."""
         return self._publisher.replay_endpoint
+
+    def follow(self, follower: Follower) -> None:
+        """Have ``follower`` told too, from everything that is there on; on this feed's thread, so it must not block."""
+        self._followers = (*self._followers, follower)
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -103,6 +111,9 @@ class EventFeed:
         else:
             self._is_asked |= self._publisher.answer(_TURN_S if is_waiting else 0)
         now = time.monotonic()
+        if self._n_followed != len(self._followers):
+            self._n_followed = len(self._followers)
+            self._is_lost = True
         if self._is_lost or (self._is_asked and now >= self._next_retelling):
             self._tell_everything()
             self._is_asked = False
@@ -149,6 +160,12 @@ class EventFeed:
                 yield messages.DISK, keys
 
     def _send(self, events: list[BlockStored | BlockRemoved | AllBlocksCleared]) -> None:
+        for follower in self._followers[: self._n_followed]:
+            for event in events:
+                if isinstance(event, AllBlocksCleared):
+                    follower("AllBlocksCleared", "", ())
+                else:
+                    follower(type(event).__name__, event.medium or "", event.block_hashes)
         self._publisher.send(messages.encode(events, time.time()))
         self._n_told += 1
 
