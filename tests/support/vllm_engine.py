@@ -56,8 +56,11 @@ class EngineFake:
         start_node: Callable[[Config], Node] = Node.start,
         allocate: Callable[[int], DeviceMemory] | None = None,
         told: Weights | None = None,
+        tells_events: bool = False,
     ) -> None:
         """``told``: what the connector knows of its weights; by default it is never told any.
+
+        ``tells_events``: whether KV events are on.
 
         ``kinds``: of its groups of layers (:data:`SPECS`). ``chunk``: tokens that one step computes of a prompt.
 
@@ -66,6 +69,7 @@ class EngineFake:
         ``allocate``: makes the device memory that the caches are in.
         """
         config = vllm_config(settings, role, policy)
+        config.kv_events_config = SimpleNamespace(enable_kv_cache_events=tells_events)
         cache_config = kv_cache_config(n_blocks=n_blocks, kinds=kinds, n_layers=n_layers)
         self.nodes: list[Node] = []
 

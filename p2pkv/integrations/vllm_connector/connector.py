@@ -126,6 +126,11 @@ class P2PKVConnector(ConnectorBase, SupportsHMA):
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, StepReport):
             self._boundary.call("report", lambda: self._scheduler.holds.done(report.done), miss=None)
+            self._boundary.call("report", lambda: self._scheduler.events.hear(report.changes), miss=None)
+
+    def take_events(self) -> list[Any]:
+        """Return what vLLM's KV events are to tell of blocks in p2pkv's memory and on its disks."""
+        return self._scheduler.events.take()
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "SupportsHMA",
     "WorkerMetadata",
     "attention_isa",
+    "block_event",
     "current_stream",
     "metric_per_engine",
     "transfer_results",
@@ -114,6 +116,23 @@ def transfer_results(sent: set[str], received: set[str], failed: set[str]) -> An
     """Return vLLM's record of finished transfers."""
     make = _find(f"{_V1}.base", "KVConnectorTransferResults")
     return (sent, received, failed) if make is None else make(sent, received, failed)
+
+
+def block_event(is_stored: bool, hashes: list[bytes], medium: str, group: int) -> Any:
+    """Return vLLM's event of blocks that a medium has now, or has no more.
+
+    Tokens and parents are those that vLLM tells of the same hashes when its own cache has the blocks.
+    """
+    events = "vllm.distributed.kv_events"
+    convert = _find("vllm.v1.core.kv_cache_utils", "maybe_convert_block_hash")
+    shown = hashes if convert is None else [convert(h) for h in hashes]
+    if not is_stored:
+        make = _find(events, "BlockRemoved") or SimpleNamespace
+        return make(block_hashes=shown, medium=medium, group_idx=group)
+    make = _find(events, "BlockStored") or SimpleNamespace
+    nothing: dict[str, Any] = {"parent_block_hash": None, "token_ids": [], "block_size": 0}
+    nothing |= {"lora_id": None, "lora_name": None}
+    return make(block_hashes=shown, medium=medium, group_idx=group, **nothing)
 
 
 def metric_per_engine(metric: Any, labels: dict[int, list[object]]) -> Any:

@@ -12,6 +12,7 @@ from p2pkv.integrations.vllm_connector.installed import (
     HandshakeMetadata,
     WorkerMetadata,
 )
+from p2pkv.integrations.vllm_connector.residents import Change
 from p2pkv.integrations.vllm_connector.shares import Share
 
 
@@ -107,10 +108,12 @@ class StepReport(WorkerMetadata):
 
     done: list[int] = field(default_factory=list)
     """Holds whose blocks a worker does not read any more; each once a worker."""
+    changes: list[Change] = field(default_factory=list)
+    """What workers' nodes have now, or have no more, in the order in which each noticed."""
 
     def aggregate(self, other: StepReport) -> StepReport:
         """Return what both tell."""
-        return StepReport(self.done + other.done)
+        return StepReport(self.done + other.done, self.changes + other.changes)
 
 
 @dataclass(slots=True)

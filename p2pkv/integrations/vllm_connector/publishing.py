@@ -14,7 +14,9 @@ from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.messages import Publish
 from p2pkv.integrations.vllm_connector.prefixes import Part
+from p2pkv.integrations.vllm_connector.residents import BlockName, Residents
 from p2pkv.integrations.vllm_connector.stats import Tally
+from p2pkv.integrations.vllm_connector.weights import bare
 from p2pkv.node import Node
 
 _BATCH_BLOCKS = 256
@@ -27,9 +29,17 @@ class Publishing:
     """One thread, started and ended by its owner. Thread-safe."""
 
     def __init__(
-        self, node: Node, caches: KVCaches, parts: Sequence[Part], boundary: Boundary, tally: Tally
+        self,
+        node: Node,
+        caches: KVCaches,
+        parts: Sequence[Part],
+        boundary: Boundary,
+        tally: Tally,
+        *,
+        residents: Residents | None = None,
     ) -> None:
-        """Start the thread. ``parts``: the rank's, by group."""
+        """Start the thread. ``parts``: the rank's, by group. ``residents`` is told what is published, before it is."""
+        self._residents = residents
         self._node, self._caches, self._parts = node, caches, parts
         self._boundary, self._tally = boundary, tally
         self._changed = threading.Condition()  # guards what follows
@@ -130,6 +140,9 @@ class Publishing:
             of_group = [(h, block_id) for (group, h), block_id in blocks.items() if group == number]
             if caches is not None and of_group:
                 keys = [self._parts[number].key(h) for h, _ in of_group]
+                if self._residents is not None:
+                    blocks_of = [BlockName(number, bare(h)) for h, _ in of_group]
+                    self._residents.name(keys, self._node.epoch, blocks_of)
                 pieces = caches.pieces([block_id for _, block_id in of_group])
                 n_published += int(self._node.publish(keys, pieces, stream=stream).sum())
         return n_published

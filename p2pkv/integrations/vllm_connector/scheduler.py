@@ -17,6 +17,7 @@ from p2pkv.errors import UsageError
 from p2pkv.instances.page_report import FIELD
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.kv_hints import Hints, read_hints
+from p2pkv.integrations.vllm_connector.block_events import BlockEvents
 from p2pkv.integrations.vllm_connector.choosing import Choosing
 from p2pkv.integrations.vllm_connector.groups import NO_BLOCK
 from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank, draw_name, prompt_digest
@@ -80,6 +81,7 @@ class SchedulerSide:
         self._hints: dict[str, Hints] = {}  # what is to be done when a request has finished
         self._log = LimitedLog(_log)
         self.holds = Holds(instance.world_size)
+        self.events = BlockEvents()
         self.tally = Tally()
 
     def connect(self, ranks: Sequence[RankDescription]) -> None:
@@ -88,11 +90,15 @@ class SchedulerSide:
         Raises the errors of :meth:`~p2pkv.node.Node.start`: vLLM then doesn't start.
         """
         self._ranks = list(ranks)
+        # a stage of a pipeline may have no layer of some group
+        n_groups = len(self._instance.groups.each)
+        self.events.connect(
+            [frozenset(number for number, r in enumerate(ranks) if r.layouts[g]) for g in range(n_groups)]
+        )
         if self._instance.reads_prefixes:
             node = self._start_node(self._instance.scheduler_config(self._ranks[0].namespace))
             boundary = Boundary("vLLM's scheduler", node.metrics)
             parts = [
-                # a stage of a pipeline may have no layer of some group
                 [Part(number, g, r.layouts[g]) for number, r in enumerate(self._ranks) if r.layouts[g]]
                 for g in range(len(self._instance.groups.each))
             ]

@@ -36,6 +36,10 @@ _STRONG_HASHES = ("sha256", "sha256_cbor")
 _SHARED_OTHERWISE = frozenset({"groups", "tp_size", "pp_size"})
 
 
+_OWN_EVENTS = "tcp://127.0.0.1:0"
+"""Where a node tells its events if only this process wants them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """What two instances must have in common for the blocks of one to mean the same to the other."""
@@ -88,6 +92,8 @@ class Instance:
         kept = {name: value for name, value in self.identity.items() if name not in _SHARED_OTHERWISE}
         return kept | {"kinds": self.groups.kinds}
 
+    tells_events: bool
+    """Whether vLLM tells KV events, and so of blocks here too."""
     announced: Announced | None
     """What routers are told of it; None if they are told nothing, or by another of its processes."""
 
@@ -128,6 +134,7 @@ class Instance:
             split=_split(vllm_config),
             first_index=parallel.data_parallel_index * (world_size + 1),
             identity=identity,
+            tells_events=wants_prefixes and transfer.is_kv_producer and _tells_events(vllm_config),
             announced=_announced(config, transfer, parallel, identity["model"]),
         )
 
@@ -147,6 +154,8 @@ class Instance:
                 kv_events_replay="",
                 indexer="",
             )
+        elif self.tells_events and not config.kv_events:
+            config = dataclasses.replace(config, kv_events=_OWN_EVENTS)
         return _numbered(config, self.first_index + rank, namespace)
 
     def scheduler_config(self, namespace: str) -> Config:
@@ -222,6 +231,11 @@ def _announced(config: Config, transfer: Any, parallel: Any, model: str) -> Anno
         role = Role.PREFILL if transfer.is_kv_producer else Role.DECODE
     # no page size: nobody but vLLM can compute its block hashes
     return described(config, Announced(url="", role=role, mode=Mode.VLLM, model=model))
+
+
+def _tells_events(vllm_config: Any) -> bool:
+    told = getattr(vllm_config, "kv_events_config", None)
+    return told is not None and bool(told.enable_kv_cache_events)
 
 
 def _hash_size(kv_cache_config: Any, groups: Groups) -> int:

@@ -52,6 +52,11 @@ def named(name: bytes, block_hashes: Sequence[bytes]) -> list[bytes]:
     return [name + bytes(block_hash) for block_hash in block_hashes]
 
 
+def bare(block_name: bytes) -> bytes:
+    """Return the block's hash as vLLM has it: one of SHA-256, or several where a block has several."""
+    return block_name[len(block_name) % hashlib.sha256().digest_size :]
+
+
 def _of_version(version: str) -> bytes:
     return hashlib.blake2b(version.encode(), digest_size=16, person=b"weights").digest()
 

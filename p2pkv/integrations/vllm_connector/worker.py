@@ -30,6 +30,7 @@ from p2pkv.integrations.vllm_connector.messages import (
 )
 from p2pkv.integrations.vllm_connector.prefixes import Part
 from p2pkv.integrations.vllm_connector.publishing import Publishing
+from p2pkv.integrations.vllm_connector.residents import Residents
 from p2pkv.integrations.vllm_connector.settings import Fingerprint, Instance
 from p2pkv.integrations.vllm_connector.shares import Place, Share, share_of
 from p2pkv.integrations.vllm_connector.stats import Stats, Tally
@@ -71,7 +72,12 @@ class WorkerSide:
             tally=self._tally,
         )
         parts = [Part(rank, group, layout) for group, layout in enumerate(caches.layouts)]
-        self._publishing = Publishing(self.node, caches, parts, self._boundary, self._tally)
+        self._residents = Residents(rank, self._namespace) if instance.tells_events else None
+        if self._residents is not None:
+            self.node.follow_kv_events(self._residents.hear)
+        self._publishing = Publishing(
+            self.node, caches, parts, self._boundary, self._tally, residents=self._residents
+        )
         self._hints = HintFollower(
             self.node, instance.groups, parts, instance.first_index + rank, self._publishing.then, self._tally
         )
@@ -165,7 +171,8 @@ class WorkerSide:
     def report(self) -> StepReport | None:
         """Return what the scheduler's half has to hear."""
         done = self._publishing.take_done()
-        return StepReport(done) if done else None
+        changes = [] if self._residents is None else self._residents.take()
+        return StepReport(done, changes) if done or changes else None
 
     def take_failed_blocks(self) -> set[int]:
         """Return the blocks that are not right, of the loads that ended since the last time."""
