@@ -1,9 +1,11 @@
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -214,6 +216,36 @@ TEST(shard_forgets_living_owners_of_a_hot_key_last) {
   drop(shard, 7, 26, 2, 2, 106);
   CHECK_EQ(get(shard, 7), 2u);  // the first of all still has it
   CHECK_EQ(shard.stats().entries, 1u);
+}
+
+TEST(shard_names_several_holders_those_with_the_page_in_memory_first) {
+  Shard shard(1 << 10);
+  set_view(shard, {1, 2, 3, 4, 5, 6});
+  for (const uint64_t owner : {1, 2, 3, 4, 5, 6, 7}) {
+    PutEntry entry{key_of(8), 1, location_of(8, owner, 2)};
+    if (owner <= 2) entry.location.flags = p2pkv::kHasDisk;
+    shard.put(&entry, 1, 10);
+  }
+  put(shard, 9, 3, 1, 10);
+  const std::vector<Key> keys{key_of(8), key_of(10), key_of(9)};
+  for (const size_t most : {1, 2, 4, 100}) {
+    std::vector<uint8_t> n_named(keys.size());
+    std::vector<Location> locations;
+    shard.get_holders(keys.data(), keys.size(), most, n_named.data(), &locations);
+    const size_t n = std::min<size_t>(most, p2pkv::kMostHolders);
+    CHECK_EQ(n_named[0], n);
+    CHECK_EQ(n_named[1], 0);
+    CHECK_EQ(n_named[2], 1);
+    CHECK_EQ(locations.size(), n + 1);
+    std::set<uint64_t> owners;
+    for (size_t i = 0; i < n; ++i) {
+      CHECK(locations[i].flags == p2pkv::kResident);
+      CHECK(locations[i].owner <= 6);
+      owners.insert(locations[i].owner);
+    }
+    CHECK_EQ(owners.size(), n);
+    CHECK_EQ(locations.back().owner, 3u);
+  }
 }
 
 TEST(shard_says_which_entries_it_has) {

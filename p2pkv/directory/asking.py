@@ -60,11 +60,13 @@ class Question:
     records: NDArray[np.uint8]
     found: NDArray[np.uint8] | None = None
     locations: NDArray[np.uint8] | None = None
+    others: _native.OtherHolders | None = None
+    """Where a GET puts the holders of a page that are named beside the first; None: one is asked for."""
 
     def send(self, lines: Lines) -> _native.AskedOwners:
         """Ask over channels, and wait for nothing; who has none is left to ask."""
         return self.ask.send(
-            self.kind, self.records, lines.owners, lines.channels, self.found, self.locations
+            self.kind, self.records, lines.owners, lines.channels, self.found, self.locations, self.others
         )
 
     def put_to(self, lines: Lines, timeout: float) -> list[bool]:
@@ -78,6 +80,7 @@ class Question:
             self.locations,
             timeout,
             lines.patience,
+            self.others,
         )
 
     def take(self, index: int, reply: Reply) -> None:

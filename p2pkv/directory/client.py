@@ -75,8 +75,11 @@ class DirectoryClient:
         replicas: int,
         metrics: Metrics,
         clock: Clock | None = None,
+        others: _native.OtherHolders | None = None,
     ) -> None:
+        """``others`` takes what other holders of a page look-ups name beside the first; None: one is asked for."""
         self._own_key = own_key
+        self._others = others
         self._shard = shard
         self._channels = channels
         self._replicas = replicas
@@ -141,7 +144,7 @@ class DirectoryClient:
         Returns ``(n,)`` 1 for those found at an owner that is in the view, and ``(n, 64)`` raw locations, undefined
         where not found.
         """
-        found, locations = self._shard.get(keys)
+        found, locations = self._shard.get(keys, self._others)
         n_own = int(np.count_nonzero(found))
         self._metrics.count(self._metrics.looked_up_pages, "own_shard", n_own)
         if n_own < len(keys):
@@ -149,7 +152,7 @@ class DirectoryClient:
             began = self._clock.monotonic()
             route = self._route
             ask = _native.AskBatch(keys, found, route.table, in_turn=True)
-            self._owners.ask(route, Question(Kind.GET, ask, keys, found, locations), deadline)
+            self._owners.ask(route, Question(Kind.GET, ask, keys, found, locations, self._others), deadline)
             if route.before is not None:
                 self._ask_earlier_owners(route, keys, found, locations, deadline)
             found = self._shard.keep_present(locations, found)
@@ -180,7 +183,7 @@ class DirectoryClient:
             return
         self._metrics.count(self._metrics.looked_up_pages, "earlier_owners", len(keys) - int(is_done.sum()))
         ask = _native.AskBatch(keys, is_done, before.table, in_turn=True)
-        self._owners.ask(before, Question(Kind.GET, ask, keys, found, locations), deadline)
+        self._owners.ask(before, Question(Kind.GET, ask, keys, found, locations, self._others), deadline)
 
     def _before(self, route: Route) -> Route | None:
         """Return the route of before the newcomers, as long as they are that."""

@@ -106,6 +106,15 @@ nb::bytes body_of(const AskBatch& self, size_t ask, const ArrayOf<uint8_t, kAnyS
   return nb::bytes(body.data(), body.size());
 }
 
+// The locations of the other holders of one key.
+Array<uint8_t> others_of(OtherHolders& self, const KeyArray& key) {
+  if (key.shape(0) != 1) throw nb::value_error("one key is asked for at a time");
+  OtherHolders::Others others;
+  const size_t n = self.get(*require_keys(key), &others);
+  return give<uint8_t>(std::vector<Location>(others.begin(), others.begin() + static_cast<ptrdiff_t>(n)),
+                       {n, sizeof(Location)});
+}
+
 // The arrays that Shard.get returned, to be written.
 using Found = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using RecordArray = ArrayOf<uint8_t, kAnySize, kAnySize>;
@@ -125,6 +134,7 @@ struct AskedOwners {
   AnyArray records;
   std::optional<Found> found;
   std::optional<Locations> locations;
+  std::shared_ptr<OtherHolders> others;
   std::unique_ptr<DirectoryExchange> exchange;
 };
 
@@ -132,6 +142,13 @@ struct AskedOwners {
 struct Checked {
   DirectoryQuestion question;
   std::vector<DirectoryLine> lines;
+
+  // The records of a question that names others are keys.
+  void take_others(OtherHolders* others) {
+    if (others != nullptr && question.record_size != sizeof(Key))
+      throw nb::value_error("records are no keys");
+    question.others = others;
+  }
 };
 
 Checked check_question(const AskBatch& self, uint16_t kind, const RecordArray& records,
@@ -154,10 +171,12 @@ Checked check_question(const AskBatch& self, uint16_t kind, const RecordArray& r
 // `records` has a row for each key; `found` and `locations`, if given, are written by `wait`.
 AskedOwners* send_to_owners(AskBatch& self, uint16_t kind, const RecordArray& records,
                             const std::vector<int32_t>& owners, const Channels& channels,
-                            std::optional<Found> found, std::optional<Locations> locations) {
-  const Checked checked = check_question(self, kind, records, owners, channels, found, locations);
-  auto asked =
-      std::make_unique<AskedOwners>(AskedOwners{records, std::move(found), std::move(locations), nullptr});
+                            std::optional<Found> found, std::optional<Locations> locations,
+                            std::shared_ptr<OtherHolders> others) {
+  Checked checked = check_question(self, kind, records, owners, channels, found, locations);
+  checked.take_others(others.get());
+  auto asked = std::make_unique<AskedOwners>(
+      AskedOwners{records, std::move(found), std::move(locations), std::move(others), nullptr});
   {
     nb::gil_scoped_release release;
     asked->exchange = std::make_unique<DirectoryExchange>(self, checked.question, checked.lines);
@@ -169,8 +188,9 @@ AskedOwners* send_to_owners(AskBatch& self, uint16_t kind, const RecordArray& re
 std::vector<bool> ask_owners(AskBatch& self, uint16_t kind, const RecordArray& records,
                              const std::vector<int32_t>& owners, const Channels& channels,
                              std::optional<Found> found, std::optional<Locations> locations, double timeout,
-                             double patience) {
-  const Checked checked = check_question(self, kind, records, owners, channels, found, locations);
+                             double patience, const std::shared_ptr<OtherHolders>& others) {
+  Checked checked = check_question(self, kind, records, owners, channels, found, locations);
+  checked.take_others(others.get());
   std::vector<uint8_t> is_usable;
   {
     nb::gil_scoped_release release;
@@ -221,6 +241,10 @@ void bind_ask(nb::module_& m) {
                         "The numbers that order what this node tells the directory of a page.")
       .def(nb::init<>())
       .def("next", &Sequences::next);
+  nb::class_<OtherHolders>(m, "OtherHolders",
+                           "Where else pages lie. See native/src/directory/other_holders.h.")
+      .def(nb::init<size_t>(), "capacity"_a)
+      .def("of", &others_of, "key"_a);
   m.def("promote_entries", &make_promote_entries, "keys"_a, "answer_ms"_a, "lease_ms"_a, "lease"_a);
   nb::class_<AskedOwners>(
       m, "AskedOwners",
@@ -261,9 +285,10 @@ void bind_ask(nb::module_& m) {
       .def("excuse", &AskBatch::excuse, "ask"_a)
       .def("put_own", &put_own, "shard"_a, "entries"_a)
       .def("send", &send_to_owners, "kind"_a, "records"_a, "owners"_a, "channels"_a, "found"_a.none(),
-           "locations"_a.none(), nb::keep_alive<0, 1>(), nb::rv_policy::take_ownership)
+           "locations"_a.none(), "others"_a.none() = nb::none(), nb::keep_alive<0, 1>(),
+           nb::rv_policy::take_ownership)
       .def("ask", &ask_owners, "kind"_a, "records"_a, "owners"_a, "channels"_a, "found"_a.none(),
-           "locations"_a.none(), "timeout"_a, "patience"_a)
+           "locations"_a.none(), "timeout"_a, "patience"_a, "others"_a.none() = nb::none())
       .def("is_settled", &AskBatch::is_settled)
       .def("is_heard", &AskBatch::is_heard)
       .def("answered", [](const AskBatch& self) { return copy_of(self.answered()); })

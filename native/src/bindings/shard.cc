@@ -89,6 +89,21 @@ std::vector<KnownEntry> known_entries_of(Shard& self, const nb::bytes& id) {
   return entries;
 }
 
+// As Shard::get; what other holders there are goes to `others`.
+void get_with_others(Shard& self, const Key* keys, size_t n, uint8_t* found, Location* locations,
+                     OtherHolders* others) {
+  std::vector<Location> all;
+  self.get_holders(keys, n, kMostHolders, found, &all);
+  const Location* next = all.data();
+  for (size_t i = 0; i < n; ++i) {
+    const size_t n_named = found[i];
+    if (n_named > 1) others->put(keys[i], next + 1, n_named - 1);
+    if (n_named > 0) locations[i] = *next;
+    found[i] = n_named > 0 ? 1 : 0;
+    next += n_named;
+  }
+}
+
 }  // namespace
 
 void bind_shard(nb::module_& m) {
@@ -102,19 +117,23 @@ void bind_shard(nb::module_& m) {
       .def("entries_of", known_entries_of, "id"_a)
       .def(
           "get",
-          [](Shard& self, const KeyArray& keys) {
+          [](Shard& self, const KeyArray& keys, const std::shared_ptr<OtherHolders>& others) {
             const Key* rows = require_keys(keys);
             const size_t n = keys.shape(0);
             std::vector<uint8_t> found(n);
             std::vector<Location> locations(n);
             {
               nb::gil_scoped_release release;
-              self.get(rows, n, found.data(), locations.data());
+              if (others == nullptr) {
+                self.get(rows, n, found.data(), locations.data());
+              } else {
+                get_with_others(self, rows, n, found.data(), locations.data(), others.get());
+              }
             }
             return std::pair(give<uint8_t>(std::move(found), {n}),
                              give<uint8_t>(std::move(locations), {n, sizeof(Location)}));
           },
-          "keys"_a)
+          "keys"_a, "others"_a.none() = nb::none())
       .def(
           "put",
           [](Shard& self, const EntryArray<wire::PutEntry>& entries) {

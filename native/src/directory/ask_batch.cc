@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "directory/location_columns.h"
+#include "directory/other_holders.h"
 #include "net/wire.h"
 
 namespace p2pkv {
@@ -171,16 +172,45 @@ bool AskBatch::take_found(size_t ask, std::string_view reply, uint8_t* found, Lo
   return true;
 }
 
-bool AskBatch::take_located(size_t ask, std::string_view reply, uint8_t* found, Location* locations) {
-  const size_t n_rows = asks_.at(ask).rows.size();
-  const auto n_found = count_found(reply, n_rows);
+bool AskBatch::take_located(size_t ask, std::string_view reply, uint8_t* found, Location* locations,
+                            std::vector<RowHolders>* others) {
+  const std::vector<uint32_t>& rows = asks_.at(ask).rows;
+  const auto n_named = count_named(reply, rows.size());
   std::vector<Location> taken;
-  if (!n_found || !take_columns(reply.substr(n_rows), *n_found, &taken)) {
+  if (!n_named || !take_columns(reply.substr(rows.size()), *n_named, &taken)) {
     refuse(ask);
     return false;
   }
-  take(ask, reply.substr(0, n_rows), reinterpret_cast<const char*>(taken.data()), found, locations);
+  const std::string_view named = reply.substr(0, rows.size());
+  if (std::any_of(named.begin(), named.end(), [](char n) { return n > 1; })) {
+    taken = take_first(rows, named, taken, others);
+  }
+  take(ask, named, reinterpret_cast<const char*>(taken.data()), found, locations);
   return true;
+}
+
+std::optional<size_t> AskBatch::count_named(std::string_view reply, size_t n_rows) {
+  if (reply.size() < n_rows) return std::nullopt;
+  size_t n_named = 0;
+  for (const char n : reply.substr(0, n_rows)) {
+    if (static_cast<uint8_t>(n) > kMostHolders) return std::nullopt;
+    n_named += static_cast<uint8_t>(n);
+  }
+  return n_named;
+}
+
+std::vector<Location> AskBatch::take_first(const std::vector<uint32_t>& rows, std::string_view named,
+                                           const std::vector<Location>& all,
+                                           std::vector<RowHolders>* others) {
+  std::vector<Location> first;
+  auto next = all.begin();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto end = next + static_cast<uint8_t>(named[i]);
+    if (next != end) first.push_back(*next);
+    if (end - next > 1 && others != nullptr) others->push_back({rows[i], {next + 1, end}});
+    next = end;
+  }
+  return first;
 }
 
 void AskBatch::take(size_t ask, std::string_view is_found, const char* next, uint8_t* found,

@@ -73,8 +73,14 @@ class AskBatch {
   // The owner has looked its rows up: `found` and `locations` of the rows that it has are filled in, and
   // these rows need no other answer. False, and as refused, if the reply has a wrong length.
   bool take_found(size_t ask, std::string_view reply, uint8_t* found, Location* locations);
-  // The same of a reply whose locations are columns.
-  bool take_located(size_t ask, std::string_view reply, uint8_t* found, Location* locations);
+  // The same of a reply whose locations are columns, and which may name several holders of a row: the first
+  // goes to `locations`, the others to `others`, if that is not null.
+  struct RowHolders {
+    uint32_t row;
+    std::vector<Location> locations;
+  };
+  bool take_located(size_t ask, std::string_view reply, uint8_t* found, Location* locations,
+                    std::vector<RowHolders>* others = nullptr);
   // The owner has said of each of its rows whether it is so, which goes to `flags`. As take_found otherwise.
   bool take_flags(size_t ask, std::string_view reply, uint8_t* flags);
   // The owner's answer is not needed any more: it is not silent.
@@ -116,6 +122,11 @@ class AskBatch {
   void update(uint32_t row, bool has_answered, bool is_done);
   // How many rows of an ask the reply says are found; nothing if it is too short to say so.
   static std::optional<size_t> count_found(std::string_view reply, size_t n_rows);
+  // How many holders of an ask's rows the reply names; nothing if it is too short, or names more than it may.
+  static std::optional<size_t> count_named(std::string_view reply, size_t n_rows);
+  // The first of each row's holders; the others go to `others`.
+  static std::vector<Location> take_first(const std::vector<uint32_t>& rows, std::string_view named,
+                                          const std::vector<Location>& all, std::vector<RowHolders>* others);
   // Takes what is known to have the right length, with a location for each row that is found.
   void take(size_t ask, std::string_view is_found, const char* next, uint8_t* found, Location* locations);
   bool is_open(uint32_t row) const { return !rows_[row].is_done && rows_[row].waiting > 0; }

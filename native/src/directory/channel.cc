@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <iterator>
 #include <optional>
 #include <thread>
@@ -115,7 +116,8 @@ void DirectoryExchange::send(size_t ask) {
   const Kind kind = is_located ? Kind::kLocate : question_.kind;
   std::string head;
   wire::append(head, Header{wire::kMagic, wire::kVersion, static_cast<uint16_t>(kind), id,
-                            line->channel->boot_, static_cast<uint32_t>(asked.rows.size()), 0});
+                            line->channel->boot_, static_cast<uint32_t>(asked.rows.size()),
+                            is_located && question_.others != nullptr ? uint32_t{kMostHolders} : 0});
   line->stream().put(head, batch_.body(ask, question_.records, question_.record_size));
   line->waiting.push_back({ask, id, kind, Deadline::until(Deadline::Clock::now() + kTurn)});
   if (!line->stream().flush()) lose(*line);
@@ -171,11 +173,22 @@ void DirectoryExchange::take(Line& line, std::string_view message) {
   } else if (question_.found != nullptr && question_.locations == nullptr) {
     batch_.take_flags(sent.ask, body.rest(), question_.found);
   } else if (sent.kind == Kind::kLocate) {
-    batch_.take_located(sent.ask, body.rest(), question_.found, question_.locations);
+    take_located(sent.ask, body.rest());
   } else if (question_.found != nullptr) {
     batch_.take_found(sent.ask, body.rest(), question_.found, question_.locations);
   } else {
     batch_.acknowledge(sent.ask);
+  }
+}
+
+void DirectoryExchange::take_located(size_t ask, std::string_view reply) {
+  std::vector<AskBatch::RowHolders> others;
+  batch_.take_located(ask, reply, question_.found, question_.locations,
+                      question_.others != nullptr ? &others : nullptr);
+  for (const auto& [row, locations] : others) {
+    Key key;
+    std::memcpy(&key, question_.records + row * question_.record_size, sizeof key);
+    question_.others->put(key, locations.data(), locations.size());
   }
 }
 

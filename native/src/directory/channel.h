@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "directory/ask_batch.h"
+#include "directory/other_holders.h"
 #include "net/wire.h"
 #include "page/location.h"
 
@@ -64,6 +65,8 @@ struct DirectoryQuestion {
   // the other kinds.
   uint8_t* found = nullptr;
   Location* locations = nullptr;
+  // Where a GET puts the holders that are named beside the first; null: only one is asked for.
+  OtherHolders* others = nullptr;
 };
 
 // The channel to an owner, by its index in the ring's table.
@@ -122,6 +125,7 @@ class DirectoryExchange {
   void wait_until(const Deadline& until);
   void advance(Line& line);
   void take(Line& line, std::string_view message);
+  void take_located(size_t ask, std::string_view reply);
   void lose(Line& line);
 
   AskBatch& batch_;

@@ -36,16 +36,17 @@ std::string found_reply(const Header& header, uint64_t boot, const std::vector<u
   return message;
 }
 
-std::string located_reply(const Header& header, uint64_t boot, const std::vector<uint8_t>& found,
-                          std::vector<Location> locations) {
-  size_t n_found = 0;
-  for (size_t i = 0; i < found.size(); ++i) {
-    if (found[i] != 0) locations[n_found++] = locations[i];
-  }
-  locations.resize(n_found);
+// Who asks says in the header's status how many holders of a key may be named; who does not know of it says
+// 0.
+std::string located_reply(Shard& shard, const Header& header, uint64_t boot, const std::vector<Key>& keys) {
+  std::vector<uint8_t> n_named(keys.size());
+  std::vector<Location> locations;
+  locations.reserve(keys.size());
+  const size_t most = std::clamp<size_t>(header.status, 1, kMostHolders);
+  shard.get_holders(keys.data(), keys.size(), most, n_named.data(), &locations);
   std::string message;
   wire::append(message, wire::make_reply(header, ReplyStatus::kOk, boot, header.count));
-  message.append(reinterpret_cast<const char*>(found.data()), found.size());
+  message.append(reinterpret_cast<const char*>(n_named.data()), n_named.size());
   append_columns(locations, &message);
   return message;
 }
@@ -55,13 +56,11 @@ std::string get(Shard& shard, const Header& header, const wire::Reader& body, ui
   if (!wire::take_records(body, header.count, &keys)) {
     return reply_to(header, ReplyStatus::kMalformed, boot, "wrong length of a get");
   }
+  if (static_cast<Kind>(header.kind) == Kind::kLocate) return located_reply(shard, header, boot, keys);
   const size_t n = keys.size();
   std::vector<uint8_t> found(n);
   std::vector<Location> locations(n);
   shard.get(keys.data(), n, found.data(), locations.data());
-  if (static_cast<Kind>(header.kind) == Kind::kLocate) {
-    return located_reply(header, boot, found, std::move(locations));
-  }
   return found_reply(header, boot, found, locations);
 }
 

@@ -141,6 +141,38 @@ void Shard::get(const Key* keys, size_t n, uint8_t* found, Location* locations) 
   }
 }
 
+void Shard::get_holders(const Key* keys, size_t n, size_t most, uint8_t* n_named,
+                        std::vector<Location>* locations) {
+  const auto alive = owners();
+  const Leftovers left = leftovers(now());
+  for (size_t i = 0; i < std::min(n, kAhead); ++i) prefetch(keys[i]);
+  for (size_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) prefetch(keys[i + kAhead]);
+    Stripe& stripe = stripe_of(keys[i]);
+    const size_t first = locations->size();
+    {
+      const std::lock_guard lock(stripe.mutex);
+      const size_t mask = stripe.table.size() - 1;
+      for (size_t slot = slot_of(stripe, keys[i]); stripe.table[slot].state != kEmpty;
+           slot = (slot + 1) & mask) {
+        const Entry& entry = stripe.table[slot];
+        if (!(entry.key == keys[i]) || !counts(entry, *alive) || left.has(entry)) continue;
+        locations->push_back(entry.location);
+      }
+    }
+    const auto begin = locations->begin() + static_cast<ptrdiff_t>(first);
+    // Rarely is there more than one to put in order, and a stable partition takes memory.
+    if (locations->size() - first > 1) {
+      std::stable_partition(begin, locations->end(), [](const Location& each) {
+        return (each.flags & kResident) != 0;  // no other copy is nearer
+      });
+    }
+    const size_t n_kept = std::min({locations->size() - first, most, kMostHolders});
+    locations->resize(first + n_kept);
+    n_named[i] = static_cast<uint8_t>(n_kept);
+  }
+}
+
 std::vector<Shard::Known> Shard::entries_of(const Key& key, uint32_t now) {
   const auto alive = owners();
   const Leftovers left = leftovers(now);

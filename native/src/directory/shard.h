@@ -13,6 +13,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "directory/other_holders.h"
 #include "directory/ring_table.h"
 #include "net/wire.h"
 #include "page/location.h"
@@ -44,6 +45,11 @@ class Shard {
   // Sets `found[i]` to 1 and `locations[i]` when an owner in the view holds `keys[i]`, in its pool if there
   // is such a one; else `found[i]` to 0. Leftovers are not found.
   void get(const Key* keys, size_t n, uint8_t* found, Location* locations);
+
+  // Says for each key how many holders are named, `most` (at most kMostHolders) or fewer, and appends their
+  // locations, key after key: those that have the page in their pool first.
+  void get_holders(const Key* keys, size_t n, size_t most, uint8_t* n_named,
+                   std::vector<Location>* locations);
 
   // All that is known of a key, what does not count included.
   std::vector<Known> entries_of(const Key& key, uint32_t now);

@@ -1,0 +1,50 @@
+// Where else pages lie: the holders that shards name beside the first one of a key, for a read that fails or
+// is late to go on with.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+#include "base/zeroed_array.h"
+#include "page/location.h"
+
+namespace p2pkv {
+
+// How many holders of a key a shard names at most: one to read from, and enough others to lose some.
+constexpr size_t kMostHolders = 4;
+
+// Bounded in keys; a key that is not known any more costs a second look-up. Thread-safe: one mutex, which no
+// call takes whose reads come in time. Stale holders cost a read in vain, never a wrong byte: reads are
+// validated.
+class OtherHolders {
+ public:
+  using Others = std::array<Location, kMostHolders - 1>;
+
+  // Room for at least `capacity` keys, though a set may overflow earlier. Memory is touched as it is needed.
+  explicit OtherHolders(size_t capacity);
+
+  // Replaces what was known of a key; takes the first kMostHolders - 1 of `others`.
+  void put(const Key& key, const Location* others, size_t n);
+  // Returns how many others of a key are known, and copies them.
+  size_t get(const Key& key, Others* others);
+
+ private:
+  static constexpr size_t kWays = 4;
+  struct Entry {
+    Key key;
+    uint64_t stamp;  // of the last put; 0: empty
+    uint64_t n;
+    Others others;
+  };
+
+  Entry* set_of(const Key& key) { return &entries_[(hash_of(key) & mask_) * kWays]; }
+
+  std::mutex mutex_;  // guards all below
+  ZeroedArray<Entry> entries_;
+  size_t mask_;
+  uint64_t last_stamp_ = 0;
+};
+
+}  // namespace p2pkv
