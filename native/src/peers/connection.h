@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "peers/pace.h"
 #include "transports/transport.h"
 
 namespace p2pkv {
@@ -34,7 +35,8 @@ struct Connection {
   size_t way = 0;  // the number of its transport in this node's order of preference
   std::shared_ptr<BoundEndpoint> endpoint;
   std::shared_ptr<RemoteRegion> remote;
-  uint64_t link = 0;  // the number of the link that it was opened over; 0: the control plane
+  std::shared_ptr<Pace> pace;  // the peer's, over whatever way
+  uint64_t link = 0;           // the number of the link that it was opened over; 0: the control plane
   // What links have told of the peer's memories, by the link's number and the peer's for the memory: one link
   // does not say what another one reads.
   std::map<std::pair<uint64_t, uint32_t>, std::shared_ptr<RemoteRegion>> regions;

@@ -170,7 +170,11 @@ PeerConnections::ConnectionPtr PeerConnections::connect(PeerId id, const std::ve
                                                         const Deadline& deadline) {
   const auto began = Clock::now();
   for (const size_t way : candidates) {
-    if (ConnectionPtr connection = open(id, way, deadline)) return connection;
+    const auto opening = Clock::now();
+    if (ConnectionPtr connection = open(id, way, deadline)) {
+      connection->pace->note_connected(Clock::now() - opening);
+      return connection;
+    }
     if (is_closed()) return nullptr;
     if (deadline.passed()) {
       if (deadline.at() - began >= to_clock(timing_.fair_chance)) {
@@ -198,6 +202,8 @@ PeerConnections::ConnectionPtr PeerConnections::adopt(PeerId id, size_t way, Ope
   connection->link = link;
   {
     const std::lock_guard lock(mutex_);
+    const Peer* peer = find(id);
+    connection->pace = peer != nullptr ? peer->pace : std::make_shared<Pace>();
     if (!is_closed_) {
       borrowed_.insert(connection);
       return connection;
@@ -205,6 +211,12 @@ PeerConnections::ConnectionPtr PeerConnections::adopt(PeerId id, size_t way, Ope
   }
   connection->endpoint->close();
   return nullptr;
+}
+
+std::shared_ptr<Pace> PeerConnections::pace_of(PeerId id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = peers_.find(id);
+  return found != peers_.end() ? found->second.pace : nullptr;
 }
 
 void PeerConnections::release(const ConnectionPtr& connection, Status worst, ReadAmount amount) {

@@ -114,6 +114,9 @@ class PeerConnections {
   // Lends none any more, and closes the idle ones that were opened over the link.
   void drop_link(PeerId peer, uint64_t link);
 
+  // How long reads from the peer take; null for one that is not known.
+  std::shared_ptr<Pace> pace_of(PeerId peer) const;
+
   // A connection to the peer, or null if it can't be reached now. Give it back with `release`.
   ConnectionPtr borrow(PeerId peer, const Deadline& deadline);
   // A connection that is there, or null; `is_worth_connecting` says whether `borrow` might make one. Never
@@ -165,6 +168,7 @@ class PeerConnections {
     std::map<uint64_t, std::vector<Way>> links;
     std::vector<ConnectionPtr> idle;  // those used last at the end
     Clock::time_point avoid_until{};
+    std::shared_ptr<Pace> pace = std::make_shared<Pace>();
 
     // Whether somebody may still be lent this connection.
     bool keeps(const Connection& connection) const {

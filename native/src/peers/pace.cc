@@ -1,0 +1,69 @@
+#include "peers/pace.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace p2pkv {
+
+size_t Pace::class_of(uint64_t nbytes) {
+  return std::clamp<size_t>(static_cast<size_t>(std::bit_width(nbytes)), 1, kClasses - 1);
+}
+
+Pace::Clock::duration Pace::late_after(uint64_t nbytes) const {
+  const uint64_t bounded = std::min<uint64_t>(nbytes, uint64_t{1} << 40);
+  return late(class_of(nbytes), kGuessNs + kGuessNsAByte * static_cast<int64_t>(bounded));
+}
+
+Pace::Clock::duration Pace::late_connecting() const {
+  return std::max<Clock::duration>(late(kConnecting, 2 * kGuessNs), std::chrono::nanoseconds(kGuessNs / 2));
+}
+
+Pace::Clock::duration Pace::late(size_t index, int64_t guess_ns) const {
+  const Class& known = classes_[index];
+  const int64_t ns = known.ns.load(std::memory_order_relaxed);
+  const bool is_guessed = known.n.load(std::memory_order_relaxed) < kFewReads;
+  const int64_t late_ns = is_guessed ? std::max(guess_ns, 2 * ns) : 2 * ns;
+  return std::max<Clock::duration>(std::chrono::nanoseconds(late_ns), kFloor);
+}
+
+void Pace::note(uint64_t nbytes, Clock::duration took) {
+  note_class(class_of(nbytes), took);
+}
+
+void Pace::note_connected(Clock::duration took) {
+  note_class(kConnecting, took);
+}
+
+void Pace::note_class(size_t index, Clock::duration took) {
+  Class& known = classes_[index];
+  const int64_t took_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(took).count();
+  const int64_t ns = known.ns.load(std::memory_order_relaxed);
+  const uint32_t n = known.n.load(std::memory_order_relaxed);
+  if (n < kFirstReads) {
+    known.n.store(n + 1, std::memory_order_relaxed);
+    if (took_ns > ns) known.ns.store(took_ns, std::memory_order_relaxed);
+    return;
+  }
+  // Where one of 100 is above, what 99 take off is what the one puts on.
+  const int64_t moved = took_ns > ns ? ns + ns / 5 : ns - ns / 495;
+  known.ns.store(std::max<int64_t>(moved, 1000), std::memory_order_relaxed);
+}
+
+void Pace::was_late() {
+  const uint32_t n = n_late_.fetch_add(1, std::memory_order_relaxed);
+  const int64_t ns = std::min(kMostSlowNs, kFirstSlowNs << std::min(n, 10u));
+  slow_until_ns_.store(steady_now_ns() + ns, std::memory_order_relaxed);
+}
+
+void Pace::was_in_time() {
+  if (n_late_.load(std::memory_order_relaxed) == 0) return;
+  n_late_.store(0, std::memory_order_relaxed);
+  slow_until_ns_.store(0, std::memory_order_relaxed);
+}
+
+bool Pace::is_slow() const {
+  const int64_t until = slow_until_ns_.load(std::memory_order_relaxed);
+  return until != 0 && steady_now_ns() < until;
+}
+
+}  // namespace p2pkv

@@ -1,0 +1,64 @@
+// How long reads from one peer take, as its readers see it, and since when that is too long.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/clock.h"
+
+namespace p2pkv {
+
+// Estimates, for each order of magnitude of bytes, the time that 99 of 100 reads stay below. Follows what it
+// is told: a network that gets slower is late for some reads, and then it is not. Thread-safe, without locks:
+// what two threads note at once may count once.
+class Pace {
+ public:
+  using Clock = Deadline::Clock;
+
+  // When a read of so many bytes is late: twice what most take, and never less than kFloor.
+  Clock::duration late_after(uint64_t nbytes) const;
+  // The same of opening a connection.
+  Clock::duration late_connecting() const;
+  // A read of so many bytes has come to its end after that time.
+  void note(uint64_t nbytes, Clock::duration took);
+  void note_connected(Clock::duration took);
+
+  // The peer was late, so that other holders of its pages are better asked for a while: twice as long each
+  // time, until it is in time again.
+  void was_late();
+  void was_in_time();
+  bool is_slow() const;
+
+  // A thread that is not run for a moment, and a turn of a fetch among several owners, take about as long.
+  static constexpr std::chrono::microseconds kFloor{1000};
+
+ private:
+  // Where a class has told so few reads, a guess counts: 20 ms, and 10 ns a byte, which is 100 MB/s.
+  static constexpr uint32_t kFewReads = 8;
+  // So many reads are looked at for the longest; from then on the estimate is moved by what it is told.
+  static constexpr uint32_t kFirstReads = 64;
+  static constexpr int64_t kGuessNs = 20'000'000;
+  static constexpr int64_t kGuessNsAByte = 10;
+  static constexpr int64_t kFirstSlowNs = 50'000'000;
+  static constexpr int64_t kMostSlowNs = 1'000'000'000;
+  static constexpr size_t kConnecting = 0;  // the class of no bytes
+  static constexpr size_t kClasses = 48;
+
+  struct Class {
+    std::atomic<int64_t> ns{0};
+    std::atomic<uint32_t> n{0};
+  };
+
+  static size_t class_of(uint64_t nbytes);
+  Clock::duration late(size_t index, int64_t guess_ns) const;
+  void note_class(size_t index, Clock::duration took);
+
+  std::array<Class, kClasses> classes_;
+  std::atomic<int64_t> slow_until_ns_{0};
+  std::atomic<uint32_t> n_late_{0};  // in a row
+};
+
+}  // namespace p2pkv

@@ -1,0 +1,50 @@
+// When a read from a peer is late.
+#include <chrono>
+#include <cstdint>
+#include <random>
+
+#include "check.h"
+#include "peers/pace.h"
+#include "seed.h"
+
+namespace {
+
+using p2pkv::Pace;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+TEST(pace_guesses_until_it_has_seen_some_reads) {
+  Pace pace;
+  CHECK(pace.late_after(1 << 20) >= milliseconds(20));
+  for (int i = 0; i < 8; ++i) pace.note(1 << 20, milliseconds(3));
+  CHECK(pace.late_after(1 << 20) == milliseconds(6));
+  CHECK(pace.late_after(1 << 26) >= milliseconds(600));  // of other sizes it knows nothing
+  CHECK(pace.late_connecting() >= milliseconds(20));
+}
+
+TEST(pace_is_late_for_few_reads_whatever_the_network_is_like) {
+  std::mt19937_64 random(p2pkv::test::seed("pace"));
+  Pace pace;
+  for (const int64_t typical_us : {2000, 40000, 5000}) {
+    std::lognormal_distribution<double> noise(0, 0.5);
+    int n_late = 0;
+    for (int i = 0; i < 6000; ++i) {
+      const auto took = microseconds(static_cast<int64_t>(static_cast<double>(typical_us) * noise(random)));
+      if (i >= 3000) n_late += took > pace.late_after(1 << 16) ? 1 : 0;
+      pace.note(1 << 16, took);
+    }
+    CHECK(n_late < 3000 / 50);
+    CHECK(pace.late_after(1 << 16) < microseconds(20 * typical_us));
+  }
+}
+
+TEST(pace_knows_a_late_peer_until_it_is_in_time) {
+  Pace pace;
+  CHECK(!pace.is_slow());
+  pace.was_late();
+  CHECK(pace.is_slow());
+  pace.was_in_time();
+  CHECK(!pace.is_slow());
+}
+
+}  // namespace
