@@ -25,13 +25,6 @@ FetchBatch::Miss miss_of(Status status) {
   }
 }
 
-// Locations come off the wire. Without a word a read is not validated, an odd one is that of a free block,
-// and a packed page is shorter than the page.
-bool can_prove(const Location& location) {
-  return location.word_offset != kNoWord && word_value(location) % 2 == 0 &&
-         packed_nbytes(location) < std::max<uint64_t>(location.length, 1);
-}
-
 }  // namespace
 
 FetchBatch::FetchBatch(std::vector<Key> keys, std::vector<Piece> pieces, std::vector<int32_t> memory_of,
@@ -46,7 +39,8 @@ FetchBatch::FetchBatch(std::vector<Key> keys, std::vector<Piece> pieces, std::ve
       hits_(keys_.size()),
       miss_kinds_(keys_.size(), kNotFound),
       of_pieces_(pieces_.size(), Status::kPeerLost),
-      unpacked_(keys_.size(), Unpacked::kNotYet) {
+      unpacked_(keys_.size(), Unpacked::kNotYet),
+      is_cached_(keys_.size()) {
   for (size_t i = 0; i < pieces_.size(); ++i)
     lengths_[i / n_pieces_] += static_cast<uint64_t>(pieces_[i].nbytes);
   for (const uint64_t length : lengths_) nbytes_ += length;
@@ -112,6 +106,7 @@ size_t FetchBatch::locate_cached(LocationCache* cache, Shard* shard) {
     const auto page = static_cast<size_t>(pages[i]);
     locations_[page] = locations[i];
     states_[page] = State::kLocated;
+    is_cached_[page] = 1;
     ++n_located;
   }
   return n_located;
@@ -136,6 +131,7 @@ void FetchBatch::locate(const int64_t* pages, const uint8_t* found, const Locati
     const auto page = static_cast<size_t>(pages[i]);
     locations_[page] = locations[i];
     states_[page] = State::kLocated;
+    is_cached_[page] = 0;
     keys.push_back(keys_[page]);
     fresh.push_back(locations[i]);
   }
@@ -180,21 +176,27 @@ const std::vector<FetchBatch::Owner>& FetchBatch::group_by_owner(uint64_t own_ke
       return other.key == location.owner && other.boot == location.boot;
     });
     if (owner == owners_.end()) owner = owners_.insert(owner, Owner{location.owner, location.boot, {}, {}});
-    owner->pages.push_back(page);
-    unpacked_[page] = Unpacked::kNotYet;
-    uint64_t before = 0;
-    for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
-      const bool is_read = read_part(page, i, before).nbytes > 0;
-      before += static_cast<uint64_t>(pieces_[i].nbytes);
-      // until a read says otherwise; what needs none is as good as the rest
-      of_pieces_[i] = is_read ? Status::kPeerLost : Status::kOk;
-      if (!is_read) continue;
-      if (std::find(owner->legs.begin(), owner->legs.end(), memory_of_[i]) == owner->legs.end()) {
-        owner->legs.push_back(memory_of_[i]);
-      }
-    }
+    group(page, &*owner);
   }
   return owners_;
+}
+
+// Has a page read with others of its owner.
+void FetchBatch::group(size_t page, Owner* owner) {
+  owner->pages.push_back(page);
+  owner->nbytes += lengths_[page];
+  unpacked_[page] = Unpacked::kNotYet;
+  uint64_t before = 0;
+  for (size_t i = page * n_pieces_; i < (page + 1) * n_pieces_; ++i) {
+    const bool is_read = read_part(page, i, before).nbytes > 0;
+    before += static_cast<uint64_t>(pieces_[i].nbytes);
+    // until a read says otherwise; what needs none is as good as the rest
+    of_pieces_[i] = is_read ? Status::kPeerLost : Status::kOk;
+    if (!is_read) continue;
+    if (std::find(owner->legs.begin(), owner->legs.end(), memory_of_[i]) == owner->legs.end()) {
+      owner->legs.push_back(memory_of_[i]);
+    }
+  }
 }
 
 // Calls `take(first, end, to, remote)` for each span that a leg reads: the pieces [first, end) that it is
@@ -347,6 +349,10 @@ bool FetchBatch::has_right_checksum(size_t page) const {
 size_t FetchBatch::forget_stale(uint64_t own_key, LocationCache* cache, std::vector<Key>* keys,
                                 std::vector<Location>* locations) {
   std::vector<Key> forgotten;
+  keys->insert(keys->end(), stale_keys_.begin(), stale_keys_.end());
+  locations->insert(locations->end(), stale_.begin(), stale_.end());
+  stale_keys_.clear();
+  stale_.clear();
   for (size_t page = 0; page < n_pages(); ++page) {
     if (hits_[page] != 0 || states_[page] != State::kSettled) continue;
     // maybe its owner has it no more: the next fetch asks the directory, which may know somebody else

@@ -6,9 +6,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <vector>
 
 #include "base/timings.h"
+#include "cache/holder_choice.h"
 #include "cache/location_cache.h"
 #include "directory/shard.h"
 #include "disk/tier.h"
@@ -44,6 +46,8 @@ class FetchBatch {
     uint64_t boot;
     std::vector<size_t> pages;
     std::vector<int32_t> legs;
+    uint64_t nbytes = 0;   // of the pages
+    uint32_t n_tries = 0;  // how often one of them was read elsewhere in vain, in this round
   };
   struct Plan {
     std::vector<Span> spans;
@@ -103,6 +107,23 @@ class FetchBatch {
   // What came packed is unpacked first, until the deadline.
   Taken settle(const Owner& owner, bool check_sums, const Deadline& deadline);
 
+  // Whether a page of this group that is no hit may be had from another holder.
+  bool has_elsewhere(const Owner& owner, HolderChoice& choice) const;
+  // Has the pages of a settled group that were missed read from their next holders, if there are any.
+  // `is_late`: what was not brought was left, and may come if its holder is asked again. Appends the groups
+  // that are to be read now; they stay for as long as the batch.
+  void reroute(const Owner& owner, bool is_late, HolderChoice& choice, std::vector<const Owner*>* rerouted);
+  // Whether the directory was not asked in this call where a page of this group lies.
+  bool has_cached(const Owner& owner) const;
+  // Whether a page was missed that another look-up may find.
+  bool is_worth_another_look() const;
+  // Has what was late in a settled group looked up once more, as if its peer were lost.
+  void give_up(const Owner& owner);
+  // Has the pages that were brought by another holder than the first one looked for there from now on.
+  void remember_rerouted(LocationCache* cache) const;
+  // Whether all pages are hits, and there are no stale locations of theirs for `forget_stale` to tell of.
+  bool is_over() const { return stale_.empty() && std::find(hits_.begin(), hits_.end(), 0) == hits_.end(); }
+
   // Makes what was rejected, or lost with its peer, unlocated again and forgets where it was said to be.
   // Appends what was rejected, for the directory's compare-and-delete. But what was rejected where the owner
   // has a disk tier becomes cold: the owner knows best where it is, and tells the directory itself. Returns
@@ -127,6 +148,7 @@ class FetchBatch {
   // Tells what became of a page that came packed, as far as its reads know.
   enum class Unpacked : uint8_t { kNotYet, kDone, kFailed };
 
+  void group(size_t page, Owner* owner);
   PageBatch as_page_batch() const { return {n_pages(), n_pieces_, keys_.data(), pieces_.data()}; }
   void unpack(const Owner& owner, const Deadline& deadline);
   Status worst_of(size_t page) const;
@@ -153,7 +175,12 @@ class FetchBatch {
   std::vector<uint8_t> miss_kinds_;  // of those that are no hits
   std::vector<Status> of_pieces_;
   std::vector<Unpacked> unpacked_;
+  std::vector<uint8_t> is_cached_;  // by page: its location was in the location cache
   std::vector<Owner> owners_;
+  std::list<Owner> rerouted_;
+  std::vector<size_t> rerouted_pages_;
+  std::vector<Key> stale_keys_;  // of pages that were found elsewhere, and where they were not any more
+  std::vector<Location> stale_;
 };
 
 }  // namespace p2pkv

@@ -6,9 +6,11 @@
 // packed pages can't prove any of it, and misses.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "page/location.h"
+#include "page/words.h"
 
 namespace p2pkv {
 
@@ -30,6 +32,13 @@ constexpr uint64_t stored_nbytes(const Location& location) {
 // nothing.
 constexpr uint64_t word_value(const Location& location) {
   return packed_nbytes(location) != 0 ? location.generation ^ 1 : location.generation;
+}
+
+// Whether a read from there can be validated. Locations come off the wire: without a word it can't, an odd
+// one is that of a free block, and a packed page is shorter than the page.
+constexpr bool can_prove(const Location& location) {
+  return location.word_offset != kNoWord && word_value(location) % 2 == 0 &&
+         packed_nbytes(location) < std::max<uint64_t>(location.length, 1);
 }
 
 }  // namespace p2pkv
