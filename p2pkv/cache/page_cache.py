@@ -28,7 +28,7 @@ from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import UsageError
 from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
-from p2pkv.metrics import MISSES, Metrics
+from p2pkv.metrics import HEDGES, MISSES, Metrics
 from p2pkv.page import (
     RESIDENT,
     Keys,
@@ -73,7 +73,9 @@ class PageCache:
         followers: Followers,
         taking_back: TakingBack,
         history: _native.PageHistory | None = None,
+        others: _native.OtherHolders | None = None,
     ) -> None:
+        """``others``: where the directory puts other holders of pages; None: none is read from but the first."""
         self.namespace = namespace
         self._guests = guests
         self._followers = followers
@@ -103,6 +105,7 @@ class PageCache:
             timings.fetches.native,
             timings.by_source(self._source_names).native,
             history,
+            others,
         )
         metrics.watch_labelled(self._fetched)
 
@@ -290,8 +293,11 @@ class PageCache:
         lengths_agree, has_read = self._sources.gather(batch, table, left, left * _DISK_SHARE)
         if not lengths_agree:
             self._check_published_lengths(call)
-        outcomes = batch.outcomes()
-        return outcomes if outcomes.all() else self._fetch_rest(batch, table, deadline, has_read=has_read)
+        return (
+            batch.outcomes()
+            if batch.is_over()
+            else self._fetch_rest(batch, table, deadline, has_read=has_read)
+        )
 
     def _fetch_rest(
         self, batch: _native.FetchBatch, table: _native.LocalMemories, deadline: float, *, has_read: bool
@@ -307,7 +313,8 @@ class PageCache:
                 promoted = self._promote(batch, deadline)
                 has_promoted |= promoted is not None
                 try:
-                    self._read(batch, table, deadline)
+                    left = deadline - time.monotonic()
+                    self._sources.read(batch, table, left, elsewhere=True, look_again=attempt + 1 < _ROUNDS)
                 finally:
                     if promoted is not None:
                         self._directory.release(*promoted)
@@ -326,12 +333,9 @@ class PageCache:
         batch = _native.FetchBatch(call.ids, call.pieces, call.memory_of)
         n = len(ids)
         batch.locate(np.arange(n), np.ones(n, np.uint8), raw, self._shard, self.locations)
-        self._sources.read(batch, call.table.native, deadline - time.monotonic())
+        left = deadline - time.monotonic()
+        self._sources.read(batch, call.table.native, left, elsewhere=False, look_again=False)
         return batch.outcomes()
-
-    def _read(self, batch: _native.FetchBatch, table: _native.LocalMemories, deadline: float) -> None:
-        """Read what has been located, from whichever peers have it."""
-        self._sources.read(batch, table, deadline - time.monotonic())
 
     def _locate(self, batch: _native.FetchBatch, deadline: float) -> None:
         """Find out where the pages lie that are not there yet. Raises UsageError if one has another length."""
@@ -450,6 +454,9 @@ class PageCache:
         return {
             "p2pkv_fetched_pages_total": {(source,): n_pages for source, (n_pages, _) in by_source.items()},
             "p2pkv_fetched_bytes_total": {(source,): nbytes for source, (_, nbytes) in by_source.items()},
+            "p2pkv_hedged_reads_total": {
+                (why,): n_reads for why, n_reads in zip(HEDGES, self._sources.hedges(), strict=True)
+            },
             "p2pkv_looked_up_pages_total": {
                 ("location_cache",): self._sources.n_located,
                 **self._metrics.looked_up(),

@@ -101,6 +101,8 @@ class Config:
     """Seconds in which ``p2pkv node`` hands its pages over to other nodes when it is to end; 0: it leaves at once."""
     deadline: float = 1.0
     """Seconds a call may take when it does not say otherwise."""
+    hedge: bool | str = True
+    """Whether a read from a node that is late is left for another one that holds the page too."""
     replicas: int = 2
     """Nodes that hold each directory entry."""
     compression: str = "off"
@@ -194,6 +196,7 @@ class Config:
         _set(self, "directory_check", as_number("directory_check", self.directory_check, float))
         _set(self, "must_join", as_bool("must_join", self.must_join))
         _set(self, "kv_events_exposed", as_bool("kv_events_exposed", self.kv_events_exposed))
+        _set(self, "hedge", as_bool("hedge", self.hedge))
         _set(self, "tracing", as_bool("tracing", self.tracing))
         _set(self, "raise_nofile", as_bool("raise_nofile", self.raise_nofile))
         if self.metrics_port is not None:

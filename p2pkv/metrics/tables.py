@@ -145,6 +145,7 @@ LABELLED = {
     "p2pkv_fetched_pages_total": ("Pages fetched", ("source",)),
     "p2pkv_fetched_bytes_total": ("Bytes of pages fetched", ("source",)),
     "p2pkv_looked_up_pages_total": ("Pages looked up", ("source",)),
+    "p2pkv_hedged_reads_total": ("Reads from a peer that went on with another holder", ("reason",)),
     "p2pkv_peer_read_pages_total": ("Pages read from a peer", ("peer", "transport")),
     "p2pkv_peer_read_bytes_total": ("Bytes of pages read from a peer", ("peer", "transport")),
     "p2pkv_rail_bytes_total": ("Bytes of pages read over a rail", ("transport", "rail")),
@@ -159,11 +160,17 @@ LABELLED = {
 }
 """The same with labels. ``source`` of what is fetched: own_pool, disk, or the transport that brought it; of what is
 looked up: own_shard, location_cache, peers, earlier_owners (what newcomers did not know). ``peer``: the first 32 nodes
-that were read from, and ``others``."""
+that were read from, and ``others``. ``reason`` of hedged reads: :data:`HEDGES`."""
 
 MISSES = ("not_found", "rejected", "peer_lost", "timed_out", "checksum", "not_promoted", "unreadable")
 """Why a fetch misses a page, in the order of ``FetchBatch::Miss``. rejected: it was another page by then;
 not_promoted: it is still on a peer's disk; unreadable: it came packed and can't be unpacked."""
+
+HEDGES = ("late", "overdue", "failed", "slow", "unknown")
+"""Why a read goes on with another holder, in the order of ``Hedges::Why``. late: most reads of that size from that
+peer were over by then; overdue: a quarter of the time was over, and too many reads were late; failed: the holder was
+lost, or had the page no more; slow: it was late a moment ago; unknown: half of the time was over, and the directory is
+asked for other holders."""
 
 PREFETCH_OUTCOMES = (
     "present",

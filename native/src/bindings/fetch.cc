@@ -152,6 +152,7 @@ void bind_batch(nb::module_& m) {
       .def("forget_stale", &forget_stale, "own_key"_a, "cache"_a)
       .def("outcomes",
            [](const FetchBatch& self) { return give<uint8_t>(self.outcomes(), {self.n_pages()}); })
+      .def("is_over", &FetchBatch::is_over)
       .def("misses", [](const FetchBatch& self) {
         const auto counts = self.misses();
         return std::vector<uint64_t>(counts.begin(), counts.end());

@@ -124,10 +124,9 @@ std::optional<FetchedRows> fetch_rows(FetchSources& self, const nb::bytes& prefi
     const nb::gil_scoped_release release;
     found = self.gather(*batch, memories.all, Deadline::after(timeout), Deadline::after(disk_timeout));
   }
-  const std::vector<uint8_t>& outcomes = batch->outcomes();
-  if (std::find(outcomes.begin(), outcomes.end(), 0) != outcomes.end())
+  if (!batch->is_over())
     return FetchedRows(std::nullopt, std::move(batch), found.lengths_agree, found.has_read);
-  return FetchedRows(give<uint8_t>(outcomes, {n}), nullptr, true, found.has_read);
+  return FetchedRows(give<uint8_t>(batch->outcomes(), {n}), nullptr, true, found.has_read);
 }
 
 // Whether the lengths agree with those in the own pool, and whether peers were read from.
@@ -139,9 +138,10 @@ std::pair<bool, bool> gather(FetchSources& self, FetchBatch& batch, const LocalM
   return {found.lengths_agree, found.has_read};
 }
 
-void read_sources(FetchSources& self, FetchBatch& batch, const LocalMemories& memories, double timeout) {
+void read_sources(FetchSources& self, FetchBatch& batch, const LocalMemories& memories, double timeout,
+                  bool is_elsewhere_good, bool may_look_again) {
   const nb::gil_scoped_release release;
-  self.read(batch, memories.all, Deadline::after(timeout));
+  self.read(batch, memories.all, Deadline::after(timeout), {is_elsewhere_good, may_look_again});
 }
 
 // Pages and bytes by source: the own pool, the own disk, and the transports by number.
@@ -160,7 +160,8 @@ void bind_sources(nb::module_& m) {
           "__init__",
           [](FetchSources* self, Pool& pool, Tier* tier, LocationCache& locations, Shard& shard,
              PeerConnections& peers, uint64_t own_key, bool check_sums, std::shared_ptr<Timings> fetches,
-             std::shared_ptr<Timings> reads, std::shared_ptr<PageHistory> history) {
+             std::shared_ptr<Timings> reads, std::shared_ptr<PageHistory> history,
+             std::shared_ptr<OtherHolders> others) {
             if (fetches->n_labels() != FetchBatch::kFarthests ||
                 reads->n_labels() != FetchSources::n_sources(peers)) {
               throw nb::value_error(
@@ -174,15 +175,17 @@ void bind_sources(nb::module_& m) {
                                                  peers,
                                                  own_key,
                                                  check_sums,
-                                                 {std::move(fetches), std::move(reads), std::move(history)}});
+                                                 {std::move(fetches), std::move(reads), std::move(history)},
+                                                 std::move(others)});
           },
           "pool"_a, "tier"_a.none(), "locations"_a, "shard"_a, "peers"_a, "own_key"_a, "check_sums"_a,
-          "fetches"_a, "reads"_a, "history"_a.none() = nb::none(), nb::keep_alive<1, 2>(),
-          nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>())
+          "fetches"_a, "reads"_a, "history"_a.none() = nb::none(), "others"_a.none() = nb::none(),
+          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(),
+          nb::keep_alive<1, 6>())
       .def("fetch_rows", &fetch_rows, "prefix"_a, "keys"_a.none(), "array"_a, "memories"_a, "timeout"_a,
            "disk_timeout"_a)
       .def("gather", &gather, "batch"_a, "memories"_a, "timeout"_a, "disk_timeout"_a)
-      .def("read", &read_sources, "batch"_a, "memories"_a, "timeout"_a)
+      .def("read", &read_sources, "batch"_a, "memories"_a, "timeout"_a, "elsewhere"_a, "look_again"_a)
       .def(
           "finish",
           [](FetchSources& self, FetchBatch& batch, bool has_promoted) {
@@ -199,6 +202,11 @@ void bind_sources(nb::module_& m) {
              out["checksum"] = checks.checksum;
              out["late_calls"] = checks.late_calls;
              return out;
+           })
+      .def("hedges",
+           [](const FetchSources& self) {
+             const auto counts = self.hedges();
+             return std::vector<uint64_t>(counts.begin(), counts.end());
            })
       .def_prop_ro("n_located", &FetchSources::n_located);
 }

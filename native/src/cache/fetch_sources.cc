@@ -1,6 +1,7 @@
 #include "cache/fetch_sources.h"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "cache/flights.h"
@@ -37,21 +38,32 @@ FetchSources::Found FetchSources::gather(FetchBatch& batch, const std::vector<Lo
                             batch.find_other_length(&length, &expected) < 0;
   if (n_located > 0 && is_all_known) {
     found.has_read = true;
-    read(batch, memories, deadline);
+    read(batch, memories, deadline, {});
   }
-  const std::vector<uint8_t>& hits = batch.outcomes();
-  if (std::find(hits.begin(), hits.end(), 0) == hits.end()) ended(batch);
+  if (batch.is_over()) ended(batch);
   return found;
 }
 
-void FetchSources::read(FetchBatch& batch, const std::vector<LocalMemory>& memories,
-                        const Deadline& deadline) {
-  Flights flights(batch, parts_.peers, memories, deadline, parts_.check_sums);
+void FetchSources::read(FetchBatch& batch, const std::vector<LocalMemory>& memories, const Deadline& deadline,
+                        const Round& round) {
+  std::optional<HolderChoice> choice;
+  std::optional<Flights::Elsewhere> elsewhere;
+  if (parts_.others && round.is_elsewhere_good) {
+    const auto is_slow = [this](uint64_t owner, uint64_t boot) {
+      const auto pace = parts_.peers.pace_of({owner, boot});
+      return pace && pace->is_slow();
+    };
+    choice.emplace(*parts_.others, parts_.shard, parts_.own_key, is_slow);
+    elsewhere.emplace(Flights::Elsewhere{*choice, hedges_, round.may_look_again});
+  }
+  Flights flights(batch, parts_.peers, memories, deadline, parts_.check_sums,
+                  elsewhere ? &*elsewhere : nullptr);
   flights.read(batch.group_by_owner(parts_.own_key));
   for (size_t way = 0; way < flights.taken().size(); ++way) {
     count(kFirstWay + way, flights.taken()[way]);
     if (flights.taken()[way].n_pages > 0) batch.came_from(FetchBatch::kFromPeers);
   }
+  batch.remember_rerouted(&parts_.locations);
   for (const Flights::Landed& landed : flights.landed()) {
     parts_.watched.reads->add(kFirstWay + landed.way, landed.nbytes, landed.ns);
   }

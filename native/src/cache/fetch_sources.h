@@ -11,7 +11,9 @@
 #include "base/clock.h"
 #include "base/timings.h"
 #include "cache/fetch_batch.h"
+#include "cache/hedges.h"
 #include "cache/location_cache.h"
+#include "directory/other_holders.h"
 #include "directory/shard.h"
 #include "disk/tier.h"
 #include "page/page_history.h"
@@ -44,6 +46,12 @@ class FetchSources {
     uint64_t own_key;
     bool check_sums;
     Watched watched;
+    std::shared_ptr<OtherHolders> others;  // null: pages are read from the first holder that is named
+  };
+  // How a round of reads may end.
+  struct Round {
+    bool is_elsewhere_good = true;  // else pages are read from where they are located only
+    bool may_look_again = true;     // a look-up and another round may follow
   };
   struct Found {
     bool lengths_agree = true;  // of the pages in the own pool with the memory given for them
@@ -60,7 +68,8 @@ class FetchSources {
   Found gather(FetchBatch& batch, const std::vector<LocalMemory>& memories, const Deadline& deadline,
                const Deadline& disk_deadline);
   // Reads what is located from its owners.
-  void read(FetchBatch& batch, const std::vector<LocalMemory>& memories, const Deadline& deadline);
+  void read(FetchBatch& batch, const std::vector<LocalMemory>& memories, const Deadline& deadline,
+            const Round& round);
 
   // Ends a fetch for which `gather` was not enough: counts and remembers what it has missed, and why.
   // `has_promoted`: peers were asked to bring pages back from their disks.
@@ -71,6 +80,7 @@ class FetchSources {
   std::vector<FetchBatch::Taken> fetched() const;
   // Returns how many pages the location cache knew.
   Checks checks() const { return {n_rejected_, n_bad_sums_, n_late_calls_}; }
+  std::array<uint64_t, Hedges::kWhys> hedges() const { return hedges_.counts(); }
   uint64_t n_located() const { return n_located_.load(std::memory_order_relaxed); }
 
  private:
@@ -85,6 +95,7 @@ class FetchSources {
 
   const Parts parts_;
   std::vector<Count> fetched_;
+  Hedges hedges_;
   std::atomic<uint64_t> n_located_{0};
   std::atomic<uint64_t> n_rejected_{0};
   std::atomic<uint64_t> n_bad_sums_{0};
