@@ -7,6 +7,7 @@ Each fetch ends by its deadline. What at least one node holds that was not touch
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 import threading
@@ -265,6 +266,8 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
             chance.choices(what, weights)[0](keys, node_id, other)
     finally:
         world.close()
+        del world, steps, what
+        gc.collect()  # what a node has open goes with the object
 
 
 HUNT = Hunt(
