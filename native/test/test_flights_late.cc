@@ -225,6 +225,7 @@ struct World {
       Flights flights(*batch, *peers, memories, Deadline::after(seconds), false, &elsewhere);
       flights.read(batch->group_by_owner(kOwn));
     }
+    batch->remember_rerouted(&cache, choice);
     CHECK_EQ(air.n_clashes(), 0);
     CHECK_EQ(air.n_written(), 0u);
     return std::chrono::duration<double>(Deadline::Clock::now() - began).count();
@@ -257,6 +258,24 @@ TEST(late_holders_are_left_for_the_next) {
   CHECK_EQ(world.hedges.counts()[Hedges::kLate], 1u);
   CHECK_EQ(world.hedges.counts()[Hedges::kSlow], 1u);
   CHECK_EQ(world.n_stale(), 0u);
+}
+
+TEST(late_holders_are_the_others_of_who_was_found_instead) {
+  World world;
+  world.behave(1, kStopped);
+  world.locate({{1, 2}});
+  world.read(20);
+  CHECK_EQ(world.n_hits(), 1u);
+  // It goes on, and the other one stops: where the page was found, both of them are known.
+  world.behave(1, {});
+  world.behave(2, kStopped);
+  world.peers->discard(world.peers->borrow({2, kBoot}, Deadline::after(5)));
+  world.batch = std::make_unique<FetchBatch>(std::vector<Key>{key_of(0)}, std::vector<Piece>{{0, kPage}},
+                                             std::vector<int32_t>{0}, 1);
+  CHECK_EQ(world.batch->locate_cached(&world.cache, &world.shard), 1u);
+  CHECK_EQ(world.batch->location(0).owner, 2u);
+  CHECK(world.read(20) < 10);
+  CHECK_EQ(world.n_hits(), 1u);
 }
 
 TEST(late_holders_are_tried_again) {

@@ -120,8 +120,11 @@ class World:
             if outcome:
                 self.held[key].add(node_id)
 
-    def new_pages(self) -> list[str]:
-        """Publish some, each at one to three nodes; some of these come when the reader has looked already."""
+    def new_pages(self) -> tuple[list[str], str]:
+        """Publish some, each at one to three nodes; some of these come when the reader has looked already.
+
+        Returns their keys, and a node that is the first to hold one which others hold too.
+        """
         keys = [f"k{self.n_keys + i}" for i in range(self.chance.randint(2, 8))]
         self.n_keys += len(keys)
         nodes = {key: self.chance.sample(sorted(self.holders), self.chance.randint(1, 3)) for key in keys}
@@ -136,7 +139,8 @@ class World:
         self.note(f"{nodes}, {'looked at' if is_looked_at else 'new'}")
         if self.chance.random() < 0.5:
             self.fetch(keys, "at first")
-        return keys
+        shared = [of_key[0] for of_key in nodes.values() if len(of_key) > 1]
+        return keys, self.chance.choice(shared or sorted(self.holders))
 
     def fetch(self, keys: list[str], when: str, hurt: tuple[str, ...] = ()) -> None:
         """Fetch, and ask the oracle; what the nodes of ``hurt`` hold may be missed."""
@@ -261,8 +265,10 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
         for _ in range(chance.randint(8, 20)):
             if stop():
                 break
-            keys = world.new_pages()
-            node_id, other = chance.sample(sorted(world.holders), 2)
+            keys, node_id = world.new_pages()
+            if chance.random() < 0.2:
+                node_id = chance.choice(sorted(world.holders))
+            other = chance.choice(sorted(world.holders.keys() - {node_id}))
             chance.choices(what, weights)[0](keys, node_id, other)
     finally:
         world.close()

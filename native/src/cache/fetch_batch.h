@@ -119,8 +119,9 @@ class FetchBatch {
   bool is_worth_another_look() const;
   // Has what was late in a settled group looked up once more, as if its peer were lost.
   void give_up(const Owner& owner);
-  // Has the pages that were brought by another holder than the first one looked for there from now on.
-  void remember_rerouted(LocationCache* cache) const;
+  // Has the pages that were brought by another holder than the first one looked for there from now on, and at
+  // the first one when that fails.
+  void remember_rerouted(LocationCache* cache, HolderChoice& choice) const;
   // Whether all pages are hits, and there are no stale locations of theirs for `forget_stale` to tell of.
   bool is_over() const { return stale_.empty() && std::find(hits_.begin(), hits_.end(), 0) == hits_.end(); }
 

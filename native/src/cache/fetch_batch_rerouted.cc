@@ -66,9 +66,11 @@ void FetchBatch::give_up(const Owner& owner) {
   }
 }
 
-void FetchBatch::remember_rerouted(LocationCache* cache) const {
+void FetchBatch::remember_rerouted(LocationCache* cache, HolderChoice& choice) const {
   for (const size_t page : rerouted_pages_) {
-    if (hits_[page] != 0) cache->put(&keys_[page], &locations_[page], 1);
+    if (hits_[page] == 0) continue;
+    cache->put(&keys_[page], &locations_[page], 1);
+    choice.remember(page, keys_[page], locations_[page]);
   }
 }
 

@@ -61,6 +61,14 @@ std::optional<Location> HolderChoice::next(size_t page, const Key& key, const Lo
   return best != nullptr ? std::optional(best->location) : std::nullopt;
 }
 
+void HolderChoice::remember(size_t page, const Key& key, const Location& at) {
+  std::vector<Location> rest;
+  for (const Holder& holder : of(page, key, at).holders) {
+    if (holder.fate != Fate::kGone && !is_same(holder.location, at)) rest.push_back(holder.location);
+  }
+  others_.put(key, rest.data(), rest.size());
+}
+
 uint32_t HolderChoice::n_tries(size_t page) const {
   const auto known = pages_.find(page);
   return known != pages_.end() ? known->second.n_tries : 0;

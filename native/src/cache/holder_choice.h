@@ -39,6 +39,9 @@ class HolderChoice {
   // The holder to go on with after the one at `at`, of which is known what became of it; none if no other is
   // worth a try. An untried one that is not slow comes first, a late one last.
   std::optional<Location> next(size_t page, const Key& key, const Location& at, Fate fate);
+  // Has the holders that may still have the page remembered as the others of the one at `at`, where it was
+  // found.
+  void remember(size_t page, const Key& key, const Location& at);
   // How often the page was read in vain.
   uint32_t n_tries(size_t page) const;
 
