@@ -215,6 +215,16 @@ size_t Shard::put(const wire::PutEntry* entries, size_t n, uint32_t now) {
   return refused;
 }
 
+void Shard::put_own(const wire::PutEntry* entries, size_t n, uint32_t now, uint8_t* is_own) {
+  const auto rings = this->rings();
+  std::vector<wire::PutEntry> own;
+  for (size_t i = 0; i < n; ++i) {
+    is_own[i] = rings != nullptr && rings->front()->is_own(entries[i].key) ? 1 : 0;
+    if (is_own[i] != 0) own.push_back(entries[i]);
+  }
+  put(own.data(), own.size(), now);
+}
+
 bool Shard::counts(const Entry& entry, const Owners& alive) {
   const auto owner = alive.find(entry.location.owner);
   return entry.state == kLive && owner != alive.end() && owner->second == entry.location.boot;

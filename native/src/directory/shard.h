@@ -57,6 +57,8 @@ class Shard {
   // Stores the entries whose sequence is newer than what their owner said before. Returns how many were
   // refused because the shard is full.
   size_t put(const wire::PutEntry* entries, size_t n, uint32_t now);
+  // Stores those that are this shard's own by the ring of the view, and says in `is_own` which are.
+  void put_own(const wire::PutEntry* entries, size_t n, uint32_t now, uint8_t* is_own);
 
   // Deletes the entries that still are the ones named, leaving a tombstone against late retries of their put.
   void drop(const wire::DropEntry* entries, size_t n, uint32_t now);

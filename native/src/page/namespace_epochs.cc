@@ -22,6 +22,16 @@ void NamespaceEpochs::on_raised(std::function<void()> take_back) {
   take_back_.swap(take_back);  // what was there may lead to Python: it goes when nothing is locked
 }
 
+void NamespaceEpochs::show_version(uint64_t* word) {
+  const std::lock_guard lock(mutex_);
+  shown_ = word;
+  show();
+}
+
+void NamespaceEpochs::show() const {
+  if (shown_ != nullptr) __atomic_store_n(shown_, version(), __ATOMIC_SEQ_CST);
+}
+
 bool NamespaceEpochs::raise(const NamespaceEpoch* epochs, size_t n) {
   if (std::any_of(epochs, epochs + n, [](const NamespaceEpoch& told) { return told.epoch >= kEnd; }))
     return false;
@@ -33,6 +43,7 @@ bool NamespaceEpochs::raise(const NamespaceEpoch* epochs, size_t n) {
     for (size_t i = 0; i < n; ++i) is_news |= merge(epochs[i]);
     if (!is_news) return true;
     version_.fetch_add(1, std::memory_order_release);
+    show();
     const uint64_t now = greatest_of(followed_);
     if (now == own_.load(std::memory_order_relaxed)) return true;
     // before the pages are taken back: what is published from here on is of the new epoch

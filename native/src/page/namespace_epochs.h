@@ -38,6 +38,9 @@ class NamespaceEpochs {
   void follow(std::vector<Key> names);
   // Has `raise` call this when `own` has grown: it takes back this node's pages. Null ends that.
   void on_raised(std::function<void()> take_back);
+  // Has `version` stand in this word of shared memory too, from now on: who looks there needs not ask. Null
+  // ends that; the word is not written to any more when this returns.
+  void show_version(uint64_t* word);
 
   // Takes the greater epoch of each. When it returns no page of before is found by this node, and those it
   // has are taken back. False, and nothing is taken, if one of them is not below `kEnd`.
@@ -62,6 +65,7 @@ class NamespaceEpochs {
   };
 
   bool merge(const NamespaceEpoch& told);
+  void show() const;
   uint64_t greatest_of(const std::vector<Key>& names) const;
 
   std::atomic<uint64_t> own_{0};
@@ -74,6 +78,7 @@ class NamespaceEpochs {
   uint64_t of_all_ = 0;
   std::vector<Key> followed_;
   std::function<void()> take_back_;
+  uint64_t* shown_ = nullptr;
 };
 
 }  // namespace p2pkv

@@ -107,7 +107,7 @@ Location Pool::location_of(uint32_t granule) const {
 // --- publish
 
 uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* locations,
-                       const Deadline& deadline) {
+                       const Deadline& deadline, Consent* consent) {
   std::vector<Draft> drafts(batch.n_pages);
   for (size_t i = 0; i < batch.n_pages; ++i) drafts[i].length = length_of(batch, i);
   std::vector<codec::Block> tables;  // the drafts' sizes point into it
@@ -136,9 +136,10 @@ uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* l
     if (statuses[i] == PoolStatus::kStored && !copy_in(batch, i, &drafts[i]))
       statuses[i] = PoolStatus::kChanged;
   };
-  const size_t n_copied =
-      make_copies({batch.n_pages, nbytes, std::ref(copy_page)}, [&] { return deadline.passed(); });
-  for (size_t i = n_copied; i < batch.n_pages; ++i) {
+  const auto is_over = [&] { return deadline.passed() || (consent != nullptr && consent->is_withdrawn()); };
+  const size_t n_copied = make_copies({batch.n_pages, nbytes, std::ref(copy_page)}, is_over);
+  const size_t n_kept = consent == nullptr || consent->begin_commit() ? n_copied : 0;
+  for (size_t i = n_kept; i < batch.n_pages; ++i) {
     if (statuses[i] != PoolStatus::kStored) continue;
     statuses[i] = PoolStatus::kTimedOut;
     note_refused(batch.keys[i], statuses[i]);

@@ -49,6 +49,17 @@ struct PageBatch {
   const Piece* pieces;
 };
 
+// Whom a publish asks whose pages lie in the memory of another process, which may want it back at any time.
+class Consent {
+ public:
+  virtual ~Consent() = default;
+  // Whether there is no use in copying on.
+  virtual bool is_withdrawn() = 0;
+  // Called once, when the last byte has been copied and no lock is held. Nothing is kept of what was copied
+  // if it is false.
+  virtual bool begin_commit() = 0;
+};
+
 // A block for a page that comes from elsewhere than a caller's memory, between `reserve_blocks` and
 // `commit_blocks`: nobody else sees it, and `data` may be written.
 struct Block {
@@ -112,9 +123,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // evicted. `locations` are of the pages that can be read now, stored or found; zeros for others. Stores
   // nothing if a page of the batch is there with another length. Returns `n_hidden` as it was when the batch
   // had its room: if it is still that, all that can be read then is still there.
-  // A page whose copy has begun is copied to its end; the others are given up at the deadline.
+  // A page whose copy has begun is copied to its end; the others are given up at the deadline. What
+  // `consent`, if there is one, does not agree to is kTimedOut.
   uint64_t publish(const PageBatch& batch, PoolStatus* statuses, Location* locations,
-                   const Deadline& deadline = Deadline::after(kNoHurry));
+                   const Deadline& deadline = Deadline::after(kNoHurry), Consent* consent = nullptr);
   // Copies out. A page whose length differs from its pieces' sum is left alone. The deadline is as above.
   void fetch(const PageBatch& batch, FetchStatus* statuses,
              const Deadline& deadline = Deadline::after(kNoHurry));
