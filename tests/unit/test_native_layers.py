@@ -28,6 +28,7 @@ BELOW = {
     "directory": {"base", "page", "net"},
     "control": {"base", "net", "page", "pool", "directory"},
     "offers": {"base", "page", "net", "cuda", "transports", "peers"},
+    "attach": {"base", "page", "net", "pool", "disk", "directory"},
     "cache": {"base", "page", "codec", "net", "pool", "disk", "transports", "peers", "directory"},
 }
 ABOVE_ALL = "bindings"

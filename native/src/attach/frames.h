@@ -1,0 +1,160 @@
+// What an engine and its host's node say to each other: packets of a Unix socket (SOCK_SEQPACKET), and the
+// memory that each of them writes and the other maps read-only. docs/attach.md has it byte by byte.
+//
+// Both are of one machine, so numbers are in its own byte order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "page/location.h"
+
+namespace p2pkv::attaching {
+
+constexpr uint16_t kVersion = 1;
+constexpr uint32_t kHelloMagic = 0x48413250;    // "P2AH"
+constexpr uint32_t kWelcomeMagic = 0x57413250;  // "P2AW"
+constexpr uint32_t kMemoryMagic = 0x4d413250;   // "P2AM"
+constexpr uint32_t kReplyMagic = 0x52413250;    // "P2AR"
+constexpr uint32_t kCallMagic = 0x43413250;     // "P2AC"
+
+// Of one request; larger batches take several.
+constexpr size_t kMaxPages = 4096;
+constexpr size_t kMaxPieces = 65536;
+constexpr size_t kAddressBytes = 264;
+
+// What a connection is for. An engine has one by which it is attached, and one for each *line*: a place for
+// one request at a time.
+enum class Purpose : uint16_t { kEngine = 1, kLine = 2 };
+
+// First packet of a connection. A line names its engine by what its Welcome said, and brings the memfd of its
+// RequestArea along.
+struct Hello {
+  uint32_t magic;
+  uint16_t version;
+  uint16_t purpose;
+  uint64_t engine;
+  uint64_t secret;
+};
+static_assert(sizeof(Hello) == 24);
+
+enum class Refusal : uint16_t {
+  kNone = 0,
+  kVersion = 1,        // Welcome::version says which one the node speaks
+  kTooMany = 2,        // engines, or lines of this engine
+  kUnknownEngine = 3,  // a line's
+  kBadMemory = 4,      // a line's area is not sealed, or of another size
+};
+
+// The node's answer. Unless it refuses, a memfd comes along: to an engine that of the HostArea, to a line
+// that of its AnswerArea.
+struct Welcome {
+  uint32_t magic;
+  uint16_t version;
+  uint16_t refusal;
+  uint64_t engine;
+  uint64_t secret;
+  uint64_t node_key;
+  char address[kAddressBytes];  // of the node's control socket, padded with zeros
+};
+static_assert(sizeof(Welcome) == 32 + kAddressBytes);
+
+enum class MemoryChange : uint32_t { kAdd = 1, kForget = 2 };
+
+// Engine to node: this memory, whose memfd comes along, may be read from now on, or is to be forgotten.
+struct MemoryRequest {
+  uint32_t magic;
+  uint32_t change;
+  uint32_t memory;  // its number, which the engine chooses
+  uint32_t reserved;
+  uint64_t nbytes;
+};
+static_assert(sizeof(MemoryRequest) == 24);
+
+enum class MemoryStatus : uint32_t {
+  kTaken = 0,
+  kNotSealed = 1,  // it could be made shorter, which would end the node
+  kOtherSize = 2,
+  kHugePages = 3,  // a hole in it could not be filled, which would end the node
+  kTooMany = 4,
+  kNotMapped = 5,
+};
+
+struct MemoryReply {
+  uint32_t magic;
+  uint32_t memory;
+  uint32_t status;
+  uint32_t reserved;
+};
+static_assert(sizeof(MemoryReply) == 16);
+
+// On a line, both ways: the request with this number is written, or answered.
+struct Call {
+  uint32_t magic;
+  uint32_t reserved;
+  uint64_t id;
+};
+static_assert(sizeof(Call) == 16);
+
+enum class RequestKind : uint32_t { kPublish = 1, kLookUp = 2 };
+
+// A stretch of an engine's memory.
+struct MemoryPiece {
+  uint32_t memory;
+  uint32_t reserved;
+  uint64_t offset;
+  uint64_t nbytes;
+};
+static_assert(sizeof(MemoryPiece) == 24);
+
+// Written by the engine alone. `withdrawn` is the highest number of a request that it has taken back.
+struct RequestArea {
+  uint64_t withdrawn;
+  uint64_t id;
+  uint32_t kind;
+  uint32_t n_pages;
+  uint32_t n_pieces;  // of each page
+  uint32_t reserved;
+  int64_t timeout_ns;
+  uint64_t reserved2[3];
+  Key keys[kMaxPages];
+  MemoryPiece pieces[kMaxPieces];
+};
+static_assert(offsetof(RequestArea, keys) == 64);
+
+// Written by the node alone. `committing` is the highest number of a request whose bytes it has copied and
+// does not look at any more.
+struct AnswerArea {
+  uint64_t committing;
+  uint64_t sequence;  // of the directory entries (directory/ask_batch.h)
+  uint32_t n_pages;
+  uint32_t is_draining;  // the node is about to leave, and stores nothing
+  uint64_t reserved[5];
+  uint8_t statuses[kMaxPages];  // PoolStatus
+  uint8_t is_found[kMaxPages];  // can be read now, at its location
+  uint8_t is_told[kMaxPages];   // the node's own shard of the directory has its entry, and is one to have it
+  Location locations[kMaxPages];
+};
+static_assert(offsetof(AnswerArea, statuses) == 64);
+
+// Written by the node alone, for all its engines.
+struct HostArea {
+  uint64_t epochs_version;  // NamespaceEpochs::version
+};
+
+constexpr size_t kAreaAlignment = 4096;
+template <typename Area>
+constexpr size_t area_nbytes() {
+  return (sizeof(Area) + kAreaAlignment - 1) / kAreaAlignment * kAreaAlignment;
+}
+
+// The words are stored and loaded in one order that both processes agree on: who has stored his own and does
+// not see the other's is seen by the other.
+inline uint64_t load_word_of(const uint64_t& word) {
+  return __atomic_load_n(&word, __ATOMIC_SEQ_CST);
+}
+inline void store_word_of(uint64_t& word, uint64_t value) {
+  __atomic_store_n(&word, value, __ATOMIC_SEQ_CST);
+}
+
+}  // namespace p2pkv::attaching

@@ -1,0 +1,81 @@
+#include "attach/packets.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace p2pkv::attaching {
+namespace {
+
+// More descriptors than one in a packet are cut off by the kernel, which closes them.
+constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int));
+
+UniqueFd take_descriptor(msghdr* message) {
+  UniqueFd taken;
+  for (cmsghdr* header = CMSG_FIRSTHDR(message); header != nullptr; header = CMSG_NXTHDR(message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    if (header->cmsg_len != CMSG_LEN(sizeof(int))) continue;
+    int fd;
+    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+    taken = UniqueFd(fd);
+  }
+  return taken;
+}
+
+bool wait_for(int connection, int16_t events, const Deadline& deadline) {
+  for (;;) {
+    pollfd one{connection, events, 0};
+    const int n = poll(&one, 1, deadline.poll_ms());
+    if (n > 0) return true;
+    if (n < 0 && errno != EINTR) return true;  // what is tried next says what is wrong
+    if (deadline.passed()) return false;
+  }
+}
+
+}  // namespace
+
+bool send_bytes(int connection, const void* data, size_t nbytes, int fd) {
+  iovec part{const_cast<void*>(data), nbytes};
+  alignas(cmsghdr) char control[kControlBytes] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (fd >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof fd);
+    std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
+  }
+  return sendmsg(connection, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(nbytes);
+}
+
+Received receive_bytes(int connection, void* data, size_t nbytes, UniqueFd* fd) {
+  iovec part{data, nbytes};
+  alignas(cmsghdr) char control[kControlBytes] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const ssize_t n = recvmsg(connection, &message, MSG_DONTWAIT | MSG_TRUNC | MSG_CMSG_CLOEXEC);
+  if (n < 0) return errno == EAGAIN || errno == EINTR ? Received::kNothing : Received::kEnd;
+  UniqueFd brought = take_descriptor(&message);
+  if (n == 0) return Received::kEnd;
+  if (fd != nullptr) *fd = std::move(brought);
+  return static_cast<size_t>(n) == nbytes ? Received::kPacket : Received::kWrong;
+}
+
+bool wait_readable(int connection, const Deadline& deadline) {
+  return wait_for(connection, POLLIN, deadline);
+}
+
+bool wait_writable(int connection, const Deadline& deadline) {
+  return wait_for(connection, POLLOUT, deadline);
+}
+
+}  // namespace p2pkv::attaching
