@@ -1,0 +1,201 @@
+#include "attach/host_line.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "attach/packets.h"
+#include "base/clock.h"
+#include "page/page_checks.h"
+
+namespace p2pkv::attaching {
+
+// Asks the engine's word and shows it the node's, so that both agree on what becomes of a request, in
+// whatever moment either of them stops.
+class HostLine::Consented final : public Consent {
+ public:
+  Consented(const HostLine& line, uint64_t id) : line_(line), id_(id) {}
+
+  bool is_withdrawn() override { return line_.is_withdrawn(id_); }
+  bool begin_commit() override {
+    // First the own word: an engine that withdraws from here on sees it, and one that has withdrawn before is
+    // seen. Either way it knows that its memory is not looked at any more.
+    store_word_of(line_.answer_->committing, id_);
+    return !is_withdrawn();
+  }
+
+ private:
+  const HostLine& line_;
+  const uint64_t id_;
+};
+
+std::unique_ptr<HostLine> HostLine::open(UniqueFd* connection, int request,
+                                         std::shared_ptr<EngineMemories> memories, const HostParts& parts,
+                                         LineCounts& counts, Refusal* refusal) {
+  auto line = std::unique_ptr<HostLine>(new HostLine(std::move(memories), parts, counts));
+  std::string error;
+  line->request_mapping_ = ReadOnlyMapping::map(request, area_nbytes<RequestArea>(), &error);
+  *refusal = Refusal::kBadMemory;
+  if (!line->request_mapping_) return nullptr;
+  line->answer_region_ = SharedRegion::create(area_nbytes<AnswerArea>(), &error);
+  *refusal = Refusal::kTooMany;
+  if (!line->answer_region_) return nullptr;
+  line->request_ = reinterpret_cast<const RequestArea*>(line->request_mapping_->base());
+  line->answer_ = reinterpret_cast<AnswerArea*>(line->answer_region_->base());
+  line->connection_ = std::move(*connection);
+  *refusal = Refusal::kNone;
+  return line;
+}
+
+bool HostLine::start(const std::atomic<bool>& is_draining, std::function<void()> ended) {
+  is_draining_ = &is_draining;
+  return thread_.start("p2pkv-line", [this, ended = std::move(ended)] {
+    run();
+    has_ended_ = true;
+    ended();
+  });
+}
+
+void HostLine::close() {
+  is_closing_ = true;
+  shutdown(connection_.get(), SHUT_RDWR);
+  thread_.join();
+}
+
+void HostLine::run() {
+  for (;;) {
+    if (!wait_readable(connection_.get(), Deadline::after(kNoHurry))) continue;
+    Call call;
+    const Received received = receive_packet(connection_.get(), &call);
+    if (received == Received::kNothing) continue;
+    if (received != Received::kPacket || call.magic != kCallMagic) break;
+    if (!answer(call.id)) {
+      ++counts_.n_refused;
+      break;
+    }
+    // An engine that does not read its answers has none to wait for.
+    if (is_closing_ || !send_packet(connection_.get(), Call{kCallMagic, 0, call.id})) break;
+  }
+  shutdown(connection_.get(), SHUT_RDWR);
+}
+
+// False if that is no request that an engine writes.
+bool HostLine::answer(uint64_t id) {
+  answer_->n_pages = 0;
+  // It may have been given up long ago, and another one written in its place.
+  if (is_withdrawn(id)) {
+    ++counts_.n_withdrawn;
+    return true;
+  }
+  Request request;
+  if (!take(id, &request)) return is_withdrawn(id);
+  ++counts_.n_requests;
+  answer_->is_draining = *is_draining_;
+  if (request.kind == RequestKind::kPublish) {
+    publish(id, request);
+  } else {
+    look_up(request);
+  }
+  answer_->n_pages = static_cast<uint32_t>(request.n_pages);
+  return true;
+}
+
+bool HostLine::take(uint64_t id, Request* request) const {
+  request->kind = static_cast<RequestKind>(request_->kind);
+  request->n_pages = request_->n_pages;
+  request->n_pieces = request_->n_pieces;
+  request->timeout_ns = request_->timeout_ns;
+  const bool is_publish = request->kind == RequestKind::kPublish;
+  if (!is_publish && request->kind != RequestKind::kLookUp) return false;
+  if (request->n_pages == 0 || request->n_pages > kMaxPages) return false;
+  if (is_publish && (request->n_pieces == 0 || request->n_pieces > kMaxPieces / request->n_pages))
+    return false;
+  request->keys.assign(request_->keys, request_->keys + request->n_pages);
+  if (is_publish && !take_pieces(request)) return false;
+  return load_word_of(request_->id) == id && !find_duplicate(request->keys.data(), request->n_pages);
+}
+
+// Turns places in the engine's memory into addresses in this process.
+bool HostLine::take_pieces(Request* request) const {
+  const size_t n = request->n_pages * request->n_pieces;
+  const std::vector<MemoryPiece> given(request_->pieces, request_->pieces + n);
+  uint32_t number = 0;
+  MappedMemory* memory = nullptr;
+  request->pieces.reserve(n);
+  for (const MemoryPiece& piece : given) {
+    if (memory == nullptr || piece.memory != number) {
+      auto found = memories_->find(piece.memory);
+      if (!found) return false;
+      number = piece.memory;
+      memory = found.get();
+      request->memories.push_back(std::move(found));
+    }
+    if (piece.nbytes == 0 || piece.offset > memory->nbytes() ||
+        piece.nbytes > memory->nbytes() - piece.offset) {
+      return false;
+    }
+    request->pieces.push_back(
+        {static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory->base() + piece.offset)),
+         static_cast<int64_t>(piece.nbytes)});
+  }
+  return true;
+}
+
+void HostLine::publish(uint64_t id, const Request& request) {
+  const size_t n = request.n_pages;
+  std::fill_n(answer_->is_found, n, uint8_t{0});
+  std::fill_n(answer_->is_told, n, uint8_t{0});
+  if (answer_->is_draining != 0) {
+    std::fill_n(answer_->statuses, n, static_cast<uint8_t>(PoolStatus::kNotTried));
+    return;
+  }
+  std::vector<PoolStatus> statuses(n);
+  std::vector<Location> locations(n);
+  // What is published here is this node's own: it must not go when a page of another's does.
+  parts_.guests.take_out(request.keys.data(), n);
+  Consented consent(*this, id);
+  const PageBatch batch{n, request.n_pieces, request.keys.data(), request.pieces.data()};
+  const Deadline deadline = Deadline::after(static_cast<double>(request.timeout_ns) / 1e9);
+  parts_.pool.publish(batch, statuses.data(), locations.data(), deadline, &consent);
+  if (is_withdrawn(id)) ++counts_.n_withdrawn;
+  const bool has_lost = parts_.guests.take_out(request.keys.data(), n) > 0;
+  answer_->sequence = parts_.sequences.next();
+  std::vector<uint8_t> is_there(n, 1);
+  // A guest that came between the two was taken for what is published here, and has gone with the other.
+  if (has_lost) parts_.pool.lookup(request.keys.data(), n, is_there.data(), locations.data());
+  for (size_t i = 0; i < n; ++i) {
+    const bool is_stored = statuses[i] == PoolStatus::kStored;
+    answer_->statuses[i] = static_cast<uint8_t>(statuses[i]);
+    answer_->is_found[i] = is_there[i] != 0 && (is_stored || statuses[i] == PoolStatus::kExists) ? 1 : 0;
+    answer_->locations[i] = locations[i];
+    if (!is_stored) continue;
+    ++counts_.n_stored_pages;
+    counts_.n_stored_bytes += locations[i].length;
+  }
+  announce(request);
+}
+
+// Tells the node's own shard, and its disk; the engine tells the other owners of the entries.
+void HostLine::announce(const Request& request) {
+  std::vector<wire::PutEntry> entries;
+  std::vector<size_t> pages;
+  for (size_t i = 0; i < request.n_pages; ++i) {
+    if (answer_->is_found[i] == 0) continue;
+    entries.push_back({request.keys[i], answer_->sequence, answer_->locations[i]});
+    pages.push_back(i);
+  }
+  if (entries.empty()) return;
+  std::vector<uint8_t> is_own(entries.size());
+  parts_.shard.put_own(entries.data(), entries.size(), parts_.shard.now(), is_own.data());
+  for (size_t k = 0; k < pages.size(); ++k) answer_->is_told[pages[k]] = is_own[k];
+  if (parts_.tier != nullptr) parts_.tier->note_published(request.keys.data(), request.n_pages);
+}
+
+void HostLine::look_up(const Request& request) {
+  const size_t n = request.n_pages;
+  parts_.pool.lookup(request.keys.data(), n, answer_->is_found, answer_->locations);
+  parts_.pool.touch(request.keys.data(), n);
+}
+
+}  // namespace p2pkv::attaching
