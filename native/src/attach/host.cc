@@ -1,0 +1,219 @@
+#include "attach/host.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "attach/packets.h"
+#include "net/tokens.h"
+
+namespace p2pkv::attaching {
+namespace {
+
+bool is_own_user(int connection) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
+}
+
+}  // namespace
+
+std::shared_ptr<Host> Host::start(UniqueFd listener, const HostParts& parts, NamespaceEpochs& epochs,
+                                  const Identity& identity, std::string* error) {
+  auto host = std::shared_ptr<Host>(new Host(std::move(listener), parts, epochs, identity),
+                                    DeleteUnlessForked<Host>());
+  host->area_ = SharedRegion::create(area_nbytes<HostArea>(), error);
+  if (!host->area_) return nullptr;
+  epochs.show_version(&reinterpret_cast<HostArea*>(host->area_->base())->epochs_version);
+  Host* self = host.get();
+  if (!host->disposer_.start() || !host->thread_.start("p2pkv-attach", [self] { self->run(); })) {
+    *error = "cannot start a thread for engines that attach";
+    return nullptr;
+  }
+  return host;
+}
+
+void Host::close() {
+  if (getpid() != pid_) return;  // in a forked child all of it is the parent's
+  if (is_closing_.exchange(true)) return;
+  wake_.set();
+  thread_.join();
+  shutdown(listener_.get(), SHUT_RDWR);
+  std::list<std::shared_ptr<Engine>> engines;
+  {
+    const std::lock_guard lock(mutex_);
+    engines.swap(engines_);
+  }
+  engines.clear();  // ends the lines
+  disposer_.close();
+  visitors_.clear();
+  epochs_.show_version(nullptr);
+}
+
+void Host::run() {
+  std::vector<pollfd> fds;
+  while (!is_closing_) {
+    fds.assign({{wake_.fd(), POLLIN, 0}, {listener_.get(), POLLIN, 0}});
+    for (const UniqueFd& visitor : visitors_) fds.push_back({visitor.get(), POLLIN, 0});
+    const size_t first_engine = fds.size();
+    // Only this thread adds and removes engines, so that it may look at them without the lock.
+    for (const auto& engine : engines_) fds.push_back({engine->connection.get(), POLLIN, 0});
+    if (poll(fds.data(), fds.size(), -1) < 0 && errno != EINTR) return;
+    if (is_closing_) return;
+    if (fds[0].revents != 0) wake_.clear();
+    size_t next = first_engine;
+    for (auto engine = engines_.begin(); engine != engines_.end(); ++next) {
+      const bool is_over = fds[next].revents != 0 && !hear(**engine);
+      const auto current = engine++;
+      if (!is_over) continue;
+      disposer_.take(*current);
+      const std::lock_guard lock(mutex_);
+      engines_.erase(current);
+    }
+    for (size_t i = first_engine - 1; i >= 2; --i) {
+      const auto visitor = visitors_.begin() + static_cast<ptrdiff_t>(i - 2);
+      if (fds[i].revents == 0) continue;
+      UniqueFd connection = std::move(*visitor);
+      visitors_.erase(visitor);
+      if (!greet(&connection)) ++n_refused_;
+    }
+    reap();
+    if (fds[1].revents != 0) let_in();
+  }
+}
+
+void Host::let_in() {
+  UniqueFd connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!connection) return;
+  if (!is_own_user(connection.get())) {
+    ++n_refused_;
+    return;
+  }
+  if (visitors_.size() >= kMostVisitors) {
+    visitors_.erase(visitors_.begin());
+    ++n_refused_;
+  }
+  visitors_.push_back(std::move(connection));
+}
+
+bool Host::greet(UniqueFd* connection) {
+  Hello hello;
+  UniqueFd area;
+  if (receive_packet(connection->get(), &hello, &area) != Received::kPacket || hello.magic != kHelloMagic) {
+    return false;
+  }
+  if (hello.version != kVersion) {
+    refuse(connection->get(), Refusal::kVersion);
+    return false;
+  }
+  if (hello.purpose == static_cast<uint16_t>(Purpose::kEngine)) return admit_engine(connection);
+  if (hello.purpose != static_cast<uint16_t>(Purpose::kLine)) return false;
+  return admit_line(connection, hello, area.get());
+}
+
+void Host::refuse(int connection, Refusal why) {
+  send_packet(connection, Welcome{kWelcomeMagic, kVersion, static_cast<uint16_t>(why), 0, 0, 0, {}});
+}
+
+Welcome Host::welcome(const Engine& engine) const {
+  Welcome welcome{kWelcomeMagic, kVersion, 0, engine.number, engine.secret, identity_.node_key, {}};
+  identity_.address.copy(welcome.address, kAddressBytes - 1);
+  return welcome;
+}
+
+bool Host::admit_engine(UniqueFd* connection) {
+  if (engines_.size() >= kMostEngines) {
+    refuse(connection->get(), Refusal::kTooMany);
+    return false;
+  }
+  const auto engine = std::make_shared<Engine>();
+  engine->connection = std::move(*connection);
+  engine->number = next_number_++;
+  engine->memories = std::make_shared<EngineMemories>();
+  fill_random(&engine->secret, sizeof engine->secret);
+  if (!send_packet(engine->connection.get(), welcome(*engine), area_->fd())) return false;
+  const std::lock_guard lock(mutex_);
+  engines_.push_back(engine);
+  return true;
+}
+
+bool Host::admit_line(UniqueFd* connection, const Hello& hello, int area) {
+  const auto found = std::find_if(engines_.begin(), engines_.end(), [&](const auto& one) {
+    return one->number == hello.engine && one->secret == hello.secret;
+  });
+  Refusal refusal = Refusal::kUnknownEngine;
+  if (found == engines_.end()) {
+    refuse(connection->get(), refusal);
+    return false;
+  }
+  const std::shared_ptr<Engine>& engine = *found;
+  refusal = Refusal::kTooMany;
+  if (engine->lines.size() >= kMostLines) {
+    refuse(connection->get(), refusal);
+    return false;
+  }
+  auto line = HostLine::open(connection, area, engine->memories, parts_, counts_, &refusal);
+  if (!line) {
+    refuse(connection->get(), refusal);
+    return false;
+  }
+  if (!send_packet(line->connection(), welcome(*engine), line->answer_fd())) return false;
+  if (!line->start(is_draining_, [this] { wake_.set(); })) return false;
+  const std::lock_guard lock(mutex_);
+  engine->lines.push_back(std::move(line));
+  return true;
+}
+
+bool Host::hear(Engine& engine) {
+  MemoryRequest request;
+  UniqueFd memory;
+  const Received received = receive_packet(engine.connection.get(), &request, &memory);
+  if (received == Received::kNothing) return true;
+  if (received != Received::kPacket || request.magic != kMemoryMagic) {
+    if (received != Received::kEnd) ++n_refused_;
+    return false;
+  }
+  MemoryReply reply{kReplyMagic, request.memory, 0, 0};
+  if (request.change == static_cast<uint32_t>(MemoryChange::kAdd)) {
+    reply.status = static_cast<uint32_t>(engine.memories->add(request.memory, memory.get(), request.nbytes));
+  } else {
+    disposer_.take(engine.memories->forget(request.memory));
+  }
+  return send_packet(engine.connection.get(), reply);
+}
+
+// Takes lines away that have ended: their engine closed them, or said what no engine says.
+void Host::reap() {
+  std::list<std::unique_ptr<HostLine>> gone;
+  const std::lock_guard lock(mutex_);
+  for (const auto& engine : engines_) {
+    for (auto line = engine->lines.begin(); line != engine->lines.end();) {
+      const auto current = line++;
+      if ((*current)->has_ended()) gone.splice(gone.end(), engine->lines, current);
+    }
+  }
+}
+
+Host::Stats Host::stats() {
+  Stats stats{0,
+              0,
+              0,
+              n_refused_,
+              counts_.n_requests,
+              counts_.n_withdrawn,
+              counts_.n_stored_pages,
+              counts_.n_stored_bytes};
+  const std::lock_guard lock(mutex_);
+  for (const auto& engine : engines_) {
+    ++stats.engines;
+    stats.lines += engine->lines.size();
+    stats.memory_bytes += engine->memories->nbytes();
+  }
+  return stats;
+}
+
+}  // namespace p2pkv::attaching

@@ -1,0 +1,107 @@
+// The node's side of attaching: it lets engines of its host in, and keeps what they share.
+//
+// A thread lets them in and hears which memory they share; each line has a thread of its own, so that a large
+// publish of one holds up no other. None of them needs the interpreter.
+#pragma once
+
+#include <poll.h>
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "attach/disposer.h"
+#include "attach/engine_memory.h"
+#include "attach/frames.h"
+#include "attach/host_line.h"
+#include "base/fd.h"
+#include "base/thread.h"
+#include "page/namespace_epochs.h"
+#include "page/region.h"
+
+namespace p2pkv::attaching {
+
+class Host {
+ public:
+  static constexpr size_t kMostEngines = 64;
+  static constexpr size_t kMostLines = 8;      // of one engine: its requests under way
+  static constexpr size_t kMostVisitors = 16;  // who have not said yet what they want; the oldest has to go
+
+  struct Stats {
+    uint64_t engines;
+    uint64_t lines;
+    uint64_t memory_bytes;  // that engines share
+    uint64_t n_refused;     // connections of strangers, of other versions, beyond a limit, or with nonsense
+    uint64_t n_requests;
+    uint64_t n_withdrawn;
+    uint64_t n_stored_pages;
+    uint64_t n_stored_bytes;
+  };
+
+  // What engines are told of the node.
+  struct Identity {
+    uint64_t node_key;
+    std::string address;
+  };
+
+  // `listener`: a Unix socket of whole packets that listens. All of `parts` and `epochs` outlive this. Null,
+  // with the reason in `error`.
+  static std::shared_ptr<Host> start(UniqueFd listener, const HostParts& parts, NamespaceEpochs& epochs,
+                                     const Identity& identity, std::string* error);
+  ~Host() { close(); }
+
+  // Stores nothing any more that is published.
+  void drain() { is_draining_ = true; }
+  // Ends every line, when what it commits is committed, and lets nobody in any more. Idempotent.
+  void close();
+  Stats stats();
+
+ private:
+  struct Engine {
+    UniqueFd connection;
+    uint64_t number;
+    uint64_t secret;
+    std::shared_ptr<EngineMemories> memories;
+    std::list<std::unique_ptr<HostLine>> lines;
+  };
+
+  Host(UniqueFd listener, const HostParts& parts, NamespaceEpochs& epochs, const Identity& identity)
+      : listener_(std::move(listener)), parts_(parts), epochs_(epochs), identity_(identity) {}
+
+  void run();
+  void let_in();
+  // These return false when the connection is to be closed.
+  bool greet(UniqueFd* connection);
+  bool admit_engine(UniqueFd* connection);
+  bool admit_line(UniqueFd* connection, const Hello& hello, int area);
+  bool hear(Engine& engine);
+  void refuse(int connection, Refusal why);
+  Welcome welcome(const Engine& engine) const;
+  void reap();
+
+  const UniqueFd listener_;
+  const HostParts parts_;
+  NamespaceEpochs& epochs_;
+  const Identity identity_;
+  std::unique_ptr<SharedRegion> area_;
+  std::atomic<bool> is_draining_{false};
+  std::atomic<uint64_t> n_refused_{0};
+  LineCounts counts_;
+  Wakeup wake_;
+  std::atomic<bool> is_closing_{false};
+
+  const pid_t pid_ = getpid();
+  std::vector<UniqueFd> visitors_;  // of the thread alone
+  uint64_t next_number_ = 1;        // as is this
+
+  std::mutex mutex_;  // guards what follows
+  std::list<std::shared_ptr<Engine>> engines_;
+  Disposer disposer_;
+  NamedThread thread_;
+};
+
+}  // namespace p2pkv::attaching
