@@ -1,0 +1,363 @@
+#include "attach/attachment.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "attach/packets.h"
+#include "base/copy.h"
+#include "base/copy_team.h"
+#include "page/page_checks.h"
+
+namespace p2pkv::attaching {
+namespace {
+
+int64_t as_address(const void* at) {
+  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(at));
+}
+
+uint64_t length_of(const PageBatch& batch, size_t page) {
+  uint64_t length = 0;
+  for (size_t k = 0; k < batch.n_pieces; ++k) {
+    length += static_cast<uint64_t>(batch.pieces[page * batch.n_pieces + k].nbytes);
+  }
+  return length;
+}
+
+std::string why_not_taken(uint32_t status) {
+  switch (static_cast<MemoryStatus>(status)) {
+    case MemoryStatus::kNotSealed:
+      return "it is not sealed against being made shorter, which would end the host's node (F_SEAL_SHRINK)";
+    case MemoryStatus::kOtherSize:
+      return "its memfd is shorter than it says";
+    case MemoryStatus::kHugePages:
+      return "it is of huge pages that were set aside, which a host's node does not map";
+    case MemoryStatus::kTooMany:
+      return "the host's node has as many of this engine's memories as it takes";
+    default:
+      return "the host's node can't map it";
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Attachment> Attachment::open(const std::string& path, const Deadline& deadline,
+                                             std::string* error) {
+  UniqueFd connection = knock(path, error);
+  if (!connection) return nullptr;
+  auto made = std::shared_ptr<Attachment>(new Attachment(path, std::move(connection)),
+                                          DeleteUnlessForked<Attachment>());
+  const Hello hello{kHelloMagic, kVersion, static_cast<uint16_t>(Purpose::kEngine), 0, 0};
+  UniqueFd area;
+  if (!greet(made->connection_.get(), hello, -1, deadline, &made->welcome_, &area, error)) return nullptr;
+  made->welcome_.address[kAddressBytes - 1] = '\0';
+  made->area_ = ReadOnlyMapping::map(area.get(), area_nbytes<HostArea>(), error);
+  return made->area_ ? made : nullptr;
+}
+
+void Attachment::close() {
+  if (getpid() != pid_) return;  // in a forked child all of it is the parent's
+  is_closing_ = true;
+  wake_.set();
+  shutdown(connection_.get(), SHUT_RDWR);
+  const std::lock_guard lock(mutex_);
+  for (EngineLine* line : borrowed_) line->interrupt();
+  idle_.clear();
+  given_back_.notify_all();
+}
+
+bool Attachment::wait_gone(const Deadline& deadline) {
+  for (;;) {
+    if (is_closing_) return true;
+    // Replies are for `tell`; a hang-up is seen whether or not they are asked for.
+    pollfd fds[] = {{wake_.fd(), POLLIN, 0}, {connection_.get(), POLLRDHUP, 0}};
+    const int n = poll(fds, 2, deadline.poll_ms());
+    if (n > 0 || is_closing_) return true;
+    if (deadline.passed()) return false;
+  }
+}
+
+// --- memory
+
+std::string Attachment::tell(const MemoryRequest& request, int fd, const Deadline& deadline) {
+  while (!send_packet(connection_.get(), request, fd)) {
+    if (errno != EAGAIN && errno != EINTR) return "the host's node has gone";
+    if (!wait_writable(connection_.get(), deadline)) return "the host's node does not answer";
+  }
+  while (wait_readable(connection_.get(), deadline)) {
+    MemoryReply reply;
+    const Received received = receive_packet(connection_.get(), &reply);
+    if (received == Received::kNothing) continue;
+    if (received != Received::kPacket || reply.magic != kReplyMagic) return "the host's node has gone";
+    if (reply.memory != request.memory) continue;  // of one that was given up
+    return reply.status == 0 ? std::string() : why_not_taken(reply.status);
+  }
+  return "the host's node does not answer";
+}
+
+std::string Attachment::share(uint64_t address, uint64_t nbytes, int fd, const Deadline& deadline) {
+  const std::lock_guard telling(telling_);
+  const uint32_t number = next_number_++;
+  const MemoryRequest request{kMemoryMagic, static_cast<uint32_t>(MemoryChange::kAdd), number, 0, nbytes};
+  std::string why = tell(request, fd, deadline);
+  if (!why.empty()) return why;
+  const std::lock_guard lock(mutex_);
+  SharedList list = *shared_;
+  const Shared added{static_cast<int64_t>(address), static_cast<int64_t>(nbytes), number};
+  list.insert(std::upper_bound(list.begin(), list.end(), added,
+                               [](const Shared& a, const Shared& b) { return a.address < b.address; }),
+              added);
+  shared_ = std::make_shared<const SharedList>(std::move(list));
+  return {};
+}
+
+void Attachment::forget(uint64_t address) {
+  uint32_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    SharedList list = *shared_;
+    const auto found = std::find_if(list.begin(), list.end(), [&](const Shared& one) {
+      return one.address == static_cast<int64_t>(address);
+    });
+    if (found == list.end()) return;
+    number = found->number;
+    list.erase(found);
+    shared_ = std::make_shared<const SharedList>(std::move(list));
+  }
+  // Its reply is skipped by whoever tells of memory next.
+  send_packet(connection_.get(),
+              MemoryRequest{kMemoryMagic, static_cast<uint32_t>(MemoryChange::kForget), number, 0, 0});
+}
+
+std::shared_ptr<const Attachment::SharedList> Attachment::shared() {
+  const std::lock_guard lock(mutex_);
+  return shared_;
+}
+
+// Where the batch's pieces lie in shared memory; false if some lie elsewhere.
+bool Attachment::place(const PageBatch& batch, std::vector<MemoryPiece>* places) {
+  const auto list = shared();
+  const auto extent_of = [](const Shared& one) { return Registered{one.address, one.nbytes}; };
+  const size_t n = batch.n_pages * batch.n_pieces;
+  places->reserve(n);
+  for (size_t i = 0; i < n; ++i) {
+    const Piece& piece = batch.pieces[i];
+    const auto holder = find_holder(*list, piece.address, piece.nbytes, extent_of);
+    if (holder == list->end()) return false;
+    places->push_back({holder->number, 0, static_cast<uint64_t>(piece.address - holder->address),
+                       static_cast<uint64_t>(piece.nbytes)});
+  }
+  return true;
+}
+
+// --- lines
+
+std::unique_ptr<EngineLine> Attachment::borrow(const Deadline& deadline) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (is_closing_) return nullptr;
+    if (!idle_.empty()) {
+      auto line = std::move(idle_.back());
+      idle_.pop_back();
+      borrowed_.push_back(line.get());
+      return line;
+    }
+    if (borrowed_.size() + n_opening_ < kMostLines) break;
+    if (given_back_.wait_until(lock, deadline.at()) == std::cv_status::timeout) return nullptr;
+  }
+  ++n_opening_;
+  lock.unlock();
+  std::string error;
+  auto line = EngineLine::open(path_, welcome_, deadline, &error);
+  lock.lock();
+  --n_opening_;
+  if (!line || is_closing_) {
+    given_back_.notify_one();
+    return nullptr;
+  }
+  borrowed_.push_back(line.get());
+  return line;
+}
+
+void Attachment::give_back(std::unique_ptr<EngineLine> line, bool is_usable) {
+  if (!is_usable && line->staging) forget(static_cast<uint64_t>(as_address(line->staging->base())));
+  const std::lock_guard lock(mutex_);
+  std::erase(borrowed_, line.get());
+  if (is_usable && !is_closing_) idle_.push_back(std::move(line));
+  given_back_.notify_one();
+}
+
+class Attachment::BorrowedLine {
+ public:
+  BorrowedLine(Attachment& from, const Deadline& deadline) : from_(from), line_(from.borrow(deadline)) {}
+  ~BorrowedLine() {
+    if (line_) from_.give_back(std::move(line_), is_usable);
+  }
+  BorrowedLine(const BorrowedLine&) = delete;
+  BorrowedLine& operator=(const BorrowedLine&) = delete;
+
+  explicit operator bool() const { return line_ != nullptr; }
+  EngineLine& operator*() { return *line_; }
+
+  bool is_usable = true;
+
+ private:
+  Attachment& from_;
+  std::unique_ptr<EngineLine> line_;
+};
+
+// --- requests
+
+// Asks of `n` pages from `first` on, whose pieces, for a publish, are in the request already. False if there
+// is no answer: then there is no use in asking on.
+bool Attachment::ask_round(EngineLine& line, RequestKind kind, const PageBatch& batch, size_t first, size_t n,
+                           const Deadline& deadline, Answer* answer, bool* is_usable) {
+  RequestArea& request = line.request();
+  request.kind = static_cast<uint32_t>(kind);
+  request.n_pages = static_cast<uint32_t>(n);
+  request.n_pieces = static_cast<uint32_t>(batch.n_pieces);
+  request.timeout_ns = std::chrono::nanoseconds(deadline.at() - Deadline::Clock::now()).count();
+  std::copy_n(batch.keys + first, n, request.keys);
+  const EngineLine::Asked asked = line.ask(deadline);
+  if (asked != EngineLine::Asked::kAnswered || line.answer().n_pages != n) {
+    answer->is_lost = asked == EngineLine::Asked::kLost;
+    *is_usable = !answer->is_lost;
+    for (size_t i = first; i < batch.n_pages; ++i) answer->statuses[i] = PoolStatus::kTimedOut;
+    return false;
+  }
+  const AnswerArea& given = line.answer();
+  answer->is_draining = given.is_draining != 0;
+  std::copy_n(given.is_found, n, answer->is_found.begin() + static_cast<ptrdiff_t>(first));
+  std::copy_n(given.locations, n, answer->locations.begin() + static_cast<ptrdiff_t>(first));
+  if (kind == RequestKind::kLookUp) return true;
+  for (size_t i = 0; i < n; ++i) answer->statuses[first + i] = static_cast<PoolStatus>(given.statuses[i]);
+  std::copy_n(given.is_told, n, answer->is_told.begin() + static_cast<ptrdiff_t>(first));
+  std::fill_n(answer->sequences.begin() + static_cast<ptrdiff_t>(first), n, given.sequence);
+  return true;
+}
+
+bool Attachment::look_up_on(EngineLine& line, const Key* keys, size_t n, const Deadline& deadline,
+                            Answer* answer, bool* is_usable) {
+  const PageBatch batch{n, 1, keys, nullptr};
+  for (size_t first = 0; first < n; first += kMaxPages) {
+    const size_t n_round = std::min(n - first, kMaxPages);
+    if (!ask_round(line, RequestKind::kLookUp, batch, first, n_round, deadline, answer, is_usable))
+      return false;
+  }
+  return true;
+}
+
+Attachment::Answer Attachment::look_up(const Key* keys, size_t n, const Deadline& deadline) {
+  Answer answer(n);
+  BorrowedLine line(*this, deadline);
+  if (line) {
+    look_up_on(*line, keys, n, deadline, &answer, &line.is_usable);
+  } else {
+    answer.is_lost = true;
+  }
+  return answer;
+}
+
+// How many pages from `first` on go into one request.
+size_t Attachment::round_of(const PageBatch& batch, size_t first, bool is_staged) {
+  const size_t most = std::max<size_t>(1, std::min(kMaxPages, kMaxPieces / batch.n_pieces));
+  size_t n = 0;
+  uint64_t nbytes = 0;
+  while (first + n < batch.n_pages && n < most) {
+    nbytes += length_of(batch, first + n);
+    if (is_staged && n > 0 && nbytes > kStagingBytes) break;
+    ++n;
+  }
+  return n;
+}
+
+Attachment::Answer Attachment::publish(const PageBatch& batch, const Deadline& deadline) {
+  Answer answer(batch.n_pages);
+  BorrowedLine line(*this, deadline);
+  if (!line || batch.n_pieces > kMaxPieces) {
+    answer.is_lost = true;
+    return answer;
+  }
+  std::vector<MemoryPiece> places;
+  const bool is_staged = !place(batch, &places);
+  if (is_staged || round_of(batch, 0, false) < batch.n_pages) {
+    // All of it is looked at before anything of it is stored, as if it were one request.
+    Answer known(batch.n_pages);
+    if (!look_up_on(*line, batch.keys, batch.n_pages, deadline, &known, &line.is_usable)) {
+      answer.is_lost = known.is_lost;
+      std::fill(answer.statuses.begin(), answer.statuses.end(), PoolStatus::kTimedOut);
+      return answer;
+    }
+    bool lengths_agree = true;
+    for (size_t i = 0; i < batch.n_pages; ++i) {
+      if (known.is_found[i] == 0 || known.locations[i].length == length_of(batch, i)) continue;
+      answer.statuses[i] = PoolStatus::kOtherLength;
+      answer.locations[i] = known.locations[i];
+      lengths_agree = false;
+    }
+    if (!lengths_agree) return answer;
+  }
+  for (size_t first = 0; first < batch.n_pages;) {
+    const size_t n = round_of(batch, first, is_staged);
+    if (is_staged) {
+      if (!stage(*line, batch, first, n, deadline)) {
+        for (size_t i = first; i < batch.n_pages; ++i) answer.statuses[i] = PoolStatus::kTimedOut;
+        break;
+      }
+    } else {
+      std::copy_n(places.begin() + static_cast<ptrdiff_t>(first * batch.n_pieces), n * batch.n_pieces,
+                  (*line).request().pieces);
+    }
+    if (!ask_round(*line, RequestKind::kPublish, batch, first, n, deadline, &answer, &line.is_usable)) break;
+    first += n;
+  }
+  return answer;
+}
+
+// Copies pages into the line's staging, one after the other, and names these places in the request.
+bool Attachment::stage(EngineLine& line, const PageBatch& batch, size_t first, size_t n,
+                       const Deadline& deadline) {
+  std::vector<uint64_t> offsets(n);
+  uint64_t nbytes = 0;
+  for (size_t i = 0; i < n; ++i) {
+    offsets[i] = nbytes;
+    nbytes += length_of(batch, first + i);
+  }
+  if (!make_staging(line, nbytes, deadline)) return false;
+  const auto copy_page = [&](size_t i) {
+    uint8_t* to = line.staging->base() + offsets[i];
+    for (size_t k = 0; k < batch.n_pieces; ++k) {
+      const Piece& piece = batch.pieces[(first + i) * batch.n_pieces + k];
+      MemoryPiece& place = line.request().pieces[i * batch.n_pieces + k];
+      place = {line.staging_number, 0, static_cast<uint64_t>(to - line.staging->base()),
+               static_cast<uint64_t>(piece.nbytes)};
+      copy_bytes(to, reinterpret_cast<const void*>(piece.address), static_cast<size_t>(piece.nbytes));
+      to += piece.nbytes;
+    }
+  };
+  return make_copies({n, nbytes, std::ref(copy_page)}, [&] { return deadline.passed() || is_closing_; }) == n;
+}
+
+bool Attachment::make_staging(EngineLine& line, uint64_t nbytes, const Deadline& deadline) {
+  if (line.staging && line.staging->nbytes() >= nbytes) return true;
+  std::string error;
+  std::shared_ptr<SharedRegion> staging = SharedRegion::create(
+      (std::max(nbytes, kStagingBytes) + kAreaAlignment - 1) / kAreaAlignment * kAreaAlignment, &error);
+  if (!staging) return false;
+  if (line.staging) forget(static_cast<uint64_t>(as_address(line.staging->base())));
+  line.staging.reset();
+  const auto address = static_cast<uint64_t>(as_address(staging->base()));
+  if (!share(address, staging->nbytes(), staging->fd(), deadline).empty()) return false;
+  const auto list = shared();
+  const auto found = std::find_if(list->begin(), list->end(), [&](const Shared& one) {
+    return one.address == static_cast<int64_t>(address);
+  });
+  line.staging_number = found->number;
+  line.staging = std::move(staging);
+  return true;
+}
+
+}  // namespace p2pkv::attaching

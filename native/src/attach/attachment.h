@@ -1,0 +1,115 @@
+// The engine's side of attaching: one life of its host's node, as one engine sees it.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "attach/engine_line.h"
+#include "attach/frames.h"
+#include "base/clock.h"
+#include "base/fd.h"
+#include "base/thread.h"
+#include "page/location.h"
+#include "page/region.h"
+#include "pool/pool.h"
+
+namespace p2pkv::attaching {
+
+// Thread-safe. Calls block until their deadline at most.
+class Attachment {
+ public:
+  static constexpr size_t kMostLines = 8;
+  // What a staging has at least, so that large batches take few rounds.
+  static constexpr uint64_t kStagingBytes = 16 << 20;
+
+  // What became of the pages of a publish, or of a look-up; one entry a page.
+  struct Answer {
+    explicit Answer(size_t n)
+        : statuses(n, PoolStatus::kNotTried), is_found(n), is_told(n), sequences(n), locations(n) {}
+
+    std::vector<PoolStatus> statuses;
+    std::vector<uint8_t> is_found;    // can be read now
+    std::vector<uint8_t> is_told;     // the node's own shard knows, and that is one of those that should
+    std::vector<uint64_t> sequences;  // what the directory is to be told under
+    std::vector<Location> locations;
+    bool is_draining = false;
+    bool is_lost = false;  // the node has gone, or was never there to be asked
+  };
+
+  // Attaches to the node that listens at `path`. Null, with the reason in `error`.
+  static std::shared_ptr<Attachment> open(const std::string& path, const Deadline& deadline,
+                                          std::string* error);
+  ~Attachment() { close(); }
+
+  uint64_t node_key() const { return welcome_.node_key; }
+  std::string address() const { return std::string(welcome_.address); }
+  // Another number after each change of any namespace's epoch that the node has heard of.
+  uint64_t epochs_version() const {
+    return load_word_of(reinterpret_cast<const HostArea*>(area_->base())->epochs_version);
+  }
+
+  // Lets the node read this memory, whose memfd is `fd`; empty, or why it can't, in one sentence.
+  std::string share(uint64_t address, uint64_t nbytes, int fd, const Deadline& deadline);
+  // Has the node forget it, if it knows it. Doesn't wait.
+  void forget(uint64_t address);
+
+  Answer publish(const PageBatch& batch, const Deadline& deadline);
+  Answer look_up(const Key* keys, size_t n, const Deadline& deadline);
+
+  // Waits until the node has gone, or this is closed; false at the deadline.
+  bool wait_gone(const Deadline& deadline);
+  bool has_gone() { return wait_gone(Deadline::after(0)); }
+  // Ends calls under way. Idempotent.
+  void close();
+
+ private:
+  // Memory that the node reads where it is.
+  struct Shared {
+    int64_t address;
+    int64_t nbytes;
+    uint32_t number;
+  };
+  using SharedList = std::vector<Shared>;
+  class BorrowedLine;
+
+  Attachment(std::string path, UniqueFd connection)
+      : path_(std::move(path)), connection_(std::move(connection)) {}
+
+  std::unique_ptr<EngineLine> borrow(const Deadline& deadline);
+  void give_back(std::unique_ptr<EngineLine> line, bool is_usable);
+  std::string tell(const MemoryRequest& request, int fd, const Deadline& deadline);
+  std::shared_ptr<const SharedList> shared();
+  bool place(const PageBatch& batch, std::vector<MemoryPiece>* places);
+  bool stage(EngineLine& line, const PageBatch& batch, size_t first, size_t n, const Deadline& deadline);
+  bool make_staging(EngineLine& line, uint64_t nbytes, const Deadline& deadline);
+  static size_t round_of(const PageBatch& batch, size_t first, bool is_staged);
+  bool ask_round(EngineLine& line, RequestKind kind, const PageBatch& batch, size_t first, size_t n,
+                 const Deadline& deadline, Answer* answer, bool* is_usable);
+  bool look_up_on(EngineLine& line, const Key* keys, size_t n, const Deadline& deadline, Answer* answer,
+                  bool* is_usable);
+
+  const pid_t pid_ = getpid();
+  const std::string path_;
+  const UniqueFd connection_;
+  Welcome welcome_{};
+  std::unique_ptr<ReadOnlyMapping> area_;
+  Wakeup wake_;
+  std::atomic<bool> is_closing_{false};
+
+  std::mutex telling_;        // held while memory is told of: one answer is waited for at a time
+  uint32_t next_number_ = 1;  // guarded by it
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable given_back_;
+  std::shared_ptr<const SharedList> shared_ = std::make_shared<SharedList>();
+  std::vector<std::unique_ptr<EngineLine>> idle_;
+  std::vector<EngineLine*> borrowed_;
+  size_t n_opening_ = 0;
+};
+
+}  // namespace p2pkv::attaching
