@@ -37,5 +37,6 @@ void bind_disk(nanobind::module_& m);
 void bind_tier(nanobind::module_& m);
 void bind_cuda(nanobind::module_& m);
 void bind_relay(nanobind::module_& m);
+void bind_attach(nanobind::module_& m);
 
 }  // namespace p2pkv

@@ -32,4 +32,5 @@ NB_MODULE(_native, m) {
   p2pkv::bind_tier(m);
   p2pkv::bind_cuda(m);
   p2pkv::bind_relay(m);
+  p2pkv::bind_attach(m);
 }

@@ -1,0 +1,142 @@
+// Bindings of attaching: a node's socket for the engines of its host, and an engine's end of it.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "attach/attachment.h"
+#include "attach/host.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
+#include "bindings/page_batch.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace p2pkv {
+namespace {
+
+using attaching::Attachment;
+using attaching::Host;
+using Bytes = Array<uint8_t>;
+
+std::shared_ptr<Host> start_host(int listener, Pool& pool, Guests& guests, Shard& shard, Sequences& sequences,
+                                 Tier* tier, NamespaceEpochs& epochs, uint64_t node_key,
+                                 const std::string& address) {
+  std::string error;
+  UniqueFd own(dup(listener));
+  auto host = Host::start(std::move(own), {pool, guests, shard, sequences, tier}, epochs, {node_key, address},
+                          &error);
+  if (!host) throw std::runtime_error(error);
+  return host;
+}
+
+Counts stats_of(Host& host) {
+  const Host::Stats stats = host.stats();
+  nb::dict out;
+  out["engines"] = stats.engines;
+  out["lines"] = stats.lines;
+  out["memory_bytes"] = stats.memory_bytes;
+  out["refused"] = stats.n_refused;
+  out["requests"] = stats.n_requests;
+  out["withdrawn"] = stats.n_withdrawn;
+  out["stored_pages"] = stats.n_stored_pages;
+  out["stored_bytes"] = stats.n_stored_bytes;
+  return out;
+}
+
+std::shared_ptr<Attachment> open_attachment(const std::string& path, double timeout) {
+  std::string error;
+  std::shared_ptr<Attachment> attachment;
+  {
+    const nb::gil_scoped_release unlocked;
+    attachment = Attachment::open(path, Deadline::after(timeout), &error);
+  }
+  if (!attachment) throw std::runtime_error(error);
+  return attachment;
+}
+
+// Statuses, what can be read now, whether the node's own shard has it, the sequences and locations, whether
+// the node is draining, and whether it has gone.
+using Answered = std::tuple<Bytes, Bytes, Bytes, Array<uint64_t>, Bytes, bool, bool>;
+
+Answered give_answer(Attachment::Answer answer) {
+  const size_t n = answer.is_found.size();
+  return {give<uint8_t>(std::move(answer.statuses), {n}),
+          give<uint8_t>(std::move(answer.is_found), {n}),
+          give<uint8_t>(std::move(answer.is_told), {n}),
+          give<uint64_t>(std::move(answer.sequences), {n}),
+          give<uint8_t>(std::move(answer.locations), {n, sizeof(Location)}),
+          answer.is_draining,
+          answer.is_lost};
+}
+
+Answered publish_to_host(Attachment& self, const KeyArray& keys, const PieceArray& pieces, double timeout) {
+  const PageBatch batch = require_batch(&keys, pieces);
+  Attachment::Answer answer(0);
+  {
+    const nb::gil_scoped_release unlocked;
+    answer = self.publish(batch, Deadline::after(timeout));
+  }
+  return give_answer(std::move(answer));
+}
+
+Answered look_up_at_host(Attachment& self, const KeyArray& keys, double timeout) {
+  const Key* data = require_keys(keys);
+  const size_t n = keys.shape(0);
+  Attachment::Answer answer(0);
+  {
+    const nb::gil_scoped_release unlocked;
+    answer = self.look_up(data, n, Deadline::after(timeout));
+  }
+  return give_answer(std::move(answer));
+}
+
+}  // namespace
+
+void bind_attach(nb::module_& m) {
+  using Released = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<Host>(m, "AttachHost", "What engines of this host attach to. See native/src/attach/host.h.")
+      .def_static("start", &start_host, "listener"_a, "pool"_a, "guests"_a, "shard"_a, "sequences"_a,
+                  "tier"_a.none(), "epochs"_a, "node_key"_a, "address"_a, nb::keep_alive<0, 2>(),
+                  nb::keep_alive<0, 3>(), nb::keep_alive<0, 4>(), nb::keep_alive<0, 5>(),
+                  nb::keep_alive<0, 6>(), nb::keep_alive<0, 7>())
+      .def("drain", &Host::drain)
+      .def("stats", &stats_of)
+      .def("close", &Host::close, Released());
+  nb::class_<Attachment>(m, "Attachment", "An engine's end of it. See native/src/attach/attachment.h.")
+      .def_static("open", &open_attachment, "path"_a, "timeout"_a)
+      .def_prop_ro("node_key", &Attachment::node_key)
+      .def_prop_ro("address", &Attachment::address)
+      .def_prop_ro("epochs_version", &Attachment::epochs_version)
+      .def(
+          "share",
+          [](Attachment& self, uint64_t address, uint64_t nbytes, int fd, double timeout) {
+            const nb::gil_scoped_release unlocked;
+            return self.share(address, nbytes, fd, Deadline::after(timeout));
+          },
+          "address"_a, "nbytes"_a, "fd"_a, "timeout"_a)
+      .def("forget", &Attachment::forget, "address"_a, Released())
+      .def("publish", &publish_to_host, "keys"_a.noconvert(), "pieces"_a.noconvert(), "timeout"_a)
+      .def("look_up", &look_up_at_host, "keys"_a.noconvert(), "timeout"_a)
+      .def(
+          "wait_gone",
+          [](Attachment& self, double timeout) {
+            const nb::gil_scoped_release unlocked;
+            return self.wait_gone(Deadline::after(timeout));
+          },
+          "timeout"_a)
+      .def("has_gone", &Attachment::has_gone, Released())
+      .def("close", &Attachment::close, Released());
+}
+
+}  // namespace p2pkv

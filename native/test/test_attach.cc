@@ -1,0 +1,246 @@
+// Both ends of an attachment, in one process: what is stored, and what becomes of what is withdrawn.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "attach/attachment.h"
+#include "attach/host.h"
+#include "attach/packets.h"
+#include "pool_calls.h"
+#include "seed.h"
+
+namespace {
+
+using p2pkv::Deadline;
+using p2pkv::Guests;
+using p2pkv::NamespaceEpochs;
+using p2pkv::Sequences;
+using p2pkv::Shard;
+using p2pkv::SharedRegion;
+using p2pkv::UniqueFd;
+using p2pkv::attaching::Attachment;
+using p2pkv::attaching::Host;
+
+constexpr size_t kPage = 2 * kGranule;
+
+// A node with a pool, and the socket that engines attach to.
+struct HostsNode {
+  explicit HostsNode(uint64_t n_granules = 64) : pool(make_pool(n_granules)) {
+    char folder[] = "/tmp/p2pkv-attach-XXXXXX";
+    CHECK(mkdtemp(folder) != nullptr);
+    directory = folder;
+    path = directory + "/s";
+    UniqueFd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, path.size());
+    CHECK(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+    CHECK(listen(listener.get(), 8) == 0);
+    std::string error;
+    host = Host::start(std::move(listener), {*pool, guests, shard, sequences, nullptr}, *epochs,
+                       {7, "127.0.0.1:1"}, &error);
+    CHECK(host != nullptr);
+  }
+  ~HostsNode() {
+    host.reset();
+    unlink(path.c_str());
+    rmdir(directory.c_str());
+  }
+  std::shared_ptr<Attachment> attach() {
+    std::string error;
+    auto attached = Attachment::open(path, Deadline::after(10), &error);
+    CHECK(attached != nullptr);
+    return attached;
+  }
+
+  std::shared_ptr<Pool> pool;
+  std::shared_ptr<NamespaceEpochs> epochs = std::make_shared<NamespaceEpochs>();
+  Guests guests{pool, epochs};
+  Shard shard{1024};
+  Sequences sequences;
+  std::string directory;
+  std::string path;
+  std::shared_ptr<Host> host;
+};
+
+// Pages of an engine, in memory that it shares or not.
+struct EnginePages {
+  EnginePages(uint8_t* base, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+      std::memset(base + i * kPage, static_cast<int>(i + 1), kPage);
+      keys.push_back(key_of(i));
+      pieces.push_back({reinterpret_cast<int64_t>(base + i * kPage), kPage});
+    }
+  }
+  PageBatch get() const { return {keys.size(), 1, keys.data(), pieces.data()}; }
+
+  std::vector<Key> keys;
+  std::vector<Piece> pieces;
+};
+
+bool holds_byte(Pool& pool, uint64_t name, uint8_t byte) {
+  const Bytes bytes = fetch(pool, name, kPage);
+  return !bytes.empty() && std::all_of(bytes.begin(), bytes.end(), [&](uint8_t one) { return one == byte; });
+}
+
+}  // namespace
+
+TEST(attach_pages_in_shared_memory_are_pulled_into_the_pool) {
+  HostsNode node;
+  const auto engine = node.attach();
+  std::string error;
+  const auto memory = SharedRegion::create(4 * kPage, &error);
+  CHECK(
+      engine->share(reinterpret_cast<uint64_t>(memory->base()), 4 * kPage, memory->fd(), Deadline::after(10))
+          .empty());
+  const EnginePages pages(memory->base(), 4);
+  const auto answer = engine->publish(pages.get(), Deadline::after(10));
+  CHECK(!answer.is_lost);
+  for (size_t i = 0; i < 4; ++i) {
+    CHECK(answer.statuses[i] == PoolStatus::kStored);
+    CHECK(answer.is_found[i] != 0);
+    CHECK_EQ(answer.locations[i].owner, 7U);
+    CHECK_EQ(word(*node.pool, answer.locations[i]), answer.locations[i].generation);
+    CHECK(holds_byte(*node.pool, i, static_cast<uint8_t>(i + 1)));
+  }
+  CHECK(engine->publish(pages.get(), Deadline::after(10)).statuses[0] == PoolStatus::kExists);
+  CHECK_EQ(node.host->stats().n_stored_pages, 4U);
+}
+
+TEST(attach_pages_in_other_memory_go_through_staging) {
+  HostsNode node;
+  const auto engine = node.attach();
+  Bytes memory(4 * kPage);
+  const EnginePages pages(memory.data(), 4);
+  const auto answer = engine->publish(pages.get(), Deadline::after(10));
+  for (size_t i = 0; i < 4; ++i) CHECK(answer.statuses[i] == PoolStatus::kStored);
+  for (size_t i = 0; i < 4; ++i) CHECK(holds_byte(*node.pool, i, static_cast<uint8_t>(i + 1)));
+}
+
+TEST(attach_a_batch_of_many_requests_is_refused_whole_for_another_length) {
+  HostsNode node;
+  const auto engine = node.attach();
+  Bytes memory(4 * kPage);
+  EnginePages pages(memory.data(), 4);
+  CHECK(publish(*node.pool, 3, kGranule).status == PoolStatus::kStored);
+  const auto answer = engine->publish(pages.get(), Deadline::after(10));
+  CHECK(answer.statuses[3] == PoolStatus::kOtherLength);
+  CHECK_EQ(answer.locations[3].length, uint64_t{kGranule});
+  for (uint64_t i = 0; i < 3; ++i) CHECK(!contains(*node.pool, i));
+}
+
+TEST(attach_memory_that_can_shrink_is_refused_with_a_reason) {
+  HostsNode node;
+  const auto engine = node.attach();
+  const UniqueFd fd(memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  CHECK(ftruncate(fd.get(), kPage) == 0);
+  const std::string why = engine->share(4096, kPage, fd.get(), Deadline::after(10));
+  CHECK(why.find("F_SEAL_SHRINK") != std::string::npos);
+  CHECK(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+  CHECK(!engine->share(4096, 2 * kPage, fd.get(), Deadline::after(10)).empty());  // longer than it is
+  CHECK(engine->share(4096, kPage, fd.get(), Deadline::after(10)).empty());
+}
+
+// The memory is overwritten as soon as the call has returned, whatever it said: at first the end of each
+// page, which is copied last.
+TEST(attach_what_is_withdrawn_is_never_served_with_other_bytes) {
+  HostsNode node(4096);
+  const auto engine = node.attach();
+  std::string error;
+  constexpr size_t kPages = 16, kLarge = 128 * 1024;
+  const auto memory = SharedRegion::create(kPages * kLarge, &error);
+  const auto base = reinterpret_cast<uint64_t>(memory->base());
+  CHECK(engine->share(base, kPages * kLarge, memory->fd(), Deadline::after(10)).empty());
+  std::mt19937_64 chance(p2pkv::test::seed("attach_what_is_withdrawn"));
+  size_t n_late = 0, n_stored = 0, n_wrong = 0;
+  for (uint64_t round = 0; round < 600 || n_late == 0 || n_stored == 0; ++round) {
+    std::vector<Key> keys;
+    std::vector<Piece> pieces;
+    const auto byte = static_cast<uint8_t>(round % 200 + 1);
+    for (size_t i = 0; i < kPages; ++i) {
+      keys.push_back(key_of(round * kPages + i));
+      pieces.push_back({static_cast<int64_t>(base + i * kLarge), kLarge});
+    }
+    std::memset(memory->base(), byte, kPages * kLarge);
+    const double timeout = static_cast<double>(chance() % 2000) * 1e-6;
+    const auto answer = engine->publish({kPages, 1, keys.data(), pieces.data()}, Deadline::after(timeout));
+    for (size_t i = 0; i < kPages; ++i) memory->base()[(i + 1) * kLarge - 1] = 0xff;
+    std::memset(memory->base(), 0xff, kPages * kLarge);
+    for (size_t i = 0; i < kPages; ++i) (answer.is_found[i] != 0 ? n_stored : n_late) += 1;
+    engine->look_up(keys.data(), 1, Deadline::after(10));  // behind the request, whatever has become of it
+    for (size_t i = 0; i < kPages; ++i) {
+      const Bytes bytes = fetch(*node.pool, round * kPages + i, kLarge);
+      if (!bytes.empty() && (bytes.front() != byte || bytes.back() != byte)) ++n_wrong;
+    }
+  }
+  CHECK_EQ(n_wrong, 0U);
+}
+
+TEST(attach_an_engine_that_talks_nonsense_is_hung_up_on) {
+  HostsNode node;
+  std::string error;
+  const UniqueFd stranger = p2pkv::attaching::knock(node.path, &error);
+  CHECK(p2pkv::attaching::send_bytes(stranger.get(), "nonsense", 8));
+  char byte;
+  CHECK(p2pkv::attaching::wait_readable(stranger.get(), Deadline::after(10)));
+  CHECK(p2pkv::attaching::receive_bytes(stranger.get(), &byte, 1) == p2pkv::attaching::Received::kEnd);
+  const UniqueFd newer = p2pkv::attaching::knock(node.path, &error);
+  p2pkv::attaching::Welcome welcome;
+  UniqueFd given;
+  const p2pkv::attaching::Hello hello{p2pkv::attaching::kHelloMagic, 99, 1, 0, 0};
+  CHECK(!p2pkv::attaching::greet(newer.get(), hello, -1, Deadline::after(10), &welcome, &given, &error));
+  CHECK(error.find("version 1 of attaching") != std::string::npos);
+  CHECK(node.attach() != nullptr);
+  CHECK_EQ(node.host->stats().n_refused, 2U);
+}
+
+TEST(attach_calls_end_when_the_node_does) {
+  auto node = std::make_unique<HostsNode>();
+  const auto engine = node->attach();
+  Bytes memory(4 * kPage);
+  const EnginePages pages(memory.data(), 4);
+  CHECK(!engine->publish(pages.get(), Deadline::after(10)).is_lost);
+  std::thread ending([&] { node.reset(); });
+  while (!engine->publish(pages.get(), Deadline::after(10)).is_lost) {
+  }
+  ending.join();
+  CHECK(engine->wait_gone(Deadline::after(10)));
+}
+
+TEST(attach_the_nodes_epochs_are_seen_without_asking) {
+  HostsNode node;
+  const auto engine = node.attach();
+  const uint64_t before = engine->epochs_version();
+  const p2pkv::NamespaceEpoch raised{key_of(1), 5};
+  CHECK(node.epochs->raise(&raised, 1));
+  CHECK(engine->epochs_version() != before);
+}
+
+TEST(attach_threads_of_an_engine_publish_at_once) {
+  HostsNode node(4096);
+  const auto engine = node.attach();
+  std::atomic<size_t> n_stored{0};
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 12; ++t) {
+    threads.emplace_back([&, t] {
+      Bytes memory(4 * kPage);
+      for (uint64_t round = 0; round < 20; ++round) {
+        EnginePages pages(memory.data(), 4);
+        for (size_t i = 0; i < 4; ++i) pages.keys[i] = key_of((t * 20 + round) * 4 + i);
+        for (const uint8_t found : engine->publish(pages.get(), Deadline::after(30)).is_found)
+          n_stored += found;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(n_stored.load(), size_t{12 * 20 * 4});
+}
