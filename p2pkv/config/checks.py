@@ -37,6 +37,8 @@ MEMBERSHIP_ENGINES = ("embedded", "static")
 MAX_SIZE = 2**60
 MAX_REPLICAS = 8
 MIN_STAGING_SIZE = 1 << 16
+MAX_SOCKET_PATH = 107
+"""Bytes of the path of a Unix socket."""
 MAX_BUFFER_SIZE = 2**43
 """So many bytes the receive buffer's allocator can count in blocks of 4 KiB."""
 
@@ -46,6 +48,7 @@ _TEXTS = (
     *("cuda_library", "huge_pages", "prefault", "copy_kernel", "compression"),
     *("disk_path", "disk_layout", "disk_fsync", "disk_write", "disk_admission", "disk_compression"),
     *("engine_url", "engine_role", "metrics_host", "dashboard_token"),
+    *("attach", "attach_listen"),
     *("kv_events", "kv_events_replay", "kv_events_topic", "indexer", "indexer_token"),
 )
 
@@ -55,6 +58,7 @@ def check(config: Config) -> None:
     _check_texts(config)
     _check_values(config)
     _check_addresses(config)
+    _check_attaching(config)
 
 
 def _check_texts(config: Config) -> None:
@@ -184,6 +188,35 @@ def _check_addresses(config: Config) -> None:
         raise ConfigError("must_join is set, but join is not: whom to join is not known")
     if config.membership == "static" and not config.join_addresses:
         raise ConfigError("membership is 'static', so join must name every node of the cluster")
+
+
+def _check_attaching(config: Config) -> None:
+    for name in ("attach", "attach_listen"):
+        value = getattr(config, name)
+        path = value.removeprefix("unix:")
+        if value and (path == value or not path.startswith("/")):
+            raise ConfigError(
+                f"{name} must be unix: and an absolute path, as unix:/run/user/1000/p2pkv/host, not {shown(value)}"
+            )
+        if len(path.encode()) > MAX_SOCKET_PATH:
+            raise ConfigError(
+                f"{name} has a path of {len(path.encode())} bytes, and a Unix socket takes {MAX_SOCKET_PATH}; choose a "
+                "shorter one"
+            )
+    if config.attach_listen and not config.pool_nbytes:
+        raise ConfigError("attach_listen is set, but pool_size is 0: engines attach to a node for its pool")
+    if not config.attach:
+        return
+    for name, is_set in (
+        ("attach_listen", config.attach_listen),
+        ("disk_size", config.disk_nbytes),
+        ("kv_events", config.kv_events),
+        ("indexer", config.indexer),
+    ):
+        if is_set:
+            raise ConfigError(
+                f"attach is set, so {name} must not be: that is the business of the host's node"
+            )
 
 
 def _check_indexer(config: Config) -> int | None:

@@ -145,6 +145,12 @@ class Config:
     that makes it faster; 1 leaves each batch to the thread that asks."""
     raise_nofile: bool | str = True
     """Raise the process's soft limit of descriptors to the hard one; false where the program calls select(2)."""
+    attach_listen: str = ""
+    """``unix:/PATH`` where engines of this host attach to this node, whose pool is theirs then; empty: nowhere. The
+    folder has to be this user's alone."""
+    attach: str = ""
+    """``unix:/PATH`` of the host's node to attach to: this process then has no pool, no disk and no part of the
+    directory of its own; empty: it is a node by itself. ``docs/attach.md`` has what an attached engine can do."""
     metrics_port: int | None = None
     """Where to serve Prometheus metrics; None serves none, 0 takes a free port."""
     metrics_host: str = ""
@@ -253,6 +259,16 @@ class Config:
         """``transport_options`` as mappings."""
         assert not isinstance(self.transport_options, str)
         return self.transport_options
+
+    @property
+    def attach_path(self) -> str:
+        """The path of ``attach``; empty: this process is a node by itself."""
+        return self.attach.removeprefix("unix:")
+
+    @property
+    def attach_listen_path(self) -> str:
+        """The path of ``attach_listen``; empty: nobody attaches here."""
+        return self.attach_listen.removeprefix("unix:")
 
     @property
     def pool_nbytes(self) -> int:

@@ -351,6 +351,11 @@ class DirectoryClient:
             self._drop_at_earlier_owners(route, keys, entries, deadline, by_owner=True)
         return not ask.silent() and not ask.passed_over()
 
+    @property
+    def sequences(self) -> _native.Sequences:
+        """What numbers this node's entries: also those of what native code stores for engines of this host."""
+        return self._sequences
+
     def next_sequence(self) -> int:
         """Number what is looked at from now on: what is said of it under a later number counts more."""
         return self._sequences.next()

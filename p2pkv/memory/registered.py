@@ -37,10 +37,18 @@ class Memory(Resource):
         """Its number in the native ``RowMemories``, where offers and grants find it; None: they don't."""
         self._forget = forget
         self._buffer = buffer
+        self._on_close: Callable[[], None] | None = None
+
+    def on_close(self, also: Callable[[], None]) -> None:
+        """Have ``also`` called once, when this is closed."""
+        self._on_close = also
 
     def close(self) -> None:
         """Unregister. Calls under way with this memory must have returned."""
         self._forget(self)
+        also, self._on_close = self._on_close, None
+        if also is not None:
+            also()
         for region in self.regions.values():
             region.close()
         self._buffer = None

@@ -28,7 +28,7 @@ class Metrics:
             "p2pkv_unpublished_pages", "Pages that could not be published", "reason"
         )
         """``reason``: no_room, no_directory, timed_out, epoch, draining; changed, while it was packed; device, not
-        copied from it or not in time."""
+        copied from it or not in time; host, that an attached engine has no node to publish to."""
         self.prefetched_pages = self._counter(
             "p2pkv_prefetched_pages", "Pages of prefetches and of hand-overs from others", "outcome"
         )
@@ -119,7 +119,7 @@ class Metrics:
             (self.missed_pages, (*MISSES, "device")),
             (
                 self.unpublished_pages,
-                ("no_room", "no_directory", "timed_out", "epoch", "changed", "draining", "device"),
+                ("no_room", "no_directory", "timed_out", "epoch", "changed", "draining", "device", "host"),
             ),
             (self.staged_bytes, ("to_device", "to_host")),
             (self.looked_up_pages, ("own_shard", "peers", "earlier_owners")),

@@ -35,7 +35,8 @@ _TAKE_S = 60.0
 class Handshakes:
     """Both sides of them. Thread-safe."""
 
-    def __init__(self, client: ControlClient, loop: _native.ControlLoop) -> None:
+    def __init__(self, client: ControlClient, loop: _native.ControlLoop | None = None) -> None:
+        """``loop`` is what answers others; who is no member has none, and only asks."""
         self._client = client
         self._loop = loop
         self._log = LimitedLog(_log)
@@ -71,17 +72,20 @@ class Handshakes:
 
     def serve(self, transports: Sequence[Transport], regions: Mapping[str, bytes]) -> None:
         """Let peers in from now on; ``regions`` has the pool's description for each transport, by name."""
+        assert self._loop is not None, "who is no member serves nobody"
         self._transports = {transport.name: transport for transport in transports}
         self._regions = regions
         for name, transport in self._transports.items():
             self._loop.serve(name, transport.native, regions[name])
         if any(transport.native is None for transport in transports):
-            self._thread = threading.Thread(target=self._accept, name="p2pkv-accept", daemon=True)
+            self._thread = threading.Thread(
+                target=self._accept, args=(self._loop,), name="p2pkv-accept", daemon=True
+            )
             self._thread.start()
 
-    def _accept(self) -> None:
+    def _accept(self, loop: _native.ControlLoop) -> None:
         while not self._closing.is_set():
-            event = self._loop.take(Kind.CONNECT, _TAKE_S)
+            event = loop.take(Kind.CONNECT, _TAKE_S)
             if event is None:
                 continue
             route, body = event
@@ -91,13 +95,14 @@ class Handshakes:
             except Exception as error:  # noqa: BLE001  # the top of a thread's loop: the next reader is let in
                 if not isinstance(error, P2PKVError):
                     self._log.error(name, "transport %s failed at a reader's handshake", name, exc_info=error)
-                self._loop.reply(route, ReplyStatus.REFUSED, str(error).encode(errors="replace"))
+                loop.reply(route, ReplyStatus.REFUSED, str(error).encode(errors="replace"))
             else:
-                self._loop.reply(route, ReplyStatus.OK, answer)
+                loop.reply(route, ReplyStatus.OK, answer)
 
     def close(self) -> None:
         """Answer no more; waits for the thread. Idempotent."""
         self._closing.set()
-        self._loop.wake(Kind.CONNECT)
+        if self._loop is not None:
+            self._loop.wake(Kind.CONNECT)
         if self._thread is not None:
             self._thread.join()
