@@ -1,0 +1,146 @@
+"""The view of an engine that is no member: it asks its host's node, and others while that is silent.
+
+An attached engine takes no part in membership: nobody probes it, nothing is kept for it, and its end is no event. It
+needs to know who the members are all the same, because it asks their shards and reads their pools itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from random import Random
+
+from p2pkv.control.sockets import ControlClient, Request
+from p2pkv.control.wire import PROBE_REPLY, Kind
+from p2pkv.directory.view import Member, View, decode, encode
+from p2pkv.errors import ClosedError, ControlError
+from p2pkv.limited_log import LimitedLog
+from p2pkv.transports.base import Resource
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.25
+"""Between two looks whether the view is another one; so long an engine may be behind its node."""
+_WHOLE_S = 2.0
+"""Between two times that the view is asked for whether or not its digest is another one: that leaves suspicions out."""
+_ANSWER_S = 0.5
+_SENDER = "p2pkv-attached"
+"""What an engine calls itself in a view without members, which teaches nobody anything."""
+
+
+class Following(Resource):
+    """Knows the view from :meth:`look` on; a thread keeps it from :meth:`start` to :meth:`close`."""
+
+    def __init__(
+        self, client: ControlClient, on_change: Callable[[View, View], None], on_confirmed: Callable[[], None]
+    ) -> None:
+        """``on_change`` is called with the view before and the new one, ``on_confirmed`` after each look."""
+        self._client = client
+        self._on_change = on_change
+        self._on_confirmed = on_confirmed
+        self._log = LimitedLog(_log)
+        self._random = Random()  # noqa: S311 - whom to ask, nothing secret
+        self._address = ""
+        self._asked_whole = 0.0
+        self._lock = threading.RLock()  # held while the view changes
+        self.view = View()
+        self._wanted = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def look(self, address: str, timeout: float) -> None:
+        """Take the view of the host's node, whose control socket is at ``address``.
+
+        Raises :class:`~p2pkv.errors.ControlError` if it does not answer within ``timeout`` seconds.
+        """
+        self._address = address
+        if not self._take_from(address, timeout):
+            raise ControlError(
+                f"the host's node does not answer at {address}: an engine that attaches needs its secret_file, too"
+            )
+
+    def follow(self, address: str) -> None:
+        """Ask there from now on, and soon: the host's node has come back."""
+        self._address = address
+        self._asked_whole = 0.0
+        self._wanted.set()
+
+    def start(self) -> None:
+        """Go on looking."""
+        self._thread = threading.Thread(target=self._run, name="p2pkv-following", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait(_LOOK_S)
+            self._wanted.clear()
+            if self._closing:
+                return
+            try:
+                self._turn()
+            except ClosedError:
+                return
+            except Exception as error:  # noqa: BLE001  # the top of a thread's loop
+                self._log.error(
+                    type(error).__name__, "the view was not asked for; trying again", exc_info=error
+                )
+
+    def _turn(self) -> None:
+        is_known = self._is_same(self._address)
+        if is_known is None:  # it does not answer: somebody else may know what has become of it
+            others = [member.address for member in self.view.present() if member.address != self._address]
+            if others:
+                self._take_from(self._random.choice(others), _ANSWER_S)
+        elif not is_known or time.monotonic() - self._asked_whole > _WHOLE_S:
+            self._take_from(self._address, _ANSWER_S)
+
+    def _is_same(self, address: str) -> bool | None:
+        """Whether the view there has the digest of this one; None if nobody answers."""
+        reply = self._client.ask(Request(address, Kind.PROBE), _ANSWER_S)
+        if reply is None or not reply.ok or len(reply.body) != PROBE_REPLY.size:
+            return None
+        is_same: bool = PROBE_REPLY.unpack(reply.body)[1] == self.view.digest
+        if is_same:
+            self._on_confirmed()
+        return is_same
+
+    def _take_from(self, address: str, timeout: float) -> bool:
+        reply = self._client.ask(Request(address, Kind.EXCHANGE, encode(_SENDER, ())), timeout)
+        if reply is None or not reply.ok:
+            return False
+        try:
+            members = decode(reply.body).members
+        except ControlError as error:
+            self._log.warning(address, "%s told a view that can't be used: %s", address, error)
+            return False
+        if not members:
+            return False  # a node that has just begun knows nobody, itself included
+        with self._lock:
+            self._asked_whole = time.monotonic()
+            self._take(View(_newer(member, self.view.get(member.node_id)) for member in members))
+        return True
+
+    def _take(self, new: View) -> None:
+        old = self.view
+        if dict(old) != dict(new):
+            self.view = new
+            self._on_change(old, new)
+        self._on_confirmed()
+
+    def interrupt(self) -> None:
+        """Look no more."""
+        self._closing = True
+        self._wanted.set()
+
+    def close(self) -> None:
+        """Stop the thread. Idempotent."""
+        self.interrupt()
+        if self._thread is not None:
+            self._thread.join()
+
+
+def _newer(told: Member, known: Member | None) -> Member:
+    """Return of two records the one of the later boot: who tells may not have heard of that yet."""
+    return known if known is not None and known.boot_epoch > told.boot_epoch else told

@@ -1,0 +1,139 @@
+"""A node's socket for the engines of its host. What comes over it is answered by native threads.
+
+The socket lies in a folder that only this user can enter, and its mode lets only this user connect; who connects is
+asked for by the kernel besides. A path that a killed node has left is taken over; one that is in use is not.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from p2pkv import _native
+from p2pkv.errors import ConfigError
+from p2pkv.transports.base import Resource
+
+_TAKE_S = 5.0
+"""How long a start waits for a node that is ending to leave the path: the memory of one that was killed is torn down
+first, which takes a tenth of a second a GiB."""
+_LOOK_S = 0.05
+_WAITING = 64
+"""How many engines may wait to be let in."""
+
+
+class EngineSocket(Resource):
+    """Listens at a path, from construction to :meth:`close`. Raises :class:`ConfigError` where it can't."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        _require_private_folder(Path(path).parent)
+        deadline = time.monotonic() + _TAKE_S
+        while (why := self._bind()) is not None:
+            if time.monotonic() >= deadline:
+                raise ConfigError(f"attach_listen is 'unix:{path}': {why}")
+            time.sleep(_LOOK_S)
+
+    def _bind(self) -> str | None:
+        """Listen, or say why another node has the path."""
+        with ExitStack() as undo:
+            self.socket = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            try:
+                self.socket.bind(self.path)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise ConfigError(
+                        f"attach_listen is 'unix:{self.path}': cannot listen there: {error.strerror}"
+                    ) from error
+                return self._clear()
+            os.chmod(self.path, 0o600)
+            self.socket.listen(_WAITING)
+            self._inode = os.stat(self.path).st_ino
+            undo.pop_all()
+        return None
+
+    def _clear(self) -> str | None:
+        """Remove what a node has left that is gone; say what is in the way."""
+        try:
+            if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
+                raise ConfigError(
+                    f"attach_listen is 'unix:{self.path}': something that is no socket lies there"
+                )
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as visitor:
+                visitor.settimeout(1.0)
+                visitor.connect(self.path)
+        except ConnectionRefusedError:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            pass  # its node has ended just now
+        except OSError as error:
+            return f"whoever listens there does not answer: {error.strerror or error}"
+        else:
+            return "another node listens there; give each node of a host a path of its own"
+        return "it was left by a node that is gone"
+
+    def close(self) -> None:
+        """Let nobody in any more, and leave the path to others. Idempotent."""
+        if self.socket.fileno() < 0:
+            return
+        self.socket.close()
+        try:
+            if os.stat(self.path).st_ino == self._inode:
+                os.unlink(self.path)
+        except FileNotFoundError:
+            pass  # somebody has removed it: nobody finds this node there
+
+
+def _require_private_folder(folder: Path) -> None:
+    """Make the folder, unless it is there, and refuse one that others can enter."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        info = folder.stat()
+    except OSError as error:
+        raise ConfigError(f"attach_listen: cannot use the folder {folder}: {error.strerror}") from error
+    if info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o077:
+        raise ConfigError(
+            f"attach_listen: the folder {folder} has mode {stat.S_IMODE(info.st_mode):04o} and belongs to user "
+            f"{info.st_uid}; it has to be this user's, with mode 0700: what lies in it leads to every page of this node"
+        )
+
+
+class Host(Resource):
+    """Serves the engines that attach, from construction to :meth:`close`."""
+
+    def __init__(self, path: str, start: Callable[[int], _native.AttachHost]) -> None:
+        """``start`` makes the native side of a socket that listens, which it duplicates."""
+        self._socket = EngineSocket(path)
+        try:
+            self._native = start(self._socket.socket.fileno())
+        except RuntimeError as error:
+            self._socket.close()
+            raise ConfigError(f"attach_listen is 'unix:{path}': {error}") from error
+
+    def drain(self) -> None:
+        """Store nothing any more that engines publish."""
+        self._native.drain()
+
+    def close(self) -> None:
+        """End every attachment; what engines ask for then they don't get. Idempotent."""
+        self._socket.close()
+        self._native.close()
+
+    def readings(self) -> dict[str, float]:
+        """Return what is counted, by the names of the metrics."""
+        stats = self._native.stats()
+        return {
+            "p2pkv_attached_engines": stats["engines"],
+            "p2pkv_attached_lines": stats["lines"],
+            "p2pkv_attached_memory_bytes": stats["memory_bytes"],
+            "p2pkv_attach_refused_total": stats["refused"],
+            "p2pkv_attach_requests_total": stats["requests"],
+            "p2pkv_attach_withdrawn_total": stats["withdrawn"],
+            "p2pkv_attach_stored_pages_total": stats["stored_pages"],
+            "p2pkv_attach_stored_bytes_total": stats["stored_bytes"],
+        }

@@ -1,0 +1,145 @@
+"""An engine's end of its attachment: it is made again whenever the host's node comes back.
+
+An :class:`_native.Attachment` is one life of the node as this engine sees it. Calls take the one of their moment; where
+there is none they have nothing to wait for, and miss at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from p2pkv import _native
+from p2pkv.errors import ControlError
+from p2pkv.limited_log import LimitedLog
+from p2pkv.transports.base import Resource
+
+_log = logging.getLogger(__name__)
+
+_ANSWER_S = 5.0
+"""How long a node that has let a connection in may take to answer."""
+_RETRY_S = 0.1
+"""How often an engine without its node looks whether it is back: so it is attached within a second."""
+_SHARE_S = 30.0
+"""For telling the node of one memory: mapping a large one takes a while."""
+
+
+class SharedMemory:
+    """Memory of this engine that its node may read where it is."""
+
+    def __init__(self, address: int, nbytes: int, fd: int) -> None:
+        self.address, self.nbytes, self.fd = address, nbytes, fd
+        self.problem = ""
+        """Why the node can't read it, so that its pages are copied twice; empty if it can."""
+
+
+class OwnHost(Resource):
+    """Thread-safe. A thread keeps the attachment, from :meth:`start` to :meth:`close`."""
+
+    def __init__(self, path: str, on_attached: Callable[[_native.Attachment], None]) -> None:
+        """Attach; ``on_attached`` is called by the thread whenever that was done anew.
+
+        Raises :class:`~p2pkv.errors.ControlError` if no node lets this engine in.
+        """
+        self.path = path
+        self.n_attached = 1
+        self._on_attached = on_attached
+        self._log = LimitedLog(_log)
+        self._lock = threading.RLock()  # guards what is shared, and the attachment's replacement
+        self._shared: dict[int, SharedMemory] = {}
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        try:
+            self._attachment: _native.Attachment | None = _native.Attachment.open(path, _ANSWER_S)
+        except RuntimeError as error:
+            raise ControlError(
+                f"cannot attach to the node at 'unix:{path}': {error}; start one there (p2pkv node with "
+                "attach_listen), or leave attach out"
+            ) from error
+
+    @property
+    def attachment(self) -> _native.Attachment | None:
+        """The one of this moment; None while the host's node is away."""
+        return self._attachment
+
+    def start(self) -> None:
+        """Attach again from now on, when the node has gone."""
+        self._thread = threading.Thread(target=self._run, name="p2pkv-own-host", daemon=True)
+        self._thread.start()
+
+    def share(self, memory: SharedMemory) -> None:
+        """Have the node read ``memory`` where it is, now and whenever it comes back."""
+        with self._lock:
+            self._shared[memory.address] = memory
+            attachment = self._attachment
+        if attachment is not None:
+            self._tell(attachment, memory)
+
+    def forget(self, address: int) -> None:
+        """Have the node read it no more."""
+        with self._lock:
+            known = self._shared.pop(address, None)
+            attachment = self._attachment
+        if known is not None and attachment is not None:
+            attachment.forget(address)
+
+    def _tell(self, attachment: _native.Attachment, memory: SharedMemory) -> None:
+        memory.problem = attachment.share(memory.address, memory.nbytes, memory.fd, _SHARE_S)
+        if memory.problem and not attachment.has_gone():
+            self._log.warning(
+                memory.problem,
+                "memory of %d bytes is copied twice when its pages are published: %s",
+                memory.nbytes,
+                memory.problem,
+            )
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            attachment = self._attachment
+            if attachment is not None:
+                if attachment.wait_gone(3600.0) and not self._closing.is_set():
+                    _log.warning("the host's node at unix:%s has gone; it is looked for", self.path)
+                    self._attachment = None
+                    attachment.close()
+                continue
+            try:
+                self._attach_again()
+            except RuntimeError:
+                self._closing.wait(_RETRY_S)
+            except Exception as error:  # noqa: BLE001  # the top of a thread's loop
+                self._log.error(type(error).__name__, "not attached again; trying once more", exc_info=error)
+                self._closing.wait(_RETRY_S)
+
+    def _attach_again(self) -> None:
+        attachment = _native.Attachment.open(self.path, _ANSWER_S)
+        self._on_attached(attachment)  # who it is must be known before anything is stored there
+        with self._lock:
+            shared = list(self._shared.values())
+            self._attachment = attachment
+        for memory in shared:
+            self._tell(attachment, memory)
+        if self._closing.is_set():
+            attachment.close()
+        self.n_attached += 1
+        _log.info("attached to the host's node at unix:%s again", self.path)
+
+    def wait_attached(self, timeout: float) -> bool:
+        """Wait until there is a node to ask."""
+        deadline = time.monotonic() + timeout
+        while self._attachment is None and time.monotonic() < deadline:
+            self._closing.wait(_RETRY_S / 10)
+        return self._attachment is not None
+
+    def interrupt(self) -> None:
+        """End calls under way, and attach no more."""
+        self._closing.set()
+        if (attachment := self._attachment) is not None:
+            attachment.close()
+
+    def close(self) -> None:
+        """Let go of the node. Idempotent."""
+        self.interrupt()
+        if self._thread is not None:
+            self._thread.join()
