@@ -1,0 +1,232 @@
+"""The data path of an attached engine: it publishes through its host's node, and reads everybody's pool itself.
+
+- *Publish*: the node pulls the pages out of the engine's memory into its own pool, and they are its pages from then on.
+  Its native thread tells its own shard of the directory; this engine tells the others, in the node's name and under the
+  node's number, so that no call waits for the node's interpreter.
+- *Fetch, exists*: as in a node, by the same code, with a pool that nothing is ever put into. The host's node is one of
+  those that are read, over ``shm``: what is known to lie there is found without it, even while it is stopped.
+- *Epochs*: the node shows a number that grows with every bump it hears of. Who sees another one asks before it hashes
+  a key, so that a bump the node has heard of holds for its engines as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pkv import _native
+from p2pkv.attach.own_host import OwnHost
+from p2pkv.cache.call import PageCall, check_call
+from p2pkv.cache.page_cache import PageCache
+from p2pkv.control.sockets import ControlClient, Request
+from p2pkv.control.wire import Kind, pack_epochs, unpack_epochs
+from p2pkv.directory.client import DirectoryClient
+from p2pkv.errors import ControlError, UsageError
+from p2pkv.memory.registrations import Registrations
+from p2pkv.metrics import Metrics
+from p2pkv.page import Keys, Outcomes, Pages, Whereabouts, as_locations
+from p2pkv.pool import PoolStatus
+
+
+class AttachedCache:
+    """Thread-safe. ``deadline`` is a time of ``time.monotonic()``; calls return by then."""
+
+    def __init__(
+        self,
+        *,
+        reader: PageCache,
+        own_host: OwnHost,
+        directory: DirectoryClient,
+        client: ControlClient,
+        registrations: Registrations,
+        epochs: _native.NamespaceEpochs,
+        metrics: Metrics,
+    ) -> None:
+        """``reader`` fetches; it has a pool without pages."""
+        self._reader = reader
+        self._own_host = own_host
+        self._directory = directory
+        self._client = client
+        self._registrations = registrations
+        self._epochs = epochs
+        self._metrics = metrics
+        self._known: tuple[_native.Attachment, int] | None = None
+        """The node, and its number of bumps, as of when its epochs were asked for last."""
+
+    def publish(
+        self,
+        keys: Sequence[str | bytes],
+        pages: Pages,
+        deadline: float,
+        *,
+        stream: int | None = None,
+        epoch: int | None = None,
+    ) -> Outcomes:
+        """Have the host's node store pages; ``HIT`` for those that any node can fetch now."""
+        began = time.monotonic()
+        is_fresh = self._learn_epochs(deadline)
+        in_epoch, ids = self._reader.hash(keys)
+        call = check_call(ids, pages, self._registrations.table, stream, writable=False)
+        if call.device_of is not None:
+            raise UsageError(
+                "the pages are in device memory, and an attached engine publishes from host memory only; copy them "
+                "there"
+            )
+        attachment = self._own_host.attachment
+        if attachment is None or not is_fresh:
+            return self._unpublished("host", len(ids))
+        if epoch is not None and epoch != in_epoch:
+            return self._unpublished("epoch", len(ids))
+        answer = attachment.publish(call.ids, call.pieces, deadline - time.monotonic())
+        statuses, is_found, is_told, sequences, raw, is_draining, _ = answer
+        self._check_statuses(call, statuses, raw)
+        if is_draining:
+            return self._unpublished("draining", len(ids))
+        outcomes = self._tell(call.ids, is_found, is_told, sequences, raw, deadline)
+        self._count(call, statuses, is_found, outcomes, began)
+        return outcomes
+
+    def _tell(
+        self,
+        ids: Keys,
+        is_found: NDArray[np.uint8],
+        is_told: NDArray[np.uint8],
+        sequences: NDArray[np.uint64],
+        raw: NDArray[np.uint8],
+        deadline: float,
+    ) -> Outcomes:
+        """Tell the owners of entries that the node's own shard is not; return which pages some owner knows of."""
+        outcomes = is_told & is_found
+        there = np.flatnonzero(is_found)
+        if not len(there):
+            return outcomes
+        self._reader.locations.put(
+            ids if len(there) == len(ids) else ids[there], raw if len(there) == len(ids) else raw[there]
+        )
+        if len(self._directory.ring.members) == 1 and outcomes[there].all():
+            return outcomes
+        locations = as_locations(raw)
+        for sequence in np.unique(sequences[there]).tolist():  # one, but for a batch of several requests
+            rows = there[sequences[there] == sequence]
+            outcomes[rows] |= self._directory.put(ids[rows], locations[rows], deadline, sequence=sequence)
+        return outcomes
+
+    def _check_statuses(self, call: PageCall, statuses: NDArray[np.uint8], raw: NDArray[np.uint8]) -> None:
+        wrong = np.flatnonzero(statuses == PoolStatus.OTHER_LENGTH)
+        if len(wrong):
+            page = int(wrong[0])
+            raise UsageError(
+                f"page {page} was published with {as_locations(raw)['length'][page]} bytes, the memory given for it "
+                f"has {call.lengths[page]}; is something missing in the namespace?"
+            )
+        too_large = np.flatnonzero(statuses == PoolStatus.TOO_LARGE)
+        if len(too_large):
+            page = int(too_large[0])
+            raise UsageError(
+                f"a page of {call.lengths[page]} bytes does not fit the pool of the host's node; raise its pool_size"
+            )
+
+    def _count(
+        self,
+        call: PageCall,
+        statuses: NDArray[np.uint8],
+        is_found: NDArray[np.uint8],
+        outcomes: Outcomes,
+        began: float,
+    ) -> None:
+        metrics, n_published = self._metrics, int(np.count_nonzero(outcomes))
+        stored = statuses == PoolStatus.STORED
+        nbytes = int(call.lengths[stored].sum())
+        for reason, status in (
+            ("no_room", PoolStatus.NO_ROOM),
+            ("changed", PoolStatus.CHANGED),
+            ("timed_out", PoolStatus.TIMED_OUT),
+            ("host", PoolStatus.NOT_TRIED),
+        ):
+            metrics.count(metrics.unpublished_pages, reason, int(np.count_nonzero(statuses == status)))
+        n_untold = int(np.count_nonzero(is_found)) - n_published
+        metrics.count(metrics.unpublished_pages, "no_directory", n_untold)
+        metrics.published_pages.inc(n_published)
+        metrics.published_bytes.inc(nbytes)
+        metrics.timings.publishes.native.add(0, nbytes, time.monotonic() - began)
+
+    def _unpublished(self, reason: str, n_pages: int) -> Outcomes:
+        self._metrics.count(self._metrics.unpublished_pages, reason, n_pages)
+        return np.zeros(n_pages, np.uint8)
+
+    def fetch(
+        self, keys: Sequence[str | bytes], pages: Pages, deadline: float, *, stream: int | None = None
+    ) -> Outcomes:
+        """As :meth:`PageCache.fetch`."""
+        if not self._learn_epochs(deadline):
+            return np.zeros(len(self._reader.hash(keys)[1]), np.uint8)
+        return self._reader.fetch(keys, pages, deadline, stream=stream)
+
+    def exists(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
+        """As :meth:`PageCache.exists`."""
+        if not self._learn_epochs(deadline):
+            return np.zeros(len(self._reader.hash(keys)[1]), np.uint8)
+        return self._reader.exists(keys, deadline)
+
+    def whereabouts(self, keys: Sequence[str | bytes], deadline: float) -> Whereabouts:
+        """As :meth:`PageCache.whereabouts`."""
+        self._learn_epochs(deadline)
+        return self._reader.whereabouts(keys, deadline)
+
+    def hash(self, keys: Sequence[str | bytes]) -> tuple[int, Keys]:
+        """As :meth:`PageCache.hash`."""
+        return self._reader.hash(keys)
+
+    def retract(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
+        """Refuse: the pages are the node's, and may be other engines' as well."""
+        raise unsupported("take pages back")
+
+    def clear(self, deadline: float) -> int:
+        """Refuse, as :meth:`retract` does."""
+        raise unsupported("take all pages back")
+
+    def _learn_epochs(self, deadline: float) -> bool:
+        """Know every bump that the node has heard of; False if it knows of one and does not say which.
+
+        Costs one load of shared memory, unless there was a bump.
+        """
+        attachment = self._own_host.attachment
+        if attachment is None:
+            return True
+        version = attachment.epochs_version
+        if self._known == (attachment, version):
+            return True
+        told = self._epochs.all()
+        request = Request(attachment.address, Kind.EPOCHS, pack_epochs(told), count=len(told))
+        reply = self._client.ask(request, max(0.0, deadline - time.monotonic()))
+        if reply is None or not reply.ok:
+            return False
+        try:
+            self._epochs.raise_to(unpack_epochs(reply.body, reply.count))
+        except (ControlError, ValueError):
+            return False
+        self._known = (attachment, version)
+        return True
+
+    def drop_owner(self, owner: int) -> None:
+        """Forget where pages of a node lie that has gone, or was restarted."""
+        self._reader.locations.drop_owner(owner)
+
+    def readings(self) -> dict[str, float]:
+        """As :meth:`PageCache.readings`."""
+        return self._reader.readings()
+
+    def close(self) -> None:
+        """As :meth:`PageCache.close`."""
+        self._reader.close()
+
+
+def unsupported(what: str) -> UsageError:
+    """Say that an attached engine can't do this."""
+    return UsageError(
+        f"an attached engine can't {what}: the pages are its host's node's; do it there (docs/attach.md has what an "
+        "attached engine can do)"
+    )
