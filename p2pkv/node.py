@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from p2pkv import lifetime
 from p2pkv._native import FaultyFiles
 from p2pkv.arrays.host import HostArray, SupportsCudaArray
+from p2pkv.attach.cache import AttachedCache
 from p2pkv.cache.drained import MAX_DRAIN_S, Drained
 from p2pkv.cache.hand_overs import HandOver
 from p2pkv.cache.page_cache import PageCache
@@ -23,7 +24,9 @@ from p2pkv.explain.asking import question_about
 from p2pkv.explain.explanation import Explanation
 from p2pkv.lifetime import Gate
 from p2pkv.memory.registered import Memory
+from p2pkv.offers.transfers import Transfers
 from p2pkv.page import Outcomes, Pages, Whereabouts
+from p2pkv.parts.attached import AttachedCaching, AttachedParts
 from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.node import NodeParts
 from p2pkv.peers.connections import PeerTraffic
@@ -49,8 +52,10 @@ class Node:
         """Build without joining; use :meth:`start`."""
         self.config = config
         self._gate = Gate(f"node {config.node_id}")
-        self._parts = NodeParts(
-            config, self._gate, extra_transports, self._clock, self._timing, self._disk_faults
+        self._parts: NodeParts | AttachedParts = (
+            AttachedParts(config, extra_transports)
+            if config.attach
+            else NodeParts(config, self._gate, extra_transports, self._clock, self._timing, self._disk_faults)
         )
         self.metrics = self._parts.metrics
         self.metrics_port = self._parts.metrics_port
@@ -62,8 +67,6 @@ class Node:
         """Where KV events are published, with the port that was taken; None without ``kv_events``."""
         self.kv_events_replay_endpoint = None if events is None else events.replay_endpoint
         """Where missed ones are asked for; None without ``kv_events_replay``."""
-        self.transfers = self._parts.transfers
-        """Offers and pulls of registered memory, from one named node to another."""
         lifetime.watch(self, self._gate)
 
     @classmethod
@@ -242,7 +245,7 @@ class Node:
     def drained(self) -> Drained | None:
         """What became of this node's pages, once it has drained, whoever asked it to; None before."""
         caching = self._parts.caching
-        return None if caching is None else caching.drainer.drained
+        return None if caching is None else caching.drained
 
     def clear(self) -> int:
         """Take back every page that this node published; return their number. The directory hears of it soon."""
@@ -252,7 +255,7 @@ class Node:
     @property
     def epoch(self) -> int:
         """The epoch of this node's namespace: what :meth:`bump` raises; 0 before the first."""
-        return self._parts.control.epochs.own
+        return self._parts.own_epoch
 
     def bump(self, namespace: str | None = None, *, timeout: float | None = None) -> Bump:
         """Have nothing that was published in a namespace so far be found any more, by any node, in memory or on disk.
@@ -298,7 +301,7 @@ class Node:
     def members(self) -> list[Member]:
         """Return a record for each live node, this one included: id, boot epoch, state, addresses."""
         with self._gate:
-            return sorted(self._parts.membership.view().present(), key=lambda member: member.node_id)
+            return sorted(self._parts.view().present(), key=lambda member: member.node_id)
 
     def routers(self) -> Sequence[str]:
         """Return the heartbeat addresses of the routers that have told this node that they are there."""
@@ -322,7 +325,7 @@ class Node:
     @property
     def address(self) -> str:
         """``host:port`` of the control socket."""
-        return self._parts.control.server.address
+        return self._parts.address
 
     def close(self) -> None:
         """Leave the cluster and release everything. Idempotent.
@@ -346,14 +349,19 @@ class Node:
         self.close()
 
     @property
-    def _cache(self) -> PageCache:
+    def transfers(self) -> Transfers:
+        """Offers and pulls of registered memory, from one named node to another."""
+        return self._parts.transfers
+
+    @property
+    def _cache(self) -> PageCache | AttachedCache:
         caching = self._parts.caching
         if caching is None:
             raise self._without_cache()
         return caching.cache
 
     @property
-    def _caching(self) -> CacheParts:
+    def _caching(self) -> CacheParts | AttachedCaching:
         caching = self._parts.caching
         if caching is None:
             raise self._without_cache()

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from p2pkv import _native
+from p2pkv.attach.host import Host
 from p2pkv.cache.drain import Drainer
+from p2pkv.cache.drained import Drained
 from p2pkv.cache.guests import Followers, Sources, TakingBack
 from p2pkv.cache.hand_overs import HandOver, HandOvers
 from p2pkv.cache.page_cache import PageCache
@@ -63,6 +65,8 @@ class CacheParts:
         self._metrics = metrics
         self._is_serving = False
         self._boot = 0
+        self.attach_host: Host | None = None
+        """What engines of this host attach to; None where ``attach_listen`` is not set."""
         self.on_drain: Callable[[], None] = lambda: None
         """Called when this node begins to hand its pages over, to leave: it tells its peers."""
         self._others: Mapping[int, Member] = {}  # the members that pages are read from, by their keys
@@ -172,6 +176,22 @@ class CacheParts:
         self.working_set = WorkingSetWatch(self._metrics.working_set, self.pool, self._published_and_found)
         undo.callback(self.working_set.close)
         self.working_set.start()
+        if config.attach_listen_path:
+            self.attach_host = Host(config.attach_listen_path, self._start_host)
+            undo.callback(self.attach_host.close)
+
+    def _start_host(self, listener: int) -> _native.AttachHost:
+        return _native.AttachHost.start(
+            listener,
+            self.pool.native,
+            self.guests,
+            self._control.shard,
+            self.directory.sequences,
+            None if self.tier is None else self.tier.native,
+            self._control.epochs,
+            self._own_key,
+            self._control.server.address,
+        )
 
     def _serve_guests(self, registrar: Registrar, undo: ExitStack) -> None:
         """Keep pages of other nodes, and have them and their own followers hear what is taken back."""
@@ -222,6 +242,8 @@ class CacheParts:
 
     def _retire(self) -> None:
         self.cache.drain()
+        if self.attach_host is not None:
+            self.attach_host.drain()
         self.on_drain()
 
     def _take_over(self, undo: ExitStack) -> None:
@@ -283,6 +305,11 @@ class CacheParts:
 
     def _members(self) -> Mapping[int, Member]:
         return self._others
+
+    @property
+    def drained(self) -> Drained | None:
+        """What became of this node's pages, once it has drained."""
+        return self.drainer.drained
 
     def hand_over(self, keys: Sequence[str | bytes], to: str, deadline: float) -> HandOver:
         """Ask another node to prefetch those of the pages that this node has."""
@@ -385,4 +412,5 @@ class CacheParts:
             **self.working_set.readings(),
             **(self.tier.readings() if self.tier is not None else {}),
             **(self.events.readings() if self.events is not None else {}),
+            **(self.attach_host.readings() if self.attach_host is not None else {}),
         }

@@ -364,6 +364,20 @@ class NodeParts:
         found_there = [] if store is None else [f"the addresses found in {store.where}"]
         return [*self._config.join_addresses, *found_there]
 
+    @property
+    def own_epoch(self) -> int:
+        """The epoch of this node's namespace."""
+        return self.control.epochs.own
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the control socket."""
+        return self.control.server.address
+
+    def view(self) -> View:
+        """Return the members as this node knows them."""
+        return self.membership.view()
+
     def interrupt(self) -> None:
         """Let the calls under way end at once, with misses or ClosedError."""
         if self.caching is not None:

@@ -50,13 +50,15 @@ BELOW = {
     "offers": "_native config directory errors lifetime transports limited_log",
     "transfers": "offers",
     "cache": "_native arrays control directory disk errors limited_log memory metrics page peers pool transports",
+    "attach": "_native cache control directory errors limited_log memory metrics page pool transports",
     "explain": "_native control directory disk errors limited_log page pool transports",
     "dashboard": "address control directory errors explain metrics_server",
     "indexer": "directory errors limited_log page",
     "kv_events": "_native disk errors page pool limited_log",
-    "parts": "_native address cache config control dashboard descriptors directory disk errors explain indexer "
+    "parts": "_native address attach cache config control dashboard descriptors directory disk errors explain indexer "
     "kv_events lifetime limited_log memory metrics metrics_server offers page peers pool tracing transports",
-    "node": "_native arrays cache config directory errors explain lifetime memory page parts peers transports",
+    "node": "_native arrays attach cache config directory errors explain lifetime memory offers page parts peers "
+    "transports",
     "__init__": "_native cache config directory errors memory node page peers",
     "testing": "_native control directory errors transports",
     "instances": "address config control directory errors",

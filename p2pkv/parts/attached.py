@@ -1,0 +1,330 @@
+"""What an attached engine is made of: a node without pool, shard and membership, which its host's node has."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from importlib.metadata import version
+from typing import NoReturn
+
+import zmq
+
+from p2pkv import _native, transports
+from p2pkv.attach.cache import AttachedCache, unsupported
+from p2pkv.attach.following import Following
+from p2pkv.attach.mapped import descriptor_of
+from p2pkv.attach.own_host import OwnHost, SharedMemory
+from p2pkv.cache.guests import Followers, TakingBack
+from p2pkv.cache.page_cache import PageCache
+from p2pkv.config import Config
+from p2pkv.control.host_names import Names
+from p2pkv.control.secret import cluster_keys
+from p2pkv.control.sockets import MAX_SOCKETS, ControlClient, Socket
+from p2pkv.descriptors import raise_limit, require_descriptors
+from p2pkv.directory.channels import DirectoryChannels
+from p2pkv.directory.client import DirectoryClient
+from p2pkv.directory.epochs import EpochKeeper
+from p2pkv.directory.view import Member, View, node_key
+from p2pkv.memory import copies
+from p2pkv.memory.registered import Memory
+from p2pkv.memory.registrar import Registrar
+from p2pkv.memory.registrations import Registrations
+from p2pkv.memory.staging import DeviceMemory
+from p2pkv.metrics import BoundedPeers, Metrics
+from p2pkv.metrics_server import MetricsServer
+from p2pkv.page import Namespace, scopes
+from p2pkv.peers.connections import PeerConnections
+from p2pkv.peers.handshakes import Handshakes
+from p2pkv.pool import Pool
+from p2pkv.transports.base import Transport, TransportSettings
+
+_MEET_S = 5.0
+"""How long a start waits for what the host's node knows."""
+_GRANULE = 4096
+
+
+class AttachedParts:
+    """Everything that runs in an attached engine. It is no member: nobody but its host's node knows of it."""
+
+    def __init__(self, config: Config, extra_transports: Sequence[Transport]) -> None:
+        """Build, start and attach; whatever fails, nothing is left running.
+
+        Raises :class:`~p2pkv.errors.ControlError` if there is no node to attach to.
+        """
+        self._config = config
+        self._started = time.time()
+        self._version = version("p2pkv")
+        # Drawn: no member has it, and two engines of one node_id are two engines.
+        self.own_key = secrets.randbits(64)
+        self.metrics_port: int | None = None
+        self.indexer_port: int | None = None
+        with ExitStack() as undo:
+            self._build(undo, extra_transports)
+            self._undo = undo.pop_all()
+
+    def _build(self, undo: ExitStack, extra_transports: Sequence[Transport]) -> None:
+        config = self._config
+        if config.raise_nofile:
+            raise_limit()
+        require_descriptors()
+        self.metrics = Metrics()
+        self.own_host = OwnHost(config.attach_path, self._attached_again)
+        undo.callback(self.own_host.close)
+        self._open_control(undo)
+        self._start_transports(undo, extra_transports)
+        handshakes = Handshakes(self.client)
+        self.peers = PeerConnections(self.transports, handshakes.connect, self.metrics)
+        self.metrics.show_transports(self.peers.domains)
+        undo.callback(self.peers.close)
+        self._open_memory(undo)
+        team = copies.hire(config.copy_threads)
+        if team is not None:
+            undo.callback(team.close)
+        copies.choose(config.copy_kernel, None)
+        self.epochs_known = _native.NamespaceEpochs()
+        self.epochs_known.follow(scopes(config.namespace))
+        self._open_directory(undo, handshakes)
+        self.following = Following(self.client, self._view_changed, self.directory.confirm_view)
+        undo.callback(self.following.close)
+        self.epochs = EpochKeeper(self.epochs_known, self.client, self._members)
+        undo.callback(self.epochs.close)
+        self.caching = AttachedCaching(self._make_cache(undo))
+        attachment = self.own_host.attachment
+        if attachment is not None:
+            self.following.look(attachment.address, _MEET_S)
+        self.epochs.learn(time.monotonic() + _MEET_S)
+        self.epochs.start()
+        self.following.start()
+        self.own_host.start()
+        self._show_metrics(undo)
+
+    def _open_control(self, undo: ExitStack) -> None:
+        keys = cluster_keys(self._config.secret_file)
+        context: zmq.Context[Socket] = zmq.Context()
+        context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+        undo.callback(context.destroy, 0)
+        self.client = ControlClient(context, keys, Names())
+        undo.callback(self.client.close)
+
+    def _start_transports(self, undo: ExitStack, extra_transports: Sequence[Transport]) -> None:
+        config = self._config
+        wanted = "auto" if config.transport_names == ("auto",) else config.transport_names
+        started = transports.create(
+            wanted,
+            TransportSettings(
+                host="127.0.0.1",  # nothing of this process is read: who listens here lets nobody in
+                advertise="127.0.0.1",
+                ports=(0, 0),
+                registered_nbytes=0,
+                options=config.options,
+            ),
+        )
+        self.transports = [*extra_transports, *started]
+        for transport in self.transports:
+            undo.callback(transport.close)
+
+    def _open_memory(self, undo: ExitStack) -> None:
+        self.registrations = Registrations(self.transports)
+        undo.callback(self.registrations.close)
+        self.devices = DeviceMemory(self.registrations, self._config.device_staging_nbytes)
+        undo.callback(self.devices.close)
+        self.registrar = SharingRegistrar(Registrar(self.registrations, self.devices), self.own_host)
+
+    def _open_directory(self, undo: ExitStack, handshakes: Handshakes) -> None:
+        self.channels = DirectoryChannels(handshakes.connect)
+        undo.callback(self.channels.close)
+        self._shard = _native.Shard(1 << 10)  # of no ring, so that it has no entries
+        self.directory = DirectoryClient(
+            own_key=self.own_key,
+            shard=self._shard,
+            client=self.client,
+            channels=self.channels,
+            replicas=self._config.replicas,
+            metrics=self.metrics,
+        )
+
+    def _make_cache(self, undo: ExitStack) -> AttachedCache:
+        pool = Pool(_GRANULE, owner=self.own_key, boot=0)
+        undo.callback(pool.release_memory)
+        guests = _native.Guests(pool.native, self.epochs_known)
+        reader = PageCache(
+            namespace=Namespace(self._config.namespace, self.epochs_known),
+            pool=pool,
+            directory=self.directory,
+            peers=self.peers,
+            registrations=self.registrations,
+            shard=self._shard,
+            own_key=self.own_key,
+            check_sums=self._config.verify == "checksum",
+            metrics=self.metrics,
+            devices=self.devices,
+            guests=guests,
+            followers=Followers(self.own_key, guests, self.client, self._by_key, self.metrics),
+            taking_back=TakingBack(self._config.node_id),
+        )
+        cache = AttachedCache(
+            reader=reader,
+            own_host=self.own_host,
+            directory=self.directory,
+            client=self.client,
+            registrations=self.registrations,
+            epochs=self.epochs_known,
+            metrics=self.metrics,
+        )
+        undo.callback(cache.close)
+        return cache
+
+    def _show_metrics(self, undo: ExitStack) -> None:
+        config = self._config
+        self.metrics.watch(self._readings)
+        self.metrics.watch_labelled(copies.metrics)
+        self.metrics.watch_labelled(self._build_info)
+        self.metrics.watch_labelled(BoundedPeers(self.peers.traffic).read)
+        if config.metrics_port is not None:
+            server = MetricsServer(
+                config.metrics_host or "127.0.0.1", config.metrics_port, self.metrics, self._not_ready
+            )
+            undo.callback(server.close)
+            self.metrics_port = server.port
+
+    def _readings(self) -> dict[str, float]:
+        present = self.following.view.present()
+        return {
+            "p2pkv_members": len(present),
+            "p2pkv_start_time_seconds": self._started,
+            "p2pkv_namespace_epoch": self.epochs_known.own,
+            "p2pkv_bumps_total": self.epochs_known.n_raised,
+            "p2pkv_attached": self.own_host.attachment is not None,
+            "p2pkv_attachments_total": self.own_host.n_attached,
+            **self.caching.cache.readings(),
+            **self.devices.readings(),
+        }
+
+    def _build_info(self) -> dict[str, dict[tuple[str, ...], float]]:
+        config = self._config
+        labels = (self._version, config.node_id, config.cluster, config.namespace)
+        return {"p2pkv_build_info": {labels: 1.0}}
+
+    def _not_ready(self) -> str | None:
+        if self.own_host.attachment is None:
+            return f"the host's node at unix:{self.own_host.path} is away: nothing is published"
+        return None
+
+    @property
+    def transfers(self) -> NoReturn:
+        """Refuse: offers are made and taken by members."""
+        raise unsupported("make or take offers; use a node with pool_size 0 beside it")
+
+    @property
+    def explainer(self) -> NoReturn:
+        """Refuse: only a node knows what became of its pages."""
+        raise unsupported("explain a page; p2pkv explain asks all nodes")
+
+    @property
+    def own_epoch(self) -> int:
+        """The epoch of the namespace, as far as it is known here."""
+        return self.epochs_known.own
+
+    @property
+    def address(self) -> str:
+        """Where the host's node lets this engine in."""
+        return f"unix:{self.own_host.path}"
+
+    def view(self) -> View:
+        """Return what the host's node, or another one, has told of the members last."""
+        return self.following.view
+
+    def _members(self) -> Iterable[Member]:
+        return self.following.view.present()
+
+    def _by_key(self) -> Mapping[int, Member]:
+        return {member.key: member for member in self.following.view.present()}
+
+    def _attached_again(self, attachment: _native.Attachment) -> None:
+        self.following.follow(attachment.address)
+
+    def _view_changed(self, old: View, new: View) -> None:
+        gone = [
+            member
+            for member in old.present()
+            if (now := new.get(member.node_id)) is None
+            or not now.is_present
+            or now.boot_epoch != member.boot_epoch
+        ]
+        self.peers.set_view(new)  # before anything is located at a member that it does not know
+        self.directory.set_view(new)
+        for member in gone:
+            self.caching.cache.drop_owner(node_key(member.node_id))
+            self.client.forget(member.address)
+
+    def interrupt(self) -> None:
+        """Let the calls under way end at once, with misses or ClosedError."""
+        self.own_host.interrupt()
+        self.following.interrupt()
+        self.client.close()
+        self.channels.close()
+        self.epochs.interrupt()
+        self.peers.interrupt()
+        self.devices.interrupt()
+
+    def close(self) -> None:
+        """Let go of the host's node and release everything; no call may be under way."""
+        self._undo.close()
+
+
+class AttachedCaching:
+    """What a node has of its cache, as an attached engine has it: the calls, and nothing that needs a pool."""
+
+    events = None
+    drained = None
+
+    def __init__(self, cache: AttachedCache) -> None:
+        self.cache = cache
+
+    @property
+    def prefetcher(self) -> NoReturn:
+        """Refuse."""
+        raise unsupported("prefetch")
+
+    @property
+    def pins(self) -> NoReturn:
+        """Refuse."""
+        raise unsupported("pin pages")
+
+    @property
+    def drainer(self) -> NoReturn:
+        """Refuse."""
+        raise unsupported("drain")
+
+    def hand_over(self, keys: Sequence[str | bytes], to: str, deadline: float) -> NoReturn:
+        """Refuse."""
+        raise unsupported("hand pages over")
+
+
+class SharingRegistrar:
+    """Registers memory, and lets the host's node read what it can map. Thread-safe."""
+
+    def __init__(self, registrar: Registrar, own_host: OwnHost) -> None:
+        self._registrar = registrar
+        self._own_host = own_host
+
+    def register(self, buffer: object, nbytes: int | None, *, is_readable: bool) -> Memory:
+        """As :meth:`Registrar.register`; pages of memory that can't be mapped are copied twice when published."""
+        self._refuse(is_readable)
+        return self._registrar.register(buffer, nbytes, is_readable=False)
+
+    def register_address(self, address: int, nbytes: int, owner: object, *, is_readable: bool) -> Memory:
+        """As :meth:`Registrar.register_address`; what ``owner`` has a descriptor of, the node maps."""
+        self._refuse(is_readable)
+        memory = self._registrar.register_address(address, nbytes, owner, is_readable=False)
+        fd = descriptor_of(owner, address, nbytes)
+        if fd is not None:
+            self._own_host.share(SharedMemory(address, nbytes, fd))
+            memory.on_close(lambda: self._own_host.forget(address))
+        return memory
+
+    def _refuse(self, is_readable: bool) -> None:
+        if is_readable:
+            raise unsupported("let peers read its memory")
