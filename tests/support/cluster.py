@@ -68,6 +68,7 @@ class Cluster:
         readable: bool = False,
         device: str = "",
         shares_copies: bool = False,
+        in_memfd: bool = False,
         **config: Any,
     ) -> NodeProcess:
         """Make a process without starting its node; ``device``: a kind of device memory that it has as well.
@@ -82,6 +83,7 @@ class Cluster:
             readable=readable,
             device=device,
             shares_copies=shares_copies,
+            in_memfd=in_memfd,
         )
         self.nodes.append(node)
         return node

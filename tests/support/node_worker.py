@@ -19,7 +19,7 @@ import pages
 import patience  # noqa: F401  (this process has it too)
 from device_buffers import KINDS, DeviceBuffer
 from fake_cuda import fake_cuda
-from p2pkv import Config, Node, Outcome, _native
+from p2pkv import Config, Node, Outcome, SharedRegion, _native
 from p2pkv.testing.lateness import Lateness
 from p2pkv.testing.processes import obey, say
 from p2pkv.transfers import Grant, Offer, RowStatus
@@ -50,14 +50,23 @@ class Worker:
         readable: bool = False,
         device: str = "",
         shares_copies: bool = False,
+        in_memfd: bool = False,
     ) -> dict[str, Any]:
-        """Start the node; with a kind of ``device`` memory it transfers from and to that."""
+        """Start the node; with a kind of ``device`` memory it transfers from and to that.
+
+        ``in_memfd``: its memory is one that other processes can map.
+        """
         if shares_copies:
             self.team = _native.CopyTeam(always=True)
         extra = _sabotaged(sabotage, config["transports"][0]) if sabotage else []
         self.node = Node.start(Config.load(config, environ={}), extra_transports=extra)
-        self.memory = np.zeros(memory, np.uint8)
-        self.node.register_memory(self.memory, readable=readable)
+        if in_memfd:
+            region = SharedRegion.create(memory)
+            self.memory = region.array
+            self.node.register_address(region.address, region.nbytes, region, readable=readable)
+        else:
+            self.memory = np.zeros(memory, np.uint8)
+            self.node.register_memory(self.memory, readable=readable)
         if device:
             self.device = KINDS[device](memory)
             self.node.register_memory(self.device.array, readable=readable)
@@ -184,6 +193,10 @@ class Worker:
     def drain(self, seconds: float) -> dict[str, Any]:
         assert self.node is not None
         return asdict(self.node.drain(seconds))
+
+    def bump(self) -> int:
+        assert self.node is not None
+        return self.node.bump().epoch
 
     def close(self) -> None:
         assert self.node is not None

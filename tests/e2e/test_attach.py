@@ -1,0 +1,129 @@
+"""Engines that attach to their host's node: its pool is theirs, and outlives them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, NodeProcess, all_are_fetched, eventually
+from p2pkv.testing.processes import RefusedError
+
+KEYS = [f"page-{i}" for i in range(32)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    (tmp_path / "host").mkdir(mode=0o700)
+    return f"unix:{tmp_path}/host/s"
+
+
+def host(cluster: Cluster, path: str, **options: object) -> NodeProcess:
+    return cluster.start("host", attach_listen=path, **options)
+
+
+def engine(cluster: Cluster, path: str, name: str = "engine", **options: object) -> NodeProcess:
+    return cluster.start(name, attach=path, **options)
+
+
+@pytest.mark.parametrize("in_memfd", [True, False])
+def test_what_an_engine_publishes_is_found_by_everybody(cluster: Cluster, path: str, in_memfd: bool) -> None:
+    owner, other = host(cluster, path), cluster.start("other")
+    cluster.meet(owner, other)
+    first, second = engine(cluster, path, in_memfd=in_memfd), engine(cluster, path, "second")
+    assert first.call("publish", keys=KEYS, nbytes=65536) == [1] * len(KEYS)
+    for node in (first, second, owner, other):
+        all_are_fetched(node, KEYS, 65536)
+    assert {member["node_id"] for member in other.call("members")} == {"host", "other"}
+    assert owner.call("counters")["p2pkv_attach_stored_pages_total"] == len(KEYS)
+    assert cluster.start("third").call("exists", keys=[*KEYS, "none"])["hits"] == [1] * len(KEYS) + [0]
+
+
+def test_an_engine_reads_what_others_published(cluster: Cluster, path: str) -> None:
+    owner, other = host(cluster, path), cluster.start("other")
+    cluster.meet(owner, other)
+    assert all(other.call("publish", keys=KEYS, nbytes=65536))
+    reader = engine(cluster, path)
+    all_are_fetched(reader, KEYS, 65536)
+
+
+def test_pages_outlive_the_engine_that_published_them(cluster: Cluster, path: str) -> None:
+    owner = host(cluster, path)
+    first = engine(cluster, path)
+    assert all(first.call("publish", keys=KEYS, nbytes=65536))
+    first.kill()
+    successor = engine(cluster, path)
+    answer = successor.call("fetch", keys=KEYS, nbytes=65536)
+    assert answer["hits"] == [1] * len(KEYS)
+    assert answer["wrong"] == []
+    eventually(lambda: owner.call("counters")["p2pkv_attached_engines"] == 1, 5.0)
+
+
+def test_an_engine_whose_node_is_stopped_gives_up_at_its_deadline(cluster: Cluster, path: str) -> None:
+    owner = host(cluster, path)
+    writer = engine(cluster, path, in_memfd=True)
+    assert all(writer.call("publish", keys=KEYS, nbytes=65536))
+    assert all(writer.call("fetch", keys=KEYS, nbytes=65536)["hits"])
+    owner.stop()
+    began = time.monotonic()
+    assert not any(writer.call("publish", keys=["late"], nbytes=65536, timeout=0.3))
+    assert time.monotonic() - began < 2.0
+    # what is known to lie there needs nobody
+    answer = writer.call("fetch", keys=KEYS, nbytes=65536, timeout=0.5)
+    assert answer["hits"] == [1] * len(KEYS)
+    assert answer["wrong"] == []
+    owner.resume()
+    eventually(lambda: all(writer.call("publish", keys=["again"], nbytes=65536)), 5.0)
+    assert not any(writer.call("exists", keys=["late"])["hits"])
+
+
+def test_an_engine_attaches_again_to_a_node_that_comes_back(cluster: Cluster, path: str) -> None:
+    owner = host(cluster, path)
+    writer = engine(cluster, path, in_memfd=True)
+    assert all(writer.call("publish", keys=KEYS, nbytes=65536))
+    owner.kill()
+    assert not any(writer.call("publish", keys=["nobody"], nbytes=65536, timeout=0.3))
+    answer = writer.call("fetch", keys=KEYS, nbytes=65536, timeout=0.5)
+    assert answer["wrong"] == []
+    host(cluster, path)
+    eventually(lambda: all(writer.call("publish", keys=KEYS, nbytes=4096)), 5.0)
+    all_are_fetched(writer, KEYS, 4096)
+
+
+def test_a_bump_that_the_node_has_heard_of_holds_for_its_engines(cluster: Cluster, path: str) -> None:
+    owner = host(cluster, path)
+    writer, reader = engine(cluster, path), engine(cluster, path, "reader")
+    assert all(writer.call("publish", keys=KEYS, nbytes=4096))
+    assert all(reader.call("exists", keys=KEYS)["hits"])
+    owner.call("bump")
+    for one in (writer, reader):
+        assert not any(one.call("exists", keys=KEYS)["hits"])
+        assert not any(one.call("fetch", keys=KEYS, nbytes=4096)["hits"])
+
+
+def test_what_an_engine_cannot_do_is_said(cluster: Cluster, path: str) -> None:
+    host(cluster, path)
+    one = engine(cluster, path)
+    for command, arguments in (("retract", {"keys": KEYS}), ("clear", {}), ("drain", {"seconds": 1.0})):
+        with pytest.raises(RefusedError, match="an attached engine can't"):
+            one.call(command, **arguments)
+
+
+def test_an_engine_without_a_node_says_what_to_do(cluster: Cluster, path: str) -> None:
+    with pytest.raises(RefusedError, match="no node listens there; start one there"):
+        engine(cluster, path)
+
+
+def test_two_engines_of_one_id_are_two_engines(cluster: Cluster, path: str) -> None:
+    owner = host(cluster, path)
+    engines = [engine(cluster, path, "host") for _ in range(2)]  # and that of their node at that
+    for number, one in enumerate(engines):
+        assert all(one.call("publish", keys=[f"{key}-{number}" for key in KEYS], nbytes=4096))
+    assert owner.call("counters")["p2pkv_attached_engines"] == 2
+
+
+def test_two_nodes_do_not_share_a_path(cluster: Cluster, path: str) -> None:
+    host(cluster, path)
+    with pytest.raises(RefusedError, match="another node listens there"):
+        cluster.start("second", attach_listen=path)
