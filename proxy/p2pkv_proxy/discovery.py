@@ -57,7 +57,8 @@ class Discovery:
         except zmq.ZMQError as error:
             self.close()
             raise ControlError(
-                f"cannot take heartbeats on {listen}: {os.strerror(error.errno or 0)}; --heartbeats takes another address"
+                f"cannot take heartbeats on {listen}: {os.strerror(error.errno or 0)}; "
+                "--heartbeats takes another address"
             ) from error
         bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.address = f"{bracketed}:{bound.rpartition(':')[2]}"

@@ -7,6 +7,7 @@ reset, ranks disagree, and linkers end and start again. Every page says what it 
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import random
 import time
@@ -200,6 +201,8 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
         world.settle()
     finally:
         world.close()
+        del world, often, seldom  # servers and linkers know each other in circles
+        gc.collect()
 
 
 HUNT = Hunt(
