@@ -90,9 +90,20 @@ def test_a_decode_killed_under_200_streams_breaks_off_only_what_had_begun(served
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_greedy_streams_of_a_killed_decode_go_on_at_the_other(served: Cluster, seed: int) -> None:
     """Prompts' pages come from the pool; whatever token a stream was at, its text is that of one process alone."""
-    load = [Asked(asked.prompt, 200, True, asked.is_chat) for asked in mixed(40, seed=seed)]
-    tally = drive_and(served, load, 3, served.instances["decode-1"].kill, per_second=40.0, temperature=0)
-    check(tally, 40)
+    load = [Asked(asked.prompt, 200, True, asked.is_chat) for asked in mixed(20, seed=seed)]
+    labels = '{instance="decode-1",role="decode"}'
+
+    def kill_when_streams_have_begun() -> None:
+        deadline = time.monotonic() + 60
+        found = {"requests": 0.0, "waiting_requests": 0.0}
+        while found["requests"] <= found["waiting_requests"]:
+            assert time.monotonic() < deadline
+            known = served.metrics()
+            found = {name: known[f"p2pkv_proxy_instance_{name}{labels}"] for name in found}
+        served.instances["decode-1"].kill()
+
+    tally = drive_and(served, load, 0, kill_when_streams_have_begun, per_second=40.0, temperature=0)
+    check(tally, 20)
     assert not [one for one in tally.answered if one.error]
     assert served.metrics()['p2pkv_proxy_resumed_streams_total{outcome="resumed"}'] > 0
 
