@@ -304,7 +304,10 @@ class Node:
             return sorted(self._parts.view().present(), key=lambda member: member.node_id)
 
     def routers(self) -> Sequence[str]:
-        """Return the heartbeat addresses of the routers that have told this node that they are there."""
+        """Return the heartbeat addresses of the routers that have told this node that they are there.
+
+        They tell members; an attached engine has to be told by its setting or its engine's options.
+        """
         return self._parts.routers.addresses()
 
     def peers(self) -> list[PeerTraffic]:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 
+from p2pkv.cache.page_cache import PageCache
 from p2pkv.node import Node
 from p2pkv.page import Namespace
 from p2pkv.transports.native import TcpTransport
@@ -131,7 +132,9 @@ class _Case:
                     self._node.exists(move.keys)
                 else:
                     # there is no public way to forget, because nothing but a benchmark needs one
-                    self._node._cache.locations.drop(self._hash(move.keys))
+                    cache = self._node._cache
+                    assert isinstance(cache, PageCache)
+                    cache.locations.drop(self._hash(move.keys))
         return [[partial(fetch_all, self._node, move) for move in part] for part in moves]
 
 

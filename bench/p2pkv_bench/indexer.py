@@ -13,6 +13,7 @@ import numpy as np
 from p2pkv.indexer.indexer import Indexer
 from p2pkv.node import Node
 from p2pkv.page import Namespace
+from p2pkv.parts.cache import CacheParts
 from p2pkv_bench.errors import BenchError
 from p2pkv_bench.exists import published
 from p2pkv_bench.pair import OWNER, Pair
@@ -75,7 +76,7 @@ def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
 def _indexer_of(node: Node) -> Indexer:
     """Return one as the node has it, to be asked without HTTP."""
     caching = node._parts.caching  # there is no public way to ask in process
-    assert caching is not None
+    assert isinstance(caching, CacheParts)
     return Indexer(caching.directory.get, Namespace, node.members)
 
 

@@ -26,6 +26,7 @@ from p2pkv.descriptors import raise_limit, require_descriptors
 from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.epochs import EpochKeeper
+from p2pkv.directory.routers import KnownRouters
 from p2pkv.directory.view import Member, View, node_key
 from p2pkv.memory import copies
 from p2pkv.memory.registered import Memory
@@ -60,6 +61,7 @@ class AttachedParts:
         self.own_key = secrets.randbits(64)
         self.metrics_port: int | None = None
         self.indexer_port: int | None = None
+        self.routers = KnownRouters()  # which tell members of themselves, so none is known here
         with ExitStack() as undo:
             self._build(undo, extra_transports)
             self._undo = undo.pop_all()

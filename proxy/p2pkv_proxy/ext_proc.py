@@ -15,8 +15,8 @@ from typing import Any
 
 from p2pkv.address import split_address
 from p2pkv.errors import ConfigError, ControlError
-from p2pkv_proxy.exchange import Services
 from p2pkv_proxy.picking import DESTINATION, PREFILLER, Picked, Picking, Refused
+from p2pkv_proxy.services import Services
 from p2pkv_proxy.tls import Certificate
 
 _log = logging.getLogger(__name__)

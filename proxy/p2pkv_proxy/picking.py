@@ -16,10 +16,10 @@ from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.bodies import error_body
 from p2pkv_proxy.call import Pair
 from p2pkv_proxy.costs import work_of
-from p2pkv_proxy.exchange import Services
 from p2pkv_proxy.prompts import MalformedError, Prompt
 from p2pkv_proxy.reading import READERS, read_call
 from p2pkv_proxy.routing import RefusedError
+from p2pkv_proxy.services import Services
 from p2pkv_proxy.tracked import Attempt, Tracked
 
 _log = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from typing_extensions import Self
 from p2pkv.config import Config
 from p2pkv.errors import P2PKVError
 from p2pkv.node import Node
+from p2pkv.parts.cache import CacheParts
 from p2pkv_bench.replay.run import Size
 from p2pkv_bench.replay.simulation import Tier
 
@@ -112,7 +113,7 @@ class LiveCluster:
         found = []
         for engine in self._engines:
             caching = engine.node._parts.caching
-            assert caching is not None
+            assert isinstance(caching, CacheParts)
             caching.announcer.tell_changed(idle=0.0)
             caching.working_set.turn()
             found.append(dict(caching.working_set.readings()))
