@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import zmq.backend.cython._zmq
+
 from p2pkv import _native
 from p2pkv.errors import ConfigError, TransportError
 from p2pkv.transports.base import Remark, TransportSettings
@@ -137,6 +139,8 @@ class NcclTransport(NativeTransport):
         options = options or NcclOptions()
         if (reason := missing(options)) is not None:
             raise TransportError(f"cannot start the nccl transport: {reason}")
+        # what the two ends say to each other is sealed by the libsodium that libzmq brings
+        _native.load_zmq(zmq.backend.cython._zmq.__file__)
         try:
             native = _native.nccl_transport(
                 host, advertise, ports, options.device, options.channels, options.communicators
