@@ -4,7 +4,7 @@
   Its native thread tells its own shard of the directory; this engine tells the others, in the node's name and under the
   node's number, so that no call waits for the node's interpreter.
 - *Fetch, exists*: as in a node, by the same code, with a pool that nothing is ever put into. The host's node is one of
-  those that are read, over ``shm``: what is known to lie there is found without it, even while it is stopped.
+  those that are read, out of its memory: what is known to lie there is found without it, even while it is stopped.
 - *Epochs*: the node shows a number that grows with every bump it hears of. Who sees another one asks before it hashes
   a key, so that a bump the node has heard of holds for its engines as well.
 """

@@ -313,8 +313,7 @@ class PageCache:
                 promoted = self._promote(batch, deadline)
                 has_promoted |= promoted is not None
                 try:
-                    left = deadline - time.monotonic()
-                    self._sources.read(batch, table, left, elsewhere=True, look_again=attempt + 1 < _ROUNDS)
+                    self._read(batch, table, deadline, look_again=attempt + 1 < _ROUNDS)
                 finally:
                     if promoted is not None:
                         self._directory.release(*promoted)
@@ -336,6 +335,13 @@ class PageCache:
         left = deadline - time.monotonic()
         self._sources.read(batch, call.table.native, left, elsewhere=False, look_again=False)
         return batch.outcomes()
+
+    def _read(
+        self, batch: _native.FetchBatch, table: _native.LocalMemories, deadline: float, *, look_again: bool
+    ) -> None:
+        """Read what has been located, from whichever peers have it."""
+        left = deadline - time.monotonic()
+        self._sources.read(batch, table, left, elsewhere=True, look_again=look_again)
 
     def _locate(self, batch: _native.FetchBatch, deadline: float) -> None:
         """Find out where the pages lie that are not there yet. Raises UsageError if one has another length."""

@@ -201,20 +201,24 @@ class _TooEarly(Transfer):
         self._scratch = endpoint.transport.register_memory(
             self._seen, self._seen.ctypes.data, max(self._seen.nbytes, 1), readable=False
         )
+        self._words_read = self._read_words()
+        self._bytes_read: Transfer | None = None
         self._statuses: Statuses | None = None
 
     def done(self) -> bool:
-        return self._statuses is not None
+        if self._statuses is not None:
+            return True
+        if self._bytes_read is None:
+            if not self._words_read.done():
+                return False
+            self._read_bytes(0)
+        return self._bytes_read is not None and self._bytes_read.done()
 
     def wait(self, timeout: float) -> Statuses:
         if self._statuses is None:
             deadline = time.monotonic() + timeout
-            self._read_words(deadline - time.monotonic())
-            statuses = (
-                self._endpoint.inner.read(self._local, self._remote, self._spans, words=None)
-                .wait(max(deadline - time.monotonic(), 0))
-                .copy()
-            )
+            bytes_read = self._bytes_read or self._read_bytes(timeout)
+            statuses = bytes_read.wait(max(deadline - time.monotonic(), 0)).copy()
             is_stale = (self._words[:, 0] != NO_WORD) & (self._seen != self._words[:, 1])
             statuses[is_stale & (statuses == Status.OK)] = Status.REJECTED
             self._statuses = statuses
@@ -222,10 +226,15 @@ class _TooEarly(Transfer):
         copy: Statuses = self._statuses.copy()
         return copy
 
-    def _read_words(self, timeout: float) -> None:
+    def _read_words(self) -> Transfer:
         (asked,) = np.nonzero(self._words[:, 0] != NO_WORD)
         spans = np.empty((len(asked), 3), np.int64)
         spans[:, 0] = asked * 8
         spans[:, 1] = self._words[asked, 0].astype(np.int64)
         spans[:, 2] = 8
-        self._endpoint.inner.read(self._scratch, self._remote, spans, words=None).wait(timeout)
+        return self._endpoint.inner.read(self._scratch, self._remote, spans, words=None)
+
+    def _read_bytes(self, timeout: float) -> Transfer:
+        self._words_read.wait(timeout)
+        self._bytes_read = self._endpoint.inner.read(self._local, self._remote, self._spans, words=None)
+        return self._bytes_read

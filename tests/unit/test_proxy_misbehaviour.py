@@ -80,6 +80,7 @@ def test_a_client_that_takes_no_refusal_loses_its_place() -> None:
         has_hung_up = asyncio.Event()
         scope = {
             "path": "/v1/completions",
+            "method": "POST",
             "headers": [],
             "p2pkv.on_gone": set(),
             "p2pkv.hang_up": has_hung_up.set,
