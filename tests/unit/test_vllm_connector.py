@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cluster import eventually
-from p2pkv import Config, Node
+from p2pkv import Node
 from p2pkv.errors import ConfigError
 from vllm_fakes import BLOCK
 from vllm_instances import PREFILL, Open, hand_off, load_prefix, tokens
