@@ -24,10 +24,10 @@ namespace p2pkv::attaching {
 class Attachment {
  public:
   static constexpr size_t kMostLines = 8;
-  // What a staging has at least, so that large batches take few rounds.
+  // A staging has at least so many bytes, so that large batches take few rounds.
   static constexpr uint64_t kStagingBytes = 16 << 20;
 
-  // What became of the pages of a publish, or of a look-up; one entry a page.
+  // It says what became of the pages of a publish, or of a look-up, with one entry a page.
   struct Answer {
     explicit Answer(size_t n)
         : statuses(n, PoolStatus::kNotTried), is_found(n), is_told(n), sequences(n), locations(n) {}

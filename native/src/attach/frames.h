@@ -18,13 +18,13 @@ constexpr uint32_t kMemoryMagic = 0x4d413250;   // "P2AM"
 constexpr uint32_t kReplyMagic = 0x52413250;    // "P2AR"
 constexpr uint32_t kCallMagic = 0x43413250;     // "P2AC"
 
-// Of one request; larger batches take several.
+// One request has at most so many; larger batches take several.
 constexpr size_t kMaxPages = 4096;
 constexpr size_t kMaxPieces = 65536;
 constexpr size_t kAddressBytes = 264;
 
-// What a connection is for. An engine has one by which it is attached, and one for each *line*: a place for
-// one request at a time.
+// It says what a connection is for. An engine has one by which it is attached, and one for each *line*: a
+// place for one request at a time.
 enum class Purpose : uint16_t { kEngine = 1, kLine = 2 };
 
 // First packet of a connection. A line names its engine by what its Welcome said, and brings the memfd of its

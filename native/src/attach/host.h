@@ -42,7 +42,7 @@ class Host {
     uint64_t n_stored_bytes;
   };
 
-  // What engines are told of the node.
+  // Engines are told this of the node.
   struct Identity {
     uint64_t node_key;
     std::string address;

@@ -20,7 +20,7 @@
 
 namespace p2pkv::attaching {
 
-// What the node stores in. All but `tier` are there and outlive every line.
+// The node stores in these. All but `tier` are there and outlive every line.
 struct HostParts {
   Pool& pool;
   Guests& guests;
