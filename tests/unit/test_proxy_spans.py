@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import aiohttp
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from test_proxy_requests import COMPLETION, Front, run, until
 
 from fake_engines import Rig
@@ -16,6 +16,7 @@ from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.app import App, Plan
 from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.settings import Settings
+from spans import exported_to
 
 _TRACE = "0af7651916cd43dd8448eb211c80319c"
 _PARENT = "b7ad6b7169203331"
@@ -38,17 +39,10 @@ class _Kept(SpanExporter):
 
 @pytest.fixture
 def kept() -> Iterator[_Kept]:
-    """What the process's one provider is told meanwhile."""
-    provider = trace.get_tracer_provider()
-    if not isinstance(provider, TracerProvider):
-        provider = TracerProvider()
-        trace.set_tracer_provider(provider)
+    """The spans that end meanwhile."""
     kept = _Kept()
-    processor = SimpleSpanProcessor(kept)
-    provider.add_span_processor(processor)
-    yield kept
-    others = [one for one in provider._active_span_processor._span_processors if one is not processor]
-    provider._active_span_processor._span_processors = tuple(others)
+    with exported_to(kept):
+        yield kept
 
 
 async def traced(rig: Rig, engines: list) -> Front:

@@ -16,14 +16,13 @@ from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from p2pkv import Config, ConfigError, Node, UsageError
 from p2pkv.exposition import write
 from p2pkv.timings import Timings
 from p2pkv.tracing import about
+from spans import exported_to
 from transfer_pair import spans_of
 
 PAGE = 4096
@@ -61,16 +60,13 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Collector]:
-    """The collector of the process, which has one provider of spans."""
+    """A collector that the process's spans go to."""
     server = Collector()
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     exporter = OTLPSpanExporter(f"http://127.0.0.1:{server.server_port}/v1/traces", timeout=30)
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)
-    yield server
-    provider.shutdown()
+    with exported_to(exporter):
+        yield server
     server.shutdown()
     thread.join()
     server.server_close()
