@@ -14,7 +14,7 @@
 
 #include "attach/attachment.h"
 #include "attach/host.h"
-#include "attach/packets.h"
+#include "net/packets.h"
 #include "pool_calls.h"
 #include "seed.h"
 
@@ -189,10 +189,10 @@ TEST(attach_an_engine_that_talks_nonsense_is_hung_up_on) {
   HostsNode node;
   std::string error;
   const UniqueFd stranger = p2pkv::attaching::knock(node.path, &error);
-  CHECK(p2pkv::attaching::send_bytes(stranger.get(), "nonsense", 8));
+  CHECK(p2pkv::send_bytes(stranger.get(), "nonsense", 8));
   char byte;
-  CHECK(p2pkv::attaching::wait_readable(stranger.get(), Deadline::after(10)));
-  CHECK(p2pkv::attaching::receive_bytes(stranger.get(), &byte, 1) == p2pkv::attaching::Received::kEnd);
+  CHECK(p2pkv::wait_readable(stranger.get(), Deadline::after(10)));
+  CHECK(p2pkv::receive_bytes(stranger.get(), &byte, 1) == p2pkv::Received::kEnd);
   const UniqueFd newer = p2pkv::attaching::knock(node.path, &error);
   p2pkv::attaching::Welcome welcome;
   UniqueFd given;

@@ -7,9 +7,9 @@
 #include <cerrno>
 #include <utility>
 
-#include "attach/packets.h"
 #include "base/copy.h"
 #include "base/copy_team.h"
+#include "net/packets.h"
 #include "page/page_checks.h"
 
 namespace p2pkv::attaching {

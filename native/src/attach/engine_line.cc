@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "attach/packets.h"
+#include "net/packets.h"
 
 namespace p2pkv::attaching {
 namespace {
@@ -37,11 +37,7 @@ UniqueFd knock(const std::string& path, std::string* error) {
   }
   path.copy(address.sun_path, path.size());
   if (connection && connect(connection.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
-    ucred peer{};
-    socklen_t size = sizeof peer;
-    if (getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid()) {
-      return connection;
-    }
+    if (is_own_user(connection.get())) return connection;
     *error = "another user's process listens there";
     return UniqueFd();
   }

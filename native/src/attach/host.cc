@@ -8,20 +8,10 @@
 #include <cstring>
 #include <utility>
 
-#include "attach/packets.h"
+#include "net/packets.h"
 #include "net/tokens.h"
 
 namespace p2pkv::attaching {
-namespace {
-
-bool is_own_user(int connection) {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
-}
-
-}  // namespace
-
 std::shared_ptr<Host> Host::start(UniqueFd listener, const HostParts& parts, NamespaceEpochs& epochs,
                                   const Identity& identity, std::string* error) {
   auto host = std::shared_ptr<Host>(new Host(std::move(listener), parts, epochs, identity),

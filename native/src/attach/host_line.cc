@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "attach/packets.h"
 #include "base/clock.h"
+#include "net/packets.h"
 #include "page/page_checks.h"
 
 namespace p2pkv::attaching {

@@ -8,15 +8,10 @@
 #include <cerrno>
 
 #include "base/descriptors.h"
+#include "net/packets.h"
 
 namespace p2pkv {
 namespace {
-
-bool is_own_user(int connection) {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
-}
 
 // At all doors: strangers must not have more descriptors of an engine's process for knowing more of its
 // ports.

@@ -11,6 +11,7 @@
 
 #include "base/copy.h"
 #include "base/copy_team.h"
+#include "net/packets.h"
 #include "page/words.h"
 
 namespace p2pkv::shm {
@@ -24,34 +25,6 @@ constexpr uint64_t kPollBytes = 4 << 20;
 constexpr size_t kSliceParts = 1024;
 // Larger spans are copied in parts, which two threads can share.
 constexpr uint64_t kPartBytes = 512 << 10;
-
-// Who made the socket at the other end: an abstract name is anybody's once its owner is dead.
-bool is_own_user(int connection) {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
-}
-
-// The reply waiting on `connection` and the descriptor that came with it. What recvmsg returned.
-ssize_t receive_reply(int connection, MapReply* reply, UniqueFd* fd) {
-  iovec data{reply, sizeof *reply};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  const ssize_t n = recvmsg(connection, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  if (n < 0) return n;
-  const cmsghdr* rights = CMSG_FIRSTHDR(&message);
-  if (rights && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS &&
-      rights->cmsg_len == CMSG_LEN(sizeof(int))) {
-    int received;
-    std::memcpy(&received, CMSG_DATA(rights), sizeof received);
-    *fd = UniqueFd(received);
-  }
-  return n;
-}
 
 }  // namespace
 
@@ -144,7 +117,7 @@ bool ShmEndpoint::connect_and_greet() {
   if (!connection_) return false;
   if (connect(connection_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) return errno == EAGAIN;
   const Hello hello{kHelloMagic, kFrameVersion, 0, owner_.token};
-  if (!is_own_user(connection_.get())) return false;
+  if (!is_own_user(connection_.get())) return false;  // an abstract name is anybody's once its owner is dead
   is_greeted_ = send(connection_.get(), &hello, sizeof hello, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof hello;
   return is_greeted_;
 }
@@ -153,10 +126,10 @@ bool ShmEndpoint::take_replies() {
   while (!to_answer_.empty()) {
     MapReply reply;
     UniqueFd fd;
-    const ssize_t n = receive_reply(connection_.get(), &reply, &fd);
-    if (n < 0) return errno == EAGAIN || errno == EINTR;
+    const Received received = receive_packet(connection_.get(), &reply, &fd);
+    if (received != Received::kPacket) return received == Received::kNothing;
     ShmRemoteRegion& region = *to_answer_.front();
-    if (n != sizeof reply || reply.magic != kReplyMagic || reply.region != region.id) return false;
+    if (reply.magic != kReplyMagic || reply.region != region.id) return false;
     if (reply.status == static_cast<uint32_t>(MapStatus::kGranted)) {
       // That it can't be mapped says nothing of the pages: this process may have no descriptor or address
       // space left. So the owner counts as lost; that its region is gone only the owner can say.

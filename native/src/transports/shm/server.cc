@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "base/descriptors.h"
+#include "net/packets.h"
 #include "transports/shm/frames.h"
 
 namespace p2pkv::shm {
@@ -38,25 +39,6 @@ UniqueFd listen_on(const std::string& name, std::string* error) {
     return UniqueFd();
   }
   return listener;
-}
-
-// False when the reader is gone or does not read its replies.
-bool send_reply(int connection, const MapReply& reply, int fd) {
-  iovec data{const_cast<MapReply*>(&reply), sizeof reply};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  if (fd >= 0) {
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    cmsghdr* rights = CMSG_FIRSTHDR(&message);
-    rights->cmsg_level = SOL_SOCKET;
-    rights->cmsg_type = SCM_RIGHTS;
-    rights->cmsg_len = CMSG_LEN(sizeof fd);
-    std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
-  }
-  return sendmsg(connection, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof reply);
 }
 
 }  // namespace
@@ -159,14 +141,14 @@ bool Server::answer(size_t index) {
   if (n != sizeof request || request.magic != kRequestMagic || request.version != kFrameVersion) return false;
   region = regions_->find(request.region);
   MapReply reply{kReplyMagic, static_cast<uint32_t>(MapStatus::kNoSuchRegion), request.region, 0, 0};
-  if (!region) return send_reply(reader.connection.get(), reply, -1);
+  if (!region) return send_packet(reader.connection.get(), reply);
   if (reader.regions.size() >= kMaxRegionsPerReader) return false;
   const RegisteredRegion::Use use(*region);
-  if (!use) return send_reply(reader.connection.get(), reply, -1);
+  if (!use) return send_packet(reader.connection.get(), reply);
   reader.regions.push_back(request.region);
   reply.status = static_cast<uint32_t>(MapStatus::kGranted);
   reply.nbytes = region->nbytes();
-  return send_reply(reader.connection.get(), reply, region->fd());
+  return send_packet(reader.connection.get(), reply, region->fd());
 }
 
 }  // namespace p2pkv::shm

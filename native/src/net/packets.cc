@@ -1,12 +1,13 @@
-#include "attach/packets.h"
+#include "net/packets.h"
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 
-namespace p2pkv::attaching {
+namespace p2pkv {
 namespace {
 
 // More descriptors than one in a packet are cut off by the kernel, which closes them.
@@ -35,6 +36,12 @@ bool wait_for(int connection, int16_t events, const Deadline& deadline) {
 }
 
 }  // namespace
+
+bool is_own_user(int connection) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
+}
 
 bool send_bytes(int connection, const void* data, size_t nbytes, int fd) {
   iovec part{const_cast<void*>(data), nbytes};
@@ -78,4 +85,4 @@ bool wait_writable(int connection, const Deadline& deadline) {
   return wait_for(connection, POLLOUT, deadline);
 }
 
-}  // namespace p2pkv::attaching
+}  // namespace p2pkv

@@ -7,7 +7,10 @@
 #include "base/clock.h"
 #include "base/fd.h"
 
-namespace p2pkv::attaching {
+namespace p2pkv {
+
+// Whether a process of this user made the socket at the other end.
+bool is_own_user(int connection);
 
 enum class Received { kPacket, kNothing, kWrong, kEnd };
 
@@ -31,4 +34,4 @@ Received receive_packet(int connection, Packet* packet, UniqueFd* fd = nullptr) 
   return receive_bytes(connection, packet, sizeof *packet, fd);
 }
 
-}  // namespace p2pkv::attaching
+}  // namespace p2pkv
