@@ -17,7 +17,7 @@
 #include "check.h"
 #include "fake_cuda/library.h"
 #include "fake_nccl/fake_nccl.h"
-#include "page/region.h"
+#include "transport_pair.h"
 #include "transports/transports.h"
 #include "zmq_library.h"
 
@@ -77,67 +77,9 @@ inline bool eventually(const std::function<bool()>& is_so, int most_seconds = 60
   return false;
 }
 
-struct NcclPair {
-  static constexpr uint64_t kPage = 256 * 1024;
-  static constexpr uint64_t kPages = 12;  // of several requests
-  static constexpr uint64_t kTable = 4096;
-  static constexpr uint64_t kBytes = kTable + kPages * kPage;
-
-  explicit NcclPair(const NcclOptions& options = {}) {
-    ZmqLibrary::get();  // whose cipher seals what is asked
-    std::string error;
-    nccl.reset();
-    owner = make_nccl_transport(options, &error);
-    reader = make_nccl_transport(options, &error);
-    CHECK(owner && reader);
-    memory = SharedRegion::create(kBytes, &error);
-    for (uint64_t page = 0; page < kPages; ++page) rewrite(page, 2);
-    region = owner->register_memory(memory->base(), kBytes, memory->fd(), true, &error);
-    CHECK(region);
-    bytes.resize(kBytes);
-    local = reader->register_memory(bytes.data(), kBytes, -1, false, &error);
-    CHECK(local);
-  }
+struct NcclPair : TransportPair<256 * 1024, 12> {  // of several requests
+  explicit NcclPair(const NcclOptions& options = {}) : TransportPair(make(options), make(options)) {}
   ~NcclPair() { nccl.reset(); }
-
-  // Every 8 bytes equal the word. Relaxed atomics: readers overlap this on purpose.
-  void rewrite(uint64_t page, uint64_t word) {
-    auto* words = reinterpret_cast<uint64_t*>(memory->base());
-    auto* to = reinterpret_cast<uint64_t*>(memory->base() + kTable + page * kPage);
-    store_word(words + page, word - 1);
-    for (uint64_t i = 0; i < kPage / 8; ++i)
-      std::atomic_ref<uint64_t>(to[i]).store(word, std::memory_order_relaxed);
-    store_word(words + page, word);
-  }
-
-  std::shared_ptr<Endpoint> connect() {
-    std::string error;
-    auto endpoint = reader->open();
-    CHECK(endpoint->bind(owner->accept(endpoint->describe(), &error), &error));
-    remote = endpoint->attach(region->describe(), &error);
-    CHECK(remote);
-    return endpoint;
-  }
-
-  std::shared_ptr<Transfer> read(Endpoint& endpoint, const std::vector<uint64_t>& words) {
-    std::vector<Span> spans;
-    std::vector<Word> wanted;
-    for (uint64_t page = 0; page < kPages; ++page) {
-      const auto at = static_cast<int64_t>(kTable + page * kPage);
-      spans.push_back({at, at, static_cast<int64_t>(kPage)});
-      wanted.push_back({page * 8, words[page]});
-    }
-    return endpoint.read(local, remote, spans, wanted);
-  }
-
-  bool holds(uint64_t page, uint64_t word) const {
-    for (uint64_t i = 0; i < kPage; i += 8) {
-      uint64_t found;
-      std::memcpy(&found, bytes.data() + kTable + page * kPage + i, 8);
-      if (found != word) return false;
-    }
-    return true;
-  }
 
   // Whether a new endpoint reads every page, as they were at first.
   bool reads_all() {
@@ -152,11 +94,14 @@ struct NcclPair {
   }
 
   const FakeNccl& nccl = FakeNccl::get();
-  std::shared_ptr<Transport> owner, reader;
-  std::unique_ptr<SharedRegion> memory;
-  std::shared_ptr<MemoryRegion> region, local;
-  std::shared_ptr<RemoteRegion> remote;
-  std::vector<uint8_t> bytes;
+
+ private:
+  static std::shared_ptr<Transport> make(const NcclOptions& options) {
+    ZmqLibrary::get();        // whose cipher seals what is asked
+    FakeNccl::get().reset();  // what earlier tests told it counts no more
+    std::string error;
+    return make_nccl_transport(options, &error);
+  }
 };
 
 }  // namespace p2pkv::test

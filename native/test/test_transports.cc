@@ -8,94 +8,22 @@
 #include "base/copy_team.h"
 #include "check.h"
 #include "net/tokens.h"
-#include "page/region.h"
+#include "transport_pair.h"
 #include "transports/transports.h"
 
 using namespace p2pkv;
 
 namespace {
 
-constexpr uint64_t kPage = 64 * 1024;
-constexpr uint64_t kPages = 48;  // enough for the second tcp stream to be used
-constexpr uint64_t kTable = 4096;
-constexpr uint64_t kBytes = kTable + kPages * kPage;
-
-void rewrite(uint8_t* base, uint64_t page, uint64_t word) {
-  // Every 8 bytes equal the word. Relaxed atomics: readers overlap this on purpose.
-  auto* words = reinterpret_cast<uint64_t*>(base);
-  auto* bytes = reinterpret_cast<uint64_t*>(base + kTable + page * kPage);
-  store_word(words + page, word - 1);
-  for (uint64_t i = 0; i < kPage / 8; ++i)
-    std::atomic_ref<uint64_t>(bytes[i]).store(word, std::memory_order_relaxed);
-  store_word(words + page, word);
+std::shared_ptr<Transport> make_transport(bool is_shm) {
+  std::string error;
+  return is_shm ? make_shm_transport(&error) : make_tcp_transport({}, &error);
 }
 
-// An owner and a reader of one kind of transport.
-struct Pair {
-  explicit Pair(bool is_shm) {
-    std::string error;
-    const auto make = [&]() -> std::shared_ptr<Transport> {
-      if (is_shm) return make_shm_transport(&error);
-      return make_tcp_transport({}, &error);
-    };
-    owner = make();
-    reader = make();
-    CHECK(owner && reader);
-    memory = SharedRegion::create(kBytes, &error);
-    CHECK(memory);
-    for (uint64_t page = 0; page < kPages; ++page) rewrite(memory->base(), page, 2);
-    region = owner->register_memory(memory->base(), kBytes, memory->fd(), true, &error);
-    CHECK(region);
-    bytes.resize(kBytes);
-    local = reader->register_memory(bytes.data(), kBytes, -1, false, &error);
-    CHECK(local);
-  }
+constexpr uint64_t kPages = 48;  // enough for the second tcp stream to be used
 
-  std::shared_ptr<Endpoint> connect() {
-    std::string error;
-    auto endpoint = reader->open();
-    CHECK(endpoint->bind(owner->accept(endpoint->describe(), &error), &error));
-    remote = endpoint->attach(region->describe(), &error);
-    CHECK(remote);
-    return endpoint;
-  }
-
-  std::shared_ptr<Transfer> read(Endpoint& endpoint, const std::vector<uint64_t>& words) {
-    std::vector<Span> spans;
-    std::vector<Word> wanted;
-    for (uint64_t page = 0; page < kPages; ++page) {
-      const auto at = static_cast<int64_t>(kTable + page * kPage);
-      spans.push_back({at, at, static_cast<int64_t>(kPage)});
-      wanted.push_back({page * 8, words[page]});
-    }
-    Lender* const lender = endpoint.lender();
-    if (lender == nullptr) return endpoint.read(local, remote, spans, wanted);
-    // Every second page is taken; a copy would be found in the wrong place.
-    Takes takes;
-    for (uint64_t page = 0; page < kPages; ++page) {
-      takes.tags.push_back(page % 2 ? page : Takes::kCopied);
-      if (page % 2) spans[page].local = 0;
-    }
-    takes.take = [this](size_t page, const uint8_t* from) {
-      copy_bytes(bytes.data() + kTable + page * kPage, from, kPage);
-    };
-    return lender->lend(local, remote, spans, wanted, std::move(takes));
-  }
-
-  bool holds(uint64_t page, uint64_t word) const {
-    for (uint64_t i = 0; i < kPage; i += 8) {
-      uint64_t found;
-      std::memcpy(&found, bytes.data() + kTable + page * kPage + i, 8);
-      if (found != word) return false;
-    }
-    return true;
-  }
-
-  std::shared_ptr<Transport> owner, reader;
-  std::unique_ptr<SharedRegion> memory;
-  std::shared_ptr<MemoryRegion> region, local;
-  std::shared_ptr<RemoteRegion> remote;
-  std::vector<uint8_t> bytes;
+struct Pair : test::TransportPair<64 * 1024, kPages> {
+  explicit Pair(bool is_shm) : TransportPair(make_transport(is_shm), make_transport(is_shm)) {}
 };
 
 void read_pages(bool is_shm) {
@@ -118,7 +46,7 @@ void read_while_rewritten(bool is_shm) {
   std::thread writer([&] {
     for (uint64_t word = 4; !stop; word += 2) {
       for (uint64_t page = 0; page < kPages && !stop; ++page) {
-        rewrite(pair.memory->base(), page, word);
+        pair.rewrite(page, word);
         std::this_thread::sleep_for(std::chrono::microseconds(100));
       }
     }
@@ -158,7 +86,7 @@ void close_during_wait(bool is_shm) {
     std::this_thread::sleep_for(std::chrono::microseconds(round * 30));
     if (round % 3 == 0) pair.region->describe();
     endpoint->close();
-    std::memset(pair.bytes.data(), 0x11, kBytes);  // the caller's again
+    std::memset(pair.bytes.data(), 0x11, Pair::kBytes);  // the caller's again
     waiting.join();
     polling.join();
     for (const Status status : transfer->statuses())
