@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,15 +32,6 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
     yield start
     for server in servers:
         server.kill()
-
-
-@pytest.fixture(scope="module")
-def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model of the same name and shape that answers differently."""
-    folder = tmp_path_factory.mktemp("other") / "tiny-model"
-    make = Path(__file__).parents[2] / "tools" / "engines" / "make_model.py"
-    subprocess.run([SGLang.VENV / "bin" / "python", make, folder, "999"], check=True, timeout=300)
-    return folder
 
 
 def no_other_weights_kv_is_found(first: SGLangServer, second: SGLangServer, other: Path) -> None:

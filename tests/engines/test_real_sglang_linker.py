@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,15 +33,6 @@ def servers(tmp_path: Path) -> Iterator[tuple[SGLangServer, SGLangServer, SGLang
     yield started
     for server in started:
         server.kill()
-
-
-@pytest.fixture(scope="module")
-def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model of the same name and shape that answers differently."""
-    folder = tmp_path_factory.mktemp("other") / "tiny-model"
-    make = Path(__file__).parents[2] / "tools" / "engines" / "make_model.py"
-    subprocess.run([SGLang.VENV / "bin" / "python", make, folder, "999"], check=True, timeout=300)
-    return folder
 
 
 def test_kv_goes_from_device_to_device_and_a_death_costs_misses(
