@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -94,11 +95,10 @@ class P2PKVLinker(LinkerBase):
         }
         self._config = node_config(config, self._rank)
         self.node = start_node(self._config)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.node.close)
             self._register()
-        except Exception:
-            self.node.close()
-            raise
+            undo.pop_all()
         self._boundary = Boundary("SGLang linker", self.node.metrics)
         self._offloads = Offloads(self._store)
         self._fetched: set[str] = set()  # requests of the batch that is being made, whose pages have come
