@@ -36,6 +36,7 @@ from p2pkv.memory.staging import DeviceMemory
 from p2pkv.metrics import BoundedPeers, Metrics
 from p2pkv.metrics_server import MetricsServer
 from p2pkv.page import Namespace, scopes
+from p2pkv.parts.cache import OTHER_HOLDERS
 from p2pkv.peers.connections import PeerConnections
 from p2pkv.peers.handshakes import Handshakes
 from p2pkv.pool import Pool
@@ -138,6 +139,7 @@ class AttachedParts:
         self.channels = DirectoryChannels(handshakes.connect)
         undo.callback(self.channels.close)
         self._shard = _native.Shard(1 << 10)  # of no ring, so that it has no entries
+        self._other_holders = _native.OtherHolders(OTHER_HOLDERS) if self._config.hedge else None
         self.directory = DirectoryClient(
             own_key=self.own_key,
             shard=self._shard,
@@ -145,6 +147,7 @@ class AttachedParts:
             channels=self.channels,
             replicas=self._config.replicas,
             metrics=self.metrics,
+            others=self._other_holders,
         )
 
     def _make_cache(self, undo: ExitStack) -> AttachedCache:
@@ -165,6 +168,7 @@ class AttachedParts:
             guests=guests,
             followers=Followers(self.own_key, guests, self.client, self._by_key, self.metrics),
             taking_back=TakingBack(self._config.node_id),
+            others=self._other_holders,
         )
         cache = AttachedCache(
             reader=reader,

@@ -39,7 +39,7 @@ from p2pkv.transports.base import Transport
 
 _GRANULE = 4096
 """What the pool's blocks are multiples of: a page of memory."""
-_OTHER_HOLDERS = 16384
+OTHER_HOLDERS = 16384
 """Keys whose other holders are remembered: a quarter of the location cache's, 3.5 MiB once all are in use."""
 
 
@@ -84,7 +84,7 @@ class CacheParts:
         control.server.loop.serve_directory(self.directory_server)
         self.channels = DirectoryChannels(control.handshakes.connect)
         undo.callback(self.channels.close)
-        self._other_holders = _native.OtherHolders(_OTHER_HOLDERS) if config.hedge else None
+        self._other_holders = _native.OtherHolders(OTHER_HOLDERS) if config.hedge else None
         self.directory = DirectoryClient(
             own_key=own_key,
             shard=control.shard,
