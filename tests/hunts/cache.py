@@ -8,13 +8,10 @@ broken, slow to open or hangs; and the node is closed and started again.
 from __future__ import annotations
 
 import errno
-import gc
 import random
-import shutil
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +20,7 @@ import numpy as np
 
 from hunts.cache_history import PAGE, History
 from hunts.frame import Hunt, Stop, Tally
+from hunts.schedules import Step, drawn, scratch, turns
 from p2pkv import Config, Node
 from p2pkv._native import FaultyFiles, FileCall, zstd_missing
 from p2pkv.directory.membership.timing import SystemClock
@@ -356,7 +354,7 @@ def names(keys: list[int]) -> list[str]:
     return [f"k{key}" for key in keys]
 
 
-def steps_of(cache: Cache) -> list[tuple[Callable[[], None], float]]:
+def steps_of(cache: Cache) -> list[tuple[Step, float]]:
     return [
         (cache.publish, 12),
         (cache.fetch, 6),
@@ -376,12 +374,8 @@ def steps_of(cache: Cache) -> list[tuple[Callable[[], None], float]]:
 
 
 def run(seed: int, tally: Tally, stop: Stop) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="p2pkv-hunt-"))
-    try:
+    with scratch() as folder:
         run_in(folder / "disk", random.Random(seed), tally, stop)
-    finally:
-        gc.collect()  # pools keep their memory for as long as somebody may look at it
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_in(folder: Path, chance: random.Random, tally: Tally, stop: Stop) -> None:
@@ -390,11 +384,9 @@ def run_in(folder: Path, chance: random.Random, tally: Tally, stop: Stop) -> Non
     try:
         if chance.random() < 0.4:
             cache.add_reader()
-        steps, weights = zip(*steps_of(cache), strict=True)
-        for _ in range(chance.randint(10, 40)):
-            if stop():
-                break
-            chance.choices(steps, weights)[0]()
+        steps = steps_of(cache)
+        for _ in turns(chance.randint(10, 40), stop):
+            drawn(chance, steps)()
         cache.heal()
         cache.restart()
         cache.heal()

@@ -8,10 +8,7 @@ disk has, and what was evicted from both.
 
 from __future__ import annotations
 
-import gc
 import random
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +18,7 @@ import numpy as np
 
 from hunts.cache_history import PAGE, History
 from hunts.frame import Hunt, Stop, Tally
+from hunts.schedules import Step, drawn, scratch, turns
 from p2pkv import Config, Node
 from p2pkv._native import FaultyFiles, FileCall
 from p2pkv.disk.store import LAYOUTS
@@ -227,17 +225,13 @@ def names(keys: list[int]) -> list[str]:
 
 
 def run(seed: int, tally: Tally, stop: Stop) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="p2pkv-hunt-"))
-    try:
+    with scratch() as folder:
         run_in(folder / "disk", random.Random(seed), tally, stop)
-    finally:
-        gc.collect()  # pools keep their memory for as long as somebody may look at it
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_in(folder: Path, chance: random.Random, tally: Tally, stop: Stop) -> None:
     bursts = Bursts(chance, tally, folder)
-    steps: list[tuple[Callable[[], None], float]] = [
+    steps: list[tuple[Step, float]] = [
         (bursts.burst, 8),
         (bursts.slow_down, 3),
         (bursts.heal, 1),
@@ -248,11 +242,8 @@ def run_in(folder: Path, chance: random.Random, tally: Tally, stop: Stop) -> Non
         (bursts.restart, 0.7),
     ]
     try:
-        what, weights = zip(*steps, strict=True)
-        for _ in range(chance.randint(8, 24)):
-            if stop():
-                break
-            chance.choices(what, weights)[0]()
+        for _ in turns(chance.randint(8, 24), stop):
+            drawn(chance, steps)()
         bursts.burst()
         bursts.restart()
     finally:

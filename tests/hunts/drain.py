@@ -9,12 +9,8 @@ with the others, whatever its next run takes back.
 
 from __future__ import annotations
 
-import gc
 import random
-import shutil
-import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +18,7 @@ import numpy as np
 from hunts.frame import Hunt, Stop, Tally
 from hunts.guests import Worker, World, names
 from hunts.guests_history import N_KEYS
+from hunts.schedules import drawn, scratch, turns
 from p2pkv import ClosedError
 
 LATE_S = 2.0
@@ -187,23 +184,17 @@ class Drains(World):
 
 def run(seed: int, tally: Tally, stop: Stop) -> None:
     chance = random.Random(seed)
-    folder = Path(tempfile.mkdtemp(prefix="p2pkv-hunt-"))
-    world = Drains(chance, tally, folder)
-    steps: list[tuple[Callable[[], None], float]] = [(world.drain, 5), (world.bump, 1), (world.restart, 0.5)]
-    try:
-        world.start()
-        what, weights = zip(*steps, strict=True)
-        for _ in range(chance.randint(2, 6)):
-            if stop():
-                break
-            world.let_them_work()
-            chance.choices(what, weights)[0]()
-        world.end()
-    finally:
-        for worker in world.workers:
-            worker.close()
-        gc.collect()  # what a node has open goes with the object
-        shutil.rmtree(folder, ignore_errors=True)
+    with scratch() as folder:
+        world = Drains(chance, tally, folder)
+        try:
+            world.start()
+            for _ in turns(chance.randint(2, 6), stop):
+                world.let_them_work()
+                drawn(chance, [(world.drain, 5.0), (world.bump, 1.0), (world.restart, 0.5)])()
+            world.end()
+        finally:
+            for worker in world.workers:
+                worker.close()
 
 
 _EFFECTS = {

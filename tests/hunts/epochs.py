@@ -7,19 +7,16 @@ are closed and started again, with bumps while they are away. Every page says wh
 
 from __future__ import annotations
 
-import gc
 import random
-import shutil
-import tempfile
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from hunts.frame import Broken, Hunt, Stop, Tally
+from hunts.schedules import drawn, scratch, turns
 from p2pkv import Bump, Config, Node
 
 PAGE = 4096
@@ -295,30 +292,20 @@ def names(keys: list[int]) -> list[str]:
 
 def run(seed: int, tally: Tally, stop: Stop) -> None:
     chance = random.Random(seed)
-    folder = Path(tempfile.mkdtemp(prefix="p2pkv-hunt-"))
-    world = World(chance, tally, folder)
-    steps: list[tuple[Callable[[], None], float]] = [
-        (world.bump, 6),
-        (world.bump_twice, 2),
-        (world.restart, 1.5),
-        (world.flush, 1),
-    ]
-    try:
-        for worker in world.workers:
-            worker.start()
-        world.wait_met()
-        what, weights = zip(*steps, strict=True)
-        for _ in range(chance.randint(6, 20)):
-            if stop():
-                break
-            world.let_them_work()
-            chance.choices(what, weights)[0]()
-        world.end()
-    finally:
-        for worker in world.workers:
-            worker.close()
-        gc.collect()  # what a node has open goes with the object
-        shutil.rmtree(folder, ignore_errors=True)
+    with scratch() as folder:
+        world = World(chance, tally, folder)
+        steps = [(world.bump, 6.0), (world.bump_twice, 2.0), (world.restart, 1.5), (world.flush, 1.0)]
+        try:
+            for worker in world.workers:
+                worker.start()
+            world.wait_met()
+            for _ in turns(chance.randint(6, 20), stop):
+                world.let_them_work()
+                drawn(chance, steps)()
+            world.end()
+        finally:
+            for worker in world.workers:
+                worker.close()
 
 
 HUNT = Hunt(

@@ -8,154 +8,84 @@ looked up in its pool itself.
 
 from __future__ import annotations
 
-import gc
 import random
-import shutil
-import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
-from hunts.frame import Broken, Hunt, Stop, Tally
-from p2pkv import Config, Node
+from hunts.few_nodes import TIMEOUT, FewNodes, Known
+from hunts.frame import Hunt, Stop, Tally
+from hunts.schedules import Step, drawn, scratch, turns
 from p2pkv.explain.explanation import Explanation, Verdict
 
-PAGE = 8192
-POOL = 10 * PAGE
-N_KEYS = 24
-BATCH = 6
-TIMEOUT = 5.0
 
-
-@dataclass
-class Known:
-    """What the model has of one node: of each key what was done last, of what it has published."""
-
-    node_id: str
-    disk: Path | None
-    memory: np.ndarray
-    node: Node | None = None
-    done: dict[str, Verdict] = field(default_factory=dict)
-    """IN_POOL: published and not taken back; the pool may have evicted it."""
-
-    def holds(self, key: str) -> bool:
-        """Look whether it has the page, in pool or disk, without asking what is hunted."""
-        assert self.node is not None
-        caching = self.node._parts.caching
-        assert caching is not None
-        _, ids = caching.cache.hash([key])
-        if caching.pool.lookup(ids)[0][0]:
-            return True
-        return caching.tier is not None and bool(caching.tier.contains(ids)[0])
-
-
-class World:
+class World(FewNodes):
     """One schedule: its nodes and what was done with them."""
 
     def __init__(self, chance: random.Random, tally: Tally, folder: Path) -> None:
-        self.chance, self.tally = chance, tally
-        self.story: list[str] = []
-        self.nodes = [
-            Known(
-                f"n{i}",
-                folder / f"disk{i}" if chance.random() < 0.3 else None,
-                np.zeros((N_KEYS, PAGE), np.uint8),
-            )
-            for i in range(chance.randint(2, 3))
-        ]
+        super().__init__(chance, tally, folder, n_nodes=chance.randint(2, 3), share_of_disks=0.3)
+        self.done: dict[str, dict[str, Verdict]] = {known.node_id: {} for known in self.nodes}
+        """Of each node and key what was done last, of what the node has published since it started. IN_POOL:
+        published and not taken back; the pool may have evicted it."""
         self.gone: set[str] = set()
         """Keys that a node has had that was closed since: the directory may lead there, or remember that it did."""
         self.old: set[str] = set()
         """Keys that were published before the last bump: who remembers that may be closed by now."""
 
-    def start(self, known: Known) -> None:
-        others = [other.node.address for other in self.nodes if other.node is not None]
-        disk = {} if known.disk is None else {"disk_size": 8 << 20, "disk_path": str(known.disk)}
-        known.node = Node.start(
-            Config(
-                node_id=known.node_id, pool_size=POOL, buffer_size=0, deadline=TIMEOUT, join=others, **disk
-            )  # type: ignore[arg-type]
-        )
-        known.node.register_memory(known.memory)
-        known.done = {}
+    def start(self, known: Known, **settings: object) -> None:
+        super().start(known, **settings)
+        self.done[known.node_id] = {}
 
-    def present(self) -> list[Known]:
-        return [known for known in self.nodes if known.node is not None]
-
-    def wait_met(self) -> None:
-        until = time.monotonic() + 60
-        while any(len(known.node.members()) != len(self.present()) for known in self.present() if known.node):
-            if time.monotonic() > until:
-                raise self.broken("the nodes have not met within 60 s")
-            time.sleep(0.005)  # looked at again; nobody says so
-
-    def some(self) -> list[str]:
-        first = self.chance.randrange(N_KEYS)
-        return [f"k{(first + i) % N_KEYS}" for i in range(self.chance.randint(1, BATCH))]
-
-    def broken(self, what: str) -> Broken:
-        return Broken("\n".join([what, *self.story[-40:]]))
+    def kept(self, known: Known) -> list[str]:
+        """Return what a node has published, not taken back, and still has."""
+        keys = [key for key, done in self.done[known.node_id].items() if done is Verdict.IN_POOL]
+        return [key for key, place in zip(keys, known.places(keys), strict=True) if place] if keys else []
 
     # --- steps
 
     def publish(self) -> None:
-        known, keys = self.chance.choice(self.present()), self.some()
-        assert known.node is not None
+        known, keys = self.one(), self.some()
         self.story.append(f"{known.node_id} publishes {keys}")
-        told = known.node.publish(keys, known.memory[: len(keys)])
+        told = known.there.publish(keys, known.memory[: len(keys)])
         for key, is_told in zip(keys, told, strict=True):
             if is_told:
-                known.done[key] = Verdict.IN_POOL
+                self.done[known.node_id][key] = Verdict.IN_POOL
 
     def retract(self) -> None:
-        known, keys = self.chance.choice(self.present()), self.some()
-        assert known.node is not None
+        known, keys = self.one(), self.some()
         self.story.append(f"{known.node_id} retracts {keys}")
-        had = known.node.retract(keys)
+        had = known.there.retract(keys)
         for key, is_had in zip(keys, had, strict=True):
             if is_had:
-                known.done[key] = Verdict.RETRACTED
+                self.done[known.node_id][key] = Verdict.RETRACTED
 
     def clear(self) -> None:
-        known = self.chance.choice(self.present())
-        assert known.node is not None
-        had = [key for key, done in known.done.items() if done is Verdict.IN_POOL and known.holds(key)]
+        known = self.one()
+        had = self.kept(known)
         self.story.append(f"{known.node_id} clears {had}")
-        known.node.clear()
-        known.done |= dict.fromkeys(had, Verdict.CLEARED)
+        known.there.clear()
+        self.done[known.node_id] |= dict.fromkeys(had, Verdict.CLEARED)
 
     def bump(self) -> None:
-        known = self.chance.choice(self.present())
-        assert known.node is not None
-        had = {
-            other.node_id: [k for k, done in other.done.items() if done is Verdict.IN_POOL and other.holds(k)]
-            for other in self.present()
-        }
+        known = self.one()
+        had = {other.node_id: self.kept(other) for other in self.present()}
         self.story.append(f"{known.node_id} bumps: {had}")
-        known.node.bump()
-        for other in self.present():
-            other.done |= dict.fromkeys(had[other.node_id], Verdict.BUMPED)
+        known.there.bump()
+        for node_id, keys in had.items():
+            self.done[node_id] |= dict.fromkeys(keys, Verdict.BUMPED)
         self.tally["bumps"] += 1
-        self.old |= self.gone.union(*(other.done for other in self.present()))
+        self.old |= self.gone.union(*(self.done[node_id] for node_id in had))
         self.gone = set()
 
     def restart(self) -> None:
         if len(self.present()) < 2:
             return
-        known = self.chance.choice(self.present())
-        assert known.node is not None
-        self.gone |= known.done.keys()
+        known = self.one()
+        self.gone |= self.done[known.node_id].keys()
         self.story.append(f"{known.node_id} is closed")
-        known.node.close()
-        known.node = None
+        self.close(known)
         self.wait_met()
         for key in self.some():
             self.ask(key)
-        if known.disk is not None:
-            shutil.rmtree(known.disk, ignore_errors=True)
+        self.lose_disk(known)
         self.start(known)
         self.wait_met()
         self.story.append(f"{known.node_id} is there again")
@@ -167,12 +97,14 @@ class World:
 
     # --- the oracle
 
+    def holders(self, key: str) -> set[str]:
+        return {known.node_id for known in self.present() if known.places([key])[0]}
+
     def ask(self, key: str) -> None:
-        known = self.chance.choice(self.present())
-        assert known.node is not None
-        before = {other.node_id for other in self.present() if other.holds(key)}
-        explained = known.node.explain(key, timeout=TIMEOUT)
-        holders = {other.node_id for other in self.present() if other.holds(key)}
+        known = self.one()
+        before = self.holders(key)
+        explained = known.there.explain(key, timeout=TIMEOUT)
+        holders = self.holders(key)
         if explained.silent or holders != before:  # a disk writes, and evicts, whenever it gets to it
             self.tally["not judged"] += 1
             return
@@ -187,7 +119,7 @@ class World:
             return
         allowed: set[Verdict] = set()
         for other in self.present():
-            done = other.done.get(key)
+            done = self.done[other.node_id].get(key)
             # published and not there: only its own pool, or disk, can have evicted it
             allowed |= {Verdict.EVICTED} if done is Verdict.IN_POOL else set() if done is None else {done}
             if done is Verdict.CLEARED and other.disk is not None and key in self.old:
@@ -206,33 +138,23 @@ class World:
 
 def run(seed: int, tally: Tally, stop: Stop) -> None:
     chance = random.Random(seed)
-    folder = Path(tempfile.mkdtemp(prefix="p2pkv-hunt-"))
-    world = World(chance, tally, folder)
-    steps: list[tuple[Callable[[], None], float]] = [
-        (world.publish, 8),
-        (world.look, 8),
-        (world.retract, 3),
-        (world.clear, 1),
-        (world.bump, 0.7),
-        (world.restart, 0.7),
-    ]
-    try:
-        for known in world.nodes:
-            world.start(known)
-        world.wait_met()
-        what, weights = zip(*steps, strict=True)
-        for _ in range(chance.randint(10, 60)):
-            if stop():
-                break
-            chance.choices(what, weights)[0]()
-        world.look()
-    finally:
-        for known in world.nodes:
-            if known.node is not None:
-                known.node.close()
-                known.node = None
-        gc.collect()  # what a node has open goes with the object
-        shutil.rmtree(folder, ignore_errors=True)
+    with scratch() as folder:
+        world = World(chance, tally, folder)
+        steps: list[tuple[Step, float]] = [
+            (world.publish, 8),
+            (world.look, 8),
+            (world.retract, 3),
+            (world.clear, 1),
+            (world.bump, 0.7),
+            (world.restart, 0.7),
+        ]
+        try:
+            world.start_all()
+            for _ in turns(chance.randint(10, 60), stop):
+                drawn(chance, steps)()
+            world.look()
+        finally:
+            world.close_all()
 
 
 HUNT = Hunt(

@@ -8,10 +8,7 @@ held against a flood of new pages, and must end.
 
 from __future__ import annotations
 
-import gc
 import random
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +18,7 @@ import numpy as np
 
 from hunts.frame import Broken, Hunt, Stop, Tally
 from hunts.guests_history import N_KEYS, PAGE, Bumped, History
+from hunts.schedules import drawn, scratch, turns
 from p2pkv import Config, Node, Pin, Prefetch, PrefetchOutcome
 
 POOL = 96 * PAGE
@@ -352,23 +350,17 @@ def names(keys: list[int]) -> list[str]:
 
 def run(seed: int, tally: Tally, stop: Stop) -> None:
     chance = random.Random(seed)
-    folder = Path(tempfile.mkdtemp(prefix="p2pkv-hunt-"))
-    world = World(chance, tally, folder)
-    steps: list[tuple[Callable[[], None], float]] = [(world.bump, 2), (world.restart, 1.5)]
-    try:
-        world.start()
-        what, weights = zip(*steps, strict=True)
-        for _ in range(chance.randint(4, 12)):
-            if stop():
-                break
-            world.let_them_work()
-            chance.choices(what, weights)[0]()
-        world.end()
-    finally:
-        for worker in world.workers:
-            worker.close()
-        gc.collect()  # what a node has open goes with the object
-        shutil.rmtree(folder, ignore_errors=True)
+    with scratch() as folder:
+        world = World(chance, tally, folder)
+        try:
+            world.start()
+            for _ in turns(chance.randint(4, 12), stop):
+                world.let_them_work()
+                drawn(chance, [(world.bump, 2.0), (world.restart, 1.5)])()
+            world.end()
+        finally:
+            for worker in world.workers:
+                worker.close()
 
 
 HUNT = Hunt(

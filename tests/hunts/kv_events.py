@@ -6,13 +6,9 @@ subscriber follows, and loses messages; another one connects late. Pool and disk
 
 from __future__ import annotations
 
-import gc
 import random
-import shutil
-import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,7 @@ import numpy as np
 
 from event_subscriber import Subscriber, residents
 from hunts.frame import Broken, Hunt, Stop, Tally
+from hunts.schedules import Step, drawn, scratch, turns
 from p2pkv import Config, Node
 
 PAGE = 32 << 10
@@ -156,31 +153,26 @@ class World:
 
 def run(seed: int, tally: Tally, stop: Stop) -> None:
     chance = random.Random(seed)
-    folder = Path(tempfile.mkdtemp(prefix="p2pkv-hunt-"))
-    world = World(chance, tally, folder)
-    steps: list[tuple[Callable[[], None], float]] = [
-        (world.publish, 8),
-        (world.follow, 4),
-        (world.quiet, 2),
-        (world.clear, 1),
-        (world.bump, 1),
-        (world.flush, 1),
-        (world.restart, 0.7),
-        (world.join, 0.7),
-    ]
-    try:
-        what, weights = zip(*steps, strict=True)
-        for _ in range(chance.randint(10, 40)):
-            if stop():
-                break
-            step = chance.choices(what, weights)[0]
-            world.story.append(f"{time.monotonic():.4f} {step.__name__}")
-            step()
-        world.quiet()
-    finally:
-        world.close()
-        gc.collect()  # what a node has open goes with the object
-        shutil.rmtree(folder, ignore_errors=True)
+    with scratch() as folder:
+        world = World(chance, tally, folder)
+        steps: list[tuple[Step, float]] = [
+            (world.publish, 8),
+            (world.follow, 4),
+            (world.quiet, 2),
+            (world.clear, 1),
+            (world.bump, 1),
+            (world.flush, 1),
+            (world.restart, 0.7),
+            (world.join, 0.7),
+        ]
+        try:
+            for _ in turns(chance.randint(10, 40), stop):
+                step = drawn(chance, steps)
+                world.story.append(f"{time.monotonic():.4f} {step.__name__}")
+                step()
+            world.quiet()
+        finally:
+            world.close()
 
 
 HUNT = Hunt(
