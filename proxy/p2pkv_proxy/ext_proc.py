@@ -36,10 +36,9 @@ _NONE, _STREAMED, _BUFFERED, _PARTIAL, _DUPLEX = range(5)
 
 def unavailable() -> str | None:
     """Return what is missing for it, as one sentence, or None."""
-    missing = [name for name in ("grpc", "google.protobuf") if not _is_there(name)]
-    if missing or not _is_there("envoy.service.ext_proc.v3"):
-        return "--ext-proc needs grpcio and xds-protos; pip install 'p2pkv[ext-proc]'"
-    return None
+    if all(_is_there(name) for name in ("grpc", "google.protobuf")):
+        return None
+    return "--ext-proc needs grpcio and protobuf; pip install 'p2pkv[ext-proc]'"
 
 
 def _is_there(name: str) -> bool:
@@ -77,7 +76,6 @@ class ExtProc:
     async def start(self) -> None:
         """Listen. Raises :class:`ControlError`."""
         import grpc.aio
-        from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as service
 
         settings = self._services.settings
         self._server = grpc.aio.server(
@@ -89,7 +87,7 @@ class ExtProc:
                 ("grpc.so_reuseport", int(self._is_shared)),
             ],
         )
-        service.add_ExternalProcessorServicer_to_server(_Servicer(self._services), self._server)
+        self._server.add_generic_rpc_handlers((_handler(self._services),))
         host = f"[{self._host}]" if ":" in self._host else self._host
         address = f"{host}:{self._port}"
         try:
@@ -116,27 +114,34 @@ def _credentials(certificate: Certificate) -> Any:
     return grpc.ssl_server_credentials([pair])
 
 
-class _Servicer:
-    """What gRPC calls, once for each request that Envoy has."""
+def _handler(services: Services) -> Any:
+    """Return what gRPC calls, once for each request that Envoy has."""
+    import grpc
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    from p2pkv_proxy import ext_proc_messages as pb
 
-    async def Process(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        picking = Picking(self._services)
+    async def process(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        picking = Picking(services)
         try:
-            conversation = _Conversation(self._services, picking)
+            conversation = _Conversation(services, picking)
             async for answer in conversation.run(requests):
                 yield answer
         finally:
             picking.end()
+
+    method = grpc.stream_stream_rpc_method_handler(
+        process,
+        request_deserializer=pb.ProcessingRequest.FromString,
+        response_serializer=pb.ProcessingResponse.SerializeToString,
+    )
+    return grpc.method_handlers_generic_handler(pb.SERVICE, {pb.METHOD: method})
 
 
 class _Conversation:
     """Envoy's messages of one request, and what it is told."""
 
     def __init__(self, services: Services, picking: Picking) -> None:
-        from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+        from p2pkv_proxy import ext_proc_messages as pb
 
         self._pb = pb
         self._settings = services.settings
@@ -228,11 +233,11 @@ class _Conversation:
         common = pb.CommonResponse(header_mutation=_mutation(pb, picked), clear_route_cache=True)
         if has_body and self._request_mode != _DUPLEX:
             answer = pb.ProcessingResponse(request_body=pb.BodyResponse(response=common))
-            answer.dynamic_metadata.CopyFrom(_metadata(picked))
+            answer.dynamic_metadata.update(_metadata(picked))
             yield answer
             return
         answer = pb.ProcessingResponse(request_headers=pb.HeadersResponse(response=common))
-        answer.dynamic_metadata.CopyFrom(_metadata(picked))
+        answer.dynamic_metadata.update(_metadata(picked))
         yield answer
         if has_body:
             body = b"".join(self._kept)
@@ -287,12 +292,8 @@ def _mutation(pb: Any, picked: Picked) -> Any:
     return mutation
 
 
-def _metadata(picked: Picked) -> Any:
-    from google.protobuf.struct_pb2 import Struct
-
-    metadata = Struct()
-    metadata.update({_METADATA: {DESTINATION: picked.destination}})
-    return metadata
+def _metadata(picked: Picked) -> dict[str, dict[str, str]]:
+    return {_METADATA: {DESTINATION: picked.destination}}
 
 
 def _pairs(headers: Any) -> list[tuple[str, bytes]]:
