@@ -237,6 +237,14 @@ class Exchange:
         return call
 
     async def _attempt(self, call: Call, pair: Pair, number: int, read: float) -> None:
+        try:
+            await self._answer(call, pair, number, read)
+        except CutError:
+            if not self._reply.is_over:
+                raise
+            # the answer is whole: what is still waited for is the end of a prefill that nobody needs any more
+
+    async def _answer(self, call: Call, pair: Pair, number: int, read: float) -> None:
         self._lost.clear()
         self._waits.forget_losses()
         self._decode, self._is_answering = pair.decode, False

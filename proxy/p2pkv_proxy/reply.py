@@ -22,6 +22,8 @@ class Reply:
         """The client has bytes of an answer."""
         self.is_stream = False
         """They are events, behind which another one can say that no more come."""
+        self.is_over = False
+        """The client has all of it, or will have when it takes what was sent."""
         self._sending_since = 0.0
 
     def is_slow(self, now: float, patience: float) -> bool:
@@ -41,6 +43,7 @@ class Reply:
         self._sending_since = time.monotonic()
         await self.send({"type": "http.response.body", "body": body, "more_body": more})
         self._sending_since = 0.0
+        self.is_over = not more
 
     async def whole(self, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         """Send a whole answer with status 200, which may be large."""

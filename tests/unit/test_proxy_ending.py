@@ -9,10 +9,10 @@ import sys
 
 import aiohttp
 import pytest
-from test_proxy_requests import COMPLETION, run
+from test_proxy_requests import COMPLETION, run, start, until
 
 from fake_engines import Rig
-from p2pkv.instances.heartbeat import Role
+from p2pkv.instances.heartbeat import Mode, Role
 
 STREAM = COMPLETION | {"max_tokens": 20, "stream": True}
 
@@ -81,3 +81,36 @@ def test_at_sigterm_a_request_without_an_answer_is_refused_when_its_time_is_over
         assert await process.wait() == -signal.SIGTERM  # uvicorn hands it on when all is done
 
     run(test)
+
+
+def test_what_ends_requests_comes_too_late_for_an_answer_that_is_whole(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The router still waits for the end of the prefill's part then; there is nothing left to tell the client."""
+
+    async def test(rig: Rig) -> None:
+        prefill = await rig.engine(Role.PREFILL, Mode.SGLANG, token_gate=asyncio.Semaphore(0))
+        decode = await rig.engine(Role.DECODE, Mode.SGLANG)
+        front = await start(rig, [prefill, decode])
+        heard, ended = bytearray(), asyncio.Event()
+
+        class Client(asyncio.Protocol):
+            def data_received(self, data: bytes) -> None:
+                heard.extend(data)
+                if heard.endswith(b"0\r\n\r\n"):
+                    front.app.end_requests()  # in the same turn of the loop as the answer's last bytes
+                    ended.set()
+
+        transport, _ = await asyncio.get_running_loop().create_connection(Client, "127.0.0.1", front.port)
+        body = json.dumps(STREAM).encode()
+        transport.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        await ended.wait()
+        await until(lambda: all(tracked.in_flight == 0 for tracked in front.app.registry))
+        assert b"[DONE]" in heard
+        assert await front.metric("p2pkv_proxy_requests_total", outcome="ok") == 1
+        transport.abort()
+
+    run(test)
+    assert "ASGI" not in caplog.text

@@ -1,4 +1,4 @@
-"""The picker's own definitions of Envoy's messages, held beside bytes that Envoy's classes have made (xds-protos 1.74)."""
+"""The picker's own definitions of Envoy's messages, beside bytes that Envoy's classes have made (xds-protos 1.85)."""
 
 from __future__ import annotations
 
