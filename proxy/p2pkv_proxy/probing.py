@@ -19,15 +19,16 @@ _PATIENCE = 3
 
 async def probe(registry: Registry, engines: Engines) -> None:
     """Check every listed instance about once a second, for ever, each on its own."""
-    running: dict[str, asyncio.Task[None]] = {}
+    # not by their ids: an entry that has changed is another instance of the same id, at another address perhaps
+    running: dict[Tracked, asyncio.Task[None]] = {}
     try:
         while True:
-            listed = {tracked.id: tracked for tracked in registry if tracked.is_listed}
-            for gone in [instance for instance in running if instance not in listed]:
+            listed = [tracked for tracked in registry if tracked.is_listed]
+            for gone in [tracked for tracked in running if tracked not in listed]:
                 running.pop(gone).cancel()
-            for instance, tracked in listed.items():
-                if instance not in running:
-                    running[instance] = asyncio.ensure_future(_follow(tracked, registry, engines))
+            for tracked in listed:
+                if tracked not in running:
+                    running[tracked] = asyncio.ensure_future(_follow(tracked, registry, engines))
             await asyncio.sleep(_EVERY_S / 4)
     finally:
         for task in running.values():
@@ -48,6 +49,7 @@ async def _follow(tracked: Tracked, registry: Registry, engines: Engines) -> Non
         n_failed = 0 if is_healthy else n_failed + 1
         if n_failed == _PATIENCE:
             _log.warning("the health check of %s fails: %s", tracked.id, said)
-        if n_failed == 0 or n_failed >= _PATIENCE:
+        is_there = registry.get(tracked.id) is tracked
+        if is_there and (n_failed == 0 or n_failed >= _PATIENCE):
             registry.note_probe(tracked.id, is_healthy=is_healthy)
         await asyncio.sleep(_EVERY_S)

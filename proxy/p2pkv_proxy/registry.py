@@ -77,10 +77,12 @@ class Registry:
         return self._tracked.get(instance_id)
 
     def list_instance(self, instance: Instance) -> None:
-        """Add one that is named by the operator; its state comes from :meth:`note_probe`."""
+        """Add one that is named by the operator, or take what is new of it; its state comes from :meth:`note_probe`."""
         known = self._tracked.get(instance.id)
-        if known is not None and instance in (known.entry, known.instance):
-            known.entry = instance
+        if known is not None and _is_same(known.instance, instance):
+            if known.instance != instance and not known.is_heard:
+                known.instance = instance  # one that is heard says more of itself than its entry does
+            known.entry, known.was_listed = instance, False
             return
         if known is not None:
             self._remove(known, "its entry has changed")
@@ -175,11 +177,7 @@ class Registry:
     def _may_say(self, tracked: Tracked, instance: Instance) -> bool:
         """Whether a heartbeat may say this of an instance: a listed one is where and what the operator says."""
         entry = tracked.entry
-        if entry is None or (entry.url, entry.role, entry.mode) == (
-            instance.url,
-            instance.role,
-            instance.mode,
-        ):
+        if entry is None or _is_same(entry, instance):
             return True
         self.refused += 1
         if not tracked.is_contradicted:
@@ -254,3 +252,8 @@ class Registry:
         """Note what has happened, for the log and the page."""
         _log.log(level, "instance %s: %s", instance, what)
         self.events.append(Event(time.time(), instance, what))
+
+
+def _is_same(one: Instance, other: Instance) -> bool:
+    """Whether two descriptions are of an engine at one place that does the same."""
+    return (one.url, one.role, one.mode) == (other.url, other.role, other.mode)
