@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from p2pkv.errors import ConfigError
 from p2pkv_proxy.continuation import Resume
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Limits and times in bytes and seconds. Never changes while the router runs."""
+    """Limits and times in bytes and seconds. They never change: a file of settings puts others in their place."""
 
     max_body: int = 16 << 20
     """Of a request; a prompt of a million token ids has about 7 MiB."""
@@ -49,3 +52,32 @@ class Settings:
     """For each to find room; then it is refused with 429."""
     direct_below: int = 0
     """Prompts with fewer tokens to compute than this go to the decode alone, where it can compute them."""
+    priorities: Mapping[str, int] = field(default_factory=dict)
+    """By the names of API keys: while requests wait those with a lower one go first. Who is not named has 0."""
+
+    def shared(self, n_workers: int) -> Settings:
+        """Return what one worker has of these: what bounds the router is divided among all."""
+        return replace(
+            self,
+            max_in_flight=-(-self.max_in_flight // n_workers),
+            queue_length=-(-self.queue_length // n_workers),
+            queue_bytes=self.queue_bytes // n_workers,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrides:
+    """What a file says in place of options."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """By the names of fields of :class:`Settings`, of their types."""
+    prefill_policy: str | None = None
+    decode_policy: str | None = None
+
+
+def check_settings(settings: Settings) -> None:
+    """Raise :class:`ConfigError` if they can't be."""
+    if settings.max_body < 1:
+        raise ConfigError(f"max_body must be at least 1 byte, not {settings.max_body}")
+    if settings.strict_pd and settings.direct_below:
+        raise ConfigError("strict_pd and direct_below contradict each other; leave out one")

@@ -1,7 +1,8 @@
 """Where requests wait while every instance that could take them is full, instead of being sent away at once.
 
-Who waits for the same model stands in one line. In a line API keys take turns, however many requests each has; of one
-key's the most urgent goes first, then the oldest. The room is bounded in requests and bytes, and so is each one's time.
+Who waits for the same model stands in one line. In a line the API keys with the lowest priority are served first, and
+those with the same take turns, however many requests each has; of one key's the most urgent goes first, then the
+oldest. The room is bounded in requests and bytes, and so is each one's time.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Ticket:
     """A request's place."""
 
     priority: int
-    """The lowest goes first of its tenant's."""
+    """The lowest goes first of its tenant's; tenants have priorities of their own."""
     number: int = field(default=0)
     tenant: str = field(default="", compare=False)
     nbytes: int = field(default=0, compare=False)
@@ -37,7 +38,9 @@ class Ticket:
 class _Line:
     """Tickets for the same instances: tenants in turn, each with its own by urgency."""
 
-    def __init__(self) -> None:
+    def __init__(self, priority_of: Callable[[str], int]) -> None:
+        """``priority_of`` a tenant, as it is now."""
+        self._priority_of = priority_of
         self._tenants: OrderedDict[str, list[Ticket]] = OrderedDict()
         self.trying: Ticket | None = None
         """Whose turn it is now. One at a time: of several that try in vain the last would be the next."""
@@ -58,11 +61,21 @@ class _Line:
                 ticket.woken.set_result(None)
 
     def _pop(self) -> Ticket:
-        tenant, tickets = self._tenants.popitem(last=False)
+        tenant = min(self._tenants, key=self._priority_of)  # of equals the first: whose turn it is
+        tickets = self._tenants.pop(tenant)
         ticket = heapq.heappop(tickets)
         if tickets:
             self._tenants[tenant] = tickets  # behind all others
         return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Take out one that had nothing; if it was its turn, that is its tenant's next one's now."""
+        was_trying = self.trying is ticket
+        self.remove(ticket)
+        if was_trying:
+            if ticket.tenant in self._tenants:
+                self._tenants.move_to_end(ticket.tenant, last=False)
+            self.wake()
 
     def remove(self, ticket: Ticket) -> None:
         if self.trying is ticket:
@@ -78,8 +91,13 @@ class _Line:
 class WaitingRoom:
     """All lines. One event loop uses it; :meth:`wake` must be called when an instance may have room again."""
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: Settings, metrics: Metrics, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``now``: the time by which the loop's timers go."""
+        self.settings = settings
+        """Others may take their place: for who comes then, but priorities for all."""
+        self._now = now
         self._metrics = metrics
         self._lines: dict[str, _Line] = {}
         self._n_tickets = 0
@@ -105,18 +123,18 @@ class WaitingRoom:
                 refusal = error
         if not self._has_room(ticket.nbytes):
             raise refusal
-        began = time.monotonic()
+        began = self._now()
         self._n_tickets += 1
         self._n_waiting += 1
         self._nbytes += ticket.nbytes
         ticket.number = self._n_tickets
         try:
-            return await self._wait(choose, line, ticket, began + self._settings.queue_timeout, refusal)
+            return await self._wait(choose, line, ticket, began + self.settings.queue_timeout, refusal)
         finally:
             self._n_waiting -= 1
             self._nbytes -= ticket.nbytes
             self._leave(line, ticket)
-            self._metrics.queued.observe(time.monotonic() - began)
+            self._metrics.queued.observe(self._now() - began)
 
     def wake(self) -> None:
         """Let the next one of each line try."""
@@ -126,12 +144,12 @@ class WaitingRoom:
     async def _wait(
         self, choose: Callable[[], Pair], line: str, ticket: Ticket, until: float, refusal: RefusedError
     ) -> Pair:
-        place = self._lines.setdefault(line, _Line())
+        place = self._lines.setdefault(line, _Line(self._priority_of))
         is_next = False
         while True:
             ticket.woken = asyncio.get_running_loop().create_future()
             place.push(ticket, is_next=is_next)
-            await asyncio.wait({ticket.woken}, timeout=max(0.0, until - time.monotonic()))
+            await asyncio.wait({ticket.woken}, timeout=max(0.0, until - self._now()))
             if not ticket.woken.done():
                 raise refusal
             try:
@@ -146,14 +164,17 @@ class WaitingRoom:
                 place.wake()  # there may be room for more
                 return pair
 
+    def _priority_of(self, tenant: str) -> int:
+        return self.settings.priorities.get(tenant, 0)
+
     def _has_room(self, nbytes: int) -> bool:
-        settings = self._settings
+        settings = self.settings
         return self._n_waiting < settings.queue_length and self._nbytes + nbytes <= settings.queue_bytes
 
     def _leave(self, name: str, ticket: Ticket) -> None:
         line = self._lines.get(name)
         if line is None:
             return
-        line.remove(ticket)
+        line.leave(ticket)
         if not line:
             del self._lines[name]
