@@ -1,14 +1,8 @@
-"""Who may use the router: the API keys that clients send as ``Authorization: Bearer KEY``.
-
-Keys come from a file that is read again when it changes, or from the environment. A file that can't be read, or has
-something wrong in it, changes nothing: who had a key keeps it, and nobody else gets in.
-"""
+"""Who may use the router: the API keys that clients send as ``Authorization: Bearer KEY``."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import logging
 import os
 import secrets
 import stat
@@ -16,11 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from p2pkv.errors import ConfigError
-from p2pkv_proxy.listing import file_stamp
 
-_log = logging.getLogger(__name__)
 VARIABLE = "P2PKV_PROXY_API_KEYS"
-_LOOK_S = 1.0
 _LEAST_BYTES = 16
 _MOST_BYTES = 512
 _MOST_FILE = 4 << 20
@@ -33,15 +24,22 @@ class ApiKeys:
     Keys are kept and looked for as digests under a secret of this process: how long that takes says nothing of a key.
     """
 
-    def __init__(self, lines: Iterable[str], where: str, path: Path | None = None) -> None:
+    def __init__(self, lines: Iterable[str], where: str) -> None:
         """Take ``KEY`` or ``NAME KEY`` a line; a key without a name is called by its number.
 
-        ``path``: the file that they are from, for :meth:`follow`. Raises :class:`ConfigError`.
+        Raises :class:`ConfigError`.
         """
-        self._path = path
-        self._stamp = file_stamp(path) if path is not None else None
         self._pepper = secrets.token_bytes(32)
         self._names = self._read(lines, where)
+
+    @classmethod
+    def read(cls, path: Path) -> ApiKeys:
+        """Return those of a file. Raises :class:`ConfigError`."""
+        return cls(_lines_of(path), str(path))
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._names)
 
     def name_of(self, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
         """Return whose key a request has; None if it has none, a wrong one, or several."""
@@ -50,26 +48,6 @@ class ApiKeys:
             return None
         scheme, _, key = given[0].partition(b" ")
         return self._names.get(self._digest(key.strip())) if scheme.lower() == b"bearer" else None
-
-    async def follow(self) -> None:
-        """Read the file again whenever it changes, for ever."""
-        while self._path is not None:
-            await asyncio.sleep(_LOOK_S)
-            self.look()
-
-    def look(self) -> None:
-        """Read the file again if it has changed."""
-        assert self._path is not None
-        stamp = file_stamp(self._path)
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            self._names = self._read(_lines_of(self._path), str(self._path))
-        except ConfigError as error:
-            _log.warning("%s; the keys stay as they are", error)
-        else:
-            _log.info("%d API keys were read from %s", len(self._names), self._path)
 
     def _read(self, lines: Iterable[str], where: str) -> dict[bytes, str]:
         found: dict[bytes, str] = {}
@@ -102,24 +80,21 @@ class ApiKeys:
         return hashlib.blake2b(key, key=self._pepper, digest_size=16).digest()
 
 
-def read_api_keys(path: Path | None) -> ApiKeys | None:
-    """Return the keys of a file or of the environment, None if there are neither. Raises :class:`ConfigError`."""
-    in_environment = os.environ.get(VARIABLE)
-    if path is not None and in_environment is not None:
-        raise ConfigError(f"API keys are given twice: by --api-keys and by {VARIABLE}; leave out one")
-    if path is not None:
-        return ApiKeys(_lines_of(path), str(path), path)
-    return (
-        ApiKeys(in_environment.replace(",", "\n").splitlines(), VARIABLE)
-        if in_environment is not None
-        else None
-    )
+def keys_in_environment(path: Path | None) -> ApiKeys | None:
+    """Return the keys of the environment, None if it has none; ``path`` is where a file has some.
 
-
-def read_engines_key(path: Path | None) -> bytes | None:
-    """Return the key in a file, which engines are told. Raises :class:`ConfigError`."""
-    if path is None:
+    Raises :class:`ConfigError`.
+    """
+    found = os.environ.get(VARIABLE)
+    if found is None:
         return None
+    if path is not None:
+        raise ConfigError(f"API keys are given twice: by --api-keys and by {VARIABLE}; leave out one")
+    return ApiKeys(found.replace(",", "\n").splitlines(), VARIABLE)
+
+
+def read_engines_key(path: Path) -> bytes:
+    """Return the key in a file, which engines are told. Raises :class:`ConfigError`."""
     keys = [line.strip() for line in _lines_of(path) if line.strip()]
     if len(keys) != 1 or not _PRINTABLE.issuperset(keys[0].encode()):
         raise ConfigError(

@@ -7,8 +7,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -18,33 +16,32 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 
 from p2pkv.address import is_loopback
-from p2pkv.control.secret import ClusterKeys
-from p2pkv.instances.heartbeat import Instance, State
+from p2pkv.instances.heartbeat import State
 from p2pkv_proxy.access_log import AccessLog
-from p2pkv_proxy.api_keys import read_api_keys
 from p2pkv_proxy.bodies import Receive, Scope, Send, error_body
 from p2pkv_proxy.call import InstanceError
 from p2pkv_proxy.engines import Engines
 from p2pkv_proxy.ext_proc import ExtProc
 from p2pkv_proxy.holdings import Holdings
-from p2pkv_proxy.listing import follow_file
+from p2pkv_proxy.listing import list_all
 from p2pkv_proxy.metrics import Metrics, merged
-from p2pkv_proxy.neighbourhood import Around, Neighbourhood
+from p2pkv_proxy.neighbourhood import Neighbourhood
 from p2pkv_proxy.observer import DirectoryObserver
 from p2pkv_proxy.passing import METHODS, PASSED
+from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.policies import POLICIES
 from p2pkv_proxy.probing import probe
 from p2pkv_proxy.reading import READERS
-from p2pkv_proxy.registry import Registry
+from p2pkv_proxy.registry import Event, Registry
 from p2pkv_proxy.relaying import Relay
+from p2pkv_proxy.reloading import Reloading
 from p2pkv_proxy.retry_budget import RetryBudget
 from p2pkv_proxy.routing import RefusedError, Router
 from p2pkv_proxy.services import Services
 from p2pkv_proxy.serving import Serving
-from p2pkv_proxy.settings import Settings
 from p2pkv_proxy.spans import Spans
 from p2pkv_proxy.status_page import FILES, HEADERS, file_at, reading, snapshot
-from p2pkv_proxy.tls import Certificate, ServedCertificate, believed
+from p2pkv_proxy.tls import ServedCertificate, believed
 from p2pkv_proxy.waiting_room import WaitingRoom
 
 _log = logging.getLogger(__name__)
@@ -52,58 +49,6 @@ _EXPIRY_S = 0.25
 _ASK_S = 5.0
 _FOR_ALL = frozenset({"/health", "/healthz"})
 """Balancers ask without a key; the answer says no more than whether there is one who serves."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What the command line asks for."""
-
-    settings: Settings
-    prefill_policy: str = "prefix"
-    decode_policy: str = "least_loaded"
-    instances: tuple[Instance, ...] = ()
-    instances_file: Path | None = None
-    file_instances: tuple[Instance, ...] = ()
-    heartbeats: str | None = None
-    """``HOST:PORT`` to take heartbeats on; None takes none."""
-    lifetime: float = 10.0
-    join: tuple[str, ...] = ()
-    keys: ClusterKeys | None = None
-    has_own_secret: bool = True
-    api_keys_file: Path | None = None
-    """Who may use the router; without it, and without any in the environment, everybody may."""
-    certificate: Certificate | None = None
-    """For TLS; without it clients speak plain HTTP."""
-    engines_ca: Path | None = None
-    """Authorities whose certificates are believed of engines with https; None: the system's."""
-    engines_key: bytes | None = field(default=None, repr=False)
-    """What engines are told instead of the client's key."""
-    access_log: str | None = None
-    """The file to write a line to for each request; ``-``: stdout."""
-    tracing: bool = False
-    """Requests have spans of OpenTelemetry."""
-    n_workers: int = 1
-    """Processes that serve the port, of which this is one."""
-    ext_proc: str | None = None
-    """``HOST:PORT`` to answer Envoy on; None: nowhere."""
-    replicas: tuple[str, ...] = ()
-    """Heartbeat addresses of routers beside this one; those that engines or nodes know need not be named."""
-    advertise: str = ""
-    """The host that engines and other routers reach this one by; empty: what it listens on."""
-
-    @property
-    def around(self) -> Around | None:
-        """What is known of others; None where nobody is listened to."""
-        if self.heartbeats is None or self.keys is None:
-            return None
-        return Around(
-            heartbeats=self.heartbeats,
-            keys=self.keys,
-            has_own_secret=self.has_own_secret,
-            join=self.join,
-            replicas=self.replicas,
-            advertise=self.advertise,
-        )
 
 
 class Others(Protocol):
@@ -123,19 +68,18 @@ class App:
     """Starlette for the pages; the engines' endpoints are answered before it, since every 10 us counts there."""
 
     def __init__(self, plan: Plan) -> None:
+        """``plan``: with what is in its files (:func:`~p2pkv_proxy.reloading.loaded`)."""
         self._plan = plan
-        self._keys = read_api_keys(plan.api_keys_file)
+        self._settings = plan.in_force
         self.certificate = ServedCertificate(plan.certificate) if plan.certificate is not None else None
-        self._authorization: bytes | None = None
-        if plan.engines_key is not None:
-            self._authorization = b"Bearer " + plan.engines_key
-        elif self._keys is not None:
-            self._authorization = b""
         self.registry = Registry(lifetime=plan.lifetime)
         self._began = int(time.time())
         self.metrics = Metrics(self.registry)
         self._serving: Serving | None = None
-        self._engines: Engines | None = None
+        self._services: Services | None = None
+        self.reloading = Reloading(plan, self._take, self._note_file)
+        """The plan in force, and what is read again of it."""
+        self.metrics.refused_files.set_function(lambda: len(self.reloading.refused))
         self.relay: Relay | None = None
         self.neighbourhood: Neighbourhood | None = None
         self.ext_proc: ExtProc | None = None
@@ -160,8 +104,9 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or run the lifespan."""
         is_known = True
-        if self._keys is not None and scope["type"] == "http" and scope["path"] not in _FOR_ALL:
-            scope["p2pkv.key"] = self._keys.name_of(scope["headers"])
+        keys = self._plan.api_keys
+        if keys is not None and scope["type"] == "http" and scope["path"] not in _FOR_ALL:
+            scope["p2pkv.key"] = keys.name_of(scope["headers"])
             is_known = scope["p2pkv.key"] is not None
         if not is_known:
             assert self._serving is not None
@@ -181,7 +126,7 @@ class App:
             return False
         if path in PASSED:
             return True
-        return self._plan.settings.pass_unknown and not any(
+        return self._settings.pass_unknown and not any(
             route.matches(scope)[0] is not Match.NONE for route in self._pages.routes
         )
 
@@ -193,7 +138,36 @@ class App:
     @property
     def drain_timeout(self) -> float:
         """Seconds that requests under way have when the router is told to end."""
-        return self._plan.settings.drain_timeout
+        return self._settings.drain_timeout
+
+    def reload(self) -> None:
+        """Read all files again."""
+        if self._services is not None:
+            self.reloading.read_all()
+
+    def _take(self, plan: Plan) -> None:
+        """Put another plan into force. What is under way goes on by the one that it began with."""
+        before, self._plan = self._plan, plan
+        services = self._services
+        assert services is not None
+        if plan.in_force != self._settings:
+            self._settings = plan.in_force
+            services.take(self._settings)
+        services.router.choose_by(*plan.policies)
+        services.authorization = plan.authorization
+        list_all(self.registry, before.listed, plan.listed)
+        if plan.engines_ca != before.engines_ca:
+            services.engines.believe(believed(plan.engines_ca))
+        if (
+            self.certificate is not None
+            and plan.certificate is not None
+            and plan.certificate != before.certificate
+        ):
+            self.certificate.serve(plan.certificate)
+
+    def _note_file(self, name: str, what: str, is_taken: bool) -> None:
+        self.metrics.reloads.labels(name, "taken" if is_taken else "refused").inc()
+        self.registry.events.append(Event(time.time(), f"the file of {name}", what))
 
     def take_heartbeats(self) -> None:
         """Bind the address of heartbeats, if there is one; they are read once the router serves.
@@ -214,28 +188,27 @@ class App:
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         plan = self._plan
-        for instance in (*plan.instances, *plan.file_instances):
-            self.registry.list_instance(instance)
-        self._engines = engines = Engines(plan.settings, believed(plan.engines_ca))
-        router = Router(
-            self.registry, plan.settings, POLICIES[plan.prefill_policy](), POLICIES[plan.decode_policy]()
-        )
+        settings = self._settings
+        list_all(self.registry, {}, plan.listed)
+        engines = Engines(settings, believed(plan.engines_ca))
+        router = Router(self.registry, settings, *(POLICIES[name]() for name in plan.policies))
         observer = None
-        if plan.join and plan.keys is not None and router.wants_holdings:
+        may_want_holdings = router.wants_holdings or plan.files.settings is not None
+        if plan.join and plan.keys is not None and may_want_holdings:
             observer = DirectoryObserver(plan.join, plan.keys)
         holdings = Holdings(self.registry, observer, self.metrics)
         self.relay = relay = Relay()
-        services = Services(
-            plan.settings,
+        self._services = services = Services(
+            settings,
             router,
             engines,
             self.metrics,
             holdings,
             relay,
             RetryBudget(),
-            WaitingRoom(plan.settings, self.metrics),
+            WaitingRoom(settings, self.metrics),
             spans=Spans() if plan.tracing else None,
-            authorization=self._authorization,
+            authorization=plan.authorization,
         )
         access_log = None
         if plan.access_log is not None:
@@ -243,7 +216,7 @@ class App:
         self._serving = Serving(services, access_log)
         if plan.ext_proc is not None:
             is_shared = plan.n_workers > 1
-            self.ext_proc = ExtProc(plan.ext_proc, services, plan.certificate, is_shared=is_shared)
+            self.ext_proc = ExtProc(plan.ext_proc, services, self.certificate, is_shared=is_shared)
             await self.ext_proc.start()
         tasks = [asyncio.ensure_future(_forever(work)) for work in self._work(engines)]
         try:
@@ -263,7 +236,6 @@ class App:
 
     def _work(self, engines: Engines) -> list[Coroutine[object, object, None]]:
         """Return what runs beside the requests."""
-        plan = self._plan
         assert self._serving is not None
         work: list[Coroutine[object, object, None]] = [
             self._serving.sweep(),
@@ -274,12 +246,8 @@ class App:
             work += self.neighbourhood.work()
         if self.others is not None:
             work.append(self.others.run())
-        if self._keys is not None:
-            work.append(self._keys.follow())
-        if self.certificate is not None:
-            work.append(self.certificate.follow())
-        if plan.instances_file is not None:
-            work.append(follow_file(plan.instances_file, plan.file_instances, self.registry))
+        if self.reloading.names:
+            work.append(self.reloading.follow())
         return work
 
     async def _expire(self) -> None:
@@ -355,14 +323,15 @@ class App:
 
     async def _ask(self, path: str, request: Request) -> Response:
         """Pass on the first answer of an instance that is ready; it is told the key that is for engines."""
-        assert self._engines is not None
-        if self._authorization is None:
+        assert self._services is not None
+        authorization = self._services.authorization
+        if authorization is None:
             headers = [header for header in request.headers.raw if header[0] == b"authorization"]
         else:
-            headers = [(b"authorization", self._authorization)] if self._authorization else []
+            headers = [(b"authorization", authorization)] if authorization else []
         for tracked in [tracked for tracked in self.registry if tracked.state is State.READY]:
             try:
-                status, content_type, body = await self._engines.get(tracked, path, _ASK_S, headers)
+                status, content_type, body = await self._services.engines.get(tracked, path, _ASK_S, headers)
             except InstanceError:
                 continue
             return Response(body, status, media_type=content_type)

@@ -49,6 +49,13 @@ def proxy(
     heartbeats: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where instances report; empty: nowhere.")
     ] = "127.0.0.1:8100",
+    settings: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Policies, limits and keys' priorities as JSON, in place of options; read again when it changes.",
+        ),
+    ] = None,
     secret_file: Annotated[
         str | None, typer.Option(metavar="FILE", help="The cluster's secret; without it: this user's.")
     ] = None,
@@ -175,32 +182,24 @@ def proxy(
         raise ConfigError(missing)
     from p2pkv.values import parse_size
     from p2pkv_proxy.access_log import check_writable
-    from p2pkv_proxy.api_keys import read_api_keys, read_engines_key
-    from p2pkv_proxy.app import Plan
+    from p2pkv_proxy.api_keys import keys_in_environment
     from p2pkv_proxy.crew import serve_with
     from p2pkv_proxy.ext_proc import unavailable as needed_for_ext_proc
-    from p2pkv_proxy.listing import parse_instance, read_file
+    from p2pkv_proxy.listing import parse_instance
+    from p2pkv_proxy.plan import Files, Plan
     from p2pkv_proxy.policies import POLICIES
+    from p2pkv_proxy.reloading import loaded
     from p2pkv_proxy.server import serve
-    from p2pkv_proxy.settings import Settings
+    from p2pkv_proxy.settings import Settings, check_settings
     from p2pkv_proxy.spans import Spans
-    from p2pkv_proxy.tls import Certificate, believed
 
     for name in (policy, decode_policy):
         if name not in POLICIES:
             raise ConfigError(f"--policy takes {', '.join(POLICIES)}; not {name!r}")
     for address in join or ():
         split_address("--join", address)
-    if not join and any(POLICIES[name].wants_holdings for name in (policy, decode_policy)):
-        logging.getLogger(__name__).warning(
-            "--policy %s goes by what the p2pkv nodes hold, and without --join no node is asked: it chooses as it does "
-            "where the directory can't say; name a node: --join HOST:PORT",
-            policy if POLICIES[policy].wants_holdings else decode_policy,
-        )
-    if strict_pd and direct_below:
-        raise ConfigError("--strict-pd and --direct-below contradict each other; leave out one")
-    read_api_keys(api_keys)  # what is wrong with files is said here, not by each worker
-    believed(engines_ca)
+    if (tls_cert is None) is not (tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key go together: one of them is missing")
     check_writable(access_log)
     if tracing:
         Spans()
@@ -233,9 +232,16 @@ def proxy(
         ),
         prefill_policy=policy,
         decode_policy=decode_policy,
+        files=Files(
+            settings=settings,
+            instances=instances,
+            api_keys=api_keys,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            engines_ca=engines_ca,
+            engines_key=engines_key,
+        ),
         instances=tuple(named),
-        instances_file=instances,
-        file_instances=tuple(read_file(instances)) if instances is not None else (),
         heartbeats=heartbeats or None,
         lifetime=lifetime,
         join=tuple(join or ()),
@@ -244,13 +250,18 @@ def proxy(
         ext_proc=ext_proc,
         replicas=tuple(replica or ()),
         advertise=advertise,
-        api_keys_file=api_keys,
+        api_keys=keys_in_environment(api_keys),
         access_log=access_log,
         tracing=tracing,
-        certificate=Certificate.of(tls_cert, tls_key),
-        engines_ca=engines_ca,
-        engines_key=read_engines_key(engines_key),
     )
+    check_settings(plan.settings)
+    plan = loaded(plan)  # what is wrong with files is said here, not by each worker
+    if not join and (unserved := [name for name in plan.policies if POLICIES[name].wants_holdings]):
+        logging.getLogger(__name__).warning(
+            "--policy %s goes by what the p2pkv nodes hold, and without --join no node is asked: it chooses as it does "
+            "where the directory can't say; name a node: --join HOST:PORT",
+            unserved[0],
+        )
     host, port = split_address("--listen", listen)
     if workers == 1:
         serve(plan, host, port)

@@ -25,10 +25,13 @@ class Connections:
     def __init__(
         self, *, connect_timeout: float, answer_timeout: float, tls: ssl.SSLContext | None = None
     ) -> None:
-        """``answer_timeout``: for an engine's next bytes, in seconds. ``tls``: for https, or the system's."""
-        self._tls = tls
+        """``answer_timeout``: for an engine's next bytes, in seconds. ``tls``: for https, or the system's.
+
+        All of these may be set anew: they hold for what is sent and connected from then on.
+        """
+        self.tls = tls
         self.loop = asyncio.get_running_loop()
-        self._connect_timeout = connect_timeout
+        self.connect_timeout = connect_timeout
         self.answer_timeout = answer_timeout
         self.open: set[Connection] = set()
         self._idle: dict[str, list[Connection]] = {}
@@ -74,7 +77,7 @@ class Connections:
         )
         try:
             # not wait_for: before Python 3.12 that may lose a cancellation
-            await asyncio.wait({connecting}, timeout=self._connect_timeout)
+            await asyncio.wait({connecting}, timeout=self.connect_timeout)
         except asyncio.CancelledError:
             connecting.add_done_callback(_hang_up)
             connecting.cancel()
@@ -99,9 +102,9 @@ class Connections:
             raise ConnectionFailedError(f"can't be reached, {host!r} is no name of a host") from error
 
     def _context(self) -> ssl.SSLContext:
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-        return self._tls
+        if self.tls is None:
+            self.tls = ssl.create_default_context()
+        return self.tls
 
     def keep(self, connection: Connection) -> None:
         """Take a connection for the next request. Called by it."""

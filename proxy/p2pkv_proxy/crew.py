@@ -22,12 +22,12 @@ import typer
 
 from p2pkv.errors import ControlError
 from p2pkv.instances.heartbeat import Heartbeat, State, pack
-from p2pkv_proxy.app import Plan
-from p2pkv_proxy.crew_pipe import Ask, Beat, Drain, Loads, Message, Pages, Pipe, Ready
+from p2pkv_proxy.crew_pipe import Ask, Beat, Drain, Loads, Message, Pages, Pipe, Ready, Reload
 from p2pkv_proxy.neighbourhood import Neighbourhood
+from p2pkv_proxy.plan import Plan
+from p2pkv_proxy.reloading import Reloading
 from p2pkv_proxy.replicas import Replicas
 from p2pkv_proxy.server import LAST_WORDS_S, bound, shown_address
-from p2pkv_proxy.settings import Settings
 from p2pkv_proxy.worker import work
 
 _log = logging.getLogger(__name__)
@@ -66,10 +66,8 @@ class Crew:
         # bound, but listening to nobody: the port stays ours while workers come and go
         self._reserved = bound(host, port, is_shared=True)
         self._address: tuple[str, int] = self._reserved.getsockname()[:2]
-        self._plan = plan
-        self._workers_plan = replace(
-            plan, heartbeats=None, settings=_share(plan.settings, n_workers), n_workers=n_workers
-        )
+        # the parent reads files too, so that workers that are started later begin with what is in force
+        self._reloading = Reloading(plan, lambda plan: None)
         self._n_workers = n_workers
         self._workers: list[_Worker] = []
         self._ending = asyncio.Event()
@@ -87,10 +85,11 @@ class Crew:
         self.strangers: Callable[[], int] = lambda: 0
 
     async def run(self) -> None:
-        """Serve until SIGINT, SIGTERM or SIGHUP. Raises :class:`ControlError` if workers don't stay alive."""
+        """Serve until SIGINT or SIGTERM. Raises :class:`ControlError` if workers don't stay alive."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._ending.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         neighbourhood = None
         try:
             where = ""
@@ -102,6 +101,7 @@ class Crew:
             for _ in range(self._n_workers):
                 self._begin(self._keep_one())
             self._begin(self._share())
+            self._begin(self._reloading.follow())
             while (
                 not self._ending.is_set()
                 and sum(worker.is_ready for worker in self._workers) < self._n_workers
@@ -118,6 +118,18 @@ class Crew:
             self._reserved.close()
         if self._failure is not None:
             raise ControlError(self._failure)
+
+    @property
+    def _plan(self) -> Plan:
+        return self._reloading.plan
+
+    @property
+    def _workers_plan(self) -> Plan:
+        return replace(self._plan, heartbeats=None, n_workers=self._n_workers)
+
+    def _reload(self) -> None:
+        self._reloading.read_all()
+        self._tell(Reload())
 
     # what Discovery reports to
 
@@ -157,7 +169,7 @@ class Crew:
 
     def _join(self, process: BaseProcess) -> None:
         """Wait until a process that has hung up has ended; it drains first, and is killed if it takes too long."""
-        process.join(self._plan.settings.drain_timeout + LAST_WORDS_S + _END_S)
+        process.join(self._plan.in_force.drain_timeout + LAST_WORDS_S + _END_S)
         process.kill()
         process.join()
 
@@ -273,7 +285,7 @@ class Crew:
         processes = [worker.process for worker in self._workers]
         for process in processes:
             process.terminate()
-        until = time.monotonic() + self._plan.settings.drain_timeout + LAST_WORDS_S + _END_S
+        until = time.monotonic() + self._plan.in_force.drain_timeout + LAST_WORDS_S + _END_S
         while any(process.is_alive() for process in processes) and time.monotonic() < until:
             await asyncio.sleep(0.02)
         for process in processes:
@@ -282,16 +294,6 @@ class Crew:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _share(settings: Settings, n_workers: int) -> Settings:
-    """Return the settings of one worker: what bounds the router is divided among all."""
-    return replace(
-        settings,
-        max_in_flight=-(-settings.max_in_flight // n_workers),
-        queue_length=-(-settings.queue_length // n_workers),
-        queue_bytes=settings.queue_bytes // n_workers,
-    )
 
 
 def added(loads: list[dict[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
@@ -306,7 +308,8 @@ def added(loads: list[dict[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]
 
 
 def serve_with(plan: Plan, host: str, port: int, n_workers: int) -> None:
-    """Serve by several processes until SIGINT, SIGTERM or SIGHUP. Raises :class:`ControlError`."""
+    """Serve by several processes until SIGINT or SIGTERM. Raises :class:`ControlError`."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is who hears it
 
     async def run() -> None:
         await Crew(plan, host, port, n_workers).run()

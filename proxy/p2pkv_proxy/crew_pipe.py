@@ -47,6 +47,10 @@ class Drain(msgspec.Struct, tag="drain"):
     to: bool
 
 
+class Reload(msgspec.Struct, tag="reload"):
+    """All files are to be read again."""
+
+
 class Ask(msgspec.Struct, tag="ask"):
     """For the metrics: a worker asks for the others', the parent a worker for its own."""
 
@@ -60,7 +64,7 @@ class Pages(msgspec.Struct, tag="pages"):
     texts: list[str]
 
 
-Message: TypeAlias = Ready | Beat | Loads | Drain | Ask | Pages
+Message: TypeAlias = Ready | Beat | Loads | Drain | Reload | Ask | Pages
 
 
 class Pipe:

@@ -43,6 +43,16 @@ class Engines:
             connect_timeout=settings.connect_timeout, answer_timeout=settings.answer_timeout, tls=tls
         )
 
+    def take(self, settings: Settings) -> None:
+        """Have other settings hold for requests from now on."""
+        self._settings = settings
+        self._connections.connect_timeout = settings.connect_timeout
+        self._connections.answer_timeout = settings.answer_timeout
+
+    def believe(self, tls: ssl.SSLContext | None) -> None:
+        """Believe others from now on, of engines with https; None: whom the system believes."""
+        self._connections.tls = tls
+
     def close(self) -> None:
         """Hang up on everybody."""
         self._connections.close()

@@ -17,7 +17,7 @@ from p2pkv.address import split_address
 from p2pkv.errors import ConfigError, ControlError
 from p2pkv_proxy.picking import DESTINATION, PREFILLER, Picked, Picking, Refused
 from p2pkv_proxy.services import Services
-from p2pkv_proxy.tls import Certificate
+from p2pkv_proxy.tls import Certificate, ServedCertificate
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class ExtProc:
         self,
         listen: str,
         services: Services,
-        certificate: Certificate | None = None,
+        certificate: ServedCertificate | None = None,
         *,
         is_shared: bool = False,
     ) -> None:
@@ -107,11 +107,14 @@ class ExtProc:
             await server.stop(_GRACE_S)
 
 
-def _credentials(certificate: Certificate) -> Any:
+def _credentials(served: ServedCertificate) -> Any:
+    """Return what gRPC asks at each handshake for the certificate of now, on a thread of its own."""
     import grpc
 
-    pair = certificate.key.read_bytes(), certificate.chain.read_bytes()
-    return grpc.ssl_server_credentials([pair])
+    def pair(certificate: Certificate) -> Any:
+        return grpc.ssl_server_certificate_configuration([(certificate.key, certificate.chain)])
+
+    return grpc.dynamic_ssl_server_credentials(pair(served.certificate), lambda: pair(served.certificate))
 
 
 def _handler(services: Services) -> Any:

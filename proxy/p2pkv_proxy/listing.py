@@ -1,10 +1,8 @@
-"""Instances that the operator names: on the command line, or in a file that is read again when it changes."""
+"""Instances that the operator names: on the command line, or in a file."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -12,9 +10,6 @@ import msgspec
 from p2pkv.errors import ConfigError
 from p2pkv.instances.heartbeat import Instance, Mode, Role, checked
 from p2pkv_proxy.registry import Registry
-
-_log = logging.getLogger(__name__)
-_LOOK_S = 1.0
 
 
 def parse_instance(text: str, role: Role, mode: Mode) -> Instance:
@@ -48,32 +43,10 @@ def _instance(fields: dict[str, object], *, strict: bool = True) -> Instance:
         raise ConfigError(f"instance {fields.get('url')}: {error}") from error
 
 
-async def follow_file(path: Path, known: Sequence[Instance], registry: Registry) -> None:
-    """Bring the registry up to date whenever the file changes, for ever. A file that can't be read changes nothing."""
-    listed = {instance.id for instance in known}
-    stamp = file_stamp(path)
-    while True:
-        await asyncio.sleep(_LOOK_S)
-        now = file_stamp(path)
-        if now == stamp:
-            continue
-        stamp = now
-        try:
-            instances = read_file(path)
-        except ConfigError as error:
-            _log.warning("%s; the instances stay as they are", error)
-            continue
-        for gone in listed - {instance.id for instance in instances}:
-            registry.unlist(gone)
-        for instance in instances:
+def list_all(registry: Registry, before: Mapping[str, Instance], now: Mapping[str, Instance]) -> None:
+    """Have the registry list the instances of ``now``, by id, where it has listed those of ``before``."""
+    for gone in before.keys() - now.keys():
+        registry.unlist(gone)
+    for name, instance in now.items():
+        if before.get(name) != instance:
             registry.list_instance(instance)
-        listed = {instance.id for instance in instances}
-
-
-def file_stamp(path: Path) -> tuple[int, int, int]:
-    """Return what is different when the file has changed."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (stat.st_mtime_ns, stat.st_size, stat.st_ino)

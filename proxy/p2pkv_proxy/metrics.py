@@ -93,6 +93,17 @@ class Metrics:
             "Lines of the access log that could not be written",
             registry=self.registry,
         )
+        self.reloads = Counter(
+            "p2pkv_proxy_reloads",
+            "Files read again: taken, or refused because they can't be used",
+            ["file", "outcome"],
+            registry=self.registry,
+        )
+        self.refused_files = Gauge(
+            "p2pkv_proxy_refused_files",
+            "Files whose present content can't be used: what they said before is in force",
+            registry=self.registry,
+        )
         self.lookup = self._histogram("lookup", "Asking the directory", _SHORT_SECONDS)
         for outcome in OUTCOMES:
             self.requests.labels(outcome)
@@ -194,6 +205,7 @@ _THE_SAME = (
     "expired_instances",
     "refused_heartbeats",
     "refused_strangers",
+    "refused_files",
     "_created",
     "gone_instance",
     "replica",

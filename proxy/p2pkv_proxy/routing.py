@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from p2pkv.instances.heartbeat import Mode, Role, State
 from p2pkv_proxy.call import Pair
-from p2pkv_proxy.policies import Choice, Policy
+from p2pkv_proxy.policies import POLICIES, Choice, Policy
 from p2pkv_proxy.prompts import Prompt
 from p2pkv_proxy.registry import Registry
 from p2pkv_proxy.settings import Settings
@@ -48,20 +48,30 @@ class Router:
 
     def __init__(self, registry: Registry, settings: Settings, prefill: Policy, decode: Policy) -> None:
         self._registry = registry
-        self._settings = settings
+        self.settings = settings
         self.prefill_policy = prefill
         self.decode_policy = decode
-        for policy in (prefill, decode):
-            registry.on_gone.append(policy.forget)
+        registry.on_gone.append(self._forget)
 
     @property
     def wants_holdings(self) -> bool:
         """Whether a policy wants to know what the directory knows."""
         return self.prefill_policy.wants_holdings or self.decode_policy.wants_holdings
 
+    def choose_by(self, prefill: str, decode: str) -> None:
+        """Choose by the policies of these names from now on; one that stays keeps what it has learnt."""
+        if type(self.prefill_policy) is not POLICIES[prefill]:
+            self.prefill_policy = POLICIES[prefill]()
+        if type(self.decode_policy) is not POLICIES[decode]:
+            self.decode_policy = POLICIES[decode]()
+
     def instances(self) -> Registry:
         """Return all instances, whether they can take requests or not."""
         return self._registry
+
+    def _forget(self, instance_id: str) -> None:
+        self.prefill_policy.forget(instance_id)
+        self.decode_policy.forget(instance_id)
 
     def choose(
         self,
@@ -107,7 +117,7 @@ class Router:
         found = [t for t in candidates if t.instance.role is Role.BOTH]
         if not found and not prompt.needs_whole_engine:
             found = [*candidates]
-        if not found and not self._settings.strict_pd:
+        if not found and not self.settings.strict_pd:
             # SGLang's decodes end where nobody has told them of a prefill
             decodes = [t for t in candidates if t.instance.role is Role.DECODE]
             found = [t for t in decodes if t.instance.mode is not Mode.SGLANG]
@@ -134,7 +144,7 @@ class Router:
     def _prompt_ones(self, candidates: list[Tracked], now: float) -> list[Tracked]:
         if len(candidates) < 2:
             return candidates
-        patience = self._settings.slow_after
+        patience = self.settings.slow_after
         return [t for t in candidates if not t.keeps_waiting(now, patience)] or candidates
 
     def _pair(self, prompt: Prompt, sides: _Sides) -> Pair:
@@ -143,14 +153,14 @@ class Router:
             return _pair(None, decode, "passed on as it is")
         if decode.tracked.instance.role is Role.BOTH:
             return _pair(None, decode, "serves alone")
-        if self._settings.strict_pd:
+        if self.settings.strict_pd:
             return self._strict_pair(prompt, sides, decode)
         if not sides.prefills:
             return _pair(None, decode, "no prefill is there")
         if sides.mode is not Mode.SGLANG and prompt.n_answers > 1:
             # a hand-off is one sequence's: of a batch vLLM's answer names the first prompt's, and it is taken once
             return _pair(None, decode, f"{prompt.n_answers} answers, and a hand-off is for one")
-        if sides.mode is not Mode.SGLANG and prompt.n_to_compute < self._settings.direct_below:
+        if sides.mode is not Mode.SGLANG and prompt.n_to_compute < self.settings.direct_below:
             return _pair(None, decode, f"{prompt.n_to_compute} tokens to compute")
         return _pair(self.prefill_policy.choose(prompt, sides.prefills), decode, "")
 

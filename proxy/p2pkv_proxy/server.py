@@ -13,8 +13,9 @@ import uvicorn
 
 from p2pkv.descriptors import raise_limit
 from p2pkv.errors import ControlError
-from p2pkv_proxy.app import App, Plan
+from p2pkv_proxy.app import App
 from p2pkv_proxy.guarded_http import GuardedProtocol
+from p2pkv_proxy.plan import Plan
 
 LAST_WORDS_S = 5.0
 """For clients to take that their answers were broken off, when the router ends."""
@@ -28,7 +29,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        signal.signal(signal.SIGHUP, self.handle_exit)  # as at SIGTERM: nobody is left unanswered
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._app.reload)
         gc.collect()
         gc.freeze()  # what is there now stays: no need to look at it again in the middle of requests
         if self.started and sockets and self._announce:
@@ -40,6 +41,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
+        self.config.timeout_graceful_shutdown = math.ceil(self._app.drain_timeout + LAST_WORDS_S)
         timer = loop.call_later(self._app.drain_timeout, self._app.end_requests)
         try:
             await super().shutdown(sockets)
@@ -71,7 +73,8 @@ def bound(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
 
 
 def serve(plan: Plan, host: str, port: int) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP; requests under way may end first. Raises :class:`ControlError`."""
+    """Serve until SIGINT or SIGTERM; requests under way may end first. Raises :class:`ControlError`."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what is in files is being read anyhow
     app = App(plan)
     app.take_heartbeats()
     try:
@@ -94,7 +97,6 @@ def serve_on(app: App, listener: socket.socket, *, announce: bool) -> None:
         access_log=False,
         server_header=False,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=math.ceil(app.drain_timeout + LAST_WORDS_S),
         backlog=2048,
     )
     config.load()

@@ -15,9 +15,9 @@ from p2pkv_proxy.spans import Spans
 from p2pkv_proxy.waiting_room import WaitingRoom
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Services:
-    """What every request needs."""
+    """What every request needs. A request keeps the settings that it has begun with; others may take their place."""
 
     settings: Settings
     router: Router
@@ -30,3 +30,8 @@ class Services:
     spans: Spans | None = None
     authorization: bytes | None = None
     """What engines are told instead of the client's key; b"": nothing. None: the client's key is theirs."""
+
+    def take(self, settings: Settings) -> None:
+        """Have other settings hold for requests that come from now on."""
+        self.settings = self.router.settings = self.waiting_room.settings = settings
+        self.engines.take(settings)

@@ -1,105 +1,98 @@
-"""TLS: which engines are believed, and for clients a certificate and its key, which are read again when they change.
-
-A pair that can't be read, or does not belong together, changes nothing: connections go on with the one before.
-"""
+"""TLS: which engines are believed, and for clients a certificate and its key, another of which may take its place."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
+import os
 import ssl
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2pkv.errors import ConfigError
-from p2pkv_proxy.listing import file_stamp
 
-_log = logging.getLogger(__name__)
-_LOOK_S = 1.0
+_MOST_BYTES = 4 << 20
 
 
-def believed(authorities: Path | None) -> ssl.SSLContext | None:
-    """Return whose certificates are believed of engines: those of a file's authorities; None for the system's.
-
-    Raises :class:`ConfigError`.
-    """
-    if authorities is None:
-        return None
+def read_authorities(path: Path) -> str:
+    """Return the certificates of a file of authorities, in PEM. Raises :class:`ConfigError`."""
     try:
-        return ssl.create_default_context(cafile=str(authorities))
+        found = _read(path).decode()
+        ssl.create_default_context(cadata=found)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"cannot use the authorities in {authorities}: {error}; it must be certificates in PEM"
+            f"cannot use the authorities in {path}: {error}; it must be certificates in PEM"
         ) from error
+    return found
+
+
+def believed(authorities: str | None) -> ssl.SSLContext | None:
+    """Return whose certificates are believed of engines: these authorities'; None for the system's."""
+    return ssl.create_default_context(cadata=authorities) if authorities is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Where a certificate with its chain lies, and its key, both in PEM."""
+    """A certificate with its chain, and its key, both in PEM. They belong together."""
 
-    chain: Path
-    key: Path
+    chain: bytes
+    key: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, chain: Path | None, key: Path | None) -> Certificate | None:
-        """Return what two options name, None if neither does. Raises :class:`ConfigError`."""
-        if chain is None and key is None:
-            return None
-        if chain is None or key is None:
-            raise ConfigError("--tls-cert and --tls-key go together: one of them is missing")
-        made = cls(chain, key)
-        made.context()
+    def read(cls, chain: Path, key: Path) -> Certificate:
+        """Read both. Raises :class:`ConfigError`."""
+        try:
+            made = cls(_read(chain), _read(key))
+            made.context()
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"cannot use the certificate {chain} with the key {key}: {error}; "
+                "both must be PEM, the key without a password and the certificate's own"
+            ) from error
         return made
 
     def context(self) -> ssl.SSLContext:
-        """Return what a server needs. Raises :class:`ConfigError`."""
+        """Return what a server needs. Raises :class:`OSError` and :class:`ValueError`, of what was not read before."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.load_into(context)
-        return context
-
-    def load_into(self, context: ssl.SSLContext) -> None:
-        """Have connections from now on use it. Raises :class:`ConfigError`; then ``context`` may be of no use."""
-        try:
+        with _as_file(self.chain) as chain, _as_file(self.key) as key:
             # with a password to ask for OpenSSL would wait at the terminal
-            context.load_cert_chain(self.chain, self.key, password="")
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"cannot use the certificate {self.chain} with the key {self.key}: {error}; "
-                "both must be PEM, the key without a password and the certificate's own"
-            ) from error
-
-    @property
-    def stamp(self) -> tuple[tuple[int, int, int], ...]:
-        """Something that is different when one of the files has changed."""
-        return file_stamp(self.chain), file_stamp(self.key)
+            context.load_cert_chain(chain, key, password="")
+        return context
 
 
 class ServedCertificate:
-    """The certificate that clients get, as it is now."""
+    """The certificate that clients get, as it is now: ``context`` is the server's for ever."""
 
     def __init__(self, certificate: Certificate) -> None:
-        """Raises :class:`ConfigError`."""
-        self._certificate = certificate
-        self._stamp = certificate.stamp
         self.context = certificate.context()
+        self.serve(certificate)
+        # called for each handshake, of clients that name no host as well
+        self.context.sni_callback = self._choose
 
-    async def follow(self) -> None:
-        """Take the files again whenever they change, for ever."""
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            self.look()
+    def serve(self, certificate: Certificate) -> None:
+        """Have handshakes from now on use another one; connections go on with what they began with."""
+        self.certificate = certificate
+        self._present = certificate.context()
 
-    def look(self) -> None:
-        """Take the files again if they have changed."""
-        stamp = self._certificate.stamp
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            self._certificate.context()  # one of its own: what fails half way would leave the served one without a key
-            self._certificate.load_into(self.context)
-        except ConfigError as error:
-            _log.warning("%s; clients get the one before", error)
-        else:
-            _log.info("the certificate %s was read again", self._certificate.chain)
+    def _choose(self, connection: ssl.SSLObject, host: str | None, context: ssl.SSLContext) -> None:
+        connection.context = self._present
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        found = file.read(_MOST_BYTES + 1)
+    if len(found) > _MOST_BYTES:
+        raise ValueError(f"{path} has more than {_MOST_BYTES} bytes")
+    return found
+
+
+@contextmanager
+def _as_file(data: bytes) -> Iterator[str]:
+    """Have OpenSSL read what is in memory alone: it takes nothing but files, and these may have changed meanwhile."""
+    descriptor = os.memfd_create("p2pkv-pem")
+    try:
+        os.write(descriptor, data)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 
 from p2pkv.instances.heartbeat import unpack
-from p2pkv_proxy.app import App, Plan
-from p2pkv_proxy.crew_pipe import Ask, Beat, Drain, Loads, Message, Pages, Pipe, Ready
+from p2pkv_proxy.app import App
+from p2pkv_proxy.crew_pipe import Ask, Beat, Drain, Loads, Message, Pages, Pipe, Ready, Reload
+from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.registry import Registry
 from p2pkv_proxy.server import bound, serve_on
 
@@ -25,11 +26,14 @@ _PAGES_S = 2.0
 class Parent:
     """The other workers, by way of the parent. :meth:`run` must run."""
 
-    def __init__(self, end: socket.socket, registry: Registry, page: Callable[[], str]) -> None:
-        """``page`` returns this worker's metrics."""
+    def __init__(
+        self, end: socket.socket, registry: Registry, page: Callable[[], str], reload: Callable[[], None]
+    ) -> None:
+        """``page`` returns this worker's metrics; ``reload`` reads its files again."""
         self._end = end
         self._registry = registry
         self._page = page
+        self._reload = reload
         self._pipe: Pipe | None = None
         self._n_asked = 0
         self._asked: dict[int, asyncio.Future[list[str]]] = {}
@@ -78,6 +82,8 @@ class Parent:
             self._registry.n_replicas_told = message.n_replicas
         elif isinstance(message, Drain):
             self._registry.set_draining(message.instance, to=message.to)
+        elif isinstance(message, Reload):
+            self._reload()
         elif isinstance(message, Ask):
             pipe.send(Pages(message.number, [self._page()]))
         elif isinstance(message, Pages):
@@ -99,7 +105,8 @@ class Parent:
 
 def work(plan: Plan, host: str, port: int, end: socket.socket, log_level: int) -> None:
     """Be a worker, until SIGTERM or the parent's end."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can read its files again
     logging.basicConfig(level=log_level, format=f"%(levelname)s %(name)s [{os.getpid()}] %(message)s")
     app = App(plan)
-    app.others = Parent(end, app.registry, app.own_metrics)
+    app.others = Parent(end, app.registry, app.own_metrics, app.reload)
     serve_on(app, bound(host, port, is_shared=True), announce=False)

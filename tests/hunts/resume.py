@@ -20,10 +20,11 @@ from fake_engines import FakeEngine, Rig, ids_of, prompt_ids, stop_of, tokens_of
 from hunts.frame import Broken, Hunt, Stop, Tally
 from hunts.router import Complaints
 from p2pkv.instances.heartbeat import Mode, Role
-from p2pkv_proxy.app import App, Plan
+from p2pkv_proxy.app import App
 from p2pkv_proxy.continuation import Resume
 from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.metrics import RESUMPTIONS
+from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
 from patience import PATIENCE
 

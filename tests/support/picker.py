@@ -11,10 +11,11 @@ import grpc.aio
 
 from fake_engines import FakeEngine, Rig
 from p2pkv.instances.heartbeat import Mode, Role
-from p2pkv_proxy.app import App, Plan
+from p2pkv_proxy.app import App
 from p2pkv_proxy.ext_proc_messages import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
 from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.picking import DESTINATION
+from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
 from patience import PATIENCE
 

@@ -17,8 +17,10 @@ from fake_engines import Rig
 from p2pkv.errors import ConfigError
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.access_log import AccessLog, Entry, check_writable, trace_id_of
-from p2pkv_proxy.app import App, Plan
+from p2pkv_proxy.api_keys import ApiKeys
+from p2pkv_proxy.app import App
 from p2pkv_proxy.guarded_http import GuardedProtocol
+from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
 
 KEY = "sk-ours-0123456789"
@@ -57,7 +59,9 @@ def test_every_request_is_told_once_with_its_pair_and_without_what_is_secret(tmp
         prefill, decode = await rig.engine(Role.PREFILL), await rig.engine(Role.DECODE)
         instances = (prefill.instance, decode.instance)
         names.extend(instance.id for instance in instances)
-        app = App(Plan(settings=Settings(), instances=instances, access_log=str(path), api_keys_file=keys))
+        app = App(
+            Plan(settings=Settings(), instances=instances, access_log=str(path), api_keys=ApiKeys.read(keys))
+        )
         listening = await rig.serve(app, http=GuardedProtocol, lifespan="on")
         while not all(tracked.state.value == "ready" for tracked in app.registry):
             await asyncio.sleep(0.005)

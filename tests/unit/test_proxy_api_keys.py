@@ -11,9 +11,11 @@ import pytest
 from fake_engines import FakeEngine, Rig
 from p2pkv.errors import ConfigError
 from p2pkv.instances.heartbeat import Role
-from p2pkv_proxy.api_keys import VARIABLE, ApiKeys, read_api_keys, read_engines_key
-from p2pkv_proxy.app import App, Plan
+from p2pkv_proxy.api_keys import VARIABLE, ApiKeys, keys_in_environment, read_engines_key
+from p2pkv_proxy.app import App
 from p2pkv_proxy.guarded_http import GuardedProtocol
+from p2pkv_proxy.plan import Files, Plan
+from p2pkv_proxy.reloading import Reloading, loaded
 from p2pkv_proxy.settings import Settings
 
 OURS, THEIRS, WRONG = "sk-ours-0123456789", "sk-theirs-0123456789", "sk-nobodys-0123456789"
@@ -36,7 +38,8 @@ async def start(
     rig: Rig, engines: list[FakeEngine], keys: Path | None, engines_key: bytes | None = None
 ) -> tuple[App, str]:
     instances = tuple(engine.instance for engine in engines)
-    app = App(Plan(settings=Settings(), instances=instances, api_keys_file=keys, engines_key=engines_key))
+    files = Files(api_keys=keys)
+    app = App(loaded(Plan(settings=Settings(), instances=instances, files=files, engines_key=engines_key)))
     listening = await rig.serve(app, http=GuardedProtocol, lifespan="on")
     while not all(tracked.state.value == "ready" for tracked in app.registry):
         await asyncio.sleep(0.005)
@@ -123,26 +126,28 @@ def test_engines_are_told_their_own_key_or_none(tmp_path: Path, engines_key: byt
 
 def test_keys_change_with_their_file_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:
     path = key_file(tmp_path, f"ours {OURS}", "# a comment", "", THEIRS)
-    keys = read_api_keys(path)
-    assert keys is not None
+    plan = loaded(Plan(settings=Settings(), files=Files(api_keys=path)))
+    reloading = Reloading(plan, lambda plan: None)
 
     def names() -> list[str | None]:
+        reloading.look()
+        reloading.look()  # what is the same at two looks is taken
+        keys = reloading.plan.api_keys
+        assert keys is not None
         return [keys.name_of([(b"authorization", f"bearer {key}".encode())]) for key in (OURS, THEIRS, WRONG)]
 
     assert names() == ["ours", "key-4", None]
     key_file(tmp_path, f"theirs {THEIRS}")
-    keys.look()
     assert names() == [None, "theirs", None]
     for broken in (("short",), ("three words here",), (), (THEIRS, THEIRS)):
         key_file(tmp_path, *broken)
-        keys.look()
         assert names() == [None, "theirs", None]
+        assert reloading.refused == ["api_keys"]
     path.unlink()
-    keys.look()
     assert names() == [None, "theirs", None]
     key_file(tmp_path, OURS)
-    keys.look()
     assert names() == ["key-1", None, None]
+    assert reloading.refused == []
 
 
 @pytest.mark.parametrize(
@@ -166,19 +171,19 @@ def test_files_that_anybody_reads_and_keys_given_twice_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="anybody"):
-        read_api_keys(key_file(tmp_path, OURS, mode=0o644))
+        ApiKeys.read(key_file(tmp_path, OURS, mode=0o644))
     with pytest.raises(ConfigError, match="cannot read"):
-        read_api_keys(tmp_path / "missing")
+        ApiKeys.read(tmp_path / "missing")
     with pytest.raises(ConfigError, match="one line"):
         read_engines_key(key_file(tmp_path, OURS, THEIRS))
     assert read_engines_key(key_file(tmp_path, "", OURS)) == OURS.encode()
-    assert read_api_keys(None) is None
+    assert keys_in_environment(None) is None
     monkeypatch.setenv(VARIABLE, f"ours {OURS},{THEIRS}")
-    keys = read_api_keys(None)
+    keys = keys_in_environment(None)
     assert keys is not None
     assert keys.name_of([(b"authorization", f"Bearer {OURS}".encode())]) == "ours"
     with pytest.raises(ConfigError, match="given twice"):
-        read_api_keys(key_file(tmp_path, OURS))
+        keys_in_environment(key_file(tmp_path, OURS))
     monkeypatch.setenv(VARIABLE, "")
     with pytest.raises(ConfigError, match="nobody could use"):
-        read_api_keys(None)
+        keys_in_environment(None)

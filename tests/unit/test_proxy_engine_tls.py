@@ -16,12 +16,13 @@ from certificates import Authority, needs_openssl
 from fake_engines import FakeEngine, Rig, tokens_of
 from p2pkv.errors import ConfigError
 from p2pkv.instances.heartbeat import Role, State
-from p2pkv_proxy.app import App, Plan
+from p2pkv_proxy.app import App
 from p2pkv_proxy.connection import ConnectionFailedError
 from p2pkv_proxy.connections import Connections
 from p2pkv_proxy.guarded_http import GuardedProtocol
+from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
-from p2pkv_proxy.tls import Certificate, believed
+from p2pkv_proxy.tls import Certificate, believed, read_authorities
 
 pytestmark = needs_openssl
 BODY = {"prompt": "some prompt", "max_tokens": 40}
@@ -37,14 +38,20 @@ def run(test: Callable[[Rig], Awaitable[None]]) -> None:
 
 async def start(rig: Rig, engines: list[FakeEngine], authorities: Path | None) -> tuple[App, str]:
     instances = tuple(engine.instance for engine in engines)
-    app = App(Plan(settings=Settings(), instances=instances, engines_ca=authorities))
+    app = App(
+        Plan(
+            settings=Settings(),
+            instances=instances,
+            engines_ca=read_authorities(authorities) if authorities else None,
+        )
+    )
     return app, (await rig.serve(app, http=GuardedProtocol, lifespan="on")).url
 
 
 def test_a_pair_with_https_answers_as_one_without(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         authority = Authority(tmp_path, "one")
-        tls = Certificate(*authority.issue("engine")).context()
+        tls = Certificate.read(*authority.issue("engine")).context()
         prefill, decode = await rig.engine(Role.PREFILL, tls=tls), await rig.engine(Role.DECODE, tls=tls)
         app, url = await start(rig, [prefill, decode], authority.ca)
         while not all(tracked.state is State.READY for tracked in app.registry):
@@ -90,10 +97,12 @@ def test_an_engine_that_can_not_say_who_it_is_gets_nothing(tmp_path: Path, what:
             "of another authority": lambda: stranger.issue("engine"),
             "of another host": lambda: authority.issue("engine", host="IP:10.9.8.7"),
         }
-        tls = Certificate(*issued[what]()).context() if what in issued else None
+        tls = Certificate.read(*issued[what]()).context() if what in issued else None
         engine = await rig.engine(Role.BOTH, tls=tls)
         url = engine.instance.url.replace("http://", "https://")
-        connections = Connections(connect_timeout=10.0, answer_timeout=10.0, tls=believed(authority.ca))
+        connections = Connections(
+            connect_timeout=10.0, answer_timeout=10.0, tls=believed(read_authorities(authority.ca))
+        )
         try:
             with pytest.raises(ConnectionFailedError, match=said):
                 await connections.ask(url, b"POST /v1/completions HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}")
@@ -109,7 +118,9 @@ def test_an_engine_that_is_not_believed_fails_and_the_log_says_why(
 ) -> None:
     async def test(rig: Rig) -> None:
         authority = Authority(tmp_path, "one")
-        engine = await rig.engine(Role.BOTH, tls=Certificate(*authority.issue("engine", days=-1)).context())
+        engine = await rig.engine(
+            Role.BOTH, tls=Certificate.read(*authority.issue("engine", days=-1)).context()
+        )
         app, url = await start(rig, [engine], authority.ca)
         while not all(tracked.state is State.FAILING for tracked in app.registry):
             await asyncio.sleep(0.005)
@@ -127,7 +138,7 @@ def test_an_engine_that_is_not_believed_fails_and_the_log_says_why(
 def test_an_engine_that_never_finishes_its_handshake_costs_the_time_to_connect(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:  # connected to, and never served
-            tls = believed(Authority(tmp_path, "one").ca)
+            tls = believed(read_authorities(Authority(tmp_path, "one").ca))
             connections = Connections(connect_timeout=0.2, answer_timeout=60.0, tls=tls)
             try:
                 with pytest.raises(ConnectionFailedError, match="in time"):
@@ -143,8 +154,8 @@ def test_authorities_that_are_none_are_refused(tmp_path: Path) -> None:
     nonsense.write_text("no certificate")
     for path in (nonsense, tmp_path / "missing"):
         with pytest.raises(ConfigError, match="cannot use the authorities"):
-            believed(path)
+            read_authorities(path)
     assert believed(None) is None
-    made = believed(Authority(tmp_path, "one").ca)
+    made = believed(read_authorities(Authority(tmp_path, "one").ca))
     assert made is not None
     assert made.verify_mode is ssl.CERT_REQUIRED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from pathlib import Path
@@ -28,7 +27,7 @@ from p2pkv.instances.heartbeat import (
 from p2pkv_proxy.breaker import FAILURES, FIRST_PAUSE_S, Breaker, Phase
 from p2pkv_proxy.discovery import Discovery
 from p2pkv_proxy.held import Held, Place
-from p2pkv_proxy.listing import follow_file, parse_instance, read_file
+from p2pkv_proxy.listing import list_all, parse_instance
 from p2pkv_proxy.page_keys import Keying
 from p2pkv_proxy.policies import POLICIES
 from p2pkv_proxy.policies.prefix import Prefix
@@ -217,31 +216,17 @@ def test_a_router_hears_hearts_with_its_secret_and_no_others(
     asyncio.run(listen())
 
 
-def test_a_file_of_instances_is_followed(tmp_path: Path) -> None:
-    path = tmp_path / "instances.json"
-    path.write_text(
-        json.dumps([{"url": "http://a:1", "role": "prefill"}, {"url": "http://b:1", "role": "decode"}])
-    )
-    known = read_file(path)
+def test_instances_are_listed_and_unlisted_as_the_operator_names_them() -> None:
     registry = Registry()
-    for one in known:
-        registry.list_instance(one)
+    a, b, c = (parse_instance(f"http://{name}:1", Role.BOTH, Mode.VLLM) for name in "abc")
+    moved = parse_instance("http://elsewhere:1,id=b:1", Role.BOTH, Mode.VLLM)
+    list_all(registry, {}, {a.id: a, b.id: b})
+    list_all(registry, {a.id: a, b.id: b}, {b.id: moved, c.id: c})
+    registry.expire()
+    assert {tracked.id: tracked.instance for tracked in registry} == {b.id: moved, c.id: c}
 
-    async def follow() -> None:
-        following = asyncio.ensure_future(follow_file(path, known, registry))
-        await asyncio.sleep(0)
-        path.write_text("[{}]")  # of no use: nothing changes
-        path.write_text(
-            json.dumps([{"url": "http://b:1", "role": "decode"}, {"url": "http://c:1", "role": "both"}])
-        )
-        deadline = time.monotonic() + SECONDS
-        while {tracked.id for tracked in registry} != {"b:1", "c:1"}:
-            assert time.monotonic() < deadline
-            registry.expire()
-            await asyncio.sleep(0.01)
-        following.cancel()
 
-    asyncio.run(follow())
+def test_an_instance_is_read_as_its_fields_are() -> None:
     with pytest.raises(ConfigError, match="colour"):
         parse_instance("http://a:1,colour=red", Role.DECODE, Mode.VLLM)
     named = parse_instance("http://a:1,bootstrap_port=8998,id=0", Role.PREFILL, Mode.SGLANG)

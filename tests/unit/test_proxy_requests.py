@@ -12,9 +12,10 @@ import pytest
 
 from fake_engines import FakeEngine, Listening, Rig, honest_pages, tokens_of
 from p2pkv.instances.heartbeat import Mode, Role
-from p2pkv_proxy.app import App, Plan
+from p2pkv_proxy.app import App
 from p2pkv_proxy.breaker import Phase
 from p2pkv_proxy.guarded_http import GuardedProtocol
+from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
 
 SECONDS = 120.0

@@ -13,8 +13,9 @@ from test_proxy_requests import COMPLETION, Front, run, until
 
 from fake_engines import Rig
 from p2pkv.instances.heartbeat import Role
-from p2pkv_proxy.app import App, Plan
+from p2pkv_proxy.app import App
 from p2pkv_proxy.guarded_http import GuardedProtocol
+from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
 from spans import exported_to
 

@@ -16,8 +16,9 @@ from browsers import CHROMIUM, MISSING, browse
 from fake_engines import FakeEngine, Rig
 from p2pkv.instances.heartbeat import Heartbeat, Instance, Role, State, checked
 from p2pkv_proxy import status_page
-from p2pkv_proxy.app import App, Plan
+from p2pkv_proxy.app import App
 from p2pkv_proxy.guarded_http import GuardedProtocol
+from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.registry import Registry
 from p2pkv_proxy.settings import Settings
 from patience import PATIENCE

@@ -19,8 +19,10 @@ from certificates import Authority, needs_openssl
 from fake_engines import FakeEngine, Listening, Rig, tokens_of
 from p2pkv.errors import ConfigError
 from p2pkv.instances.heartbeat import Role
-from p2pkv_proxy.app import App, Plan
+from p2pkv_proxy.app import App
 from p2pkv_proxy.guarded_http import GuardedProtocol
+from p2pkv_proxy.plan import Files, Plan
+from p2pkv_proxy.reloading import loaded
 from p2pkv_proxy.settings import Settings
 from p2pkv_proxy.tls import Certificate
 
@@ -55,10 +57,11 @@ class Front:
 
 async def start(rig: Rig, folder: Path, **settings: float) -> tuple[Front, FakeEngine]:
     authority = Authority(folder, "one")
-    certificate = Certificate(*authority.issue("router"))
+    chain, key = authority.issue("router")
     engine = await rig.engine(Role.BOTH)
     settled = Settings(**settings)  # type: ignore[arg-type]
-    app = App(Plan(settings=settled, instances=(engine.instance,), certificate=certificate))
+    files = Files(tls_cert=chain, tls_key=key)
+    app = App(loaded(Plan(settings=settled, instances=(engine.instance,), files=files)))
     assert app.certificate is not None
     listening = await rig.serve(app, http=GuardedProtocol, lifespan="on", tls=app.certificate.context)
     while not all(tracked.state.value == "ready" for tracked in app.registry):
@@ -138,22 +141,20 @@ def test_a_certificate_changes_while_streams_run_and_a_broken_one_changes_nothin
     async def test() -> None:
         async with Rig() as rig:
             front, engine = await start(rig, tmp_path)
-            served = front.app.certificate
-            assert served is not None
             engine.gate.clear()
             under_way = asyncio.ensure_future(front.post(BODY | {"stream": True}))
             while not engine.requests:
                 await asyncio.sleep(0.005)
             (tmp_path / "router.key").write_text("no key")
             with caplog.at_level(logging.WARNING):
-                served.look()
-            assert "clients get the one before" in caplog.text
+                front.app.reload()
+            assert "what it said before stays in force" in caplog.text
             _, writer = await front.connect()
             writer.transport.abort()
             other = Authority(tmp_path, "two")
             for made, kept in zip(other.issue("other"), ("router.pem", "router.key"), strict=True):
                 shutil.copy(made, tmp_path / kept)
-            served.look()
+            front.app.reload()
             with pytest.raises(ssl.SSLCertVerificationError):
                 await front.connect()
             front.trust = ssl.create_default_context(cafile=str(other.ca))
@@ -172,18 +173,15 @@ def test_what_is_no_pair_is_refused_with_the_reason(tmp_path: Path) -> None:
     locked = tmp_path / "locked.key"
     command = ["openssl", "ec", "-in", str(key), "-out", str(locked), "-aes256", "-passout", "pass:secret"]
     subprocess.run(command, check=True, capture_output=True)
-    assert Certificate.of(None, None) is None
-    assert Certificate.of(chain, key) == Certificate(chain, key)
+    assert Certificate.read(chain, key) == Certificate(chain.read_bytes(), key.read_bytes())
     for pair, said in (
-        ((chain, None), "go together"),
-        ((None, key), "go together"),
         ((chain, others_key), "cannot use the certificate"),
         ((chain, locked), "without a password"),
         ((key, key), "cannot use the certificate"),
         ((tmp_path / "none", key), "No such file"),
     ):
         with pytest.raises(ConfigError, match=said):
-            Certificate.of(*pair)
+            Certificate.read(*pair)
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
