@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -23,6 +24,7 @@ from p2pkv_proxy.metrics import merged
 from p2pkv_proxy.registry import Registry
 from patience import PATIENCE
 
+KEY = "sk-ours-0123456789"
 ENGINE = """
 import asyncio, json, sys
 sys.path[:0] = json.loads(sys.argv[1])
@@ -222,8 +224,44 @@ def test_whoever_sends_heartbeats_is_known_to_all_workers_and_to_those_that_come
         assert started.wait(20 * PATIENCE) == 0
 
 
+def test_files_are_read_again_at_sighup_and_a_new_worker_goes_by_what_is_in_force(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+
+    def write(text: str) -> None:
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").chmod(0o600)
+        (tmp_path / "new").replace(keys)
+
+    def statuses(url: str) -> set[int]:
+        """Of connections that both workers have some of."""
+        found = set()
+        for _ in range(10):
+            request = urllib.request.Request(url + "/instances", headers={"authorization": f"Bearer {KEY}"})  # noqa: S310 - our own
+            try:
+                with urllib.request.urlopen(request, timeout=10 * PATIENCE) as page:  # noqa: S310 - our own
+                    found.add(page.status)
+            except urllib.error.HTTPError as error:
+                found.add(error.code)
+        return found
+
+    write("sk-another-0123456789\n")
+    with router("--both", "http://127.0.0.1:9", "--api-keys", str(keys)) as (started, url):
+        assert statuses(url) == {401}
+        write(f"ours {KEY}\n")
+        started.send_signal(signal.SIGHUP)
+        until(lambda: statuses(url) == {200})
+        write("broken")
+        started.send_signal(signal.SIGHUP)
+        before = children(started.pid)
+        os.kill(before[0], signal.SIGKILL)
+        until(lambda: len(set(children(started.pid)) - set(before)) == 1)
+        until(lambda: statuses(url) == {200})
+        keys.unlink()
+        until(lambda: statuses(url) == {200})
+
+
 @pytest.mark.parametrize("n_workers", ["1", "2"])
-def test_a_hang_up_ends_a_router_as_sigterm_does(n_workers: str) -> None:
+def test_a_hang_up_ends_nothing(n_workers: str) -> None:
     command = [
         "-c",
         "from p2pkv_proxy.cli import main; main()",
@@ -233,6 +271,10 @@ def test_a_hang_up_ends_a_router_as_sigterm_does(n_workers: str) -> None:
         "",
     ]
     with process(*command, "--workers", n_workers, "--both", "http://127.0.0.1:9") as (started, line):
-        assert "listens on" in line
-        started.send_signal(signal.SIGHUP)
-        assert started.wait(20 * PATIENCE) == 0
+        found = re.search(r"http://\S+", line)
+        assert found is not None
+        for _ in range(3):
+            started.send_signal(signal.SIGHUP)
+            assert "127.0.0.1:9" in get(found[0] + "/instances")
+        started.terminate()
+        assert started.wait(20 * PATIENCE) in (0, -signal.SIGTERM)  # which uvicorn hands on when all is done
