@@ -23,6 +23,7 @@ from hunts.frame import Broken, Hunt, Stop, Tally
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.app import App
 from p2pkv_proxy.guarded_http import GuardedProtocol
+from p2pkv_proxy.metrics import RESUMPTIONS
 from p2pkv_proxy.plan import Files, Plan
 from p2pkv_proxy.policies import POLICIES
 from p2pkv_proxy.reloading import loaded
@@ -35,6 +36,8 @@ _FEW, _MANY = 1, 1024
 """Requests at once that settings allow."""
 _SHORT_S, _LONG_S = 0.15, 60.0
 """For an engine's next bytes; engines here are on a busy loop themselves, so the short one is for one stream alone."""
+_SLOW_TOKENS = 100
+"""Of a stream that stands still for a while behind its first ones."""
 _KEYS = [f"sk-{name}-0123456789abcdef" for name in ("ours", "theirs", "others")]
 _ENGINES_KEYS = ["sk-engines-one", "sk-engines-two"]
 _PATH = "/v1/completions"
@@ -78,8 +81,9 @@ class File:
     def break_by(self, text: str | None, *, mode: int = 0o600) -> None:
         """Write what can't be; None: remove it."""
         if text is None:
-            self.path.unlink(missing_ok=True)
-            self._version, self._value = self._version + 1, None
+            if self.path.exists():  # one that is not there can't become another one by being removed
+                self.path.unlink()
+                self._version, self._value = self._version + 1, None
         else:
             self._put(text, None, mode)
 
@@ -376,25 +380,41 @@ def _joined(raw: bytes) -> str:
     return "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
 
 
-async def _slow_one(
+async def _slow_ones(
     session: aiohttp.ClientSession, operator: Operator, engines: Sequence[FakeEngine], url: str
 ) -> None:
-    """A stream that stands still for longer than others may, which began while it was allowed to."""
-    prompt, gate = "slow", asyncio.Semaphore(3)
+    """Streams that stand still for longer than others may, which began while they were allowed to."""
+    gate = asyncio.Semaphore(0)
     for engine in engines:
         engine.token_gate = gate
-    body = {"prompt": prompt, "max_tokens": 10, "stream": True, "temperature": 1}
-    headers = {"authorization": f"Bearer {_KEYS[0]}"}
-    async with session.post(url + _PATH, json=body, headers=headers) as answer:
-        raw = await answer.content.readuntil(b"\n\n")
-        await operator.work(10)
-        operator.shorten()
-        await asyncio.sleep(3 * _SHORT_S)  # what is asked is whether it may stand still so long
-        for _ in range(10):
-            gate.release()
-        raw += await answer.read()
-    if _joined(raw) != "".join(tokens_of(prompt, 10)):
-        raise Broken(f"the slow stream was {raw!r}")
+
+    begun: set[int] = set()
+
+    async def slow(prompt: str, temperature: int) -> bytes:
+        body = {"prompt": prompt, "max_tokens": _SLOW_TOKENS, "stream": True, "temperature": temperature}
+        headers = {"authorization": f"Bearer {_KEYS[0]}"}
+        async with session.post(url + _PATH, json=body, headers=headers) as answer:
+            await answer.content.readuntil(b"\n\n")
+            begun.add(temperature)
+            return await answer.read()
+
+    # one goes through Python, and the other one is passed on natively
+    streams = [asyncio.ensure_future(slow(f"slow {number}", number)) for number in range(2)]
+    while len(begun) < len(streams):
+        gate.release()  # whoever is next gets it, so it takes more than one for each
+        await asyncio.sleep(0.005)
+    await operator.work(10)
+    operator.shorten()
+    await asyncio.sleep(3 * _SHORT_S)  # what is asked is whether they may stand still so long
+    for _ in range(len(streams) * _SLOW_TOKENS):
+        gate.release()
+    for number, raw in enumerate(await asyncio.gather(*streams)):
+        whole = "".join(tokens_of(f"slow {number}", _SLOW_TOKENS))
+        if _joined(raw) != whole[len(whole) - len(_joined(raw)) :]:
+            raise Broken(f"slow stream {number} was {raw!r}")
+    counts = {how: operator.app.metrics.resumptions.labels(how)._value.get() for how in RESUMPTIONS}
+    if any(counts.values()):
+        raise Broken(f"streams were cut, and went on elsewhere: {counts}")
 
 
 async def _schedule(rng: random.Random, tally: Tally, stop: Stop, folder: Path) -> None:
@@ -424,7 +444,7 @@ async def _schedule(rng: random.Random, tally: Tally, stop: Stop, folder: Path) 
             if stop():
                 break
         operator.end()
-        await _slow_one(session, operator, engines, listening.url)
+        await _slow_ones(session, operator, engines, listening.url)
 
 
 async def _never() -> None:
@@ -450,5 +470,5 @@ HUNT = Hunt(
         "refused",
         "without a key",
     ),
-    enough=3,
+    enough=8,
 )
