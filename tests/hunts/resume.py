@@ -16,7 +16,8 @@ from typing import Any
 
 import aiohttp
 
-from fake_engines import FakeEngine, Rig, ids_of, prompt_ids, stop_of, tokens_of
+from fake_answers import ids_of, prompt_ids, stop_of, tokens_of
+from fake_engines import FakeEngine
 from hunts.frame import Broken, Hunt, Stop, Tally
 from hunts.router import Complaints
 from p2pkv.instances.heartbeat import Mode, Role
@@ -27,6 +28,7 @@ from p2pkv_proxy.metrics import RESUMPTIONS
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
 from patience import PATIENCE
+from rig import Rig
 
 _ROUNDS = 6
 _AT_ONCE = 6

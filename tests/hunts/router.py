@@ -21,7 +21,8 @@ from contextlib import suppress
 import aiohttp
 import uvloop
 
-from fake_engines import MOODS, FakeEngine, Rig, honest_pages, page_names, tokens_of
+from fake_answers import honest_pages, page_names, tokens_of
+from fake_engines import MOODS, FakeEngine
 from hunts.frame import Broken, Hunt, Stop, Tally
 from p2pkv import _native
 from p2pkv.errors import ControlError
@@ -36,6 +37,7 @@ from p2pkv_proxy.named_pages import NamedPages
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
 from patience import PATIENCE
+from rig import Rig
 
 _PATH = "/v1/completions"
 _POST = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import aiohttp
 
-from fake_engines import FakeEngine, Rig, tokens_of
+from fake_answers import tokens_of
+from fake_engines import FakeEngine
 from hunts.frame import Broken, Hunt, Stop, Tally
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.app import App
@@ -29,6 +30,7 @@ from p2pkv_proxy.policies import POLICIES
 from p2pkv_proxy.reloading import loaded
 from p2pkv_proxy.settings import Settings
 from patience import PATIENCE
+from rig import Rig
 
 _ROUNDS = 25
 _AT_ONCE = 6

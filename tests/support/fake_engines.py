@@ -1,25 +1,22 @@
 """Engines for tests of the router: real HTTP servers on this loop whose answers, deaths and tempers are the test's.
 
-What an engine generates follows from the prompt alone, so that a test can tell a wrong token. SGLang's are as touchy as
-the real ones: a request without a bootstrap room, or with one that was used before, ends them (``crashed`` says why).
+SGLang's are as touchy as the real ones: a request without a bootstrap room, or with one that was used before, ends them
+(``crashed`` says why).
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-import secrets
-import socket
 import ssl
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
-
+from fake_answers import FIRST_ID, Stream, ids_of, stop_of, tokens_of
+from listening import Listening
 from p2pkv.instances.heartbeat import Instance, Mode, Role, checked
-from p2pkv.instances.page_report import FIELD, report_of
+from p2pkv.instances.page_report import FIELD
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,143 +29,12 @@ MOODS = ("breaks off", "refuses", "hangs", "is another service", "never ends")
 """What an engine that misbehaves does with a request."""
 
 
-def tokens_of(prompt: object, n: int) -> list[str]:
-    """What any engine generates behind a prompt."""
-    digest = hashlib.sha256(json.dumps(prompt).encode()).hexdigest()
-    return [f"{digest[i % 64]}{i} " for i in range(n)]
-
-
-_FIRST_ID = 256
-"""Ids below are bytes of prompts; of the others each is of one token at one place."""
-_STOPPING = 61
-"""Prompts that end by themselves do so within so many tokens."""
-
-
-def ids_of(prompt: object, n: int) -> list[int]:
-    """The ids of the tokens that any engine generates behind a prompt."""
-    digest = hashlib.sha256(json.dumps(prompt).encode()).hexdigest()
-    return [_FIRST_ID + 16 * i + int(digest[i % 64], 16) for i in range(n)]
-
-
-def prompt_ids(prompt: object) -> list[int]:
-    """A prompt's tokens: its own, or the bytes of its JSON."""
-    if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
-        return prompt
-    return list(json.dumps(prompt).encode())
-
-
-def stop_of(prompt: object) -> int:
-    """Behind so many tokens an answer ends by itself, where engines stop."""
-    return int(hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:6], 16) % _STOPPING + 1
-
-
 _GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/generate"})
-PAGE_BYTES = 64
-
-
-def page_names(prompt: str) -> list[bytes]:
-    """How engines name the pages of a prompt, of 64 bytes each and 16 tokens: each name covers all before it."""
-    data, names, digest = prompt.encode(), [], b""
-    for first in range(0, len(data) - PAGE_BYTES + 1, PAGE_BYTES):
-        digest = hashlib.blake2b(digest + data[first : first + PAGE_BYTES], digest_size=16).digest()
-        names.append(digest)
-    return names
-
-
-def honest_pages(prompt: str) -> dict[str, object]:
-    """What an engine says of a prompt's pages that tells the truth."""
-    return report_of("n", page_names(prompt), page_size=16, n_tokens=len(prompt.encode()) // 4 + 1)
-
-
 _STREAM_HEAD = {
     "type": "http.response.start",
     "status": 200,
     "headers": [(b"content-type", b"text/event-stream")],
 }
-
-
-class Listening:
-    """A uvicorn server on this loop and a port of its own."""
-
-    def __init__(self, app: Any, *, tls: ssl.SSLContext | None = None, **options: Any) -> None:
-        self._tls = tls
-        self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
-        self.port: int = self._socket.getsockname()[1]
-        self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{self.port}"
-        config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", **options)
-        self.server = uvicorn.Server(config)
-        self.server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-
-    async def __aenter__(self) -> Self:
-        self.server.config.load()
-        self.server.config.ssl = self._tls
-        self.server.lifespan = self.server.config.lifespan_class(self.server.config)
-        await self.server.startup(sockets=[self._socket])
-        return self
-
-    def kill(self) -> None:
-        """Cut every connection and listen no more, as a killed process does."""
-        for server in self.server.servers:
-            server.close()
-        self._socket.close()
-        for connection in list(self.server.server_state.connections):
-            connection.transport.abort()  # type: ignore[union-attr]
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self.kill()
-        for task in list(self.server.server_state.tasks):
-            task.cancel()
-        await asyncio.gather(*self.server.server_state.tasks, return_exceptions=True)
-        await self.server.lifespan.shutdown()
-
-
-class _Stream:
-    """One answer in events. ``tokens`` are all from the first on, of which ``first`` are in the prompt."""
-
-    def __init__(self, path: str, prompt: object, tokens: list[str], first: int, *, differs: bool) -> None:
-        self.is_chat = path == "/v1/chat/completions"
-        self.prompt = prompt
-        self.tokens = tokens
-        self.first = first
-        self._ids = ids_of(prompt, len(tokens))
-        if differs:
-            self.tokens, self._ids = (
-                tokens[:first] + tokens[first:][::-1],
-                self._ids[:first] + self._ids[first:][::-1],
-            )
-        self._given = prompt_ids(prompt) + self._ids[:first]
-        kind = "chat.completion.chunk" if self.is_chat else "text_completion"
-        self.head = {"id": f"cmpl-{secrets.token_hex(8)}", "object": kind}
-
-    @property
-    def usage(self) -> dict[str, int]:
-        n_prompt, n_new = len(self._given), len(self.tokens) - self.first
-        return {"prompt_tokens": n_prompt, "completion_tokens": n_new, "total_tokens": n_prompt + n_new}
-
-    def beginning(self, *, is_told: bool) -> dict[str, Any]:
-        """A chat's first event, which says whose answer it is."""
-        choice = {"index": 0, "delta": {"role": "assistant", "content": ""}}
-        return {**self.head, "choices": [choice]} | ({"prompt_token_ids": self._given} if is_told else {})
-
-    def event(self, at: int, end: int, *, lags: bool, is_told: bool) -> dict[str, Any]:
-        """Tokens from ``at`` to ``end``."""
-        begin, until = at, end
-        if lags:
-            while begin > self.first and self._is_held(begin - 1):
-                begin -= 1
-            while until > begin and self._is_held(until - 1):
-                until -= 1
-        text = "".join(self.tokens[begin:until])
-        choice: dict[str, Any] = {"index": 0, "finish_reason": None}
-        choice |= {"delta": {"content": text}} if self.is_chat else {"text": text}
-        if is_told:
-            choice["token_ids"] = self._ids[at:end]
-            if at == self.first and not self.is_chat:
-                choice["prompt_token_ids"] = self._given
-        return {**self.head, "choices": [choice]}
-
-    def _is_held(self, i: int) -> bool:
-        return i < len(self.tokens) - 1 and self._ids[i] % 4 == 0
 
 
 class FakeEngine:
@@ -333,9 +199,7 @@ class FakeEngine:
             n = max(0, min(n, stop_of(prompt) - first))
         tokens = tokens_of(prompt, first + n)
         if body.get("stream"):
-            await self._stream(
-                _Stream(scope["path"], prompt, tokens, first, differs=self.differs), body, send
-            )
+            await self._stream(Stream(scope["path"], prompt, tokens, first, differs=self.differs), body, send)
             return
         answer: dict[str, Any] = {"choices": [{"index": 0, "text": "".join(tokens)}]}
         if scope["path"] == "/generate":
@@ -387,7 +251,7 @@ class FakeEngine:
         """Return how many tokens of an answer are in a prompt, and what that is an answer to."""
         if not isinstance(prompt, list) or not all(isinstance(token, int) for token in prompt):
             return 0, prompt
-        n_given = next((i for i, token in enumerate(prompt) if token >= _FIRST_ID), len(prompt))
+        n_given = next((i for i, token in enumerate(prompt) if token >= FIRST_ID), len(prompt))
         ids = prompt[n_given:]
         asked: object = prompt[:n_given]
         with suppress(ValueError):
@@ -398,7 +262,7 @@ class FakeEngine:
             self.crashed = f"tokens that nobody has generated: {ids}"
         return len(ids), asked
 
-    async def _stream(self, stream: _Stream, body: dict[str, Any], send: Send) -> None:
+    async def _stream(self, stream: Stream, body: dict[str, Any], send: Send) -> None:
         if not self.sends_head_early:
             await send(_STREAM_HEAD)
         is_told = self.tells_tokens and bool(body.get("return_token_ids"))
@@ -445,29 +309,6 @@ class FakeEngine:
             if number:
                 await asyncio.sleep(0)  # what was sent before leaves by itself
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-
-
-class Rig(AsyncExitStack):
-    """Engines and a router before them, all on this loop."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rooms: dict[int, asyncio.Event] = {}
-
-    async def engine(
-        self, role: Role, mode: Mode = Mode.VLLM, *, tls: ssl.SSLContext | None = None, **attributes: Any
-    ) -> FakeEngine:
-        """Start one more."""
-        engine = FakeEngine(role, mode, self.rooms, tls)
-        for name, value in attributes.items():
-            assert hasattr(engine, name)
-            setattr(engine, name, value)
-        await self.enter_async_context(engine)
-        return engine
-
-    async def serve(self, app: Any, **options: Any) -> Listening:
-        """Serve an ASGI application."""
-        return await self.enter_async_context(Listening(app, **options))
 
 
 def _event(said: dict[str, Any]) -> bytes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from fake_engines import FakeEngine, Rig
+from fake_engines import FakeEngine
 from p2pkv.instances.heartbeat import Mode, Role
 from p2pkv_proxy.app import App
 from p2pkv_proxy.ext_proc_messages import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
@@ -18,6 +18,7 @@ from p2pkv_proxy.picking import DESTINATION
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
 from patience import PATIENCE
+from rig import Rig
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -13,7 +13,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fake_engines import Rig
 from p2pkv.errors import ConfigError
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.access_log import AccessLog, Entry, check_writable, trace_id_of
@@ -22,6 +21,7 @@ from p2pkv_proxy.app import App
 from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
+from rig import Rig
 
 KEY = "sk-ours-0123456789"
 SECRET = "a prompt that nobody else should read"

@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fake_engines import FakeEngine, Rig
+from fake_engines import FakeEngine
 from p2pkv.errors import ConfigError
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.api_keys import VARIABLE, ApiKeys, keys_in_environment, read_engines_key
@@ -17,6 +17,7 @@ from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.plan import Files, Plan
 from p2pkv_proxy.reloading import Reloading, loaded
 from p2pkv_proxy.settings import Settings
+from rig import Rig
 
 OURS, THEIRS, WRONG = "sk-ours-0123456789", "sk-theirs-0123456789", "sk-nobodys-0123456789"
 BODY = {"prompt": "some prompt", "max_tokens": 5}

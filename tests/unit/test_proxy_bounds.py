@@ -8,10 +8,10 @@ import json
 import pytest
 from test_proxy_requests import COMPLETION, run, start, until
 
-from fake_engines import Rig
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy import guarded_http
 from p2pkv_proxy.prompts import Prompt, read_chat
+from rig import Rig
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fake_engines import honest_pages, page_names
+from fake_answers import honest_pages, page_names
 from heartbeats import EnginePages, served
 from p2pkv import Config, Node
 from p2pkv.control.secret import cluster_keys

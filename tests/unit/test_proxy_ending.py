@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 from test_proxy_requests import COMPLETION, run, start, until
 
-from fake_engines import Rig
 from p2pkv.instances.heartbeat import Mode, Role
+from rig import Rig
 
 STREAM = COMPLETION | {"max_tokens": 20, "stream": True}
 

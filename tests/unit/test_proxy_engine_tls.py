@@ -13,7 +13,8 @@ import aiohttp
 import pytest
 
 from certificates import Authority, needs_openssl
-from fake_engines import FakeEngine, Rig, tokens_of
+from fake_answers import tokens_of
+from fake_engines import FakeEngine
 from p2pkv.errors import ConfigError
 from p2pkv.instances.heartbeat import Role, State
 from p2pkv_proxy.app import App
@@ -23,6 +24,7 @@ from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
 from p2pkv_proxy.tls import Certificate, believed, read_authorities
+from rig import Rig
 
 pytestmark = needs_openssl
 BODY = {"prompt": "some prompt", "max_tokens": 40}

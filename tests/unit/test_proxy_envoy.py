@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from cluster import free_port
-from fake_engines import FakeEngine, Rig, tokens_of
+from fake_answers import tokens_of
+from fake_engines import FakeEngine
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.app import App
 from patience import PATIENCE
 from picker import ended, run, until_free
+from rig import Rig
 
 ENVOY = os.environ.get("P2PKV_ENVOY") or shutil.which("envoy")
 ENVOY_CONFIG = """

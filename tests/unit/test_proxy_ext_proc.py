@@ -6,13 +6,14 @@ import json
 
 import pytest
 
-from fake_engines import FakeEngine, Rig
+from fake_engines import FakeEngine
 from p2pkv.errors import ControlError
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.app import App
 from p2pkv_proxy.ext_proc import ExtProc
 from p2pkv_proxy.picking import DESTINATION
 from picker import BUFFERED, connect, ended, endpoint, run, told, until_free
+from rig import Rig
 
 BODY = json.dumps({"prompt": "a" * 200_000, "max_tokens": 5}).encode()
 

@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc.aio
 import pytest
 
-from fake_engines import FakeEngine, Rig
+from fake_engines import FakeEngine
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.app import App
 from patience import PATIENCE
 from picker import PROCESS, Envoy, connect, run, told, until_free
+from rig import Rig
 
 
 def test_garbage_and_messages_out_of_order_harm_nobody_else() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from test_proxy_requests import COMPLETION, run, start, until
 
-from fake_engines import Rig
 from p2pkv.instances.heartbeat import Instance, Mode, Role
 from p2pkv_proxy.metrics import Metrics
 from p2pkv_proxy.registry import Registry
 from p2pkv_proxy.retry_budget import RetryBudget, pause
+from rig import Rig
 
 
 def test_retries_are_a_share_of_the_requests_and_some_a_second() -> None:

@@ -12,9 +12,10 @@ import aiohttp
 import pytest
 from test_proxy_requests import COMPLETION, joined, run, start, until
 
-from fake_engines import Rig, tokens_of
+from fake_answers import tokens_of
 from p2pkv.instances.heartbeat import Mode, Role
 from p2pkv_proxy.breaker import FIRST_PAUSE_S, JUDGED, WINDOW, WINDOW_S, Breaker, Phase
+from rig import Rig
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 N_REQUESTS = 40

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from test_proxy_requests import COMPLETION, run, start, until
 
-from fake_engines import Rig
 from p2pkv.instances.heartbeat import Mode, Role
+from rig import Rig
 
 
 def test_a_name_that_only_the_engine_knows_is_for_the_engine_to_judge() -> None:

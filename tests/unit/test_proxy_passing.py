@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from test_proxy_requests import Front, run, start, until
 
-from fake_engines import Rig
 from p2pkv.instances.heartbeat import Mode, Role
+from rig import Rig
 
 
 async def ask(

@@ -7,7 +7,7 @@ from typing import Any
 
 from test_proxy_requests import COMPLETION, Front, run, start, until
 
-from fake_engines import FakeEngine, Rig
+from fake_engines import FakeEngine
 from p2pkv.instances.heartbeat import Instance, Role
 from p2pkv_proxy.call import Pair
 from p2pkv_proxy.metrics import Metrics
@@ -16,6 +16,7 @@ from p2pkv_proxy.routing import RefusedError
 from p2pkv_proxy.settings import Settings
 from p2pkv_proxy.tracked import Tracked
 from p2pkv_proxy.waiting_room import Ticket, WaitingRoom
+from rig import Rig
 
 
 async def busy(rig: Rig, **settings: Any) -> tuple[Front, FakeEngine, asyncio.Task[Any]]:

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 from test_proxy_requests import COMPLETION, Front, run, start
 
-from fake_engines import FakeEngine, Rig
+from fake_engines import FakeEngine
 from p2pkv.errors import ConfigError
 from p2pkv.instances.heartbeat import Instance, Mode, Role, checked
+from rig import Rig
 
 
 async def ranked(rig: Rig, engines: list[FakeEngine], n_ranks: int) -> Front:

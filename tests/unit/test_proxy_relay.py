@@ -11,12 +11,12 @@ import aiohttp
 import pytest
 from test_proxy_requests import COMPLETION, run, until
 
-from fake_engines import Rig
 from p2pkv.instances.heartbeat import Instance, Mode, Role, checked
 from p2pkv_proxy.app import App
 from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
+from rig import Rig
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 DONE = b"data: [DONE]\n\n"

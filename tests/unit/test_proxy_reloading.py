@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from test_proxy_requests import COMPLETION, Front, joined, run, until
 
-from fake_engines import FakeEngine, Rig, tokens_of
+from fake_answers import tokens_of
+from fake_engines import FakeEngine
 from p2pkv.errors import ConfigError
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy import cli
@@ -23,6 +24,7 @@ from p2pkv_proxy.plan import Files, Plan
 from p2pkv_proxy.reloading import Reloading, loaded
 from p2pkv_proxy.settings import Settings
 from p2pkv_proxy.settings_file import AT_START, RELOADABLE, read_settings
+from rig import Rig
 
 
 def plan_of(path: Path, **options: Any) -> Plan:

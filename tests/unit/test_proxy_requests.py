@@ -10,13 +10,16 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fake_engines import FakeEngine, Listening, Rig, honest_pages, tokens_of
+from fake_answers import honest_pages, tokens_of
+from fake_engines import FakeEngine
+from listening import Listening
 from p2pkv.instances.heartbeat import Mode, Role
 from p2pkv_proxy.app import App
 from p2pkv_proxy.breaker import Phase
 from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
+from rig import Rig
 
 SECONDS = 120.0
 COMPLETION = {"prompt": "some prompt", "max_tokens": 5}

@@ -10,9 +10,11 @@ import aiohttp
 import pytest
 from test_proxy_requests import Front, run, start
 
-from fake_engines import FakeEngine, Rig, ids_of, prompt_ids, tokens_of
+from fake_answers import ids_of, prompt_ids, tokens_of
+from fake_engines import FakeEngine
 from p2pkv.instances.heartbeat import Mode, Role
 from p2pkv_proxy.continuation import Resume
+from rig import Rig
 
 N = 12
 PROMPT = "a prompt"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from test_proxy_requests import COMPLETION, run, start
 
-from fake_engines import Rig
 from p2pkv.instances.heartbeat import Mode, Role
+from rig import Rig
 
 
 @pytest.mark.parametrize("prompt", ["x", ["x"]])

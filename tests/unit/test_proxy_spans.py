@@ -11,12 +11,12 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from test_proxy_requests import COMPLETION, Front, run, until
 
-from fake_engines import Rig
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.app import App
 from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
+from rig import Rig
 from spans import exported_to
 
 _TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from browsers import CHROMIUM, MISSING, browse
-from fake_engines import FakeEngine, Rig
+from fake_engines import FakeEngine
 from p2pkv.instances.heartbeat import Heartbeat, Instance, Role, State, checked
 from p2pkv_proxy import status_page
 from p2pkv_proxy.app import App
@@ -22,6 +22,7 @@ from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.registry import Registry
 from p2pkv_proxy.settings import Settings
 from patience import PATIENCE
+from rig import Rig
 
 FOLDER = Path(status_page.__file__).parent
 

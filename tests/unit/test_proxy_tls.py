@@ -16,7 +16,9 @@ import aiohttp
 import pytest
 
 from certificates import Authority, needs_openssl
-from fake_engines import FakeEngine, Listening, Rig, tokens_of
+from fake_answers import tokens_of
+from fake_engines import FakeEngine
+from listening import Listening
 from p2pkv.errors import ConfigError
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.app import App
@@ -25,6 +27,7 @@ from p2pkv_proxy.plan import Files, Plan
 from p2pkv_proxy.reloading import loaded
 from p2pkv_proxy.settings import Settings
 from p2pkv_proxy.tls import Certificate
+from rig import Rig
 
 pytestmark = needs_openssl
 BODY = {"prompt": "some prompt", "max_tokens": 40}
