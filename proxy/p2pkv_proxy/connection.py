@@ -99,13 +99,18 @@ class Connection(asyncio.Protocol):
     def send(self, request: bytes, *, patience: float | None = None) -> None:
         """Send a request. The answer to the one before was read to its end.
 
-        ``patience``: for the engine's next bytes, in seconds; by default the connections' ``answer_timeout``.
+        ``patience``: for the engine's next bytes, in seconds; by default the connections' ``answer_timeout``. Raises
+        :class:`ConnectionFailedError` if the connection has ended by then: a listener that dies ends those that nobody
+        has accepted, between the turn of the loop that made one and the turn that uses it.
         """
         assert self._transport is not None
         self._begin()
         self.patience = self._owner.answer_timeout if patience is None else patience
         self._is_used = True
         self._n_requests += 1
+        if self.is_closing():  # under uvloop writing would be an error of another kind
+            self._error = self._error or HungUpError("hung up")
+            raise self._error
         self._transport.write(request)
 
     async def head(self) -> int:

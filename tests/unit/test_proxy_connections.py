@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from p2pkv_proxy.connection import ConnectionFailedError, ShortageError
+from p2pkv_proxy.connection import ConnectionFailedError, HungUpError, ShortageError
 from p2pkv_proxy.connections import Connections
 
 if TYPE_CHECKING:
@@ -322,3 +323,22 @@ def test_a_shortage_here_is_not_the_engines_fault(run: Run) -> None:
             pool.close()
 
     run(scenario())
+
+
+def test_a_listener_that_dies_fails_those_who_have_just_connected_and_nobody_else(run: Run) -> None:
+    """It ends what it has not accepted, at whatever turn of the loop they are."""
+
+    async def test() -> None:
+        for n_turns in range(8):
+            listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+            address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            connections = Connections(connect_timeout=10.0, answer_timeout=10.0)
+            asking = [asyncio.ensure_future(connections.ask(address, ASKED)) for _ in range(50)]
+            for _ in range(n_turns):
+                await asyncio.sleep(0)
+            listener.close()
+            found = await asyncio.gather(*asking, return_exceptions=True)
+            connections.close()
+            assert {type(one) for one in found} <= {ConnectionFailedError, HungUpError}
+
+    run(test())
