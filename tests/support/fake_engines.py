@@ -90,6 +90,7 @@ class FakeEngine:
         self.model = ""
         self.passed: list[tuple[str, bytes]] = []
         """Path and body of what was asked of other endpoints."""
+        self.passed_headers: list[dict[str, str]] = []
         self.asked: list[tuple[str, str]] = []
         """Path and key of each page that was asked for, but for its health."""
         self._rooms = rooms if rooms is not None else {}
@@ -163,6 +164,7 @@ class FakeEngine:
             await _whole(send, *self.refusal)
             return
         self.passed.append((scope["path"], raw))
+        self.passed_headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
         path = (scope["raw_path"] + b"?" + scope["query_string"]).decode()
         kind = dict(scope["headers"]).get(b"content-type", b"").decode()
         said = json.dumps({"path": path, "kind": kind, "body": raw.decode()}).encode()
