@@ -91,6 +91,7 @@ class FakeEngine:
         self.passed: list[tuple[str, bytes]] = []
         """Path and body of what was asked of other endpoints."""
         self.passed_headers: list[dict[str, str]] = []
+        """Of all that was asked there, whatever became of it."""
         self.asked: list[tuple[str, str]] = []
         """Path and key of each page that was asked for, but for its health."""
         self._rooms = rooms if rooms is not None else {}
@@ -157,14 +158,17 @@ class FakeEngine:
 
     async def _pass(self, scope: MutableMapping[str, Any], raw: bytes, send: Send) -> None:
         """Say what was asked, in two pieces."""
+        self.passed_headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
         await self.gate.wait()
+        if (mood := self.mood()) in ("refuses", "hangs"):
+            await self._misbehave(mood, send)
+            return
         if self.mode is Mode.SGLANG and self.role is not Role.BOTH and "tokenize" not in scope["path"]:
             self.crashed = f"{scope['path']} without a bootstrap room"
         if self.refusal is not None:
             await _whole(send, *self.refusal)
             return
         self.passed.append((scope["path"], raw))
-        self.passed_headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
         path = (scope["raw_path"] + b"?" + scope["query_string"]).decode()
         kind = dict(scope["headers"]).get(b"content-type", b"").decode()
         said = json.dumps({"path": path, "kind": kind, "body": raw.decode()}).encode()
