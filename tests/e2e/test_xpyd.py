@@ -15,6 +15,7 @@ import pytest
 from demo.xpyd.load import Asked, Reference, Tally, drive, mixed
 from demo.xpyd.processes import Cluster
 from p2pkv.instances.heartbeat import Role
+from patience import PATIENCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -94,7 +95,7 @@ def test_greedy_streams_of_a_killed_decode_go_on_at_the_other(served: Cluster, s
     labels = '{instance="decode-1",role="decode"}'
 
     def kill_when_streams_have_begun() -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 60 * PATIENCE
         found = {"requests": 0.0, "waiting_requests": 0.0}
         while found["requests"] <= found["waiting_requests"]:
             assert time.monotonic() < deadline
@@ -115,7 +116,7 @@ def test_instances_that_come_and_go_under_load_lose_nothing(served: Cluster) -> 
         served.wait("decode-2", "prefill-2")
         for name in ("decode-0", "prefill-0"):
             served.drain(name)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 60 * PATIENCE
         while any(one["in_flight"] for one in served.known() if one["id"] in ("decode-0", "prefill-0")):
             assert time.monotonic() < deadline
             time.sleep(0.05)
