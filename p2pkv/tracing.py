@@ -19,7 +19,7 @@ import numpy as np
 
 from p2pkv.errors import ConfigError
 
-_REQUEST: ContextVar[str] = ContextVar("p2pkv_request", default="")
+_REQUESTS: ContextVar[tuple[str, ...]] = ContextVar("p2pkv_requests", default=())
 
 Call = Callable[..., Any]
 Watch = Callable[[str], Callable[[Mapping[str, str]], None] | None]
@@ -46,17 +46,16 @@ def _pages_of(arguments: Sequence[Any], named: Mapping[str, Any]) -> Mapping[str
     return {"p2pkv.pages": len(keys)} if isinstance(keys, Sized) else {}
 
 
-def _request_of(arguments: Sequence[Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Name the request that a transfer is of."""
-    return {"p2pkv.request": str(_argument(arguments, named, 0, "request"))}
+def _transfer_of(arguments: Sequence[Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Say what both sides call a transfer, which names its request unless the caller does."""
+    name = str(_argument(arguments, named, 0, "request"))
+    return {"p2pkv.offer": name, "p2pkv.request": name}
 
 
-def _node_and_request_of(arguments: Sequence[Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Name the other node, and the request that a transfer is of."""
-    return {
-        "p2pkv.peer": str(_argument(arguments, named, 0, "node_id")),
-        "p2pkv.request": str(_argument(arguments, named, 1, "request")),
-    }
+def _transfer_with(arguments: Sequence[Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Name the other node too."""
+    peer = str(_argument(arguments, named, 0, "node_id"))
+    return {"p2pkv.peer": peer, **_transfer_of(arguments[1:], named)}
 
 
 def _hits_of(outcomes: Any) -> Mapping[str, Any]:
@@ -64,44 +63,60 @@ def _hits_of(outcomes: Any) -> Mapping[str, Any]:
     return {"p2pkv.hits": int(np.count_nonzero(outcomes))}
 
 
-PAGE_CACHE = {
+def _found_of(whereabouts: Any) -> Mapping[str, Any]:
+    """Say how many pages some live node has."""
+    return _hits_of(whereabouts.outcomes)
+
+
+CALLS = {
     "publish": Traced("publish", _pages_of, _hits_of),
     "fetch": Traced("fetch", _pages_of, _hits_of),
     "exists": Traced("exists", _pages_of, _hits_of),
+    "whereabouts": Traced("whereabouts", _pages_of, _found_of),
     "retract": Traced("retract", _pages_of, _hits_of),
+}
+STEPS = {
     "_locate": Traced("look_up"),
     "_promote": Traced("promote"),
     "_read": Traced("read"),
 }
-"""A fetch has look-ups, promotions and reads within it, unless all of it was found without: then it is one call."""
+"""A fetch has these within it, unless all of it was found without: then it is one call."""
 
 TRANSFERS = {
-    "offer": Traced("offer", _request_of),
-    "put": Traced("put", _node_and_request_of),
-    "put_async": Traced("put_async", _node_and_request_of),
-    "grant": Traced("grant", _request_of),
-    "receive": Traced("receive", _request_of),
-    "get": Traced("get", _node_and_request_of),
-    "get_async": Traced("get_async", _node_and_request_of),
+    "offer": Traced("offer", _transfer_of),
+    "put": Traced("put", _transfer_with),
+    "put_async": Traced("put_async", _transfer_with),
+    "grant": Traced("grant", _transfer_of),
+    "receive": Traced("receive", _transfer_of),
+    "get": Traced("get", _transfer_with),
+    "get_async": Traced("get_async", _transfer_with),
 }
 """The first three are of prefill's side, the others of decode's. Those that don't wait end before rows have come."""
 
 
 @contextlib.contextmanager
-def about(request: str) -> Iterator[None]:
-    """Let spans of this thread say that they are about the engine's request of that id, and exemplars name it."""
-    token = _REQUEST.set(request)
+def about(*requests: str) -> Iterator[None]:
+    """Let spans of this thread say that they are about the engine's requests of these ids.
+
+    One is their ``p2pkv.request``, and exemplars name it. Several, of which one call is, are their ``p2pkv.requests``,
+    and no exemplar names any of them.
+    """
+    token = _REQUESTS.set(requests)
     try:
         yield
     finally:
-        _REQUEST.reset(token)
+        _REQUESTS.reset(token)
+
+
+def _asked_for(requests: tuple[str, ...]) -> Mapping[str, Any]:
+    return {"p2pkv.request": requests[0]} if len(requests) == 1 else {"p2pkv.requests": requests}
 
 
 class Spans:
     """Makes the spans of one node, all of which say ``attributes``.
 
-    ``watch`` is told the name of each call that is made for a request (:func:`about`); what it returns, if anything, is
-    told when the call has ended which request and which trace that was.
+    ``watch`` is told the name of each call that is made for one request (:func:`about`); what it returns, if anything,
+    is told when the call has ended which request and which trace that was.
 
     Raises :class:`~p2pkv.errors.ConfigError` without ``opentelemetry-api``.
     """
@@ -130,19 +145,19 @@ class Spans:
         @functools.wraps(method)
         def traced(*arguments: Any, **named: Any) -> Any:
             name = f"p2pkv.{call.span}"
-            request = _REQUEST.get()
-            note = self._watch(call.span) if request else None
+            requests = _REQUESTS.get()
+            note = self._watch(call.span) if len(requests) == 1 else None
             with self._tracer.start_as_current_span(name, attributes=self._attributes) as span:
                 is_recording = span.is_recording()
-                if is_recording and request:
-                    span.set_attribute("p2pkv.request", request)
                 if is_recording and call.given is not None:
                     span.set_attributes(call.given(arguments, named))
+                if is_recording and requests:
+                    span.set_attributes(_asked_for(requests))
                 result = method(*arguments, **named)
                 if is_recording and call.returned is not None:
                     span.set_attributes(call.returned(result))
                 if note is not None:
-                    labels = {"request_id": request}
+                    labels = {"request_id": requests[0]}
                     if is_recording:
                         labels["trace_id"] = f"{span.get_span_context().trace_id:032x}"
                     note(labels)

@@ -40,6 +40,7 @@ from p2pkv.parts.cache import OTHER_HOLDERS
 from p2pkv.peers.connections import PeerConnections
 from p2pkv.peers.handshakes import Handshakes
 from p2pkv.pool import Pool
+from p2pkv.tracing import CALLS, STEPS, Spans
 from p2pkv.transports.base import Transport, TransportSettings
 
 _MEET_S = 5.0
@@ -151,23 +152,32 @@ class AttachedParts:
         )
 
     def _make_cache(self, undo: ExitStack) -> AttachedCache:
+        config = self._config
+        spans = (
+            Spans(
+                {"p2pkv.node": config.node_id, "p2pkv.namespace": config.namespace},
+                self.metrics.timings.watch,
+            )
+            if config.tracing
+            else None
+        )
         pool = Pool(_GRANULE, owner=self.own_key, boot=0)
         undo.callback(pool.release_memory)
         guests = _native.Guests(pool.native, self.epochs_known)
         reader = PageCache(
-            namespace=Namespace(self._config.namespace, self.epochs_known),
+            namespace=Namespace(config.namespace, self.epochs_known),
             pool=pool,
             directory=self.directory,
             peers=self.peers,
             registrations=self.registrations,
             shard=self._shard,
             own_key=self.own_key,
-            check_sums=self._config.verify == "checksum",
+            check_sums=config.verify == "checksum",
             metrics=self.metrics,
             devices=self.devices,
             guests=guests,
             followers=Followers(self.own_key, guests, self.client, self._by_key, self.metrics),
-            taking_back=TakingBack(self._config.node_id),
+            taking_back=TakingBack(config.node_id),
             others=self._other_holders,
         )
         cache = AttachedCache(
@@ -180,6 +190,9 @@ class AttachedParts:
             metrics=self.metrics,
         )
         undo.callback(cache.close)
+        if spans is not None:
+            spans.trace(reader, STEPS)
+            spans.trace(cache, CALLS)
         return cache
 
     def _show_metrics(self, undo: ExitStack) -> None:

@@ -48,7 +48,7 @@ from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.control import ControlParts
 from p2pkv.parts.indexer import serve_indexer
 from p2pkv.peers.connections import PeerConnections
-from p2pkv.tracing import PAGE_CACHE, TRANSFERS, Spans
+from p2pkv.tracing import CALLS, STEPS, TRANSFERS, Spans
 from p2pkv.transports.base import Transport, TransportSettings
 from p2pkv.transports.native import native_ways
 
@@ -196,7 +196,7 @@ class NodeParts:
     def _trace(self, spans: Spans) -> None:
         spans.trace(self.transfers, TRANSFERS)
         if self.caching is not None:
-            spans.trace(self.caching.cache, PAGE_CACHE)
+            spans.trace(self.caching.cache, CALLS | STEPS)
 
     def _answer_questions(self, undo: ExitStack) -> None:
         """Say to whoever asks what is counted here and what became of pages."""

@@ -62,8 +62,8 @@ BELOW = {
     "__init__": "_native cache config directory errors memory node page peers",
     "testing": "_native control directory errors transports",
     "instances": "address config control directory errors",
-    "integrations": "_native address config errors instances memory metrics node offers page recompute transfers "
-    "limited_log",
+    "integrations": "_native address config errors instances limited_log memory metrics node offers page recompute "
+    "tracing transfers",
     "cli": "_native address cache config control descriptors directory disk errors explain instances kv_events memory "
     "node store_url transports",
     "__main__": "cli",

@@ -14,7 +14,7 @@ import p2pkv
 from p2pkv import Member, Node, PeerTraffic
 from p2pkv.arrays.host import SupportsCudaArray
 from p2pkv.explain import Explanation
-from p2pkv.tracing import PAGE_CACHE, TRANSFERS
+from p2pkv.tracing import CALLS, STEPS, TRANSFERS
 from p2pkv.transfers import Grant, HeadMap, Offer, Transfers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,8 @@ SUBMODULES = (
 
 IN_SPANS = {
     "p2pkv.request",
-    *(f"p2pkv.{call.span}" for calls in (PAGE_CACHE, TRANSFERS) for call in calls.values()),
+    "p2pkv.requests",
+    *(f"p2pkv.{call.span}" for calls in (CALLS, STEPS, TRANSFERS) for call in calls.values()),
 }
 """Names of spans and of their attributes, no modules."""
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from cluster import eventually, free_port
 from device_pools import DeviceEntryFake, offered, transfer
@@ -16,6 +17,7 @@ from host_pools import HostPoolFake
 from p2pkv import ConfigError
 from p2pkv.integrations.sglang.weights import Weights
 from p2pkv.integrations.sglang_linker import P2PKVLinker
+from spans import exported_to
 
 OpenLinker = Callable[..., "Linker"]
 
@@ -78,6 +80,23 @@ def test_pages_go_from_device_to_device_byte_for_byte(open_linker: OpenLinker, k
     untouched = set(range(24)) - set(targets)
     assert not any(any(theirs.content(page)) for page in untouched)
     assert reader.finish_layer_wise_loading(reader.start_layer_wise_loading())
+
+
+def test_look_ups_and_loads_are_named_after_their_request_in_spans(open_linker: OpenLinker) -> None:
+    ours, theirs = DeviceEntryFake(), DeviceEntryFake()
+    writer, reader = open_linker(ours), open_linker(theirs, settings={"tracing": True})
+    assert store(writer, transfer(PAGES[:2], ours.indices(0, 1)))
+    exporter = InMemorySpanExporter()
+    with exported_to(exporter):
+        assert reader.lookup("request-5", [transfer(PAGES[:2])]) == [1, 2]
+        assert reader.load("request-5", [transfer(PAGES[:2], theirs.indices(0, 1))])
+        reader.node.exists(["asked by nobody's request"])
+        about = [
+            (span.name, (span.attributes or {}).get("p2pkv.request"))
+            for span in exporter.get_finished_spans()
+            if span.name in ("p2pkv.exists", "p2pkv.fetch")
+        ]
+    assert about == [("p2pkv.exists", "request-5"), ("p2pkv.fetch", "request-5"), ("p2pkv.exists", None)]
 
 
 @pytest.mark.parametrize("kind", ["mha", "mla"])

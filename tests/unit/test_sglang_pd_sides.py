@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from test_sglang_pd import PEER_LOST, Transfers, items, kv_args
 
 from cluster import eventually
@@ -21,12 +22,21 @@ from p2pkv.integrations.sglang.pd.rooms import Incoming, Progress
 from p2pkv.integrations.sglang.pd.rows import RequestRows
 from p2pkv.integrations.sglang.pd.wire import Wanted, node_id, pack, unpack
 from p2pkv.metrics import Metrics
+from p2pkv.tracing import TRANSFERS, Spans
 from sglang_manager import Manager
+from spans import exported_to
 
 ROOM = 5
 SETTLE_S = 10.0
 PREFILL = {"rank_ip": "10.0.0.1", "rank_port": 7, "is_dummy": False}
 PREFILL_NODE = node_id("10.0.0.1", 7)
+
+
+def traced(transfers: Transfers, spans: Spans | None) -> Transfers:
+    """Have spans of what is offered and granted, if there are any."""
+    if spans is not None:
+        spans.trace(transfers, {name: TRANSFERS[name] for name in ("put_async", "grant")})
+    return transfers
 
 
 @pytest.fixture
@@ -42,8 +52,8 @@ def manager() -> Iterator[Manager]:
 class Prefill:
     """Prefill's side, and a decode server that sends to it."""
 
-    def __init__(self, manager: Manager) -> None:
-        self.transfers = Transfers()
+    def __init__(self, manager: Manager, spans: Spans | None = None) -> None:
+        self.transfers = traced(Transfers(), spans)
         self.manager = manager
         self.side = PrefillSide(
             manager, RequestRows.of(manager.kv_args), Boundary("a test", Metrics()), self.transfers.put_async
@@ -101,6 +111,21 @@ def test_chunks_are_offered_in_order_and_the_metadata_with_the_last(prefill: Pre
     for made in prefill.transfers.made:
         made.rows[:] = 0
     eventually(lambda: prefill.side.progress(ROOM)[0] is Progress.DONE, SETTLE_S)
+
+
+def test_offers_are_named_after_their_room_in_spans(manager: Manager) -> None:
+    exporter = InMemorySpanExporter()
+    prefill = Prefill(manager, Spans({}))
+    try:
+        with exported_to(exporter):
+            prefill.wants()
+            prefill.reaches(Poll.WAITING_FOR_INPUT)
+            prefill.send(4, 2)
+            eventually(lambda: len(exporter.get_finished_spans()) == 2, SETTLE_S)
+            rooms = {(span.attributes or {})["p2pkv.request"] for span in exporter.get_finished_spans()}
+    finally:
+        prefill.close()
+    assert rooms == {str(ROOM)}
 
 
 def test_every_decode_rank_that_wants_a_request_gets_it(prefill: Prefill) -> None:
@@ -172,8 +197,8 @@ def test_malformed_messages_harm_nobody(prefill: Prefill) -> None:
 class Decode:
     """Decode's side, with one prefill node in the cluster."""
 
-    def __init__(self, manager: Manager) -> None:
-        self.transfers = Transfers()
+    def __init__(self, manager: Manager, spans: Spans | None = None) -> None:
+        self.transfers = traced(Transfers(), spans)
         self.members = {PREFILL_NODE: 1}
         self.manager = manager
         rows = RequestRows.of(manager.kv_args)
@@ -211,6 +236,20 @@ def test_prefill_is_told_what_was_granted(decode: Decode) -> None:
     assert (wanted.name, wanted.n_pages, wanted.n_states) == (incoming.name, 2, (1,))
     assert wanted.decode_prefix_len == 32
     assert sum(len(made.spans) for made in decode.transfers.made) == 2 * 6 + 2 + 2
+
+
+def test_grants_are_named_after_their_room_in_spans(manager: Manager) -> None:
+    exporter = InMemorySpanExporter()
+    decode = Decode(manager, Spans({}))
+    try:
+        with exported_to(exporter):
+            decode.grant().close()
+            [span] = exporter.get_finished_spans()
+    finally:
+        decode.side.stop()
+    assert span.attributes is not None
+    assert span.attributes["p2pkv.request"] == str(ROOM)
+    assert str(span.attributes["p2pkv.offer"]).startswith("sglang ")
 
 
 def test_each_attempt_has_a_name_of_its_own(decode: Decode) -> None:

@@ -146,7 +146,33 @@ def test_a_hand_off_names_its_request_on_both_sides(nodes: tuple[Node, Node], co
     assert target.all()
     [offer], [get] = collector.named("p2pkv.offer"), collector.named("p2pkv.get")
     assert attributes(offer)["p2pkv.request"] == attributes(get)["p2pkv.request"] == "request-5"
+    assert attributes(offer)["p2pkv.offer"] == attributes(get)["p2pkv.offer"] == "request-5"
     assert attributes(get)["p2pkv.peer"] == "a"
+
+
+def test_a_hand_off_of_an_engine_names_the_engines_request(
+    nodes: tuple[Node, Node], collector: Collector
+) -> None:
+    with about("request-of-the-engine"):
+        nodes[0].transfers.offer("drawn by chance", spans_of(pages(nodes[0], 1))).withdraw()
+    [offer] = collector.named("p2pkv.offer")
+    assert attributes(offer)["p2pkv.request"] == "request-of-the-engine"
+    assert attributes(offer)["p2pkv.offer"] == "drawn by chance"
+
+
+def test_a_call_for_several_requests_names_all_and_no_exemplar_any(
+    nodes: tuple[Node, Node], collector: Collector
+) -> None:
+    with about("request-1", "request-2"):
+        nodes[1].fetch(["a page that nobody has"], pages(nodes[1], 1), timeout=30)
+        found = nodes[1].whereabouts(["a page that nobody has"], timeout=30)
+    assert not found.outcomes.any()
+    for name in ("p2pkv.fetch", "p2pkv.whereabouts"):
+        [span] = collector.named(name)
+        [requests] = [one.value.array_value for one in span.attributes if one.key == "p2pkv.requests"]
+        assert [value.string_value for value in requests.values] == ["request-1", "request-2"]
+        assert "p2pkv.request" not in attributes(span)
+    assert "request-" not in write(nodes[1].metrics, (), OPENMETRICS)[1].decode()
 
 
 def test_what_a_call_raises_is_in_its_span(nodes: tuple[Node, Node], collector: Collector) -> None:

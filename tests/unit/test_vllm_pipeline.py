@@ -123,7 +123,7 @@ def test_prefixes_are_found_part_by_part(pair: tuple[Pipelined, Pipelined]) -> N
     assert lookups is not None
     hashes = named(b"", [prefix_hash([1]), prefix_hash([1, 2])])
     for rank, worker in enumerate(prefill.workers):
-        worker._step = StepMetadata(publishes=[Publish(1, (Pages(0, hashes, [5, 6]),))])
+        worker._step = StepMetadata(publishes=[Publish(1, (Pages(0, hashes, [5, 6]),), "a request")])
         worker.wait_for_save()
         eventually(lambda worker=worker: worker.node.counters().get("p2pkv_pool_pages") == 2, 30.0)  # type: ignore[misc]
         if rank == 0:

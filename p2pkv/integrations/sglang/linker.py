@@ -32,6 +32,7 @@ from p2pkv.integrations.sglang.weights import Weights
 from p2pkv.integrations.sglang.weights import served as served_weights
 from p2pkv.node import Node
 from p2pkv.page import Outcome, Pieces
+from p2pkv.tracing import about
 
 if TYPE_CHECKING:
 
@@ -134,14 +135,16 @@ class P2PKVLinker(LinkerBase):
                 return []
             return served(self.node, self._device_pools, hashes, pages).restorable_prefix_pages
 
-        return self._boundary.call("exists", find_prefixes, miss=[])
+        with about(rid):
+            return self._boundary.call("exists", find_prefixes, miss=[])
 
     def load(self, rid: str, transfers: Sequence[PoolTransfer]) -> bool:
         """Fetch pages to where SGLang wants them; True if all came, on all ranks. Otherwise SGLang computes them.
 
         Blocks for ``deadline`` at most for each batch of pages, until the first that does not come.
         """
-        has_come = self._boundary.call("get", lambda: self._fetch(transfers), miss=False)
+        with about(rid):
+            has_come = self._boundary.call("get", lambda: self._fetch(transfers), miss=False)
         if not self._offered.agree(has_come):
             return False
         self._fetched.add(rid)

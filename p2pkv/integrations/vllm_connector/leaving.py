@@ -29,6 +29,7 @@ from p2pkv.integrations.vllm_connector.tiles import Granules, Tiles
 from p2pkv.integrations.vllm_connector.wants import MAX_RANKS, WANT_NBYTES, Want, WantedGroup, inbox, parts_of
 from p2pkv.limited_log import LimitedLog
 from p2pkv.node import Node
+from p2pkv.tracing import about
 from p2pkv.transfers import Grant, HeadMap, Offer, RowStatus
 
 _log = logging.getLogger(__name__)
@@ -94,7 +95,8 @@ class Leaving:
             with self._changed:
                 self._left.append(left)
                 self._changed.notify_all()
-            self._boundary.call("offer", partial(self._offer, left), miss=None)
+            with about(leave.request_id):
+                self._boundary.call("offer", partial(self._offer, left), miss=None)
 
     def _offer(self, left: _Left) -> None:
         left.stream = self._caches.stream()
@@ -148,7 +150,8 @@ class Leaving:
                     self._boundary.call("want", partial(self._close_inbox, left), miss=None)
             self._seen = [left for left in kept if not left.is_over]
             for left in self._seen:
-                self._boundary.call("want", partial(self._look, left), miss=None)
+                with about(left.leave.request_id):
+                    self._boundary.call("want", partial(self._look, left), miss=None)
 
     def _next(self) -> list[_Left] | None:
         """Wait for the time of the next look; return what is to be looked at, or None at the end."""

@@ -31,6 +31,7 @@ from p2pkv.integrations.vllm_connector.wants import Want, Wants
 from p2pkv.limited_log import LimitedLog
 from p2pkv.node import Node
 from p2pkv.page import Outcome
+from p2pkv.tracing import about
 
 _log = logging.getLogger(__name__)
 
@@ -143,7 +144,8 @@ class Loads:
                 started.set_result(None)
 
         def attempt() -> None:
-            load.why = work()
+            with about(load.request_id):
+                load.why = work()
             load.is_refused = bool(load.why)
 
         try:

@@ -67,6 +67,8 @@ class Publish:
     hold: int
     """To be reported done when nobody reads the blocks any more (:class:`StepReport`)."""
     pages: tuple[Pages, ...]
+    request_id: str
+    """Of the request that computed them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from p2pkv.node import Node
 from p2pkv.page import Outcome, Whereabouts
 from p2pkv.recompute.hits import Hits
 from p2pkv.recompute.rates import Source
+from p2pkv.tracing import about
 
 
 class Part:
@@ -115,9 +116,10 @@ class PrefixLookups:
 
             def ask() -> Found:
                 named_hashes, nothing = named(weights, hashes), Found(n_local)
-                return self._boundary.call(
-                    "exists", lambda: self._ask(named_hashes, n_local, limit, n_tokens), miss=nothing
-                )
+                with about(request_id):
+                    return self._boundary.call(
+                        "exists", lambda: self._ask(named_hashes, n_local, limit, n_tokens), miss=nothing
+                    )
 
             lookup = self._lookups[request_id] = _Lookup(n_local, self._asking.submit(ask))
         return lookup.found.result() if lookup.found.done() else None

@@ -18,6 +18,7 @@ from p2pkv.integrations.vllm_connector.residents import BlockName, Residents
 from p2pkv.integrations.vllm_connector.stats import Tally
 from p2pkv.integrations.vllm_connector.weights import bare
 from p2pkv.node import Node
+from p2pkv.tracing import about
 
 _BATCH_BLOCKS = 256
 """Guess; large enough for the directory's round trip not to count, small enough to keep finished requests short."""
@@ -105,7 +106,12 @@ class Publishing:
                 for pages in publish.pages
                 for h, block_id in zip(pages.hashes, pages.ids, strict=True)
             }
-            n_published = self._boundary.call("publish", lambda blocks=blocks: self._publish(blocks), miss=0)  # type: ignore[misc]
+            with about(*dict.fromkeys(publish.request_id for publish in batch)):
+                n_published = self._boundary.call(
+                    "publish",
+                    lambda blocks=blocks: self._publish(blocks),  # type: ignore[misc]
+                    miss=0,
+                )
             self._tally.count("prefix_blocks_published", n_published)
             self._tally.count("prefix_blocks_unpublished", len(blocks) - n_published)
             with self._changed:

@@ -27,6 +27,7 @@ from p2pkv.integrations.sglang.pd.rooms import Absences, Incoming, MakeGrant, Pr
 from p2pkv.integrations.sglang.pd.rows import Items, RequestRows, Shape, Spans, state_items
 from p2pkv.integrations.sglang.pd.threads import Mailbox, Ticker
 from p2pkv.integrations.sglang.pd.wire import Wanted, node_id, pack
+from p2pkv.tracing import about
 
 if TYPE_CHECKING:
     from p2pkv.integrations.sglang.pd.common import PrefillInfo
@@ -81,7 +82,8 @@ class DecodeSide:
             Producer(node, self._members().get(node)) for node in _producers(receiver.bootstrap_infos or [])
         )
         rows = self._expected(pages, state_items(states, len(self._rows.states)), slot, receiver.prefill_info)
-        incoming.grant(self._make_grant, rows, timeout=min(self._manager.waiting_timeout, _MAX_GRANT_S))
+        with about(str(receiver.bootstrap_room)):
+            incoming.grant(self._make_grant, rows, timeout=min(self._manager.waiting_timeout, _MAX_GRANT_S))
         with self._lock:
             self._incoming[receiver.bootstrap_room] = incoming
         return incoming

@@ -22,6 +22,7 @@ from p2pkv.integrations.sglang.pd.rows import Items, RequestRows, Spans, state_i
 from p2pkv.integrations.sglang.pd.threads import Mailbox, Worker
 from p2pkv.integrations.sglang.pd.wire import Wanted, unpack, unpack_abort
 from p2pkv.limited_log import LimitedLog
+from p2pkv.tracing import about
 
 _log = logging.getLogger(__name__)
 
@@ -145,7 +146,12 @@ class PrefillSide:
                 outgoing = self._outgoing[room] = Outgoing(self._put)
         # all chunks of a request go through one thread: they are offered in order
         worker = self._workers[zlib.crc32(real[0].node_id.encode()) % len(self._workers)]
-        worker.do(lambda: self._offer(outgoing, real, chunk))
+
+        def offer() -> None:
+            with about(str(room)):
+                self._offer(outgoing, real, chunk)
+
+        worker.do(offer)
 
     def progress(self, room: int) -> tuple[Progress, str | None]:
         """Say where a request's transfer is, and why it failed if it did."""
