@@ -127,7 +127,16 @@ def _headline(reading: Reading) -> Text:
     silent, gone = n_present - len(reading.counters), len(reading.members) - n_present
     told = f"; {silent} did not tell" if silent else ""
     lost = f"; {gone} more are dead or have left" if gone else ""
-    return Text(f"{n_present} nodes, found through {reading.asked}{told}{lost}")
+    return Text(f"{n_present} nodes, found through {reading.asked}{told}{lost}{_since_start(reading)}")
+
+
+def _since_start(reading: Reading) -> str:
+    """Say what the nodes have found so far, and would have found without evictions, once one of them has asked all."""
+    rate, ceiling = (
+        max((_total(told, f"p2pkv_cluster_{what}_ratio") for told in reading.counters.values()), default=0.0)
+        for what in ("hit_rate", "hit_rate_ceiling")
+    )
+    return f"; hit rate since their start {rate:.0%}, of at most {ceiling:.0%}" if ceiling else ""
 
 
 class _Change:

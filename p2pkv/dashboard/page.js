@@ -52,6 +52,7 @@ function graphs() {
 function tiles(reading, row) {
   const members = [...reading.nodes.values()];
   const sum = (name) => members.reduce((all, node) => all + (node.counters ? total(node.counters, name) : 0), 0);
+  const most = (name) => Math.max(0, ...members.map((node) => (node.counters ? total(node.counters, name) : 0)));
   const grown = (name) => (row ? total(row.grown, name) : null);
   const hits = grown("p2pkv_fetched_pages_total"), missed = grown("p2pkv_missed_pages_total");
   const alive = members.filter((node) => ["ALIVE", "DRAINING"].includes(node.member.state)).length;
@@ -60,6 +61,7 @@ function tiles(reading, row) {
     ["fetched", row ? `${bytes(grown("p2pkv_fetched_bytes_total") / row.seconds)}/s` : "-"],
     ["published", row ? `${bytes(grown("p2pkv_published_bytes_total") / row.seconds)}/s` : "-"],
     ["hit rate", hits + missed ? percent(hits / (hits + missed)) : "-"],
+    ["hit rate since start, and at most", most("p2pkv_cluster_hit_rate_ceiling_ratio") ? `${percent(most("p2pkv_cluster_hit_rate_ratio"))} of ${percent(most("p2pkv_cluster_hit_rate_ceiling_ratio"))}` : "-"],
     ["fetch p50", row ? seconds(quantile(row.grown, "p2pkv_fetch_seconds", 0.5)) : "-"],
     ["fetch p99", row ? seconds(quantile(row.grown, "p2pkv_fetch_seconds", 0.99)) : "-"],
     ["pools", `${bytes(sum("p2pkv_pool_used_bytes"))} of ${bytes(sum("p2pkv_pool_capacity_bytes"))}`],

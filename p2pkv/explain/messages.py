@@ -1,4 +1,4 @@
-"""What is asked of a node about a page, and what it says: the bodies of EXPLAIN (docs/wire.md).
+"""What is asked of a node about a page, or all of its pages, and what it says: the bodies of EXPLAIN (docs/wire.md).
 
 Both are msgpack maps. Fields that a node does not know it leaves out; of another ``version`` it says so.
 """
@@ -26,6 +26,8 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     """The 16 bytes that nodes know it by, if ``key`` is not known."""
     namespace: str | None = None
     """Of the key; None: each node's own."""
+    working_set: bool = False
+    """Whether what the node has of the cluster's working set is wanted."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -68,6 +70,15 @@ class Page(msgspec.Struct, frozen=True):
     events: tuple[Event, ...] = ()
 
 
+class WorkingSetShare(msgspec.Struct, frozen=True):
+    """What a node has of its cluster's working set."""
+
+    published: float
+    found: float
+    registers: bytes
+    """Of a HyperLogLog over the ids of published pages."""
+
+
 class Answer(msgspec.Struct, frozen=True):
     """What a node says. The first of ``pages`` is what was asked for."""
 
@@ -78,6 +89,8 @@ class Answer(msgspec.Struct, frozen=True):
     remembers_since: tuple[float, ...] = ()
     """Since when it has forgotten nothing: of what came, went, left the directory, and was missed."""
     version: int = VERSION
+    working_set: WorkingSetShare | None = None
+    """If it was asked for, of a node with a pool."""
 
 
 _T = TypeVar("_T", Question, Answer)

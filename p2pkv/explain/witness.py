@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -11,7 +11,18 @@ from p2pkv import _native
 from p2pkv.directory.view import Member, node_key
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import ControlError
-from p2pkv.explain.messages import MAX_KEY_BYTES, Answer, Entry, Event, Page, Question, decode, encode
+from p2pkv.explain.messages import (
+    MAX_KEY_BYTES,
+    Answer,
+    Entry,
+    Event,
+    Page,
+    Question,
+    WorkingSetShare,
+    decode,
+    encode,
+)
+from p2pkv.metrics.working_set import Share
 from p2pkv.page import KEY_BYTES, LOCATION, RESIDENT, Namespace, as_locations, page_key, scopes
 from p2pkv.pool import Pool
 
@@ -37,12 +48,13 @@ class Witness:
         self._history = history
         self._pool: Pool | None = None
         self._tier: DiskTier | None = None
+        self._share: Callable[[], Share] | None = None
         self._lock = threading.Lock()  # guards the next one
         self._names: dict[int, str] = {}
 
-    def know_pool(self, pool: Pool, tier: DiskTier | None) -> None:
-        """Say from now on what is in these."""
-        self._pool, self._tier = pool, tier
+    def know_pool(self, pool: Pool, tier: DiskTier | None, share: Callable[[], Share]) -> None:
+        """Say from now on what is in these, and what this node's share of the working set is."""
+        self._pool, self._tier, self._share = pool, tier, share
 
     def met(self, members: Iterable[Member]) -> None:
         """Remember the names of these nodes, for what is said of them when they are gone."""
@@ -71,6 +83,7 @@ class Witness:
             epoch=self._namespace.epoch,
             pages=(*pages[:1], *known),
             remembers_since=tuple(self._history.reach()),
+            working_set=WorkingSetShare(*self._share()) if question.working_set and self._share else None,
         )
 
     def _names_of(self, question: Question) -> Iterator[tuple[str, int, bytes, bool]]:

@@ -6,6 +6,9 @@ counted; different ones are estimated by a HyperLogLog, 16 KiB however many ther
 0.8 %. Keys are hashes already, so they are taken as they are. The estimator is Ertl's ("New cardinality estimation
 algorithms for HyperLogLog sketches", 2017), which needs no table of biases.
 
+Sketches of several nodes make one: a page that two nodes published is in it once. So the members of a cluster together
+know what a memory without end, which all of them find everything in, would give.
+
 Libraries of such sketches take one item a call; this takes a batch, 10 to 100 ns a page.
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +51,19 @@ class Distinct:
                     self._registers, places.astype(np.intp), (_LONGEST + 1 - lengths).astype(np.uint8)
                 )
 
+    def registers(self) -> bytes:
+        """Return what it knows, for :meth:`merge` elsewhere."""
+        with self._lock:
+            return self._registers.tobytes()
+
+    def merge(self, registers: bytes) -> None:
+        """See all keys that another one has seen. Raises ValueError for what none could have told."""
+        others = np.frombuffer(registers, np.uint8)
+        if len(others) != _REGISTERS or others.max() > _LONGEST + 1:
+            raise ValueError(f"{len(others)} bytes are no registers of a HyperLogLog")
+        with self._lock:
+            np.maximum(self._registers, others, out=self._registers)
+
     def estimate(self) -> float:
         """Return how many different keys were seen, in the mean within 0.8 %."""
         with self._lock:
@@ -56,6 +73,40 @@ class Distinct:
             z = 0.5 * (z + float(count))
         z += _REGISTERS * _sigma(counts[0] / _REGISTERS)
         return _REGISTERS * _REGISTERS / (2 * math.log(2) * z) if math.isfinite(z) else 0.0
+
+
+class Share(NamedTuple):
+    """What one node has of the working set of its cluster."""
+
+    n_published: float
+    n_found: float
+    """Pages that its calls found."""
+    registers: bytes
+    """Of the pages that it published."""
+
+
+def together(shares: Iterable[Share]) -> dict[str, float]:
+    """Return what is shown of the whole cluster. Raises ValueError for a share that no node has."""
+    all_pages = Distinct()
+    n_published = n_found = 0.0
+    for share in shares:
+        if not (0 <= share.n_published < math.inf and 0 <= share.n_found < math.inf):
+            raise ValueError(f"{share.n_published} and {share.n_found} are no numbers of pages")
+        all_pages.merge(share.registers)
+        n_published += share.n_published
+        n_found += share.n_found
+    distinct, rate, ceiling = _rates(all_pages, n_published, n_found)
+    return {
+        "p2pkv_cluster_distinct_published_pages": distinct,
+        "p2pkv_cluster_hit_rate_ratio": rate,
+        "p2pkv_cluster_hit_rate_ceiling_ratio": ceiling,
+    }
+
+
+def _rates(pages: Distinct, n_published: float, n_found: float) -> tuple[float, float, float]:
+    """Return how many pages there were, the hit rate, and what it would have been had none of them ever gone."""
+    distinct, asked = min(pages.estimate(), n_published), n_published + n_found
+    return (distinct, n_found / asked, (asked - distinct) / asked) if asked else (distinct, 0.0, 0.0)
 
 
 class WorkingSet:
@@ -79,13 +130,16 @@ class WorkingSet:
 
     def readings(self, n_published: float, n_found: float) -> dict[str, float]:
         """Return what is shown; ``n_published`` pages were computed and published here, and ``n_found`` were hits."""
-        distinct = min(self._distinct.estimate(), n_published)
-        asked = n_published + n_found
+        distinct, rate, ceiling = _rates(self._distinct, n_published, n_found)
         return {
             "p2pkv_distinct_published_pages": distinct,
-            "p2pkv_hit_rate_ratio": n_found / asked if asked else 0.0,
-            "p2pkv_hit_rate_ceiling_ratio": (asked - distinct) / asked if asked else 0.0,
+            "p2pkv_hit_rate_ratio": rate,
+            "p2pkv_hit_rate_ceiling_ratio": ceiling,
         }
+
+    def share(self, n_published: float, n_found: float) -> Share:
+        """Return what this node has of its cluster's."""
+        return Share(n_published, n_found, self._distinct.registers())
 
 
 def _sigma(x: float) -> float:

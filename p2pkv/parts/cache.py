@@ -364,8 +364,11 @@ class CacheParts:
         return self.directory.asked()
 
     def _published_and_found(self) -> tuple[float, float]:
-        """Return how many pages were published here so far, and how many calls here found."""
-        return self._metrics.read(self._metrics.published_pages), self.cache.n_fetched
+        """Return how many pages were published here so far, by attached engines too, and how many calls here found."""
+        published = self._metrics.read(self._metrics.published_pages)
+        if self.attach_host is not None:
+            published += self.attach_host.readings()["p2pkv_attach_stored_pages_total"]
+        return published, self.cache.n_fetched
 
     def _next_out_age(self) -> float:
         """Return how long ago the page came that is evicted next; if that is forgotten, how far memory reaches."""

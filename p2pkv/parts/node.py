@@ -33,6 +33,7 @@ from p2pkv.errors import MembershipError
 from p2pkv.explain.asking import Explainer
 from p2pkv.explain.watch import NamespaceWatch
 from p2pkv.explain.witness import Witness
+from p2pkv.explain.working_sets import WorkingSets
 from p2pkv.lifetime import Gate
 from p2pkv.memory import copies
 from p2pkv.memory.available import available_memory, require_memory
@@ -204,7 +205,10 @@ class NodeParts:
         counters = QuestionServer(loop, Kind.COUNTERS, lambda _: encode_counters(self.metrics.counters()))
         undo.callback(counters.close)
         if self.caching is not None:
-            self.witness.know_pool(self.caching.pool, self.caching.tier)
+            self.witness.know_pool(self.caching.pool, self.caching.tier, self.caching.working_set.share)
+            self.caching.working_set.gather = WorkingSets(
+                self._config.node_id, lambda: self.membership.view().present(), self.explainer.ask
+            ).gather
             watch = NamespaceWatch(self._config.namespace, self.caching.looked_up, self.explainer.ask)
             undo.callback(watch.close)
             self.metrics.watch(watch.readings)

@@ -51,7 +51,7 @@ BELOW = {
     "transfers": "offers",
     "cache": "_native arrays control directory disk errors limited_log memory metrics page peers pool transports",
     "attach": "_native cache control directory errors limited_log memory metrics page pool transports",
-    "explain": "_native control directory disk errors limited_log page pool transports",
+    "explain": "_native control directory disk errors limited_log metrics page pool transports",
     "dashboard": "address control directory errors explain metrics_server",
     "indexer": "directory errors limited_log page",
     "kv_events": "_native disk errors page pool limited_log",

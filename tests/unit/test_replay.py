@@ -125,14 +125,17 @@ def test_a_disk_that_brings_pages_back_leaves_the_estimate_as_it_is() -> None:
     assert readings["p2pkv_hit_rate_ceiling_ratio"] == pytest.approx(ceiling(requests), abs=0.02)
 
 
-def test_of_several_nodes_each_says_what_its_own_memory_would_give() -> None:
+def test_of_several_nodes_each_says_what_its_own_memory_would_give_and_one_what_all_of_it_would() -> None:
     requests, size = conversations(7, 1500), Size(3, 150, 0)
     with LiveCluster(size, 4096, max(len(request.hash_ids) for request in requests)) as cluster:
         _, found = beside(requests, size, "prefix", cluster)
         each = cluster.working_sets()
-    together = sum(one["p2pkv_hit_rate_ceiling_ratio"] for one in each) / len(each)
-
-    assert found.rate - 0.02 < together < ceiling(requests) + 0.02
+        of_all = cluster.working_set_of_all()
+    mean = sum(one["p2pkv_hit_rate_ceiling_ratio"] for one in each) / len(each)
+    assert found.rate - 0.02 < mean < ceiling(requests) + 0.02
+    assert of_all["p2pkv_cluster_hit_rate_ratio"] == pytest.approx(found.rate, abs=0.02)
+    assert of_all["p2pkv_cluster_hit_rate_ceiling_ratio"] == pytest.approx(ceiling(requests), abs=0.02)
+    assert mean < ceiling(requests) - 0.04  # or the nodes' own would do
 
 
 def test_real_disks_keep_what_is_simulated() -> None:

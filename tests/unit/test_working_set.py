@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 
+from cluster import eventually
 from p2pkv import Config, Node
-from p2pkv.metrics.working_set import Distinct, WorkingSet
+from p2pkv.cache.working_set import WorkingSetWatch
+from p2pkv.directory.view import Member
+from p2pkv.explain.messages import Answer, Question, WorkingSetShare, decode
+from p2pkv.explain.working_sets import WorkingSets
+from p2pkv.metrics.working_set import Distinct, Share, WorkingSet, together
 
 SEED = 20261125
 
@@ -56,17 +62,109 @@ def test_what_is_seen_by_several_threads_is_seen() -> None:
 
 def test_pages_that_were_evicted_and_computed_again_are_what_memory_would_give() -> None:
     with Node.start(Config(node_id="n", pool_size="64KiB", buffer_size=0)) as node:
-        caching = node._parts.caching
-        assert caching is not None
         pages = np.ones((8, 4096), np.uint8)
         node.register_memory(pages)
         for _ in range(3):
             for first in range(0, 64, 8):  # 64 pages through a pool of 16
                 node.publish([f"page-{first + i}" for i in range(8)], pages)
-        caching.announcer.tell_changed(idle=0.0)
-        caching.working_set.turn()
+        _looked_at(node)
         counters = node.counters()
     assert counters["p2pkv_published_pages_total"] == 192
     assert counters["p2pkv_distinct_published_pages"] == pytest.approx(64, abs=2)
     assert counters["p2pkv_hit_rate_ratio"] == 0.0
     assert counters["p2pkv_hit_rate_ceiling_ratio"] == pytest.approx(2 / 3, abs=0.02)
+
+
+def _looked_at(node: Node) -> WorkingSetWatch:
+    """Have a node estimate anew, and its cluster if that is its turn."""
+    caching = node._parts.caching
+    assert caching is not None
+    caching.announcer.tell_changed(idle=0.0)
+    caching.working_set.turn()
+    return caching.working_set
+
+
+def test_what_two_nodes_computed_counts_once_for_their_cluster() -> None:
+    with (
+        Node.start(Config(node_id="n1", pool_size="64KiB", buffer_size=0)) as first,
+        Node.start(Config(node_id="n2", join=first.address, pool_size="64KiB", buffer_size=0)) as second,
+        Node.start(Config(node_id="n0", join=first.address, pool_size=0, buffer_size=0)) as poolless,
+    ):
+        nodes = (first, second, poolless)
+        eventually(lambda: all(len(node.members()) == 3 for node in nodes), 10.0)
+        pages = np.ones((8, 4096), np.uint8)
+        for node in (first, second):
+            node.register_memory(pages)
+            for begin in range(0, 64, 8):  # 64 pages through a pool of 16
+                node.publish([f"page-{begin + i}" for i in range(8)], pages)
+        for node in (second, first):
+            _looked_at(node).turn_of_all()
+        of_first, of_second = first.counters(), second.counters()
+        shown = poolless.counters()
+    for counters in (of_first, of_second):
+        assert counters["p2pkv_hit_rate_ceiling_ratio"] == pytest.approx(0, abs=0.02)
+    assert of_first["p2pkv_cluster_distinct_published_pages"] == pytest.approx(64, abs=2)
+    assert of_first["p2pkv_cluster_hit_rate_ceiling_ratio"] == pytest.approx(1 / 2, abs=0.02)
+    assert of_first["p2pkv_cluster_hit_rate_ratio"] == 0.0
+    assert of_second["p2pkv_cluster_hit_rate_ceiling_ratio"] == 0.0  # the first one has asked
+    assert "p2pkv_cluster_hit_rate_ceiling_ratio" not in shown
+
+
+def test_shares_together_are_those_of_one_who_has_seen_all() -> None:
+    numbers = np.random.default_rng(SEED)
+    parts = [numbers.integers(0, 256, (n, 16), np.uint8) for n in (3000, 1, 20_000)]
+    alone, shares = Distinct(), []
+    for part in [*parts, parts[0]]:
+        alone.add(part)
+        one = WorkingSet()
+        one.left(part)
+        shares.append(one.share(len(part), 0))
+    shown = together(shares)
+    assert shown["p2pkv_cluster_distinct_published_pages"] == alone.estimate()
+    assert shown["p2pkv_cluster_hit_rate_ceiling_ratio"] == pytest.approx(3000 / 26_001, abs=0.01)
+    assert set(together([]).values()) == {0.0}
+
+
+GOOD = Distinct().registers()
+
+
+@pytest.mark.parametrize(
+    ("published", "found", "registers"),
+    [
+        (1.0, 0.0, b""),
+        (1.0, 0.0, GOOD[:-1]),
+        (1.0, 0.0, GOOD[:-1] + b"\xff"),
+        (-1.0, 0.0, GOOD),
+        (1.0, float("nan"), GOOD),
+        (float("inf"), 0.0, GOOD),
+    ],
+)
+def test_a_share_that_no_node_has_is_left_out(
+    published: float, found: float, registers: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ask(question: Question, timeout: float) -> list[Answer]:
+        assert question.working_set
+        good, bad = WorkingSetShare(3.0, 4.0, GOOD), WorkingSetShare(published, found, registers)
+        return [
+            Answer("old", "", 0),
+            Answer("bad", "", 0, working_set=bad),
+            Answer("good", "", 0, working_set=good),
+        ]
+
+    members = [Member("own", 1, ""), Member("bad", 1, ""), Member("a", 1, "", weight=0.0)]
+    assert WorkingSets("own", lambda: members, ask).gather() is None  # bad is the first of those with pages
+    assert WorkingSets("bad", lambda: members, ask).gather() == [Share(3.0, 4.0, GOOD)]
+    assert "the working set of node bad is left out" in caplog.text
+
+
+def test_the_share_of_a_node_that_knows_only_questions_about_pages_is_not_waited_for() -> None:
+    """Nodes ignore fields that they do not know, of questions and of answers."""
+    known_before = {
+        "version": 1,
+        "node_id": "n",
+        "namespace": "",
+        "epoch": 0,
+        "pages": [],
+        "remembers_since": [],
+    }
+    assert decode(msgspec.msgpack.encode(known_before), Answer).working_set is None

@@ -119,6 +119,13 @@ class LiveCluster:
             found.append(dict(caching.working_set.readings()))
         return found
 
+    def working_set_of_all(self) -> dict[str, float]:
+        """Return what they estimate together, after :meth:`working_sets`, as the first node shows it."""
+        caching = self._engines[0].node._parts.caching
+        assert isinstance(caching, CacheParts)
+        caching.working_set.turn_of_all()
+        return dict(caching.working_set.readings())
+
     def _content(self, pages: Sequence[int]) -> NDArray[np.uint64]:
         words = (np.array(pages, np.uint64) + np.uint64(1)) * _ODD
         content: NDArray[np.uint64] = words[:, None] + np.arange(self._page_nbytes // 8, dtype=np.uint64)
