@@ -1,15 +1,18 @@
-"""``p2pkv demo``: run the repository's demo, which is not part of the installed package."""
+"""``p2pkv demo``: run the demo, from the checkout that this p2pkv is of, or from what was installed with it."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+_ROOT = Path(__file__).parents[2]
+"""It has this package, and in a checkout the demo beside it."""
+_INSTALLED = "p2pkv_demo"
+"""A wheel has the demo in this folder beside the package: `demo` is everybody's name."""
 
 
 def demo(
@@ -19,21 +22,17 @@ def demo(
     ] = None,
 ) -> None:
     """Serve two prompts with three processes that share KV pages."""
-    folder = _folder()
+    folder = _folder(_ROOT)
     if folder is None:
         typer.echo(
-            "p2pkv: the demo is part of the repository, not of the package; run `make demo` in a checkout",
-            err=True,
+            "p2pkv: the demo was not installed with this package; run `make demo` in a checkout", err=True
         )
         raise typer.Exit(1)
     command = [sys.executable, "-m", "demo", *(arguments or ())]
     raise typer.Exit(subprocess.run(command, cwd=folder, check=False).returncode)
 
 
-def _folder() -> Path | None:
-    """Return the folder that holds the demo package: some other package may have that name."""
-    spec = PathFinder.find_spec("demo", [os.getcwd(), *sys.path])
-    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-        if (Path(place) / "paged_kv.py").exists():
-            return Path(place).parent
-    return None
+def _folder(root: Path) -> Path | None:
+    """Return the folder that holds the demo, None if there is none."""
+    places = (root, root / _INSTALLED)
+    return next((place for place in places if (place / "demo" / "paged_kv.py").exists()), None)

@@ -19,8 +19,8 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-_WHOLE = ("bash", "bash", "bash", "bash", "python", "python", "bash", "bash", "bash", "bash")
-"""The page's blocks: install, doctor, nodes, status, writer, reader, both, the kill, the wrong secret, the end."""
+_WHOLE = ("bash", "bash", "bash", "bash", "bash", "python", "python", "bash", "bash", "bash", "bash")
+"""The page's blocks: install, doctor, demo, nodes, status, writer, reader, both, kill, the wrong secret, the end."""
 _PATIENCE_S = 90.0
 
 
@@ -71,9 +71,10 @@ class Walk:
 
     def go(self) -> None:
         """Do all that comes after the installation."""
-        _, doctor, nodes, status, writer, reader, both, kill, wrong, end = self._blocks
+        _, doctor, demo, nodes, status, writer, reader, both, kill, wrong, end = self._blocks
         run = self._shell.run
         assert "transport shm" in run(doctor)
+        assert "token for token" in run(demo)
         run(nodes)
         _eventually(lambda: "3 of 3 known nodes of cluster p2pkv are alive" in run(status))
         _eventually(lambda: self._members() == {"a": "alive", "b": "alive", "c": "alive"})

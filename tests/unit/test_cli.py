@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import demo
 import p2pkv
 from cluster import eventually
 from p2pkv import Config, Node, page_key
 from p2pkv.cli import app
+from p2pkv.cli.demo import _folder
 from p2pkv.cli.prefix_index import DEFAULT_ADDRESS, without_pages
 from p2pkv.config import MIN_POOL_SIZE
 
@@ -234,14 +236,21 @@ def test_without_its_package_the_benchmark_says_what_to_install(arguments: list[
     assert "pip install p2pkv-bench" in result.stderr
 
 
-def test_without_a_checkout_the_demo_says_where_it_is(
+def test_the_demo_is_that_of_the_checkout_or_what_was_installed_beside_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert _folder(Path(p2pkv.__file__).parents[1]) == Path(demo.__file__).parents[1]
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("p2pkv.cli.demo._ROOT", tmp_path)
     (tmp_path / "demo").mkdir()
-    (tmp_path / "demo" / "__init__.py").touch()  # some other package of that name
-    elsewhere = [path for path in sys.path if not (Path(path) / "demo" / "paged_kv.py").exists()]
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *elsewhere])
+    (tmp_path / "demo/__init__.py").touch()  # some other package of that name
     result = CliRunner().invoke(app, ["demo"])
     assert result.exit_code == 1
     assert "make demo" in result.output
+    installed = tmp_path / "p2pkv_demo"
+    (installed / "demo").mkdir(parents=True)
+    for name in ("__init__.py", "paged_kv.py"):
+        (installed / "demo" / name).touch()
+    (installed / "demo/__main__.py").write_text("import os, sys; sys.exit(len(sys.argv) + len(os.listdir()))")
+    result = CliRunner().invoke(app, ["demo", "a prompt"])
+    assert result.exit_code == 3, "two arguments, and one folder where it runs"

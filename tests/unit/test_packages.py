@@ -61,9 +61,9 @@ def test_a_wheel_is_tried_by_the_same_program_everywhere() -> None:
 
 
 def test_the_packages_of_the_wheel_have_no_file_of_the_benchmark() -> None:
-    packages = ast.literal_eval(setting("pyproject.toml", "wheel.packages"))
-    assert packages == ["p2pkv", "proxy/p2pkv_proxy"]
-    files = [path.relative_to(ROOT) for name in packages for path in (ROOT / name).rglob("*.py")]
+    packages = dict(re.findall(r'"([^"]+)" = "([^"]+)"', setting("pyproject.toml", "wheel.packages")))
+    assert packages == {"p2pkv": "p2pkv", "p2pkv_proxy": "proxy/p2pkv_proxy", "p2pkv_demo/demo": "demo"}
+    files = [path.relative_to(ROOT) for name in packages.values() for path in (ROOT / name).rglob("*.py")]
     assert [file for file in files if "bench" in str(file)] == [Path("p2pkv/cli/bench.py")]
 
 
@@ -90,7 +90,8 @@ def test_a_built_wheel_has_no_file_of_the_benchmark_and_that_of_the_benchmark_no
     tmp_path: Path,
 ) -> None:
     core, bench = wheel_files(ROOT, tmp_path / "core"), wheel_files(ROOT / "bench", tmp_path / "bench")
-    assert {name.partition("/")[0] for name in core} == {"p2pkv", "p2pkv_proxy"}
+    assert {name.partition("/")[0] for name in core} == {"p2pkv", "p2pkv_demo", "p2pkv_proxy"}
+    assert {"p2pkv_demo/demo/__main__.py", "p2pkv_demo/demo/xpyd/__main__.py"} <= {*core}
     assert [name for name in core if "bench" in name] == ["p2pkv/cli/bench.py"]
     assert sum(name.startswith("p2pkv/_native.") and name.endswith(".so") for name in core) == 1
     assert "p2pkv/_native.pyi" in core

@@ -35,7 +35,9 @@ def main() -> None:
     check_examples(options.readme)
     for transport in ("shm", "tcp", *(("ucx",) if options.extras else ())):
         check_two_processes(transport)
-    told = check_commands(["p2pkv", "doctor"], ["p2pkv", "--help"], ["p2pkv", "node", "--help"])
+    told = check_commands(
+        ["p2pkv", "doctor"], ["p2pkv", "--help"], ["p2pkv", "node", "--help"], ["p2pkv", "demo"]
+    )
     assert "this p2pkv was built without" not in told, told
     if options.extras:
         check_commands(["p2pkv-proxy", "--help"], ["p2pkv", "bench", "--help"])
