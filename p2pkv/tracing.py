@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextvars import ContextVar
 from importlib import import_module
@@ -23,6 +24,8 @@ _REQUESTS: ContextVar[tuple[str, ...]] = ContextVar("p2pkv_requests", default=()
 
 Call = Callable[..., Any]
 Watch = Callable[[str], Callable[[Mapping[str, str]], None] | None]
+Heard = Callable[[Sequence[str], str, Any, Any, float], None]
+"""Takes requests, the name of a call for them, its keys, their outcomes, and how many seconds it took."""
 
 
 class Traced(NamedTuple):
@@ -31,8 +34,8 @@ class Traced(NamedTuple):
     span: str
     given: Callable[[Sequence[Any], Mapping[str, Any]], Mapping[str, Any]] | None = None
     """Makes attributes of its arguments, whatever they are."""
-    returned: Callable[[Any], Mapping[str, Any]] | None = None
-    """Makes attributes of what it returned."""
+    outcomes: Callable[[Any], Any] | None = None
+    """Finds in what it returned which of the pages that it is about are hits."""
 
 
 def _argument(arguments: Sequence[Any], named: Mapping[str, Any], index: int, name: str) -> Any:
@@ -58,22 +61,20 @@ def _transfer_with(arguments: Sequence[Any], named: Mapping[str, Any]) -> Mappin
     return {"p2pkv.peer": peer, **_transfer_of(arguments[1:], named)}
 
 
-def _hits_of(outcomes: Any) -> Mapping[str, Any]:
-    """Say how many of the outcomes are hits."""
-    return {"p2pkv.hits": int(np.count_nonzero(outcomes))}
+def _itself(outcomes: Any) -> Any:
+    return outcomes
 
 
-def _found_of(whereabouts: Any) -> Mapping[str, Any]:
-    """Say how many pages some live node has."""
-    return _hits_of(whereabouts.outcomes)
+def _found(whereabouts: Any) -> Any:
+    return whereabouts.outcomes
 
 
 CALLS = {
-    "publish": Traced("publish", _pages_of, _hits_of),
-    "fetch": Traced("fetch", _pages_of, _hits_of),
-    "exists": Traced("exists", _pages_of, _hits_of),
-    "whereabouts": Traced("whereabouts", _pages_of, _found_of),
-    "retract": Traced("retract", _pages_of, _hits_of),
+    "publish": Traced("publish", _pages_of, _itself),
+    "fetch": Traced("fetch", _pages_of, _itself),
+    "exists": Traced("exists", _pages_of, _itself),
+    "whereabouts": Traced("whereabouts", _pages_of, _found),
+    "retract": Traced("retract", _pages_of, _itself),
 }
 STEPS = {
     "_locate": Traced("look_up"),
@@ -116,12 +117,18 @@ class Spans:
     """Makes the spans of one node, all of which say ``attributes``.
 
     ``watch`` is told the name of each call that is made for one request (:func:`about`); what it returns, if anything,
-    is told when the call has ended which request and which trace that was.
+    is told when the call has ended which request and which trace that was. ``heard`` is told of each call
+    about pages that was made for requests.
 
     Raises :class:`~p2pkv.errors.ConfigError` without ``opentelemetry-api``.
     """
 
-    def __init__(self, attributes: Mapping[str, str], watch: Watch = lambda _: None) -> None:
+    def __init__(
+        self,
+        attributes: Mapping[str, str],
+        watch: Watch = lambda _: None,
+        heard: Heard = lambda *_: None,
+    ) -> None:
         try:
             api = import_module("opentelemetry.trace")
         except ModuleNotFoundError as error:
@@ -132,6 +139,7 @@ class Spans:
         self._tracer = api.get_tracer("p2pkv", version("p2pkv"))
         self._attributes = attributes
         self._watch = watch
+        self._heard = heard
 
     def trace(self, target: object, calls: Mapping[str, Traced]) -> None:
         """Have a span for each call of these methods of ``target``, a child of the caller's current one.
@@ -153,9 +161,15 @@ class Spans:
                     span.set_attributes(call.given(arguments, named))
                 if is_recording and requests:
                     span.set_attributes(_asked_for(requests))
+                began = time.monotonic()
                 result = method(*arguments, **named)
-                if is_recording and call.returned is not None:
-                    span.set_attributes(call.returned(result))
+                if call.outcomes is not None:
+                    outcomes = call.outcomes(result)
+                    if is_recording:
+                        span.set_attribute("p2pkv.hits", int(np.count_nonzero(outcomes)))
+                    if requests:
+                        keys = _argument(arguments, named, 0, "keys")
+                        self._heard(requests, call.span, keys, outcomes, time.monotonic() - began)
                 if note is not None:
                     labels = {"request_id": requests[0]}
                     if is_recording:

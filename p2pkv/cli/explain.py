@@ -12,11 +12,16 @@ from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.control.secret import cluster_keys
 from p2pkv.errors import UsageError
 from p2pkv.explain.asking import question_about
-from p2pkv.explain.sentences import lines, record
+from p2pkv.explain.sentences import lines, record, request_lines, request_record
 
 
 def explain(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="What the page was published as.")],
+    key: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY|REQUEST", help="What the page was published as; or with --request, its id."
+        ),
+    ],
     join: Join = None,
     namespace: Annotated[
         str | None,
@@ -28,6 +33,13 @@ def explain(
             "--id", help="KEY is the page's id instead, as KV events carry it: 32 hexadecimal digits."
         ),
     ] = False,
+    is_request: Annotated[
+        bool,
+        typer.Option(
+            "--request",
+            help="Say instead what an engine's request found and missed, of engines with the setting tracing.",
+        ),
+    ] = False,
     config: ConfigFile = None,
     settings: Settings = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for answers.")] = 2.0,
@@ -37,6 +49,13 @@ def explain(
 ) -> None:
     """Say where a page is, or why it is not there: evicted when, taken back, owner gone, another namespace."""
     loaded = load(config, settings, **({"join": join} if join else {}))
+    if is_request:
+        if is_id or namespace is not None:
+            raise UsageError("--request stands alone: a request has no namespace, and is no page")
+        with Outsider(cluster_keys(loaded.secret_file)) as outsider:
+            found = outsider.explain_request(key, addresses_to_ask(loaded, timeout), timeout)
+        typer.echo(json.dumps(request_record(found)) if as_json else "\n".join(request_lines(found)))
+        return
     page_id = _hexadecimal(key) if is_id else None
     question = question_about(None if is_id else key, page_id, namespace)
     with Outsider(cluster_keys(loaded.secret_file)) as outsider:

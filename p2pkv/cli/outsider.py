@@ -23,7 +23,7 @@ from p2pkv.directory.epochs import Bump, EpochKeeper
 from p2pkv.directory.registry.look import look
 from p2pkv.directory.view import Member, Report, decode, encode
 from p2pkv.errors import ConfigError, ControlError, UsageError
-from p2pkv.explain.asking import ask_members, explanation_of
+from p2pkv.explain.asking import RequestCalls, ask_members, explain_request, explanation_of
 from p2pkv.explain.explanation import Explanation
 from p2pkv.explain.messages import Question
 
@@ -97,8 +97,7 @@ class Outsider:
 
         Raises :class:`~p2pkv.errors.ControlError` if nobody says who they are, or none of them knows the question.
         """
-        members = [member for member in self.members(addresses, timeout)[0].members if member.is_present]
-        self._names.wait_for([member.address for member in members], timeout)
+        members = self._to_explain(addresses, timeout)
         answers, silent = ask_members(self._client, members, question, timeout)
         if not answers:
             who = ", ".join(silent[:8]) + (" and others" if len(silent) > 8 else "")
@@ -106,6 +105,18 @@ class Outsider:
                 f"none of {len(silent)} nodes says what it knows of pages: {who}; are they of an older version?"
             )
         return explanation_of(question, answers, silent, everywhere=question.namespace is None)
+
+    def explain_request(self, request: str, addresses: Sequence[str], timeout: float) -> RequestCalls:
+        """Return what all members' calls found for an engine's request.
+
+        Raises :class:`~p2pkv.errors.ControlError` if nobody says who they are.
+        """
+        return explain_request(self._client, self._to_explain(addresses, timeout), request, timeout)
+
+    def _to_explain(self, addresses: Sequence[str], timeout: float) -> list[Member]:
+        members = [member for member in self.members(addresses, timeout)[0].members if member.is_present]
+        self._names.wait_for([member.address for member in members], timeout)
+        return members
 
     def bump(self, namespace: str, addresses: Sequence[str], timeout: float) -> Bump:
         """Raise a namespace's epoch at every member that answers within ``timeout`` seconds.

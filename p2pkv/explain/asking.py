@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 from p2pkv.control.sockets import ControlClient, Request
 from p2pkv.control.wire import Kind
 from p2pkv.directory.view import Member
 from p2pkv.errors import ControlError, UsageError
 from p2pkv.explain.explanation import Explanation, explain
-from p2pkv.explain.messages import MAX_KEY_BYTES, Answer, Question, decode, encode
+from p2pkv.explain.messages import MAX_KEY_BYTES, Answer, Call, Question, decode, encode
 from p2pkv.explain.witness import Witness
 from p2pkv.page import KEY_BYTES
+
+_MOST_EXPLAINED = 8
+"""Missed pages of a request that are asked about."""
 
 
 def question_about(
@@ -58,6 +65,51 @@ def explanation_of(
     """Say what the answers to ``question`` come to; there is one at least."""
     named = question.key if question.key is not None else (question.id or b"").hex().encode()
     return explain(named.decode(errors="backslashreplace"), answers, silent, everywhere=everywhere)
+
+
+class CallOf(NamedTuple):
+    """A call for a request, at a node."""
+
+    node_id: str
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCalls:
+    """What became of the pages of an engine's request, as far as nodes remember its calls."""
+
+    request: str
+    calls: tuple[CallOf, ...]
+    """In the order in which they ended, by the clocks of their nodes."""
+    missed: Mapping[bytes, Explanation]
+    """Why pages that were missed are not there, of some of them."""
+    answered: tuple[str, ...]
+    silent: tuple[str, ...]
+
+
+def explain_request(
+    client: ControlClient, members: Sequence[Member], request: str, timeout: float
+) -> RequestCalls:
+    """Ask all members what their calls found for a request, and about the first pages that these missed.
+
+    Blocks for ``timeout`` seconds at most, and as long again if pages were missed.
+    """
+    answers, silent = ask_members(client, members, Question(request=request), timeout)
+    calls = sorted(
+        (CallOf(answer.node_id, call) for answer in answers for call in answer.calls),
+        key=lambda one: one.call.at,
+    )
+    ids = dict.fromkeys(page_id for one in calls for page_id in one.call.missed)
+    deadline = time.monotonic() + timeout
+    missed = {}
+    for page_id in islice(ids, _MOST_EXPLAINED):
+        question = question_about(None, page_id)
+        told, unheard = ask_members(client, members, question, max(0.0, deadline - time.monotonic()))
+        if told:
+            missed[page_id] = explanation_of(question, told, unheard)
+    return RequestCalls(
+        request, tuple(calls), missed, tuple(answer.node_id for answer in answers), tuple(silent)
+    )
 
 
 class Explainer:

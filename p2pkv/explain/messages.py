@@ -26,6 +26,8 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     """The 16 bytes that nodes know it by, if ``key`` is not known."""
     namespace: str | None = None
     """Of the key; None: each node's own."""
+    request: str | None = None
+    """The id of an engine's request, whose calls are asked for."""
     working_set: bool = False
     """Whether what the node has of the cluster's working set is wanted."""
 
@@ -70,6 +72,19 @@ class Page(msgspec.Struct, frozen=True):
     events: tuple[Event, ...] = ()
 
 
+class Call(msgspec.Struct, frozen=True):
+    """A call of a node for a request."""
+
+    at: float
+    """When it ended, in seconds since 1970 by the clock of the node."""
+    call: str
+    n_pages: int
+    n_found: int
+    seconds: float
+    missed: tuple[bytes, ...] = ()
+    """Ids of pages that it did not find, the first ones."""
+
+
 class WorkingSetShare(msgspec.Struct, frozen=True):
     """What a node has of its cluster's working set."""
 
@@ -91,6 +106,8 @@ class Answer(msgspec.Struct, frozen=True):
     version: int = VERSION
     working_set: WorkingSetShare | None = None
     """If it was asked for, of a node with a pool."""
+    calls: tuple[Call, ...] = ()
+    """For the request that was asked for."""
 
 
 _T = TypeVar("_T", Question, Answer)

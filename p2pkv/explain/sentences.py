@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
+from p2pkv.explain.asking import RequestCalls
 from p2pkv.explain.events import SENTENCES
 from p2pkv.explain.explanation import Explanation, Verdict
 
@@ -54,6 +55,49 @@ def lines(explained: Explanation, now: float | None = None) -> Iterator[str]:
         yield f"  not heard from: {', '.join(explained.silent)}; they may have it, or know"
     n = len(explained.answered)
     yield f"  {n} node{'s' * (n != 1)} answered, who have forgotten nothing since {moment(explained.remembers_since)}"
+
+
+def request_lines(found: RequestCalls) -> Iterator[str]:
+    """Yield what calls found for a request, and why pages that they missed are not there."""
+    who = f"{len(found.answered)} node{'s' * (len(found.answered) != 1)} answered"
+    if not found.calls:
+        yield f"no node remembers a call for request {found.request!r}"
+        yield "  nodes with the setting tracing remember the last 4,096 requests that calls named, until they end"
+    else:
+        yield f"request {found.request!r}"
+    for node_id, call in found.calls:
+        yield (
+            f"  {moment(call.at)} {node_id}: {call.call} of {call.n_pages} pages found {call.n_found}, "
+            f"in {1e3 * call.seconds:.1f} ms"
+        )
+        for page_id in call.missed:
+            why = found.missed.get(page_id)
+            yield f"    page {page_id.hex()}" + ("" if why is None else f" is {VERDICTS[why.verdict]}")
+    if found.silent:
+        yield f"  not heard from: {', '.join(found.silent)}; they may have been asked for it"
+    yield f"  {who}"
+
+
+def request_record(found: RequestCalls) -> dict[str, object]:
+    """Return it as plain values, for JSON."""
+    return {
+        "request": found.request,
+        "calls": [
+            {
+                "at": call.at,
+                "node_id": node_id,
+                "call": call.call,
+                "pages": call.n_pages,
+                "found": call.n_found,
+                "seconds": call.seconds,
+                "missed": [page_id.hex() for page_id in call.missed],
+            }
+            for node_id, call in found.calls
+        ],
+        "missed": {page_id.hex(): record(why) for page_id, why in found.missed.items()},
+        "answered": list(found.answered),
+        "silent": list(found.silent),
+    }
 
 
 def record(explained: Explanation) -> dict[str, object]:

@@ -22,6 +22,7 @@ from p2pkv.explain.messages import (
     decode,
     encode,
 )
+from p2pkv.explain.requests import Requests
 from p2pkv.metrics.working_set import Share
 from p2pkv.page import KEY_BYTES, LOCATION, RESIDENT, Namespace, as_locations, page_key, scopes
 from p2pkv.pool import Pool
@@ -40,6 +41,7 @@ class Witness:
         epochs: _native.NamespaceEpochs,
         shard: _native.Shard,
         history: _native.PageHistory,
+        requests: Requests,
     ) -> None:
         self._node_id = node_id
         self._namespace = namespace
@@ -49,6 +51,7 @@ class Witness:
         self._pool: Pool | None = None
         self._tier: DiskTier | None = None
         self._share: Callable[[], Share] | None = None
+        self._requests = requests
         self._lock = threading.Lock()  # guards the next one
         self._names: dict[int, str] = {}
 
@@ -84,6 +87,7 @@ class Witness:
             pages=(*pages[:1], *known),
             remembers_since=tuple(self._history.reach()),
             working_set=WorkingSetShare(*self._share()) if question.working_set and self._share else None,
+            calls=() if question.request is None else self._requests.of(question.request),
         )
 
     def _names_of(self, question: Question) -> Iterator[tuple[str, int, bytes, bool]]:

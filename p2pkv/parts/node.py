@@ -31,6 +31,7 @@ from p2pkv.disk.epochs_file import EpochsFile
 from p2pkv.disk.tier import disk_folder
 from p2pkv.errors import MembershipError
 from p2pkv.explain.asking import Explainer
+from p2pkv.explain.requests import Requests
 from p2pkv.explain.watch import NamespaceWatch
 from p2pkv.explain.witness import Witness
 from p2pkv.explain.working_sets import WorkingSets
@@ -44,7 +45,7 @@ from p2pkv.memory.staging import use_library as use_cuda_library
 from p2pkv.metrics import BoundedPeers, Metrics
 from p2pkv.metrics_server import MetricsServer
 from p2pkv.offers.transfers import Transfers, start_offers
-from p2pkv.page import Namespace
+from p2pkv.page import Keys, Namespace
 from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.control import ControlParts
 from p2pkv.parts.indexer import serve_indexer
@@ -107,10 +108,12 @@ class NodeParts:
     ) -> None:
         config = self._config
         self.metrics = Metrics()
+        requests = Requests(self._ids)
         spans = (
             Spans(
                 {"p2pkv.node": config.node_id, "p2pkv.namespace": config.namespace},
                 self.metrics.timings.watch,
+                requests.heard,
             )
             if config.tracing
             else None
@@ -132,7 +135,7 @@ class NodeParts:
             undo.callback(team.close)
         namespace = Namespace(config.namespace, self.control.epochs)
         self.witness = Witness(
-            config.node_id, namespace, self.control.epochs, self.control.shard, self.control.history
+            config.node_id, namespace, self.control.epochs, self.control.shard, self.control.history, requests
         )
         self.explainer = Explainer(
             self.witness, self.control.client, lambda: self._others(self.membership.view())
@@ -198,6 +201,10 @@ class NodeParts:
         spans.trace(self.transfers, TRANSFERS)
         if self.caching is not None:
             spans.trace(self.caching.cache, CALLS | STEPS)
+
+    def _ids(self, keys: Sequence[str | bytes]) -> Keys:
+        assert self.caching is not None
+        return self.caching.cache.hash(keys)[1]
 
     def _answer_questions(self, undo: ExitStack) -> None:
         """Say to whoever asks what is counted here and what became of pages."""
