@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
+from itertools import groupby
 
 from p2pkv.explain.asking import RequestCalls
 from p2pkv.explain.events import SENTENCES
@@ -47,10 +49,12 @@ def lines(explained: Explanation, now: float | None = None) -> Iterator[str]:
         yield f"  {node_id} has it in namespace {difference.namespace!r}: {difference}"
     if explained.happenings:
         yield "  what became of it:"
-    for happening in explained.happenings:
+    for _, alike in groupby(explained.happenings, lambda one: replace(one, at=0.0)):
+        happening, *more = alike
         about = f" ({happening.about})" if happening.about else ""
         before = f", in epoch {happening.epoch}" if happening.epoch != explained.epoch else ""
-        yield f"    {moment(happening.at)} {happening.node_id}: it {SENTENCES[happening.event]}{about}{before}"
+        again = f"; {len(more)} times more, until {moment(more[-1].at)}" if more else ""
+        yield f"    {moment(happening.at)} {happening.node_id}: it {SENTENCES[happening.event]}{about}{before}{again}"
     if explained.silent:
         yield f"  not heard from: {', '.join(explained.silent)}; they may have it, or know"
     n = len(explained.answered)

@@ -394,3 +394,14 @@ def test_look_ups_in_vain_between_real_nodes_are_noticed(
 def test_every_reason_for_a_miss_has_its_event() -> None:
     events = [PageEvent(PageEvent.MISSED_NOT_FOUND + i).name for i in range(len(MISSES))]
     assert events == [f"MISSED_{reason.upper()}" for reason in MISSES]
+
+
+def test_what_happened_again_and_again_is_one_line(two: World) -> None:
+    for _ in range(4):
+        assert not two.nodes["a"].fetch(["nobody has it"], two.memory["a"][:1]).any()
+    two.publish("a", "nobody has it")
+    explained = two.nodes["a"].explain("nobody has it")
+    told = [line for line in lines(explained) if " a: it " in line]
+    assert len(explained.happenings) >= 5
+    assert len(told) < len(explained.happenings)
+    assert any("; 3 times more, until " in line for line in told if "missed" in line), told
