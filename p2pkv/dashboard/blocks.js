@@ -27,8 +27,9 @@ function bytes(value) {
 function seconds(value) {
   if (value === null) return "-";
   if (value === 0) return "0";
-  if (value < 0.001) return `${(value * 1e6).toPrecision(2)} µs`;
-  return value < 1 ? `${(value * 1e3).toPrecision(2)} ms` : `${value.toPrecision(2)} s`;
+  const rounded = (number) => (number < 10 ? number.toPrecision(2) : String(Number(number.toPrecision(2)))); // never 1.2e+2
+  if (value < 0.001) return `${rounded(value * 1e6)} µs`;
+  return value < 1 ? `${rounded(value * 1e3)} ms` : `${rounded(value)} s`;
 }
 function percent(value) { return value === null ? "-" : `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`; }
 

@@ -141,6 +141,7 @@ def test_a_browser_shows_the_numbers_of_the_metrics_and_the_console_is_silent(
     page, console = browse(url, tmp_path)
     assert console == ""
     assert 'data-theme="dark"' in page
+    assert "500 ms" in page  # half of the axis of publishes, of which there are none meanwhile
     shown = {
         (node, metric): float(value)
         for node, row in re.findall(r'<tr data-node="(\w+)">(.*?)</tr>', page, re.DOTALL)
