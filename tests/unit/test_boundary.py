@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from p2pkv.errors import UsageError
-from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.boundary import Boundary, guarded
 from p2pkv.integrations.vllm_connector.installed import log_with_the_engine
 from p2pkv.metrics import Metrics
 
@@ -25,6 +25,29 @@ def test_each_cause_is_said_once_a_minute_and_all_are_counted(caplog: pytest.Log
     assert any("UsageError: another cause" in message for message in caplog.messages)
     counted = boundary._metrics.counters()
     assert counted['p2pkv_failed_calls_total{operation="get",cause="UsageError"}'] == 16
+
+
+def test_a_guarded_method_returns_its_miss_and_the_miss_is_nobody_elses() -> None:
+    class Engine:
+        def __init__(self) -> None:
+            self.boundary = Boundary("an engine", Metrics())
+
+        @guarded("find", miss=([], None))
+        def find(self, key: str, *, is_broken: bool) -> tuple[list[str], None]:
+            """Find it."""
+            if is_broken:
+                raise UsageError("no such key")
+            return [key], None
+
+    engine = Engine()
+    assert engine.find("a", is_broken=False) == (["a"], None)
+    first, second = engine.find("a", is_broken=True), engine.find("a", is_broken=True)
+    assert first == second == ([], None)
+    first[0].append("what an engine does with it")
+    assert second == ([], None)
+    counted = engine.boundary._metrics.counters()
+    assert counted['p2pkv_failed_calls_total{operation="find",cause="UsageError"}'] == 2
+    assert (Engine.find.__name__, Engine.find.__doc__) == ("find", "Find it.")
 
 
 def test_lines_are_written_as_vllm_writes_its_own(

@@ -12,6 +12,7 @@ import pytest
 from cluster import eventually, free_port
 from p2pkv import Node
 from p2pkv.integrations.vllm_connector.caches import GroupCaches, KVCaches
+from p2pkv.integrations.vllm_connector.load import Load
 from p2pkv.integrations.vllm_connector.loads import Loads
 from p2pkv.integrations.vllm_connector.publishing import Publishing
 from p2pkv.integrations.vllm_connector.scheduler import SchedulerSide
@@ -27,7 +28,8 @@ PLACES: list[tuple[type, str]] = [
         (SchedulerSide, name)
         for name in ("arrived", "n_external", "allocated", "publish", "handoff", "finished")
     ),
-    *((Loads, name) for name in ("_load", "_submit", "_pull", "_fetch", "_settle", "_ask_again")),
+    *((Loads, name) for name in ("_load", "_submit", "_pull", "_fetch", "_count", "_ask_again")),
+    (Load, "settle"),
     *((GroupCaches, name) for name in ("rows", "pieces")),
     (KVCaches, "stream"),
     (Publishing, "add"),

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from p2pkv.errors import ConfigError
+from p2pkv.integrations.engine import current_stream
 from p2pkv.integrations.sglang.device_pools import DeviceEntry
 from p2pkv.integrations.sglang.installed import server_settings
 from p2pkv.integrations.sglang.side_pools import PoolTransfer
@@ -81,7 +82,7 @@ def offered_by(
         halves=halves,
         storage_config=_storage_config(params, parallel, group, extra_config),
         agree=_agreement(params, parallel),
-        stream=_current_stream if "cuda" in kinds else lambda: None,
+        stream=current_stream if "cuda" in kinds else lambda: None,
         layer_counter=linker.LayerWiseLoadCounter(group.num_layers),
     )
 
@@ -171,8 +172,3 @@ def _agreement(params: Any, parallel: Any) -> Callable[[bool], bool]:
         return bool(words.item())
 
     return agree
-
-
-def _current_stream() -> int:
-    torch = importlib.import_module("torch")
-    return int(torch.cuda.current_stream().cuda_stream)

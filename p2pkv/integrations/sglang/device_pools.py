@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.errors import UsageError
+from p2pkv.integrations.ranges import storages
 from p2pkv.integrations.sglang.keys import KeyPrefix
-from p2pkv.integrations.sglang.pools import SHARDED_SIDE_POOLS, Indices, Range
+from p2pkv.integrations.sglang.pools import SHARDED_SIDE_POOLS, Indices
 from p2pkv.integrations.sglang.settings import Rank
 from p2pkv.integrations.sglang.weights import Weights
 from p2pkv.page import Pieces
@@ -55,7 +56,7 @@ class DevicePool:
         tensors = [tensor for component in entry.buffer_meta for tensor in component]
         self._bases, self._strides, self._lengths = np.array(tensors, np.int64).reshape(-1, 3).T
         self.page_nbytes = int(self._lengths.sum())
-        self.ranges = _allocations(entry.get_hybrid_pool_buffer())
+        self.ranges = storages(entry.get_hybrid_pool_buffer())
         self.prefix = KeyPrefix(
             self._kind(name, halves),
             rank,
@@ -83,12 +84,3 @@ class DevicePool:
             lengths: NDArray[np.int64] = self._lengths.reshape(halves, -1).sum(axis=1)
             return f"{name} {_SHARED_LAYOUT} {dtype} page={self.page_size} pieces={lengths.tolist()}"
         return f"{name} of a device {dtype} page={self.page_size} pieces={self._lengths.tolist()}"
-
-
-def _allocations(tensors: Sequence[Any]) -> list[Range]:
-    """Return the memory that tensors lie in, each once; those of states are parts of one."""
-    found: dict[int, Range] = {}
-    for tensor in tensors:
-        storage = tensor.untyped_storage()
-        found[storage.data_ptr()] = Range(int(storage.data_ptr()), int(storage.nbytes()), tensor)
-    return list(found.values())

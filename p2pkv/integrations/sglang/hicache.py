@@ -15,11 +15,12 @@ import numpy as np
 
 from p2pkv.config import Config
 from p2pkv.errors import UsageError
-from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.boundary import Boundary, guarded
+from p2pkv.integrations.ranges import Range
 from p2pkv.integrations.sglang.heartbeat import announce_server
 from p2pkv.integrations.sglang.installed import StorageBase, batch_pages
 from p2pkv.integrations.sglang.keys import KeyPrefix
-from p2pkv.integrations.sglang.pools import HostPool, Indices, Range, SGLangPool, buffers_of
+from p2pkv.integrations.sglang.pools import HostPool, Indices, SGLangPool, buffers_of
 from p2pkv.integrations.sglang.settings import Rank, node_config
 from p2pkv.integrations.sglang.side_pools import PoolHits, PoolTransfer, served
 from p2pkv.integrations.sglang.staging import Staging
@@ -60,7 +61,7 @@ class P2PKVHiCache(StorageBase):
             )
         self._config = node_config(storage_config, self._rank)
         self.node = start_node(self._config)
-        self._boundary = Boundary("SGLang HiCache", self.node.metrics)
+        self.boundary = Boundary("SGLang HiCache", self.node.metrics)
         self._pools: dict[str, HostPool] = {}
         self._is_logical = False  # the KV pool is one without memory: only side pools hold pages
         self._registered: list[Range] = []
@@ -120,7 +121,7 @@ class P2PKVHiCache(StorageBase):
         try:
             self._adopt(HostPool(host_pool, name, self._rank, self._weights), name)
         except Exception as error:  # noqa: BLE001 - SGLang's own classes may raise anything
-            self._boundary.note("register", error)
+            self.boundary.note("register", error)
             self._unstored.append(f"{name} ({type(host_pool).__name__}: {error})")
 
     def on_host_pools_registered(self) -> None:
@@ -146,12 +147,14 @@ class P2PKVHiCache(StorageBase):
         """Say whether some node has the page."""
         return self.batch_exists([key]) == 1
 
+    @guarded("exists", miss=0)
     def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
         """Return how many pages from the first on are there without a gap; one look-up round for all."""
         if not keys or self._is_logical or self._unstored:
             return 0  # pages that are nowhere but in side pools, of which this call knows nothing
-        return self._boundary.call("exists", lambda: _leading(self.node.exists(self._keys(keys))), miss=0)
+        return _leading(self.node.exists(self._keys(keys)))
 
+    @guarded("exists", miss=PoolHits.none())
     def batch_exists_v2(
         self,
         keys: Sequence[str],
@@ -161,17 +164,8 @@ class P2PKVHiCache(StorageBase):
         """Return which prefixes can be served by the KV pool and every side pool; one look-up round for all."""
         if not keys or self._unstored:
             return PoolHits.none()
-        return self._boundary.call(
-            "exists",
-            lambda: served(
-                self.node,
-                self._pools,
-                keys,
-                pool_transfers or (),
-                kv_keys=None if self._is_logical else self._keys(keys),
-            ),
-            miss=PoolHits.none(),
-        )
+        kv_keys = None if self._is_logical else self._keys(keys)
+        return served(self.node, self._pools, keys, pool_transfers or (), kv_keys=kv_keys)
 
     # --- zero copy: SGLang's prefetch and backup threads (interface_v1)
 
@@ -202,31 +196,28 @@ class P2PKVHiCache(StorageBase):
     def _get(self, name: str, hashes: Sequence[str], indices: Indices | None) -> list[bool]:
         if not hashes or (name == _KV and self._is_logical):
             return [True] * len(hashes)
+        return self._fetch(name, hashes, indices) or [False] * len(hashes)
 
-        def fetch() -> list[bool]:
-            began = time.monotonic()
-            pool = self._pool(name)
-            outcomes = self.node.fetch(pool.keys(hashes), pool.pieces(len(hashes), indices))
-            self._reads.add(outcomes, pool.page_nbytes, time.monotonic() - began)
-            return _as_bools(outcomes)
-
-        return self._boundary.call("get", fetch, miss=[False] * len(hashes))
+    @guarded("get", miss=None)
+    def _fetch(self, name: str, hashes: Sequence[str], indices: Indices | None) -> list[bool]:
+        began = time.monotonic()
+        pool = self._pool(name)
+        outcomes = self.node.fetch(pool.keys(hashes), pool.pieces(len(hashes), indices))
+        self._reads.add(outcomes, pool.page_nbytes, time.monotonic() - began)
+        return _as_bools(outcomes)
 
     def _set(self, name: str, hashes: Sequence[str], indices: Indices | None) -> list[bool]:
         if not hashes or (name == _KV and self._is_logical):
             return [True] * len(hashes)
+        return (not self._unstored and self._publish(name, hashes, indices)) or [False] * len(hashes)
 
-        if self._unstored:
-            return [False] * len(hashes)
-
-        def publish() -> list[bool]:
-            began = time.monotonic()
-            pool = self._pool(name)
-            outcomes = self.node.publish(pool.keys(hashes), pool.pieces(len(hashes), indices))
-            self._writes.add(outcomes, pool.page_nbytes, time.monotonic() - began)
-            return _as_bools(outcomes)
-
-        return self._boundary.call("set", publish, miss=[False] * len(hashes))
+    @guarded("set", miss=None)
+    def _publish(self, name: str, hashes: Sequence[str], indices: Indices | None) -> list[bool]:
+        began = time.monotonic()
+        pool = self._pool(name)
+        outcomes = self.node.publish(pool.keys(hashes), pool.pieces(len(hashes), indices))
+        self._writes.add(outcomes, pool.page_nbytes, time.monotonic() - began)
+        return _as_bools(outcomes)
 
     # --- flat pages: the same threads without interface_v1; a tensor a page
 
@@ -242,18 +233,20 @@ class P2PKVHiCache(StorageBase):
     ) -> list[object | None]:
         """Fetch pages into flat tensors; return those, None for a miss."""
         found: list[object | None] = [None] * len(keys)
+        self._fetch_flat(keys, target_locations, found)
+        return found
 
-        def fetch() -> list[object | None]:
-            began = time.monotonic()
-            rows, targets = self._flat_pages("get", keys, target_locations)
-            if rows:
-                outcomes = self._read_through.fetch(self._keys([keys[row] for row in rows]), targets)
-                self._reads.add(outcomes, targets[0].nbytes, time.monotonic() - began)
-                for i in np.flatnonzero(outcomes == Outcome.HIT).tolist():
-                    found[rows[i]] = (target_locations or ())[rows[i]]
-            return found
-
-        return self._boundary.call("get", fetch, miss=[None] * len(keys))
+    @guarded("get", miss=None)
+    def _fetch_flat(
+        self, keys: Sequence[str], locations: Sequence[object] | None, found: list[object | None]
+    ) -> None:
+        began = time.monotonic()
+        rows, targets = self._flat_pages("get", keys, locations)
+        if rows:
+            outcomes = self._read_through.fetch(self._keys([keys[row] for row in rows]), targets)
+            self._reads.add(outcomes, targets[0].nbytes, time.monotonic() - began)
+            for i in np.flatnonzero(outcomes == Outcome.HIT).tolist():
+                found[rows[i]] = (locations or ())[rows[i]]
 
     def set(
         self, key: str, value: object = None, target_location: object = None, target_sizes: object = None
@@ -261,6 +254,7 @@ class P2PKVHiCache(StorageBase):
         """Publish a page from the flat tensor ``value``; True if any node can fetch it now."""
         return self.batch_set([key], [value if target_location is None else target_location])
 
+    @guarded("set", miss=False)
     def batch_set(
         self,
         keys: Sequence[str],
@@ -269,21 +263,15 @@ class P2PKVHiCache(StorageBase):
         target_sizes: object = None,
     ) -> bool:
         """Publish pages from flat tensors; True if any node can fetch all of them now."""
-
-        def publish() -> bool:
-            began = time.monotonic()
-            if self._unstored:
-                return False
-            rows, pages = self._flat_pages(
-                "set", keys, values if target_locations is None else target_locations
-            )
-            if not rows:
-                return not keys
-            outcomes = self._written_through.publish(self._keys([keys[row] for row in rows]), pages)
-            self._writes.add(outcomes, pages[0].nbytes, time.monotonic() - began)
-            return int((outcomes == Outcome.HIT).sum()) == len(keys)
-
-        return self._boundary.call("set", publish, miss=False)
+        began = time.monotonic()
+        if self._unstored:
+            return False
+        rows, pages = self._flat_pages("set", keys, values if target_locations is None else target_locations)
+        if not rows:
+            return not keys
+        outcomes = self._written_through.publish(self._keys([keys[row] for row in rows]), pages)
+        self._writes.add(outcomes, pages[0].nbytes, time.monotonic() - began)
+        return int((outcomes == Outcome.HIT).sum()) == len(keys)
 
     def _flat_pages(
         self, operation: str, keys: Sequence[str], buffers: Sequence[object] | None
@@ -302,7 +290,7 @@ class P2PKVHiCache(StorageBase):
                         f"a flat page of {page.nbytes} bytes; this pool's have {pool.page_nbytes}"
                     )
             except UsageError as error:
-                self._boundary.note(operation, error)
+                self.boundary.note(operation, error)
             else:
                 rows.append(row)
                 pages.append(page)
@@ -310,9 +298,10 @@ class P2PKVHiCache(StorageBase):
 
     # --- the rest: SGLang's main thread
 
+    @guarded("clear", miss=False)
     def clear(self) -> bool:
         """Take back every page that this rank published. Other ranks and servers keep theirs."""
-        return self._boundary.call("clear", lambda: self.node.clear() >= 0, miss=False)
+        return self.node.clear() >= 0
 
     def get_stats(self) -> Stats:
         """Return pages and bandwidth of the calls since the last time, as SGLang's metrics want them."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
 import json
 from typing import TYPE_CHECKING, Any
 
+from p2pkv.integrations import engine
 from p2pkv.integrations.identity import config_digest, file_digest
 
 __all__ = [
@@ -22,15 +23,8 @@ __all__ = [
 _MODEL_CONFIG = ("sglang.srt.arg_groups.model_override_base", "model_config_of")
 
 
-def find(module: str, name: str) -> Any | None:
-    """Return something of SGLang's, or None where SGLang isn't installed or, being another version, lacks it."""
-    try:
-        return getattr(importlib.import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "sglang":
-            raise  # SGLang is there, but something it needs is not
-        return None
-
+find = functools.partial(engine.find, is_needed=False)
+"""Returns something of SGLang's, or None where SGLang isn't installed or, being another version, lacks it."""
 
 if TYPE_CHECKING:
     StorageBase = object

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from p2pkv.config import Config
-from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.boundary import Boundary, guarded
 from p2pkv.integrations.sglang.device_group import Offered, offered_by
 from p2pkv.integrations.sglang.device_pools import DevicePool
 from p2pkv.integrations.sglang.heartbeat import announce_server
@@ -100,7 +100,7 @@ class P2PKVLinker(LinkerBase):
             undo.callback(self.node.close)
             self._register()
             undo.pop_all()
-        self._boundary = Boundary("SGLang linker", self.node.metrics)
+        self.boundary = Boundary("SGLang linker", self.node.metrics)
         self._offloads = Offloads(self._store)
         self._fetched: set[str] = set()  # requests of the batch that is being made, whose pages have come
         self._weights.on_change(self._announce)
@@ -125,18 +125,15 @@ class P2PKVLinker(LinkerBase):
 
     # --- from the cluster to the device
 
+    @guarded("exists", miss=[])
     def lookup(self, rid: str, transfers: Sequence[PoolTransfer]) -> list[int]:
         """Return how many pages may be taken, all lengths that every pool can serve; one look-up round for all."""
-
-        def find_prefixes() -> list[int]:
+        with about(rid):
             pages = self._offered.group.resolve_transfers(transfers)
             hashes = next((t.keys for t in transfers if str(t.name) == _KV), None)
             if not pages or not hashes:
                 return []
             return served(self.node, self._device_pools, hashes, pages).restorable_prefix_pages
-
-        with about(rid):
-            return self._boundary.call("exists", find_prefixes, miss=[])
 
     def load(self, rid: str, transfers: Sequence[PoolTransfer]) -> bool:
         """Fetch pages to where SGLang wants them; True if all came, on all ranks. Otherwise SGLang computes them.
@@ -144,12 +141,13 @@ class P2PKVLinker(LinkerBase):
         Blocks for ``deadline`` at most for each batch of pages, until the first that does not come.
         """
         with about(rid):
-            has_come = self._boundary.call("get", lambda: self._fetch(transfers), miss=False)
+            has_come = self._fetch(transfers)
         if not self._offered.agree(has_come):
             return False
         self._fetched.add(rid)
         return True
 
+    @guarded("get", miss=False)
     def _fetch(self, transfers: Sequence[PoolTransfer]) -> bool:
         pages = self._offered.group.resolve_transfers(transfers, allow_partial=True, allow_missing_kv=True)
         for transfer in pages:
@@ -198,10 +196,8 @@ class P2PKVLinker(LinkerBase):
             epoch=self.node.epoch,
         )
 
+    @guarded("set", miss=False)
     def _store(self, offload: _Offload, is_wanted: Callable[[], bool]) -> bool:
-        return self._boundary.call("set", lambda: self._publish(offload, is_wanted), miss=False)
-
-    def _publish(self, offload: _Offload, is_wanted: Callable[[], bool]) -> bool:
         """Publish what nobody has: SGLang wants pages stored that it has just been brought, too."""
         for event in offload.ready:
             event.synchronize()

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.errors import UsageError
+from p2pkv.integrations.ranges import Range
 from p2pkv.integrations.sglang.keys import KeyPrefix
 from p2pkv.integrations.sglang.settings import Rank
 from p2pkv.integrations.sglang.weights import Weights
@@ -43,39 +43,6 @@ class SGLangPool(Protocol):
 
     def get_page_buffer_meta(self, indices: Indices) -> tuple[Sequence[int], Sequence[int]]:
         """Return the address and the length of every piece of every page."""
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A tensor's or array's memory; ``owner`` keeps it alive."""
-
-    address: int
-    nbytes: int
-    owner: object
-
-    @classmethod
-    def of(cls, buffer: object) -> Range:
-        """Take a torch tensor, or anything that lends its memory as numpy arrays do; it must be contiguous."""
-        data_ptr = getattr(buffer, "data_ptr", None)
-        if data_ptr is None:
-            return cls._of_array(buffer)
-        is_contiguous = getattr(buffer, "is_contiguous", None)
-        if is_contiguous is not None and not is_contiguous():
-            raise UsageError(f"a {type(buffer).__name__} that is not contiguous can't be read as one page")
-        nbytes = getattr(buffer, "nbytes", None)  # of every tensor since torch 2.1
-        if nbytes is None:
-            nbytes = buffer.numel() * buffer.element_size()  # type: ignore[attr-defined]
-        return cls(data_ptr(), int(nbytes), buffer)
-
-    @classmethod
-    def _of_array(cls, buffer: object) -> Range:
-        try:
-            array = buffer if isinstance(buffer, np.ndarray) else np.asarray(memoryview(buffer))  # type: ignore[arg-type]
-        except TypeError:
-            raise UsageError(f"{type(buffer).__name__} is neither a tensor nor an array") from None
-        if not array.flags.c_contiguous:
-            raise UsageError(f"an array of strides {array.strides} is not contiguous")
-        return cls(array.ctypes.data, array.nbytes, array)
 
 
 class HostPool:

@@ -12,9 +12,9 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from p2pkv.address import numbered_endpoint, split_address
 from p2pkv.config import MIN_POOL_SIZE, Config
 from p2pkv.errors import ConfigError
+from p2pkv.integrations.engine import numbered
 from p2pkv.integrations.sglang.installed import has_no_states, kv_kind
 
 _log = logging.getLogger(__name__)
@@ -128,24 +128,4 @@ def node_config(offered: object, rank: Rank) -> Config:
     if not rank.writes:
         # what this rank never publishes needs no room, neither in memory nor on disk
         config = dataclasses.replace(config, pool_size=MIN_POOL_SIZE, disk_path=None, disk_size=0)
-    return for_rank(config, rank.index)
-
-
-def for_rank(config: Config, index: int) -> Config:
-    """Return the configuration of a server's process number ``index``: all but the first have names of their own."""
-    if index == 0:
-        return config
-    host, _, port = config.listen.rpartition(":")
-    if split_address("listen", config.listen)[1]:
-        config = dataclasses.replace(config, listen=f"{host}:{int(port) + index}")
-    if config.metrics_port:
-        config = dataclasses.replace(config, metrics_port=config.metrics_port + index)
-    config = dataclasses.replace(
-        config,
-        kv_events=numbered_endpoint(config.kv_events, index),
-        kv_events_replay=numbered_endpoint(config.kv_events_replay, index),
-        indexer=numbered_endpoint(config.indexer, index),
-    )
-    if config.disk_path:
-        config = dataclasses.replace(config, disk_path=f"{config.disk_path}-rank{index}")
-    return dataclasses.replace(config, node_id=f"{config.node_id}-rank{index}")
+    return numbered(config, rank.index, tag="-rank")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from p2pkv import _native
-from p2pkv.integrations.sglang.pools import Range
+from p2pkv.integrations.ranges import Range
 from p2pkv.memory.registered import Memory
 from p2pkv.node import Node
 from p2pkv.page import Outcome, Outcomes, Pieces

@@ -17,25 +17,16 @@ worker: whoever reads a block, or writes to one that was somebody else's, waits 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.errors import ConfigError
+from p2pkv.integrations.ranges import storages
 from p2pkv.integrations.vllm_connector.groups import Group
 from p2pkv.integrations.vllm_connector.tiles import Tiles
 from p2pkv.page import Pieces
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Memory to register; ``owner`` keeps it alive."""
-
-    address: int
-    nbytes: int
-    owner: object
 
 
 class GroupCaches:
@@ -114,7 +105,7 @@ class KVCaches:
         self.n_blocks = n_blocks
         # a stage of a pipeline may have no layer of some group
         self.groups = tuple(GroupCaches(of_group, n_blocks) if of_group else None for of_group in by_group)
-        self.ranges = _storages(tensors)
+        self.ranges = storages(tensors)
         self.layouts = tuple("" if group is None else group.layout for group in self.groups)
 
     @property
@@ -172,12 +163,6 @@ def _rows(name: str, tensor: Any, n_blocks: int) -> list[tuple[int, int, int]]:
     if step == nbytes:
         return [(address, n_parts * step, n_parts * nbytes)]
     return [(address + part * step, n_parts * step, nbytes) for part in range(n_parts)]
-
-
-def _storages(tensors: Sequence[Any]) -> list[Range]:
-    """Return each memory that holds caches once, whole: the layers' parts of it may lie between each other."""
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
-    return [Range(address, storage.nbytes(), storage) for address, storage in sorted(storages.items())]
 
 
 def _layout(tensors: Sequence[Any], n_blocks: int) -> str:

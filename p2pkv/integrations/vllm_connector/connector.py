@@ -13,13 +13,15 @@ from typing import Any
 
 from p2pkv.config import Config
 from p2pkv.errors import UsageError
-from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.boundary import Boundary, guarded
+from p2pkv.integrations.engine import current_stream
 from p2pkv.integrations.vllm_connector import installed
 from p2pkv.integrations.vllm_connector.caches import KVCaches
+from p2pkv.integrations.vllm_connector.handoff import Handoff
 from p2pkv.integrations.vllm_connector.holds import BlockPool
 from p2pkv.integrations.vllm_connector.installed import ConnectorBase, SupportsHMA
 from p2pkv.integrations.vllm_connector.messages import RankDescription, StepMetadata, StepReport
-from p2pkv.integrations.vllm_connector.request import Request
+from p2pkv.integrations.vllm_connector.request import Request, Tables
 from p2pkv.integrations.vllm_connector.scheduler import SchedulerSide
 from p2pkv.integrations.vllm_connector.settings import Instance
 from p2pkv.integrations.vllm_connector.stats import PromMetrics, Stats
@@ -27,6 +29,8 @@ from p2pkv.integrations.vllm_connector.weights import Weights, served, watch
 from p2pkv.integrations.vllm_connector.worker import WorkerSide
 from p2pkv.metrics import Metrics
 from p2pkv.node import Node
+
+_NOBODY: set[str] = set()
 
 
 class P2PKVConnector(ConnectorBase, SupportsHMA):
@@ -44,7 +48,7 @@ class P2PKVConnector(ConnectorBase, SupportsHMA):
         kv_cache_config: Any,
         *,
         start_node: Callable[[Config], Node] = Node.start,
-        current_stream: Callable[[object], int] = installed.current_stream,
+        current_stream: Callable[[object], int] = current_stream,
         weights: Weights = served,
     ) -> None:
         """Check the settings; a node starts when vLLM registers its KV caches. Raises the errors of both."""
@@ -55,7 +59,7 @@ class P2PKVConnector(ConnectorBase, SupportsHMA):
         self._specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
         self._n_blocks = kv_cache_config.num_blocks
         self._start_node, self._current_stream = start_node, current_stream
-        self._boundary = Boundary("vLLM", Metrics())
+        self.boundary = Boundary("vLLM", Metrics())
         self._scheduler = SchedulerSide(self._instance, start_node=start_node, weights=weights)
         watch()
         self._worker: WorkerSide | None = None
@@ -73,60 +77,64 @@ class P2PKVConnector(ConnectorBase, SupportsHMA):
         """Take what the workers say of themselves, by pipeline and tensor parallel rank."""
         self._scheduler.connect([description for _, description in sorted(metadata.items())])
 
+    @guarded("request", miss=None)
     def on_new_request(self, request: Request) -> None:
         """Take note of a request."""
-        self._boundary.call("request", lambda: self._scheduler.arrived(request), miss=None)
+        self._scheduler.arrived(request)
 
+    @guarded("match", miss=(0, False))
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Return how many tokens can be loaded, None if that is not known yet, and whether a load is to start."""
-        n_tokens: int | None = 0
-        n_tokens = self._boundary.call(
-            "match", lambda: self._scheduler.n_external(request, num_computed_tokens), miss=n_tokens
-        )
+        n_tokens = self._scheduler.n_external(request, num_computed_tokens)
         return n_tokens, bool(n_tokens)
 
     def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
         """Have the blocks loaded that vLLM has made room for."""
         tables = blocks.get_block_ids()
-        is_queued = self._boundary.call(
-            "load",
-            lambda: self._scheduler.allocated(request, tables, num_external_tokens),
-            miss=False,
-        )
-        if not is_queued:
+        if not self._queue_load(request, tables, num_external_tokens):
             self._scheduler.fail(request, tables, num_external_tokens, "an error; the log says which")
+
+    @guarded("load", miss=False)
+    def _queue_load(self, request: Request, tables: Tables, n_external: int) -> bool:
+        return self._scheduler.allocated(request, tables, n_external)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         """Return what the workers are to do in this step."""
-        preempted = list(scheduler_output.preempted_req_ids or ())
-        metadata = self._scheduler.step(preempted)
-        self._boundary.call(
-            "observe",
-            lambda: self._scheduler.observe(scheduler_output.num_scheduled_tokens, preempted),
-            miss=None,
-        )
-        state = scheduler_output.kv_connector_block_state
-        self._boundary.call(
-            "publish",
-            lambda: self._scheduler.publish(
-                metadata,
-                scheduler_output.num_scheduled_tokens,
-                state.get_block_ids,
-            ),
-            miss=None,
-        )
+        metadata = self._scheduler.step(scheduler_output.preempted_req_ids or ())
+        self._observe(scheduler_output)
+        self._publish(metadata, scheduler_output)
         return metadata
+
+    @guarded("observe", miss=None)
+    def _observe(self, scheduled: Any) -> None:
+        self._scheduler.observe(scheduled.num_scheduled_tokens, scheduled.preempted_req_ids or ())
+
+    @guarded("publish", miss=None)
+    def _publish(self, metadata: StepMetadata, scheduled: Any) -> None:
+        tables = scheduled.kv_connector_block_state.get_block_ids
+        self._scheduler.publish(metadata, scheduled.num_scheduled_tokens, tables)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Take what the workers have reported."""
-        loaded, failed_blocks = connector_output.finished_recving or (), connector_output.invalid_block_ids
-        self._boundary.call("observe", lambda: self._scheduler.heard(loaded, failed_blocks), miss=None)
+        self._hear(connector_output)
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, StepReport):
-            self._boundary.call("report", lambda: self._scheduler.holds.done(report.done), miss=None)
-            self._boundary.call("report", lambda: self._scheduler.events.hear(report.changes), miss=None)
+            self._release(report)
+            self._tell(report)
+
+    @guarded("observe", miss=None)
+    def _hear(self, connector_output: Any) -> None:
+        self._scheduler.heard(connector_output.finished_recving or (), connector_output.invalid_block_ids)
+
+    @guarded("report", miss=None)
+    def _release(self, report: StepReport) -> None:
+        self._scheduler.holds.done(report.done)
+
+    @guarded("report", miss=None)
+    def _tell(self, report: StepReport) -> None:
+        self._scheduler.events.hear(report.changes)
 
     def take_events(self) -> list[Any]:
         """Return what vLLM's KV events are to tell of blocks in p2pkv's memory and on its disks."""
@@ -136,13 +144,23 @@ class P2PKVConnector(ConnectorBase, SupportsHMA):
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Return whether the workers keep the request's blocks, and the response's ``kv_transfer_params``."""
-        self._boundary.call("observe", lambda: self._scheduler.ended(request), miss=None)
+        self._end(request)
         # on its own: what is known of a request is forgotten whatever becomes of the hand-off
-        handoff = self._boundary.call("offer", lambda: self._scheduler.handoff(request), miss=None)
-        nothing: tuple[bool, dict[str, Any] | None] = (False, None)
-        return self._boundary.call(
-            "finish", lambda: self._scheduler.finished(request, block_ids, handoff), miss=nothing
-        )
+        return self._finish(request, block_ids, self._handoff(request))
+
+    @guarded("observe", miss=None)
+    def _end(self, request: Request) -> None:
+        self._scheduler.ended(request)
+
+    @guarded("offer", miss=None)
+    def _handoff(self, request: Request) -> Handoff | None:
+        return self._scheduler.handoff(request)
+
+    @guarded("finish", miss=(False, None))
+    def _finish(
+        self, request: Request, block_ids: Tables, handoff: Handoff | None
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self._scheduler.finished(request, block_ids, handoff)
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
         """Return the groups that a load fills, which vLLM need not clear before."""
@@ -196,38 +214,42 @@ class P2PKVConnector(ConnectorBase, SupportsHMA):
         """Forget the step; all of it has been started."""
         self._step = None
 
+    @guarded("preempt", miss=None)
     def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:
         """Do what must be done before the step overwrites anything."""
-        self._boundary.call(
-            "preempt", lambda: self._registered.before_forward(kv_connector_metadata), miss=None
-        )
+        self._registered.before_forward(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: object, **kwargs: object) -> None:
         """Start the step's loads. None of them is waited for."""
-        step = self._step
-        if step is not None:
-            self._boundary.call("load", lambda: self._registered.load(step), miss=None)
+        self._load()
+
+    @guarded("load", miss=None)
+    def _load(self) -> None:
+        if self._step is not None:
+            self._registered.load(self._step)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Start the step's loads, of which this step uses nothing: by now vLLM has cleared the blocks it gave out."""
-        self.start_load_kv(None)
+        self._load()
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: object, attn_metadata: object, **kwargs: object
     ) -> None:
         """Nothing is done by layer."""
 
+    @guarded("save", miss=None)
     def wait_for_save(self) -> None:
         """Have the step's blocks published; nothing is waited for."""
-        step = self._step
-        if step is not None:
-            self._boundary.call("save", lambda: self._registered.after_forward(step), miss=None)
+        if self._step is not None:
+            self._registered.after_forward(self._step)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         """Return which requests' blocks may be freed, and whose loads have ended, failed ones included."""
-        nothing: tuple[set[str], set[str], set[str]] = (set(), set(), set())
-        done = self._boundary.call("results", lambda: self._registered.take_done(), miss=nothing)
-        return installed.transfer_results(*done)
+        return installed.transfer_results(*self._take_done())
+
+    @guarded("results", miss=(_NOBODY, _NOBODY, _NOBODY))
+    def _take_done(self) -> tuple[set[str], set[str], set[str]]:
+        return self._registered.take_done()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return the blocks that could not be loaded."""

@@ -5,11 +5,13 @@ vLLM finds out by ``isinstance`` what a connector hands it, so the values that c
 
 from __future__ import annotations
 
-import importlib
+import functools
 import logging
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from p2pkv.integrations import engine
 
 __all__ = [
     "HIT_SOURCE",
@@ -22,7 +24,6 @@ __all__ = [
     "WorkerMetadata",
     "attention_isa",
     "block_event",
-    "current_stream",
     "metric_per_engine",
     "transfer_results",
     "version",
@@ -31,13 +32,7 @@ __all__ = [
 _V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
 
 
-def _find(module: str, name: str) -> Any | None:
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "vllm":
-            raise  # vLLM is there, but something it needs is not
-        return None
+_find = functools.partial(engine.find, is_needed=True)
 
 
 class _Plain:
@@ -105,11 +100,6 @@ def attention_isa(dtype: object, block_size: int, head_size: int | None, cache_d
     """
     find_isa = _find("vllm.v1.attention.backends.cpu_attn", "_get_attn_isa")
     return "" if find_isa is None else str(find_isa(dtype, block_size, head_size, cache_dtype))
-
-
-def current_stream(device: object) -> int:
-    """Return the handle of the CUDA stream that the calling thread's kernels run on."""
-    return int(importlib.import_module("torch").cuda.current_stream(device).cuda_stream)
 
 
 def transfer_results(sent: set[str], received: set[str], failed: set[str]) -> Any:

@@ -13,13 +13,12 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.errors import UsageError
-from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.boundary import Boundary, guarded
 from p2pkv.integrations.vllm_connector.caches import GroupCaches, KVCaches
 from p2pkv.integrations.vllm_connector.handoff import offers
 from p2pkv.integrations.vllm_connector.messages import Blocks, Leave
@@ -75,7 +74,7 @@ class Leaving:
     ) -> None:
         """Start without requests."""
         self._node, self._caches, self._place, self._lease = node, caches, place, lease
-        self._boundary, self._tally = boundary, tally
+        self.boundary, self._tally = boundary, tally
         self._log = LimitedLog(_log)
         self._changed = threading.Condition()  # guards the next two
         self._left: list[_Left] = []
@@ -96,8 +95,9 @@ class Leaving:
                 self._left.append(left)
                 self._changed.notify_all()
             with about(leave.request_id):
-                self._boundary.call("offer", partial(self._offer, left), miss=None)
+                self._offer(left)
 
+    @guarded("offer", miss=None)
     def _offer(self, left: _Left) -> None:
         left.stream = self._caches.stream()
         for blocks in left.leave.blocks:
@@ -147,11 +147,11 @@ class Leaving:
         while (kept := self._next()) is not None:
             for left in self._seen:
                 if left.is_over:
-                    self._boundary.call("want", partial(self._close_inbox, left), miss=None)
+                    self._close_inbox(left)
             self._seen = [left for left in kept if not left.is_over]
             for left in self._seen:
                 with about(left.leave.request_id):
-                    self._boundary.call("want", partial(self._look, left), miss=None)
+                    self._look(left)
 
     def _next(self) -> list[_Left] | None:
         """Wait for the time of the next look; return what is to be looked at, or None at the end."""
@@ -162,12 +162,14 @@ class Leaving:
                 self._changed.wait_for(lambda: self._left or self._is_closed)
             return None if self._is_closed else list(self._left)
 
+    @guarded("want", miss=None)
     def _close_inbox(self, left: _Left) -> None:
         if left.slot is not None and left.wants is not None:
             left.wants.revoke()
             self._slots.append(left.slot)
             left.slot = left.wants = None
 
+    @guarded("want", miss=None)
     def _look(self, left: _Left) -> None:
         if left.wants is None:
             if not self._slots:

@@ -11,12 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 
 from p2pkv.errors import UsageError
-from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.boundary import Boundary, guarded
 from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank, offers
 from p2pkv.integrations.vllm_connector.load import Ask, Load
@@ -70,7 +69,7 @@ class Loads:
         self._node, self._caches, self._place, self._fingerprint = node, caches, place, fingerprint
         self._parts = [Part(place.rank, group, layout) for group, layout in enumerate(caches.layouts)]
         self._deadline, self._groups = instance.load_deadline, instance.groups.each
-        self._boundary, self._tally = boundary, tally
+        self.boundary, self._tally = boundary, tally
         self._log = LimitedLog(_log)
         self._closing = threading.Event()
         self._connecting = ThreadPoolExecutor(_CONNECTING, thread_name_prefix="p2pkv-vllm-pull")
@@ -140,7 +139,7 @@ class Loads:
         def guarded() -> None:
             if started.set_running_or_notify_cancel():
                 load.why, load.is_refused = _AN_ERROR, True
-                self._boundary.call(operation, attempt, miss=None)
+                self.boundary.call(operation, attempt, miss=None)
                 started.set_result(None)
 
         def attempt() -> None:
@@ -248,18 +247,18 @@ class Loads:
         done: dict[str, set[int] | None] = {}
         running = []
         for load, started in self._loads:
-            # an error here is no reason to have a request wait for good
-            awaited = self._boundary.call("settle", partial(self._awaited_by, load, started), miss=None)
+            awaited = self._awaited_by(load, started)
             if awaited is not None:
                 running.append((load, awaited))
                 continue
-            self._boundary.call("settle", partial(self._settle, load), miss=None)
+            self._settle(load)
             if load.is_awaited:
                 done[load.request_id] = load.failed
         self._loads = running
-        self._boundary.call("settle", self._forget_told, miss=None)
+        self._forget_told()
         return done
 
+    @guarded("settle", miss=None)
     def _forget_told(self) -> None:
         """Prefill may still be hearing of a load that has ended here."""
         now = time.monotonic()
@@ -271,8 +270,12 @@ class Loads:
         for wants in over:
             self._connecting.submit(wants.close)
 
+    @guarded("settle", miss=None)
     def _awaited_by(self, load: Load, started: Future[None]) -> Future[None] | None:
-        """Return what a load still waits for, which may be another try; None if it has ended."""
+        """Return what a load still waits for, which may be another try; None if it has ended.
+
+        An error here is no reason to have a request wait for good.
+        """
         if not started.done():
             return started
         if load.is_revoked:
@@ -288,6 +291,7 @@ class Loads:
         has_time = load.n_repeats < _MAX_REPEATS and time.monotonic() + 2 * _PAUSE_S < load.deadline
         return has_time and any(ask.is_lost for ask in load.asks)
 
+    @guarded("settle", miss=None)
     def _settle(self, load: Load) -> None:
         load.settle()
         if load.wants is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.boundary import Boundary, guarded
 from p2pkv.integrations.vllm_connector.groups import Group, Groups, Kind
 from p2pkv.integrations.vllm_connector.request import Request
 from p2pkv.integrations.vllm_connector.weights import named
@@ -96,7 +96,7 @@ class PrefixLookups:
         A request's hashes are each of ``hash_size`` tokens more.
         """
         self._node = node
-        self._boundary = boundary
+        self.boundary = boundary
         self._groups, self._hash_size, self._parts = groups, hash_size, parts
         self._lookups: dict[str, _Lookup] = {}
         # one thread: look-ups of several requests would only share the same sockets
@@ -115,15 +115,14 @@ class PrefixLookups:
             hashes, n_tokens = list(request.block_hashes[: limit // self._hash_size]), request.num_tokens
 
             def ask() -> Found:
-                named_hashes, nothing = named(weights, hashes), Found(n_local)
                 with about(request_id):
-                    return self._boundary.call(
-                        "exists", lambda: self._ask(named_hashes, n_local, limit, n_tokens), miss=nothing
-                    )
+                    found = self._ask(named(weights, hashes), n_local, limit, n_tokens)
+                return Found(n_local) if found is None else found
 
             lookup = self._lookups[request_id] = _Lookup(n_local, self._asking.submit(ask))
         return lookup.found.result() if lookup.found.done() else None
 
+    @guarded("exists", miss=None)
     def _ask(self, hashes: list[bytes], n_local: int, limit: int, of_tokens: int) -> Found:
         there = [self._whereabouts(group, hashes, n_local, limit) for group in range(len(self._groups.each))]
         n_tokens = self._longest([each.is_there for each in there], n_local, limit)

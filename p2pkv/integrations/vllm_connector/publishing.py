@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.boundary import Boundary, guarded
 from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.messages import Publish
 from p2pkv.integrations.vllm_connector.prefixes import Part
@@ -42,7 +42,7 @@ class Publishing:
         """Start the thread. ``parts``: the rank's, by group. ``residents`` is told what is published, before it is."""
         self._residents = residents
         self._node, self._caches, self._parts = node, caches, parts
-        self._boundary, self._tally = boundary, tally
+        self.boundary, self._tally = boundary, tally
         self._changed = threading.Condition()  # guards what follows
         self._queue: deque[Publish | Callable[[], None]] = deque()
         self._n_queued = 0  # blocks
@@ -97,7 +97,7 @@ class Publishing:
     def _run(self) -> None:
         while (batch := self._take()) is not None:
             if not isinstance(batch, list):
-                self._boundary.call("hint", batch, miss=None)
+                self.boundary.call("hint", batch, miss=None)
                 continue
             # of two requests with one prefix both may have computed it
             blocks = {
@@ -107,11 +107,7 @@ class Publishing:
                 for h, block_id in zip(pages.hashes, pages.ids, strict=True)
             }
             with about(*dict.fromkeys(publish.request_id for publish in batch)):
-                n_published = self._boundary.call(
-                    "publish",
-                    lambda blocks=blocks: self._publish(blocks),  # type: ignore[misc]
-                    miss=0,
-                )
+                n_published = self._publish(blocks)
             self._tally.count("prefix_blocks_published", n_published)
             self._tally.count("prefix_blocks_unpublished", len(blocks) - n_published)
             with self._changed:
@@ -138,6 +134,7 @@ class Publishing:
         assert not isinstance(task, Publish)
         return task
 
+    @guarded("publish", miss=0)
     def _publish(self, blocks: dict[tuple[int, bytes], int]) -> int:
         with self._changed:
             stream = self._stream

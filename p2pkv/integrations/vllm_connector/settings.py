@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from p2pkv.address import numbered_endpoint, split_address
 from p2pkv.config import MIN_POOL_SIZE, Config
 from p2pkv.errors import ConfigError
 from p2pkv.instances.announcing import described
 from p2pkv.instances.heartbeat import Instance as Announced
 from p2pkv.instances.heartbeat import Mode, Role
+from p2pkv.integrations.engine import numbered
 from p2pkv.integrations.identity import config_digest
 from p2pkv.integrations.vllm_connector import installed
 from p2pkv.integrations.vllm_connector.groups import Groups, Kind, read_groups
@@ -141,7 +141,7 @@ class Instance:
     def worker_config(self, rank: int, namespace: str) -> Config:
         """Return the settings of one rank's node."""
         # nothing is ever put to it: what it wants, it gets
-        config = dataclasses.replace(self.config, buffer_size=0, buddy_pool_size=0)
+        config = dataclasses.replace(self.config, namespace=namespace, buffer_size=0, buddy_pool_size=0)
         if not self.writes_prefixes:
             # what it never publishes needs no room; what it reads of others' needs a cache all the same
             pool_size = MIN_POOL_SIZE if self.reads_prefixes else 0
@@ -156,12 +156,13 @@ class Instance:
             )
         elif self.tells_events and not config.kv_events:
             config = dataclasses.replace(config, kv_events=_OWN_EVENTS)
-        return _numbered(config, self.first_index + rank, namespace)
+        return numbered(config, self.first_index + rank, tag="-")
 
     def scheduler_config(self, namespace: str) -> Config:
         """Return the settings of the scheduler's node, which looks pages up and holds none."""
         config = dataclasses.replace(
             self.config,
+            namespace=namespace,
             pool_size=MIN_POOL_SIZE,
             disk_path=None,
             disk_size=0,
@@ -171,24 +172,7 @@ class Instance:
             kv_events_replay="",
             indexer="",
         )
-        return _numbered(config, self.first_index + self.world_size, namespace)
-
-
-def _numbered(config: Config, index: int, namespace: str) -> Config:
-    """Make the settings of process ``index``: all but the first add it to their id, their ports and their folder."""
-    changes: dict[str, Any] = {"namespace": namespace}
-    if index:
-        changes["node_id"] = f"{config.node_id}-{index}"
-        host, _, port = config.listen.rpartition(":")
-        if split_address("listen", config.listen)[1]:
-            changes["listen"] = f"{host}:{int(port) + index}"
-        if config.metrics_port:
-            changes["metrics_port"] = config.metrics_port + index
-        for name in ("kv_events", "kv_events_replay", "indexer"):
-            changes[name] = numbered_endpoint(getattr(config, name), index)
-        if config.disk_path:
-            changes["disk_path"] = f"{config.disk_path}-{index}"
-    return dataclasses.replace(config, **changes)
+        return numbered(config, self.first_index + self.world_size, tag="-")
 
 
 def _identity(vllm_config: Any, kv_cache_config: Any, groups: Groups) -> dict[str, str]:

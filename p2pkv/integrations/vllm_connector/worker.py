@@ -15,13 +15,14 @@ import msgspec
 from p2pkv.config import Config
 from p2pkv.instances.announcing import announce
 from p2pkv.instances.heartbeat import Heart
-from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.boundary import Boundary, guarded
 from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.hints import HintFollower
 from p2pkv.integrations.vllm_connector.leaving import Leaving
 from p2pkv.integrations.vllm_connector.loads import Loads
 from p2pkv.integrations.vllm_connector.messages import (
     Fetch,
+    Hinted,
     Publish,
     Pull,
     RankDescription,
@@ -35,6 +36,8 @@ from p2pkv.integrations.vllm_connector.settings import Fingerprint, Instance
 from p2pkv.integrations.vllm_connector.shares import Place, Share, share_of
 from p2pkv.integrations.vllm_connector.stats import Stats, Tally
 from p2pkv.node import Node
+
+_NOBODY: set[str] = set()
 
 
 class WorkerSide:
@@ -55,7 +58,7 @@ class WorkerSide:
         identity = Fingerprint({**instance.identity, "isa": isa})
         self._namespace = identity.namespace(instance.config.namespace)
         self.node = start_node(instance.worker_config(rank, self._namespace))
-        self._boundary = Boundary("vLLM's worker", self.node.metrics)
+        self.boundary = Boundary("vLLM's worker", self.node.metrics)
         self._tally = Tally()
         for memory in self._caches.ranges:
             self.node.register_address(
@@ -68,7 +71,7 @@ class WorkerSide:
             place=self._place,
             instance=instance,
             fingerprint=self._fingerprint,
-            boundary=self._boundary,
+            boundary=self.boundary,
             tally=self._tally,
         )
         parts = [Part(rank, group, layout) for group, layout in enumerate(caches.layouts)]
@@ -76,14 +79,14 @@ class WorkerSide:
         if self._residents is not None:
             self.node.follow_kv_events(self._residents.hear)
         self._publishing = Publishing(
-            self.node, caches, parts, self._boundary, self._tally, residents=self._residents
+            self.node, caches, parts, self.boundary, self._tally, residents=self._residents
         )
         self._hints = HintFollower(
             self.node, instance.groups, parts, instance.first_index + rank, self._publishing.then, self._tally
         )
         self._fails_by_block = instance.groups.is_plain
         lease = instance.config.transfer_lease
-        self._leaving = Leaving(self.node, caches, self._place, lease, self._boundary, self._tally)
+        self._leaving = Leaving(self.node, caches, self._place, lease, self.boundary, self._tally)
         self._failed: set[int] = set()
         self._last: dict[str, StepMetadata] = {}  # by part, the step of which it was done last
         self._heart = self._announce(instance) if rank == 0 else None
@@ -114,13 +117,21 @@ class WorkerSide:
             return
         if metadata.is_cleared:
             self._loads.forsake()
-            self._boundary.call("clear", self.node.clear, miss=0)
+            self._clear()
         if metadata.revoked:
             self._loads.revoke(metadata.revoked)
         for hinted in metadata.hints:
-            self._boundary.call("hint", partial(self._hints.follow, hinted), miss=None)
+            self._follow(hinted)
         for leave in metadata.leaves:
             self._leaving.add(leave)
+
+    @guarded("clear", miss=None)
+    def _clear(self) -> None:
+        self.node.clear()
+
+    @guarded("hint", miss=None)
+    def _follow(self, hinted: Hinted) -> None:
+        self._hints.follow(hinted)
 
     def load(self, metadata: StepMetadata) -> None:
         """Start the step's loads. Not before vLLM has cleared the blocks it gives out in this step.
@@ -136,7 +147,7 @@ class WorkerSide:
 
     def _start(self, load: Pull | Fetch, start: Callable[[], bool]) -> None:
         """Start a load; one that can't be has failed, and vLLM hears of it as of others."""
-        if not self._boundary.call("load", start, miss=False):
+        if not self.boundary.call("load", start, miss=False):
             self._loads.fail(load)
 
     def after_forward(self, metadata: StepMetadata) -> None:
@@ -144,9 +155,10 @@ class WorkerSide:
         if self._is_done("publish", metadata):
             return
         for publish in metadata.publishes:
-            if not self._boundary.call("publish", partial(self._publish, publish), miss=False):
+            if not self._publish(publish):
                 self._publishing.skip(publish)
 
+    @guarded("publish", miss=False)
     def _publish(self, publish: Publish) -> bool:
         self._publishing.add(publish, self._caches.stream())
         return True
@@ -163,10 +175,7 @@ class WorkerSide:
         Each once. A load of a model whose blocks tell by themselves what is missing has not failed: see
         :meth:`take_failed_blocks`.
         """
-        nothing: set[str] = set()
-        released = self._boundary.call("release", self._leaving.take_released, miss=nothing)
-        loaded, failed = self._boundary.call("settle", self._take_loaded, miss=(nothing, nothing))
-        return released, loaded, failed
+        return self._take_released(), *self._take_loaded()
 
     def report(self) -> StepReport | None:
         """Return what the scheduler's half has to hear."""
@@ -179,6 +188,11 @@ class WorkerSide:
         failed, self._failed = self._failed, set()
         return failed
 
+    @guarded("release", miss=_NOBODY)
+    def _take_released(self) -> set[str]:
+        return self._leaving.take_released()
+
+    @guarded("settle", miss=(_NOBODY, _NOBODY))
     def _take_loaded(self) -> tuple[set[str], set[str]]:
         missing = self._loads.take_done()
         if not self._fails_by_block:

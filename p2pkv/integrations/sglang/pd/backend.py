@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from p2pkv.errors import ConfigError
-from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.boundary import Boundary, guarded
 from p2pkv.integrations.sglang.heartbeat import announce_server
 from p2pkv.integrations.sglang.installed import kv_heads, served_model
 from p2pkv.integrations.sglang.pd.common import (
@@ -82,6 +82,7 @@ class P2PKVManager(CommonManager):
 
     # --- prefill
 
+    @guarded("send", miss=None)
     def add_transfer_request(
         self,
         bootstrap_room: int,
@@ -109,10 +110,11 @@ class P2PKVManager(CommonManager):
         )
         side = self.side
         assert isinstance(side, PrefillSide)
-        self.boundary.call("send", lambda: side.send(bootstrap_room, chunk), miss=None)
+        side.send(bootstrap_room, chunk)
 
     # --- decode
 
+    @guarded("find", miss=False)
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
         """Say whether it is known how a prefill server is laid out; if not, ask it behind the scheduler's back.
 
@@ -123,7 +125,7 @@ class P2PKVManager(CommonManager):
         side = self.side
         assert isinstance(side, DecodeSide)
         look = super().try_ensure_parallel_info
-        return self.boundary.call("find", lambda: side.find(bootstrap_addr, look), miss=False)
+        return side.find(bootstrap_addr, look)
 
     def unequal(self, bootstrap_addr: str) -> str | None:
         """Say why the requests of a prefill server can't come here, or None."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.boundary import Boundary, guarded
 from p2pkv.integrations.sglang.pd.common import CommonManager, CommonReceiver, Poll, tcp_endpoint
 from p2pkv.integrations.sglang.pd.heads import HeadRows, Split, difference
 from p2pkv.integrations.sglang.pd.rooms import Absences, Incoming, MakeGrant, Producer, Progress, unmet
@@ -268,6 +268,12 @@ class P2PKVReceiver(CommonReceiver):
         assert isinstance(side, DecodeSide)
         return side
 
+    @property
+    def boundary(self) -> Boundary:
+        """Its manager's."""
+        boundary: Boundary = self.kv_mgr.boundary
+        return boundary
+
     def init(self, prefill_dp_rank: int) -> None:
         problem = self.kv_mgr.unequal(self.bootstrap_addr)
         if problem is None:
@@ -288,24 +294,26 @@ class P2PKVReceiver(CommonReceiver):
         **destination: object,
     ) -> None:
         if self.bootstrap_infos is not None:
-            boundary: Boundary = self.kv_mgr.boundary
             slot = -1 if aux_index is None else aux_index  # no buffer has it: refused there
-            self._incoming = boundary.call(
-                "grant", lambda: self._side().grant(self, kv_indices, slot, state_indices), miss=None
-            )
+            self._incoming = self._grant(kv_indices, slot, state_indices)
             if self._incoming is None:
                 self._fail("decode could not grant the pages; its log says why")
                 return
         super().send_metadata(kv_indices, aux_index, state_indices, decode_prefix_len, **destination)
 
+    @guarded("grant", miss=None)
+    def _grant(self, pages: Items, slot: int, states: Sequence[object] | None) -> Incoming:
+        return self._side().grant(self, pages, slot, states)
+
     def poll(self) -> int:
         if self._incoming is not None and self.conclude_state is None:
-            self._guard("poll", self._settle)
+            self._settle()
         status = super().poll()
         if status == Poll.FAILED:
             self._revoke()
         return status
 
+    @guarded("poll", miss=None)
     def _settle(self) -> None:
         assert self._incoming is not None
         progress = self._incoming.progress()
@@ -328,21 +336,22 @@ class P2PKVReceiver(CommonReceiver):
 
     def failure_exception(self) -> None:
         self._revoke()
-        self._guard("abort", self.ensure_abort_notified)
+        self._tell_of_abort()
         super().failure_exception()
+
+    @guarded("abort", miss=None)
+    def _tell_of_abort(self) -> None:
+        self.ensure_abort_notified()
 
     def is_abort_release_safe(self) -> bool:
         """Say whether nothing writes to the request's pages any more; true once it failed or was cleared."""
         return self._incoming is None or self._incoming.is_closed
 
+    @guarded("revoke", miss=None)
     def _revoke(self) -> None:
         if self._incoming is not None:
-            self._guard("revoke", self._incoming.close)
+            self._incoming.close()
 
     def _fail(self, reason: str) -> None:
         self.kv_mgr.record_failure(self.bootstrap_room, reason)
         self.kv_mgr.update_status(self.bootstrap_room, Poll.FAILED)
-
-    def _guard(self, operation: str, work: Callable[[], None]) -> None:
-        boundary: Boundary = self.kv_mgr.boundary
-        boundary.call(operation, work, miss=None)

@@ -10,11 +10,11 @@ import logging
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2pkv.errors import UsageError
-from p2pkv.integrations.boundary import Boundary
+from p2pkv.integrations.boundary import Boundary, guarded
 from p2pkv.integrations.sglang.pd.common import CommonManager, CommonSender, Poll
 from p2pkv.integrations.sglang.pd.heads import HeadRows, Split, difference
 from p2pkv.integrations.sglang.pd.rooms import Outgoing, Progress, PutAsync, Target
@@ -266,11 +266,18 @@ class P2PKVSender(CommonSender):
         assert isinstance(side, PrefillSide)
         return side
 
+    @property
+    def boundary(self) -> Boundary:
+        """Its manager's."""
+        boundary: Boundary = self.kv_mgr.boundary
+        return boundary
+
     def _poll_with_status(self, check_status: object) -> int:
         if self.conclude_state is None:
-            self._guard("poll", self._settle)
+            self._settle()
         return super()._poll_with_status(check_status)
 
+    @guarded("poll", miss=None)
     def _settle(self) -> None:
         progress, failure = self._side().progress(self.bootstrap_room)
         if progress is Progress.DONE:
@@ -281,19 +288,20 @@ class P2PKVSender(CommonSender):
 
     def clear(self) -> None:
         # before SGLang's own part, which forgets whom to tell
-        self._guard("clear", self._close)
+        self._close()
         super().clear()
 
     def abort(self) -> None:
-        self._guard("abort", lambda: self._side().close(self.bootstrap_room, "prefill aborted the request"))
+        self._give_up()
         super().abort()
 
+    @guarded("abort", miss=None)
+    def _give_up(self) -> None:
+        self._side().close(self.bootstrap_room, "prefill aborted the request")
+
+    @guarded("clear", miss=None)
     def _close(self) -> None:
         room = self.bootstrap_room
         is_done = self.kv_mgr.request_status.get(room) == Poll.SUCCESS
         reason = None if is_done else self.kv_mgr.failure_records.get(room, "prefill gave the request up")
         self._side().close(room, reason)
-
-    def _guard(self, operation: str, work: Callable[[], None]) -> None:
-        boundary: Boundary = self.kv_mgr.boundary
-        boundary.call(operation, work, miss=None)

@@ -16,14 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.errors import UsageError
+from p2pkv.offers.transfers import MAX_ROWS
 
 Spans = NDArray[np.int64]
 """``(n, 2)``: address and bytes of each row."""
 Items = NDArray[np.int32]
 """Numbers of pages, or of states."""
-
-MAX_ROWS = 32_768
-"""Rows of one offer or grant (``docs/transfers.md``); longer requests are several, each under a name of its own."""
 
 
 class KVArgs(Protocol):

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from p2pkv.config import Config
 from p2pkv.errors import ConfigError
+from p2pkv.integrations.engine import numbered
 from p2pkv.integrations.sglang.pd.wire import node_id
-from p2pkv.integrations.sglang.settings import for_rank
 
 
 def pd_config(host: str, port: int, *, index: int, environ: Mapping[str, str] | None = None) -> Config:
@@ -34,7 +34,7 @@ def pd_config(host: str, port: int, *, index: int, environ: Mapping[str, str] | 
             "prefill and decode servers have to meet: set P2PKV_JOIN to the same HOST:PORT for all of them (on one "
             "machine any free port of 127.0.0.1 will do), or P2PKV_MEMBERSHIP to an etcd or Kubernetes"
         )
-    return dataclasses.replace(for_rank(config, index), node_id=config.node_id)
+    return dataclasses.replace(numbered(config, index, tag="-rank"), node_id=config.node_id)
 
 
 def require_known_memory(device: str) -> None:
