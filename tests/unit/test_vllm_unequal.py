@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from p2pkv import Config, Node
 from p2pkv.errors import UsageError
 from p2pkv.integrations.vllm_connector.shares import Share, names, spell
 from p2pkv.integrations.vllm_connector.wants import Want, WantedGroup
+from p2pkv.transfers import Offer, Transfers
 from vllm_ranks import Model, Server, Shape
 
 SIZES = (1, 2, 4, 8)
@@ -157,6 +160,23 @@ def test_blocks_that_only_some_ranks_take_are_free_when_the_lease_ends(nodes: li
     assert ended == {0: True}
     assert not pair.prefill.released(set()), "the other rank may still come"
     eventually(lambda: bool(pair.prefill.released(set())), SETTLE_S)
+
+
+def test_what_prefill_does_not_hear_is_said_again(nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a first connection takes longer than the second that it is given, and the next one works."""
+    pair = Pair(nodes, Shape(2), Shape(1), Model(8))
+    put, n_lost = Transfers.put_async, 0
+
+    def lost_at_first(self: Transfers, node_id: str, *args: Any, **kwargs: Any) -> Offer:
+        nonlocal n_lost
+        n_lost += 1
+        return put(self, "nobody" if n_lost == 1 else node_id, *args, **kwargs)
+
+    monkeypatch.setattr(Transfers, "put_async", lost_at_first)
+    began = time.monotonic()
+    assert pair.hand_over(13) == [True]
+    assert n_lost > 2
+    assert time.monotonic() - began < 10.0, "the load's deadline is 30 s"
 
 
 def test_layers_are_spelled_in_short() -> None:

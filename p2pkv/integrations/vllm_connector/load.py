@@ -76,6 +76,16 @@ class Load:
     """Whether it has failed even if there is no block that is not proven."""
 
     @property
+    def is_unheard(self) -> bool:
+        """Whether prefill offers nothing of what is asked for: what it was to be told is lost with the way to it."""
+        return self.wants is not None and self.wants.is_lost and not all(ask.is_done for ask in self.asks)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nothing more will come unless it is asked for once more."""
+        return self.is_unheard or all(ask.is_done for ask in self.asks)
+
+    @property
     def failed(self) -> set[int] | None:
         """The blocks that are not proven; None if the load is right."""
         failed = self.block_ids if self.is_stale else self.block_ids - self.proven

@@ -280,7 +280,7 @@ class Loads:
             return started
         if load.is_revoked:
             return None  # what settles it revokes its grants
-        if not all(ask.is_done for ask in load.asks):
+        if not load.is_stuck:
             return started
         if not self._is_worth_repeating(load):
             return None
@@ -289,7 +289,7 @@ class Loads:
 
     def _is_worth_repeating(self, load: Load) -> bool:
         has_time = load.n_repeats < _MAX_REPEATS and time.monotonic() + 2 * _PAUSE_S < load.deadline
-        return has_time and any(ask.is_lost for ask in load.asks)
+        return has_time and (load.is_unheard or any(ask.is_lost for ask in load.asks))
 
     @guarded("settle", miss=None)
     def _settle(self, load: Load) -> None:

@@ -93,11 +93,16 @@ class Wants:
         """Tell those who have not heard and are not being told; returns at once if they are connected."""
         for number, (node_id, rank) in enumerate(self._to):
             offer = self._offers[number]
-            if offer is None or (offer.done() and (offer.statuses() == RowStatus.PEER_LOST).any()):
+            if offer is None or _is_lost(offer):
                 row = np.array([[self._rows[number].ctypes.data, WANT_NBYTES]], np.int64)
                 self._offers[number] = self._node.transfers.put_async(
                     node_id, self._name, row, first_row=rank, lease=timeout
                 )
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether somebody has not heard, and is not being told."""
+        return any(offer is not None and _is_lost(offer) for offer in self._offers)
 
     @property
     def is_done(self) -> bool:
@@ -107,3 +112,7 @@ class Wants:
     def close(self) -> None:
         """Take back what nobody has heard; waits for who is reading it. Idempotent."""
         self._memory.close()
+
+
+def _is_lost(offer: Offer) -> bool:
+    return offer.done() and bool((offer.statuses() == RowStatus.PEER_LOST).any())
