@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from cluster import eventually, free_port
-from p2pkv.integrations.vllm_connector import weights as module
 from p2pkv.integrations.vllm_connector.weights import Weights, watch
 from vllm_engine import EngineFake
 from vllm_fakes import BLOCK
@@ -128,14 +127,15 @@ def test_the_engine_s_version_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     core.EngineCore = EngineCore  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, core.__name__, core)
     heard = Weights()
-    monkeypatch.setattr(module, "served", heard)
-    watch()
-    watch()
+    beside = Weights()  # the tier's, which is told of resets on its own
+    for weights in (heard, heard, beside):
+        watch(weights)
     engine = EngineCore()
     heard.reset()
+    beside.reset()
     engine.set_weight_version("v7")
     assert engine.version == "v7"
     same = Weights()
     same.reset()
     same.told("v7")
-    assert heard.name == same.name
+    assert heard.name == beside.name == same.name

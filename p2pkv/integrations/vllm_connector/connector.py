@@ -61,7 +61,7 @@ class P2PKVConnector(ConnectorBase, SupportsHMA):
         self._start_node, self._current_stream = start_node, current_stream
         self.boundary = Boundary("vLLM", Metrics())
         self._scheduler = SchedulerSide(self._instance, start_node=start_node, weights=weights)
-        watch()
+        watch(weights)
         self._worker: WorkerSide | None = None
         self._step: StepMetadata | None = None
 

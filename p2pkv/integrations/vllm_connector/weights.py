@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import secrets
+import weakref
 from collections.abc import Sequence
 
 from p2pkv.integrations.vllm_connector import installed
@@ -68,9 +69,15 @@ def _own() -> bytes:
 served = Weights()
 """Those of this process's engine."""
 
+_heeded: weakref.WeakSet[Weights] = weakref.WeakSet()
 
-def watch() -> None:
-    """Hear of the versions that this process's engine is told. Idempotent."""
+
+def watch(weights: Weights = served) -> None:
+    """Have ``weights`` hear of the versions that this process's engine is told. Idempotent.
+
+    Whoever is told of resets on its own has weights of its own: two that tell one of the same would be two resets.
+    """
+    _heeded.add(weights)
     engine = installed.engine_core()
     keep = getattr(engine, "set_weight_version", None)
     if keep is None or hasattr(keep, "__wrapped__"):
@@ -79,6 +86,7 @@ def watch() -> None:
     @functools.wraps(keep)
     def set_weight_version(self: object, weight_version: str) -> None:
         keep(self, weight_version)
-        served.told(weight_version)
+        for each in list(_heeded):
+            each.told(weight_version)
 
     engine.set_weight_version = set_weight_version
