@@ -29,6 +29,7 @@ SUBMODULES = (
     "integrations.sglang_hicache",
     "integrations.sglang_linker",
     "integrations.vllm",
+    "integrations.vllm_tier",
 )
 """Public beside `p2pkv` itself; README.md says so."""
 
