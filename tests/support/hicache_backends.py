@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,7 +52,9 @@ class FailingNode:
         self.config = config
         self.metrics = Metrics()
 
-    def register_address(self, address: int, nbytes: int, owner: object) -> None: ...
+    def register_address(self, address: int, nbytes: int, owner: object) -> ExitStack:
+        return ExitStack()
+
     def close(self) -> None: ...
     def __getattr__(self, name: str) -> Any:
         def fail(*_: object, **__: object) -> Any:
