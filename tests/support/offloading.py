@@ -32,6 +32,12 @@ def told(**changes: Any) -> SimpleNamespace:
     return SimpleNamespace(**known | changes)
 
 
+def spec(offered: Any = None, *, tells_events: bool = False) -> SimpleNamespace:
+    """Return vLLM's ``OffloadingSpec``."""
+    events = SimpleNamespace(enable_kv_cache_events=tells_events)
+    return SimpleNamespace(config=told() if offered is None else offered, kv_events_config=events)
+
+
 def content(seed: bytes) -> NDArray[np.int8]:
     """Return a chunk's bytes."""
     digest = hashlib.blake2b(seed, digest_size=64).digest()
@@ -63,9 +69,8 @@ def tier(memory: Memory, offered: Any = None, **settings: Any) -> P2PKVTier:
         "deadline": 5.0,
         "weights": Weights(),
     }
-    spec = SimpleNamespace(config=told() if offered is None else offered)
     return P2PKVTier(
-        offloading_spec=spec,
+        offloading_spec=spec(offered),
         primary_kv_view=memory.array.data,
         tier_type="P2PKVTier",
         backpressure_detector=None,

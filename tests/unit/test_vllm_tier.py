@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -218,11 +217,35 @@ def test_a_wrong_setting_ends_the_start() -> None:
         offloading.tier(offloading.Memory(1), pool_sise="1GiB", start_node=FailingNode)
 
 
+def test_events_tell_what_is_stored_and_what_is_evicted(opened: ExitStack) -> None:
+    memory = offloading.Memory(64)
+    keys = [b"%032d" % i + (i % 2).to_bytes(4, "big") for i in range(200)]
+    settings: dict[str, Any] = {"namespace": "a test", "pool_size": "256KiB", "deadline": 5.0}
+    tier = P2PKVTier(offloading.spec(tells_events=True), memory.array.data, "p", **settings)
+    opened.callback(tier.shutdown)
+    there: set[bytes] = set()
+
+    def heard() -> set[bytes]:
+        for event in tier.take_events():
+            assert event.medium == "CPU"
+            (there.difference_update if event.removed else there.update)(event.keys)
+        return there
+
+    for number in range(4):
+        tier.submit_store(job(number, keys[50 * number : 50 * (number + 1)], list(range(50))))
+        finished(tier)
+
+    def held() -> set[bytes]:
+        return {key for key, found in zip(keys, tier.node.exists(keys), strict=True) if found}
+
+    eventually(lambda: heard() == held(), 10.0)
+    assert 0 < len(heard()) < 200, "the pool is too small for all"
+
+
 def test_vllm_has_its_memory_back_after_the_end(opened: ExitStack) -> None:
     memory = offloading.Memory(8)
     view = memory.array.data
-    spec = SimpleNamespace(config=offloading.told())
-    tier = P2PKVTier(spec, view, "p", namespace="a test", pool_size=0)
+    tier = P2PKVTier(offloading.spec(), view, "p", namespace="a test", pool_size=0)
     tier.submit_store(job(1, KEYS, [0, 1, 2, 3]))
     tier.shutdown()
     tier.shutdown()

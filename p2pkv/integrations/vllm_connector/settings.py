@@ -36,7 +36,7 @@ _STRONG_HASHES = ("sha256", "sha256_cbor")
 _SHARED_OTHERWISE = frozenset({"groups", "tp_size", "pp_size"})
 
 
-_OWN_EVENTS = "tcp://127.0.0.1:0"
+OWN_EVENTS = "tcp://127.0.0.1:0"
 """Where a node tells its events if only this process wants them."""
 
 
@@ -155,7 +155,7 @@ class Instance:
                 indexer="",
             )
         elif self.tells_events and not config.kv_events:
-            config = dataclasses.replace(config, kv_events=_OWN_EVENTS)
+            config = dataclasses.replace(config, kv_events=OWN_EVENTS)
         return numbered(config, self.first_index + rank, tag="-")
 
     def scheduler_config(self, namespace: str) -> Config:

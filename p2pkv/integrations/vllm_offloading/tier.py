@@ -20,8 +20,10 @@ from p2pkv.config import Config
 from p2pkv.errors import ConfigError
 from p2pkv.integrations.boundary import Boundary, guarded
 from p2pkv.integrations.engine import numbered
+from p2pkv.integrations.vllm_connector.settings import OWN_EVENTS
 from p2pkv.integrations.vllm_connector.weights import Weights, watch
 from p2pkv.integrations.vllm_offloading import installed
+from p2pkv.integrations.vllm_offloading.events import ChunkEvents
 from p2pkv.integrations.vllm_offloading.installed import JobResult, LookupResult, TierBase, TransferJob
 from p2pkv.integrations.vllm_offloading.jobs import Done, Job, Jobs, pieces_of
 from p2pkv.integrations.vllm_offloading.lookups import Lookups
@@ -65,9 +67,12 @@ class P2PKVTier(TierBase):
         config = Config.load(settings, host_keys=_HOST_KEYS)
         name = namespace(offloading_spec.config, config.namespace, self._chunk_nbytes)
         index = offloading_spec.config.parallel.data_parallel_index
-        self.node = start_node(numbered(replace(config, namespace=name), index, tag="-"))
+        tells_events = offloading_spec.kv_events_config.enable_kv_cache_events
+        config = replace(config, namespace=name, kv_events=config.kv_events or OWN_EVENTS * tells_events)
+        self.node = start_node(numbered(config, index, tag="-"))
         with ExitStack() as undo:
             undo.callback(self.node.close)
+            self._events = ChunkEvents(self.node) if tells_events else None
             self._memory = self.node.register_address(self._address, chunks.nbytes, chunks)
             undo.pop_all()
         self.boundary = Boundary("vLLM's offloading", self.node.metrics)
@@ -124,6 +129,8 @@ class P2PKVTier(TierBase):
     def _publish(self, job: Job, some: slice) -> Outcomes:
         """Publish what nobody has: vLLM stores what it has just been brought, too."""
         names, pieces = job.names[some], job.pieces.array[some]
+        if self._events is not None:
+            self._events.name(job.keys[some], names, job.epoch)
         outcomes = self.node.exists(names)
         missing = np.flatnonzero(outcomes != Outcome.HIT)
         if len(missing):
@@ -132,6 +139,11 @@ class P2PKVTier(TierBase):
                 [names[i] for i in missing.tolist()], theirs, epoch=job.epoch
             )
         return outcomes
+
+    @guarded("events", miss=())
+    def take_events(self) -> Iterable[Any]:
+        """Return what vLLM's KV events are to tell of chunks in the node's memory and on its disk."""
+        return () if self._events is None else list(self._events.take())
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Return the jobs that have ended since the last call."""
