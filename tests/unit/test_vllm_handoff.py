@@ -11,6 +11,7 @@ import pytest
 
 from p2pkv import Config, Node
 from p2pkv.instances.page_report import FIELD, read_report
+from p2pkv.integrations.vllm_connector.handoff import VERSION
 from p2pkv.testing.lateness import returns_within
 from p2pkv.transfers import RowStatus
 from vllm_engine import EngineFake
@@ -141,8 +142,8 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     ),
     "no fingerprint": lambda given: changed(given, fingerprint={}),
     "too few ranks": lambda given: changed(given, ranks=[]),
-    "a version of the past": lambda given: changed(given, version=3),
-    "a version of the future": lambda given: changed(given, version=5),
+    "a version of the past": lambda given: changed(given, version=VERSION - 1),
+    "a version of the future": lambda given: changed(given, version=VERSION + 1),
     "malformed": lambda given: changed(given, ranks=[["a", "b", "c"]]),
     "another connector's": lambda given: {"do_remote_prefill": True, "remote_block_ids": [[1, 2]]},
 }

@@ -14,6 +14,7 @@ import pytest
 from cluster import eventually, free_port
 from p2pkv import Config, Node
 from p2pkv.errors import UsageError
+from p2pkv.integrations.vllm_connector.loads import Loads
 from p2pkv.integrations.vllm_connector.shares import Share, names, spell
 from p2pkv.integrations.vllm_connector.wants import Want, WantedGroup
 from p2pkv.transfers import Offer, Transfers
@@ -177,6 +178,31 @@ def test_what_prefill_does_not_hear_is_said_again(nodes: list[Node], monkeypatch
     assert pair.hand_over(13) == [True]
     assert n_lost > 2
     assert time.monotonic() - began < 10.0, "the load's deadline is 30 s"
+
+
+def test_who_wants_something_else_never_takes_what_another_one_wants(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two instances of other stages ask for one hand-off; ranks of one number hold other layers in each."""
+    model, random = Model(8), np.random.default_rng(1)
+    prefill = Server(nodes[:8], "kv_producer", Shape(2), model)
+    whole = Server(nodes[8:9], "kv_consumer", Shape(1), model)
+    stages = Server(nodes[9:11], "kv_consumer", Shape(1, (1, 2)), model, deadline=3.0)
+    kv = model.kv(3, 13, 1)
+    here = stages.tables(13, random)
+    given = prefill.leave("a request", kv, prefill.tables(13, random))
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            Loads, "_get", lambda *_: None
+        )  # the first one says what it wants, and is slow to take it
+        whole.ask("slow", given, whole.tables(13, random))
+        left = [rank.side._leaving._left[0] for rank in prefill.ranks]
+        eventually(lambda: all(each.tp_size and each.offers for each in left), SETTLE_S)
+    ended: dict[int, bool] = {}
+    stages.ask("quick", given, here)
+    eventually(lambda: stages.loaded("quick", ended), SETTLE_S)
+    for number, rank in enumerate(stages.ranks):
+        assert not ended[number] or rank.holds(kv, here), f"rank {number} has others' layers"
 
 
 def test_layers_are_spelled_in_short() -> None:

@@ -20,7 +20,7 @@ from p2pkv.errors import UsageError
 from p2pkv.integrations.vllm_connector.shares import Share, Split
 from p2pkv.offers.transfers import MAX_ROWS
 
-VERSION = 4
+VERSION = 5
 """Of the hand-off's fields. Another one is refused with both named; fields that are not known are ignored."""
 
 _MAX_NAME, _MAX_LAYOUT, _MAX_COUNT = 400, 4096, 4096

@@ -243,7 +243,7 @@ class Leaving:
         granules = Granules(pair.granule, wanted.first, wanted.n)
         rows = _rows(caches, pair, granules, _of_group(left.leave.blocks, number))
         until = max(0.001, left.until - time.monotonic())
-        for name, first, last in parts_of(left.leave.name, want.rank, number, len(rows)):
+        for name, first, last in parts_of(left.leave.name, want, number, len(rows)):
             part = np.ascontiguousarray(rows[first:last])
             left.offers.append(self._node.transfers.offer(name, part, lease=until, stream=left.stream))
 

@@ -64,20 +64,22 @@ def plan(
     wants: list[tuple[Rank, Want]] = []
     parts: list[Part] = []
     for tp_rank, source in _that_hear(handoff, place, heads):
-        asked = []
+        asked, rows_of = [], {}
         for number, (share, held) in enumerate(zip(place.shares, caches.groups, strict=True)):
             pair = Pair.of(heads, tp_rank, place.tp_rank, source.shares[number], share)
             blocks = by_group.get(number)
             granules = Granules(pair.granule, 0, 0)
             if held is not None and pair.layers and blocks is not None:
                 granules = _granules(groups[number], share, pair, blocks, handoff.n_tokens)
-                rows, owners = _rows(held, pair, granules, blocks)
-                parts += [
-                    Part(source, name, rows[first:last], owners[first:last])
-                    for name, first, last in parts_of(handoff.name, place.rank, number, len(rows))
-                ]
+                rows_of[number] = _rows(held, pair, granules, blocks)
             asked.append(WantedGroup(share, granules.first, granules.n))
-        wants.append((source, Want(place.rank, place.tp_rank, place.split.tp_size, tuple(asked))))
+        want = Want(place.rank, place.tp_rank, place.split.tp_size, tuple(asked))
+        wants.append((source, want))
+        parts += [
+            Part(source, name, rows[first:last], owners[first:last])
+            for number, (rows, owners) in rows_of.items()
+            for name, first, last in parts_of(handoff.name, want, number, len(rows))
+        ]
     return Plan(tuple(wants), tuple(parts))
 
 

@@ -7,6 +7,7 @@ what it wants instead, under :func:`parts_of`, for which the decode rank is aski
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
@@ -72,10 +73,15 @@ def inbox(handoff: str) -> str:
     return f"{handoff}/wants"
 
 
-def parts_of(handoff: str, rank: int, group: int, n_rows: int) -> Iterator[tuple[str, int, int]]:
-    """Yield the name, the first and the last (exclusive) row of each offer that a decode rank's part consists of."""
+def parts_of(handoff: str, want: Want, group: int, n_rows: int) -> Iterator[tuple[str, int, int]]:
+    """Yield the name, the first and the last (exclusive) row of each offer that answers a want, of one group.
+
+    Whoever wants something else, as a rank of the same number in an instance of other stages does, finds nothing under
+    these names: what is a layer's row to one is another's to the other.
+    """
+    digest = hashlib.blake2b(msgspec.json.encode(want), digest_size=16).hexdigest()
     for first in range(0, n_rows, MAX_ROWS):
-        yield f"{handoff}/{rank}/{group}/{first}", first, min(first + MAX_ROWS, n_rows)
+        yield f"{handoff}/{digest}/{group}/{first}", first, min(first + MAX_ROWS, n_rows)
 
 
 class Wants:
