@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "net/frames.h"
+#include "transports/region_server.h"
 
 namespace p2pkv::shm {
 
@@ -13,32 +14,20 @@ constexpr uint32_t kRegionMagic = 0x52533250;    // "P2SR"
 constexpr uint32_t kRequestMagic = 0x51533250;   // "P2SQ"
 constexpr uint32_t kReplyMagic = 0x41533250;     // "P2SA"
 
-constexpr size_t kNameBytes = 40;
-
 // Endpoint::describe: where to connect (a name in the abstract namespace, padded with zeros) and the token to
 // show.
 struct EndpointBlob {
   uint32_t magic;
   uint16_t version;
   uint16_t reserved;
-  char socket_name[kNameBytes];
+  char socket_name[kSocketNameBytes];
   Token token;
 };
 static_assert(sizeof(EndpointBlob) == 80);
 
-// Reader to owner: send me this region's memfd.
-struct MapRequest {
-  uint32_t magic;
-  uint16_t version;
-  uint16_t reserved;
-  uint32_t region;
-  uint32_t reserved2;
-};
-static_assert(sizeof(MapRequest) == 16);
-
 enum class MapStatus : uint32_t { kGranted = 0, kNoSuchRegion = 1 };
 
-// Owner to reader, in the order of the requests. If granted, the memfd comes along as SCM_RIGHTS.
+// Owner to reader, in the order of its RegionRequests. If granted, the memfd comes along as SCM_RIGHTS.
 struct MapReply {
   uint32_t magic;
   uint32_t status;

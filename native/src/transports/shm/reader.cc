@@ -2,11 +2,9 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
 
 #include "base/copy.h"
@@ -32,7 +30,7 @@ ShmEndpoint::ShmEndpoint(ShmHome home) : home_(std::move(home)), grant_(home_.se
 
 std::string ShmEndpoint::make_half() {
   EndpointBlob blob{kEndpointMagic, kFrameVersion, 0, {}, home_.server->tokens().mint(grant_)};
-  home_.server->socket_name().copy(blob.socket_name, kNameBytes);
+  home_.server->socket_name().copy(blob.socket_name, kSocketNameBytes);
   return to_blob(blob);
 }
 
@@ -40,7 +38,7 @@ bool ShmEndpoint::take_half(std::string_view remote, std::string* error) {
   EndpointBlob owner;
   if (!from_blob(remote, kEndpointMagic, &owner, error)) return false;
   owner_ = owner;
-  owner_name_.assign(owner.socket_name, strnlen(owner.socket_name, kNameBytes));
+  owner_name_.assign(owner.socket_name, strnlen(owner.socket_name, kSocketNameBytes));
   advance();
   return true;
 }
@@ -95,9 +93,10 @@ bool ShmEndpoint::is_owner_alive() {
 
 bool ShmEndpoint::advance() {
   if (is_severed_ || is_closed_) return false;
-  if (!is_greeted_ && !connect_and_greet()) return false;
+  const Hello hello{kHelloMagic, kFrameVersion, 0, owner_.token};
+  if (!is_greeted_ && !greet_owner(owner_name_, hello, &connection_, &is_greeted_)) return false;
   while (is_greeted_ && !to_ask_.empty()) {
-    const MapRequest request{kRequestMagic, kFrameVersion, 0, to_ask_.front()->id, 0};
+    const RegionRequest request{kRequestMagic, kFrameVersion, 0, to_ask_.front()->id, 0};
     if (send(connection_.get(), &request, sizeof request, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
       if (errno == EAGAIN) break;
       return false;
@@ -106,20 +105,6 @@ bool ShmEndpoint::advance() {
     to_ask_.pop_front();
   }
   return !is_greeted_ || take_replies();
-}
-
-bool ShmEndpoint::connect_and_greet() {
-  if (!connection_) connection_ = UniqueFd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, owner_name_.data(), owner_name_.size());
-  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + owner_name_.size());
-  if (!connection_) return false;
-  if (connect(connection_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) return errno == EAGAIN;
-  const Hello hello{kHelloMagic, kFrameVersion, 0, owner_.token};
-  if (!is_own_user(connection_.get())) return false;  // an abstract name is anybody's once its owner is dead
-  is_greeted_ = send(connection_.get(), &hello, sizeof hello, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof hello;
-  return is_greeted_;
 }
 
 bool ShmEndpoint::take_replies() {

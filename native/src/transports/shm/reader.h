@@ -27,7 +27,7 @@ class ShmRemoteRegion final : public AttachedRegion {
 // What the endpoint needs of its transport, which it keeps alive.
 struct ShmHome {
   std::shared_ptr<Transport> transport;
-  Server* server;
+  RegionServer* server;
   Mappings* mappings;
 };
 
@@ -60,7 +60,6 @@ class ShmEndpoint final : public BatchEndpoint, public Lender {
  private:
   // With mutex_ held; false once the owner is lost.
   bool advance();
-  bool connect_and_greet();
   bool take_replies();
 
   const ShmHome home_;

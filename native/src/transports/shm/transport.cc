@@ -6,7 +6,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 
 #include "transports/batch_endpoint.h"
 #include "transports/shm/frames.h"
@@ -18,27 +17,13 @@
 namespace p2pkv {
 namespace {
 
-// Equal for processes that can reach each other's abstract sockets and pass the uid check.
-std::string shm_domain() {
-  std::string boot_id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
-  struct stat network{};
-  if (boot_id.empty() || stat("/proc/self/ns/net", &network) != 0) return {};
-  return "shm:" + boot_id + ":" + std::to_string(network.st_ino) + ":" + std::to_string(geteuid());
-}
-
 class ShmTransport final : public Transport {
  public:
   static std::shared_ptr<ShmTransport> start(std::string* error) {
     auto transport = std::make_shared<ShmTransport>();
-    transport->domain_ = shm_domain();
-    if (transport->domain_.empty()) {
-      *error =
-          "cannot tell which host this is: /proc/sys/kernel/random/boot_id or /proc/self/ns/net can't be "
-          "read";
-      return nullptr;
-    }
-    transport->server_.reset(shm::Server::start(transport->regions_, error).release());
+    transport->domain_ = domain_of_host("shm", error);
+    if (transport->domain_.empty()) return nullptr;
+    transport->server_.reset(shm::start_server(transport->regions_, error).release());
     return transport->server_ && transport->mappings_->start(error) ? transport : nullptr;
   }
   ~ShmTransport() override { close(); }
@@ -75,7 +60,7 @@ class ShmTransport final : public Transport {
     // The owner's half of an endpoint is its token alone: nothing to keep until the reader connects.
     TokenTable& tokens = server_->tokens();
     shm::EndpointBlob blob{shm::kEndpointMagic, kFrameVersion, 0, {}, tokens.mint(tokens.new_grant())};
-    server_->socket_name().copy(blob.socket_name, shm::kNameBytes);
+    server_->socket_name().copy(blob.socket_name, kSocketNameBytes);
     return to_blob(blob);
   }
 
@@ -107,7 +92,7 @@ class ShmTransport final : public Transport {
 
   std::string domain_;
   const std::shared_ptr<RegionTable> regions_ = std::make_shared<RegionTable>();
-  ThreadOwner<shm::Server> server_;
+  ThreadOwner<RegionServer> server_;
   const ThreadOwner<shm::Mappings> mappings_{new shm::Mappings};
   EndpointList endpoints_;
   const pid_t pid_ = getpid();
