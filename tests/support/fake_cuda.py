@@ -48,13 +48,16 @@ class _Counts(ctypes.Structure):
             "copies_to_host",
             "copied_bytes",
             "queued",
+            "mappings",
+            "copies_within",
+            "freed_while_mapped",
         )
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What exists now, then what has happened since the library was loaded, then what is not done yet."""
+    """What exists now, what has happened since the library was loaded, and what is not done yet: fake_cuda.h."""
 
     contexts: int
     streams: int
@@ -64,11 +67,14 @@ class Counts:
     copies_to_host: int
     copied_bytes: int
     queued: int
+    mappings: int
+    copies_within: int
+    freed_while_mapped: int
 
     @property
-    def held(self) -> tuple[int, int, int, int]:
+    def held(self) -> tuple[int, int, int, int, int]:
         """What must be the same again when everything was given back."""
-        return self.contexts, self.streams, self.events, self.locked_bytes
+        return self.contexts, self.streams, self.events, self.locked_bytes, self.mappings
 
 
 class FakeCuda:
@@ -78,12 +84,23 @@ class FakeCuda:
         self.path = str(library())
         self._library = ctypes.CDLL(self.path)
         self._library.fake_cuda_allocate.restype = ctypes.c_uint64
+        self._library.fake_cuda_allocate_virtual.restype = ctypes.c_uint64
         self._library.fake_cuda_stream.restype = ctypes.c_uint64
 
-    def allocate(self, nbytes: int, device: int = 0) -> int:
-        address = int(self._library.fake_cuda_allocate(device, ctypes.c_size_t(nbytes)))
+    def allocate(self, nbytes: int, device: int = 0, *, virtual: bool = False) -> int:
+        """Return the address of device memory as cudaMalloc gives it, or as cuMemCreate does."""
+        call = self._library.fake_cuda_allocate_virtual if virtual else self._library.fake_cuda_allocate
+        address = int(call(device, ctypes.c_size_t(nbytes)))
         assert address
         return address
+
+    def adopt(self, address: int, nbytes: int, fd: int = -1, device: int = 0) -> None:
+        """Have host memory count as device memory, until it is disowned; ``fd`` is the memfd behind it."""
+        adopted = self._library.fake_cuda_adopt(device, ctypes.c_uint64(address), ctypes.c_size_t(nbytes), fd)
+        assert adopted == 0
+
+    def disown(self, address: int) -> None:
+        assert self._library.fake_cuda_disown(ctypes.c_uint64(address)) == 0
 
     def free(self, address: int) -> None:
         assert self._library.fake_cuda_free(ctypes.c_uint64(address)) == 0

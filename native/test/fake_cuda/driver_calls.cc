@@ -176,6 +176,10 @@ EXPORT int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t nbytes, CUstream
   return queue_copy("cuMemcpyDtoHAsync", from, to, nbytes, stream, false);
 }
 
+EXPORT int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t nbytes, CUstream_st* stream) {
+  return queue_inner_copy(to, from, nbytes, stream);
+}
+
 EXPORT int cuEventCreate(CUevent_st** event, unsigned) {
   Context* context;
   if (const int result = check("cuEventCreate", &context)) return result;

@@ -7,8 +7,14 @@
 
 extern "C" {
 
-// Device memory, at an address that no processor can read or write; 0 if there is none.
+// Device memory, at an address that no processor can read or write; 0 if there is none. Other processes map
+// it by a handle, as cudaMalloc's; the second kind by a descriptor, as cuMemCreate's.
 uint64_t fake_cuda_allocate(int device, size_t nbytes);
+uint64_t fake_cuda_allocate_virtual(int device, size_t nbytes);
+// Has host memory count as device memory of the second kind, until it is disowned: for suites that look at
+// it. `fd` is the memfd behind it, from its start, or -1.
+int fake_cuda_adopt(int device, uint64_t address, size_t nbytes, int fd);
+int fake_cuda_disown(uint64_t address);
 // Around the driver: what a kernel would have written, or reads now.
 int fake_cuda_write(uint64_t to, const void* from, size_t nbytes);
 int fake_cuda_read(void* to, uint64_t from, size_t nbytes);
@@ -43,7 +49,10 @@ struct FakeCudaCounts {
   int64_t copies_to_device;  // since the library was loaded; the two below as well
   int64_t copies_to_host;
   int64_t copied_bytes;
-  int64_t queued;  // copies and kernels not done yet
+  int64_t queued;              // copies and kernels not done yet
+  int64_t mappings;            // of other processes' memory, here and now
+  int64_t copies_within;       // since the library was loaded; the one below as well
+  int64_t freed_while_mapped;  // memory that was freed while another process mapped it by its handle
 };
 void fake_cuda_counts(FakeCudaCounts* counts);
 }

@@ -17,6 +17,7 @@ namespace p2pkv::test {
 
 struct FakeCuda {
   decltype(&fake_cuda_allocate) allocate;
+  decltype(&fake_cuda_allocate_virtual) allocate_virtual;
   decltype(&fake_cuda_free) free;
   decltype(&fake_cuda_write) write;
   decltype(&fake_cuda_read) read;
@@ -52,6 +53,7 @@ struct FakeCuda {
       abort();
     }
     find(library, "fake_cuda_allocate", &allocate);
+    find(library, "fake_cuda_allocate_virtual", &allocate_virtual);
     find(library, "fake_cuda_free", &free);
     find(library, "fake_cuda_write", &write);
     find(library, "fake_cuda_read", &read);

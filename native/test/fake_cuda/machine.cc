@@ -1,5 +1,7 @@
 #include "machine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -32,7 +34,38 @@ void copy_now(Context* context, int n_losses, uint64_t device, uint8_t* host, si
   --machine.counts.queued;
 }
 
+// In pieces as well. Memory of another process that was freed meanwhile costs the context, as it may on a
+// real device.
+void copy_within_now(Context* context, int n_losses, uint64_t to, uint64_t from, size_t nbytes) {
+  wait_until_let_go(&machine.are_copies_held);
+  pause(machine.copy_delay_us);
+  constexpr size_t kPiece = 64 << 10;
+  const auto is_lost = [&] { return context->is_lost || context->n_losses != n_losses; };
+  for (size_t at = 0; at < nbytes && !is_lost(); at += kPiece) {
+    const Lock lock(machine.mutex);
+    const size_t n = std::min(kPiece, nbytes - at);
+    uint64_t to_offset, from_offset;
+    const Allocation* target = find(to + at, n, &to_offset);
+    const Allocation* source = find(from + at, n, &from_offset);
+    const bool is_there = target != nullptr && source != nullptr && target->access == kMayReadAndWrite &&
+                          source->access != kMayNothing && !(source->fate && source->fate->is_freed);
+    if (!is_there) {
+      context->is_lost = true;
+      break;
+    }
+    std::memcpy(target->behind + to_offset, source->behind + from_offset, n);
+    machine.counts.copied_bytes += static_cast<int64_t>(n);
+  }
+  const Lock lock(machine.mutex);
+  --machine.counts.queued;
+}
+
 }  // namespace
+
+size_t to_pages(size_t nbytes) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return (nbytes + page - 1) / page * page;
+}
 
 const Allocation* find(uint64_t address, size_t nbytes, uint64_t* offset) {
   auto after = machine.allocations.upper_bound(address);
@@ -113,6 +146,23 @@ int queue_copy(const char* call, uint64_t device, void* host, size_t nbytes, CUs
   stream->add([=, n_losses = context->n_losses.load()] {
     copy_now(context, n_losses, device, static_cast<uint8_t*>(host), nbytes, is_to_device);
   });
+  return kSuccess;
+}
+
+int queue_inner_copy(uint64_t to, uint64_t from, size_t nbytes, CUstream_st* handle) {
+  Context* context;
+  if (const int result = check("cuMemcpyDtoDAsync", &context)) return result;
+  const std::shared_ptr<CUstream_st> stream = stream_of(handle);
+  if (!stream || stream->context != context) return kInvalidHandle;
+  {
+    const Lock lock(machine.mutex);
+    uint64_t offset;
+    if (find(to, nbytes, &offset) == nullptr || find(from, nbytes, &offset) == nullptr) return kInvalidValue;
+    ++machine.counts.copies_within;
+    ++machine.counts.queued;
+  }
+  stream->add(
+      [=, n_losses = context->n_losses.load()] { copy_within_now(context, n_losses, to, from, nbytes); });
   return kSuccess;
 }
 

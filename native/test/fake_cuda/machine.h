@@ -48,10 +48,37 @@ struct Context {
   std::atomic<int> n_losses = 0;
 };
 
+// What all processes know of memory that is shared by a handle. Lies in a page behind the memory.
+struct Fate {
+  std::atomic<int> n_mappings;  // of other processes
+  std::atomic<int> is_freed;
+};
+
+// What a device may do with memory, as cuMemSetAccess says it.
+constexpr int kMayNothing = 0;
+constexpr int kMayRead = 1;
+constexpr int kMayReadAndWrite = 3;
+
 struct Allocation {
   int device;
   size_t nbytes;
-  uint8_t* behind;  // the same memory, where copies and kernels reach it
+  uint8_t* behind;          // the same memory, where copies and kernels reach it
+  int fd = -1;              // of the memory
+  bool is_virtual = false;  // made by cuMemCreate: shared by a descriptor, not by a handle
+  int access = kMayReadAndWrite;
+  Fate* fate = nullptr;  // of memory that is shared by a handle
+};
+
+// cuMemGenericAllocationHandle.
+struct Physical {
+  int fd;
+  size_t nbytes;
+};
+
+// Another process's memory that was opened by its handle, by process and inode.
+struct Opened {
+  uint64_t address;
+  int n_times;
 };
 
 struct Failure {
@@ -66,6 +93,10 @@ struct Machine {
   Context contexts[kDevices] = {{0}, {1}};
   std::map<uint64_t, Allocation> allocations;
   std::map<uint64_t, size_t> locked;  // page-locked host memory
+  std::map<uint64_t, Physical> physical;
+  std::map<uint64_t, size_t> reserved;  // addresses
+  std::map<std::pair<int, uint64_t>, Opened> opened;
+  uint64_t last_physical = 0;
   std::set<const void*> events;
   std::map<const void*, std::shared_ptr<CUstream_st>> streams;
   std::map<std::pair<Context*, int>, std::shared_ptr<CUstream_st>> default_streams;  // made when needed
@@ -98,8 +129,11 @@ int check(const char* call, Context** context);
 std::shared_ptr<CUstream_st> stream_of(CUstream_st* handle);
 void pause(int us);
 void wait_until_let_go(const bool* is_held);
+// Rounded up to whole pages.
+size_t to_pages(size_t nbytes);
 int queue_copy(const char* call, uint64_t device, void* host, size_t nbytes, CUstream_st* handle,
                bool is_to_device);
+int queue_inner_copy(uint64_t to, uint64_t from, size_t nbytes, CUstream_st* handle);
 
 }  // namespace fake
 

@@ -1,4 +1,5 @@
 // What tests tell the emulated machine: fake_cuda.h.
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -11,31 +12,67 @@ using namespace fake;
 extern "C" int cuInit(unsigned flags);
 extern "C" int cuStreamDestroy_v2(CUstream_st* stream);
 
-EXPORT uint64_t fake_cuda_allocate(int device, size_t nbytes) {
+namespace {
+
+uint64_t allocate(int device, size_t nbytes, bool is_virtual) {
   cuInit(0);
-  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  const size_t mapped = (nbytes + page - 1) / page * page;
+  const size_t mapped = to_pages(nbytes);
+  const size_t behind_it = is_virtual ? 0 : to_pages(sizeof(Fate));
   const int fd = memfd_create("fake-cuda", MFD_CLOEXEC);
-  if (fd < 0 || ftruncate(fd, static_cast<off_t>(mapped)) != 0) return 0;
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(mapped + behind_it)) != 0) return 0;
   void* shown = mmap(nullptr, mapped, PROT_NONE, MAP_SHARED, fd, 0);
-  void* behind = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  close(fd);
+  void* behind = mmap(nullptr, mapped + behind_it, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (shown == MAP_FAILED || behind == MAP_FAILED) return 0;
+  auto* bytes = static_cast<uint8_t*>(behind);
+  auto* fate = is_virtual ? nullptr : reinterpret_cast<Fate*>(bytes + mapped);
   const Lock lock(machine.mutex);
-  machine.allocations[reinterpret_cast<uint64_t>(shown)] = {device, nbytes, static_cast<uint8_t*>(behind)};
+  machine.allocations[reinterpret_cast<uint64_t>(shown)] = {device,     nbytes,           bytes, fd,
+                                                            is_virtual, kMayReadAndWrite, fate};
   ++machine.contexts[device].n_retained;  // who allocates has a context
   return reinterpret_cast<uint64_t>(shown);
+}
+
+}  // namespace
+
+EXPORT uint64_t fake_cuda_allocate(int device, size_t nbytes) {
+  return allocate(device, nbytes, false);
+}
+
+EXPORT uint64_t fake_cuda_allocate_virtual(int device, size_t nbytes) {
+  return allocate(device, nbytes, true);
 }
 
 EXPORT int fake_cuda_free(uint64_t address) {
   const Lock lock(machine.mutex);
   const auto found = machine.allocations.find(address);
   if (found == machine.allocations.end()) return kInvalidValue;
-  --machine.contexts[found->second.device].n_retained;
-  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  const size_t mapped = (found->second.nbytes + page - 1) / page * page;
+  const Allocation& allocation = found->second;
+  --machine.contexts[allocation.device].n_retained;
+  const size_t mapped = to_pages(allocation.nbytes);
+  if (allocation.fate != nullptr) {
+    allocation.fate->is_freed = 1;
+    if (allocation.fate->n_mappings > 0) ++machine.counts.freed_while_mapped;
+  }
   munmap(reinterpret_cast<void*>(address), mapped);
-  munmap(found->second.behind, mapped);
+  munmap(allocation.behind, mapped + (allocation.fate != nullptr ? to_pages(sizeof(Fate)) : 0));
+  close(allocation.fd);
+  machine.allocations.erase(found);
+  return kSuccess;
+}
+
+EXPORT int fake_cuda_adopt(int device, uint64_t address, size_t nbytes, int fd) {
+  cuInit(0);
+  const Lock lock(machine.mutex);
+  const int own = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 3);
+  machine.allocations[address] = {device, nbytes, reinterpret_cast<uint8_t*>(address), own, true};
+  return kSuccess;
+}
+
+EXPORT int fake_cuda_disown(uint64_t address) {
+  const Lock lock(machine.mutex);
+  const auto found = machine.allocations.find(address);
+  if (found == machine.allocations.end()) return kInvalidValue;
+  if (found->second.fd >= 0) close(found->second.fd);
   machine.allocations.erase(found);
   return kSuccess;
 }
