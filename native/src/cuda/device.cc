@@ -20,6 +20,7 @@ constexpr auto kFirstNap = std::chrono::microseconds(20);
 constexpr auto kLongestNap = std::chrono::microseconds(500);
 constexpr uint64_t kLegacyStream = 1;
 constexpr uint64_t kThreadStream = 2;
+constexpr size_t kInnerStream = 2;
 
 // Asks until the event's work is done, has failed, or the deadline (none: never) has passed; that it has is
 // kNotReady. First in a spin, then with naps.
@@ -165,32 +166,13 @@ class PrimaryContextDevice final : public Device {
   bool is_lost() const override { return is_lost_; }
 
   CopyOutcome copy(std::span<const DeviceCopy> copies, Direction direction, std::string* error) override {
-    if (is_lost_) {
-      *error = name() + " was lost by an earlier error";
-      return CopyOutcome::kFailed;
-    }
-    const CurrentContext current(driver_, context_);
-    Result result = current.result();
-    if (result != kSuccess) {
-      fail("cuCtxPushCurrent", result, error);
-      return CopyOutcome::kFailed;
-    }
-    EventHandle event;
-    if (!take_event(&event, error)) return CopyOutcome::kFailed;
     const StreamHandle stream = streams_[static_cast<size_t>(direction)];
-    bool is_queued = queue(copies, direction, stream, error);
-    // Whatever was queued before it failed must have ended before anybody else gets the memory.
-    result = driver_.event_record(event, stream);
-    if (result == kSuccess) result = await_event(driver_, event, nullptr);
-    if (result == kSuccess) {
-      give_back(event);
-      return is_queued ? CopyOutcome::kDone : CopyOutcome::kFailed;
-    }
-    // Neither recording nor asking fails while a context is sound: nothing it says can be relied on any more.
-    is_lost_ = true;
-    fail("waiting for copies", result, error);
-    driver_.event_destroy(event);
-    return CopyOutcome::kLost;
+    return run_on(stream, [&] { return queue(copies, direction, stream, error); }, error);
+  }
+
+  CopyOutcome copy_within(std::span<const InnerCopy> copies, std::string* error) override {
+    const StreamHandle stream = streams_[kInnerStream];
+    return run_on(stream, [&] { return queue_inner(copies, stream, error); }, error);
   }
 
   std::unique_ptr<StreamMark> mark(uint64_t stream, std::string* error) override {
@@ -267,6 +249,52 @@ class PrimaryContextDevice final : public Device {
     return nullptr;
   }
 
+  // Has a stream do what `queue_all` gives it, and waits for that.
+  template <typename QueueAll>
+  CopyOutcome run_on(StreamHandle stream, const QueueAll& queue_all, std::string* error) {
+    if (is_lost_) {
+      *error = name() + " was lost by an earlier error";
+      return CopyOutcome::kFailed;
+    }
+    const CurrentContext current(driver_, context_);
+    Result result = current.result();
+    if (result != kSuccess) {
+      fail("cuCtxPushCurrent", result, error);
+      return CopyOutcome::kFailed;
+    }
+    EventHandle event;
+    if (!take_event(&event, error)) return CopyOutcome::kFailed;
+    const bool is_queued = queue_all();
+    // Whatever was queued before it failed must have ended before anybody else gets the memory.
+    result = driver_.event_record(event, stream);
+    if (result == kSuccess) result = await_event(driver_, event, nullptr);
+    if (result == kSuccess) {
+      give_back(event);
+      return is_queued ? CopyOutcome::kDone : CopyOutcome::kFailed;
+    }
+    // Neither recording nor asking fails while a context is sound: nothing it says can be relied on any more.
+    is_lost_ = true;
+    fail("waiting for copies", result, error);
+    driver_.event_destroy(event);
+    return CopyOutcome::kLost;
+  }
+
+  bool queue_inner(std::span<const InnerCopy> copies, StreamHandle stream, std::string* error) {
+    for (size_t i = 0; i < copies.size();) {
+      const InnerCopy& first = copies[i];
+      uint64_t nbytes = 0;
+      do {
+        nbytes += copies[i++].nbytes;
+      } while (i < copies.size() && copies[i].to == first.to + nbytes &&
+               copies[i].from == first.from + nbytes);
+      if (nbytes == 0) continue;
+      const Result result = driver_.copy_on_devices(first.to, first.from, nbytes, stream);
+      if (result == kSuccess) continue;
+      return fail(("cuMemcpyDtoDAsync of " + std::to_string(nbytes) + " bytes").c_str(), result, error);
+    }
+    return true;
+  }
+
   bool queue(std::span<const DeviceCopy> copies, Direction direction, StreamHandle stream,
              std::string* error) {
     for (size_t i = 0; i < copies.size();) {
@@ -311,7 +339,8 @@ class PrimaryContextDevice final : public Device {
   const pid_t pid_ = getpid();
   DeviceHandle handle_ = 0;
   ContextHandle context_ = nullptr;
-  StreamHandle streams_[2] = {};  // by direction: a device copies both ways at a time
+  // By direction, as a device copies both ways at a time; and one for copies between devices.
+  StreamHandle streams_[3] = {};
   std::atomic<bool> is_lost_ = false;
   std::mutex mutex_;                      // guards idle_events_
   std::vector<EventHandle> idle_events_;  // as many as there were copies at a time

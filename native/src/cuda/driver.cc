@@ -11,6 +11,7 @@ namespace {
 
 std::mutex loading;  // guards all below
 std::string library_name = "libcuda.so.1";
+void* opened = nullptr;
 Driver driver;
 bool is_bound = false;
 bool is_initialized = false;
@@ -43,6 +44,7 @@ bool find_all(void* library, std::string* error) {
          find(library, "cuStreamGetCtx", &driver.stream_get_context, error) &&
          find(library, "cuMemcpyHtoDAsync_v2", &driver.copy_to_device, error) &&
          find(library, "cuMemcpyDtoHAsync_v2", &driver.copy_to_host, error) &&
+         find(library, "cuMemcpyDtoDAsync_v2", &driver.copy_on_devices, error) &&
          find(library, "cuEventCreate", &driver.event_create, error) &&
          find(library, "cuEventRecord", &driver.event_record, error) &&
          find(library, "cuEventQuery", &driver.event_query, error) &&
@@ -63,6 +65,7 @@ bool bind(int flags, std::string* error) {
     return false;
   }
   is_bound = find_all(library, error);
+  opened = library;
   return is_bound;
 }
 
@@ -96,6 +99,11 @@ const Driver* Driver::get_if_loaded() {
   const std::lock_guard lock(loading);
   std::string error;
   return bind(RTLD_NOLOAD, &error) ? &driver : nullptr;
+}
+
+void* Driver::find_call(const char* name) {
+  const std::lock_guard lock(loading);
+  return is_bound ? dlsym(opened, name) : nullptr;
 }
 
 std::string Driver::describe(const char* call, Result error) const {

@@ -54,6 +54,7 @@ struct Driver {
   Result (*stream_get_context)(StreamHandle stream, ContextHandle* context);
   Result (*copy_to_device)(DevicePointer to, const void* from, size_t nbytes, StreamHandle stream);
   Result (*copy_to_host)(void* to, DevicePointer from, size_t nbytes, StreamHandle stream);
+  Result (*copy_on_devices)(DevicePointer to, DevicePointer from, size_t nbytes, StreamHandle stream);
   Result (*event_create)(EventHandle* event, unsigned flags);
   Result (*event_record)(EventHandle event, StreamHandle stream);
   Result (*event_query)(EventHandle event);
@@ -67,6 +68,8 @@ struct Driver {
   // The same if the process has loaded the library already, else null: so nothing is set up in a process that
   // does not use CUDA. Not initialized.
   static const Driver* get_if_loaded();
+  // A call that not every driver has; null: this one doesn't. Only once `get` has succeeded.
+  static void* find_call(const char* name);
 
   // "cuMemHostRegister_v2: CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
   std::string describe(const char* call, Result error) const;

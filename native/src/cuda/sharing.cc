@@ -1,0 +1,236 @@
+#include "cuda/sharing.h"
+
+#include <unistd.h>
+
+#include <cstring>
+#include <utility>
+
+#include "base/checked.h"
+#include "cuda/driver.h"
+
+namespace p2pkv::cuda {
+namespace {
+
+constexpr uint32_t kByHandle = 1;
+constexpr uint32_t kByDescriptor = 2;
+constexpr int kHandleIsDescriptor = 1;     // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+constexpr unsigned kEnablePeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+constexpr int kLocationIsDevice = 1;       // CU_MEM_LOCATION_TYPE_DEVICE
+constexpr int kMayRead = 1;                // CU_MEM_ACCESS_FLAGS_PROT_READ
+constexpr int kMayReadAndWrite = 3;        // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+
+using Handle = uint64_t;  // CUmemGenericAllocationHandle
+struct IpcHandle {        // CUipcMemHandle
+  char bytes[64];
+};
+struct AccessDescription {  // CUmemAccessDesc
+  int location_kind;
+  int location;
+  int flags;
+};
+
+struct Calls {
+  Result (*ipc_get)(IpcHandle* handle, DevicePointer pointer);
+  Result (*ipc_open)(DevicePointer* pointer, IpcHandle handle, unsigned flags);
+  Result (*ipc_close)(DevicePointer pointer);
+  Result (*retain)(Handle* handle, void* address);
+  Result (*release)(Handle handle);
+  Result (*export_handle)(void* shareable, Handle handle, int type, uint64_t flags);
+  Result (*import_handle)(Handle* handle, void* shareable, int type);
+  Result (*reserve)(DevicePointer* pointer, size_t nbytes, size_t alignment, DevicePointer at,
+                    uint64_t flags);
+  Result (*unreserve)(DevicePointer pointer, size_t nbytes);
+  Result (*map)(DevicePointer pointer, size_t nbytes, size_t offset, Handle handle, uint64_t flags);
+  Result (*unmap)(DevicePointer pointer, size_t nbytes);
+  Result (*set_access)(DevicePointer pointer, size_t nbytes, const AccessDescription* description, size_t n);
+
+  std::string missing;
+
+  // Once the driver is there.
+  static const Calls& get() {
+    static const Calls calls;
+    return calls;
+  }
+
+ private:
+  Calls() {
+    find("cuIpcGetMemHandle", &ipc_get);
+    find("cuIpcOpenMemHandle_v2", &ipc_open);
+    find("cuIpcCloseMemHandle", &ipc_close);
+    find("cuMemRetainAllocationHandle", &retain);
+    find("cuMemRelease", &release);
+    find("cuMemExportToShareableHandle", &export_handle);
+    find("cuMemImportFromShareableHandle", &import_handle);
+    find("cuMemAddressReserve", &reserve);
+    find("cuMemAddressFree", &unreserve);
+    find("cuMemMap", &this->map);
+    find("cuMemUnmap", &unmap);
+    find("cuMemSetAccess", &set_access);
+  }
+  template <typename Function>
+  void find(const char* name, Function* out) {
+    *out = reinterpret_cast<Function>(Driver::find_call(name));
+    if (*out == nullptr && missing.empty())
+      missing = std::string("the CUDA driver has no ") + name + "; one of CUDA 11 or newer is needed";
+  }
+};
+
+// What both kinds have in common: a driver call that failed becomes a sentence.
+bool succeeded(const char* call, Result result, std::string* error) {
+  std::string ignored;
+  if (result != kSuccess) *error = Driver::get(&ignored)->describe(call, result);
+  return result == kSuccess;
+}
+
+class MappedByHandle final : public MappedMemory {
+ public:
+  MappedByHandle(std::shared_ptr<Device> device, uint64_t offset)
+      : device_(std::move(device)), offset_(offset) {}
+  ~MappedByHandle() override {
+    std::string ignored;
+    if (getpid() == pid_ && base_ != 0) device_->run_inside([&] { Calls::get().ipc_close(base_); }, &ignored);
+  }
+  uint64_t address() const override { return base_ + offset_; }
+
+  // Within the device's context.
+  bool open(const SharedRange& range, uint64_t nbytes, std::string* error) {
+    IpcHandle handle;
+    static_assert(sizeof handle.bytes == sizeof range.handle);
+    std::memcpy(handle.bytes, range.handle.data(), sizeof handle.bytes);
+    const Result result = Calls::get().ipc_open(&base_, handle, kEnablePeerAccess);
+    if (!succeeded("cuIpcOpenMemHandle", result, error)) return false;
+    DeviceRange real;
+    const bool is_known = find_device_range(base_, &real) && real.nbytes > 0;
+    if (!is_known || lies_within(offset_, nbytes, real.nbytes)) return true;
+    *error = "the peer's memory is smaller than it says";
+    return false;
+  }
+
+ private:
+  const std::shared_ptr<Device> device_;
+  const uint64_t offset_;
+  const pid_t pid_ = getpid();
+  DevicePointer base_ = 0;
+};
+
+class MappedByDescriptor final : public MappedMemory {
+ public:
+  MappedByDescriptor(std::shared_ptr<Device> device, const SharedRange& range)
+      : device_(std::move(device)), offset_(range.offset), nbytes_(range.allocation_nbytes) {}
+  ~MappedByDescriptor() override {
+    std::string ignored;
+    if (getpid() == pid_ && base_ != 0) device_->run_inside([&] { close(); }, &ignored);
+  }
+  uint64_t address() const override { return base_ + offset_; }
+
+  // Within the device's context.
+  bool open(int fd, std::string* error) {
+    const Calls& calls = Calls::get();
+    Handle handle;
+    auto* const shareable = reinterpret_cast<void*>(static_cast<uintptr_t>(fd));
+    Result result = calls.import_handle(&handle, shareable, kHandleIsDescriptor);
+    if (!succeeded("cuMemImportFromShareableHandle", result, error)) return false;
+    result = calls.reserve(&base_, nbytes_, 0, 0, 0);
+    if (result == kSuccess) {
+      result = calls.map(base_, nbytes_, 0, handle, 0);
+      is_mapped_ = result == kSuccess;
+    }
+    calls.release(handle);  // the mapping keeps the memory
+    if (!succeeded("cuMemMap", result, error)) return false;
+    // Not every driver has mappings that can't be written to.
+    for (const int flags : {kMayRead, kMayReadAndWrite}) {
+      const AccessDescription access{kLocationIsDevice, device_->ordinal(), flags};
+      result = calls.set_access(base_, nbytes_, &access, 1);
+      if (result == kSuccess) return true;
+    }
+    return succeeded("cuMemSetAccess", result, error);
+  }
+
+ private:
+  void close() const {
+    if (is_mapped_) Calls::get().unmap(base_, nbytes_);
+    Calls::get().unreserve(base_, nbytes_);
+  }
+
+  const std::shared_ptr<Device> device_;
+  const uint64_t offset_;
+  const uint64_t nbytes_;
+  const pid_t pid_ = getpid();
+  DevicePointer base_ = 0;
+  bool is_mapped_ = false;
+};
+
+// Within the device's context. The descriptor, if the memory is of the second kind.
+bool export_descriptor(uint64_t start, bool* is_second_kind, UniqueFd* fd, std::string* error) {
+  const Calls& calls = Calls::get();
+  Handle handle;
+  *is_second_kind = calls.retain(&handle, reinterpret_cast<void*>(start)) == kSuccess;
+  if (!*is_second_kind) return true;
+  int exported = -1;
+  const Result result = calls.export_handle(&exported, handle, kHandleIsDescriptor, 0);
+  calls.release(handle);
+  if (!succeeded("cuMemExportToShareableHandle", result, error)) return false;
+  *fd = UniqueFd(exported);
+  return true;
+}
+
+}  // namespace
+
+std::string sharing_missing() {
+  std::string error;
+  return Driver::get(&error) == nullptr ? error : Calls::get().missing;
+}
+
+bool share_memory(Device& device, uint64_t address, uint64_t nbytes, SharedRange* range, UniqueFd* fd,
+                  std::string* error) {
+  DeviceRange whole;
+  if (!find_device_range(address, &whole) || whole.nbytes == 0) {
+    *error = "the driver does not tell which allocation this memory is of";
+    return false;
+  }
+  *range = {kByHandle, 0, whole.nbytes, address - whole.start, {}};
+  if (!lies_within(range->offset, nbytes, whole.nbytes)) {
+    *error = "it consists of several allocations, of which the first has " + std::to_string(whole.nbytes) +
+             " bytes";
+    return false;
+  }
+  bool is_shared = false;
+  const auto share = [&] {
+    bool is_second_kind;
+    if (!export_descriptor(whole.start, &is_second_kind, fd, error)) return;
+    if (is_second_kind) range->kind = kByDescriptor;
+    IpcHandle handle{};
+    is_shared =
+        is_second_kind || succeeded("cuIpcGetMemHandle", Calls::get().ipc_get(&handle, whole.start), error);
+    if (!is_second_kind) std::memcpy(range->handle.data(), handle.bytes, sizeof handle.bytes);
+  };
+  return device.run_inside(share, error) && is_shared;
+}
+
+std::unique_ptr<MappedMemory> MappedMemory::map(std::shared_ptr<Device> device, const SharedRange& range,
+                                                int fd, uint64_t nbytes, std::string* error) {
+  const bool is_by_descriptor = range.kind == kByDescriptor && fd >= 0;
+  if ((range.kind != kByHandle && !is_by_descriptor) ||
+      !lies_within(range.offset, nbytes, range.allocation_nbytes)) {
+    *error = "the peer's memory can't be of this kind or extent";
+    return nullptr;
+  }
+  Device& context = *device;
+  std::unique_ptr<MappedMemory> mapped;
+  bool is_open = false;
+  const auto open = [&] {
+    if (is_by_descriptor) {
+      auto made = std::make_unique<MappedByDescriptor>(std::move(device), range);
+      is_open = made->open(fd, error);
+      mapped = std::move(made);
+    } else {
+      auto made = std::make_unique<MappedByHandle>(std::move(device), range.offset);
+      is_open = made->open(range, nbytes, error);
+      mapped = std::move(made);
+    }
+  };
+  if (!context.run_inside(open, error) || !is_open) return nullptr;
+  return mapped;
+}
+
+}  // namespace p2pkv::cuda
