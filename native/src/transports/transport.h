@@ -117,6 +117,9 @@ struct RailTotals {
 class Transport : public Acceptor, public std::enable_shared_from_this<Transport> {
  public:
   virtual std::string domain() const = 0;
+  // Whether it registers memory of CUDA devices, and reads from one device's into another's. It does not read
+  // from a device into host memory, or from there to a device.
+  virtual bool reads_devices() const { return false; }
   // Null, with the reason in `error`. `fd` is the memfd behind the memory, or -1.
   virtual std::shared_ptr<MemoryRegion> register_memory(uint8_t* base, uint64_t nbytes, int fd, bool readable,
                                                         std::string* error) = 0;
