@@ -1,8 +1,8 @@
 """The transports p2pkv knows, and the choice between them.
 
-Built in are ``shm``, ``verbs``, ``tcp``, ``ucx``, ``nccl`` and ``local``; a package adds its own with an entry point of
-the group ``p2pkv.transports`` whose name is the transport's and whose value is the class. ``docs/transports.md`` tells
-how.
+Built in are ``shm``, ``cuda_ipc``, ``verbs``, ``tcp``, ``ucx``, ``nccl`` and ``local``; a package adds its own with an
+entry point of the group ``p2pkv.transports`` whose name is the transport's and whose value is the class.
+``docs/transports.md`` tells how.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from p2pkv import plugins
 from p2pkv.errors import ConfigError, TransportError
 from p2pkv.transports.base import Remark, Transport, TransportSettings
+from p2pkv.transports.cuda_ipc import CudaIpcTransport
 from p2pkv.transports.local import LocalTransport
 from p2pkv.transports.native import ShmTransport, TcpTransport
 from p2pkv.transports.nccl import NcclTransport
@@ -36,7 +37,15 @@ AUTO = ("shm", "verbs", "tcp")
 
 BUILT_IN: Mapping[str, type[Transport]] = {
     transport.name: transport
-    for transport in (ShmTransport, VerbsTransport, TcpTransport, UcxTransport, NcclTransport, LocalTransport)
+    for transport in (
+        ShmTransport,
+        CudaIpcTransport,
+        VerbsTransport,
+        TcpTransport,
+        UcxTransport,
+        NcclTransport,
+        LocalTransport,
+    )
 }
 
 

@@ -35,10 +35,23 @@ class TestUcx(TransportContract):
     secret_at = 16
 
 
+@pytest.fixture
+def _peers_find_support(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(fake_nccl.__file__).parent), prepend=os.pathsep)
+
+
+@pytest.mark.usefixtures("_peers_find_support")
+class TestCudaIpcInHostMemory(TransportContract):
+    factory = "cuda_ipc_transport:in_host_memory"
+    secret_at = 87  # the last byte of the token for host memory
+
+
+@pytest.mark.usefixtures("_peers_find_support")
+class TestCudaIpcInDeviceMemory(TransportContract):
+    factory = "cuda_ipc_transport:in_device_memory"  # of the emulated driver
+
+
+@pytest.mark.usefixtures("_peers_find_support")
 class TestNccl(TransportContract):
     factory = "fake_nccl:transport"  # NVIDIA's has never been seen at work
     secret_at = 56
-
-    @pytest.fixture(autouse=True)
-    def _is_found_by_peers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PYTHONPATH", str(Path(fake_nccl.__file__).parent), prepend=os.pathsep)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SOURCES = Path(__file__).resolve().parents[2] / "native/src"
-TRANSPORTS = ("shm", "tcp", "verbs", "ucx", "nccl")
+TRANSPORTS = ("shm", "cuda_ipc", "tcp", "verbs", "ucx", "nccl")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 # Lowest first; what a folder may include besides itself.
@@ -23,7 +23,9 @@ BELOW = {
     "disk": {"base", "page", "codec", "pool"},
     "transports": {"base", "page", "net"},
     **{f"transports/{name}": {"base", "page", "net", "transports"} for name in TRANSPORTS},
-    "transports/nccl": {"base", "page", "net", "cuda", "transports"},  # the one that knows of devices
+    # the two that know of devices
+    "transports/cuda_ipc": {"base", "page", "net", "cuda", "transports"},
+    "transports/nccl": {"base", "page", "net", "cuda", "transports"},
     "peers": {"base", "page", "transports"},
     "directory": {"base", "page", "net"},
     "control": {"base", "net", "page", "pool", "directory"},

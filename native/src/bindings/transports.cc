@@ -223,6 +223,11 @@ void bind_transport(nb::module_& m) {
                                           "The one that listens at a TCP port.")
       .def_prop_ro("port", &TcpTransportBase::port);
 
+  m.def("cuda_ipc_missing", &cuda_ipc_missing, nb::call_guard<nb::gil_scoped_release>());
+  m.def("cuda_ipc_transport", [] {
+    std::string error;
+    return or_raise(make_cuda_ipc_transport(&error), error);
+  });
   m.def("shm_transport", [] {
     std::string error;
     return or_raise(make_shm_transport(&error), error);

@@ -15,6 +15,11 @@ namespace p2pkv {
 // `error`.
 std::shared_ptr<Transport> make_shm_transport(std::string* error);
 
+// Empty, or what the CUDA driver lacks, which is loaded.
+std::string cuda_ipc_missing();
+// The same peers map each other's device memory too. Null, with the reason in `error`.
+std::shared_ptr<Transport> make_cuda_ipc_transport(std::string* error);
+
 struct TcpOptions {
   ListenAt listen;
   // Connections an endpoint reads over on each rail, 1 to 8; 0: as many as pay.
