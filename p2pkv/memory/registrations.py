@@ -5,6 +5,7 @@ The one table of it; docs/architecture.md, Registered memory, has what is made f
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Sequence
 
@@ -13,6 +14,8 @@ from p2pkv.errors import DeviceError, TransportError
 from p2pkv.memory.registered import Memory, MemoryTable
 from p2pkv.transports.base import MemoryRegion, Resource, Transport
 from p2pkv.transports.native import NativeMemoryRegion, native_ways
+
+_log = logging.getLogger(__name__)
 
 
 class Registrations(Resource):
@@ -59,8 +62,8 @@ class Registrations(Resource):
     ) -> Memory:
         """Make memory of a CUDA device known to calls; ``buffer`` is kept alive until it is closed.
 
-        ``is_readable``: rows of it may be offered. Raises :class:`~p2pkv.errors.DeviceError` if there is no staging to
-        be had for them.
+        ``is_readable``: rows of it may be offered. Transports that read devices get to know it; if one of them can't
+        have it, that is logged. Raises :class:`~p2pkv.errors.DeviceError` if there is no staging to be had for them.
         """
         memory = Memory(
             address,
@@ -73,11 +76,15 @@ class Registrations(Resource):
         )
         if self._offers is not None:
             try:
-                memory.row_memory = self._offers.add_device_memory(
+                memory.row_memory, reason = self._offers.add_device_memory(
                     address, nbytes, is_readable, is_writable, device
                 )
             except RuntimeError as error:
                 raise DeviceError(f"cannot stage rows in device memory: {error}") from error
+            if reason:
+                _log.warning(
+                    "rows of %d bytes of device memory at %#x are always staged: %s", nbytes, address, reason
+                )
         self._list(memory)
         return memory
 

@@ -125,6 +125,7 @@ READINGS = {
     "p2pkv_staged_to_host_bytes_total": "Bytes of offers copied from devices to page-locked memory, for peers to read",
     "p2pkv_outgoing_staging_used_bytes": "Bytes of page-locked memory that hold offered rows of devices",
     "p2pkv_staged_to_device_bytes_total": "Bytes of pulled rows copied from page-locked memory to devices",
+    "p2pkv_direct_bytes_total": "Bytes of pulled rows that came from a device straight to another",
     "p2pkv_incoming_staging_used_bytes": "Bytes of page-locked memory that rows for devices are pulled into",
     "p2pkv_open_grants": "Grants and gets under way",
     "p2pkv_pulled_bytes_total": "Bytes pulled from peers' offers, and proven",

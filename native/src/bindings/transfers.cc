@@ -96,8 +96,10 @@ uint32_t add_memory(Transfers& self, uint64_t address, uint64_t nbytes, bool is_
   return self.add_memory(address, nbytes, is_writable, std::move(regions), std::move(descriptions));
 }
 
-uint32_t add_device_memory(Transfers& self, uint64_t address, uint64_t nbytes, bool is_readable,
-                           bool is_writable, std::shared_ptr<cuda::Device> device) {
+// Its number, and why not every way that reads devices has it; empty if each does.
+std::pair<uint32_t, std::string> add_device_memory(Transfers& self, uint64_t address, uint64_t nbytes,
+                                                   bool is_readable, bool is_writable,
+                                                   std::shared_ptr<cuda::Device> device) {
   std::string error;
   uint32_t id;
   {
@@ -105,7 +107,7 @@ uint32_t add_device_memory(Transfers& self, uint64_t address, uint64_t nbytes, b
     id = self.add_device_memory(address, nbytes, is_readable, is_writable, std::move(device), &error);
   }
   if (id == 0) throw std::runtime_error(error);
-  return id;
+  return {id, error};
 }
 
 void connect(Transfers& self, uint64_t node_key, uint64_t boot, const nb::bytes& door, double timeout) {

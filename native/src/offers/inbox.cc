@@ -335,6 +335,7 @@ std::vector<Transfers::Reading> Inbox::readings() {
   auto readings = buffers_.readings();
   const auto landing = landing_of_devices();
   readings.emplace_back("p2pkv_staged_to_device_bytes_total", landing ? landing->n_bytes() : 0);
+  readings.emplace_back("p2pkv_direct_bytes_total", landing ? landing->n_direct_bytes() : 0);
   readings.emplace_back("p2pkv_incoming_staging_used_bytes", landing ? landing->area().used_nbytes() : 0);
   const uint64_t n_fallbacks = n_fallbacks_ + options_.peers->n_fallbacks_of_pulls();
   const std::lock_guard lock(mutex_);

@@ -100,8 +100,11 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   void pull(const std::shared_ptr<Backlog>& backlog);
   bool fill(Batch& batch, Backlog& backlog);
   bool place(Batch& batch, const std::shared_ptr<Incoming>& incoming);
+  static bool can_take(const Batch& batch, const Incoming& incoming);
+  void have_staged(Batch& batch, const std::shared_ptr<Incoming>& incoming);
   void match(Incoming& incoming, Granted& grant, std::vector<std::pair<size_t, size_t>>* rows);
   void conclude(Batch& batch, Backlog& backlog, std::string* reports, uint32_t* n_reports);
+  void let_go_of_rows(Incoming& incoming, Granted& grant);
   void conclude_one(Batch& batch, const std::shared_ptr<Incoming>& incoming, std::string* reports,
                     uint32_t* n_reports);
   void prove(const std::shared_ptr<Incoming>& incoming, bool is_valid);

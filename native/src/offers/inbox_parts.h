@@ -111,6 +111,7 @@ struct Inbox::Incoming {
   bool is_in_pool = false;
   Clock::time_point expires_at{};  // once stored
 
+  bool lies_on_device() const { return (rows.front().flags & kOnDevice) != 0; }
   uint32_t end_row() const { return first_row + static_cast<uint32_t>(rows.size()); }
   // What a row takes of the block.
   static uint64_t padded(uint64_t length) { return StagingArea::padded(length); }
@@ -124,6 +125,9 @@ struct Inbox::Batch {
   std::vector<PullRow> rows;
   std::vector<std::pair<size_t, size_t>> places;   // of each row: its offer, and its number there
   std::vector<std::shared_ptr<Incoming>> at_once;  // nothing of them is to be pulled
+  std::shared_ptr<Link> link;                      // that all of them came over
+  std::string to_stage;                            // the numbers of offers, for their producer
+  uint32_t n_to_stage = 0;
   uint64_t nbytes = 0;
   bool is_for_devices = false;  // some of it
   Deadline deadline = Deadline::after(0);

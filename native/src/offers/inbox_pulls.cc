@@ -31,13 +31,12 @@ void Inbox::pull(const std::shared_ptr<Backlog>& backlog) {
     backlog->is_queued = false;
     batch.request = backlog->request.lock();
     if (is_closed_ || !batch.request || backlog->waiting.empty()) return;
+    batch.link = backlog->waiting.front()->link;
     has_rows = fill(batch, *backlog);
     backlog->is_running = has_rows;
     if (!has_rows) conclude(batch, *backlog, &reports, &n_reports);
   }
-  const auto link = batch.offers.empty() && batch.at_once.empty()
-                        ? nullptr
-                        : (batch.offers.empty() ? batch.at_once : batch.offers).front()->link;
+  const std::shared_ptr<Link>& link = batch.link;
   if (has_rows) {
     if (batch.is_for_devices) {
       landing_of_devices()->read(backlog->puller->reader(), batch.rows, batch.grant->point.get(),
@@ -49,13 +48,14 @@ void Inbox::pull(const std::shared_ptr<Backlog>& backlog) {
     const std::lock_guard lock(mutex_);
     conclude(batch, *backlog, &reports, &n_reports);
   }
-  const bool is_told = n_reports == 0 || link->post(Kind::kPulled, 0, n_reports, reports);
+  bool is_told = n_reports == 0 || link->post(Kind::kPulled, 0, n_reports, reports);
+  if (batch.n_to_stage > 0) is_told &= link->post(Kind::kStage, 0, batch.n_to_stage, batch.to_stage);
   // Told of the loss of the link were those that were proven already.
-  if (!is_told || (link && link->is_lost())) lost(*link);
+  if (!is_told || link->is_lost()) lost(*link);
   const std::lock_guard lock(mutex_);
   backlog->is_running = false;
   // Only what had its turn makes room for more; the rest waits for a grant.
-  if (!is_closed_ && (has_rows || n_reports > 0)) queue(backlog);
+  if (!is_closed_ && (has_rows || n_reports > 0 || batch.n_to_stage > 0)) queue(backlog);
 }
 
 // Takes the offers that can be placed, in their order. False if there is nothing to read.
@@ -91,8 +91,12 @@ bool Inbox::fill(Batch& batch, Backlog& backlog) {
 // Finds memory for an offer's rows. False if there is none now.
 bool Inbox::place(Batch& batch, const std::shared_ptr<Incoming>& incoming) {
   const size_t number = batch.offers.size();
+  if (batch.grant && !batch.grant->request) return false;  // closed by the offer before this one
+  if (!can_take(batch, *incoming)) {
+    have_staged(batch, incoming);
+    return true;
+  }
   if (batch.grant) {
-    if (!batch.grant->request) return false;  // closed by the offer before this one
     std::vector<std::pair<size_t, size_t>> places;
     match(*incoming, *batch.grant, &places);
     for (const auto& [row, place] : places) {
@@ -128,6 +132,27 @@ bool Inbox::place(Batch& batch, const std::shared_ptr<Incoming>& incoming) {
   return true;
 }
 
+// What lies on a device is read into devices' memory alone, over ways that know it: not before there is a
+// grant.
+bool Inbox::can_take(const Batch& batch, const Incoming& incoming) {
+  if (!incoming.lies_on_device()) return true;
+  if (!batch.grant) return false;
+  const Granted& grant = *batch.grant;
+  for (uint64_t row = incoming.first_row; row < incoming.end_row(); ++row) {
+    if (row < grant.first_row || row - grant.first_row >= grant.placed.rows.size()) continue;
+    const PlacedRows::Row& to = grant.placed.rows[row - grant.first_row];
+    if (!grant.placed.memories[to.memory]->takes_directly()) return false;
+  }
+  return true;
+}
+
+// Forgets an offer, until it is told again, from its producer's staging.
+void Inbox::have_staged(Batch& batch, const std::shared_ptr<Incoming>& incoming) {
+  wire::append(batch.to_stage, incoming->offer);
+  ++batch.n_to_stage;
+  end(*incoming);
+}
+
 // Says which rows of an offer go to which of a grant, takes those, and sets the status of the others.
 void Inbox::match(Incoming& incoming, Granted& grant, std::vector<std::pair<size_t, size_t>>* places) {
   const bool is_stored = incoming.state == Incoming::State::kStored;
@@ -158,17 +183,37 @@ void Inbox::match(Incoming& incoming, Granted& grant, std::vector<std::pair<size
 // Takes what became of a batch's rows, and reports what the producer is to know.
 void Inbox::conclude(Batch& batch, Backlog& backlog, std::string* reports, uint32_t* n_reports) {
   jobs_.erase({batch.job, backlog.puller});
+  std::set<std::shared_ptr<Incoming>> unreachable;
   for (size_t i = 0; i < batch.rows.size(); ++i) {
     const auto [number, row] = batch.places[i];
-    batch.offers[number]->statuses[row] = to_row_status(batch.rows[i]);
+    batch.offers[number]->statuses[row] =
+        batch.rows[i].is_unreachable ? RowStatus::kPeerLost : to_row_status(batch.rows[i]);
+    if (batch.rows[i].is_unreachable) unreachable.insert(batch.offers[number]);
   }
   if (batch.grant && !batch.rows.empty()) {
     end_writing(*batch.grant);
     std::erase_if(batch.grant->jobs, [&batch](const auto& job) { return job.first == batch.job; });
   }
   for (const auto& incoming : batch.at_once) conclude_one(batch, incoming, reports, n_reports);
-  for (const auto& incoming : batch.offers) conclude_one(batch, incoming, reports, n_reports);
+  for (const auto& incoming : batch.offers) {
+    const bool is_revoked = batch.grant && !batch.grant->request;
+    if (unreachable.contains(incoming) && !is_revoked && !batch.link->is_lost()) {
+      let_go_of_rows(*incoming, *batch.grant);
+      have_staged(batch, incoming);
+    } else {
+      conclude_one(batch, incoming, reports, n_reports);
+    }
+  }
   if (batch.grant) batch.grant->changed.notify_all();
+}
+
+// Others may bring them now.
+void Inbox::let_go_of_rows(Incoming& incoming, Granted& grant) {
+  for (size_t i = 0; i < incoming.rows.size(); ++i) {
+    const RowStatus status = incoming.statuses[i];
+    if (status == RowStatus::kOutOfRange || status == RowStatus::kDuplicate) continue;
+    grant.is_taken[incoming.first_row + i - grant.first_row] = 0;
+  }
 }
 
 void Inbox::conclude_one(Batch& batch, const std::shared_ptr<Incoming>& incoming, std::string* reports,

@@ -19,9 +19,11 @@ void Landing::read(PeerReader& reader, std::vector<PullRow>& rows, StreamPoint* 
   std::vector<PullRow> on_host;
   std::vector<size_t> numbers;
   std::vector<PullRow*> on_devices;
+  std::vector<PullRow*> between_devices;
   for (size_t i = 0; i < rows.size(); ++i) {
     if (rows[i].local->device) {
-      on_devices.push_back(&rows[i]);
+      const bool is_direct = (rows[i].remote.flags & kOnDevice) != 0;
+      (is_direct ? between_devices : on_devices).push_back(&rows[i]);
     } else {
       on_host.push_back(rows[i]);
       numbers.push_back(i);
@@ -29,7 +31,41 @@ void Landing::read(PeerReader& reader, std::vector<PullRow>& rows, StreamPoint* 
   }
   if (!on_host.empty()) reader.read(on_host, deadline, job);
   for (size_t i = 0; i < on_host.size(); ++i) rows[numbers[i]].status = on_host[i].status;
+  if (!between_devices.empty()) read_directly(reader, between_devices, point, deadline, job);
+  if (!on_devices.empty()) read_through_staging(reader, on_devices, point, deadline, job);
+}
 
+// The reads are the copies: they are complete when the reader returns.
+void Landing::read_directly(PeerReader& reader, const std::vector<PullRow*>& rows, StreamPoint* point,
+                            const Deadline& deadline, PullJob& job) {
+  std::string error;
+  const auto gives_up = [&job] { return job.is_broken(); };
+  const auto waited = point ? point->wait(deadline, gives_up, &error) : cuda::StreamOutcome::kDone;
+  std::vector<PullRow> reads;
+  for (const PullRow* row : rows) reads.push_back(*row);
+  if (waited == cuda::StreamOutcome::kDone) reader.read(reads, deadline, job);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    PullRow& row = *rows[i];
+    if (waited == cuda::StreamOutcome::kTimedOut) {
+      settle(row, job.is_broken() ? Status::kCanceled : Status::kTimedOut);
+    } else if (waited == cuda::StreamOutcome::kFailed || row.local->device->is_lost()) {
+      row.has_failed_copy = true;
+    } else {
+      settle(row, reads[i].status);
+      // Rows of other lengths were not asked for: out of range is what this device can't reach.
+      row.is_unreachable = reads[i].status == Status::kOutOfRange || reads[i].status == Status::kPeerLost;
+      if (reads[i].status == Status::kOk) n_direct_bytes_ += row.remote.length;
+    }
+  }
+  const bool has_failed =
+      std::any_of(rows.begin(), rows.end(), [](const PullRow* row) { return row->has_failed_copy; });
+  if (!has_failed) return;
+  const std::lock_guard lock(mutex_);
+  failure_ = error.empty() ? "a CUDA device was lost while rows were copied from another one" : error;
+}
+
+void Landing::read_through_staging(PeerReader& reader, std::vector<PullRow*>& on_devices, StreamPoint* point,
+                                   const Deadline& deadline, PullJob& job) {
   const auto gives_up = [&job] { return job.is_broken(); };
   uint64_t left = 0;
   for (const PullRow* row : on_devices) left += StagingArea::padded(row->remote.length);

@@ -1,4 +1,5 @@
-// How rows come to devices: read into page-locked memory, and copied from there.
+// How rows come to devices: read into page-locked memory, and copied from there; or read straight from the
+// peer's device, over a way that does that.
 //
 // A row on a device is treated as one in host memory is: it may hold anything until it is OK, which it is
 // after the producer's answer; and the copy is complete before the producer is asked.
@@ -43,6 +44,8 @@ class Landing {
       const std::function<bool()>& gives_up = [] { return false; });
 
   uint64_t n_bytes() const { return n_bytes_; }
+  // That came from a device straight to another.
+  uint64_t n_direct_bytes() const { return n_direct_bytes_; }
   // The last one; empty: none so far.
   std::string failure();
 
@@ -55,6 +58,10 @@ class Landing {
     uint64_t staged_at;  // in the loan
   };
 
+  void read_directly(PeerReader& reader, const std::vector<PullRow*>& rows, StreamPoint* point,
+                     const Deadline& deadline, PullJob& job);
+  void read_through_staging(PeerReader& reader, std::vector<PullRow*>& rows, StreamPoint* point,
+                            const Deadline& deadline, PullJob& job);
   std::vector<Piece> cut(const std::vector<PullRow*>& rows, uint64_t room, size_t* row,
                          uint64_t* offset) const;
   void read_pieces(PeerReader& reader, std::vector<PullRow*>& rows, const std::vector<Piece>& pieces,
@@ -62,6 +69,7 @@ class Landing {
 
   const std::shared_ptr<StagingArea> area_;
   std::atomic<uint64_t> n_bytes_{0};
+  std::atomic<uint64_t> n_direct_bytes_{0};
   std::mutex mutex_;  // guards failure_
   std::string failure_;
 };

@@ -2,6 +2,16 @@
 
 namespace p2pkv::offers {
 
+void Link::set_direct(std::set<std::string> ways) {
+  const std::lock_guard lock(direct_mutex_);
+  direct_ = std::move(ways);
+}
+
+bool Link::reads_directly(const std::string& way) {
+  const std::lock_guard lock(direct_mutex_);
+  return direct_.contains(way);
+}
+
 bool Link::post(Kind kind, uint64_t request_id, uint32_t count, std::string_view body) {
   return post_header({wire::kMagic, wire::kVersion, static_cast<uint16_t>(kind), request_id, 0, count, 0},
                      body);

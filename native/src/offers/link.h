@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -14,6 +15,11 @@
 #include "peers/connection.h"
 
 namespace p2pkv::offers {
+
+// A way as nodes compare theirs: it leads somewhere only from where its domain is the same.
+inline std::string way_text(const std::string& name, const std::string& domain) {
+  return name + " " + domain;
+}
 
 // Any thread may post; one thread, the LinkServer's, receives.
 class Link {
@@ -28,6 +34,9 @@ class Link {
   // The node at the other end; its key is 0 until it said so.
   uint64_t node_key() const { return node_key_; }
   PeerId peer() const { return {node_key_, boot_}; }
+  // The ways over which that node reads devices' memory, as `way_text` says them.
+  void set_direct(std::set<std::string> ways);
+  bool reads_directly(const std::string& way);
   void introduce(PeerId peer) {
     boot_ = peer.boot;  // first: whoever finds the key finds its boot
     node_key_ = peer.key;
@@ -59,6 +68,8 @@ class Link {
   std::atomic<uint64_t> node_key_{0};
   std::atomic<uint64_t> boot_{0};
   std::atomic<bool> is_lost_{false};
+  std::mutex direct_mutex_;  // guards direct_
+  std::set<std::string> direct_;
 };
 
 }  // namespace p2pkv::offers

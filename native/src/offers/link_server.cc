@@ -96,6 +96,15 @@ size_t LinkServer::n_links() {
   return links_.size();
 }
 
+std::vector<std::shared_ptr<Link>> LinkServer::all() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Link>> links;
+  for (const auto& [id, link] : links_) {
+    if (link->node_key() != 0) links.push_back(link);
+  }
+  return links;
+}
+
 void LinkServer::hang_up_after(PeerId peer, double seconds) {
   const std::lock_guard lock(mutex_);
   for (const auto& [id, link] : links_) {

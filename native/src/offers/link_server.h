@@ -47,6 +47,8 @@ class LinkServer : public Acceptor {
   // A link to this node, null if there is none.
   std::shared_ptr<Link> find(uint64_t node_key);
   size_t n_links();
+  // Those whose nodes are known.
+  std::vector<std::shared_ptr<Link>> all();
   // Hangs up on this boot of a node, after so many seconds unless it is kept before: over the links that it
   // has now.
   void hang_up_after(PeerId peer, double seconds);

@@ -27,6 +27,8 @@ enum class Kind : uint16_t {
   kSettled = 0x47,    // whether it was valid all the time
   kWithdrawn = 0x48,  // an offer is not valid any more
   kGone = 0x49,       // rows that are asked for were offered, and are no more
+  kDirect = 0x4a,     // the ways over which this node reads devices' memory into its own devices'
+  kStage = 0x4b,      // rows that lie on a device are wanted in host memory
 };
 
 struct IntroduceRecord {
@@ -46,9 +48,12 @@ struct OfferRecord {
 };
 static_assert(sizeof(OfferRecord) == 32);
 
+// Of RowRecord::flags: it lies in device memory. Only who has said that it reads that is told of such a row.
+constexpr uint32_t kOnDevice = 1;
+
 struct RowRecord {
   uint32_t source;  // a registered memory of the producer
-  uint32_t reserved;
+  uint32_t flags;
   uint64_t offset;
   uint64_t length;
 };

@@ -41,6 +41,21 @@ std::optional<uint64_t> measure(const std::vector<RowRecord>& rows) {
   return total;
 }
 
+std::optional<std::vector<WayMessage>> take_some_ways(wire::Reader& body, bool has_regions) {
+  const auto n = body.value<uint32_t>();
+  if (!n) return std::nullopt;
+  std::vector<WayMessage> ways;
+  // A later version may know more of them.
+  for (uint32_t i = 0; i < std::min<uint32_t>(*n, kMaxWays); ++i) {
+    auto name = take_text(body, kMaxText);
+    auto domain = name ? take_text(body, kMaxText) : std::nullopt;
+    auto region = domain && has_regions ? take_text(body, kMaxText) : std::optional<std::string>("");
+    if (!domain || !region) return std::nullopt;
+    ways.push_back({std::move(*name), std::move(*domain), std::move(*region)});
+  }
+  return ways;
+}
+
 }  // namespace
 
 std::optional<OfferMessage> take_offer(wire::Reader& body) {
@@ -76,18 +91,11 @@ std::optional<GoneRecord> take_gone(wire::Reader& body) {
 }
 
 std::optional<std::vector<WayMessage>> take_ways(wire::Reader body) {
-  const auto n = body.value<uint32_t>();
-  if (!n) return std::nullopt;
-  std::vector<WayMessage> ways;
-  // A later version may know more of them.
-  for (uint32_t i = 0; i < std::min<uint32_t>(*n, kMaxWays); ++i) {
-    auto name = take_text(body, kMaxText);
-    auto domain = name ? take_text(body, kMaxText) : std::nullopt;
-    auto region = domain ? take_text(body, kMaxText) : std::nullopt;
-    if (!region) return std::nullopt;
-    ways.push_back({std::move(*name), std::move(*domain), std::move(*region)});
-  }
-  return ways;
+  return take_some_ways(body, true);
+}
+
+std::optional<std::vector<WayMessage>> take_direct(wire::Reader body) {
+  return take_some_ways(body, false);
 }
 
 Deadline after_ms(uint32_t ms) {

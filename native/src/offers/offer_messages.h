@@ -44,6 +44,8 @@ std::optional<AskMessage> take_ask(wire::Reader& body);
 std::optional<PulledMessage> take_pulled(wire::Reader& body);
 std::optional<GoneRecord> take_gone(wire::Reader& body);
 std::optional<std::vector<WayMessage>> take_ways(wire::Reader body);
+// Ways by name and domain alone.
+std::optional<std::vector<WayMessage>> take_direct(wire::Reader body);
 
 // The end of so many milliseconds that a peer named; of no more than any call of ours may take.
 Deadline after_ms(uint32_t ms);

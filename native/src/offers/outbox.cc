@@ -7,7 +7,7 @@
 
 namespace p2pkv::offers {
 
-Outbox::Outbox(double remember_s) : gone_(remember_s) {
+Outbox::Outbox(double remember_s, std::vector<std::string> ways) : ways_(std::move(ways)), gone_(remember_s) {
   fill_random(&next_id_, sizeof next_id_);
   next_id_ >>= 1;
 }
@@ -117,6 +117,20 @@ bool Outbox::is_asked_for(const Outgoing& offer) const {
   return std::any_of(asks_.begin(), asks_.end(), [&offer](const Ask& ask) { return is_wanted(ask, offer); });
 }
 
+// Whether who is at the other end reads it where it lies, on its device.
+bool Outbox::takes_directly(const Outgoing& offer, Link& link) const {
+  const bool has_refused = std::any_of(offer.staged_for.begin(), offer.staged_for.end(),
+                                       [&link](const auto& one) { return one.lock().get() == &link; });
+  for (size_t way = 0; way < ways_.size() && !has_refused; ++way) {
+    const auto& memories = offer.placed.memories;
+    const bool leads_to_all = std::all_of(memories.begin(), memories.end(), [way](const auto& memory) {
+      return !memory->descriptions[way].empty();
+    });
+    if (!ways_[way].empty() && leads_to_all && link.reads_directly(ways_[way])) return true;
+  }
+  return false;
+}
+
 // Those who ask for it; else, if it is put, the node that it is put to.
 void Outbox::tell(Outgoing& offer, std::vector<Post>* posts) {
   for (const Ask& ask : asks_) {
@@ -128,6 +142,8 @@ void Outbox::tell(Outgoing& offer, std::vector<Post>* posts) {
 
 void Outbox::tell_one(Outgoing& offer, const std::shared_ptr<Link>& link, uint64_t ask,
                       std::vector<Post>* posts) {
+  const bool is_direct = offer.device && takes_directly(offer, *link);
+  if (offer.device && !is_direct && !offer.staged && !offer.is_done) return queue_staging(live_.at(offer.id));
   std::string body;
   body.reserve(sizeof(OfferRecord) + offer.request.size() + offer.n_rows() * sizeof(RowRecord));
   wire::append(body, OfferRecord{offer.id, ask, left_ms(offer.lease), offer.first_row, offer.n_rows(),
@@ -135,11 +151,12 @@ void Outbox::tell_one(Outgoing& offer, const std::shared_ptr<Link>& link, uint64
   body += offer.request;
   uint64_t staged_at = offer.staged ? staging_->offset_of(offer.staged) : 0;
   for (const PlacedRows::Row& row : offer.placed.rows) {
-    if (offer.device) {
+    if (offer.device && !is_direct) {
       wire::append(body, RowRecord{staging_->memory()->id, 0, staged_at, row.length});
       staged_at += StagingArea::padded(row.length);
     } else {
-      wire::append(body, RowRecord{offer.placed.memories[row.memory]->id, 0, row.offset, row.length});
+      const uint32_t flags = is_direct ? kOnDevice : 0;
+      wire::append(body, RowRecord{offer.placed.memories[row.memory]->id, flags, row.offset, row.length});
     }
   }
   if (!offer.was_told(*link)) offer.told.push_back(link);
@@ -181,7 +198,8 @@ bool Outbox::asked(const std::shared_ptr<Link>& link, wire::Reader body) {
     if (found != by_request_.end()) {
       for (const auto& [key, offer] : found->second) {
         if (!is_wanted(asks_.back(), *offer)) continue;
-        if (offer->device && !offer->staged) {
+        const bool can_be_told = offer->staged || (offer->is_ready && takes_directly(*offer, *link));
+        if (offer->device && !can_be_told) {
           queue_staging(offer);
         } else {
           tell_one(*offer, link, record.ask, &posts);
@@ -253,6 +271,25 @@ bool Outbox::pulled(const std::shared_ptr<Link>& link, uint32_t count, wire::Rea
     }
   }
   link->post(Kind::kSettled, 0, count, verdicts);
+  return true;
+}
+
+bool Outbox::asked_to_stage(const std::shared_ptr<Link>& link, uint32_t count, wire::Reader body) {
+  std::vector<Post> posts;
+  {
+    const std::lock_guard lock(mutex_);
+    for (uint32_t i = 0; i < count; ++i) {
+      const auto id = body.value<uint64_t>();
+      if (!id) return false;
+      const auto found = live_.find(*id);
+      if (found == live_.end() || !found->second->device || !found->second->was_told(*link)) continue;
+      Outgoing& offer = *found->second;
+      offer.staged_for.push_back(link);
+      std::erase_if(offer.told, [&link](const auto& one) { return one.lock() == link; });
+      tell(offer, &posts);
+    }
+  }
+  send(posts);
   return true;
 }
 

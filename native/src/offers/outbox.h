@@ -6,7 +6,9 @@
 //
 // Rows of devices are offered in parts, each of which is copied to staging by a thread of its own before
 // anybody is told of it: at once if it is put, and when somebody asks for it otherwise. What nobody asks for
-// any more gives its place to others; and is staged again, under another id, when somebody does.
+// any more gives its place to others; and is staged again, under another id, when somebody does. A receiver
+// that reads devices' memory itself is told where the rows lie, as soon as their stream is done, and nothing
+// is staged for it.
 #pragma once
 
 #include <atomic>
@@ -34,8 +36,9 @@ namespace p2pkv::offers {
 
 class Outbox : public std::enable_shared_from_this<Outbox> {
  public:
-  // `remember_s`: how long who asks for rows whose offer is over is told so.
-  explicit Outbox(double remember_s);
+  // `remember_s`: how long who asks for rows whose offer is over is told so. `ways`: those of the node, as
+  // `way_text` says them; empty those that do not read devices' memory.
+  Outbox(double remember_s, std::vector<std::string> ways);
 
   ~Outbox() { stager_.join(); }
   // Rows of devices go through this from now on; called once. False: there is no thread to be had.
@@ -52,6 +55,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   bool asked(const std::shared_ptr<Link>& link, wire::Reader body);
   bool ask_ended(const std::shared_ptr<Link>& link, wire::Reader body);
   bool pulled(const std::shared_ptr<Link>& link, uint32_t count, wire::Reader body);
+  bool asked_to_stage(const std::shared_ptr<Link>& link, uint32_t count, wire::Reader body);
 
   void lost(const Link& link);
   std::string device_failure();
@@ -87,6 +91,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   bool overlaps(const Outgoing& offer);
   static bool is_wanted(const Ask& ask, const Outgoing& offer);
   bool is_asked_for(const Outgoing& offer) const;
+  bool takes_directly(const Outgoing& offer, Link& link) const;
   void tell(Outgoing& offer, std::vector<Post>* posts);
   void tell_one(Outgoing& offer, const std::shared_ptr<Link>& link, uint64_t ask, std::vector<Post>* posts);
   void remember_gone(const Outgoing& offer);
@@ -105,11 +110,13 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   void queue_staging(const std::shared_ptr<Outgoing>& offer);
   void stage();
   bool take_first();
+  bool needs_room(const Outgoing& offer) const;
   void stage_one(std::unique_lock<std::mutex>& lock);
   bool is_unwanted(const Outgoing& offer);
   void unstage(Outgoing& offer);
   void unstage_unwanted(std::vector<Post>* posts);
 
+  const std::vector<std::string> ways_;
   // Some hundred thousand asks that wait for their rows.
   const std::shared_ptr<Shares> shares_ = std::make_shared<Shares>(32 << 20);
   std::mutex mutex_;  // guards all below, and what of the offers changes

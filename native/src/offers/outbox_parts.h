@@ -49,7 +49,9 @@ class Outbox::Outgoing final : public Offer {
   RowStatuses statuses_now;
   bool is_done = false;
   std::vector<std::weak_ptr<Link>> told;
-  cuda::Staging::Loan staged;  // row after row, padded: what peers read instead
+  cuda::Staging::Loan staged;                   // row after row, padded: what peers read instead
+  bool is_ready = false;                        // its stream is done: who reads it where it lies may be told
+  std::vector<std::weak_ptr<Link>> staged_for;  // who does not, after all
   std::condition_variable settled;
 
  private:

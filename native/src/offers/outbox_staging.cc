@@ -86,12 +86,27 @@ void Outbox::stage() {
   room_.release();
 }
 
-// Whether there is an offer to stage, and room for it.
+// Whether somebody who is to be told of it reads it from staging alone.
+bool Outbox::needs_room(const Outgoing& offer) const {
+  if (offer.staged) return false;
+  bool is_asked = false;
+  for (const Ask& ask : asks_) {
+    if (!is_wanted(ask, offer)) continue;
+    is_asked = true;
+    if (!takes_directly(offer, *ask.link)) return true;
+  }
+  const auto link = offer.link.lock();
+  return !is_asked && !(link && takes_directly(offer, *link));
+}
+
+// Whether there is an offer to stage, and room for it where it needs some.
 bool Outbox::take_first() {
   while (!staging_queue_.empty() && staging_queue_.front()->is_done) staging_queue_.pop_front();
   if (staging_queue_.empty()) return false;
-  room_ = staging_->try_borrow(staged_nbytes(staging_queue_.front()->placed));
-  if (!room_) return false;
+  if (needs_room(*staging_queue_.front())) {
+    room_ = staging_->try_borrow(staged_nbytes(staging_queue_.front()->placed));
+    if (!room_) return false;
+  }
   copying_ = std::move(staging_queue_.front());
   staging_queue_.pop_front();
   return true;
@@ -103,18 +118,21 @@ void Outbox::stage_one(std::unique_lock<std::mutex>& lock) {
   auto waited = cuda::StreamOutcome::kDone;
   std::string error;
   const bool was_lost = offer->device->is_lost();
+  const bool is_to_copy = bool(room_);
   lock.unlock();
   if (offer->point) waited = offer->point->wait(offer->lease, [&] { return is_unwanted(*offer); }, &error);
-  if (waited == cuda::StreamOutcome::kDone)
+  if (waited == cuda::StreamOutcome::kDone && !is_to_copy) outcome = cuda::CopyOutcome::kDone;
+  if (waited == cuda::StreamOutcome::kDone && is_to_copy)
     outcome = offer->device->copy(copies_to(room_.data(), offer->placed), cuda::Direction::kToHost, &error);
   lock.lock();
   copying_ = nullptr;
   std::vector<Post> posts;
   if (outcome == cuda::CopyOutcome::kLost) room_.abandon();
   if (outcome == cuda::CopyOutcome::kDone) {
-    n_staged_bytes_ += offer->placed.nbytes();
+    if (is_to_copy) n_staged_bytes_ += offer->placed.nbytes();
     if (!offer->is_done && (offer->to != 0 || is_asked_for(*offer))) {
-      offer->staged = std::move(room_);
+      if (is_to_copy) offer->staged = std::move(room_);
+      offer->is_ready = true;
       tell(*offer, &posts);
     }
   } else if (!offer->is_done && waited == cuda::StreamOutcome::kTimedOut) {

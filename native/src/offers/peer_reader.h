@@ -43,6 +43,7 @@ struct PullRow {
   RowRecord remote;
   Status status = Status::kPending;
   bool has_failed_copy = false;  // it was read, and did not come to its device
+  bool is_unreachable = false;   // it lies on a device that this node's can't read from
 };
 
 // Thread-safe. The peer layer says which way leads to the peer, and lends connections; what it has to open is

@@ -12,6 +12,11 @@ bool RowMemory::is_readable() const {
                      [](const auto& blob) { return !blob.empty(); });
 }
 
+bool RowMemory::takes_directly() const {
+  return device &&
+         std::any_of(regions.begin(), regions.end(), [](const auto& region) { return region != nullptr; });
+}
+
 bool PlacedRows::lie_in(uint32_t memory_id) const {
   return std::any_of(memories.begin(), memories.end(),
                      [memory_id](const auto& memory) { return memory->id == memory_id; });

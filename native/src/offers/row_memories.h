@@ -22,13 +22,15 @@ struct RowMemory {
   bool is_writable;
   std::vector<std::shared_ptr<MemoryRegion>> regions;  // one a way; null where it has none
   std::vector<std::string> descriptions;               // one a way; empty where peers can't read it
-  // Of device memory, which no way knows: its rows go through staging.
+  // Of device memory: ways that read devices know it, and its rows go through staging over all others.
   std::shared_ptr<cuda::Device> device = nullptr;
   bool is_offerable = false;
   // Set when it is removed: a call that had found it before must not begin anything with it any more.
   std::shared_ptr<std::atomic<bool>> is_closed = std::make_shared<std::atomic<bool>>(false);
 
   bool is_readable() const;
+  // Whether rows may come to it from other devices, without staging.
+  bool takes_directly() const;
   Registered extent() const { return {static_cast<int64_t>(address), static_cast<int64_t>(nbytes)}; }
 };
 

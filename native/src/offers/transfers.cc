@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <set>
 
 #include "net/sealed_door.h"
 #include "offers/inbox.h"
@@ -21,7 +22,7 @@ class LinkedTransfers final : public Transfers {
  public:
   explicit LinkedTransfers(Options options)
       : options_(std::move(options)),
-        outbox_(std::make_shared<Outbox>(options_.keep_unclaimed_s)),
+        outbox_(std::make_shared<Outbox>(options_.keep_unclaimed_s, direct_ways(options_.ways))),
         inbox_(std::make_shared<Inbox>(options_)),
         links_({[this](const auto& link, const auto& header, auto body) { return heard(link, header, body); },
                 [this](const auto& link) { lost(*link); },
@@ -51,11 +52,10 @@ class LinkedTransfers final : public Transfers {
   uint32_t add_device_memory(uint64_t address, uint64_t nbytes, bool is_readable, bool is_writable,
                              std::shared_ptr<cuda::Device> device, std::string* error) override {
     if (!start_staging(device, is_readable, error)) return 0;
-    const size_t n = options_.ways.size();
-    std::vector<std::shared_ptr<MemoryRegion>> regions(n);
-    std::vector<std::string> descriptions(n);
-    return memories_.add({0, address, nbytes, is_writable, std::move(regions), std::move(descriptions),
-                          std::move(device), is_readable});
+    RowMemory memory{0, address, nbytes, is_writable, {}, {}, std::move(device), is_readable};
+    register_directly(&memory, error);
+    if (is_writable && memory.takes_directly()) say_what_is_direct();
+    return memories_.add(std::move(memory));
   }
 
   std::string device_failure() override {
@@ -65,16 +65,22 @@ class LinkedTransfers final : public Transfers {
   }
 
   void remove_memory(uint32_t id) override {
-    memories_.remove(id);
+    const auto memory = memories_.remove(id);
     outbox_->withdraw_memory(id);
     inbox_->revoke_memory(id);
+    if (!memory || !memory->device) return;  // regions of host memory are the caller's
+    for (const auto& region : memory->regions) {
+      if (region) region->close();
+    }
   }
 
   bool connect(uint64_t node_key, uint64_t boot, std::string_view door, double timeout,
                std::string* error) override {
     if (is_connected(node_key)) return true;  // it was quicker
-    return links_.connect(door, {node_key_, boot_}, {node_key, boot}, Deadline::after(timeout), error) !=
-           nullptr;
+    const auto link =
+        links_.connect(door, {node_key_, boot_}, {node_key, boot}, Deadline::after(timeout), error);
+    if (link) say_what_is_direct_to(*link);
+    return link != nullptr;
   }
 
   bool is_connected(uint64_t node_key) override { return links_.find(node_key) != nullptr; }
@@ -149,6 +155,63 @@ class LinkedTransfers final : public Transfers {
     return has_outgoing_;
   }
 
+  // As they are compared with those of peers; empty those that know host memory alone.
+  static std::vector<std::string> direct_ways(const std::vector<Way>& ways) {
+    std::vector<std::string> texts;
+    for (const Way& way : ways)
+      texts.push_back(way.transport->reads_devices() ? way_text(way.name, way.transport->domain()) : "");
+    return texts;
+  }
+
+  // Makes a device's memory known to the ways that read devices. What they can't let peers read may still be
+  // read into.
+  void register_directly(RowMemory* memory, std::string* error) const {
+    auto* const base = reinterpret_cast<uint8_t*>(memory->address);
+    for (const Way& way : options_.ways) {
+      std::shared_ptr<MemoryRegion> region;
+      if (way.transport->reads_devices()) {
+        region = way.transport->register_memory(base, memory->nbytes, -1, memory->is_offerable, error);
+        if (!region && memory->is_offerable && memory->is_writable) {
+          std::string ignored;
+          region = way.transport->register_memory(base, memory->nbytes, -1, false, &ignored);
+        }
+      }
+      memory->descriptions.push_back(region ? region->describe() : std::string());
+      memory->regions.push_back(memory->is_writable || !memory->descriptions.back().empty() ? region
+                                                                                            : nullptr);
+    }
+  }
+
+  // Peers tell rows on devices as such to who has said that it reads them.
+  void say_what_is_direct() {
+    is_direct_ = true;
+    for (const auto& link : links_.all()) say_what_is_direct_to(*link);
+  }
+
+  void say_what_is_direct_to(Link& link) const {
+    if (!is_direct_) return;
+    std::string ways;
+    uint32_t n = 0;
+    for (const Way& way : options_.ways) {
+      if (!way.transport->reads_devices()) continue;
+      append_text(ways, way.name);
+      append_text(ways, way.transport->domain());
+      ++n;
+    }
+    std::string body;
+    wire::append(body, n);
+    link.post(Kind::kDirect, 0, 1, body + ways);
+  }
+
+  bool told_what_is_direct(Link& link, wire::Reader body) const {
+    const auto ways = take_direct(body);
+    if (!ways) return false;
+    std::set<std::string> texts;
+    for (const WayMessage& way : *ways) texts.insert(way_text(way.name, way.domain));
+    link.set_direct(std::move(texts));
+    return true;
+  }
+
   void lost(const Link& link) {
     outbox_->lost(link);
     inbox_->lost(link);
@@ -183,6 +246,10 @@ class LinkedTransfers final : public Transfers {
         return inbox_->withdrawn(*link, body);
       case Kind::kGone:
         return inbox_->gone(*link, header.count, body);
+      case Kind::kDirect:
+        return told_what_is_direct(*link, body);
+      case Kind::kStage:
+        return outbox_->asked_to_stage(link, header.count, body);
     }
     return link->reply(header, wire::ReplyStatus::kMalformed, {});  // a later version's; it may do without
   }
@@ -192,7 +259,9 @@ class LinkedTransfers final : public Transfers {
     // Once, and only by who opened the link: this node knows whom it has connected to.
     if (!record || record->node_key == 0 || node_key_ == 0 || link->node_key() != 0) return false;
     link->introduce({record->node_key, record->boot});
-    return link->reply(header, wire::ReplyStatus::kOk, {});
+    if (!link->reply(header, wire::ReplyStatus::kOk, {})) return false;
+    say_what_is_direct_to(*link);
+    return true;
   }
 
   // Says over what a registered memory can be read.
@@ -239,6 +308,7 @@ class LinkedTransfers final : public Transfers {
   std::mutex closing_;  // held by the one close() that does the work, so that the others return after it
   std::mutex staging_;  // held while it is made
   bool has_outgoing_ = false;
+  std::atomic<bool> is_direct_ = false;  // device memory may be read into over some way
   RowMemories memories_;
   const std::shared_ptr<Outbox> outbox_;
   const std::shared_ptr<Inbox> inbox_;

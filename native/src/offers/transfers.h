@@ -112,8 +112,9 @@ class Transfers : public Acceptor {
   virtual uint32_t add_memory(uint64_t address, uint64_t nbytes, bool is_writable,
                               std::vector<std::shared_ptr<MemoryRegion>> regions,
                               std::vector<std::string> descriptions) = 0;
-  // The same for memory of a device, whose rows go through staging on both sides. 0, with the reason in
-  // `error`, if there is no staging to be had. `is_readable`: rows in it may be offered.
+  // The same for memory of a device: ways that read devices have it, and over all others its rows go through
+  // staging on both sides. 0, with the reason in `error`, if there is no staging to be had; else `error` says
+  // why one of those ways can't have it. `is_readable`: rows in it may be offered.
   virtual uint32_t add_device_memory(uint64_t address, uint64_t nbytes, bool is_readable, bool is_writable,
                                      std::shared_ptr<cuda::Device> device, std::string* error) = 0;
   // What has last gone wrong with a device; empty: nothing so far.
