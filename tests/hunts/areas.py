@@ -47,7 +47,8 @@ class Area:
         self._lent: set[int] = set()  # rows that may hold anything while this is open
         self._owner: Any = None
         if kind == "device":
-            self.address = fake_cuda().allocate(self._nbytes)
+            # of the kind that cuda_ipc can map within a process
+            self.address = fake_cuda().allocate(self._nbytes, virtual=True)
         elif kind == "shared":
             self._owner = _native.SharedRegion.create(self._nbytes)
             self.address = self._owner.address

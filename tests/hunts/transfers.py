@@ -21,7 +21,7 @@ from fake_cuda import fake_cuda
 from hunts.areas import ROW, Area
 from hunts.frame import Broken, Hunt, Stop, Tally
 from hunts.timing import check_time
-from p2pkv import Config, Node
+from p2pkv import Config, Node, _native
 from p2pkv.directory.view import State, View
 from p2pkv.errors import ClosedError, NotRegisteredError
 from p2pkv.offers.handles import Grant, Offer, RowSpans, RowStatuses
@@ -64,7 +64,11 @@ class World:
         self.links: dict[str, int] = {}
         """How many each node had when it misjudged another, by node id."""
         self.copy_s = self.rng.choice([0.0, 0.0, 0.002, 0.07]) if _has_driver() else 0.0
-        transports = self.rng.choice([["tcp"], ["shm"], ["shm", "tcp"]])
+        choices = [["tcp"], ["shm"], ["shm", "tcp"]]
+        if _has_driver():
+            _native.cuda_use_library(fake_cuda().path)  # before it is looked whether cuda_ipc can run
+            choices += [["cuda_ipc"], ["cuda_ipc", "tcp"]]
+        transports = self.rng.choice(choices)
         kinds = [
             k for k in _KINDS if (k != "device" or _has_driver()) and (k != "host" or "tcp" in transports)
         ]

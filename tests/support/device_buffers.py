@@ -42,6 +42,10 @@ class DeviceBuffer(ABC):
         """Return a call that copies so many bytes of page-locked host memory to the first ones, and waits for them."""
 
     @abstractmethod
+    def inner_copier(self, nbytes: int) -> Callable[[], None]:
+        """Return a call that copies so many other bytes of the device to the first ones, and waits for them."""
+
+    @abstractmethod
     def fill_later(self, value: int) -> int:
         """Have a kernel fill all bytes on a stream of its own, after some work; return the stream's handle."""
 
@@ -68,11 +72,14 @@ class _Interface:
 
 
 class EmulatedBuffer(DeviceBuffer):
+    is_virtual = False
+    """Whether other processes map it by a descriptor, as memory of cuMemCreate, or by a handle, as cudaMalloc's."""
+
     def __init__(self, nbytes: int, device: int = 0) -> None:
         self.nbytes = nbytes
         self.device = device
         self._fake = fake_cuda()
-        self._address = self._fake.allocate(nbytes, device)
+        self._address = self._fake.allocate(nbytes, device, virtual=self.is_virtual)
         self._streams: list[int] = []
 
     @property
@@ -95,6 +102,9 @@ class EmulatedBuffer(DeviceBuffer):
         host = np.ones(nbytes, np.uint8)
         return lambda: self.write(host)
 
+    def inner_copier(self, nbytes: int) -> Callable[[], None]:
+        return lambda: self.write(self.read(nbytes))
+
     def fill_later(self, value: int) -> int:
         self._streams.append(self._fake.stream(self.device))
         self._fake.launch_fill(self._streams[-1], self._address, value, self.nbytes, delay_us=50_000)
@@ -108,6 +118,10 @@ class EmulatedBuffer(DeviceBuffer):
         for stream in self._streams:
             self._fake.destroy_stream(stream)
         self._fake.free(self._address)
+
+
+class VirtualBuffer(EmulatedBuffer):
+    is_virtual = True
 
 
 class CupyBuffer(DeviceBuffer):
@@ -139,6 +153,15 @@ class CupyBuffer(DeviceBuffer):
         def copy() -> None:
             self._array[:nbytes].set(host, stream=stream)
             stream.synchronize()
+
+        return copy
+
+    def inner_copier(self, nbytes: int) -> Callable[[], None]:
+        other = self._cupy.ones(nbytes, self._cupy.uint8)
+
+        def copy() -> None:
+            self._array[:nbytes] = other
+            self._cupy.cuda.get_current_stream().synchronize()
 
         return copy
 
@@ -189,6 +212,15 @@ class TorchBuffer(DeviceBuffer):
 
         return copy
 
+    def inner_copier(self, nbytes: int) -> Callable[[], None]:
+        other = self._torch.ones(nbytes, dtype=self._torch.uint8, device="cuda")
+
+        def copy() -> None:
+            self._array[:nbytes].copy_(other)
+            self._torch.cuda.synchronize()
+
+        return copy
+
     def fill_later(self, value: int) -> int:
         self._stream = self._torch.cuda.Stream()
         with self._torch.cuda.stream(self._stream):
@@ -204,7 +236,12 @@ class TorchBuffer(DeviceBuffer):
         del self._array
 
 
-KINDS: dict[str, type[DeviceBuffer]] = {"emulated": EmulatedBuffer, "cupy": CupyBuffer, "torch": TorchBuffer}
+KINDS: dict[str, type[DeviceBuffer]] = {
+    "emulated": EmulatedBuffer,
+    "emulated_virtual": VirtualBuffer,
+    "cupy": CupyBuffer,
+    "torch": TorchBuffer,
+}
 
 
 def find_real() -> tuple[str, str]:

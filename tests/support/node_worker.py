@@ -20,6 +20,7 @@ import patience  # noqa: F401  (this process has it too)
 from device_buffers import KINDS, DeviceBuffer
 from fake_cuda import fake_cuda
 from p2pkv import Config, Node, Outcome, SharedRegion, _native
+from p2pkv.memory.registered import Memory
 from p2pkv.testing.lateness import Lateness
 from p2pkv.testing.processes import obey, say
 from p2pkv.transfers import Grant, Offer, RowStatus
@@ -38,6 +39,7 @@ class Worker:
         self.node: Node | None = None
         self.memory: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self.device: DeviceBuffer | None = None
+        self.device_memory: Memory | None = None
         self.handles: dict[str, Offer | Grant] = {}
         self.watched = Lateness()
         self.team: _native.CopyTeam | None = None
@@ -69,7 +71,7 @@ class Worker:
             self.node.register_memory(self.memory, readable=readable)
         if device:
             self.device = KINDS[device](memory)
-            self.node.register_memory(self.device.array, readable=readable)
+            self.device_memory = self.node.register_memory(self.device.array, readable=readable)
         return {"address": self.node.address, "pid": os.getpid()}
 
     def _rows(self, n_pages: int, nbytes: int) -> NDArray[np.uint8]:
@@ -162,6 +164,42 @@ class Worker:
             wrong = int(((rows != expected).any(axis=1) & (statuses == RowStatus.OK)).sum())
         names = sorted({RowStatus(s).name for s in statuses})
         return {"statuses": names, "seconds": late.seconds - late.worst, "wrong": wrong}
+
+    def free_device(self) -> dict[str, Any]:
+        """Close the device memory, and free it; say how long the first took, and whether others mapped it still."""
+        assert self.device is not None
+        assert self.device_memory is not None
+        with Lateness() as late:
+            self.device_memory.close()
+        before = fake_cuda().counts().freed_while_mapped
+        self.device.close()
+        return {
+            "seconds": late.seconds - late.worst,
+            "freed_while_mapped": fake_cuda().counts().freed_while_mapped - before,
+        }
+
+    def put_times(self, to: str, n: int, nbytes: int, rounds: int) -> list[float]:
+        """Put the same rows to requests "round 0" and so on; return how long each took until they were there."""
+        assert self.node is not None
+        spans = self._write(_pattern(n, nbytes, 1), n, nbytes)
+        times = []
+        for i in range(rounds):
+            began = time.monotonic()
+            statuses = self.node.transfers.put(to, f"round {i}", spans, timeout=30.0)
+            times.append(time.monotonic() - began)
+            assert not statuses.any(), statuses
+        return times
+
+    def copy_times(self, n: int, nbytes: int, rounds: int) -> list[float]:
+        """Return the seconds that copies of as many bytes take within the device."""
+        assert self.device is not None
+        copy = self.device.inner_copier(n * nbytes)
+        times = []
+        for _ in range(rounds):
+            began = time.monotonic()
+            copy()
+            times.append(time.monotonic() - began)
+        return times
 
     def withdraw(self, request: str) -> None:
         handle = self.handles[request]
