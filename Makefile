@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml bench/pyproject.toml $(NATIVE) $(MODULES)
 # through the environment and unexpanded, so that $$, quotes and the empty text arrive as they were typed
 unexport PROMPT
 demo: export DEMO_PROMPT := $(value PROMPT)
-demo: $(STAMP)  ## two prefill nodes and a decode node share KV pages; PROMPT="..." takes your text
+demo: $(STAMP)  ## three engines share KV pages, one is killed; PROMPT="..." takes your text
 	@$(BIN)/python -m demo $(if $(filter command,$(origin PROMPT))$(value PROMPT),-- "$$DEMO_PROMPT")
 
 ifneq ($(and $(filter demo-xpyd,$(MAKECMDGOALS)),$(filter-out sglang vllm,$(ENGINE))),)

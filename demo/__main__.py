@@ -1,8 +1,9 @@
-"""``make demo``: two prompts through two prefill nodes and a decode node, checked token for token.
+"""``make demo``: two prompts through two prefill engines and a decode node, checked token for token.
 
-The second prompt continues the first one, but goes to the other prefill node: it computes only what is new,
-since p2pkv brings it the rest. Exits with 0 only if every output is what one process alone generates, and
-with nothing missed.
+The second prompt continues the first one, but goes to the other prefill engine: it computes only what is new,
+since p2pkv brings it the rest. Then the engine that computed the first prompt is killed. Its pages are with its
+host's node, and its successor answers the prompt with them. Exits with 0 only if every output is what one process
+alone generates, and with nothing missed.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from demo import messages
 from demo.cluster import Cluster, WorkerError, running
 from demo.model import PAGE, encode
 from demo.report import Report
-from demo.served import Request, Served
+from demo.served import Request, Served, Survived
 
-PREFILL_NODES = ("prefill-0", "prefill-1")
+HOST_NODE = "host-0"
+ATTACHED = "prefill-0"
+"""An engine that has no pool of its own: it uses that of the host's node, which outlives it."""
+PREFILL_NODE = "prefill-1"
 DECODE_NODE = "decode-0"
 MAX_PROMPT_BYTES = 1024
 N_NEW = 32
@@ -38,7 +42,7 @@ compute again, if it knows where to find it and can trust it. How would you expl
 """
 FOLLOW_UP = b"\nThank you. And now tell it again in one sentence, as if we were standing at a whiteboard."
 
-DESCRIPTION = "Serve two prompts with two prefill nodes and a decode node that share KV pages through p2pkv."
+DESCRIPTION = "Serve two prompts with three engines that share KV pages through p2pkv, and kill one of them."
 
 
 def main() -> int:
@@ -65,24 +69,31 @@ def main() -> int:
 
 
 def run(asked: bytes, report: Report, worker_options: list[str]) -> int:
-    """Start the nodes, serve both prompts, show what happened; return the exit status."""
+    """Start the processes, serve both prompts, kill one, show what happened; return the exit status."""
     started = time.monotonic()
     prompt = asked[:MAX_PROMPT_BYTES]
     n_known = len(encode(prompt)) // PAGE * PAGE
     report.prompt(asked, prompt)
     report.follow_up(FOLLOW_UP, n_known)
-    with running([*PREFILL_NODES, DECODE_NODE], worker_options) as cluster:
-        with report.progress("three processes start and meet") as progress:
+    with running(worker_options) as cluster:
+        with report.progress("four processes start and meet") as progress:
+            cluster.start_host(HOST_NODE)
+            cluster.start_attached(ATTACHED)
+            for node_id in (PREFILL_NODE, DECODE_NODE):
+                cluster.start(node_id)
             members = cluster.meet(progress)
         report.members(members)
+        report.attached(ATTACHED, HOST_NODE)
         request = Request("prompt 1", encode(prompt), n_known=0)
-        first = serve(cluster, request, PREFILL_NODES[0], report)
+        first = serve(cluster, request, ATTACHED, report)
         report.served(first)
         request = Request("prompt 2", encode(prompt + FOLLOW_UP), n_known)
-        second = serve(cluster, request, PREFILL_NODES[1], report)
+        second = serve(cluster, request, PREFILL_NODE, report)
         report.served(second)
+        survived = survive(cluster, first, report)
+        report.survived(survived)
     report.summary([first, second], time.monotonic() - started)
-    problems = [problem for served in (first, second) for problem in served.problems()]
+    problems = [problem for one in (first, second, survived) for problem in one.problems()]
     for problem in problems:
         report.problem(problem)
     return 1 if problems else 0
@@ -108,6 +119,22 @@ def serve(cluster: Cluster, request: Request, prefill_node: str, report: Report)
         prefilled=prefilled,
         generated=generated,
         alone=alone.result,
+    )
+
+
+def survive(cluster: Cluster, first: Served, report: Report) -> Survived:
+    """Kill the attached engine, and have its successor answer the prompt whose pages it had computed."""
+    with report.progress(f"{ATTACHED} is killed, and started anew") as progress:
+        cluster.replace_attached(ATTACHED, progress)
+    command = messages.Generate(first.request.prompt, N_NEW)
+    with report.progress(f"{ATTACHED} answers {first.request.name}") as progress:
+        generated = cluster.workers[ATTACHED].call(command, messages.GenerateDone, progress)
+    return Survived(
+        request=first.request,
+        generated=generated,
+        alone=first.alone,
+        engine_name=ATTACHED,
+        host_node=HOST_NODE,
     )
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import msgspec
@@ -36,12 +37,12 @@ class WorkerError(RuntimeError):
 
 
 class Worker(ChildProcess):
-    """A worker process. One command at a time."""
+    """A worker process, or a host's node, which takes no commands. One command at a time."""
 
-    def __init__(self, node_id: str, options: Sequence[str]) -> None:
+    def __init__(self, node_id: str, options: Sequence[str], module: str = "demo.worker") -> None:
         """Start the process; it says :class:`messages.Ready` some seconds later."""
         super().__init__(
-            [sys.executable, "-m", "demo.worker", "--node-id", node_id, *options],
+            [sys.executable, "-m", module, "--node-id", node_id, *options],
             name=node_id,
             environ=os.environ | ONE_THREAD,
             folder=Path(__file__).parent.parent,
@@ -80,27 +81,55 @@ class Worker(ChildProcess):
 
 
 class Cluster:
-    """The workers of the demo, by node id."""
+    """The processes of the demo, by node id."""
 
     def __init__(self, options: Sequence[str]) -> None:
         """Start nothing yet; ``options`` are passed to every worker."""
         self.workers: dict[str, Worker] = {}
-        self._options = ["--join", f"127.0.0.1:{_free_port()}", *options]
+        self.hosts: dict[str, Worker] = {}
+        """The hosts' nodes, which compute nothing."""
+        self._attached: set[str] = set()
+        self._meeting = ["--join", f"127.0.0.1:{_free_port()}"]
+        self._options = options
+        self._folder = TemporaryDirectory(prefix="p2pkv-demo-")
+        self._socket = f"unix:{self._folder.name}/host"
 
     def start(self, node_id: str) -> None:
-        """Start one more process, without waiting for it."""
-        self.workers[node_id] = Worker(node_id, self._options)
+        """Start one more worker, a node of its own, without waiting for it."""
+        self.workers[node_id] = Worker(node_id, [*self._meeting, *self._options])
+
+    def start_host(self, node_id: str) -> None:
+        """Start a host's node, and wait for it: a worker that finds none to attach to ends."""
+        self.hosts[node_id] = host = Worker(
+            node_id, [*self._meeting, "--attach-listen", self._socket], module="demo.host"
+        )
+        host.wait(messages.Ready, START_SECONDS)
+
+    def start_attached(self, node_id: str) -> None:
+        """Start a worker that attaches to the host's node, without waiting for it."""
+        self.workers[node_id] = Worker(node_id, [*self._meeting, *self._options, "--attach", self._socket])
+        self._attached.add(node_id)
+
+    def replace_attached(self, node_id: str, progress: Progress) -> None:
+        """Kill a worker that is attached, and wait for its successor."""
+        self.workers[node_id].kill()
+        self.workers[node_id].close()
+        progress("up", 0, 1)
+        self.start_attached(node_id)
+        self.workers[node_id].wait(messages.Ready, START_SECONDS)
+        progress("up", 1, 1)
 
     def meet(self, progress: Progress) -> list[messages.Member]:
-        """Wait until every node is up and sees all others; return what the last one sees."""
+        """Wait until every worker is up and sees all nodes; return what the last one sees."""
         for n_ready, worker in enumerate(self.workers.values(), start=1):
             worker.wait(messages.Ready, START_SECONDS)
             progress("up", n_ready, len(self.workers))
+        nodes = {*self.workers, *self.hosts} - self._attached
         deadline = time.monotonic() + MEET_SECONDS
         for node_id, worker in self.workers.items():
             while True:
                 members = worker.call(messages.ListMembers(), messages.Members).members
-                missing = set(self.workers) - {m.node_id for m in members}
+                missing = nodes - {m.node_id for m in members}
                 if not missing:
                     break
                 if time.monotonic() > deadline:
@@ -111,24 +140,26 @@ class Cluster:
 
     def close(self) -> None:
         """Let all processes end, and wait for that."""
-        for worker in self.workers.values():
-            worker.finish()
-        for worker in self.workers.values():
-            worker.close(CLOSE_SECONDS)
+        for process in self._processes():
+            process.finish()
+        for process in self._processes():
+            process.close(CLOSE_SECONDS)
+        self._folder.cleanup()
 
     def kill(self) -> None:
         """End all processes at once."""
-        for worker in self.workers.values():
-            worker.kill()
+        for process in self._processes():
+            process.kill()
+
+    def _processes(self) -> list[Worker]:
+        return [*self.workers.values(), *self.hosts.values()]
 
 
 @contextmanager
-def running(node_ids: Sequence[str], options: Sequence[str]) -> Iterator[Cluster]:
+def running(options: Sequence[str]) -> Iterator[Cluster]:
     """Run a :class:`Cluster` for the ``with`` block; its processes end with it, whatever happens."""
     cluster = Cluster(options)
     try:
-        for node_id in node_ids:
-            cluster.start(node_id)
         yield cluster
     except BaseException:
         cluster.kill()

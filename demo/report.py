@@ -19,7 +19,7 @@ from rich.text import Text
 
 from demo import engine, messages
 from demo.model import PAGE, Shape, Tokens, decode
-from demo.served import Served
+from demo.served import Answered, Served, Survived
 
 MIB = 1 << 20
 
@@ -64,6 +64,12 @@ class Report:
             table.add_row(member.node_id, member.state, member.address, member.transports)
         self._print(table)
 
+    def attached(self, engine_name: str, host_node: str) -> None:
+        """Say whose pool an engine uses that is no member."""
+        self._print(
+            f"  {engine_name} is attached to {host_node}: that node's pool is its own, and outlives it\n"
+        )
+
     @contextmanager
     def progress(self, who: str) -> Iterator[engine.Progress]:
         """Show a bar while the block runs; gives the callable that moves it."""
@@ -97,13 +103,30 @@ class Report:
             f"  {served.decode_node}: reused {_count(generated.n_reused, 'token')}, computed"
             f" {generated.n_computed}, generated {len(generated.tokens)}"
         )
-        self._moved(served)
+        self._moved(
+            [*_ways(served.prefill_node, served.prefilled), *_ways(served.decode_node, served.generated)]
+        )
+        self._compared(served)
+
+    def survived(self, survived: Survived) -> None:
+        """Show what the successor of the engine that was killed made of its pages."""
+        generated, name = survived.generated.result, survived.engine_name
+        self._print(
+            f"  {name}, started anew: reused {_count(generated.n_reused, 'token')} that its predecessor computed,"
+            f" computed {generated.n_computed}, first token after {_ms(generated.first_token_seconds)}"
+            f" ({_ms(survived.alone.first_token_seconds)} without p2pkv)"
+        )
+        self._moved(_ways(name, survived.generated))
+        self._compared(survived)
+
+    def _compared(self, answered: Answered) -> None:
+        generated = answered.generated.result
         self._output("with p2pkv", generated.tokens)
-        self._output("one process alone", served.alone.tokens)
+        self._output("one process alone", answered.alone.tokens)
         kv = generated.n_reused // PAGE * Shape().page_nbytes / MIB
         for is_same, what in (
-            (served.has_same_tokens, f"output, token for token ({len(generated.tokens)} tokens)"),
-            (served.has_same_kv, f"KV, bit for bit ({kv:g} MiB fetched)"),
+            (answered.has_same_tokens, f"output, token for token ({len(generated.tokens)} tokens)"),
+            (answered.has_same_kv, f"KV, bit for bit ({kv:g} MiB fetched)"),
         ):
             self._print(
                 f"  [bold green]✓ same {what}[/]" if is_same else f"  [bold red]✗ not the same {what}[/]"
@@ -146,10 +169,8 @@ class Report:
         """Say why the demo fails."""
         self._console.print(Text(what, style="bold red"), soft_wrap=True)  # it may quote a traceback
 
-    def _moved(self, served: Served) -> None:
-        """Show which pages came from where."""
-        ways = [(served.prefill_node, way) for way in served.prefilled.traffic]
-        ways += [(served.decode_node, way) for way in served.generated.traffic]
+    def _moved(self, ways: Sequence[tuple[str, messages.Traffic]]) -> None:
+        """Show which pages came from where, and went to whom."""
         if not ways:
             return
         table = _table("pages moved", "to", "from", "transport", "pages", "MiB", "ms", "GB/s", n_text=3)
@@ -181,6 +202,12 @@ def _table(title: str, *columns: str, n_text: int = 9) -> Table:
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index < n_text else "right")
     return table
+
+
+def _ways(
+    reader: str, done: messages.PrefillDone | messages.GenerateDone
+) -> list[tuple[str, messages.Traffic]]:
+    return [(reader, way) for way in done.traffic]
 
 
 def _count(n: int, noun: str) -> str:

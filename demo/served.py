@@ -19,15 +19,10 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """A request, prefilled on one node and generated on another, and once more on the latter alone."""
+class Answered:
+    """A request's output, beside that of one process alone."""
 
     request: Request
-    prefill_node: str
-    decode_node: str
-    prefill_seconds: float
-    """From sending the prompt to the prefill node to its answer."""
-    prefilled: messages.PrefillDone
     generated: messages.GenerateDone
     alone: engine.Generated
 
@@ -41,8 +36,8 @@ class Served:
         """The prompt's pages hold what one process alone computes, bit for bit."""
         return self.generated.result.kv_digest == self.alone.kv_digest
 
-    def problems(self) -> list[str]:
-        """Say what went wrong, one sentence each."""
+    def _differences(self, who: str) -> list[str]:
+        """Say in what the output of ``who`` differs, and that it reused too little; one sentence each."""
         name, problems = self.request.name, []
         if not self.has_same_tokens:
             pairs = zip(self.generated.result.tokens, self.alone.tokens, strict=True)
@@ -50,12 +45,47 @@ class Served:
             problems.append(f"{name}: output differs from that of one process alone, from token {first} on")
         if not self.has_same_kv:
             problems.append(f"{name}: KV differs from that of one process alone")
-        for node, n_reused, n_expected in (
-            (self.prefill_node, self.prefilled.result.n_reused, self.request.n_known),
-            (self.decode_node, self.generated.result.n_reused, (len(self.request.prompt) - 1) // PAGE * PAGE),
-        ):
-            if n_reused < n_expected:
-                problems.append(
-                    f"{name}: {node} reused {n_reused} tokens of {n_expected} that were published"
-                )
+        return problems + self._too_little(
+            who, self.generated.result.n_reused, (len(self.request.prompt) - 1) // PAGE * PAGE
+        )
+
+    def _too_little(self, who: str, n_reused: int, n_expected: int) -> list[str]:
+        if n_reused >= n_expected:
+            return []
+        return [f"{self.request.name}: {who} reused {n_reused} tokens of {n_expected} that were published"]
+
+
+@dataclass(frozen=True, slots=True)
+class Served(Answered):
+    """A request, prefilled on one node and generated on another, and once more on the latter alone."""
+
+    prefill_node: str
+    decode_node: str
+    prefill_seconds: float
+    """From sending the prompt to the prefill node to its answer."""
+    prefilled: messages.PrefillDone
+
+    def problems(self) -> list[str]:
+        """Say what went wrong, one sentence each."""
+        n_reused = self.prefilled.result.n_reused
+        return [
+            *self._differences(self.decode_node),
+            *self._too_little(self.prefill_node, n_reused, self.request.n_known),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Survived(Answered):
+    """A request answered by the successor of an engine that was killed, with the pages that one had computed."""
+
+    engine_name: str
+    host_node: str
+    """It held the pages meanwhile."""
+
+    def problems(self) -> list[str]:
+        """Say what went wrong, one sentence each."""
+        problems = self._differences(f"the successor of {self.engine_name}")
+        elsewhere = {way.source for way in self.generated.traffic} - {self.host_node}
+        if elsewhere:
+            problems.append(f"{self.request.name}: pages came from {', '.join(sorted(elsewhere))}")
         return problems

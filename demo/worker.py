@@ -25,7 +25,8 @@ from p2pkv.testing.processes import claim_stdout
 N_PAGES = 96
 """Pages of KV cache: 1,536 tokens, more than the longest prompt and its output."""
 POOL_SIZE = "64MiB"
-"""Published pages: room for two of the longest prompts a node, which have 36 MiB each at most."""
+"""Published pages: room for two of the longest prompts a node, which have 36 MiB each at most. A worker that is
+attached has its host's node's."""
 
 
 class Worker:
@@ -103,6 +104,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m demo.worker", description=__doc__)
     parser.add_argument("--node-id", required=True)
     parser.add_argument("--join", required=True, help="HOST:PORT at which the nodes of the demo meet")
+    parser.add_argument(
+        "--attach", default="", help="unix:PATH of the host's node; without it a node of its own"
+    )
     parser.add_argument("--sabotage", action="store_true", help="spoil fetched KV (for tests)")
     options = parser.parse_args()
     answers = claim_stdout()
@@ -113,6 +117,7 @@ def main() -> int:
                 node_id=options.node_id,
                 join=[options.join],
                 pool_size=POOL_SIZE,
+                attach=options.attach,
                 namespace=f"demo/{model.shape.describe()}",
                 membership="embedded",
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,14 +31,17 @@ def demo(*arguments: str | bytes) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_both_prefill_nodes_serve_and_the_output_is_the_same() -> None:
+def test_both_prefill_engines_serve_and_one_is_survived_by_its_pages() -> None:
     done = demo()
     assert done.returncode == 0, done.stdout + done.stderr
     for fact in ("prefill-0", "prefill-1", "decode-0", "GB/s", "time to first token"):
         assert fact in done.stdout
     assert "prefill-1: reused 608 tokens, computed 96" in done.stdout
-    assert done.stdout.count("same output, token for token") == 2
-    assert done.stdout.count("same KV, bit for bit") == 2
+    assert "prefill-0 is killed" in done.stdout
+    assert "prefill-0, started anew: reused 608 tokens that its predecessor computed" in done.stdout
+    assert re.search(r"prefill-0 +host-0 +shm +38 ", done.stdout)
+    assert done.stdout.count("same output, token for token") == 3
+    assert done.stdout.count("same KV, bit for bit") == 3
 
 
 @pytest.mark.parametrize(
@@ -62,8 +66,9 @@ def test_any_text_is_served(prompt: str | bytes, said: str) -> None:
 def test_spoiled_kv_fails_the_demo() -> None:
     done = demo("--sabotage")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "output differs from that of one process alone" in done.stdout
-    assert "KV differs from that of one process alone" in done.stdout
+    for number in (1, 2):
+        assert f"prompt {number}: output differs from that of one process alone" in done.stdout
+        assert f"prompt {number}: KV differs from that of one process alone" in done.stdout
 
 
 @pytest.fixture
@@ -92,7 +97,7 @@ def started() -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_worker_outlives_the_demo(started: subprocess.Popen[str], number: signal.Signals) -> None:
     workers = psutil.Process(started.pid).children()
-    assert len(workers) == 3
+    assert len(workers) == 4
     started.send_signal(number)
     started.communicate(timeout=SECONDS)
     _gone, alive = psutil.wait_procs(workers, timeout=60.0)
@@ -112,5 +117,6 @@ def test_a_worker_that_dies_is_named(started: subprocess.Popen[str]) -> None:
 
 def test_a_worker_that_cannot_start_is_quoted() -> None:
     quoted = pytest.raises(WorkerError, match=r"(?s)decode-0 has ended \(exit status 2\).*--no-such-option")
-    with quoted, running(["decode-0"], ["--no-such-option"]) as cluster:
+    with quoted, running(["--no-such-option"]) as cluster:
+        cluster.start("decode-0")
         cluster.meet(lambda *_: None)
