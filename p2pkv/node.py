@@ -306,7 +306,7 @@ class Node:
     def routers(self) -> Sequence[str]:
         """Return the heartbeat addresses of the routers that have told this node that they are there.
 
-        They tell members; an attached engine has to be told by its setting or its engine's options.
+        They tell members; an attached engine hears of them from its host's node, some seconds later.
         """
         return self._parts.routers.addresses()
 

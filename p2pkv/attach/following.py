@@ -1,5 +1,7 @@
 """The view of an engine that is no member: it asks its host's node, and others while that is silent.
 
+With it it asks which routers there are, since those tell members only.
+
 An attached engine takes no part in membership: nobody probes it, nothing is kept for it, and its end is no event. It
 needs to know who the members are all the same, because it asks their shards and reads their pools itself.
 """
@@ -34,12 +36,20 @@ class Following(Resource):
     """Knows the view from :meth:`look` on; a thread keeps it from :meth:`start` to :meth:`close`."""
 
     def __init__(
-        self, client: ControlClient, on_change: Callable[[View, View], None], on_confirmed: Callable[[], None]
+        self,
+        client: ControlClient,
+        on_change: Callable[[View, View], None],
+        on_confirmed: Callable[[], None],
+        take_routers: Callable[[bytes], None],
     ) -> None:
-        """``on_change`` is called with the view before and the new one, ``on_confirmed`` after each look."""
+        """``on_change`` is called with the view before and the new one, ``on_confirmed`` after each look.
+
+        ``take_routers`` is shown what the host's node knows of routers.
+        """
         self._client = client
         self._on_change = on_change
         self._on_confirmed = on_confirmed
+        self._take_routers = take_routers
         self._log = LimitedLog(_log)
         self._random = Random()  # noqa: S311 - whom to ask, nothing secret
         self._address = ""
@@ -95,6 +105,16 @@ class Following(Resource):
                 self._take_from(self._random.choice(others), _ANSWER_S)
         elif not is_known or time.monotonic() - self._asked_whole > _WHOLE_S:
             self._take_from(self._address, _ANSWER_S)
+            self._ask_routers()
+
+    def _ask_routers(self) -> None:
+        reply = self._client.ask(Request(self._address, Kind.ROUTERS), _ANSWER_S)
+        if reply is None or not reply.ok or not reply.body:
+            return  # a node that has heard of none, or of a version that knows nothing of them
+        try:
+            self._take_routers(reply.body)
+        except ControlError as error:
+            self._log.warning(self._address, "%s told of %s", self._address, error)
 
     def _is_same(self, address: str) -> bool | None:
         """Whether the view there has the digest of this one; None if nobody answers."""

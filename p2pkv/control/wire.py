@@ -70,6 +70,7 @@ class Kind(IntEnum):
     TAKE_OVER = 18
     LET_GO = 19
     DRAIN = 20
+    ROUTERS = 21
 
 
 REPLY = 0x8000

@@ -1,11 +1,13 @@
 """Which routers there are: each tells all nodes where it takes heartbeats, and engines' hearts follow.
 
 A router is no member of the cluster. It sends members news (GOSSIP, ``docs/membership.md``) that have no member in
-them, but the router itself. A node forgets it when it has not said so again for as long as it said.
+them, but the router itself. A node forgets it when it has not said so again for as long as it said. An engine that is
+attached to its host's node asks that one, with which it shares a clock.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +16,7 @@ import msgspec
 
 from p2pkv.address import split_address
 from p2pkv.directory.view import VIEW_VERSION
-from p2pkv.errors import ConfigError
+from p2pkv.errors import ConfigError, ControlError
 
 MOST_ROUTERS = 64
 """Routers that a node knows, and an engine tells; further ones are left out."""
@@ -49,6 +51,7 @@ class _Told(msgspec.Struct):
 
 
 _decoder = msgspec.msgpack.Decoder(_News)
+_all_decoder = msgspec.msgpack.Decoder(list[tuple[str, float]])
 
 
 def pack_news(address: str, lasts: float) -> bytes:
@@ -74,23 +77,41 @@ class KnownRouters:
             return False  # whoever reads it as a view says so
         if news is None:
             return False
-        try:
-            is_fit = len(news.address) <= _MOST_ADDRESS and split_address("router", news.address)[1] > 0
-        except ConfigError:
-            is_fit = False
-        if is_fit and news.lasts_ms > 0:
-            self._note(news)
+        self._note(news.address, self._now() + news.lasts_ms / 1000)
         return True
 
-    def _note(self, news: RouterNews) -> None:
+    def pack(self) -> bytes:
+        """Return all that are known, for :meth:`take_all` in another process of this host."""
+        with self._lock:
+            return msgspec.msgpack.encode(list(self._until.items()))
+
+    def take_all(self, blob: bytes) -> None:
+        """Take what another process of this host knows; raises :class:`~p2pkv.errors.ControlError` for nonsense."""
+        try:
+            known = _all_decoder.decode(blob)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ControlError(f"routers that can't be read: {error}") from error
+        for address, until in known[:MOST_ROUTERS]:
+            self._note(address, until)
+
+    def _note(self, address: str, until: float) -> None:
         now = self._now()
+        if not now < until < math.inf or not _is_fit(address):
+            return
         with self._lock:
             self._until = {address: until for address, until in self._until.items() if until > now}
-            if news.address in self._until or len(self._until) < MOST_ROUTERS:
-                self._until[news.address] = now + min(news.lasts_ms / 1000, _MOST_LASTS_S)
+            if address in self._until or len(self._until) < MOST_ROUTERS:
+                self._until[address] = min(until, now + _MOST_LASTS_S)
 
     def addresses(self) -> tuple[str, ...]:
         """Return where those take heartbeats that are there now."""
         now = self._now()
         with self._lock:
             return tuple(address for address, until in self._until.items() if until > now)
+
+
+def _is_fit(address: str) -> bool:
+    try:
+        return len(address) <= _MOST_ADDRESS and split_address("router", address)[1] > 0
+    except ConfigError:
+        return False

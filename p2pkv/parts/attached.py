@@ -61,9 +61,10 @@ class AttachedParts:
         self._version = version("p2pkv")
         # Drawn: no member has it, and two engines of one node_id are two engines.
         self.own_key = secrets.randbits(64)
+        self._host_key = 0
         self.metrics_port: int | None = None
         self.indexer_port: int | None = None
-        self.routers = KnownRouters()  # which tell members of themselves, so none is known here
+        self.routers = KnownRouters()  # which tell members of themselves, so the host's node is asked
         with ExitStack() as undo:
             self._build(undo, extra_transports)
             self._undo = undo.pop_all()
@@ -90,13 +91,16 @@ class AttachedParts:
         self.epochs_known = _native.NamespaceEpochs()
         self.epochs_known.follow(scopes(config.namespace))
         self._open_directory(undo, handshakes)
-        self.following = Following(self.client, self._view_changed, self.directory.confirm_view)
+        self.following = Following(
+            self.client, self._view_changed, self.directory.confirm_view, self.routers.take_all
+        )
         undo.callback(self.following.close)
         self.epochs = EpochKeeper(self.epochs_known, self.client, self._members)
         undo.callback(self.epochs.close)
         self.caching = AttachedCaching(self._make_cache(undo))
         attachment = self.own_host.attachment
         if attachment is not None:
+            self._host_key = attachment.node_key
             self.following.look(attachment.address, _MEET_S)
         self.epochs.learn(time.monotonic() + _MEET_S)
         self.epochs.start()
@@ -262,6 +266,7 @@ class AttachedParts:
         return {member.key: member for member in self.following.view.present()}
 
     def _attached_again(self, attachment: _native.Attachment) -> None:
+        self._host_key = attachment.node_key
         self.following.follow(attachment.address)
 
     def _view_changed(self, old: View, new: View) -> None:
@@ -277,6 +282,14 @@ class AttachedParts:
         for member in gone:
             self.caching.cache.drop_owner(node_key(member.node_id))
             self.client.forget(member.address)
+        self._hold_host(old, new)
+
+    def _hold_host(self, old: View, new: View) -> None:
+        """Map the pool of the host's node in, and keep it so, as soon as there is one, or another one."""
+        known, host = old.by_key(self._host_key), new.by_key(self._host_key)
+        is_new = known is None or host is None or known.boot_epoch != host.boot_epoch
+        if is_new and host is not None and host.is_present:
+            self.peers.hold(host)
 
     def interrupt(self) -> None:
         """Let the calls under way end at once, with misses or ClosedError."""

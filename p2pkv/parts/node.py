@@ -324,11 +324,18 @@ class NodeParts:
     def _others(self, view: View) -> list[Member]:
         return [member for member in view.present() if member.node_id != self._config.node_id]
 
+    def _take_router(self, blob: bytes) -> bool:
+        """Take a router's news, and have engines that are attached be told; whether it was that."""
+        is_news = self.routers.take(blob)
+        if is_news:
+            self.control.server.loop.set_routers(self.routers.pack())
+        return is_news
+
     def _join(self, undo: ExitStack, clock: Clock, timing: Timing) -> Membership:
         config, caching = self._config, self.caching
         confirmed = {} if caching is None else {"on_confirmed": caching.directory.confirm_view}
         membership = self._engine(
-            ControlNetwork(self.control.server, self.control.gossip, self.routers.take),
+            ControlNetwork(self.control.server, self.control.gossip, self._take_router),
             Identity(
                 config.node_id,
                 self.peers.domains,

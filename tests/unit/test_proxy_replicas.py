@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import time
@@ -191,6 +192,26 @@ def test_a_node_keeps_no_more_routers_than_it_may_and_none_that_can_not_be() -> 
     assert len(known.addresses()) == 64
     for news in (b"", b"\xff", b"\x81\xa6router\x01", b"\x93\x01\x02\x03", os.urandom(100)):
         assert not known.take(news)
+
+
+def test_what_one_process_of_a_host_knows_another_takes() -> None:
+    now = [100.0]
+    known, told = KnownRouters(lambda: now[0]), KnownRouters(lambda: now[0])
+    known.take(pack_news("10.0.0.1:8100", 15.0))
+    told.take_all(known.pack())
+    now[0] = 114.0
+    told.take_all(known.pack())
+    assert told.addresses() == ("10.0.0.1:8100",)
+    now[0] = 115.0  # said by nobody since
+    told.take_all(known.pack())
+    assert told.addresses() == ()
+    for wrong in (b"", b"\xff", b"\x93\x01\x02\x03", msgspec.msgpack.encode([["10.0.0.1:8100"]])):
+        with pytest.raises(ControlError):
+            told.take_all(wrong)
+    told.take_all(
+        msgspec.msgpack.encode([["10.0.0.1:8100", math.inf], ["nowhere", 200.0], ["h:1", math.nan]])
+    )
+    assert told.addresses() == ()
 
 
 def test_nodes_that_know_of_no_routers_read_their_news_as_an_empty_view() -> None:

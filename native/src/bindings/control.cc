@@ -146,6 +146,10 @@ void bind_loop(nb::module_& m) {
           },
           "view"_a, "digest"_a)
       .def(
+          "set_routers",
+          [](BoundLoop& self, const nb::bytes& routers) { self.native->set_routers(string_of(routers)); },
+          "routers"_a)
+      .def(
           "serve",
           [](BoundLoop& self, const std::string& name, std::shared_ptr<Transport> transport,
              const nb::bytes& regions) {

@@ -138,6 +138,8 @@ void ControlLoop::answer(const std::string& peer, const Header& header, wire::Re
         return refuse(peer, header, ReplyStatus::kMalformed, "too many pages to be taken over at once");
       }
       return queue({static_cast<Kind>(header.kind), route_to(peer, header), std::string(body.rest())});
+    case Kind::kRouters:
+      return routers(peer, header);
     case Kind::kExplain:
       return explain(peer, header, body);
     default:
@@ -227,6 +229,15 @@ void ControlLoop::exchange(const std::string& peer, const Header& header, wire::
   }
   send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, 1), view);
   queue({Kind::kExchange, {}, std::string(body.rest())});
+}
+
+void ControlLoop::routers(const std::string& peer, const Header& header) {
+  std::string known;
+  {
+    const std::lock_guard lock(mutex_);
+    known = routers_;
+  }
+  send(peer, wire::make_reply(header, ReplyStatus::kOk, boot_, 1), known);
 }
 
 void ControlLoop::counters(const std::string& peer, const Header& header, wire::Reader body) {
@@ -387,6 +398,11 @@ void ControlLoop::woken() {
   lock.unlock();
   for (const Frames& frames : outgoing) thread_->send(frames);
   go_on_taking_back();
+}
+
+void ControlLoop::set_routers(std::string routers) {
+  const std::lock_guard lock(mutex_);
+  routers_ = std::move(routers);
 }
 
 void ControlLoop::set_view(std::string view, uint64_t digest) {

@@ -62,6 +62,8 @@ class ControlLoop {
   void withdraw();
   // What probes and exchanges are answered with from now on.
   void set_view(std::string view, uint64_t digest);
+  // Who asks which routers there are is told this.
+  void set_routers(std::string routers);
   // Handshakes for `name` are answered by `acceptor`, or queued for Python if that is null. `regions` goes to
   // the reader with the acceptor's half.
   void serve(const std::string& name, std::shared_ptr<Acceptor> acceptor, std::string regions);
@@ -122,6 +124,7 @@ class ControlLoop {
   void connect(const std::string& peer, const wire::Header& header, wire::Reader body);
   void exchange(const std::string& peer, const wire::Header& header, wire::Reader body);
   void counters(const std::string& peer, const wire::Header& header, wire::Reader body);
+  void routers(const std::string& peer, const wire::Header& header);
   void epochs(const std::string& peer, const wire::Header& header, wire::Reader body);
   void follow(const std::string& peer, const wire::Header& header, wire::Reader body);
   void take_back(const std::string& peer, const wire::Header& header, wire::Reader body);
@@ -142,6 +145,7 @@ class ControlLoop {
   std::condition_variable changed_;
   bool stopped_ = false;
   std::string view_;
+  std::string routers_;
   uint64_t digest_ = 0;
   std::map<std::string, Served> served_;
   std::shared_ptr<DirectoryServer> directory_;

@@ -43,6 +43,7 @@ enum class Kind : uint16_t {
   kTakeOver = 18,  // this and the next two: likewise
   kLetGo = 19,
   kDrain = 20,
+  kRouters = 21,
   kReply = 0x8000,  // set in the kind of every reply
 };
 
