@@ -14,6 +14,7 @@
 
 #include "attach/attachment.h"
 #include "attach/host.h"
+#include "attach/untold.h"
 #include "net/packets.h"
 #include "pool_calls.h"
 #include "seed.h"
@@ -243,4 +244,44 @@ TEST(attach_threads_of_an_engine_publish_at_once) {
   }
   for (std::thread& thread : threads) thread.join();
   CHECK_EQ(n_stored.load(), size_t{12 * 20 * 4});
+}
+
+TEST(attach_what_an_engine_has_not_told_of_when_it_ends_is_told_by_the_node) {
+  HostsNode node;
+  auto engine = node.attach();
+  Bytes memory(4 * kPage);
+  const EnginePages pages(memory.data(), 4);
+  CHECK(!engine->publish(pages.get(), Deadline::after(60)).is_lost);
+  CHECK(node.shard.take_doubted(16).empty());
+  engine.reset();
+  std::vector<Key> told;
+  for (const auto end = Deadline::after(30); told.size() < 4 && !end.passed(); std::this_thread::yield()) {
+    for (const Key& key : node.shard.take_doubted(16)) told.push_back(key);
+  }
+  CHECK_EQ(told.size(), 4U);
+}
+
+TEST(attach_what_an_owner_has_missed_is_told_by_the_node) {
+  HostsNode node;
+  const auto engine = node.attach();
+  std::vector<Key> keys;
+  for (uint64_t i = 0; i < 5000; ++i) keys.push_back(key_of(i));
+  engine->tell_missed(keys.data(), keys.size(), Deadline::after(30));
+  CHECK_EQ(node.shard.take_doubted(10000).size(), keys.size());
+}
+
+TEST(attach_what_an_engine_withdrew_too_late_is_untold) {
+  p2pkv::attaching::Untold untold;
+  untold.add(1, {key_of(1)}, Deadline::after(60));
+  untold.add(2, {key_of(2), key_of(3)}, Deadline::after(60));
+  CHECK(untold.take_withdrawn(0).empty());
+  CHECK(untold.take_withdrawn(1).empty());  // it was answered, since another one came after it
+  CHECK_EQ(untold.take_withdrawn(2).size(), 2U);
+  CHECK(untold.take_withdrawn(2).empty());
+  CHECK_EQ(untold.take().size(), 1U);
+  untold.add(3, {key_of(4)}, Deadline::after(0));
+  CHECK(untold.take().empty());  // its time was over
+  const size_t batch = 4096;
+  for (uint64_t id = 4; id < 64; ++id) untold.add(id, std::vector<Key>(batch), Deadline::after(60));
+  CHECK(untold.take().size() <= p2pkv::attaching::Untold::kMost + 2 * batch);
 }

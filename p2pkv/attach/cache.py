@@ -85,12 +85,13 @@ class AttachedCache:
         self._check_statuses(call, statuses, raw)
         if is_draining:
             return self._unpublished("draining", len(ids))
-        outcomes = self._tell(call.ids, is_found, is_told, sequences, raw, deadline)
+        outcomes = self._tell(attachment.node_key, call.ids, is_found, is_told, sequences, raw, deadline)
         self._count(call, statuses, is_found, outcomes, began)
         return outcomes
 
     def _tell(
         self,
+        host: int,
         ids: Keys,
         is_found: NDArray[np.uint8],
         is_told: NDArray[np.uint8],
@@ -106,12 +107,12 @@ class AttachedCache:
         self._reader.locations.put(
             ids if len(there) == len(ids) else ids[there], raw if len(there) == len(ids) else raw[there]
         )
-        if len(self._directory.ring.members) == 1 and outcomes[there].all():
-            return outcomes
         locations = as_locations(raw)
         for sequence in np.unique(sequences[there]).tolist():  # one, but for a batch of several requests
             rows = there[sequences[there] == sequence]
-            outcomes[rows] |= self._directory.put(ids[rows], locations[rows], deadline, sequence=sequence)
+            outcomes[rows] |= self._directory.put_beside(
+                host, outcomes[rows], ids[rows], locations[rows], deadline, sequence=sequence
+            )
         return outcomes
 
     def _check_statuses(self, call: PageCall, statuses: NDArray[np.uint8], raw: NDArray[np.uint8]) -> None:

@@ -89,6 +89,7 @@ class DirectoryClient:
         self._owners = Owners(client, channels, metrics, self._clock)
         self._sequences = _native.Sequences()
         self._newcomers = Newcomers(self._clock)
+        self._beside: _Beside | None = None
         self.on_missed: Callable[[str, Keys], None] = lambda _, __: None
         """Called with the id of an owner that did not take a put or a drop, and what it missed: it is told again."""
         shard.watch(own_key)
@@ -126,12 +127,9 @@ class DirectoryClient:
     ) -> Route:
         ring = Ring(members, self._replicas, like=like.ring if like is not None else None)
         keys = [node_key(member.node_id) for member in ring.members]
-        is_healthy = np.array([member.state is State.ALIVE for member in ring.members], np.uint8)
         own_index = keys.index(self._own_key) if self._own_key in keys else -1
-        table = _native.RingTable(ring.points, ring.successors, is_healthy, own_index)
-        return Route(
-            ring, own_index, table, np.array(keys, np.uint64), before, self._clock.monotonic() + SETTLING_S
-        )
+        member_keys, until = np.array(keys, np.uint64), self._clock.monotonic() + SETTLING_S
+        return Route(ring, own_index, _table(ring, own_index), member_keys, before, until)
 
     @property
     def ring(self) -> Ring:
@@ -238,6 +236,33 @@ class DirectoryClient:
         ask.put_own(self._shard, entries)
         self._owners.ask(route, Question(Kind.PUT, ask, entries), deadline, meanwhile)
         self._note_missed(route, keys, ask)
+        return ask.answered()
+
+    def put_beside(
+        self,
+        told_by: int,
+        is_told: NDArray[np.uint8],
+        keys: Keys,
+        locations: Locations,
+        deadline: float,
+        *,
+        sequence: int,
+    ) -> NDArray[np.uint8]:
+        """Do as :meth:`put` what is left of it: the member with this key has taken the entries that ``is_told``.
+
+        Only if that is those that it owns by this view as well; else all owners are told, it included.
+        """
+        beside = self._beside
+        if beside is None or beside.of is not self._route or beside.told_by != told_by:
+            beside = self._beside = _Beside.made(self._route, told_by)
+        route = beside.of
+        ask = _native.AskBatch(keys, None, beside.table)
+        if not np.array_equal(ask.answered(), is_told):
+            return self.put(keys, locations, deadline, sequence=sequence)
+        if not ask.is_settled():
+            question = Question(Kind.PUT, ask, _native.put_entries(keys, as_bytes(locations), sequence))
+            self._owners.ask(route, question, deadline)
+            self._note_missed(route, keys, ask)
         return ask.answered()
 
     def publish(
@@ -415,6 +440,25 @@ class DirectoryClient:
         ask.put_own(self._shard, entries)
         self._owners.ask(route, Question(Kind.PUT, ask, entries), deadline)
         return ask.answered().astype(bool)
+
+
+def _table(ring: Ring, own_index: int) -> _native.RingTable:
+    is_healthy = np.array([member.state is State.ALIVE for member in ring.members], np.uint8)
+    return _native.RingTable(ring.points, ring.successors, is_healthy, own_index)
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """A route as the member goes by it that an attached engine tells the directory for."""
+
+    of: Route
+    told_by: int
+    table: _native.RingTable
+
+    @classmethod
+    def made(cls, route: Route, told_by: int) -> _Beside:
+        found = np.flatnonzero(route.member_keys == told_by)
+        return cls(route, told_by, _table(route.ring, int(found[0]) if len(found) else -1))
 
 
 def _only(route: Route, owners: NDArray[np.int32], node_id: str) -> NDArray[np.int32]:

@@ -35,7 +35,7 @@ from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
 from p2pkv.metrics import BoundedPeers, Metrics
 from p2pkv.metrics_server import MetricsServer
-from p2pkv.page import Namespace, scopes
+from p2pkv.page import Keys, Namespace, scopes
 from p2pkv.parts.cache import OTHER_HOLDERS
 from p2pkv.peers.connections import PeerConnections
 from p2pkv.peers.handshakes import Handshakes
@@ -45,6 +45,8 @@ from p2pkv.transports.base import Transport, TransportSettings
 
 _MEET_S = 5.0
 """How long a start waits for what the host's node knows."""
+_MISSED_S = 0.02
+"""For telling the host's node of what an owner has missed: a call may be over its deadline by then."""
 _GRANULE = 4096
 
 
@@ -154,6 +156,13 @@ class AttachedParts:
             metrics=self.metrics,
             others=self._other_holders,
         )
+        self.directory.on_missed = self._tell_missed
+
+    def _tell_missed(self, _node_id: str, keys: Keys) -> None:
+        """Have the host's node tell an owner that did not take what this engine told it."""
+        attachment = self.own_host.attachment
+        if attachment is not None:
+            attachment.tell_missed(keys, _MISSED_S)
 
     def _make_cache(self, undo: ExitStack) -> AttachedCache:
         config = self._config

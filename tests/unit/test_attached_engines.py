@@ -7,7 +7,11 @@ from pathlib import Path
 import numpy as np
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from cluster import eventually, free_port
 from p2pkv import Config, Node
+from p2pkv.attach.cache import AttachedCache
+from p2pkv.directory.routers import pack_news
+from p2pkv.page import row_pieces
 from p2pkv.tracing import about
 from spans import exported_to
 
@@ -51,3 +55,36 @@ def test_a_bump_holds_at_once_for_an_engine_that_has_asked_nobody(tmp_path: Path
         host.bump(timeout=20.0)
         assert not engine.exists(KEYS, timeout=20.0).any()
         assert engine.epoch == host.epoch > 0
+
+
+def test_pages_whose_engine_ended_before_it_told_the_directory_are_found_from_other_hosts(
+    tmp_path: Path,
+) -> None:
+    tmp_path.chmod(0o700)
+    path, join = f"unix:{tmp_path}/s", [f"127.0.0.1:{free_port()}"]
+    keys, pages = [f"page-{i}" for i in range(64)], np.ones((64, 4096), np.uint8)
+    with (
+        Node.start(Config(node_id="other", join=join, replicas=1, pool_size="1MiB")) as other,
+        Node.start(Config(node_id="host", join=join, replicas=1, attach_listen=path)) as host,
+    ):
+        eventually(lambda: len(other.members()) == len(host.members()) == 2, 10.0)
+        with Node.start(Config(attach=path)) as engine:
+            engine.register_memory(pages)
+            cache, attachment = engine._cache, engine._parts.own_host.attachment
+            assert isinstance(cache, AttachedCache)
+            _, found, told, *_ = attachment.publish(cache.hash(keys)[1], row_pieces(pages), 20.0)
+            assert found.all()
+            assert 0 < told.sum() < len(keys)  # the others' entries lie at the other node
+            assert not other.exists(keys, timeout=20.0).all()
+        eventually(lambda: other.exists(keys, timeout=20.0).all(), 5.0)
+
+
+def test_an_engine_hears_of_routers_from_its_node(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    path = f"unix:{tmp_path}/s"
+    with (
+        Node.start(Config(node_id="host", attach_listen=path, pool_size="1MiB")) as host,
+        Node.start(Config(attach=path)) as engine,
+    ):
+        assert host._parts._take_router(pack_news("10.0.0.1:8100", 600.0))
+        eventually(lambda: engine.routers() == ("10.0.0.1:8100",), 10.0)

@@ -228,6 +228,7 @@ bool Attachment::ask_round(EngineLine& line, RequestKind kind, const PageBatch& 
     for (size_t i = first; i < batch.n_pages; ++i) answer->statuses[i] = PoolStatus::kTimedOut;
     return false;
   }
+  if (kind == RequestKind::kMissed) return true;
   const AnswerArea& given = line.answer();
   answer->is_draining = given.is_draining != 0;
   std::copy_n(given.is_found, n, answer->is_found.begin() + static_cast<ptrdiff_t>(first));
@@ -239,13 +240,12 @@ bool Attachment::ask_round(EngineLine& line, RequestKind kind, const PageBatch& 
   return true;
 }
 
-bool Attachment::look_up_on(EngineLine& line, const Key* keys, size_t n, const Deadline& deadline,
-                            Answer* answer, bool* is_usable) {
+bool Attachment::ask_of_keys(EngineLine& line, RequestKind kind, const Key* keys, size_t n,
+                             const Deadline& deadline, Answer* answer, bool* is_usable) {
   const PageBatch batch{n, 1, keys, nullptr};
   for (size_t first = 0; first < n; first += kMaxPages) {
     const size_t n_round = std::min(n - first, kMaxPages);
-    if (!ask_round(line, RequestKind::kLookUp, batch, first, n_round, deadline, answer, is_usable))
-      return false;
+    if (!ask_round(line, kind, batch, first, n_round, deadline, answer, is_usable)) return false;
   }
   return true;
 }
@@ -254,11 +254,17 @@ Attachment::Answer Attachment::look_up(const Key* keys, size_t n, const Deadline
   Answer answer(n);
   BorrowedLine line(*this, deadline);
   if (line) {
-    look_up_on(*line, keys, n, deadline, &answer, &line.is_usable);
+    ask_of_keys(*line, RequestKind::kLookUp, keys, n, deadline, &answer, &line.is_usable);
   } else {
     answer.is_lost = true;
   }
   return answer;
+}
+
+void Attachment::tell_missed(const Key* keys, size_t n, const Deadline& deadline) {
+  Answer answer(n);
+  BorrowedLine line(*this, deadline);
+  if (line) ask_of_keys(*line, RequestKind::kMissed, keys, n, deadline, &answer, &line.is_usable);
 }
 
 // How many pages from `first` on go into one request.
@@ -286,7 +292,8 @@ Attachment::Answer Attachment::publish(const PageBatch& batch, const Deadline& d
   if (is_staged || round_of(batch, 0, false) < batch.n_pages) {
     // All of it is looked at before anything of it is stored, as if it were one request.
     Answer known(batch.n_pages);
-    if (!look_up_on(*line, batch.keys, batch.n_pages, deadline, &known, &line.is_usable)) {
+    if (!ask_of_keys(*line, RequestKind::kLookUp, batch.keys, batch.n_pages, deadline, &known,
+                     &line.is_usable)) {
       answer.is_lost = known.is_lost;
       std::fill(answer.statuses.begin(), answer.statuses.end(), PoolStatus::kTimedOut);
       return answer;

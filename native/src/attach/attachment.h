@@ -60,6 +60,8 @@ class Attachment {
 
   Answer publish(const PageBatch& batch, const Deadline& deadline);
   Answer look_up(const Key* keys, size_t n, const Deadline& deadline);
+  // Says that some owner of these pages' entries has not taken them: the node sees to it.
+  void tell_missed(const Key* keys, size_t n, const Deadline& deadline);
 
   // Waits until the node has gone, or this is closed; false at the deadline.
   bool wait_gone(const Deadline& deadline);
@@ -90,8 +92,9 @@ class Attachment {
   static size_t round_of(const PageBatch& batch, size_t first, bool is_staged);
   bool ask_round(EngineLine& line, RequestKind kind, const PageBatch& batch, size_t first, size_t n,
                  const Deadline& deadline, Answer* answer, bool* is_usable);
-  bool look_up_on(EngineLine& line, const Key* keys, size_t n, const Deadline& deadline, Answer* answer,
-                  bool* is_usable);
+  // Requests that have keys alone, whichever they are.
+  bool ask_of_keys(EngineLine& line, RequestKind kind, const Key* keys, size_t n, const Deadline& deadline,
+                   Answer* answer, bool* is_usable);
 
   const pid_t pid_ = getpid();
   const std::string path_;

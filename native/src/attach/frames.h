@@ -96,7 +96,8 @@ struct Call {
 };
 static_assert(sizeof(Call) == 16);
 
-enum class RequestKind : uint32_t { kPublish = 1, kLookUp = 2 };
+// kMissed: some owner of these pages' entries did not take what the engine told it.
+enum class RequestKind : uint32_t { kPublish = 1, kLookUp = 2, kMissed = 3 };
 
 // A stretch of an engine's memory.
 struct MemoryPiece {

@@ -78,11 +78,13 @@ void HostLine::run() {
     if (is_closing_ || !send_packet(connection_.get(), Call{kCallMagic, 0, call.id})) break;
   }
   shutdown(connection_.get(), SHUT_RDWR);
+  tell(untold_.take());
 }
 
 // False if that is no request that an engine writes.
 bool HostLine::answer(uint64_t id) {
   answer_->n_pages = 0;
+  tell(untold_.take_withdrawn(load_word_of(request_->withdrawn)));
   // It may have been given up long ago, and another one written in its place.
   if (is_withdrawn(id)) {
     ++counts_.n_withdrawn;
@@ -92,10 +94,16 @@ bool HostLine::answer(uint64_t id) {
   if (!take(id, &request)) return is_withdrawn(id);
   ++counts_.n_requests;
   answer_->is_draining = *is_draining_;
-  if (request.kind == RequestKind::kPublish) {
-    publish(id, request);
-  } else {
-    look_up(request);
+  switch (request.kind) {
+    case RequestKind::kPublish:
+      publish(id, request);
+      break;
+    case RequestKind::kLookUp:
+      look_up(request);
+      break;
+    case RequestKind::kMissed:
+      tell(request.keys);
+      break;
   }
   answer_->n_pages = static_cast<uint32_t>(request.n_pages);
   return true;
@@ -107,7 +115,9 @@ bool HostLine::take(uint64_t id, Request* request) const {
   request->n_pieces = request_->n_pieces;
   request->timeout_ns = request_->timeout_ns;
   const bool is_publish = request->kind == RequestKind::kPublish;
-  if (!is_publish && request->kind != RequestKind::kLookUp) return false;
+  if (!is_publish && request->kind != RequestKind::kLookUp && request->kind != RequestKind::kMissed) {
+    return false;
+  }
   if (request->n_pages == 0 || request->n_pages > kMaxPages) return false;
   if (is_publish && (request->n_pieces == 0 || request->n_pieces > kMaxPieces / request->n_pages))
     return false;
@@ -164,6 +174,7 @@ void HostLine::publish(uint64_t id, const Request& request) {
   std::vector<uint8_t> is_there(n, 1);
   // A guest that came between the two was taken for what is published here, and has gone with the other.
   if (has_lost) parts_.pool.lookup(request.keys.data(), n, is_there.data(), locations.data());
+  std::vector<Key> untold;
   for (size_t i = 0; i < n; ++i) {
     const bool is_stored = statuses[i] == PoolStatus::kStored;
     answer_->statuses[i] = static_cast<uint8_t>(statuses[i]);
@@ -172,8 +183,10 @@ void HostLine::publish(uint64_t id, const Request& request) {
     if (!is_stored) continue;
     ++counts_.n_stored_pages;
     counts_.n_stored_bytes += locations[i].length;
+    untold.push_back(request.keys[i]);
   }
   announce(request);
+  if (!untold.empty()) untold_.add(id, std::move(untold), deadline);
 }
 
 // Tells the node's own shard, and its disk; the engine tells the other owners of the entries.
@@ -190,6 +203,11 @@ void HostLine::announce(const Request& request) {
   parts_.shard.put_own(entries.data(), entries.size(), parts_.shard.now(), is_own.data());
   for (size_t k = 0; k < pages.size(); ++k) answer_->is_told[pages[k]] = is_own[k];
   if (parts_.tier != nullptr) parts_.tier->note_published(request.keys.data(), request.n_pages);
+}
+
+// The engine won't. The node's announcer asks every owner of these whether it knows, and tells it if not.
+void HostLine::tell(const std::vector<Key>& untold) {
+  parts_.shard.doubt(untold.data(), untold.size());
 }
 
 void HostLine::look_up(const Request& request) {

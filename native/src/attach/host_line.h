@@ -9,6 +9,7 @@
 
 #include "attach/engine_memory.h"
 #include "attach/frames.h"
+#include "attach/untold.h"
 #include "base/fd.h"
 #include "base/thread.h"
 #include "directory/ask_batch.h"
@@ -79,6 +80,7 @@ class HostLine final {
   void publish(uint64_t id, const Request& request);
   void look_up(const Request& request);
   void announce(const Request& request);
+  void tell(const std::vector<Key>& untold);
   bool is_withdrawn(uint64_t id) const { return is_closing_ || load_word_of(request_->withdrawn) >= id; }
 
   UniqueFd connection_;  // stays the same from `open` on
@@ -92,6 +94,7 @@ class HostLine final {
   const std::atomic<bool>* is_draining_ = nullptr;
   std::atomic<bool> is_closing_{false};
   std::atomic<bool> has_ended_{false};
+  Untold untold_;  // of the thread alone
   NamedThread thread_;
 };
 

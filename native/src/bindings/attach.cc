@@ -101,6 +101,13 @@ Answered look_up_at_host(Attachment& self, const KeyArray& keys, double timeout)
   return give_answer(std::move(answer));
 }
 
+void tell_host_of_missed(Attachment& self, const KeyArray& keys, double timeout) {
+  const Key* data = require_keys(keys);
+  const size_t n = keys.shape(0);
+  const nb::gil_scoped_release unlocked;
+  self.tell_missed(data, n, Deadline::after(timeout));
+}
+
 }  // namespace
 
 void bind_attach(nb::module_& m) {
@@ -128,6 +135,7 @@ void bind_attach(nb::module_& m) {
       .def("forget", &Attachment::forget, "address"_a, Released())
       .def("publish", &publish_to_host, "keys"_a.noconvert(), "pieces"_a.noconvert(), "timeout"_a)
       .def("look_up", &look_up_at_host, "keys"_a.noconvert(), "timeout"_a)
+      .def("tell_missed", &tell_host_of_missed, "keys"_a.noconvert(), "timeout"_a)
       .def(
           "wait_gone",
           [](Attachment& self, double timeout) {

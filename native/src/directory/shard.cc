@@ -337,6 +337,11 @@ void Shard::doubt(const wire::DropEntry* entries, size_t n) {
   }
 }
 
+void Shard::doubt(const Key* keys, size_t n) {
+  const std::lock_guard lock(doubts_mutex_);
+  for (size_t i = 0; i < n && doubted_.size() < kMaxDoubted; ++i) doubted_.insert(keys[i]);
+}
+
 std::vector<Key> Shard::take_doubted(size_t limit) {
   std::lock_guard lock(doubts_mutex_);
   std::vector<Key> taken;

@@ -75,6 +75,8 @@ class Shard {
   // Remembers from now on which pages of this owner, the node itself, others find stale: only their owner
   // knows whether they are.
   void watch(uint64_t owner) { watched_ = owner; }
+  // The same is done for these, which others may not have been told of.
+  void doubt(const Key* keys, size_t n);
   // Takes the keys of at most `limit` of them, each once.
   std::vector<Key> take_doubted(size_t limit);
 
