@@ -1,0 +1,101 @@
+"""The processes of the hunt ``attach``: a host's node, a member of another host, and an engine that is killed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pkv import Config, Node, SharedRegion
+from p2pkv.testing.processes import ChildProcess, obey, say
+
+_TESTS = Path(__file__).resolve().parents[1]
+VICTIM_PAGES, VICTIM_NBYTES = 8, 16384
+_NEVER_S = 86400.0
+"""Of ``directory_check``: what an owner of entries was not told of is not looked for, so somebody has to say it."""
+
+
+def child(role: str, *arguments: str) -> ChildProcess:
+    """Start one; it says a line when it is ready."""
+    where = os.pathsep.join(map(str, (_TESTS, _TESTS / "support")))
+    return ChildProcess(
+        [sys.executable, "-m", "hunts.attach_processes", role, *arguments],
+        name=role,
+        environ=os.environ | {"PYTHONPATH": where},
+    )
+
+
+def rows_of(memory: NDArray[np.uint8], n: int, nbytes: int) -> NDArray[np.uint64]:
+    return memory[: n * nbytes].view(np.uint64).reshape(n, -1)
+
+
+def victim_keys(name: str, batch: int) -> tuple[list[str], list[int]]:
+    """Return the keys of a batch of the engine that is killed, and the number that each page is made of."""
+    values = [batch * VICTIM_PAGES + i + 1 for i in range(VICTIM_PAGES)]
+    return [f"{name}-{value}" for value in values], values
+
+
+class Other:
+    """A member of another host, which does what stdin says."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._memory = np.zeros(VICTIM_PAGES * VICTIM_NBYTES, np.uint8)
+        node.register_memory(self._memory)
+
+    def fetch(self, keys: list[str]) -> dict[str, list[int]]:
+        """Return the numbers that each page is made of that is found."""
+        rows = rows_of(self._memory, len(keys), VICTIM_NBYTES)
+        outcomes = self._node.fetch(keys, rows.view(np.uint8), timeout=5.0)
+        pages = zip(keys, rows, outcomes, strict=True)
+        return {key: np.unique(row)[:4].tolist() for key, row, outcome in pages if outcome}
+
+
+def be_host(path: str, join: str) -> None:
+    """Be the node until stdin ends."""
+    config = Config(
+        node_id="host",
+        attach_listen=path,
+        join=[join],
+        pool_size="256MiB",
+        replicas=1,
+        directory_check=_NEVER_S,
+    )
+    with Node.start(config):
+        say("ready")
+        sys.stdin.read()
+
+
+def be_other() -> None:
+    """Be the member of another host until stdin ends; the first answer is its address."""
+    with Node.start(Config(node_id="other", pool_size="4MiB", replicas=1)) as node:
+        say({"result": node.address})
+        obey(Other(node))
+
+
+def be_victim(name: str, path: str) -> None:
+    """Publish batch after batch until killed, and say the number of each one that is published whole."""
+    with Node.start(Config(node_id=name, attach=path, replicas=1)) as node:
+        region = SharedRegion.create(VICTIM_PAGES * VICTIM_NBYTES)
+        node.register_address(region.address, region.nbytes, region)
+        rows = rows_of(region.array, VICTIM_PAGES, VICTIM_NBYTES)
+        say("ready")
+        for batch in range(1 << 30):
+            keys, values = victim_keys(name, batch)
+            rows[:] = np.array(values, np.uint64)[:, None]
+            while not node.publish(keys, rows.view(np.uint8), timeout=30.0).all():
+                pass
+            say(batch)
+
+
+if __name__ == "__main__":
+    role, *arguments = sys.argv[1:]
+    if role == "host":
+        be_host(*arguments)
+    elif role == "other":
+        be_other()
+    else:
+        be_victim(role, *arguments)
