@@ -14,6 +14,7 @@ from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.cli.signals import EndingSignals
 from p2pkv.config import Config
 from p2pkv.directory.view import Member
+from p2pkv.errors import ConfigError
 from p2pkv.node import Node
 
 _LOOK_S = 0.2
@@ -36,7 +37,13 @@ def run(
     """
     write_logs(log_level)
     given = {} if drain is None else {"drain": drain}
-    run_until_ended(load(config, settings, **given))
+    loaded = load(config, settings, **given)
+    if loaded.attach:
+        raise ConfigError(
+            f"attach is {loaded.attach!r}, but p2pkv node is what engines attach to, and can't be attached itself; "
+            "leave attach (P2PKV_ATTACH) out, or set attach_listen to have engines attach there"
+        )
+    run_until_ended(loaded)
 
 
 def run_until_ended(config: Config) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -127,3 +131,51 @@ def test_two_nodes_do_not_share_a_path(cluster: Cluster, path: str) -> None:
     host(cluster, path)
     with pytest.raises(RefusedError, match="another node listens there"):
         cluster.start("second", attach_listen=path)
+
+
+def test_a_node_that_engines_attach_to_is_not_attached_itself(path: str) -> None:
+    command = [sys.executable, "-m", "p2pkv", "node", "--set", f"attach={path}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "p2pkv node is what engines attach to, and can't be attached itself" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_is_refused_even_where_the_files_let_him_in(cluster: Cluster) -> None:
+    with tempfile.TemporaryDirectory(prefix="p2pkv-") as folder:  # those of pytest are closed to others
+        owner = host(cluster, f"unix:{folder}/s")
+        assert _as_nobody(f"{folder}/s") == "PermissionError"
+        os.chmod(folder, 0o711)
+        assert _as_nobody(f"{folder}/s") == "PermissionError"
+        os.chmod(f"{folder}/s", 0o666)
+        assert _as_nobody(f"{folder}/s") == "hung up"  # the kernel says who he is
+        assert owner.call("counters")["p2pkv_attach_refused_total"] == 1
+        assert owner.call("counters")["p2pkv_attached_engines"] == 0
+        assert all(engine(cluster, f"unix:{folder}/s").call("publish", keys=KEYS, nbytes=4096))
+
+
+def _as_nobody(path: str) -> str:
+    """Say what becomes of another user's attempt to attach."""
+    program = """
+import os, socket, struct, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as visitor:
+    visitor.settimeout(30)
+    try:
+        visitor.connect(sys.argv[1])
+        visitor.send(struct.pack("=IHHQQ", 0x48413250, 1, 1, 0, 0))
+        print("hung up" if not visitor.recv(4096) else "let in")
+    except (ConnectionResetError, BrokenPipeError):
+        print("hung up")
+    except OSError as error:
+        print(type(error).__name__)
+"""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program, path],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd="/",
+    )
+    return done.stdout.strip()
