@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
 READER = "reader"
 OWNER = "owner"
+
+
+class Memories(Protocol):
+    """A node of this process, and where pages come from and go to."""
+
+    node: Node
+    source: Source
+    destination: Destination
 
 
 class Pair:

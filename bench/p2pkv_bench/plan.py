@@ -21,6 +21,7 @@ SUITES = (
         "scrape",
         "indexer",
         "rails",
+        "attach",
     ),
 )
 LONG = frozenset(SUITES[SUITES.index("threads") :]) | {"load"}

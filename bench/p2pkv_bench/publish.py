@@ -12,7 +12,7 @@ from p2pkv.node import Node
 from p2pkv_bench import references
 from p2pkv_bench.errors import BenchError
 from p2pkv_bench.keys import keys_at
-from p2pkv_bench.pair import OWNER, Pair
+from p2pkv_bench.pair import OWNER, Memories, Pair
 from p2pkv_bench.peer import Meeting
 from p2pkv_bench.plan import Plan
 from p2pkv_bench.rounds import Call, Contestant, take_turns, timed
@@ -36,23 +36,28 @@ def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
 
 
 class Case:
-    """One size of pages and batches, published at ``node``: the pair's reader unless told otherwise."""
+    """One size of pages and batches, published at ``node``: the pair's reader unless told otherwise.
+
+    The entries of their keys lie at ``shard``.
+    """
 
     _serial = count()
 
     def __init__(
         self,
-        pair: Pair,
+        pair: Memories,
         plan: Plan,
         page_nbytes: int,
         batch: int,
         threads: int,
         *,
         node: Node | None = None,
+        shard: str = OWNER,
         timing: Callable[[Sequence[Sequence[Call]]], float] = timed,
     ) -> None:
         self._pair = pair
         self._node = node or pair.node
+        self._shard = shard
         self._plan = plan
         self._page_nbytes = page_nbytes
         self._batch = batch
@@ -100,7 +105,7 @@ class Case:
             self._node.publish(part, self._pages[page : page + len(part)])
 
     def _keys(self, n: int) -> list[str]:
-        return keys_at(self._node, OWNER, f"publish-{next(self._serial)}", n)
+        return keys_at(self._node, self._shard, f"publish-{next(self._serial)}", n)
 
     def publish(self) -> float:
         """Publish a round; return GB/s."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
 from p2pkv_bench import (
+    attached,
     compression,
     copies,
     disk,
@@ -51,6 +52,7 @@ _SUITES: Mapping[str, Callable[[Meeting, Plan], Iterator[Row]]] = {
     "scrape": scrape.rows,
     "indexer": indexer.rows,
     "rails": rails.rows,
+    "attach": attached.rows,
 }
 
 

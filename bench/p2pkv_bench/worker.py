@@ -22,7 +22,7 @@ from p2pkv_bench.echo import EchoServer
 from p2pkv_bench.keys import keys_at
 from p2pkv_bench.load import Load
 from p2pkv_bench.transfer_ends import FarTransfers
-from p2pkv_bench.working_set import Source
+from p2pkv_bench.working_set import Rotation, Source
 
 _BATCH_NBYTES = 8 << 20
 
@@ -37,6 +37,7 @@ class Worker:
         self._echo: EchoServer | None = None
         self._load: Load | None = None
         self._transfers: FarTransfers | None = None
+        self._n_keys = 0
 
     def start(self, config: dict[str, Any], working_set: int, readable: bool = False) -> str:
         """Start a node; with ``working_set`` bytes of pages that can be published, or with ``readable`` transferred."""
@@ -82,6 +83,18 @@ class Worker:
             while is_paced and self.node.counters()["p2pkv_disk_queued_bytes"]:
                 time.sleep(0.001)
         return n_published
+
+    def publish_for(self, seconds: float, page_nbytes: int, batch: int) -> int:
+        """Publish pages under keys that nobody has had, for so long; returns how many bytes were published."""
+        pages = self.source.pages(page_nbytes)
+        rotation = Rotation(len(pages))
+        n_published, until = 0, time.monotonic() + seconds
+        while time.monotonic() < until:
+            first = rotation.take(batch)
+            keys = [f"{self.node.node_id}-{self._n_keys + i}" for i in range(batch)]
+            self._n_keys += batch
+            n_published += int(self.node.publish(keys, pages[first : first + batch]).sum())
+        return n_published * page_nbytes
 
     def serve_streams(self) -> int:
         """Accept streams and send them what they ask for; returns the port."""
