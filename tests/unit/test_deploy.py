@@ -133,7 +133,7 @@ def test_what_a_pod_writes_lies_on_volumes() -> None:
 
 
 @needs_kubectl
-@pytest.mark.parametrize("components", [(), ("disk",), ("rdma",), ("disk", "rdma")])
+@pytest.mark.parametrize("components", [(), ("disk",), ("rdma",), ("attach",), ("disk", "rdma", "attach")])
 def test_kustomize_puts_the_parts_together(components: tuple[str, ...], tmp_path: Path) -> None:
     shutil.copytree(NODE, tmp_path / "node")
     (tmp_path / "overlay").mkdir()
@@ -151,7 +151,8 @@ def test_kustomize_puts_the_parts_together(components: tuple[str, ...], tmp_path
     spec = rendered["DaemonSet"]["spec"]["template"]["spec"]
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     assert volumes["config"]["configMap"]["name"] == rendered["ConfigMap"]["metadata"]["name"]
-    assert ("disk" in volumes, "infiniband" in volumes) == ("disk" in components, "rdma" in components)
+    of_components = {"disk": "disk", "rdma": "infiniband", "attach": "attach"}
+    assert {name for name, volume in of_components.items() if volume in volumes} == set(components)
     for container in (*spec["containers"], *spec["initContainers"]):
         assert {mount["name"] for mount in container["volumeMounts"]} <= set(volumes)
     if importlib.util.find_spec("kubernetes_validate") is not None:
@@ -159,6 +160,30 @@ def test_kustomize_puts_the_parts_together(components: tuple[str, ...], tmp_path
 
         for document in rendered.values():
             kubernetes_validate.validate(document, "1.30", strict=True)
+
+
+def test_an_engine_attaches_where_its_hosts_node_listens() -> None:
+    [patch] = documents(NODE / "attach/kustomization.yaml")[0]["patches"]
+    added = {operation["path"]: operation["value"] for operation in yaml.safe_load(patch["patch"])}
+    [engine] = documents(KUBERNETES / "engine.yaml")
+    spec = engine["spec"]
+    [container] = spec["containers"]
+    variables = {entry["name"]: entry["value"] for entry in container["env"]}
+    variable = added["/spec/template/spec/containers/0/env/-"]
+    listens = Config.load({}, environ={variable["name"]: variable["value"]})
+    attaches = Config.load({}, environ=variables)
+    assert attaches.attach_path == listens.attach_listen_path
+    folder = str(Path(listens.attach_listen_path).parent)
+    mount = added["/spec/template/spec/containers/0/volumeMounts/-"]
+    assert mount in container["volumeMounts"]
+    assert mount["mountPath"] == folder
+    host_path = added["/spec/template/spec/volumes/-"]["hostPath"]["path"]
+    assert {v["hostPath"]["path"] for v in spec["volumes"] if "hostPath" in v} == {host_path}
+    # shared memory is handed over within a network namespace, and to the same user
+    assert spec["hostNetwork"] == added["/spec/template/spec/hostNetwork"] is True
+    assert spec["securityContext"]["runAsUser"] == pod()["securityContext"]["runAsUser"]
+    secret = str(Path(attaches.secret_file or "").parent)
+    assert secret in {each["mountPath"] for each in container["volumeMounts"]}
 
 
 @needs_schemas
@@ -182,6 +207,8 @@ def test_a_node_takes_the_settings_of_its_unit() -> None:
     assert made.disk_nbytes > 0
     assert str(made.disk_path).startswith("/var/lib/p2pkv/")  # all that ProtectSystem=strict leaves it
     assert variables["XDG_STATE_HOME"] == "/var/lib/p2pkv"
+    assert str(Path(made.attach_listen_path).parent) == "/run/p2pkv"
+    assert re.search(r"^RuntimeDirectory=p2pkv\nRuntimeDirectoryMode=0700$", lines, re.MULTILINE)
     [command] = re.findall(r"^ExecStart=(.*)$", lines, re.MULTILINE)
     assert shlex.split(command)[1:] == ["node", "--config", "/etc/p2pkv/node.json"]
     for name in set(re.findall(r"deploy/\S+\.\w+", lines)):

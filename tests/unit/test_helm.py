@@ -72,7 +72,9 @@ def settled(documents: dict[str, Document]) -> dict[str, Document]:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-@pytest.mark.parametrize("components", [[], ["disk"], ["rdma"], ["disk", "rdma"]], ids=str)
+@pytest.mark.parametrize(
+    "components", [[], ["disk"], ["rdma"], ["attach"], ["disk", "attach"], ["disk", "rdma"]], ids=str
+)
 def test_the_chart_makes_what_kustomize_makes(components: list[str], tmp_path: Path) -> None:
     values = {name: {"enabled": True} for name in components}
     assert settled(rendered(**values)) == settled(by_kustomize(tmp_path, components))
@@ -82,7 +84,7 @@ def test_the_chart_makes_what_kustomize_makes(components: list[str], tmp_path: P
     "values",
     [
         {},
-        {"disk": {"enabled": True, "size": "1TiB"}, "rdma": {"enabled": True}},
+        {"disk": {"enabled": True, "size": "1TiB"}, "rdma": {"enabled": True}, "attach": {"enabled": True}},
         {
             "networkPolicy": {"enabled": False},
             "nodeSelector": {"gpu": "yes"},
