@@ -133,7 +133,7 @@ def test_of_several_nodes_each_says_what_its_own_memory_would_give_and_one_what_
         of_all = cluster.working_set_of_all()
     mean = sum(one["p2pkv_hit_rate_ceiling_ratio"] for one in each) / len(each)
     assert found.rate - 0.02 < mean < ceiling(requests) + 0.02
-    assert of_all["p2pkv_cluster_hit_rate_ratio"] == pytest.approx(found.rate, abs=0.02)
+    assert found.rate - 0.02 < of_all["p2pkv_cluster_hit_rate_ratio"] < ceiling(requests)
     assert of_all["p2pkv_cluster_hit_rate_ceiling_ratio"] == pytest.approx(ceiling(requests), abs=0.02)
     assert mean < ceiling(requests) - 0.04  # or the nodes' own would do
 
