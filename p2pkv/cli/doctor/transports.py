@@ -97,16 +97,12 @@ def _gpu(config: Config) -> Finding:
     modules = Path("/proc/modules").read_text() if Path("/proc/modules").exists() else ""
     peer = "loaded" if "nvidia_peermem" in modules else "not loaded"
     staging = f"{config.device_staging_nbytes / 2**20:g} MiB"
-    ipc = (
-        _native.cuda_ipc_missing()
-        or "rows of transfers can go past it between processes of this host, over cuda_ipc"
-    )
     names = ", ".join(f"{i}: {name}" for i, name in enumerate(devices)) or "no device"
     return Finding(
         Verdict.GOOD if devices else Verdict.NOTE,
         "GPU",
         f"CUDA {version // 1000}.{version % 1000 // 10} ({names}); pages in device memory go through {staging} of "
-        f"page-locked host memory, over every transport; {ipc}; nvidia_peermem is {peer}, and not used",
+        f"page-locked host memory, over every transport; nvidia_peermem is {peer}, and not used",
     )
 
 
