@@ -39,8 +39,7 @@ FetchBatch::FetchBatch(std::vector<Key> keys, std::vector<Piece> pieces, std::ve
       hits_(keys_.size()),
       miss_kinds_(keys_.size(), kNotFound),
       of_pieces_(pieces_.size(), Status::kPeerLost),
-      unpacked_(keys_.size(), Unpacked::kNotYet),
-      is_cached_(keys_.size()) {
+      unpacked_(keys_.size(), Unpacked::kNotYet) {
   for (size_t i = 0; i < pieces_.size(); ++i)
     lengths_[i / n_pieces_] += static_cast<uint64_t>(pieces_[i].nbytes);
   for (const uint64_t length : lengths_) nbytes_ += length;
@@ -106,7 +105,6 @@ size_t FetchBatch::locate_cached(LocationCache* cache, Shard* shard) {
     const auto page = static_cast<size_t>(pages[i]);
     locations_[page] = locations[i];
     states_[page] = State::kLocated;
-    is_cached_[page] = 1;
     ++n_located;
   }
   return n_located;
@@ -114,7 +112,10 @@ size_t FetchBatch::locate_cached(LocationCache* cache, Shard* shard) {
 
 std::vector<int64_t> FetchBatch::unlocated() const {
   std::vector<int64_t> pages;
-  for (size_t page = 0; page < n_pages(); ++page) {
+  const auto first = std::find(states_.begin(), states_.end(), State::kUnlocated);
+  if (first == states_.end()) return pages;
+  pages.reserve(static_cast<size_t>(states_.end() - first));
+  for (auto page = static_cast<size_t>(first - states_.begin()); page < n_pages(); ++page) {
     if (states_[page] == State::kUnlocated) pages.push_back(static_cast<int64_t>(page));
   }
   return pages;
@@ -124,6 +125,7 @@ void FetchBatch::locate(const int64_t* pages, const uint8_t* found, const Locati
                         Shard* shard, LocationCache* cache) {
   std::vector<uint8_t> present(found, found + n);
   shard->keep_present(locations, present.data(), n);
+  is_looked_up_.resize(n_pages());
   std::vector<Key> keys;
   std::vector<Location> fresh;
   for (size_t i = 0; i < n; ++i) {
@@ -131,7 +133,7 @@ void FetchBatch::locate(const int64_t* pages, const uint8_t* found, const Locati
     const auto page = static_cast<size_t>(pages[i]);
     locations_[page] = locations[i];
     states_[page] = State::kLocated;
-    is_cached_[page] = 0;
+    is_looked_up_[page] = 1;
     keys.push_back(keys_[page]);
     fresh.push_back(locations[i]);
   }
@@ -175,7 +177,10 @@ const std::vector<FetchBatch::Owner>& FetchBatch::group_by_owner(uint64_t own_ke
     auto owner = std::find_if(owners_.begin(), owners_.end(), [&](const Owner& other) {
       return other.key == location.owner && other.boot == location.boot;
     });
-    if (owner == owners_.end()) owner = owners_.insert(owner, Owner{location.owner, location.boot, {}, {}});
+    if (owner == owners_.end()) {
+      owner = owners_.insert(owner, Owner{location.owner, location.boot, {}, {}});
+      if (owners_.size() == 1) owner->pages.reserve(n_pages() - page);  // mostly there is no other one
+    }
     group(page, &*owner);
   }
   return owners_;

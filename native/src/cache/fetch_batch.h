@@ -176,7 +176,7 @@ class FetchBatch {
   std::vector<uint8_t> miss_kinds_;  // of those that are no hits
   std::vector<Status> of_pieces_;
   std::vector<Unpacked> unpacked_;
-  std::vector<uint8_t> is_cached_;  // by page: its location was in the location cache
+  std::vector<uint8_t> is_looked_up_;  // by page: the directory was asked; empty: it was asked for none
   std::vector<Owner> owners_;
   std::list<Owner> rerouted_;
   std::vector<size_t> rerouted_pages_;

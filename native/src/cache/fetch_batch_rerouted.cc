@@ -48,8 +48,9 @@ void FetchBatch::reroute(const Owner& owner, bool is_late, HolderChoice& choice,
 }
 
 bool FetchBatch::has_cached(const Owner& owner) const {
-  return std::any_of(owner.pages.begin(), owner.pages.end(),
-                     [&](size_t page) { return hits_[page] == 0 && is_cached_[page] != 0; });
+  return std::any_of(owner.pages.begin(), owner.pages.end(), [&](size_t page) {
+    return hits_[page] == 0 && (is_looked_up_.empty() || is_looked_up_[page] == 0);
+  });
 }
 
 bool FetchBatch::is_worth_another_look() const {

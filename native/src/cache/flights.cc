@@ -114,13 +114,14 @@ bool Flights::land(Flight& flight) {
   const auto took = Clock::now() - flight.began;
   if (worst == Status::kOk) flight.connection->pace->note(owner.nbytes, took);
   if (!ends_endpoint(worst)) flight.connection->pace->was_in_time();
-  settle(flight, worst, std::chrono::duration<double>(took).count());
-  go_on(owner, Hedges::kFailed);
+  const size_t n_taken = settle(flight, worst, std::chrono::duration<double>(took).count());
+  // Most flights bring all: their pages are not looked at for others who hold them.
+  if (n_taken < owner.pages.size()) go_on(owner, Hedges::kFailed);
   return true;
 }
 
-// Takes what a flight has brought that is over, and gives its connection back.
-void Flights::settle(Flight& flight, Status worst, double seconds) {
+// Takes what a flight has brought that is over, and gives its connection back; returns how many pages came.
+size_t Flights::settle(Flight& flight, Status worst, double seconds) {
   flight.transfer.reset();
   const FetchBatch::Taken taken = batch_.settle(*flight.owner, check_sums_, deadline_);
   const auto took = Clock::now() - flight.began;
@@ -130,6 +131,7 @@ void Flights::settle(Flight& flight, Status worst, double seconds) {
   taken_[flight.connection->way].n_pages += taken.n_pages;
   taken_[flight.connection->way].nbytes += taken.nbytes;
   if (elsewhere_ != nullptr) elsewhere_->hedges.note_read();
+  return taken.n_pages;
 }
 
 FetchBatch::Leg Flights::leg_of(const Flight& flight) {
