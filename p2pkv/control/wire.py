@@ -71,6 +71,7 @@ class Kind(IntEnum):
     LET_GO = 19
     DRAIN = 20
     ROUTERS = 21
+    TOUCH = 22
 
 
 REPLY = 0x8000

@@ -18,6 +18,7 @@
 #include "directory/channel.h"
 #include "directory/server.h"
 #include "directory/shard.h"
+#include "pool/pool.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -303,12 +304,20 @@ void bind_channels(nb::module_& m) {
       m, "DirectoryServer",
       "Answers peers' requests to a shard, in a thread of its own. See native/src/directory/server.h.")
       .def("announce", &DirectoryServer::announce, "boot"_a)
+      .def(
+          "serve_touches",
+          [](DirectoryServer& self, std::shared_ptr<Pool> pool) {
+            if (pool == nullptr) return self.serve_touches({});
+            self.serve_touches([pool](const Key* keys, size_t n) { return pool->touch(keys, n); });
+          },
+          "pool"_a.none())
       .def("stats",
            [](DirectoryServer& self) -> Counts {
              const auto stats = self.stats();
              nb::dict out;
              out["requests"] = stats.requests;
              out["channels"] = stats.channels;
+             out["touches"] = stats.touches;
              return out;
            })
       .def("close", &DirectoryServer::close, nb::call_guard<nb::gil_scoped_release>());
@@ -344,6 +353,16 @@ void bind_channels(nb::module_& m) {
           },
           "door"_a, "boot"_a, "timeout"_a)
       .def("release", &DirectoryChannel::release, "lease"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "touch",
+          [](DirectoryChannel& self, const KeyArray& keys) {
+            const Key* rows = require_keys(keys);
+            const size_t n = keys.shape(0);
+            const nb::gil_scoped_release release;
+            const DirectoryChannel::Told told = self.touch(rows, n);
+            return std::pair(told.is_usable, told.n_pages);
+          },
+          "keys"_a)
       .def("n_late", &DirectoryChannel::n_late)
       .def("interrupt", &DirectoryChannel::interrupt);
 }

@@ -163,7 +163,10 @@ void DirectoryExchange::take(Line& line, std::string_view message) {
   const Sent sent = line.waiting.front();
   const uint64_t next_id = late.empty() ? sent.id : late.front();
   if (!header || header->magic != wire::kMagic || header->request_id != next_id) return lose(line);
-  if (!late.empty()) return late.pop_front();
+  if (!late.empty()) {
+    line.channel->skip(*header);
+    return;
+  }
   line.waiting.pop_front();
   const bool is_ok = header->version == wire::kVersion &&
                      header->status == static_cast<uint32_t>(ReplyStatus::kOk) &&
@@ -234,6 +237,41 @@ bool DirectoryChannel::release(uint64_t lease) {
   wire::append(message, lease);
   stream_->put(message, {});
   return stream_->flush();
+}
+
+DirectoryChannel::Told DirectoryChannel::touch(const Key* keys, size_t n) {
+  size_t n_told = 0;
+  if (!take_late()) return {false, 0};
+  while (n_told < n && knows_touches_ && late_.size() < kMostUnanswered) {
+    const size_t n_keys = std::min(n - n_told, kTouchesAMessage);
+    std::string head;
+    wire::append(head, Header{wire::kMagic, wire::kVersion, static_cast<uint16_t>(Kind::kTouch), ++last_id_,
+                              boot_, static_cast<uint32_t>(n_keys), 0});
+    stream_->put(head, {reinterpret_cast<const char*>(keys + n_told), n_keys * sizeof(Key)});
+    late_.push_back(last_id_);
+    n_told += n_keys;
+  }
+  return {stream_->flush(), n_told};
+}
+
+bool DirectoryChannel::take_late() {
+  if (!stream_->flush()) return false;
+  while (!late_.empty()) {
+    const auto progress = stream_->receive();
+    if (progress != SealedStream::Progress::kFrame) return progress == SealedStream::Progress::kBlocked;
+    const auto header = wire::Reader(stream_->message()).value<Header>();
+    if (!header || header->magic != wire::kMagic || !skip(*header)) return false;
+  }
+  return true;
+}
+
+bool DirectoryChannel::skip(const Header& header) {
+  if (header.request_id != late_.front()) return false;
+  late_.pop_front();
+  const bool is_of_touch =
+      header.kind == (static_cast<uint16_t>(Kind::kTouch) | static_cast<uint16_t>(Kind::kReply));
+  if (is_of_touch && header.status == static_cast<uint32_t>(ReplyStatus::kMalformed)) knows_touches_ = false;
+  return true;
 }
 
 void DirectoryChannel::interrupt() {

@@ -39,6 +39,15 @@ class DirectoryChannel {
   // False: the channel is broken.
   bool release(uint64_t lease);
 
+  // Tells the owner that these of its pages were read, those that are to stay longest first, and waits for
+  // nothing: its answers are skipped. Nothing is told while many are still to come, nor to an owner that does
+  // not know of touches.
+  struct Told {
+    bool is_usable;  // else the channel is broken
+    size_t n_pages;
+  };
+  Told touch(const Key* keys, size_t n);
+
   // Answers that nobody waits for any more and that have not come yet; whoever asks next skips them.
   size_t n_late() const { return late_.size(); }
 
@@ -48,10 +57,21 @@ class DirectoryChannel {
  private:
   friend class DirectoryExchange;
 
+  // Touches in a message, and messages whose answers may be to come before no further one is sent: what an
+  // owner that reads nothing is sent is bounded, and few look-ups wait behind many touches.
+  static constexpr size_t kTouchesAMessage = 512;
+  static constexpr size_t kMostUnanswered = 8;
+
+  // Takes what has come of the answers that nobody waits for; false if the channel is broken.
+  bool take_late();
+  // Takes a message for the first of these. False if it is another one.
+  bool skip(const wire::Header& header);
+
   const std::unique_ptr<SealedStream> stream_;
   const uint64_t boot_;
   const bool locates_;
   const int pid_;
+  bool knows_touches_ = true;  // until it says otherwise
   uint64_t last_id_ = 0;
   std::deque<uint64_t> late_;  // ids of their questions, in the order in which they come
 };

@@ -12,6 +12,9 @@
 namespace p2pkv {
 namespace {
 
+// Pages that are touched at once: 15 us of the pool's lock, then others have it.
+constexpr size_t kTouchesATurn = 128;
+
 using wire::Header;
 using wire::Kind;
 using wire::ReplyStatus;
@@ -138,6 +141,24 @@ void answer_promotion(Promoter* promoter, const Header& header, wire::Reader bod
       [header, boot, reply = std::move(reply)](std::vector<uint8_t> found, std::vector<Location> locations) {
         reply(found_reply(header, boot, found, locations));
       });
+}
+
+std::string answer_touches(const Touch& touch, TouchBudget* budget, const Header& header, wire::Reader body,
+                           uint64_t boot, uint64_t* n_touched) {
+  if (header.version != wire::kVersion) return reply_to(header, ReplyStatus::kVersion, boot);
+  if (header.boot != 0 && header.boot != boot) return reply_to(header, ReplyStatus::kWrongBoot, boot);
+  std::vector<Key> keys;
+  if (!wire::take_records(body, header.count, &keys)) {
+    return reply_to(header, ReplyStatus::kMalformed, boot, "wrong length of a touch");
+  }
+  if (!touch) return reply_to(header, ReplyStatus::kRefused, boot, "this node has no pages");
+  // The first page is to be the very last to go, so it is touched last.
+  for (size_t left = budget->take(keys.size()); left > 0;) {
+    const size_t n = std::min(left, kTouchesATurn);
+    left -= n;
+    *n_touched += touch(keys.data() + left, n);
+  }
+  return reply_to(header, ReplyStatus::kOk, boot);
 }
 
 bool take_release(Promoter* promoter, const Header& header, wire::Reader body, uint64_t boot) {

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "directory/shard.h"
+#include "directory/touch_budget.h"
 #include "net/wire.h"
 #include "page/promoter.h"
 
@@ -33,6 +34,11 @@ std::string answer_directory_request(Shard& shard, const wire::Header& header, w
 // `reply` with the whole message, perhaps later and on another thread.
 void answer_promotion(Promoter* promoter, const wire::Header& header, wire::Reader body, uint64_t boot,
                       Asker asker, std::function<void(std::string)> reply);
+
+// The reply to a TOUCH: hands its keys to `touch`, which may be null, as far as the budget goes. Adds how
+// many pages were there to `n_touched`.
+std::string answer_touches(const Touch& touch, TouchBudget* budget, const wire::Header& header,
+                           wire::Reader body, uint64_t boot, uint64_t* n_touched);
 
 // Hands on a RELEASE, which has no reply. False if it is none.
 bool take_release(Promoter* promoter, const wire::Header& header, wire::Reader body, uint64_t boot);

@@ -60,13 +60,18 @@ class EpollDirectoryServer final : public DirectoryServer {
     promoter_ = std::move(promoter);
   }
 
+  void serve_touches(Touch touch) override {
+    const std::lock_guard lock(mutex_);
+    touch_ = std::make_shared<const Touch>(std::move(touch));
+  }
+
   std::string accept(std::string_view remote, std::string* error) override {
     return door_.accept(remote, error);
   }
 
   Stats stats() override {
     const std::lock_guard lock(mutex_);
-    return {n_requests_, channels_.size()};
+    return {n_requests_, channels_.size(), n_touched_};
   }
 
   void close() override {
@@ -189,10 +194,23 @@ class EpollDirectoryServer final : public DirectoryServer {
                        [this, id = channel.id](std::string reply) { add_reply(id, std::move(reply)); });
     } else if (static_cast<wire::Kind>(header->kind) == wire::Kind::kRelease) {
       return take_release(promoter().get(), *header, body, boot_);
+    } else if (static_cast<wire::Kind>(header->kind) == wire::Kind::kTouch) {
+      channel.stream.put(answer_touched(*header, body), {});
     } else {
       channel.stream.put(answer_directory_request(*shard_, *header, body, boot_), {});
     }
     return true;
+  }
+
+  std::string answer_touched(const wire::Header& header, const wire::Reader& body) {
+    const std::shared_ptr<const Touch> touch = [this] {
+      const std::lock_guard lock(mutex_);
+      return touch_;
+    }();
+    uint64_t n_touched = 0;
+    std::string reply = answer_touches(*touch, &touch_budget_, header, body, boot_, &n_touched);
+    n_touched_ += n_touched;
+    return reply;
   }
 
   void note_use(Channel& channel) {
@@ -233,6 +251,8 @@ class EpollDirectoryServer final : public DirectoryServer {
   const pid_t pid_ = getpid();
   std::atomic<uint64_t> boot_{0};
   std::atomic<uint64_t> n_requests_{0};
+  std::atomic<uint64_t> n_touched_{0};
+  TouchBudget touch_budget_;  // of the server's thread
   const UniqueFd epoll_{epoll_create1(EPOLL_CLOEXEC)};
   Wakeup stop_;
   Wakeup replied_;
@@ -243,6 +263,7 @@ class EpollDirectoryServer final : public DirectoryServer {
   std::unordered_map<uint64_t, std::unique_ptr<Channel>> channels_;
   uint64_t next_id_ = kReplies + 1;
   std::shared_ptr<Promoter> promoter_;
+  std::shared_ptr<const Touch> touch_ = std::make_shared<const Touch>();
   std::vector<std::pair<uint64_t, std::string>> replies_;  // to promotions: channel and message
   bool is_closing_ = false;
 };

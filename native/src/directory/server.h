@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "directory/shard.h"
+#include "directory/touch_budget.h"
 #include "net/acceptor.h"
 #include "net/listener.h"
 #include "page/promoter.h"
@@ -27,6 +28,7 @@ class DirectoryServer : public Acceptor {
   struct Stats {
     uint64_t requests;
     uint64_t channels;
+    uint64_t touches;  // of pages that were there
   };
 
   // Null, with the reason in `error`, if it can't listen there.
@@ -38,6 +40,9 @@ class DirectoryServer : public Acceptor {
   // Hands promotions to `promoter` from now on; with null, nothing is ever there to be promoted. Whoever
   // promotes calls back nothing any more when this server is destroyed.
   virtual void serve_promotions(std::shared_ptr<Promoter> promoter) = 0;
+  // Has what readers tell of this node's pages done by `touch` from now on, on the server's thread; null:
+  // nobody. Until `close` at the latest, what it stands on must be there.
+  virtual void serve_touches(Touch touch) = 0;
   virtual Stats stats() = 0;
   // Hangs up on everybody and waits for the threads. Idempotent.
   virtual void close() = 0;

@@ -44,6 +44,7 @@ enum class Kind : uint16_t {
   kLetGo = 19,
   kDrain = 20,
   kRouters = 21,
+  kTouch = 22,      // over channels only
   kReply = 0x8000,  // set in the kind of every reply
 };
 

@@ -141,8 +141,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // far as the limit allows: a ticket is 0 where there is no pin.
   void commit_blocks(const Block* blocks, size_t n, const uint8_t* is_filled, double lease_seconds,
                      uint8_t* found, uint64_t* tickets, Location* locations);
-  // Makes those that are there the last to be evicted, the front of the batch the very last.
-  void touch(const Key* keys, size_t n);
+  // Makes those that are there the last to be evicted, the front of the batch the very last. Returns how many
+  // are there.
+  size_t touch(const Key* keys, size_t n);
   // The pages that are evicted next, at most `max` of at most `nbytes` together: oldest use first.
   void list_oldest(size_t max, uint64_t nbytes, std::vector<Key>* keys);
 

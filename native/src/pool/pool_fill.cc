@@ -45,11 +45,16 @@ void Pool::commit_blocks(const Block* blocks, size_t n, const uint8_t* is_filled
   }
 }
 
-void Pool::touch(const Key* keys, size_t n) {
+size_t Pool::touch(const Key* keys, size_t n) {
+  size_t n_there = 0;
   const Lock lock(mutex_);
   for (size_t i = n; i-- > 0;) {
-    if (const uint32_t granule = pages_.find(keys[i]); granule != PageTable::kNone) blocks_.touch(granule);
+    const uint32_t granule = pages_.find(keys[i]);
+    if (granule == PageTable::kNone) continue;
+    blocks_.touch(granule);
+    ++n_there;
   }
+  return n_there;
 }
 
 void Pool::list_oldest(size_t max, uint64_t nbytes, std::vector<Key>* keys) {
