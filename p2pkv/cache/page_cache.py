@@ -74,8 +74,12 @@ class PageCache:
         taking_back: TakingBack,
         history: _native.PageHistory | None = None,
         others: _native.OtherHolders | None = None,
+        touches: _native.Touches | None = None,
     ) -> None:
-        """``others``: where the directory puts other holders of pages; None: none is read from but the first."""
+        """``others``: where the directory puts other holders of pages; None: none is read from but the first.
+
+        ``touches`` takes what is read from peers; None: their owners don't hear of it.
+        """
         self.namespace = namespace
         self._guests = guests
         self._followers = followers
@@ -106,6 +110,7 @@ class PageCache:
             timings.by_source(self._source_names).native,
             history,
             others,
+            touches,
         )
         metrics.watch_labelled(self._fetched)
 
@@ -333,7 +338,7 @@ class PageCache:
         n = len(ids)
         batch.locate(np.arange(n), np.ones(n, np.uint8), raw, self._shard, self.locations)
         left = deadline - time.monotonic()
-        self._sources.read(batch, call.table.native, left, elsewhere=False, look_again=False)
+        self._sources.read(batch, call.table.native, left, elsewhere=False, look_again=False, use=False)
         return batch.outcomes()
 
     def _read(
@@ -341,7 +346,7 @@ class PageCache:
     ) -> None:
         """Read what has been located, from whichever peers have it."""
         left = deadline - time.monotonic()
-        self._sources.read(batch, table, left, elsewhere=True, look_again=look_again)
+        self._sources.read(batch, table, left, elsewhere=True, look_again=look_again, use=True)
 
     def _locate(self, batch: _native.FetchBatch, deadline: float) -> None:
         """Find out where the pages lie that are not there yet. Raises UsageError if one has another length."""

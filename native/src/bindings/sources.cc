@@ -139,9 +139,9 @@ std::pair<bool, bool> gather(FetchSources& self, FetchBatch& batch, const LocalM
 }
 
 void read_sources(FetchSources& self, FetchBatch& batch, const LocalMemories& memories, double timeout,
-                  bool is_elsewhere_good, bool may_look_again) {
+                  bool is_elsewhere_good, bool may_look_again, bool is_use) {
   const nb::gil_scoped_release release;
-  self.read(batch, memories.all, Deadline::after(timeout), {is_elsewhere_good, may_look_again});
+  self.read(batch, memories.all, Deadline::after(timeout), {is_elsewhere_good, may_look_again, is_use});
 }
 
 // Pages and bytes by source: the own pool, the own disk, and the transports by number.
@@ -151,9 +151,30 @@ std::vector<std::pair<size_t, uint64_t>> fetched(const FetchSources& self) {
   return all;
 }
 
+// Owners and boots as Python has them, with the keys of their pages that were read.
+std::vector<std::tuple<uint64_t, uint64_t, Array<uint8_t>>> drain_touches(Touches& self, double timeout) {
+  std::vector<Touches::OfPeer> drained;
+  {
+    const nb::gil_scoped_release release;
+    drained = self.drain(timeout);
+  }
+  std::vector<std::tuple<uint64_t, uint64_t, Array<uint8_t>>> out;
+  for (Touches::OfPeer& of_peer : drained) {
+    const size_t n = of_peer.keys.size();
+    out.emplace_back(of_peer.peer.key, of_peer.peer.boot,
+                     give<uint8_t>(std::move(of_peer.keys), {n, sizeof(Key)}));
+  }
+  return out;
+}
+
 }  // namespace
 
 void bind_sources(nb::module_& m) {
+  nb::class_<Touches>(m, "Touches",
+                      "What was read from others, for their owners to hear. See native/src/cache/touches.h.")
+      .def(nb::init<>())
+      .def("drain", &drain_touches, "timeout"_a)
+      .def("close", &Touches::close);
   nb::class_<FetchSources>(
       m, "FetchSources", "Where a fetch looks before anybody is asked. See native/src/cache/fetch_sources.h.")
       .def(
@@ -161,7 +182,7 @@ void bind_sources(nb::module_& m) {
           [](FetchSources* self, Pool& pool, Tier* tier, LocationCache& locations, Shard& shard,
              PeerConnections& peers, uint64_t own_key, bool check_sums, std::shared_ptr<Timings> fetches,
              std::shared_ptr<Timings> reads, std::shared_ptr<PageHistory> history,
-             std::shared_ptr<OtherHolders> others) {
+             std::shared_ptr<OtherHolders> others, std::shared_ptr<Touches> touches) {
             if (fetches->n_labels() != FetchBatch::kFarthests ||
                 reads->n_labels() != FetchSources::n_sources(peers)) {
               throw nb::value_error(
@@ -176,16 +197,18 @@ void bind_sources(nb::module_& m) {
                                                  own_key,
                                                  check_sums,
                                                  {std::move(fetches), std::move(reads), std::move(history)},
-                                                 std::move(others)});
+                                                 std::move(others),
+                                                 std::move(touches)});
           },
           "pool"_a, "tier"_a.none(), "locations"_a, "shard"_a, "peers"_a, "own_key"_a, "check_sums"_a,
           "fetches"_a, "reads"_a, "history"_a.none() = nb::none(), "others"_a.none() = nb::none(),
-          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(),
-          nb::keep_alive<1, 6>())
+          "touches"_a.none() = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+          nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>())
       .def("fetch_rows", &fetch_rows, "prefix"_a, "keys"_a.none(), "array"_a, "memories"_a, "timeout"_a,
            "disk_timeout"_a)
       .def("gather", &gather, "batch"_a, "memories"_a, "timeout"_a, "disk_timeout"_a)
-      .def("read", &read_sources, "batch"_a, "memories"_a, "timeout"_a, "elsewhere"_a, "look_again"_a)
+      .def("read", &read_sources, "batch"_a, "memories"_a, "timeout"_a, "elsewhere"_a, "look_again"_a,
+           "use"_a)
       .def(
           "finish",
           [](FetchSources& self, FetchBatch& batch, bool has_promoted) {

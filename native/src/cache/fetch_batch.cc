@@ -351,6 +351,25 @@ bool FetchBatch::has_right_checksum(size_t page) const {
   return sum.finish() == locations_[page].checksum;
 }
 
+void FetchBatch::note_reads(Touches* touches) const {
+  for (const Owner& owner : owners_) note_reads_from(owner, touches);
+  for (const Owner& owner : rerouted_) note_reads_from(owner, touches);
+}
+
+void FetchBatch::note_reads_from(const Owner& owner, Touches* touches) const {
+  // What was missed here may have been found elsewhere.
+  const auto is_from_here = [&](size_t page) {
+    return hits_[page] != 0 && locations_[page].owner == owner.key;
+  };
+  const PeerId peer{owner.key, owner.boot};
+  if (std::all_of(owner.pages.begin(), owner.pages.end(), is_from_here)) {
+    return touches->note(peer, keys_, owner.pages);
+  }
+  std::vector<size_t> pages;
+  std::copy_if(owner.pages.begin(), owner.pages.end(), std::back_inserter(pages), is_from_here);
+  touches->note(peer, keys_, pages);
+}
+
 size_t FetchBatch::forget_stale(uint64_t own_key, LocationCache* cache, std::vector<Key>* keys,
                                 std::vector<Location>* locations) {
   std::vector<Key> forgotten;

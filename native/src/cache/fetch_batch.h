@@ -12,6 +12,7 @@
 #include "base/timings.h"
 #include "cache/holder_choice.h"
 #include "cache/location_cache.h"
+#include "cache/touches.h"
 #include "directory/shard.h"
 #include "disk/tier.h"
 #include "page/location.h"
@@ -122,6 +123,8 @@ class FetchBatch {
   // Has the pages that were brought by another holder than the first one looked for there from now on, and at
   // the first one when that fails.
   void remember_rerouted(LocationCache* cache, HolderChoice& choice) const;
+  // Notes which pages of the groups so far were read from whom.
+  void note_reads(Touches* touches) const;
   // Whether all pages are hits, and there are no stale locations of theirs for `forget_stale` to tell of.
   bool is_over() const { return stale_.empty() && std::find(hits_.begin(), hits_.end(), 0) == hits_.end(); }
 
@@ -153,6 +156,7 @@ class FetchBatch {
   PageBatch as_page_batch() const { return {n_pages(), n_pieces_, keys_.data(), pieces_.data()}; }
   void unpack(const Owner& owner, const Deadline& deadline);
   Status worst_of(size_t page) const;
+  void note_reads_from(const Owner& owner, Touches* touches) const;
   void fail(size_t page, Status status);
   void miss(size_t page, Miss why);
   Piece read_part(size_t page, size_t piece, uint64_t before) const;

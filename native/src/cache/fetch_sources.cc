@@ -63,6 +63,7 @@ void FetchSources::read(FetchBatch& batch, const std::vector<LocalMemory>& memor
     count(kFirstWay + way, flights.taken()[way]);
     if (flights.taken()[way].n_pages > 0) batch.came_from(FetchBatch::kFromPeers);
   }
+  if (parts_.touches && round.is_use) batch.note_reads(parts_.touches.get());
   if (choice) batch.remember_rerouted(&parts_.locations, *choice);
   for (const Flights::Landed& landed : flights.landed()) {
     parts_.watched.reads->add(kFirstWay + landed.way, landed.nbytes, landed.ns);

@@ -13,6 +13,7 @@
 #include "cache/fetch_batch.h"
 #include "cache/hedges.h"
 #include "cache/location_cache.h"
+#include "cache/touches.h"
 #include "directory/other_holders.h"
 #include "directory/shard.h"
 #include "disk/tier.h"
@@ -47,11 +48,13 @@ class FetchSources {
     bool check_sums;
     Watched watched;
     std::shared_ptr<OtherHolders> others;  // null: pages are read from the first holder that is named
+    std::shared_ptr<Touches> touches;      // null: owners are not told what is read from them
   };
   // How a round of reads may end.
   struct Round {
     bool is_elsewhere_good = true;  // else pages are read from where they are located only
     bool may_look_again = true;     // a look-up and another round may follow
+    bool is_use = true;             // of the pages, by a caller: their owners are told
   };
   struct Found {
     bool lengths_agree = true;  // of the pages in the own pool with the memory given for them
