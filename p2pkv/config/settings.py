@@ -103,6 +103,8 @@ class Config:
     """Seconds a call may take when it does not say otherwise."""
     hedge: bool | str = True
     """Whether a read from a node that is late is left for another one that holds the page too."""
+    touch: bool | str = True
+    """Whether the owners of pages that are read here hear of it, so that their pools keep what others use."""
     replicas: int = 2
     """Nodes that hold each directory entry."""
     compression: str = "off"
@@ -203,6 +205,7 @@ class Config:
         _set(self, "must_join", as_bool("must_join", self.must_join))
         _set(self, "kv_events_exposed", as_bool("kv_events_exposed", self.kv_events_exposed))
         _set(self, "hedge", as_bool("hedge", self.hedge))
+        _set(self, "touch", as_bool("touch", self.touch))
         _set(self, "tracing", as_bool("tracing", self.tracing))
         _set(self, "raise_nofile", as_bool("raise_nofile", self.raise_nofile))
         if self.metrics_port is not None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from p2pkv import _native
 from p2pkv.directory.membership.timing import Clock, SystemClock
 from p2pkv.directory.view import Member, View
+from p2pkv.page import Keys
 
 _log = logging.getLogger(__name__)
 
@@ -128,6 +129,21 @@ class DirectoryChannels:
             now = self._clock.monotonic()
             owed = [(number, until) for number, until in self._owed.get(member.node_id, ()) if until > now]
             self._owed[member.node_id] = [*owed, (lease, now + seconds)]
+
+    def touch(self, member: Member, keys: Keys) -> int:
+        """Tell a node that its pages were read, those that are to stay longest first; waits for nothing.
+
+        Returns of how many it was told: of none where no channel is free, or while it answers nothing.
+        """
+        (channel,) = self.borrow([member])
+        if channel is None:
+            return 0
+        is_usable = False
+        try:
+            is_usable, n_told = channel.touch(keys)
+        finally:
+            self.give_back([member], [channel], [is_usable])
+        return n_told
 
     def _keep(self, member: Member, channel: _native.DirectoryChannel) -> None:
         node_id = member.node_id

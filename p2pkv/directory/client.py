@@ -213,6 +213,17 @@ class DirectoryClient:
         for owner in ask.owners():
             self._channels.release(route.ring.members[owner], lease.number, lease.seconds)
 
+    def touch(self, owner: int, boot: int, keys: Keys) -> int:
+        """Tell the node that had this key and boot that its pages were read, those that are to stay longest first.
+
+        Waits for nothing, and returns of how many it was told.
+        """
+        route = self._route
+        index = np.flatnonzero(route.member_keys == owner)
+        if not len(index) or route.ring.members[index[0]].boot_epoch != boot:
+            return 0
+        return self._channels.touch(route.ring.members[index[0]], keys)
+
     def put(
         self,
         keys: Keys,

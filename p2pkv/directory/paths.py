@@ -10,6 +10,7 @@ from p2pkv import _native
 from p2pkv.control.sockets import Request
 from p2pkv.control.wire import Reply
 from p2pkv.directory.view import Member, View
+from p2pkv.page import Keys
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -63,3 +64,6 @@ class ChannelPath(Protocol):
 
     def release(self, member: Member, lease: int, seconds: float) -> None:
         """Tell a node, now or later, that a lease of ``seconds`` is over."""
+
+    def touch(self, member: Member, keys: Keys) -> int:
+        """Tell a node that its pages were read; return of how many it was told."""

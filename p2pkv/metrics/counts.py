@@ -29,6 +29,10 @@ class Metrics:
         )
         """``reason``: no_room, no_directory, timed_out, epoch, draining; changed, while it was packed; device, not
         copied from it or not in time; host, that an attached engine has no node to publish to."""
+        self.told_touches = self._counter(
+            "p2pkv_told_touches",
+            "Pages read from other nodes that these were told of, so that they keep them",
+        )
         self.prefetched_pages = self._counter(
             "p2pkv_prefetched_pages", "Pages of prefetches and of hand-overs from others", "outcome"
         )

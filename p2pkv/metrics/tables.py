@@ -51,6 +51,7 @@ READINGS = {
     "p2pkv_control_requests_total": "Requests this node's control socket took",
     "p2pkv_directory_requests_total": "Requests peers sent this node's shard over channels",
     "p2pkv_directory_channels": "Channels peers have to this node's shard",
+    "p2pkv_heard_touches_total": "Pages of the pool that other nodes told of having read",
     "p2pkv_control_queued_requests": "Requests that wait for this node's interpreter",
     "p2pkv_malformed_requests_total": "Requests that no node could have sent",
     "p2pkv_dropped_events_total": "Handshakes and views overtaken before Python took them",

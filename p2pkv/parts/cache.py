@@ -16,6 +16,7 @@ from p2pkv.cache.page_cache import PageCache
 from p2pkv.cache.pins import Pins
 from p2pkv.cache.prefetcher import Prefetcher
 from p2pkv.cache.take_overs import Receiver, TakeOvers
+from p2pkv.cache.touching import Touching
 from p2pkv.cache.working_set import WorkingSetWatch
 from p2pkv.config import HUGE_PAGES, Config
 from p2pkv.directory.announcer import Announcer
@@ -119,6 +120,8 @@ class CacheParts:
         # before it has pages; memory that nobody has touched would say how fast the kernel clears it
         copies.choose(self._config.copy_kernel, None if is_behind else self.pool.native)
         self._let_peers_read(transports, undo)
+        self.directory_server.serve_touches(self.pool.native)
+        undo.callback(self.directory_server.serve_touches, None)
 
     def serve(
         self,
@@ -144,6 +147,7 @@ class CacheParts:
         )
         self.followers.view_changed()
         taking_back = TakingBack(config.node_id)
+        touches = _native.Touches() if config.touch else None
         self.cache = PageCache(
             namespace=self._namespace,
             pool=self.pool,
@@ -161,8 +165,13 @@ class CacheParts:
             taking_back=taking_back,
             history=self._control.history,
             others=self._other_holders,
+            touches=touches,
         )
         undo.callback(self.cache.close)
+        if touches is not None:
+            touching = Touching(touches, self.directory, self._metrics)
+            undo.callback(touching.close)
+            touching.start()
         self.drainer = self._make_drainer(taking_back)
         undo.callback(self.drainer.close)
         self._serve_guests(registrar, undo)
@@ -410,6 +419,7 @@ class CacheParts:
             "p2pkv_shard_bytes": shard["nbytes"],
             "p2pkv_directory_requests_total": directory["requests"],
             "p2pkv_directory_channels": directory["channels"],
+            "p2pkv_heard_touches_total": directory["touches"],
             "p2pkv_ring_share_ratio": self.directory.ring.share(self._own_key),
             **self.cache.readings(),
             **self.working_set.readings(),
