@@ -1,7 +1,12 @@
 // Runs the native tests whose name contains the argument, or all; exits with 1 if any failed or none was
-// found. A test that hangs ends the program, which says its name and where its main thread stood.
+// found. A test that hangs ends its process, which says its name and where its main thread stood.
+// P2PKV_TEST_JOBS processes share the tests, one by default: most tests wait for half of their time.
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -41,30 +46,79 @@ void p2pkv::test::fail(const char* file, int line, const char* what) {
   fail(file, line, what, "");
 }
 
-int main(int argc, char** argv) {
+namespace {
+
+// What the processes share.
+struct Tally {
+  std::atomic<size_t> next{0};
+  std::atomic<int> passed{0};
+  std::atomic<int> failed{0};
+};
+
+unsigned long number_from(const char* variable, unsigned long otherwise) {
+  const char* given = std::getenv(variable);
+  return given != nullptr ? std::strtoul(given, nullptr, 10) : otherwise;
+}
+
+void run(const p2pkv::test::Test& test, Tally& tally) {
   using p2pkv::test::failures;
   using Clock = std::chrono::steady_clock;
-  const char* given = std::getenv("P2PKV_TEST_MOST_SECONDS");
-  const unsigned most_seconds = given != nullptr ? std::strtoul(given, nullptr, 10) : MOST_SECONDS;
-  std::signal(SIGALRM, hung);
-  int n_passed = 0;
-  int n_failed = 0;
-  for (const auto& test : p2pkv::test::tests()) {
-    if (argc > 1 && std::strstr(test.name, argv[1]) == nullptr) continue;
-    failures = 0;
-    running = test.name;
-    alarm(most_seconds);
-    const auto began = Clock::now();
-    test.run();
-    alarm(0);
-    const std::chrono::duration<double> took = Clock::now() - began;
-    const bool passed = failures == 0;
-    ++(passed ? n_passed : n_failed);
-    std::cout << (passed ? "ok      " : "FAILED  ") << test.name;
-    if (took.count() >= WORTH_SAYING_S)
-      std::cout << std::fixed << std::setprecision(1) << " (" << took.count() << " s)";
-    std::cout << std::endl;
+  failures = 0;
+  running = test.name;
+  alarm(number_from("P2PKV_TEST_MOST_SECONDS", MOST_SECONDS));
+  const auto began = Clock::now();
+  test.run();
+  alarm(0);
+  const std::chrono::duration<double> took = Clock::now() - began;
+  const bool passed = failures == 0;
+  ++(passed ? tally.passed : tally.failed);
+  std::ostringstream line;  // written at once: others write too
+  line << (passed ? "ok      " : "FAILED  ") << test.name;
+  if (took.count() >= WORTH_SAYING_S)
+    line << std::fixed << std::setprecision(1) << " (" << took.count() << " s)";
+  line << "\n";
+  std::cout << line.str() << std::flush;
+}
+
+void run_what_is_left(const char* filter, Tally& tally) {
+  const auto& tests = p2pkv::test::tests();
+  for (size_t i = tally.next++; i < tests.size(); i = tally.next++) {
+    if (filter == nullptr || std::strstr(tests[i].name, filter) != nullptr) run(tests[i], tally);
   }
-  std::cout << n_passed << " passed, " << n_failed << " failed" << std::endl;
-  return n_failed > 0 || n_passed == 0;
+}
+
+// Forks before anything has made a thread. Whether all processes came to their ends.
+bool run_in_processes(unsigned long n_processes, const char* filter, Tally& tally) {
+  for (unsigned long i = 0; i < n_processes; ++i) {
+    const pid_t child = fork();
+    if (child < 0) return false;
+    if (child == 0) {
+      run_what_is_left(filter, tally);
+      std::exit(0);  // what looks for leaks looks now
+    }
+  }
+  bool all_ended = true;
+  int status = 0;
+  while (wait(&status) > 0) all_ended &= status == 0;
+  return all_ended;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::signal(SIGALRM, hung);
+  void* shared = mmap(nullptr, sizeof(Tally), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) return 1;
+  Tally& tally = *new (shared) Tally;
+  const char* filter = argc > 1 ? argv[1] : nullptr;
+  const unsigned long n_processes = std::max(1UL, number_from("P2PKV_TEST_JOBS", 1));
+  bool all_ended = true;
+  if (n_processes == 1) {
+    run_what_is_left(filter, tally);
+  } else {
+    all_ended = run_in_processes(n_processes, filter, tally);
+  }
+  std::cout << tally.passed << " passed, " << tally.failed << " failed"
+            << (all_ended ? "" : ", and a process came to no good end") << std::endl;
+  return !all_ended || tally.failed > 0 || tally.passed == 0;
 }
