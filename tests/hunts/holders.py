@@ -21,6 +21,7 @@ import numpy as np
 import pages
 from cluster import NodeProcess
 from hunts.frame import Broken, Hunt, Stop, Tally
+from hunts.schedules import turns
 from hunts.timing import check_time
 from p2pkv import Config, Node
 from p2pkv.testing.lateness import Lateness
@@ -262,9 +263,7 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
     what, weights = zip(*steps, strict=True)
     try:
         world.start()
-        for _ in range(chance.randint(8, 20)):
-            if stop():
-                break
+        for _ in turns(chance.randint(8, 20), stop):
             keys, node_id = world.new_pages()
             if chance.random() < 0.2:
                 node_id = chance.choice(sorted(world.holders))

@@ -27,9 +27,9 @@ def scratch() -> Iterator[Path]:
 
 
 def turns(most: int, stop: Stop) -> Iterator[int]:
-    """Count to ``most``, not further than the time lasts."""
+    """Count to ``most``, not further than the time lasts; but once in any case, since no turn proves nothing."""
     for turn in range(most):
-        if stop():
+        if turn and stop():
             return
         yield turn
 
