@@ -16,9 +16,13 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1200)]
 def servers(tmp_path: Path) -> Iterator[list[SGLangServer]]:
     """Two that meet, and pack whatever they publish."""
     settings = {"join": [f"127.0.0.1:{lasting_port()}"], "pool_size": "64MiB", "compression": "lossless"}
+    options = ["--dtype", "bfloat16"]  # the other tests' float32 gets no smaller
     servers = [
         hicache_server(
-            tmp_path / f"{name}.log", layout="page_first_direct", settings=settings | {"node_id": name}
+            tmp_path / f"{name}.log",
+            layout="page_first_direct",
+            settings=settings | {"node_id": name},
+            options=options,
         )
         for name in ("first", "second")
     ]
