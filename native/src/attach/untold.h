@@ -19,7 +19,7 @@ class Untold {
   // As many as a shard takes; of more the oldest are left to the node's comparing of all its entries.
   static constexpr size_t kMost = 1 << 16;
 
-  // Of request `id`. The engine has told of these when `until` has passed, or has given up.
+  // Adds pages of request `id`. When `until` has passed the engine has told of them, or has given up.
   void add(uint64_t id, std::vector<Key> keys, const Deadline& until) {
     while (!publishes_.empty() && (publishes_.front().until.passed() || n_keys_ > kMost)) pop();
     n_keys_ += keys.size();

@@ -10,7 +10,7 @@
 
 namespace p2pkv {
 
-// Whoever calls anything but `mutex` holds that.
+// Whoever calls anything but `mutex` holds that mutex.
 class RuntimeLibrary {
  public:
   // As in "libucp has no ucp_init; UCX 1.13 or later is needed".
@@ -35,7 +35,7 @@ class RuntimeLibrary {
     *error = std::string(name_) + " has no " + symbol + "; " + needed_ + " is needed";
     return false;
   }
-  // What was opened fits, and stays. `function`: one of its own.
+  // The library that was opened fits, and stays loaded. `function` is one of its own.
   void keep(const std::string& asked_for, void* function);
   // The file that a function comes from.
   static std::string file_of(void* function);

@@ -339,7 +339,7 @@ class PrimaryContextDevice final : public Device {
   const pid_t pid_ = getpid();
   DeviceHandle handle_ = 0;
   ContextHandle context_ = nullptr;
-  // By direction, as a device copies both ways at a time; and one for copies between devices.
+  // Each direction has a stream, as a device copies both ways at a time, and copies between devices have one.
   StreamHandle streams_[3] = {};
   std::atomic<bool> is_lost_ = false;
   std::mutex mutex_;                      // guards idle_events_
