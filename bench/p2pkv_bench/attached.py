@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 IN_PROCESS = "in process"
 _ENGINE, _NODE = "engine", "node"
 _MOST_TOUCHED = 256 * MIB
-"""Of the pool, at most this is read: five pools of it are there at once."""
+"""No more than this is read of a pool, since five pools of it are there at once."""
 
 
 def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
@@ -120,7 +120,7 @@ def _publishes(meeting: Meeting, plan: Plan) -> Iterator[Row]:
 
 
 def _local_fetches(meeting: Meeting, plan: Plan) -> Iterator[Row]:
-    with Ends(meeting, plan, plan.working_set * 3 // 2 + MIB) as ends:
+    with Ends(meeting, plan, plan.working_set * 5 // 2 + MIB) as ends:
         for page_nbytes in plan.pages:
             pages = {
                 node.node_id: LocalPages(ends, node, shard, page_nbytes)

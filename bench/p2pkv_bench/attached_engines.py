@@ -1,4 +1,4 @@
-"""What attaching takes, and eight engines that publish at once, each in a process of its own."""
+"""Measure what attaching takes, and eight engines that publish at once, each in a process of its own."""
 
 from __future__ import annotations
 

@@ -69,8 +69,15 @@ class Meeting:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             join = f"127.0.0.1:{probe.getsockname()[1]}"
-        # One replica, so that a case decides which process's shard has a key's entry.
-        self._common = {"join": [join], "secret_file": str(secret), "replicas": 1, "deadline": 10.0}
+        # One replica, so that a case decides which process's shard has a key's entry. Reads of an earlier size must not
+        # keep its pages, for which the next size's would go.
+        self._common = {
+            "join": [join],
+            "secret_file": str(secret),
+            "replicas": 1,
+            "touch": False,
+            "deadline": 10.0,
+        }
 
     def settings(self, node_id: str, **more: object) -> dict[str, object]:
         """Return one node's settings."""
