@@ -87,7 +87,7 @@ class Device : public std::enable_shared_from_this<Device> {
   // (Staging): otherwise the driver copies it once more. What lies in a row on both sides is copied as one.
   // Device memory that was written is seen by kernels launched after the return.
   virtual CopyOutcome copy(std::span<const DeviceCopy> copies, Direction direction, std::string* error) = 0;
-  // This copies between devices' memory, on a stream of its own. After kLost bytes may still be written to `to`.
+  // Copies between devices, on a stream of its own. After kLost bytes may still be written to `to`.
   virtual CopyOutcome copy_within(std::span<const InnerCopy> copies, std::string* error) = 0;
   // Marks what has been queued on a stream until now. 0 and 1 are the legacy default stream, 2 the calling
   // thread's default stream, as in __cuda_array_interface__; else a stream's handle. Null, with the reason in
