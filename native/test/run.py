@@ -10,6 +10,7 @@ UCX hidden: it must link, and runs the tests of what p2pkv says then.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,10 @@ OPTIONS = {
     # libzmq is not instrumented: TSan sees what it copies, but not what it synchronizes by.
     "TSAN_OPTIONS": "halt_on_error=1:handle_abort=1:second_deadlock_stack=1:ignore_noninstrumented_modules=1",
 }
+
+# What says why a run failed: a check, a test that hangs, a sanitizer's last word.
+TELLING = re.compile(r"^FAILED|^SUMMARY: |: not so: |: .+ is not |runtime error: |came to no good end")
+MOST_TELLING_LINES = 15
 
 
 def find(tool: str) -> str | None:
@@ -68,25 +73,50 @@ def libzmq() -> str:
     return str(found[0])
 
 
+def run(program: Path, arguments: list[str], environment: dict[str, str]) -> tuple[bool, list[str]]:
+    """Run the tests and pass on what they print; return whether all passed, and the lines that tell why not."""
+    telling = []
+    with subprocess.Popen(
+        [str(program), *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if TELLING.search(line):
+                telling.append(line.rstrip())
+    return process.returncode == 0, telling
+
+
 def main(arguments: list[str]) -> int:
-    """Run every flavour, or the one named first; non-zero if any failed."""
+    """Run every flavour, or the one named first; non-zero if any failed. Why, is said once more at the end."""
     flavours = [arguments.pop(0)] if arguments and arguments[0] in SANITIZERS else DEFAULT
     jobs = {"P2PKV_TEST_JOBS": str(min(4, os.cpu_count() or 1))}
     environment = jobs | os.environ | OPTIONS | {"P2PKV_TEST_LIBZMQ": libzmq()}
     passed = []
     said = []
+    reasons = []
     for flavour in flavours:
         print(f"--- {flavour}", flush=True)
         began = time.monotonic()
         program = build(flavour)
         built = time.monotonic()
         chosen = arguments or FILTERS.get(flavour, [])
-        passed.append(subprocess.run([str(program), *chosen], env=environment, check=False).returncode == 0)
+        good, telling = run(program, chosen, environment)
+        passed.append(good)
+        if not good:
+            reasons += [
+                f"{flavour}: {line}" for line in telling[-MOST_TELLING_LINES:] or ["nothing that tells why"]
+            ]
         said.append(
-            f"{flavour} {'ok' if passed[-1] else 'FAILED'} "
+            f"{flavour} {'ok' if good else 'FAILED'} "
             f"(built in {built - began:.0f} s, ran for {time.monotonic() - built:.0f} s)"
         )
-    print("native tests: " + ", ".join(said))
+    print("\n".join([*reasons, "native tests: " + ", ".join(said)]))
     return 0 if all(passed) else 1
 
 

@@ -102,9 +102,9 @@ class Endpoint : public BoundEndpoint {
     Read(Air& air, std::vector<Span> spans, Behaviour behaviour)
         : air_(air),
           spans_(std::move(spans)),
-          statuses_(spans_.size(), Status::kPending),
           outcome_(behaviour.outcome),
-          at_(Deadline::Clock::now() + behaviour.after) {
+          at_(Deadline::Clock::now() + behaviour.after),
+          statuses_(spans_.size(), Status::kPending) {
       air_.begin(spans_);
     }
     void cancel() { settle(Status::kCanceled); }
@@ -123,16 +123,20 @@ class Endpoint : public BoundEndpoint {
     const std::vector<Status>& statuses() const override { return statuses_; }
 
    private:
+    // A call and whoever closes the endpoint may come at once: the one that is second has what the first one wrote.
     void settle(Status status) {
-      if (is_settled_.exchange(true)) return;
+      const std::lock_guard lock(mutex_);
+      if (is_settled_) return;
       statuses_.assign(statuses_.size(), status);
       air_.end(spans_);
+      is_settled_ = true;
     }
     Air& air_;
     const std::vector<Span> spans_;
-    std::vector<Status> statuses_;
     const Status outcome_;
     const Deadline::Clock::time_point at_;
+    std::mutex mutex_;  // guards settling
+    std::vector<Status> statuses_;
     std::atomic<bool> is_settled_{false};
   };
 
