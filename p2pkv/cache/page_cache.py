@@ -20,15 +20,17 @@ from numpy.typing import NDArray
 from p2pkv import _native
 from p2pkv.cache.call import PageCall, check_call
 from p2pkv.cache.device_rounds import DevicePages
+from p2pkv.cache.fetch_counts import FetchCounts
 from p2pkv.cache.guests import Followers, TakingBack
 from p2pkv.cache.warmer import Warmer
+from p2pkv.cache.withdrawals import Withdrawals
 from p2pkv.directory.asking import do_nothing
 from p2pkv.directory.client import DirectoryClient, Lease
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import UsageError
 from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
-from p2pkv.metrics import HEDGES, MISSES, Metrics
+from p2pkv.metrics import MISSES, Metrics
 from p2pkv.page import (
     RESIDENT,
     Keys,
@@ -82,8 +84,7 @@ class PageCache:
         """
         self.namespace = namespace
         self._guests = guests
-        self._followers = followers
-        self._taking_back = taking_back
+        self._withdrawals = Withdrawals(pool, tier, directory, followers, taking_back)
         self._is_draining = False
         self._pool = pool
         self._directory = directory
@@ -97,7 +98,7 @@ class PageCache:
         # Bounded in time, so that a page that moved is found again; stale entries cost a second look-up, no more.
         self.locations = _native.LocationCache(65536, 10.0)
         self._timings = timings = metrics.timings
-        self._source_names = ["own_pool", "disk", *peers.domains]
+        source_names = ["own_pool", "disk", *peers.domains]
         self._sources = _native.FetchSources(
             pool.native,
             None if tier is None else tier.native,
@@ -107,12 +108,12 @@ class PageCache:
             own_key,
             check_sums,
             timings.fetches.native,
-            timings.by_source(self._source_names).native,
+            timings.by_source(source_names).native,
             history,
             others,
             touches,
         )
-        metrics.watch_labelled(self._fetched)
+        self._counts = FetchCounts(self._sources, source_names, metrics)
 
     def publish(
         self,
@@ -386,44 +387,11 @@ class PageCache:
 
     def retract(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
         """Take back pages that this node published; ``HIT`` for those it had."""
-        _, ids = self.hash(keys)
-        with self._taking_back:
-            return self._retract(ids, deadline)
-
-    def _retract(self, ids: Keys, deadline: float) -> Outcomes:
-        on_disk = np.zeros(len(ids), np.uint8)
-        if self._tier is not None:
-            # before the pool: its eviction would be announced as a page on disk
-            on_disk, cold = self._tier.forget(ids)
-            if on_disk.any():
-                self._directory.drop(ids[on_disk == 1], cold[on_disk == 1], deadline, by_owner=True)
-        found, locations = self._pool.retract(ids)
-        if self._tier is not None:
-            self._tier.forget(ids)  # what went from the pool to the disk, or back, between the two
-        mask = found.astype(bool)
-        if mask.any():
-            self._directory.drop(ids[mask], locations[mask], deadline, by_owner=True)
-        self._followers.tell(ids, deadline)
-        return found | on_disk
+        return self._withdrawals.retract(self.hash(keys)[1], deadline)
 
     def clear(self, deadline: float) -> int:
-        """Take back all pages that this node published; return the number of those in its pool.
-
-        They are gone at once. The deadline is for the disk, on which that is written as well.
-        """
-        with self._taking_back:
-            return self._clear(deadline)
-
-    def _clear(self, deadline: float) -> int:
-        if self._tier is not None:
-            self._tier.clear()
-        n_purged = self._pool.purge()
-        if self._tier is not None:
-            self._tier.clear()  # what went from the pool to the disk, or back, between the two
-        self._followers.tell(None, deadline)
-        if self._tier is not None:
-            self._tier.wait_cleared(deadline - time.monotonic())
-        return n_purged
+        """Take back all pages that this node published; return the number of those in its pool."""
+        return self._withdrawals.clear(deadline)
 
     def close(self) -> None:
         """Stop warming. Idempotent."""
@@ -457,31 +425,11 @@ class PageCache:
     @property
     def n_fetched(self) -> int:
         """Pages that calls have found so far, wherever they came from."""
-        return sum(n_pages for n_pages, _ in self._sources.fetched())
-
-    def _fetched(self) -> dict[str, dict[tuple[str, ...], float]]:
-        """Return what native code has counted, by metric and source."""
-        by_source = dict(zip(self._source_names, self._sources.fetched(), strict=True))
-        return {
-            "p2pkv_fetched_pages_total": {(source,): n_pages for source, (n_pages, _) in by_source.items()},
-            "p2pkv_fetched_bytes_total": {(source,): nbytes for source, (_, nbytes) in by_source.items()},
-            "p2pkv_hedged_reads_total": {
-                (why,): n_reads for why, n_reads in zip(HEDGES, self._sources.hedges(), strict=True)
-            },
-            "p2pkv_looked_up_pages_total": {
-                ("location_cache",): self._sources.n_located,
-                **self._metrics.looked_up(),
-            },
-        }
+        return self._counts.n_fetched
 
     def readings(self) -> dict[str, float]:
         """Return what native code has counted of fetches, by the names of the metrics."""
-        checks = self._sources.checks()
-        return {
-            "p2pkv_rejected_reads_total": checks["rejected"],
-            "p2pkv_damaged_reads_total": checks["checksum"],
-            "p2pkv_late_fetches_total": checks["late_calls"],
-        }
+        return self._counts.readings()
 
 
 def _check_lengths(batch: _native.FetchBatch) -> None:
