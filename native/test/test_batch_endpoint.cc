@@ -1,5 +1,6 @@
 // What holds for every endpoint's batches, whatever their transport: an exception leaves nothing locked and
 // nothing under way.
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <future>
@@ -19,8 +20,11 @@ constexpr uint64_t kBytes = 4096;
 enum class Throws { kNever, kInStart, kInDrive };
 
 struct Log {
-  int n_severed = 0;
-  int n_quiet = 0;
+  std::atomic<int> n_severed = 0;
+  std::atomic<int> n_quiet = 0;
+  std::atomic<bool> is_ending = false;  // a batch has come to where its helpers are waited for
+  std::atomic<bool> may_end = true;     // and they have left
+  std::atomic<bool> was_released_early = false;
 };
 
 class ThrowingEndpoint;
@@ -42,7 +46,12 @@ class ThrowingBatch final : public Batch {
     return true;
   }
   void interrupt() override;
-  void quiesce() override { ++log_->n_quiet; }
+  void quiesce() override {
+    log_->is_ending = true;
+    log_->is_ending.notify_all();
+    log_->may_end.wait(false);
+    ++log_->n_quiet;
+  }
 
  private:
   const std::shared_ptr<ThrowingEndpoint> endpoint_;
@@ -67,7 +76,7 @@ class ThrowingEndpoint final : public BatchEndpoint {
                                            throws_, log_, std::move(reads));
   }
   void shutdown_sockets() override { ++log_->n_severed; }
-  void release() override {}
+  void release() override { log_->was_released_early = !log_->may_end; }
 
  private:
   const Throws throws_;
@@ -121,8 +130,8 @@ TEST(a_batch_that_throws_when_it_starts_is_ended_and_its_endpoint_severed) {
     }
   });
   CHECK(has_thrown);
-  CHECK_EQ(reading.log.n_quiet, 1);
-  CHECK_EQ(reading.log.n_severed, 1);
+  CHECK_EQ(reading.log.n_quiet.load(), 1);
+  CHECK_EQ(reading.log.n_severed.load(), 1);
   CHECK(reading.read()->statuses() == std::vector<Status>{Status::kPeerLost});
 }
 
@@ -143,7 +152,36 @@ TEST(a_batch_that_throws_when_it_is_driven_can_still_be_ended) {
     reading.endpoint->close();
     CHECK(transfer->statuses() == std::vector<Status>{Status::kCanceled});
   });
-  CHECK_EQ(reading.log.n_quiet, 1);
+  CHECK_EQ(reading.log.n_quiet.load(), 1);
+}
+
+// Nothing leads to a batch any more whose last owner lets go of it, and its helpers are still at work.
+TEST(a_batch_that_is_let_go_of_is_waited_for_by_who_closes_its_endpoint_or_memory) {
+  for (const bool closes_memory : {true, false}) {
+    Reading reading(Throws::kNever);
+    reading.log.may_end = false;
+    std::thread owner([&] { reading.read().reset(); });
+    reading.log.is_ending.wait(false);
+    CHECK(reading.read()->statuses() == std::vector<Status>{Status::kCanceled});  // not two at a time
+    std::atomic<bool> has_begun = false, has_returned = false;
+    std::thread closing([&] {
+      has_begun = true;
+      has_begun.notify_all();
+      if (closes_memory) reading.endpoint->cancel_reads_into(*reading.local);
+      if (!closes_memory) reading.endpoint->close();
+      has_returned = true;
+    });
+    has_begun.wait(false);
+    for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+    CHECK(!has_returned);
+    reading.log.may_end = true;
+    reading.log.may_end.notify_all();
+    closing.join();
+    owner.join();
+    CHECK_EQ(reading.log.n_quiet.load(), 1);
+    reading.endpoint->close();
+    CHECK(!reading.log.was_released_early);
+  }
 }
 
 TEST(an_endpoint_whose_batches_throw_nothing_serves_one_after_another) {
@@ -153,5 +191,5 @@ TEST(an_endpoint_whose_batches_throw_nothing_serves_one_after_another) {
     transfer->wait(1.0);
     CHECK(transfer->statuses() == std::vector<Status>{Status::kOk});
   }
-  CHECK_EQ(reading.log.n_severed, 0);
+  CHECK_EQ(reading.log.n_severed.load(), 0);
 }

@@ -92,7 +92,11 @@ void Batch::finish() {
       if (status == Status::kPending) status = reason;
     }
   }
-  has_settled_.store(true, std::memory_order_release);
+  if (n_settled_ != nullptr) {
+    n_settled_->fetch_add(1, std::memory_order_release);
+    n_settled_->notify_all();
+  }
+  has_settled_.store(true, std::memory_order_release);  // last: whoever sees it may destroy the batch
 }
 
 uint64_t n_pending_bytes(const std::vector<Span>& spans, const std::vector<Status>& statuses) {

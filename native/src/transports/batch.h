@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -37,6 +38,10 @@ class Batch : public Transfer {
   void wait(double timeout) final;
   const std::vector<Status>& statuses() const final { return statuses_; }
 
+  // Counts the batch in `n_settled`, with what it has done before, once it has settled. Whoever owns the
+  // count outlives the batch; it is how he knows of one that is being destroyed, which no pointer leads to
+  // any more.
+  void count_in(std::atomic<uint64_t>* n_settled) { n_settled_ = n_settled; }
   // Ends the batch early, for the first reason given; returns at once.
   void abort(Status reason);
   // Ends the batch early and returns when nothing touches local memory. Does nothing once it has settled.
@@ -77,6 +82,7 @@ class Batch : public Transfer {
 
   std::atomic<Status> abort_reason_{Status::kPending};
   std::atomic<bool> has_settled_{false};
+  std::atomic<uint64_t>* n_settled_ = nullptr;
   std::mutex mutex_;  // guards is_driven_
   std::condition_variable turn_ended_;
   bool is_driven_ = false;

@@ -50,12 +50,9 @@ std::shared_ptr<Transfer> BatchEndpoint::post(std::shared_ptr<MemoryRegion> loca
   const bool has_work = std::find(statuses.begin(), statuses.end(), Status::kPending) != statuses.end();
   if (!has_work) return std::make_shared<SettledTransfer>(std::move(statuses));
 
-  // They outlive the lock: the end of a batch takes it again, whether this was the last owner of the one
-  // before or an exception ends the new one.
-  std::shared_ptr<Batch> active, batch;
+  std::shared_ptr<Batch> batch;  // it outlives the lock: where an exception ends it, its end takes that again
   const std::lock_guard lock(mutex_);
-  active = active_.lock();
-  const bool is_busy = active && !active->has_settled();
+  const bool is_busy = n_settled_.load(std::memory_order_acquire) != n_posted_;
   Status refusal = Status::kPending;
   if (is_closed_ || is_busy) refusal = Status::kCanceled;
   if (refusal == Status::kPending && (is_severed_ || !is_bound_)) refusal = Status::kPeerLost;
@@ -68,17 +65,31 @@ std::shared_ptr<Transfer> BatchEndpoint::post(std::shared_ptr<MemoryRegion> loca
   reads.local = std::move(registered);
   batch = make_batch(std::move(attached), std::move(reads));
   active_ = batch;
+  batch->count_in(&n_settled_);
+  ++n_posted_;
   batch->start();
   return batch;
 }
 
 void BatchEndpoint::cancel_reads_into(const RegisteredRegion& region) {
   std::shared_ptr<Batch> active;
+  uint64_t n_posted = 0;
   {
     const std::lock_guard lock(mutex_);
     active = active_.lock();
+    n_posted = n_posted_;
   }
   if (active && active->reads_into(region)) active->settle(Status::kCanceled);
+  if (!active) wait_settled(n_posted);
+}
+
+// A batch whose last owner lets go of it is found no more, and its end may still be under way.
+void BatchEndpoint::wait_settled(uint64_t n_posted) {
+  for (;;) {
+    const uint64_t n_settled = n_settled_.load(std::memory_order_acquire);
+    if (n_settled >= n_posted) return;
+    n_settled_.wait(n_settled, std::memory_order_acquire);
+  }
 }
 
 void BatchEndpoint::sever() {
@@ -95,13 +106,16 @@ void BatchEndpoint::close() {
   const std::lock_guard closing(closing_);
   if (is_released_) return;
   std::shared_ptr<Batch> active;
+  uint64_t n_posted = 0;
   {
     const std::lock_guard lock(mutex_);
     is_closed_ = true;
     active = active_.lock();
+    n_posted = n_posted_;
   }
   if (active) active->settle(Status::kCanceled);
   sever();
+  wait_settled(n_posted);
   release();
   is_released_ = true;
 }

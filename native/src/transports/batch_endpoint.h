@@ -4,6 +4,8 @@
 
 #include <unistd.h>
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -64,8 +66,12 @@ class BatchEndpoint : public Endpoint {
   bool is_bound_ = false;
 
  private:
+  void wait_settled(uint64_t n_posted);
+
   std::string half_;
   std::weak_ptr<Batch> active_;
+  uint64_t n_posted_ = 0;               // batches, so far
+  std::atomic<uint64_t> n_settled_{0};  // of those; one at most has not
   bool is_released_ = false;
   std::mutex closing_;  // held by the one close() that does the work, so that the others return after it
 };
