@@ -301,7 +301,7 @@ TEST(cuda_drivers_are_described) {
   DriverInfo info;
   std::string error;
   CHECK(describe_driver(&info, &error));
-  CHECK_EQ(info.version, 12040);
+  CHECK_EQ(info.version, 12080);
   CHECK(info.devices == (std::vector<std::string>{"emulated device 0", "emulated device 1"}));
 }
 

@@ -211,6 +211,6 @@ def test_an_address_that_no_driver_knows_is_refused(emulated: FakeCuda, pair: Pa
         }
 
     with pytest.raises(
-        DeviceError, match=r"the driver \(CUDA 12.4, emulated device 0, .*has no device memory at"
+        DeviceError, match=r"the driver \(CUDA 12.8, emulated device 0, .*has no device memory at"
     ):
         pair.reader.register_memory(Liar())

@@ -17,5 +17,5 @@ def test_the_driver_its_devices_and_the_staging_are_named(
 ) -> None:
     finding = _gpu(**cuda_settings)
     assert finding.verdict is Verdict.GOOD, finding
-    assert finding.says.startswith("CUDA 12.4 (0: emulated device 0" if kind == "emulated" else "CUDA ")
+    assert finding.says.startswith("CUDA 12.8 (0: emulated device 0" if kind == "emulated" else "CUDA ")
     assert "pages in device memory go through 32 MiB of page-locked host memory" in finding.says

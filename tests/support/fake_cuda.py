@@ -50,6 +50,7 @@ class _Counts(ctypes.Structure):
             "queued",
             "mappings",
             "copies_within",
+            "launches",
             "freed_while_mapped",
         )
     ]
@@ -69,6 +70,7 @@ class Counts:
     queued: int
     mappings: int
     copies_within: int
+    launches: int
     freed_while_mapped: int
 
     @property
@@ -143,6 +145,10 @@ class FakeCuda:
 
     def hold(self, *, copies: bool = False, kernels: bool = False) -> None:
         self._library.fake_cuda_hold(int(copies), int(kernels))
+
+    def let_through(self, copies: int) -> None:
+        """Let so many of the copies go that are held, or will be."""
+        self._library.fake_cuda_let_through(copies)
 
     def let_go(self) -> None:
         """Hold nothing, and return when all that was held has been done."""

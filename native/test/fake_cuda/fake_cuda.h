@@ -35,6 +35,8 @@ void fake_cuda_lose(int device);
 void fake_cuda_delay_copies(int us);
 // Copies, or kernels, stay unbegun until they are let go.
 void fake_cuda_hold(int copies, int kernels);
+// So many of the copies that are held, or will be, are let go.
+void fake_cuda_let_through(int copies);
 // Events say that they are done at once: whoever believes them does not wait. Breaks the safeguard on
 // purpose.
 void fake_cuda_lie_about_events(int is_lying);
@@ -51,7 +53,8 @@ struct FakeCudaCounts {
   int64_t copied_bytes;
   int64_t queued;              // copies and kernels not done yet
   int64_t mappings;            // of other processes' memory, here and now
-  int64_t copies_within;       // since the library was loaded; the one below as well
+  int64_t copies_within;       // since the library was loaded; the two below as well
+  int64_t launches;            // since then too: calls that queued copies, one or many
   int64_t freed_while_mapped;  // memory that was freed while another process mapped it by its handle
 };
 void fake_cuda_counts(FakeCudaCounts* counts);

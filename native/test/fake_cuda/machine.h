@@ -35,11 +35,13 @@ constexpr int kNotInitialized = 3;
 constexpr int kInvalidDevice = 101;
 constexpr int kInvalidContext = 201;
 constexpr int kInvalidHandle = 400;
+constexpr int kNotFound = 500;
 constexpr int kNotReady = 600;
 constexpr int kAlreadyRegistered = 712;
 constexpr int kNotRegistered = 713;
 constexpr int kLaunchFailed = 719;
 constexpr int kDevices = 2;
+constexpr int kVersion = 12080;
 
 struct Context {
   int device;
@@ -81,6 +83,15 @@ struct Opened {
   int n_times;
 };
 
+enum class Way { kToDevice, kToHost, kWithin };
+
+struct Copy {
+  uint64_t to;
+  uint64_t from;
+  size_t nbytes;
+  Way way = Way::kWithin;  // as the addresses say
+};
+
 struct Failure {
   int n;
   int result;
@@ -105,13 +116,15 @@ struct Machine {
   std::atomic<bool> is_initialized = false;
   std::atomic<int> copy_delay_us = 0;
   std::atomic<bool> is_lying = false;
+  bool is_corrupting = false;  // for good
 
-  std::mutex holding;  // guards both of these
+  std::mutex holding;  // guards the three below
   bool are_copies_held = false;
+  int n_let_through = 0;  // copies that are begun although they are held
   bool are_kernels_held = false;
   std::condition_variable let_go;
 };
-inline Machine& machine = *new Machine;
+extern Machine& machine;
 
 inline thread_local std::vector<Context*> current;
 inline thread_local int capture_mode = 0;
@@ -129,11 +142,15 @@ int check(const char* call, Context** context);
 std::shared_ptr<CUstream_st> stream_of(CUstream_st* handle);
 void pause(int us);
 void wait_until_let_go(const bool* is_held);
+// The same for a copy.
+void wait_to_copy();
 // Rounded up to whole pages.
 size_t to_pages(size_t nbytes);
-int queue_copy(const char* call, uint64_t device, void* host, size_t nbytes, CUstream_st* handle,
-               bool is_to_device);
-int queue_inner_copy(uint64_t to, uint64_t from, size_t nbytes, CUstream_st* handle);
+// 0 if there is none.
+uint64_t allocate(int device, size_t nbytes, bool is_virtual);
+int free_now(uint64_t address);
+// Has a stream make copies, in any order. `failed`: which can't be, if one.
+int launch(const char* call, std::vector<Copy> copies, CUstream_st* handle, size_t* failed);
 
 }  // namespace fake
 

@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kOutOfMemory = 2;
 constexpr int kNotSupported = 801;
+constexpr size_t kGranule = 2 << 20;  // as of today's devices
 
 struct IpcHandle {
   char bytes[64];
@@ -29,6 +30,15 @@ struct Name {
   int fd;
   uint64_t inode;
   size_t nbytes;
+};
+
+struct AllocationProperties {
+  int kind;
+  int handle_kinds;
+  int location_kind;
+  int location;
+  void* unused;
+  unsigned char flags[8];
 };
 
 struct AccessDescription {
@@ -113,6 +123,48 @@ EXPORT int cuIpcCloseMemHandle(uint64_t pointer) {
     return kSuccess;
   }
   return kInvalidValue;
+}
+
+EXPORT int cuMemAlloc_v2(uint64_t* pointer, size_t nbytes) {
+  Context* context;
+  if (const int result = check("cuMemAlloc", &context)) return result;
+  *pointer = allocate(context->device, nbytes, false);
+  return *pointer == 0 ? kOutOfMemory : kSuccess;
+}
+
+EXPORT int cuMemFree_v2(uint64_t pointer) {
+  return free_now(pointer);
+}
+
+EXPORT int cuMemGetAllocationGranularity(size_t* nbytes, const AllocationProperties*, int) {
+  *nbytes = kGranule;
+  return kSuccess;
+}
+
+EXPORT int cuMemCreate(uint64_t* handle, size_t nbytes, const AllocationProperties* properties, uint64_t) {
+  Context* context;
+  if (const int result = check("cuMemCreate", &context)) return result;
+  if (nbytes % kGranule != 0 || properties->kind != 1 || properties->handle_kinds != 1 ||
+      properties->location_kind != 1 || properties->location < 0 || properties->location >= kDevices)
+    return kInvalidValue;
+  const int fd = memfd_create("fake-cuda", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(nbytes)) != 0) return kOutOfMemory;
+  const Lock lock(machine.mutex);
+  *handle = ++machine.last_physical;
+  machine.physical[*handle] = {fd, nbytes};
+  return kSuccess;
+}
+
+EXPORT int cuMemGetHandleForAddressRange(int* descriptor, uint64_t pointer, size_t nbytes, int type,
+                                         uint64_t) {
+  Context* context;
+  if (const int result = check("cuMemGetHandleForAddressRange", &context)) return result;
+  const Lock lock(machine.mutex);
+  uint64_t offset;
+  const Allocation* allocation = find(pointer, nbytes, &offset);
+  if (allocation == nullptr || allocation->fd < 0 || type != 1) return kInvalidValue;
+  *descriptor = fcntl(allocation->fd, F_DUPFD_CLOEXEC, 3);
+  return kSuccess;
 }
 
 EXPORT int cuMemRetainAllocationHandle(uint64_t* handle, void* address) {

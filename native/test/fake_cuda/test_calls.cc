@@ -1,6 +1,5 @@
 // What tests tell the emulated machine: fake_cuda.h.
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -14,50 +13,31 @@ extern "C" int cuStreamDestroy_v2(CUstream_st* stream);
 
 namespace {
 
-uint64_t allocate(int device, size_t nbytes, bool is_virtual) {
+// Who allocates has a context.
+uint64_t allocate_in_context(int device, size_t nbytes, bool is_virtual) {
   cuInit(0);
-  const size_t mapped = to_pages(nbytes);
-  const size_t behind_it = is_virtual ? 0 : to_pages(sizeof(Fate));
-  const int fd = memfd_create("fake-cuda", MFD_CLOEXEC);
-  if (fd < 0 || ftruncate(fd, static_cast<off_t>(mapped + behind_it)) != 0) return 0;
-  void* shown = mmap(nullptr, mapped, PROT_NONE, MAP_SHARED, fd, 0);
-  void* behind = mmap(nullptr, mapped + behind_it, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (shown == MAP_FAILED || behind == MAP_FAILED) return 0;
-  auto* bytes = static_cast<uint8_t*>(behind);
-  auto* fate = is_virtual ? nullptr : reinterpret_cast<Fate*>(bytes + mapped);
+  const uint64_t address = allocate(device, nbytes, is_virtual);
   const Lock lock(machine.mutex);
-  machine.allocations[reinterpret_cast<uint64_t>(shown)] = {device,     nbytes,           bytes, fd,
-                                                            is_virtual, kMayReadAndWrite, fate};
-  ++machine.contexts[device].n_retained;  // who allocates has a context
-  return reinterpret_cast<uint64_t>(shown);
+  if (address != 0) ++machine.contexts[device].n_retained;
+  return address;
 }
 
 }  // namespace
 
 EXPORT uint64_t fake_cuda_allocate(int device, size_t nbytes) {
-  return allocate(device, nbytes, false);
+  return allocate_in_context(device, nbytes, false);
 }
 
 EXPORT uint64_t fake_cuda_allocate_virtual(int device, size_t nbytes) {
-  return allocate(device, nbytes, true);
+  return allocate_in_context(device, nbytes, true);
 }
 
 EXPORT int fake_cuda_free(uint64_t address) {
   const Lock lock(machine.mutex);
   const auto found = machine.allocations.find(address);
   if (found == machine.allocations.end()) return kInvalidValue;
-  const Allocation& allocation = found->second;
-  --machine.contexts[allocation.device].n_retained;
-  const size_t mapped = to_pages(allocation.nbytes);
-  if (allocation.fate != nullptr) {
-    allocation.fate->is_freed = 1;
-    if (allocation.fate->n_mappings > 0) ++machine.counts.freed_while_mapped;
-  }
-  munmap(reinterpret_cast<void*>(address), mapped);
-  munmap(allocation.behind, mapped + (allocation.fate != nullptr ? to_pages(sizeof(Fate)) : 0));
-  close(allocation.fd);
-  machine.allocations.erase(found);
-  return kSuccess;
+  --machine.contexts[found->second.device].n_retained;
+  return free_now(address);
 }
 
 EXPORT int fake_cuda_adopt(int device, uint64_t address, size_t nbytes, int fd) {
@@ -151,6 +131,15 @@ EXPORT void fake_cuda_hold(int copies, int kernels) {
     const std::lock_guard lock(machine.holding);
     machine.are_copies_held = copies != 0;
     machine.are_kernels_held = kernels != 0;
+    machine.n_let_through = 0;
+  }
+  machine.let_go.notify_all();
+}
+
+EXPORT void fake_cuda_let_through(int copies) {
+  {
+    const std::lock_guard lock(machine.holding);
+    machine.n_let_through = copies;
   }
   machine.let_go.notify_all();
 }
