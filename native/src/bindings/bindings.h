@@ -36,6 +36,7 @@ void bind_publishing(nanobind::module_& m);
 void bind_disk(nanobind::module_& m);
 void bind_tier(nanobind::module_& m);
 void bind_cuda(nanobind::module_& m);
+void bind_cuda_memory(nanobind::module_& m);
 void bind_relay(nanobind::module_& m);
 void bind_attach(nanobind::module_& m);
 

@@ -31,6 +31,7 @@ NB_MODULE(_native, m) {
   p2pkv::bind_disk(m);
   p2pkv::bind_tier(m);
   p2pkv::bind_cuda(m);
+  p2pkv::bind_cuda_memory(m);  // after the device that it takes
   p2pkv::bind_relay(m);
   p2pkv::bind_attach(m);
 }

@@ -6,81 +6,14 @@
 #include <utility>
 
 #include "base/checked.h"
-#include "cuda/driver.h"
+#include "cuda/memory_calls.h"
 
 namespace p2pkv::cuda {
 namespace {
 
 constexpr uint32_t kByHandle = 1;
 constexpr uint32_t kByDescriptor = 2;
-constexpr int kHandleIsDescriptor = 1;     // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 constexpr unsigned kEnablePeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-constexpr int kLocationIsDevice = 1;       // CU_MEM_LOCATION_TYPE_DEVICE
-constexpr int kMayRead = 1;                // CU_MEM_ACCESS_FLAGS_PROT_READ
-constexpr int kMayReadAndWrite = 3;        // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-
-using Handle = uint64_t;  // CUmemGenericAllocationHandle
-struct IpcHandle {        // CUipcMemHandle
-  char bytes[64];
-};
-struct AccessDescription {  // CUmemAccessDesc
-  int location_kind;
-  int location;
-  int flags;
-};
-
-struct Calls {
-  Result (*ipc_get)(IpcHandle* handle, DevicePointer pointer);
-  Result (*ipc_open)(DevicePointer* pointer, IpcHandle handle, unsigned flags);
-  Result (*ipc_close)(DevicePointer pointer);
-  Result (*retain)(Handle* handle, void* address);
-  Result (*release)(Handle handle);
-  Result (*export_handle)(void* shareable, Handle handle, int type, uint64_t flags);
-  Result (*import_handle)(Handle* handle, void* shareable, int type);
-  Result (*reserve)(DevicePointer* pointer, size_t nbytes, size_t alignment, DevicePointer at,
-                    uint64_t flags);
-  Result (*unreserve)(DevicePointer pointer, size_t nbytes);
-  Result (*map)(DevicePointer pointer, size_t nbytes, size_t offset, Handle handle, uint64_t flags);
-  Result (*unmap)(DevicePointer pointer, size_t nbytes);
-  Result (*set_access)(DevicePointer pointer, size_t nbytes, const AccessDescription* description, size_t n);
-
-  std::string missing;
-
-  // Once the driver is there.
-  static const Calls& get() {
-    static const Calls calls;
-    return calls;
-  }
-
- private:
-  Calls() {
-    find("cuIpcGetMemHandle", &ipc_get);
-    find("cuIpcOpenMemHandle_v2", &ipc_open);
-    find("cuIpcCloseMemHandle", &ipc_close);
-    find("cuMemRetainAllocationHandle", &retain);
-    find("cuMemRelease", &release);
-    find("cuMemExportToShareableHandle", &export_handle);
-    find("cuMemImportFromShareableHandle", &import_handle);
-    find("cuMemAddressReserve", &reserve);
-    find("cuMemAddressFree", &unreserve);
-    find("cuMemMap", &this->map);
-    find("cuMemUnmap", &unmap);
-    find("cuMemSetAccess", &set_access);
-  }
-  template <typename Function>
-  void find(const char* name, Function* out) {
-    *out = reinterpret_cast<Function>(Driver::find_call(name));
-    if (*out == nullptr && missing.empty())
-      missing = std::string("the CUDA driver has no ") + name + "; one of CUDA 11 or newer is needed";
-  }
-};
-
-// What both kinds have in common: a driver call that failed becomes a sentence.
-bool succeeded(const char* call, Result result, std::string* error) {
-  std::string ignored;
-  if (result != kSuccess) *error = Driver::get(&ignored)->describe(call, result);
-  return result == kSuccess;
-}
 
 class MappedByHandle final : public MappedMemory {
  public:
@@ -88,7 +21,8 @@ class MappedByHandle final : public MappedMemory {
       : device_(std::move(device)), offset_(offset) {}
   ~MappedByHandle() override {
     std::string ignored;
-    if (getpid() == pid_ && base_ != 0) device_->run_inside([&] { Calls::get().ipc_close(base_); }, &ignored);
+    if (getpid() == pid_ && base_ != 0)
+      device_->run_inside([&] { MemoryCalls::get().ipc_close(base_); }, &ignored);
   }
   uint64_t address() const override { return base_ + offset_; }
 
@@ -97,7 +31,7 @@ class MappedByHandle final : public MappedMemory {
     IpcHandle handle;
     static_assert(sizeof handle.bytes == sizeof range.handle);
     std::memcpy(handle.bytes, range.handle.data(), sizeof handle.bytes);
-    const Result result = Calls::get().ipc_open(&base_, handle, kEnablePeerAccess);
+    const Result result = MemoryCalls::get().ipc_open(&base_, handle, kEnablePeerAccess);
     if (!succeeded("cuIpcOpenMemHandle", result, error)) return false;
     DeviceRange real;
     const bool is_known = find_device_range(base_, &real) && real.nbytes > 0;
@@ -125,8 +59,8 @@ class MappedByDescriptor final : public MappedMemory {
 
   // Within the device's context.
   bool open(int fd, std::string* error) {
-    const Calls& calls = Calls::get();
-    Handle handle;
+    const MemoryCalls& calls = MemoryCalls::get();
+    MemoryHandle handle;
     auto* const shareable = reinterpret_cast<void*>(static_cast<uintptr_t>(fd));
     Result result = calls.import_handle(&handle, shareable, kHandleIsDescriptor);
     if (!succeeded("cuMemImportFromShareableHandle", result, error)) return false;
@@ -148,8 +82,8 @@ class MappedByDescriptor final : public MappedMemory {
 
  private:
   void close() const {
-    if (is_mapped_) Calls::get().unmap(base_, nbytes_);
-    Calls::get().unreserve(base_, nbytes_);
+    if (is_mapped_) MemoryCalls::get().unmap(base_, nbytes_);
+    MemoryCalls::get().unreserve(base_, nbytes_);
   }
 
   const std::shared_ptr<Device> device_;
@@ -162,8 +96,8 @@ class MappedByDescriptor final : public MappedMemory {
 
 // Within the device's context. The descriptor, if the memory is of the second kind.
 bool export_descriptor(uint64_t start, bool* is_second_kind, UniqueFd* fd, std::string* error) {
-  const Calls& calls = Calls::get();
-  Handle handle;
+  const MemoryCalls& calls = MemoryCalls::get();
+  MemoryHandle handle;
   *is_second_kind = calls.retain(&handle, reinterpret_cast<void*>(start)) == kSuccess;
   if (!*is_second_kind) return true;
   int exported = -1;
@@ -178,7 +112,7 @@ bool export_descriptor(uint64_t start, bool* is_second_kind, UniqueFd* fd, std::
 
 std::string sharing_missing() {
   std::string error;
-  return Driver::get(&error) == nullptr ? error : Calls::get().missing;
+  return Driver::get(&error) == nullptr ? error : MemoryCalls::get().missing;
 }
 
 bool share_memory(Device& device, uint64_t address, uint64_t nbytes, SharedRange* range, UniqueFd* fd,
@@ -200,8 +134,8 @@ bool share_memory(Device& device, uint64_t address, uint64_t nbytes, SharedRange
     if (!export_descriptor(whole.start, &is_second_kind, fd, error)) return;
     if (is_second_kind) range->kind = kByDescriptor;
     IpcHandle handle{};
-    is_shared =
-        is_second_kind || succeeded("cuIpcGetMemHandle", Calls::get().ipc_get(&handle, whole.start), error);
+    is_shared = is_second_kind ||
+                succeeded("cuIpcGetMemHandle", MemoryCalls::get().ipc_get(&handle, whole.start), error);
     if (!is_second_kind) std::memcpy(range->handle.data(), handle.bytes, sizeof handle.bytes);
   };
   return device.run_inside(share, error) && is_shared;
