@@ -53,6 +53,17 @@ bool find_all(void* library, std::string* error) {
          find(library, "cuGetErrorString", &driver.get_error_string, error);
 }
 
+// A call as it was in a version of CUDA; null in drivers that don't have it so.
+template <typename Function>
+void find_version(void* library, const char* name, int version, Function* out) {
+  using GetAddress = Result (*)(const char* name, void** function, int version, uint64_t flags, int* status);
+  const auto get_address = reinterpret_cast<GetAddress>(dlsym(library, "cuGetProcAddress_v2"));
+  void* found = nullptr;
+  int status = 0;  // not 0: there is no such call, or not in this version
+  const bool is_there = get_address != nullptr && get_address(name, &found, version, 0, &status) == kSuccess;
+  *out = is_there && status == 0 ? reinterpret_cast<Function>(found) : nullptr;
+}
+
 // With the lock. The library is never closed: its threads outlive every use of it.
 bool bind(int flags, std::string* error) {
   if (is_bound) return true;
@@ -65,6 +76,7 @@ bool bind(int flags, std::string* error) {
     return false;
   }
   is_bound = find_all(library, error);
+  find_version(library, "cuMemcpyBatchAsync", kBatchesSince, &driver.copy_batch);
   opened = library;
   return is_bound;
 }

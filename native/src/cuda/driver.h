@@ -2,8 +2,8 @@
 // and from device memory. The declarations are our own, so that nobody needs a CUDA toolkit to build; names,
 // types and numbers are those of the driver API since CUDA 11, which later drivers keep.
 //
-// Asynchronous copies one by one instead of cuMemcpyBatchAsync: that one has another signature in CUDA 12
-// than in 13.
+// cuMemcpyBatchAsync has another signature in CUDA 13 than in 12. The driver is asked for that of CUDA 12.8,
+// which those of CUDA 13 go on having; by its bare name one would get whichever the driver has first.
 #pragma once
 
 #include <cstddef>
@@ -34,6 +34,21 @@ constexpr int kAttributeRangeStart = 11;
 constexpr int kAttributeRangeSize = 12;
 constexpr unsigned kMemoryTypeDevice = 2;
 
+struct MemoryLocation {  // CUmemLocation; all zero: no hint
+  int kind;
+  int id;
+};
+struct CopyAttributes {  // CUmemcpyAttributes
+  int source_order;
+  MemoryLocation source_hint;
+  MemoryLocation target_hint;
+  unsigned flags;
+};
+static_assert(sizeof(CopyAttributes) == 24);
+constexpr int kSourceInStreamOrder = 1;     // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+constexpr unsigned kPreferCopyEngines = 1;  // CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
+constexpr int kBatchesSince = 12080;        // the version of CUDA whose signature copy_batch has
+
 struct Driver {
   Result (*init)(unsigned flags);
   Result (*driver_get_version)(int* version);
@@ -55,6 +70,10 @@ struct Driver {
   Result (*copy_to_device)(DevicePointer to, const void* from, size_t nbytes, StreamHandle stream);
   Result (*copy_to_host)(void* to, DevicePointer from, size_t nbytes, StreamHandle stream);
   Result (*copy_on_devices)(DevicePointer to, DevicePointer from, size_t nbytes, StreamHandle stream);
+  // Null in drivers before CUDA 12.8.
+  Result (*copy_batch)(DevicePointer* to, DevicePointer* from, size_t* nbytes, size_t n,
+                       CopyAttributes* attributes, size_t* first_of_attributes, size_t n_attributes,
+                       size_t* failed, StreamHandle stream);
   Result (*event_create)(EventHandle* event, unsigned flags);
   Result (*event_record)(EventHandle event, StreamHandle stream);
   Result (*event_query)(EventHandle event);

@@ -1,0 +1,52 @@
+// How copies are handed to the driver: what lies in a row on both sides as one, and the others gathered, many
+// to a launch, where the driver can do that (CUDA 12.8 and newer).
+//
+// A launch takes a microsecond or two whatever it copies, which is as long as PCIe takes for 64 KiB: a page
+// of many small pieces would otherwise cost more to launch than to copy.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cuda/device.h"
+#include "cuda/driver.h"
+
+namespace p2pkv::cuda {
+
+// Of one device, within whose context all is called. Thread-safe.
+class Launches {
+ public:
+  explicit Launches(const Driver& driver) : driver_(driver) {}
+
+  // False, with the reason in `error`, if not all could be launched; those that were go on.
+  bool launch(std::span<const DeviceCopy> copies, Direction direction, StreamHandle stream,
+              std::string* error);
+  bool launch_within(std::span<const InnerCopy> copies, StreamHandle stream, std::string* error);
+
+  // Whether several go to a launch: the driver can, and has not refused.
+  bool are_gathered() const { return driver_.copy_batch != nullptr && !is_refused_; }
+
+ private:
+  // As cuMemcpyBatchAsync takes them.
+  struct Gathered {
+    std::vector<DevicePointer> to;
+    std::vector<DevicePointer> from;
+    std::vector<size_t> nbytes;
+
+    void add(DevicePointer to, DevicePointer from, uint64_t nbytes);
+  };
+
+  template <typename LaunchOne>
+  bool launch_all(Gathered& copies, StreamHandle stream, const char* call, const LaunchOne& launch_one,
+                  std::string* error);
+  bool launch_gathered(Gathered& copies, StreamHandle stream);
+
+  const Driver& driver_;
+  // The driver has refused together what it took one by one: it is not asked again.
+  std::atomic<bool> is_refused_ = false;
+};
+
+}  // namespace p2pkv::cuda
