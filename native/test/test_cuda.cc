@@ -279,7 +279,8 @@ TEST(cuda_pieces_go_to_the_devices_they_are_of_and_only_if_chosen) {
   const int32_t device_of[] = {0, 1, 0, 1};
   const uint8_t chosen[] = {0, 1};
   const PieceCopies copies{2, 2, on_device.data(), on_host.data(), device_of, chosen};
-  CHECK(copy_pieces({f.device, other}, copies, Direction::kToDevice, &error) == CopyOutcome::kDone);
+  CHECK(begin_copy_pieces({f.device, other}, copies, Direction::kToDevice).wait(&error) ==
+        CopyOutcome::kDone);
   CHECK(all_are(here.bytes().data(), kPage, 9) && all_are(here.bytes().data() + kPage, kPage, 2));
   CHECK(all_are(there.bytes().data(), kPage, 9) && all_are(there.bytes().data() + kPage, kPage, 3));
 }

@@ -112,10 +112,10 @@ const Piece* require_pieces(const PieceArray& pieces, const char* name, size_t n
   return reinterpret_cast<const Piece*>(require<int64_t>(pieces, name, {n, p, 2}));
 }
 
-std::tuple<int, std::string> copy_device_pieces(const std::vector<std::shared_ptr<Device>>& devices,
-                                                const ArrayOf<int32_t, kAnySize, kAnySize>& device_of,
-                                                const PieceArray& on_device, const PieceArray& on_host,
-                                                const std::optional<FlagArray>& chosen, bool is_to_device) {
+cuda::PiecesUnderWay begin_copies(const std::vector<std::shared_ptr<Device>>& devices,
+                                  const ArrayOf<int32_t, kAnySize, kAnySize>& device_of,
+                                  const PieceArray& on_device, const PieceArray& on_host,
+                                  const std::optional<FlagArray>& chosen, bool is_to_device) {
   const auto* indices = require<int32_t>(device_of, "device_of", {kAnySize, kAnySize});
   const size_t n = device_of.shape(0);
   const size_t p = device_of.shape(1);
@@ -133,10 +133,23 @@ std::tuple<int, std::string> copy_device_pieces(const std::vector<std::shared_pt
       throw nb::value_error("pieces here and there differ in length");
   }
   const auto direction = is_to_device ? cuda::Direction::kToDevice : cuda::Direction::kToHost;
+  const nb::gil_scoped_release unlocked;
+  return cuda::begin_copy_pieces(devices, copies, direction);
+}
+
+std::tuple<int, std::string> wait_for_copies(cuda::PiecesUnderWay& copies) {
   std::string error;
   const nb::gil_scoped_release unlocked;
-  const auto outcome = cuda::copy_pieces(devices, copies, direction, &error);
+  const auto outcome = copies.wait(&error);
   return {static_cast<int>(outcome), error};
+}
+
+std::tuple<int, std::string> copy_device_pieces(const std::vector<std::shared_ptr<Device>>& devices,
+                                                const ArrayOf<int32_t, kAnySize, kAnySize>& device_of,
+                                                const PieceArray& on_device, const PieceArray& on_host,
+                                                const std::optional<FlagArray>& chosen, bool is_to_device) {
+  auto begun = begin_copies(devices, device_of, on_device, on_host, chosen, is_to_device);
+  return wait_for_copies(begun);
 }
 
 }  // namespace
@@ -156,13 +169,22 @@ void bind_cuda(nb::module_& m) {
         nb::sig("def cuda_layout(tensor: object) -> tuple[int, list[int], list[int], int]"),
         "Address, shape, strides in bytes and size of an element of a DLPack capsule of any device.");
   m.def("cuda_driver", &driver, "Version (12040 is CUDA 12.4) and the devices' names.");
+  nb::class_<cuda::PiecesUnderWay>(
+      m, "CudaCopies", nb::is_final(),
+      "Copies that were begun: nobody else may touch their memory before ``wait``.")
+      .def("wait", &wait_for_copies, "``CopyOutcome``, and why. Blocks for as long as the copies take.");
   m.def("cuda_copy_pieces", &copy_device_pieces, "devices"_a, "device_of"_a, "on_device"_a, "on_host"_a,
         "chosen"_a.none(), "is_to_device"_a,
         "``CopyOutcome``, and why: pieces are (n, p, 2), ``device_of`` (n, p) indices into ``devices``.");
+  m.def("cuda_begin_copies", &begin_copies, "devices"_a, "device_of"_a, "on_device"_a, "on_host"_a,
+        "chosen"_a.none(), "is_to_device"_a,
+        "Pieces are (n, p, 2), ``device_of`` (n, p) indices into ``devices``. None of them is needed after "
+        "it.");
   nb::class_<Device>(m, "CudaDevice", nb::is_final(), "A device of this host. See native/src/cuda/device.h.")
       .def_static("open", &open_device, "ordinal"_a)
       .def_prop_ro("ordinal", &Device::ordinal)
       .def_prop_ro("is_lost", &Device::is_lost)
+      .def_prop_ro("gathers_copies", &Device::gathers_copies)
       .def("mark", &mark, "stream"_a);
   nb::class_<cuda::StreamMark>(m, "CudaMark", nb::is_final(), "A point of a stream, to be waited for.")
       .def("wait", &wait_for_mark, "timeout"_a, "``StreamOutcome``, and why.");

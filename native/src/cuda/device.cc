@@ -2,73 +2,28 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <map>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "cuda/driver.h"
+#include "cuda/events.h"
+#include "cuda/launches.h"
+#include "cuda/locked_memory.h"
 
 namespace p2pkv::cuda {
 namespace {
 
-// A copy of a few MiB takes some 100 us: that long a core is worth less than the delay of being woken.
-constexpr auto kSpin = std::chrono::microseconds(50);
-constexpr auto kFirstNap = std::chrono::microseconds(20);
-constexpr auto kLongestNap = std::chrono::microseconds(500);
 constexpr uint64_t kLegacyStream = 1;
 constexpr uint64_t kThreadStream = 2;
-constexpr size_t kInnerStream = 2;
-
-// Asks until the event's work is done, has failed, or the deadline (none: never) has passed; that it has is
-// kNotReady. First in a spin, then with naps.
-Result await_event(const Driver& driver, EventHandle event, const Deadline* deadline) {
-  const auto began = Deadline::Clock::now();
-  auto nap = kFirstNap;
-  while (true) {
-    const Result result = driver.event_query(event);
-    if (result != kNotReady) return result;
-    if (deadline != nullptr && deadline->passed()) return kNotReady;
-    if (Deadline::Clock::now() - began < kSpin) {
-      std::this_thread::yield();
-      continue;
-    }
-    std::this_thread::sleep_for(nap);
-    nap = std::min(2 * nap, kLongestNap);
-  }
-}
-
-class EventMark final : public StreamMark {
- public:
-  EventMark(const Driver& driver, std::shared_ptr<Device> device, ContextHandle context, EventHandle event)
-      : driver_(driver), device_(std::move(device)), context_(context), event_(event) {}
-
-  ~EventMark() override {
-    if (getpid() != pid_) return;  // in a forked child no driver call works
-    const CurrentContext current(driver_, context_);
-    driver_.event_destroy(event_);  // may be done before the event has come
-  }
-
-  StreamOutcome wait(const Deadline& deadline, std::string* error) override {
-    const CurrentContext current(driver_, context_);
-    Result result = current.result();
-    if (result == kSuccess) result = await_event(driver_, event_, &deadline);
-    if (result == kSuccess) return StreamOutcome::kDone;
-    if (result == kNotReady) return StreamOutcome::kTimedOut;
-    *error = "CUDA device " + std::to_string(device_->ordinal()) + ": " +
-             driver_.describe("waiting for a stream", result);
-    return StreamOutcome::kFailed;
-  }
-
- private:
-  const Driver& driver_;
-  const std::shared_ptr<Device> device_;  // keeps the context
-  const ContextHandle context_;
-  const EventHandle event_;
-  const pid_t pid_ = getpid();
-};
+// By what is copied: to the device and to the host, as a device copies both ways at a time, and within it.
+constexpr size_t kWithin = 2;
+constexpr size_t kWays = 3;
+// Two of each, so that a call's few bytes don't wait behind another's many. A guess; not tuned.
+constexpr size_t kStreamsEach = 2;
 
 class OwnStream final : public Stream {
  public:
@@ -91,47 +46,23 @@ class OwnStream final : public Stream {
   const pid_t pid_ = getpid();
 };
 
-// What has been page-locked, and how often: the driver refuses the same memory a second time.
-class Locked {
+// Copies that were not begun.
+class NoCopies final : public CopiesUnderWay {
  public:
-  static Locked& get() {
-    static Locked& all = *new Locked;  // never destroyed: memory may be unlocked when the process ends
-    return all;
-  }
-
-  template <typename Register>
-  Result lock(void* host, uint64_t nbytes, Register do_register) {
-    const std::lock_guard lock(mutex_);
-    if (const auto known = blocks_.find(host); known != blocks_.end() && known->second.nbytes == nbytes) {
-      ++known->second.n_holders;
-      return kSuccess;
-    }
-    const Result result = do_register();
-    if (result == kSuccess) blocks_[host] = {nbytes, 1};
-    return result;
-  }
-
-  template <typename Unregister>
-  void unlock(void* host, Unregister do_unregister) {
-    const std::lock_guard lock(mutex_);
-    const auto known = blocks_.find(host);
-    if (known == blocks_.end() || --known->second.n_holders > 0) return;
-    blocks_.erase(known);
-    do_unregister();
+  explicit NoCopies(std::string error) : error_(std::move(error)) {}
+  CopyOutcome wait(std::string* error) override {
+    *error = error_;
+    return CopyOutcome::kFailed;
   }
 
  private:
-  struct Block {
-    uint64_t nbytes;
-    int n_holders;
-  };
-  std::mutex mutex_;  // guards blocks_, and is held for the driver's call: its answer must be what they say
-  std::map<void*, Block> blocks_;
+  const std::string error_;
 };
 
 class PrimaryContextDevice final : public Device {
  public:
-  PrimaryContextDevice(const Driver& driver, int ordinal) : driver_(driver), ordinal_(ordinal) {}
+  PrimaryContextDevice(const Driver& driver, int ordinal)
+      : driver_(driver), ordinal_(ordinal), events_(driver), launches_(driver) {}
 
   ~PrimaryContextDevice() override {
     // In a forked child no driver call works. Otherwise what fails is of a context or a driver that is gone.
@@ -139,7 +70,7 @@ class PrimaryContextDevice final : public Device {
     {
       const CurrentContext current(driver_, context_);
       if (current.result() == kSuccess) {
-        for (EventHandle event : idle_events_) driver_.event_destroy(event);
+        events_.end();
         for (StreamHandle stream : streams_) {
           if (stream != nullptr) driver_.stream_destroy(stream);
         }
@@ -164,15 +95,19 @@ class PrimaryContextDevice final : public Device {
 
   int ordinal() const override { return ordinal_; }
   bool is_lost() const override { return is_lost_; }
+  bool gathers_copies() const override { return launches_.are_gathered(); }
 
-  CopyOutcome copy(std::span<const DeviceCopy> copies, Direction direction, std::string* error) override {
-    const StreamHandle stream = streams_[static_cast<size_t>(direction)];
-    return run_on(stream, [&] { return queue(copies, direction, stream, error); }, error);
+  std::unique_ptr<CopiesUnderWay> begin_copy(std::span<const DeviceCopy> copies,
+                                             Direction direction) override {
+    return begin(static_cast<size_t>(direction), [&](StreamHandle stream, std::string* error) {
+      return launches_.launch(copies, direction, stream, error);
+    });
   }
 
   CopyOutcome copy_within(std::span<const InnerCopy> copies, std::string* error) override {
-    const StreamHandle stream = streams_[kInnerStream];
-    return run_on(stream, [&] { return queue_inner(copies, stream, error); }, error);
+    return begin(kWithin, [&](StreamHandle stream,
+                              std::string* why) { return launches_.launch_within(copies, stream, why); })
+        ->wait(error);
   }
 
   std::unique_ptr<StreamMark> mark(uint64_t stream, std::string* error) override {
@@ -182,23 +117,18 @@ class PrimaryContextDevice final : public Device {
     if (stream != kLegacyStream && stream != kThreadStream) {
       // an event has to be of its stream's context
       const Result result = driver_.stream_get_context(handle, &context);
-      if (result != kSuccess) return no_mark("cuStreamGetCtx", result, error);
+      if (result != kSuccess) {
+        fail("cuStreamGetCtx", result, error);
+        return nullptr;
+      }
     }
-    const CurrentContext current(driver_, context);
-    if (current.result() != kSuccess) return no_mark("cuCtxPushCurrent", current.result(), error);
-    EventHandle event;
-    Result result = driver_.event_create(&event, kEventDisableTiming);
-    if (result != kSuccess) return no_mark("cuEventCreate", result, error);
-    auto made = std::make_unique<EventMark>(driver_, shared_from_this(), context, event);
-    result = driver_.event_record(event, handle);
-    if (result != kSuccess) return no_mark("cuEventRecord", result, error);
-    return made;
+    return mark_stream(driver_, shared_from_this(), context, handle, error);
   }
 
   bool lock_memory(void* host, uint64_t nbytes, std::string* error) override {
     const CurrentContext current(driver_, context_);
     if (current.result() != kSuccess) return fail("cuCtxPushCurrent", current.result(), error);
-    const Result result = Locked::get().lock(
+    const Result result = LockedMemory::get().lock(
         host, nbytes, [&] { return driver_.host_register(host, nbytes, kHostRegisterPortable); });
     if (result == kSuccess) return true;
     return fail(("cuMemHostRegister of " + std::to_string(nbytes) + " bytes").c_str(), result, error);
@@ -207,7 +137,8 @@ class PrimaryContextDevice final : public Device {
   void unlock_memory(void* host) override {
     if (getpid() != pid_) return;
     const CurrentContext current(driver_, context_);
-    if (current.result() == kSuccess) Locked::get().unlock(host, [&] { driver_.host_unregister(host); });
+    if (current.result() == kSuccess)
+      LockedMemory::get().unlock(host, [&] { driver_.host_unregister(host); });
   }
 
   bool find_address(void* host, uint64_t* address, std::string* error) override {
@@ -244,94 +175,80 @@ class PrimaryContextDevice final : public Device {
     return false;
   }
 
-  std::unique_ptr<StreamMark> no_mark(const char* call, Result result, std::string* error) const {
-    fail(call, result, error);
-    return nullptr;
-  }
+  // Of copies on a stream of this device. What was launched before one failed must have ended, too, before
+  // anybody else gets the memory.
+  class Begun final : public CopiesUnderWay {
+   public:
+    // `failure`: why not all were launched.
+    Begun(std::shared_ptr<PrimaryContextDevice> device, EventHandle event, Result recorded,
+          std::string failure)
+        : device_(std::move(device)), event_(event), recorded_(recorded), failure_(std::move(failure)) {}
 
-  // Has a stream do what `queue_all` gives it, and waits for that.
-  template <typename QueueAll>
-  CopyOutcome run_on(StreamHandle stream, const QueueAll& queue_all, std::string* error) {
-    if (is_lost_) {
-      *error = name() + " was lost by an earlier error";
-      return CopyOutcome::kFailed;
+    ~Begun() override {
+      std::string ignored;
+      if (getpid() == pid_) wait(&ignored);  // in a forked child they are the parent's
     }
+
+    CopyOutcome wait(std::string* error) override {
+      if (!has_ended_) outcome_ = device_->finish(event_, recorded_, &failure_);
+      has_ended_ = true;
+      *error = failure_;
+      return outcome_;
+    }
+
+   private:
+    const std::shared_ptr<PrimaryContextDevice> device_;
+    const EventHandle event_;
+    const Result recorded_;
+    std::string failure_;
+    bool has_ended_ = false;
+    CopyOutcome outcome_ = CopyOutcome::kDone;
+    const pid_t pid_ = getpid();
+  };
+
+  // Has a stream do what `launch` gives it.
+  template <typename Launch>
+  std::unique_ptr<CopiesUnderWay> begin(size_t way, const Launch& launch) {
+    std::string error = name() + " was lost by an earlier error";
+    if (is_lost_) return std::make_unique<NoCopies>(error);
     const CurrentContext current(driver_, context_);
+    EventHandle event;
     Result result = current.result();
     if (result != kSuccess) {
-      fail("cuCtxPushCurrent", result, error);
-      return CopyOutcome::kFailed;
+      fail("cuCtxPushCurrent", result, &error);
+      return std::make_unique<NoCopies>(error);
     }
-    EventHandle event;
-    if (!take_event(&event, error)) return CopyOutcome::kFailed;
-    const bool is_queued = queue_all();
-    // Whatever was queued before it failed must have ended before anybody else gets the memory.
+    result = events_.take(&event);
+    if (result != kSuccess) {
+      fail("cuEventCreate", result, &error);
+      return std::make_unique<NoCopies>(error);
+    }
+    const StreamHandle stream = streams_[way * kStreamsEach + n_begun_++ % kStreamsEach];
+    std::string failure;
+    if (!launch(stream, &failure)) failure = name() + ": " + failure;
     result = driver_.event_record(event, stream);
+    return std::make_unique<Begun>(own(), event, result, std::move(failure));
+  }
+
+  // Waits for the event of copies. `failure` is why they were not all launched, or becomes why they did not
+  // end well.
+  CopyOutcome finish(EventHandle event, Result result, std::string* failure) {
+    const CurrentContext current(driver_, context_);
+    if (result == kSuccess) result = current.result();
     if (result == kSuccess) result = await_event(driver_, event, nullptr);
     if (result == kSuccess) {
-      give_back(event);
-      return is_queued ? CopyOutcome::kDone : CopyOutcome::kFailed;
+      events_.give_back(event);
+      return failure->empty() ? CopyOutcome::kDone : CopyOutcome::kFailed;
     }
     // Neither recording nor asking fails while a context is sound: nothing it says can be relied on any more.
     is_lost_ = true;
-    fail("waiting for copies", result, error);
+    fail("waiting for copies", result, failure);
     driver_.event_destroy(event);
     return CopyOutcome::kLost;
   }
 
-  bool queue_inner(std::span<const InnerCopy> copies, StreamHandle stream, std::string* error) {
-    for (size_t i = 0; i < copies.size();) {
-      const InnerCopy& first = copies[i];
-      uint64_t nbytes = 0;
-      do {
-        nbytes += copies[i++].nbytes;
-      } while (i < copies.size() && copies[i].to == first.to + nbytes &&
-               copies[i].from == first.from + nbytes);
-      if (nbytes == 0) continue;
-      const Result result = driver_.copy_on_devices(first.to, first.from, nbytes, stream);
-      if (result == kSuccess) continue;
-      return fail(("cuMemcpyDtoDAsync of " + std::to_string(nbytes) + " bytes").c_str(), result, error);
-    }
-    return true;
-  }
-
-  bool queue(std::span<const DeviceCopy> copies, Direction direction, StreamHandle stream,
-             std::string* error) {
-    for (size_t i = 0; i < copies.size();) {
-      const DeviceCopy& first = copies[i];
-      uint64_t nbytes = 0;
-      do {
-        nbytes += copies[i++].nbytes;
-      } while (i < copies.size() && copies[i].device == first.device + nbytes &&
-               copies[i].host == first.host + nbytes);
-      if (nbytes == 0) continue;
-      const bool is_to_device = direction == Direction::kToDevice;
-      const Result result = is_to_device ? driver_.copy_to_device(first.device, first.host, nbytes, stream)
-                                         : driver_.copy_to_host(first.host, first.device, nbytes, stream);
-      if (result == kSuccess) continue;
-      const std::string call = std::string(is_to_device ? "cuMemcpyHtoDAsync" : "cuMemcpyDtoHAsync") +
-                               " of " + std::to_string(nbytes) + " bytes";
-      return fail(call.c_str(), result, error);
-    }
-    return true;
-  }
-
-  bool take_event(EventHandle* event, std::string* error) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!idle_events_.empty()) {
-        *event = idle_events_.back();
-        idle_events_.pop_back();
-        return true;
-      }
-    }
-    const Result result = driver_.event_create(event, kEventDisableTiming);
-    return result == kSuccess || fail("cuEventCreate", result, error);
-  }
-
-  void give_back(EventHandle event) {
-    const std::lock_guard lock(mutex_);
-    idle_events_.push_back(event);
+  std::shared_ptr<PrimaryContextDevice> own() {
+    return std::static_pointer_cast<PrimaryContextDevice>(shared_from_this());
   }
 
   const Driver& driver_;
@@ -339,11 +256,11 @@ class PrimaryContextDevice final : public Device {
   const pid_t pid_ = getpid();
   DeviceHandle handle_ = 0;
   ContextHandle context_ = nullptr;
-  // Each direction has a stream, as a device copies both ways at a time, and copies between devices have one.
-  StreamHandle streams_[3] = {};
+  std::array<StreamHandle, kWays * kStreamsEach> streams_{};
+  std::atomic<size_t> n_begun_ = 0;
   std::atomic<bool> is_lost_ = false;
-  std::mutex mutex_;                      // guards idle_events_
-  std::vector<EventHandle> idle_events_;  // as many as there were copies at a time
+  Events events_;
+  Launches launches_;
 };
 
 }  // namespace

@@ -55,6 +55,16 @@ enum class CopyOutcome : uint8_t {
   kLost = 2,    // the device no longer answers for its copies: the host memory must never be used again
 };
 
+// Copies that were begun: their memory, on both sides, is theirs until they have ended. One thread at a time.
+class CopiesUnderWay {
+ public:
+  // Waits for them where nobody has.
+  virtual ~CopiesUnderWay() = default;
+  // Blocks until the last byte has arrived, however long that takes: a copy that was begun can't be called
+  // back. Then it says the same again. `error` is emptied, or gets the reason.
+  virtual CopyOutcome wait(std::string* error) = 0;
+};
+
 enum class StreamOutcome : uint8_t { kDone = 0, kFailed = 1, kTimedOut = 2 };
 
 // What was queued on a stream at one moment. One thread at a time.
@@ -82,12 +92,17 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual ~Device() = default;
 
   virtual int ordinal() const = 0;
-  // Blocks until the last byte has arrived, however long that takes: a copy that was begun can't be called
-  // back, and neither side's memory may be anybody else's before. The host memory should be page-locked
-  // (Staging): otherwise the driver copies it once more. What lies in a row on both sides is copied as one.
-  // Device memory that was written is seen by kernels launched after the return.
-  virtual CopyOutcome copy(std::span<const DeviceCopy> copies, Direction direction, std::string* error) = 0;
-  // Copies between devices, on a stream of its own. After kLost bytes may still be written to `to`.
+  // Begins copies, and returns without waiting for them: never null, what can't be begun has failed. The host
+  // memory should be page-locked (Staging): otherwise the driver copies it once more. What lies in a row on
+  // both sides is copied as one; in which order copies of one call are made nobody knows. Device memory that
+  // was written is seen by kernels launched after they have ended.
+  virtual std::unique_ptr<CopiesUnderWay> begin_copy(std::span<const DeviceCopy> copies,
+                                                     Direction direction) = 0;
+  // The same, and waits for them.
+  CopyOutcome copy(std::span<const DeviceCopy> copies, Direction direction, std::string* error) {
+    return begin_copy(copies, direction)->wait(error);
+  }
+  // Copies between devices, and waits for them. After kLost bytes may still be written to `to`.
   virtual CopyOutcome copy_within(std::span<const InnerCopy> copies, std::string* error) = 0;
   // Marks what has been queued on a stream until now. 0 and 1 are the legacy default stream, 2 the calling
   // thread's default stream, as in __cuda_array_interface__; else a stream's handle. Null, with the reason in
@@ -109,6 +124,8 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual void unlock_memory(void* host) = 0;
   // Where the device finds page-locked memory. False, with the reason in `error`, if it doesn't.
   virtual bool find_address(void* host, uint64_t* address, std::string* error) = 0;
+  // Whether copies that don't lie in a row go many to a launch; else each costs a launch of its own.
+  virtual bool gathers_copies() const = 0;
   // Whether its context has broken; then nothing can be copied any more.
   virtual bool is_lost() const = 0;
 };

@@ -1,12 +1,10 @@
 #include "cuda/pieces.h"
 
-#include <algorithm>
-
 namespace p2pkv::cuda {
 
-CopyOutcome copy_pieces(const std::vector<std::shared_ptr<Device>>& devices, const PieceCopies& copies,
-                        Direction direction, std::string* error) {
-  CopyOutcome worst = CopyOutcome::kDone;
+PiecesUnderWay begin_copy_pieces(const std::vector<std::shared_ptr<Device>>& devices,
+                                 const PieceCopies& copies, Direction direction) {
+  PiecesUnderWay begun;
   std::vector<DeviceCopy> of_device;
   of_device.reserve(copies.n_pages * copies.n_pieces);
   for (size_t index = 0; index < devices.size(); ++index) {
@@ -18,7 +16,21 @@ CopyOutcome copy_pieces(const std::vector<std::shared_ptr<Device>>& devices, con
                            reinterpret_cast<uint8_t*>(copies.on_host[i].address),
                            static_cast<uint64_t>(copies.on_host[i].nbytes)});
     }
-    if (!of_device.empty()) worst = std::max(worst, devices[index]->copy(of_device, direction, error));
+    if (!of_device.empty()) begun.of_devices_.push_back(devices[index]->begin_copy(of_device, direction));
+  }
+  return begun;
+}
+
+CopyOutcome PiecesUnderWay::wait(std::string* error) {
+  CopyOutcome worst = CopyOutcome::kDone;
+  error->clear();
+  for (const auto& copies : of_devices_) {
+    std::string why;
+    const CopyOutcome outcome = copies->wait(&why);
+    if (outcome > worst) {
+      worst = outcome;
+      *error = why;
+    }
   }
   return worst;
 }

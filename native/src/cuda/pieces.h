@@ -22,8 +22,23 @@ struct PieceCopies {
   const uint8_t* chosen;     // pages to copy; null: all
 };
 
-// As Device::copy. Devices take their turns; the worst outcome counts.
-CopyOutcome copy_pieces(const std::vector<std::shared_ptr<Device>>& devices, const PieceCopies& copies,
-                        Direction direction, std::string* error);
+// As CopiesUnderWay, of several devices: the worst outcome counts.
+class PiecesUnderWay {
+ public:
+  PiecesUnderWay() = default;
+  PiecesUnderWay(PiecesUnderWay&&) = default;
+  PiecesUnderWay(const PiecesUnderWay&) = delete;
+
+  CopyOutcome wait(std::string* error);
+
+ private:
+  friend PiecesUnderWay begin_copy_pieces(const std::vector<std::shared_ptr<Device>>& devices,
+                                          const PieceCopies& copies, Direction direction);
+  std::vector<std::unique_ptr<CopiesUnderWay>> of_devices_;
+};
+
+// As Device::begin_copy; all devices copy at a time.
+PiecesUnderWay begin_copy_pieces(const std::vector<std::shared_ptr<Device>>& devices,
+                                 const PieceCopies& copies, Direction direction);
 
 }  // namespace p2pkv::cuda
