@@ -2,15 +2,15 @@
 
 A fetch reads a round's pages into the staging, where they are proven as everywhere, and copies those that were hits to
 the device; a publish copies a round's pages into the staging, and the pool takes them from there. So a page is sealed,
-and a hit reported, only when the copy has ended. A copy that was begun can't be called back: the call waits for it, at
-most that of one round, and no round is begun after the deadline.
+and a hit reported, only when the copy has ended; the next round is under way by then. A copy that was begun can't be
+called back: the call waits for it, at most that of one round, and no round is begun after the deadline.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.cache.call import PageCall
+from p2pkv.cache.staging_room import Round, StagingRoom
 from p2pkv.errors import UsageError
 from p2pkv.memory.staging import DeviceMemory, Staging
 from p2pkv.metrics import Metrics
@@ -29,14 +30,6 @@ _LOOK_S = 0.05
 """Between looks whether the node closes, by a call that waits for a stream."""
 
 FetchToHost: TypeAlias = "Callable[[PageCall, float], Outcomes]"
-
-
-class _Copied(IntEnum):
-    """What became of a batch of copies; mirrors ``CopyOutcome`` of cuda_device.h."""
-
-    DONE = 0
-    FAILED = 1
-    LOST = 2
 
 
 class _Waited(IntEnum):
@@ -63,19 +56,37 @@ class DevicePages:
         if run.problem is not None:
             self._metrics.count(self._metrics.missed_pages, run.problem, n)
             return outcomes
-        with self._borrow(run, deadline) as loan:
-            first = 0
-            while loan is not None and first < n and time.monotonic() < deadline and not run.is_broken:
-                rows = slice(first, run.fill(first, loan))
-                part = run.part(rows, loan)
-                hits = fetch_to_host(part, deadline)
-                if hits.any() and not self._copy(run, loan, rows, part.pieces, hits, is_to_device=True):
-                    self._metrics.count(self._metrics.missed_pages, "device", int(np.count_nonzero(hits)))
-                    hits[:] = 0
-                outcomes[rows] = hits
+        first = 0
+        with ExitStack() as undo:
+            room = self._borrow(run, deadline, undo)
+            while room is not None and first < n and time.monotonic() < deadline and not run.is_broken:
+                if not room.has_halves:
+                    self._land(room, outcomes)
+                address, nbytes = room.turn()
+                rows = slice(first, run.fill(first, nbytes))
+                staged = room.call_at(call, rows, address)
+                hits = fetch_to_host(staged, deadline)
+                self._land(room, outcomes)
+                if hits.any():
+                    self._begin(room, run, Round(rows, staged, hits), is_to_device=True)
                 first = rows.stop
+            if room is not None:
+                self._land(room, outcomes)
         self._metrics.count(self._metrics.missed_pages, "device" if run.is_broken else "timed_out", n - first)
         return outcomes
+
+    def _land(self, room: StagingRoom, outcomes: Outcomes) -> None:
+        """Wait for the round before: its hits count now."""
+        ended = room.wait()
+        if ended is None:
+            return
+        round_, is_there = ended
+        assert round_.chosen is not None
+        if is_there:
+            outcomes[round_.rows] = round_.chosen
+            self._count_copied(round_, "to_device")
+        else:
+            self._metrics.count(self._metrics.missed_pages, "device", int(np.count_nonzero(round_.chosen)))
 
     def publish(self, call: PageCall, deadline: float) -> Published:
         """Copy pages into the pool that are not there yet, the front of the batch last: so it stays if not all can.
@@ -104,17 +115,39 @@ class DevicePages:
         last = len(run.call.ids)
         statuses = np.full(last, PoolStatus.NOT_TRIED, np.uint8)
         nbytes = 0
-        with self._borrow(run, deadline) as loan:
-            while loan is not None and last > 0 and time.monotonic() < deadline and not run.is_broken:
-                rows = slice(run.fill_backwards(last, loan), last)
-                part = run.part(rows, loan)
-                if self._copy(run, loan, rows, part.pieces, None, is_to_device=False):
-                    stored = self._pool.publish(part.ids, part.pieces, max(0.0, deadline - time.monotonic()))
-                    is_late = stored.statuses == PoolStatus.TIMED_OUT
-                    statuses[rows] = np.where(is_late, np.uint8(PoolStatus.NOT_TRIED), stored.statuses)
-                    nbytes += stored.nbytes
-                last = rows.start
+        with ExitStack() as undo:
+            room = self._borrow(run, deadline, undo)
+            is_under_way = room is not None
+            while room is not None and is_under_way:
+                copied = room.wait()
+                if not room.has_halves:
+                    nbytes += self._store(copied, statuses, deadline)
+                if last > 0 and time.monotonic() < deadline and not run.is_broken:
+                    last = self._begin_from_device(room, run, last)
+                is_under_way = room.is_copying
+                if room.has_halves:
+                    nbytes += self._store(copied, statuses, deadline)
         return statuses, nbytes
+
+    def _store(self, copied: tuple[Round, bool] | None, statuses: NDArray[np.uint8], deadline: float) -> int:
+        """Have the pool take a round from the staging if it is there; return the bytes that were stored."""
+        if copied is None or not copied[1]:
+            return 0
+        round_, _ = copied
+        self._count_copied(round_, "to_host")
+        staged = round_.staged
+        stored = self._pool.publish(staged.ids, staged.pieces, max(0.0, deadline - time.monotonic()))
+        is_late = stored.statuses == PoolStatus.TIMED_OUT
+        statuses[round_.rows] = np.where(is_late, np.uint8(PoolStatus.NOT_TRIED), stored.statuses)
+        return stored.nbytes
+
+    def _begin_from_device(self, room: StagingRoom, run: _Run, last: int) -> int:
+        """Begin to copy the pages before ``last`` for which there is room; return the first of them."""
+        address, nbytes = room.turn()
+        rows = slice(run.fill_backwards(last, nbytes), last)
+        staged = room.call_at(run.call, rows, address)
+        self._begin(room, run, Round(rows, staged, None), is_to_device=False)
+        return rows.start
 
     def _start(self, call: PageCall, deadline: float) -> _Run:
         """Prepare a call: its largest page fits the staging, and its devices have come to where it may begin."""
@@ -156,42 +189,22 @@ class DevicePages:
             if waited == _Waited.FAILED:
                 self._devices.report(problem, run.devices)
 
-    @contextmanager
-    def _borrow(self, run: _Run, deadline: float) -> Iterator[_native.CudaLoan | None]:
-        """Yield room for at least the largest page, or None if there is none in time."""
-        lengths = run.call.lengths
+    def _borrow(self, run: _Run, deadline: float, undo: ExitStack) -> StagingRoom | None:
+        """Return room for at least the largest page until ``undo``, or None if there is none in time."""
         left = max(0.0, deadline - time.monotonic())
-        loan = run.staging.native.borrow(int(lengths.max()), int(lengths.sum()), left)
-        try:
-            yield loan
-        finally:
-            if loan is not None:
-                loan.release()
+        room = StagingRoom.borrow(run.staging, run.call.lengths, self._devices, left)
+        if room is not None:
+            undo.callback(room.close)
+        return room
 
-    def _copy(
-        self,
-        run: _Run,
-        loan: _native.CudaLoan,
-        rows: slice,
-        staged: NDArray[np.int64],
-        chosen: NDArray[np.uint8] | None,
-        *,
-        is_to_device: bool,
-    ) -> bool:
-        """Copy pages between device and staging; whether all of them were."""
-        copied, error = _native.cuda_copy_pieces(
-            run.devices, run.index_of[rows], run.call.pieces[rows], staged, chosen, is_to_device
-        )
-        if copied != _Copied.DONE:
-            self._devices.report(error, run.devices)
-            if copied == _Copied.LOST:
-                loan.abandon()
-            return False
-        lengths = run.call.lengths[rows]
-        nbytes = int(lengths.sum() if chosen is None else lengths[chosen == 1].sum())
-        direction = "to_device" if is_to_device else "to_host"
+    def _begin(self, room: StagingRoom, run: _Run, round_: Round, *, is_to_device: bool) -> None:
+        there = run.call.pieces[round_.rows]
+        room.begin(run.devices, run.index_of[round_.rows], there, round_, is_to_device=is_to_device)
+
+    def _count_copied(self, round_: Round, direction: str) -> None:
+        lengths = round_.staged.lengths
+        nbytes = int(lengths.sum() if round_.chosen is None else lengths[round_.chosen == 1].sum())
         self._metrics.count(self._metrics.staged_bytes, direction, nbytes)
-        return True
 
 
 class _Run:
@@ -216,28 +229,15 @@ class _Run:
         """Whether a device of it is lost."""
         return any(device.is_lost for device in self.devices)
 
-    def fill(self, first: int, loan: _native.CudaLoan) -> int:
-        """Return the page after the last that the loan has room for, from ``first`` on."""
+    def fill(self, first: int, nbytes: int) -> int:
+        """Return the page after the last that finds room, from ``first`` on."""
         begin = int(self._ends[first] - self.call.lengths[first])
-        return int(np.searchsorted(self._ends, begin + loan.nbytes, side="right"))
+        return int(np.searchsorted(self._ends, begin + nbytes, side="right"))
 
-    def fill_backwards(self, last: int, loan: _native.CudaLoan) -> int:
-        """Return the first page of those before ``last`` that the loan has room for."""
+    def fill_backwards(self, last: int, nbytes: int) -> int:
+        """Return the first page of those before ``last`` that find room."""
         begins = self._ends - self.call.lengths
-        return int(np.searchsorted(begins, int(self._ends[last - 1]) - loan.nbytes, side="left"))
-
-    def part(self, rows: slice, loan: _native.CudaLoan) -> PageCall:
-        """Return the call for these pages, in the staging instead: one behind the other."""
-        pieces = self.call.pieces[rows].copy()
-        lengths = pieces[:, :, 1].reshape(-1)
-        pieces[:, :, 0] = (loan.address + np.cumsum(lengths) - lengths).reshape(pieces.shape[:2])
-        return PageCall(
-            self.call.ids[rows],
-            pieces,
-            self.call.lengths[rows],
-            np.zeros(pieces.shape[:2], np.int32),
-            self.staging.table,
-        )
+        return int(np.searchsorted(begins, int(self._ends[last - 1]) - nbytes, side="left"))
 
 
 def _chosen(call: PageCall, rows: NDArray[np.intp]) -> PageCall:

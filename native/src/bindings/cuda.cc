@@ -144,14 +144,6 @@ std::tuple<int, std::string> wait_for_copies(cuda::PiecesUnderWay& copies) {
   return {static_cast<int>(outcome), error};
 }
 
-std::tuple<int, std::string> copy_device_pieces(const std::vector<std::shared_ptr<Device>>& devices,
-                                                const ArrayOf<int32_t, kAnySize, kAnySize>& device_of,
-                                                const PieceArray& on_device, const PieceArray& on_host,
-                                                const std::optional<FlagArray>& chosen, bool is_to_device) {
-  auto begun = begin_copies(devices, device_of, on_device, on_host, chosen, is_to_device);
-  return wait_for_copies(begun);
-}
-
 }  // namespace
 
 void bind_cuda(nb::module_& m) {
@@ -173,9 +165,6 @@ void bind_cuda(nb::module_& m) {
       m, "CudaCopies", nb::is_final(),
       "Copies that were begun: nobody else may touch their memory before ``wait``.")
       .def("wait", &wait_for_copies, "``CopyOutcome``, and why. Blocks for as long as the copies take.");
-  m.def("cuda_copy_pieces", &copy_device_pieces, "devices"_a, "device_of"_a, "on_device"_a, "on_host"_a,
-        "chosen"_a.none(), "is_to_device"_a,
-        "``CopyOutcome``, and why: pieces are (n, p, 2), ``device_of`` (n, p) indices into ``devices``.");
   m.def("cuda_begin_copies", &begin_copies, "devices"_a, "device_of"_a, "on_device"_a, "on_host"_a,
         "chosen"_a.none(), "is_to_device"_a,
         "Pieces are (n, p, 2), ``device_of`` (n, p) indices into ``devices``. None of them is needed after "
