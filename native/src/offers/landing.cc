@@ -64,26 +64,43 @@ void Landing::read_directly(PeerReader& reader, const std::vector<PullRow*>& row
   failure_ = error.empty() ? "a CUDA device was lost while rows were copied from another one" : error;
 }
 
+// While a round is copied to its devices, the next one is read.
 void Landing::read_through_staging(PeerReader& reader, std::vector<PullRow*>& on_devices, StreamPoint* point,
                                    const Deadline& deadline, PullJob& job) {
-  const auto gives_up = [&job] { return job.is_broken(); };
   uint64_t left = 0;
   for (const PullRow* row : on_devices) left += StagingArea::padded(row->remote.length);
   size_t row = 0;
-  uint64_t offset = 0;  // in that row
+  uint64_t offset = 0;          // in that row
+  std::optional<Round> before;  // whose copies are under way
   while (row < on_devices.size()) {
-    auto loan = area_->borrow(1, std::min(left, area_->piece_nbytes()), deadline, gives_up);
-    if (!loan || job.is_broken()) {
-      area_->release(std::move(loan));
+    Round round;
+    round.loan = borrow(left, &before, on_devices, deadline, job);
+    if (!round.loan || job.is_broken()) {
+      area_->release(std::move(round.loan));
       break;
     }
-    const auto pieces = cut(on_devices, loan.nbytes(), &row, &offset);
-    for (const Piece& piece : pieces) left -= std::min(left, StagingArea::padded(piece.nbytes));
-    read_pieces(reader, on_devices, pieces, &loan, point, deadline, job);
-    area_->release(std::move(loan));
+    round.pieces = cut(on_devices, round.loan.nbytes(), &row, &offset);
+    for (const Piece& piece : round.pieces) left -= std::min(left, StagingArea::padded(piece.nbytes));
+    read_pieces(reader, on_devices, &round, deadline, job);
+    land(&before, on_devices, job);  // so that whoever ends the job waits for one round's copies at most
+    begin_copies(on_devices, &round, point, deadline, job);
+    before = std::move(round);
   }
+  land(&before, on_devices, job);
   for (size_t i = row; i < on_devices.size(); ++i)
     settle(*on_devices[i], job.is_broken() ? Status::kCanceled : Status::kTimedOut);
+}
+
+// Only who holds no room may wait for some, or all would wait for each other.
+cuda::Staging::Loan Landing::borrow(uint64_t left, std::optional<Round>* before, std::vector<PullRow*>& rows,
+                                    const Deadline& deadline, PullJob& job) {
+  const uint64_t wanted = std::min(left, area_->piece_nbytes());
+  if (*before) {
+    auto loan = area_->try_borrow(wanted);
+    if (loan) return loan;
+    land(before, rows, job);
+  }
+  return area_->borrow(1, wanted, deadline, [&job] { return job.is_broken(); });
 }
 
 // What fits into a loan, from `row` and `offset` on, which are moved behind it.
@@ -103,60 +120,92 @@ std::vector<Landing::Piece> Landing::cut(const std::vector<PullRow*>& rows, uint
   return pieces;
 }
 
-void Landing::read_pieces(PeerReader& reader, std::vector<PullRow*>& rows, const std::vector<Piece>& pieces,
-                          cuda::Staging::Loan* loan, StreamPoint* point, const Deadline& deadline,
-                          PullJob& job) {
-  std::vector<PullRow> reads;
-  reads.reserve(pieces.size());
-  const uint64_t base = area_->offset_of(*loan);
-  for (const Piece& piece : pieces) {
+void Landing::read_pieces(PeerReader& reader, const std::vector<PullRow*>& rows, Round* round,
+                          const Deadline& deadline, PullJob& job) {
+  round->reads.reserve(round->pieces.size());
+  const uint64_t base = area_->offset_of(round->loan);
+  for (const Piece& piece : round->pieces) {
     RowRecord remote = rows[piece.row]->remote;
     remote.offset += piece.offset;
     remote.length = piece.nbytes;
-    reads.push_back({area_->memory(), base + piece.staged_at, remote});
+    round->reads.push_back({area_->memory(), base + piece.staged_at, remote});
   }
-  reader.read(reads, deadline, job);
+  reader.read(round->reads, deadline, job);
+}
+
+void Landing::begin_copies(const std::vector<PullRow*>& rows, Round* round, StreamPoint* point,
+                           const Deadline& deadline, PullJob& job) {
   std::vector<LandedRow> landed;
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    PullRow& row = *rows[pieces[i].row];
-    settle(row, reads[i].status);
-    if (reads[i].status != Status::kOk) continue;
-    const uint64_t to = row.local->address + row.local_offset + pieces[i].offset;
-    landed.push_back({row.local->device, {to, loan->data() + pieces[i].staged_at, pieces[i].nbytes}});
+  for (size_t i = 0; i < round->pieces.size(); ++i) {
+    const Piece& piece = round->pieces[i];
+    PullRow& row = *rows[piece.row];
+    settle(row, round->reads[i].status);
+    if (round->reads[i].status != Status::kOk) continue;
+    const uint64_t to = row.local->address + row.local_offset + piece.offset;
+    landed.push_back({row.local->device, {to, round->loan.data() + piece.staged_at, piece.nbytes}});
   }
-  const auto gives_up = [&job] { return job.is_broken(); };
-  if (!copy(landed, point, deadline, gives_up)) loan->abandon();
-  for (size_t i = 0, n = 0; i < pieces.size(); ++i) {
-    if (reads[i].status != Status::kOk) continue;
-    const RowStatus status = landed[n++].status;
-    PullRow& row = *rows[pieces[i].row];
+  round->copies = begin(std::move(landed), point, deadline, [&job] { return job.is_broken(); });
+}
+
+// Waits for a round's copies, and gives its room back.
+void Landing::land(std::optional<Round>* round, std::vector<PullRow*>& rows, PullJob& job) {
+  if (!*round) return;
+  Round& landing = **round;
+  if (!finish(&landing.copies)) landing.loan.abandon();
+  for (size_t i = 0, n = 0; i < landing.pieces.size(); ++i) {
+    if (landing.reads[i].status != Status::kOk) continue;
+    const RowStatus status = landing.copies.rows[n++].status;
+    PullRow& row = *rows[landing.pieces[i].row];
     if (status == RowStatus::kTimedOut) settle(row, job.is_broken() ? Status::kCanceled : Status::kTimedOut);
     if (status == RowStatus::kDeviceFailed) row.has_failed_copy = true;
   }
+  area_->release(std::move(landing.loan));
+  round->reset();
 }
 
 bool Landing::copy(std::vector<LandedRow>& rows, StreamPoint* point, const Deadline& deadline,
                    const std::function<bool()>& gives_up) {
-  std::map<cuda::Device*, std::vector<cuda::DeviceCopy>> by_device;
-  for (const LandedRow& row : rows) by_device[row.device.get()].push_back(row.copy);
-  bool is_lost = false;
+  LandingRows begun = begin(std::move(rows), point, deadline, gives_up);
+  const bool is_sound = finish(&begun);
+  rows = std::move(begun.rows);
+  return is_sound;
+}
+
+LandingRows Landing::begin(std::vector<LandedRow> rows, StreamPoint* point, const Deadline& deadline,
+                           const std::function<bool()>& gives_up) {
+  std::map<std::shared_ptr<cuda::Device>, std::vector<cuda::DeviceCopy>> by_device;
+  for (const LandedRow& row : rows) by_device[row.device].push_back(row.copy);
+  LandingRows begun{std::move(rows), {}};
   for (const auto& [device, copies] : by_device) {
     std::string error;
     const bool was_lost = device->is_lost();
     const auto waited = point ? point->wait(deadline, gives_up, &error) : cuda::StreamOutcome::kDone;
+    auto under_way = waited == cuda::StreamOutcome::kDone
+                         ? device->begin_copy(copies, cuda::Direction::kToDevice)
+                         : nullptr;
+    begun.of_devices.push_back({device, was_lost, waited, std::move(under_way), std::move(error)});
+  }
+  return begun;
+}
+
+// As `copy`.
+bool Landing::finish(LandingRows* begun) {
+  bool is_lost = false;
+  for (LandingRows::OfDevice& of_device : begun->of_devices) {
     auto copied = cuda::CopyOutcome::kFailed;
-    if (waited == cuda::StreamOutcome::kDone)
-      copied = device->copy(copies, cuda::Direction::kToDevice, &error);
+    if (of_device.copies) copied = of_device.copies->wait(&of_device.error);
     is_lost |= copied == cuda::CopyOutcome::kLost;
     RowStatus status = copied == cuda::CopyOutcome::kDone ? RowStatus::kOk : RowStatus::kDeviceFailed;
-    if (waited == cuda::StreamOutcome::kTimedOut) status = RowStatus::kTimedOut;
-    for (LandedRow& row : rows) {
-      if (row.device.get() == device) row.status = status;
-      if (row.device.get() == device && status == RowStatus::kOk) n_bytes_ += row.copy.nbytes;
+    if (of_device.waited == cuda::StreamOutcome::kTimedOut) status = RowStatus::kTimedOut;
+    for (LandedRow& row : begun->rows) {
+      if (row.device != of_device.device) continue;
+      row.status = status;
+      if (status == RowStatus::kOk) n_bytes_ += row.copy.nbytes;
     }
-    if (status != RowStatus::kDeviceFailed || was_lost) continue;  // that it is lost was said before
+    if (status != RowStatus::kDeviceFailed || of_device.was_lost)
+      continue;  // that it is lost was said before
     const std::lock_guard lock(mutex_);
-    failure_ = error;
+    failure_ = of_device.error;
   }
   return !is_lost;
 }

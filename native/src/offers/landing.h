@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,19 @@ struct LandedRow {
   std::shared_ptr<cuda::Device> device;
   cuda::DeviceCopy copy;
   RowStatus status = RowStatus::kPending;  // then kOk, kTimedOut (its stream was not done) or kDeviceFailed
+};
+
+// Rows whose copies were begun, by device. When it goes, they have ended; `Landing::finish` says how.
+struct LandingRows {
+  struct OfDevice {
+    std::shared_ptr<cuda::Device> device;
+    bool was_lost;  // before
+    cuda::StreamOutcome waited;
+    std::unique_ptr<cuda::CopiesUnderWay> copies;  // null if what comes before them was not done
+    std::string error;
+  };
+  std::vector<LandedRow> rows;
+  std::vector<OfDevice> of_devices;
 };
 
 // Thread-safe.
@@ -50,22 +64,36 @@ class Landing {
   std::string failure();
 
  private:
-  // A part of a row that finds room in a loan.
+  // A part of a row that finds room in a loan, in which it is read, and from which it is copied.
   struct Piece {
     size_t row;
     uint64_t offset;  // in the row
     uint64_t nbytes;
     uint64_t staged_at;  // in the loan
   };
+  struct Round {
+    std::vector<Piece> pieces;
+    std::vector<PullRow> reads;
+    cuda::Staging::Loan loan;  // before the copies: it outlives them
+    LandingRows copies;
+  };
 
+  LandingRows begin(std::vector<LandedRow> rows, StreamPoint* point, const Deadline& deadline,
+                    const std::function<bool()>& gives_up);
+  bool finish(LandingRows* begun);
   void read_directly(PeerReader& reader, const std::vector<PullRow*>& rows, StreamPoint* point,
                      const Deadline& deadline, PullJob& job);
   void read_through_staging(PeerReader& reader, std::vector<PullRow*>& rows, StreamPoint* point,
                             const Deadline& deadline, PullJob& job);
   std::vector<Piece> cut(const std::vector<PullRow*>& rows, uint64_t room, size_t* row,
                          uint64_t* offset) const;
-  void read_pieces(PeerReader& reader, std::vector<PullRow*>& rows, const std::vector<Piece>& pieces,
-                   cuda::Staging::Loan* loan, StreamPoint* point, const Deadline& deadline, PullJob& job);
+  cuda::Staging::Loan borrow(uint64_t left, std::optional<Round>* before, std::vector<PullRow*>& rows,
+                             const Deadline& deadline, PullJob& job);
+  void read_pieces(PeerReader& reader, const std::vector<PullRow*>& rows, Round* round,
+                   const Deadline& deadline, PullJob& job);
+  void begin_copies(const std::vector<PullRow*>& rows, Round* round, StreamPoint* point,
+                    const Deadline& deadline, PullJob& job);
+  void land(std::optional<Round>* round, std::vector<PullRow*>& rows, PullJob& job);
 
   const std::shared_ptr<StagingArea> area_;
   std::atomic<uint64_t> n_bytes_{0};
