@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "net/frames.h"
-#include "transports/region_server.h"
+#include "transports/region_endpoint.h"
 
 namespace p2pkv::shm {
 
@@ -14,14 +14,12 @@ constexpr uint32_t kRegionMagic = 0x52533250;    // "P2SR"
 constexpr uint32_t kRequestMagic = 0x51533250;   // "P2SQ"
 constexpr uint32_t kReplyMagic = 0x41533250;     // "P2SA"
 
-// Endpoint::describe: where to connect (a name in the abstract namespace, padded with zeros) and the token to
-// show.
+// Endpoint::describe.
 struct EndpointBlob {
   uint32_t magic;
   uint16_t version;
   uint16_t reserved;
-  char socket_name[kSocketNameBytes];
-  Token token;
+  OwnerDoor door;
 };
 static_assert(sizeof(EndpointBlob) == 80);
 

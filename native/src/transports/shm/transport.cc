@@ -58,10 +58,8 @@ class ShmTransport final : public Transport {
     shm::EndpointBlob reader;
     if (!from_blob(remote, shm::kEndpointMagic, &reader, error)) return {};
     // The owner's half of an endpoint is its token alone: nothing to keep until the reader connects.
-    TokenTable& tokens = server_->tokens();
-    shm::EndpointBlob blob{shm::kEndpointMagic, kFrameVersion, 0, {}, tokens.mint(tokens.new_grant())};
-    server_->socket_name().copy(blob.socket_name, kSocketNameBytes);
-    return to_blob(blob);
+    const OwnerDoor door = make_door(*server_, server_->tokens().new_grant());
+    return to_blob(shm::EndpointBlob{shm::kEndpointMagic, kFrameVersion, 0, door});
   }
 
   void close() override {
