@@ -6,7 +6,7 @@
 
 #include "cuda/sharing.h"
 #include "net/frames.h"
-#include "transports/region_server.h"
+#include "transports/region_endpoint.h"
 
 namespace p2pkv::cuda_ipc {
 
@@ -20,15 +20,13 @@ constexpr uint32_t kWordsMagic = 0x57473250;     // "P2GW"
 // What an shm transport describes of itself.
 constexpr size_t kHostHalfBytes = 80;
 
-// Endpoint::describe: where device memory is asked for, with which token, and the shm transport's half for
-// host memory.
+// Endpoint::describe: where device memory is asked for, and the shm transport's half for host memory.
 struct EndpointBlob {
   uint32_t magic;
   uint16_t version;
   uint16_t reserved;
   std::array<char, kHostHalfBytes> host;
-  char socket_name[kSocketNameBytes];  // in the abstract namespace, padded with zeros
-  Token token;
+  OwnerDoor door;
 };
 static_assert(sizeof(EndpointBlob) == 160);
 

@@ -1,7 +1,6 @@
 #include "transports/cuda_ipc/hold.h"
 
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include <array>
 #include <cerrno>
@@ -20,11 +19,7 @@ void add_to(int epoll, int fd, uint64_t id, uint32_t events) {
 
 }  // namespace
 
-Connection::~Connection() {
-  if (getpid() == pid_) shutdown(fd_.get(), SHUT_RDWR);
-}
-
-std::shared_ptr<Connection> Hold::connection() {
+std::shared_ptr<OwnerSocket> Hold::connection() {
   const std::lock_guard lock(mutex_);
   return connection_;
 }
@@ -47,7 +42,7 @@ std::shared_ptr<Mapped> Hold::keep(uint32_t region, int device, std::unique_ptr<
 
 void Hold::let_go() {
   // They go after the lock: the driver takes its time. And the connection last.
-  std::shared_ptr<Connection> connection;
+  std::shared_ptr<OwnerSocket> connection;
   Mappings mappings;
   const std::lock_guard lock(mutex_);
   connection.swap(connection_);

@@ -16,34 +16,23 @@
 #include "base/fd.h"
 #include "base/thread.h"
 #include "cuda/sharing.h"
+#include "transports/region_endpoint.h"
 
 namespace p2pkv::cuda_ipc {
 
-// Closed for both sides when it goes, also where a forked child has it too.
-class Connection {
- public:
-  explicit Connection(UniqueFd fd) : fd_(std::move(fd)) {}
-  ~Connection();
-  int fd() const { return fd_.get(); }
-
- private:
-  UniqueFd fd_;
-  const pid_t pid_ = getpid();
-};
-
 // A mapping, good for as long as somebody has it.
 struct Mapped {
-  std::shared_ptr<Connection> connection;  // first: it outlives the memory
+  std::shared_ptr<OwnerSocket> connection;  // first: it outlives the memory
   std::unique_ptr<cuda::MappedMemory> memory;
 };
 
 // Thread-safe.
 class Hold {
  public:
-  explicit Hold(UniqueFd connection) : connection_(std::make_shared<Connection>(std::move(connection))) {}
+  explicit Hold(std::shared_ptr<OwnerSocket> connection) : connection_(std::move(connection)) {}
 
   // Null once it is let go.
-  std::shared_ptr<Connection> connection();
+  std::shared_ptr<OwnerSocket> connection();
   // The mapping of a region for a device; null if there is none, or it is let go.
   std::shared_ptr<Mapped> find(uint32_t region, int device);
   // Keeps a mapping that was made meanwhile; null if it is let go.
@@ -55,7 +44,7 @@ class Hold {
   using Mappings = std::map<std::pair<uint32_t, int>, std::shared_ptr<Mapped>>;
 
   std::mutex mutex_;  // guards all below
-  std::shared_ptr<Connection> connection_;
+  std::shared_ptr<OwnerSocket> connection_;
   Mappings mappings_;
 };
 

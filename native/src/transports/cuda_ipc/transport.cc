@@ -135,11 +135,9 @@ class CudaIpcTransport final : public Transport {
     if (!from_blob(remote, cuda_ipc::kEndpointMagic, &reader, error)) return {};
     const std::string host = shm_->accept({reader.host.data(), reader.host.size()}, error);
     if (host.size() != reader.host.size()) return {};
-    TokenTable& tokens = server_->tokens();
-    cuda_ipc::EndpointBlob half{cuda_ipc::kEndpointMagic,       kFrameVersion, 0, {}, {},
-                                tokens.mint(tokens.new_grant())};
+    const OwnerDoor door = make_door(*server_, server_->tokens().new_grant());
+    cuda_ipc::EndpointBlob half{cuda_ipc::kEndpointMagic, kFrameVersion, 0, {}, door};
     host.copy(half.host.data(), half.host.size());
-    server_->socket_name().copy(half.socket_name, kSocketNameBytes);
     return to_blob(half);
   }
 
