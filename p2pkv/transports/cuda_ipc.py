@@ -7,11 +7,10 @@ kept in ``native/src/transports/cuda_ipc``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from p2pkv import _native
 from p2pkv.errors import TransportError
-from p2pkv.transports.base import Remark, TransportSettings
 from p2pkv.transports.native import NativeTransport, ShmTransport
 from p2pkv.transports.options import UNSET
 
@@ -26,12 +25,6 @@ class CudaIpcTransport(NativeTransport):
             super().__init__(_native.cuda_ipc_transport())
         except RuntimeError as error:
             raise TransportError(f"cannot start the cuda_ipc transport: {error}") from error
-
-    @classmethod
-    def remarks(cls, settings: TransportSettings) -> Iterator[Remark]:
-        """Tell that the driver has the calls; whether a GPU's memory can be mapped, only mapping it would say."""
-        if not _native.cuda_ipc_missing():
-            yield Remark("CUDA IPC", "the driver has its calls; what it can't map goes through staging")
 
     @classmethod
     def unavailable(cls, options: Mapping[str, object] = UNSET) -> str | None:

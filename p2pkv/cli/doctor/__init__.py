@@ -13,6 +13,7 @@ from rich.text import Text
 from p2pkv.cli.doctor.cluster import examine_cluster
 from p2pkv.cli.doctor.disk import examine_disk
 from p2pkv.cli.doctor.finding import Finding, Verdict
+from p2pkv.cli.doctor.gpu import examine_gpu
 from p2pkv.cli.doctor.machine import examine_machine
 from p2pkv.cli.doctor.transports import examine_transports
 from p2pkv.cli.settings import ConfigFile, Settings, load
@@ -42,6 +43,7 @@ def examine(config: Config) -> Iterator[Finding]:
     """Look at everything a node needs; ``BAD`` is what keeps it from running."""
     yield from examine_machine(config)
     yield examine_disk(config)
+    yield from examine_gpu(config)  # before transports load the driver by another name
     yield from examine_transports(config)
     yield from examine_cluster(config)
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
-from pathlib import Path
 
-from p2pkv import _native, transports
+from p2pkv import transports
 from p2pkv.address import split_address
 from p2pkv.cli.doctor.finding import Finding, Verdict, limit, size
 from p2pkv.cli.doctor.selftest import read_from_itself
 from p2pkv.config import Config
 from p2pkv.errors import ConfigError, P2PKVError
-from p2pkv.memory.staging import use_library as use_cuda_library
 from p2pkv.transports.base import TransportSettings
 from p2pkv.transports.locked_memory import locked_memory_limit
 
@@ -33,7 +31,6 @@ def examine_transports(config: Config) -> Iterator[Finding]:
         for remark in transports.remarks(name, settings):
             verdict = Verdict.NOTE if remark.advice else Verdict.GOOD
             yield Finding(verdict, remark.what, remark.says, remark.advice)
-    yield _gpu(config)
     yield _locked_memory(config)
     yield from _chosen(config)
 
@@ -82,28 +79,6 @@ def _chosen(config: Config) -> Iterator[Finding]:
         yield Finding(Verdict.GOOD, "transports", f"a node uses {', then '.join(chosen)}")
     else:
         yield Finding(Verdict.BAD, "transports", "none can run here", "see the lines above")
-
-
-def _gpu(config: Config) -> Finding:
-    """Say which CUDA devices there are, and that pages reach them through host memory."""
-    kernel = Path("/proc/driver/nvidia/version")
-    try:
-        use_cuda_library(config.cuda_library)
-        version, devices = _native.cuda_driver()
-    except (ConfigError, RuntimeError) as error:
-        if config.cuda_library == "auto" and not kernel.exists():
-            return Finding(Verdict.GOOD, "GPU", "no NVIDIA driver here; pages move between host memories")
-        return Finding(Verdict.NOTE, "GPU", str(error), "without it no device memory can be registered")
-    modules = Path("/proc/modules").read_text() if Path("/proc/modules").exists() else ""
-    peer = "loaded" if "nvidia_peermem" in modules else "not loaded"
-    staging = f"{config.device_staging_nbytes / 2**20:g} MiB"
-    names = ", ".join(f"{i}: {name}" for i, name in enumerate(devices)) or "no device"
-    return Finding(
-        Verdict.GOOD if devices else Verdict.NOTE,
-        "GPU",
-        f"CUDA {version // 1000}.{version % 1000 // 10} ({names}); pages in device memory go through {staging} of "
-        f"page-locked host memory, over every transport; nvidia_peermem is {peer}, and not used",
-    )
 
 
 def _locked_memory(config: Config) -> Finding:
