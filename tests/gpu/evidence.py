@@ -305,12 +305,20 @@ def text_of(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def without_places(text: str) -> str:
+    """Leave out where on this machine things lie: that is nobody's business."""
+    places = {str(ROOT): ".", sys.prefix: "VENV", str(Path.home()): "~"}
+    for place in sorted(places, key=len, reverse=True):
+        text = text.replace(place, places[place])
+    return text
+
+
 def keep(found: dict[str, Any], into: Path, stem: str) -> None:
     """Write both files, each at once: whoever ends the run finds one that is whole."""
     into.mkdir(parents=True, exist_ok=True)
     for suffix, text in ((".json", json.dumps(found, indent=2) + "\n"), (".txt", text_of(found))):
         fresh = into / f".{stem}{suffix}"
-        fresh.write_text(text)
+        fresh.write_text(without_places(text))
         fresh.replace(into / f"{stem}{suffix}")
 
 

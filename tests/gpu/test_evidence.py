@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpu.evidence import begin, keep, machine, plan, run_tests, steps, text_of
+from gpu.evidence import ROOT, begin, keep, machine, plan, run_tests, steps, text_of
 
 
 def test_a_part_without_time_is_not_said_to_have_passed() -> None:
@@ -49,6 +49,20 @@ def test_a_run_that_is_cut_has_left_what_it_saw_and_names_what_it_did_not(tmp_pa
     for step in others:
         assert kept["parts"][step.name]["outcome"].startswith("not run")
         assert f"{step.name}: not run" in (tmp_path / "emulated.txt").read_text()
+
+
+def test_what_is_kept_says_nothing_of_where_it_was_run(tmp_path: Path) -> None:
+    found, stem = begin("emulated", "there is none")
+    says = [
+        f"secret  {Path.home()}/.local/secret",
+        f"nccl from {ROOT}/.venv/lib",
+    ]
+    found["parts"][steps()[0].name] = {"outcome": "told", "says": says}
+    keep(found, tmp_path, stem)
+    for suffix in ("json", "txt"):
+        text = (tmp_path / f"emulated.{suffix}").read_text()
+        assert "secret  ~/.local/secret" in text
+        assert str(ROOT) not in text
 
 
 def test_the_plan_leaves_out_the_last_steps_first() -> None:
