@@ -18,6 +18,7 @@ from p2pkv.attach.mapped import descriptor_of
 from p2pkv.attach.own_host import OwnHost, SharedMemory
 from p2pkv.cache.guests import Followers, TakingBack
 from p2pkv.cache.page_cache import PageCache
+from p2pkv.cache.touching import Touching
 from p2pkv.config import Config
 from p2pkv.control.host_names import Names
 from p2pkv.control.secret import cluster_keys
@@ -177,6 +178,7 @@ class AttachedParts:
         pool = Pool(_GRANULE, owner=self.own_key, boot=0)
         undo.callback(pool.release_memory)
         guests = _native.Guests(pool.native, self.epochs_known)
+        touches = _native.Touches() if config.touch else None
         reader = PageCache(
             namespace=Namespace(config.namespace, self.epochs_known),
             pool=pool,
@@ -192,6 +194,7 @@ class AttachedParts:
             followers=Followers(self.own_key, guests, self.client, self._by_key, self.metrics),
             taking_back=TakingBack(config.node_id),
             others=self._other_holders,
+            touches=touches,
         )
         cache = AttachedCache(
             reader=reader,
@@ -203,6 +206,10 @@ class AttachedParts:
             metrics=self.metrics,
         )
         undo.callback(cache.close)
+        if touches is not None:
+            touching = Touching(touches, self.directory, self.metrics)
+            undo.callback(touching.close)
+            touching.start()
         if spans is not None:
             spans.trace(reader, STEPS)
             spans.trace(cache, CALLS)

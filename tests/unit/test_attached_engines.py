@@ -16,6 +16,10 @@ from p2pkv.tracing import about
 from spans import exported_to
 
 KEYS = ["a", "b"]
+NBYTES = 64 * 1024
+N_ROOM = 32
+"""Pages that the pool of a host has room for."""
+HEARD = "p2pkv_heard_touches_total"
 
 
 def test_calls_of_an_attached_engine_have_spans(tmp_path: Path) -> None:
@@ -88,3 +92,29 @@ def test_an_engine_hears_of_routers_from_its_node(tmp_path: Path) -> None:
     ):
         assert host._parts._take_router(pack_news("10.0.0.1:8100", 600.0))
         eventually(lambda: engine.routers() == ("10.0.0.1:8100",), 10.0)
+
+
+def test_the_host_keeps_what_its_engines_read(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    path = f"unix:{tmp_path}/s"
+    memory = np.ones((N_ROOM, NBYTES), np.uint8)
+    with (
+        Node.start(Config(node_id="host", attach_listen=path, pool_size=N_ROOM * NBYTES)) as host,
+        Node.start(Config(attach=path)) as engine,
+    ):
+        for node in (host, engine):
+            node.register_memory(memory)
+        read, unread = [f"read {i}" for i in range(4)], [f"unread {i}" for i in range(4)]
+        assert engine.publish([*read, *unread], memory[:8], timeout=20.0).all()
+        for i in range(4):
+            heard = host.counters()[HEARD]
+
+            def is_heard(heard: float = heard) -> bool:
+                assert engine.fetch(read, memory[:4], timeout=20.0).all()
+                return host.counters()[HEARD] >= heard + len(read)
+
+            eventually(is_heard, 10.0)
+            more = [f"more {i} {k}" for k in range(12)]
+            assert engine.publish(more, memory[:12], timeout=20.0).all()
+        assert engine.fetch(read, memory[:4], timeout=20.0).all()
+        assert not host.exists(unread, timeout=20.0).any()
