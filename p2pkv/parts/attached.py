@@ -68,6 +68,7 @@ class AttachedParts:
         self.metrics_port: int | None = None
         self.indexer_port: int | None = None
         self.routers = KnownRouters()  # which tell members of themselves, so the host's node is asked
+        self._is_built = False
         with ExitStack() as undo:
             self._build(undo, extra_transports)
             self._undo = undo.pop_all()
@@ -110,6 +111,9 @@ class AttachedParts:
         self.following.start()
         self.own_host.start()
         self._show_metrics(undo)
+        # Last: while a thread maps the pool in, which takes longer the larger it is, nobody else can map anything.
+        self._is_built = True
+        self._hold_host(View(), self.following.view)
 
     def _open_control(self, undo: ExitStack) -> None:
         keys = cluster_keys(self._config.secret_file)
@@ -302,6 +306,8 @@ class AttachedParts:
 
     def _hold_host(self, old: View, new: View) -> None:
         """Map the pool of the host's node in, and keep it so, as soon as there is one, or another one."""
+        if not self._is_built:
+            return
         known, host = old.by_key(self._host_key), new.by_key(self._host_key)
         is_new = known is None or host is None or known.boot_epoch != host.boot_epoch
         if is_new and host is not None and host.is_present:
