@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import atexit
 import os
-from typing import Protocol
+import weakref
+from collections.abc import Callable
+from typing import ParamSpec, Protocol, TypeVar
 
 from p2pkv._native import Gate
 
-__all__ = ["Closable", "Gate", "forget", "watch"]
+__all__ = ["Closable", "Gate", "forget", "watch", "weakly"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class Closable(Protocol):
@@ -35,6 +40,23 @@ def watch(running: Closable, gate: Gate) -> None:
 def forget(closed: Closable) -> None:
     """Watch it no longer. Idempotent."""
     _running.pop(closed, None)
+
+
+def weakly(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Return a callable that does as a bound method does, and does not keep its object alive.
+
+    For what an object gives to parts of its own, which call it only while it lives: with the method itself both would
+    lie about after their close until the garbage collector looks for them.
+    """
+    held = weakref.WeakMethod(method)
+
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        alive = held()
+        assert alive is not None, f"{method_name} was called by what its object had to close before it went"
+        return alive(*args, **kwargs)
+
+    method_name = method.__qualname__
+    return call
 
 
 def _close_all() -> None:

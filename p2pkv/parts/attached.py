@@ -29,6 +29,7 @@ from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.epochs import EpochKeeper
 from p2pkv.directory.routers import KnownRouters
 from p2pkv.directory.view import Member, View, node_key
+from p2pkv.lifetime import weakly
 from p2pkv.memory import copies
 from p2pkv.memory.registered import Memory
 from p2pkv.memory.registrar import Registrar
@@ -79,7 +80,7 @@ class AttachedParts:
             raise_limit()
         require_descriptors()
         self.metrics = Metrics()
-        self.own_host = OwnHost(config.attach_path, self._attached_again)
+        self.own_host = OwnHost(config.attach_path, weakly(self._attached_again))
         undo.callback(self.own_host.close)
         self._open_control(undo)
         self._start_transports(undo, extra_transports)
@@ -96,10 +97,10 @@ class AttachedParts:
         self.epochs_known.follow(scopes(config.namespace))
         self._open_directory(undo, handshakes)
         self.following = Following(
-            self.client, self._view_changed, self.directory.confirm_view, self.routers.take_all
+            self.client, weakly(self._view_changed), self.directory.confirm_view, self.routers.take_all
         )
         undo.callback(self.following.close)
-        self.epochs = EpochKeeper(self.epochs_known, self.client, self._members)
+        self.epochs = EpochKeeper(self.epochs_known, self.client, weakly(self._members))
         undo.callback(self.epochs.close)
         self.caching = AttachedCaching(self._make_cache(undo))
         attachment = self.own_host.attachment
@@ -161,7 +162,7 @@ class AttachedParts:
             metrics=self.metrics,
             others=self._other_holders,
         )
-        self.directory.on_missed = self._tell_missed
+        self.directory.on_missed = weakly(self._tell_missed)
 
     def _tell_missed(self, _node_id: str, keys: Keys) -> None:
         """Have the host's node tell an owner that did not take what this engine told it."""
@@ -195,7 +196,7 @@ class AttachedParts:
             metrics=self.metrics,
             devices=self.devices,
             guests=guests,
-            followers=Followers(self.own_key, guests, self.client, self._by_key, self.metrics),
+            followers=Followers(self.own_key, guests, self.client, weakly(self._by_key), self.metrics),
             taking_back=TakingBack(config.node_id),
             others=self._other_holders,
             touches=touches,
@@ -221,13 +222,13 @@ class AttachedParts:
 
     def _show_metrics(self, undo: ExitStack) -> None:
         config = self._config
-        self.metrics.watch(self._readings)
+        self.metrics.watch(weakly(self._readings))
         self.metrics.watch_labelled(copies.metrics)
-        self.metrics.watch_labelled(self._build_info)
+        self.metrics.watch_labelled(weakly(self._build_info))
         self.metrics.watch_labelled(BoundedPeers(self.peers.traffic).read)
         if config.metrics_port is not None:
             server = MetricsServer(
-                config.metrics_host or "127.0.0.1", config.metrics_port, self.metrics, self._not_ready
+                config.metrics_host or "127.0.0.1", config.metrics_port, self.metrics, weakly(self._not_ready)
             )
             undo.callback(server.close)
             self.metrics_port = server.port

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +94,25 @@ def test_an_engine_hears_of_routers_from_its_node(tmp_path: Path) -> None:
     ):
         assert host._parts._take_router(pack_news("10.0.0.1:8100", 600.0))
         eventually(lambda: engine.routers() == ("10.0.0.1:8100",), 10.0)
+
+
+def test_what_an_engine_was_shown_goes_with_its_close_and_needs_no_collector(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    path = f"unix:{tmp_path}/s"
+    with Node.start(Config(node_id="host", attach_listen=path, pool_size="1MiB")):
+        gc.collect()
+        gc.disable()
+        try:
+            engine, pages = Node.start(Config(attach=path)), np.ones((2, 4096), np.uint8)
+            engine.register_memory(pages)
+            assert engine.publish(KEYS, pages, timeout=20.0).all()
+            assert engine.fetch(KEYS, pages, timeout=20.0).all()
+            held = [weakref.ref(held) for held in (engine, engine._parts, engine._cache, pages)]
+            engine.close()
+            del engine, pages
+            assert [ref() for ref in held] == [None] * len(held)
+        finally:
+            gc.enable()
 
 
 def test_the_host_keeps_what_its_engines_read(tmp_path: Path) -> None:
