@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.attach.own_host import OwnHost
@@ -28,7 +27,6 @@ from p2pkv.errors import ControlError, UsageError
 from p2pkv.memory.registrations import Registrations
 from p2pkv.metrics import Metrics
 from p2pkv.page import Keys, Outcomes, Pages, Whereabouts, as_locations
-from p2pkv.pool import PoolStatus
 
 
 class AttachedCache:
@@ -67,6 +65,7 @@ class AttachedCache:
     ) -> Outcomes:
         """Have the host's node store pages; ``HIT`` for those that any node can fetch now."""
         began = time.monotonic()
+        attachment = self._own_host.attachment
         is_fresh = self._learn_epochs(deadline)
         in_epoch, ids = self._reader.hash(keys)
         call = check_call(ids, pages, self._registrations.table, stream, writable=False)
@@ -75,39 +74,37 @@ class AttachedCache:
                 "the pages are in device memory, and an attached engine publishes from host memory only; copy them "
                 "there"
             )
-        attachment = self._own_host.attachment
         if attachment is None or not is_fresh:
             return self._unpublished("host", len(ids))
         if epoch is not None and epoch != in_epoch:
             return self._unpublished("epoch", len(ids))
-        answer = attachment.publish(call.ids, call.pieces, deadline - time.monotonic())
-        statuses, is_found, is_told, sequences, raw, is_draining, _ = answer
-        self._check_statuses(call, statuses, raw)
-        if is_draining:
+        beside = self._directory.beside(attachment.node_key)
+        published = attachment.publish(
+            call.ids, call.pieces, deadline - time.monotonic(), beside.table, self._reader.locations
+        )
+        if published.misfit is not None:
+            raise _misfit(call, published, published.misfit)
+        if published.is_draining:
             return self._unpublished("draining", len(ids))
-        outcomes = self._tell(attachment.node_key, call.ids, is_found, is_told, sequences, raw, deadline)
-        self._count(call, statuses, is_found, outcomes, began)
+        outcomes = published.is_known()
+        n_published = published.n_known
+        if not published.is_told or beside is not self._directory.beside(attachment.node_key):
+            outcomes = self._tell(attachment.node_key, call.ids, published, outcomes, deadline)
+            n_published = int(np.count_nonzero(outcomes))
+        self._count(published, n_published, began)
         return outcomes
 
     def _tell(
         self,
         host: int,
         ids: Keys,
-        is_found: NDArray[np.uint8],
-        is_told: NDArray[np.uint8],
-        sequences: NDArray[np.uint64],
-        raw: NDArray[np.uint8],
+        published: _native.AttachedPublish,
+        outcomes: Outcomes,
         deadline: float,
     ) -> Outcomes:
         """Tell the owners of entries that the node's own shard is not; return which pages some owner knows of."""
-        outcomes = is_told & is_found
-        there = np.flatnonzero(is_found)
-        if not len(there):
-            return outcomes
-        self._reader.locations.put(
-            ids if len(there) == len(ids) else ids[there], raw if len(there) == len(ids) else raw[there]
-        )
-        locations = as_locations(raw)
+        there = np.flatnonzero(published.is_found())
+        sequences, locations = published.sequences(), as_locations(published.locations())
         for sequence in np.unique(sequences[there]).tolist():  # one, but for a batch of several requests
             rows = there[sequences[there] == sequence]
             outcomes[rows] |= self._directory.put_beside(
@@ -115,41 +112,13 @@ class AttachedCache:
             )
         return outcomes
 
-    def _check_statuses(self, call: PageCall, statuses: NDArray[np.uint8], raw: NDArray[np.uint8]) -> None:
-        wrong = np.flatnonzero(statuses == PoolStatus.OTHER_LENGTH)
-        if len(wrong):
-            page = int(wrong[0])
-            raise UsageError(
-                f"page {page} was published with {as_locations(raw)['length'][page]} bytes, the memory given for it "
-                f"has {call.lengths[page]}; is something missing in the namespace?"
-            )
-        too_large = np.flatnonzero(statuses == PoolStatus.TOO_LARGE)
-        if len(too_large):
-            page = int(too_large[0])
-            raise UsageError(
-                f"a page of {call.lengths[page]} bytes does not fit the pool of the host's node; raise its pool_size"
-            )
-
-    def _count(
-        self,
-        call: PageCall,
-        statuses: NDArray[np.uint8],
-        is_found: NDArray[np.uint8],
-        outcomes: Outcomes,
-        began: float,
-    ) -> None:
-        metrics, n_published = self._metrics, int(np.count_nonzero(outcomes))
-        stored = statuses == PoolStatus.STORED
-        nbytes = int(call.lengths[stored].sum())
-        for reason, status in (
-            ("no_room", PoolStatus.NO_ROOM),
-            ("changed", PoolStatus.CHANGED),
-            ("timed_out", PoolStatus.TIMED_OUT),
-            ("host", PoolStatus.NOT_TRIED),
-        ):
-            metrics.count(metrics.unpublished_pages, reason, int(np.count_nonzero(statuses == status)))
-        n_untold = int(np.count_nonzero(is_found)) - n_published
-        metrics.count(metrics.unpublished_pages, "no_directory", n_untold)
+    def _count(self, published: _native.AttachedPublish, n_published: int, began: float) -> None:
+        metrics, nbytes = self._metrics, published.stored_bytes
+        metrics.count(metrics.unpublished_pages, "no_room", published.n_no_room)
+        metrics.count(metrics.unpublished_pages, "changed", published.n_changed)
+        metrics.count(metrics.unpublished_pages, "timed_out", published.n_late)
+        metrics.count(metrics.unpublished_pages, "host", published.n_not_tried)
+        metrics.count(metrics.unpublished_pages, "no_directory", published.n_found - n_published)
         metrics.published_pages.inc(n_published)
         metrics.published_bytes.inc(nbytes)
         metrics.timings.publishes.native.add(0, nbytes, time.monotonic() - began)
@@ -223,6 +192,19 @@ class AttachedCache:
     def close(self) -> None:
         """As :meth:`PageCache.close`."""
         self._reader.close()
+
+
+def _misfit(call: PageCall, published: _native.AttachedPublish, page: int) -> UsageError:
+    """Say why the host's node can't store this page, whatever room it makes."""
+    length = int(as_locations(published.locations())["length"][page])
+    if length:
+        return UsageError(
+            f"page {page} was published with {length} bytes, the memory given for it has {call.lengths[page]}; is "
+            "something missing in the namespace?"
+        )
+    return UsageError(
+        f"a page of {call.lengths[page]} bytes does not fit the pool of the host's node; raise its pool_size"
+    )
 
 
 def unsupported(what: str) -> UsageError:

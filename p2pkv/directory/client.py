@@ -89,7 +89,7 @@ class DirectoryClient:
         self._owners = Owners(client, channels, metrics, self._clock)
         self._sequences = _native.Sequences()
         self._newcomers = Newcomers(self._clock)
-        self._beside: _Beside | None = None
+        self._beside: Beside | None = None
         self.on_missed: Callable[[str, Keys], None] = lambda _, __: None
         """Called with the id of an owner that did not take a put or a drop, and what it missed: it is told again."""
         shard.watch(own_key)
@@ -249,6 +249,13 @@ class DirectoryClient:
         self._note_missed(route, keys, ask)
         return ask.answered()
 
+    def beside(self, told_by: int) -> Beside:
+        """Return the ring as the member with this key goes by it now; the same object until the ring changes."""
+        beside = self._beside
+        if beside is None or beside.of is not self._route or beside.told_by != told_by:
+            beside = self._beside = Beside.made(self._route, told_by)
+        return beside
+
     def put_beside(
         self,
         told_by: int,
@@ -263,9 +270,7 @@ class DirectoryClient:
 
         Only if that is those that it owns by this view as well; else all owners are told, it included.
         """
-        beside = self._beside
-        if beside is None or beside.of is not self._route or beside.told_by != told_by:
-            beside = self._beside = _Beside.made(self._route, told_by)
+        beside = self.beside(told_by)
         route = beside.of
         ask = _native.AskBatch(keys, None, beside.table)
         if not np.array_equal(ask.answered(), is_told):
@@ -459,7 +464,7 @@ def _table(ring: Ring, own_index: int) -> _native.RingTable:
 
 
 @dataclass(frozen=True, slots=True)
-class _Beside:
+class Beside:
     """A route as the member goes by it that an attached engine tells the directory for."""
 
     of: Route
@@ -467,7 +472,7 @@ class _Beside:
     table: _native.RingTable
 
     @classmethod
-    def made(cls, route: Route, told_by: int) -> _Beside:
+    def made(cls, route: Route, told_by: int) -> Beside:
         found = np.flatnonzero(route.member_keys == told_by)
         return cls(route, told_by, _table(route.ring, int(found[0]) if len(found) else -1))
 

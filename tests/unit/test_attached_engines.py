@@ -78,8 +78,16 @@ def test_pages_whose_engine_ended_before_it_told_the_directory_are_found_from_ot
             engine.register_memory(pages)
             cache, attachment = engine._cache, engine._parts.own_host.attachment
             assert isinstance(cache, AttachedCache)
-            _, found, told, *_ = attachment.publish(cache.hash(keys)[1], row_pieces(pages), 20.0)
-            assert found.all()
+            published = attachment.publish(
+                cache.hash(keys)[1],
+                row_pieces(pages),
+                20.0,
+                cache._directory.beside(attachment.node_key).table,
+                cache._reader.locations,
+            )
+            assert published.is_found().all()
+            assert not published.is_told
+            told = published.is_known()
             assert 0 < told.sum() < len(keys)  # the others' entries lie at the other node
             assert not other.exists(keys, timeout=20.0).all()
         eventually(lambda: other.exists(keys, timeout=20.0).all(), 5.0)

@@ -50,7 +50,7 @@ BELOW = {
     "offers": "_native config directory errors lifetime transports limited_log",
     "transfers": "offers",
     "cache": "_native arrays control directory disk errors limited_log memory metrics page peers pool transports",
-    "attach": "_native cache control directory errors limited_log memory metrics page pool transports",
+    "attach": "_native cache control directory errors limited_log memory metrics page transports",
     "explain": "_native control directory disk errors limited_log metrics page pool transports",
     "dashboard": "address control directory errors explain metrics_server",
     "indexer": "directory errors limited_log page",

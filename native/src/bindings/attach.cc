@@ -1,6 +1,7 @@
 // Bindings of attaching: a node's socket for the engines of its host, and an engine's end of it.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -15,9 +16,11 @@
 
 #include "attach/attachment.h"
 #include "attach/host.h"
+#include "attach/published.h"
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/page_batch.h"
+#include "cache/location_cache.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -27,6 +30,7 @@ namespace {
 
 using attaching::Attachment;
 using attaching::Host;
+using attaching::Published;
 using Bytes = Array<uint8_t>;
 
 std::shared_ptr<Host> start_host(int listener, Pool& pool, Guests& guests, Shard& shard, Sequences& sequences,
@@ -80,14 +84,27 @@ Answered give_answer(Attachment::Answer answer) {
           answer.is_lost};
 }
 
-Answered publish_to_host(Attachment& self, const KeyArray& keys, const PieceArray& pieces, double timeout) {
-  const PageBatch batch = require_batch(&keys, pieces);
-  Attachment::Answer answer(0);
-  {
-    const nb::gil_scoped_release unlocked;
-    answer = self.publish(batch, Deadline::after(timeout));
+// Has what can be read found without asking for it.
+void remember(const Published& published, const Key* keys, LocationCache& known) {
+  const auto& [is_found, locations] = std::tie(published.answer.is_found, published.answer.locations);
+  if (published.n_found == is_found.size()) return known.put(keys, locations.data(), is_found.size());
+  for (size_t page = 0; page < is_found.size(); ++page) {
+    if (is_found[page] != 0) known.put(keys + page, &locations[page], 1);
   }
-  return give_answer(std::move(answer));
+}
+
+Published publish_to_host(Attachment& self, const KeyArray& keys, const PieceArray& pieces, double timeout,
+                          const RingTable& ring, LocationCache& known) {
+  const PageBatch batch = require_batch(&keys, pieces);
+  const nb::gil_scoped_release unlocked;
+  Published published(self.publish(batch, Deadline::after(timeout)), batch.keys, ring);
+  remember(published, batch.keys, known);
+  return published;
+}
+
+template <typename T, typename Value>
+Array<T> copy_of(const std::vector<Value>& values) {
+  return give<T>(std::vector<Value>(values), {values.size()});
 }
 
 Answered look_up_at_host(Attachment& self, const KeyArray& keys, double timeout) {
@@ -120,6 +137,25 @@ void bind_attach(nb::module_& m) {
       .def("drain", &Host::drain)
       .def("stats", &stats_of)
       .def("close", &Host::close, Released());
+  nb::class_<Published>(m, "AttachedPublish", "What became of a publish. See native/src/attach/published.h.")
+      .def("is_known", [](const Published& self) { return copy_of<uint8_t>(self.is_known); })
+      .def("is_found", [](const Published& self) { return copy_of<uint8_t>(self.answer.is_found); })
+      .def("sequences", [](const Published& self) { return copy_of<uint64_t>(self.answer.sequences); })
+      .def("locations",
+           [](const Published& self) {
+             return give<uint8_t>(std::vector<Location>(self.answer.locations),
+                                  {self.answer.locations.size(), sizeof(Location)});
+           })
+      .def_prop_ro("is_draining", [](const Published& self) { return self.answer.is_draining; })
+      .def_ro("is_told", &Published::is_told)
+      .def_ro("n_found", &Published::n_found)
+      .def_ro("n_known", &Published::n_known)
+      .def_ro("stored_bytes", &Published::stored_bytes)
+      .def_ro("n_no_room", &Published::n_no_room)
+      .def_ro("n_changed", &Published::n_changed)
+      .def_ro("n_late", &Published::n_late)
+      .def_ro("n_not_tried", &Published::n_not_tried)
+      .def_ro("misfit", &Published::misfit);
   nb::class_<Attachment>(m, "Attachment", "An engine's end of it. See native/src/attach/attachment.h.")
       .def_static("open", &open_attachment, "path"_a, "timeout"_a)
       .def_prop_ro("node_key", &Attachment::node_key)
@@ -133,7 +169,8 @@ void bind_attach(nb::module_& m) {
           },
           "address"_a, "nbytes"_a, "fd"_a, "timeout"_a)
       .def("forget", &Attachment::forget, "address"_a, Released())
-      .def("publish", &publish_to_host, "keys"_a.noconvert(), "pieces"_a.noconvert(), "timeout"_a)
+      .def("publish", &publish_to_host, "keys"_a.noconvert(), "pieces"_a.noconvert(), "timeout"_a, "ring"_a,
+           "known"_a)
       .def("look_up", &look_up_at_host, "keys"_a.noconvert(), "timeout"_a)
       .def("tell_missed", &tell_host_of_missed, "keys"_a.noconvert(), "timeout"_a)
       .def(
