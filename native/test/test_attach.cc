@@ -15,6 +15,7 @@
 #include "attach/attachment.h"
 #include "attach/host.h"
 #include "attach/untold.h"
+#include "attach/waiting.h"
 #include "net/packets.h"
 #include "pool_calls.h"
 #include "seed.h"
@@ -30,6 +31,9 @@ using p2pkv::SharedRegion;
 using p2pkv::UniqueFd;
 using p2pkv::attaching::Attachment;
 using p2pkv::attaching::Host;
+using p2pkv::attaching::load_word_of;
+using p2pkv::attaching::store_word_of;
+using p2pkv::attaching::Waiting;
 
 constexpr size_t kPage = 2 * kGranule;
 
@@ -86,6 +90,17 @@ struct EnginePages {
 
   std::vector<Key> keys;
   std::vector<Piece> pieces;
+};
+
+// Two ends of a connection of whole packets.
+struct Pair {
+  Pair() {
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
+    first = UniqueFd(ends[0]);
+    second = UniqueFd(ends[1]);
+  }
+  UniqueFd first, second;
 };
 
 bool holds_byte(Pool& pool, uint64_t name, uint8_t byte) {
@@ -184,6 +199,43 @@ TEST(attach_what_is_withdrawn_is_never_served_with_other_bytes) {
     }
   }
   CHECK_EQ(n_wrong, 0U);
+}
+
+// Whoever has done something while he saw the other one awake sends nothing.
+TEST(attach_nobody_sleeps_over_what_was_done_while_he_was_awake) {
+  const Pair pair;
+  uint64_t is_awake = 0;
+  Waiting waiting(pair.first.get(), &is_awake);
+  const auto is_done = [&] { return load_word_of(is_awake) == 0; };  // as late as can be
+  CHECK(waiting.until(is_done, Deadline::after(20)) == Waiting::Woken::kSeen);
+}
+
+TEST(attach_ends_of_a_line_wake_each_other) {
+  const Pair pair;
+  constexpr uint64_t kRounds = 4000;
+  uint64_t asked = 0, answered = 0, asking_awake = 0, answering_awake = 0;
+  std::thread answering([&] {
+    Waiting waiting(pair.second.get(), &answering_awake);
+    for (uint64_t id = 1; id <= kRounds; ++id) {
+      const auto is_asked = [&] { return load_word_of(asked) == id; };
+      CHECK(waiting.until(is_asked, Deadline::after(60)) == Waiting::Woken::kSeen);
+      store_word_of(answered, id);
+      CHECK(p2pkv::attaching::wake(pair.second.get(), asking_awake, id));
+    }
+  });
+  std::mt19937_64 chance(p2pkv::test::seed("attach_ends_of_a_line"));
+  Waiting waiting(pair.first.get(), &asking_awake);
+  for (uint64_t id = 1; id <= kRounds; ++id) {
+    if (chance() % 8 == 0) CHECK(p2pkv::attaching::wake(pair.first.get(), answering_awake, id));  // ahead
+    const auto until = Deadline::after(static_cast<double>(chance() % 150) * 1e-6);
+    while (!until.passed()) {
+    }
+    store_word_of(asked, id);
+    CHECK(p2pkv::attaching::wake(pair.first.get(), answering_awake, id));
+    const auto is_answered = [&] { return load_word_of(answered) == id; };
+    CHECK(waiting.until(is_answered, Deadline::after(60)) == Waiting::Woken::kSeen);
+  }
+  answering.join();
 }
 
 TEST(attach_an_engine_that_talks_nonsense_is_hung_up_on) {

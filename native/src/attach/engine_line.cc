@@ -80,7 +80,9 @@ std::unique_ptr<EngineLine> EngineLine::open(const std::string& path, const Welc
   if (!greet(line->connection_.get(), hello, line->request_->fd(), deadline, &welcome, &answer, error))
     return nullptr;
   line->answer_ = ReadOnlyMapping::map(answer.get(), area_nbytes<AnswerArea>(), error);
-  return line->answer_ ? std::move(line) : nullptr;
+  if (!line->answer_) return nullptr;
+  line->waiting_.emplace(line->connection_.get(), &line->request().is_awake);
+  return line;
 }
 
 EngineLine::Asked EngineLine::ask(const Deadline& deadline) {
@@ -98,19 +100,10 @@ EngineLine::Asked EngineLine::ask(const Deadline& deadline) {
 }
 
 EngineLine::Asked EngineLine::wait_for_answer(uint64_t id, const Deadline& deadline) {
-  while (!send_packet(connection_.get(), Call{kCallMagic, 0, id})) {
-    if (is_interrupted_ || (errno != EAGAIN && errno != EINTR)) return Asked::kLost;
-    if (!wait_writable(connection_.get(), deadline)) return Asked::kLate;
-  }
-  while (!is_interrupted_) {
-    if (!wait_readable(connection_.get(), deadline)) return Asked::kLate;
-    Call call;
-    const Received received = receive_packet(connection_.get(), &call);
-    if (received == Received::kNothing) continue;
-    if (received != Received::kPacket || call.magic != kCallMagic) break;
-    if (call.id == id) return Asked::kAnswered;  // others are of requests that were given up
-  }
-  return Asked::kLost;
+  if (!wake(connection_.get(), answer().is_awake, id)) return Asked::kLost;
+  const auto woken = waiting_->until([&] { return load_word_of(answer().answered) == id; }, deadline);
+  if (woken == Waiting::Woken::kLate) return Asked::kLate;
+  return woken == Waiting::Woken::kSeen && !is_interrupted_ ? Asked::kAnswered : Asked::kLost;
 }
 
 void EngineLine::interrupt() {

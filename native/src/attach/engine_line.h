@@ -5,9 +5,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "attach/frames.h"
+#include "attach/waiting.h"
 #include "base/clock.h"
 #include "base/fd.h"
 #include "page/region.h"
@@ -53,6 +55,7 @@ class EngineLine {
   UniqueFd connection_;
   std::unique_ptr<SharedRegion> request_;
   std::unique_ptr<ReadOnlyMapping> answer_;
+  std::optional<Waiting> waiting_;
   uint64_t last_id_ = 0;
   std::atomic<bool> is_interrupted_{false};
 };

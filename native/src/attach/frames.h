@@ -88,7 +88,8 @@ struct MemoryReply {
 };
 static_assert(sizeof(MemoryReply) == 16);
 
-// On a line, both ways: the request with this number is written, or answered.
+// On a line, both ways, to wake who sleeps: a request is written or about to be, or is answered or about to
+// be. What counts is `RequestArea::id` and `AnswerArea::answered`.
 struct Call {
   uint32_t magic;
   uint32_t reserved;
@@ -108,7 +109,8 @@ struct MemoryPiece {
 };
 static_assert(sizeof(MemoryPiece) == 24);
 
-// Written by the engine alone. `withdrawn` is the highest number of a request that it has taken back.
+// Written by the engine alone. `withdrawn` is the highest number of a request that it has taken back, `id`
+// that of the one that is written, which stays so until the next. `is_awake`: it sees an answer by itself.
 struct RequestArea {
   uint64_t withdrawn;
   uint64_t id;
@@ -117,20 +119,24 @@ struct RequestArea {
   uint32_t n_pieces;  // of each page
   uint32_t reserved;
   int64_t timeout_ns;
-  uint64_t reserved2[3];
+  uint64_t is_awake;
+  uint64_t reserved2[2];
   Key keys[kMaxPages];
   MemoryPiece pieces[kMaxPieces];
 };
 static_assert(offsetof(RequestArea, keys) == 64);
 
 // Written by the node alone. `committing` is the highest number of a request whose bytes it has copied and
-// does not look at any more.
+// does not look at any more, `answered` that of the last request whose answer is written. `is_awake`: it sees
+// a request by itself.
 struct AnswerArea {
   uint64_t committing;
   uint64_t sequence;  // of the directory entries (directory/ask_batch.h)
   uint32_t n_pages;
   uint32_t is_draining;  // the node is about to leave, and stores nothing
-  uint64_t reserved[5];
+  uint64_t answered;
+  uint64_t is_awake;
+  uint64_t reserved[3];
   uint8_t statuses[kMaxPages];  // PoolStatus
   uint8_t is_found[kMaxPages];  // can be read now, at its location
   uint8_t is_told[kMaxPages];   // the node's own shard of the directory has its entry, and is one to have it

@@ -22,7 +22,9 @@ class HostLine::Consented final : public Consent {
     // First the own word: an engine that withdraws from here on sees it, and one that has withdrawn before is
     // seen. Either way it knows that its memory is not looked at any more.
     store_word_of(line_.answer_->committing, id_);
-    return !is_withdrawn();
+    if (is_withdrawn()) return false;
+    line_.wake_engine();  // ahead of the answer: waking takes as long as what is left to do
+    return true;
   }
 
  private:
@@ -64,18 +66,18 @@ void HostLine::close() {
 }
 
 void HostLine::run() {
+  Waiting waiting(connection_.get(), &answer_->is_awake);
   for (;;) {
-    if (!wait_readable(connection_.get(), Deadline::after(kNoHurry))) continue;
-    Call call;
-    const Received received = receive_packet(connection_.get(), &call);
-    if (received == Received::kNothing) continue;
-    if (received != Received::kPacket || call.magic != kCallMagic) break;
-    if (!answer(call.id)) {
+    const auto woken = waiting.until([&] { return is_asked(); }, Deadline::after(kNoHurry));
+    if (woken == Waiting::Woken::kLate) continue;
+    if (is_closing_ || woken == Waiting::Woken::kLost) break;
+    last_id_ = load_word_of(request_->id);
+    if (!answer(last_id_)) {
       ++counts_.n_refused;
       break;
     }
-    // An engine that does not read its answers has none to wait for.
-    if (is_closing_ || !send_packet(connection_.get(), Call{kCallMagic, 0, call.id})) break;
+    store_word_of(answer_->answered, last_id_);
+    if (!wake_engine()) break;
   }
   shutdown(connection_.get(), SHUT_RDWR);
   tell(untold_.take());

@@ -10,6 +10,7 @@
 #include "attach/engine_memory.h"
 #include "attach/frames.h"
 #include "attach/untold.h"
+#include "attach/waiting.h"
 #include "base/fd.h"
 #include "base/thread.h"
 #include "directory/ask_batch.h"
@@ -81,6 +82,9 @@ class HostLine final {
   void look_up(const Request& request);
   void announce(const Request& request);
   void tell(const std::vector<Key>& untold);
+  // The request that was answered last, or is looked at, is not the last one that was written.
+  bool is_asked() const { return is_closing_ || load_word_of(request_->id) != last_id_; }
+  bool wake_engine() const { return wake(connection_.get(), request_->is_awake, last_id_); }
   bool is_withdrawn(uint64_t id) const { return is_closing_ || load_word_of(request_->withdrawn) >= id; }
 
   UniqueFd connection_;  // stays the same from `open` on
@@ -94,7 +98,8 @@ class HostLine final {
   const std::atomic<bool>* is_draining_ = nullptr;
   std::atomic<bool> is_closing_{false};
   std::atomic<bool> has_ended_{false};
-  Untold untold_;  // of the thread alone
+  uint64_t last_id_ = 0;  // of the thread alone
+  Untold untold_;         // of the thread alone
   NamedThread thread_;
 };
 
