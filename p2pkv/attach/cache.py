@@ -66,6 +66,8 @@ class AttachedCache:
         """Have the host's node store pages; ``HIT`` for those that any node can fetch now."""
         began = time.monotonic()
         attachment = self._own_host.attachment
+        if attachment is not None:
+            attachment.call_ahead()
         is_fresh = self._learn_epochs(deadline)
         in_epoch, ids = self._reader.hash(keys)
         call = check_call(ids, pages, self._registrations.table, stream, writable=False)

@@ -182,6 +182,11 @@ std::unique_ptr<EngineLine> Attachment::borrow(const Deadline& deadline) {
   return line;
 }
 
+void Attachment::call_ahead() {
+  const std::lock_guard lock(mutex_);
+  if (!idle_.empty()) idle_.back()->call_ahead();
+}
+
 void Attachment::give_back(std::unique_ptr<EngineLine> line, bool is_usable) {
   if (!is_usable && line->staging) forget(static_cast<uint64_t>(as_address(line->staging->base())));
   const std::lock_guard lock(mutex_);

@@ -58,6 +58,8 @@ class Attachment {
   // Has the node forget it, if it knows it. Doesn't wait.
   void forget(uint64_t address);
 
+  // Says that a publish will follow at once: the node's thread wakes while the caller gets it ready.
+  void call_ahead();
   Answer publish(const PageBatch& batch, const Deadline& deadline);
   Answer look_up(const Key* keys, size_t n, const Deadline& deadline);
   // Says that some owner of these pages' entries has not taken them: the node sees to it.

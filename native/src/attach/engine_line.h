@@ -40,6 +40,9 @@ class EngineLine {
   // what it has seen there. kLost: there is nobody at the other end, and the line is of no use any more.
   Asked ask(const Deadline& deadline);
 
+  // Has the node be awake by the time of the next `ask`, if that is made soon.
+  void call_ahead() { wake(connection_.get(), answer().is_awake, last_id_); }
+
   // Has who waits, or asks from now on, be told kLost.
   void interrupt();
 

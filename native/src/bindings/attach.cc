@@ -169,6 +169,7 @@ void bind_attach(nb::module_& m) {
           },
           "address"_a, "nbytes"_a, "fd"_a, "timeout"_a)
       .def("forget", &Attachment::forget, "address"_a, Released())
+      .def("call_ahead", &Attachment::call_ahead)
       .def("publish", &publish_to_host, "keys"_a.noconvert(), "pieces"_a.noconvert(), "timeout"_a, "ring"_a,
            "known"_a)
       .def("look_up", &look_up_at_host, "keys"_a.noconvert(), "timeout"_a)
