@@ -69,7 +69,7 @@ def test_what_decode_has_already_is_not_loaded(pair: tuple[EngineFake, EngineFak
 
 
 def test_a_request_of_more_rows_than_an_offer_holds_is_several(open_engine: Open) -> None:
-    layers = {"n_layers": 8192, "n_blocks": 16}  # four blocks an offer
+    layers = {"n_layers": 8192, "n_blocks": 16}
     prefill, decode = open_engine(role="kv_producer", **layers), open_engine(role="kv_consumer", **layers)
     for seed, n_local in enumerate([0, 4 * BLOCK]):
         prompt = tokens(4 * BLOCK + 1, seed)

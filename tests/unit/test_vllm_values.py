@@ -14,10 +14,11 @@ from p2pkv.errors import ConfigError
 from p2pkv.integrations.vllm import P2PKVConnector
 from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.groups import Kind, read_groups
-from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank
+from p2pkv.integrations.vllm_connector.handoff import OFFER_NBYTES, Handoff, Rank, offers
 from p2pkv.integrations.vllm_connector.settings import Instance
 from p2pkv.integrations.vllm_connector.shares import Share, Split, spell
 from p2pkv.integrations.vllm_connector.stats import Tally
+from p2pkv.offers.transfers import MAX_ROWS
 from vllm_fakes import (
     LAYERS,
     SHAPE,
@@ -123,7 +124,7 @@ def test_a_block_is_all_of_the_kernels_smaller_ones(n_parts: int, layers_within:
     groups = read_groups(kv_cache_config(n_blocks=n_blocks)).each
     (found,) = KVCaches(tensors, groups=groups, n_blocks=n_blocks, current_stream=lambda device: 0).groups
     assert found is not None
-    for address, nbytes in found.rows([3, 6]).tolist():
+    for address, nbytes in found.rows([3, 6], range(found.n_rows)).tolist():
         first = (address - storage.ctypes.data) // storage.itemsize
         storage.reshape(-1)[first : first + nbytes // storage.itemsize] += 1
     of_kernel = np.zeros(n_blocks * n_parts)
@@ -133,7 +134,28 @@ def test_a_block_is_all_of_the_kernels_smaller_ones(n_parts: int, layers_within:
         assert (tensor.array == of_kernel[:, None, None, None]).all()
     assert found.block_nbytes == storage.nbytes // n_blocks
     with pytest.raises(IndexError):
-        found.rows([n_blocks])
+        found.rows([n_blocks], range(1))
+    assert found.layers_of(range(found.n_rows)) == set(tensors)
+
+
+@pytest.mark.parametrize("n_blocks", [0, 1, 7, 500, MAX_ROWS + 1])
+@pytest.mark.parametrize("row_nbytes", [[32 << 10] * 48, [1 << 30, 1, 1 << 23], [8] * (MAX_ROWS + 3)])
+def test_offers_of_a_hand_off_have_every_row_of_every_block_once(
+    n_blocks: int, row_nbytes: list[int]
+) -> None:
+    seen = np.zeros((len(row_nbytes), min(n_blocks, 600)), np.uint8)
+    n_rows = 0
+    names = []
+    for part in offers("name", 0, n_blocks, row_nbytes):
+        names.append(part.name)
+        seen[part.rows.start : part.rows.stop, part.blocks.start : part.blocks.stop] += 1
+        n_rows += len(part.rows) * len(part.blocks)
+        assert 1 <= len(part.rows) * len(part.blocks) <= MAX_ROWS
+        nbytes = sum(row_nbytes[part.rows.start : part.rows.stop]) * n_blocks
+        assert len(part.rows) == 1 or nbytes <= OFFER_NBYTES
+    assert (seen == 1).all()
+    assert n_rows == n_blocks * len(row_nbytes)
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize(

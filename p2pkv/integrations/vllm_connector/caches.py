@@ -37,6 +37,7 @@ class GroupCaches:
         rows = [row for name, tensor in tensors for row in _rows(name, tensor, n_blocks)]
         self._n_blocks = n_blocks
         self._bases, self._strides, self._lengths = np.array(rows, np.int64).T
+        self._layer_of_row = tuple(name for name, tensor in tensors for _ in _rows(name, tensor, n_blocks))
         self.row_nbytes: list[int] = self._lengths.tolist()
         self.layers = tuple(name for name, _ in tensors)
         self.tiles = Tiles.of(tensors, n_blocks)
@@ -57,21 +58,26 @@ class GroupCaches:
         """Bytes of a block, over all layers of the group."""
         return int(self._lengths.sum())
 
-    def rows(self, block_ids: Sequence[int]) -> NDArray[np.int64]:
-        """Return the ``(len(block_ids) * n_rows, 2)`` addresses and lengths of all rows, block after block."""
-        return self._pieces(block_ids).reshape(-1, 2)
+    def layers_of(self, rows: range) -> frozenset[str]:
+        """Return the layers that rows of these numbers are of."""
+        return frozenset(self._layer_of_row[rows.start : rows.stop])
+
+    def rows(self, block_ids: Sequence[int], of: range) -> NDArray[np.int64]:
+        """Return the ``(len(block_ids) * len(of), 2)`` addresses and lengths of some rows of each block, in turn."""
+        return self._pieces(block_ids, of).reshape(-1, 2)
 
     def pieces(self, block_ids: Sequence[int]) -> Pieces:
         """Return the blocks as pages."""
-        return Pieces(self._pieces(block_ids))
+        return Pieces(self._pieces(block_ids, range(self.n_rows)))
 
-    def _pieces(self, block_ids: Sequence[int]) -> NDArray[np.int64]:
+    def _pieces(self, block_ids: Sequence[int], of: range) -> NDArray[np.int64]:
         ids = np.asarray(block_ids, np.int64)
         if len(ids) and (ids.min() < 0 or ids.max() >= self._n_blocks):
             raise IndexError(f"block {ids.max()} of {self._n_blocks}")
-        pieces = np.empty((len(ids), self.n_rows, 2), np.int64)
-        pieces[:, :, 0] = self._bases + ids[:, None] * self._strides
-        pieces[:, :, 1] = self._lengths
+        rows = slice(of.start, of.stop)
+        pieces = np.empty((len(ids), len(of), 2), np.int64)
+        pieces[:, :, 0] = self._bases[rows] + ids[:, None] * self._strides[rows]
+        pieces[:, :, 1] = self._lengths[rows]
         return pieces
 
 

@@ -104,10 +104,9 @@ class Leaving:
             caches = self._caches.groups[blocks.group]
             if caches is None:
                 continue
-            n_rows, rows = caches.n_rows, caches.rows(blocks.ids)
-            for name, first, last in offers(left.leave.name, blocks.group, len(blocks.ids), n_rows):
-                part = np.ascontiguousarray(rows[first * n_rows : last * n_rows])
-                left.offers.append(self._node.transfers.offer(name, part, stream=left.stream))
+            for part in offers(left.leave.name, blocks.group, len(blocks.ids), caches.row_nbytes):
+                rows = caches.rows(blocks.ids[part.blocks.start : part.blocks.stop], part.rows)
+                left.offers.append(self._node.transfers.offer(part.name, rows, stream=left.stream))
         left.is_offered = True
         self._tally.count("handoffs_offered")
 

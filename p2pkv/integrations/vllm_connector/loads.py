@@ -197,15 +197,18 @@ class Loads:
         for number, (group, caches) in enumerate(zip(self._groups, self._caches.groups, strict=True)):
             if caches is None:
                 continue
-            offered, n_rows = group.needed(handoff.n_tokens), caches.n_rows
-            for name, first, last in offers(handoff.name, number, len(offered), n_rows):
-                block_ids, first_block = _among(wanted.get(number), offered[first:last])
-                owners = np.repeat(np.asarray(block_ids, np.int64), n_rows)
-                rows, first_row = caches.rows(block_ids), first_block * n_rows
+            offered = group.needed(handoff.n_tokens)
+            for part in offers(handoff.name, number, len(offered), caches.row_nbytes):
+                block_ids, first_block = _among(
+                    wanted.get(number), offered[part.blocks.start : part.blocks.stop]
+                )
+                owners = np.repeat(np.asarray(block_ids, np.int64), len(part.rows))
+                rows, first_row = caches.rows(block_ids, part.rows), first_block * len(part.rows)
                 if not block_ids:
-                    rows = np.array([[self._unwanted_memory.address, caches.row_nbytes[0]]], np.int64)
+                    nbytes = caches.row_nbytes[part.rows.start]
+                    rows = np.array([[self._unwanted_memory.address, nbytes]], np.int64)
                     first_row = 0
-                yield Ask(rank, name, rows, first_row, owners)
+                yield Ask(rank, part.name, rows, first_row, owners)
 
     def _ask_again(self, load: Load) -> str:
         """Ask once more for what was lost with the way to its node, if the node itself is there."""
