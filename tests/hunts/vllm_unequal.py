@@ -6,8 +6,8 @@ that is lost is followed by another one of another shape. Blocks that are given 
 give them to the next request.
 
 Oracle: a block that does not count as failed has the right bytes, and a hand-off that nothing befell is whole; every
-load ends by its deadline, once, and nothing is written to its blocks afterwards; prefill has every block back when
-all is taken, or when the lease ends.
+load ends by its deadline, once, and soon if somebody else has what it asks for, and nothing is written to its blocks
+afterwards; prefill has every block back when all is taken, or when the lease ends.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ SLACK_S = 0.1
 RELEASED_S = 2.0
 """So soon prefill has its blocks back; a guess that is generous on purpose, and below the healthy lease."""
 MEET_S = 30.0
+SOON_S = 1.5
+"""So soon a load ends of what somebody else has; above the pause before a want is said again, below the deadline."""
 _LOOK_S = 0.001
 
 FAULTS = {
@@ -123,6 +125,8 @@ class HandOver:
     """When the last rank did."""
     taken_at: float | None = None
     """When all loads had ended."""
+    had_at: float | None = None
+    """When an instance had it on all its ranks."""
 
 
 @dataclass(eq=False)
@@ -135,6 +139,8 @@ class Load:
     tables: list[list[int]]
     waiting: dict[int, float]
     """The ranks that load, and since when."""
+    n_right: int = 0
+    """Ranks that have it."""
 
 
 class World:
@@ -345,6 +351,9 @@ class World:
             raise self.broken(f"{request_id} ended on rank {number} after {took:.2f} s")
         rank, of = decode.server.ranks[number], load.of
         self.tally["loads right" if failed is None else "loads failed"] += 1
+        load.n_right += failed is None
+        if load.n_right == len(decode.ranks) and of.had_at is None:
+            of.had_at = self.seen
         if failed is not None and not of.is_spoilt and of.late.worst < BUSY_S:
             raise self.broken(f"{request_id} failed on rank {number}, and nothing had befallen it")
         if not rank.holds(of.kv, load.tables, besides=failed or ()):
@@ -369,6 +378,10 @@ class World:
             took = self.seen - max(load.waiting.values())
             if took > load.decode.deadline + RELEASED_S + over.late.worst:
                 raise self.broken(f"{load.request_id} does not end on ranks {list(load.waiting)}")
+            if over.had_at is not None and not over.prefill.is_lost:
+                waits = self.seen - max(over.had_at, *load.waiting.values())
+                if waits > SOON_S + over.late.worst:
+                    raise self.broken(f"{load.request_id} waits {waits:.2f} s for what somebody else has")
         if running:
             return False
         if over.taken_at is None:
@@ -393,6 +406,11 @@ class World:
             if not rank.touches_only(set() if decode.is_lost else decode.used()):
                 raise self.broken(f"free blocks of rank {number} of {decode.name} were written to")
         self.tally["blocks untouched"] += 1
+
+    def check_all_untouched(self) -> None:
+        """The same of instances that have ended."""
+        for decode in (*self.decodes, *self.lost):
+            self.check_untouched(decode)
 
     def check_inboxes(self) -> None:
         """What wants were waited for in is there for others again."""
@@ -420,8 +438,7 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
             world.run(stop)
         finally:
             world.close()
-    for decode in (*world.decodes, *world.lost):
-        world.check_untouched(decode)
+    world.check_all_untouched()
     del world
     gc.collect()  # nodes are in cycles, and keep their descriptors until those are found
 

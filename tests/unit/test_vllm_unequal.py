@@ -17,6 +17,7 @@ from p2pkv.errors import UsageError
 from p2pkv.integrations.vllm_connector.loads import Loads
 from p2pkv.integrations.vllm_connector.shares import Share, names, spell
 from p2pkv.integrations.vllm_connector.wants import Want, WantedGroup
+from p2pkv.testing.lateness import returns_within
 from p2pkv.transfers import Offer, Transfers
 from vllm_ranks import Model, Server, Shape
 
@@ -203,6 +204,48 @@ def test_who_wants_something_else_never_takes_what_another_one_wants(
     eventually(lambda: stages.loaded("quick", ended), SETTLE_S)
     for number, rank in enumerate(stages.ranks):
         assert not ended[number] or rank.holds(kv, here), f"rank {number} has others' layers"
+
+
+@pytest.mark.parametrize("first", [Shape(1), Shape(2), Shape(2, (1, 2))], ids=["equal", "unequal", "stages"])
+def test_a_hand_off_that_somebody_else_has_is_refused_at_once(nodes: list[Node], first: Shape) -> None:
+    """The load's deadline is 30 s."""
+    model, random = Model(8), np.random.default_rng(1)
+    prefill = Server(nodes[:1], "kv_producer", Shape(1), model)
+    kv = model.kv(3, 13, 1)
+    given = prefill.leave("a request", kv, prefill.tables(13, random))
+    takes = Server(nodes[1:5], "kv_consumer", first, model)
+    assert _ended(takes, given, takes.tables(13, random)) == [True] * first.n_ranks
+    eventually(lambda: bool(prefill.released(set())), SETTLE_S)
+    for shape in (Shape(1), Shape(4), Shape(1, (1, 2))):
+        late = Server(nodes[5:10], "kv_consumer", shape, model)
+        with returns_within(2.0):
+            assert _ended(late, given, late.tables(13, random)) == [False] * shape.n_ranks
+
+
+def test_who_can_not_have_a_part_hears_so_while_another_takes_his(nodes: list[Node]) -> None:
+    model, random = Model(8), np.random.default_rng(1)
+    prefill = Server(nodes[:1], "kv_producer", Shape(1), model)
+    kv = model.kv(3, 13, 1)
+    given = prefill.leave("a request", kv, prefill.tables(13, random))
+    slow, late = (Server(nodes[i : i + 4], "kv_consumer", Shape(n), model) for i, n in ((1, 2), (5, 4)))
+    here, ranks = slow.tables(13, random), slow.ranks
+    slow.ranks = ranks[:1]
+    assert _ended(slow, given, here) == [True]
+    with returns_within(2.0):
+        assert _ended(late, given, late.tables(13, random)) == [False] * 4
+    assert not prefill.released(set()), "the other one has not come yet"
+    slow.ranks = ranks[1:]
+    assert _ended(slow, given, here) == [True]
+    assert all(rank.holds(kv, here) for rank in ranks)
+    eventually(lambda: bool(prefill.released(set())), SETTLE_S)
+
+
+def _ended(decode: Server, given: dict[str, Any], tables: list[list[int]]) -> list[bool]:
+    """Load a hand-off; return which ranks have it."""
+    ended: dict[int, bool] = {}
+    decode.ask("a load", given, tables)
+    eventually(lambda: decode.loaded("a load", ended), SETTLE_S)
+    return [ended[number] for number in range(len(decode.ranks))]
 
 
 def test_layers_are_spelled_in_short() -> None:

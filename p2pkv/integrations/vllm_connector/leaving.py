@@ -25,7 +25,18 @@ from p2pkv.integrations.vllm_connector.messages import Blocks, Leave
 from p2pkv.integrations.vllm_connector.shares import Pair, Place, Split, names, takers
 from p2pkv.integrations.vllm_connector.stats import Tally
 from p2pkv.integrations.vllm_connector.tiles import Granules, Tiles
-from p2pkv.integrations.vllm_connector.wants import MAX_RANKS, WANT_NBYTES, Want, WantedGroup, inbox, parts_of
+from p2pkv.integrations.vllm_connector.wants import (
+    MAX_RANKS,
+    PLACES,
+    REFUSAL_NBYTES,
+    WANT_NBYTES,
+    Want,
+    WantedGroup,
+    end_of,
+    inbox,
+    parts_of,
+    refusal_of,
+)
 from p2pkv.limited_log import LimitedLog
 from p2pkv.node import Node
 from p2pkv.tracing import about
@@ -34,7 +45,7 @@ from p2pkv.transfers import Grant, HeadMap, Offer, RowStatus
 _log = logging.getLogger(__name__)
 
 _INBOXES = 256
-"""Open at a time, of 32 KiB each; those of later requests are opened as earlier ones are taken or end."""
+"""Open at a time, of 64 KiB each; those of later requests are opened as earlier ones are taken or end."""
 _LOOK_S, _LOOK_AT_EACH_S = 0.002, 1e-4
 """Between two looks into the inboxes, and for each of them: looking takes some microseconds each."""
 
@@ -52,7 +63,8 @@ class _Left:
     is_offered: bool = False
     """Whole, which may be nothing at all: a chunk that ends with the prompt leaves nothing to look back at."""
     is_over: bool = False
-    offers: list[Offer] = field(default_factory=list)
+    offers: dict[str, Offer] = field(default_factory=dict)
+    """By name."""
     tp_size: int = 0
     """Of who takes parts; 0 while nobody does."""
     due: set[tuple[int, int, str]] = field(default_factory=set)
@@ -63,7 +75,7 @@ class _Left:
     def is_taken(self) -> bool:
         """Whether nobody here or there needs the blocks any more."""
         is_awaited = bool(self.due) and time.monotonic() < self.until
-        return not is_awaited and all(offer.done() for offer in self.offers)
+        return not is_awaited and all(offer.done() for offer in self.offers.values())
 
 
 class Leaving:
@@ -80,8 +92,10 @@ class Leaving:
         self._left: list[_Left] = []
         self._is_closed = False
         # the looking thread's alone
-        self._rows = np.zeros((_INBOXES, MAX_RANKS, WANT_NBYTES), np.uint8)
+        self._rows = np.zeros((_INBOXES, PLACES * MAX_RANKS, WANT_NBYTES), np.uint8)
         self._memory = node.register_memory(self._rows)
+        self._refusal = np.zeros(REFUSAL_NBYTES, np.uint8)
+        self._refusal_memory = node.register_memory(self._refusal, readable=True)
         self._slots = list(range(_INBOXES))
         self._seen: list[_Left] = []
         self._thread = threading.Thread(target=self._run, name="p2pkv-vllm-wants", daemon=True)
@@ -106,7 +120,7 @@ class Leaving:
                 continue
             for part in offers(left.leave.name, blocks.group, len(blocks.ids), caches.row_nbytes):
                 rows = caches.rows(blocks.ids[part.blocks.start : part.blocks.stop], part.rows)
-                left.offers.append(self._node.transfers.offer(part.name, rows, stream=left.stream))
+                left.offers[part.name] = self._node.transfers.offer(part.name, rows, stream=left.stream)
         left.is_offered = True
         self._tally.count("handoffs_offered")
 
@@ -126,12 +140,19 @@ class Leaving:
             self._left = [left for left in self._left if not left.is_over]
         for left in released:
             self._count(left)
+            self._take_back(end_of(left.leave.name))
         return {left.leave.request_id for left in released}
 
     def _count(self, left: _Left) -> None:
         is_whole = left.is_offered and not left.due
-        is_taken = all((offer.statuses() != RowStatus.TIMED_OUT).all() for offer in left.offers)
+        is_taken = all((offer.statuses() != RowStatus.TIMED_OUT).all() for offer in left.offers.values())
         self._tally.count("handoffs_taken" if is_taken and is_whole else "handoffs_expired")
+
+    @guarded("offer", miss=None)
+    def _take_back(self, name: str) -> None:
+        """Have whoever asks for a row of this name, now or later, hear that it is gone."""
+        row = np.array([[self._refusal.ctypes.data, REFUSAL_NBYTES]], np.int64)
+        self._node.transfers.offer(name, row).withdraw()
 
     def close(self) -> None:
         """End the thread; close the node before. Idempotent."""
@@ -177,20 +198,26 @@ class Leaving:
             rows = self._rows[left.slot]
             rows[:] = 0
             first = rows.ctypes.data
-            spans = [[first + rank * WANT_NBYTES, WANT_NBYTES] for rank in range(MAX_RANKS)]
+            spans = [[first + number * WANT_NBYTES, WANT_NBYTES] for number in range(len(rows))]
             left.wants = self._node.transfers.grant(
                 inbox(left.leave.name), np.array(spans, np.int64), timeout=self._lease
             )
         assert left.slot is not None
-        for rank in np.flatnonzero(left.wants.statuses() == RowStatus.OK).tolist():
-            row = self._rows[left.slot, rank]
+        for number in np.flatnonzero(left.wants.statuses() == RowStatus.OK).tolist():
+            row = self._rows[left.slot, number]
             if row.any():
-                try:
-                    self._serve(left, rank, Want.from_row(row))
-                except UsageError as error:
-                    self._log.warning(str(error), "a decode rank gets nothing of a hand-off: %s", error)
-                finally:
-                    row[:] = 0  # it has been read
+                self._hear(left, number % MAX_RANKS, row)
+                row[:] = 0  # it has been read
+
+    def _hear(self, left: _Left, rank: int, row: NDArray[np.uint8]) -> None:
+        want = None
+        try:
+            want = Want.from_row(row)
+            self._serve(left, rank, want)
+        except UsageError as error:
+            self._log.warning(str(error), "a decode rank gets nothing of a hand-off: %s", error)
+            if want is not None:
+                self._take_back(refusal_of(left.leave.name, want))
 
     def _serve(self, left: _Left, rank: int, want: Want) -> None:
         """Offer a decode rank its part. Raises UsageError for what it can't have."""
@@ -220,11 +247,11 @@ class Leaving:
                     f"a decode instance of {left.tp_size} ranks takes this hand-off, not {heads.to_tp}"
                 )
             return
-        if any((offer.statuses() == RowStatus.OK).any() for offer in left.offers):
+        if any((offer.statuses() == RowStatus.OK).any() for offer in left.offers.values()):
             raise UsageError("somebody else has taken this hand-off")
-        for offer in left.offers:
+        for offer in left.offers.values():
             offer.withdraw()
-        left.tp_size, left.offers = heads.to_tp, []
+        left.tp_size, left.offers = heads.to_tp, {}
         left.due = {
             (tp_rank, number, layer)
             for tp_rank in takers(heads, self._place.tp_rank)
@@ -244,7 +271,9 @@ class Leaving:
         until = max(0.001, left.until - time.monotonic())
         for name, first, last in parts_of(left.leave.name, want, number, len(rows)):
             part = np.ascontiguousarray(rows[first:last])
-            left.offers.append(self._node.transfers.offer(name, part, lease=until, stream=left.stream))
+            # who has an equal rank asks for the same
+            if name not in left.offers or left.offers[name].done():
+                left.offers[name] = self._node.transfers.offer(name, part, lease=until, stream=left.stream)
 
 
 def _rows(caches: GroupCaches, pair: Pair, granules: Granules, blocks: Blocks | None) -> NDArray[np.int64]:

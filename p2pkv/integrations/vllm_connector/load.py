@@ -81,6 +81,13 @@ class Load:
         return self.wants is not None and self.wants.is_lost and not all(ask.is_done for ask in self.asks)
 
     @property
+    def is_refused_by_prefill(self) -> bool:
+        """Whether something is asked for that will never be offered."""
+        refusing = set() if self.wants is None else self.wants.refusing()
+        # looked at after the refusals: what was taken before a hand-off ended is here by now
+        return any(ask.rank.node_id in refusing and not ask.is_done for ask in self.asks)
+
+    @property
     def is_stuck(self) -> bool:
         """Whether nothing more will come unless it is asked for once more."""
         return self.is_unheard or all(ask.is_done for ask in self.asks)

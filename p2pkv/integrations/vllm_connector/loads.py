@@ -283,6 +283,9 @@ class Loads:
             return started
         if load.is_revoked:
             return None  # what settles it revokes its grants
+        if load.is_refused_by_prefill:
+            load.why = "gone"
+            return None
         if not load.is_stuck:
             return started
         if not self._is_worth_repeating(load):
