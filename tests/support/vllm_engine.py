@@ -41,6 +41,9 @@ _STATUS = {name: SimpleNamespace(name=name) for name in ("FINISHED_LENGTH_CAPPED
 class EngineFake:
     """One instance: a scheduler's connector, a worker's, and vLLM's rules between them."""
 
+    loads_by_layer = False
+    """Whether steps may compute with what they load (``vllm_layers.py``)."""
+
     def __init__(
         self,
         settings: dict[str, Any],
@@ -104,6 +107,8 @@ class EngineFake:
         assert self.worker.node is not None
         self.node, self._policy, self._keeps_blocks = self.worker.node, policy, keeps_blocks
         self._chunk = chunk
+        self.in_step: set[str] = set()
+        """Requests that this step loads and computes with."""
         self.requests: dict[str, RequestFake] = {}
         self._n_submitted = 0
         self._preempted: set[str] = set()
@@ -169,9 +174,7 @@ class EngineFake:
         metadata = self.scheduler.build_connector_meta(output)
         self.worker.handle_preemptions(metadata)
         self.worker.bind_connector_metadata(metadata)
-        for request_id, n_tokens in scheduled.items():
-            self._compute(self.requests[request_id], n_tokens)
-        self.worker.start_load_kv(None)
+        self._forward(scheduled)
         self.worker.wait_for_save()
         sent, received, failed = self.worker.get_transfer_results(set())
         invalid = self.worker.get_block_ids_with_load_errors()
@@ -183,8 +186,7 @@ class EngineFake:
         assert not invalid or len(self._specs) == 1, "ends a real engine: block ids are of no group"
         self._invalidate(invalid)
         self._fail(failed)
-        for request_id in scheduled:
-            request = self.requests[request_id]
+        for request in [self.requests[name] for name in scheduled if name in self.requests]:
             if request.num_computed_tokens == request.num_tokens and not request.runs_on:
                 self._finish(request, "FINISHED_LENGTH_CAPPED")
         assert report is None or isinstance(report, StepReport)
@@ -193,6 +195,11 @@ class EngineFake:
         )
         self.scheduler.update_connector_output(heard)
         self._end_transfers(sent, received)
+
+    def _forward(self, scheduled: dict[str, int]) -> None:
+        for request_id, n_tokens in scheduled.items():
+            self._compute(self.requests[request_id], n_tokens)
+        self.worker.start_load_kv(None)
 
     def _schedule(self, request: RequestFake) -> int:
         if request.state == "running" and request.num_computed_tokens < request.num_tokens:
@@ -205,7 +212,7 @@ class EngineFake:
             if matched is None:
                 return 0
             n_external = matched
-            assert is_async == bool(n_external), "p2pkv loads in the background only"
+            assert is_async == bool(n_external) or self.loads_by_layer
         is_first = request.num_computed_tokens == 0
         n_computed = request.n_local + n_external if is_first else request.num_computed_tokens
         assert n_computed <= request.num_tokens
@@ -222,6 +229,10 @@ class EngineFake:
         if is_async:
             request.state, request.loaded_tokens = "loading", n_external
             return 0
+        if n_external:
+            assert n_computed < request.num_tokens, "ends a real engine: there is nothing to compute"
+            request.loaded_tokens = n_external
+            self.in_step.add(request.request_id)
         request.state = "running"
         request.num_computed_tokens = min(n_computed, request.num_tokens - 1)
         return self._end(request, request.num_computed_tokens) - request.num_computed_tokens

@@ -42,11 +42,13 @@ def open_backend() -> Iterator[Open]:
 
 @pytest.fixture
 def open_engine() -> Iterator[OpenEngine]:
-    """Open instances of one cluster: ``open(settings={...}, role=..., policy=...)``."""
+    """Open instances of one cluster: ``open(settings={...}, role=..., policy=...)``, each of a ``kind`` of engine."""
     join = f"127.0.0.1:{free_port()}"
     opened: list[EngineFake] = []
 
-    def open_one(settings: dict[str, Any] | None = None, **options: Any) -> EngineFake:
+    def open_one(
+        settings: dict[str, Any] | None = None, *, kind: type[EngineFake] = EngineFake, **options: Any
+    ) -> EngineFake:
         base = {
             "join": join,
             "pool_size": "1MiB",
@@ -54,7 +56,7 @@ def open_engine() -> Iterator[OpenEngine]:
             "load_deadline": 5.0,
             "deadline": 5.0,
         }
-        opened.append(EngineFake(base | (settings or {}), **options))
+        opened.append(kind(base | (settings or {}), **options))
         nodes = [node for engine in opened for node in engine.nodes]
         eventually(lambda: all(len(node.members()) == len(nodes) for node in nodes), 20.0)
         return opened[-1]
