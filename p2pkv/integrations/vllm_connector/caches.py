@@ -115,6 +115,11 @@ class KVCaches:
         self.layouts = tuple("" if group is None else group.layout for group in self.groups)
 
     @property
+    def layers(self) -> frozenset[str]:
+        """All that have a cache of their own here."""
+        return frozenset(name for group in self.groups if group is not None for name in group.layers)
+
+    @property
     def layout(self) -> str:
         """What the bytes of all blocks depend on as far as the tensors tell."""
         return " | ".join(self.layouts)

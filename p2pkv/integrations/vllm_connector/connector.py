@@ -88,7 +88,7 @@ class P2PKVConnector(ConnectorBase, SupportsHMA):
     ) -> tuple[int | None, bool]:
         """Return how many tokens can be loaded, None if that is not known yet, and whether a load is to start."""
         n_tokens = self._scheduler.n_external(request, num_computed_tokens)
-        return n_tokens, bool(n_tokens)
+        return n_tokens, bool(n_tokens) and not self._scheduler.is_by_layer(request)
 
     def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
         """Have the blocks loaded that vLLM has made room for."""
@@ -126,7 +126,9 @@ class P2PKVConnector(ConnectorBase, SupportsHMA):
 
     @guarded("observe", miss=None)
     def _hear(self, connector_output: Any) -> None:
-        self._scheduler.heard(connector_output.finished_recving or (), connector_output.invalid_block_ids)
+        self._scheduler.heard(
+            connector_output.finished_recving or (), connector_output.invalid_block_ids or ()
+        )
 
     @guarded("report", miss=None)
     def _release(self, report: StepReport) -> None:
@@ -220,7 +222,7 @@ class P2PKVConnector(ConnectorBase, SupportsHMA):
         self._registered.before_forward(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: object, **kwargs: object) -> None:
-        """Start the step's loads. None of them is waited for."""
+        """Start the step's loads. None of them is waited for here."""
         self._load()
 
     @guarded("load", miss=None)
@@ -229,13 +231,21 @@ class P2PKVConnector(ConnectorBase, SupportsHMA):
             self._registered.load(self._step)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Start the step's loads, of which this step uses nothing: by now vLLM has cleared the blocks it gave out."""
+        """Start the step's loads, now that vLLM has cleared the blocks it gave out, and block until a layer is there.
+
+        It is waited for by loads that the step computes with alone: with ``layer_deadline``, and no longer than that.
+        """
         self._load()
+        self._wait(layer_name)
+
+    @guarded("load", miss=None)
+    def _wait(self, layer_name: str) -> None:
+        self._registered.wait_for_layer(layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: object, attn_metadata: object, **kwargs: object
     ) -> None:
-        """Nothing is done by layer."""
+        """Nothing is done: a layer is offered where it lies, and decode learns of it when all of them are there."""
 
     @guarded("save", miss=None)
     def wait_for_save(self) -> None:
@@ -283,6 +293,11 @@ class P2PKVConnector(ConnectorBase, SupportsHMA):
             self._worker.close()
 
     # --- in the API server, which knows the class alone
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Return whether layers are waited for: a CUDA graph of the whole model would compute without."""
+        return bool(extra_config.get("layer_deadline"))
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,8 +24,12 @@ class Ask:
     first_row: int
     owners: NDArray[np.int64]
     """The block that each row is of; none if nobody needs the bytes."""
+    layers: frozenset[str] | None = None
+    """The layers that the rows are of; None: it may be any."""
     grant: Grant | None = None
     """None: not asked for yet."""
+    has_come: bool = False
+    """Whether :meth:`came` has seen all of it."""
 
     @property
     def is_done(self) -> bool:
@@ -35,6 +40,13 @@ class Ask:
         if self.grant is None or not len(self.owners):
             return False
         return bool((self.grant.statuses() == RowStatus.PEER_LOST).any())
+
+    def came(self, deadline: float) -> bool:
+        """Block until all is here, and say whether it is; at most until the deadline."""
+        if self.grant is not None and not self.has_come:
+            statuses = self.grant.wait(max(0.0, deadline - time.monotonic()))
+            self.has_come = bool((statuses == RowStatus.OK).all())
+        return self.has_come
 
     def end(self) -> RowStatuses:
         """Have nothing written any more, and return what came."""
@@ -63,10 +75,12 @@ class Load:
     """All of them, before the first one is asked: a block is proven by all rows that are of it."""
     wants: Wants | None = None
     """What prefill is told, if it can't know what to offer."""
+    is_by_layer: bool = False
+    """Whether the step that it began in computes with it."""
     n_repeats: int = 0
     is_revoked: bool = False
-    is_stale: bool = False
-    """The weights have changed since, and what comes is of the old ones."""
+    is_spoilt: bool = False
+    """What comes is of no use, however right its bytes are."""
     proven: set[int] = field(default_factory=set)
     nbytes: int = 0
     """Proven."""
@@ -95,8 +109,17 @@ class Load:
     @property
     def failed(self) -> set[int] | None:
         """The blocks that are not proven; None if the load is right."""
-        failed = self.block_ids if self.is_stale else self.block_ids - self.proven
-        return failed if failed or self.is_stale or self.is_refused else None
+        failed = self.block_ids if self.is_spoilt else self.block_ids - self.proven
+        return failed if failed or self.is_spoilt or self.is_refused else None
+
+    def spoil(self, why: str) -> None:
+        """Have it fail whatever comes, as when the weights have changed since."""
+        self.is_spoilt, self.why = True, why
+
+    def waits_for(self, layer: str | None) -> bool:
+        """Block until a layer is there, None for all of them; say whether it is. At most until the deadline."""
+        needed = [ask for ask in self.asks if layer is None or ask.layers is None or layer in ask.layers]
+        return not self.is_refused and all(ask.came(self.deadline) for ask in needed)
 
     def settle(self) -> None:
         """Have nothing written any more, and take what came for proven."""

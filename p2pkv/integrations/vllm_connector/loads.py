@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 
 from p2pkv.errors import UsageError
 from p2pkv.integrations.boundary import Boundary, guarded
+from p2pkv.integrations.vllm_connector.by_layer import StepLoads
 from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank, offers
 from p2pkv.integrations.vllm_connector.load import Ask, Load
@@ -51,6 +53,12 @@ def _among(wanted: Blocks | None, offered: range) -> tuple[list[int], int]:
     return wanted.ids[first - wanted.first : max(first, last) - wanted.first], first - offered.start
 
 
+def _ended() -> Future[None]:
+    ended: Future[None] = Future()
+    ended.set_result(None)
+    return ended
+
+
 class Loads:
     """The loads of one rank. Started and taken by vLLM's worker thread, which waits for none of them."""
 
@@ -77,6 +85,7 @@ class Loads:
         self._loads: list[tuple[Load, Future[None]]] = []
         self._telling: list[tuple[Wants, float]] = []  # of loads that have ended, and until when
         self._meeting = Meeting(node, self._closing)
+        self._step = StepLoads(caches.layers, self._settle)
         # where one row of an offer goes whose blocks nobody needs: taking it tells prefill so
         self._unwanted = np.zeros(caches.max_row_nbytes, np.uint8)
         self._unwanted_memory = node.register_memory(self._unwanted)
@@ -84,7 +93,29 @@ class Loads:
     def pull(self, pull: Pull) -> bool:
         """Start loading what prefill offers; or tell prefill that nobody will. Returns True."""
         load = self._load(pull)
-        return self._start(self._connecting, load, "pull", lambda: self._pull(load, pull))
+        if pull.wait_s is None:
+            return self._start(self._connecting, load, "pull", lambda: self._pull(load, pull))
+        self._step.add(load)
+        # here and on no other thread: once the step is over nobody may begin to write to the blocks
+        self._attempt(load, "pull", lambda: self._pull(load, pull))
+        self._leave_unwanted(load)
+        return True
+
+    def _leave_unwanted(self, load: Load) -> None:
+        """Have prefill told what nobody needs, which may take longer than the step: a load of nothing."""
+        told = [ask for ask in load.asks if not len(ask.owners)]
+        if told:
+            load.asks = [ask for ask in load.asks if len(ask.owners)]
+            rest = replace(load, block_ids=set(), is_awaited=False, is_by_layer=False, asks=told, wants=None)
+            self._loads.append((rest, _ended()))
+
+    def wait_for_layer(self, layer: str) -> None:
+        """Block until a layer is there of all loads that this step computes with, or they have failed."""
+        self._step.wait(layer)
+
+    def end_step(self) -> set[int]:
+        """End the loads that the step has computed with; return the blocks that are not right. Idempotent."""
+        return {block_id for load in self._step.end() for block_id in load.failed or ()}
 
     def fetch(self, fetch: Fetch) -> bool:
         """Start loading blocks from the page cache. Returns True."""
@@ -95,9 +126,10 @@ class Loads:
         """Take a load that could not be started: it has ended, and nothing came."""
         load = self._unstarted(asked, None)
         load.why, load.is_refused = _AN_ERROR, True
-        ended: Future[None] = Future()
-        ended.set_result(None)
-        self._loads.append((load, ended))
+        if isinstance(asked, Pull) and asked.wait_s is not None:
+            self._step.add(load)
+            return
+        self._loads.append((load, _ended()))
 
     def revoke(self, request_ids: Collection[str]) -> None:
         """Have loads end as soon as nothing writes to their blocks any more: nobody wants what they bring."""
@@ -109,7 +141,7 @@ class Loads:
         """Have loads from the page cache that are under way fail when they end: the weights have changed."""
         for load, _ in self._loads:
             if not load.is_handoff:
-                load.is_stale, load.why = True, "the weights have changed"
+                load.spoil("the weights have changed")
 
     def _load(self, asked: Pull | Fetch) -> Load:
         return self._unstarted(asked, self._caches.stream())
@@ -122,10 +154,18 @@ class Loads:
             block_id for each in of_groups for block_id in each.ids if self._caches.groups[each.group]
         }
         is_awaited = not isinstance(asked, Pull) or asked.is_awaited
-        seconds = self._deadline
-        if isinstance(asked, Fetch) and asked.timeout is not None:
-            seconds = min(seconds, asked.timeout)
-        return Load(asked.request_id, block_ids, is_awaited, now, now + seconds, is_handoff, stream)
+        limit = asked.wait_s if isinstance(asked, Pull) else asked.timeout
+        seconds = self._deadline if limit is None else min(self._deadline, limit)
+        return Load(
+            asked.request_id,
+            block_ids,
+            is_awaited,
+            now,
+            now + seconds,
+            is_handoff,
+            stream,
+            is_by_layer=is_handoff and limit is not None,
+        )
 
     def _start(self, pool: ThreadPoolExecutor, load: Load, operation: str, work: Callable[[], str]) -> bool:
         self._loads.append((load, self._submit(pool, load, operation, work)))
@@ -138,14 +178,8 @@ class Loads:
 
         def guarded() -> None:
             if started.set_running_or_notify_cancel():
-                load.why, load.is_refused = _AN_ERROR, True
-                self.boundary.call(operation, attempt, miss=None)
+                self._attempt(load, operation, work)
                 started.set_result(None)
-
-        def attempt() -> None:
-            with about(load.request_id):
-                load.why = work()
-            load.is_refused = bool(load.why)
 
         try:
             pool.submit(guarded)
@@ -154,6 +188,17 @@ class Loads:
             if started.cancel():
                 raise
         return started
+
+    def _attempt(self, load: Load, operation: str, work: Callable[[], str]) -> None:
+        """Do what begins a load; after an error it is refused."""
+        load.why, load.is_refused = _AN_ERROR, True
+
+        def attempt() -> None:
+            with about(load.request_id):
+                load.why = work()
+            load.is_refused = bool(load.why)
+
+        self.boundary.call(operation, attempt, miss=None)
 
     def _pull(self, load: Load, pull: Pull) -> str:
         """Ask prefill for the blocks; return what speaks against it."""
@@ -168,8 +213,10 @@ class Loads:
         except UsageError as error:
             return f"prefill's blocks can't be taken: {error}"
         sources = {ask.rank for ask in load.asks} | {rank for rank, _ in wants}
+        # who is loaded from by layer was there a moment ago
+        until = time.monotonic() if load.is_by_layer else load.deadline
         for rank in sources:
-            if not self._meeting.is_there(rank, load.deadline):
+            if not self._meeting.is_there(rank, until):
                 return f"prefill's node {rank.node_id} is not there any more"
         if wants:
             load.wants = Wants(self._node, handoff.name, wants)
@@ -185,7 +232,8 @@ class Loads:
         place = self._place
         if not has_equal_share(handoff, place):
             asked = plan(handoff, place, wanted, self._groups, self._caches)
-            return [Ask(p.source, p.name, p.rows, 0, p.owners) for p in asked.parts], asked.wants
+            asks = [Ask(part.source, part.name, part.rows, 0, part.owners) for part in asked.parts]
+            return asks, asked.wants
         rank = handoff.ranks[place.rank]
         if rank.layout != self._caches.layout:
             raise UsageError(f"layout is {rank.layout!r} there and {self._caches.layout!r} here")
@@ -208,7 +256,7 @@ class Loads:
                     nbytes = caches.row_nbytes[part.rows.start]
                     rows = np.array([[self._unwanted_memory.address, nbytes]], np.int64)
                     first_row = 0
-                yield Ask(rank, part.name, rows, first_row, owners)
+                yield Ask(rank, part.name, rows, first_row, owners, caches.layers_of(part.rows))
 
     def _ask_again(self, load: Load) -> str:
         """Ask once more for what was lost with the way to its node, if the node itself is there."""
@@ -316,6 +364,7 @@ class Loads:
         self._tally.count("handoff_bytes", load.nbytes)
         if load.failed is None:
             self._tally.count("handoffs_loaded")
+            self._tally.count("handoffs_loaded_by_layer", int(load.is_by_layer))
             self._tally.took(seconds)
             return
         self._tally.count("handoffs_failed")

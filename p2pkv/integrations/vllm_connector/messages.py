@@ -48,6 +48,8 @@ class Pull:
     """Where they go."""
     is_awaited: bool
     """Whether the request waits for the load's end. If not, prefill is only told that it may free the blocks."""
+    wait_s: float | None = None
+    """Seconds that this step, which computes with the blocks, may wait for them; None: it does not, and goes on."""
 
 
 @dataclass(frozen=True, slots=True)

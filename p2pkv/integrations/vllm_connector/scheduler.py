@@ -18,6 +18,7 @@ from p2pkv.instances.page_report import FIELD
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.integrations.kv_hints import Hints, read_hints
 from p2pkv.integrations.vllm_connector.block_events import BlockEvents
+from p2pkv.integrations.vllm_connector.by_layer import NearInstances
 from p2pkv.integrations.vllm_connector.choosing import Choosing
 from p2pkv.integrations.vllm_connector.groups import NO_BLOCK
 from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank, draw_name, prompt_digest
@@ -76,6 +77,8 @@ class SchedulerSide:
         # tokens a request has here, when vLLM last asked what else there is
         self._n_local: dict[str, int] = {}
         self._loaded: set[str] = set()
+        self._near = NearInstances(instance.layer_deadline)
+        self._by_layer: dict[str, float] = {}  # seconds that a step may wait for the load
         self._n_known: dict[str, int] = {}  # tokens of a request that need not be published any more
         self._shortened: set[str] = set()  # prefill requests without their last token
         self._hints: dict[str, Hints] = {}  # what is to be done when a request has finished
@@ -157,7 +160,7 @@ class SchedulerSide:
             return 0
         offered = self._handoffs.get(request_id)
         if offered is not None:
-            return max(0, self._n_offered(request, offered) - n_local)
+            return max(0, self._n_loadable(request, offered) - n_local)
         if self._lookups is None or self._choosing is None:
             return 0
         # not the whole prompt: the last token is computed in any case, and its block with it
@@ -165,6 +168,21 @@ class SchedulerSide:
         found = self._lookups.found(request, n_local, limit, weights=self._weights.name)
         # tokens that have been computed here meanwhile need not be loaded
         return None if found is None else max(0, self._choosing.end(request_id, found) - n_local)
+
+    def is_by_layer(self, request: Request) -> bool:
+        """Whether what :meth:`n_external` has last said of a request is to be loaded by layer, within a step."""
+        return request.request_id in self._by_layer
+
+    def _n_loadable(self, request: Request, offered: Pull) -> int:
+        """Decide how it is loaded, and return how many tokens are."""
+        self._by_layer.pop(request.request_id, None)
+        n_offered, wait_s = self._n_offered(request, offered), self._near.wait_s(offered.handoff)
+        if wait_s is None or offered.refusal:
+            return n_offered
+        self._by_layer[request.request_id] = wait_s
+        # what the step writes must not lie in a block that is loaded meanwhile, and it has one token to compute
+        alignment = self._instance.groups.alignment
+        return min(n_offered, request.num_tokens - 1) // alignment * alignment
 
     def _n_offered(self, request: Request, offered: Pull) -> int:
         handoff, groups = offered.handoff, self._instance.groups
@@ -181,7 +199,10 @@ class SchedulerSide:
             return True
         offered = self._handoffs.pop(request_id, None)
         if offered is not None:
-            self._pull(offered, self._wanted(request_id, tables, n_external), is_awaited=n_external > 0)
+            wanted = self._wanted(request_id, tables, n_external)
+            if wanted:
+                self._near.began(request_id, offered.handoff, wanted[0].ids)
+            self._pull(offered, wanted, is_awaited=n_external > 0)
         elif self._choosing is not None:
             wanted = self._wanted(request_id, tables, n_external)
             limit_s = self._choosing.began(request_id, wanted[0].ids if wanted else ())
@@ -219,12 +240,14 @@ class SchedulerSide:
         n_local = self._n_local.get(request_id, 0)
         missing = self._instance.groups.each[0].missing(n_local, n_local + n_external)
         wanted = (Blocks(0, missing.start, list(tables[0][missing.start : missing.stop])),)
-        self._next.pulls.append(Pull(request_id, None, why, wanted, is_awaited=True))
+        wait_s = self._by_layer.get(request_id)
+        self._next.pulls.append(Pull(request_id, None, why, wanted, is_awaited=True, wait_s=wait_s))
 
     def _pull(self, offered: Pull, blocks: tuple[Blocks, ...], *, is_awaited: bool) -> None:
         # else there is neither a load to fail nor anybody to tell
         if offered.handoff is not None or is_awaited:
-            pull = Pull(offered.request_id, offered.handoff, offered.refusal, blocks, is_awaited)
+            wait_s = self._by_layer.get(offered.request_id) if is_awaited else None
+            pull = Pull(offered.request_id, offered.handoff, offered.refusal, blocks, is_awaited, wait_s)
             self._next.pulls.append(pull)
 
     def _read_handoff(self, request: Request, params: Mapping[str, Any]) -> Pull:
@@ -257,8 +280,9 @@ class SchedulerSide:
             self._choosing.preempted(preempted)
             self._choosing.scheduled(scheduled, self._requests)
 
-    def heard(self, loaded: Iterable[str], failed_blocks: Collection[int]) -> None:
+    def heard(self, loaded: Collection[str], failed_blocks: Collection[int]) -> None:
         """Take note of what a step has brought."""
+        self._near.heard(loaded, failed_blocks)
         if self._choosing is not None:
             self._choosing.loaded(loaded, failed_blocks)
             self._choosing.look()
@@ -326,6 +350,8 @@ class SchedulerSide:
         if request_id in self._loaded and request.status.name == _ABORTED:
             self._next.revoked.append(request_id)
         self._loaded.discard(request_id)
+        self._near.ended(request_id)
+        self._by_layer.pop(request_id, None)
         self._shortened.discard(request_id)
         if self._lookups is not None:
             self._lookups.forget(request_id)

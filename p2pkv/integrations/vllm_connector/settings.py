@@ -27,7 +27,7 @@ from p2pkv.integrations.vllm_connector.shares import Split
 
 _log = logging.getLogger(__name__)
 
-OWN_KEYS = frozenset({"load_deadline", "share_prefixes", "fetch_prefixes"})
+OWN_KEYS = frozenset({"load_deadline", "layer_deadline", "share_prefixes", "fetch_prefixes"})
 """Keys of ``kv_connector_extra_config`` that are the connector's; all others are the node's."""
 
 _STRONG_HASHES = ("sha256", "sha256_cbor")
@@ -76,6 +76,8 @@ class Instance:
     """How much of what others have is fetched: ``always`` all, ``never`` any, or what is ``measured`` to pay."""
     load_deadline: float
     """Seconds from the start of a load until what is not there has failed."""
+    layer_deadline: float | None
+    """Seconds that a step may wait for hand-offs that are loaded by layer; None: none is."""
     groups: Groups
     hash_size: int
     """Tokens that a request's hash covers more than the one before it."""
@@ -118,6 +120,7 @@ class Instance:
                 "prefixes of other instances are not read: a page that is evicted in the wrong moment would fail a "
                 "request; set kv_load_failure_policy to 'recompute' to have them"
             )
+        publishes = wants_prefixes and transfer.is_kv_producer
         world_size = parallel.world_size
         identity = _identity(vllm_config, kv_cache_config, groups)
         return cls(
@@ -125,9 +128,10 @@ class Instance:
             is_producer=transfer.is_kv_producer,
             is_consumer=transfer.is_kv_consumer,
             reads_prefixes=wants_prefixes and transfer.is_kv_consumer and recomputes,
-            writes_prefixes=wants_prefixes and transfer.is_kv_producer,
+            writes_prefixes=publishes,
             fetch_prefixes=_one_of(given, "fetch_prefixes", ("always", "measured", "never")),
             load_deadline=_seconds(given, "load_deadline", 10.0),
+            layer_deadline=_layer_deadline(given, vllm_config, groups, publishes=publishes),
             groups=groups,
             hash_size=_hash_size(kv_cache_config, groups),
             world_size=world_size,
@@ -246,6 +250,30 @@ def _flag(settings: Mapping[str, object], key: str) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{key} must be true or false, not {value!r}")
     return value
+
+
+def _layer_deadline(
+    given: Mapping[str, object], vllm_config: Any, groups: Groups, *, publishes: bool
+) -> float | None:
+    """Return the setting. Raises ConfigError where a load that fails could not be told from one that is right."""
+    if given.get("layer_deadline", 0) == 0 or not vllm_config.kv_transfer_config.is_kv_consumer:
+        return None
+    parallel, scheduler = vllm_config.parallel_config, getattr(vllm_config, "scheduler_config", None)
+    why = None
+    if publishes:
+        why = "an instance that publishes prefixes would publish what it computed from a load that failed"
+    elif not groups.is_plain:
+        why = "of models whose layers keep different KV vLLM can't take a load that failed within a step"
+    elif getattr(vllm_config, "speculative_config", None) is not None:
+        why = "with speculative decoding vLLM asks whether loads have failed before all layers have run"
+    elif parallel.pipeline_parallel_size != 1 or getattr(scheduler, "async_scheduling", False):
+        why = (
+            "vLLM begins a request's next step before it hears that a load of this one has failed; serve with "
+            "--no-async-scheduling and one pipeline stage"
+        )
+    if why is not None:
+        raise ConfigError(f"layer_deadline can't be used here: {why}; or set it to 0")
+    return _seconds(given, "layer_deadline", 0.0)
 
 
 def _one_of(settings: Mapping[str, object], key: str, known: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ COUNTERS = {
     "handoffs_taken": "Offers that decode has taken",
     "handoffs_expired": "Offers that nobody took before their lease ended",
     "handoffs_loaded": "Requests whose KV was loaded from prefill",
+    "handoffs_loaded_by_layer": "Of these, those that were loaded layer by layer, within the step that needed them",
     "handoffs_failed": "Requests whose KV could not be loaded from prefill, or not all of it",
     "handoff_blocks": "Blocks loaded from prefill",
     "handoff_bytes": "Bytes loaded from prefill",

@@ -145,6 +145,10 @@ class WorkerSide:
         for fetch in metadata.fetches:
             self._start(fetch, partial(self._loads.fetch, fetch))
 
+    def wait_for_layer(self, layer: str) -> None:
+        """Block until a layer is there of all that this step computes with, or its load has failed."""
+        self._loads.wait_for_layer(layer)
+
     def _start(self, load: Pull | Fetch, start: Callable[[], bool]) -> None:
         """Start a load; one that can't be has failed, and vLLM hears of it as of others."""
         if not self.boundary.call("load", start, miss=False):
@@ -154,6 +158,7 @@ class WorkerSide:
         """Publish what the step has computed."""
         if self._is_done("publish", metadata):
             return
+        self._end_step()
         for publish in metadata.publishes:
             if not self._publish(publish):
                 self._publishing.skip(publish)
@@ -175,6 +180,7 @@ class WorkerSide:
         Each once. A load of a model whose blocks tell by themselves what is missing has not failed: see
         :meth:`take_failed_blocks`.
         """
+        self._end_step()
         return self._take_released(), *self._take_loaded()
 
     def report(self) -> StepReport | None:
@@ -200,6 +206,10 @@ class WorkerSide:
         for blocks in missing.values():
             self._failed |= blocks or set()
         return set(missing), set()
+
+    def _end_step(self) -> None:
+        """End what the step has computed with: it is over, or vLLM asks what has become of it."""
+        self._failed |= self._loads.end_step()
 
     def stats(self) -> Stats | None:
         """Return what was counted since the last time."""
