@@ -36,15 +36,19 @@ Times = dict[tuple[str, str, int], list[float]]
 """Seconds, by pair, what was timed, and tokens."""
 
 
-def p2pkv_pair(folder: Path) -> Pair:
-    settings = {"join": [f"127.0.0.1:{lasting_port()}"], "share_prefixes": False}
+def p2pkv_pair(folder: Path, name: str = "p2pkv", **of_decode: object) -> Pair:
+    settings: dict[str, object] = {"join": [f"127.0.0.1:{lasting_port()}"], "share_prefixes": False}
     return (
-        VLLMServer(folder / "p2pkv-prefill.log", p2pkv(settings | {"node_id": "p"}, role="kv_producer")),
+        VLLMServer(folder / f"{name}-prefill.log", p2pkv(settings | {"node_id": "p"}, role="kv_producer")),
         VLLMServer(
-            folder / "p2pkv-decode.log",
-            p2pkv(settings | {"node_id": "d"}, role="kv_consumer", policy="recompute"),
+            folder / f"{name}-decode.log",
+            p2pkv(settings | {"node_id": "d"} | of_decode, role="kv_consumer", policy="recompute"),
         ),
     )
+
+
+def layers_pair(folder: Path) -> Pair:
+    return p2pkv_pair(folder, "layers", layer_deadline=1.0)
 
 
 def nixl_pair(folder: Path) -> Pair:
@@ -70,7 +74,15 @@ def folder_pair(folder: Path) -> Pair:
     return start("prefill", "kv_producer"), start("decode", "kv_consumer")
 
 
-PAIRS: dict[str, Callable[[Path], Pair]] = {"p2pkv": p2pkv_pair, "nixl": nixl_pair, "folder": folder_pair}
+PAIRS: dict[str, Callable[[Path], Pair]] = {
+    "p2pkv": p2pkv_pair,
+    "layers": layers_pair,
+    "nixl": nixl_pair,
+    "folder": folder_pair,
+}
+"""``layers`` is p2pkv with ``layer_deadline``."""
+_WHOLE_BLOCKS = ("folder", "layers")
+"""Those that load whole blocks only, and leave the end of a prompt to decode."""
 
 
 def hand_off(pair: Pair, tokens: list[int], params: dict[str, Any]) -> tuple[float, float, list[int]]:
@@ -122,10 +134,10 @@ def sources(decode: VLLMServer) -> tuple[int, int]:
 
 
 def flaw(name: str, before: tuple[int, int], after: tuple[int, int]) -> str | None:
-    """Say what was not loaded of what was timed. The folder connector leaves out the end of a prompt."""
+    """Say what was not loaded of what was timed."""
     loaded, computed = after[0] - before[0], after[1] - before[1]
     print(f"{name}: {loaded} prompt tokens from outside, {computed} computed")
-    whole = sum((length - 2) // BLOCK * BLOCK if name == "folder" else length for length in LENGTHS)
+    whole = sum((length - 2) // BLOCK * BLOCK if name in _WHOLE_BLOCKS else length for length in LENGTHS)
     is_whole = (loaded, computed) == (ROUNDS * whole, ROUNDS * (sum(LENGTHS) - whole))
     return None if is_whole else f"{name} should have loaded {ROUNDS * whole} tokens"
 
