@@ -24,9 +24,13 @@ class Exemplars:
         self._histogram = histogram
         self._by_series: dict[int, dict[int, str]] = {}
 
-    def of(self, series: int) -> Mapping[int, str]:
-        """Return what stands behind the lines of a series' buckets, by the bucket's number."""
-        return dict(self._by_series.get(series, {}))
+    def all(self) -> list[tuple[int, int, str]]:
+        """Return series, bucket and what stands behind its line, of each bucket that has one."""
+        return [
+            (series, bucket, text)
+            for series, by_bucket in self._by_series.copy().items()
+            for bucket, text in by_bucket.copy().items()
+        ]
 
     def watch(self) -> Callable[[Mapping[str, str]], None]:
         """Begin to watch one call; tell the result, when the call has ended, the labels of its request."""

@@ -1,73 +1,108 @@
 """Metrics as text, in the two formats that Prometheus asks for.
 
-An engine's threads wait for the interpreter while it is made, so it is made in small parts: between two of them the
-interpreter is let go. Samples are written here: the library looks at every letter of every label, and took four fifths
-of a scrape for it. That strict parsers, and promtool, take what is written is a test.
+An engine's threads wait for the interpreter while it is made. So what stands before a number is put together once,
+histograms are written natively, and the interpreter is let go as soon as the rest has had it for a moment. Samples are
+written here: the library looks at every letter of every label, and took four fifths of a scrape for it. That strict
+parsers, and promtool, take what is written is a test.
 
 Times of birth of counters (``_created``) are left out: they double the series, and Prometheus does not use them.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from p2pkv.metrics import Metrics
+from p2pkv.metrics import Family, Metrics
 
-_AT_ONCE = 16
-"""Lines of a part, which take 2 to 5 us each."""
-_SERIES_AT_ONCE = 4
-"""Series of a histogram in a part, each of which has twenty lines."""
-_END = "# EOF\n"
+_HELD_S = 100e-6
+"""Until the interpreter is let go, between two metrics: half of what an engine's thread may wait for it."""
+_ODD = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
+_END = b"# EOF\n"
 
 
-def write(metrics: Metrics, more: Iterable[Collector], accept: str) -> tuple[str, bytes]:
-    """Return the content type that an ``Accept`` header asks for, and all metrics in it.
+class Exposition:
+    """Writes all metrics of a node, as often as it is asked. Thread-safe.
 
-    ``more``: what is shown beside the node's own.
+    ``more`` is shown beside the node's own.
     """
-    content_type = choose_encoder(accept)[1]
-    is_openmetrics = "openmetrics" in content_type
-    parts = []
-    for n, line in enumerate(_samples((metrics.registry, *more), is_openmetrics=is_openmetrics)):
-        parts.append(line)
-        if n % _AT_ONCE == 0:
-            _let_others_run()
-    for timing in metrics.timings.all():
-        for n, series in enumerate(timing.lines(with_exemplars=is_openmetrics)):
-            parts.append(series)
-            if n % _SERIES_AT_ONCE == 0:
-                _let_others_run()
-    if is_openmetrics:
-        parts.append(_END)
-    return content_type, "".join(parts).encode()
+
+    def __init__(self, metrics: Metrics, more: Sequence[Collector] = ()) -> None:
+        self._metrics = metrics
+        self._more = more
+        # No lock: whoever finds a text missing makes the same one.
+        self._known: dict[str, _Text] = {}
+
+    def write(self, accept: str) -> tuple[str, bytes]:
+        """Return the content type that an ``Accept`` header asks for, and all metrics in it."""
+        content_type = choose_encoder(accept)[1]
+        is_openmetrics = "openmetrics" in content_type
+        parts: list[bytes] = []
+        lines: list[str] = []
+        since = time.perf_counter()
+        for family in self._families():
+            self._add(family, lines, is_openmetrics=is_openmetrics)
+            if time.perf_counter() - since > _HELD_S:
+                parts.append("".join(lines).encode())
+                lines.clear()
+                time.sleep(0)
+                since = time.perf_counter()
+        parts.append("".join(lines).encode())
+        time.sleep(0)
+        parts += [timing.text(with_exemplars=is_openmetrics) for timing in self._metrics.timings.all()]
+        if is_openmetrics:
+            parts.append(_END)
+        return content_type, b"".join(parts)
+
+    def _families(self) -> Iterator[Family]:
+        yield from self._metrics.families()
+        for collector in self._more:
+            for metric in collector.collect():
+                name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+                samples = [sample for sample in metric.samples if sample.name == name]
+                labels = tuple(samples[0].labels) if samples else ()
+                values = {tuple(sample.labels.values()): sample.value for sample in samples}
+                yield Family(name, metric.documentation, labels, values)
+
+    def _add(self, family: Family, lines: list[str], *, is_openmetrics: bool) -> None:
+        known = self._known.get(family.name)
+        if known is None:
+            known = self._known[family.name] = _Text(family)
+        lines.append(known.head if is_openmetrics else known.classic_head)
+        starts = known.starts
+        for values, value in family.values.items():
+            start = starts.get(values)
+            if start is None:
+                start = starts[values] = known.start(values)
+            number = repr(float(value))
+            lines.append(f"{start}{_ODD.get(number, number)}\n")
 
 
-def _samples(sources: Iterable[Collector], *, is_openmetrics: bool) -> Iterator[str]:
-    for source in sources:
-        for family in source.collect():
-            yield from _lines(family, is_openmetrics=is_openmetrics)
+class _Text:
+    """What of a metric is the same in each scrape."""
+
+    def __init__(self, family: Family) -> None:
+        name = family.name
+        kind = "counter" if name.endswith("_total") else "gauge"
+        self.head = _head(name.removesuffix("_total"), kind, _escaped(family.help))
+        self.classic_head = _head(name, kind, _escaped(family.help, with_quotes=False))
+        self.starts: dict[tuple[str, ...], str] = {}
+        self._name = name
+        self._labels = family.labels
+
+    def start(self, values: tuple[str, ...]) -> str:
+        """Return what stands before the number of these labels' sample."""
+        labels = ",".join(
+            [f'{key}="{_escaped(text)}"' for key, text in zip(self._labels, values, strict=True)]
+        )
+        return f"{self._name}{{{labels}}} " if labels else f"{self._name} "
 
 
-def _lines(family: Metric, *, is_openmetrics: bool) -> Iterator[str]:
-    name = family.name
-    if family.type == "counter" and not is_openmetrics:
-        name = f"{name}_total"
-    yield f"# HELP {name} {_escaped(family.documentation, with_quotes=is_openmetrics)}\n# TYPE {name} {family.type}\n"
-    for sample in family.samples:
-        if sample.name.endswith("_created"):
-            continue
-        value = _number(sample.value)
-        if sample.labels:
-            labels = ",".join([f'{key}="{_escaped(text)}"' for key, text in sample.labels.items()])
-            yield f"{sample.name}{{{labels}}} {value}\n"
-        else:
-            yield f"{sample.name} {value}\n"
+def _head(name: str, kind: str, help_text: str) -> str:
+    return f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n"
 
 
 def _escaped(text: str, *, with_quotes: bool = True) -> str:
@@ -75,13 +110,3 @@ def _escaped(text: str, *, with_quotes: bool = True) -> str:
         text = text.replace("\\", "\\\\").replace("\n", "\\n")
         return text.replace('"', '\\"') if with_quotes else text
     return text
-
-
-def _number(value: float) -> str:
-    if math.isfinite(value):
-        return repr(float(value))
-    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
-
-
-def _let_others_run() -> None:
-    time.sleep(0)

@@ -12,8 +12,8 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 from prometheus_client import ProcessCollector
 from prometheus_client.exposition import ThreadingWSGIServer
 
-from p2pkv import exposition
 from p2pkv.errors import ConfigError
+from p2pkv.exposition import Exposition
 from p2pkv.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -58,9 +58,8 @@ class MetricsServer:
         not_ready: Callable[[], str | None],
         more: Callable[[Mapping[str, object]], Page | None] = lambda _: None,
     ) -> None:
-        self._metrics = metrics
+        self._exposition = Exposition(metrics, (ProcessCollector(registry=None),))
         self._more = more
-        self._process = ProcessCollector(registry=None)
         self._not_ready = not_ready
         try:
             self._server = make_server(
@@ -80,7 +79,7 @@ class MetricsServer:
 
     def _page(self, path: str, environ: WSGIEnvironment) -> Page:
         if path == "/metrics":
-            kind, text = exposition.write(self._metrics, (self._process,), environ.get("HTTP_ACCEPT", ""))
+            kind, text = self._exposition.write(environ.get("HTTP_ACCEPT", ""))
             return Page("200 OK", kind, text)
         if path == "/healthz":
             return _text("200 OK", "ok")

@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 
 from p2pkv.config import Config
-from p2pkv.exposition import write
+from p2pkv.exposition import Exposition
 from p2pkv.node import Node
 from p2pkv_bench.peer import Meeting
 from p2pkv_bench.plan import Plan
@@ -25,10 +25,11 @@ def rows(_meeting: Meeting, plan: Plan) -> Iterator[Row]:
     plan.tell("scrape")
     made, over_http, held = [], [], []
     with Node.start(Config(node_id="scraped", pool_size="16MiB", buffer_size=0, metrics_port=0)) as node:
+        exposition = Exposition(node.metrics)
         for _ in range(plan.rounds):
-            made.append(_each_ms(lambda: write(node.metrics, (), _OPENMETRICS)))
+            made.append(_each_ms(lambda: exposition.write(_OPENMETRICS)))
             over_http.append(_each_ms(lambda: _get(node)))
-            held.append(_longest_wait_ms(node))
+            held.append(_longest_wait_ms(exposition))
     yield make_row(
         {"p2pkv": made}, suite="scrape", case="the text", unit="ms", target=Target(_AT_MOST_MS, at_most=True)
     )
@@ -60,7 +61,7 @@ def _get(node: Node) -> bytes:
     return body
 
 
-def _longest_wait_ms(node: Node) -> float:
+def _longest_wait_ms(exposition: Exposition) -> float:
     """Return the median over scrapes of the longest time in which a thread that gives way is not served."""
     is_over = threading.Event()
     longest: list[float] = []
@@ -81,7 +82,7 @@ def _longest_wait_ms(node: Node) -> float:
         thread = threading.Thread(target=wait_for_it)
         thread.start()
         began.wait()
-        write(node.metrics, (), _OPENMETRICS)
+        exposition.write(_OPENMETRICS)
         is_over.set()
         thread.join()
         waits.append(max(longest))

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -36,8 +35,10 @@ from demo.paged_kv import PagedKV, page_keys
 from demo.xpyd.scheduler import Ending, Job, Scheduler
 from p2pkv import Config, Node
 from p2pkv.control.secret import cluster_keys
+from p2pkv.exposition import Exposition
 from p2pkv.instances.heartbeat import Heart, Instance, Load, Mode, Role, State
 from p2pkv.instances.page_report import FIELD, report_of
+from p2pkv.metrics import Metrics
 
 MODEL = "demo"
 SHAPE = Shape(n_layers=2, width=64, n_heads=4, max_tokens=4096)
@@ -67,9 +68,9 @@ class Wanted:
 class Endpoint:
     """The routes of one instance; the scheduler is the caller's."""
 
-    def __init__(self, scheduler: Scheduler, metrics: CollectorRegistry) -> None:
+    def __init__(self, scheduler: Scheduler, metrics: Metrics) -> None:
         self._scheduler = scheduler
-        self._metrics_registry = metrics
+        self._exposition = Exposition(metrics)
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -140,7 +141,8 @@ class Endpoint:
         return Response()
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(generate_latest(self._metrics_registry), media_type=CONTENT_TYPE_LATEST)
+        kind, text = self._exposition.write(request.headers.get("accept", ""))
+        return Response(text, media_type=kind)
 
     async def _stats(self, request: Request) -> Response:
         running, waiting = self._scheduler.load
@@ -296,7 +298,7 @@ def main() -> int:
             page_size=PAGE,
             tokenizer="" if options.no_tokenizer else "bytes",
         )
-        endpoint = Endpoint(scheduler, node.metrics.registry)
+        endpoint = Endpoint(scheduler, node.metrics)
         _serve(instance, endpoint, scheduler, listener, undo, options, node.routers)
     return 0
 

@@ -160,9 +160,7 @@ class DirectoryClient:
 
     def asked(self) -> tuple[float, float]:
         """Return how many pages peers were asked for so far, and how many of them were found."""
-        return self._metrics.read(self._metrics.looked_up_pages.labels("peers")), self._metrics.read(
-            self._metrics.found_pages
-        )
+        return self._metrics.looked_up_pages.labels("peers").value, self._metrics.found_pages.value
 
     def _ask_earlier_owners(
         self,

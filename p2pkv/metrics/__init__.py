@@ -5,6 +5,7 @@ that grows sees its first step too.
 """
 
 from p2pkv.metrics.counts import Metrics
+from p2pkv.metrics.families import Family, Readings
 from p2pkv.metrics.peers import BoundedPeers
 from p2pkv.metrics.tables import (
     FETCH_CHOICES,
@@ -25,5 +26,7 @@ __all__ = [
     "MISSES",
     "READINGS",
     "BoundedPeers",
+    "Family",
     "Metrics",
+    "Readings",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 from p2pkv import _native
@@ -22,6 +22,7 @@ from p2pkv.config import HUGE_PAGES, Config
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
+from p2pkv.directory.ring import Ring
 from p2pkv.directory.view import Member, View, node_key
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import ConfigError
@@ -31,7 +32,7 @@ from p2pkv.memory import copies
 from p2pkv.memory.registrar import Registrar
 from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
-from p2pkv.metrics import Metrics
+from p2pkv.metrics import Metrics, Readings
 from p2pkv.page import Namespace, scopes
 from p2pkv.parts.control import ControlParts
 from p2pkv.peers.connections import PeerConnections
@@ -67,6 +68,7 @@ class CacheParts:
         self._is_serving = False
         self._boot = 0
         self.attach_host: Host | None = None
+        self._share: tuple[Ring, float] | None = None
         """What engines of this host attach to; None where ``attach_listen`` is not set."""
         self.on_drain: Callable[[], None] = lambda: None
         """Called when this node begins to hand its pages over, to leave: it tells its peers."""
@@ -374,7 +376,7 @@ class CacheParts:
 
     def _published_and_found(self) -> tuple[float, float]:
         """Return how many pages were published here so far, by attached engines too, and how many calls here found."""
-        published = self._metrics.read(self._metrics.published_pages)
+        published = self._metrics.published_pages.value
         if self.attach_host is not None:
             published += self.attach_host.readings()["p2pkv_attach_stored_pages_total"]
         return published, self.cache.n_fetched
@@ -387,10 +389,18 @@ class CacheParts:
         came, forgets = self._control.history.stored_at(page), self._control.history.reach()[0]
         return max(0.0, time.time() - (forgets if came is None else came))
 
-    def readings(self) -> dict[str, float]:
-        """Return what is counted, by the names of the metrics."""
-        guests = self.guests.stats()
-        pool, shard, directory = self.pool.stats(), self._control.shard.stats(), self.directory_server.stats()
+    def readings(self) -> Iterator[Readings]:
+        """Yield what is counted, by the names of the metrics, in parts that take the interpreter for a moment each."""
+        yield self._of_pool
+        yield self._of_directory
+        yield self.cache.readings
+        yield self.working_set.readings
+        for part in (self.tier, self.events, self.attach_host):
+            if part is not None:
+                yield part.readings
+
+    def _of_pool(self) -> dict[str, float]:
+        guests, pool = self.guests.stats(), self.pool.stats()
         return {
             "p2pkv_pool_capacity_bytes": pool["capacity"],
             "p2pkv_pool_used_bytes": pool["used"],
@@ -414,16 +424,23 @@ class CacheParts:
             "p2pkv_packing_bytes_total": pool["tried_bytes"],
             "p2pkv_packing_stored_bytes_total": pool["tried_stored_bytes"],
             "p2pkv_packing_seconds_total": pool["packing_nanoseconds"] / 1e9,
+        }
+
+    def _of_directory(self) -> dict[str, float]:
+        shard, directory = self._control.shard.stats(), self.directory_server.stats()
+        return {
             "p2pkv_shard_entries": shard["entries"],
             "p2pkv_shard_tombstones": shard["tombstones"],
             "p2pkv_shard_bytes": shard["nbytes"],
             "p2pkv_directory_requests_total": directory["requests"],
             "p2pkv_directory_channels": directory["channels"],
             "p2pkv_heard_touches_total": directory["touches"],
-            "p2pkv_ring_share_ratio": self.directory.ring.share(self._own_key),
-            **self.cache.readings(),
-            **self.working_set.readings(),
-            **(self.tier.readings() if self.tier is not None else {}),
-            **(self.events.readings() if self.events is not None else {}),
-            **(self.attach_host.readings() if self.attach_host is not None else {}),
+            "p2pkv_ring_share_ratio": self._ring_share(),
         }
+
+    def _ring_share(self) -> float:
+        """Return this node's part of the ring, which takes a while to find and seldom changes."""
+        ring = self.directory.ring
+        if self._share is None or self._share[0] is not ring:
+            self._share = ring, ring.share(self._own_key)
+        return self._share[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 
@@ -42,7 +42,7 @@ from p2pkv.memory.registrar import Registrar
 from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
 from p2pkv.memory.staging import use_library as use_cuda_library
-from p2pkv.metrics import BoundedPeers, Metrics
+from p2pkv.metrics import BoundedPeers, Metrics, Readings
 from p2pkv.metrics_server import MetricsServer
 from p2pkv.offers.transfers import Transfers, start_offers
 from p2pkv.page import Keys, Namespace
@@ -170,7 +170,8 @@ class NodeParts:
             self._trace(spans)
         if self.membership.boot_epoch != boot:
             self._rebooted(self.membership.boot_epoch)
-        self.metrics.watch(self._readings)
+        for read in self._readings():
+            self.metrics.watch(read)
         self.metrics.watch_labelled(copies.metrics)
         self.metrics.watch_labelled(self._build_info)
         self.metrics.watch_labelled(BoundedPeers(self.peers.traffic).read)
@@ -410,18 +411,22 @@ class NodeParts:
         """Leave the cluster and release everything; no call may be under way."""
         self._undo.close()
 
-    def _readings(self) -> dict[str, float]:
+    def _readings(self) -> Iterator[Readings]:
+        yield self._of_membership
+        yield self.control.readings
+        if self.caching is not None:
+            yield from self.caching.readings()
+        yield self.membership.counters
+        yield self.offers.readings
+        yield self.devices.readings
+
+    def _of_membership(self) -> dict[str, float]:
         present = self.membership.view().present()
         return {
             "p2pkv_members": len(present),
             "p2pkv_suspects": sum(member.state is State.SUSPECT for member in present),
             "p2pkv_start_time_seconds": self._started,
             "p2pkv_alone": self.membership.is_alone,
-            **self.control.readings(),
-            **(self.caching.readings() if self.caching is not None else {}),
-            **self.membership.counters(),
-            **self.offers.readings(),
-            **self.devices.readings(),
         }
 
     def _build_info(self) -> dict[str, dict[tuple[str, ...], float]]:

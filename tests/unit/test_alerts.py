@@ -23,8 +23,7 @@ needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not in
 def declared() -> set[str]:
     metrics = Metrics()
     names = {*READINGS, *LABELLED}
-    for family in metrics.registry.collect():
-        names |= {sample.name for sample in family.samples} | {f"{family.name}_total"}
+    names |= {family.name for family in metrics.families()}
     for timing in metrics.timings.all():
         names |= {f"{timing.name}_{part}" for part in ("bucket", "sum", "count")}
     return names

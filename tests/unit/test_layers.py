@@ -28,7 +28,7 @@ BELOW = {
     "descriptors": "errors",
     "exemplars": "_native",
     "timings": "_native exemplars",
-    "metrics": "timings",
+    "metrics": "_native timings",
     "exposition": "metrics",
     "metrics_server": "errors exposition metrics",
     "lifetime": "_native",

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
+import threading
+import time
 import urllib.request
 from collections import Counter
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
 from p2pkv import Config, Node
+from p2pkv.exposition import Exposition
 from p2pkv.integrations.boundary import Boundary
 from p2pkv.metrics import (
     FETCH_CHOICES,
@@ -86,6 +90,43 @@ def test_promtool_has_nothing_to_say_about_a_scrape() -> None:
         [str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_other_threads_have_the_interpreter_while_a_scrape_is_made() -> None:
+    metrics = Metrics()
+
+    seen = []
+
+    def reading() -> dict[str, float]:
+        seen.append(turns)
+        until = time.perf_counter() + 2e-4
+        while time.perf_counter() < until:
+            pass
+        return {"p2pkv_members": 1}
+
+    for _ in range(200):
+        metrics.watch(reading)
+    turns, is_over = 0, threading.Event()
+
+    def take_turns() -> None:
+        nonlocal turns
+        while not is_over.is_set():
+            time.sleep(0)
+            turns += 1
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(60.0)  # so that nobody has it but who is let
+    other = threading.Thread(target=take_turns)
+    try:
+        other.start()
+        while not turns:
+            time.sleep(0)
+        Exposition(metrics).write(OPENMETRICS)
+    finally:
+        is_over.set()
+        sys.setswitchinterval(before)
+        other.join()
+    assert seen[-1] > seen[0]
 
 
 def test_every_labelled_series_is_there_before_anything_has_happened() -> None:
@@ -173,7 +214,7 @@ def test_buckets_only_grow_and_the_last_is_the_count() -> None:
     timings = Timings()
     for exponent in range(-7, 3):
         timings.exists.native.add(0, 5, 10.0**exponent)
-    text = "".join(timings.exists.lines())
+    text = timings.exists.text().decode()
     (family,) = parse_openmetrics(text + "# EOF\n")
     buckets = [
         s.value
@@ -247,8 +288,7 @@ def test_the_reference_names_every_metric() -> None:
     metrics = Metrics()
     rows = dict(READINGS)
     rows |= {name: text for name, (text, _) in LABELLED.items()}
-    for family in metrics.registry.collect():
-        rows[family.name + ("_total" if family.type == "counter" else "")] = family.documentation
+    rows |= {family.name: family.help for family in metrics.families()}
     rows |= {timing.name: timing.help for timing in metrics.timings.all()}
     said = dict(
         re.findall(r"^\| `(p2pkv_\w+)[^`]*` \| (.*?) \|$", (DOCS / "metrics.md").read_text(), re.MULTILINE)

@@ -133,5 +133,5 @@ def test_what_can_not_be_told_now_is_told_with_the_next_round_or_never() -> None
     assert directory.told == [0, 1], "one of those that were left, which had their second chance"
     touching.turn(0.0)
     assert directory.told == [0, 1, 3]
-    assert metrics.read(metrics.told_touches) == 3
+    assert metrics.told_touches.value == 3
     touching.close()

@@ -19,7 +19,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from p2pkv import Config, ConfigError, Node, UsageError
-from p2pkv.exposition import write
+from p2pkv.exposition import Exposition
 from p2pkv.timings import Timings
 from p2pkv.tracing import about
 from spans import exported_to
@@ -172,7 +172,7 @@ def test_a_call_for_several_requests_names_all_and_no_exemplar_any(
         [requests] = [one.value.array_value for one in span.attributes if one.key == "p2pkv.requests"]
         assert [value.string_value for value in requests.values] == ["request-1", "request-2"]
         assert "p2pkv.request" not in attributes(span)
-    assert "request-" not in write(nodes[1].metrics, (), OPENMETRICS)[1].decode()
+    assert "request-" not in Exposition(nodes[1].metrics).write(OPENMETRICS)[1].decode()
 
 
 def test_what_a_call_raises_is_in_its_span(nodes: tuple[Node, Node], collector: Collector) -> None:
@@ -216,7 +216,9 @@ def test_a_request_is_named_where_its_call_was_counted(nodes: tuple[Node, Node])
         reader.fetch(["a page that nobody has"], pages)
     found = [
         sample
-        for family in text_string_to_metric_families(write(reader.metrics, (), OPENMETRICS)[1].decode())
+        for family in text_string_to_metric_families(
+            Exposition(reader.metrics).write(OPENMETRICS)[1].decode()
+        )
         for sample in family.samples
         if sample.exemplar is not None
     ]
@@ -226,7 +228,7 @@ def test_a_request_is_named_where_its_call_was_counted(nodes: tuple[Node, Node])
     assert sample.exemplar.labels["request_id"] == 'request "17"'
     assert len(sample.exemplar.labels["trace_id"]) == 32
     assert 0 < sample.exemplar.value <= float(sample.labels["le"])
-    assert "request_id" not in write(reader.metrics, (), "")[1].decode()  # the classic format has none
+    assert "request_id" not in Exposition(reader.metrics).write("")[1].decode()  # the classic format has none
 
 
 def test_no_request_is_named_where_another_call_was_counted_meanwhile() -> None:
@@ -237,11 +239,11 @@ def test_no_request_is_named_where_another_call_was_counted_meanwhile() -> None:
         timings.exists.native.add(0, 5, 1e-9)
         timings.exists.native.add(0, 500, 1e-9)
         note({"request_id": "one of two"})
-    assert "one of two" not in "".join(timings.exists.lines(with_exemplars=True))
+    assert "one of two" not in timings.exists.text(with_exemplars=True).decode()
     note = timings.watch("exists")
     assert note is not None
     note({"request_id": "none"})  # as a call that was refused
-    assert "none" not in "".join(timings.exists.lines(with_exemplars=True))
+    assert "none" not in timings.exists.text(with_exemplars=True).decode()
 
 
 def test_labels_that_are_too_long_are_left_out() -> None:
@@ -251,7 +253,7 @@ def test_labels_that_are_too_long_are_left_out() -> None:
         assert note is not None
         timings.exists.native.add(0, 5, 1e-9)
         note(labels)
-    text = "".join(timings.exists.lines(with_exemplars=True))
+    text = timings.exists.text(with_exemplars=True).decode()
     assert "xx" not in text
     assert "yy" in text
     assert "zz" not in text

@@ -1,12 +1,18 @@
-// Bindings of the histograms of how long things take.
+// Bindings of counters, and of the histograms of how long things take.
 #include "base/timings.h"
 
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "base/counter.h"
+#include "base/timings_text.h"
 #include "bindings/bindings.h"
 
 namespace nb = nanobind;
@@ -36,14 +42,42 @@ std::vector<double> bounds() {
   return seconds;
 }
 
+nb::bytes write(const TimingsText& self, const Timings& timings,
+                const std::vector<std::pair<size_t, std::string>>& notes) {
+  if (self.n_lines() != timings.n_labels() * timings.n_classes() * TimingsText::kLines) {
+    throw nb::value_error("these lines are of other histograms");
+  }
+  std::vector<TimingsText::Note> behind;
+  for (const auto& [line, text] : notes) {
+    if (line >= self.n_lines()) throw nb::index_error("there is no such line");
+    behind.push_back({line, text});
+  }
+  std::string text;
+  {
+    const nb::gil_scoped_release unlocked;
+    text = self.write(timings, behind);
+  }
+  return nb::bytes(text.data(), text.size());
+}
+
 }  // namespace
 
 void bind_timings(nb::module_& m) {
+  nb::class_<Counter>(m, "Counter", "A number that only grows. See native/src/base/counter.h.")
+      .def(nb::init<>())
+      .def("inc", &Counter::add, "n"_a = 1.0)
+      .def_prop_ro("value", &Counter::value);
   nb::class_<Timings>(m, "Timings", "How long things took. See native/src/base/timings.h.")
       .def(nb::init<size_t, std::vector<uint64_t>>(), "n_labels"_a, "size_bounds"_a)
       .def("add", add, "label"_a, "size"_a, "seconds"_a)
       .def("read", read)
       .def_static("bounds", bounds);
+  nb::class_<TimingsText>(m, "TimingsText",
+                          "Histograms as text. See native/src/base/timings_text.h. A note is the number of a "
+                          "line and what stands behind it.")
+      .def(nb::init<std::string, std::vector<std::string>>(), "head"_a, "starts"_a)
+      .def("write", write, "timings"_a, "notes"_a)
+      .def_ro_static("LINES", &TimingsText::kLines);
 }
 
 }  // namespace p2pkv
