@@ -12,6 +12,7 @@ import msgspec
 from p2pkv.errors import ControlError
 
 VERSION = 1
+MOST_HOT_PAGES = 64
 MAX_KEY_BYTES = 64 << 10
 """Of a key; an answer may hold no more of anything."""
 
@@ -30,6 +31,8 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     """The id of an engine's request, whose calls are asked for."""
     working_set: bool = False
     """Whether what the node has of the cluster's working set is wanted."""
+    hot_pages: int = 0
+    """How many of the pages that its calls fetch most are wanted."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -94,6 +97,14 @@ class WorkingSetShare(msgspec.Struct, frozen=True):
     """Of a HyperLogLog over the ids of published pages."""
 
 
+class HotPage(msgspec.Struct, frozen=True):
+    """A page that a node's calls fetch often."""
+
+    id: bytes
+    rate: float
+    """Fetches a second, at least."""
+
+
 class Answer(msgspec.Struct, frozen=True):
     """What a node says. The first of ``pages`` is what was asked for."""
 
@@ -108,6 +119,8 @@ class Answer(msgspec.Struct, frozen=True):
     """If it was asked for, of a node with a pool."""
     calls: tuple[Call, ...] = ()
     """For the request that was asked for."""
+    hot_pages: tuple[HotPage, ...] = ()
+    """Those that were asked for, the hottest first."""
 
 
 _T = TypeVar("_T", Question, Answer)

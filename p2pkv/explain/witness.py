@@ -13,9 +13,11 @@ from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import ControlError
 from p2pkv.explain.messages import (
     MAX_KEY_BYTES,
+    MOST_HOT_PAGES,
     Answer,
     Entry,
     Event,
+    HotPage,
     Page,
     Question,
     WorkingSetShare,
@@ -51,6 +53,7 @@ class Witness:
         self._pool: Pool | None = None
         self._tier: DiskTier | None = None
         self._share: Callable[[], Share] | None = None
+        self._hot_pages: Callable[[int], list[tuple[bytes, float]]] = lambda _: []
         self._requests = requests
         self._lock = threading.Lock()  # guards the next one
         self._names: dict[int, str] = {}
@@ -58,6 +61,10 @@ class Witness:
     def know_pool(self, pool: Pool, tier: DiskTier | None, share: Callable[[], Share]) -> None:
         """Say from now on what is in these, and what this node's share of the working set is."""
         self._pool, self._tier, self._share = pool, tier, share
+
+    def know_fetches(self, hot_pages: Callable[[int], list[tuple[bytes, float]]]) -> None:
+        """Say from now on which pages calls fetch most: at most so many, with fetches a second."""
+        self._hot_pages = hot_pages
 
     def met(self, members: Iterable[Member]) -> None:
         """Remember the names of these nodes, for what is said of them when they are gone."""
@@ -88,7 +95,13 @@ class Witness:
             remembers_since=tuple(self._history.reach()),
             working_set=WorkingSetShare(*self._share()) if question.working_set and self._share else None,
             calls=() if question.request is None else self._requests.of(question.request),
+            hot_pages=tuple(self._hottest(question.hot_pages)),
         )
+
+    def _hottest(self, most: int) -> Iterator[HotPage]:
+        if most > 0:
+            for page_id, rate in self._hot_pages(min(most, MOST_HOT_PAGES)):
+                yield HotPage(page_id, rate)
 
     def _names_of(self, question: Question) -> Iterator[tuple[str, int, bytes, bool]]:
         """Yield namespace, epoch and id of what may be meant, and whether calls would look for it now."""

@@ -214,6 +214,7 @@ class NodeParts:
         undo.callback(counters.close)
         if self.caching is not None:
             self.witness.know_pool(self.caching.pool, self.caching.tier, self.caching.working_set.share)
+            self.witness.know_fetches(self.caching.cache.hot_pages)
             self.caching.working_set.gather = WorkingSets(
                 self._config.node_id, lambda: self.membership.view().present(), self.explainer.ask
             ).gather

@@ -60,6 +60,9 @@ class PeerTraffic:
     n_pages: int = 0
     nbytes: int = 0
     seconds: float = 0.0
+    """How long these reads took, those that failed or were late included."""
+    n_late: int = 0
+    """Reads that were left for another holder of their pages, because this one took too long."""
 
 
 class PeerConnections(Resource):
@@ -114,8 +117,8 @@ class PeerConnections(Resource):
         """Return what was read from whom, over what."""
         names, view = list(self.domains), self._opener.view
         return [
-            PeerTraffic(member.node_id, names[way], n_pages, nbytes, seconds)
-            for key, way, n_pages, nbytes, seconds in self.native.traffic()
+            PeerTraffic(member.node_id, names[way], n_pages, nbytes, seconds, n_late)
+            for key, way, n_pages, nbytes, seconds, n_late in self.native.traffic()
             if (member := view.by_key(key)) is not None
         ]
 

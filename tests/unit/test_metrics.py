@@ -237,6 +237,14 @@ class _Traffic:
     def nbytes(self) -> int:
         return 10 * self.n_pages
 
+    @property
+    def seconds(self) -> float:
+        return self.n_pages / 8
+
+    @property
+    def n_late(self) -> int:
+        return 2 * self.n_pages
+
 
 def test_peers_have_a_bounded_number_of_series_that_never_shrink() -> None:
     traffic = [_Traffic(f"n{i}", i) for i in range(100)]
@@ -252,6 +260,8 @@ def test_peers_have_a_bounded_number_of_series_that_never_shrink() -> None:
     read = peers.read()
     assert read["p2pkv_peer_read_pages_total"]["others", "tcp"] == sum(range(32, 100)) + 5
     assert sum(read["p2pkv_peer_read_bytes_total"].values()) == 10 * (total + 5)
+    assert sum(read["p2pkv_peer_read_seconds_total"].values()) == (total + 5) / 8
+    assert sum(read["p2pkv_peer_late_reads_total"].values()) == 2 * (total + 5)
 
 
 def test_what_peers_sent_is_shown_by_peer(pair: Pair) -> None:

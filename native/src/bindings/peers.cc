@@ -93,12 +93,14 @@ void change(PeerConnections& self, const std::vector<MemberTuple>& changed,
   self.change(members, gone);
 }
 
-// Of each peer and transport: its key, the transport's number, pages, bytes and seconds.
-std::vector<std::tuple<uint64_t, size_t, uint64_t, uint64_t, double>> traffic(const PeerConnections& self) {
-  std::vector<std::tuple<uint64_t, size_t, uint64_t, uint64_t, double>> all;
+// Of each peer and transport: its key, the transport's number, pages, bytes, seconds, and late reads.
+using PeerTraffic = std::tuple<uint64_t, size_t, uint64_t, uint64_t, double, uint64_t>;
+
+std::vector<PeerTraffic> traffic(const PeerConnections& self) {
+  std::vector<PeerTraffic> all;
   const nb::gil_scoped_release unlocked;
   for (const auto& [peer, way, amount] : self.traffic()) {
-    all.emplace_back(peer, way, amount.n_pages, amount.nbytes, amount.seconds);
+    all.emplace_back(peer, way, amount.n_pages, amount.nbytes, amount.seconds, amount.n_late);
   }
   return all;
 }

@@ -151,6 +151,18 @@ std::vector<std::pair<size_t, uint64_t>> fetched(const FetchSources& self) {
   return all;
 }
 
+// Ids of the pages that were fetched most lately, and how often a second.
+std::vector<std::pair<nb::bytes, double>> hot_pages(FetchSources& self, size_t most) {
+  std::vector<HotPages::Hot> hot;
+  {
+    const nb::gil_scoped_release release;
+    hot = self.hot_pages(most);
+  }
+  std::vector<std::pair<nb::bytes, double>> out;
+  for (const auto& [key, rate] : hot) out.emplace_back(nb::bytes(key.bytes, sizeof key.bytes), rate);
+  return out;
+}
+
 // Owners and boots as Python has them, with the keys of their pages that were read.
 std::vector<std::tuple<uint64_t, uint64_t, Array<uint8_t>>> drain_touches(Touches& self, double timeout) {
   std::vector<Touches::OfPeer> drained;
@@ -217,6 +229,7 @@ void bind_sources(nb::module_& m) {
           },
           "batch"_a, "has_promoted"_a)
       .def("fetched", &fetched)
+      .def("hot_pages", &hot_pages, "most"_a)
       .def("checks",
            [](const FetchSources& self) -> Counts {
              const auto checks = self.checks();

@@ -85,6 +85,7 @@ std::array<uint64_t, FetchBatch::kMissKinds> FetchSources::finish(FetchBatch& ba
 }
 
 void FetchSources::ended(const FetchBatch& batch) {
+  hot_.note(batch.keys(), batch.outcomes());
   parts_.watched.fetches->add(batch.farthest(), batch.nbytes(), batch.stopwatch().ns());
   n_rejected_.fetch_add(batch.n_failed_checks(FetchBatch::kRejected), std::memory_order_relaxed);
   n_bad_sums_.fetch_add(batch.n_failed_checks(FetchBatch::kChecksum), std::memory_order_relaxed);

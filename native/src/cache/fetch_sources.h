@@ -12,6 +12,7 @@
 #include "base/timings.h"
 #include "cache/fetch_batch.h"
 #include "cache/hedges.h"
+#include "cache/hot_pages.h"
 #include "cache/location_cache.h"
 #include "cache/touches.h"
 #include "directory/other_holders.h"
@@ -84,6 +85,8 @@ class FetchSources {
   // Returns how many pages the location cache knew.
   Checks checks() const { return {n_rejected_, n_bad_sums_, n_late_calls_}; }
   std::array<uint64_t, Hedges::kWhys> hedges() const { return hedges_.counts(); }
+  // Returns the pages that calls found most often lately, wherever they came from.
+  std::vector<HotPages::Hot> hot_pages(size_t most) { return hot_.list(most); }
   uint64_t n_located() const { return n_located_.load(std::memory_order_relaxed); }
 
  private:
@@ -99,6 +102,7 @@ class FetchSources {
   const Parts parts_;
   std::vector<Count> fetched_;
   Hedges hedges_;
+  HotPages hot_;
   std::atomic<uint64_t> n_located_{0};
   std::atomic<uint64_t> n_rejected_{0};
   std::atomic<uint64_t> n_bad_sums_{0};

@@ -114,20 +114,21 @@ bool Flights::land(Flight& flight) {
   const auto took = Clock::now() - flight.began;
   if (worst == Status::kOk) flight.connection->pace->note(owner.nbytes, took);
   if (!ends_endpoint(worst)) flight.connection->pace->was_in_time();
-  const size_t n_taken = settle(flight, worst, std::chrono::duration<double>(took).count());
+  const size_t n_taken = settle(flight, worst, took, 0);
   // Most flights bring all: their pages are not looked at for others who hold them.
   if (n_taken < owner.pages.size()) go_on(owner, Hedges::kFailed);
   return true;
 }
 
 // Takes what a flight has brought that is over, and gives its connection back; returns how many pages came.
-size_t Flights::settle(Flight& flight, Status worst, double seconds) {
+size_t Flights::settle(Flight& flight, Status worst, Clock::duration took, uint64_t n_late) {
   flight.transfer.reset();
   const FetchBatch::Taken taken = batch_.settle(*flight.owner, check_sums_, deadline_);
-  const auto took = Clock::now() - flight.began;
-  landed_.push_back({flight.connection->way, taken.nbytes,
-                     std::chrono::duration_cast<std::chrono::nanoseconds>(took).count()});
-  peers_.release(flight.connection, worst, {taken.n_pages, taken.nbytes, seconds});
+  landed_.push_back(
+      {flight.connection->way, taken.nbytes,
+       std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - flight.began).count()});
+  const double seconds = std::chrono::duration<double>(took).count();
+  peers_.release(flight.connection, worst, {taken.n_pages, taken.nbytes, seconds, n_late});
   taken_[flight.connection->way].n_pages += taken.n_pages;
   taken_[flight.connection->way].nbytes += taken.nbytes;
   if (elsewhere_ != nullptr) elsewhere_->hedges.note_read();

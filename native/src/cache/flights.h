@@ -76,7 +76,7 @@ class Flights {
   void land_all();
   // Waits for a flight's leg, and goes on with its next one; true if that was the last.
   bool land(Flight& flight);
-  size_t settle(Flight& flight, Status worst, double seconds);
+  size_t settle(Flight& flight, Status worst, Clock::duration took, uint64_t n_late);
 
   // flights_late.cc
   bool avoid_slow(const FetchBatch::Owner& owner, const Connection* connection);

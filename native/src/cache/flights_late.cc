@@ -84,9 +84,10 @@ bool Flights::leave_late(Flight& flight) {
   flight.transfer->wait(0);
   const Status worst = batch_.land(owner, leg_of(flight), flight.transfer->statuses());
   const std::shared_ptr<Pace> pace = flight.connection->pace;
-  pace->note(owner.nbytes, Clock::now() - flight.began);
+  const auto took = Clock::now() - flight.began;
+  pace->note(owner.nbytes, took);
   pace->was_late();
-  settle(flight, worst, 0);  // no time is blamed on the peer: it is not left alone, where it alone has pages
+  settle(flight, worst, took, 1);  // it is late and no more: it is not left alone, where it alone has pages
   go_on(owner, *verdict.leave);
   return true;
 }

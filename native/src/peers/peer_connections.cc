@@ -233,6 +233,7 @@ void PeerConnections::release(const ConnectionPtr& connection, Status worst, Rea
         way->amount.n_pages += amount.n_pages;
         way->amount.nbytes += amount.nbytes;
         way->amount.seconds += amount.seconds;
+        way->amount.n_late += amount.n_late;
       }
       if (!ends_endpoint(worst)) {
         connection->has_read = true;
@@ -255,7 +256,8 @@ void PeerConnections::release(const ConnectionPtr& connection, Status worst, Rea
   connection->endpoint->close();
   close_all(closing);
   const bool is_its_own = connection->link == 0;  // and no link's
-  if (worst == Status::kTimedOut && amount.seconds >= timing_.fair_chance && is_its_own) {
+  const bool had_its_chance = amount.n_late == 0 && amount.seconds >= timing_.fair_chance;
+  if (worst == Status::kTimedOut && had_its_chance && is_its_own) {
     avoid(id);
     if (!connection->has_read) connect_between_calls(id, connection->way);
   } else if (worst == Status::kPeerLost && !connection->has_read) {

@@ -38,6 +38,7 @@ struct ReadAmount {
   uint64_t n_pages = 0;
   uint64_t nbytes = 0;
   double seconds = 0;
+  uint64_t n_late = 0;  // reads that were left for another holder: the peer is not to blame for a time-out
 };
 
 // Thread-safe. Only opening a connection blocks: for one handshake a way, bounded by the deadline.

@@ -1,0 +1,112 @@
+// Which pages are fetched most, beside an exact count.
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "cache/hot_pages.h"
+#include "check.h"
+#include "keys.h"
+#include "seed.h"
+
+namespace {
+
+using p2pkv::HotPages;
+using p2pkv::Key;
+using p2pkv::test::key_of;
+
+int64_t now_ns = 0;
+int64_t test_now() {
+  return now_ns;
+}
+
+void fetch(HotPages* hot, uint64_t name) {
+  hot->note({key_of(name)}, {1});
+}
+
+double rate_of(HotPages* hot, uint64_t name) {
+  for (const HotPages::Hot& page : hot->list(HotPages::kPlaces)) {
+    if (page.key == key_of(name)) return page.reads_a_second;
+  }
+  return 0;
+}
+
+TEST(hot_pages_count_few_fetches_exactly) {
+  now_ns = 0;
+  HotPages hot(test_now);
+  for (int i = 0; i < 30; ++i) fetch(&hot, 1);
+  for (int i = 0; i < 10; ++i) fetch(&hot, 2);
+  hot.note({key_of(3), key_of(2)}, {0, 1});  // the first one was missed
+  now_ns = 10'000'000'000 - 1;
+  const auto found = hot.list(2);
+  CHECK_EQ(found.size(), 2u);
+  CHECK(found[0].key == key_of(1));
+  CHECK(std::abs(found[0].reads_a_second - 3.0) < 0.01);
+  CHECK(std::abs(found[1].reads_a_second - 1.1) < 0.01);
+  CHECK_EQ(rate_of(&hot, 3), 0.0);
+}
+
+TEST(hot_pages_forget_what_is_asked_for_no_more) {
+  now_ns = 0;
+  HotPages hot(test_now);
+  for (int i = 0; i < 300; ++i) fetch(&hot, 1);
+  now_ns = 15'000'000'000;
+  fetch(&hot, 2);
+  CHECK(rate_of(&hot, 1) > 0);
+  now_ns = 26'000'000'000;
+  CHECK_EQ(rate_of(&hot, 1), 0.0);
+  CHECK(rate_of(&hot, 2) > 0);
+  now_ns = 60'000'000'000;
+  CHECK(hot.list(10).empty());
+}
+
+// A tenth of all fetches are of ten pages, the others of a hundred thousand; so many that only a sample is
+// looked at. What is said of the ten is near what they were, and nothing else is said to be near them.
+TEST(hot_pages_are_found_among_many_with_their_rates) {
+  now_ns = 0;
+  HotPages hot(test_now);
+  std::mt19937_64 random(p2pkv::test::seed("hot_pages"));
+  std::map<uint64_t, int> counts;
+  constexpr int kFetches = 40'000;
+  constexpr int kBatch = 32;
+  for (int i = 0; i < kFetches; ++i) {
+    std::vector<Key> keys;
+    for (int k = 0; k < kBatch; ++k) {
+      const uint64_t name = random() % 10 == 0 ? random() % 10 : 1000 + random() % 100'000;
+      ++counts[name];
+      keys.push_back(key_of(name));
+    }
+    hot.note(keys, std::vector<uint8_t>(kBatch, 1));
+    now_ns += 9'900'000'000 / kFetches;
+  }
+  const auto found = hot.list(10);
+  CHECK_EQ(found.size(), 10u);
+  for (uint64_t name = 0; name < 10; ++name) {
+    const double real = counts[name] / 9.9;
+    const double said = rate_of(&hot, name);
+    CHECK(said > 0.4 * real);
+    CHECK(said < 1.5 * real);
+  }
+  for (const HotPages::Hot& page : found) {
+    bool is_one = false;
+    for (uint64_t name = 0; name < 10; ++name) is_one = is_one || page.key == key_of(name);
+    CHECK(is_one);
+  }
+}
+
+TEST(hot_pages_are_noted_by_threads_at_once) {
+  HotPages hot;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int k = 0; k < 5000; ++k) fetch(&hot, 7);
+    });
+  }
+  for (int i = 0; i < 20; ++i) hot.list(4);
+  for (std::thread& thread : threads) thread.join();
+  CHECK(rate_of(&hot, 7) > 0);
+}
+
+}  // namespace
