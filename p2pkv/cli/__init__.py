@@ -14,6 +14,7 @@ from p2pkv.cli import (
     announce,
     bench,
     demo,
+    describe,
     doctor,
     drain,
     explain,
@@ -35,7 +36,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("doctor")(doctor.doctor)
-app.command("node")(node.run)
+app.command("node", epilog=node.NAMES)(node.run)
+app.command("settings")(describe.settings)
 app.command("status")(status.status)
 app.command("top")(top.top)
 app.command("prefix-index")(prefix_index.prefix_index)
@@ -46,6 +48,7 @@ app.add_typer(namespace.app, name="namespace")
 app.command("announce")(announce.announce)
 app.command("bench", add_help_option=False, context_settings=_PASS_ON)(bench.bench)
 app.command("replay", add_help_option=False, context_settings=_PASS_ON)(bench.replay)
+app.command("version")(describe.version)
 app.command("demo", context_settings={"ignore_unknown_options": True})(demo.demo)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from p2pkv.cli.logs import Level, LogLevel, write_logs
+from p2pkv.cli.logs import Format, Level, LogFormat, LogLevel, write_logs
 from p2pkv.cli.signals import EndingSignals
 from p2pkv.control.secret import cluster_keys
 from p2pkv.instances.engine_check import EngineCheck
@@ -41,9 +41,10 @@ def announce(
     secret_file: Annotated[str | None, typer.Option(metavar="FILE", help="The cluster's secret.")] = None,
     interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS")] = INTERVAL_S,
     log_level: LogLevel = Level.INFO,
+    log_format: LogFormat = Format.TEXT,
 ) -> None:
     """Check an engine's health and report it to routers, until SIGTERM or SIGINT; SIGUSR1 drains it."""
-    write_logs(log_level)
+    write_logs(log_level, log_format)
     instance = checked(
         Instance(
             url=url,

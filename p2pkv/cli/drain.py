@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from p2pkv.cache.drained import sentence
+from p2pkv.cli.output import AsJson, AsLines
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.control.secret import cluster_keys
@@ -32,9 +33,8 @@ def drain(
         float,
         typer.Option(metavar="SECONDS", help="How long to wait for the node, where --seconds is not given."),
     ] = 60.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON object instead of a sentence.")
-    ] = False,
+    as_json: AsJson = False,
+    as_lines: AsLines = False,
 ) -> None:
     """Have a node hand its pages over to the others: it stores nothing new from then on, and is about to leave.
 
@@ -44,7 +44,7 @@ def drain(
     wait_s = timeout if seconds is None else seconds + _BEYOND_S
     with Outsider(cluster_keys(loaded.secret_file)) as outsider:
         drained = outsider.drain(node_id, addresses_to_ask(loaded, timeout), seconds, wait_s)
-    if as_json:
+    if as_json or as_lines:
         typer.echo(json.dumps(None if drained is None else asdict(drained)))
     elif drained is None:
         typer.echo(f"{node_id} has begun to hand its pages over, and has gone")

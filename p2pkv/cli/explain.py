@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from p2pkv.cli.output import AsJson, AsLines, print_parts
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.control.secret import cluster_keys
@@ -43,9 +44,8 @@ def explain(
     config: ConfigFile = None,
     settings: Settings = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for answers.")] = 2.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON object instead of sentences.")
-    ] = False,
+    as_json: AsJson = False,
+    as_lines: AsLines = False,
 ) -> None:
     """Say where a page is, or why it is not there: evicted when, taken back, owner gone, another namespace."""
     loaded = load(config, settings, **({"join": join} if join else {}))
@@ -54,7 +54,10 @@ def explain(
             raise UsageError("--request stands alone: a request has no namespace, and is no page")
         with Outsider(cluster_keys(loaded.secret_file)) as outsider:
             found = outsider.explain_request(key, addresses_to_ask(loaded, timeout), timeout)
-        typer.echo(json.dumps(request_record(found)) if as_json else "\n".join(request_lines(found)))
+        if as_lines:
+            print_parts(request_record(found), "request", ("calls",))
+        else:
+            typer.echo(json.dumps(request_record(found)) if as_json else "\n".join(request_lines(found)))
         return
     page_id = _hexadecimal(key) if is_id else None
     question = question_about(None if is_id else key, page_id, namespace)
@@ -62,6 +65,8 @@ def explain(
         explained = outsider.explain(question, addresses_to_ask(loaded, timeout), timeout)
     if as_json:
         typer.echo(json.dumps(record(explained)))
+    elif as_lines:
+        print_parts(record(explained), "page", ("places", "elsewhere", "events"))
     else:
         typer.echo("\n".join(lines(explained)))
 

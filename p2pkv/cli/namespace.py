@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from p2pkv.cli.output import AsJson, AsLines
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.control.secret import cluster_keys
@@ -25,7 +26,6 @@ Name = Annotated[
     str, typer.Argument(help="The setting `namespace`; engines' own namespaces below it are meant too.")
 ]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for answers.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON object instead of a sentence.")]
 
 
 @app.command()
@@ -36,13 +36,16 @@ def bump(
     settings: Settings = None,
     timeout: Timeout = 5.0,
     as_json: AsJson = False,
+    as_lines: AsLines = False,
 ) -> None:
     """Have nothing that was published in a namespace so far be found any more, in memory or on disk.
 
     Ends with an error if a member could not be told.
     """
     done = _bump(name, join, config, settings, timeout)
-    _say(done, f"{name} is in epoch {done.epoch}, as {len(done.heard)} nodes know", as_json=as_json)
+    _say(
+        done, f"{name} is in epoch {done.epoch}, as {len(done.heard)} nodes know", as_json=as_json or as_lines
+    )
 
 
 def purge(
@@ -52,6 +55,7 @@ def purge(
     settings: Settings = None,
     timeout: Timeout = 5.0,
     as_json: AsJson = False,
+    as_lines: AsLines = False,
 ) -> None:
     """Drop all pages of a namespace, in memory and on disk, at every node. It is a bump of the namespace.
 
@@ -59,7 +63,7 @@ def purge(
     """
     done = _bump(name, join, config, settings, timeout)
     text = f"what was published in {name} so far is gone from {len(done.heard)} nodes (it is in epoch {done.epoch} now)"
-    _say(done, text, as_json=as_json)
+    _say(done, text, as_json=as_json or as_lines)
 
 
 def _bump(name: str, join: Join, config: ConfigFile, settings: Settings, timeout: float) -> Bump:

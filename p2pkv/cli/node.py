@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
 import typer
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from p2pkv.cache.drained import Drained, sentence
-from p2pkv.cli.logs import Level, LogLevel, write_logs
+from p2pkv.cli.logs import Format, Level, LogFormat, LogLevel, write_logs
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.cli.signals import EndingSignals
 from p2pkv.config import Config
@@ -21,10 +22,15 @@ _LOOK_S = 0.2
 """Between two looks at who is there; the view itself changes within a second or two."""
 
 
+NAMES = f"Settings: {', '.join(field.name for field in dataclasses.fields(Config))}"
+"""What the help of the command ends with."""
+
+
 def run(
     config: ConfigFile = None,
     settings: Settings = None,
     log_level: LogLevel = Level.INFO,
+    log_format: LogFormat = Format.TEXT,
     drain: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="As the setting drain: 0 leaves at once."),
@@ -33,9 +39,9 @@ def run(
     """Run a node until SIGINT, SIGTERM or p2pkv drain, and say who comes and goes.
 
     It hands its pages over to others then, for as long as the setting drain says; a second signal ends that too.
-    Settings come from --set, --config and P2PKV_* variables, in this order; p2pkv.Config has them all.
+    Settings come from --set, --config and P2PKV_* variables, in this order; p2pkv settings says what each means.
     """
-    write_logs(log_level)
+    write_logs(log_level, log_format)
     given = {} if drain is None else {"drain": drain}
     loaded = load(config, settings, **given)
     if loaded.attach:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from p2pkv.cli.logs import Level, LogLevel, write_logs
+from p2pkv.cli.logs import Format, Level, LogFormat, LogLevel, write_logs
 from p2pkv.cli.node import run_until_ended
 from p2pkv.cli.outsider import Join
 from p2pkv.cli.settings import ConfigFile, Settings, load
@@ -18,13 +18,14 @@ def prefix_index(
     config: ConfigFile = None,
     settings: Settings = None,
     log_level: LogLevel = Level.INFO,
+    log_format: LogFormat = Format.TEXT,
 ) -> None:
     """Say over HTTP how much of a prompt is in the cluster, where and in which tier, until SIGINT or SIGTERM.
 
     It is a member without room for pages; the setting indexer says where it answers, 127.0.0.1:9400 by default, and
     indexer_token is needed where other machines reach that.
     """
-    write_logs(log_level)
+    write_logs(log_level, log_format)
     run_until_ended(without_pages(load(config, settings, **({"join": join} if join else {}))))
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from p2pkv.cli.output import AsJson
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.cli.tables import console, table
@@ -23,10 +24,10 @@ def status(
     config: ConfigFile = None,
     settings: Settings = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for an answer.")] = 2.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of a table.")] = False,
+    as_json: AsJson = False,
     as_lines: Annotated[bool, typer.Option("--jsonl", help="Print a line of JSON a member.")] = False,
 ) -> None:
-    """Show the members of a running cluster, as the first node that answers sees them."""
+    """Show the members of a running cluster, as the first node that answers sees them, hot pages and slow peers."""
     loaded = load(config, settings, **({"join": join} if join else {}))
     addresses = addresses_to_ask(loaded, timeout)
     with Outsider(cluster_keys(loaded.secret_file)) as outsider:

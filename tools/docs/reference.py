@@ -5,13 +5,10 @@ Each function returns a page of Markdown. Nothing is written twice by hand, so n
 
 from __future__ import annotations
 
-import ast
-import dataclasses
 import importlib
 import inspect
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +18,7 @@ from typer.core import TyperGroup
 import p2pkv
 from p2pkv.cli import app
 from p2pkv.config import Config
+from p2pkv.config.described import described
 
 MODULES = (
     "p2pkv.transfers",
@@ -38,22 +36,21 @@ _ROLE = re.compile(r":\w+:`~?(?:[\w.]*\.)?([\w()]+)`")
 
 def settings() -> str:
     """Every setting, with its default, its variable and what it means."""
-    documented = attribute_docstrings(inspect.getsource(Config))
     page = [
         "# Settings",
         "",
         "What `p2pkv.Config` takes, JSON files have (`--config`), `--set KEY=VALUE` sets, and the environment gives as "
         "`P2PKV_KEY`. Sizes are numbers of bytes, or texts such as `64MiB`; times are seconds.",
     ]
-    for field in dataclasses.fields(Config):
-        default = "drawn at random at each start" if field.name == "node_id" else _default(field)
+    for setting in described():
+        drawn = "drawn at random at each start" if setting.name == "node_id" else "nothing"
         page += [
             "",
-            f"### `{field.name}`",
+            f"### `{setting.name}`",
             "",
-            f"Default: {default}; environment: `P2PKV_{field.name.upper()}`",
+            f"Default: {f'`{setting.default}`' if setting.default else drawn}; environment: `{setting.variable}`",
             "",
-            _prose(documented[field.name]),
+            _prose(setting.meaning),
         ]
     return "\n".join(page) + "\n"
 
@@ -96,20 +93,6 @@ def walk(command: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(command, TyperGroup):
         for name, child in command.commands.items():
             yield from walk(child, f"{path} {name}")
-
-
-def attribute_docstrings(source: str) -> dict[str, str]:
-    """Return the text behind each annotated attribute of a class, which Python itself does not keep."""
-    [body] = [node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    return {
-        attribute.target.id: inspect.cleandoc(text.value.value)
-        for attribute, text in pairwise(body)
-        if isinstance(attribute, ast.AnnAssign)
-        and isinstance(attribute.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
-    }
 
 
 def _module(module: ModuleType, names: list[str] | tuple[str, ...]) -> Iterator[str]:
@@ -160,11 +143,6 @@ def _signature(value: object) -> str:
         return ""
     parameters = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
     return str(signature.replace(parameters=parameters)).replace("'", "")
-
-
-def _default(field: dataclasses.Field[object]) -> str:
-    made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    return "nothing" if made in ("", (), {}, None) else f"`{made}`"
 
 
 def _names(parameter: Any) -> list[str]:
