@@ -12,6 +12,7 @@ import zmq
 
 from p2pkv._native import NamespaceEpochs
 from p2pkv.cache.drained import Drained, decode_drained, pack_drain
+from p2pkv.cli.busiest import ASKED
 from p2pkv.config import Config
 from p2pkv.control.counters import decode_counters
 from p2pkv.control.host_names import Names
@@ -25,7 +26,7 @@ from p2pkv.directory.view import Member, Report, decode, encode
 from p2pkv.errors import ConfigError, ControlError, UsageError
 from p2pkv.explain.asking import RequestCalls, ask_members, explain_request, explanation_of
 from p2pkv.explain.explanation import Explanation
-from p2pkv.explain.messages import Question
+from p2pkv.explain.messages import Answer, Question
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -91,6 +92,11 @@ class Outsider:
                 if reply.ok:
                     told[members[index].node_id] = decode_counters(reply.body)
         return told
+
+    def hot_pages(self, members: Sequence[Member], timeout: float) -> list[Answer]:
+        """Return what those of the ``members`` say that tell within ``timeout`` seconds what their calls fetch most."""
+        self._names.wait_for([member.address for member in members], timeout)
+        return ask_members(self._client, members, Question(hot_pages=ASKED), timeout)[0]
 
     def explain(self, question: Question, addresses: Sequence[str], timeout: float) -> Explanation:
         """Return what all members together know of a page.

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from p2pkv.cli.busiest import hot_pages, lines, slow_peers
 from p2pkv.cli.output import AsJson
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
 from p2pkv.cli.settings import ConfigFile, Settings, load
@@ -32,6 +33,11 @@ def status(
     addresses = addresses_to_ask(loaded, timeout)
     with Outsider(cluster_keys(loaded.secret_file)) as outsider:
         report, address = outsider.members(addresses, timeout)
+        alive = [member for member in report.members if member.state is State.ALIVE]
+        counters = {} if as_lines else outsider.counters(alive, timeout)
+        answering = [member for member in alive if member.node_id in counters]
+        hot = hot_pages(outsider.hot_pages(answering, timeout))
+    slow = slow_peers(counters, {})
     members = sorted(report.members, key=lambda member: (member.state, member.node_id))
     if as_json:
         typer.echo(
@@ -40,6 +46,8 @@ def status(
                     "asked": address,
                     "cluster": report.cluster,
                     "members": [_record(member) for member in members],
+                    "hot_pages": [page._asdict() for page in hot],
+                    "slow_peers": [peer._asdict() for peer in slow],
                 }
             )
         )
@@ -47,7 +55,7 @@ def status(
         for member in members:
             typer.echo(json.dumps(_record(member)))
     else:
-        _show(report, address, members)
+        _show(report, address, members, list(lines(hot, slow)))
 
 
 def _record(member: Member) -> dict[str, object]:
@@ -60,7 +68,7 @@ def _record(member: Member) -> dict[str, object]:
     }
 
 
-def _show(report: Report, address: str, members: list[Member]) -> None:
+def _show(report: Report, address: str, members: list[Member], below: list[Text]) -> None:
     printer = console()
     n_alive = sum(member.state is State.ALIVE for member in members)
     who = f"{n_alive} of {len(members)} known nodes of cluster {report.cluster} are alive"
@@ -77,3 +85,5 @@ def _show(report: Report, address: str, members: list[Member]) -> None:
             Text(", ".join(member.transports)),
         )
     printer.print(rows)
+    for line in below:
+        printer.print(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count as counting
@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from p2pkv.cli.busiest import HotPage, SlowPeer, hot_pages, lines, slow_peers
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.cli.tables import console, table
@@ -33,6 +34,7 @@ class Reading:
     asked: str
     members: Sequence[Member]
     counters: Mapping[str, Mapping[str, float]]
+    hot_pages: Sequence[HotPage] = ()
 
 
 def top(
@@ -49,7 +51,7 @@ def top(
     ] = False,
     as_lines: Annotated[bool, typer.Option("--jsonl", help="Print a line of JSON a reading.")] = False,
 ) -> None:
-    """Watch the nodes of a running cluster: pages and bytes a second, misses, room in pool and disk."""
+    """Watch the nodes of a running cluster: pages and bytes a second, misses, room, hot pages, slow peers."""
     loaded = load(config, settings, **({"join": join} if join else {}))
     addresses = addresses_to_ask(loaded, timeout)
     with Outsider(cluster_keys(loaded.secret_file)) as outsider:
@@ -57,10 +59,10 @@ def top(
         readings = islice(_readings(outsider, addresses, every, timeout), n_readings)
         try:
             if as_json:
-                typer.echo(json.dumps({"readings": [_record(reading) for reading in readings]}))
+                typer.echo(json.dumps({"readings": list(_records(readings))}))
             elif as_lines:
-                for reading in readings:
-                    typer.echo(json.dumps(_record(reading)))
+                for record in _records(readings):
+                    typer.echo(json.dumps(record))
             else:
                 _show(readings)
         except KeyboardInterrupt:
@@ -87,11 +89,20 @@ def _readings(
             present = [member for member in members if member.is_present]
             known = tuple(dict.fromkeys([*addresses, *(member.address for member in present)]))
             told = outsider.counters(present, timeout)
-            yield Reading(time.monotonic(), asked, members, told)
+            answering = [member for member in present if member.node_id in told]
+            hot = hot_pages(outsider.hot_pages(answering, timeout))
+            yield Reading(time.monotonic(), asked, members, told, hot)
         time.sleep(max(0.0, began + n * every - time.monotonic()))
 
 
-def _record(reading: Reading) -> dict[str, object]:
+def _records(readings: Iterable[Reading]) -> Iterator[dict[str, object]]:
+    earlier: Reading | None = None
+    for reading in readings:
+        yield _record(earlier, reading)
+        earlier = reading
+
+
+def _record(earlier: Reading | None, reading: Reading) -> dict[str, object]:
     return {
         "asked": reading.asked,
         "nodes": [
@@ -103,6 +114,8 @@ def _record(reading: Reading) -> dict[str, object]:
             }
             for member in reading.members
         ],
+        "hot_pages": [page._asdict() for page in reading.hot_pages],
+        "slow_peers": [peer._asdict() for peer in _slow_peers(earlier, reading)],
     }
 
 
@@ -112,12 +125,17 @@ def _show(readings: Iterator[Reading]) -> None:
     earlier: Reading | None = None
     with live or nullcontext():
         for reading in readings:
-            page = Group(_headline(reading), _table(earlier, reading))
+            below = lines(reading.hot_pages, _slow_peers(earlier, reading))
+            page = Group(_headline(reading), _table(earlier, reading), *below)
             if live is not None:
                 live.update(page, refresh=True)
             else:
                 printer.print(page)
             earlier = reading
+
+
+def _slow_peers(earlier: Reading | None, reading: Reading) -> list[SlowPeer]:
+    return slow_peers(reading.counters, {} if earlier is None else earlier.counters)
 
 
 def _headline(reading: Reading) -> Text:
