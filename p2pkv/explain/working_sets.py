@@ -13,10 +13,16 @@ from p2pkv.metrics.working_set import Share, together
 _log = logging.getLogger(__name__)
 
 _ANSWER_S = 2.0
+_MOST_REMEMBERED = 512
+"""Lives of nodes, of 16 KiB each; those go first that were told of longest ago."""
 
 
 class WorkingSets:
-    """Asks the other members for their shares. One of a cluster does so: the first one, by node id, that has a pool."""
+    """Asks the other members for their shares. One of a cluster does so: the first one, by node id, that has a pool.
+
+    It remembers what was told by nodes that have gone since, or were restarted: what they published and found was
+    published and found. Used by one thread.
+    """
 
     def __init__(
         self,
@@ -29,13 +35,24 @@ class WorkingSets:
         self._present = present
         self._ask = ask
         self._log = LimitedLog(_log)
+        self._told: dict[tuple[str, int], Share] = {}
 
     def gather(self) -> list[Share] | None:
-        """Return the shares of those who answer; None if another member asks. Blocks for two seconds at most."""
-        first = min((member.node_id for member in self._present() if member.weight > 0), default=None)
-        return list(self._shares()) if first == self._node_id else None
+        """Return the shares of all who have answered; None if another member asks. Blocks for two seconds at most."""
+        present = list(self._present())
+        if min((member.node_id for member in present if member.weight > 0), default=None) != self._node_id:
+            self._told.clear()
+            return None
+        boots = {member.node_id: member.boot_epoch for member in present}
+        for node_id, share in self._shares():
+            life = node_id, boots.get(node_id, 0)
+            self._told.pop(life, None)
+            self._told[life] = share
+        while len(self._told) > _MOST_REMEMBERED:
+            del self._told[next(iter(self._told))]
+        return list(self._told.values())
 
-    def _shares(self) -> Iterator[Share]:
+    def _shares(self) -> Iterator[tuple[str, Share]]:
         for answer in self._ask(Question(working_set=True), _ANSWER_S):
             told = answer.working_set
             if told is None:  # it has no pool, or is too old for the question
@@ -48,4 +65,4 @@ class WorkingSets:
                     str(error), "the working set of node %s is left out: %s", answer.node_id, error
                 )
                 continue
-            yield share
+            yield answer.node_id, share

@@ -375,11 +375,15 @@ class CacheParts:
         return self.directory.asked()
 
     def _published_and_found(self) -> tuple[float, float]:
-        """Return how many pages were published here so far, by attached engines too, and how many calls here found."""
+        """Return how many pages were computed here so far, attached engines' too, and how many calls here found.
+
+        What is computed is published; but who only fetches, and computes nothing for others, has missed it.
+        """
+        missed = sum(self._metrics.missed_pages.values().values())
         published = self._metrics.published_pages.value
         if self.attach_host is not None:
             published += self.attach_host.readings()["p2pkv_attach_stored_pages_total"]
-        return published, self.cache.n_fetched
+        return max(published, missed), self.cache.n_fetched
 
     def _next_out_age(self) -> float:
         """Return how long ago the page came that is evicted next; if that is forgotten, how far memory reaches."""

@@ -157,6 +157,37 @@ def test_a_share_that_no_node_has_is_left_out(
     assert "the working set of node bad is left out" in caplog.text
 
 
+def test_what_a_node_had_that_died_or_was_restarted_still_counts() -> None:
+    told = {"b": WorkingSetShare(3.0, 4.0, GOOD), "c": WorkingSetShare(5.0, 6.0, GOOD)}
+    members = [Member("a", 1, ""), Member("b", 1, ""), Member("c", 1, "")]
+
+    def ask(question: Question, timeout: float) -> list[Answer]:
+        return [Answer(name, "", 0, working_set=share) for name, share in told.items()]
+
+    sets = WorkingSets("a", lambda: members, ask)
+    assert sets.gather() == [Share(3.0, 4.0, GOOD), Share(5.0, 6.0, GOOD)]
+    members[1:] = [Member("c", 2, "")]
+    del told["b"]
+    told["c"] = WorkingSetShare(1.0, 0.0, GOOD)
+    assert sorted(sets.gather() or []) == [
+        Share(1.0, 0.0, GOOD),
+        Share(3.0, 4.0, GOOD),
+        Share(5.0, 6.0, GOOD),
+    ]
+
+
+def test_who_only_misses_has_no_hit_rate_of_a_hundred_percent() -> None:
+    with Node.start(Config(node_id="n", pool_size="64KiB", buffer_size=0)) as node:
+        pages = np.ones((1, 4096), np.uint8)
+        node.register_memory(pages)
+        node.publish(["page"], pages)
+        assert node.fetch(["page"], pages).all()
+        for i in range(9):
+            assert not node.fetch([f"nobody has {i}"], pages).any()
+        _looked_at(node)
+        assert node.counters()["p2pkv_hit_rate_ratio"] == pytest.approx(0.1)
+
+
 def test_the_share_of_a_node_that_knows_only_questions_about_pages_is_not_waited_for() -> None:
     """Nodes ignore fields that they do not know, of questions and of answers."""
     known_before = {
