@@ -271,7 +271,7 @@ class App:
         """200 while requests can be answered; what a load balancer asks."""
         ready = [t for t in self.registry if t.state is State.READY]
         roles = sorted({tracked.instance.role.value for tracked in ready})
-        can_serve = any(role != "prefill" for role in roles)
+        can_serve = self.registry.can_serve(strict_pd=self._plan.settings.strict_pd)
         return JSONResponse({"ready": can_serve, "roles": roles}, status_code=200 if can_serve else 503)
 
     async def _metrics(self, request: Request) -> Response:

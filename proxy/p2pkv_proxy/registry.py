@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from p2pkv.instances.heartbeat import Heartbeat, Instance, Load, State
+from p2pkv.instances.heartbeat import Heartbeat, Instance, Load, Mode, Role, State
 from p2pkv_proxy.costs import Costs
 from p2pkv_proxy.replicas import Replicas
 from p2pkv_proxy.tracked import Tracked
@@ -75,6 +75,18 @@ class Registry:
     def get(self, instance_id: str) -> Tracked | None:
         """Return one by its id."""
         return self._tracked.get(instance_id)
+
+    def can_serve(self, *, strict_pd: bool) -> bool:
+        """Whether an ordinary request would be served now; ``strict_pd``: never by a decode without a prefill."""
+        ready = {
+            (tracked.instance.role, tracked.instance.mode) for tracked in self if tracked.state is State.READY
+        }
+        # SGLang's decodes end where nobody has told them of a prefill
+        alone = {
+            mode for role, mode in ready if role is Role.DECODE and mode is not Mode.SGLANG and not strict_pd
+        }
+        pairs = {mode for role, mode in ready if role is Role.DECODE and (Role.PREFILL, mode) in ready}
+        return bool(alone or pairs) or any(role is Role.BOTH for role, _ in ready)
 
     def list_instance(self, instance: Instance) -> None:
         """Add one that is named by the operator, or take what is new of it; its state comes from :meth:`note_probe`."""

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from p2pkv.metrics import LABELLED, READINGS, Metrics
+from p2pkv_proxy.metrics import Metrics as RouterMetrics
+from p2pkv_proxy.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy/prometheus/p2pkv.rules.yaml"
@@ -26,6 +28,8 @@ def declared() -> set[str]:
     names |= {family.name for family in metrics.families()}
     for timing in metrics.timings.all():
         names |= {f"{timing.name}_{part}" for part in ("bucket", "sum", "count")}
+    for metric in RouterMetrics(Registry()).registry.collect():
+        names.add(f"{metric.name}_total" if metric.type == "counter" else metric.name)
     return names
 
 

@@ -414,3 +414,26 @@ def test_a_listed_instance_is_what_the_operator_says_it_is(caplog: pytest.LogCap
     assert (tracked.instance.role, tracked.state) == (Role.DECODE, State.READY)
     assert registry.refused == 3
     assert caplog.text.count("its heartbeats are not taken") == 1
+
+
+@pytest.mark.parametrize(
+    ("there", "serves", "serves_strictly"),
+    [
+        ([], False, False),
+        ([(Role.PREFILL, Mode.VLLM)], False, False),
+        ([(Role.DECODE, Mode.VLLM)], True, False),
+        ([(Role.DECODE, Mode.SGLANG)], False, False),
+        ([(Role.DECODE, Mode.SGLANG), (Role.PREFILL, Mode.VLLM)], False, False),
+        ([(Role.DECODE, Mode.SGLANG), (Role.PREFILL, Mode.SGLANG)], True, True),
+        ([(Role.BOTH, Mode.SGLANG)], True, True),
+    ],
+)
+def test_a_router_is_well_while_somebody_would_serve_a_request(
+    there: list[tuple[Role, Mode]], serves: bool, serves_strictly: bool
+) -> None:
+    registry = Registry()
+    for n, (role, mode) in enumerate(there):
+        one = instance("n" * (n + 1), role, mode=mode, bootstrap_port=9 if mode is Mode.SGLANG else None)
+        registry.note_heartbeat(Heartbeat(instance=one, boot=1, sequence=1, state=State.READY))
+    assert registry.can_serve(strict_pd=False) is serves
+    assert registry.can_serve(strict_pd=True) is serves_strictly
