@@ -11,11 +11,12 @@ from p2pkv_bench.report import page_size
 from p2pkv_bench.rows import Row, Spread
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
 def draw(rows: Sequence[Row], file: Path, about: Mapping[str, object]) -> list[Path]:
-    """Draw what the rows of one thread say over page sizes; write a PNG and an SVG.
+    """Draw what the rows of one thread say over page sizes, and how all rows stand to their targets; write PNG and SVG.
 
     Fetches and publishes as ratios to their first reference; transports side by side as throughput, and as how long
     single calls took. The machine that ``about`` describes is the title, with the day.
@@ -36,7 +37,10 @@ def draw(rows: Sequence[Row], file: Path, about: Mapping[str, object]) -> list[P
         (latency, "microseconds a call", _value, _name),
     ]
     drawn = [panel for panel in panels if panel[0]]
-    figure, axes = plt.subplots(max(1, len(drawn)), figsize=(9, 5.5 * max(1, len(drawn))), squeeze=False)
+    judged = [row for row in rows if row.judged is not None]
+    heights = [5.5] * len(drawn) + ([1.0 + 0.25 * len(judged)] if judged else [])
+    heights = heights or [5.5]
+    figure, axes = plt.subplots(len(heights), figsize=(9, sum(heights)), squeeze=False, height_ratios=heights)
     for axis, (points, label, value_of, name_of) in zip(axes[:, 0], drawn, strict=False):
         lines: dict[str, list[Row]] = {}
         for row in points:
@@ -58,9 +62,37 @@ def draw(rows: Sequence[Row], file: Path, about: Mapping[str, object]) -> list[P
         if points is ratios:
             axis.axhline(1.0, color="gray", linewidth=0.8)
         axis.legend(fontsize="x-small")
+    if judged:
+        _draw_targets(axes[-1, 0], judged)
     day = time.strftime("%Y-%m-%d")
     figure.suptitle(f"{about['cpu']}, {about['cores']} cores, load {about['load']}, {day}", fontsize="small")
     return save(figure, file)
+
+
+def _draw_targets(axis: Axes, rows: Sequence[Row]) -> None:
+    """Draw a bar a row: how often it has what its target asks for; 1 and more meets it, whichever way it is asked."""
+    names = [" ".join(filter(None, (row.suite, row.transport, row.case, _size(row)))) for row in rows]
+    shares = [_share_of_target(row) for row in rows]
+    colors = ["tab:green" if row.is_met else "tab:red" for row in rows]
+    places = range(len(rows))
+    axis.barh(places, shares, color=colors, height=0.6)
+    axis.set_yticks(places, names, fontsize="x-small")
+    axis.invert_yaxis()
+    axis.axvline(1.0, color="gray", linewidth=0.8)
+    axis.set_xlabel("of what the target asks for; 1 and more meets it")
+
+
+def _share_of_target(row: Row) -> float:
+    """Return how far a row that has a target is on the right side of it."""
+    assert row.target is not None
+    judged = row.judged or 0.0
+    if row.target.at_most:
+        return row.target.bound / judged if judged else 1.0
+    return judged / row.target.bound
+
+
+def _size(row: Row) -> str:
+    return f"{row.batch} x {page_size(row.page_nbytes)}" if row.page_nbytes else ""
 
 
 def save(figure: Figure, file: Path) -> list[Path]:

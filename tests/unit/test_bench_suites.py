@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -12,6 +14,7 @@ from p2pkv.errors import ConfigError
 from p2pkv.memory import copies as node_copies
 from p2pkv_bench import copies, plan, report, run, threads
 from p2pkv_bench.options import names_of, numbers_of, sizes_of
+from p2pkv_bench.plot import _share_of_target, draw
 from p2pkv_bench.rounds import timed_together
 from p2pkv_bench.rows import MIB, Row, Target, make_row
 
@@ -109,3 +112,32 @@ def test_options_are_lists_and_what_is_not_known_is_refused() -> None:
         numbers_of("--threads", "0")
     with pytest.raises(ConfigError, match="--pages takes multiples of 64 bytes up to 67108864, not 100"):
         sizes_of("--pages", "100", 512 * MIB)
+
+
+def test_a_picture_has_every_row_with_a_target_and_says_on_which_side_it_is(tmp_path: Path) -> None:
+    ratio = make_row(
+        {"p2pkv": [1.0, 1.2], "memcpy": [1.0, 1.0]},
+        suite="fetch",
+        case="cached",
+        transport="shm",
+        unit="GB/s",
+        page_nbytes=MIB,
+        batch=32,
+        target=Target(1.0, "memcpy"),
+    )
+    scalar = make_row(
+        {"p2pkv": [4.0]}, suite="scrape", case="text", unit="ms", target=Target(2.0, at_most=True)
+    )
+    assert _share_of_target(ratio) == pytest.approx(1.1)
+    assert _share_of_target(scalar) == 0.5
+    for rows in ([ratio, scalar], [scalar], []):
+        written = draw(rows, tmp_path / "out", {"cpu": "some", "cores": 2, "load": 1.0})
+        assert [path.stat().st_size > 0 for path in written] == [True, True]
+    assert "scrape text" in _words(
+        draw([ratio, scalar], tmp_path / "out", {"cpu": "some", "cores": 2, "load": 1.0})[1]
+    )
+
+
+def _words(svg: Path) -> str:
+    """Return what a picture says: letters are drawn, and their text is a comment beside them."""
+    return " ".join(re.findall(r"<!-- (.*?) -->", svg.read_text()))
