@@ -126,7 +126,10 @@ def _show(readings: Iterator[Reading]) -> None:
     with live or nullcontext():
         for reading in readings:
             below = lines(reading.hot_pages, _slow_peers(earlier, reading))
-            page = Group(_headline(reading), _table(earlier, reading), *below)
+            headline = _headline(reading)
+            if earlier is None and reading.asked:
+                headline.append("; rates are since each node's start")
+            page = Group(headline, _table(earlier, reading), *below)
             if live is not None:
                 live.update(page, refresh=True)
             else:
@@ -157,10 +160,16 @@ def _since_start(reading: Reading) -> str:
     return f"; hit rate since their start {rate:.0%}, of at most {ceiling:.0%}" if ceiling else ""
 
 
-class _Change:
-    """A node's counters, and their growth a second since the reading before; None where that is not known."""
+def _seconds_since_start(counters: Mapping[str, float]) -> float:
+    """Return how long a node runs, by its clock and this one's; 0 if it does not say."""
+    started = counters.get("p2pkv_start_time_seconds", 0.0)
+    return max(1.0, time.time() - started) if started else 0.0
 
-    def __init__(self, now: Mapping[str, float], before: Mapping[str, float] | None, seconds: float) -> None:
+
+class _Change:
+    """A node's counters, and their growth a second since some moment before; None where that is not known."""
+
+    def __init__(self, now: Mapping[str, float], before: Mapping[str, float], seconds: float) -> None:
         self.now = now
         self._before = before
         self._seconds = seconds
@@ -174,7 +183,7 @@ class _Change:
         return "-" if not hits and not missed else f"{(hits or 0) / ((hits or 0) + (missed or 0)):.0%}"
 
     def rate(self, name: str) -> float | None:
-        if self._before is None or self._seconds <= 0:
+        if self._seconds <= 0:
             return None
         return (self.total(name) - _total(self._before, name)) / self._seconds
 
@@ -210,7 +219,10 @@ def _table(earlier: Reading | None, reading: Reading) -> Table:
             continue
         is_same_life = boots.get(member.node_id) == member.boot_epoch
         before = earlier.counters.get(member.node_id) if earlier is not None and is_same_life else None
-        change = _Change(now, before, reading.at - earlier.at if earlier is not None else 0.0)
+        if earlier is None or before is None:
+            change = _Change(now, {}, _seconds_since_start(now))
+        else:
+            change = _Change(now, before, reading.at - earlier.at)
         rows.add_row(*cells, *(show(change) for _, show in _COLUMNS))
     return rows
 

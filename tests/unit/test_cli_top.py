@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +100,20 @@ def test_tables_are_whole_in_a_pipe_and_in_a_narrow_terminal(secret: str) -> Non
     text = capture.get()
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 40
+
+
+def test_a_first_reading_has_rates_since_each_nodes_start(secret: str) -> None:
+    with Node.start(Config(node_id="n", secret_file=secret, pool_size="1MiB")) as node:
+        (member,) = node.members()
+        options = ["--join", node.address, "--set", f"secret_file={secret}", "--count", "1"]
+        assert "rates are since each node's start" in CliRunner().invoke(app, ["top", *options]).output
+    at_once = _reading(
+        10.0, member, p2pkv_fetched_pages_total=3000, p2pkv_start_time_seconds=time.time() - 100
+    )
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(top._table(None, at_once))
+    assert re.search(r"\b(30|29)\b", capture.get())
 
 
 def test_who_is_dead_is_shown_without_numbers(secret: str) -> None:
