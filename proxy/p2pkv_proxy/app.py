@@ -23,6 +23,7 @@ from p2pkv_proxy.call import InstanceError
 from p2pkv_proxy.engines import Engines
 from p2pkv_proxy.ext_proc import ExtProc
 from p2pkv_proxy.holdings import Holdings
+from p2pkv_proxy.idle_connections import IDLE, IdleConnections
 from p2pkv_proxy.listing import list_all
 from p2pkv_proxy.metrics import Metrics, merged
 from p2pkv_proxy.neighbourhood import Neighbourhood
@@ -186,7 +187,7 @@ class App:
             self.neighbourhood.close()
 
     @asynccontextmanager
-    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[dict[str, IdleConnections]]:
         plan = self._plan
         settings = self._settings
         list_all(self.registry, {}, plan.listed)
@@ -220,7 +221,7 @@ class App:
             await self.ext_proc.start()
         tasks = [asyncio.ensure_future(_forever(work)) for work in self._work(engines)]
         try:
-            yield
+            yield {IDLE: IdleConnections(self.metrics.ended_idle.inc)}
         finally:
             for task in tasks:
                 task.cancel()

@@ -9,6 +9,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from p2pkv_proxy.idle_connections import IDLE, IdleConnections
+
 HEADER_TIMEOUT_S = 10.0
 """From a connection's or a request's first byte to the end of its headers."""
 MAX_HEADER_BYTES = 64 * 1024
@@ -16,6 +18,8 @@ MAX_PIPELINED = 16
 """Requests of one connection that wait for the one before; hardly any client sends a second."""
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _HIDDEN = b"\r\nx-upgrd:"
+UNSENT_S = 30
+"""For a client to take the end of its answer."""
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -37,13 +41,19 @@ class GuardedProtocol(HttpToolsProtocol):
         self._tail = b""
         """The end of what came before, should the blank line be cut in two."""
         self._on_gone: set[Callable[[], None]] = set()
+        if IDLE not in self.app_state:  # which all connections of one server are given
+            self.app_state[IDLE] = IdleConnections()
+        self._idle: IdleConnections = self.app_state[IDLE]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._expect_headers()
+        self._idle.add_stranger(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._idle.discard(self)
+        self._unset_keepalive_if_required()  # uvicorn leaves it where the client has reset the connection
         super().connection_lost(exc)
         for tell in list(self._on_gone):
             tell()
@@ -72,6 +82,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
+        self._idle.discard(self)
         self._in_headers = False
         self._header_bytes = 0
         self._tail = b""
@@ -89,14 +100,29 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_headers = True
 
     def on_response_complete(self) -> None:
+        keep = self.config.timeout_keep_alive
+        self.timeout_keep_alive = keep if self._is_all_sent() else min(UNSENT_S, keep)
         super().on_response_complete()
         if self.pipeline:
             self.flow.pause_reading()  # resumed for each answer, it would read more requests than it answers
+        elif self.cycle.response_complete and not self.transport.is_closing():
+            self._idle.add_kept(self)
 
     def timeout_keep_alive_handler(self) -> None:
-        if self.transport.get_write_buffer_size() > 0:
+        if self._is_all_sent() and (rest := self.config.timeout_keep_alive - self.timeout_keep_alive) > 0:
+            self.timeout_keep_alive = self.config.timeout_keep_alive
+            self.timeout_keep_alive_task = self.loop.call_later(rest, self.timeout_keep_alive_handler)
+        else:
+            self.end_idle()
+
+    def end_idle(self) -> None:
+        if self._is_all_sent():
+            self.transport.close()
+        else:
             self._hang_up()  # closing would wait for a client that takes nothing
-        super().timeout_keep_alive_handler()
+
+    def _is_all_sent(self) -> bool:
+        return self.transport.get_write_buffer_size() == 0
 
     def _hang_up(self) -> None:
         self.transport.abort()

@@ -93,6 +93,11 @@ class Metrics:
             "Lines of the access log that could not be written",
             registry=self.registry,
         )
+        self.ended_idle = Counter(
+            "p2pkv_proxy_ended_idle_connections",
+            "Clients' connections without a request that were ended to make room for others",
+            registry=self.registry,
+        )
         self.reloads = Counter(
             "p2pkv_proxy_reloads",
             "Files read again: taken, or refused because they can't be used",

@@ -15,6 +15,7 @@ from p2pkv.descriptors import raise_limit
 from p2pkv.errors import ControlError
 from p2pkv_proxy.app import App
 from p2pkv_proxy.guarded_http import GuardedProtocol
+from p2pkv_proxy.idle_connections import KEEP_S
 from p2pkv_proxy.plan import Plan
 
 LAST_WORDS_S = 5.0
@@ -96,7 +97,7 @@ def serve_on(app: App, listener: socket.socket, *, announce: bool) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=30,
+        timeout_keep_alive=KEEP_S,
         backlog=2048,
     )
     config.load()

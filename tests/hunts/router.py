@@ -9,42 +9,33 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
-import json
 import logging
 import random
-import socket
 import time
 import traceback
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 import aiohttp
 import uvloop
 
-from fake_answers import honest_pages, page_names, tokens_of
+from fake_answers import honest_pages, page_names
 from fake_engines import MOODS, FakeEngine
 from hunts.frame import Broken, Hunt, Stop, Tally
+from hunts.router_clients import Clients
 from p2pkv import _native
 from p2pkv.errors import ControlError
 from p2pkv.instances.heartbeat import Mode, Role
 from p2pkv.page import Keys, Namespace
 from p2pkv.testing.lateness import Lateness
 from p2pkv_proxy.app import App
-from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.held import Place
 from p2pkv_proxy.holdings import Holdings
+from p2pkv_proxy.idle_connections import IDLE, IdleConnections
 from p2pkv_proxy.named_pages import NamedPages
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
 from patience import PATIENCE
 from rig import Rig
 
-_PATH = "/v1/completions"
-_POST = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
-_TOLD = frozenset({404, 429, 502, 503, 504})
-"""Statuses that tell a client that it has no answer. 404: all that were left said so."""
-_LARGE = 10_000
-"""Tokens of an answer that is more than the buffers of a client that reads nothing."""
 _ANSWER_S = 0.5
 """For engines' next bytes. On a machine that stands still for so long good engines fail too."""
 _ROUNDS = 12
@@ -59,6 +50,8 @@ _POLICIES = (
     "predicted",
     "predicted",
 )
+_MOST_IDLE = 30
+"""Connections without a request: those of the good clients, and not all of a crowd."""
 _MOST_MARKS, _MOST_NBYTES = 40, 4000
 """Bounds of what the router keeps of pages, so low that they are reached."""
 _ENGINES_OWN = "the handler is closed"
@@ -102,8 +95,10 @@ class Router:
                 decode_policy=decode_policy,
             )
         )
-        listening = await self._rig.serve(self.app, http=GuardedProtocol, lifespan="on")
-        self.url, self.port = listening.url, listening.port
+        listening = await self._rig.router(self.app)
+        self.url = listening.url
+        self._idle = IdleConnections(self.app.metrics.ended_idle.inc, _MOST_IDLE)
+        listening.server.lifespan.state[IDLE] = self._idle
         while not all(tracked.state.value == "ready" for tracked in self.app.registry):
             await asyncio.sleep(0.005)
         # the directory is the cluster's, of which there is none here
@@ -142,6 +137,11 @@ class Router:
             case 3:
                 return self._rng.choice([None, [], "pages", 1, {}, {"version": 1}])
         return said
+
+    def judge_idle(self) -> None:
+        """Demand that there are no more connections without a request than there may be."""
+        if len(self._idle) > _MOST_IDLE:
+            raise Broken(f"{len(self._idle)} connections without a request, and {_MOST_IDLE} are allowed")
 
     def judge_pages(self) -> int:
         """Demand that what is kept of pages is within its bounds and what it says it is; return how much that is."""
@@ -213,132 +213,6 @@ class Directory:
         """There is nothing to close."""
 
 
-class Clients:
-    """One good client after another, and bad ones beside them."""
-
-    def __init__(
-        self, rng: random.Random, tally: Tally, router: Router, session: aiohttp.ClientSession
-    ) -> None:
-        self._rng = rng
-        self._tally = tally
-        self._router = router
-        self._session = session
-        self._n = 0
-        words = [f"{rng.randrange(10**6):06} " for _ in range(200)]
-        self._beginnings = ["", *("".join(words[: rng.randrange(200)]) for _ in range(3))]
-        self._open: list[asyncio.StreamWriter] = []
-        self._bad: list[Callable[[], Awaitable[None]]] = [
-            self._leaves,
-            self._reads_nothing,
-            self._pipelines,
-            self._trickles,
-            self._talks_nonsense,
-            self._asks_nonsense,
-        ]
-
-    async def good(self) -> None:
-        """Ask for an answer, and judge what comes."""
-        self._n += 1
-        prompt = f"{self._rng.choice(self._beginnings)}prompt {self._n}"
-        n_tokens, is_stream = self._rng.randint(1, 20), self._rng.random() < 0.6
-        # greedy streams go on elsewhere, and go through Python for that; the others are passed on natively
-        temperature = self._rng.choice([0, 1])
-        body = {"prompt": prompt, "max_tokens": n_tokens, "stream": is_stream, "temperature": temperature}
-        expected = "".join(tokens_of(prompt, n_tokens))
-        try:
-            async with self._session.post(self._router.url + _PATH, json=body) as answer:
-                raw = await answer.read()
-                status = answer.status
-        except aiohttp.ClientPayloadError:
-            if is_stream:
-                raise Broken(f"the stream to {prompt[-20:]!r} ended without a word") from None
-            self._tally["told"] += 1
-            return
-        if status in _TOLD:
-            self._tally["told"] += 1
-        elif status != 200:
-            raise Broken(f"{prompt[-20:]!r} was answered with status {status}: {raw[:300]!r}")
-        elif is_stream:
-            self._judge_stream(prompt, raw, expected)
-        elif json.loads(raw)["choices"][0]["text"] != expected:
-            raise Broken(f"{prompt[-20:]!r} was answered with {raw[:300]!r}, not {expected[:100]!r}")
-        else:
-            self._tally["whole"] += 1
-
-    def _judge_stream(self, prompt: str, raw: bytes, expected: str) -> None:
-        events = [event.removeprefix(b"data: ") for event in raw.split(b"\n\n") if event]
-        is_done = events[-1] == b"[DONE]"
-        told = [json.loads(event) for event in events if event != b"[DONE]"]
-        text = "".join(event["choices"][0]["text"] for event in told if "choices" in event)
-        has_error = any("error" in event for event in told)
-        if is_done == has_error or (text != expected if is_done else not expected.startswith(text)):
-            raise Broken(
-                f"the stream to {prompt[-20:]!r} was {raw[:300]!r} ... {raw[-300:]!r}, for {expected!r}"
-            )
-        self._tally["whole" if is_done else "told"] += 1
-
-    async def bad(self) -> None:
-        """Misbehave in one way or another."""
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            await self._rng.choice(self._bad)()
-            self._tally["bad clients"] += 1
-
-    def leave(self) -> None:
-        """Have all bad clients that are still there hang up."""
-        for writer in self._open:
-            writer.transport.abort()
-
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        connection = socket.socket()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", self._router.port))
-        reader, writer = await asyncio.open_connection(sock=connection, limit=1024)
-        self._open.append(writer)
-        return reader, writer
-
-    def _request(self, n_tokens: int) -> bytes:
-        self._n += 1
-        is_stream = self._rng.random() < 0.5
-        body = json.dumps({"prompt": f"bad {self._n}", "max_tokens": n_tokens, "stream": is_stream}).encode()
-        return _POST % (_PATH.encode(), len(body), body)
-
-    async def _leaves(self) -> None:
-        reader, writer = await self._connect()
-        request = self._request(self._rng.choice([20, _LARGE]))
-        writer.write(request[: self._rng.randint(1, len(request))] if self._rng.random() < 0.3 else request)
-        if self._rng.random() < 0.5:
-            await asyncio.wait({asyncio.ensure_future(reader.read(100))}, timeout=0.2)
-        writer.transport.abort()
-
-    async def _reads_nothing(self) -> None:
-        _, writer = await self._connect()
-        writer.write(self._request(_LARGE))
-
-    async def _pipelines(self) -> None:
-        _, writer = await self._connect()
-        writer.write(b"".join(self._request(5) for _ in range(self._rng.randint(2, 60))))
-
-    async def _trickles(self) -> None:
-        _, writer = await self._connect()
-        request = self._request(5)
-        for byte in request[: self._rng.randint(1, 40)]:
-            writer.write(bytes([byte]))
-            await asyncio.sleep(0)
-
-    async def _talks_nonsense(self) -> None:
-        _, writer = await self._connect()
-        writer.write(self._rng.randbytes(self._rng.randint(1, 3000)))
-
-    async def _asks_nonsense(self) -> None:
-        reader, writer = await self._connect()
-        body = self._rng.choice([b"", b"{", b"[]", b'{"prompt": {}}', b'{"prompt": "a", "n": "two"}'])
-        writer.write(b"\r\n" * self._rng.randrange(3) + _POST % (_PATH.encode(), len(body), body))
-        head = await reader.readuntil(b"\r\n")
-        if b" 400 " not in head:
-            raise Broken(f"{body!r} was answered with {head!r}")
-
-
 class Complaints(logging.Handler):
     """Errors in the log that the router's own code is part of."""
 
@@ -361,7 +235,7 @@ async def _schedule(rng: random.Random, tally: Tally, stop: Stop) -> None:
         session = await rig.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60 * PATIENCE))
         )
-        clients = Clients(rng, tally, router, session)
+        clients = Clients(rng, tally, router.url, session)
         with Lateness() as late:
             for _ in range(_ROUNDS):
                 router.disturb()
@@ -370,6 +244,7 @@ async def _schedule(rng: random.Random, tally: Tally, stop: Stop) -> None:
                     *(clients.bad() for _ in range(rng.randrange(4))),
                 )
                 router.judge_pages()
+                router.judge_idle()
                 if stop():
                     break
         clients.leave()
@@ -391,6 +266,7 @@ async def _schedule(rng: random.Random, tally: Tally, stop: Stop) -> None:
         tally["texts with pages"] += router.judge_pages()
         tally["pages asked for"] += router.directory.n_asked
         tally["attempts more"] += int(router.app.metrics.retries._value.get())
+        tally["idle ended"] += int(router.app.metrics.ended_idle._value.get())
         tally["passed on natively"] += router.n_passed_on
         tally["breakers opened"] += sum(tracked.breaker.opened for tracked in router.app.registry)
 
@@ -421,6 +297,7 @@ HUNT = Hunt(
         "bad clients",
         "attempts more",
         "breakers opened",
+        "idle ended",
         "passed on natively",
         "texts with pages",
         "pages asked for",

@@ -10,6 +10,8 @@ from typing import Any
 from fake_engines import FakeEngine
 from listening import Listening
 from p2pkv.instances.heartbeat import Mode, Role
+from p2pkv_proxy.guarded_http import GuardedProtocol
+from p2pkv_proxy.idle_connections import KEEP_S
 
 
 class Rig(AsyncExitStack):
@@ -29,6 +31,10 @@ class Rig(AsyncExitStack):
             setattr(engine, name, value)
         await self.enter_async_context(engine)
         return engine
+
+    async def router(self, app: Any, *, tls: ssl.SSLContext | None = None) -> Listening:
+        """Serve a router's application as its own server does."""
+        return await self.serve(app, http=GuardedProtocol, lifespan="on", timeout_keep_alive=KEEP_S, tls=tls)
 
     async def serve(self, app: Any, **options: Any) -> Listening:
         """Serve an ASGI application."""

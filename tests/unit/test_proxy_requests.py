@@ -16,7 +16,6 @@ from listening import Listening
 from p2pkv.instances.heartbeat import Mode, Role
 from p2pkv_proxy.app import App
 from p2pkv_proxy.breaker import Phase
-from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
 from rig import Rig
@@ -29,6 +28,7 @@ class Front:
     """The router and a client of it."""
 
     def __init__(self, listening: Listening, app: App, session: aiohttp.ClientSession) -> None:
+        self.listening = listening
         self.url = listening.url
         self.port = listening.port
         self.app = app
@@ -67,7 +67,7 @@ async def start(rig: Rig, engines: list[FakeEngine], **settings: Any) -> Front:
         decode_policy="round_robin",
     )
     app = App(plan)
-    listening = await rig.serve(app, http=GuardedProtocol, lifespan="on")
+    listening = await rig.router(app)
     session = await rig.enter_async_context(aiohttp.ClientSession())
     front = Front(listening, app, session)
     await until(lambda: all(t.state.value == "ready" for t in app.registry))
