@@ -23,7 +23,6 @@ from hunts.router import Complaints
 from p2pkv.instances.heartbeat import Mode, Role
 from p2pkv_proxy.app import App
 from p2pkv_proxy.continuation import Resume
-from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.metrics import RESUMPTIONS
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
@@ -165,7 +164,7 @@ async def _schedule(rng: random.Random, tally: Tally, stop: Stop) -> None:
                 decode_policy=rng.choice(["round_robin", "random", "least_loaded"]),
             )
         )
-        listening = await rig.serve(app, http=GuardedProtocol, lifespan="on")
+        listening = await rig.router(app)
         while not all(tracked.state.value == "ready" for tracked in app.registry):
             await asyncio.sleep(0.005)
         timeout = aiohttp.ClientTimeout(60 * PATIENCE)

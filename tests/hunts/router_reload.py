@@ -23,7 +23,6 @@ from fake_engines import FakeEngine
 from hunts.frame import Broken, Hunt, Stop, Tally
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.app import App
-from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.metrics import RESUMPTIONS
 from p2pkv_proxy.plan import Files, Plan
 from p2pkv_proxy.policies import POLICIES
@@ -432,7 +431,7 @@ async def _schedule(rng: random.Random, tally: Tally, stop: Stop, folder: Path) 
             loaded(Plan(settings=Settings(answer_timeout=_LONG_S), files=operator.files))
         )
         app.reloading.follow = _never  # type: ignore[method-assign]
-        listening = await rig.serve(app, http=GuardedProtocol, lifespan="on")
+        listening = await rig.router(app)
         while not all(tracked.state.value == "ready" for tracked in app.registry):
             await asyncio.sleep(0.005)
         session = await rig.enter_async_context(

@@ -25,7 +25,6 @@ from fake_engines import FakeEngine
 from hunts.frame import Broken, Hunt, Stop, Tally
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.app import App
-from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.metrics import OUTCOMES
 from p2pkv_proxy.passing import PASSED
 from p2pkv_proxy.plan import Plan
@@ -195,7 +194,7 @@ async def _schedule(rng: random.Random, tally: Tally, stop: Stop, log: Path) -> 
             tracing=True,
         )
         app = App(plan)
-        listening = await rig.serve(app, http=GuardedProtocol, lifespan="on")
+        listening = await rig.router(app)
         while not all(tracked.state.value == "ready" for tracked in app.registry):
             await asyncio.sleep(0.005)
         session = await rig.enter_async_context(

@@ -13,7 +13,6 @@ from fake_engines import FakeEngine
 from p2pkv.instances.heartbeat import Mode, Role
 from p2pkv_proxy.app import App
 from p2pkv_proxy.ext_proc_messages import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
-from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.picking import DESTINATION
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
@@ -115,7 +114,7 @@ def run(test: Test, *roles: Role, mode: Mode = Mode.VLLM, **settings: Any) -> No
                 prefill_policy="least_loaded",
             )
             app = App(plan)
-            await rig.serve(app, http=GuardedProtocol, lifespan="on")
+            await rig.router(app)
             until = time.monotonic() + 20 * PATIENCE
             while not all(tracked.state.value == "ready" for tracked in app.registry):
                 assert time.monotonic() < until

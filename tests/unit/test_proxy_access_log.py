@@ -18,7 +18,6 @@ from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.access_log import AccessLog, Entry, check_writable, trace_id_of
 from p2pkv_proxy.api_keys import ApiKeys
 from p2pkv_proxy.app import App
-from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
 from rig import Rig
@@ -62,7 +61,7 @@ def test_every_request_is_told_once_with_its_pair_and_without_what_is_secret(tmp
         app = App(
             Plan(settings=Settings(), instances=instances, access_log=str(path), api_keys=ApiKeys.read(keys))
         )
-        listening = await rig.serve(app, http=GuardedProtocol, lifespan="on")
+        listening = await rig.router(app)
         while not all(tracked.state.value == "ready" for tracked in app.registry):
             await asyncio.sleep(0.005)
         known = {"authorization": f"Bearer {KEY}"}

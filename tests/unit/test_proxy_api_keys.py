@@ -13,7 +13,6 @@ from p2pkv.errors import ConfigError
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.api_keys import VARIABLE, ApiKeys, keys_in_environment, read_engines_key
 from p2pkv_proxy.app import App
-from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.plan import Files, Plan
 from p2pkv_proxy.reloading import Reloading, loaded
 from p2pkv_proxy.settings import Settings
@@ -41,7 +40,7 @@ async def start(
     instances = tuple(engine.instance for engine in engines)
     files = Files(api_keys=keys)
     app = App(loaded(Plan(settings=Settings(), instances=instances, files=files, engines_key=engines_key)))
-    listening = await rig.serve(app, http=GuardedProtocol, lifespan="on")
+    listening = await rig.router(app)
     while not all(tracked.state.value == "ready" for tracked in app.registry):
         await asyncio.sleep(0.005)
     return app, listening.url

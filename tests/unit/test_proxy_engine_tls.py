@@ -20,7 +20,6 @@ from p2pkv.instances.heartbeat import Role, State
 from p2pkv_proxy.app import App
 from p2pkv_proxy.connection import ConnectionFailedError
 from p2pkv_proxy.connections import Connections
-from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
 from p2pkv_proxy.tls import Certificate, believed, read_authorities
@@ -47,7 +46,7 @@ async def start(rig: Rig, engines: list[FakeEngine], authorities: Path | None) -
             engines_ca=read_authorities(authorities) if authorities else None,
         )
     )
-    return app, (await rig.serve(app, http=GuardedProtocol, lifespan="on")).url
+    return app, (await rig.router(app)).url
 
 
 def test_a_pair_with_https_answers_as_one_without(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from test_proxy_requests import COMPLETION, run, until
 
 from p2pkv.instances.heartbeat import Instance, Mode, Role, checked
 from p2pkv_proxy.app import App
-from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
 from rig import Rig
@@ -53,7 +52,7 @@ async def router_before(rig: Rig, speak: Speak, **settings: float) -> AsyncItera
     host, port = server.sockets[0].getsockname()[:2]
     instance = checked(Instance(url=f"http://{host}:{port}", role=Role.BOTH, mode=Mode.VLLM))
     app = App(Plan(settings=Settings(**settings), instances=(instance,)))  # type: ignore[arg-type]
-    listening = await rig.serve(app, http=GuardedProtocol, lifespan="on")
+    listening = await rig.router(app)
     await until(lambda: all(tracked.state.value == "ready" for tracked in app.registry))
     try:
         yield app, listening.url

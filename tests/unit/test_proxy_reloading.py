@@ -19,7 +19,6 @@ from p2pkv.errors import ConfigError
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy import cli
 from p2pkv_proxy.app import App
-from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.plan import Files, Plan
 from p2pkv_proxy.reloading import Reloading, loaded
 from p2pkv_proxy.settings import Settings
@@ -35,7 +34,7 @@ async def start(rig: Rig, engines: list[FakeEngine], files: Files, **settings: A
     import aiohttp
 
     app = App(loaded(Plan(settings=Settings(**settings), files=files)))
-    listening = await rig.serve(app, http=GuardedProtocol, lifespan="on")
+    listening = await rig.router(app)
     front = Front(listening, app, await rig.enter_async_context(aiohttp.ClientSession()))
     await until(lambda: {t.id for t in app.registry if t.state.value == "ready"} == ids(engines))
     return front
@@ -174,7 +173,7 @@ def test_an_instance_that_moves_is_asked_for_its_health_where_it_is_now(tmp_path
 
         place(before)
         app = App(loaded(Plan(settings=Settings(), files=Files(instances=path))))
-        await rig.serve(app, http=GuardedProtocol, lifespan="on")
+        await rig.router(app)
         await until(lambda: [t.state.value for t in app.registry] == ["ready"])
         before.is_healthy = False
         after.is_healthy = False

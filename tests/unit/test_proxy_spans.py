@@ -13,7 +13,6 @@ from test_proxy_requests import COMPLETION, Front, run, until
 
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.app import App
-from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
 from rig import Rig
@@ -50,7 +49,7 @@ async def traced(rig: Rig, engines: list) -> Front:
     instances = tuple(engine.instance for engine in engines)
     plan = Plan(settings=Settings(), instances=instances, decode_policy="round_robin", tracing=True)
     app = App(plan)
-    listening = await rig.serve(app, http=GuardedProtocol, lifespan="on")
+    listening = await rig.router(app)
     front = Front(listening, app, await rig.enter_async_context(aiohttp.ClientSession()))
     await until(lambda: all(t.state.value == "ready" for t in app.registry))
     return front

@@ -17,7 +17,6 @@ from fake_engines import FakeEngine
 from p2pkv.instances.heartbeat import Heartbeat, Instance, Role, State, checked
 from p2pkv_proxy import status_page
 from p2pkv_proxy.app import App
-from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.registry import Registry
 from p2pkv_proxy.settings import Settings
@@ -45,7 +44,7 @@ class Front:
         self.engines = [await self._rig.engine(Role.PREFILL), await self._rig.engine(Role.DECODE)]
         instances = tuple(engine.instance for engine in self.engines)
         self.app = App(Plan(settings=Settings(), instances=instances))
-        listening = await self._rig.serve(self.app, http=GuardedProtocol, lifespan="on")
+        listening = await self._rig.router(self.app)
         self.url = listening.url
         until = time.monotonic() + 20 * PATIENCE
         while not all(tracked.state.value == "ready" for tracked in self.app.registry):

@@ -22,7 +22,6 @@ from listening import Listening
 from p2pkv.errors import ConfigError
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.app import App
-from p2pkv_proxy.guarded_http import GuardedProtocol
 from p2pkv_proxy.plan import Files, Plan
 from p2pkv_proxy.reloading import loaded
 from p2pkv_proxy.settings import Settings
@@ -66,7 +65,7 @@ async def start(rig: Rig, folder: Path, **settings: float) -> tuple[Front, FakeE
     files = Files(tls_cert=chain, tls_key=key)
     app = App(loaded(Plan(settings=settled, instances=(engine.instance,), files=files)))
     assert app.certificate is not None
-    listening = await rig.serve(app, http=GuardedProtocol, lifespan="on", tls=app.certificate.context)
+    listening = await rig.router(app, tls=app.certificate.context)
     while not all(tracked.state.value == "ready" for tracked in app.registry):
         await asyncio.sleep(0.005)
     return Front(app, listening, authority), engine
