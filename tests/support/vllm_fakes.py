@@ -225,6 +225,10 @@ class RequestFake:
         self.answer: dict[str, Any] | None = None
 
     @property
+    def all_token_ids(self) -> list[int]:
+        return self._all_token_ids
+
+    @property
     def num_tokens(self) -> int:
         return len(self._all_token_ids) + self.n_output
 

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from p2pkv import UsageError
+from p2pkv.integrations.vllm_connector import block_contents
 from p2pkv.integrations.vllm_connector.block_events import BlockEvents
+from p2pkv.integrations.vllm_connector.groups import Group, Kind
 from p2pkv.integrations.vllm_connector.prefixes import Part
 from p2pkv.integrations.vllm_connector.residents import BlockName, Change, Residents
 from p2pkv.page import page_key
 from vllm_engine import EngineFake
-from vllm_fakes import BLOCK
+from vllm_fakes import BLOCK, RequestFake
 from vllm_instances import Open
 
 N_TOKENS = 6 * BLOCK
@@ -74,6 +76,83 @@ def test_what_the_pool_gives_up_is_told(open_engine: Open) -> None:
 
     follower.until(is_true)
     assert 0 < len(follower.there["CPU"]) < len(told)
+
+
+def test_events_say_what_is_in_blocks_and_after_which_ones_they_come(open_engine: Open) -> None:
+    engine = open_engine(tells_events=True)
+    tokens = list(range(N_TOKENS))
+    hashes = engine.run(engine.submit(tokens)).block_hashes
+    longer = [*tokens, *range(9000, 9000 + 2 * BLOCK)]
+    further = engine.run(engine.submit(longer)).block_hashes[len(hashes) :]
+    told: dict[bytes, list[int]] = {}
+    parents: dict[bytes, bytes | None] = {}
+
+    def look() -> bool:
+        for event in engine.scheduler.take_events():
+            n = event.block_size
+            assert n == BLOCK
+            before = event.parent_block_hash
+            for at, block_hash in enumerate(event.block_hashes):
+                told[block_hash] = event.token_ids[at * n : (at + 1) * n]
+                parents[block_hash], before = before, block_hash
+        return len(told) == len(hashes) + len(further)
+
+    engine.step_until(look, 20.0)
+    chain = [*hashes, *further]
+    assert [told[h] for h in chain] == [longer[i : i + BLOCK] for i in range(0, len(longer), BLOCK)]
+    assert [parents[h] for h in chain] == [None, *chain[:-1]]
+
+
+def test_blocks_that_do_not_follow_each_other_are_told_apart() -> None:
+    events = BlockEvents()
+    events.connect([frozenset({0})])
+    group = Group(Kind.FULL, BLOCK)
+    one, other = (
+        RequestFake(name, [start + i for i in range(3 * BLOCK)], None)
+        for name, start in (("1", 0), ("2", 900))
+    )
+    for request in (one, other):
+        events.contents.note(request, 0, group, range(3), BLOCK)
+    unknown = b"unknown"
+    told = [*one.block_hashes[:2], *other.block_hashes[1:], unknown]
+    events.hear([Change(0, "CPU", True, BlockName(0, block_hash)) for block_hash in told])
+    first, second, third = events.take()
+    assert (first.block_hashes, first.parent_block_hash) == (list(one.block_hashes[:2]), None)
+    assert first.token_ids == one.all_token_ids[: 2 * BLOCK]
+    assert (second.block_hashes, second.parent_block_hash) == (
+        list(other.block_hashes[1:]),
+        other.block_hashes[0],
+    )
+    assert second.token_ids == other.all_token_ids[BLOCK:]
+    assert (third.block_hashes, third.token_ids, third.block_size) == ([unknown], [], 0)
+
+
+def test_blocks_of_which_nobody_knows_what_is_in_them_are_told_without_tokens() -> None:
+    events = BlockEvents()
+    events.connect([frozenset({0})])
+    events.hear([Change(0, "CPU", True, BlockName(0, name)) for name in (b"a", b"b")])
+    (event,) = events.take()
+    assert (event.block_hashes, event.token_ids, event.block_size) == ([b"a", b"b"], [], 0)
+    assert event.parent_block_hash is None
+
+
+def test_what_is_in_blocks_that_are_nowhere_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_contents, "_SPARE", 3)
+    events = BlockEvents()
+    events.connect([frozenset({0})])
+    group = Group(Kind.FULL, BLOCK)
+    requests = [RequestFake(str(i), [i] * BLOCK, None) for i in range(10)]
+    for request in requests:
+        events.contents.note(request, 0, group, range(1), BLOCK)
+        name = BlockName(0, request.block_hashes[0])
+        events.hear([Change(0, "CPU", True, name)])
+        assert events.take()[0].token_ids == request.all_token_ids
+        if request is not requests[0]:
+            events.hear([Change(0, "CPU", False, name)])
+            events.take()
+    assert len(events.contents) <= 1 + 3
+    events.hear([Change(0, "STORAGE", True, BlockName(0, requests[0].block_hashes[0]))])
+    assert events.take()[0].token_ids == requests[0].all_token_ids
 
 
 def test_nothing_is_followed_unless_vllm_tells_events(open_engine: Open) -> None:

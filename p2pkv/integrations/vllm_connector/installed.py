@@ -23,7 +23,9 @@ __all__ = [
     "SupportsHMA",
     "WorkerMetadata",
     "attention_isa",
-    "block_event",
+    "blocks_removed",
+    "blocks_stored",
+    "extra_keys",
     "metric_per_engine",
     "transfer_results",
     "version",
@@ -108,21 +110,51 @@ def transfer_results(sent: set[str], received: set[str], failed: set[str]) -> An
     return (sent, received, failed) if make is None else make(sent, received, failed)
 
 
-def block_event(is_stored: bool, hashes: list[bytes], medium: str, group: int) -> Any:
-    """Return vLLM's event of blocks that a medium has now, or has no more.
+def extra_keys(request: Any, start: int, end: int) -> tuple[Any, ...] | None:
+    """Return what the hash of a block is of besides the tokens from ``start`` to ``end``, as vLLM's events have it."""
+    make = _find("vllm.v1.core.kv_cache_utils", "generate_block_hash_extra_keys")
+    show = _find("vllm.v1.core.kv_cache_utils", "to_event_extra_keys")
+    if make is None or show is None:
+        return None
+    extra, _ = make(request, start, end, 0)
+    shown = show([extra])
+    return None if shown is None else shown[0]
 
-    Tokens and parents are those that vLLM tells of the same hashes when its own cache has the blocks.
-    """
-    events = "vllm.distributed.kv_events"
+
+def _shown(hashes: list[bytes]) -> list[Any]:
     convert = _find("vllm.v1.core.kv_cache_utils", "maybe_convert_block_hash")
-    shown = hashes if convert is None else [convert(h) for h in hashes]
-    if not is_stored:
-        make = _find(events, "BlockRemoved") or SimpleNamespace
-        return make(block_hashes=shown, medium=medium, group_idx=group)
-    make = _find(events, "BlockStored") or SimpleNamespace
-    nothing: dict[str, Any] = {"parent_block_hash": None, "token_ids": [], "block_size": 0}
-    nothing |= {"lora_id": None, "lora_name": None}
-    return make(block_hashes=shown, medium=medium, group_idx=group, **nothing)
+    return list(hashes) if convert is None else [convert(h) for h in hashes]
+
+
+def blocks_removed(hashes: list[bytes], medium: str, group: int) -> Any:
+    """Return vLLM's event of blocks that a medium has no more."""
+    make = _find("vllm.distributed.kv_events", "BlockRemoved") or SimpleNamespace
+    return make(block_hashes=_shown(hashes), medium=medium, group_idx=group)
+
+
+def blocks_stored(
+    hashes: list[bytes],
+    medium: str,
+    group: int,
+    *,
+    before: bytes | None,
+    tokens: list[int],
+    lora: tuple[int, str] | None,
+    extra: list[tuple[Any, ...] | None],
+) -> Any:
+    """Return vLLM's event of blocks, one after another, that a medium has now. ``tokens``: none if not known."""
+    make = _find("vllm.distributed.kv_events", "BlockStored") or SimpleNamespace
+    return make(
+        block_hashes=_shown(hashes),
+        parent_block_hash=None if before is None else _shown([before])[0],
+        token_ids=tokens,
+        block_size=len(tokens) // len(hashes),
+        lora_id=None if lora is None else lora[0],
+        lora_name=None if lora is None else lora[1],
+        medium=medium,
+        extra_keys=extra or None,
+        group_idx=group,
+    )
 
 
 def metric_per_engine(metric: Any, labels: dict[int, list[object]]) -> Any:

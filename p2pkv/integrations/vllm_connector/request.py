@@ -14,6 +14,7 @@ class Request(Protocol):
 
     request_id: str
     prompt_token_ids: Sequence[int] | None
+    all_token_ids: Sequence[int]
     num_prompt_tokens: int
     num_tokens: int
     num_computed_tokens: int

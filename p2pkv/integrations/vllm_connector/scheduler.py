@@ -319,6 +319,10 @@ class SchedulerSide:
         blocks = [Blocks(g, n.start, list(by_group[g][n.start : n.stop])) for g, n in enumerate(numbers) if n]
         pages = tuple(without_holes(each) for each in self._names.of_blocks(request, blocks))
         hold = self.holds.take([block_id for each in pages for block_id in each.ids])
+        if self._instance.tells_events:
+            for g, n in enumerate(numbers):
+                group = self._instance.groups.each[g]
+                self.events.contents.note(request, g, group, n, self._instance.hash_size)
         metadata.publishes.append(Publish(hold, pages, request_id))
         self._n_known[request_id] = last
 
