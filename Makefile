@@ -159,7 +159,13 @@ $(VLLM)/.installed: $(VLLM)/.requirements pyproject.toml $(NATIVE) $(MODULES)
 	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
-test-vllm: $(STAMP) $(VLLM)/.installed  ## real vLLM servers hand KV from prefill to decode; needs no GPU
+# what follows engines' KV events elsewhere, to see that it reads ours
+.venv-dynamo/.installed:
+	@test -x .venv-dynamo/bin/python || $(PYTHON) -m venv .venv-dynamo
+	@.venv-dynamo/bin/python -m pip install --quiet --disable-pip-version-check ai-dynamo-runtime==1.6.1
+	@touch $@
+
+test-vllm: $(STAMP) $(VLLM)/.installed .venv-dynamo/.installed  ## real vLLM servers hand KV from prefill to decode; needs no GPU
 	$(BIN)/python -m pytest -m vllm tests/engines
 
 wheel:  ## the wheels of p2pkv and p2pkv-bench and their sdists, in dist/, every transport in them
@@ -190,4 +196,4 @@ format:  ## rewrite the sources in the house style
 	git ls-files 'native/*.h' 'native/*.cc' 'bench/native/*.cc' | xargs $(BIN)/clang-format -i
 
 clean:  ## remove the environments and build/
-	rm -rf $(VENV) $(SGLANG) $(VLLM) .venv-peers build
+	rm -rf $(VENV) $(SGLANG) $(VLLM) .venv-peers .venv-dynamo build
