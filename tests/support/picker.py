@@ -16,6 +16,7 @@ from p2pkv_proxy.ext_proc_messages import METHOD, SERVICE, ProcessingRequest, Pr
 from p2pkv_proxy.picking import DESTINATION
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
+from p2pkv_proxy.tls import Certificate
 from patience import PATIENCE
 from rig import Rig
 
@@ -30,8 +31,13 @@ BUFFERED, DUPLEX = 2, 4
 class Envoy:
     """One request, as Envoy's filter tells of it."""
 
-    def __init__(self, port: int) -> None:
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+    def __init__(self, port: int, authorities: bytes | None = None) -> None:
+        """``authorities``: whose certificates are believed, in PEM; None: without TLS."""
+        address = f"127.0.0.1:{port}"
+        if authorities is None:
+            self._channel = grpc.aio.insecure_channel(address)
+        else:
+            self._channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(authorities))
         self.call = self._channel.stream_stream(
             PROCESS,
             request_serializer=ProcessingRequest.SerializeToString,
@@ -101,7 +107,13 @@ def endpoint(engine: FakeEngine) -> str:
 Test = Callable[[Rig, App, list[FakeEngine]], Awaitable[None]]
 
 
-def run(test: Test, *roles: Role, mode: Mode = Mode.VLLM, **settings: Any) -> None:
+def run(
+    test: Test,
+    *roles: Role,
+    mode: Mode = Mode.VLLM,
+    certificate: Certificate | None = None,
+    **settings: Any,
+) -> None:
     """Run a picker before engines of these roles, and the test."""
 
     async def wrapped() -> None:
@@ -112,6 +124,7 @@ def run(test: Test, *roles: Role, mode: Mode = Mode.VLLM, **settings: Any) -> No
                 instances=tuple(engine.instance for engine in engines),
                 ext_proc="127.0.0.1:0",
                 prefill_policy="least_loaded",
+                certificate=certificate,
             )
             app = App(plan)
             await rig.router(app)
@@ -124,9 +137,9 @@ def run(test: Test, *roles: Role, mode: Mode = Mode.VLLM, **settings: Any) -> No
     asyncio.run(wrapped())
 
 
-def connect(app: App) -> Envoy:
+def connect(app: App, authorities: bytes | None = None) -> Envoy:
     assert app.ext_proc is not None
-    return Envoy(app.ext_proc.port)
+    return Envoy(app.ext_proc.port, authorities)
 
 
 async def until_free(app: App) -> None:
