@@ -24,6 +24,7 @@ from p2pkv_proxy.engines import Engines
 from p2pkv_proxy.ext_proc import ExtProc
 from p2pkv_proxy.holdings import Holdings
 from p2pkv_proxy.idle_connections import IDLE, IdleConnections
+from p2pkv_proxy.large_bodies import LargeBodies
 from p2pkv_proxy.listing import list_all
 from p2pkv_proxy.metrics import Metrics, merged
 from p2pkv_proxy.neighbourhood import Neighbourhood
@@ -208,6 +209,7 @@ class App:
             relay,
             RetryBudget(),
             WaitingRoom(settings, self.metrics),
+            LargeBodies(),
             spans=Spans() if plan.tracing else None,
             authorization=plan.authorization,
         )

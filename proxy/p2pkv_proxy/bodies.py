@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from p2pkv_proxy.large_bodies import Hold
+
 Scope: TypeAlias = MutableMapping[str, Any]  # ASGI's own words
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -30,14 +32,17 @@ class ClientGoneError(Exception):
     """The client hung up."""
 
 
-async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive, most: int) -> bytes:
-    """Return the request's body. Waits as long as the client takes: the caller bounds that.
+async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive, most: int, hold: Hold) -> bytes:
+    """Return the request's body. Waits as long as the client takes, and for room: the caller bounds that.
 
+    ``hold``: the request's. One that does not say how many bytes come, and has many, takes the most there may be.
     Raises :class:`TooLargeError` as soon as it is known, and :class:`ClientGoneError`.
     """
     for name, value in headers:
         if name == b"content-length" and (not value.isdigit() or int(value) > most):
             raise TooLargeError
+        if name == b"content-length" and not hold.is_enough(int(value)):
+            await hold.take(int(value))
     message = await receive()
     chunks = []
     n_bytes = 0
@@ -48,6 +53,8 @@ async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive, most: 
         n_bytes += len(chunk)
         if n_bytes > most:
             raise TooLargeError
+        if not hold.is_enough(n_bytes):
+            await hold.take(most)
         chunks.append(chunk)
         if not message.get("more_body"):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)

@@ -64,6 +64,7 @@ class Exchange:
         self._failed: set[str] = set()
         self._own_seconds = 0.0
         self._nbytes = 0
+        self._hold = services.large_bodies.hold()
         # for whoever tells of it when it has ended
         self.scope = scope
         self.span = services.spans.begin(scope) if services.spans is not None else None
@@ -110,15 +111,20 @@ class Exchange:
             return "client_error" if error.status in (400, 404) else "refused"
         except AnsweredError as error:
             await self._respond(error.status, error.body, content_type=error.content_type.encode())
+        finally:
+            self._hold.release()
         return "client_error"
 
     async def _serve(self) -> str:
         with self._waits.interruptible():
-            raw = await read_body(self.scope["headers"], self._receive, self._settings.max_body)
+            headers, most = self.scope["headers"], self._settings.max_body
+            raw = await read_body(headers, self._receive, most, self._hold)
         self._deadline = self.began + self._settings.request_timeout
         read = time.monotonic()
         self._nbytes = len(raw)
-        self.call = call = self._read(raw)
+        with self._waits.interruptible():
+            call = await self._services.large_bodies.in_turn(len(raw), lambda: self._read(raw))
+        self.call = call
         on_gone = self.scope["p2pkv.on_gone"]
         on_gone.add(self._note_gone)
         try:
@@ -410,6 +416,8 @@ class Exchange:
         if self._reply.has_begun:
             self._deadline = float("inf")
             await self._end_stream(b"data: " + error_body(504, "the request's time is over") + b"\n\n")
+        elif self._hold.is_waiting:
+            await self._fail(429, "the router has as many large bodies as it may", close=True)
         elif is_reading:
             await self._fail(408, "the request did not arrive in time", close=True)
         else:

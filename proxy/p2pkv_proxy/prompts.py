@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -15,6 +15,7 @@ from p2pkv_proxy.held import Held
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 Body: TypeAlias = "dict[str, Json]"
 
+_Ids = list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]]
 BYTES_A_TOKEN = 4
 """Of text in English, roughly; only relative sizes matter here."""
 _DEFAULT_OUTPUT = 256
@@ -178,7 +179,11 @@ def _parts(name: str, value: Json) -> tuple[Sequence[str | Sequence[int]], int |
 
 
 def _are_ids(values: list[Json]) -> bool:
-    return all(type(value) is int and 0 <= value < 1 << 32 for value in values)
+    try:
+        msgspec.convert(values, _Ids)  # there may be millions: no loop of Python's
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _beside(message: Body) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from p2pkv_proxy.engines import Engines
 from p2pkv_proxy.holdings import Holdings
+from p2pkv_proxy.large_bodies import LargeBodies
 from p2pkv_proxy.metrics import Metrics
 from p2pkv_proxy.relaying import Relay
 from p2pkv_proxy.retry_budget import RetryBudget
@@ -27,6 +28,7 @@ class Services:
     relay: Relay
     retry_budget: RetryBudget
     waiting_room: WaitingRoom
+    large_bodies: LargeBodies
     spans: Spans | None = None
     authorization: bytes | None = None
     """What engines are told instead of the client's key; b"": nothing. None: the client's key is theirs."""

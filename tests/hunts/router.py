@@ -20,7 +20,7 @@ import uvloop
 from fake_answers import honest_pages, page_names
 from fake_engines import MOODS, FakeEngine
 from hunts.frame import Broken, Hunt, Stop, Tally
-from hunts.router_clients import Clients
+from hunts.router_clients import LARGE, Clients
 from p2pkv import _native
 from p2pkv.errors import ControlError
 from p2pkv.instances.heartbeat import Mode, Role
@@ -30,6 +30,7 @@ from p2pkv_proxy.app import App
 from p2pkv_proxy.held import Place
 from p2pkv_proxy.holdings import Holdings
 from p2pkv_proxy.idle_connections import IDLE, IdleConnections
+from p2pkv_proxy.large_bodies import LargeBodies
 from p2pkv_proxy.named_pages import NamedPages
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
@@ -52,6 +53,7 @@ _POLICIES = (
 )
 _MOST_IDLE = 30
 """Connections without a request: those of the good clients, and not all of a crowd."""
+_MOST_LARGE = 5 * LARGE
 _MOST_MARKS, _MOST_NBYTES = 40, 4000
 """Bounds of what the router keeps of pages, so low that they are reached."""
 _ENGINES_OWN = "the handler is closed"
@@ -99,6 +101,9 @@ class Router:
         self.url = listening.url
         self._idle = IdleConnections(self.app.metrics.ended_idle.inc, _MOST_IDLE)
         listening.server.lifespan.state[IDLE] = self._idle
+        services = self.app._services
+        assert services is not None
+        services.large_bodies = self._bodies = LargeBodies(_MOST_LARGE, LARGE)
         while not all(tracked.state.value == "ready" for tracked in self.app.registry):
             await asyncio.sleep(0.005)
         # the directory is the cluster's, of which there is none here
@@ -138,8 +143,10 @@ class Router:
                 return self._rng.choice([None, [], "pages", 1, {}, {"version": 1}])
         return said
 
-    def judge_idle(self) -> None:
-        """Demand that there are no more connections without a request than there may be."""
+    def judge_bounds(self) -> None:
+        """Demand that there are no more connections without a request, nor bytes of bodies, than there may be."""
+        if self._bodies.nbytes > _MOST_LARGE:
+            raise Broken(f"large bodies have {self._bodies.nbytes} bytes, and {_MOST_LARGE} are allowed")
         if len(self._idle) > _MOST_IDLE:
             raise Broken(f"{len(self._idle)} connections without a request, and {_MOST_IDLE} are allowed")
 
@@ -185,6 +192,7 @@ class Router:
         assert self.app.relay is not None
         counts = {tracked.id: tracked.in_flight for tracked in self.app.registry}
         own = {"router": self.app._serving.in_flight, "relay": len(self.app.relay)}
+        own |= {"bytes of large bodies": self._bodies.nbytes}
         return {name: n for name, n in {**own, **counts}.items() if n}
 
 
@@ -244,7 +252,7 @@ async def _schedule(rng: random.Random, tally: Tally, stop: Stop) -> None:
                     *(clients.bad() for _ in range(rng.randrange(4))),
                 )
                 router.judge_pages()
-                router.judge_idle()
+                router.judge_bounds()
                 if stop():
                     break
         clients.leave()

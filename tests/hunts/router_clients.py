@@ -25,6 +25,8 @@ _TOLD = frozenset({404, 429, 502, 503, 504})
 """Statuses that tell a client that it has no answer. 404: all that were left said so."""
 _LARGE = 10_000
 """Tokens of an answer that is more than the buffers of a client that reads nothing."""
+LARGE = 4000
+"""Bytes of a body that is large here: more than good clients send."""
 _CROWD = 40
 """Connections that one client opens at once, and says nothing on."""
 
@@ -50,6 +52,7 @@ class Clients:
             self._talks_nonsense,
             self._asks_nonsense,
             self._crowds,
+            self._weighs,
         ]
 
     async def good(self) -> None:
@@ -157,3 +160,12 @@ class Clients:
     async def _crowds(self) -> None:
         for _ in range(_CROWD):
             await self._connect()
+
+    async def _weighs(self) -> None:
+        body = b'{"prompt": "a"}' + b" " * self._rng.randint(LARGE, 3 * LARGE)
+        for _ in range(self._rng.randint(1, 4)):
+            _, writer = await self._connect()
+            request = _POST % (_PATH.encode(), len(body), body)
+            writer.write(
+                request if self._rng.random() < 0.5 else request[: self._rng.randrange(len(request))]
+            )
