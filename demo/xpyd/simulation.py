@@ -9,6 +9,9 @@ fetched for a share of that. Pages lie where they were computed until they are t
 token takes the longer the more stand before it. With ``--routers`` requests are dealt out by chance to several routers,
 which hear of the engines every three seconds, and of each other by their own messages. Left out: batches, chunked
 prefill, links that are shared, what engines keep in memory of their own, and decodes.
+
+With ``--exact`` one more row is of who knows what every prompt takes that waits anywhere, and takes the one that is
+done soonest. ``worked`` is what the time would be if nobody waited.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ _MOOD_S = 8.0
 """An unsteady prefill has one rate for so many seconds on average."""
 _DECODES = ("kv_space",)
 """Policies that say nothing of prefills."""
+_EXACT = "exact"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,16 @@ class World:
     apart: Apart = field(default_factory=Apart)
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a prompt takes at one prefill now: tokens by where their pages are, and seconds."""
+
+    own: int
+    fetched: int
+    computed: int
+    seconds: float
+
+
 @dataclass(slots=True)
 class _Job:
     number: int
@@ -90,6 +104,8 @@ class _Prefill:
         self._mood, self._mood_ends = 1.0, 0.0
         self.queue: deque[_Job] = deque()
         self.is_busy = False
+        self.ends = 0.0
+        """When what it is at will be done."""
         self.pool: OrderedDict[int, None] = OrderedDict()
 
     def rate(self, now: float, number: int) -> float:
@@ -120,13 +136,17 @@ class Simulation:
             self._prefills[prefill.id] = prefill
             url = f"http://10.0.0.{number}:1"
             instances.append(Instance(url=url, role=Role.PREFILL, id=prefill.id, node_id=prefill.id))
-        self._routers = SimulatedRouters(name, instances, world.apart, lambda: self.now)
+        self._name = name
+        policy = "least_loaded" if name == _EXACT else name  # which then is not asked
+        self._routers = SimulatedRouters(policy, instances, world.apart, lambda: self.now)
         self._dealer = random.Random(1)  # noqa: S311 - no secret
         self._owners: dict[int, _Prefill] = {}
         self._events: list[tuple[float, int, str, int]] = []
         self._order = itertools.count()
         self._next_turns: dict[int, int] = {}
         self.first_token: list[float] = []
+        self.working: list[float] = []
+        """Of the time to each first token what it was worked on."""
         self.tokens = {"own": 0, "fetched": 0, "computed": 0}
 
     def run(self) -> None:
@@ -158,7 +178,10 @@ class Simulation:
         request = self._requests[number]
         router = self._dealer.choice(self._routers.each)
         prompt = self._prompt(request, router)
-        chosen = router.policy.choose(prompt, router.candidates).tracked
+        if self._name == _EXACT:
+            chosen = router.tracked(self._soonest(number).id)
+        else:
+            chosen = router.policy.choose(prompt, router.candidates).tracked
         work = work_of(prompt, chosen.id, chosen.instance.node_id)
         n_tokens = prompt.n_to_compute + 1 if prompt.holdings is not None else round(work.n_compute)
         attempt = chosen.begin(n_tokens, self.now, lambda: None, work=work)
@@ -181,25 +204,45 @@ class Simulation:
             prompt.holdings = Held.of(places, BLOCK)
         return prompt
 
-    def _start(self, prefill: _Prefill) -> None:
-        """Begin with the next prompt: what is where now is what counts, whatever was thought when it came."""
-        job = prefill.queue[0]
-        prefill.is_busy = True
+    def _soonest(self, number: int) -> _Prefill:
+        """Return the prefill that would be done first with a request, by what all that is before it takes."""
+
+        def done(prefill: _Prefill) -> tuple[float, int]:
+            waiting = itertools.islice(prefill.queue, 1, None)
+            numbers = [*(job.number for job in waiting), number]
+            seconds = sum(self._work(prefill, each).seconds for each in numbers)
+            # of those that are as good the one with the fewest pages: else one would have all of them at first
+            return max(0.0, prefill.ends - self.now) + seconds, len(prefill.pool)
+
+        return min(self._prefills.values(), key=done)
+
+    def _work(self, prefill: _Prefill, number: int) -> _Work:
+        request = self._requests[number]
         own = fetched = 0
-        for block in job.request.blocks[: job.request.n_tokens // BLOCK]:
+        for block in request.blocks[: request.n_tokens // BLOCK]:
             if block in prefill.pool:
                 own += BLOCK
             elif self._world.is_shared and block in self._owners:
                 fetched += BLOCK
             else:
                 break
-        computed = max(1, job.request.n_tokens - own - fetched)
-        for name, n_tokens in (("own", own), ("fetched", fetched), ("computed", computed)):
-            self.tokens[name] += n_tokens
-        around = job.request.n_tokens - computed / 2  # where the computed ones stand, on average
+        computed = max(1, request.n_tokens - own - fetched)
+        around = request.n_tokens - computed / 2  # where the computed ones stand, on average
         work = computed * (1 + around / self._world.long_context) + fetched * self._world.fetch_share
-        seconds = work / prefill.rate(self.now, job.number)
-        self._push(self.now + seconds, "done", prefill.number)
+        return _Work(own, fetched, computed, work / prefill.rate(self.now, number))
+
+    def _begin(self, prefill: _Prefill, job: _Job) -> float:
+        """Count a prompt's work, and return its seconds: what is where now, whatever was thought when it came."""
+        work = self._work(prefill, job.number)
+        for name, n_tokens in (("own", work.own), ("fetched", work.fetched), ("computed", work.computed)):
+            self.tokens[name] += n_tokens
+        self.working.append(work.seconds)
+        return work.seconds
+
+    def _start(self, prefill: _Prefill) -> None:
+        prefill.is_busy = True
+        prefill.ends = self.now + self._begin(prefill, prefill.queue[0])
+        self._push(prefill.ends, "done", prefill.number)
 
     def _done(self, prefill: _Prefill) -> None:
         job = prefill.queue.popleft()
@@ -232,7 +275,7 @@ class Simulation:
 def table(world: World, requests: Sequence[Request], names: Sequence[str], title: str) -> Table:
     """Run every policy, and compare their times with the first one's."""
     shown = Table("policy", title=title, title_justify="left")
-    for column in ("p50, s", "p90, s", "p99, s", f"p90 of {names[0]}", "own", "fetched"):
+    for column in ("p50, s", "p90, s", "p99, s", "worked, p90", f"p90 of {names[0]}", "own", "fetched"):
         shown.add_column(column, justify="right")
     first = 0.0
     for name in names:
@@ -242,7 +285,9 @@ def table(world: World, requests: Sequence[Request], names: Sequence[str], title
         first = first or p90
         total = sum(simulation.tokens.values())
         shares = [f"{simulation.tokens[kind] / total:.0%}" for kind in ("own", "fetched")]
-        shown.add_row(name, f"{p50:.2f}", f"{p90:.2f}", f"{p99:.2f}", f"{first / p90:.2f}x better", *shares)
+        worked = f"{np.percentile(simulation.working, 90):.2f}"
+        times = f"{p50:.2f}", f"{p90:.2f}", f"{p99:.2f}", worked, f"{first / p90:.2f}x better"
+        shown.add_row(name, *times, *shares)
     return shown
 
 
@@ -251,6 +296,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m demo.xpyd.simulation", description=__doc__)
     known = [name for name in POLICIES if name not in _DECODES]
     parser.add_argument("--policies", default=",".join(known), help="the first is the one to compare with")
+    parser.add_argument("--exact", action="store_true", help="show who knows everything, too")
     parser.add_argument("--trace", type=Path, help="JSON lines with timestamp, input_length and hash_ids")
     parser.add_argument("--requests", type=int, default=2500, help="of the trace")
     parser.add_argument("--speed", type=float, default=1.0, help="times as fast as the trace")
@@ -301,7 +347,8 @@ def main() -> int:
     if not loads:
         parser.error("name a --trace, or a number of --agents")
     for title, requests in loads:
-        console.print(table(world, requests, options.policies.split(","), title))
+        names = [*options.policies.split(","), *((_EXACT,) if options.exact else ())]
+        console.print(table(world, requests, names, title))
     return 0
 
 

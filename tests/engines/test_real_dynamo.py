@@ -111,6 +111,7 @@ def test_dynamos_indexer_follows_a_vllm_with_p2pkv(indexer: DynamoIndexer, tmp_p
         p2pkv({"node_id": "one", "pool_size": "8MiB"}, role="kv_both", policy="recompute"),
         options=[
             "--enable-prefix-caching",
+            "--max-model-len=256",
             "--num-gpu-blocks-override=16",
             "--kv-events-config",
             json.dumps(told),

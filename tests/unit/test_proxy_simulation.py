@@ -11,7 +11,7 @@ import pytest
 
 from demo.xpyd.simulated_routers import Apart
 from demo.xpyd.simulation import Simulation, World
-from demo.xpyd.traces import BLOCK, Request
+from demo.xpyd.traces import BLOCK, Request, make_agents
 
 SEEDS = range(1, 7)
 
@@ -59,3 +59,10 @@ def test_four_routers_that_tell_each_other_of_their_load_are_as_good_as_one(poli
     assert mean(Apart(n_routers=4, tells=False)) > 1.25 * one, (
         "there is nothing to be told, so this proves nothing"
     )
+
+
+def test_sessions_whose_pages_just_fit_are_not_gathered_where_most_of_them_are_already() -> None:
+    """Else that pool gives up what is still wanted, while others have room, and long prompts are computed again."""
+    requests = make_agents(200, per_second=1.0, seed=1)
+    world = World()
+    assert p90("predicted", world, requests) < p90("least_loaded", world, requests)

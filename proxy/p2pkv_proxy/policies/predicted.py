@@ -14,6 +14,7 @@ from typing import ClassVar
 from p2pkv_proxy.costs import OWN, work_of
 from p2pkv_proxy.policies.base import Choice, Policy
 from p2pkv_proxy.policies.beginnings import Beginnings
+from p2pkv_proxy.policies.even_work import EvenWork
 from p2pkv_proxy.prompts import BLOCK_TOKENS, Prompt
 from p2pkv_proxy.tracked import Tracked
 
@@ -30,6 +31,7 @@ class Predicted(Policy):
         """``seed``: draw the same each time."""
         self._now = now
         self._sent = Beginnings()
+        self._even = EvenWork()
         self._random = random.Random(seed)  # noqa: S311 - no secret
 
     def choose(self, prompt: Prompt, candidates: Sequence[Tracked]) -> Choice:
@@ -37,16 +39,20 @@ class Predicted(Policy):
         lengths = self._sent.lengths(blocks, {tracked.id for tracked in candidates})
         prompt.sent = {name: n_blocks * BLOCK_TOKENS for name, n_blocks in lengths.items()}
         now = self._now()
-        seconds = [self._seconds(prompt, tracked, now) for tracked in candidates]
+        uneven = self._even.seconds(tracked.id for tracked in candidates)
+        seconds = [self._seconds(prompt, tracked, now) + uneven[tracked.id] for tracked in candidates]
         near = min(seconds) + _NEAR_S
         chosen = self._random.choice(
             [tracked for tracked, took in zip(candidates, seconds, strict=True) if took <= near]
         )
         self._sent.remember(blocks, chosen.id)
+        work = work_of(prompt, chosen.id, chosen.instance.node_id)
+        self._even.note(chosen.id, work.n_compute, chosen.costs.seconds(chosen.id, work), now)
         return self._told(prompt, chosen, now)
 
     def forget(self, instance_id: str) -> None:
         self._sent.forget(instance_id)
+        self._even.forget(instance_id)
 
     @staticmethod
     def _seconds(prompt: Prompt, tracked: Tracked, now: float) -> float:
