@@ -123,7 +123,7 @@ class Endpoint : public BoundEndpoint {
     const std::vector<Status>& statuses() const override { return statuses_; }
 
    private:
-    // A call and whoever closes the endpoint may come at once: the one that is second has what the first one wrote.
+    // A call and whoever closes the endpoint may come at once: the second has what the first one wrote.
     void settle(Status status) {
       const std::lock_guard lock(mutex_);
       if (is_settled_) return;
