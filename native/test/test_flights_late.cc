@@ -254,6 +254,10 @@ TEST(late_holders_are_left_for_the_next) {
   CHECK(world.read(20) < 10);
   CHECK_EQ(world.n_hits(), 4u);
   CHECK_EQ(world.hedges.counts()[Hedges::kLate], 1u);
+  for (const auto& [peer, way, amount] : world.peers->traffic()) {
+    CHECK_EQ(amount.n_late, peer == 1 ? 1u : 0u);
+    if (peer == 1) CHECK(amount.seconds > 0);  // the time that was lost with it is its own
+  }
   // For a while the next ones need not find out; on a slow machine they do.
   world.locate({{1, 2}, {1, 3}});
   world.read(20);
