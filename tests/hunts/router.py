@@ -288,6 +288,12 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
         # in turns: what a loop opens once and keeps is there after the first two schedules
         run_loop = [asyncio.run, uvloop.run][seed % 2]
         run_loop(_schedule(rng, tally, stop))
+    except Broken as broken:
+        if not complaints.found:
+            raise
+        raise Broken(
+            f"{broken}; the router had complained:\n" + "\n".join(complaints.found)[:3000]
+        ) from broken
     finally:
         logging.getLogger().removeHandler(complaints)
         gc.collect()  # tasks and their connections are in cycles
