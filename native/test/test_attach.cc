@@ -251,7 +251,8 @@ TEST(attach_an_engine_that_talks_nonsense_is_hung_up_on) {
   UniqueFd given;
   const p2pkv::attaching::Hello hello{p2pkv::attaching::kHelloMagic, 99, 1, 0, 0};
   CHECK(!p2pkv::attaching::greet(newer.get(), hello, -1, Deadline::after(10), &welcome, &given, &error));
-  CHECK(error.find("version 1 of attaching") != std::string::npos);
+  CHECK(error.find("version " + std::to_string(p2pkv::attaching::kVersion) + " of attaching") !=
+        std::string::npos);
   CHECK(node.attach() != nullptr);
   CHECK_EQ(node.host->stats().n_refused, 2U);
 }

@@ -11,7 +11,7 @@
 
 namespace p2pkv::attaching {
 
-constexpr uint16_t kVersion = 1;
+constexpr uint16_t kVersion = 2;
 constexpr uint32_t kHelloMagic = 0x48413250;    // "P2AH"
 constexpr uint32_t kWelcomeMagic = 0x57413250;  // "P2AW"
 constexpr uint32_t kMemoryMagic = 0x4d413250;   // "P2AM"
