@@ -17,7 +17,8 @@ import numpy as np
 
 from p2pkv import _native
 from p2pkv.control.wire import MAX_ENTRIES, Kind
-from p2pkv.directory.asking import Lines, Route
+from p2pkv.directory.asking import Lines
+from p2pkv.directory.routes import Route
 from p2pkv.node import Node
 from p2pkv.page import LOCATION, RESIDENT, Keys
 from p2pkv_bench.errors import BenchError
@@ -77,7 +78,7 @@ def _published(node: Node) -> list[Keys]:
     """Put entries of made-up pages of ``node`` at the other node's shard; return their keys by batches."""
     directory = node._cache._directory
     keys = np.random.default_rng(1).integers(0, 256, (3 * _ENTRIES, 16), np.uint8)
-    is_others = np.array(_native.AskBatch(keys, None, directory._route.table).waiting(), bool)
+    is_others = np.array(_native.AskBatch(keys, None, directory._routes.now.table).waiting(), bool)
     keys = np.ascontiguousarray(keys[is_others][:_ENTRIES])
     if len(keys) < _ENTRIES:
         raise BenchError("the other node's share of the ring is too small")
@@ -102,7 +103,7 @@ class _Client:
 
     def __init__(self, node: Node, batches: list[Keys]) -> None:
         self._owners = node._cache._directory._owners
-        self._route: Route = node._cache._directory._route
+        self._route: Route = node._cache._directory._routes.now
         self._batches = batches
         self._found = np.zeros(_BATCH, np.uint8)
         self._locations = np.zeros((_BATCH, LOCATION.itemsize), np.uint8)

@@ -18,7 +18,7 @@ from p2pkv.control.sockets import Request
 from p2pkv.control.wire import Kind, Reply
 from p2pkv.directory.membership.timing import Clock
 from p2pkv.directory.paths import ChannelPath, ControlPath
-from p2pkv.directory.ring import Ring
+from p2pkv.directory.routes import Route
 from p2pkv.directory.view import Member
 from p2pkv.errors import ClosedError
 from p2pkv.metrics import Metrics
@@ -31,21 +31,6 @@ _TURN_S = 0.002
 
 def do_nothing() -> None:
     """Stand in for something to do meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """What one view means for requests. Never changes, so a call uses one route from beginning to end."""
-
-    ring: Ring
-    own_index: int
-    """Of this node among the ring's members; -1 if it is none."""
-    table: _native.RingTable
-    member_keys: NDArray[np.uint64]
-    before: Route | None = None
-    """The same without the newcomers, to whom not everything may have been put yet; None: there are none."""
-    before_until: float = 0.0
-    """When nobody is new any more, a time of the clock's ``monotonic()``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ own shard is called directly. What newcomers don't know is asked of those who ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.control.wire import Kind
-from p2pkv.directory.asking import Owners, Question, Route, do_nothing
+from p2pkv.directory.asking import Owners, Question, do_nothing
 from p2pkv.directory.membership.timing import Clock, SystemClock
-from p2pkv.directory.newcomers import SETTLING_S, Newcomers
 from p2pkv.directory.paths import ChannelPath, ControlPath
 from p2pkv.directory.ring import NOBODY, Ring, moved
-from p2pkv.directory.view import Member, State, View, node_key
+from p2pkv.directory.routes import Beside, Route, Routes
+from p2pkv.directory.view import View
 from p2pkv.metrics import Metrics
 from p2pkv.page import ANY_GENERATION, LOCATION, Keys, Locations, as_bytes
 from p2pkv.pool import Pieces, Pool
@@ -82,59 +82,36 @@ class DirectoryClient:
         self._others = others
         self._shard = shard
         self._channels = channels
-        self._replicas = replicas
         self._metrics = metrics
         self._look_ups = metrics.timings.look_ups.native
         self._clock: Clock = clock or SystemClock()
         self._owners = Owners(client, channels, metrics, self._clock)
         self._sequences = _native.Sequences()
-        self._newcomers = Newcomers(self._clock)
-        self._beside: Beside | None = None
         self.on_missed: Callable[[str, Keys], None] = lambda _, __: None
         """Called with the id of an owner that did not take a put or a drop, and what it missed: it is told again."""
         shard.watch(own_key)
-        self._route = self._make_route(())
+        self._routes = Routes(own_key, shard, replicas, self._clock)
 
     def set_view(self, view: View) -> None:
         """Route by ``view`` from now on; entries of owners outside it stop counting."""
         self._channels.set_view(view)
-        present = view.present()
-        settled = self._newcomers.settled(present)
-        old = self._route
-        has_newcomers = 0 < len(settled) < len(present)
-        before = self._make_route(settled, like=old.before or old) if has_newcomers else None
-        route = self._make_route(present, like=old, before=before)
-        self._take(route)
-
-    def _take(self, route: Route) -> None:
-        members = route.ring.members
-        self._shard.set_view(route.member_keys.tolist(), [member.boot_epoch for member in members])
-        self._shard.set_rings([route.table] if route.before is None else [route.table, route.before.table])
-        self._route = route
+        self._routes.follow(view)
 
     def confirm_view(self) -> None:
         """Say that the view of the last :meth:`set_view` still is up to date; without it no entry is swept out.
 
         Called regularly, from the thread that calls :meth:`set_view`: newcomers settle by it.
         """
-        route = self._route
-        if route.before is not None and self._clock.monotonic() > route.before_until:
-            self._take(replace(route, before=None))
-        self._shard.confirm_view()
-
-    def _make_route(
-        self, members: Sequence[Member], *, like: Route | None = None, before: Route | None = None
-    ) -> Route:
-        ring = Ring(members, self._replicas, like=like.ring if like is not None else None)
-        keys = [node_key(member.node_id) for member in ring.members]
-        own_index = keys.index(self._own_key) if self._own_key in keys else -1
-        member_keys, until = np.array(keys, np.uint64), self._clock.monotonic() + SETTLING_S
-        return Route(ring, own_index, _table(ring, own_index), member_keys, before, until)
+        self._routes.confirm()
 
     @property
     def ring(self) -> Ring:
         """The ring that requests go by now."""
-        return self._route.ring
+        return self._routes.now.ring
+
+    def beside(self, told_by: int) -> Beside:
+        """Return the ring as the member with this key goes by it now; the same object until the ring changes."""
+        return self._routes.beside(told_by)
 
     def get(self, keys: Keys, deadline: float) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Look up where pages lie.
@@ -148,7 +125,7 @@ class DirectoryClient:
         if n_own < len(keys):
             self._metrics.count(self._metrics.looked_up_pages, "peers", len(keys) - n_own)
             began = self._clock.monotonic()
-            route = self._route
+            route = self._routes.now
             ask = _native.AskBatch(keys, found, route.table, in_turn=True)
             self._owners.ask(route, Question(Kind.GET, ask, keys, found, locations, self._others), deadline)
             if route.before is not None:
@@ -171,7 +148,7 @@ class DirectoryClient:
         deadline: float,
     ) -> None:
         """Look up what was not found and has a newcomer for an owner where it lay before."""
-        before = self._before(route)
+        before = self._routes.before(route)
         if before is None or found.all():
             return
         is_done = (found.astype(bool) | ~moved(before.ring, route.ring, keys)).astype(np.uint8)
@@ -181,10 +158,6 @@ class DirectoryClient:
         ask = _native.AskBatch(keys, is_done, before.table, in_turn=True)
         self._owners.ask(before, Question(Kind.GET, ask, keys, found, locations, self._others), deadline)
 
-    def _before(self, route: Route) -> Route | None:
-        """Return the route of before the newcomers, as long as they are that."""
-        return route.before if self._clock.monotonic() <= route.before_until else None
-
     def promote(
         self, keys: Keys, locations: NDArray[np.uint8], deadline: float, *, answer_s: float, lease: Lease
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -193,7 +166,7 @@ class DirectoryClient:
         ``locations`` is ``(n, 64)`` raw. They answer within ``answer_s`` seconds (0: at once, and load meanwhile) and
         keep what is there for the lease. Returns, as :meth:`get` does, what can be read now and where.
         """
-        route = self._route
+        route = self._routes.now
         found = np.zeros(len(keys), np.uint8)
         where = np.zeros((len(keys), LOCATION.itemsize), np.uint8)
         ask = _native.AskBatch.of_page_owners(locations, route.member_keys, route.table)
@@ -206,7 +179,7 @@ class DirectoryClient:
 
         Waits for nothing. An owner without a free channel is told by the next one, or keeps them until the lease's end.
         """
-        route = self._route
+        route = self._routes.now
         ask = _native.AskBatch.of_page_owners(locations, route.member_keys, route.table)
         for owner in ask.owners():
             self._channels.release(route.ring.members[owner], lease.number, lease.seconds)
@@ -216,7 +189,7 @@ class DirectoryClient:
 
         Waits for nothing, and returns of how many it was told.
         """
-        route = self._route
+        route = self._routes.now
         index = np.flatnonzero(route.member_keys == owner)
         if not len(index) or route.ring.members[index[0]].boot_epoch != boot:
             return 0
@@ -240,19 +213,12 @@ class DirectoryClient:
         """
         sequence = self._sequences.next() if sequence is None else sequence
         entries = _native.put_entries(keys, as_bytes(locations), sequence)
-        route = self._route
+        route = self._routes.now
         ask = _native.AskBatch(keys, None, route.table)
         ask.put_own(self._shard, entries)
         self._owners.ask(route, Question(Kind.PUT, ask, entries), deadline, meanwhile)
         self._note_missed(route, keys, ask)
         return ask.answered()
-
-    def beside(self, told_by: int) -> Beside:
-        """Return the ring as the member with this key goes by it now; the same object until the ring changes."""
-        beside = self._beside
-        if beside is None or beside.of is not self._route or beside.told_by != told_by:
-            beside = self._beside = Beside.made(self._route, told_by)
-        return beside
 
     def put_beside(
         self,
@@ -286,7 +252,7 @@ class DirectoryClient:
 
         ``tier``, if there is one, is told of them while their owners answer.
         """
-        route = self._route
+        route = self._routes.now
         lines = self._owners.borrow(route, route.table.peers_of(keys))
         publishing = _native.Publishing(route.table, lines.owners, lines.channels)
         is_usable = None
@@ -310,7 +276,7 @@ class DirectoryClient:
         self._owners.account(ask)
         self._note_missed(route, keys, ask)
         is_told = ask.answered()
-        if self._route is not route:
+        if self._routes.now is not route:
             # The owners may be others now, and what was put again because it moved was not these pages: they were not
             # in the pool yet.
             is_told |= self._put_resident(pool, keys, deadline)
@@ -341,7 +307,7 @@ class DirectoryClient:
         sequence = self._sequences.next() if by_owner else 0
         entries = _native.drop_entries(keys, as_bytes(locations), sequence)
         self._shard.drop(entries)
-        route = self._route
+        route = self._routes.now
         ask = _native.AskBatch(keys, None, route.table)
         if not by_owner:
             ask.add_page_owners(as_bytes(locations), route.member_keys)
@@ -354,7 +320,7 @@ class DirectoryClient:
         self, route: Route, keys: Keys, entries: NDArray[np.uint8], deadline: float, *, by_owner: bool
     ) -> None:
         """Have those who owned entries before the newcomers drop them too: they are asked as long as these are new."""
-        before = self._before(route)
+        before = self._routes.before(route)
         if before is None:
             return
         is_done = (~moved(before.ring, route.ring, keys)).astype(np.uint8)
@@ -370,7 +336,7 @@ class DirectoryClient:
         ``sequence`` was drawn before the pages were looked for: what was put since stays. Tells the shards that own
         the entries, or the one of this id only, and returns whether all of them have answered.
         """
-        route = self._route
+        route = self._routes.now
         if route.own_index < 0:
             return True  # who is not in the view has no entries that count
         locations = np.zeros(len(keys), LOCATION)
@@ -416,7 +382,7 @@ class DirectoryClient:
 
         ``sequence`` was drawn before the pages were looked up.
         """
-        route = self._route
+        route = self._routes.now
         entries = _native.put_entries(keys, as_bytes(locations), sequence)
         marks = _native.check_entries(keys, as_bytes(locations))
         owners = route.ring.owners(keys)
@@ -454,25 +420,6 @@ class DirectoryClient:
         ask.put_own(self._shard, entries)
         self._owners.ask(route, Question(Kind.PUT, ask, entries), deadline)
         return ask.answered().astype(bool)
-
-
-def _table(ring: Ring, own_index: int) -> _native.RingTable:
-    is_healthy = np.array([member.state is State.ALIVE for member in ring.members], np.uint8)
-    return _native.RingTable(ring.points, ring.successors, is_healthy, own_index)
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """A route as the member goes by it that an attached engine tells the directory for."""
-
-    of: Route
-    told_by: int
-    table: _native.RingTable
-
-    @classmethod
-    def made(cls, route: Route, told_by: int) -> Beside:
-        found = np.flatnonzero(route.member_keys == told_by)
-        return cls(route, told_by, _table(route.ring, int(found[0]) if len(found) else -1))
 
 
 def _only(route: Route, owners: NDArray[np.int32], node_id: str) -> NDArray[np.int32]:

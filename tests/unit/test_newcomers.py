@@ -13,7 +13,7 @@ import pytest
 import pages
 from cluster import eventually, free_port
 from p2pkv import Config, Node
-from p2pkv.directory import client, newcomers
+from p2pkv.directory import newcomers, routes
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.newcomers import Newcomers
 from p2pkv.directory.view import Member
@@ -55,7 +55,7 @@ def owes(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     monkeypatch.setattr(Announcer, "step", lambda self: step(self) if may_repair.is_set() else 0.05)
     # a test's busy machine may take as long to start the nodes
     monkeypatch.setattr(newcomers, "SETTLING_S", 60.0)
-    monkeypatch.setattr(client, "SETTLING_S", 60.0)
+    monkeypatch.setattr(routes, "SETTLING_S", 60.0)
     yield may_repair
     may_repair.set()
 
