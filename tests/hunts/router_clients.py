@@ -125,34 +125,34 @@ class Clients:
     async def _leaves(self) -> None:
         reader, writer = await self._connect()
         request = self._request(self._rng.choice([20, _LARGE]))
-        writer.write(request[: self._rng.randint(1, len(request))] if self._rng.random() < 0.3 else request)
+        _send(writer, request[: self._rng.randint(1, len(request))] if self._rng.random() < 0.3 else request)
         if self._rng.random() < 0.5:
             await asyncio.wait({asyncio.ensure_future(reader.read(100))}, timeout=0.2)
         writer.transport.abort()
 
     async def _reads_nothing(self) -> None:
         _, writer = await self._connect()
-        writer.write(self._request(_LARGE))
+        _send(writer, self._request(_LARGE))
 
     async def _pipelines(self) -> None:
         _, writer = await self._connect()
-        writer.write(b"".join(self._request(5) for _ in range(self._rng.randint(2, 60))))
+        _send(writer, b"".join(self._request(5) for _ in range(self._rng.randint(2, 60))))
 
     async def _trickles(self) -> None:
         _, writer = await self._connect()
         request = self._request(5)
         for byte in request[: self._rng.randint(1, 40)]:
-            writer.write(bytes([byte]))
+            _send(writer, bytes([byte]))
             await asyncio.sleep(0)
 
     async def _talks_nonsense(self) -> None:
         _, writer = await self._connect()
-        writer.write(self._rng.randbytes(self._rng.randint(1, 3000)))
+        _send(writer, self._rng.randbytes(self._rng.randint(1, 3000)))
 
     async def _asks_nonsense(self) -> None:
         reader, writer = await self._connect()
         body = self._rng.choice([b"", b"{", b"[]", b'{"prompt": {}}', b'{"prompt": "a", "n": "two"}'])
-        writer.write(b"\r\n" * self._rng.randrange(3) + _POST % (_PATH.encode(), len(body), body))
+        _send(writer, b"\r\n" * self._rng.randrange(3) + _POST % (_PATH.encode(), len(body), body))
         head = await reader.readuntil(b"\r\n")
         if b" 400 " not in head:
             raise Broken(f"{body!r} was answered with {head!r}")
@@ -166,6 +166,13 @@ class Clients:
         for _ in range(self._rng.randint(1, 4)):
             _, writer = await self._connect()
             request = _POST % (_PATH.encode(), len(body), body)
-            writer.write(
-                request if self._rng.random() < 0.5 else request[: self._rng.randrange(len(request))]
+            _send(
+                writer, request if self._rng.random() < 0.5 else request[: self._rng.randrange(len(request))]
             )
+
+
+def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Send to a router that may have hung up already, of which uvloop makes an error of the program."""
+    if writer.transport.is_closing():
+        raise ConnectionResetError
+    writer.write(data)
