@@ -154,7 +154,7 @@ def test_memory_that_another_process_can_not_map_is_said_not_to_be_shared(
     assert good.verdict is Verdict.GOOD
     assert bad.verdict is Verdict.NOTE
     assert f"{call}: CUDA_ERROR_NOT_SUPPORTED" in bad.says
-    assert "leave cuda_ipc out of 'transports'" in bad.advice
+    assert "don't name a transport of device memory in 'transports'" in bad.advice
 
 
 @pytest.mark.parametrize("by_descriptor", [False, True])

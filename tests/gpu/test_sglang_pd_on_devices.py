@@ -64,7 +64,8 @@ def test_a_device_that_fails_fails_the_request_in_words(
     emulated: FakeCuda, open_servers: Callable[..., Servers]
 ) -> None:
     servers = open_servers(p=False)
-    emulated.fail("cuMemcpyHtoDAsync", 2, stays=True)
+    for call in ("cuMemcpyBatchAsync", "cuMemcpyHtoDAsync"):
+        emulated.fail(call, 2, stays=True)
     room, incoming = servers.ask()
     servers.send(room)
     eventually(lambda: incoming.progress() is Progress.FAILED, SETTLE_S)

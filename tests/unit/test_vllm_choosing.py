@@ -58,7 +58,7 @@ class Scheduler:
         return n, limit
 
     def seconds(self, figure: str) -> float:
-        return float(self.metrics.recompute_seconds.labels(figure)._value.get())
+        return float(self.metrics.recompute_seconds.labels(figure).value)
 
 
 def test_a_slow_owner_is_asked_for_little_and_a_quick_one_for_all() -> None:

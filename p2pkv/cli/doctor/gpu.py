@@ -130,7 +130,7 @@ def _sharing(device: _native.CudaDevice, config: Config, what: str, *, by_descri
         memory = _native.CudaMemory.allocate(device, _TRIED_NBYTES, by_descriptor)
         read_in_another_process(memory, _TRIED_NBYTES, _DEVICE, config.cuda_library)
     except RuntimeError as error:
-        advice = "leave cuda_ipc out of 'transports': such rows go through host memory then, as over shm"
+        advice = "don't name a transport of device memory in 'transports': rows go through host memory then"
         return Finding(Verdict.NOTE, name, f"{what}: {error}", advice)
     says = f"{what} was mapped by another process, which read all {_TRIED_NBYTES >> 20} MiB of it right"
     return Finding(Verdict.GOOD, name, says)

@@ -39,8 +39,12 @@ class Predicted(Policy):
         lengths = self._sent.lengths(blocks, {tracked.id for tracked in candidates})
         prompt.sent = {name: n_blocks * BLOCK_TOKENS for name, n_blocks in lengths.items()}
         now = self._now()
+        # A prompt that shares nothing follows no pages, and what it takes is all there is to go by.
+        shared = min(1.0, max(prompt.sent.values(), default=0) / max(1, prompt.n_tokens))
         uneven = self._even.seconds(tracked.id for tracked in candidates)
-        seconds = [self._seconds(prompt, tracked, now) + uneven[tracked.id] for tracked in candidates]
+        seconds = [
+            self._seconds(prompt, tracked, now) + shared * uneven[tracked.id] for tracked in candidates
+        ]
         near = min(seconds) + _NEAR_S
         chosen = self._random.choice(
             [tracked for tracked, took in zip(candidates, seconds, strict=True) if took <= near]
