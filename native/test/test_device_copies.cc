@@ -16,7 +16,7 @@ using p2pkv::test::OnDevice;
 namespace {
 
 constexpr uint64_t kPiece = 4096;
-constexpr int kNotSupported = 801;
+constexpr int kOutOfMemory = 2, kNotSupported = 801;
 
 // Pieces whose neighbours here are not neighbours there, so that none is one with another.
 struct Scattered {
@@ -107,6 +107,14 @@ TEST(device_copies_that_the_driver_refuses_together_are_made_one_by_one_from_the
   CHECK(s.copy(Direction::kToHost) == CopyOutcome::kDone);
   CHECK_EQ(s.launches() - before, 600);
   CHECK(s.is_right_here());
+}
+
+TEST(device_copies_that_the_driver_had_no_memory_for_are_gathered_the_next_time) {
+  Scattered s(300);
+  s.fake.fail("cuMemcpyBatchAsync", 1, kOutOfMemory, 0);
+  CHECK(s.copy(Direction::kToDevice) == CopyOutcome::kDone);
+  CHECK(s.is_right_there());
+  CHECK(s.device->gathers_copies());
 }
 
 TEST(device_copies_of_memory_that_is_gone_fail_and_say_nothing_of_the_driver) {

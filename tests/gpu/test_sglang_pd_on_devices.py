@@ -64,7 +64,7 @@ def test_a_device_that_fails_fails_the_request_in_words(
     emulated: FakeCuda, open_servers: Callable[..., Servers]
 ) -> None:
     servers = open_servers(p=False)
-    for call in ("cuMemcpyBatchAsync", "cuMemcpyHtoDAsync"):
+    for call in ("cuMemcpyHtoDAsync", "cuMemcpyBatchAsync"):
         emulated.fail(call, 2, stays=True)
     room, incoming = servers.ask()
     servers.send(room)

@@ -139,7 +139,7 @@ def test_a_device_that_fails_fails_the_load_and_not_the_engine(
 ) -> None:
     prefill, decode = open_engine("kv_producer"), open_engine("kv_consumer")
     given = hand_off(prefill, tokens(2 * BLOCK, 1))
-    for call in ("cuMemcpyBatchAsync", "cuMemcpyHtoDAsync"):
+    for call in ("cuMemcpyHtoDAsync", "cuMemcpyBatchAsync"):
         emulated.fail(call, 2, stays=True)
     request = decode.submit(tokens(2 * BLOCK, 1), given)
     decode.run(request)

@@ -20,6 +20,7 @@ using EventHandle = struct CUevent_st*;
 using DevicePointer = uint64_t;
 
 constexpr Result kSuccess = 0;
+constexpr Result kOutOfMemory = 2;
 constexpr Result kNotReady = 600;
 constexpr unsigned kHostRegisterPortable = 1;  // page-locked for every context
 constexpr unsigned kStreamNonBlocking = 1;     // does not wait for the legacy default stream

@@ -54,7 +54,8 @@ template <typename LaunchOne>
 bool Launches::launch_all(Gathered& copies, StreamHandle stream, const char* call,
                           const LaunchOne& launch_one, std::string* error) {
   const bool is_worth_it = copies.to.size() > 1 && are_gathered();
-  if (is_worth_it && launch_gathered(copies, stream)) return true;
+  const Result together = is_worth_it ? launch_gathered(copies, stream) : kSuccess;
+  if (is_worth_it && together == kSuccess) return true;
   // Some may have been launched already: a copy that is made twice brings the same bytes.
   for (size_t i = 0; i < copies.to.size(); ++i) {
     const Result result = launch_one(copies.to[i], copies.from[i], copies.nbytes[i]);
@@ -63,11 +64,11 @@ bool Launches::launch_all(Gathered& copies, StreamHandle stream, const char* cal
         (std::string(call) + " of " + std::to_string(copies.nbytes[i]) + " bytes").c_str(), result);
     return false;
   }
-  if (is_worth_it) is_refused_ = true;
+  if (is_worth_it && together != kOutOfMemory) is_refused_ = true;
   return true;
 }
 
-bool Launches::launch_gathered(Gathered& copies, StreamHandle stream) {
+Result Launches::launch_gathered(Gathered& copies, StreamHandle stream) {
   // The source is read in the order of the stream, and engines copy, not multiprocessors, if the driver heeds
   // that hint.
   CopyAttributes attributes{kSourceInStreamOrder, {}, {}, kPreferCopyEngines};
@@ -77,9 +78,9 @@ bool Launches::launch_gathered(Gathered& copies, StreamHandle stream) {
     size_t failed = 0;
     const Result result = driver_.copy_batch(&copies.to[i], &copies.from[i], &copies.nbytes[i], n,
                                              &attributes, &first_of_attributes, 1, &failed, stream);
-    if (result != kSuccess) return false;
+    if (result != kSuccess) return result;
   }
-  return true;
+  return kSuccess;
 }
 
 }  // namespace p2pkv::cuda

@@ -42,10 +42,11 @@ class Launches {
   template <typename LaunchOne>
   bool launch_all(Gathered& copies, StreamHandle stream, const char* call, const LaunchOne& launch_one,
                   std::string* error);
-  bool launch_gathered(Gathered& copies, StreamHandle stream);
+  Result launch_gathered(Gathered& copies, StreamHandle stream);
 
   const Driver& driver_;
-  // The driver has refused together what it took one by one: it is not asked again.
+  // The driver has refused together what it took one by one, and not for want of memory: it is not asked
+  // again.
   std::atomic<bool> is_refused_ = false;
 };
 
