@@ -35,6 +35,8 @@ OPTIONS = {
 # What says why a run failed: a check, a test that hangs, a sanitizer's last word.
 TELLING = re.compile(r"^FAILED|^SUMMARY: |: not so: |: .+ is not |runtime error: |came to no good end")
 MOST_TELLING_LINES = 15
+# The sanitizer's runtime has ended the process, not a finding: seen once with TSan of GCC 12, which wanted 340 TB.
+ITS_OWN_END = re.compile(r"Sanitizer failed to allocate")
 
 
 def find(tool: str) -> str | None:
@@ -74,8 +76,23 @@ def libzmq() -> str:
 
 
 def run(program: Path, arguments: list[str], environment: dict[str, str]) -> tuple[bool, list[str]]:
-    """Run the tests and pass on what they print; return whether all passed, and the lines that tell why not."""
+    """Run the tests and pass on what they print; return whether all passed, and the lines that tell why not.
+
+    Where the sanitizer has ended for a reason of its own, and no test has failed, they are run once more.
+    """
+    good, telling, is_its_own = run_once(program, arguments, environment)
+    if not good and is_its_own and not any(line.startswith(("FAILED", "SUMMARY")) for line in telling):
+        print("the sanitizer itself has failed; once more", flush=True)
+        good, telling, _ = run_once(program, arguments, environment)
+    return good, telling
+
+
+def run_once(
+    program: Path, arguments: list[str], environment: dict[str, str]
+) -> tuple[bool, list[str], bool]:
+    """Do so, whatever comes; return also whether the sanitizer itself has failed."""
     telling = []
+    is_its_own = False
     with subprocess.Popen(
         [str(program), *arguments],
         env=environment,
@@ -87,9 +104,10 @@ def run(program: Path, arguments: list[str], environment: dict[str, str]) -> tup
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
+            is_its_own = is_its_own or ITS_OWN_END.search(line) is not None
             if TELLING.search(line):
                 telling.append(line.rstrip())
-    return process.returncode == 0, telling
+    return process.returncode == 0, telling, is_its_own
 
 
 def main(arguments: list[str]) -> int:
