@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from importlib.metadata import version
 
 from p2pkv import transports
 from p2pkv._native import FaultyFiles
@@ -25,7 +24,7 @@ from p2pkv.directory.membership.control_network import ControlNetwork
 from p2pkv.directory.membership.engines import make_engine
 from p2pkv.directory.membership.timing import Clock, Timing
 from p2pkv.directory.routers import KnownRouters
-from p2pkv.directory.view import Member, State, View, node_key
+from p2pkv.directory.view import Member, View, node_key
 from p2pkv.disk.boot_file import BootFile
 from p2pkv.disk.epochs_file import EpochsFile
 from p2pkv.disk.tier import disk_folder
@@ -48,6 +47,7 @@ from p2pkv.offers.transfers import Transfers, start_offers
 from p2pkv.page import Keys, Namespace
 from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.control import ControlParts
+from p2pkv.parts.figures import Figures, meeting_places
 from p2pkv.parts.indexer import serve_indexer
 from p2pkv.peers.connections import PeerConnections
 from p2pkv.tracing import CALLS, STEPS, TRANSFERS, Spans
@@ -89,7 +89,6 @@ class NodeParts:
         self.routers = KnownRouters()
         """Whoever serves requests before engines, and has told this node so."""
         self._started = time.time()
-        self._version = version("p2pkv")  # read from files, which no scrape should do
         self._has_met = threading.Event()  # another node
         self._gone = threading.Event()  # nobody sets it: what is waited for is time
         self._boot_file: BootFile | None = None
@@ -170,12 +169,16 @@ class NodeParts:
             self._trace(spans)
         if self.membership.boot_epoch != boot:
             self._rebooted(self.membership.boot_epoch)
-        for read in self._readings():
+        figures = Figures(config, self.membership.view, self.transports, self._started)
+        for read in self._readings(figures):
             self.metrics.watch(read)
-        self.metrics.watch_labelled(copies.metrics)
-        self.metrics.watch_labelled(self._build_info)
-        self.metrics.watch_labelled(BoundedPeers(self.peers.traffic).read)
-        self.metrics.watch_labelled(self._rails)
+        for read_labelled in (
+            copies.metrics,
+            figures.build_info,
+            BoundedPeers(self.peers.traffic).read,
+            figures.rails,
+        ):
+            self.metrics.watch_labelled(read_labelled)
         self._answer_questions(undo)
         if config.indexer and self.caching is not None:
             indexer = serve_indexer(
@@ -239,22 +242,6 @@ class NodeParts:
         )
         return Site(host, config.dashboard_token, reading.read, self.explainer.explain)
 
-    def _rails(self) -> dict[str, dict[tuple[str, ...], float]]:
-        nbytes: dict[tuple[str, ...], float] = {}
-        retried: dict[tuple[str, ...], float] = {}
-        failures: dict[tuple[str, ...], float] = {}
-        for transport in self.transports:
-            for number, rail in enumerate(transport.rail_totals()):
-                labels = (transport.name, str(number))
-                nbytes[labels] = rail.nbytes
-                retried[labels] = rail.retried_nbytes
-                failures |= {(*labels, reason): n for reason, n in rail.failures.items()}
-        return {
-            "p2pkv_rail_bytes_total": nbytes,
-            "p2pkv_rail_retried_bytes_total": retried,
-            "p2pkv_rail_failures_total": failures,
-        }
-
     def _not_ready(self) -> str | None:
         """Say why this node should not be given work, if it should not."""
         if self.membership.view().get(self._config.node_id) is None:
@@ -263,7 +250,7 @@ class NodeParts:
             return "this node is draining: it hands its pages over to others and is about to leave"
         if self.membership.is_alone:
             return (
-                f"this node is alone: nobody answers at {', '.join(self._meeting_places())}, and all that others have "
+                f"this node is alone: nobody answers at {meeting_places(self._config)}, and all that others have "
                 "is a miss"
             )
         return None
@@ -363,7 +350,7 @@ class NodeParts:
         membership.start(_JOIN_S)
         if config.must_join and not self._has_met.wait(_JOIN_S):
             raise MembershipError(
-                f"must_join is set, and no other node of the cluster answers at {', '.join(self._meeting_places())} "
+                f"must_join is set, and no other node of the cluster answers at {meeting_places(self._config)} "
                 "(p2pkv doctor says why)"
             )
         return membership
@@ -377,12 +364,6 @@ class NodeParts:
         """Serve a little longer, if this node has drained: others hear only now that it leaves, and may be reading."""
         if self.caching is not None and self.caching.has_drained and self._has_met.is_set():
             self._gone.wait(_LINGER_S)
-
-    def _meeting_places(self) -> list[str]:
-        """Return where others are looked for, as messages name it."""
-        store = self._config.store
-        found_there = [] if store is None else [f"the addresses found in {store.where}"]
-        return [*self._config.join_addresses, *found_there]
 
     @property
     def own_epoch(self) -> int:
@@ -412,28 +393,14 @@ class NodeParts:
         """Leave the cluster and release everything; no call may be under way."""
         self._undo.close()
 
-    def _readings(self) -> Iterator[Readings]:
-        yield self._of_membership
+    def _readings(self, figures: Figures) -> Iterator[Readings]:
+        yield lambda: figures.of_membership(is_alone=self.membership.is_alone)
         yield self.control.readings
         if self.caching is not None:
             yield from self.caching.readings()
         yield self.membership.counters
         yield self.offers.readings
         yield self.devices.readings
-
-    def _of_membership(self) -> dict[str, float]:
-        present = self.membership.view().present()
-        return {
-            "p2pkv_members": len(present),
-            "p2pkv_suspects": sum(member.state is State.SUSPECT for member in present),
-            "p2pkv_start_time_seconds": self._started,
-            "p2pkv_alone": self.membership.is_alone,
-        }
-
-    def _build_info(self) -> dict[str, dict[tuple[str, ...], float]]:
-        config = self._config
-        labels = (self._version, config.node_id, config.cluster, config.namespace)
-        return {"p2pkv_build_info": {labels: 1.0}}
 
     # --- what the membership engine's thread says ---
 
