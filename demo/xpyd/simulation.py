@@ -74,7 +74,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a prompt takes at one prefill now: tokens by where their pages are, and seconds."""
+    """It says what a prompt takes at one prefill now: tokens by where their pages are, and seconds."""
 
     own: int
     fetched: int
@@ -146,7 +146,7 @@ class Simulation:
         self._next_turns: dict[int, int] = {}
         self.first_token: list[float] = []
         self.working: list[float] = []
-        """Of the time to each first token what it was worked on."""
+        """It has, of the time to each first token, that in which it was worked on."""
         self.tokens = {"own": 0, "fetched": 0, "computed": 0}
 
     def run(self) -> None:

@@ -1,5 +1,5 @@
-// What became of a publish, as an engine's caller is told of it, and whether owners of entries are left to be
-// told: worked out in one go, since none of it needs the interpreter.
+// This says what became of a publish, as an engine's caller is told of it, and whether owners of entries are
+// left to be told. It is worked out in one go, since none of it needs the interpreter.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct Published {
   Published(Attachment::Answer given, const Key* keys, const RingTable& ring);
 
   Attachment::Answer answer;
-  // For each page 1 if it can be read now, and the node's own shard has its entry.
+  // A page has 1 here if it can be read now, and the node's own shard has its entry.
   std::vector<uint8_t> is_known;
   // Every page that can be read has an entry at each of its owners: there are none but the node.
   bool is_told = true;

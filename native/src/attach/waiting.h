@@ -33,7 +33,7 @@ class Waiting {
   // `is_awake`: the own word.
   Waiting(int connection, uint64_t* is_awake) : connection_(connection), is_awake_(*is_awake) {}
 
-  // Until `is_there()`, which looks at the other end's word.
+  // Waits until `is_there()`, which looks at the other end's word, says so.
   template <typename IsThere>
   Woken until(const IsThere& is_there, const Deadline& deadline) {
     store_word_of(is_awake_, 1);

@@ -14,10 +14,10 @@ namespace p2pkv {
 // Immutable.
 class TimingsText {
  public:
-  // Of one histogram: its buckets, how many there are, and their sum.
+  // One histogram has so many: its buckets, how many there are, and their sum.
   static constexpr size_t kLines = Timings::kBounds.size() + 3;
 
-  // What stands behind the number of a line, an exemplar.
+  // An exemplar stands behind the number of a line.
   struct Note {
     size_t line;
     std::string text;
