@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from p2pkv_proxy.costs import OWN, work_of
+from p2pkv_proxy.costs import OWN, Work, work_of
 from p2pkv_proxy.policies.base import Choice, Policy
 from p2pkv_proxy.policies.beginnings import Beginnings
 from p2pkv_proxy.policies.even_work import EvenWork
@@ -51,8 +51,9 @@ class Predicted(Policy):
         )
         self._sent.remember(blocks, chosen.id)
         work = work_of(prompt, chosen.id, chosen.instance.node_id)
-        self._even.note(chosen.id, work.n_compute, chosen.costs.seconds(chosen.id, work), now)
-        return self._told(prompt, chosen, now)
+        own = chosen.costs.seconds(chosen.id, work)
+        self._even.note(chosen.id, work.n_compute, own, now)
+        return self._told(prompt, chosen, work, own, now)
 
     def forget(self, instance_id: str) -> None:
         self._sent.forget(instance_id)
@@ -65,9 +66,9 @@ class Predicted(Policy):
         return tracked.queued(now) + tracked.costs.seconds(tracked.id, work) + penalty
 
     @staticmethod
-    def _told(prompt: Prompt, chosen: Tracked, now: float) -> Choice:
-        work = work_of(prompt, chosen.id, chosen.instance.node_id)
-        queued, own = chosen.queued(now), chosen.costs.seconds(chosen.id, work)
+    def _told(prompt: Prompt, chosen: Tracked, work: Work, own: float, now: float) -> Choice:
+        """Say what it takes there; ``own`` are the seconds of the work by itself."""
+        queued = chosen.queued(now)
         own_tokens = work.fetched.pop(OWN, 0)
         detail = (
             f"first token in {queued + own:.3f} s: {queued:.3f} s queued, {work.n_compute:.0f} tokens to compute, "
