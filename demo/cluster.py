@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ import msgspec
 
 from demo import messages
 from demo.engine import Progress
+from p2pkv.testing.ports import free_port
 from p2pkv.testing.processes import ChildEndedError, ChildProcess
 
 START_SECONDS = 60.0
@@ -89,7 +89,7 @@ class Cluster:
         self.hosts: dict[str, Worker] = {}
         """The hosts' nodes, which compute nothing."""
         self._attached: set[str] = set()
-        self._meeting = ["--join", f"127.0.0.1:{_free_port()}"]
+        self._meeting = ["--join", f"127.0.0.1:{free_port()}"]
         self._options = options
         self._folder = TemporaryDirectory(prefix="p2pkv-demo-")
         self._socket = f"unix:{self._folder.name}/host"
@@ -166,11 +166,3 @@ def running(options: Sequence[str]) -> Iterator[Cluster]:
         raise
     finally:
         cluster.close()
-
-
-def _free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

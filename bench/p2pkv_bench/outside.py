@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from p2pkv.testing.ports import free_port
 from p2pkv_bench.errors import BenchError
 
 _SECONDS = 60.0
@@ -31,7 +31,7 @@ def measure(transport: str, nbytes: int) -> Mapping[str, float]:
 
 def _ib_read_bw(nbytes: int) -> float:
     device = min(path.name for path in Path("/sys/class/infiniband").iterdir())
-    port = str(_free_port())
+    port = str(free_port())
     command = ["ib_read_bw", "-s", str(nbytes), "-n", "300", "-p", port, "--report_gbits", "-F", "-d", device]
     told = _both_ends(command, [*command, "127.0.0.1"])
     rows = [line.split() for line in told.splitlines() if line.split()[:1] == [str(nbytes)]]
@@ -39,7 +39,7 @@ def _ib_read_bw(nbytes: int) -> float:
 
 
 def _ucx_perftest(nbytes: int) -> float:
-    port = str(_free_port())
+    port = str(free_port())
     server = ["ucx_perftest", "-p", port]
     client = [*server, "127.0.0.1", "-t", "ucp_get", "-s", str(nbytes), "-n", "1000", "-w", "100"]
     told = _both_ends(server, client)
@@ -76,10 +76,3 @@ def _number(command: Sequence[str], told: str, rows: Sequence[Sequence[str]], co
         return float(rows[-1][column])
     except (IndexError, ValueError) as error:
         raise BenchError(f"'{' '.join(command)}' said something else than it used to: {told}") from error
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

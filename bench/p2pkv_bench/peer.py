@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2pkv.config import Config
 from p2pkv.node import Node
+from p2pkv.testing.ports import free_port
 from p2pkv.testing.processes import ChildEndedError, ChildProcess, RefusedError
 from p2pkv.transports.base import Transport
 from p2pkv_bench.errors import BenchError
@@ -66,9 +66,7 @@ class Meeting:
         secret = self.folder / "secret"
         secret.touch(mode=0o600)
         secret.write_text(os.urandom(32).hex())
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            join = f"127.0.0.1:{probe.getsockname()[1]}"
+        join = f"127.0.0.1:{free_port()}"
         # One replica, so that a case decides which process's shard has a key's entry. Reads of an earlier size must not
         # keep its pages, for which the next size's would go.
         self._common = {

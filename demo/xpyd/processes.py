@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from demo.cluster import ONE_THREAD
 from p2pkv.instances.heartbeat import Role
+from p2pkv.testing.ports import free_port
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -155,7 +155,7 @@ class Cluster:
 
     def __init__(self, router_options: list[str], instance_options: list[str] | None = None) -> None:
         """Start the router."""
-        self._join = f"127.0.0.1:{_free_port()}"
+        self._join = f"127.0.0.1:{free_port()}"
         self._heartbeats: list[str] = []
         self._instance_options = instance_options or []
         self.instances: dict[str, Process] = {}
@@ -169,7 +169,7 @@ class Cluster:
 
     def add_router(self, options: list[str]) -> str:
         """Start one more router before the instances that are started from now on; return its address."""
-        heartbeats = f"127.0.0.1:{_free_port()}"
+        heartbeats = f"127.0.0.1:{free_port()}"
         router = RouterProcess(
             ["--heartbeats", heartbeats, "--lifetime", "4", "--join", self._join, *options]
         )
@@ -243,10 +243,3 @@ def samples(url: str) -> dict[str, float]:
     lines = get(url).decode().splitlines()
     pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
     return {name: float(value) for name, _, value in pairs}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster import Cluster, all_are_fetched, eventually, free_port
+from cluster import Cluster, all_are_fetched, eventually
+from p2pkv.testing.ports import free_port
 from p2pkv.testing.processes import RefusedError
 
 KEYS = [f"page-{i}" for i in range(32)]

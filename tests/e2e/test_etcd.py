@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import pages
-from cluster import eventually, free_port
+from cluster import eventually
 from etcd_servers import EtcdServers, needs_etcd
 from p2pkv import Config, ConfigError, DuplicateNodeError, Node
 from p2pkv.cli import app
@@ -24,6 +24,7 @@ from p2pkv.directory.registry.etcd import EtcdStore
 from p2pkv.errors import RegistryError
 from p2pkv.store_url import read_store_url
 from p2pkv.testing.lateness import returns_within
+from p2pkv.testing.ports import free_port
 
 pytestmark = [needs_etcd, pytest.mark.xdist_group("etcd")]
 

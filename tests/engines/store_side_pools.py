@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import socket
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKOnlyPoolHost
 
 from p2pkv.integrations.sglang_hicache import P2PKVHiCache
+from p2pkv.testing.ports import free_port
 
 LAYERS, PAGES, TOKENS = 4, 8, 64
 HASHES = [f"{i:064x}" for i in range(3)]
@@ -125,9 +125,7 @@ def stored(name: str, layout: str, join: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        join = f"127.0.0.1:{probe.getsockname()[1]}"
+    join = f"127.0.0.1:{free_port()}"
     for name in POOLS:
         for layout in ("page_first", "page_first_direct"):
             print(json.dumps(stored(name, layout, join)), flush=True)

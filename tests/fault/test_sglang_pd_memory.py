@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster import eventually, free_port
+from cluster import eventually
 from p2pkv.integrations.sglang.pd.rooms import Progress
+from p2pkv.testing.ports import free_port
 from sglang_servers import SETTLE_S, Servers
 
 ROUNDS_S = 1.0

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster import eventually, free_port
+from cluster import eventually
 from device_buffers import DeviceBuffer
 from fake_cuda import FakeCuda
 from p2pkv.integrations.sglang.pd.rooms import Progress
+from p2pkv.testing.ports import free_port
 from sglang_servers import SETTLE_S, Servers
 
 Allocate = Callable[[int], DeviceBuffer]

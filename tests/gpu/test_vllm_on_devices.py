@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster import eventually, free_port
+from cluster import eventually
 from device_buffers import DeviceBuffer, EmulatedBuffer
 from fake_cuda import FakeCuda
+from p2pkv.testing.ports import free_port
 from vllm_engine import EngineFake
 from vllm_fakes import BLOCK, SHAPE, RequestFake
 

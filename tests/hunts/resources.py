@@ -20,11 +20,12 @@ from pathlib import Path
 import numpy as np
 
 import pages
-from cluster import NodeProcess, free_port
+from cluster import NodeProcess
 from footprint import Footprint
 from hunts.frame import Broken, Hunt, Stop, Tally
 from limits import LIMITS, Limit
 from p2pkv import Config, Node
+from p2pkv.testing.ports import free_port
 from p2pkv.testing.processes import RefusedError
 
 NBYTES = 4096

@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from cluster import eventually, free_port
+from cluster import eventually
 from hunts.frame import Broken, Hunt, Stop, Tally
 from p2pkv import Config, Node
 from p2pkv.integrations.vllm_connector import handoff
 from p2pkv.testing.lateness import Lateness
+from p2pkv.testing.ports import free_port
 from p2pkv.transfers import Offer, RowStatus
 from vllm_engine import EngineFake
 from vllm_fakes import BLOCK, RequestFake

@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from cluster import free_port
 from hunts.frame import Broken, Hunt, Stop, Tally
 from p2pkv import Config, Node
 from p2pkv.integrations.vllm_connector.handoff import Handoff
 from p2pkv.integrations.vllm_connector.messages import Pull, StepMetadata
 from p2pkv.testing.lateness import Lateness
+from p2pkv.testing.ports import free_port
 from vllm_ranks import KV, N_BLOCKS, Model, Server, Shape
 
 STAGES = [(3,), (1, 2), (2, 1), (1, 1, 1)]

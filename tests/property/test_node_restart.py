@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import pages
-from cluster import eventually, free_port
+from cluster import eventually
 from disk_pages import spans_of, wait_recovered
 from p2pkv import Config, Node, _native
 from p2pkv.disk.store import DiskOptions, DiskStore
 from p2pkv.page import Namespace
+from p2pkv.testing.ports import free_port
 
 NBYTES = 64
 STEP = 20_000

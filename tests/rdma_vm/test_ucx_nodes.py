@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, NodeProcess, eventually, free_port
+from cluster import Cluster, NodeProcess, eventually
+from p2pkv.testing.ports import free_port
 from patience import PATIENCE
 from rdma_link import n_received
 from tests.rdma_vm import over_ucx

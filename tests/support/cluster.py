@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from p2pkv.testing.ports import free_port
 from p2pkv.testing.processes import ChildProcess
 from p2pkv.transports.ucx import UcxTransport
 from patience import PATIENCE
@@ -43,12 +43,6 @@ class NodeProcess(ChildProcess):
     def start(self) -> NodeProcess:
         self.call("start", **self.settings)
         return self
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Cluster:

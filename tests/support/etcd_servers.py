@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from cluster import eventually, free_port
+from cluster import eventually
+from p2pkv.testing.ports import free_port
 
 READY_S = 30.0
 

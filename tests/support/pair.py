@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 import pages
-from cluster import eventually, free_port
+from cluster import eventually
 from p2pkv import Config, Node
+from p2pkv.testing.ports import free_port
 from p2pkv.transports.base import Transport
 
 N, NBYTES = 8, 4096

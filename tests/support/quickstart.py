@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from p2pkv.testing.ports import free_port
 
 _WHOLE = ("bash", "bash", "bash", "bash", "bash", "python", "python", "bash", "bash", "bash", "bash")
 """The page's blocks: install, doctor, demo, nodes, status, writer, reader, both, kill, the wrong secret, the end."""
@@ -56,8 +57,8 @@ class Walk:
 
     def __init__(self, page: Path, home: Path, environ: Mapping[str, str]) -> None:
         text = page.read_text()
-        self._metrics = f"127.0.0.1:{_free_port()}"
-        ports = {"127.0.0.1:7400": f"127.0.0.1:{_free_port()}", "7480": self._metrics.partition(":")[2]}
+        self._metrics = f"127.0.0.1:{free_port()}"
+        ports = {"127.0.0.1:7400": f"127.0.0.1:{free_port()}", "7480": self._metrics.partition(":")[2]}
         for old, new in ports.items():
             text = text.replace(old, new)
         blocks = re.findall(r"^```(bash|python)\n(.*?)^```", text, re.S | re.M)
@@ -125,11 +126,6 @@ class Walk:
             for name, value in counted
             if (match := re.fullmatch(r'p2pkv_missed_pages_total\{reason="(\w+)"\}', name)) and value
         }
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def _eventually(is_so: Callable[[], bool]) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from cluster import eventually, free_port
+from cluster import eventually
 from hicache_backends import Open, storage_config
 from p2pkv.integrations.sglang.weights import Weights
 from p2pkv.integrations.sglang_hicache import P2PKVHiCache
+from p2pkv.testing.ports import free_port
 from vllm_engine import EngineFake
 from vllm_instances import Open as OpenEngine
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from cluster import eventually, free_port
+from cluster import eventually
 from p2pkv import Config, Node
 from p2pkv.attach.cache import AttachedCache
 from p2pkv.directory.routers import pack_news
 from p2pkv.page import row_pieces
+from p2pkv.testing.ports import free_port
 from p2pkv.tracing import about
 from spans import exported_to
 

@@ -18,6 +18,7 @@ from p2pkv.control.wire import HEADER, MAX_MESSAGE, Kind, ReplyStatus, pack_requ
 from p2pkv.directory.view import node_key
 from p2pkv.errors import ClosedError, ControlError, VersionError
 from p2pkv.testing.lateness import returns_within
+from p2pkv.testing.ports import free_port
 
 BOOT = 17
 
@@ -228,9 +229,9 @@ def test_an_address_that_is_taken_is_named(plane: Plane) -> None:
 
 
 def test_a_second_address_is_served_too(plane: Plane) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    with socket.create_server(("127.0.0.1", port)):
         assert not plane.server.listen_also(address)
     assert plane.server.listen_also(address)
     assert not plane.server.listen_also("203.0.113.1:7400")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster import free_port
 from p2pkv import Config, Node
 from p2pkv.cli.doctor.cluster import examine_cluster
 from p2pkv.cli.doctor.finding import Verdict
 from p2pkv.config import DATA_PORTS
 from p2pkv.errors import ConfigError, TransportError
+from p2pkv.testing.ports import free_port
 from pair import NBYTES, N, Pair
 
 _LISTENING = "0A"

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster import eventually, free_port
+from cluster import eventually
 from p2pkv import Config, Node
 from p2pkv.directory.channels import DirectoryChannels
+from p2pkv.testing.ports import free_port
 
 N, NBYTES = 256, 4096
 CALLS = 200

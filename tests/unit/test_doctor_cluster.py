@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from test_cli import run
 
-from cluster import free_port
 from p2pkv import Config, Node
 from p2pkv.cli.doctor.cluster import examine_cluster
 from p2pkv.cli.doctor.finding import Finding, Verdict
 from p2pkv.cli.doctor.memory import examine_memory
 from p2pkv.errors import ConfigError
 from p2pkv.state_home import state_home
+from p2pkv.testing.ports import free_port
 
 MIB = 1 << 20
 

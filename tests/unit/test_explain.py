@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cluster import eventually, free_port
+from cluster import eventually
 from p2pkv import Config, ControlError, Node, UsageError
 from p2pkv.cli import app
 from p2pkv.cli.outsider import Outsider
@@ -27,6 +27,7 @@ from p2pkv.explain.namespaces import differences, nearest
 from p2pkv.explain.sentences import VERDICTS, age, lines, record
 from p2pkv.explain.watch import NamespaceWatch
 from p2pkv.metrics import MISSES
+from p2pkv.testing.ports import free_port
 
 PAGE = 8192
 POOL = 8 * PAGE

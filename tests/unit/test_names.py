@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster import eventually, free_port
+from cluster import eventually
 from p2pkv import Config, Node
 from p2pkv.control.host_names import Names
 from p2pkv.testing.lateness import returns_within
+from p2pkv.testing.ports import free_port
 
 HANGING = """
 #define _GNU_SOURCE

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import pages
-from cluster import eventually, free_port
+from cluster import eventually
 from p2pkv import Config, Node
 from p2pkv.directory import newcomers, routes
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.newcomers import Newcomers
 from p2pkv.directory.view import Member
+from p2pkv.testing.ports import free_port
 from p2pkv.testing.simulated_network import SimulatedClock
 
 N, NBYTES = 256, 4096

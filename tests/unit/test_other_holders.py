@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from cluster import eventually, free_port
+from cluster import eventually
 from p2pkv import Config, Node
 from p2pkv.cache.page_cache import PageCache
+from p2pkv.testing.ports import free_port
 
 NBYTES = 4096
 N_PAGES = 32

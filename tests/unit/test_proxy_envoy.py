@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster import free_port
 from fake_answers import tokens_of
 from fake_engines import FakeEngine
 from p2pkv.instances.heartbeat import Role
+from p2pkv.testing.ports import free_port
 from p2pkv_proxy.app import App
 from patience import PATIENCE
 from picker import ended, run, until_free

@@ -7,9 +7,10 @@ import urllib.request
 
 import pytest
 
-from cluster import eventually, free_port
+from cluster import eventually
 from p2pkv import Config, MembershipError, Node
 from p2pkv.errors import ConfigError
+from p2pkv.testing.ports import free_port
 
 SILENT = "192.0.2.1:7400"
 """An address of no machine: it is set aside for examples."""

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from cluster import eventually, free_port
+from cluster import eventually
 from device_pools import DeviceEntryFake, offered, transfer
 from hicache_backends import PAGES, FailingNode, Open, storage_config
 from host_pools import HostPoolFake
 from p2pkv import ConfigError
 from p2pkv.integrations.sglang.weights import Weights
 from p2pkv.integrations.sglang_linker import P2PKVLinker
+from p2pkv.testing.ports import free_port
 from spans import exported_to
 
 OpenLinker = Callable[..., "Linker"]

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import zmq
 
-from cluster import eventually, free_port
+from cluster import eventually
 from p2pkv.integrations.sglang.pd.heads import HeadRows, Split, difference
 from p2pkv.integrations.sglang.pd.rooms import Progress
 from p2pkv.integrations.sglang.pd.rows import Shape
+from p2pkv.testing.ports import free_port
 from sglang_ranks import SETTLE_S, SLOTS, DecodeRank, PrefillRank, heads_of, model_kv, start_nodes
 
 SIZES = (1, 2, 4, 8)

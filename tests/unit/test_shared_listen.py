@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster import eventually, free_port
+from cluster import eventually
 from p2pkv import Config, Node
 from p2pkv.errors import ControlError
+from p2pkv.testing.ports import free_port
 
 SMALL = {"pool_size": "1MiB", "buffer_size": 0}
 

@@ -16,7 +16,7 @@ import zmq
 
 import pages
 import short_of
-from cluster import eventually, free_port
+from cluster import eventually
 from p2pkv import Config, Node
 from p2pkv.address import can_listen_on
 from p2pkv.cli.doctor.finding import Verdict
@@ -25,6 +25,7 @@ from p2pkv.control.secret import cluster_keys
 from p2pkv.control.sockets import ControlClient, Request, Socket
 from p2pkv.control.wire import Kind
 from p2pkv.directory.view import Member, encode
+from p2pkv.testing.ports import free_port
 from p2pkv.transports.base import Status
 from pair import NBYTES, N, Pair
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster import eventually, free_port
+from cluster import eventually
 from p2pkv import Node
 from p2pkv.integrations.vllm_connector.caches import GroupCaches, KVCaches
 from p2pkv.integrations.vllm_connector.load import Load
@@ -17,6 +17,7 @@ from p2pkv.integrations.vllm_connector.loads import Loads
 from p2pkv.integrations.vllm_connector.publishing import Publishing
 from p2pkv.integrations.vllm_connector.scheduler import SchedulerSide
 from p2pkv.offers.transfers import Transfers
+from p2pkv.testing.ports import free_port
 from vllm_engine import EngineFake
 from vllm_fakes import BLOCK, RequestFake
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster import eventually, free_port
+from cluster import eventually
 from p2pkv.integrations.vllm import P2PKVConnector
 from p2pkv.integrations.vllm_connector.messages import (
     Blocks,
@@ -21,6 +21,7 @@ from p2pkv.integrations.vllm_connector.messages import (
     StepMetadata,
 )
 from p2pkv.integrations.vllm_connector.weights import Weights, named
+from p2pkv.testing.ports import free_port
 from vllm_fakes import SHAPE, caches, kv_cache_config, prefix_hash, vllm_config
 
 LAYERS = (3, 2)

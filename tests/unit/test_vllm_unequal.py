@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster import eventually, free_port
+from cluster import eventually
 from p2pkv import Config, Node
 from p2pkv.errors import UsageError
 from p2pkv.integrations.vllm_connector.loads import Loads
 from p2pkv.integrations.vllm_connector.shares import Share, names, spell
 from p2pkv.integrations.vllm_connector.wants import Want, WantedGroup
 from p2pkv.testing.lateness import returns_within
+from p2pkv.testing.ports import free_port
 from p2pkv.transfers import Offer, Transfers
 from vllm_ranks import Model, Server, Shape
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from cluster import eventually, free_port
+from cluster import eventually
 from p2pkv.integrations.vllm_connector.weights import Weights, watch
+from p2pkv.testing.ports import free_port
 from vllm_engine import EngineFake
 from vllm_fakes import BLOCK
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cluster import eventually, free_port
+from cluster import eventually
 from p2pkv import Config, Node, Outcome
+from p2pkv.testing.ports import free_port
 
 NBYTES = 4096
 SETTLE_S = 30.0

@@ -22,6 +22,7 @@ os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # it is read when the first engi
 
 from mooncake.store import MooncakeDistributedStore
 
+from p2pkv.testing.ports import free_port
 from p2pkv.testing.processes import ChildEndedError, ChildProcess
 from p2pkv_bench.errors import BenchError
 from p2pkv_bench.pair import Move
@@ -44,7 +45,7 @@ class _Master:
     """The process that knows where objects are."""
 
     def __init__(self) -> None:
-        self._port, metrics_port = _free_port(), _free_port()
+        self._port, metrics_port = free_port(), free_port()
         program = str(resources.files("mooncake") / "mooncake_master")
         os.chmod(program, 0o755)  # wheels lose that, and Mooncake's own starter mends it so
         self._process = ChildProcess(
@@ -75,13 +76,6 @@ class _Master:
     def close(self) -> None:
         self._process.kill()
         self._process.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _store(master: str, segment_nbytes: int) -> Any:

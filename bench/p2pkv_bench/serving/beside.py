@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from p2pkv.testing.ports import free_port
 from p2pkv_bench.errors import BenchError
 
 _START_S = 60.0
@@ -36,7 +37,7 @@ http {{
 @contextmanager
 def nginx(command: str, engine: str) -> Iterator[tuple[str, int]]:
     """Run nginx with one worker that passes everything on at once; give its URL and process id."""
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="p2pkv-bench-") as folder:
         config = Path(folder) / "nginx.conf"
         config.write_text(_NGINX.format(folder=folder, engine=engine.removeprefix("http://"), port=port))
@@ -47,9 +48,9 @@ def nginx(command: str, engine: str) -> Iterator[tuple[str, int]]:
 @contextmanager
 def sglang_router(python: str, engine: str) -> Iterator[tuple[str, int]]:
     """Run SGLang's router, which ``python`` has, with round robin over one engine; give its URL and process id."""
-    port = _free_port()
+    port = free_port()
     command = [python, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--worker-urls", engine, "--policy", "round_robin", "--prometheus-port", str(_free_port())]
+    command += ["--worker-urls", engine, "--policy", "round_robin", "--prometheus-port", str(free_port())]
     command += ["--log-level", "error"]
     with _process(command, port) as process:
         url = f"http://127.0.0.1:{port}"
@@ -107,9 +108,3 @@ def _listens(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
