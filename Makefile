@@ -13,6 +13,9 @@ ENGINE ?=
 PEERS  := peercache==0.8.4 mooncake-transfer-engine-non-cuda==0.3.13.post1
 PEERS_ALONE := nixl==1.5.1 nixl-cu12==1.5.1
 
+# Some images forbid bytecode; then every process of every test would compile all of p2pkv again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-xpyd bench bench-xpyd bench-peers test test-native test-slow test-hunts test-mutations test-chaos \
         test-rdma test-rdma-slow test-gpu gpu-evidence test-sglang test-sglang-pd test-vllm wheel test-wheel test-deploy docs check format clean
