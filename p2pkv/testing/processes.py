@@ -54,6 +54,7 @@ class ChildProcess:
         folder: Its working directory.
         keeps_errors: Keep the end of its stderr for :meth:`post_mortem`, instead of leaving stderr to the terminal.
         is_apart: Put it into a session of its own, so that Ctrl-C ends this process alone.
+        popen: What starts it, instead of :class:`subprocess.Popen` and with the same arguments.
     """
 
     def __init__(
@@ -65,9 +66,10 @@ class ChildProcess:
         folder: str | Path | None = None,
         keeps_errors: bool = False,
         is_apart: bool = False,
+        popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> None:
         self.name = name
-        self._process = subprocess.Popen(
+        self._process = popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

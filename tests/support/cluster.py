@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nursery import nursery
 from p2pkv.testing.ports import free_port
 from p2pkv.testing.processes import ChildProcess
 from p2pkv.transports.ucx import UcxTransport
@@ -30,7 +31,9 @@ class NodeProcess(ChildProcess):
 
     def __init__(self, **settings: Any) -> None:
         self.node_id = settings.get("config", {}).get("node_id", "?")
-        super().__init__([sys.executable, str(_WORKER)], name=f"node {self.node_id}")
+        super().__init__(
+            [sys.executable, str(_WORKER)], name=f"node {self.node_id}", popen=nursery(_WORKER).popen
+        )
         self.settings = settings
 
     def answer(self, timeout: float = 30.0) -> Any:

@@ -1,0 +1,193 @@
+"""Starts a program's processes by forking one that has imported all that they need.
+
+Importing p2pkv takes a process half a second of a processor, and the tests start hundreds. A nursery imports the
+program's module once, runs no thread, and forks when it is asked to. What is born is the child of whoever asked, and
+has nothing of the nursery but the imported modules: its environment and its streams are the asker's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import functools
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+_PR_SET_CHILD_SUBREAPER = 36
+_LONGEST = 1 << 20
+"""Of the message that asks for a process, in bytes: an environment fits."""
+
+
+class Nursery:
+    """One process that forks, for the threads of the process that made it."""
+
+    def __init__(self, program: Path) -> None:
+        """Start it, for ``program``: a module whose ``main()`` is what its processes run."""
+        self._program = program
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(program), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # else numpy would start threads
+            )
+
+    def popen(
+        self,
+        command: list[str],
+        *,
+        stdin: int,
+        stdout: int,
+        stderr: int | None,
+        cwd: str | Path | None,
+        env: Mapping[str, str],
+        start_new_session: bool,
+    ) -> Forked:
+        """Do what :class:`subprocess.Popen` does, as far as :class:`p2pkv.testing.processes.ChildProcess` wants it."""
+        assert command == [sys.executable, str(self._program)], f"this nursery has no {command}"
+        assert (stdin, stdout, stderr) == (subprocess.PIPE, subprocess.PIPE, None)
+        assert cwd is None
+        assert not start_new_session
+        their_stdin, my_stdin = os.pipe()
+        my_stdout, their_stdout = os.pipe()
+        try:
+            pid = self._fork(env, [their_stdin, their_stdout, 2])
+        except OSError as error:
+            os.close(my_stdin)
+            os.close(my_stdout)
+            raise RuntimeError(f"the nursery of {self._program} has ended") from error
+        finally:
+            os.close(their_stdin)
+            os.close(their_stdout)
+        return Forked(command, pid, open(my_stdin, "wb"), open(my_stdout, "rb"))
+
+    def _fork(self, env: Mapping[str, str], streams: list[int]) -> int:
+        with self._lock, _adopting():
+            socket.send_fds(self._socket, [json.dumps(dict(env)).encode()], streams)
+            answer = self._socket.recv(8)
+        if not answer:
+            raise ConnectionResetError
+        return int.from_bytes(answer, "little")
+
+    def close(self) -> None:
+        """End it. What it forked lives on."""
+        self._socket.close()
+        self._process.wait()
+
+
+class Forked:
+    """What a :class:`subprocess.Popen` is to its owner."""
+
+    stderr = None
+
+    def __init__(self, command: list[str], pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+        self.args, self.pid, self.stdin, self.stdout = command, pid, stdin, stdout
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+        """It guards the end: a process that was waited for is not waited for, nor signalled, again."""
+        self._pidfd = os.pidfd_open(pid)
+
+    def wait(self, timeout: float | None = None) -> int:
+        ended = select.poll()
+        ended.register(self._pidfd, select.POLLIN)
+        if self.returncode is None and not ended.poll(None if timeout is None else timeout * 1000):
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        with self._lock:
+            if self.returncode is None:
+                _, status = os.waitpid(self.pid, 0)
+                self.returncode = os.waitstatus_to_exitcode(status)
+                os.close(self._pidfd)
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        with self._lock:
+            if self.returncode is None:
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+@functools.cache
+def nursery(program: Path) -> Nursery:
+    """Return this process's nursery of ``program``, which ends with this process."""
+    made = Nursery(program)
+    atexit.register(made.close)
+    return made
+
+
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Be the parent of whichever process below loses its own."""
+    prctl = ctypes.CDLL(None).prctl
+    assert prctl(_PR_SET_CHILD_SUBREAPER, 1) == 0
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _fork_when_asked(asked: socket.socket) -> bool:
+    """In the nursery: fork whenever somebody asks. Return true in what was forked, false when nobody will ask more."""
+    while True:
+        request, streams, _, _ = socket.recv_fds(asked, _LONGEST, 3)
+        if not request:
+            return False
+        told, tell = os.pipe()
+        between = os.fork()
+        if not between:
+            # Who loses its parent is adopted by the asker, which wants to be that.
+            born = os.fork()
+            if born:
+                os.write(tell, born.to_bytes(8, "little"))
+                os._exit(0)
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+            for number in (*streams, told, tell):
+                os.close(number)
+            asked.close()
+            os.environ.clear()
+            os.environ.update(json.loads(request))
+            return True
+        for number in (*streams, tell):
+            os.close(number)
+        os.waitpid(between, 0)  # from then on it is the asker's
+        asked.send(os.read(told, 8))
+        os.close(told)
+
+
+def main(program: str, asked: int) -> None:
+    """Be the nursery, and then each of its children."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    sys.argv = [program]
+    sys.path.insert(0, str(Path(program).parent))
+    module = importlib.import_module(Path(program).stem)
+    assert len(os.listdir("/proc/self/task")) == 1, "what runs threads must not fork"
+    gc.freeze()  # a child that looks at what all share would copy it
+    if _fork_when_asked(socket.socket(fileno=asked)):
+        module.main()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
