@@ -51,6 +51,8 @@ def main() -> int:
     parser.add_argument("prompt", nargs="?", help="your text instead of the built-in one; may be empty")
     # spoils the fetched KV, to test that it is noticed
     parser.add_argument("--sabotage", action="store_true", help=argparse.SUPPRESS)
+    # a model that is computed sooner, to test all that is around it
+    parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     # a terminal may pass bytes that are no text; they are as good as any others
     asked = PROMPT if options.prompt is None else os.fsencode(options.prompt)
@@ -59,7 +61,7 @@ def main() -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that can't show something must not end the demo
     report = Report(Console(highlight=False))
     try:
-        return run(asked, report, ["--sabotage"] if options.sabotage else [])
+        return run(asked, report, ["--sabotage"] * options.sabotage + ["--small"] * options.small)
     except WorkerError as error:
         report.problem(str(error))
         return 1

@@ -22,6 +22,8 @@ from p2pkv import Config, Node
 from p2pkv.errors import P2PKVError
 from p2pkv.testing.processes import claim_stdout
 
+SMALL = Shape(n_layers=2, width=64, n_heads=4)
+"""A model for tests, which are of what is around it."""
 N_PAGES = 96
 """Pages of KV cache: 1,536 tokens, more than the longest prompt and its output."""
 POOL_SIZE = "64MiB"
@@ -108,9 +110,10 @@ def main() -> int:
         "--attach", default="", help="unix:PATH of the host's node; without it a node of its own"
     )
     parser.add_argument("--sabotage", action="store_true", help="spoil fetched KV (for tests)")
+    parser.add_argument("--small", action="store_true", help="a small model (for tests)")
     options = parser.parse_args()
     answers = claim_stdout()
-    model = Model(Shape())
+    model = Model(SMALL if options.small else Shape())
     try:
         node = Node.start(
             Config(

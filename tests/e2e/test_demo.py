@@ -56,7 +56,7 @@ def test_both_prefill_engines_serve_and_one_is_survived_by_its_pages() -> None:
     ids=["empty", "one byte", "unicode", "not unicode", "too long"],
 )
 def test_any_text_is_served(prompt: str | bytes, said: str) -> None:
-    done = demo("--", prompt)
+    done = demo("--small", "--", prompt)
     assert done.returncode == 0, done.stdout + done.stderr
     assert said in done.stdout
     assert "prefill-0" in done.stdout
@@ -64,7 +64,7 @@ def test_any_text_is_served(prompt: str | bytes, said: str) -> None:
 
 
 def test_spoiled_kv_fails_the_demo() -> None:
-    done = demo("--sabotage")
+    done = demo("--small", "--sabotage")
     assert done.returncode == 1, done.stdout + done.stderr
     for number in (1, 2):
         assert f"prompt {number}: output differs from that of one process alone" in done.stdout
@@ -75,7 +75,7 @@ def test_spoiled_kv_fails_the_demo() -> None:
 def started() -> Iterator[subprocess.Popen[str]]:
     """A demo that has got as far as having its members."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "demo"],
+        [sys.executable, "-m", "demo", "--small"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
