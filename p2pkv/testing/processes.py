@@ -16,7 +16,7 @@ import time
 from collections import deque
 from pathlib import Path
 from queue import Empty, Queue
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from p2pkv.errors import P2PKVError
 
@@ -44,6 +44,20 @@ class RefusedError(Exception):
         return ": ".join(self.args)
 
 
+class Started(Protocol):
+    """What a :class:`ChildProcess` needs of what has started it: a part of :class:`subprocess.Popen`."""
+
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int, /) -> None: ...
+    def kill(self) -> None: ...
+
+
 class ChildProcess:
     """A process of ``command``, started at once. For one thread at a time.
 
@@ -54,7 +68,7 @@ class ChildProcess:
         folder: Its working directory.
         keeps_errors: Keep the end of its stderr for :meth:`post_mortem`, instead of leaving stderr to the terminal.
         is_apart: Put it into a session of its own, so that Ctrl-C ends this process alone.
-        popen: What starts it, instead of :class:`subprocess.Popen` and with the same arguments.
+        popen: What starts it instead of :class:`subprocess.Popen`, with the same arguments: a nursery's, for one.
     """
 
     def __init__(
@@ -66,10 +80,10 @@ class ChildProcess:
         folder: str | Path | None = None,
         keeps_errors: bool = False,
         is_apart: bool = False,
-        popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
+        popen: Callable[..., Started] = subprocess.Popen,
     ) -> None:
         self.name = name
-        self._process = popen(
+        self._process: Started = popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

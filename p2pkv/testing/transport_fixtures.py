@@ -91,7 +91,9 @@ class TransportFixtures:
     @pytest.fixture
     def nothing_leaks(self) -> Iterator[None]:
         """No test leaves a thread or a descriptor behind."""
-        Lateness()  # the first one starts a process, and keeps a descriptor of it
+        Lateness()  # the first one starts a process, and keeps a descriptor of it; so does the peers' nursery
+        if self.crosses_processes:
+            PeerProcess.nursery()
         before = usage()
         yield
         gc.collect()

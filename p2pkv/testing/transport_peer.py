@@ -1,7 +1,7 @@
 """A process that owns readable memory, for contract tests to read from, stop and kill.
 
-Run as ``python -m p2pkv.testing.transport_peer FACTORY``, with FACTORY as ``module:callable`` returning a
-Transport. See :class:`PeerProcess`.
+Run as ``python -m p2pkv.testing.transport_peer FACTORY``, or forked by a nursery, with FACTORY as ``module:callable``
+returning a Transport. See :class:`PeerProcess`.
 
 The region holds a table of words and then pages; every 8 bytes of a page equal its word, so that a page's
 reader can tell whether its bytes belong together.
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from p2pkv._native import SharedRegion
+from p2pkv.testing.nursery import Nursery, nursery
 from p2pkv.testing.processes import ChildProcess, obey
 from p2pkv.transports.base import MemoryRegion, Spans, Transport, Words
 
@@ -27,6 +28,7 @@ PAGE = 256 * 1024
 N_PAGES = 16
 TABLE = 4096
 NBYTES = TABLE + N_PAGES * PAGE
+_PROGRAM = "p2pkv.testing.transport_peer"
 _PATIENCE_S = 120.0
 """For an answer: an emulated machine may take half a minute to import p2pkv."""
 
@@ -81,11 +83,16 @@ class PeerProcess(ChildProcess):
 
     def __init__(self, factory: str) -> None:
         super().__init__(
-            [sys.executable, "-m", "p2pkv.testing.transport_peer", factory], name="the peer process"
+            [sys.executable, "-m", _PROGRAM, factory], name="the peer process", popen=self.nursery().popen
         )
         greeting = self._ask("greet")
         self.domain: str = greeting["domain"]
         self.region: bytes = bytes.fromhex(greeting["region"])
+
+    @staticmethod
+    def nursery() -> Nursery:
+        """Return what forks all of them; the first call starts it."""
+        return nursery(_PROGRAM)
 
     def accept(self, half: bytes) -> bytes:
         """Have the owner accept a reader's half of a handshake; returns the owner's."""
@@ -146,5 +153,10 @@ def usage() -> dict[str, int]:
     }
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Be the owner."""
     obey(_Owner(load_factory(sys.argv[1])()))
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nursery import nursery
+from p2pkv.testing.nursery import nursery
 from p2pkv.testing.ports import free_port
 from p2pkv.testing.processes import ChildProcess
 from p2pkv.transports.ucx import UcxTransport
@@ -23,7 +23,7 @@ _NO_UCX = UcxTransport.unavailable()
 UCX = pytest.param("ucx", marks=pytest.mark.skipif(_NO_UCX is not None, reason=str(_NO_UCX)))
 """The transport as a test's parameter, skipped with the reason where it can't run."""
 
-_WORKER = Path(__file__).with_name("node_worker.py")
+_WORKER = str(Path(__file__).with_name("node_worker.py"))
 
 
 class NodeProcess(ChildProcess):
@@ -31,9 +31,7 @@ class NodeProcess(ChildProcess):
 
     def __init__(self, **settings: Any) -> None:
         self.node_id = settings.get("config", {}).get("node_id", "?")
-        super().__init__(
-            [sys.executable, str(_WORKER)], name=f"node {self.node_id}", popen=nursery(_WORKER).popen
-        )
+        super().__init__([sys.executable, _WORKER], name=f"node {self.node_id}", popen=nursery(_WORKER).popen)
         self.settings = settings
 
     def answer(self, timeout: float = 30.0) -> Any:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from nursery import Nursery
+from p2pkv.testing.nursery import Nursery
 from p2pkv.testing.processes import ChildEndedError, ChildProcess
 
 PROGRAM = """
 import os, sys
+from p2pkv.testing.nursery import Nursery
 from p2pkv.testing.processes import obey
 
 class Worker:
@@ -37,7 +38,7 @@ def program(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def nursery(program: Path) -> Iterator[Nursery]:
-    nursery = Nursery(program)
+    nursery = Nursery(str(program))
     yield nursery
     nursery.close()
 

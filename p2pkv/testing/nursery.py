@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -35,14 +35,15 @@ _LONGEST = 1 << 20
 class Nursery:
     """One process that forks, for the threads of the process that made it."""
 
-    def __init__(self, program: Path) -> None:
-        """Start it, for ``program``: a module whose ``main()`` is what its processes run."""
+    def __init__(self, program: str) -> None:
+        """Start it, for ``program``: a module's name or a file's path, whose ``main()`` is what its processes run."""
         self._program = program
         self._lock = threading.Lock()
+        """It has one request and its answer on the way at a time."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(program), str(theirs.fileno())],
+                [sys.executable, __file__, program, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # else numpy would start threads
@@ -50,7 +51,7 @@ class Nursery:
 
     def popen(
         self,
-        command: list[str],
+        command: Sequence[str],
         *,
         stdin: int,
         stdout: int,
@@ -59,15 +60,22 @@ class Nursery:
         env: Mapping[str, str],
         start_new_session: bool,
     ) -> Forked:
-        """Do what :class:`subprocess.Popen` does, as far as :class:`p2pkv.testing.processes.ChildProcess` wants it."""
-        assert command == [sys.executable, str(self._program)], f"this nursery has no {command}"
+        """Do what :class:`subprocess.Popen` does, as far as :class:`~p2pkv.testing.processes.ChildProcess` wants it.
+
+        ``command`` is what would run the program without a nursery. Raises :class:`RuntimeError` where the nursery has
+        ended, as it does when its program can't be imported; why stands on stderr.
+        """
+        arguments = list(command[1:])
+        if arguments[0] == "-m":
+            del arguments[0]
+        assert (command[0], arguments[0]) == (sys.executable, self._program), f"this nursery has no {command}"
         assert (stdin, stdout, stderr) == (subprocess.PIPE, subprocess.PIPE, None)
         assert cwd is None
         assert not start_new_session
         their_stdin, my_stdin = os.pipe()
         my_stdout, their_stdout = os.pipe()
         try:
-            pid = self._fork(env, [their_stdin, their_stdout, 2])
+            pid = self._fork({"arguments": arguments, "environ": dict(env)}, [their_stdin, their_stdout, 2])
         except OSError as error:
             os.close(my_stdin)
             os.close(my_stdout)
@@ -77,9 +85,9 @@ class Nursery:
             os.close(their_stdout)
         return Forked(command, pid, open(my_stdin, "wb"), open(my_stdout, "rb"))
 
-    def _fork(self, env: Mapping[str, str], streams: list[int]) -> int:
+    def _fork(self, request: object, streams: list[int]) -> int:
         with self._lock, _adopting():
-            socket.send_fds(self._socket, [json.dumps(dict(env)).encode()], streams)
+            socket.send_fds(self._socket, [json.dumps(request).encode()], streams)
             answer = self._socket.recv(8)
         if not answer:
             raise ConnectionResetError
@@ -94,16 +102,20 @@ class Nursery:
 class Forked:
     """What a :class:`subprocess.Popen` is to its owner."""
 
-    stderr = None
+    stderr: IO[bytes] | None = None
 
-    def __init__(self, command: list[str], pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
-        self.args, self.pid, self.stdin, self.stdout = command, pid, stdin, stdout
+    def __init__(self, command: Sequence[str], pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+        self.args = command
+        self.pid = pid
+        self.stdin: IO[bytes] | None = stdin
+        self.stdout: IO[bytes] | None = stdout
         self.returncode: int | None = None
         self._lock = threading.Lock()
         """It guards the end: a process that was waited for is not waited for, nor signalled, again."""
         self._pidfd = os.pidfd_open(pid)
 
     def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended; return its exit status, which is minus the number of a signal that ended it."""
         ended = select.poll()
         ended.register(self._pidfd, select.POLLIN)
         if self.returncode is None and not ended.poll(None if timeout is None else timeout * 1000):
@@ -116,21 +128,24 @@ class Forked:
         return self.returncode
 
     def poll(self) -> int | None:
+        """Return its exit status, or None while it runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0.0)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it was seen to have ended."""
         with self._lock:
             if self.returncode is None:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
+        """End it at once."""
         self.send_signal(signal.SIGKILL)
 
 
 @functools.cache
-def nursery(program: Path) -> Nursery:
+def nursery(program: str) -> Nursery:
     """Return this process's nursery of ``program``, which ends with this process."""
     made = Nursery(program)
     atexit.register(made.close)
@@ -167,8 +182,11 @@ def _fork_when_asked(asked: socket.socket) -> bool:
             for number in (*streams, told, tell):
                 os.close(number)
             asked.close()
+            wanted = json.loads(request)
+            sys.argv = wanted["arguments"]
             os.environ.clear()
-            os.environ.update(json.loads(request))
+            os.environ.update(wanted["environ"])
+            sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
             return True
         for number in (*streams, tell):
             os.close(number)
@@ -180,9 +198,9 @@ def _fork_when_asked(asked: socket.socket) -> bool:
 def main(program: str, asked: int) -> None:
     """Be the nursery, and then each of its children."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    sys.argv = [program]
-    sys.path.insert(0, str(Path(program).parent))
-    module = importlib.import_module(Path(program).stem)
+    del sys.path[0]  # this file's folder, which is none of the program's
+    sys.path.insert(0, str(Path(program).parent) if os.path.isabs(program) else os.getcwd())
+    module = importlib.import_module(Path(program).stem if os.path.isabs(program) else program)
     assert len(os.listdir("/proc/self/task")) == 1, "what runs threads must not fork"
     gc.freeze()  # a child that looks at what all share would copy it
     if _fork_when_asked(socket.socket(fileno=asked)):
