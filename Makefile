@@ -73,7 +73,7 @@ test: $(STAMP)  ## all fast tests, some at a time
 	$(BIN)/python -m pytest -n auto --dist loadgroup --durations 15 --junitxml build/test-results.xml \
 	  -raR --reruns 1 --only-rerun 'AssertionError: not so within' $(ARGS)
 
-test-native: $(STAMP)  ## the native tests under ASan + UBSan, under TSan and plain
+test-native: $(STAMP)  ## the native tests under ASan + UBSan, under TSan and as in a wheel
 	$(BIN)/python native/test/run.py
 
 test-slow: $(STAMP)  ## the long tests: 1,000 connect and kill cycles, the full torn-read hunt
