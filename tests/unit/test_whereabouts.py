@@ -24,7 +24,10 @@ def test_who_has_a_page_and_where_is_said(tmp_path: Path) -> None:
         a.register_memory(rows)
         other = np.ones((2, 2 * NBYTES), np.uint8)
         b.register_memory(other)
+        # a disk that is late is not waited for: what it was to have would be left out
+        eventually(lambda: a.counters()["p2pkv_disk_suspended"] == 0, SETTLE_S)
         a.publish([f"old-{i}" for i in range(4)], rows)
+        eventually(lambda: a.counters()["p2pkv_disk_stored_pages_total"] == 4, SETTLE_S)
         b.publish(["b-0", "b-1"], other)
         for i in range(40):  # more than fits into the pool
             a.publish([f"{i}-{k}" for k in range(4)], rows)
