@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import pages
-from cluster import Cluster
+from cluster import Cluster, eventually
 from p2pkv import ClosedError, Config, Node
 from p2pkv.directory import announcer
 from p2pkv.testing.lateness import Lateness, returns_within
@@ -185,7 +185,7 @@ def test_a_closed_node_has_given_its_memory_back_whoever_still_holds_it(
     try:
         pair = Pair(tmp_path, transports=[transport], buffer_size=BUFFER)
         keys = pair.publish()
-        assert pair.fetch_is_right(keys)
+        eventually(lambda: pair.fetch_is_right(keys), 10.0)  # a silent owner of entries costs a miss
         assert len(shared_memory()) >= len(others) + 4  # a mapping and a descriptor for each of the two
         assert mapped_bytes() > before + 2 * BUFFER
         pair.reader.close()

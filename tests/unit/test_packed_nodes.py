@@ -60,7 +60,8 @@ def test_packed_pages_come_into_pieces_of_several_memories(
     assert counters["p2pkv_pool_used_bytes"] == counters["p2pkv_packing_stored_bytes_total"] < 2 * N * HALF
     for node in pair.nodes:
         target = zeros(node)
-        assert node.fetch(KEYS, target.pieces).all()
+        # an owner of entries that a busy machine keeps silent is not waited for, and costs a miss
+        eventually(lambda node=node, target=target: bool(node.fetch(KEYS, target.pieces).all()), 10.0)
         assert target.is_as(source)
     pair.close()
 
