@@ -371,7 +371,7 @@ class Exchange:
                 self._reply.check_client()
                 await respond(self._reply.send, status, body, headers, content_type)
         except CutError:
-            await self._reply.hang_up()
+            self._reply.hang_up()
 
     async def _give_up(self, error: InstanceError) -> None:
         """Every attempt failed, and nothing has been sent: the last engine's own words, if it had any."""
@@ -390,7 +390,7 @@ class Exchange:
     async def _end_stream(self, event: bytes) -> None:
         """Send a last event, unless the client doesn't take it. What is no stream has no place for one."""
         if not self._reply.is_stream:
-            await self._reply.hang_up()
+            self._reply.hang_up()
             return
         self._deadline = min(self._deadline, time.monotonic() + self._settings.client_timeout)
         try:
@@ -398,11 +398,11 @@ class Exchange:
                 await self._reply.write(event, more=False)
         except CutError:
             _log.info("a client did not take the end of its answer")
-            await self._reply.hang_up()
+            self._reply.hang_up()
 
     async def _cut_off(self, why: Cut) -> str:
         if why in (Cut.CLIENT_GONE, Cut.CLIENT_SLOW):
-            await self._reply.hang_up()
+            self._reply.hang_up()
             return "client_gone"
         if why is Cut.ROUTER_ENDS and self._reply.has_begun:
             await self._end_stream(

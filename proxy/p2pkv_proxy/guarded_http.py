@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from p2pkv_proxy.idle_connections import IDLE, IdleConnections
 
@@ -86,12 +87,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._header_bytes = 0
         self._tail = b""
-        self.scope["p2pkv.hang_up"] = self._hang_up  # type: ignore[typeddict-unknown-key]
         self.scope["p2pkv.transport"] = self.transport  # type: ignore[typeddict-unknown-key]
         self.scope["p2pkv.on_gone"] = self._on_gone  # type: ignore[typeddict-unknown-key]
         if self.transport.is_closing():
             return
         super().on_headers_complete()
+        # the task of the request begins in a later turn of the loop
+        self.scope["p2pkv.hang_up"] = partial(self._hang_up_on, self.cycle)  # type: ignore[typeddict-unknown-key]
         if len(self.pipeline) > MAX_PIPELINED:
             self._hang_up()
 
@@ -126,6 +128,12 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _hang_up(self) -> None:
         self.transport.abort()
+
+    def _hang_up_on(self, cycle: RequestResponseCycle) -> None:
+        # uvicorn tells only the last of several requests that the connection is lost, and that in a later turn of the
+        # loop; of any other it would log that it has no answer, and write one to nobody
+        cycle.disconnected = True
+        self._hang_up()
 
     def _expect_headers(self) -> None:
         self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, self._late)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from p2pkv_proxy.bodies import Scope, Send
@@ -61,7 +60,6 @@ class Reply:
         if self._scope["p2pkv.transport"].is_closing():
             raise CutError(Cut.CLIENT_GONE)
 
-    async def hang_up(self) -> None:
+    def hang_up(self) -> None:
         """End the connection at once."""
         self._scope["p2pkv.hang_up"]()
-        await asyncio.sleep(0)  # the server must notice before it is told that this is all

@@ -18,7 +18,7 @@ import aiohttp
 import uvloop
 
 from fake_answers import honest_pages, page_names
-from fake_engines import MOODS, FakeEngine
+from fake_engines import MOODS, TOLD_TO, FakeEngine
 from hunts.frame import Broken, Hunt, Stop, Tally
 from hunts.router_clients import LARGE, Clients
 from p2pkv import _native
@@ -134,7 +134,7 @@ class Router:
         field = self._rng.choice(list(said))
         match self._rng.randrange(4):
             case 0:
-                said[field] = self._rng.choice([0, 0, -1, 1 << 70, "", "x" * 5000, None, [said]])
+                said[field] = self._rng.choice([0, 0, -1, 1 << 70, "", "x" * 5000, None, [dict(said)]])
             case 1:
                 said["packed"] = base64.b64encode(self._rng.randbytes(16 * self._rng.randrange(200))).decode()
             case 2:
@@ -222,7 +222,10 @@ class Directory:
 
 
 class Complaints(logging.Handler):
-    """Errors in the log that the router's own code is part of."""
+    """Errors in the log that the router's own code is part of, and of engines that failed though nobody told them to.
+
+    What an engine of the hunt fails with by itself reaches a good client as that engine's status 500.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -231,7 +234,8 @@ class Complaints(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Keep it if it is the router's."""
         trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
-        if "p2pkv_proxy" in trace or (record.name == "asyncio" and _ENGINES_OWN not in trace):
+        is_wanted = _ENGINES_OWN in trace or TOLD_TO in trace or "CancelledError" in trace
+        if "p2pkv_proxy" in trace or (record.name in ("asyncio", "uvicorn.error") and not is_wanted):
             self.found.append(f"{record.getMessage()}\n{trace}")
 
 

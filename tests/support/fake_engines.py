@@ -25,8 +25,12 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
-MOODS = ("breaks off", "refuses", "hangs", "is another service", "never ends")
+MOODS = ("breaks off", "refuses", "fails", "hangs", "is another service", "never ends")
 """What an engine that misbehaves does with a request."""
+FAILURE = b'{"error": "the engine has failed, as it was told to"}'
+"""Its own words with status 500."""
+TOLD_TO = "as it was told to"
+"""In what an engine raises, and logs, since the test wants it so."""
 
 
 _GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/generate"})
@@ -140,6 +144,8 @@ class FakeEngine:
             raw += message.get("body", b"")
             if not message.get("more_body"):
                 break
+        else:
+            return  # whoever asked has gone before the end of the request
         if scope["path"] not in _GENERATING:
             await self._pass(scope, raw, send)
             return
@@ -220,6 +226,9 @@ class FakeEngine:
         if mood == "refuses":
             await _whole(send, 404, b'{"error": "no such model"}')
             return
+        if mood == "fails":
+            await _whole(send, 500, FAILURE)
+            return
         if mood == "hangs":
             await asyncio.Event().wait()
         kind = b"text/html" if mood == "is another service" else b"text/event-stream"
@@ -228,7 +237,7 @@ class FakeEngine:
         if mood == "breaks off":
             event = b'data: {"choices": [{"index": 0, "text": ""}]}\n\n'
             await send({"type": "http.response.body", "body": event, "more_body": True})
-            raise ConnectionError("the engine breaks off, as it was told to")
+            raise ConnectionError(f"the engine breaks off, {TOLD_TO}")
         while mood == "never ends":
             await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
             await asyncio.sleep(0)  # to whoever has hung up it is sent without a wait
@@ -308,7 +317,7 @@ class FakeEngine:
             await self._send_event(b"data: [DONE]\n\n", send)
             await send({"type": "http.response.body", "body": b""})
             return
-        raise ConnectionError("the engine breaks off, as it was told to")
+        raise ConnectionError(f"the engine breaks off, {TOLD_TO}")
 
     async def _send_event(self, event: bytes, send: Send) -> None:
         for number, piece in enumerate(self.pieces(event)):

@@ -75,6 +75,24 @@ def test_a_client_that_pipelines_and_reads_nothing_keeps_nobody_out(body: bytes)
     run(test)
 
 
+def test_a_client_that_pipelines_and_leaves_is_nothing_to_complain_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(rig: Rig) -> None:
+        engine = await rig.engine(Role.BOTH)
+        engine.gate.clear()
+        front = await start(rig, [engine])
+        _, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        body = json.dumps(COMPLETION).encode()
+        writer.write((POST + b"content-length: %d\r\n\r\n" % len(body) + body) * 3)
+        await until(lambda: len(engine.requests) == 1)
+        writer.transport.abort()
+        await until(lambda: front.app._serving.in_flight == 0)
+
+    run(test)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_a_client_that_takes_no_refusal_loses_its_place() -> None:
     async def test(rig: Rig) -> None:
         front = await start(rig, [await rig.engine(Role.BOTH)], client_timeout=0.3)
