@@ -232,6 +232,7 @@ class App:
                 await self.ext_proc.close()
             self.close()
             holdings.close()
+            services.large_bodies.close()
             relay.close()
             engines.close()
             if access_log is not None:

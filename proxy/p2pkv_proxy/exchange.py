@@ -142,7 +142,10 @@ class Exchange:
     def _read(self, raw: bytes) -> Call:
         scope, authorization = self.scope, self._services.authorization
         if scope["path"] in READERS and scope["method"] == "POST":
-            return read_call(scope, raw, authorization)
+            call = read_call(scope, raw, authorization)
+            if len(raw) > self._services.large_bodies.large:
+                call.prompt.blocks()  # here, where it holds up nobody; most policies want them
+            return call
         return read_passed(scope, raw, authorization)
 
     def _note_gone(self) -> None:

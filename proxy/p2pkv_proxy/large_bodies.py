@@ -1,15 +1,14 @@
-"""Large bodies: so many bytes of them at once, and one after another where the loop has work with them.
+"""Large bodies: so many bytes of them at once, and one after another understood in a thread beside the loop.
 
-Of a prompt of token ids seven times its bytes lie here while its request is under way, and it is parsed in one go:
-without bounds a few clients would take the router's memory, and everybody's time.
+Without bounds a few clients would take the router's memory, and on the loop everybody's time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -30,22 +29,22 @@ class LargeBodies:
         self.nbytes = 0
         """Held now."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._turn = asyncio.Lock()
+        self._reader = ThreadPoolExecutor(1, "p2pkv-large-bodies")
+        """It has a thread from the first large body on, until :meth:`close`."""
 
     def hold(self) -> Hold:
         """Return what a request is to hold, and must release."""
         return Hold(self)
 
     async def in_turn(self, nbytes: int, work: Callable[[], T]) -> T:
-        """Do what a body of so many bytes asks for; after a large one others have the loop for as long."""
+        """Do what a body of so many bytes asks for: a large one's in the thread, when it is its turn there."""
         if nbytes <= self.large:
             return work()
-        async with self._turn:
-            began = time.monotonic()
-            try:
-                return work()
-            finally:
-                await asyncio.sleep(time.monotonic() - began)
+        return await asyncio.get_running_loop().run_in_executor(self._reader, work)
+
+    def close(self) -> None:
+        """End the thread, and do nothing of what waits for it."""
+        self._reader.shutdown(cancel_futures=True)
 
     async def take(self, nbytes: int) -> None:
         """Wait until there is room, behind those who wait already."""

@@ -53,11 +53,14 @@ def read_passed(scope: Scope, raw: bytes, authorization: bytes | None) -> Call:
     model, is_stream = "", False
     if raw.lstrip()[:1] == b"{":
         try:
-            body = msgspec.json.decode(raw, type=dict[str, object])
+            body = msgspec.json.decode(
+                raw, type=dict[str, msgspec.Raw]
+            )  # of millions of numbers none is made
+            said = {name: msgspec.json.decode(body[name]) for name in ("model", "stream") if name in body}
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            body = {}  # the engine says what is wrong with it
-        model = found if isinstance(found := body.get("model"), str) else ""
-        is_stream = body.get("stream") is True
+            body, said = {}, {}  # the engine says what is wrong with it
+        model = found if isinstance(found := said.get("model"), str) else ""
+        is_stream = said.get("stream") is True
         if any(name in body for name in ROUTERS_FIELDS):
             raw = msgspec.json.encode({name: body[name] for name in body if name not in ROUTERS_FIELDS})
     # as it came: decoded it might have the end of a line in it

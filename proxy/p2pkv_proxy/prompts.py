@@ -5,24 +5,29 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
 import msgspec
+import numpy as np
 
 from p2pkv.instances.heartbeat import Mode
 from p2pkv_proxy.held import Held
+from p2pkv_proxy.token_ids import MAX_BATCH, Id, TokenIds, decode_large
 
-Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
+Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | msgspec.Raw | None"
+"""Raw are token ids of a large body, unchanged."""
 Body: TypeAlias = "dict[str, Json]"
 
-_Ids = list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]]
+_LARGE = 1 << 20
+"""Bytes from which on a body's token ids stay as they are."""
 BYTES_A_TOKEN = 4
 """Of text in English, roughly; only relative sizes matter here."""
 _DEFAULT_OUTPUT = 256
-_MAX_BATCH = 4096
 BLOCK_BYTES = 128
 """Of text that the prefix policies compare at a time: about 32 tokens."""
 BLOCK_TOKENS = 32
+_MOST_BLOCKS = 8192
+"""Of a prompt, 262,144 tokens or a MiB of text: what is the same so far is not told apart."""
 _CONTEXT = (
     "model",
     "tools",
@@ -92,7 +97,7 @@ class Prompt:
 def decode_body(raw: bytes) -> Body:
     """Parse a request's body. Raises :class:`MalformedError`."""
     try:
-        body = msgspec.json.decode(raw)
+        body = msgspec.json.decode(raw) if len(raw) <= _LARGE else decode_large(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"the body is no JSON: {error}") from error
     if not isinstance(body, dict):
@@ -166,21 +171,31 @@ def _prompt(
 def _parts(name: str, value: Json) -> tuple[Sequence[str | Sequence[int]], int | None]:
     if isinstance(value, str):
         return [value], None
+    if isinstance(value, msgspec.Raw):
+        return [_ids(name, value)], None
     if not isinstance(value, list) or not value:
         raise MalformedError(f"{name} must be a text, token ids, or a list of those")
-    if len(value) > _MAX_BATCH and not isinstance(value[0], int):
-        raise MalformedError(f"{name} has {len(value)} prompts; at most {_MAX_BATCH}")
+    if len(value) > MAX_BATCH and not isinstance(value[0], int):
+        raise MalformedError(f"{name} has {len(value)} prompts; at most {MAX_BATCH}")
     if _are_ids(value):
         return [value], None  # type: ignore[list-item]
-    for part in value:
-        if not isinstance(part, str) and not (isinstance(part, list) and part and _are_ids(part)):
+    parts = [_ids(name, part) if isinstance(part, msgspec.Raw) else part for part in value]
+    for part in parts:
+        if not isinstance(part, str | TokenIds) and not (isinstance(part, list) and part and _are_ids(part)):
             raise MalformedError(f"{name} must be a text, token ids, or a list of those")
-    return value, len(value)  # type: ignore[return-value]
+    return parts, len(parts)  # type: ignore[return-value]
+
+
+def _ids(name: str, json: msgspec.Raw) -> TokenIds:
+    try:
+        return TokenIds(bytes(json))
+    except msgspec.ValidationError as error:
+        raise MalformedError(f"{name} has what is no token id: {error}") from error
 
 
 def _are_ids(values: list[Json]) -> bool:
     try:
-        msgspec.convert(values, _Ids)  # there may be millions: no loop of Python's
+        msgspec.convert(values, list[Id])  # there may be millions: no loop of Python's
     except msgspec.ValidationError:
         return False
     return True
@@ -226,12 +241,13 @@ def _context(body: Body) -> bytes:
 
 def _chained(part: str | Sequence[int], context: bytes) -> list[bytes]:
     if isinstance(part, str):
-        data, size = part.encode(errors="surrogatepass"), BLOCK_BYTES
+        data, size = part[: _MOST_BLOCKS * BLOCK_BYTES].encode(errors="surrogatepass"), BLOCK_BYTES
     else:
-        data, size = b"".join(token.to_bytes(4, "little") for token in part), 4 * BLOCK_TOKENS
+        ids = part.beginning if isinstance(part, TokenIds) else part
+        data, size = np.asarray(ids[: _MOST_BLOCKS * BLOCK_TOKENS], "<u4").tobytes(), 4 * BLOCK_TOKENS
     blocks = []
     digest = context
-    for first in range(0, len(data) - size + 1, size):
+    for first in range(0, min(len(data) - size + 1, _MOST_BLOCKS * size), size):
         digest = hashlib.blake2b(digest + data[first : first + size], digest_size=12).digest()
         blocks.append(digest)
     return blocks

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-import time
+import threading
 
+import msgspec
 import pytest
 from test_proxy_requests import COMPLETION, Front, run, start, until
 
 from fake_engines import FakeEngine
 from p2pkv.instances.heartbeat import Role
+from p2pkv_proxy import prompts, token_ids
 from p2pkv_proxy.large_bodies import LargeBodies
+from p2pkv_proxy.prompts import BLOCK_TOKENS, MalformedError, decode_body, read_completion
+from p2pkv_proxy.token_ids import TokenIds
 from rig import Rig
 
 LARGE, MOST = 2000, 10_000
+BEGINNING = 4000
+"""Bytes of token ids that are made into numbers."""
 
 
 async def bounded(rig: Rig, **settings: float) -> tuple[Front, FakeEngine, LargeBodies]:
@@ -92,19 +97,73 @@ def test_whoever_leaves_makes_room() -> None:
     run(test)
 
 
-def test_after_a_large_one_others_have_the_loop_for_as_long() -> None:
+def test_a_large_one_is_read_beside_the_loop_and_one_after_another() -> None:
     async def test() -> None:
         bodies = LargeBodies(MOST, LARGE)
-        turns: list[float] = []
+        may_end = threading.Event()
+        threads: list[str] = []
 
         def work() -> None:
-            time.sleep(0.05)
-            turns.append(time.monotonic())
+            threads.append(threading.current_thread().name)
+            assert may_end.wait(60), "the loop waits for a large body"
 
-        await asyncio.gather(*(bodies.in_turn(LARGE + 1, work) for _ in range(3)))
-        assert all(later - earlier >= 0.1 for earlier, later in itertools.pairwise(turns))
+        try:
+            reading = [asyncio.ensure_future(bodies.in_turn(LARGE + 1, work)) for _ in range(3)]
+            await until(lambda: len(threads) == 1)
+            assert await bodies.in_turn(LARGE, lambda: "others") == "others"
+            assert len(threads) == 1
+            may_end.set()
+            await asyncio.gather(*reading)
+            assert set(threads) == {"p2pkv-large-bodies_0"}
+        finally:
+            may_end.set()
+            bodies.close()
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [n * 7919 % 150_000 for n in range(2000)],
+        [[1] * 1500, [2, 3], "a text"],
+        "some text " * 1200,
+        [["no id"], [1] * 4000],
+        [1.5] * 4000,
+        [-1] * 4000,
+        [1 << 32, *[1] * 6000],
+        [[], [1] * 6000],
+        [],
+    ],
+)
+def test_what_is_large_is_understood_as_what_is_not(prompt: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = json.dumps({"prompt": prompt, "max_tokens": 3}).encode()
+    monkeypatch.setattr(token_ids, "_BEGINNING_BYTES", BEGINNING)
+
+    def understood() -> tuple[object, ...] | str:
+        try:
+            body = decode_body(raw)
+            found = read_completion(body)
+        except MalformedError:
+            return "malformed"
+        blocks = found.blocks()[: BEGINNING // 8 // BLOCK_TOKENS]
+        n = [len(part) for part in found.parts]
+        return n, found.batch, found.n_tokens, blocks, json.loads(msgspec.json.encode(body))
+
+    small = understood()
+    monkeypatch.setattr(prompts, "_LARGE", 0)
+    assert understood() == small
+
+
+def test_ids_that_stay_as_they_came_are_still_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_ids, "_BEGINNING_BYTES", BEGINNING)
+    ids = [n * 7919 % 150_000 for n in range(3000)]
+    found = TokenIds(json.dumps(ids).encode())
+    assert 100 < len(found.beginning) < len(ids)
+    assert (len(found), found[5], found[2999], found[-1]) == (len(ids), ids[5], ids[2999], ids[-1])
+    assert found[:50] == ids[:50]
+    assert found[:] == ids
+    assert found[-3:] == ids[-3:]
 
 
 def test_room_goes_to_who_has_waited_for_longest() -> None:
