@@ -174,6 +174,13 @@ def test_nothing_raises_into_the_engine(open_engine: Open) -> None:
     assert broken.counts["prefix_blocks_unpublished"] > 0
 
 
+def test_a_prompt_that_is_most_of_a_small_cache_is_shared(open_engine: Open) -> None:
+    engine = open_engine(n_blocks=16)
+    engine.run(engine.submit(tokens(20)))
+    engine.step_until(lambda: engine.counts.get("prefix_blocks_published") == 5)
+    assert engine.counts.get("prefix_blocks_unpublished", 0) == 0
+
+
 def test_weights_that_change_take_back_what_was_published(open_engine: Open) -> None:
     engine = open_engine()
     engine.run(engine.submit(tokens(20)))

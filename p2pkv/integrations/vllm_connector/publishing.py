@@ -23,7 +23,7 @@ from p2pkv.tracing import about
 _BATCH_BLOCKS = 256
 """Guess; large enough for the directory's round trip not to count, small enough to keep finished requests short."""
 _QUEUE_SHARE = 8
-"""One block in so many may wait here; a request whose blocks find no place keeps them to itself."""
+"""One block in so many may wait here, or those of a single step; a request whose blocks find no place keeps them."""
 
 
 class Publishing:
@@ -53,13 +53,15 @@ class Publishing:
         self._thread.start()
 
     def add(self, publish: Publish, stream: int | None) -> None:
-        """Queue blocks, unless too many wait already; what is queued on ``stream`` now is waited for.
+        """Queue blocks, unless others wait and all together would be too many.
 
-        Its hold is done when they are copied, or at once.
+        What is queued on ``stream`` now is waited for. Its hold is done when they are copied, or at once.
         """
         n_blocks = _n_blocks(publish)
         with self._changed:
-            if not self._is_closed and self._n_queued + n_blocks <= self._caches.n_blocks // _QUEUE_SHARE:
+            most = self._caches.n_blocks // _QUEUE_SHARE
+            # a small cache, or a long step, has more at once: alone it is taken, or it would never be shared
+            if not self._is_closed and (self._n_queued == 0 or self._n_queued + n_blocks <= most):
                 self._queue.append(publish)
                 self._n_queued += n_blocks
                 self._stream = stream  # the worker's; it stays the same
