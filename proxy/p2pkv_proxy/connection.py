@@ -135,10 +135,10 @@ class Connection(asyncio.Protocol):
 
     async def read(self, most: int) -> bytes:
         """Return the first ``most`` bytes of the body."""
-        found = b""
+        found = bytearray()
         while len(found) < most and (part := await self.part()):
             found += part
-        return found[:most]
+        return bytes(found[:most])
 
     def lend(self) -> tuple[int, AnswerBody] | None:
         """Stop reading, and return the descriptor and what must be told of all that is read there until :meth:`resume`.

@@ -137,21 +137,20 @@ def test_a_whole_answer_that_nobody_takes_is_let_go() -> None:
 def test_a_whole_answer_that_is_cut_off_ends_at_once_and_without_more_bytes(
     why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def is_cut_off(rig: Rig, time_left: float) -> bool:
-        """Return whether the answer was cut off, or false where the engine's did not come within its time."""
+    async def test(rig: Rig) -> None:
         # whose client takes nothing, which must not hold it up
         engines = [await rig.engine(Role.BOTH)]
-        front = await start(rig, engines, request_timeout=time_left, client_timeout=3600.0)
+        front = await start(rig, engines, request_timeout=3600.0, client_timeout=3600.0)
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port, limit=1024)
         body = json.dumps(COMPLETION | {"max_tokens": 2_000_000}).encode()
         writer.write(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
         head = await reader.readuntil(b"\r\n\r\n")
-        if head.split()[1] == b"504":
-            writer.transport.abort()
-            return False
         length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         if why == "the router ends":
             front.app.end_requests()
+        else:
+            for exchange in front.app._serving._exchanges:
+                exchange._waits.deadline = 0.0
         await until(lambda: front.app._serving.in_flight == 0)
         n_bytes = 0
         with suppress(ConnectionError):  # aborted, so that nobody takes it for whole
@@ -159,12 +158,6 @@ def test_a_whole_answer_that_is_cut_off_ends_at_once_and_without_more_bytes(
                 n_bytes += len(part)
         assert n_bytes < length
         writer.close()
-        return True
-
-    async def test(rig: Rig) -> None:
-        time_left = 2.0 if why == "its time is over" else 3600.0
-        while not await is_cut_off(rig, time_left):  # a busy machine needs longer for so large an answer
-            time_left *= 3
 
     run(test)
     assert "Exception" not in caplog.text
