@@ -97,7 +97,7 @@ class Prompt:
 def decode_body(raw: bytes) -> Body:
     """Parse a request's body. Raises :class:`MalformedError`."""
     try:
-        body = msgspec.json.decode(raw) if len(raw) <= _LARGE else decode_large(raw)
+        body: Json = msgspec.json.decode(raw) if len(raw) <= _LARGE else decode_large(raw)  # type: ignore[assignment]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"the body is no JSON: {error}") from error
     if not isinstance(body, dict):
@@ -121,10 +121,10 @@ def read_chat(body: Body) -> Prompt:
     lines = []
     n_media = 0
     for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
             raise MalformedError("every message is an object with a role")
         text, n = _content(message.get("content"))
-        lines.append(f"{message['role']}: {text}{_beside(message)}\n")
+        lines.append(f"{role}: {text}{_beside(message)}\n")
         n_media += n
     limit = _limit(body, "max_completion_tokens", _limit(body, "max_tokens", _DEFAULT_OUTPUT))
     prompt = _prompt(body, ["".join(lines)], None, limit, body)
