@@ -32,6 +32,8 @@ class Waits:
     def __init__(self) -> None:
         self._task: asyncio.Task[object] | None = None
         self._why: Cut | None = None
+        self.deadline = float("inf")
+        """When what is waited for is cut off, by whoever keeps the time."""
 
     def cut(self, why: Cut) -> None:
         """End what the request waits for, once. The loss of an instance gives way to what ends all attempts."""

@@ -57,7 +57,7 @@ class Serving:
         self._note(exchange, outcome)
         self._refused.add(exchange)
         try:
-            await exchange.refuse(error)
+            await exchange.words.refuse(error)
         finally:
             self._refused.discard(exchange)
 
@@ -103,9 +103,9 @@ def entry_of(exchange: Exchange, outcome: str) -> Entry:
         decode=pair.decode.id if pair is not None else None,
         reason=pair.reason if pair is not None else None,
         attempts=exchange.n_attempts,
-        resumed=exchange.n_resumed,
+        resumed=exchange.answering.n_resumed,
         prompt_tokens=call.prompt.n_tokens if call is not None else None,
-        first_byte_seconds=_rounded(exchange.first_byte_after),
+        first_byte_seconds=_rounded(exchange.answering.first_byte_after),
         seconds=round(time.monotonic() - exchange.began, 6),
     )
 
