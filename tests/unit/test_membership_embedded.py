@@ -411,7 +411,7 @@ def test_whoever_comes_behind_a_name_later_is_found(cluster, caplog):
     cluster.simulation.names["headless"] = ["h0"]
     cluster.start("a", "h0:7400", join=["headless:7400"])
     cluster.run(3)
-    assert caplog.text.count("alone; 1 join addresses are this node's own") == 1
+    assert caplog.text.count("alone so far: the join address is this node's own") == 1
     cluster.start("b", "h1:7400", join=["h1:7400"])
     cluster.simulation.names["headless"] = ["h0", "h1"]
     cluster.run(3)

@@ -73,7 +73,8 @@ class JoinAddresses:
         """Say, once, that this node knows nobody and has nobody to look for."""
         n_own = len(self._due) if all(address in self.held for address in self._due) else 0
         if n_own and n_own != self._n_alone:
-            log.info("alone; %d join addresses are this node's own", n_own)
+            which = "the join address is" if n_own == 1 else f"all {n_own} join addresses are"
+            log.info("alone so far: %s this node's own, for others to find it", which)
         self._n_alone = n_own
 
     def answered(self, address: str) -> None:

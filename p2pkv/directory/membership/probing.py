@@ -29,6 +29,7 @@ from p2pkv.directory.membership.rotation import Rotation
 from p2pkv.directory.membership.timing import Clock, Punctuality, SystemClock, Timing
 from p2pkv.directory.membership.witnesses import Witness, asked_at, doubts
 from p2pkv.directory.view import Member, Report, State, View
+from p2pkv.limited_log import LimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class ProbingMembership(Membership):
         self._detector = FailureDetector(self._timing)
         self._rotation = Rotation(self._random)
         self._punctuality = Punctuality(self._clock, self._timing.lateness_tolerance)
+        self._lateness_log = LimitedLog(log, clock=self._clock.monotonic)
         self._roster: Roster | None = None
         self._view = View()
         self._served: View | None = None
@@ -306,9 +308,12 @@ class ProbingMembership(Membership):
         if not late:
             return False
         self._counts["late_rounds"] += 1
-        log.warning("membership came %.1f s late: nobody is suspected for that time", late)
+        was_buried = late >= self._timing.burial
+        self._lateness_log.warning(
+            was_buried, "membership came %.1f s late: nobody is suspected for that time", late
+        )
         self._detector.postpone(late)
-        if late >= self._timing.burial and self._roster is not None:
+        if was_buried and self._roster is not None:
             # those who buried us have forgotten it by now, so nobody will tell us
             self._roster.was_dead = True
             self._roster.refute()
