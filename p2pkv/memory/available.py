@@ -44,9 +44,13 @@ def require_memory(nbytes: int, available: Available | None) -> None:
     """Raise :class:`~p2pkv.errors.ConfigError` if ``nbytes`` are not there: the process would be killed."""
     if available is not None and nbytes > available.nbytes:
         raise ConfigError(
-            f"pool_size, buffer_size and buddy_pool_size together are {nbytes} bytes, and {available.by} leaves "
-            f"{available.nbytes}; lower them, or give more"
+            f"pool_size, buffer_size and buddy_pool_size together take {_gib(nbytes)}, and {available.by} leaves "
+            f"{_gib(available.nbytes)}; lower them, or give more"
         )
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):,.2f} GiB"
 
 
 def _all_of(root: Path) -> Iterator[Available]:

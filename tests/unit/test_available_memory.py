@@ -83,7 +83,7 @@ def test_a_node_that_would_be_killed_says_what_is_left_instead(monkeypatch: pyte
     monkeypatch.setattr("p2pkv.parts.node.available_memory", lambda: left)
     too_large = Config(pool_size="256MiB", buffer_size="64MiB", node_id="n", join=[])
     with pytest.raises(
-        ConfigError, match=r"together are 335544320 bytes, and the limit of control group /pod leaves"
+        ConfigError, match=r"together take 0.31 GiB, and the limit of control group /pod leaves"
     ):
         Node.start(too_large)
 
