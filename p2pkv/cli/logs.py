@@ -55,11 +55,11 @@ class _JsonLines(logging.Formatter):
         return json.dumps(said)
 
 
-def write_logs(level: Level, form: Format = Format.TEXT) -> None:
-    """Write what this process logs to stderr from now on, with times in UTC."""
+def write_logs(level: Level, form: Format = Format.TEXT, *, who: str = "") -> None:
+    """Write what this process logs to stderr from now on, with times in UTC; ``who`` stands before each text."""
     formatter: logging.Formatter = _JsonLines()
     if form is Format.TEXT:
-        formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s", _TIME)
+        formatter = logging.Formatter(f"%(asctime)s %(levelname)s {who}%(message)s", _TIME)
         formatter.converter = time.gmtime
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)

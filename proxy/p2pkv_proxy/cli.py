@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from p2pkv.address import split_address
+from p2pkv.cli.logs import Level, write_logs
 from p2pkv.control.secret import cluster_keys
 from p2pkv.errors import ConfigError, P2PKVError
 from p2pkv.instances.heartbeat import Mode, Role
@@ -175,9 +176,7 @@ def proxy(
     verbose: Annotated[bool, typer.Option("--verbose", help="Say more.")] = False,
 ) -> None:
     """Route requests to any number of prefill and decode instances of SGLang or vLLM."""
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s %(message)s"
-    )
+    write_logs(Level.INFO if verbose else Level.WARNING)
     if (missing := unavailable()) is not None:
         raise ConfigError(missing)
     from p2pkv.values import parse_size
