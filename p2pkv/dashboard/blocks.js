@@ -81,11 +81,11 @@ function quantile(grown, name, part) {
 
 // --- tables and events
 
-function fillTable(table, heads, rows) {
+function fillTable(table, heads, rows, otherwise = "nothing yet") {
   const head = make("tr");
   for (const [text, kind] of heads) { const cell = make("th", text, kind); cell.scope = "col"; head.append(cell); }
   table.replaceChildren(head, ...rows);
-  if (!rows.length) { const cell = make("td", "nothing yet", "none"); cell.colSpan = heads.length; const row = make("tr"); row.append(cell); table.append(row); }
+  if (!rows.length) { const cell = make("td", otherwise, "none"); cell.colSpan = heads.length; const row = make("tr"); row.append(cell); table.append(row); }
 }
 function number(value, metric, format = count) {
   const cell = make("td", format(value), "n");

@@ -30,7 +30,8 @@ function drawChart(holder, times, lines, { format, seconds, isBytes = false }) {
   const y = (value) => height - bottom - (value / most) * (height - top - bottom);
   const now = names.map((name) => `${name} ${format(lines[name].findLast((value) => value !== null) ?? 0)}`);
   const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `now: ${now.join(", ")}` });
-  for (const part of [0, 0.5, 1]) {
+  // halves of nothing say nothing
+  for (const part of known.some((value) => value > 0) ? [0, 0.5, 1] : [0]) {
     const at = y(most * part);
     svg.append(element("line", { class: "grid", x1: left, x2: width - right, y1: at, y2: at }));
     svg.append(element("text", { x: left - 6, y: at + 4, "text-anchor": "end" }, format(most * part)));

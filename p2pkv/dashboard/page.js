@@ -135,7 +135,7 @@ function reads(reading, before) {
     }
   }
   rows.sort((a, b) => b[0] - a[0]);
-  fillTable(byId("reads"), [["reader"], ["owner"], ["transport"], ["bytes", "n"], ["bytes/s", "n"]], rows.slice(0, 200).map(([, row]) => row));
+  fillTable(byId("reads"), [["reader"], ["owner"], ["transport"], ["bytes", "n"], ["bytes/s", "n"]], rows.slice(0, 200).map(([, row]) => row), "nobody has read from a node that is there now");
 }
 
 const REASONS = {
@@ -194,7 +194,7 @@ async function turn() {
     if (!before || reading.at > before.at) {
       readings.push(reading);
       while (readings[0].at < reading.at - SECONDS) readings.shift();
-      byId("cluster").textContent = `${told.cluster}, as ${told.asked} sees it`;
+      byId("cluster").textContent = `cluster ${told.cluster}, as node ${told.asked} sees it`;
       tiles(reading, graphs());
       members(reading, before);
       reads(reading, before);
