@@ -38,6 +38,18 @@ TEST(page_history_says_what_became_of_a_page_the_youngest_first) {
   CHECK(history.find(key_of(3)).empty());
 }
 
+TEST(page_history_tells_what_differs_however_often_a_page_was_asked_for_since) {
+  PageHistory history(256);
+  history.note(key_of(1), PageEvent::kMissed, 5);  // its owner was lost
+  history.note(key_of(1), PageEvent::kMissed, 6);
+  for (int again = 0; again < 100; ++again) history.note(key_of(1), PageEvent::kMissed);
+  const auto found = history.find(key_of(1));
+  CHECK_EQ(found.size(), 18u);
+  CHECK_EQ(found.front().owner, 0u);
+  CHECK_EQ(found[16].owner, 6u);
+  CHECK_EQ(found[17].owner, 5u);
+}
+
 TEST(page_history_forgets_the_oldest_of_a_kind_only) {
   PageHistory history(4);
   const uint64_t began = history.reach()[1];

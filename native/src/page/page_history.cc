@@ -10,6 +10,9 @@ namespace {
 constexpr uint64_t kLookedAtOnce = 4096;
 // Of one page and kind: more than anybody reads.
 constexpr size_t kMostFound = 16;
+// Besides, of what happened before and differs from all of those: who asks for a page again and again does
+// not bury the one reason why it went.
+constexpr size_t kMostOthers = 16;
 
 // To four milliseconds, which nobody minds here, for a fifth of what the exact time costs.
 uint64_t now_micros() {
@@ -40,30 +43,35 @@ void PageHistory::note(const Key& key, PageEvent event, uint64_t owner) {
 std::vector<PageHistory::Record> PageHistory::find(const Key& key) const {
   std::vector<Record> found;
   for (const Ring& ring : rings_) {
-    const std::vector<Record> of_kind = find_in(ring, capacity_, key, kMostFound);
+    const std::vector<Record> of_kind = find_in(ring, capacity_, key, kMostFound, kMostOthers);
     found.insert(found.end(), of_kind.begin(), of_kind.end());
   }
   return found;
 }
 
 uint64_t PageHistory::stored_at(const Key& key) const {
-  const std::vector<Record> found = find_in(rings_[kind_of(PageEvent::kStored)], capacity_, key, 1);
+  const std::vector<Record> found = find_in(rings_[kind_of(PageEvent::kStored)], capacity_, key, 1, 0);
   return found.empty() ? 0 : found.front().micros();
 }
 
 std::vector<PageHistory::Record> PageHistory::find_in(const Ring& ring, size_t capacity, const Key& key,
-                                                      size_t most) {
+                                                      size_t most, size_t most_others) {
   std::vector<Record> found;
   std::unique_lock lock(ring.mutex);
   const uint64_t end = ring.n_noted;
-  for (uint64_t age = 1; age <= std::min<uint64_t>(end, capacity) && found.size() < most; ++age) {
+  for (uint64_t age = 1; age <= std::min<uint64_t>(end, capacity) && found.size() < most + most_others;
+       ++age) {
     if (age % kLookedAtOnce == 0) {
       lock.unlock();
       lock.lock();
     }
     if (ring.n_noted - (end - age) > capacity) break;  // written over meanwhile, as are all that are older
     const Record& record = ring.records[(end - age) % capacity];
-    if (record.key == key) found.push_back(record);
+    if (!(record.key == key)) continue;
+    const bool is_another = std::none_of(found.begin(), found.end(), [&](const Record& known) {
+      return known.event() == record.event() && known.owner == record.owner;
+    });
+    if (found.size() < most || is_another) found.push_back(record);
   }
   return found;
 }

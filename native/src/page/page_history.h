@@ -56,7 +56,8 @@ class PageHistory {
   explicit PageHistory(size_t capacity = 65536);
 
   void note(const Key& key, PageEvent event, uint64_t owner = 0);
-  // The records of a page, of each kind the youngest first.
+  // The records of a page, of each kind the youngest first: the last few, and of those before the youngest of
+  // each event and owner.
   std::vector<Record> find(const Key& key) const;
   // When a page came that is here, in microseconds: 0 if it is not remembered.
   uint64_t stored_at(const Key& key) const;
@@ -71,7 +72,8 @@ class PageHistory {
     uint64_t n_noted = 0;
   };
 
-  static std::vector<Record> find_in(const Ring& ring, size_t capacity, const Key& key, size_t most);
+  static std::vector<Record> find_in(const Ring& ring, size_t capacity, const Key& key, size_t most,
+                                     size_t most_others);
 
   const size_t capacity_;
   const uint64_t began_;
