@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from p2pkv.metrics import Family, Metrics
 
-_HELD_S = 50e-6
+_HELD_S = 70e-6
 """Until the interpreter is let go, between two metrics. An engine's thread may wait for 0.2 ms: the metric that is read
 last can take 20 us of it, joining the lines 10, and the kernel 50 and more to wake the thread."""
 _ODD = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
@@ -73,13 +73,14 @@ class Exposition:
         if known is None:
             known = self._known[family.name] = _Text(family)
         lines.append(known.head if is_openmetrics else known.classic_head)
-        starts = known.starts
+        written = known.written
         for values, value in family.values.items():
-            start = starts.get(values)
-            if start is None:
-                start = starts[values] = known.start(values)
-            number = repr(float(value))
-            lines.append(f"{start}{_ODD.get(number, number)}\n")
+            last = written.get(values)
+            if last is None or last[0] != value:
+                start = known.start(values) if last is None else last[1]
+                number = repr(float(value))
+                last = written[values] = value, start, f"{start}{_ODD.get(number, number)}\n"
+            lines.append(last[2])
 
 
 class _Text:
@@ -90,7 +91,9 @@ class _Text:
         kind = "counter" if name.endswith("_total") else "gauge"
         self.head = _head(name.removesuffix("_total"), kind, _escaped(family.help))
         self.classic_head = _head(name, kind, _escaped(family.help, with_quotes=False))
-        self.starts: dict[tuple[str, ...], str] = {}
+        self.written: dict[tuple[str, ...], tuple[float, str, str]] = {}
+        """By labels: the number that was written last, what stands before it, and the line; few change between
+        scrapes."""
         self._name = name
         self._labels = family.labels
 

@@ -129,6 +129,14 @@ def test_other_threads_have_the_interpreter_while_a_scrape_is_made() -> None:
     assert seen[-1] > seen[0]
 
 
+def test_each_scrape_has_the_numbers_of_its_time() -> None:
+    metrics, values = Metrics(), iter((1, float("nan"), 2, 2, float("inf"), -1.5))
+    metrics.watch(lambda: {"p2pkv_members": next(values)})
+    exposition = Exposition(metrics)
+    written = [re.findall(r"^p2pkv_members (.*)$", exposition.write("")[1].decode(), re.M) for _ in range(6)]
+    assert written == [["1.0"], ["NaN"], ["2.0"], ["2.0"], ["+Inf"], ["-1.5"]]
+
+
 def test_every_labelled_series_is_there_before_anything_has_happened() -> None:
     with _node() as node:
         found = _samples(_scrape(node)[1])
