@@ -148,7 +148,8 @@ def _headline(reading: Reading) -> Text:
     silent, gone = n_present - len(reading.counters), len(reading.members) - n_present
     told = f"; {silent} did not tell" if silent else ""
     lost = f"; {gone} more are dead or have left" if gone else ""
-    return Text(f"{n_present} nodes, found through {reading.asked}{told}{lost}{_since_start(reading)}")
+    nodes = "1 node" if n_present == 1 else f"{n_present} nodes"
+    return Text(f"{nodes}, found through {reading.asked}{told}{lost}{_since_start(reading)}")
 
 
 def _since_start(reading: Reading) -> str:

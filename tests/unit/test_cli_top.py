@@ -120,7 +120,7 @@ def test_who_is_dead_is_shown_without_numbers(secret: str) -> None:
     with Node.start(Config(node_id="n", secret_file=secret, pool_size="1MiB")) as node:
         (member,) = node.members()
     reading = top.Reading(1.0, "a:1", [member, replace(member, node_id="m", state=State.DEAD)], {"n": {}})
-    assert "1 nodes, found through a:1; 1 more are dead or have left" in str(top._headline(reading))
+    assert "1 node, found through a:1; 1 more are dead or have left" in str(top._headline(reading))
     console = Console(width=200)
     with console.capture() as capture:
         console.print(top._table(None, reading))
