@@ -28,6 +28,7 @@ struct FakeCuda {
   decltype(&fake_cuda_lose) lose;
   decltype(&fake_cuda_delay_copies) delay_copies;
   decltype(&fake_cuda_hold) hold;
+  decltype(&fake_cuda_let_through) let_through;
   decltype(&fake_cuda_lie_about_events) lie_about_events;
   decltype(&fake_cuda_reset) reset;
   decltype(&fake_cuda_counts) read_counts;
@@ -64,6 +65,7 @@ struct FakeCuda {
     find(library, "fake_cuda_lose", &lose);
     find(library, "fake_cuda_delay_copies", &delay_copies);
     find(library, "fake_cuda_hold", &hold);
+    find(library, "fake_cuda_let_through", &let_through);
     find(library, "fake_cuda_lie_about_events", &lie_about_events);
     find(library, "fake_cuda_reset", &reset);
     find(library, "fake_cuda_counts", &read_counts);
