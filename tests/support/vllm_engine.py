@@ -56,6 +56,8 @@ class EngineFake:
         keeps_blocks: bool = True,
         n_layers: int = LAYERS,
         dtype: str = "float32",
+        shape: tuple[int, int, int] = SHAPE,
+        order: tuple[int, ...] = (0, 1, 2, 3, 4),
         start_node: Callable[[Config], Node] = Node.start,
         allocate: Callable[[int], DeviceMemory] | None = None,
         told: Weights | None = None,
@@ -70,8 +72,12 @@ class EngineFake:
         ``keeps_blocks`` off is an engine that frees blocks although somebody may still read them.
 
         ``allocate``: makes the device memory that the caches are in.
+
+        ``shape``: heads, tokens and width of a block; one head is MLA. ``order``: in which of layers, blocks, heads,
+        tokens and width the caches lie, from the outermost.
         """
         config = vllm_config(settings, role, policy)
+        config.model_config.use_mla = shape[0] == 1
         config.kv_events_config = SimpleNamespace(enable_kv_cache_events=tells_events)
         cache_config = kv_cache_config(n_blocks=n_blocks, kinds=kinds, n_layers=n_layers)
         self.nodes: list[Node] = []
@@ -80,8 +86,10 @@ class EngineFake:
             self.nodes.append(start_node(config))
             return self.nodes[-1]
 
-        self._blocks = np.zeros((n_layers, n_blocks, *SHAPE), dtype)
-        self.memory = None if allocate is None else allocate(self._blocks.nbytes)
+        whole = (n_layers, n_blocks, *shape)
+        self._storage = np.zeros([whole[dimension] for dimension in order], dtype)
+        self._blocks = self._storage.transpose(np.argsort(order))
+        self.memory = None if allocate is None else allocate(self._storage.nbytes)
         self.weights = 0
         """Which it really has: KV depends on it."""
         self.pool = BlockPoolFake(n_blocks)
@@ -298,16 +306,16 @@ class EngineFake:
             return  # a window that moved on within the step
         self._blocks[:, block_id] = self._expected(request, group, block, n_tokens)
         if self.memory is not None:
-            self.memory.write(self._blocks.view(np.uint8))
+            self.memory.write(self._storage.view(np.uint8))
 
     def _from_device(self) -> None:
         """Have the caches' bytes in ``_blocks``."""
         if self.memory is not None:
-            self._blocks[:] = self.memory.read().view(self._blocks.dtype).reshape(self._blocks.shape)
+            self._storage[:] = self.memory.read().view(self._storage.dtype).reshape(self._storage.shape)
 
     def _expected(self, request: RequestFake, group: int, block: int, n_tokens: int) -> np.ndarray:
         end = min((block + 1) * self._specs[group].block_size, n_tokens)
-        shape = (len(self._blocks), *SHAPE)
+        shape = (len(self._blocks), *self._blocks.shape[2:])
         kv = expected(request._all_token_ids[:end], shape, self.weights, group)
         return kv.astype(self._blocks.dtype)
 

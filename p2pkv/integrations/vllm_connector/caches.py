@@ -1,8 +1,8 @@
 """vLLM's KV caches as p2pkv sees them: where the blocks lie, and what a block is made of.
 
-Only whole blocks move: inside of a block the attention kernel packs keys and values as it likes. A block is one *row*
-a layer, each a contiguous run of bytes; its rows come in the order of the layers. As a page of the page cache it is
-one entry with a piece for each row.
+Only whole blocks move: inside of a block the attention kernel packs keys and values as it likes, head after head or
+token after token. A block is one *row* a layer, each a contiguous run of bytes; its rows come in the order of the
+layers. As a page of the page cache it is one entry with a piece for each row.
 
 Some kernels take smaller blocks than vLLM gives out. Their tensors count those: several for each of vLLM's blocks,
 which are one row where they follow each other, and a row each where they don't.
@@ -155,11 +155,21 @@ def _check(name: str, tensor: Any) -> None:
             f"the KV cache of layer {name} lies on {tensor.device}; p2pkv hands off KV in host memory and on CUDA "
             "devices only"
         )
-    if not tensor[0].is_contiguous():
+    if not _is_one_run(tensor.shape[1:], tensor.stride()[1:]):
         raise ConfigError(
             f"the blocks of layer {name} are not contiguous (shape {tuple(tensor.shape)}, strides "
-            f"{tuple(tensor.stride())}); p2pkv moves whole blocks, ask vLLM for a layout with the blocks outermost"
+            f"{tuple(tensor.stride())}); p2pkv moves whole blocks, start vLLM with VLLM_KV_CACHE_LAYOUT=HND"
         )
+
+
+def _is_one_run(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements of this shape lie in a row, in whichever order of the dimensions."""
+    n_elements = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size != 1 and stride != n_elements:
+            return False
+        n_elements *= size
+    return True
 
 
 def _rows(name: str, tensor: Any, n_blocks: int) -> list[tuple[int, int, int]]:

@@ -292,7 +292,15 @@ class P2PKVConnector(ConnectorBase, SupportsHMA):
         if self._worker is not None:
             self._worker.close()
 
-    # --- in the API server, which knows the class alone
+    # --- where vLLM knows the class alone
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """Ask for blocks head after head, of which instances of other sizes can take some; MLA has no heads.
+
+        vLLM follows where its attention kernels can. Where it does not, instances of the same sizes share all the same.
+        """
+        return None if vllm_config.model_config.use_mla else "HND"
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:

@@ -51,7 +51,7 @@ class Tiles:
 
     @classmethod
     def of(cls, tensors: Sequence[tuple[str, Any]], n_blocks: int) -> Tiles | str:
-        """Look at the caches of a group's layers, whose blocks are contiguous; or say why they have no such tiles."""
+        """Look at the caches of a group's layers, whose blocks are in one run; or say why they have no such tiles."""
         forms = {
             (*tensor.shape[1:], str(tensor.dtype), tensor.element_size(), len(tensor) // n_blocks)
             for _, tensor in tensors
@@ -61,6 +61,8 @@ class Tiles:
         form = next(iter(forms))
         if len(form) != 6:
             return f"its blocks are not of heads, tokens and content, but {form[:-3]}"
+        if not all(tensor[0].is_contiguous() for _, tensor in tensors):
+            return "its blocks are not head after head; start vLLM with VLLM_KV_CACHE_LAYOUT=HND"
         n_heads, tile_tokens, width, dtype, item_nbytes, n_tiles = form
         steps = np.array([tensor.stride(0) * item_nbytes for _, tensor in tensors], np.int64)
         return cls(
