@@ -1,0 +1,235 @@
+"""What evidence measures, in a process of its own: pages into devices, rows between them, and hunts for wrong bytes.
+
+Each figure is a line of JSON on stdout, as soon as it is there. Small sizes come first; by what they took it is known
+how often a larger one can be repeated, and one that there is no time for is left out, and says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import numpy as np
+
+from cluster import Cluster, NodeProcess
+from device_buffers import KINDS, DeviceBuffer
+from fake_cuda import fake_cuda
+from p2pkv import Node
+from pair import Pair
+from torn_reads import hunt
+
+_PAGES = ((64 << 10, 128), (256 << 10, 128), (1 << 20, 64))
+_ROWS = ((64 << 10, 512), (1 << 20, 128), (8 << 20, 32))
+_FEWEST, _MOST = 3, 7
+"""Rounds of a figure, whose median counts."""
+_ROUNDS_FOR_PREPARING = 6
+"""About so many rounds' time goes into filling, clearing and comparing."""
+_HUNTED = [16 << 10, 64 << 10, 256 << 10]
+_HUNTED_STAGING = 1 << 19
+_HITS = 50_000
+_MEETING_S = 10.0
+
+Figure = dict[str, Any]
+
+
+class Pace:
+    """Says how often a case can be repeated within its share of a time."""
+
+    def __init__(self, seconds: float, n_cases: int) -> None:
+        self._until = time.monotonic() + seconds
+        self._n_left = n_cases
+        self._per_byte = 0.0
+
+    def why_not(self, nbytes: int) -> str:
+        """Say of the next case why it is left out, by what the last one took; "" if it is not."""
+        left = self._until - time.monotonic()
+        wanted = (_FEWEST + _ROUNDS_FOR_PREPARING) * self._per_byte * nbytes
+        self._n_left -= 1
+        return f"it takes some {wanted:.0f} s, and {max(left, 0):.0f} s are left" if wanted > left else ""
+
+    def rounds(self, took: float, nbytes: int) -> int:
+        """Return how many rounds to make, if the first has taken so long."""
+        self._per_byte = took / nbytes
+        share = (self._until - time.monotonic()) / (self._n_left + 1)
+        return max(_FEWEST, min(_MOST, int(share / took) - _ROUNDS_FOR_PREPARING))
+
+
+class Measure(Protocol):
+    """Yields figures; of one whose bytes were wrong it says so in ``problem``."""
+
+    def __call__(self, kind: str, seconds: float) -> Iterator[Figure]: ...
+
+
+def _settings(kind: str) -> dict[str, Any]:
+    return {"cuda_library": fake_cuda().path} if kind == "emulated" else {}
+
+
+def measure_pages(kind: str, seconds: float) -> Iterator[Figure]:
+    """Fetch pages over shm into device memory, beside a copy of as many page-locked bytes, in turns."""
+    pace = Pace(seconds, len(_PAGES))
+    for nbytes, n_pages in _PAGES:
+        figure: Figure = {
+            "n": n_pages,
+            "nbytes": nbytes,
+            "what": "fetched over shm, beside a copy of page-locked memory",
+        }
+        if why := pace.why_not(n_pages * nbytes):
+            yield figure | {"left_out": why}
+            continue
+        with tempfile.TemporaryDirectory(prefix="p2pkv-evidence-") as folder:
+            # of room for the pages, and staging for two rounds of them
+            pair = Pair(Path(folder), transports=["shm"], pool_size=2 * nbytes * n_pages, **_settings(kind))
+            buffer = KINDS[kind](nbytes * n_pages)
+            try:
+                yield figure | _fetch(pair.owner, pair.reader, buffer, n_pages, nbytes, pace)
+            finally:
+                pair.close()
+                buffer.close()
+
+
+def _fetch(owner: Node, reader: Node, buffer: DeviceBuffer, n_pages: int, nbytes: int, pace: Pace) -> Figure:
+    source = np.random.default_rng(1).integers(0, 256, (n_pages, nbytes), np.uint8)
+    owner.register_memory(source)
+    reader.register_memory(buffer.array)
+    keys = [f"{nbytes}-{i}" for i in range(n_pages)]
+    total = n_pages * nbytes
+    began = time.monotonic()
+    if not owner.publish(keys, source, timeout=30.0).all():
+        return {"problem": f"{n_pages} pages of {nbytes} bytes were not all published"}
+    copy = buffer.copier(total)
+    fetches: list[float] = []
+    copies: list[float] = []
+    n_rounds = _MOST
+    while len(copies) < n_rounds + 1:
+        before = time.monotonic()
+        outcomes = reader.fetch(keys, buffer.rows(n_pages, nbytes), timeout=30.0)
+        fetches.append(time.monotonic() - before)
+        if not outcomes.all():
+            return {
+                "problem": f"{np.count_nonzero(outcomes == 0)} of {n_pages} pages of {nbytes} bytes were missed"
+            }
+        if len(fetches) == 1 and not np.array_equal(buffer.read().reshape(n_pages, nbytes), source):
+            return {"problem": f"wrong bytes in {n_pages} pages of {nbytes}"}
+        before = time.monotonic()
+        copy()
+        copies.append(time.monotonic() - before)
+        if len(copies) == 1:
+            n_rounds = pace.rounds(time.monotonic() - began, total)
+    return _compared(total, fetches[1:], copies[1:])  # the first ones warm up
+
+
+def _compared(nbytes: int, ours: list[float], copies: list[float]) -> Figure:
+    return {
+        "rounds": len(ours),
+        "GB_s": round(nbytes / median(ours) / 1e9, 2),
+        "copy_GB_s": round(nbytes / median(copies) / 1e9, 2),
+        "ratio": round(median(copies) / median(ours), 3),
+    }
+
+
+def measure_rows(kind: str, seconds: float) -> Iterator[Figure]:
+    """Put rows of one process's device memory into another's, beside a copy within the device."""
+    until = time.monotonic() + seconds
+    # as other processes map what cudaMalloc gives: by a handle
+    ways = (["shm"], ["cuda_ipc", "shm"])
+    for i, transports in enumerate(ways):
+        with Cluster(
+            transports=transports, device_staging_size="64MiB", buffer_size=0, **_settings(kind)
+        ) as cluster:
+            memory = max(n * nbytes for nbytes, n in _ROWS)
+            options: dict[str, Any] = {"device": kind, "memory": memory, "in_memfd": True}
+            producer = cluster.start("producer", readable=True, **options)
+            consumer = cluster.start("consumer", **options)
+            cluster.meet(producer, consumer)
+            pace = Pace((until - time.monotonic()) / (len(ways) - i), len(_ROWS))
+            for nbytes, n in _ROWS:
+                figure: Figure = {
+                    "n": n,
+                    "nbytes": nbytes,
+                    "what": f"put over {transports[0]}, beside a copy within the device",
+                }
+                if why := pace.why_not(n * nbytes):
+                    yield figure | {"left_out": why}
+                else:
+                    yield figure | _put(producer, consumer, n, nbytes, pace)
+
+
+def _put(producer: NodeProcess, consumer: NodeProcess, n: int, nbytes: int, pace: Pace) -> Figure:
+    began = time.monotonic()
+    _put_rounds(producer, consumer, n, nbytes, 1)
+    n_rounds = pace.rounds(time.monotonic() - began, n * nbytes)
+    puts = _put_rounds(producer, consumer, n, nbytes, n_rounds)
+    copies = producer.call("copy_times", patience=60.0, n=n, nbytes=nbytes, rounds=n_rounds)
+    found = consumer.call("wait", request="round 0", timeout=10.0, seed=1, nbytes=nbytes)
+    if found["statuses"] != ["OK"] or found["wrong"]:
+        return {"problem": f"of {n} rows of {nbytes} bytes: {found}"}
+    direct = consumer.call("counters")["p2pkv_direct_bytes_total"]
+    return _compared(n * nbytes, puts, copies) | {"went_directly": direct > 0}
+
+
+def _put_rounds(
+    producer: NodeProcess, consumer: NodeProcess, n: int, nbytes: int, rounds: int
+) -> list[float]:
+    sizes: dict[str, Any] = {"n": n, "nbytes": nbytes}
+    for i in range(rounds):
+        consumer.call("grant", request=f"round {i}", timeout=60.0, **sizes)
+    times: list[float] = producer.call("put_times", to="consumer", patience=60.0, rounds=rounds, **sizes)
+    return times
+
+
+def hunts_over(transport: str) -> Measure:
+    """Have two readers fetch into device memory what a producer overwrites, and check every byte of every hit."""
+
+    def measure(kind: str, seconds: float) -> Iterator[Figure]:
+        seed = int.from_bytes(np.random.default_rng().bytes(4), "little")
+        reader = {"device": kind, "device_staging_size": _HUNTED_STAGING, **_settings(kind)}
+        figure: Figure = {"what": f"hits over {transport} into device memory", "seed": seed}
+        with tempfile.TemporaryDirectory(prefix="p2pkv-evidence-") as folder, Cluster() as cluster:
+            began = time.monotonic()
+            n_hits, n_wrong = hunt(
+                cluster,
+                Path(folder),
+                transport,
+                _HUNTED,
+                hits=_HITS,
+                seconds=max(1.0, seconds - _MEETING_S),
+                reader_options=reader,
+                seed=seed,
+            )
+        figure |= {"hits": n_hits, "wrong": n_wrong, "took_s": round(time.monotonic() - began, 1)}
+        if n_wrong:
+            figure["problem"] = f"{n_wrong} of {n_hits} hits over {transport} had a wrong byte, seed {seed}"
+        elif n_hits < _HITS:
+            figure["left_out"] = f"{_HITS} were meant"
+        yield figure
+
+    return measure
+
+
+MEASURES: Mapping[str, Measure] = {
+    "pages": measure_pages,
+    "rows": measure_rows,
+    "hunt-shm": hunts_over("shm"),
+    "hunt-tcp": hunts_over("tcp"),
+}
+
+
+def main() -> None:
+    """Print figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=list(MEASURES))
+    parser.add_argument("--kind", default="emulated", choices=list(KINDS), help="of device memory")
+    parser.add_argument("--seconds", type=float, default=40.0, help="for all figures together")
+    options = parser.parse_args()
+    for figure in MEASURES[options.what](options.kind, options.seconds):
+        print(json.dumps(figure), flush=True)
+
+
+if __name__ == "__main__":
+    main()
