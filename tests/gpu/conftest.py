@@ -1,29 +1,73 @@
-"""Where the device memory of these tests comes from: the emulated driver, or with P2PKV_TEST_GPU a real device."""
+"""Where the device memory of these tests comes from: the emulated driver, or with P2PKV_TEST_GPU a real device.
+
+``P2PKV_TEST_GPU`` is ``cupy`` or ``torch``, or 1 for the first of these that there is.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from device_buffers import KINDS, DeviceBuffer, find_real
+from cluster import eventually
+from device_buffers import KINDS, REAL, DeviceBuffer, find_real
 from fake_cuda import FakeCuda, fake_cuda
+from gpu.told import pytest_runtest_logreport, pytest_runtest_logstart  # noqa: F401  (pytest finds them here)
 from pair import Pair
+from vllm_on_devices import open_engine  # noqa: F401
 
-_WANTS_REAL = os.environ.get("P2PKV_TEST_GPU", "") not in ("", "0")
+_WANTED = os.environ.get("P2PKV_TEST_GPU", "")
 
 
 @pytest.fixture(scope="session")
 def kind() -> str:
     """The kind of device memory of this run."""
-    if not _WANTS_REAL:
+    if _WANTED in ("", "0"):
         return "emulated"
-    found, reason = find_real()
+    found, reason = find_real([_WANTED] if _WANTED in REAL else REAL)
     if not found:
         pytest.skip(f"no device memory to be had: {reason}")
-    return found
+    return found[0]
+
+
+_has_failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[_has_failed] = item.stash.get(_has_failed, False) or report.failed
+    return report
+
+
+@pytest.fixture(autouse=True)
+def everything_of_the_driver_is_given_back(kind: str, request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test leaves open changes what a later one counts: devices, streams, events, locked and mapped memory.
+
+    Nothing is asked of a test that has failed: its traceback holds what it had.
+    """
+    if kind != "emulated":
+        yield
+        return
+    before, n_losses = fake_cuda().counts(), fake_cuda().n_losses
+    yield
+    if request.node.stash.get(_has_failed, False):
+        return
+    allowed = replace(before, locked_bytes=1 << 62) if fake_cuda().n_losses > n_losses else before
+
+    def is_given_back() -> bool:
+        gc.collect()
+        return all(now <= then for now, then in zip(fake_cuda().counts().held, allowed.held, strict=True))
+
+    try:
+        eventually(is_given_back, 10.0)
+    except AssertionError:
+        names = "contexts, streams, events, bytes of locked memory and mappings"
+        pytest.fail(f"{names} were {before.held}, and are {fake_cuda().counts().held}")
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
 """One run that says what was seen of device memory on this machine: the tests, the hunts, NCCL, and how fast bytes go.
 
 ``make gpu-evidence`` runs it, on a real device or, without one, on the emulated driver, whose speed says nothing. All
-steps together end within nine minutes, for machines that are lent by the minute. They are in order of worth, each has a
+parts together end within nine minutes, for machines that are lent by the minute. They are in order of worth, each has a
 limit, and after each the files are written anew: a run that is cut short leaves what it has seen, and names what it has
 not. ``--plan`` tells the order, and what is left out when all is as slow as it may be. The files are made to be kept:
 ``docs/evidence/NAME.json`` for programs, ``NAME.txt`` for people.
+
+The exit status is 1 if something failed, and 2 if nothing did but not all was seen.
 """
 
 from __future__ import annotations
@@ -14,32 +16,19 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
-import tempfile
 import time
-import xml.etree.ElementTree as ET
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import numpy as np
+from device_buffers import find_real
+from gpu.evidence_runs import ROOT, run_doctor, run_figures, run_tests
 
-from cluster import Cluster
-from device_buffers import KINDS, find_real
-from fake_cuda import fake_cuda
-from p2pkv import Node
-from pair import Pair
-
-ROOT = Path(__file__).parents[2]
 BUDGET_S = 540.0
-_NO_TIME = "not run: no time was left"
-_NCCL = "tests/gpu/test_nccl_between_processes.py"
-_CASES = ((64 << 10, 128), (256 << 10, 128), (1 << 20, 64))
-_ROWS = ((64 << 10, 512), (1 << 20, 128), (8 << 20, 32))
-_ROUNDS = 7
 _LIBRARIES = (
     "p2pkv",
     "numpy",
@@ -49,6 +38,20 @@ _LIBRARIES = (
     "nvidia-nccl-cu12",
     "nvidia-nccl-cu13",
 )
+TESTS = {
+    "pages": (
+        "test_device_pages.py",
+        "test_streams.py",
+        "test_driver_failures.py",
+        "test_overlapping_rounds.py",
+        "test_device_hunts.py",
+        "test_gpu_findings.py",
+    ),
+    "rows": ("test_device_transfers.py", "test_device_transfer_faults.py", "test_cuda_ipc.py"),
+    "engines": ("test_vllm_on_devices.py", "test_engine_caches.py", "test_sglang_pd_on_devices.py"),
+    "NCCL": ("test_nccl_between_processes.py",),
+}
+"""The files of ``tests/gpu``, by what they are about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +63,29 @@ class Step:
     """``(seconds, kind)`` to what was seen, which has an ``outcome``."""
 
 
-def steps() -> list[Step]:
-    """Return all steps, in order of worth."""
+def steps(others: Sequence[str] = ()) -> list[Step]:
+    """Return all steps, in order of worth; ``others``: kinds of real device memory beside the first."""
+    of_others = [
+        Step(f"tests of pages in memory of {other}", 60.0, run_of("pages", other)) for other in others
+    ]
     return [
         Step("what this machine can do", 30.0, run_doctor),
-        Step("tests", 170.0, tests("tests/gpu", "-m", "not slow", "--ignore", _NCCL)),
-        Step("pages into device memory", 50.0, figures("pages")),
-        Step("rows from device to device", 50.0, figures("rows")),
-        Step("NCCL between two processes", 120.0, tests(_NCCL)),
-        Step(
-            "hunts into device memory, 50,000 hits over shm and tcp each",
-            220.0,
-            tests("tests/gpu", "-m", "slow", "-k", "long_hunt"),
-        ),
+        Step("tests of pages in device memory", 90.0, run_of("pages")),
+        Step("speed of pages into device memory", 40.0, figures("pages")),
+        Step("hunt into device memory over shm, 50,000 hits", 60.0, figures("hunt-shm")),
+        Step("tests of rows from device to device", 80.0, run_of("rows")),
+        Step("speed of rows from device to device", 50.0, figures("rows")),
+        Step("hunt into device memory over tcp, 50,000 hits", 60.0, figures("hunt-tcp")),
+        Step("tests of engines with caches in device memory", 60.0, run_of("engines")),
+        *of_others,
+        Step("tests of NCCL between two processes", 90.0, run_of("NCCL")),
     ]
 
 
-def plan(budget: float) -> str:
+def plan(budget: float, others: Sequence[str] = ()) -> str:
     """Say in which order the steps come, and which have no time left where all before took the most they may."""
     lines, left = [], budget
-    for step in steps():
+    for step in steps(others):
         if left <= 0:
             says = "left out if all before it take as long as they may"
         elif left < step.most:
@@ -119,173 +125,13 @@ def machine() -> dict[str, str]:
     return found
 
 
-def tests(*arguments: str) -> Callable[[float, str], dict[str, Any]]:
-    return lambda seconds, kind: run_tests(arguments, seconds, kind)
-
-
-def run_tests(arguments: Sequence[str], seconds: float, kind: str) -> dict[str, Any]:
-    """Run some tests; return their numbers, and the names of those that failed."""
-    if seconds <= 0:
-        return {"outcome": _NO_TIME}
-    with tempfile.TemporaryDirectory(prefix="p2pkv-evidence-") as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", *arguments, f"--junitxml={report}"]
-        wants_real = {"P2PKV_TEST_GPU": "0" if kind == "emulated" else "1"}
-        began = time.monotonic()
-        try:
-            done = subprocess.run(
-                command, cwd=ROOT, env=os.environ | wants_real, timeout=seconds, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return {"outcome": f"not finished in {seconds:.0f} s", "seconds": round(seconds, 1)}
-        suite = ET.parse(report).getroot().find("testsuite")  # noqa: S314 - pytest has just written it
-    assert suite is not None
-    counts = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
-    cases = list(suite.iter("testcase"))
-    bad = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
-    reasons = {skip.get("message", "") for case in cases for skip in case.iter("skipped")}
-    return {
-        "outcome": "passed" if done.returncode == 0 else f"failed (exit status {done.returncode})",
-        "seconds": round(time.monotonic() - began, 1),
-        **counts,
-        "failed": [f"{case.get('classname')}.{case.get('name')}" for case in bad],
-        "skipped because": sorted(reasons),
-    }
-
-
-def run_doctor(seconds: float, kind: str) -> dict[str, Any]:
-    """Keep what ``p2pkv doctor`` says."""
-    settings = {"P2PKV_CUDA_LIBRARY": fake_cuda().path} if kind == "emulated" else {}
-    command = [sys.executable, "-m", "p2pkv", "doctor"]
-    return _told(command, seconds, settings, lambda text: {"outcome": "told", "says": text.splitlines()})
+def run_of(about: str, other: str = "") -> Callable[[float, str], dict[str, Any]]:
+    files = [f"tests/gpu/{name}" for name in TESTS[about]]
+    return lambda seconds, kind: run_tests(files, seconds, other or kind)
 
 
 def figures(what: str) -> Callable[[float, str], dict[str, Any]]:
-    """Measure in a process of its own, which can be given up."""
-    command = [sys.executable, "-m", "gpu.evidence", "--measure", what]
-    return lambda seconds, kind: _told(
-        [*command, "--kind", kind],
-        seconds,
-        {},
-        lambda text: {"outcome": "passed", "figures": json.loads(text.splitlines()[-1])},
-    )
-
-
-def _told(
-    command: list[str],
-    seconds: float,
-    environ: Mapping[str, str],
-    read: Callable[[str], dict[str, Any]],
-) -> dict[str, Any]:
-    if seconds <= 0:
-        return {"outcome": _NO_TIME}
-    began = time.monotonic()
-    try:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=os.environ | environ,
-            timeout=seconds,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        told = read(done.stdout)
-    except subprocess.TimeoutExpired:
-        return {"outcome": f"not finished in {seconds:.0f} s", "seconds": round(seconds, 1)}
-    except (ValueError, IndexError):
-        last = done.stderr.strip().splitlines()[-1:] or ["nothing was said"]
-        return {"outcome": f"failed (exit status {done.returncode})", "failed": last}
-    return told | {"seconds": round(time.monotonic() - began, 1)}
-
-
-def measure_pages(kind: str) -> list[dict[str, Any]]:
-    """Fetch pages over shm into device memory, beside a copy of as many page-locked bytes, in turns."""
-    settings = {"cuda_library": fake_cuda().path} if kind == "emulated" else {}
-    rows = []
-    for nbytes, n_pages in _CASES:
-        with tempfile.TemporaryDirectory(prefix="p2pkv-evidence-") as folder:
-            # of room for the pages, and staging for two rounds of them
-            pair = Pair(Path(folder), transports=["shm"], pool_size=2 * nbytes * n_pages, **settings)
-            buffer = KINDS[kind](nbytes * n_pages)
-            try:
-                rows.append(_case(pair.owner, pair.reader, buffer, n_pages, nbytes))
-            finally:
-                pair.close()
-                buffer.close()
-    return rows
-
-
-def _case(owner: Node, reader: Node, buffer: Any, n_pages: int, nbytes: int) -> dict[str, Any]:
-    source = np.random.default_rng(1).integers(0, 256, (n_pages, nbytes), np.uint8)
-    owner.register_memory(source)
-    reader.register_memory(buffer.array)
-    keys = [f"{nbytes}-{i}" for i in range(n_pages)]
-    assert owner.publish(keys, source, timeout=30.0).all()
-    copy = buffer.copier(n_pages * nbytes)
-    fetches, copies = [], []
-    for i in range(_ROUNDS + 1):
-        began = time.monotonic()
-        outcomes = reader.fetch(keys, buffer.rows(n_pages, nbytes), timeout=30.0)
-        fetched = time.monotonic()
-        assert outcomes.all(), "a page was missed"
-        if i == 0:
-            assert np.array_equal(buffer.read().reshape(n_pages, nbytes), source), "wrong bytes"
-        before = time.monotonic()
-        copy()
-        if i > 0:  # the first ones warm up
-            fetches.append(n_pages * nbytes / (fetched - began) / 1e9)
-            copies.append(n_pages * nbytes / (time.monotonic() - before) / 1e9)
-    return {
-        "n": n_pages,
-        "nbytes": nbytes,
-        "what": "fetched over shm, beside a copy of page-locked memory",
-        "GB_s": round(median(fetches), 2),
-        "copy_GB_s": round(median(copies), 2),
-        "ratio": round(median(f / c for f, c in zip(fetches, copies, strict=True)), 3),
-    }
-
-
-def measure_rows(kind: str) -> list[dict[str, Any]]:
-    """Put rows of one process's device memory into another's, beside a copy within the device."""
-    rows = []
-    # as other processes map what cudaMalloc gives: by a handle
-    settings: dict[str, Any] = {"cuda_library": fake_cuda().path} if kind == "emulated" else {}
-    memory = max(n * nbytes for nbytes, n in _ROWS)
-    for transports in (["shm"], ["cuda_ipc", "shm"]):
-        with Cluster(
-            transports=transports, device_staging_size="64MiB", buffer_size=0, **settings
-        ) as cluster:
-            options: dict[str, Any] = {"device": kind, "memory": memory, "in_memfd": True}
-            producer = cluster.start("producer", readable=True, **options)
-            consumer = cluster.start("consumer", **options)
-            cluster.meet(producer, consumer)
-            for nbytes, n in _ROWS:
-                sizes: dict[str, Any] = {"n": n, "nbytes": nbytes, "rounds": _ROUNDS + 1}
-                for i in range(_ROUNDS + 1):
-                    grant: dict[str, Any] = {"request": f"round {i}", "timeout": 60.0}
-                    consumer.call("grant", n=n, nbytes=nbytes, **grant)
-                puts = producer.call("put_times", to="consumer", patience=60.0, **sizes)[1:]
-                copies = producer.call("copy_times", patience=60.0, **sizes)[1:]
-                found = consumer.call("wait", request="round 0", timeout=10.0, seed=1, nbytes=nbytes)
-                assert found["statuses"] == ["OK"], found
-                assert found["wrong"] == 0, found
-                direct = consumer.call("counters")["p2pkv_direct_bytes_total"]
-                rows.append(
-                    {
-                        "n": n,
-                        "nbytes": nbytes,
-                        "what": f"put over {transports[0]}, beside a copy within the device",
-                        "GB_s": round(median(n * nbytes / s / 1e9 for s in puts), 2),
-                        "copy_GB_s": round(median(n * nbytes / s / 1e9 for s in copies), 2),
-                        "ratio": round(median(copies) / median(puts), 3),
-                        "went_directly": direct > 0,
-                    }
-                )
-    return rows
-
-
-MEASURES: Mapping[str, Callable[[str], list[dict[str, Any]]]] = {"pages": measure_pages, "rows": measure_rows}
+    return lambda seconds, kind: run_figures(what, seconds, kind)
 
 
 def text_of(found: dict[str, Any]) -> str:
@@ -293,16 +139,25 @@ def text_of(found: dict[str, Any]) -> str:
     lines = [f"Device memory: {found['device']}", f"commit {found['commit']}, {found['when']}", ""]
     lines += [f"{name}: {value}" for name, value in found["machine"].items()]
     for name, part in found["parts"].items():
-        numbers = [f"{part[key]} {key}" for key in ("tests", "failures", "errors", "skipped") if key in part]
-        lines += ["", f"{name}: " + "; ".join([part["outcome"], *([", ".join(numbers)] if numbers else [])])]
-        lines[-1] += f" ({part.get('seconds', 0)} s)"
+        numbers = [f"{part[key]} {key}" for key in ("passed", "failures", "skipped") if key in part]
+        said = "; ".join([part["outcome"], *([", ".join(numbers)] if numbers else [])])
+        lines += ["", f"{name}: {said} ({part.get('seconds', 0)} s)"]
         lines += [f"  {line}" for line in part.get("failed", [])]
         lines += [f"  skipped: {reason}" for reason in part.get("skipped because", [])]
         lines += [f"  {line}" for line in part.get("says", [])]
-        for row in part.get("figures", []):
-            speeds = f"{row['GB_s']} GB/s, the copy {row['copy_GB_s']} GB/s, ratio {row['ratio']}"
-            lines.append(f"  {row['n']} x {row['nbytes'] >> 10} KiB {row['what']}: {speeds}")
+        lines += [f"  {_text_of_figure(figure)}" for figure in part.get("figures", [])]
     return "\n".join(lines) + "\n"
+
+
+def _text_of_figure(figure: dict[str, Any]) -> str:
+    says = figure["what"]
+    if "n" in figure:
+        says = f"{figure['n']} x {figure['nbytes'] >> 10} KiB {says}"
+    if "GB_s" in figure:
+        says += f": {figure['GB_s']} GB/s, the copy {figure['copy_GB_s']} GB/s, ratio {figure['ratio']}"
+    if "hits" in figure:
+        says += f": {figure['hits']}, {figure['wrong']} of them wrong, in {figure['took_s']} s"
+    return says + (f"; not finished: {figure['left_out']}" if "left_out" in figure else "")
 
 
 def without_places(text: str) -> str:
@@ -322,49 +177,55 @@ def keep(found: dict[str, Any], into: Path, stem: str) -> None:
         fresh.replace(into / f"{stem}{suffix}")
 
 
-def begin(kind: str, reason: str) -> tuple[dict[str, Any], str]:
-    """Return what is known before the first step, and the files' name."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+def begin(kinds: Sequence[str], reason: str, commit: str = "") -> tuple[dict[str, Any], str]:
+    """Return what is known before the first step, and the files' name; ``kinds``: of real device memory."""
+    if not commit:
+        describe = ["git", "describe", "--always", "--dirty"]
+        commit = subprocess.run(
+            describe, cwd=ROOT, capture_output=True, text=True, check=False
+        ).stdout.strip()
     found: dict[str, Any] = {
-        "device": kind if kind != "emulated" else f"emulated driver ({reason}): speeds say nothing",
-        "commit": commit.stdout.strip() or "unknown",
+        "device": " and ".join(kinds) or f"emulated driver ({reason}): speeds say nothing",
+        "commit": commit or "unknown",
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "machine": machine(),
-        "parts": {step.name: {"outcome": "not run: the run was cut before it"} for step in steps()},
+        "parts": {step.name: {"outcome": "not run: the run was cut before it"} for step in steps(kinds[1:])},
     }
     gpu = found["machine"]["gpu"].split(",")[0].lower().replace(" ", "-")
-    return found, "emulated" if kind == "emulated" else gpu
+    return found, gpu if kinds else "emulated"
+
+
+def status_of(found: dict[str, Any]) -> int:
+    """Return the exit status: 0 if all was seen and is well, 1 if something failed, 2 if not all was seen."""
+    parts = found["parts"].values()
+    if any(part.get("failed") or part["outcome"].startswith("failed") for part in parts):
+        return 1
+    return 0 if all(part["outcome"] in ("passed", "told") for part in parts) else 2
 
 
 def main() -> int:
-    """Run all steps; return 0 if each passed."""
+    """Run all steps."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--into", type=Path, default=ROOT / "docs/evidence", help="folder of the files")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for all steps together")
     parser.add_argument("--plan", action="store_true", help="tell the order of the steps, and run none")
-    parser.add_argument("--measure", choices=list(MEASURES), help="only print these figures")
-    parser.add_argument(
-        "--kind", default="emulated", choices=list(KINDS), help="of device memory, to measure with"
-    )
+    parser.add_argument("--commit", default="", help="what is tried, where there is no git to say it")
     options = parser.parse_args()
+    kinds, reason = find_real()
     if options.plan:
-        print(plan(options.budget))
+        print(plan(options.budget, kinds[1:]))
         return 0
-    if options.measure:
-        print(json.dumps(MEASURES[options.measure](options.kind)))
-        return 0
+    # so that whoever ends this run ends what it has started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     until = time.monotonic() + options.budget
-    real, reason = find_real()
-    kind = real or "emulated"
-    found, stem = begin(kind, reason)
-    for step in steps():
-        found["parts"][step.name] = step.run(min(step.most, until - time.monotonic()), kind)
+    found, stem = begin(kinds, reason, options.commit)
+    for step in steps(kinds[1:]):
+        seconds = min(step.most, until - time.monotonic())
+        found["parts"][step.name] = step.run(seconds, kinds[0] if kinds else "emulated")
         keep(found, options.into, stem)
         print(f"{step.name}: {found['parts'][step.name]['outcome']}", flush=True)
     print(text_of(found))
-    return 0 if all(part["outcome"] in ("passed", "told") for part in found["parts"].values()) else 1
+    return status_of(found)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import ctypes
 import importlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -244,10 +244,13 @@ KINDS: dict[str, type[DeviceBuffer]] = {
 }
 
 
-def find_real() -> tuple[str, str]:
-    """Return the kind of real device memory that can be had here, or "" and why there is none."""
-    reasons = []
-    for name in ("cupy", "torch"):
+REAL = ("cupy", "torch")
+
+
+def find_real(wanted: Sequence[str] = REAL) -> tuple[list[str], str]:
+    """Return the kinds of real device memory that can be had here, and why others can't."""
+    found, reasons = [], []
+    for name in wanted:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # theirs, when they are imported: no reason to skip
@@ -255,8 +258,8 @@ def find_real() -> tuple[str, str]:
         except Exception as error:  # noqa: BLE001 - whatever keeps a GPU library from its GPU is the reason to skip
             reasons.append(f"{name}: {type(error).__name__}: {error}".splitlines()[0])
         else:
-            return name, ""
-    return "", "; ".join(reasons)
+            found.append(name)
+    return found, "; ".join(reasons)
 
 
 class _DLTensor(ctypes.Structure):

@@ -88,6 +88,8 @@ class FakeCuda:
         self._library.fake_cuda_allocate.restype = ctypes.c_uint64
         self._library.fake_cuda_allocate_virtual.restype = ctypes.c_uint64
         self._library.fake_cuda_stream.restype = ctypes.c_uint64
+        self.n_losses = 0
+        """Devices that were lost so far: page-locked memory that one may write to is never given back."""
 
     def allocate(self, nbytes: int, device: int = 0, *, virtual: bool = False) -> int:
         """Return the address of device memory as cudaMalloc gives it, or as cuMemCreate does."""
@@ -138,6 +140,7 @@ class FakeCuda:
         self._library.fake_cuda_fail(call.encode(), nth, result, int(stays))
 
     def lose(self, device: int = 0) -> None:
+        self.n_losses += 1
         self._library.fake_cuda_lose(device)
 
     def delay_copies(self, us: int) -> None:
