@@ -12,7 +12,7 @@ function element(name, attributes, text) {
 
 // The next of 1, 2 and 5 times a power of ten, or for bytes the next power of two.
 function roundUp(value, isBytes) {
-  if (!(value > 0)) return 1;
+  if (!(value > 0)) return isBytes ? 2 : 1; // half a byte would be said as one
   if (isBytes) return 2 ** Math.ceil(Math.log2(value));
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 5, 10].find((step) => step * power >= value) * power;
@@ -30,8 +30,7 @@ function drawChart(holder, times, lines, { format, seconds, isBytes = false }) {
   const y = (value) => height - bottom - (value / most) * (height - top - bottom);
   const now = names.map((name) => `${name} ${format(lines[name].findLast((value) => value !== null) ?? 0)}`);
   const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `now: ${now.join(", ")}` });
-  // halves of nothing say nothing
-  for (const part of known.some((value) => value > 0) ? [0, 0.5, 1] : [0]) {
+  for (const part of [0, 0.5, 1]) {
     const at = y(most * part);
     svg.append(element("line", { class: "grid", x1: left, x2: width - right, y1: at, y2: at }));
     svg.append(element("text", { x: left - 6, y: at + 4, "text-anchor": "end" }, format(most * part)));
