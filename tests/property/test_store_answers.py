@@ -133,7 +133,7 @@ def harmed(random: Random, answers: list[dict[str, Any]]) -> bytes:
             if random.random() < 0.3:
                 del at[place]
             else:
-                at[place] = random.choice([*ODD, *answers])
+                at[place] = copy.deepcopy(random.choice([*ODD, *answers]))  # else it might come into itself
             break
     data = json.dumps(answer).encode() + b"\n"
     how = random.random()
