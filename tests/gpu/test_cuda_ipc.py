@@ -241,7 +241,7 @@ def pair(
         options: dict[str, Any] = {"device": device, "readable": True, "in_memfd": True}
         nodes = [cluster.start(name, **options) for name in ("producer", "consumer")]
         cluster.meet(*nodes)
-        hand_over(nodes[0], nodes[1], "before", 1)
+        hand_over_directly(nodes[0], nodes[1], "before")
         yield cluster, nodes[0], nodes[1]
 
 
@@ -251,6 +251,19 @@ def hand_over(producer: NodeProcess, consumer: NodeProcess, request: str, seed: 
     got = consumer.call("wait", request=request, timeout=10.0, seed=seed, nbytes=NBYTES)
     assert got["statuses"] == ["OK"]
     assert got["wrong"] == 0
+
+
+def hand_over_directly(producer: NodeProcess, consumer: NodeProcess, request: str) -> None:
+    """Hand over until it goes directly: the first rows may be staged before it is known that they need not be."""
+    before = direct_bytes(consumer)
+    seeds = itertools.count(1)
+
+    def goes_directly() -> bool:
+        seed = next(seeds)
+        hand_over(producer, consumer, f"{request} {seed}", seed)
+        return direct_bytes(consumer) >= before + N * NBYTES
+
+    eventually(goes_directly, 5.0)
 
 
 def direct_bytes(node: NodeProcess) -> float:
@@ -283,16 +296,7 @@ def test_a_killed_producer_is_lost_and_another_takes_its_place(pair: Nodes) -> N
     assert got["seconds"] < 5.0
     again = cluster.start("again", device=producer.settings["device"], readable=True, in_memfd=True)
     cluster.meet(again, consumer)
-    before = direct_bytes(consumer)
-    seeds = itertools.count(3)
-
-    def goes_directly() -> bool:
-        """Hand over; the first rows may be staged before it is known that they need not be."""
-        seed = next(seeds)
-        hand_over(again, consumer, f"after {seed}", seed)
-        return direct_bytes(consumer) >= before + N * NBYTES
-
-    eventually(goes_directly, 5.0)
+    hand_over_directly(again, consumer, "after")
 
 
 def test_a_killed_receiver_costs_its_own_rows(pair: Nodes) -> None:
