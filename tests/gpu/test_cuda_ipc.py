@@ -200,14 +200,17 @@ def test_nothing_is_written_after_a_revocation(emulated: FakeCuda, open_ends: Ca
     ends = open_ends()
     ends.hand_over("before", 10)
     emulated.delay_copies(20_000)
-    for i in range(3):
+    n_revoked = 0
+    for i in itertools.count():
         grant = ends.consumer.transfers.grant(f"revoked {i}", ends.rows(1), timeout=20.0)
         offer = ends.producer.transfers.put_async(ends.consumer.node_id, f"revoked {i}", ends.rows(0))
         eventually(lambda: emulated.counts().queued > 0, 10.0)
         grant.revoke()
         ends.buffers[1].write(np.full((N, NBYTES), 0x77, np.uint8))
-        assert offer.wait(10.0).any()
+        n_revoked += bool(offer.wait(10.0).any())  # on a busy machine the rows may have come before
         assert (ends.buffers[1].read() == 0x77).all(), "written to after the revocation"
+        if n_revoked == 3:
+            break
 
 
 def test_a_device_that_is_lost_fails_its_rows_alone(
