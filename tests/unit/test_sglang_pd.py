@@ -13,6 +13,7 @@ import pytest
 
 from p2pkv.errors import ConfigError, UsageError
 from p2pkv.integrations.sglang import plugin
+from p2pkv.integrations.sglang.pd.common import unsupported
 from p2pkv.integrations.sglang.pd.rooms import Absences, Incoming, Outgoing, Producer, Progress, Target, flaw
 from p2pkv.integrations.sglang.pd.rows import (
     MAX_ROWS,
@@ -91,6 +92,22 @@ class Handle:
 
 
 # --- rows
+
+
+SPLITS = {
+    "pp_size": "pipeline parallelism",
+    "attn_cp_size": "attention context parallelism",
+    "dcp_size": "decode context parallelism",
+    "kv_shard_size": "KV cache sharding",
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_a_way_of_splitting_a_model_that_is_not_known_is_named(name: str) -> None:
+    sizes: Any = SimpleNamespace(**dict.fromkeys(SPLITS, 1))
+    assert unsupported(sizes) is None
+    setattr(sizes, name, 2)
+    assert unsupported(sizes) == f"p2pkv's transfer backend does not do {SPLITS[name]} (size 2)"
 
 
 def test_both_servers_number_the_same_rows_alike_wherever_their_pages_lie() -> None:

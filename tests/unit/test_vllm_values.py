@@ -87,6 +87,14 @@ def test_layers_of_which_it_is_not_known_what_they_keep_stop_vllm_at_start(
         Instance.read(vllm_config({}, "kv_both", "recompute"), given)
 
 
+@pytest.mark.parametrize("name", ["prefill_context_parallel_size", "decode_context_parallel_size"])
+def test_context_parallelism_stops_vllm_at_start(name: str) -> None:
+    config = vllm_config({}, "kv_both", "recompute")
+    setattr(config.parallel_config, name, 2)
+    with pytest.raises(ConfigError, match=f"{name} is 2; p2pkv knows whole blocks only, set it to 1"):
+        Instance.read(config, kv_cache_config())
+
+
 def test_layers_of_several_sizes_and_one_kind_are_one_group() -> None:
     spec = UniformTypeKVCacheSpecs(block_size=4, kv_cache_specs={"a": SPECS["full"], "b": SPECS["full"]})
     (group,) = Instance.read(vllm_config({}, "kv_both", "recompute"), of_one_group(spec)).groups.each
