@@ -29,7 +29,7 @@ from typing import IO
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LONGEST = 1 << 20
-"""Of the message that asks for a process, in bytes: an environment fits."""
+"""The message that asks for a process has no more bytes: an environment fits into it."""
 
 
 class Nursery:
@@ -100,7 +100,7 @@ class Nursery:
 
 
 class Forked:
-    """What a :class:`subprocess.Popen` is to its owner."""
+    """Stands for a process that was forked, as :class:`subprocess.Popen` does for one that it started."""
 
     stderr: IO[bytes] | None = None
 

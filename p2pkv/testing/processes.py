@@ -45,7 +45,7 @@ class RefusedError(Exception):
 
 
 class Started(Protocol):
-    """What a :class:`ChildProcess` needs of what has started it: a part of :class:`subprocess.Popen`."""
+    """Says what a :class:`ChildProcess` needs of what has started it: a part of :class:`subprocess.Popen`."""
 
     stdin: IO[bytes] | None
     stdout: IO[bytes] | None
