@@ -9,7 +9,7 @@ from rolling_restart import RollingRestart
 
 def _restarted(n_nodes: int, n_keys: int, skew: float) -> RollingRestart:
     """Say what share of the pages asked for was found before, meanwhile and after; judge that."""
-    with RollingRestart(n_nodes=n_nodes, n_pages=200, n_keys=n_keys, skew=skew, drain_s=5.0) as world:
+    with RollingRestart(n_nodes=n_nodes, n_pages=200, n_keys=n_keys, skew=skew, drain_s=20.0) as world:
         world.fill()
         world.begin()
         world.ask(2 * n_keys)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 PAGE = 64 * 1024
 BATCH = 8
+_FETCH_S = 10.0
+"""Of each: a machine that is busy for seconds is no failure of a node."""
 _LOST = ("peer_lost", "timed_out", "checksum", "unreadable")
 """Reasons of misses that are failures: the page was there, and could not be read. The others say that it was not."""
 
@@ -63,7 +65,7 @@ class Loaded:
 
     def _ask(self) -> None:
         keys = self.world.draw(self.chance)
-        answer = self.process.call("fetch", keys=keys, nbytes=PAGE)
+        answer = self.process.call("fetch", keys=keys, nbytes=PAGE, timeout=_FETCH_S)
         self.world.note(answer["hits"], answer["wrong"])
         missed = [key for key, is_hit in zip(keys, answer["hits"], strict=True) if not is_hit]
         if missed:  # as an engine does, which computes it
@@ -75,8 +77,21 @@ class Loaded:
         self.process.call("close")
         self.process.close()
         self.process = self._start()
+        self._meet()
         self.to_restart.clear()
         self.restarted.set()
+
+    def _meet(self) -> None:
+        """Wait until the node knows the others, as ``/readyz`` says it: an engine is given no work before.
+
+        It would miss all that they have, and publish that again into the room that is for the pages of the next one.
+        """
+        ids = {node.node_id for node in self.world.nodes}
+
+        def knows_all() -> bool:
+            return ids <= {m["node_id"] for m in self.process.call("members") if m["state"] == "ALIVE"}
+
+        eventually(knows_all, 10.0)
 
     def _note_failures(self) -> None:
         counters = self.process.call("counters")
