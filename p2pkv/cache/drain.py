@@ -63,6 +63,12 @@ class _Work:
         self._left: deque[NDArray[np.void]] = deque([uses] if len(uses) else [])
         self._n_taken = 0  # batches that were taken and not settled
 
+    @property
+    def has_some(self) -> bool:
+        """Whether there are pages that nobody has under way."""
+        with self._changed:
+            return bool(self._left)
+
     def take(self, room: int, until: float) -> NDArray[np.void]:
         """Return the next few, of ``room`` bytes at most; none if there are none, or the first has no room.
 
@@ -137,9 +143,13 @@ class Drainer:
         taking_back: TakingBack,
         directory: DirectoryClient,
         retire: Callable[[], None],
+        fall_silent: Callable[[float], None],
         metrics: Metrics,
     ) -> None:
-        """``retire`` ends publishing here, and tells peers that this node is draining."""
+        """``retire`` ends publishing here, and tells peers that this node is draining.
+
+        ``fall_silent`` ends all telling of where this node's pages are; it blocks until its argument at most.
+        """
         self._pool = pool
         self._namespace = namespace
         self._own_key = own_key
@@ -150,6 +160,7 @@ class Drainer:
         self._taking_back = taking_back
         self._directory = directory
         self._retire = retire
+        self._fall_silent = fall_silent
         self._metrics = metrics
         self._draining = threading.Lock()  # held by who drains
         self._starting = threading.Lock()  # guards `_thread`
@@ -212,11 +223,16 @@ class Drainer:
         until = began + seconds
         uses = self._hottest()
         work = _Work(uses)
-        receivers = self._receivers(min(until, began + _ASK_S)) if len(uses) and seconds > 0 else []
+        asked: set[tuple[int, int]] = set()
+        receivers = self._receivers(asked, min(until, began + _ASK_S)) if len(uses) and seconds > 0 else []
         pages_until = until - min(_LET_GO_S, _LET_GO_SHARE * seconds)
         # Into free room first, wherever that is: it costs nobody a page.
-        for may_replace in (False, True):
-            self._hand_out(work, receivers, pages_until, may_replace=may_replace)
+        self._hand_out(work, receivers, pages_until, may_replace=False)
+        if receivers and work.has_some:
+            # Who was restarted just before this node leaves has most room, and may have become known meanwhile only.
+            receivers += self._receivers(asked, min(pages_until, time.monotonic() + _ASK_S))
+            self._hand_out(work, receivers, pages_until, may_replace=False)
+        self._hand_out(work, receivers, pages_until, may_replace=True)
         if self._doubt_the_silent(work, receivers):
             self._hand_out(work, receivers, pages_until, may_replace=True)
         n_handed_over = sum(receiver.n_taken for receiver in receivers)
@@ -259,9 +275,14 @@ class Drainer:
         uses = np.concatenate(parts)
         return uses[np.argsort(uses["stamp"], kind="stable")[::-1]]
 
-    def _receivers(self, deadline: float) -> list[_Receiver]:
-        """Return who would take pages over, those with most room first."""
-        those = [m for m in self._members().values() if m.weight > 0 and not m.is_draining]
+    def _receivers(self, asked: set[tuple[int, int]], deadline: float) -> list[_Receiver]:
+        """Return who of those not ``asked`` yet would take pages over, those with most room first."""
+        those = [
+            m
+            for m in self._members().values()
+            if m.weight > 0 and not m.is_draining and (m.key, m.boot_epoch) not in asked
+        ]
+        asked.update((m.key, m.boot_epoch) for m in those)
         receivers = []
         with self._client.send([self._request(m, b"", 0.0, may_replace=False) for m in those]) as calls:
             for index, reply in calls.replies(deadline - time.monotonic()):
@@ -348,8 +369,10 @@ class Drainer:
         """Take this node's entries of pages that others have out of the directory.
 
         Nodes hear at different moments that another one has left. One that knows must not be told by one that does not
-        that a page lies there.
+        that a page lies there. Nor is it put there again, because the ring has moved or an owner has missed it.
         """
+        if any(receiver.n_taken for receiver in receivers):
+            self._fall_silent(until)
         for uses in (uses for receiver in receivers for uses in receiver.taken):
             keys: Keys = np.ascontiguousarray(uses["key"])
             found, locations = self._pool.lookup(keys)

@@ -98,6 +98,9 @@ class Announcer(Resource):
         # Guards what follows; taken by itself in calls, as in DirectoryChannels.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
+        # Either thread holds it while it puts entries; it guards the next one, and is taken before the other lock.
+        self._putting = threading.Lock()
+        self._is_silent = False
         # Every page has been put by one of these at least, but for what is owed.
         self._rings = [directory.ring]
         self._owed = Owed(self._random)
@@ -139,6 +142,17 @@ class Announcer(Resource):
         with self._lock:
             self._all_owed = True
         self._hurry()
+
+    def fall_silent(self, until: float) -> None:
+        """Put no page from now on: others have them, and this node is about to leave.
+
+        Blocks until what is being put has been answered, but not beyond ``until``, a time of the clock: a put that is
+        on its way when its entry is dropped would bring that back.
+        """
+        is_over = self._putting.acquire(timeout=max(0.0, until - self._clock.monotonic()))
+        self._is_silent = True
+        if is_over:
+            self._putting.release()
 
     def _hurry(self) -> None:
         with self._lock:
@@ -209,7 +223,9 @@ class Announcer(Resource):
         sequence = self._directory.next_sequence()
         there, locations = locate(self._pool, self._tier, keys)
         if there.any():
-            self._directory.put(keys[there], locations[there], self._deadline(), sequence=sequence)
+            with self._putting:
+                if not self._is_silent:
+                    self._directory.put(keys[there], locations[there], self._deadline(), sequence=sequence)
         if not there.all():
             self._directory.drop_gone(keys[~there], self._deadline(), sequence=sequence)
             self._metrics.retracted_pages.inc(int(np.count_nonzero(~there)))
@@ -221,6 +237,10 @@ class Announcer(Resource):
 
     def step(self) -> float:
         """Put again one batch at most of what is lacking; return how many seconds the next step may wait."""
+        with self._putting:
+            return _IDLE_S if self._is_silent else self._step()
+
+    def _step(self) -> float:
         doubted = self._directory.take_doubted(_BATCH)
         if len(doubted):
             self._mend(doubted)

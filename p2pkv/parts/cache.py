@@ -248,6 +248,7 @@ class CacheParts:
             taking_back=taking_back,
             directory=self.directory,
             retire=self._retire,
+            fall_silent=lambda until: self.announcer.fall_silent(until),
             metrics=self._metrics,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -89,6 +90,53 @@ def test_what_was_put_by_a_ring_that_did_not_last_is_put_by_the_one_after(
     for index, node_id in enumerate("abcd"):
         owned = (nodes.nodes["a"].directory.ring.owners(keys) == index).any(axis=1)
         assert nodes.nodes[node_id].shard.get(keys)[0][owned].all()
+
+
+def test_who_fell_silent_puts_nothing_whatever_moves_or_is_missed(
+    start: Callable[..., DirectoryNodes],
+) -> None:
+    nodes = start("a", "b", "c")
+    nodes.set_view("a", "b")
+    a, b, c = nodes.nodes.values()
+    keys = a.publish(N)
+    a.announcer.fall_silent(a.clock.now + 1.0)
+    b.lose_shard()
+    a.announcer.owe("b", keys)
+    nodes.set_view("a", "b", "c")
+    nodes.run(5.0)
+    assert b.shard.get(keys)[0].sum() == c.shard.get(keys)[0].sum() == 0
+
+
+def test_falling_silent_waits_for_what_is_being_put(
+    start: Callable[..., DirectoryNodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = start("a", "b")
+    a = nodes.nodes["a"]
+    a.publish(N)
+    order: list[str] = []
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def put(*_: object, **__: object) -> object:
+        has_begun.set()
+        assert may_end.wait(60.0)
+        order.append("put")
+        return None
+
+    def fall_silent() -> None:
+        a.announcer.fall_silent(a.clock.now + 60.0)
+        order.append("silent")
+
+    monkeypatch.setattr(a.directory, "put", put)
+    a.announcer.owe_everything()
+    threads = [threading.Thread(target=a.announcer.step), threading.Thread(target=fall_silent)]
+    threads[0].start()
+    assert has_begun.wait(60.0)
+    threads[1].start()
+    threads[1].join(0.2)
+    may_end.set()
+    for thread in threads:
+        thread.join()
+    assert order == ["put", "silent"]
 
 
 def test_a_failure_amid_telling_everything_forgets_nothing(

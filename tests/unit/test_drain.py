@@ -132,6 +132,38 @@ def test_free_room_comes_first(start: Callable[..., Node]) -> None:
     assert found(empty) == len(KEYS)
 
 
+def test_who_becomes_known_meanwhile_takes_what_the_others_have_no_room_for(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, small, late = start("node"), start("small", pool_size=POOL // 4), start("late")
+    published(node)
+    theirs = [f"small {i}" for i in range(8)]
+    published(small, theirs)
+    caching = node._parts.caching
+    assert caching is not None
+    drainer = caching.drainer
+    everybody = drainer._members
+    asked_by_turns = iter([{key: m for key, m in everybody().items() if m.node_id == "small"}])
+    monkeypatch.setattr(drainer, "_members", lambda: next(asked_by_turns, everybody()))
+    assert node.drain(10.0).receivers == {"small": 8, "late": 32}
+    assert all(in_pool(small, theirs))
+    assert found(late) == len(KEYS)
+
+
+def test_what_others_have_is_not_put_again(start: Callable[..., Node]) -> None:
+    node, other = start("node"), start("other")
+    published(node)
+    node.drain(10.0)
+    caching = node._parts.caching
+    assert caching is not None
+    announcer = caching.announcer
+    before = node.counters()["p2pkv_reannounced_pages_total"]
+    announcer.owe_everything()
+    announcer.step()
+    assert node.counters()["p2pkv_reannounced_pages_total"] == before
+    assert found(other) == len(KEYS)
+
+
 def test_what_is_taken_back_before_it_lets_go_is_gone_and_nothing_is_after(
     start: Callable[..., Node],
 ) -> None:
