@@ -19,7 +19,7 @@ from p2pkv.config import Config
 from p2pkv.directory.epochs import Bump
 from p2pkv.directory.membership.timing import Clock, SystemClock, Timing
 from p2pkv.directory.view import Member
-from p2pkv.errors import UsageError
+from p2pkv.errors import ConfigError, UsageError
 from p2pkv.explain.asking import question_about
 from p2pkv.explain.explanation import Explanation
 from p2pkv.lifetime import Gate
@@ -77,6 +77,11 @@ class Node:
         Raises :class:`~p2pkv.errors.ConfigError`, :class:`~p2pkv.errors.DuplicateNodeError` if a live node has this
         id, and :class:`~p2pkv.errors.ControlError` if the address can't be listened on.
         """
+        if not isinstance(config, Config):
+            raise ConfigError(
+                f"Node.start takes a Config, not {type(config).__name__}; Config.load(...) makes one of a mapping or "
+                "of a JSON file"
+            )
         return cls(config, extra_transports)
 
     def register_memory(

@@ -288,6 +288,11 @@ def test_settings_that_make_no_node_are_refused(settings: dict[str, object], wor
 # a closed node
 
 
+def test_what_is_no_configuration_is_refused_with_what_makes_one() -> None:
+    with pytest.raises(ConfigError, match=r"takes a Config, not dict; Config\.load"):
+        Node.start({"node_id": "n"})  # type: ignore[arg-type]
+
+
 def test_every_method_of_a_closed_node_says_so(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     pair.reader.close()
