@@ -27,6 +27,10 @@ def status(
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for an answer.")] = 2.0,
     as_json: AsJson = False,
     as_lines: Annotated[bool, typer.Option("--jsonl", help="Print a line of JSON a member.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="End with status 1 if a member is dead or suspect, for monitoring."),
+    ] = False,
 ) -> None:
     """Show the members of a running cluster, as the first node that answers sees them, hot pages and slow peers."""
     loaded = load(config, settings, **({"join": join} if join else {}))
@@ -56,6 +60,8 @@ def status(
             typer.echo(json.dumps(_record(member)))
     else:
         _show(report, address, members, list(lines(hot, slow)))
+    if check and any(member.state in (State.SUSPECT, State.DEAD) for member in members):
+        raise typer.Exit(1)
 
 
 def _record(member: Member) -> dict[str, object]:

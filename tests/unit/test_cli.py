@@ -11,6 +11,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,10 @@ from cluster import eventually
 from p2pkv import Config, Node, page_key
 from p2pkv.cli import app
 from p2pkv.cli.demo import _folder
+from p2pkv.cli.outsider import Outsider
 from p2pkv.cli.prefix_index import DEFAULT_ADDRESS, without_pages
 from p2pkv.config import MIN_POOL_SIZE
+from p2pkv.directory.view import Report, State
 
 COMMAND = (sys.executable, "-c", "from p2pkv.cli import main; main()")
 
@@ -185,6 +188,23 @@ def test_status_shows_the_members_of_a_cluster_without_joining_it(secret: str) -
         table = run("status", "--join", node.address, "--set", f"secret_file={secret}")
         assert "alone" in table.stdout
         assert [member.node_id for member in node.members()] == ["alone"]
+
+
+def test_status_checks_that_no_member_is_missing(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = Outsider.members
+
+    def with_one_dead(self: Outsider, addresses: list[str], timeout: float) -> tuple[Report, str]:
+        report, address = members(self, addresses, timeout)
+        dead = replace(report.members[0], node_id="m", state=State.DEAD)
+        return replace(report, members=(*report.members, dead)), address
+
+    with Node.start(Config(node_id="n", secret_file=secret, pool_size="1MiB")) as node:
+        command = ["status", "--join", node.address, "--set", f"secret_file={secret}"]
+        assert CliRunner().invoke(app, [*command, "--check"]).exit_code == 0
+        monkeypatch.setattr(Outsider, "members", with_one_dead)
+        missing = CliRunner().invoke(app, [*command, "--check", "--json"])
+        assert (missing.exit_code, "DEAD" in missing.stdout) == (1, True)
+        assert CliRunner().invoke(app, command).exit_code == 0
 
 
 def test_status_hints_at_a_wrong_secret(secret: str, tmp_path: Path) -> None:
