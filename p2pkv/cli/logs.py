@@ -37,7 +37,7 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class _JsonLines(logging.Formatter):
-    """An object a record: time in UTC, level, logger, message, and the traceback if there is one."""
+    """An object a record: time in UTC, process, level, logger, message, and the traceback if there is one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,6 +46,7 @@ class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         said = {
             "time": self.formatTime(record, _TIME),
+            "process": record.process,
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -56,7 +57,10 @@ class _JsonLines(logging.Formatter):
 
 
 def write_logs(level: Level, form: Format = Format.TEXT, *, who: str = "") -> None:
-    """Write what this process logs to stderr from now on, with times in UTC; ``who`` stands before each text."""
+    """Write what this process logs to stderr from now on, with times in UTC.
+
+    ``who`` stands before each text for people; objects name the process.
+    """
     formatter: logging.Formatter = _JsonLines()
     if form is Format.TEXT:
         formatter = logging.Formatter(f"%(asctime)s %(levelname)s {who}%(message)s", _TIME)

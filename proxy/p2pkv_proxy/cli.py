@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from p2pkv.address import split_address
-from p2pkv.cli.logs import Level, write_logs
+from p2pkv.cli.logs import Format, Level, LogFormat, LogLevel, write_logs
 from p2pkv.control.secret import cluster_keys
 from p2pkv.errors import ConfigError, P2PKVError
 from p2pkv.instances.heartbeat import Mode, Role
@@ -173,10 +173,11 @@ def proxy(
     lifetime: Annotated[
         float, typer.Option(min=0.5, metavar="SECONDS", help="An instance not heard of for so long is gone.")
     ] = 10.0,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Say more.")] = False,
+    log_level: LogLevel = Level.WARNING,
+    log_format: LogFormat = Format.TEXT,
 ) -> None:
     """Route requests to any number of prefill and decode instances of SGLang or vLLM."""
-    write_logs(Level.INFO if verbose else Level.WARNING)
+    write_logs(log_level, log_format)
     if (missing := unavailable()) is not None:
         raise ConfigError(missing)
     from p2pkv.values import parse_size
@@ -251,6 +252,7 @@ def proxy(
         advertise=advertise,
         api_keys=keys_in_environment(api_keys),
         access_log=access_log,
+        logs=(log_level, log_format),
         tracing=tracing,
     )
     check_settings(plan.settings)

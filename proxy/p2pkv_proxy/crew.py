@@ -177,7 +177,7 @@ class Crew:
         ours, theirs = socket.socketpair()
         process = multiprocessing.get_context("spawn").Process(
             target=work,
-            args=(self._workers_plan, *self._address, theirs, logging.getLogger().level),
+            args=(self._workers_plan, *self._address, theirs),
             daemon=True,
         )
         process.start()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from p2pkv.cli.logs import Format, Level
 from p2pkv.control.secret import ClusterKeys
 from p2pkv.instances.heartbeat import Instance
 from p2pkv_proxy.api_keys import ApiKeys
@@ -58,6 +59,8 @@ class Plan:
     """What engines are told instead of the client's key."""
     access_log: str | None = None
     """The file to write a line to for each request; ``-``: stdout."""
+    logs: tuple[Level, Format] = (Level.WARNING, Format.TEXT)
+    """The least that is written to stderr, and how."""
     tracing: bool = False
     """Requests have spans of OpenTelemetry."""
     n_workers: int = 1

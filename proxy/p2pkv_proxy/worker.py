@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from p2pkv.cli.logs import Level, write_logs
+from p2pkv.cli.logs import write_logs
 from p2pkv.instances.heartbeat import unpack
 from p2pkv_proxy.app import App
 from p2pkv_proxy.crew_pipe import Ask, Beat, Drain, Loads, Message, Pages, Pipe, Ready, Reload
@@ -104,10 +104,10 @@ class Parent:
             await asyncio.sleep(_REPORT_S)
 
 
-def work(plan: Plan, host: str, port: int, end: socket.socket, log_level: int) -> None:
+def work(plan: Plan, host: str, port: int, end: socket.socket) -> None:
     """Be a worker, until SIGTERM or the parent's end."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can read its files again
-    write_logs(Level[logging.getLevelName(log_level)], who=f"[{os.getpid()}] ")
+    write_logs(*plan.logs, who=f"[{os.getpid()}] ")
     app = App(plan)
     app.others = Parent(end, app.registry, app.own_metrics, app.reload)
     serve_on(app, bound(host, port, is_shared=True), announce=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import re
 import sys
 from importlib.metadata import version
@@ -85,5 +86,6 @@ def test_a_line_of_a_log_for_programs_is_an_object_with_all_of_it() -> None:
     said = json.loads(line)
     assert "\n" not in line
     assert (said["level"], said["logger"], said["message"]) == ("warning", "p2pkv.x", "peer n:\nlost")
+    assert said["process"] == os.getpid()
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", said["time"])
     assert "ValueError: why" in said["traceback"]

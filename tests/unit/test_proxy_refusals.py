@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -13,11 +14,16 @@ COMMAND = [sys.executable, "-c", "from p2pkv_proxy.cli import main; main()", "--
 
 def refused(*arguments: str) -> str:
     """Return the one line that a router which does not start writes."""
+    [line] = written(*arguments)
+    return line
+
+
+def written(*arguments: str) -> list[str]:
+    """Return the lines that a router which does not start writes."""
     done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert done.stdout == ""
-    [line] = done.stderr.splitlines()
-    return line
+    return done.stderr.splitlines()
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -45,3 +51,14 @@ def test_a_taken_port_for_clients_is_said_in_one_line_too() -> None:
         port = taken.getsockname()[1]
         said = refused("--heartbeats", "127.0.0.1:0", "--listen", f"127.0.0.1:{port}")
     assert said == f"p2pkv-proxy: cannot listen on 127.0.0.1:{port}: Address already in use"
+
+
+def test_what_a_router_logs_is_chosen_and_may_be_for_programs() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        options = ["--heartbeats", address, "--policy", "cache_aware"]
+        warning, _ = written(*options, "--log-format", "json")
+        assert len(written(*options, "--log-level", "error")) == 1
+    said = json.loads(warning)
+    assert (said["level"], said["logger"]) == ("warning", "p2pkv_proxy.cli")
+    assert "--policy cache_aware goes by what the p2pkv nodes hold" in said["message"]
