@@ -9,11 +9,13 @@ import msgspec
 
 from p2pkv.control.wire import U32
 from p2pkv.errors import ControlError
+from p2pkv.message_types import worked_out
 
 MAX_DRAIN_S = 3600.0
 _AS_CONFIGURED = 0xFFFF_FFFF
 
 
+@worked_out
 @dataclass(frozen=True, slots=True)
 class Drained:
     """What became of a node's pages when it drained."""

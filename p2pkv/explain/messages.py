@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from p2pkv.errors import ControlError
+from p2pkv.message_types import worked_out
 
 VERSION = 1
 MOST_HOT_PAGES = 64
@@ -17,6 +18,7 @@ MAX_KEY_BYTES = 64 << 10
 """Of a key; an answer may hold no more of anything."""
 
 
+@worked_out
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which page is meant. Without ``key`` and ``id`` a node only says who it is."""
 
@@ -105,6 +107,7 @@ class HotPage(msgspec.Struct, frozen=True):
     """Fetches a second, at least."""
 
 
+@worked_out
 class Answer(msgspec.Struct, frozen=True):
     """What a node says. The first of ``pages`` is what was asked for."""
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from p2pkv.indexer.refusal import bad
+from p2pkv.message_types import worked_out
 
 MAX_HASHES = 8192
 """Of one query: half a million tokens in blocks of 64, and the directory's largest question."""
@@ -57,6 +58,7 @@ class _Scoped(msgspec.Struct, kw_only=True):
         return names.pop()
 
 
+@worked_out
 class Register(_Scoped, kw_only=True):
     """What an instance is: its blocks, its nodes, and how its pages are called."""
 
@@ -74,6 +76,7 @@ class Register(_Scoped, kw_only=True):
     key_prefixes_hex: _Parts | None = None
 
 
+@worked_out
 class Unregister(_Scoped, kw_only=True):
     """Which instance is no more; without a rank, all of its ranks."""
 
@@ -92,12 +95,14 @@ class _Asking(_Scoped, kw_only=True):
         return self.model_name is not None
 
 
+@worked_out
 class Query(_Asking, kw_only=True):
     """A question by tokens."""
 
     token_ids: _Tokens
 
 
+@worked_out
 class QueryByHash(_Asking, kw_only=True):
     """A question by the names of blocks, which each stand for all tokens before as well."""
 

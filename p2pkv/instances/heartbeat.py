@@ -21,6 +21,7 @@ from p2pkv.control.secret import ClusterKeys
 from p2pkv.directory.routers import MOST_ROUTERS
 from p2pkv.errors import ConfigError, ControlError, VersionError
 from p2pkv.instances.teller import Teller
+from p2pkv.message_types import worked_out
 
 _log = logging.getLogger(__name__)
 
@@ -136,6 +137,7 @@ def checked(instance: Instance) -> Instance:
     return msgspec.structs.replace(is_named, url=url)
 
 
+@worked_out
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """One report. ``boot`` and ``sequence`` order the reports of an instance: an older one changes nothing."""
 
@@ -186,6 +188,7 @@ def unpack(message: bytes) -> Heartbeat:
     return msgspec.structs.replace(heartbeat, instance=checked(heartbeat.instance))
 
 
+@worked_out
 class _Versioned(msgspec.Struct):
     version: int
 

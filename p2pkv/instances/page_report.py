@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from p2pkv.errors import ControlError
+from p2pkv.message_types import worked_out
 
 FIELD = "p2pkv_pages"
 """Of ``kv_transfer_params``."""
@@ -24,6 +25,7 @@ _MOST_TEXT = 2048
 _MOST_TOKENS = 1 << 24
 
 
+@worked_out
 class PageReport(msgspec.Struct, frozen=True, kw_only=True):
     """The pages of a prompt, in their order; each name is as long as all others."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from p2pkv.errors import UsageError
+from p2pkv.message_types import worked_out
 
 MAX_ACTIONS, MAX_PARTS, MAX_TARGETS = 64, 64, 16
 """Of an envelope, of a retention, of a share; what is beyond is left out."""
@@ -28,6 +29,7 @@ class _Action(msgspec.Struct, frozen=True):
     payload: dict[str, Any] = {}
 
 
+@worked_out
 class _Envelope(msgspec.Struct, frozen=True):
     protocol_version: str
     message_id: str

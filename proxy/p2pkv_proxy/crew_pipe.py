@@ -65,6 +65,7 @@ class Pages(msgspec.Struct, tag="pages"):
 
 
 Message: TypeAlias = Ready | Beat | Loads | Drain | Reload | Ask | Pages
+_decoder = msgspec.msgpack.Decoder(Message)
 
 
 class Pipe:
@@ -73,7 +74,6 @@ class Pipe:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._decoder = msgspec.msgpack.Decoder(Message)
 
     @classmethod
     async def open(cls, end: socket.socket) -> Pipe:
@@ -97,7 +97,7 @@ class Pipe:
         try:
             while True:
                 length = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "little")
-                yield self._decoder.decode(await self._reader.readexactly(length))
+                yield _decoder.decode(await self._reader.readexactly(length))
         except (asyncio.IncompleteReadError, ConnectionError):
             return
 

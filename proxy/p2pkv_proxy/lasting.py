@@ -16,6 +16,7 @@ from dataclasses import replace
 import msgspec
 
 from p2pkv.instances.heartbeat import Mode
+from p2pkv.message_types import worked_out
 from p2pkv_proxy.call import Call
 from p2pkv_proxy.continuation import request_for
 from p2pkv_proxy.prompts import Body, Json, read_completion
@@ -44,6 +45,7 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
+@worked_out
 class _Event(msgspec.Struct):
     choices: list[_Choice]
     prompt_token_ids: list[int] | None = None

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from p2pkv.errors import ConfigError
+from p2pkv.message_types import worked_out
 from p2pkv.values import check_choice, nearest, parse_size
 from p2pkv_proxy.continuation import Resume
 from p2pkv_proxy.plan import Plan
@@ -34,6 +35,7 @@ class Tenant(msgspec.Struct, forbid_unknown_fields=True):
     """While requests wait those of keys with a lower one go first; keys with the same one take turns."""
 
 
+@worked_out
 class _Settings(msgspec.Struct, forbid_unknown_fields=True):
     policy: str | UnsetType = UNSET
     decode_policy: str | UnsetType = UNSET

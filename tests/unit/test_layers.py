@@ -33,6 +33,7 @@ BELOW = {
     "metrics_server": "errors exposition metrics",
     "lifetime": "_native",
     "limited_log": "",
+    "message_types": "",
     "tracing": "errors",
     "arrays": "_native errors",
     "transports": "_native errors plugins values",
@@ -49,11 +50,12 @@ BELOW = {
     "peers": "_native control directory errors metrics transports limited_log",
     "offers": "_native config directory errors lifetime transports limited_log",
     "transfers": "offers",
-    "cache": "_native arrays control directory disk errors limited_log memory metrics page peers pool transports",
+    "cache": "_native arrays control directory disk errors limited_log memory message_types metrics page peers pool "
+    "transports",
     "attach": "_native cache control directory errors limited_log memory metrics page transports",
-    "explain": "_native control directory disk errors limited_log metrics page pool transports",
+    "explain": "_native control directory disk errors limited_log message_types metrics page pool transports",
     "dashboard": "address control directory errors explain metrics_server",
-    "indexer": "directory errors limited_log page",
+    "indexer": "directory errors limited_log message_types page",
     "kv_events": "_native disk errors page pool limited_log",
     "parts": "_native address attach cache config control dashboard descriptors directory disk errors explain indexer "
     "kv_events lifetime limited_log memory metrics metrics_server offers page peers pool tracing transports",
@@ -61,9 +63,9 @@ BELOW = {
     "transports",
     "__init__": "_native cache config directory errors memory node page peers",
     "testing": "_native control directory errors transports",
-    "instances": "address config control directory errors",
-    "integrations": "_native address config errors instances limited_log memory metrics node offers page recompute "
-    "tracing transfers",
+    "instances": "address config control directory errors message_types",
+    "integrations": "_native address config errors instances limited_log memory message_types metrics node offers page "
+    "recompute tracing transfers",
     "cli": "_native address cache config control descriptors directory disk errors explain instances kv_events memory "
     "node store_url transports",
     "__main__": "cli",

@@ -19,6 +19,7 @@ import msgspec
 from p2pkv.errors import UsageError
 from p2pkv.integrations.vllm_connector.groups import Group, Kind
 from p2pkv.integrations.vllm_connector.tiles import Tiles
+from p2pkv.message_types import worked_out
 from p2pkv.transfers import HeadMap, PageLayout
 
 _NUMBER = re.compile(r"\d+")
@@ -27,6 +28,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 _MAX_LAYERS, _MAX_SPELLED = 4096, 4096
 
 
+@worked_out
 class Share(msgspec.Struct, frozen=True):
     """What one rank holds of one group of layers."""
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from p2pkv.errors import UsageError
 from p2pkv.integrations.vllm_connector.handoff import Rank
 from p2pkv.integrations.vllm_connector.shares import Share
+from p2pkv.message_types import worked_out
 from p2pkv.node import Node
 from p2pkv.offers.transfers import MAX_ROWS
 from p2pkv.transfers import Grant, Offer, RowStatus
@@ -53,6 +54,7 @@ class WantedGroup(msgspec.Struct, frozen=True):
     """How many are."""
 
 
+@worked_out
 class Want(msgspec.Struct, frozen=True):
     """What one decode rank wants of one request from one prefill rank."""
 

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
+from p2pkv.message_types import worked_out
 from p2pkv_proxy.bodies import error_body
 from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Interrupt, Pair
 from p2pkv_proxy.engines import Engines, Post
@@ -217,6 +218,7 @@ class _LogprobsMeta(msgspec.Struct):
     input_token_logprobs: list[object] | None = None
 
 
+@worked_out
 class _LogprobsAnswer(msgspec.Struct):
     meta_info: _LogprobsMeta = msgspec.field(default_factory=_LogprobsMeta)
 

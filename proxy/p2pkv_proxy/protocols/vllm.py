@@ -12,6 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from p2pkv.instances.page_report import FIELD
+from p2pkv.message_types import worked_out
 from p2pkv_proxy.call import Call, Interrupt, Pair
 from p2pkv_proxy.engines import Engines, Post
 from p2pkv_proxy.prompts import Body, Json
@@ -85,6 +86,7 @@ def _prefill_body(body: Body) -> bytes:
     return msgspec.json.encode({**kept, limit: 1, "stream": False, "kv_transfer_params": _ASK})
 
 
+@worked_out
 class _Prefilled(msgspec.Struct):
     kv_transfer_params: dict[str, object] | None = None
 
