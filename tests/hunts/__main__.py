@@ -21,6 +21,8 @@ from hunts.found import hunts
 from hunts.frame import Hunt
 
 _PROGRESS_S = 10.0
+_TOLD = 8000
+"""Characters of the end of what a process said are told."""
 _TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -77,10 +79,16 @@ class Run:
 
     def story(self) -> str:
         """Return what went wrong, and the command that does it again."""
-        what = self.last.get("traceback") or f"the process ended with {self.code}:\n{self.errors[-8000:]}"
+        what = self.last.get("traceback") or f"the process ended with {self.code}:\n{last_words(self.errors)}"
         seed = self.last.get("seed", self.first_seed)
         replay = f"replay: make test-hunts HUNT={self.hunt.name} SEED={seed}"
         return f"{self.hunt.name} is broken at seed {seed}\n{what}\n{replay}"
+
+
+def last_words(said: str) -> str:
+    """Return the end of what a process said, and before it where it crashed, which may stand in the middle."""
+    crashed = [part for part in said[:-_TOLD].split("\n\n") if part.startswith("Current thread")]
+    return "\n\n".join([*crashed, said[-_TOLD:]])
 
 
 def main() -> int:
