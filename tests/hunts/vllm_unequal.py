@@ -16,19 +16,18 @@ import gc
 import heapq
 import random
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
 from hunts.frame import Broken, Hunt, Stop, Tally
+from hunts.unequal_instances import HandOver, Instance, Load
 from p2pkv import Config, Node
-from p2pkv.integrations.vllm_connector.handoff import Handoff
 from p2pkv.integrations.vllm_connector.messages import Pull, StepMetadata
 from p2pkv.testing.lateness import Lateness
 from p2pkv.testing.ports import free_port
-from vllm_ranks import KV, N_BLOCKS, Model, Server, Shape
+from vllm_ranks import N_BLOCKS, Model, Shape
 
 STAGES = [(3,), (1, 2), (2, 1), (1, 1, 1)]
 MODELS = [Model(8), Model(2), Model(4), Model(8, is_mla=True), Model(4, is_hybrid=True)]
@@ -59,90 +58,6 @@ FAULTS = {
 }
 
 
-class Instance:
-    """A vLLM instance with nodes of its own."""
-
-    def __init__(self, world: World, role: str, *, lease: float, deadline: float) -> None:
-        self.shape, self.lease, self.deadline = world.shape(), lease, deadline
-        self.name = f"{role}-{next(world.numbers)}"
-        with ThreadPoolExecutor(self.shape.n_ranks) as pool:
-            names = [f"{self.name}-{i}" for i in self.ranks]
-            self.nodes = list(pool.map(lambda name: world.start_node(name, lease), names))
-        self.server = Server(self.nodes, role, self.shape, world.model, lease, deadline)
-        self.free = list(range(1, N_BLOCKS))
-        self.is_lost = False
-        self.kept: list[dict[str, list[list[int]]]] = [{} for _ in self.ranks]
-        """By rank, the requests whose blocks prefill keeps, and these."""
-        self.loads: dict[str, Load] = {}
-
-    @property
-    def ranks(self) -> range:
-        return range(self.shape.n_ranks)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.name} {self.shape.tp}x{self.shape.stages} blocks {self.shape.block}/{self.shape.n_tiles}"
-        )
-
-    def take(self, chance: random.Random, n_tokens: int, n_kinds: int) -> list[list[int]] | None:
-        """Give a prompt blocks, if there are enough."""
-        n = -(-n_tokens // self.shape.block)
-        if n * n_kinds > len(self.free):
-            return None
-        chance.shuffle(self.free)
-        taken, self.free = self.free[: n * n_kinds], self.free[n * n_kinds :]
-        return [taken[kind * n : (kind + 1) * n] for kind in range(n_kinds)]
-
-    def give_back(self, tables: Sequence[Sequence[int]]) -> None:
-        self.free += [block for table in tables for block in table]
-
-    def used(self) -> set[int]:
-        return set(range(1, N_BLOCKS)) - set(self.free)
-
-    def close(self) -> None:
-        self.is_lost = True
-        with ThreadPoolExecutor(self.shape.n_ranks) as pool:
-            list(pool.map(lambda rank: rank.side.close(), self.server.ranks))
-
-
-@dataclass(eq=False)
-class HandOver:
-    """One prompt, and what befalls it."""
-
-    name: str
-    kv: KV
-    prefill: Instance
-    handoff: Handoff
-    tables: list[list[int]]
-    fault: str
-    loads: list[Load] = field(default_factory=list)
-    is_spoilt: bool = False
-    late: Lateness = field(default_factory=lambda: Lateness().__enter__())
-    """Of the machine, since it began."""
-    n_planned: int = 0
-    """What is still to happen to it."""
-    offered_at: float = 0.0
-    """When the last rank did."""
-    taken_at: float | None = None
-    """When all loads had ended."""
-    had_at: float | None = None
-    """When an instance had it on all its ranks."""
-
-
-@dataclass(eq=False)
-class Load:
-    """What one decode instance takes of it."""
-
-    request_id: str
-    of: HandOver
-    decode: Instance
-    tables: list[list[int]]
-    waiting: dict[int, float]
-    """The ranks that load, and since when."""
-    n_right: int = 0
-    """Ranks that have it."""
-
-
 class World:
     """One schedule."""
 
@@ -160,9 +75,6 @@ class World:
         self.decodes = [self.start("kv_consumer") for _ in range(2)]
         self.meet()
 
-    def start_node(self, name: str, lease: float) -> Node:
-        return Node.start(Config(node_id=name, join=[self.join], pool_size=0, transfer_lease=lease))
-
     def shape(self) -> Shape:
         while True:
             shape = Shape(
@@ -177,7 +89,16 @@ class World:
     def start(self, role: str) -> Instance:
         lease = self.chance.choice([0.4, HEALTHY_LEASE_S, HEALTHY_LEASE_S])
         deadline = self.chance.choice([0.5, HEALTHY_S, HEALTHY_S])
-        instance = Instance(self, role, lease=lease, deadline=deadline)
+        shape, config = self.shape(), Config(join=[self.join], pool_size=0, transfer_lease=lease)
+        instance = Instance(
+            f"{role}-{next(self.numbers)}",
+            role,
+            shape,
+            self.model,
+            lease=lease,
+            deadline=deadline,
+            start_node=lambda name: Node.start(replace(config, node_id=name)),
+        )
         self.note(f"{instance} starts, lease {lease}, deadline {deadline}")
         return instance
 
