@@ -119,6 +119,9 @@ def run_once(
 
 def main(arguments: list[str]) -> int:
     """Run every flavour, or the one named first; non-zero if any failed. Why, is said once more at the end."""
+    if arguments[:1] in (["-h"], ["--help"]):  # as a filter it would build everything, and run nothing
+        print(__doc__)
+        return 0
     flavours = [arguments.pop(0)] if arguments and arguments[0] in SANITIZERS else DEFAULT
     jobs = {"P2PKV_TEST_JOBS": str(min(4, os.cpu_count() or 1))}
     environment = jobs | os.environ | OPTIONS | {"P2PKV_TEST_LIBZMQ": libzmq()}
