@@ -10,7 +10,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -26,6 +26,8 @@ from torn_reads import hunt
 
 _PAGES = ((64 << 10, 128), (256 << 10, 128), (1 << 20, 64))
 _ROWS = ((64 << 10, 512), (1 << 20, 128), (8 << 20, 32))
+_EMULATED_SHARE = 8
+"""The emulated driver's speed says nothing, so that an eighth of each case, which moves bytes all the same ways, does."""
 _FEWEST, _MOST = 3, 7
 """Rounds of a figure, whose median counts."""
 _ROUNDS_FOR_PREPARING = 6
@@ -66,6 +68,12 @@ class Measure(Protocol):
     def __call__(self, kind: str, seconds: float) -> Iterator[Figure]: ...
 
 
+def amounts(cases: Sequence[tuple[int, int]], kind: str) -> list[tuple[int, int]]:
+    """Return ``(bytes, how many)`` of each case, for device memory of that kind."""
+    share = _EMULATED_SHARE if kind == "emulated" else 1
+    return [(nbytes, n // share) for nbytes, n in cases]
+
+
 def _settings(kind: str) -> dict[str, Any]:
     return {"cuda_library": fake_cuda().path} if kind == "emulated" else {}
 
@@ -73,7 +81,7 @@ def _settings(kind: str) -> dict[str, Any]:
 def measure_pages(kind: str, seconds: float) -> Iterator[Figure]:
     """Fetch pages over shm into device memory, beside a copy of as many page-locked bytes, in turns."""
     pace = Pace(seconds, len(_PAGES))
-    for nbytes, n_pages in _PAGES:
+    for nbytes, n_pages in amounts(_PAGES, kind):
         figure: Figure = {
             "n": n_pages,
             "nbytes": nbytes,
@@ -135,6 +143,7 @@ def _compared(nbytes: int, ours: list[float], copies: list[float]) -> Figure:
 
 def measure_rows(kind: str, seconds: float) -> Iterator[Figure]:
     """Put rows of one process's device memory into another's, beside a copy within the device."""
+    rows = amounts(_ROWS, kind)
     until = time.monotonic() + seconds
     # as other processes map what cudaMalloc gives: by a handle
     ways = (["shm"], ["cuda_ipc", "shm"])
@@ -142,13 +151,13 @@ def measure_rows(kind: str, seconds: float) -> Iterator[Figure]:
         with Cluster(
             transports=transports, device_staging_size="64MiB", buffer_size=0, **_settings(kind)
         ) as cluster:
-            memory = max(n * nbytes for nbytes, n in _ROWS)
+            memory = max(n * nbytes for nbytes, n in rows)
             options: dict[str, Any] = {"device": kind, "memory": memory, "in_memfd": True}
             producer = cluster.start("producer", readable=True, **options)
             consumer = cluster.start("consumer", **options)
             cluster.meet(producer, consumer)
             pace = Pace((until - time.monotonic()) / (len(ways) - i), len(_ROWS))
-            for nbytes, n in _ROWS:
+            for nbytes, n in rows:
                 figure: Figure = {
                     "n": n,
                     "nbytes": nbytes,

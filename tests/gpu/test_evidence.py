@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster import eventually
-from gpu.evidence import TESTS, begin, keep, machine, plan, status_of, steps, text_of
+from gpu.evidence import BUDGET_S, TESTS, begin, keep, machine, plan, status_of, steps, text_of
 from gpu.evidence_figures import Pace
 from gpu.evidence_runs import NO_TIME, ROOT, objects, run_apart, run_figures, run_tests
 
@@ -166,6 +166,13 @@ def test_the_plan_leaves_out_the_last_steps_first() -> None:
     assert [line.partition(":")[0] for line in lines] == [step.name for step in steps()]
     left_out = [i for i, line in enumerate(lines) if "left out" in line]
     assert left_out == list(range(left_out[0], len(lines)))
+
+
+def test_a_larger_budget_gives_each_step_its_share() -> None:
+    first = steps()[0].most
+    assert plan(BUDGET_S).splitlines()[0].endswith(f": {first:.0f} s at most")
+    assert plan(3 * BUDGET_S).splitlines()[0].endswith(f": {3 * first:.0f} s at most")
+    assert plan(BUDGET_S / 3).splitlines()[0].endswith(f": {first:.0f} s at most")
 
 
 def test_every_other_library_of_device_memory_has_a_part_of_its_own() -> None:
