@@ -27,7 +27,7 @@ from torn_reads import hunt
 _PAGES = ((64 << 10, 128), (256 << 10, 128), (1 << 20, 64))
 _ROWS = ((64 << 10, 512), (1 << 20, 128), (8 << 20, 32))
 _EMULATED_SHARE = 8
-"""The emulated driver's speed says nothing, so that an eighth of each case, which moves bytes all the same ways, does."""
+"""The emulated driver's speed says nothing: an eighth of each case moves bytes in all the same ways."""
 _FEWEST, _MOST = 3, 7
 """Rounds of a figure, whose median counts."""
 _ROUNDS_FOR_PREPARING = 6
@@ -189,6 +189,10 @@ def _put_rounds(
     for i in range(rounds):
         consumer.call("grant", request=f"round {i}", timeout=60.0, **sizes)
     times: list[float] = producer.call("put_times", to="consumer", patience=60.0, rounds=rounds, **sizes)
+    # A put is over for the producer first, and a request that is still granted can't be granted once more.
+    for i in range(rounds):
+        found = consumer.call("wait", request=f"round {i}", timeout=10.0)
+        assert found["statuses"] == ["OK"], found
     return times
 
 
