@@ -107,7 +107,8 @@ def make_pair(tmp_path: Path, cuda_settings: dict[str, object]) -> Iterator[Call
     pairs: list[Pair] = []
 
     def make(**settings: object) -> Pair:
-        pairs.append(Pair(tmp_path, **(cuda_settings | settings)))  # type: ignore[arg-type]
+        # none of these tests is about a deadline that it does not name, and a busy machine may stall for seconds
+        pairs.append(Pair(tmp_path, **({"deadline": 30.0} | cuda_settings | settings)))  # type: ignore[arg-type]
         return pairs[-1]
 
     yield make
