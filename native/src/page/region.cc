@@ -19,6 +19,9 @@
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 #ifndef MFD_HUGETLB
 #define MFD_HUGETLB 0x0004U
 #endif
@@ -27,7 +30,12 @@ namespace p2pkv {
 namespace {
 
 constexpr unsigned kHugeSizeShift = 26;  // the kernel's MFD_HUGE_SHIFT: above it is the size's logarithm
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+constexpr int kKeptSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+constexpr int kSeals = kKeptSeals | F_SEAL_FUTURE_WRITE;
+// Whoever is handed a descriptor can't open another one to write by: the mode forbids it even to this user,
+// unless he changes it.
+constexpr mode_t kKeptMode = 0400;
+constexpr size_t kPopulateStep = size_t{2} << 20;
 
 std::string describe_error(const char* what, size_t nbytes) {
   return std::string(what) + " " + std::to_string(nbytes) + " bytes: " + std::strerror(errno);
@@ -95,11 +103,16 @@ std::unique_ptr<SharedRegion> SharedRegion::create(size_t nbytes, std::string* e
   auto region = std::unique_ptr<SharedRegion>(new SharedRegion(static_cast<uint8_t*>(base), nbytes, fd));
   if (huge == 0)
     madvise(base, nbytes, MADV_HUGEPAGE);  // a wish, which most kernels don't grant to shared memory
-  if (!options.prefault_behind && !prefault_writable(region->base_, nbytes, region->stop_)) {
+  if (options.is_kept && fchmod(fd, kKeptMode) != 0) {
+    *error = describe_error("cannot keep others from shared memory of", nbytes);
+    return nullptr;
+  }
+  if (!options.is_lazy && !options.prefault_behind &&
+      !prefault_writable(region->base_, nbytes, region->stop_)) {
     *error = describe_error("cannot prefault shared memory of", nbytes);
     return nullptr;
   }
-  if (fcntl(fd, F_ADD_SEALS, kSeals) != 0) {
+  if (fcntl(fd, F_ADD_SEALS, options.is_kept ? kKeptSeals : kSeals) != 0) {
     *error = describe_error("cannot seal shared memory of (Linux 5.1 or newer is needed)", nbytes);
     return nullptr;
   }
@@ -107,6 +120,39 @@ std::unique_ptr<SharedRegion> SharedRegion::create(size_t nbytes, std::string* e
   madvise(base, nbytes, MADV_DONTFORK);
   if (options.prefault_behind) region->prefault_behind();
   return region;
+}
+
+std::unique_ptr<SharedRegion> SharedRegion::adopt(int fd, size_t nbytes, std::string* error,
+                                                  const RegionOptions& options) {
+  struct stat info{};
+  if (fstat(fd, &info) != 0 || static_cast<size_t>(info.st_size) != nbytes) {
+    *error = "it has " + std::to_string(info.st_size) + " bytes, not " + std::to_string(nbytes);
+    return nullptr;
+  }
+  if (fcntl(fd, F_GET_SEALS) != kKeptSeals) {
+    *error = "it is no memory that a node has left";
+    return nullptr;
+  }
+  UniqueFd own(fcntl(fd, F_DUPFD_CLOEXEC, 3));
+  void* base = own ? mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, own.get(), 0) : MAP_FAILED;
+  if (base == MAP_FAILED) {
+    *error = describe_error("cannot map", nbytes);
+    return nullptr;
+  }
+  auto region =
+      std::unique_ptr<SharedRegion>(new SharedRegion(static_cast<uint8_t*>(base), nbytes, own.release()));
+  madvise(base, nbytes, MADV_HUGEPAGE);
+  madvise(base, nbytes, MADV_DONTFORK);
+  if (!options.is_lazy) region->populate_behind();
+  return region;
+}
+
+// Has the kernel map what is there already; it changes no byte, unlike touching by hand.
+void SharedRegion::populate_behind() {
+  prefaulting_.start("p2pkv-prefault", [this] {
+    for (size_t at = 0; at < nbytes_ && !stop_.load(std::memory_order_relaxed); at += kPopulateStep)
+      madvise(base_ + at, std::min(kPopulateStep, nbytes_ - at), MADV_POPULATE_WRITE);
+  });
 }
 
 void SharedRegion::prefault_behind() {
@@ -126,6 +172,15 @@ void SharedRegion::release() {
   close(std::exchange(fd_, -1));
 }
 
+UniqueFd open_read_only(int fd) {
+  return UniqueFd(open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY | O_CLOEXEC));
+}
+
+bool is_sealed_for_writers(int fd) {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_FUTURE_WRITE) != 0;
+}
+
 std::unique_ptr<ReadOnlyMapping> ReadOnlyMapping::map(int fd, size_t nbytes, std::string* error) {
   struct stat info;
   if (fstat(fd, &info) != 0 || static_cast<size_t>(info.st_size) != nbytes) {
@@ -133,7 +188,7 @@ std::unique_ptr<ReadOnlyMapping> ReadOnlyMapping::map(int fd, size_t nbytes, std
     return nullptr;
   }
   const int seals = fcntl(fd, F_GET_SEALS);
-  if (seals < 0 || (seals & kSeals) != kSeals) {
+  if (seals < 0 || (seals & kKeptSeals) != kKeptSeals) {
     *error = "the peer's shared memory is not sealed";
     return nullptr;
   }

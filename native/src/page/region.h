@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "base/fd.h"
 #include "base/thread.h"
 
 namespace p2pkv {
@@ -18,18 +19,28 @@ struct RegionOptions {
   // Touch the memory behind the caller's back instead of before `create` returns. A shortage then shows as
   // the death of the process, as it does for most programs.
   bool prefault_behind = false;
+  // Whether a process that comes after this one is to write to it as well, so that the kernel can't keep all
+  // others from it: readers are given descriptors that can only be read (`open_read_only`).
+  bool is_kept = false;
+  // Don't touch it at all: it comes as it is used.
+  bool is_lazy = false;
 };
 
 // A memfd mapped writable by its owner only. After `create` it is prefaulted and sealed (SHRINK, GROW,
-// FUTURE_WRITE, SEAL): nobody, the owner included, can resize it, and nobody else can map it writable, write
-// to it or punch holes. `release` unmaps and closes it, as the destructor does; readers' mappings live on
-// until they unmap.
+// FUTURE_WRITE, SEAL; a kept one not against FUTURE_WRITE): nobody, the owner included, can resize it, and
+// nobody else can map it writable, write to it or punch holes. `release` unmaps and closes it, as the
+// destructor does; readers' mappings live on until they unmap.
 class SharedRegion {
  public:
   // Null, with the reason in `error`, when the memory is not to be had. Rounds `nbytes` up to whole huge
   // pages.
   static std::unique_ptr<SharedRegion> create(size_t nbytes, std::string* error,
                                               const RegionOptions& options = {});
+  // A kept one of exactly `nbytes` that another process has made, which must be known to write to it no more.
+  // Its content stays, and is mapped in behind the caller's back unless it is lazy. Null, with the reason in
+  // `error`. The caller keeps `fd`.
+  static std::unique_ptr<SharedRegion> adopt(int fd, size_t nbytes, std::string* error,
+                                             const RegionOptions& options = {});
   ~SharedRegion();
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;
@@ -44,6 +55,7 @@ class SharedRegion {
  private:
   SharedRegion(uint8_t* base, size_t nbytes, int fd) : base_(base), nbytes_(nbytes), fd_(fd) {}
   void prefault_behind();
+  void populate_behind();
 
   uint8_t* base_;
   size_t nbytes_;
@@ -51,6 +63,13 @@ class SharedRegion {
   std::atomic<bool> stop_{false};
   NamedThread prefaulting_;
 };
+
+// Another descriptor of a memfd, through which it can be read only. Nothing, with errno set, if there is none
+// to be had.
+UniqueFd open_read_only(int fd);
+
+// Whether the memfd can't be written to but through mappings that its owner has made already.
+bool is_sealed_for_writers(int fd);
 
 // A reader's read-only mapping of a peer's memfd. `map` refuses a descriptor that is not sealed or has
 // another size: a peer that could shrink it would kill the reader with SIGBUS.
