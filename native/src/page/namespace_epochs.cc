@@ -28,6 +28,13 @@ void NamespaceEpochs::show_version(uint64_t* word) {
   show();
 }
 
+void NamespaceEpochs::keep(std::function<void(const std::vector<NamespaceEpoch>&)> keep) {
+  const std::lock_guard raising(raising_);
+  const std::lock_guard lock(mutex_);
+  keep_.swap(keep);
+  if (keep_) keep_(all_known());
+}
+
 void NamespaceEpochs::show() const {
   if (shown_ != nullptr) __atomic_store_n(shown_, version(), __ATOMIC_SEQ_CST);
 }
@@ -42,6 +49,7 @@ bool NamespaceEpochs::raise(const NamespaceEpoch* epochs, size_t n) {
     bool is_news = false;
     for (size_t i = 0; i < n; ++i) is_news |= merge(epochs[i]);
     if (!is_news) return true;
+    if (keep_) keep_(all_known());  // before anybody is told that it is known here
     version_.fetch_add(1, std::memory_order_release);
     show();
     const uint64_t now = greatest_of(followed_);
@@ -90,6 +98,10 @@ uint64_t NamespaceEpochs::greatest_of(const std::vector<Key>& names) const {
 
 std::vector<NamespaceEpoch> NamespaceEpochs::all() const {
   const std::lock_guard lock(mutex_);
+  return all_known();
+}
+
+std::vector<NamespaceEpoch> NamespaceEpochs::all_known() const {
   std::vector<NamespaceEpoch> out;
   if (of_all_ > 0) out.push_back({kEvery, of_all_});
   for (const auto& [name, epoch] : epochs_) out.push_back({name, epoch});

@@ -42,6 +42,10 @@ class NamespaceEpochs {
   // ends that; the word is not written to any more when this returns.
   void show_version(uint64_t* word);
 
+  // Has all that are known told to `keep`, now and before any `raise` returns. It may not call back. Null
+  // ends that.
+  void keep(std::function<void(const std::vector<NamespaceEpoch>&)> keep);
+
   // Takes the greater epoch of each. When it returns no page of before is found by this node, and those it
   // has are taken back. False, and nothing is taken, if one of them is not below `kEnd`.
   bool raise(const NamespaceEpoch* epochs, size_t n);
@@ -64,6 +68,7 @@ class NamespaceEpochs {
     }
   };
 
+  std::vector<NamespaceEpoch> all_known() const;
   bool merge(const NamespaceEpoch& told);
   void show() const;
   uint64_t greatest_of(const std::vector<Key>& names) const;
@@ -78,6 +83,7 @@ class NamespaceEpochs {
   uint64_t of_all_ = 0;
   std::vector<Key> followed_;
   std::function<void()> take_back_;
+  std::function<void(const std::vector<NamespaceEpoch>&)> keep_;
   uint64_t* shown_ = nullptr;
 };
 
