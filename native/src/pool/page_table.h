@@ -16,6 +16,7 @@ enum class PageState : uint8_t {
   kReserved,   // being copied in; not in the table
   kCommitted,  // in the table, its word is even
   kRetracted,  // out of the table, its word is odd; its block is freed when the last hold is gone
+  kLeft,       // out of the table for a successor, its word is even; nothing becomes of its block here
 };
 
 // What the pool knows of the page that starts at a granule.

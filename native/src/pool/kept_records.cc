@@ -1,0 +1,200 @@
+#include "pool/kept_records.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include "base/checksum.h"
+#include "base/clock.h"
+#include "page/packed_location.h"
+#include "page/words.h"
+
+namespace p2pkv {
+namespace {
+
+constexpr uint64_t kMagic = 0x3144524345525032;  // "2PRECRD1"
+constexpr uint32_t kVersion = 1;
+constexpr size_t kRecordsOffset = 64 << 10;
+// Words are of 62 bits at a start and grow: what is beyond this was never one.
+constexpr uint64_t kGreatestWord = uint64_t{1} << 63;
+constexpr uint64_t kGreatestStamp = uint64_t{1} << 48;
+
+void store(uint64_t* at, uint64_t value) {
+  std::atomic_ref<uint64_t>(*at).store(value, std::memory_order_release);
+}
+
+}  // namespace
+
+struct KeptRecords::Record {
+  Key key;
+  uint64_t length;
+  uint32_t packed;  // in units of kPackedUnit
+  uint32_t n_granules;
+  uint64_t checksum;
+  uint64_t generation;
+  uint64_t sum;  // of all before, and of the granule
+  uint64_t use;  // when it was used, times two, and 1 if it is a guest: one store, whatever moment it is
+
+  uint64_t make_sum(uint32_t granule) const {
+    return p2pkv::checksum(this, offsetof(Record, sum)) ^ (granule + 1) * uint64_t{0x9e3779b97f4a7c15};
+  }
+};
+
+// Two of them are there: the one that counts, and the one that is written next.
+struct KeptRecords::Epochs {
+  static constexpr size_t kMost = NamespaceEpochs::kMost + 1;
+
+  uint64_t n;
+  NamespaceEpoch epochs[kMost];
+  uint64_t sum;
+
+  uint64_t make_sum() const { return p2pkv::checksum(this, offsetof(Epochs, sum)); }
+};
+
+struct KeptRecords::Header {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t record_nbytes;
+  Layout layout;
+  uint64_t sum;             // of all before
+  uint64_t current_epochs;  // which of them counts
+  Epochs epochs[2];
+
+  uint64_t make_sum() const { return p2pkv::checksum(this, offsetof(Header, sum)); }
+};
+
+KeptRecords::KeptRecords(std::unique_ptr<SharedRegion> region, WriterLock lock)
+    : lock_(std::move(lock)),
+      region_(std::move(region)),
+      header_(reinterpret_cast<Header*>(region_->base())),
+      records_(reinterpret_cast<Record*>(region_->base() + kRecordsOffset)) {
+  static_assert(sizeof(Record) == 64, "a record should be one cache line");
+  static_assert(sizeof(Header) <= kRecordsOffset);
+}
+
+std::unique_ptr<KeptRecords> KeptRecords::create(const Layout& layout, std::string* error) {
+  RegionOptions options;
+  options.is_kept = options.is_lazy = true;
+  auto region =
+      SharedRegion::create(kRecordsOffset + size_t{layout.n_granules} * sizeof(Record), error, options);
+  if (!region) return nullptr;
+  WriterLock lock = WriterLock::take(region->fd(), Deadline::after(1), error);
+  if (!lock) return nullptr;
+  auto records = std::unique_ptr<KeptRecords>(new KeptRecords(std::move(region), std::move(lock)));
+  Header& header = *records->header_;
+  header.magic = kMagic;
+  header.version = kVersion;
+  header.record_nbytes = sizeof(Record);
+  header.layout = layout;
+  header.sum = header.make_sum();
+  records->write_epochs({});
+  return records;
+}
+
+std::unique_ptr<KeptRecords> KeptRecords::adopt(int fd, WriterLock lock, const Layout& layout,
+                                                std::string* error) {
+  RegionOptions options;
+  options.is_lazy = true;
+  auto region =
+      SharedRegion::adopt(fd, kRecordsOffset + size_t{layout.n_granules} * sizeof(Record), error, options);
+  if (!region) return nullptr;
+  auto records = std::unique_ptr<KeptRecords>(new KeptRecords(std::move(region), std::move(lock)));
+  const Header& header = *records->header_;
+  if (header.magic != kMagic || header.version != kVersion || header.record_nbytes != sizeof(Record)) {
+    *error = "its records are of another version of p2pkv, " + std::to_string(header.version) + " and not " +
+             std::to_string(kVersion);
+    return nullptr;
+  }
+  if (header.sum != header.make_sum()) {
+    *error = "the beginning of its records is damaged";
+    return nullptr;
+  }
+  if (header.layout != layout) {
+    *error = "it is of a pool with another size, granule or owner";
+    return nullptr;
+  }
+  return records;
+}
+
+void KeptRecords::write(uint32_t granule, const Page& page, uint32_t n_granules, uint64_t stamp) {
+  Record& record = records_[granule];
+  record.key = page.key;
+  record.length = page.length;
+  record.packed = static_cast<uint32_t>(page.packed);
+  record.n_granules = n_granules;
+  record.checksum = page.checksum;
+  record.generation = page.generation;
+  record.sum = record.make_sum(granule);
+  use(granule, stamp, page.is_guest != 0);
+}
+
+void KeptRecords::use(uint32_t granule, uint64_t stamp, bool is_guest) {
+  store(&records_[granule].use, stamp << 1 | (is_guest ? 1 : 0));
+}
+
+void KeptRecords::write_epochs(const std::vector<NamespaceEpoch>& epochs) {
+  const uint64_t next = 1 - (header_->current_epochs & 1);
+  Epochs& to = header_->epochs[next];
+  to.n = std::min(epochs.size(), Epochs::kMost);
+  std::copy_n(epochs.begin(), to.n, to.epochs);
+  to.sum = to.make_sum();
+  store(&header_->current_epochs, next);
+}
+
+bool KeptRecords::read_epochs(std::vector<NamespaceEpoch>* epochs) const {
+  if (header_->current_epochs > 1) return false;
+  const Epochs& from = header_->epochs[header_->current_epochs];
+  if (from.n > Epochs::kMost || from.sum != from.make_sum()) return false;
+  epochs->assign(from.epochs, from.epochs + from.n);
+  return true;
+}
+
+bool KeptRecords::read(const uint8_t* words, std::vector<Left>* pages, uint64_t* greatest,
+                       std::string* error) const {
+  uint32_t end = 0;  // of the page before
+  *greatest = 0;
+  for (uint32_t granule = 0; granule < header_->layout.n_granules; ++granule) {
+    const uint64_t word = load_word(words + size_t{granule} * sizeof(uint64_t));
+    *greatest = std::max(*greatest, word);
+    if (!is_committed(word)) continue;
+    Left left{};
+    if (granule < end || !read_page(granule, word, &left)) {
+      *error = "the record of the page at granule " + std::to_string(granule) + " can't be right";
+      return false;
+    }
+    end = granule + left.n_granules;
+    pages->push_back(left);
+  }
+  if (*greatest >= kGreatestWord) *error = "one of its words was never one";
+  return *greatest < kGreatestWord;
+}
+
+bool KeptRecords::read_page(uint32_t granule, uint64_t word, Left* left) const {
+  const Record& record = records_[granule];
+  const Layout& layout = header_->layout;
+  const uint64_t stored =
+      record.packed != 0 ? uint64_t{record.packed} * kPackedUnit : std::max<uint64_t>(record.length, 1);
+  if (record.generation != word || record.sum != record.make_sum(granule)) return false;
+  if (record.n_granules == 0 || record.n_granules > layout.n_granules - granule) return false;
+  if (stored > uint64_t{record.n_granules} * layout.granule || record.use >> 1 >= kGreatestStamp)
+    return false;
+  left->granule = granule;
+  left->n_granules = record.n_granules;
+  Page& page = left->page;
+  page.key = record.key;
+  page.length = record.length;
+  page.packed = record.packed;
+  page.checksum = record.checksum;
+  page.generation = record.generation;
+  page.stamp = record.use >> 1;
+  page.is_guest = record.use & 1;
+  return page.length == record.length && page.packed == record.packed;
+}
+
+void KeptRecords::release() {
+  region_->release();
+  lock_.release();
+}
+
+}  // namespace p2pkv

@@ -1,0 +1,80 @@
+// What a pool's successor has to know of its pages, in shared memory of its own: a record a granule.
+//
+// A page's record is written before its word turns even, and not again while it is even, but for when it was
+// used and whose it is. So a process that is killed at any moment leaves a whole record for each page whose
+// word is even, and nothing that counts for the others. docs/design.md, "Memory that outlives its node".
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "page/namespace_epochs.h"
+#include "page/region.h"
+#include "page/writer_lock.h"
+#include "pool/page_table.h"
+
+namespace p2pkv {
+
+// Not thread-safe: the pool's lock guards it.
+class KeptRecords {
+ public:
+  // Of a pool's region. A successor goes on with memory only if all of it is the same.
+  struct Layout {
+    uint64_t owner;  // node key
+    uint64_t region_nbytes;
+    uint64_t data_offset;
+    uint64_t pool_inode;  // of the region's memfd: so that nobody takes another pool's records for its own
+    uint32_t granule;
+    uint32_t n_granules;
+
+    friend bool operator==(const Layout&, const Layout&) = default;
+  };
+  // A page as its predecessor left it; `page` has no neighbours and no holds.
+  struct Left {
+    Page page;
+    uint32_t granule;
+    uint32_t n_granules;
+  };
+
+  // Of a new pool; null, with the reason in `error`.
+  static std::unique_ptr<KeptRecords> create(const Layout& layout, std::string* error);
+  // Those that a predecessor has left, who can write no more: `lock` is of `fd`. Null, with the reason in
+  // `error`, and then nothing was changed, if they are of another version or of another pool.
+  static std::unique_ptr<KeptRecords> adopt(int fd, WriterLock lock, const Layout& layout,
+                                            std::string* error);
+
+  int fd() const { return region_->fd(); }
+
+  // A block of `n_granules` is about to become this page, used at `stamp`.
+  void write(uint32_t granule, const Page& page, uint32_t n_granules, uint64_t stamp);
+  // The page was used, or is another's or the own one now.
+  void use(uint32_t granule, uint64_t stamp, bool is_guest);
+  // What must be known of epochs before keys are hashed.
+  void write_epochs(const std::vector<NamespaceEpoch>& epochs);
+
+  // All pages whose words, which lie at `words`, are even, in the order of place, and the greatest word of
+  // all. False, with the reason in `error`, if one of them is not what it says or lies in another one.
+  bool read(const uint8_t* words, std::vector<Left>* pages, uint64_t* greatest, std::string* error) const;
+  // False if it can't be told which they are.
+  bool read_epochs(std::vector<NamespaceEpoch>* epochs) const;
+
+  // Unmaps it and lets others write. Nobody may use it any more, nor write to the pool.
+  void release();
+
+ private:
+  struct Record;
+  struct Epochs;
+  struct Header;
+
+  KeptRecords(std::unique_ptr<SharedRegion> region, WriterLock lock);
+  bool read_page(uint32_t granule, uint64_t word, Left* page) const;
+
+  WriterLock lock_;  // goes after the mapping
+  std::unique_ptr<SharedRegion> region_;
+  Header* header_;
+  Record* records_;
+};
+
+}  // namespace p2pkv
