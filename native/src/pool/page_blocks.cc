@@ -1,5 +1,6 @@
 #include "pool/page_blocks.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -17,6 +18,37 @@ PageBlocks::PageBlocks(PageTable& pages, uint8_t* words, uint32_t n_granules, ui
       sizes_(pages, n_granules),
       ages_(n_granules),
       last_generation_(first_word - 1) {}
+
+void PageBlocks::adopt(const std::vector<KeptRecords::Left>& pages) {
+  std::vector<uint32_t> gaps;
+  std::vector<std::pair<uint64_t, uint32_t>> by_use;
+  by_use.reserve(pages.size());
+  uint32_t end = 0;
+  for (const KeptRecords::Left& left : pages) {
+    if (left.granule > end) {
+      space_.take(end, left.granule - end);
+      gaps.push_back(end);
+    }
+    space_.take(left.granule, left.n_granules);
+    end = left.granule + left.n_granules;
+    n_used_ += left.n_granules;
+    Page& page = pages_[left.granule];
+    page = left.page;
+    page.state = PageState::kCommitted;
+    page.size = sizes_.enter_exactly(left.n_granules);
+    ages_.add(run_of(left.granule), page.stamp);
+    by_use.emplace_back(uint64_t{page.stamp}, left.granule);
+  }
+  for (const uint32_t gap : gaps) space_.release(gap);
+  std::sort(by_use.begin(), by_use.end());
+  for (const auto& [stamp, granule] : by_use) sizes_.link_used_at(granule, stamp);
+  if (!by_use.empty()) sizes_.go_on_from(by_use.back().first + 1);
+}
+
+void PageBlocks::leave(uint32_t page) {
+  sizes_.unlink(page);
+  pages_[page].state = PageState::kLeft;
+}
 
 PageBlocks::Search PageBlocks::search_for(uint32_t n_granules) {
   Search search;
@@ -66,6 +98,8 @@ void PageBlocks::commit(uint32_t block) {
   page.state = PageState::kCommitted;
   last_generation_ += 2;
   page.generation = last_generation_;
+  // before the word: whoever finds it even after this process was killed finds the record whole
+  if (kept_ != nullptr) kept_->write(block, page, space_.length_of(block), sizes_.now());
   store_word(word_at(block), page.generation);
   ages_.touch(run_of(block), page.stamp, sizes_.now());
   sizes_.link(block);
@@ -100,6 +134,7 @@ void PageBlocks::touch(uint32_t page) {
   ages_.touch(run_of(page), pages_[page].stamp, sizes_.now());
   sizes_.unlink(page);
   sizes_.link(page);
+  keep_use(page);
 }
 
 void PageBlocks::leased(uint32_t page) {

@@ -13,6 +13,7 @@
 
 #include "base/exact_blocks.h"
 #include "pool/age_map.h"
+#include "pool/kept_records.h"
 #include "pool/page_table.h"
 #include "pool/size_queues.h"
 
@@ -55,6 +56,18 @@ class PageBlocks {
   // that goes to make room while it still is what it was; it may not call back.
   PageBlocks(PageTable& pages, uint8_t* words, uint32_t n_granules, uint64_t first_word,
              std::function<void(uint32_t)> on_evict);
+
+  // Writes from now on what a successor has to know.
+  void keep(KeptRecords* records) { kept_ = records; }
+  // Takes pages that a predecessor has left for committed, before anything else is done here. Their words are
+  // even and stay so; all others are odd, and `first_word` was above all of them. By place.
+  void adopt(const std::vector<KeptRecords::Left>& pages);
+  // Forgets a page, whose word and bytes stay as they are: its block is nobody's in this process any more.
+  void leave(uint32_t page);
+  // Others know now that the page is, or is not, another node's.
+  void keep_use(uint32_t page) {
+    if (kept_ != nullptr) kept_->use(page, pages_[page].stamp, pages_[page].is_guest != 0);
+  }
 
   // A search for `n_granules`, at most as many as there are. It ends with `reserve`, or with `give_up`.
   Search search_for(uint32_t n_granules);
@@ -126,6 +139,7 @@ class PageBlocks {
   PageTable& pages_;
   uint8_t* const words_;
   const std::function<void(uint32_t)> on_evict_;
+  KeptRecords* kept_ = nullptr;
   ExactBlocks space_;
   SizeQueues sizes_;
   AgeMap ages_;

@@ -35,21 +35,21 @@ uint64_t random_start() {
 
 }  // namespace
 
-std::shared_ptr<Pool> Pool::create(PoolOptions options, std::string* error) {
+bool Pool::plan(PoolOptions options, Plan* plan, std::string* error) {
   if (options.granule == 0 || options.granule % 64 != 0) {
     *error = "granule must be a positive multiple of 64, not " + std::to_string(options.granule);
-    return nullptr;
+    return false;
   }
   uint64_t n_granules = options.nbytes / options.granule;
   if (n_granules == 0 || options.nbytes % options.granule != 0) {
     *error = "nbytes must be a positive multiple of the granule of " + std::to_string(options.granule) +
              ", not " + std::to_string(options.nbytes);
-    return nullptr;
+    return false;
   }
   if (n_granules >= ExactBlocks::kMostGranules) {
     *error =
         "a pool has fewer than 2^31 granules, not " + std::to_string(n_granules) + "; use a larger granule";
-    return nullptr;
+    return false;
   }
   // Allocating more than there is would not fail: it would wake the kernel's killer of processes.
   const uint64_t memory =
@@ -57,7 +57,11 @@ std::shared_ptr<Pool> Pool::create(PoolOptions options, std::string* error) {
   if (options.nbytes > memory) {
     *error = "a pool of " + std::to_string(options.nbytes) + " bytes does not fit this machine's memory of " +
              std::to_string(memory);
-    return nullptr;
+    return false;
+  }
+  if (options.memory.is_kept && options.memory.huge_page != 0) {
+    *error = "memory of huge pages that were set aside is not kept";
+    return false;
   }
   if (const uint64_t huge = options.memory.huge_page; huge != 0) {
     // Whole huge pages hold words and data together: one of 1 GiB for the words alone would be a waste.
@@ -66,25 +70,39 @@ std::shared_ptr<Pool> Pool::create(PoolOptions options, std::string* error) {
     options.nbytes = n_granules * options.granule;
   }
   const uint64_t words = n_granules * sizeof(uint64_t);
-  const uint64_t data_offset = (words + kDataAlignment - 1) / kDataAlignment * kDataAlignment;
-  auto region = SharedRegion::create(data_offset + options.nbytes, error, options.memory);
-  if (!region) return nullptr;
-  const uint64_t first_word = random_start();
-  std::fill_n(reinterpret_cast<uint64_t*>(region->base()), n_granules, first_word);
-  store_fence();
-  return std::shared_ptr<Pool>(new Pool(options, data_offset, std::move(region), first_word));
+  *plan = {options, n_granules, (words + kDataAlignment - 1) / kDataAlignment * kDataAlignment};
+  return true;
 }
 
-Pool::Pool(const PoolOptions& options, uint64_t data_offset, std::unique_ptr<SharedRegion> region,
+std::shared_ptr<Pool> Pool::create(PoolOptions options, std::string* error) {
+  Plan made;
+  if (!plan(std::move(options), &made, error)) return nullptr;
+  auto region = SharedRegion::create(made.region_nbytes(), error, made.options.memory);
+  if (!region) return nullptr;
+  std::unique_ptr<KeptRecords> kept;
+  if (made.options.memory.is_kept) {
+    kept = KeptRecords::create(made.layout(region->fd()), error);
+    if (!kept) return nullptr;
+  }
+  const uint64_t first_word = random_start();
+  std::fill_n(reinterpret_cast<uint64_t*>(region->base()), made.n_granules, first_word);
+  store_fence();
+  return std::shared_ptr<Pool>(new Pool(made, std::move(region), std::move(kept), first_word));
+}
+
+Pool::Pool(const Plan& plan, std::unique_ptr<SharedRegion> region, std::unique_ptr<KeptRecords> kept,
            uint64_t first_word)
-    : options_(options),
-      data_offset_(data_offset),
+    : options_(plan.options),
+      data_offset_(plan.data_offset),
+      kept_(std::move(kept)),
       region_(std::move(region)),
-      log_(options.evictions_kept),
-      packing_(options.packing),
-      pages_(static_cast<uint32_t>(options.nbytes / options.granule)),
-      blocks_(pages_, region_->base(), static_cast<uint32_t>(options.nbytes / options.granule), first_word,
-              [this](uint32_t granule) { evicted(granule); }) {}
+      log_(options_.evictions_kept),
+      packing_(options_.packing),
+      pages_(static_cast<uint32_t>(plan.n_granules)),
+      blocks_(pages_, region_->base(), static_cast<uint32_t>(plan.n_granules), first_word,
+              [this](uint32_t granule) { evicted(granule); }) {
+  blocks_.keep(kept_.get());
+}
 
 uint8_t* Pool::data_at(uint32_t granule) const {
   return region_->base() + data_offset_ + uint64_t{granule} * options_.granule;
@@ -383,8 +401,9 @@ void Pool::make_own(const Key* keys, const uint64_t* generations, size_t n) {
   const Lock lock(mutex_);
   for (size_t i = 0; i < n; ++i) {
     const uint32_t granule = pages_.find(keys[i]);
-    if (granule != PageTable::kNone && pages_[granule].generation == generations[i])
-      pages_[granule].is_guest = 0;
+    if (granule == PageTable::kNone || pages_[granule].generation != generations[i]) continue;
+    pages_[granule].is_guest = 0;
+    blocks_.keep_use(granule);
   }
 }
 
@@ -396,8 +415,14 @@ bool Pool::release_memory() {
   for (uint32_t granule; (granule = blocks_.next_page(&at, UINT32_MAX)) != PageBlocks::kNone;)
     take_out(granule, PageEvent::kCleared);
   if (blocks_.n_used() > 0) return false;
-  region_->release();
+  unmap();
   return true;
+}
+
+void Pool::unmap() {
+  blocks_.keep(nullptr);
+  region_->release();
+  if (kept_) kept_->release();  // after that another process may write
 }
 
 uint64_t Pool::n_hidden() {

@@ -16,6 +16,7 @@
 #include "page/location.h"
 #include "page/region.h"
 #include "pool/eviction_log.h"
+#include "pool/kept_records.h"
 #include "pool/packing_choice.h"
 #include "pool/page_blocks.h"
 #include "pool/page_table.h"
@@ -81,7 +82,7 @@ struct PoolOptions {
   bool has_disk = false;    // goes into every location of an own page
   Packing packing = Packing::kOff;
   uint64_t pinned_limit = 0;      // bytes of blocks that pins may hold; 0: half of the pool
-  RegionOptions memory;           // how it is made
+  RegionOptions memory;           // how it is made; where it is kept, a successor may go on with it
   size_t evictions_kept = 65536;  // a guess: a second of evictions of 64 KiB pages at 4 GB/s
   // Is told of pages that come and go; null: nobody is.
   std::shared_ptr<ChangeLog> changes;
@@ -117,6 +118,13 @@ class Pool : public std::enable_shared_from_this<Pool> {
  public:
   // Null, with the reason in `error`.
   static std::shared_ptr<Pool> create(PoolOptions options, std::string* error);
+
+  // Goes on with the memory that a process of before has left, of which these are the descriptors; the caller
+  // keeps them. `lock` is of `records`, and says that nobody writes to it any more. Takes the pages as they
+  // are, under the options' `boot`, but for guests, whose sources may have taken them back meanwhile. Null,
+  // with the reason in `error`, if anything is not as it has to be: then nothing was changed.
+  static std::shared_ptr<Pool> adopt(PoolOptions options, int pool, int records, WriterLock lock,
+                                     std::string* error);
 
   // Copies in what is not there yet, evicting what was used longest ago. When room runs out the front of the
   // batch is kept: pages at the front of a prefix matter most; for the same reason they become the last to be
@@ -185,6 +193,16 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // on. Gives the memory back at once if nobody is copying, else when the last reference goes; true if at
   // once. Nobody may read under a pin any more, nor through a transport.
   bool release_memory();
+  // The same, but the pages stay as they are, for a successor. Of memory that is kept.
+  bool leave_memory();
+
+  // The descriptor of a kept pool's records; -1 where it has none.
+  int records_fd() const { return kept_ ? kept_->fd() : -1; }
+  // Keeps what must be known of epochs to find, and not to find, what is here; it does nothing in a pool that
+  // is not kept, or released.
+  void keep_epochs(const std::vector<NamespaceEpoch>& epochs);
+  // Those that were kept when this pool began.
+  const std::vector<NamespaceEpoch>& first_epochs() const { return first_epochs_; }
 
   PoolStats stats();
   // How many pages were taken out of sight so far, by eviction or otherwise.
@@ -217,8 +235,22 @@ class Pool : public std::enable_shared_from_this<Pool> {
   };
   using Lock = std::lock_guard<PoliteMutex>;
 
-  Pool(const PoolOptions& options, uint64_t data_offset, std::unique_ptr<SharedRegion> region,
+  // Where all that a pool consists of lies.
+  struct Plan {
+    PoolOptions options;
+    uint64_t n_granules = 0;
+    uint64_t data_offset = 0;
+
+    uint64_t region_nbytes() const { return data_offset + options.nbytes; }
+    KeptRecords::Layout layout(int region) const;
+  };
+
+  Pool(const Plan& plan, std::unique_ptr<SharedRegion> region, std::unique_ptr<KeptRecords> kept,
        uint64_t first_word);
+
+  static bool plan(PoolOptions options, Plan* plan, std::string* error);
+  void unmap();
+  bool take_left(const std::vector<KeptRecords::Left>& pages);
 
   // Without the lock.
   std::vector<codec::Block> measure(const PageBatch& batch, std::vector<Draft>* drafts,
@@ -256,7 +288,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const PoolOptions options_;
   std::atomic<uint64_t> boot_{options_.boot};
   const uint64_t data_offset_;
+  const std::unique_ptr<KeptRecords>
+      kept_;  // null: nobody goes on with this memory. It has the writers' lock
   const std::unique_ptr<SharedRegion> region_;
+  std::vector<NamespaceEpoch> first_epochs_;
   EvictionLog log_;
   PackingChoice packing_;
   PoliteMutex mutex_;  // guards all below, and the words

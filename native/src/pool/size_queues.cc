@@ -49,6 +49,14 @@ uint32_t SizeQueues::enter(uint32_t n_granules) {
       size = find(n_granules);
     }
   }
+  return use(size, n_granules);
+}
+
+uint32_t SizeQueues::enter_exactly(uint32_t n_granules) {
+  return use(find(n_granules), n_granules);
+}
+
+uint32_t SizeQueues::use(uint32_t size, uint32_t n_granules) {
   if (size == kNone) {
     const auto unused =
         std::find_if(sizes_.begin(), sizes_.end(), [](const Size& s) { return s.n_users == 0; });
@@ -70,9 +78,13 @@ void SizeQueues::oldest_changed(Size& size) {
 }
 
 void SizeQueues::link(uint32_t granule) {
+  link_used_at(granule, now());
+}
+
+void SizeQueues::link_used_at(uint32_t granule, uint64_t stamp) {
   Page& page = pages_[granule];
   Size& size = sizes_[page.size];
-  page.stamp = now();
+  page.stamp = stamp;
   page.newer = kNone;
   page.older = size.newest;
   if (size.newest == kNone) {

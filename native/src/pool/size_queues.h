@@ -28,12 +28,16 @@ class SizeQueues {
 
   // The size of blocks for pages of `n_granules`, which stays until `leave` was called as often.
   uint32_t enter(uint32_t n_granules);
+  // The same of exactly these many, however many sizes there are.
+  uint32_t enter_exactly(uint32_t n_granules);
   void leave(uint32_t size);
   uint32_t n_granules(uint32_t size) const { return sizes_[size].n_granules; }
   uint32_t n_sizes() const { return static_cast<uint32_t>(sizes_.size()); }
 
   // A committed page, whose `size` is set, as the one used last.
   void link(uint32_t page);
+  // The same of one that was used at `stamp`, and no page of its size later; `now` is not before that.
+  void link_used_at(uint32_t page, uint64_t stamp);
   void unlink(uint32_t page);
 
   uint32_t oldest(uint32_t size) const { return sizes_[size].oldest; }
@@ -46,6 +50,8 @@ class SizeQueues {
   uint64_t n_committed() const { return n_committed_; }
   void committed(uint32_t n_granules) { n_committed_ += n_granules; }
   uint64_t now() const { return n_committed_ >> tick_bits_; }
+  // Goes on from when that was `now`, which is below 2^48.
+  void go_on_from(uint64_t now) { n_committed_ = now << tick_bits_; }
 
  private:
   struct Size {
@@ -57,6 +63,7 @@ class SizeQueues {
   };
 
   uint32_t find(uint32_t n_granules) const;
+  uint32_t use(uint32_t size, uint32_t n_granules);
   void oldest_changed(Size& size);
 
   PageTable& pages_;
