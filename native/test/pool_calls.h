@@ -39,8 +39,8 @@ int64_t fake_now_ns() {
   return now_ns;
 }
 
-std::shared_ptr<Pool> make_pool(uint64_t n_granules, uint64_t pinned_limit = 0,
-                                size_t evictions_kept = 1024) {
+[[maybe_unused]] std::shared_ptr<Pool> make_pool(uint64_t n_granules, uint64_t pinned_limit = 0,
+                                                 size_t evictions_kept = 1024) {
   PoolOptions options{};
   options.nbytes = n_granules * kGranule;
   options.granule = kGranule;
@@ -69,7 +69,7 @@ struct Stored {
   Location location;
 };
 
-Stored publish(Pool& pool, uint64_t name, size_t nbytes) {
+[[maybe_unused]] Stored publish(Pool& pool, uint64_t name, size_t nbytes) {
   const Key key = key_of(name);
   const Bytes bytes = bytes_of(name, nbytes);
   const Piece piece = piece_of(bytes);
@@ -79,7 +79,7 @@ Stored publish(Pool& pool, uint64_t name, size_t nbytes) {
 }
 
 // The page's bytes, empty for a miss.
-Bytes fetch(Pool& pool, uint64_t name, size_t nbytes) {
+[[maybe_unused]] Bytes fetch(Pool& pool, uint64_t name, size_t nbytes) {
   const Key key = key_of(name);
   Bytes bytes(nbytes);
   const Piece piece = piece_of(bytes);
@@ -96,7 +96,7 @@ bool contains(Pool& pool, uint64_t name) {
   return found != 0;
 }
 
-uint64_t pin(Pool& pool, uint64_t name, double lease_seconds) {
+[[maybe_unused]] uint64_t pin(Pool& pool, uint64_t name, double lease_seconds) {
   const Key key = key_of(name);
   uint8_t found = 0;
   uint64_t ticket = 0;
@@ -106,7 +106,7 @@ uint64_t pin(Pool& pool, uint64_t name, double lease_seconds) {
   return ticket;
 }
 
-bool unpin(Pool& pool, uint64_t ticket) {
+[[maybe_unused]] bool unpin(Pool& pool, uint64_t ticket) {
   uint8_t held = 0;
   pool.unpin(&ticket, 1, &held);
   return held != 0;
@@ -120,7 +120,7 @@ bool retract(Pool& pool, uint64_t name) {
   return found != 0;
 }
 
-uint64_t word(const Pool& pool, const Location& location) {
+[[maybe_unused]] uint64_t word(const Pool& pool, const Location& location) {
   return p2pkv::load_word(pool.region().base() + location.word_offset);
 }
 
