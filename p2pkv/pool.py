@@ -101,12 +101,19 @@ class Pool:
         prefault_behind: bool = False,
         compression: str = "off",
         changes: _native.ChangeLog | None = None,
+        is_kept: bool = False,
+        left: tuple[int, int] | None = None,
+        lock: _native.WriterLock | None = None,
     ) -> None:
         """Allocate, prefault and seal the memory: up to 0.6 s a GiB. ``ConfigError`` if it is not to be had.
 
         With huge pages of ``huge_page`` bytes, pages and words share ``nbytes`` rounded up to whole ones. With
         ``prefault_behind`` the memory is touched after this has returned, and a shortage ends the process.
         ``compression`` is that of the configuration. ``changes`` is told of each page that comes or goes.
+
+        The memory of a pool that ``is_kept`` can be gone on with by another process that has the descriptors :attr:`fd`
+        and ``native.records_fd``: it gives them as ``left``, which stay the caller's, with the ``lock`` of the second,
+        which becomes the pool's. ``ConfigError`` says why what was left can't be used; then nothing was changed.
         """
         try:
             # for the parts of the core that use it directly
@@ -123,6 +130,9 @@ class Pool:
                 prefault_behind=prefault_behind,
                 packing=COMPRESSION.index(compression),
                 changes=changes,
+                is_kept=is_kept,
+                left=left,
+                lock=lock,
             )
         except ValueError as error:
             raise ConfigError(f"cannot make a pool: {error}") from error
@@ -246,6 +256,10 @@ class Pool:
     def close(self) -> None:
         """Wake whoever waits in :meth:`drain_evicted`; from now on it returns at once. Idempotent."""
         self.native.close()
+
+    def leave_memory(self) -> bool:
+        """As :meth:`release_memory`, but leave the pages where they are to a successor. Of a pool that is kept."""
+        return self.native.leave_memory()
 
     def release_memory(self) -> bool:
         """Take all pages out and give the memory back, whoever still holds this object. Idempotent.

@@ -63,6 +63,11 @@ void take_back_from(NamespaceEpochs& self, std::shared_ptr<Pool> pool, std::shar
   });
 }
 
+void keep_in(NamespaceEpochs& self, std::shared_ptr<Pool> pool) {
+  if (pool == nullptr) return self.keep(nullptr);
+  self.keep([pool = std::move(pool)](const auto& epochs) { pool->keep_epochs(epochs); });
+}
+
 }  // namespace
 
 void bind_epochs(nb::module_& m) {
@@ -81,6 +86,7 @@ void bind_epochs(nb::module_& m) {
           "names"_a)
       .def("take_back_from", take_back_from, "pool"_a.none(), "tier"_a.none(),
            nb::call_guard<nb::gil_scoped_release>())
+      .def("keep_in", keep_in, "pool"_a.none(), nb::call_guard<nb::gil_scoped_release>())
       .def("raise_to", raise, "told"_a)
       .def("all", all)
       .def_prop_ro("own", &NamespaceEpochs::own)

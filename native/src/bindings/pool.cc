@@ -6,6 +6,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <tuple>
@@ -30,10 +31,25 @@ Bytes give_locations(std::vector<Location> locations) {
   return give<uint8_t>(std::move(locations), {n, sizeof(Location)});
 }
 
+WriterLock take_writer_lock(int records, double timeout) {
+  std::string error;
+  WriterLock lock;
+  {
+    const nb::gil_scoped_release unlocked;
+    lock = WriterLock::take(records, Deadline::after(timeout), &error);
+  }
+  if (!lock) {
+    PyErr_SetString(PyExc_OSError, error.c_str());
+    throw nb::python_error();
+  }
+  return lock;
+}
+
 std::shared_ptr<Pool> create_pool(uint64_t nbytes, uint32_t granule, uint64_t owner, uint64_t boot,
                                   uint32_t region, bool has_disk, uint64_t pinned_limit,
                                   size_t evictions_kept, size_t huge_page, bool prefault_behind,
-                                  uint8_t packing, std::shared_ptr<ChangeLog> changes) {
+                                  uint8_t packing, std::shared_ptr<ChangeLog> changes, bool is_kept,
+                                  std::optional<std::pair<int, int>> left, WriterLock* lock) {
   PoolOptions options{};
   options.nbytes = nbytes;
   options.granule = granule;
@@ -44,14 +60,16 @@ std::shared_ptr<Pool> create_pool(uint64_t nbytes, uint32_t granule, uint64_t ow
   options.pinned_limit = pinned_limit;
   options.evictions_kept = evictions_kept;
   options.changes = std::move(changes);
-  options.memory = {huge_page, prefault_behind};
+  options.memory = {huge_page, prefault_behind, is_kept};
+  if (left && lock == nullptr) throw nb::value_error("memory that was left needs its lock");
   if (packing > static_cast<uint8_t>(Packing::kAuto)) throw nb::value_error("packing is 0, 1 or 2");
   options.packing = static_cast<Packing>(packing);
   std::string error;
   std::shared_ptr<Pool> pool;
   {
     const nb::gil_scoped_release unlocked;
-    pool = Pool::create(options, &error);
+    pool = left ? Pool::adopt(options, left->first, left->second, std::move(*lock), &error)
+                : Pool::create(options, &error);
   }
   if (!pool) throw nb::value_error(error.c_str());
   return pool;
@@ -224,6 +242,14 @@ Counts stats_of_pool(Pool& pool) {
   return named;
 }
 
+std::vector<std::pair<nb::bytes, uint64_t>> first_epochs(const Pool& pool) {
+  std::vector<std::pair<nb::bytes, uint64_t>> out;
+  for (const NamespaceEpoch& known : pool.first_epochs()) {
+    out.emplace_back(nb::bytes(known.name_space.bytes, sizeof known.name_space.bytes), known.epoch);
+  }
+  return out;
+}
+
 // The id of the page that is evicted next, if there is a page.
 std::optional<nb::bytes> oldest(Pool& pool) {
   std::vector<Key> keys;
@@ -311,10 +337,15 @@ void bind_location_cache(nb::module_& m) {
 
 void bind_pool(nb::module_& m) {
   using Released = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<WriterLock>(m, "WriterLock",
+                         "Says who writes to kept memory. See native/src/page/writer_lock.h.")
+      .def_static("take", take_writer_lock, "records"_a, "timeout"_a)
+      .def("release", &WriterLock::release);
   nb::class_<Pool>(m, "Pool", "Pages in one region of memory. See p2pkv/pool.py.")
       .def(nb::new_(&create_pool), "nbytes"_a, nb::kw_only(), "granule"_a = 4096, "owner"_a = 0, "boot"_a = 0,
            "region"_a = 0, "has_disk"_a = false, "pinned_limit"_a = 0, "evictions_kept"_a = 65536,
-           "huge_page"_a = 0, "prefault_behind"_a = false, "packing"_a = 0, "changes"_a.none() = nb::none())
+           "huge_page"_a = 0, "prefault_behind"_a = false, "packing"_a = 0, "changes"_a.none() = nb::none(),
+           "is_kept"_a = false, "left"_a.none() = nb::none(), "lock"_a.none() = nb::none())
       .def("set_boot", &Pool::set_boot, "boot"_a)
       .def("publish", publish, "keys"_a.noconvert(), "pieces"_a.noconvert(), "timeout"_a = kNoHurry)
       .def("fetch", fetch, "keys"_a.noconvert(), "pieces"_a.noconvert())
@@ -332,6 +363,10 @@ void bind_pool(nb::module_& m) {
       .def("wake_drainer", &Pool::wake_drainer)
       .def("close", &Pool::close, Released())
       .def("release_memory", &Pool::release_memory, Released())
+      .def("leave_memory", &Pool::leave_memory, Released())
+      .def("first_epochs", first_epochs,
+           nb::sig("def first_epochs(self) -> collections.abc.Sequence[tuple[bytes, int]]"))
+      .def_prop_ro("records_fd", &Pool::records_fd)
       .def("stats", stats_of_pool)
       .def("oldest", oldest)
       .def_prop_ro("address", [](Pool& pool) { return reinterpret_cast<uintptr_t>(pool.region().base()); })
