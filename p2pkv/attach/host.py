@@ -30,13 +30,15 @@ _WAITING = 64
 class EngineSocket(Resource):
     """Listens at a path, from construction to :meth:`close`. Raises :class:`ConfigError` where it can't."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, setting: str = "attach_listen") -> None:
+        """``setting`` is what errors call it."""
         self.path = path
-        _require_private_folder(Path(path).parent)
+        self._setting = setting
+        _require_private_folder(Path(path).parent, setting)
         deadline = time.monotonic() + _TAKE_S
         while (why := self._bind()) is not None:
             if time.monotonic() >= deadline:
-                raise ConfigError(f"attach_listen is 'unix:{path}': {why}")
+                raise ConfigError(f"{setting} is 'unix:{path}': {why}")
             time.sleep(_LOOK_S)
 
     def _bind(self) -> str | None:
@@ -48,7 +50,7 @@ class EngineSocket(Resource):
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise ConfigError(
-                        f"attach_listen is 'unix:{self.path}': cannot listen there: {error.strerror}"
+                        f"{self._setting} is 'unix:{self.path}': cannot listen there: {error.strerror}"
                     ) from error
                 return self._clear()
             os.chmod(self.path, 0o600)
@@ -62,7 +64,7 @@ class EngineSocket(Resource):
         try:
             if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
                 raise ConfigError(
-                    f"attach_listen is 'unix:{self.path}': something that is no socket lies there"
+                    f"{self._setting} is 'unix:{self.path}': something that is no socket lies there"
                 )
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as visitor:
                 visitor.settimeout(1.0)
@@ -89,16 +91,16 @@ class EngineSocket(Resource):
             pass  # somebody has removed it: nobody finds this node there
 
 
-def _require_private_folder(folder: Path) -> None:
+def _require_private_folder(folder: Path, setting: str) -> None:
     """Make the folder, unless it is there, and refuse one that others can enter."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         info = folder.stat()
     except OSError as error:
-        raise ConfigError(f"attach_listen: cannot use the folder {folder}: {error.strerror}") from error
+        raise ConfigError(f"{setting}: cannot use the folder {folder}: {error.strerror}") from error
     if info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o077:
         raise ConfigError(
-            f"attach_listen: the folder {folder} has mode {stat.S_IMODE(info.st_mode):04o} and belongs to user "
+            f"{setting}: the folder {folder} has mode {stat.S_IMODE(info.st_mode):04o} and belongs to user "
             f"{info.st_uid}; it has to be this user's, with mode 0700: what lies in it leads to every page of this node"
         )
 

@@ -53,12 +53,13 @@ BELOW = {
     "cache": "_native arrays control directory disk errors limited_log memory message_types metrics page peers pool "
     "transports",
     "attach": "_native cache control directory errors limited_log memory metrics page transports",
+    "keeper": "attach errors limited_log transports",
     "explain": "_native control directory disk errors limited_log message_types metrics page pool transports",
     "dashboard": "address control directory errors explain metrics_server",
     "indexer": "directory errors limited_log message_types page",
     "kv_events": "_native disk errors page pool limited_log",
     "parts": "_native address attach cache config control dashboard descriptors directory disk errors explain indexer "
-    "kv_events lifetime limited_log memory metrics metrics_server offers page peers pool tracing transports",
+    "keeper kv_events lifetime limited_log memory metrics metrics_server offers page peers pool tracing transports",
     "node": "_native arrays attach cache config directory errors explain lifetime memory offers page parts peers "
     "transports",
     "__init__": "_native cache config directory errors memory node page peers",
@@ -66,8 +67,8 @@ BELOW = {
     "instances": "address config control directory errors message_types",
     "integrations": "_native address config errors instances limited_log memory message_types metrics node offers page "
     "recompute tracing transfers",
-    "cli": "_native address cache config control descriptors directory disk errors explain instances kv_events memory "
-    "node store_url transports",
+    "cli": "_native address cache config control descriptors directory disk errors explain instances keeper kv_events "
+    "memory node store_url transports",
     "__main__": "cli",
 }
 ONLY = {("peers", "directory"): "directory.view", ("offers", "directory"): "directory.view"}

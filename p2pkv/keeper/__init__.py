@@ -1,0 +1,1 @@
+"""Who keeps the memory of a node's pool while no node has it."""
