@@ -18,6 +18,7 @@ from p2pkv.cli import (
     doctor,
     drain,
     explain,
+    keeper,
     namespace,
     node,
     prefix_index,
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 app.command("doctor")(doctor.doctor)
 app.command("node", epilog=node.NAMES)(node.run)
+app.command("keeper")(keeper.run)
 app.command("settings")(describe.settings)
 app.command("status")(status.status)
 app.command("top")(top.top)

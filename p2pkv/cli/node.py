@@ -78,7 +78,9 @@ def run_until_ended(config: Config) -> None:
 
 def _drained(node: Node, ending: EndingSignals) -> Drained | None:
     """Have the node hand its pages over, if it has not yet; None if it has none, or another signal came first."""
-    if node.config.drain and node.config.pool_nbytes and node.drained is None:
+    # where a keeper has the pages now, the next life of this node goes on with them
+    is_kept = node.counters().get("p2pkv_pool_is_kept") == 1
+    if node.config.drain and node.config.pool_nbytes and not is_kept and node.drained is None:
         node.begin_drain(node.config.drain)
         while node.drained is None and not ending.wait(_LOOK_S / 4, times=2):
             pass

@@ -48,7 +48,7 @@ _TEXTS = (
     *("cuda_library", "huge_pages", "prefault", "copy_kernel", "compression"),
     *("disk_path", "disk_layout", "disk_fsync", "disk_write", "disk_admission", "disk_compression"),
     *("engine_url", "engine_role", "metrics_host", "dashboard_token"),
-    *("attach", "attach_listen"),
+    *("attach", "attach_listen", "keeper"),
     *("kv_events", "kv_events_replay", "kv_events_topic", "indexer", "indexer_token"),
 )
 
@@ -59,6 +59,7 @@ def check(config: Config) -> None:
     _check_values(config)
     _check_addresses(config)
     _check_attaching(config)
+    _check_keeper(config)
 
 
 def _check_texts(config: Config) -> None:
@@ -191,9 +192,11 @@ def _check_addresses(config: Config) -> None:
 
 
 def _check_attaching(config: Config) -> None:
-    for name in ("attach", "attach_listen"):
+    for name in ("attach", "attach_listen", "keeper"):
         value = getattr(config, name)
         path = value.removeprefix("unix:")
+        if name == "keeper" and value == "systemd":
+            continue
         if value and (path == value or not path.startswith("/")):
             raise ConfigError(
                 f"{name} must be unix: and an absolute path, as unix:/run/user/1000/p2pkv/host, not {shown(value)}"
@@ -209,6 +212,7 @@ def _check_attaching(config: Config) -> None:
         return
     for name, is_set in (
         ("attach_listen", config.attach_listen),
+        ("keeper", config.keeper),
         ("disk_size", config.disk_nbytes),
         ("kv_events", config.kv_events),
         ("indexer", config.indexer),
@@ -216,6 +220,23 @@ def _check_attaching(config: Config) -> None:
         if is_set:
             raise ConfigError(
                 f"attach is set, so {name} must not be: that is the business of the host's node"
+            )
+
+
+def _check_keeper(config: Config) -> None:
+    if not config.keeper:
+        return
+    if config.has_drawn_id:
+        raise ConfigError(
+            "keeper is set, but node_id is not: what is kept is found again by it; set node_id as well"
+        )
+    if not config.pool_nbytes:
+        raise ConfigError("keeper is set, but pool_size is 0: there is nothing to keep")
+    for name, is_set in (("disk_size", config.disk_nbytes), ("huge_pages", config.huge_pages != "off")):
+        if is_set:
+            raise ConfigError(
+                f"keeper and {name} are both set, and a node that goes on with its memory does not do that with it "
+                "yet; leave one of them out"
             )
 
 

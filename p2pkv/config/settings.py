@@ -150,6 +150,9 @@ class Config:
     attach_listen: str = ""
     """``unix:/PATH`` where engines of this host attach to this node, whose pool is theirs then; empty: nowhere. The
     folder has to be this user's alone."""
+    keeper: str = ""
+    """Who keeps the pool's memory while this node is restarted, so that it goes on with its pages: ``systemd``, for a
+    service that has a descriptor store, or ``unix:/PATH`` of a ``p2pkv keeper``; empty: nobody. Needs a ``node_id``."""
     attach: str = ""
     """``unix:/PATH`` of the host's node to attach to: this process then has no pool, no disk and no part of the
     directory of its own; empty: it is a node by itself. ``docs/attach.md`` has what an attached engine can do."""

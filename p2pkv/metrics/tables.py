@@ -17,6 +17,9 @@ READINGS = {
     "p2pkv_pool_used_bytes": "Bytes of allocated blocks",
     "p2pkv_pool_pinned_bytes": "Bytes of blocks held by pins",
     "p2pkv_pool_pages": "Committed pages",
+    "p2pkv_pool_is_kept": "1 while a keeper has the pool's memory, so that the next process of this node goes on with "
+    "its pages",
+    "p2pkv_pool_adopted_pages": "Pages that this process has gone on with",
     "p2pkv_pins_bytes": "Bytes of blocks held by pins that calls asked for",
     "p2pkv_guest_pages": "Pages of other nodes in the pool",
     "p2pkv_taken_back_guests_total": "Pages of other nodes taken out because these took them back",

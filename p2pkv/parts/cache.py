@@ -18,7 +18,7 @@ from p2pkv.cache.prefetcher import Prefetcher
 from p2pkv.cache.take_overs import Receiver, TakeOvers
 from p2pkv.cache.touching import Touching
 from p2pkv.cache.working_set import WorkingSetWatch
-from p2pkv.config import HUGE_PAGES, Config
+from p2pkv.config import Config
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
@@ -35,12 +35,10 @@ from p2pkv.memory.staging import DeviceMemory
 from p2pkv.metrics import Metrics, Readings
 from p2pkv.page import Namespace, scopes
 from p2pkv.parts.control import ControlParts
+from p2pkv.parts.kept_pool import KeptPool
 from p2pkv.peers.connections import PeerConnections
-from p2pkv.pool import Pool
 from p2pkv.transports.base import Transport
 
-_GRANULE = 4096
-"""What the pool's blocks are multiples of: a page of memory."""
 OTHER_HOLDERS = 16384
 """Keys whose other holders are remembered: a quarter of the location cache's, 3.5 MiB once all are in use."""
 
@@ -98,29 +96,22 @@ class CacheParts:
             others=self._other_holders,
         )
 
-    def open_pool(self, transports: Sequence[Transport], undo: ExitStack) -> None:
+    def open_pool(self, kept: KeptPool, transports: Sequence[Transport], undo: ExitStack) -> None:
         """Make the pool, and let peers read it. Before this node is a member: a large one takes a minute."""
-        nbytes = -(-self._config.pool_nbytes // _GRANULE) * _GRANULE
-        has_disk = bool(self._config.disk_nbytes)
-        is_behind = self._config.prefault == "behind"
-        # nothing is published, so that nothing names this boot, until `serve` knows the right one
-        self.pool = Pool(
-            nbytes,
-            granule=_GRANULE,
-            owner=self._own_key,
-            boot=0,
-            has_disk=has_disk,
-            huge_page=HUGE_PAGES[self._config.huge_pages],
-            prefault_behind=is_behind,
-            compression=self._config.compression,
-            changes=self._changes,
-        )
-        undo.callback(self.pool.release_memory)
+        self.pool = kept.make(self._changes)
+        self.kept = kept
+        undo.callback(self._end_pool)
         undo.callback(self.pool.close)
+        if kept.is_kept:
+            # before a key is hashed: what a bump took back in the life before is not found in this one either
+            self._control.epochs.raise_to(self.pool.native.first_epochs())
+            self._control.epochs.keep_in(self.pool.native)
+        self._left_epoch = self._control.epochs.own
         self.guests = _native.Guests(self.pool.native, self._control.epochs)
         """It knows which pages of the pool are other nodes', and who has pages of this one."""
         # before it has pages; memory that nobody has touched would say how fast the kernel clears it
-        copies.choose(self._config.copy_kernel, None if is_behind else self.pool.native)
+        is_fresh = self._config.prefault != "behind" and not kept.n_adopted
+        copies.choose(self._config.copy_kernel, self.pool.native if is_fresh else None)
         self._let_peers_read(transports, undo)
         self.directory_server.serve_touches(self.pool.native)
         undo.callback(self.directory_server.serve_touches, None)
@@ -143,6 +134,8 @@ class CacheParts:
         epochs = self._control.epochs
         epochs.take_back_from(self.pool.native, None if self.tier is None else self.tier.native)
         undo.callback(epochs.take_back_from, None, None)
+        if epochs.own != self._left_epoch:
+            self.pool.purge()  # what was left is of before a bump that came while this node was away
         self._tell_events(boot, undo)
         self.followers = Followers(
             self._own_key, self.guests, self._control.client, self._members, self._metrics
@@ -182,6 +175,8 @@ class CacheParts:
         )
         self._is_serving = True
         undo.callback(self.announcer.close)
+        if self.kept.n_adopted:
+            self.announcer.owe_everything()
         self.announcer.start()
         self.directory.on_missed = self.announcer.owe
         self.working_set = WorkingSetWatch(self._metrics.working_set, self.pool, self._published_and_found)
@@ -190,6 +185,11 @@ class CacheParts:
         if config.attach_listen_path:
             self.attach_host = Host(config.attach_listen_path, self._start_host)
             undo.callback(self.attach_host.close)
+
+    def _end_pool(self) -> None:
+        """Leave the memory to a successor, unless its pages were handed over: those are others' now."""
+        has_handed_over = self._is_serving and self.drainer.has_begun
+        self.kept.end(self.pool, is_left=not has_handed_over)
 
     def _start_host(self, listener: int) -> _native.AttachHost:
         return _native.AttachHost.start(
@@ -400,6 +400,7 @@ class CacheParts:
         yield self._of_directory
         yield self.cache.readings
         yield self.working_set.readings
+        yield self.kept.readings
         for part in (self.tier, self.events, self.attach_host):
             if part is not None:
                 yield part.readings

@@ -49,6 +49,7 @@ from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.control import ControlParts
 from p2pkv.parts.figures import Figures, meeting_places
 from p2pkv.parts.indexer import serve_indexer
+from p2pkv.parts.kept_pool import KeptPool
 from p2pkv.peers.connections import PeerConnections
 from p2pkv.tracing import CALLS, STEPS, TRANSFERS, Spans
 from p2pkv.transports.base import Transport, TransportSettings
@@ -120,7 +121,8 @@ class NodeParts:
         if config.raise_nofile:
             raise_limit()
         require_descriptors()
-        require_memory(config.registered_nbytes, available_memory())
+        kept = KeptPool(config, self.own_key, undo)
+        require_memory(config.registered_nbytes - kept.left_nbytes, available_memory())
         self.control = ControlParts(config, undo)
         self._engine = make_engine(config.membership, self.control.keys, config.cluster)
         self._start_transports(undo, extra_transports)
@@ -146,7 +148,7 @@ class NodeParts:
         )
         """None where ``pool_size`` is 0: such a node makes and takes offers, and has no pages and no shard."""
         if self.caching is not None:
-            self.caching.open_pool(self.transports, undo)
+            self.caching.open_pool(kept, self.transports, undo)
         else:
             copies.choose(config.copy_kernel, None)
         self.epochs = self._keep_epochs(undo)
