@@ -1,0 +1,252 @@
+"""Who keeps the memory of a node's pool: a process, or systemd, while the node is restarted."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster import eventually
+from p2pkv import Config
+from p2pkv.errors import ConfigError
+from p2pkv.keeper.memory import PoolMemory
+from p2pkv.keeper.packets import LONGEST, receive, send
+from p2pkv.keeper.process import ProcessKeeper
+from p2pkv.keeper.server import KeeperServer
+from p2pkv.keeper.systemd import SystemdKeeper
+
+NAME = f"{1:016x}"
+NAMES = (f"p2pkv-pool-{NAME}", f"p2pkv-records-{NAME}")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    (tmp_path / "keeper").mkdir(mode=0o700)
+    return f"{tmp_path}/keeper/s"
+
+
+@contextmanager
+def serving(path: str) -> Iterator[KeeperServer]:
+    server = KeeperServer(path)
+    ending = threading.Event()
+
+    def serve() -> None:
+        while not ending.is_set():
+            server.serve(0.01)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield server
+    finally:
+        ending.set()
+        thread.join()
+        server.close()
+
+
+@contextmanager
+def pool_memory(content: bytes = b"pages") -> Iterator[PoolMemory]:
+    memory = PoolMemory(os.memfd_create("region"), os.memfd_create("records"))
+    for fd in memory:
+        os.write(fd, content)
+    try:
+        yield memory
+    finally:
+        memory.close()
+
+
+def content_of(memory: PoolMemory | None) -> list[bytes]:
+    assert memory is not None
+    try:
+        return [os.pread(fd, 100, 0) for fd in memory]
+    finally:
+        memory.close()
+
+
+def n_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_process_keeps_memory_for_whoever_comes_next(path: str) -> None:
+    before = n_descriptors()
+    with serving(path) as server:
+        first = ProcessKeeper(path, NAME)
+        assert first.take() is None
+        assert not first.is_keeping
+        with pool_memory() as memory:
+            first.keep(memory)
+        assert first.is_keeping
+        first.close()
+        second = ProcessKeeper(path, NAME)
+        assert content_of(second.take()) == [b"pages"] * 2
+        other = ProcessKeeper(path, f"{2:016x}")
+        assert other.take() is None
+        other.close()
+        with pool_memory(b"later") as memory:
+            second.keep(memory)
+        assert content_of(second.take()) == [b"later"] * 2
+        assert server.n_kept == 1
+        second.drop()
+        assert second.take() is None
+        assert not second.is_keeping
+        second.close()
+        second.close()
+    assert n_descriptors() == before
+
+
+def test_a_keeper_that_is_restarted_gets_the_memory_again(path: str) -> None:
+    with pool_memory() as memory:
+        with serving(path):
+            keeper = ProcessKeeper(path, NAME)
+            keeper.keep(memory)
+        eventually(lambda: not keeper.is_keeping, 5.0)
+        with serving(path) as server:
+            eventually(lambda: keeper.is_keeping, 5.0)
+            assert server.n_kept == 1
+            keeper.close()
+            successor = ProcessKeeper(path, NAME)
+            assert content_of(successor.take()) == [b"pages"] * 2
+            successor.close()
+
+
+def test_nonsense_is_refused_and_costs_no_descriptor(path: str) -> None:
+    with serving(path) as server, pool_memory() as memory:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as visitor:
+            visitor.settimeout(20.0)
+            visitor.connect(path)
+            send(visitor, f"1 GIVE {NAME}")
+            assert receive(visitor) == ("NONE", [])  # the visitor has been let in, which takes a descriptor
+            before = n_descriptors()
+            for text in (
+                "2 GIVE a",
+                "1 KEEP a",
+                "1 TAKE a",
+                "1 GIVE a/b",
+                "1 GIVE " + "a" * 65,
+                "x" * LONGEST,
+            ):
+                send(visitor, text, memory if text.startswith("1 G") else None)
+                assert receive(visitor)[0].split()[0] in ("REFUSED",), text
+            read, write = os.pipe()
+            send(visitor, "1 KEEP a", PoolMemory(read, write))  # no memory
+            assert receive(visitor)[0].startswith("REFUSED")
+            PoolMemory(read, write).close()
+            assert n_descriptors() == before
+        assert server.n_kept == 0
+
+
+def test_no_keeper_is_an_error_that_says_what_to_do(path: str) -> None:
+    before = n_descriptors()
+    with pytest.raises(ConfigError, match="start one with p2pkv keeper unix:"):
+        ProcessKeeper(path, NAME)
+    assert n_descriptors() == before
+
+
+class FakeSystemd:
+    """Stores what a service hands over, by name, as systemd's manager does."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(path)
+        self._socket.settimeout(20.0)
+        self.stored: dict[str, list[int]] = {}
+
+    def hear(self, n_messages: int) -> None:
+        for _ in range(n_messages):
+            text, fds, _, _ = socket.recv_fds(self._socket, 4096, 4)
+            lines = dict(line.split("=", 1) for line in text.decode().splitlines())
+            if "FDSTORE" in lines:
+                assert lines["FDPOLL"] == "0"
+                self.stored.setdefault(lines["FDNAME"], []).extend(fds)
+            else:
+                assert lines["FDSTOREREMOVE"] == "1"
+                for fd in self.stored.pop(lines["FDNAME"], []):
+                    os.close(fd)
+
+    def close(self) -> None:
+        self._socket.close()
+        for fd in (fd for fds in self.stored.values() for fd in fds):
+            os.close(fd)
+
+
+def test_systemd_keeps_one_pool_by_name(tmp_path: Path) -> None:
+    systemd = FakeSystemd(f"{tmp_path}/notify")
+    keeper = SystemdKeeper(NAME, {"NOTIFY_SOCKET": f"{tmp_path}/notify"})
+    assert keeper.take() is None
+    for content in (b"pages", b"later"):
+        with pool_memory(content) as memory:
+            keeper.keep(memory)
+        systemd.hear(4)  # what was kept before is dropped first
+        assert {name: len(fds) for name, fds in systemd.stored.items()} == dict.fromkeys(NAMES, 1)
+    assert keeper.is_keeping
+    assert [os.pread(systemd.stored[name][0], 100, 0) for name in NAMES] == [b"later"] * 2
+    keeper.drop()
+    systemd.hear(2)
+    assert not systemd.stored
+    keeper.close()
+    systemd.close()
+
+
+_AS_SYSTEMD = """
+import fcntl, os, sys
+program, *given = sys.argv[1:]
+for to, fd in enumerate([fcntl.fcntl(int(fd), fcntl.F_DUPFD, 100) for fd in given], start=3):
+    os.dup2(fd, to)
+os.environ["LISTEN_PID"] = str(os.getpid())
+os.execv(sys.executable, [sys.executable, "-c", program])
+"""
+"""A program that runs another one as systemd runs a service that had descriptors stored."""
+
+
+def test_what_systemd_has_kept_comes_back_in_whatever_order() -> None:
+    program = (
+        "import os; from p2pkv.keeper.systemd import SystemdKeeper\n"
+        f"keeper = SystemdKeeper('{NAME}'); memory = keeper.take()\n"
+        "print([os.pread(fd, 9, 0) for fd in memory], os.get_inheritable(3), keeper.is_keeping)\n"
+        "print('LISTEN_FDS' in os.environ, SystemdKeeper('0').take())"
+    )
+    with pool_memory(b"region") as (region, _), pool_memory(b"records") as (_, records):
+        environ = {"LISTEN_FDS": "2", "LISTEN_FDNAMES": f"{NAMES[1]}:{NAMES[0]}", "NOTIFY_SOCKET": "/nowhere"}
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _AS_SYSTEMD, program, str(records), str(region)],
+            pass_fds=(records, region),
+            env=os.environ | environ,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+    assert done.stdout == "[b'region', b'records'] False True\nFalse None\n"
+
+
+def test_systemd_that_can_not_be_told_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="NotifyAccess=main"):
+        SystemdKeeper(NAME, {})
+    keeper = SystemdKeeper(NAME, {"NOTIFY_SOCKET": "/nowhere/notify"})
+    with pytest.raises(ConfigError, match="can't be told"):
+        keeper.drop()
+    keeper.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "node_id is not"),
+        ({"node_id": "a", "pool_size": 0}, "nothing to keep"),
+        ({"node_id": "a", "disk_size": "1GiB"}, "leave one of them out"),
+        ({"node_id": "a", "huge_pages": "2MiB"}, "leave one of them out"),
+        ({"node_id": "a", "attach": "unix:/a/b"}, "keeper must not be"),
+        ({"node_id": "a", "keeper": "/a/b"}, "unix: and an absolute path"),
+    ],
+)
+def test_what_a_keeper_does_not_go_with_is_said(settings: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        Config.load({"keeper": "systemd", **settings}, environ={})
+    Config(node_id="a", keeper="systemd")
