@@ -1,0 +1,160 @@
+"""A node that goes on with the pool of the life before: what it finds there, and what it does not."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cluster import eventually
+from p2pkv import Config, Node
+from p2pkv.errors import ConfigError
+from p2pkv.keeper.server import KeeperServer
+from pages import fill, wrong
+
+KEYS = [f"page-{i}" for i in range(32)]
+LATER = [f"later-{i}" for i in range(320)]
+NBYTES = 16 * 1024
+_NEVER_S = 86400.0
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[str]:
+    """Run a keeper's process, but in a thread, and return its address."""
+    (tmp_path / "keeper").mkdir(mode=0o700)
+    server = KeeperServer(f"{tmp_path}/keeper/s")
+    ending = threading.Event()
+
+    def serve() -> None:
+        while not ending.is_set():
+            server.serve(0.01)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield f"unix:{tmp_path}/keeper/s"
+    ending.set()
+    thread.join()
+    server.close()
+
+
+def config(keeper: str, **settings: object) -> Config:
+    given = {"node_id": "host", "pool_size": "4MiB", "keeper": keeper, "deadline": 20.0} | settings
+    return Config.load(given, environ={})
+
+
+def publish(node: Node, keys: list[str]) -> None:
+    rows = np.zeros((len(keys), NBYTES), np.uint8)
+    node.register_memory(rows)
+    fill(rows, keys)
+    assert node.publish(keys, rows).all()
+
+
+def fetch(node: Node, keys: list[str]) -> int:
+    """Return how many of the pages are found; each is what it was."""
+    rows = np.zeros((len(keys), NBYTES), np.uint8)
+    node.register_memory(rows)
+    outcomes = node.fetch(keys, rows)
+    assert wrong(rows, keys, outcomes) == []
+    return int(np.count_nonzero(outcomes))
+
+
+def adopted(node: Node) -> float:
+    return node.counters()["p2pkv_pool_adopted_pages"]
+
+
+def test_a_successor_has_the_pages_and_goes_on(keeper: str) -> None:
+    with Node.start(config(keeper)) as first:
+        publish(first, KEYS)
+        assert first.counters()["p2pkv_pool_is_kept"] == 1
+        first.retract(KEYS[:4])
+        boot = next(member.boot_epoch for member in first.members())
+    with Node.start(config(keeper)) as second:
+        assert adopted(second) == len(KEYS) - 4
+        assert fetch(second, KEYS) == len(KEYS) - 4
+        assert next(member.boot_epoch for member in second.members()) > boot
+        for first in range(0, len(LATER), 64):  # more than there is room for
+            publish(second, LATER[first : first + 64])
+        fetch(second, KEYS)
+    with Node.start(config(keeper)) as third:
+        assert fetch(third, LATER) == adopted(third) > 0
+
+
+def test_others_and_engines_find_them_again(keeper: str, tmp_path: Path) -> None:
+    (tmp_path / "host").mkdir(mode=0o700)
+    settings = {"attach_listen": f"unix:{tmp_path}/host/s", "directory_check": _NEVER_S}
+    first = Node.start(config(keeper, **settings))
+    publish(first, KEYS)
+    join = {"join": [first.address]}
+    with (
+        Node.start(Config(node_id="other", pool_size="1MiB", deadline=20.0, **join)) as other,
+        Node.start(Config(node_id="engine", attach=settings["attach_listen"], deadline=20.0)) as engine,
+    ):
+        join = {"join": [other.address]}
+        for reader in (other, engine):
+            eventually(lambda reader=reader: fetch(reader, KEYS) == len(KEYS), 10.0)
+        first.close()
+        with Node.start(config(keeper, **settings, **join)):
+            for reader in (other, engine):
+                eventually(lambda reader=reader: fetch(reader, KEYS) == len(KEYS), 10.0)
+
+
+def test_what_a_bump_took_back_is_not_found_by_a_successor(keeper: str) -> None:
+    with Node.start(config(keeper)) as first:
+        publish(first, KEYS)
+        first.bump()
+        assert fetch(first, KEYS) == 0
+        publish(first, KEYS[:3])
+    with Node.start(config(keeper)) as second:
+        assert fetch(second, KEYS) == 3
+        assert second.epoch > 0
+
+
+def test_a_bump_of_another_namespace_is_known_to_a_successor(keeper: str) -> None:
+    with Node.start(config(keeper)) as first:
+        epoch = first.bump("elsewhere").epoch
+    with Node.start(config(keeper, namespace="elsewhere")) as second:
+        assert second.epoch == epoch
+
+
+def test_a_node_that_has_drained_leaves_nothing(keeper: str) -> None:
+    with Node.start(config(keeper)) as first:
+        publish(first, KEYS)
+        first.drain(0.1)
+    with Node.start(config(keeper)) as second:
+        assert adopted(second) == 0
+        assert fetch(second, KEYS) == 0
+
+
+def test_memory_of_another_size_is_left_alone_and_a_new_one_made(
+    keeper: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Node.start(config(keeper)) as first:
+        publish(first, KEYS)
+    with caplog.at_level(logging.WARNING), Node.start(config(keeper, pool_size="8MiB")) as second:
+        assert adopted(second) == 0
+        publish(second, KEYS)
+    assert "this one starts empty: cannot make a pool: it has" in caplog.text
+    with Node.start(config(keeper, pool_size="8MiB")) as third:
+        assert fetch(third, KEYS) == len(KEYS)
+
+
+def test_two_nodes_of_one_id_do_not_write_to_one_pool(keeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2pkv.parts.kept_pool._ENDED_S", 0.1)
+    with Node.start(config(keeper)) as first:
+        publish(first, KEYS)
+        with pytest.raises(ConfigError, match="has not ended: end the process"):
+            Node.start(config(keeper))
+        assert fetch(first, KEYS) == len(KEYS)
+
+
+def test_a_start_that_fails_leaves_what_was_left(keeper: str) -> None:
+    with Node.start(config(keeper)) as first:
+        publish(first, KEYS)
+    with pytest.raises(ConfigError):
+        Node.start(config(keeper, copy_kernel="of another CPU"))
+    with Node.start(config(keeper)) as third:
+        assert fetch(third, KEYS) == len(KEYS)
