@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -10,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv import Config, Node, SharedRegion
+from p2pkv.keeper.server import KeeperServer
+from p2pkv.testing.nursery import nursery
 from p2pkv.testing.processes import ChildProcess, obey, say
 
-_TESTS = Path(__file__).resolve().parents[1]
+_PROGRAM = str(Path(__file__).resolve())
 VICTIM_PAGES, VICTIM_NBYTES = 8, 16384
 _NEVER_S = 86400.0
 """Of ``directory_check``: what an owner of entries was not told of is not looked for, so somebody has to say it."""
@@ -20,12 +21,8 @@ _NEVER_S = 86400.0
 
 def child(role: str, *arguments: str) -> ChildProcess:
     """Start one; it says a line when it is ready."""
-    where = os.pathsep.join(map(str, (_TESTS, _TESTS / "support")))
-    return ChildProcess(
-        [sys.executable, "-m", "hunts.attach_processes", role, *arguments],
-        name=role,
-        environ=os.environ | {"PYTHONPATH": where},
-    )
+    words = [sys.executable, _PROGRAM, role, *arguments]
+    return ChildProcess(words, name=role, popen=nursery(_PROGRAM).popen)
 
 
 def rows_of(memory: NDArray[np.uint8], n: int, nbytes: int) -> NDArray[np.uint64]:
@@ -54,7 +51,7 @@ class Other:
         return {key: np.unique(row)[:4].tolist() for key, row, outcome in pages if outcome}
 
 
-def be_host(path: str, join: str) -> None:
+def be_host(path: str, join: str, keeper: str = "") -> None:
     """Be the node until stdin ends."""
     config = Config(
         node_id="host",
@@ -63,10 +60,19 @@ def be_host(path: str, join: str) -> None:
         pool_size="256MiB",
         replicas=1,
         directory_check=_NEVER_S,
+        keeper=keeper,
     )
-    with Node.start(config):
-        say("ready")
+    with Node.start(config) as node:
+        say(int(node.counters().get("p2pkv_pool_adopted_pages", 0)))
         sys.stdin.read()
+
+
+def be_keeper(path: str) -> None:
+    """Keep the node's memory until killed."""
+    server = KeeperServer(path)
+    say("ready")
+    while True:
+        server.serve()
 
 
 def be_other() -> None:
@@ -91,11 +97,18 @@ def be_victim(name: str, path: str) -> None:
             say(batch)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Be who the arguments say."""
     role, *arguments = sys.argv[1:]
     if role == "host":
         be_host(*arguments)
     elif role == "other":
         be_other()
+    elif role == "keeper":
+        be_keeper(*arguments)
     else:
         be_victim(role, *arguments)
+
+
+if __name__ == "__main__":
+    main()
