@@ -125,7 +125,10 @@ class KeptPool:
             self._leaving = pool
         else:
             pool.release_memory()
-            self._keeper.drop()
+            try:
+                self._keeper.drop()
+            except ConfigError as error:  # what it may have of this node has no page in it any more
+                _log.warning("%s; end it if it does not come back, for it may hold the pool's memory", error)
 
     def _leave(self) -> None:
         self._let_go()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,14 @@ _NEVER_S = 86400.0
 @pytest.fixture
 def keeper(tmp_path: Path) -> Iterator[str]:
     """Run a keeper's process, but in a thread, and return its address."""
-    (tmp_path / "keeper").mkdir(mode=0o700)
-    server = KeeperServer(f"{tmp_path}/keeper/s")
+    with kept_at(tmp_path) as address:
+        yield address
+
+
+@contextmanager
+def kept_at(folder: Path) -> Iterator[str]:
+    (folder / "keeper").mkdir(mode=0o700)
+    server = KeeperServer(f"{folder}/keeper/s")
     ending = threading.Event()
 
     def serve() -> None:
@@ -35,10 +42,12 @@ def keeper(tmp_path: Path) -> Iterator[str]:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    yield f"unix:{tmp_path}/keeper/s"
-    ending.set()
-    thread.join()
-    server.close()
+    try:
+        yield f"unix:{folder}/keeper/s"
+    finally:
+        ending.set()
+        thread.join()
+        server.close()
 
 
 def config(keeper: str, **settings: object) -> Config:
@@ -127,6 +136,18 @@ def test_a_node_that_has_drained_leaves_nothing(keeper: str) -> None:
     with Node.start(config(keeper)) as second:
         assert adopted(second) == 0
         assert fetch(second, KEYS) == 0
+
+
+def test_a_node_that_has_drained_closes_though_its_keeper_has_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with kept_at(tmp_path) as keeper:
+        node = Node.start(config(keeper))
+        publish(node, KEYS)
+        node.drain(0.1)
+    with caplog.at_level(logging.WARNING):
+        node.close()
+    assert "does not answer" in caplog.text
 
 
 def test_memory_of_another_size_is_left_alone_and_a_new_one_made(
