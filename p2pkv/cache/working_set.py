@@ -39,6 +39,9 @@ class WorkingSetWatch(Resource):
         self._pool = pool
         self._counted = counted
         self._log = LimitedLog(_log)
+        self._turning = (
+            threading.Lock()
+        )  # held for a turn: a slow one must not undo what a later one has found
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._told = (0.0, 0.0)
@@ -53,9 +56,10 @@ class WorkingSetWatch(Resource):
 
     def turn(self) -> None:
         """Look at all pages that are there, and estimate anew. What is counted comes first: nothing is, unseen."""
-        counted = self._counted()
-        self._working_set.look(self._listed(), lambda: self._closing.wait(_REST_S))
-        self._told, self._readings = counted, self._working_set.readings(*counted)
+        with self._turning:
+            counted = self._counted()
+            self._working_set.look(self._listed(), lambda: self._closing.wait(_REST_S))
+            self._told, self._readings = counted, self._working_set.readings(*counted)
 
     def turn_of_all(self) -> None:
         """Estimate anew for the whole cluster, if that is this member's to do; blocks while the others are asked.
