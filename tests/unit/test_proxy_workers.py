@@ -100,7 +100,15 @@ def until(holds: Callable[[], bool]) -> None:
 def children(pid: int) -> list[int]:
     """Return the workers: other children have no port of theirs."""
     found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [child for child in found if b"spawn_main" in command_of(child)]
+
+
+def command_of(pid: int) -> bytes:
+    """Return the command line of a process, nothing of one that has ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 def is_ready(url: str) -> bool:
