@@ -74,7 +74,8 @@ AT_START = frozenset(
         "tracing",
         "workers",
         "lifetime",
-        "verbose",
+        "log_format",
+        "log_level",
     }
 )
 """Options of the command line alone: what they name is there from the start to the end."""
