@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
@@ -22,7 +21,6 @@ from p2pkv.config import Config
 from p2pkv.directory.announcer import Announcer
 from p2pkv.directory.channels import DirectoryChannels
 from p2pkv.directory.client import DirectoryClient
-from p2pkv.directory.ring import Ring
 from p2pkv.directory.view import Member, View, node_key
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import ConfigError
@@ -34,6 +32,7 @@ from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
 from p2pkv.metrics import Metrics, Readings
 from p2pkv.page import Namespace, scopes
+from p2pkv.parts.cache_figures import CacheFigures
 from p2pkv.parts.control import ControlParts
 from p2pkv.parts.kept_pool import KeptPool
 from p2pkv.peers.connections import PeerConnections
@@ -66,11 +65,11 @@ class CacheParts:
         self._is_serving = False
         self._boot = 0
         self.attach_host: Host | None = None
-        self._share: tuple[Ring, float] | None = None
         """What engines of this host attach to; None where ``attach_listen`` is not set."""
         self.on_drain: Callable[[], None] = lambda: None
         """Called when this node begins to hand its pages over, to leave: it tells its peers."""
         self._others: Mapping[int, Member] = {}  # the members that pages are read from, by their keys
+        self.figures = CacheFigures(self, control, metrics, own_key)
         self._changes = _native.ChangeLog(LOG_CAPACITY if config.kv_events else 0, control.history)
         self.events: EventFeed | None = None
         """None where `kv_events` is not set, and before `serve`."""
@@ -179,7 +178,9 @@ class CacheParts:
             self.announcer.owe_everything()
         self.announcer.start()
         self.directory.on_missed = self.announcer.owe
-        self.working_set = WorkingSetWatch(self._metrics.working_set, self.pool, self._published_and_found)
+        self.working_set = WorkingSetWatch(
+            self._metrics.working_set, self.pool, self.figures.published_and_found
+        )
         undo.callback(self.working_set.close)
         self.working_set.start()
         if config.attach_listen_path:
@@ -375,78 +376,13 @@ class CacheParts:
         """Return how many pages peers were asked for so far, and how many of them were found."""
         return self.directory.asked()
 
-    def _published_and_found(self) -> tuple[float, float]:
-        """Return how many pages were computed here so far, attached engines' too, and how many calls here found.
-
-        What is computed is published; but who only fetches, and computes nothing for others, has missed it.
-        """
-        missed = sum(self._metrics.missed_pages.values().values())
-        published = self._metrics.published_pages.value
-        if self.attach_host is not None:
-            published += self.attach_host.readings()["p2pkv_attach_stored_pages_total"]
-        return max(published, missed), self.cache.n_fetched
-
-    def _next_out_age(self) -> float:
-        """Return how long ago the page came that is evicted next; if that is forgotten, how far memory reaches."""
-        page = self.pool.native.oldest()
-        if page is None:
-            return 0.0
-        came, forgets = self._control.history.stored_at(page), self._control.history.reach()[0]
-        return max(0.0, time.time() - (forgets if came is None else came))
-
     def readings(self) -> Iterator[Readings]:
         """Yield what is counted, by the names of the metrics, in parts that take the interpreter for a moment each."""
-        yield self._of_pool
-        yield self._of_directory
+        yield self.figures.of_pool
+        yield self.figures.of_directory
         yield self.cache.readings
         yield self.working_set.readings
         yield self.kept.readings
         for part in (self.tier, self.events, self.attach_host):
             if part is not None:
                 yield part.readings
-
-    def _of_pool(self) -> dict[str, float]:
-        guests, pool = self.guests.stats(), self.pool.stats()
-        return {
-            "p2pkv_pool_capacity_bytes": pool["capacity"],
-            "p2pkv_pool_used_bytes": pool["used"],
-            "p2pkv_pool_pinned_bytes": pool["pinned_bytes"],
-            "p2pkv_pool_pages": pool["pages"],
-            "p2pkv_pins_bytes": self.pins.nbytes,
-            "p2pkv_guest_pages": guests["pages"],
-            "p2pkv_taken_back_guests_total": guests["taken_back"],
-            "p2pkv_lost_sources_total": guests["sources_lost"],
-            "p2pkv_followers": len(self.guests.followers()),
-            "p2pkv_draining": float(self.drainer.has_begun),
-            "p2pkv_prefetches": self.prefetcher.n_waiting,
-            "p2pkv_pool_next_out_age_seconds": self._next_out_age(),
-            "p2pkv_untold_evictions": pool["untold_evictions"],
-            "p2pkv_stored_pages_total": pool["stored_pages"],
-            "p2pkv_evicted_pages_total": pool["evicted_pages"],
-            "p2pkv_no_room_pages_total": pool["no_room_pages"],
-            "p2pkv_dropped_evictions_total": pool["dropped_evictions"],
-            "p2pkv_packing": pool["is_packing"],
-            "p2pkv_packed_pages_total": pool["packed_pages"],
-            "p2pkv_packing_bytes_total": pool["tried_bytes"],
-            "p2pkv_packing_stored_bytes_total": pool["tried_stored_bytes"],
-            "p2pkv_packing_seconds_total": pool["packing_nanoseconds"] / 1e9,
-        }
-
-    def _of_directory(self) -> dict[str, float]:
-        shard, directory = self._control.shard.stats(), self.directory_server.stats()
-        return {
-            "p2pkv_shard_entries": shard["entries"],
-            "p2pkv_shard_tombstones": shard["tombstones"],
-            "p2pkv_shard_bytes": shard["nbytes"],
-            "p2pkv_directory_requests_total": directory["requests"],
-            "p2pkv_directory_channels": directory["channels"],
-            "p2pkv_heard_touches_total": directory["touches"],
-            "p2pkv_ring_share_ratio": self._ring_share(),
-        }
-
-    def _ring_share(self) -> float:
-        """Return this node's part of the ring, which takes a while to find and seldom changes."""
-        ring = self.directory.ring
-        if self._share is None or self._share[0] is not ring:
-            self._share = ring, ring.share(self._own_key)
-        return self._share[1]
