@@ -10,13 +10,7 @@ from contextlib import ExitStack
 
 from p2pkv import transports
 from p2pkv._native import FaultyFiles
-from p2pkv.cache.drained import asked_seconds, encode_drained
 from p2pkv.config import Config
-from p2pkv.control.counters import encode_counters
-from p2pkv.control.questions import QuestionServer
-from p2pkv.control.wire import Kind
-from p2pkv.dashboard.cluster import ClusterReading
-from p2pkv.dashboard.site import Site
 from p2pkv.descriptors import raise_limit, require_descriptors
 from p2pkv.directory.epochs import EpochKeeper
 from p2pkv.directory.membership.base import Identity, Listeners, Membership
@@ -31,9 +25,7 @@ from p2pkv.disk.tier import disk_folder
 from p2pkv.errors import MembershipError
 from p2pkv.explain.asking import Explainer
 from p2pkv.explain.requests import Requests
-from p2pkv.explain.watch import NamespaceWatch
 from p2pkv.explain.witness import Witness
-from p2pkv.explain.working_sets import WorkingSets
 from p2pkv.lifetime import Gate
 from p2pkv.memory import copies
 from p2pkv.memory.available import available_memory, require_memory
@@ -42,13 +34,12 @@ from p2pkv.memory.registrations import Registrations
 from p2pkv.memory.staging import DeviceMemory
 from p2pkv.memory.staging import use_library as use_cuda_library
 from p2pkv.metrics import BoundedPeers, Metrics, Readings
-from p2pkv.metrics_server import MetricsServer
 from p2pkv.offers.transfers import Transfers, start_offers
 from p2pkv.page import Keys, Namespace
+from p2pkv.parts.answers import answer_questions, serve_http
 from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.control import ControlParts
 from p2pkv.parts.figures import Figures, meeting_places
-from p2pkv.parts.indexer import serve_indexer
 from p2pkv.parts.kept_pool import KeptPool
 from p2pkv.peers.connections import PeerConnections
 from p2pkv.tracing import CALLS, STEPS, TRANSFERS, Spans
@@ -85,8 +76,6 @@ class NodeParts:
         self._config = config
         self._disk_faults = disk_faults  # for tests: what the calls of the disk tier go through
         self.own_key = node_key(config.node_id)
-        self.metrics_port: int | None = None
-        self.indexer_port: int | None = None
         self.routers = KnownRouters()
         """Whoever serves requests before engines, and has told this node so."""
         self._started = time.time()
@@ -109,20 +98,33 @@ class NodeParts:
         config = self._config
         self.metrics = Metrics()
         requests = Requests(self._ids)
-        spans = (
-            Spans(
-                {"p2pkv.node": config.node_id, "p2pkv.namespace": config.namespace},
-                self.metrics.timings.watch,
-                requests.heard,
-            )
-            if config.tracing
-            else None
-        )
+        spans = self._make_spans(requests)
         if config.raise_nofile:
             raise_limit()
         require_descriptors()
         kept = KeptPool(config, self.own_key, undo)
         require_memory(config.registered_nbytes - kept.left_nbytes, available_memory())
+        self._connect(undo, gate, extra_transports)
+        self._make_cache(undo, kept, requests)
+        self.epochs = self._keep_epochs(undo)
+        self.membership = self._join(undo, clock, timing)
+        self.epochs.learn(time.monotonic() + _LEARN_S)  # before anything is published
+        self.epochs.start()
+        self._begin_serving(undo, spans)
+        self._watch_figures()
+        answer_questions(self, config, undo)
+        self.indexer_port, self.metrics_port = serve_http(self, config, undo)
+
+    def _make_spans(self, requests: Requests) -> Spans | None:
+        config = self._config
+        if not config.tracing:
+            return None
+        attributes = {"p2pkv.node": config.node_id, "p2pkv.namespace": config.namespace}
+        return Spans(attributes, self.metrics.timings.watch, requests.heard)
+
+    def _connect(self, undo: ExitStack, gate: Gate, extra_transports: Sequence[Transport]) -> None:
+        """Have what peers are spoken to with and read over, and memory for it."""
+        config = self._config
         self.control = ControlParts(config, undo)
         self._engine = make_engine(config.membership, self.control.keys, config.cluster)
         self._start_transports(undo, extra_transports)
@@ -134,6 +136,9 @@ class NodeParts:
         team = copies.hire(config.copy_threads)
         if team is not None:
             undo.callback(team.close)
+
+    def _make_cache(self, undo: ExitStack, kept: KeptPool, requests: Requests) -> None:
+        config = self._config
         namespace = Namespace(config.namespace, self.control.epochs)
         self.witness = Witness(
             config.node_id, namespace, self.control.epochs, self.control.shard, self.control.history, requests
@@ -151,10 +156,9 @@ class NodeParts:
             self.caching.open_pool(kept, self.transports, undo)
         else:
             copies.choose(config.copy_kernel, None)
-        self.epochs = self._keep_epochs(undo)
-        self.membership = self._join(undo, clock, timing)
-        self.epochs.learn(time.monotonic() + _LEARN_S)  # before anything is published
-        self.epochs.start()
+
+    def _begin_serving(self, undo: ExitStack, spans: Spans | None) -> None:
+        """Offer and cache under this life's boot epoch; one that came meanwhile counts from the beginning."""
         boot = self.membership.boot_epoch
         self.offers.announce(self.own_key, boot)
         if self.caching is not None:
@@ -171,7 +175,9 @@ class NodeParts:
             self._trace(spans)
         if self.membership.boot_epoch != boot:
             self._rebooted(self.membership.boot_epoch)
-        figures = Figures(config, self.membership.view, self.transports, self._started)
+
+    def _watch_figures(self) -> None:
+        figures = Figures(self._config, self.membership.view, self.transports, self._started)
         for read in self._readings(figures):
             self.metrics.watch(read)
         for read_labelled in (
@@ -181,27 +187,6 @@ class NodeParts:
             figures.rails,
         ):
             self.metrics.watch_labelled(read_labelled)
-        self._answer_questions(undo)
-        if config.indexer and self.caching is not None:
-            indexer = serve_indexer(
-                config,
-                self.caching.directory,
-                self.control,
-                lambda: self.membership.view().present(),
-                self.metrics,
-            )
-            undo.callback(indexer.close)
-            self.indexer_port = indexer.port
-        if config.metrics_port is not None:
-            server = MetricsServer(
-                config.metrics_host or self.control.host,
-                config.metrics_port,
-                self.metrics,
-                self._not_ready,
-                self._site(config.metrics_host or self.control.host).answer,
-            )
-            undo.callback(server.close)
-            self.metrics_port = server.port
 
     def _trace(self, spans: Spans) -> None:
         spans.trace(self.transfers, TRANSFERS)
@@ -212,39 +197,7 @@ class NodeParts:
         assert self.caching is not None
         return self.caching.cache.hash(keys)[1]
 
-    def _answer_questions(self, undo: ExitStack) -> None:
-        """Say to whoever asks what is counted here and what became of pages."""
-        loop = self.control.server.loop
-        counters = QuestionServer(loop, Kind.COUNTERS, lambda _: encode_counters(self.metrics.counters()))
-        undo.callback(counters.close)
-        if self.caching is not None:
-            self.witness.know_pool(self.caching.pool, self.caching.tier, self.caching.working_set.share)
-            self.witness.know_fetches(self.caching.cache.hot_pages)
-            self.caching.working_set.gather = WorkingSets(
-                self._config.node_id, lambda: self.membership.view().present(), self.explainer.ask
-            ).gather
-            watch = NamespaceWatch(self._config.namespace, self.caching.looked_up, self.explainer.ask)
-            undo.callback(watch.close)
-            self.metrics.watch(watch.readings)
-            watch.start()
-            self.caching.on_drain = self.membership.drain
-            undo.callback(QuestionServer(loop, Kind.DRAIN, self._answer_drain).close)
-        undo.callback(QuestionServer(loop, Kind.EXPLAIN, self.witness.answer).close)
-
-    def _answer_drain(self, body: bytes) -> bytes:
-        """Begin to drain, if this node has not, and say what has become of its pages, once that is known."""
-        assert self.caching is not None
-        self.caching.drainer.begin(asked_seconds(body, self._config.drain))
-        return encode_drained(self.caching.drainer.drained)
-
-    def _site(self, host: str) -> Site:
-        config = self._config
-        reading = ClusterReading(
-            config.node_id, config.cluster, self.control.client, self.membership.view, self.metrics.counters
-        )
-        return Site(host, config.dashboard_token, reading.read, self.explainer.explain)
-
-    def _not_ready(self) -> str | None:
+    def not_ready(self) -> str | None:
         """Say why this node should not be given work, if it should not."""
         if self.membership.view().get(self._config.node_id) is None:
             return "this node is no member of its cluster: another one has its node_id"

@@ -94,7 +94,7 @@ def test_it_stores_nothing_new_and_says_so(start: Callable[..., Node]) -> None:
     assert in_pool(node, KEYS[:8]) == [True] * 4 + [False] * 4
     assert node.counters()['p2pkv_unpublished_pages_total{reason="draining"}'] == 4
     assert node.counters()["p2pkv_draining"] == 1
-    assert "is draining" in (node._parts._not_ready() or "")
+    assert "is draining" in (node._parts.not_ready() or "")
     eventually(lambda: [m.condition for m in other.members()] == ["DRAINING", "ALIVE"], 10.0)
     assert node.counters()["p2pkv_ring_share_ratio"] == 0
     assert published(other, KEYS[4:8]) == 4
