@@ -37,8 +37,10 @@ BARE = ["-DP2PKV_WITH_VERBS=OFF", "-DP2PKV_WITH_UCX=OFF"]
 OPTIONS = {
     "ASAN_OPTIONS": "halt_on_error=1:handle_abort=1:detect_stack_use_after_return=1:strict_string_checks=1",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
-    # libzmq is not instrumented: TSan sees what it copies, but not what it synchronizes by.
-    "TSAN_OPTIONS": "halt_on_error=1:handle_abort=1:second_deadlock_stack=1:ignore_noninstrumented_modules=1",
+    # libzmq is not instrumented: TSan sees what it copies, but not what it synchronizes by. And tests that kill the
+    # processes they fork may come after others that have left threads.
+    "TSAN_OPTIONS": "halt_on_error=1:handle_abort=1:second_deadlock_stack=1:ignore_noninstrumented_modules=1:"
+    "die_after_fork=0",
 }
 
 # What says why a run failed: a check, a test that hangs, a sanitizer's last word.

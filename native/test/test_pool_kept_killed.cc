@@ -197,7 +197,13 @@ void hunt(uint64_t n_granules, bool may_evict, uint64_t seed) {
     const pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) live(memory, world, n_granules, its_seed);
-    while (world.n_calls == n_calls) reader.read_until(p2pkv::Deadline::after(0.0005));
+    while (world.n_calls == n_calls) {
+      reader.read_until(p2pkv::Deadline::after(0.0005));
+      if (waitpid(child, nullptr, WNOHANG) != 0) {
+        CHECK(!"a life has ended before anybody killed it");
+        return;
+      }
+    }
     reader.read_until(p2pkv::Deadline::after(static_cast<double>(random() % 4000) / 1e6));
     CHECK_EQ(kill(child, SIGKILL), 0);
     if (life % 2 == 0) CHECK_EQ(waitpid(child, nullptr, 0), child);
