@@ -77,7 +77,8 @@ def kill_leaders(etcd: EtcdServers, secret: Path, n_times: int) -> None:
         thread.stop()
         eventually(lambda: owner.call("counters")["p2pkv_registry_up"] == 1, 10.0)
         eventually(lambda: len(alive(owner)) == 3, 10.0)
-        assert owner.call("counters")["p2pkv_membership_deaths_total"] == n_times, (
+        # Fewer, where a lease had ended before anybody found its node dead.
+        assert owner.call("counters")["p2pkv_membership_deaths_total"] <= n_times, (
             "somebody else died as well"
         )
 
