@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import gc
 import random
-import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 import numpy as np
 from numpy.typing import NDArray
@@ -229,20 +229,16 @@ def _lines_left(ended: ChildProcess) -> list[int]:
 
 def run(seed: int, tally: Tally, stop: Stop) -> None:
     chance = random.Random(seed)
-    folder = tempfile.mkdtemp(prefix="p2pkv-hunt-")
-    try:
-        hunter = Hunter(folder, chance, tally)
-        try:
-            for _ in range(_EVENTS):
-                for _ in range(chance.randint(2, 20)):
-                    if stop():
-                        return
-                    hunter.publish()
-                chance.choice([hunter.kill_an_engine, hunter.kill_the_node])()
-        finally:
-            hunter.close()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="p2pkv-hunt-", ignore_cleanup_errors=True) as folder,
+        closing(Hunter(folder, chance, tally)) as hunter,
+    ):
+        for _ in range(_EVENTS):
+            for _ in range(chance.randint(2, 20)):
+                if stop():
+                    return
+                hunter.publish()
+            chance.choice([hunter.kill_an_engine, hunter.kill_the_node])()
 
 
 HUNT = Hunt(

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import gc
 import random
-import shutil
 import tempfile
 import threading
 import time
+from contextlib import closing
 
 import numpy as np
 
@@ -174,23 +174,19 @@ def _key(value: int) -> str:
 
 def run(seed: int, tally: Tally, stop: Stop) -> None:
     chance = random.Random(seed)
-    folder = tempfile.mkdtemp(prefix="p2pkv-hunt-")
-    try:
-        hunter = Hunter(folder, chance, tally)
-        try:
-            for _ in range(_LIVES):
-                for _ in range(chance.randint(1, 12)):
-                    hunter.publish(5.0)
-                if chance.random() < 0.3:
-                    hunter.bump()
-                    hunter.publish(5.0)
-                hunter.end_a_life()
-                if stop():
-                    return
-        finally:
-            hunter.close()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="p2pkv-hunt-", ignore_cleanup_errors=True) as folder,
+        closing(Hunter(folder, chance, tally)) as hunter,
+    ):
+        for _ in range(_LIVES):
+            for _ in range(chance.randint(1, 12)):
+                hunter.publish(5.0)
+            if chance.random() < 0.3:
+                hunter.bump()
+                hunter.publish(5.0)
+            hunter.end_a_life()
+            if stop():
+                return
 
 
 HUNT = Hunt(
