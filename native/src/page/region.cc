@@ -32,8 +32,8 @@ namespace {
 constexpr unsigned kHugeSizeShift = 26;  // the kernel's MFD_HUGE_SHIFT: above it is the size's logarithm
 constexpr int kKeptSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 constexpr int kSeals = kKeptSeals | F_SEAL_FUTURE_WRITE;
-// Whoever is handed a descriptor can't open another one to write by: the mode forbids it even to this user,
-// unless he changes it.
+// This mode forbids even this user, unless he changes it, to open another descriptor to write by of one that
+// he is handed.
 constexpr mode_t kKeptMode = 0400;
 constexpr size_t kPopulateStep = size_t{2} << 20;
 

@@ -1,4 +1,4 @@
-// What a pool's successor has to know of its pages, in shared memory of its own: a record a granule.
+// Keeps what a pool's successor has to know of its pages, in shared memory of its own: a record a granule.
 //
 // A page's record is written before its word turns even, and not again while it is even, but for when it was
 // used and whose it is. So a process that is killed at any moment leaves a whole record for each page whose
@@ -20,7 +20,7 @@ namespace p2pkv {
 // Not thread-safe: the pool's lock guards it.
 class KeptRecords {
  public:
-  // Of a pool's region. A successor goes on with memory only if all of it is the same.
+  // It describes a pool's region; a successor goes on with memory only if all of it is the same.
   struct Layout {
     uint64_t owner;  // node key
     uint64_t region_nbytes;
@@ -38,10 +38,10 @@ class KeptRecords {
     uint32_t n_granules;
   };
 
-  // Of a new pool; null, with the reason in `error`.
+  // Makes those of a new pool; null, with the reason in `error`.
   static std::unique_ptr<KeptRecords> create(const Layout& layout, std::string* error);
-  // Those that a predecessor has left, who can write no more: `lock` is of `fd`. Null, with the reason in
-  // `error`, and then nothing was changed, if they are of another version or of another pool.
+  // Takes those that a predecessor has left, who can write no more: `lock` is of `fd`. Null, with the reason
+  // in `error`, and then nothing was changed, if they are of another version or of another pool.
   static std::unique_ptr<KeptRecords> adopt(int fd, WriterLock lock, const Layout& layout,
                                             std::string* error);
 
@@ -51,11 +51,11 @@ class KeptRecords {
   void write(uint32_t granule, const Page& page, uint32_t n_granules, uint64_t stamp);
   // The page was used, or is another's or the own one now.
   void use(uint32_t granule, uint64_t stamp, bool is_guest);
-  // What must be known of epochs before keys are hashed.
+  // Writes what must be known of epochs before keys are hashed.
   void write_epochs(const std::vector<NamespaceEpoch>& epochs);
 
-  // All pages whose words, which lie at `words`, are even, in the order of place, and the greatest word of
-  // all. False, with the reason in `error`, if one of them is not what it says or lies in another one.
+  // Reads all pages whose words, which lie at `words`, are even, in the order of place, and the greatest word
+  // of all. False, with the reason in `error`, if one of them is not what it says or lies in another one.
   bool read(const uint8_t* words, std::vector<Left>* pages, uint64_t* greatest, std::string* error) const;
   // False if it can't be told which they are.
   bool read_epochs(std::vector<NamespaceEpoch>* epochs) const;

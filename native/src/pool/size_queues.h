@@ -28,7 +28,7 @@ class SizeQueues {
 
   // The size of blocks for pages of `n_granules`, which stays until `leave` was called as often.
   uint32_t enter(uint32_t n_granules);
-  // The same of exactly these many, however many sizes there are.
+  // Enters a size of exactly these many, however many sizes there are.
   uint32_t enter_exactly(uint32_t n_granules);
   void leave(uint32_t size);
   uint32_t n_granules(uint32_t size) const { return sizes_[size].n_granules; }
@@ -36,7 +36,7 @@ class SizeQueues {
 
   // A committed page, whose `size` is set, as the one used last.
   void link(uint32_t page);
-  // The same of one that was used at `stamp`, and no page of its size later; `now` is not before that.
+  // Links a page that was used at `stamp`: no page of its size was used later, and `now` is not before that.
   void link_used_at(uint32_t page, uint64_t stamp);
   void unlink(uint32_t page);
 

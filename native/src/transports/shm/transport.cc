@@ -82,7 +82,7 @@ class ShmTransport final : public Transport {
       *error = "shm can only make a whole sealed shared region readable, as p2pkv._native.SharedRegion is";
       return UniqueFd();
     }
-    // What the kernel keeps nobody from writing to is handed out by a descriptor that can only be read.
+    // Where the kernel keeps nobody from writing, readers get a descriptor that can only be read.
     UniqueFd copy = is_sealed_for_writers(fd) ? UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 3)) : open_read_only(fd);
     if (!copy)
       *error = std::string("cannot duplicate the descriptor of shared memory: ") + std::strerror(errno);
