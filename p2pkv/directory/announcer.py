@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 
@@ -98,9 +99,8 @@ class Announcer(Resource):
         # Guards what follows; taken by itself in calls, as in DirectoryChannels.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        # Either thread holds it while it puts entries; it guards the next one, and is taken before the other lock.
-        self._putting = threading.Lock()
         self._is_silent = False
+        self._n_putting = 0  # threads that put entries now
         # Every page has been put by one of these at least, but for what is owed.
         self._rings = [directory.ring]
         self._owed = Owed(self._random)
@@ -149,10 +149,23 @@ class Announcer(Resource):
         Blocks until what is being put has been answered, but not beyond ``until``, a time of the clock: a put that is
         on its way when its entry is dropped would bring that back.
         """
-        is_over = self._putting.acquire(timeout=max(0.0, until - self._clock.monotonic()))
-        self._is_silent = True
-        if is_over:
-            self._putting.release()
+        with self._lock:
+            self._is_silent = True
+            self._changed.wait_for(lambda: self._n_putting == 0, max(0.0, until - self._clock.monotonic()))
+
+    @contextmanager
+    def _may_put(self) -> Iterator[bool]:
+        """Say whether entries may be put in this block; :meth:`fall_silent` waits for its end."""
+        with self._lock:
+            may_put = not self._is_silent
+            self._n_putting += may_put
+        try:
+            yield may_put
+        finally:
+            with self._lock:
+                self._n_putting -= may_put
+                if self._is_silent:
+                    self._changed.notify_all()
 
     def _hurry(self) -> None:
         with self._lock:
@@ -223,8 +236,8 @@ class Announcer(Resource):
         sequence = self._directory.next_sequence()
         there, locations = locate(self._pool, self._tier, keys)
         if there.any():
-            with self._putting:
-                if not self._is_silent:
+            with self._may_put() as may_put:
+                if may_put:
                     self._directory.put(keys[there], locations[there], self._deadline(), sequence=sequence)
         if not there.all():
             self._directory.drop_gone(keys[~there], self._deadline(), sequence=sequence)
@@ -237,8 +250,8 @@ class Announcer(Resource):
 
     def step(self) -> float:
         """Put again one batch at most of what is lacking; return how many seconds the next step may wait."""
-        with self._putting:
-            return _IDLE_S if self._is_silent else self._step()
+        with self._may_put() as may_put:
+            return self._step() if may_put else _IDLE_S
 
     def _step(self) -> float:
         doubted = self._directory.take_doubted(_BATCH)
