@@ -17,6 +17,7 @@ namespace {
 
 using p2pkv::AnswerBody;
 using p2pkv::EventStream;
+using p2pkv::Patience;
 using p2pkv::Relay;
 using p2pkv::UniqueFd;
 using End = Relay::End;
@@ -32,12 +33,13 @@ std::string chunk_of(std::string_view data) {
 // An engine and a client on both sides of a relay.
 class Rig {
  public:
-  explicit Rig(Relay::Patience patience = {kLong, kLong}) {
+  explicit Rig(Patience patience = {kLong}, double client_patience = kLong)
+      : patience_(std::make_shared<Patience>(patience)) {
     connect(engine_, engine_side_);
     connect(client_, client_side_);
     name_ =
         relay_.add(engine_side_.get(), client_side_.get(), std::make_shared<AnswerBody>(AnswerBody::kChunked),
-                   std::make_shared<EventStream>(), patience);
+                   std::make_shared<EventStream>(), patience_, client_patience);
     CHECK(name_ != Relay::kNone);
   }
 
@@ -55,6 +57,7 @@ class Rig {
     return heard;
   }
   std::optional<End> end() const { return end_; }
+  Patience& patience() { return *patience_; }
   std::string remove() { return relay_.remove(name_); }
   void leave() { client_.reset(); }
   void hang_up() { engine_.reset(); }
@@ -80,6 +83,7 @@ class Rig {
   }
 
   Relay relay_;
+  std::shared_ptr<Patience> patience_;
   UniqueFd engine_, engine_side_, client_, client_side_;
   uint64_t name_;
   std::optional<End> end_;
@@ -189,10 +193,10 @@ TEST(relay_gives_back_what_a_client_has_not_taken) {
 }
 
 TEST(relay_waits_for_nobody_for_ever) {
-  Rig silent({0, kLong});
+  Rig silent({0});
   silent.sweep();
   CHECK(silent.end() == End::kEngineSilent);
-  Rig slow({kLong, 0});
+  Rig slow({kLong}, 0);
   slow.sweep();
   CHECK(!slow.end());
   for (int i = 0; i < 200; ++i) {
@@ -207,6 +211,19 @@ TEST(relay_waits_for_nobody_for_ever) {
   gone.run();
   CHECK(gone.end() == End::kClientGone);
   gone.run();  // said once
+}
+
+TEST(relay_has_less_patience_with_an_engine_that_fails) {
+  Rig rig({kLong, 0});
+  rig.sweep();
+  CHECK(!rig.end());
+  rig.patience().is_failing = true;
+  rig.patience().is_failing = false;  // it has recovered before anybody looked
+  rig.sweep();
+  CHECK(!rig.end());
+  rig.patience().is_failing = true;
+  rig.sweep();
+  CHECK(rig.end() == End::kEngineSilent);
 }
 
 }  // namespace

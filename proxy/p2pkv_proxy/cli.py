@@ -154,6 +154,14 @@ def proxy(
             min=0.1, metavar="SECONDS", help="For an engine's next bytes; of a whole answer, the request's."
         ),
     ] = 120.0,
+    stalled_after: Annotated[
+        float,
+        typer.Option(
+            min=0.1,
+            metavar="SECONDS",
+            help="For a begun stream's next bytes while its engine's health fails.",
+        ),
+    ] = 20.0,
     request_timeout: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="For a whole request.")
     ] = 900.0,
@@ -219,6 +227,7 @@ def proxy(
             max_body=parse_size("--max-body", max_body),
             body_timeout=body_timeout,
             answer_timeout=answer_timeout,
+            stalled_after=stalled_after,
             request_timeout=request_timeout,
             drain_timeout=drain_timeout,
             attempts=attempts,

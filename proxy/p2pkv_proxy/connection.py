@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from p2pkv._native import AnswerBody
+from p2pkv._native import AnswerBody, Patience
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case."""
@@ -71,8 +71,8 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self.waiting_since = 0.0
         """0 while nobody waits."""
-        self.patience = 0.0
-        """Seconds for the engine's next bytes, of the request it has."""
+        self.patience = Patience(owner.answer_timeout)
+        """With the engine, for the request it has."""
         self.idle_since = 0.0
         self._error: ConnectionFailedError | None = None
         self._is_used = False
@@ -96,16 +96,16 @@ class Connection(asyncio.Protocol):
         self._has_heard = False
         self._is_kept = False
 
-    def send(self, request: bytes, *, patience: float | None = None) -> None:
+    def send(self, request: bytes, *, patience: Patience | None = None) -> None:
         """Send a request. The answer to the one before was read to its end.
 
-        ``patience``: for the engine's next bytes, in seconds; by default the connections' ``answer_timeout``. Raises
+        ``patience``: for the engine's next bytes; by default the connections' ``answer_timeout``. Raises
         :class:`ConnectionFailedError` if the connection has ended by then: a listener that dies ends those that nobody
         has accepted, between the turn of the loop that made one and the turn that uses it.
         """
         assert self._transport is not None
         self._begin()
-        self.patience = self._owner.answer_timeout if patience is None else patience
+        self.patience = Patience(self._owner.answer_timeout) if patience is None else patience
         self._is_used = True
         self._n_requests += 1
         if self.is_closing():  # under uvloop writing would be an error of another kind

@@ -10,6 +10,7 @@ import errno
 import ssl
 import time
 
+from p2pkv._native import Patience
 from p2pkv.address import split_address
 from p2pkv_proxy.connection import Connection, ConnectionFailedError, ShortageError
 
@@ -50,7 +51,7 @@ class Connections:
         return await self._connect(address)
 
     async def ask(
-        self, address: str, request: bytes, *, patience: float | None = None
+        self, address: str, request: bytes, *, patience: Patience | None = None
     ) -> tuple[Connection, int]:
         """Send a request over a connection, as :meth:`get` gives it, and return it with the answer's status.
 
@@ -130,7 +131,7 @@ class Connections:
         )  # first: it must go on whatever happens below
         now = time.monotonic()
         for connection in list(self.open):
-            if connection.waiting_since and now - connection.waiting_since > connection.patience:
+            if connection.waiting_since and now - connection.waiting_since > connection.patience.now:
                 connection.fail("did not answer in time")
         for address, idle in list(self._idle.items()):
             while idle and now - idle[0].idle_since > _KEEP_S:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from p2pkv._native import Patience
 from p2pkv.instances.heartbeat import Role
 from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Interrupt
 from p2pkv_proxy.connection import Connection, ConnectionFailedError, ShortageError
@@ -127,11 +128,14 @@ class Post:
         # an answer in one piece comes when its last token is made, however long that takes; whether the engine still
         # lives is then its health's and heartbeats' business
         is_prompt = is_prefill or prompt.is_stream
-        self._patience = None if is_prompt else settings.request_timeout
+        self._patience = Patience(
+            settings.answer_timeout if is_prompt else settings.request_timeout, settings.stalled_after
+        )
         self._attempt = tracked.begin(
             n_tokens,
             time.monotonic(),
             lambda: interrupt(tracked),
+            patience=self._patience,
             is_prompt=is_prompt,
             n_prompt=prompt.n_tokens,
             work=work,

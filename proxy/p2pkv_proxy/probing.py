@@ -1,4 +1,7 @@
-"""Health checks of the instances that the operator named: those that send heartbeats are checked where they are."""
+"""Health checks of the instances that the operator named: those that send heartbeats are checked where they are.
+
+One that is not heard any more is checked too while it has answers under way: if it is stopped, no connection says so.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ _PATIENCE = 3
 
 
 async def probe(registry: Registry, engines: Engines) -> None:
-    """Check every listed instance about once a second, for ever, each on its own."""
+    """Check all whom the registry wants checked about once a second, for ever, each on its own."""
     # not by their ids: an entry that has changed is another instance of the same id, at another address perhaps
     running: dict[Tracked, asyncio.Task[None]] = {}
     try:
         while True:
-            listed = [tracked for tracked in registry if tracked.is_listed]
-            for gone in [tracked for tracked in running if tracked not in listed]:
+            followed = registry.probed
+            for gone in [tracked for tracked in running if tracked not in followed]:
                 running.pop(gone).cancel()
-            for tracked in listed:
+            for tracked in followed:
                 if tracked not in running:
                     running[tracked] = asyncio.ensure_future(_follow(tracked, registry, engines))
             await asyncio.sleep(_EVERY_S / 4)
@@ -49,7 +52,9 @@ async def _follow(tracked: Tracked, registry: Registry, engines: Engines) -> Non
         n_failed = 0 if is_healthy else n_failed + 1
         if n_failed == _PATIENCE:
             _log.warning("the health check of %s fails: %s", tracked.id, said)
-        is_there = registry.get(tracked.id) is tracked
-        if is_there and (n_failed == 0 or n_failed >= _PATIENCE):
-            registry.note_probe(tracked.id, is_healthy=is_healthy)
+        if n_failed == 0 or n_failed >= _PATIENCE:
+            if tracked.is_listed and registry.get(tracked.id) is tracked:
+                registry.note_probe(tracked.id, is_healthy=is_healthy)
+            else:
+                tracked.note_health(is_failing=not is_healthy)
         await asyncio.sleep(_EVERY_S)

@@ -62,6 +62,7 @@ class Registry:
         self.n_replicas_told = 0
         """How many there are, if another process takes their messages."""
         self.expired = 0
+        self._left_behind: list[Tracked] = []  # gone from here with answers under way
         self.costs = Costs()
         """What prompts take at each of them, learnt."""
         self.on_gone: list[Callable[[str], None]] = [self.costs.forget]
@@ -121,6 +122,13 @@ class Registry:
         tracked = self._tracked.get(instance_id)
         if tracked is not None and tracked.is_listed and not (tracked.is_heard and is_healthy):
             self._set_load(tracked, Load(State.READY if is_healthy else State.FAILING))
+
+    @property
+    def probed(self) -> list[Tracked]:
+        """Those whose health is asked for: who is listed, and who is not heard while answers of it are under way."""
+        self._left_behind = [tracked for tracked in self._left_behind if tracked.in_flight]
+        here = [t for t in self if t.is_listed or (t.in_flight and not t.is_heard)]
+        return here + self._left_behind
 
     def note_elsewhere(self, loads: Mapping[str, tuple[int, int]]) -> None:
         """Take the requests and tokens that the other workers of this router have under way, by instance."""
@@ -217,6 +225,8 @@ class Registry:
             self._tell(tracked.id, f"it is {load.state.value}", level)
             if load.state is State.FAILING:
                 tracked.interrupt_unanswered()
+        if State.FAILING in (load.state, before.state):
+            tracked.note_health(is_failing=load.state is State.FAILING)
 
     def expire(self, late: float = 0.0) -> None:
         """Remove those not heard of in time; their requests without a byte of an answer go elsewhere.
@@ -255,8 +265,10 @@ class Registry:
         self.gone.move_to_end(tracked.id)
         if len(self.gone) > _MOST_GONE:
             self.gone.popitem(last=False)
-        # what has begun to answer goes on: if its instance is dead, its connection says so
+        # what has begun to answer goes on: if its instance is dead, its connection says so, or its health check
         tracked.interrupt_unanswered()
+        if tracked.in_flight:
+            self._left_behind.append(tracked)
         for gone in self.on_gone:
             gone(tracked.id)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from p2pkv import _native
-from p2pkv._native import AnswerBody, EventStream, RelayEnd
+from p2pkv._native import AnswerBody, EventStream, Patience, RelayEnd
 
 _SWEEP_S = 0.1
 
@@ -67,12 +67,12 @@ class Relay:
         return len(self._native)
 
     async def pass_on(
-        self, engine: int, body: AnswerBody, events: EventStream, client: Client, patience: float
+        self, engine: int, body: AnswerBody, events: EventStream, client: Client, patience: Patience
     ) -> RelayEnd | None:
         """Pass the rest of a stream on, and return how it has ended; None if it can't be passed on now.
 
-        ``patience``: for the engine's next bytes, in seconds. Whatever ends the wait, the client may be written to
-        when it has ended.
+        ``patience``: for the engine's next bytes; it may change meanwhile. Whatever ends the wait, the client may be
+        written to when it has ended.
         """
         descriptor = client.descriptor
         if descriptor is None:

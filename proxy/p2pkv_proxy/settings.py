@@ -34,6 +34,10 @@ class Settings:
     slow_after: float = 15.0
     """An instance that has kept a stream or a prompt waiting so long for its first byte is avoided while there are
     others."""
+    stalled_after: float = 20.0
+    """For the next bytes of a stream that has begun, from an instance whose health check fails; then it goes on
+    elsewhere, or is told to be broken. Shorter than ``answer_timeout``, which is for instances of which nothing is
+    known."""
     attempts: int = 3
     """Pairs a request is tried on."""
     resume: Resume = Resume.GREEDY

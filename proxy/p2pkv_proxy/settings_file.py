@@ -48,6 +48,7 @@ class _Settings(msgspec.Struct, forbid_unknown_fields=True):
     strict_pd: bool | UnsetType = UNSET
     pass_unknown: bool | UnsetType = UNSET
     answer_timeout: _Seconds = UNSET
+    stalled_after: _Seconds = UNSET
     request_timeout: _Seconds = UNSET
     body_timeout: _Seconds = UNSET
     drain_timeout: _SecondsOrNone = UNSET

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from p2pkv._native import Patience
 from p2pkv.instances.heartbeat import Instance, Load, State
 from p2pkv_proxy.breaker import Breaker
 from p2pkv_proxy.costs import Costs, Turn, Work
@@ -24,9 +25,11 @@ def _rest(predicted: float, worked: float) -> float:
 class Attempt:
     """One request at one instance, from :meth:`Tracked.begin` to :meth:`Tracked.end`."""
 
-    __slots__ = ("interrupt", "n_tokens", "seconds", "started", "took", "work")
+    __slots__ = ("interrupt", "n_tokens", "patience", "seconds", "started", "took", "work")
 
-    def __init__(self, n_tokens: int, started: float, interrupt: Callable[[], None]) -> None:
+    def __init__(
+        self, n_tokens: int, started: float, interrupt: Callable[[], None], patience: Patience | None
+    ) -> None:
         self.n_tokens = n_tokens
         self.started = started
         self.work: Work | None = None
@@ -37,6 +40,8 @@ class Attempt:
         """What it took the instance, once it has answered."""
         self.interrupt = interrupt
         """Called once if the instance is lost, so that nobody waits for it."""
+        self.patience = patience
+        """With the instance's next bytes."""
 
 
 class Tracked:
@@ -182,17 +187,19 @@ class Tracked:
         now: float,
         interrupt: Callable[[], None],
         *,
+        patience: Patience | None = None,
         is_prompt: bool = True,
         n_prompt: int = 0,
         work: Work | None = None,
     ) -> Attempt:
         """Count a request in. ``is_prompt``: its first byte does not wait for its last token.
 
+        ``patience``: with the instance's next bytes, told here how the instance is.
         ``n_prompt``: tokens of its prompt, whose KV comes there. ``work``: what that asks of this instance, unless it
         is done elsewhere.
         """
         self.n_tokens_since += n_prompt
-        attempt = Attempt(n_tokens, now, interrupt)
+        attempt = Attempt(n_tokens, now, interrupt, patience)
         if work is not None:
             attempt.work, attempt.seconds = work, self.costs.seconds(self.id, work)
             self._turn.seconds += attempt.seconds
@@ -254,3 +261,9 @@ class Tracked:
         """Tell those to go elsewhere that have not had a byte from it."""
         for attempt in list(self._unanswered):
             attempt.interrupt()
+
+    def note_health(self, *, is_failing: bool) -> None:
+        """Have all it has under way wait as long as for one whose health check fails, or as long as ever."""
+        for attempt in self._attempts:
+            if attempt.patience is not None:
+                attempt.patience.is_failing = is_failing

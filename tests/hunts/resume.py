@@ -1,4 +1,4 @@
-"""Streams whose decodes die, break off or say that they have failed, at any token: another one goes on with them.
+"""Streams whose decodes die, stop, break off or say that they have failed, at any token: another one goes on with them.
 
 What an engine generates follows from the prompt alone, and an engine that is given tokens which nobody has generated
 says so. Text lags behind tokens, events have several of them, and answers end by themselves: so one that was cut, begun
@@ -12,6 +12,7 @@ import gc
 import json
 import logging
 import random
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -25,6 +26,7 @@ from p2pkv_proxy.app import App
 from p2pkv_proxy.continuation import Resume
 from p2pkv_proxy.metrics import RESUMPTIONS
 from p2pkv_proxy.plan import Plan
+from p2pkv_proxy.registry import Registry
 from p2pkv_proxy.settings import Settings
 from patience import PATIENCE
 from rig import Rig
@@ -32,6 +34,8 @@ from rig import Rig
 _ROUNDS = 6
 _AT_ONCE = 6
 _MOST_TOKENS = 60
+_STALLED_S = 0.05
+"""For next bytes of who is stopped. Others have two minutes, more than a client here waits."""
 
 
 class _Engines:
@@ -43,6 +47,8 @@ class _Engines:
         self.mode = rng.choice([Mode.VLLM, Mode.VLLM, Mode.SGLANG])
         self.all: list[FakeEngine] = []
         self.bad: list[FakeEngine] = []
+        self.n_frozen = 0
+        self.registry: Registry
 
     async def start(self) -> None:
         decode = self._rng.choice([Role.BOTH, Role.DECODE])
@@ -57,9 +63,22 @@ class _Engines:
             engine.burst = lambda: self._rng.randint(1, most)
         for engine in self.bad:
             share = self._rng.choice([0.02, 0.1, 0.4])
-            engine.breaks = lambda share=share: (  # type: ignore[misc]
-                self._rng.choice(["cut", "error"]) if self._rng.random() < share else ""
+            engine.breaks = lambda engine=engine, share=share: (  # type: ignore[misc]
+                self._broken(engine) if self._rng.random() < share else ""
             )
+
+    def _broken(self, engine: FakeEngine) -> str:
+        """Return how a stream breaks off. Now and then all of the engine's do: it is stopped, and its health fails."""
+        if self._rng.random() > 0.1:
+            return self._rng.choice(["cut", "error"])
+        self.bad.remove(engine)
+        engine.freeze()
+        self.n_frozen += 1
+        # as three of its checks, a second apart, would have found
+        asyncio.get_running_loop().call_soon(
+            partial(self.registry.note_probe, engine.instance.id, is_healthy=False)
+        )
+        return "stall"
 
     def disturb(self) -> None:
         """Kill one of those that fail, now and then."""
@@ -158,12 +177,15 @@ async def _schedule(rng: random.Random, tally: Tally, stop: Stop) -> None:
         await engines.start()
         app = App(
             Plan(
-                settings=Settings(attempts=len(engines.all) + 1, resume=Resume.GREEDY),
+                settings=Settings(
+                    attempts=len(engines.all) + 1, resume=Resume.GREEDY, stalled_after=_STALLED_S
+                ),
                 instances=tuple(engine.instance for engine in engines.all),
                 prefill_policy="round_robin",
                 decode_policy=rng.choice(["round_robin", "random", "least_loaded"]),
             )
         )
+        engines.registry = app.registry
         listening = await rig.router(app)
         while not all(tracked.state.value == "ready" for tracked in app.registry):
             await asyncio.sleep(0.005)
@@ -178,6 +200,7 @@ async def _schedule(rng: random.Random, tally: Tally, stop: Stop) -> None:
         for engine in engines.all:
             if engine.crashed:
                 raise Broken(f"an engine was given {engine.crashed}")
+        tally["stopped"] += engines.n_frozen
         for outcome in RESUMPTIONS:
             found = app.metrics.resumptions.labels(outcome)._value.get()
             tally[outcome] += int(found)
@@ -200,6 +223,6 @@ HUNT = Hunt(
     "resume",
     "a stream whose decode fails goes on elsewhere, and no token in it is wrong, doubled or lost",
     run,
-    effects=("sound", "unsound", "resumed", "completed", "unsuited"),
+    effects=("sound", "unsound", "resumed", "completed", "unsuited", "stopped"),
     enough=20,
 )

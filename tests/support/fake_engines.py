@@ -72,7 +72,8 @@ class FakeEngine:
         self.burst: Callable[[], int] = lambda: 1
         """Tokens of its next event."""
         self.breaks: Callable[[], str] = lambda: ""
-        """Drawn before each event of a stream: "cut" ends the connection, "error" is said in an event, as vLLM does."""
+        """Drawn before each event of a stream: "cut" ends the connection, "error" is said in an event, as vLLM does,
+        and "stall" says nothing any more, as one does that was stopped."""
         self.lags = False
         """Of every fourth token nothing is said before the next one, as of characters that take two; and what was
         held back is lost where a prompt ends within one."""
@@ -311,7 +312,15 @@ class FakeEngine:
         await self._send_event(b"data: [DONE]\n\n", send)
         await send({"type": "http.response.body", "body": b""})
 
+    def freeze(self) -> None:
+        """Say nothing any more, as a stopped process does, but that its health is bad."""
+        self.is_healthy = False
+        self.gate.clear()
+        self.breaks = lambda: "stall"
+
     async def _break(self, how: str, send: Send) -> None:
+        if how == "stall":
+            await asyncio.Event().wait()
         if how == "error":
             await self._send_event(_event({"error": {"message": "the engine is dead", "code": 500}}), send)
             await self._send_event(b"data: [DONE]\n\n", send)

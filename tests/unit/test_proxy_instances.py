@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from p2pkv._native import Patience
 from p2pkv.control.secret import cluster_keys
 from p2pkv.errors import ConfigError, ControlError, VersionError
 from p2pkv.instances.heartbeat import (
@@ -354,6 +355,48 @@ def test_silence_ends_no_answer_that_has_begun() -> None:
     assert registry.get("a") is None
     tracked.completed(begun, clock.now)
     tracked.end(begun, clock.now)
+
+
+def test_what_has_begun_waits_less_for_an_instance_whose_health_check_fails() -> None:
+    registry = Registry()
+    registry.list_instance(instance("a"))
+    registry.note_probe("a", is_healthy=True)
+    tracked = registry.get("a")
+    assert tracked is not None
+    patience = Patience(120.0, 20.0)
+    begun = tracked.begin(5, 0.0, lambda: None, patience=patience)
+    tracked.answered(begun, 0.0)
+    assert patience.now == 120.0
+    registry.note_probe("a", is_healthy=False)
+    assert patience.now == 20.0
+    late = Patience(120.0, 20.0)
+    tracked.begin(5, 0.0, lambda: None, patience=late)
+    registry.note_probe("a", is_healthy=False)
+    assert late.now == 20.0
+    registry.note_probe("a", is_healthy=True)
+    assert patience.now == late.now == 120.0
+    registry.note_heartbeat(beat("a", 1, State.FAILING))
+    assert patience.now == 20.0
+
+
+def test_who_is_not_heard_is_asked_for_its_health_while_it_answers() -> None:
+    clock = Clock()
+    registry = Registry(lifetime=10.0, now=clock)
+    registry.note_heartbeat(beat("silent", 1))
+    registry.note_heartbeat(beat("left", 1))
+    assert registry.probed == []
+    begun = {}
+    for tracked in registry:
+        begun[tracked] = tracked.begin(5, clock.now, lambda: None)
+        tracked.answered(begun[tracked], clock.now)
+    assert registry.probed == []
+    registry.note_heartbeat(beat("left", 2, State.LEFT))
+    clock.now += 11.0
+    registry.expire()
+    assert [tracked.id for tracked in registry.probed] == ["left", "silent"]
+    for tracked, attempt in begun.items():
+        tracked.end(attempt, clock.now)
+    assert registry.probed == []
 
 
 def test_time_in_which_nobody_listened_counts_against_nobody() -> None:

@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 from test_proxy_requests import COMPLETION, run, until
 
-from p2pkv.instances.heartbeat import Instance, Mode, Role, checked
+from p2pkv.instances.heartbeat import Heartbeat, Instance, Mode, Role, State, checked
+from p2pkv_proxy import probing
 from p2pkv_proxy.app import App
 from p2pkv_proxy.plan import Plan
 from p2pkv_proxy.settings import Settings
@@ -88,6 +89,54 @@ def test_a_stream_is_whole_however_it_is_cut(seed: int) -> None:
             (engine,) = app.registry
             assert engine.served == 3
             assert engine.breaker.n_failed(0.0) == 0
+
+    run(test)
+
+
+def test_a_stream_waits_less_for_an_engine_whose_health_check_fails() -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + chunk(event(0)))
+        await reader.read()  # says nothing more, until the router has hung up
+
+    async def test(rig: Rig) -> None:
+        async with router_before(rig, speak, stalled_after=0.05) as (app, url):
+            session = await rig.enter_async_context(aiohttp.ClientSession())
+            answer = asyncio.ensure_future(streamed(session, url))
+            await until(lambda: app.relay is not None and len(app.relay) == 1)
+            (engine,) = app.registry
+            await asyncio.sleep(0.3)  # several times what a stream has whose engine fails
+            assert not answer.done()
+            while not answer.done():
+                app.registry.note_probe(engine.id, is_healthy=False)
+                await asyncio.sleep(0.01)
+            assert b"did not answer in time" in await answer
+
+    run(test)
+
+
+def test_a_stream_of_who_has_gone_waits_less_if_its_health_check_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(probing, "_EVERY_S", 0.02)
+
+    async def test(rig: Rig) -> None:
+        engine = await rig.engine(Role.BOTH)
+        app = App(Plan(settings=Settings(stalled_after=0.05), lifetime=0.5))
+        listening = await rig.router(app)
+        beat = Heartbeat(instance=engine.instance, boot=1, sequence=1, state=State.READY)
+        app.registry.note_heartbeat(beat)
+        engine.token_gate = asyncio.Semaphore(1)
+        session = await rig.enter_async_context(aiohttp.ClientSession())
+        answer = asyncio.ensure_future(streamed(session, listening.url))
+        await until(lambda: app.relay is not None and len(app.relay) == 1)
+        while app.registry.get(engine.instance.id) is not None:
+            await asyncio.sleep(0.01)
+            app.registry.expire()
+        await asyncio.sleep(0.3)
+        assert not answer.done()  # it is silent, as all its heartbeats are, and well
+        engine.is_healthy = False
+        assert b"did not answer in time" in await answer
+        assert app.registry.probed == []
 
     run(test)
 

@@ -5,6 +5,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -56,10 +57,23 @@ void bind_parts(nb::module_& m) {
       .def_ro_static("MAX_EVENT", &EventStream::kMaxEvent);
 }
 
+void bind_patience(nb::module_& m) {
+  nb::class_<Patience>(m, "Patience", nb::is_final(),
+                       "How long an engine's next bytes are waited for, by whoever waits just now.")
+      .def(
+          "__init__",
+          [](Patience* self, double seconds, double if_failing) { new (self) Patience{seconds, if_failing}; },
+          "seconds"_a, "if_failing"_a = std::numeric_limits<double>::infinity(),
+          "``if_failing``: in seconds too, while its health check fails.")
+      .def_rw("is_failing", &Patience::is_failing, "The engine's health check fails.")
+      .def_prop_ro("now", &Patience::now, "In seconds.");
+}
+
 }  // namespace
 
 void bind_relay(nb::module_& m) {
   bind_parts(m);
+  bind_patience(m);
   using End = Relay::End;
   nb::enum_<End>(m, "RelayEnd", "How a stream has ended.")
       .value("WHOLE", End::kWhole)
@@ -80,14 +94,14 @@ void bind_relay(nb::module_& m) {
       .def(
           "add",
           [](Relay& relay, int engine, int client, std::shared_ptr<AnswerBody> body,
-             std::shared_ptr<EventStream> events, double engine_patience, double client_patience) {
-            return relay.add(engine, client, std::move(body), std::move(events),
-                             {engine_patience, client_patience});
+             std::shared_ptr<EventStream> events, std::shared_ptr<Patience> patience,
+             double client_patience) {
+            return relay.add(engine, client, std::move(body), std::move(events), std::move(patience),
+                             client_patience);
           },
-          "engine"_a, "client"_a, "body"_a, "events"_a, "engine_patience"_a, "client_patience"_a,
+          "engine"_a, "client"_a, "body"_a, "events"_a, "patience"_a, "client_patience"_a,
           "Begin to pass on, between copies of two descriptors. Return the stream's name; 0 if there are no "
-          "more "
-          "descriptors.")
+          "more descriptors. ``patience`` is for the engine, ``client_patience`` in seconds.")
       .def("run", &Relay::run, nb::call_guard<nb::gil_scoped_release>(),
            "Do what can be done without waiting; return the streams that have ended, each to be removed.")
       .def("sweep", &Relay::sweep, "End the streams whose engine or client was waited for too long.")

@@ -24,24 +24,15 @@ bool would_block() {
   return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 }
 
-int64_t nanoseconds(double seconds) {
-  return static_cast<int64_t>(seconds * 1e9);
-}
-
 }  // namespace
 
 Relay::Relay() : epoll_(epoll_create1(EPOLL_CLOEXEC)), read_(kRead) {}
 
 uint64_t Relay::add(int engine, int client, std::shared_ptr<AnswerBody> body,
-                    std::shared_ptr<EventStream> events, Patience patience) {
-  Stream stream{copy_of(engine),
-                copy_of(client),
-                std::move(body),
-                std::move(events),
-                nanoseconds(patience.engine),
-                nanoseconds(patience.client),
-                steady_now_ns(),
-                {}};
+                    std::shared_ptr<EventStream> events, std::shared_ptr<const Patience> patience,
+                    double client_patience) {
+  Stream stream{copy_of(engine),     copy_of(client), std::move(body), std::move(events),
+                std::move(patience), client_patience, steady_now_ns(), {}};
   const uint64_t name = last_name_ + 1;
   if (!stream.engine || !stream.client || !watch(name, stream, true)) return kNone;
   last_name_ = name;
@@ -70,7 +61,8 @@ std::vector<Relay::Ended> Relay::sweep() {
   for (auto& [name, stream] : streams_) {
     if (stream.is_reported) continue;
     const bool is_sending = !stream.unsent.empty();
-    if (now_ - stream.waits_since > (is_sending ? stream.client_patience_ns : stream.patience_ns))
+    const double patience = is_sending ? stream.client_patience : stream.patience->now();
+    if (static_cast<double>(now_ - stream.waits_since) > patience * 1e9)
       report(name, stream, is_sending ? End::kClientSlow : End::kEngineSilent);
   }
   return std::exchange(ended_, {});

@@ -12,6 +12,7 @@
 #include "base/fd.h"
 #include "relay/answer_body.h"
 #include "relay/event_stream.h"
+#include "relay/patience.h"
 
 namespace p2pkv {
 
@@ -35,10 +36,6 @@ class Relay {
     kClientSlow,    // it did not take what was there for it in time
     kClientGone,
   };
-  struct Patience {
-    double engine;  // seconds for its next bytes
-    double client;  // seconds to take what there is
-  };
   using Ended = std::pair<uint64_t, End>;
 
   Relay();
@@ -46,9 +43,11 @@ class Relay {
   int fd() const { return epoll_.get(); }
   size_t size() const { return streams_.size(); }
 
-  // Begins to pass on; returns the stream's name, or kNone if there are no descriptors for it.
+  // Begins to pass on; returns the stream's name, or kNone if there are no descriptors for it. `patience` is
+  // for the engine and may change meanwhile, `client_patience` for the client to take what there is, in
+  // seconds.
   uint64_t add(int engine, int client, std::shared_ptr<AnswerBody> body, std::shared_ptr<EventStream> events,
-               Patience patience);
+               std::shared_ptr<const Patience> patience, double client_patience);
   // Does what can be done without waiting, one read a stream, for at most kMostReady of them. Returns those
   // that have ended; each must be removed.
   std::vector<Ended> run();
@@ -66,7 +65,8 @@ class Relay {
     UniqueFd engine, client;
     std::shared_ptr<AnswerBody> body;
     std::shared_ptr<EventStream> events;
-    int64_t patience_ns, client_patience_ns;
+    std::shared_ptr<const Patience> patience;  // for the engine
+    double client_patience;
     int64_t waits_since;  // for the client if there is `unsent`, else for the engine
     std::string unsent;   // from `n_sent` on
     size_t n_sent = 0;
