@@ -19,6 +19,11 @@ MAX_PIPELINED = 16
 """Requests of one connection that wait for the one before; hardly any client sends a second."""
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _HIDDEN = b"\r\nx-upgrd:"
+_NAME = b"upgrade:"
+_END = b"\r\n\r\n"
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,18})", re.IGNORECASE)
+_PIECES = b"\r\ntransfer-encoding:"
+"""Of a body whose end is not known from its headers."""
 UNSENT_S = 30
 """For a client to take the end of its answer."""
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -40,7 +45,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._in_headers = True
         self._tail = b""
-        """The end of what came before, should the blank line be cut in two."""
+        """The end of what was passed on before, should a line's end be cut in two."""
+        self._held = b""
+        """What came behind it and may be the beginning of a header that is hidden."""
         self._on_gone: set[Callable[[], None]] = set()
         if IDLE not in self.app_state:  # which all connections of one server are given
             self.app_state[IDLE] = IdleConnections()
@@ -68,14 +75,16 @@ class GuardedProtocol(HttpToolsProtocol):
             if self._header_timer is None:
                 self._expect_headers()
             self._header_bytes += len(data)
+            data = self._held + data
             # a body that came with the headers counts here as well; it does not come again
-            seen, self._tail = self._tail + data[:MAX_HEADER_BYTES], data[-3:]
-            if self._header_bytes > MAX_HEADER_BYTES and b"\r\n\r\n" not in seen:
+            if self._header_bytes > MAX_HEADER_BYTES and _END not in self._tail + data[:MAX_HEADER_BYTES]:
                 self.transport.write(_TOO_LARGE)
                 self.transport.close()
                 return
-            data = _without_upgrade(data)
-        super().data_received(data)
+            data, self._held = without_upgrade(self._tail, data)
+            self._tail = (self._tail + data)[-3:]
+        if data:
+            super().data_received(data)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -86,7 +95,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._idle.discard(self)
         self._in_headers = False
         self._header_bytes = 0
-        self._tail = b""
+        self._tail = self._held = b""
         self.scope["p2pkv.transport"] = self.transport  # type: ignore[typeddict-unknown-key]
         self.scope["p2pkv.on_gone"] = self._on_gone  # type: ignore[typeddict-unknown-key]
         if self.transport.is_closing():
@@ -149,10 +158,34 @@ class GuardedProtocol(HttpToolsProtocol):
             self._header_timer = None
 
 
-def _without_upgrade(data: bytes) -> bytes:
+def without_upgrade(before: bytes, data: bytes) -> tuple[bytes, bytes]:
     """Hide the wish for another protocol, which may be ignored: httptools would take the body for that protocol's.
 
-    Java's HTTP client has it in every request without TLS (``Upgrade: h2c``). No JSON has such a line, should ``data``
-    go on behind the headers; nothing changes its place.
+    Java's HTTP client has it in every request without TLS (``Upgrade: h2c``). ``before`` is the end of the headers that
+    were passed on. Returns what may be passed on now, with nothing in another place, and what must wait for more, since
+    it may be the beginning of the wish.
     """
-    return _UPGRADE.sub(_HIDDEN, data) if b"pgrade" in data.lower() else data
+    head, end, rest = (before + data).partition(_END)
+    head = _UPGRADE.sub(_HIDDEN, head)
+    if end:
+        # of headers that came in pieces it is not known here how long their body is, so all of it may be that
+        rest = rest if before else _without_upgrades(head, rest)
+        return (head + end + rest)[len(before) :], b""
+    _, line, name = head.rpartition(b"\r\n")
+    n_held = len(name) if line and _NAME.startswith(name.lower()) else 0
+    return head[len(before) : len(head) - n_held], name[:n_held]
+
+
+def _without_upgrades(head: bytes, rest: bytes) -> bytes:
+    """Hide wishes in what is behind a request's headers and its body, which may have such lines of its own."""
+    passed: list[bytes] = []
+    at = 0
+    while at < len(rest) and _PIECES not in head.lower():
+        length = _LENGTH.search(head)
+        begin = min(len(rest), at + (int(length[1]) if length is not None else 0))
+        end = rest.find(_END, begin) + len(_END)
+        end = end if end >= len(_END) else len(rest)
+        head = _UPGRADE.sub(_HIDDEN, rest[begin:end])
+        passed += rest[at:begin], head
+        at = end
+    return b"".join((*passed, rest[at:]))

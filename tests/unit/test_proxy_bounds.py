@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import combinations, pairwise
 
 import pytest
 from test_proxy_requests import COMPLETION, run, start, until
@@ -117,6 +118,30 @@ def test_a_wish_for_another_protocol_is_ignored(wish: bytes) -> None:
         writer.transport.abort()
 
     run(test)
+
+
+def test_a_wish_is_hidden_however_headers_are_cut_and_nothing_else_is() -> None:
+    head = b"\r\n".join(
+        (
+            b"GET /upgrade: HTTP/1.1",
+            b"transfer-encoding: chunked",
+            b"up: UPGRADE: x",
+            b"uPgrade: h2c",
+            b"upgrade:",
+        )
+    )
+    said = head + b"\r\n\r\nbody\r\nupgrade: x"
+    expected = said.replace(b"\r\nuPgrade", b"\r\nx-upgrd").replace(b"\r\nupgrade:\r\n", b"\r\nx-upgrd:\r\n")
+    for cuts in combinations(range(1, len(said)), 2):
+        passed = held = b""
+        for begin, stop in pairwise((0, *cuts, len(said))):
+            if b"\r\n\r\n" in passed:  # the rest is the body's, which nobody looks at
+                passed += said[begin:stop]
+                continue
+            more, held = guarded_http.without_upgrade(passed[-3:], held + said[begin:stop])
+            passed += more
+        assert held == b""
+        assert passed == expected, cuts
 
 
 def test_a_client_that_does_not_read_is_dropped_and_its_engine_freed() -> None:
