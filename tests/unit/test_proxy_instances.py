@@ -1,23 +1,15 @@
-"""What the router believes of its instances: heartbeats, expiry, breakers, policies."""
+"""What the router believes of its instances: heartbeats, expiry, breakers."""
 
 from __future__ import annotations
-
-import asyncio
-import logging
-import time
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from p2pkv._native import Patience
-from p2pkv.control.secret import cluster_keys
 from p2pkv.errors import ConfigError, ControlError, VersionError
 from p2pkv.instances.heartbeat import (
-    Heart,
     Heartbeat,
     Instance,
-    Load,
     Mode,
     Role,
     State,
@@ -26,17 +18,9 @@ from p2pkv.instances.heartbeat import (
     unpack,
 )
 from p2pkv_proxy.breaker import FAILURES, FIRST_PAUSE_S, Breaker, Phase
-from p2pkv_proxy.discovery import Discovery
-from p2pkv_proxy.held import Held, Place
 from p2pkv_proxy.listing import list_all, parse_instance
-from p2pkv_proxy.page_keys import Keying
-from p2pkv_proxy.policies import POLICIES
-from p2pkv_proxy.policies.prefix import Prefix
 from p2pkv_proxy.prompts import Prompt
 from p2pkv_proxy.registry import Registry
-from p2pkv_proxy.tracked import Tracked
-
-SECONDS = 120.0
 
 
 def instance(name: str, role: Role = Role.DECODE, **more: object) -> Instance:
@@ -168,55 +152,6 @@ def test_heartbeats_are_read_back_and_nonsense_is_not() -> None:
         unpack(pack(Heartbeat(instance=instance("a"), boot=1, sequence=1, state=State.READY, version=9)))
 
 
-def test_a_router_hears_hearts_with_its_secret_and_no_others(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    secrets = [tmp_path / name for name in ("ours", "theirs")]
-    for number, path in enumerate(secrets):
-        path.write_text(f"secret {number} of this test")
-        path.chmod(0o600)
-    ours, theirs = (cluster_keys(str(path)) for path in secrets)
-
-    async def listen() -> None:
-        registry = Registry()
-        discovery = Discovery("127.0.0.1:0", ours, registry, has_own_secret=False)
-        running = asyncio.ensure_future(discovery.run())
-        stranger = Heart(
-            instance("stranger"), [discovery.address], theirs, lambda: Load(State.READY), interval=0.05
-        )
-        friend = Heart(
-            instance("friend"), [discovery.address], ours, lambda: Load(State.READY, 2), interval=0.05
-        )
-        try:
-            deadline = time.monotonic() + SECONDS
-            # by then the stranger, who began before, had time for as many
-            while (tracked := registry.get("friend")) is None or tracked.sequence < 5:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.01)
-            assert tracked.load == Load(State.READY, 2)
-            await asyncio.to_thread(friend.close)
-            while registry.get("friend") is not None:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.01)
-            assert len(registry) == 0
-            while "stranger is not announced" not in caplog.text:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.01)
-            assert "does not let us in" in caplog.text
-            assert "friend is announced to" in caplog.text
-            assert "stranger is announced to" not in caplog.text
-            assert registry.strangers() > 0
-            assert caplog.text.count("from 127.0.0.1: whoever connects there has another secret") == 1
-        finally:
-            await asyncio.to_thread(stranger.close)
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            discovery.close()
-
-    asyncio.run(listen())
-
-
 def test_instances_are_listed_and_unlisted_as_the_operator_names_them() -> None:
     registry = Registry()
     a, b, c = (parse_instance(f"http://{name}:1", Role.BOTH, Mode.VLLM) for name in "abc")
@@ -254,89 +189,6 @@ def test_a_breaker_opens_lets_one_through_and_closes_again() -> None:
     breaker.begin(trial)
     breaker.succeeded(trial, FIRST_PAUSE_S)
     assert breaker.phase is Phase.CLOSED
-
-
-def tracked_ones(*names: str) -> list[Tracked]:
-    return [Tracked(instance(name, node_id=name), is_listed=True) for name in names]
-
-
-def test_every_policy_takes_one_of_those_offered() -> None:
-    ones = tracked_ones("a", "b", "c")
-    for name, make in POLICIES.items():
-        policy = make()
-        chosen = {policy.choose(prompt("x" * 1000), ones).tracked.id for _ in range(50)}
-        assert chosen <= {"a", "b", "c"}, name
-        assert policy.choose(prompt(""), ones[1:2]).tracked is ones[1]
-        policy.forget("b")
-
-
-def test_round_robin_goes_on_behind_the_last_whoever_comes_and_goes() -> None:
-    ones = tracked_ones("a", "b", "c")
-    policy = POLICIES["round_robin"]()
-    order = [
-        policy.choose(prompt(""), offered).tracked.id for offered in (ones, ones[:1] + ones[2:], ones, ones)
-    ]
-    assert order == ["a", "c", "a", "b"]
-
-
-def test_least_loaded_counts_tokens() -> None:
-    ones = tracked_ones("a", "b")
-    ones[0].begin(1000, 0.0, lambda: None)
-    for _ in range(3):
-        ones[1].begin(10, 0.0, lambda: None)
-    assert POLICIES["least_loaded"]().choose(prompt(""), ones).tracked.id == "b"
-
-
-def test_power_of_two_never_takes_the_heaviest_and_takes_all_others() -> None:
-    ones = tracked_ones("a", "b", "c")
-    ones[1].begin(1000, 0.0, lambda: None)
-    policy = POLICIES["power_of_two"]()
-    assert {policy.choose(prompt(""), ones).tracked.id for _ in range(200)} == {"a", "c"}
-
-
-def test_prefix_stays_with_who_was_sent_the_beginning_until_it_has_too_much_to_do() -> None:
-    ones = tracked_ones("a", "b")
-    policy = Prefix()
-    first = policy.choose(prompt("a beginning " * 50), ones).tracked
-    choice = policy.choose(prompt("a beginning " * 50 + "and more"), ones)
-    assert (choice.tracked, choice.reason) == (first, "prefix")
-    first.begin(100_000, 0.0, lambda: None)
-    assert policy.choose(prompt("a beginning " * 50), ones).tracked is not first
-
-
-def test_prefix_forgets_the_longest_unused_and_who_is_gone() -> None:
-    ones = tracked_ones("a")
-    policy = Prefix(most_blocks=10)
-    for number in range(20):
-        policy.choose(prompt(f"{number:4}" * 100), ones)
-    assert policy.choose(prompt(f"{19:4}" * 100), ones).reason == "prefix"
-    assert policy.choose(prompt(f"{0:4}" * 100), ones).reason == "load"
-    policy.forget("a")
-    assert policy.choose(prompt(f"{0:4}" * 100), ones).reason == "load"
-
-
-def test_cache_aware_weighs_what_is_held_against_what_is_to_do() -> None:
-    ones = tracked_ones("a", "b")
-    policy = POLICIES["cache_aware"]()
-    asked = prompt("x" * 4000)
-    assert policy.choose(asked, ones).reason == "fallback"
-    asked.holdings = Held({Place("b"): 500, Place("b", is_on_disk=True): 300, Place("a"): 100})
-    choice = policy.choose(asked, ones)
-    assert (choice.tracked.id, choice.reason) == ("b", "cache")
-    ones[1].begin(5000, 0.0, lambda: None)
-    assert policy.choose(asked, ones).tracked.id == "a"
-
-
-def test_page_keys_are_those_of_the_demos_engine() -> None:
-    from demo.model import PAGE, encode
-    from demo.paged_kv import page_keys
-
-    keying = Keying("any", PAGE, "bytes", "")
-    tokens = keying.tokens("some text that has a page or two of bytes: ä")
-    assert tokens is not None
-    assert tokens == encode("some text that has a page or two of bytes: ä".encode())
-    assert keying.keys(tokens) == page_keys(tokens, PAGE)
-    assert Keying("any", PAGE, "", "").tokens("text") is None
 
 
 def test_silence_ends_no_answer_that_has_begun() -> None:

@@ -9,8 +9,10 @@ import pytest
 from p2pkv.instances.heartbeat import Instance, Load, Role, State
 from p2pkv_proxy.costs import Costs, Work
 from p2pkv_proxy.held import Held, Place
+from p2pkv_proxy.page_keys import Keying
 from p2pkv_proxy.policies import POLICIES, Policy
 from p2pkv_proxy.policies.predicted import Predicted
+from p2pkv_proxy.policies.prefix import Prefix
 from p2pkv_proxy.prompts import Prompt
 from p2pkv_proxy.tracked import Tracked
 
@@ -173,3 +175,72 @@ def test_predicted_does_not_take_one_that_stands_still_for_one_without_work() ->
     ones[1].begin(500, 2.0, lambda: None, work=Work(1, 500))
     policy = Predicted(now=lambda: 2.0)  # the prompt at "a" should have been done long ago
     assert policy.choose(prompt("x" * 400, holdings=Held()), ones).tracked.id == "b"
+
+
+def test_round_robin_goes_on_behind_the_last_whoever_comes_and_goes() -> None:
+    ones = tracked_ones("a", "b", "c")
+    policy = POLICIES["round_robin"]()
+    order = [
+        policy.choose(prompt(""), offered).tracked.id for offered in (ones, ones[:1] + ones[2:], ones, ones)
+    ]
+    assert order == ["a", "c", "a", "b"]
+
+
+def test_least_loaded_counts_tokens() -> None:
+    ones = tracked_ones("a", "b")
+    ones[0].begin(1000, 0.0, lambda: None)
+    for _ in range(3):
+        ones[1].begin(10, 0.0, lambda: None)
+    assert POLICIES["least_loaded"]().choose(prompt(""), ones).tracked.id == "b"
+
+
+def test_power_of_two_never_takes_the_heaviest_and_takes_all_others() -> None:
+    ones = tracked_ones("a", "b", "c")
+    ones[1].begin(1000, 0.0, lambda: None)
+    policy = POLICIES["power_of_two"]()
+    assert {policy.choose(prompt(""), ones).tracked.id for _ in range(200)} == {"a", "c"}
+
+
+def test_prefix_stays_with_who_was_sent_the_beginning_until_it_has_too_much_to_do() -> None:
+    ones = tracked_ones("a", "b")
+    policy = Prefix()
+    first = policy.choose(prompt("a beginning " * 50), ones).tracked
+    choice = policy.choose(prompt("a beginning " * 50 + "and more"), ones)
+    assert (choice.tracked, choice.reason) == (first, "prefix")
+    first.begin(100_000, 0.0, lambda: None)
+    assert policy.choose(prompt("a beginning " * 50), ones).tracked is not first
+
+
+def test_prefix_forgets_the_longest_unused_and_who_is_gone() -> None:
+    ones = tracked_ones("a")
+    policy = Prefix(most_blocks=10)
+    for number in range(20):
+        policy.choose(prompt(f"{number:4}" * 100), ones)
+    assert policy.choose(prompt(f"{19:4}" * 100), ones).reason == "prefix"
+    assert policy.choose(prompt(f"{0:4}" * 100), ones).reason == "load"
+    policy.forget("a")
+    assert policy.choose(prompt(f"{0:4}" * 100), ones).reason == "load"
+
+
+def test_cache_aware_weighs_what_is_held_against_what_is_to_do() -> None:
+    ones = tracked_ones("a", "b")
+    policy = POLICIES["cache_aware"]()
+    asked = prompt("x" * 4000)
+    assert policy.choose(asked, ones).reason == "fallback"
+    asked.holdings = Held({Place("b"): 500, Place("b", is_on_disk=True): 300, Place("a"): 100})
+    choice = policy.choose(asked, ones)
+    assert (choice.tracked.id, choice.reason) == ("b", "cache")
+    ones[1].begin(5000, 0.0, lambda: None)
+    assert policy.choose(asked, ones).tracked.id == "a"
+
+
+def test_page_keys_are_those_of_the_demos_engine() -> None:
+    from demo.model import PAGE, encode
+    from demo.paged_kv import page_keys
+
+    keying = Keying("any", PAGE, "bytes", "")
+    tokens = keying.tokens("some text that has a page or two of bytes: ä")
+    assert tokens is not None
+    assert tokens == encode("some text that has a page or two of bytes: ä".encode())
+    assert keying.keys(tokens) == page_keys(tokens, PAGE)
+    assert Keying("any", PAGE, "", "").tokens("text") is None
