@@ -199,6 +199,45 @@ TEST(transfers_without_the_proof_wrong_bytes_are_found) {
   }
 }
 
+// Each is copied and written over while it is pulled from where it lay.
+TEST(transfers_stowed_while_they_are_pulled_are_never_wrong) {
+  constexpr size_t kRows = 12;
+  Transfers::Options options;
+  options.buddy_pool_nbytes = 2 * kRows * kRowBytes;
+  Pair pair(kRows, options);
+  p2pkv::test::Moments moments(p2pkv::test::seed("stowing"));
+  std::string error;
+  for (size_t i = 0; i < (kIsSanitized ? 100 : 500); ++i) {
+    const std::string request = "stowed " + std::to_string(i);
+    const uint64_t value = kIsSanitized ? 7 : 1000 + i;
+    if (!kIsSanitized || i == 0) pair.producer.fill(value, kRows);
+    const auto ask = [&] {
+      return pair.consumer.transfers->grant(pair.producer.key, pair.consumer.rows(request, kRows),
+                                            Deadline::after(30.0), &error);
+    };
+    const auto offer = pair.producer.transfers->offer(std::nullopt, pair.producer.rows(request, kRows),
+                                                      Deadline::after(30.0), &error);
+    auto grant = ask();
+    moments.await();
+    const auto stowed = offer->stow();
+    CHECK(stowed || offer->done());
+    if (!kIsSanitized) pair.producer.fill(~value, kRows);
+    grant->wait(Deadline::after(30.0));
+    if (all_are(grant->statuses(), RowStatus::kOk)) {
+      moments.came_too_late();
+    } else {
+      CHECK(all_are(grant->statuses(), RowStatus::kRejected));
+      moments.came_too_early();
+      grant = ask();
+      grant->wait(Deadline::after(30.0));
+      CHECK(all_are(grant->statuses(), RowStatus::kOk));
+    }
+    for (size_t row = 0; row < kRows; ++row) CHECK(pair.consumer.holds(value, row));
+    offer->wait(Deadline::after(30.0));
+  }
+  CHECK_EQ(pair.producer.reading("p2pkv_buddy_pool_used_bytes"), uint64_t{0});
+}
+
 TEST(transfers_nothing_is_written_after_a_revocation) {
   constexpr size_t kRows = 16;
   Pair pair(kRows);

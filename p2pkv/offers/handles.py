@@ -47,6 +47,15 @@ def _told(statuses: RowStatuses, report: Callable[[], None]) -> RowStatuses:
     return statuses
 
 
+class Stowed:
+    """A copy of rows in the buddy pool; its room is free when this is gone and nobody is offered it any more."""
+
+    def __init__(self, native: _native.Stowed) -> None:
+        self._native = native
+        self.spans: RowSpans = native.spans()
+        """Where each row lies; they may be offered, as registered memory may, as long as this is there."""
+
+
 class Offer:
     """Rows that peers may pull. Dropped, it stays offered until its lease ends. Thread-safe."""
 
@@ -71,6 +80,15 @@ class Offer:
         Rows the receiver has proven stay ``OK``, the others become ``REJECTED``. Never blocks on the peer. Idempotent.
         """
         return self.end(RowStatus.REJECTED)
+
+    def stow(self) -> Stowed | None:
+        """Copy the rows to the buddy pool and offer the copies: the memory is the caller's again, the offer goes on.
+
+        None, and the rows lie where they lay, if there is no room, a device has failed, the offer is over, or it is a
+        put. Blocks for the copy. A pull that is under way is ``REJECTED`` at its receiver, who may ask once more.
+        """
+        native = self._native.stow()
+        return None if native is None else Stowed(native)
 
     def end(self, reason: RowStatus) -> RowStatuses:
         """Withdraw, and say why in the rows that were pending."""

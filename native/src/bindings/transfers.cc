@@ -42,6 +42,30 @@ struct OwnedGrant {
   const pid_t pid = getpid();
 };
 
+// Copies of rows, whose room is free when the Python object that stands for them is gone.
+struct OwnedStowed {
+  explicit OwnedStowed(Stowed stowed) : native(std::make_unique<Stowed>(std::move(stowed))) {}
+  ~OwnedStowed() {
+    if (getpid() != pid) native.release();  // in a forked child it is its parent's
+  }
+  OwnedStowed(const OwnedStowed&) = delete;
+  OwnedStowed& operator=(const OwnedStowed&) = delete;
+  std::unique_ptr<Stowed> native;
+  const pid_t pid = getpid();
+};
+
+std::unique_ptr<OwnedStowed> stow(Offer& self) {
+  const nb::gil_scoped_release unlocked;
+  auto stowed = self.stow();
+  return stowed ? std::make_unique<OwnedStowed>(std::move(*stowed)) : nullptr;
+}
+
+Array<int64_t> spans_of(const OwnedStowed& self) {
+  std::vector<RowSpan> spans = self.native->spans;
+  const size_t n = spans.size();
+  return give<int64_t>(std::move(spans), {n, 2});
+}
+
 Array<uint8_t> give_statuses(RowStatuses statuses) {
   const size_t n = statuses.size();
   return give<uint8_t>(std::move(statuses), {n});
@@ -166,7 +190,10 @@ void bind_handles(nb::module_& m) {
             self.withdraw(static_cast<RowStatus>(reason));
           },
           "reason"_a)
+      .def("stow", &stow)
       .def("statuses", [](Offer& self) { return give_statuses(self.statuses()); });
+  nb::class_<OwnedStowed>(m, "Stowed", "A copy of rows in the buddy pool. See native/src/offers/transfers.h.")
+      .def("spans", &spans_of);
   nb::class_<OwnedGrant>(
       m, "Grant",
       "Rows of this node that are to be filled; ends with this object. See native/src/offers/transfers.h.")

@@ -58,6 +58,8 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   void close();
 
   std::vector<Transfers::Reading> readings();
+  // Null if there is none.
+  const std::shared_ptr<Arena>& buddy_pool() const { return buffers_.pool(); }
   // Null if there are none.
   std::shared_ptr<Landing> landing_of_devices();
 

@@ -113,12 +113,16 @@ void Outbox::withdraw_memory(uint32_t memory_id) {
     std::unique_lock lock(mutex_);
     std::vector<std::shared_ptr<Outgoing>> ending;
     for (const auto& [id, offer] : live_) {
-      if (offer->placed.lie_in(memory_id)) ending.push_back(offer);
+      if (offer->placed.lie_in(memory_id) && !offer->stowed) ending.push_back(offer);
     }
     for (const auto& offer : ending) end(*offer, RowStatus::kRejected, &posts);
     n_withdrawn_ += ending.size();
     // Also of an offer that had ended before: its copy from the memory may still be under way.
-    copied_.wait(lock, [&] { return !copying_ || !copying_->placed.lie_in(memory_id); });
+    copied_.wait(lock, [&] {
+      const auto lies_there = [&](const Outgoing* offer) { return offer->placed.lie_in(memory_id); };
+      return (!copying_ || !lies_there(copying_.get())) &&
+             std::none_of(stowing_.begin(), stowing_.end(), lies_there);
+    });
   }
   send(posts);
 }
@@ -172,7 +176,7 @@ void Outbox::end(Outgoing& offer, RowStatus reason, std::vector<Post>* posts) {
     if (status == RowStatus::kPending) status = reason;
   }
   // Who waits for what never came into staging is told of it only to hear that it is withdrawn.
-  if (posts != nullptr && offer.device && !offer.staged) tell(offer, posts);
+  if (posts != nullptr && offer.lies_on_device() && !offer.staged) tell(offer, posts);
   for (const auto& link : offer.told) {
     const auto told = link.lock();
     if (!told || told->is_lost()) continue;
@@ -191,6 +195,7 @@ void Outbox::end(Outgoing& offer, RowStatus reason, std::vector<Post>* posts) {
   // What the caller stores into the memory from now on comes after the end of the offer.
   store_fence();
   unstage(offer);
+  offer.stowed.reset();
   offer.settled.notify_all();
 }
 
@@ -280,6 +285,9 @@ std::vector<Transfers::Reading> Outbox::readings() {
           {"p2pkv_late_pulls_total", n_late_},
           {"p2pkv_refused_asks_total", n_refused_asks_},
           {"p2pkv_gone_asks_total", n_gone_asks_},
+          {"p2pkv_stowed_offers_total", n_stowed_},
+          {"p2pkv_stowed_bytes_total", n_stowed_bytes_},
+          {"p2pkv_unstowed_offers_total", n_unstowed_},
           {"p2pkv_staged_to_host_bytes_total", n_staged_bytes_},
           {"p2pkv_outgoing_staging_used_bytes", staging_ ? staging_->used_nbytes() : 0}};
 }

@@ -9,6 +9,9 @@
 // any more gives its place to others; and is staged again, under another id, when somebody does. A receiver
 // that reads devices' memory itself is told where the rows lie, as soon as their stream is done, and nothing
 // is staged for it.
+//
+// What nobody takes for long may be stowed: copied to the buddy pool, and offered from there under another
+// id.
 #pragma once
 
 #include <atomic>
@@ -19,6 +22,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -27,6 +31,7 @@
 #include "offers/gone_rows.h"
 #include "offers/link.h"
 #include "offers/offer_messages.h"
+#include "offers/receive_buffers.h"
 #include "offers/row_memories.h"
 #include "offers/shares.h"
 #include "offers/staging_area.h"
@@ -43,6 +48,8 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   ~Outbox() { stager_.join(); }
   // Rows of devices go through this from now on; called once. False: there is no thread to be had.
   bool start_staging(std::shared_ptr<StagingArea> staging);
+  // Rows that are stowed go to it; called once, before there are any.
+  void start_stowing(std::shared_ptr<Arena> pool) { pool_ = std::move(pool); }
 
   // `to` and `link`: who is told, or 0 and null: whoever asks. Null, with the reason in `error`, if a row is
   // offered already.
@@ -115,8 +122,17 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   bool is_unwanted(const Outgoing& offer);
   void unstage(Outgoing& offer);
   void unstage_unwanted(std::vector<Post>* posts);
+  void renumber(const std::shared_ptr<Outgoing>& offer, std::vector<Post>* posts);
+
+  // outbox_stowing.cc
+  std::optional<Stowed> stow(const std::shared_ptr<Outgoing>& offer);
+  void stow_now(const std::shared_ptr<Outgoing>& offer, std::unique_lock<std::mutex>& lock);
+  bool copy_to(Block& block, Outgoing& offer);
+  void offer_copy(const std::shared_ptr<Outgoing>& offer, std::shared_ptr<Block> block,
+                  std::vector<Post>* posts);
 
   const std::vector<std::string> ways_;
+  std::shared_ptr<Arena> pool_;  // null: there is none
   // Some hundred thousand asks that wait for their rows.
   const std::shared_ptr<Shares> shares_ = std::make_shared<Shares>(32 << 20);
   std::mutex mutex_;  // guards all below, and what of the offers changes
@@ -135,6 +151,10 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   uint64_t n_refused_asks_ = 0;
   uint64_t n_gone_asks_ = 0;
   uint64_t n_staged_bytes_ = 0;
+  uint64_t n_stowed_ = 0;
+  uint64_t n_stowed_bytes_ = 0;
+  uint64_t n_unstowed_ = 0;
+  std::set<const Outgoing*> stowing_;                    // which are being copied to the pool now
   std::shared_ptr<StagingArea> staging_;                 // null: no memory of devices was registered
   std::deque<std::shared_ptr<Outgoing>> staging_queue_;  // in the order of offering and asking
   std::shared_ptr<Outgoing> copying_;                    // by the stager, now

@@ -41,18 +41,22 @@ void Outbox::tell(Outgoing& offer, std::vector<Post>* posts) {
 
 void Outbox::tell_one(Outgoing& offer, const std::shared_ptr<Link>& link, uint64_t ask,
                       std::vector<Post>* posts) {
-  const bool is_direct = offer.device && takes_directly(offer, *link);
-  if (offer.device && !is_direct && !offer.staged && !offer.is_done) return queue_staging(live_.at(offer.id));
+  const bool is_direct = offer.lies_on_device() && takes_directly(offer, *link);
+  const bool is_copied = offer.stowed || (offer.device && !is_direct);
+  if (is_copied && !offer.stowed && !offer.staged && !offer.is_done) return queue_staging(live_.at(offer.id));
   std::string body;
   body.reserve(sizeof(OfferRecord) + offer.request.size() + offer.n_rows() * sizeof(RowRecord));
   wire::append(body, OfferRecord{offer.id, ask, left_ms(offer.lease), offer.first_row, offer.n_rows(),
                                  static_cast<uint32_t>(offer.request.size())});
   body += offer.request;
-  uint64_t staged_at = offer.staged ? staging_->offset_of(offer.staged) : 0;
+  const uint32_t copied_to = !is_copied ? 0 : offer.stowed ? pool_->memory()->id : staging_->memory()->id;
+  uint64_t copied_at = offer.stowed   ? offer.stowed->offset()
+                       : offer.staged ? staging_->offset_of(offer.staged)
+                                      : 0;
   for (const PlacedRows::Row& row : offer.placed.rows) {
-    if (offer.device && !is_direct) {
-      wire::append(body, RowRecord{staging_->memory()->id, 0, staged_at, row.length});
-      staged_at += StagingArea::padded(row.length);
+    if (is_copied) {
+      wire::append(body, RowRecord{copied_to, 0, copied_at, row.length});
+      copied_at += StagingArea::padded(row.length);
     } else {
       const uint32_t flags = is_direct ? kOnDevice : 0;
       wire::append(body, RowRecord{offer.placed.memories[row.memory]->id, flags, row.offset, row.length});
@@ -82,7 +86,7 @@ bool Outbox::asked(const std::shared_ptr<Link>& link, wire::Reader body) {
       for (const auto& [key, offer] : found->second) {
         if (!is_wanted(asks_.back(), *offer)) continue;
         const bool can_be_told = offer->staged || (offer->is_ready && takes_directly(*offer, *link));
-        if (offer->device && !can_be_told) {
+        if (offer->lies_on_device() && !can_be_told) {
           queue_staging(offer);
         } else {
           tell_one(*offer, link, record.ask, &posts);
@@ -153,7 +157,8 @@ bool Outbox::asked_to_stage(const std::shared_ptr<Link>& link, uint32_t count, w
       const auto id = body.value<uint64_t>();
       if (!id) return false;
       const auto found = live_.find(*id);
-      if (found == live_.end() || !found->second->device || !found->second->was_told(*link)) continue;
+      if (found == live_.end() || !found->second->lies_on_device() || !found->second->was_told(*link))
+        continue;
       Outgoing& offer = *found->second;
       offer.staged_for.push_back(link);
       std::erase_if(offer.told, [&link](const auto& one) { return one.lock() == link; });

@@ -8,8 +8,12 @@
 
 namespace p2pkv::offers {
 
+// What copies of all rows take, one behind the other, each padded; and the copies from devices.
+uint64_t copied_nbytes(const PlacedRows& placed);
+std::vector<cuda::DeviceCopy> copies_to(uint8_t* host, const PlacedRows& placed);
+
 // Rows that are told, judged and ended together: what a receiver knows as an offer.
-class Outbox::Outgoing final : public Offer {
+class Outbox::Outgoing final : public Offer, public std::enable_shared_from_this<Outbox::Outgoing> {
  public:
   Outgoing(std::shared_ptr<Outbox> home, const Rows& rows, uint32_t first_row, PlacedRows placed,
            const Deadline& lease, std::shared_ptr<StreamPoint> point = nullptr)
@@ -25,6 +29,7 @@ class Outbox::Outgoing final : public Offer {
   bool done() override;
   void wait(const Deadline& deadline) override;
   void withdraw(RowStatus reason) override;
+  std::optional<Stowed> stow() override { return home_->stow(shared_from_this()); }
   RowStatuses statuses() override;
 
   uint32_t n_rows() const { return static_cast<uint32_t>(placed.rows.size()); }
@@ -33,7 +38,9 @@ class Outbox::Outgoing final : public Offer {
                        [&link](const auto& one) { return one.lock().get() == &link; });
   }
   // Its memory is the caller's again.
-  bool is_over() const { return is_done && home_->copying_.get() != this; }
+  bool is_over() const { return is_done && home_->copying_.get() != this && !home_->stowing_.contains(this); }
+  // Whether peers can't read it where it lies now, unless they read devices.
+  bool lies_on_device() const { return device && !stowed; }
 
   // Never change once it is offered.
   uint64_t to = 0;
@@ -50,6 +57,7 @@ class Outbox::Outgoing final : public Offer {
   bool is_done = false;
   std::vector<std::weak_ptr<Link>> told;
   cuda::Staging::Loan staged;                   // row after row, padded: what peers read instead
+  std::shared_ptr<Block> stowed;                // the same for good: its own memory is the caller's
   bool is_ready = false;                        // its stream is done: who reads it where it lies may be told
   std::vector<std::weak_ptr<Link>> staged_for;  // who does not, after all
   std::condition_variable settled;
@@ -71,6 +79,16 @@ class Outbox::Parted final : public Offer {
   }
   void withdraw(RowStatus reason) override {
     for (const auto& part : parts_) part->withdraw(reason);
+  }
+  std::optional<Stowed> stow() override {
+    Stowed all;
+    for (const auto& part : parts_) {
+      auto some = part->stow();
+      if (!some) return std::nullopt;
+      all.spans.insert(all.spans.end(), some->spans.begin(), some->spans.end());
+      all.rooms.insert(all.rooms.end(), some->rooms.begin(), some->rooms.end());
+    }
+    return all;
   }
   RowStatuses statuses() override {
     RowStatuses all;

@@ -6,9 +6,8 @@
 #include "page/words.h"
 
 namespace p2pkv::offers {
-namespace {
 
-uint64_t staged_nbytes(const PlacedRows& placed) {
+uint64_t copied_nbytes(const PlacedRows& placed) {
   uint64_t nbytes = 0;
   for (const PlacedRows::Row& row : placed.rows) nbytes += StagingArea::padded(row.length);
   return nbytes;
@@ -23,8 +22,6 @@ std::vector<cuda::DeviceCopy> copies_to(uint8_t* host, const PlacedRows& placed)
   }
   return copies;
 }
-
-}  // namespace
 
 bool Outbox::start_staging(std::shared_ptr<StagingArea> staging) {
   const std::lock_guard lock(mutex_);
@@ -104,7 +101,7 @@ bool Outbox::take_first() {
   while (!staging_queue_.empty() && staging_queue_.front()->is_done) staging_queue_.pop_front();
   if (staging_queue_.empty()) return false;
   if (needs_room(*staging_queue_.front())) {
-    room_ = staging_->try_borrow(staged_nbytes(staging_queue_.front()->placed));
+    room_ = staging_->try_borrow(copied_nbytes(staging_queue_.front()->placed));
     if (!room_) return false;
   }
   copying_ = std::move(staging_queue_.front());
@@ -130,11 +127,13 @@ void Outbox::stage_one(std::unique_lock<std::mutex>& lock) {
   if (outcome == cuda::CopyOutcome::kLost) room_.abandon();
   if (outcome == cuda::CopyOutcome::kDone) {
     if (is_to_copy) n_staged_bytes_ += offer->placed.nbytes();
-    if (!offer->is_done && (offer->to != 0 || is_asked_for(*offer))) {
+    if (!offer->is_done && !offer->stowed && (offer->to != 0 || is_asked_for(*offer))) {
       if (is_to_copy) offer->staged = std::move(room_);
       offer->is_ready = true;
       tell(*offer, &posts);
     }
+  } else if (offer->stowed) {
+    // Somebody else's copy of it is offered by now.
   } else if (!offer->is_done && waited == cuda::StreamOutcome::kTimedOut) {
     end(*offer, RowStatus::kTimedOut, &posts);  // its lease has passed
   } else if (!offer->is_done) {
@@ -170,20 +169,23 @@ void Outbox::unstage_unwanted(std::vector<Post>* posts) {
   for (const auto& [id, offer] : live_) {
     if (offer->to == 0 && offer->staged && !is_asked_for(*offer)) unwanted.push_back(offer);
   }
-  for (const auto& offer : unwanted) {
-    for (const auto& told : std::exchange(offer->told, {})) {
-      const auto link = told.lock();
-      if (!link || link->is_lost()) continue;
-      std::string body;
-      wire::append(body, offer->id);
-      posts->push_back({link, Kind::kWithdrawn, std::move(body)});
-    }
-    live_.erase(offer->id);
-    offer->id = ++next_id_;
-    live_.emplace(offer->id, offer);
-    store_fence();
-    unstage(*offer);
+  for (const auto& offer : unwanted) renumber(offer, posts);
+}
+
+// Has what was told of it mean nothing any more: its rows are about to lie elsewhere.
+void Outbox::renumber(const std::shared_ptr<Outgoing>& offer, std::vector<Post>* posts) {
+  for (const auto& told : std::exchange(offer->told, {})) {
+    const auto link = told.lock();
+    if (!link || link->is_lost()) continue;
+    std::string body;
+    wire::append(body, offer->id);
+    posts->push_back({link, Kind::kWithdrawn, std::move(body)});
   }
+  live_.erase(offer->id);
+  offer->id = ++next_id_;
+  live_.emplace(offer->id, offer);
+  store_fence();
+  unstage(*offer);
 }
 
 }  // namespace p2pkv::offers

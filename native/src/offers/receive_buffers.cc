@@ -12,8 +12,8 @@ namespace p2pkv::offers {
 Arena::Arena(uint8_t* base, uint64_t nbytes)
     : base_(base), nbytes_(nbytes), blocks_(static_cast<uint32_t>(nbytes / kGranule)) {}
 
-std::unique_ptr<Arena> Arena::create(uint64_t nbytes, bool is_pinned, const std::vector<Transfers::Way>& ways,
-                                     std::string* error) {
+std::unique_ptr<Arena> Arena::create(uint64_t nbytes, bool is_pinned, bool is_readable,
+                                     const std::vector<Transfers::Way>& ways, std::string* error) {
   nbytes = (nbytes + kGranule - 1) / kGranule * kGranule;
   if (nbytes / kGranule > ExactBlocks::kMostGranules) {
     *error = "a receive buffer of " + std::to_string(nbytes) + " bytes is too large";
@@ -29,7 +29,11 @@ std::unique_ptr<Arena> Arena::create(uint64_t nbytes, bool is_pinned, const std:
   arena->is_pinned_ = is_pinned && mlock(base, nbytes) == 0;
   RowMemory memory{0, reinterpret_cast<uint64_t>(base), nbytes, true, {}, {}};
   for (const Transfers::Way& way : ways) {
-    auto region = way.transport->register_memory(arena->base_, nbytes, -1, false, error);
+    std::string ignored;
+    auto region =
+        is_readable ? way.transport->register_memory(arena->base_, nbytes, -1, true, &ignored) : nullptr;
+    memory.descriptions.push_back(region ? region->describe() : std::string());
+    if (!region) region = way.transport->register_memory(arena->base_, nbytes, -1, false, error);
     if (!region) return nullptr;
     memory.regions.push_back(std::move(region));
   }
@@ -89,11 +93,11 @@ uint64_t Arena::used_nbytes() {
 
 bool ReceiveBuffers::start(const Transfers::Options& options, std::string* error) {
   if (options.buffer_nbytes > 0) {
-    buffer_ = Arena::create(options.buffer_nbytes, false, options.ways, error);
+    buffer_ = Arena::create(options.buffer_nbytes, false, false, options.ways, error);
     if (!buffer_) return false;
   }
   if (options.buddy_pool_nbytes > 0) {
-    pool_ = Arena::create(options.buddy_pool_nbytes, true, options.ways, error);
+    pool_ = Arena::create(options.buddy_pool_nbytes, true, true, options.ways, error);
     if (!pool_) return false;
   }
   return true;

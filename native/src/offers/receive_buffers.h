@@ -1,4 +1,5 @@
-// Where rows are kept that came before anybody said where they go: the receive buffer, then the buddy pool.
+// Where rows are kept that came before anybody said where they go: the receive buffer, then the buddy pool;
+// and there, those that nobody has taken for a while.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,8 @@ class Arena {
   static constexpr uint64_t kGranule = 4096;
 
   // Null, with the reason in `error`. `is_pinned`: kept in memory, as far as RLIMIT_MEMLOCK allows.
-  static std::unique_ptr<Arena> create(uint64_t nbytes, bool is_pinned,
+  // `is_readable`: by peers, over the ways that can read any memory.
+  static std::unique_ptr<Arena> create(uint64_t nbytes, bool is_pinned, bool is_readable,
                                        const std::vector<Transfers::Way>& ways, std::string* error);
   ~Arena();
   Arena(const Arena&) = delete;
@@ -35,7 +37,9 @@ class Arena {
   // Idempotent.
   void close();
 
+  // Its id is set when it is registered, before anybody uses it.
   const std::shared_ptr<const RowMemory>& memory() const { return memory_; }
+  void set_memory(std::shared_ptr<const RowMemory> memory) { memory_ = std::move(memory); }
   uint64_t used_nbytes();
   bool is_pinned() const { return is_pinned_; }
 
@@ -59,9 +63,14 @@ class Arena {
 class Block {
  public:
   Block(std::shared_ptr<Arena> arena, uint64_t offset) : arena_(std::move(arena)), offset_(offset) {}
-  ~Block() { arena_->release(offset_); }
+  ~Block() {
+    if (!is_abandoned_) arena_->release(offset_);
+  }
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
+
+  // Has it never be others': a device that is lost may still write to it.
+  void abandon() { is_abandoned_ = true; }
 
   const std::shared_ptr<const RowMemory>& memory() const { return arena_->memory(); }
   uint64_t offset() const { return offset_; }
@@ -70,6 +79,7 @@ class Block {
  private:
   const std::shared_ptr<Arena> arena_;
   const uint64_t offset_;
+  bool is_abandoned_ = false;
 };
 
 // Thread-safe.
@@ -79,6 +89,8 @@ class ReceiveBuffers {
   // Room in the buffer, else in the pool, else null.
   std::shared_ptr<Block> allocate(uint64_t nbytes, bool* is_in_pool);
   bool lock_for(const std::shared_ptr<cuda::Device>& device, std::string* error);
+  // Null: there is none.
+  const std::shared_ptr<Arena>& pool() const { return pool_; }
   void close();
   std::vector<Transfers::Reading> readings();
 

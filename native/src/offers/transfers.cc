@@ -32,7 +32,16 @@ class LinkedTransfers final : public Transfers {
                 }}) {}
   ~LinkedTransfers() override { close(); }
 
-  bool start(std::string* error) { return inbox_->start(error) && links_.start(options_.listen, error); }
+  bool start(std::string* error) {
+    if (!inbox_->start(error)) return false;
+    if (const auto& pool = inbox_->buddy_pool()) {
+      RowMemory memory = *pool->memory();
+      memory.is_writable = false;  // by grants of the caller's
+      pool->set_memory(memories_.at(memories_.add(std::move(memory))));
+      outbox_->start_stowing(pool);
+    }
+    return links_.start(options_.listen, error);
+  }
 
   std::string accept(std::string_view remote, std::string* error) override {
     return links_.accept(remote, error);

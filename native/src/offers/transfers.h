@@ -52,6 +52,12 @@ struct Rows {
   std::optional<uint64_t> stream = std::nullopt;
 };
 
+// A copy of rows, in the buddy pool. Its room is free when this is gone and nobody is offered it any more.
+struct Stowed {
+  std::vector<RowSpan> spans;  // where each row lies
+  std::vector<std::shared_ptr<const void>> rooms;
+};
+
 // Rows that peers may read. Destroying it leaves them offered until the lease ends.
 class Offer {
  public:
@@ -62,6 +68,10 @@ class Offer {
   virtual void wait(const Deadline& deadline) = 0;
   // When it returns, no pull can succeed any more: those that did not are `reason`. Idempotent.
   virtual void withdraw(RowStatus reason) = 0;
+  // Copies the rows, and offers the copies from here on: when it returns them the memory is the caller's
+  // again. A pull that is under way is rejected, and may be asked for once more. None: there is no room, or
+  // some can't be copied, or the offer is over. Blocks for the copy. Not of what is put.
+  virtual std::optional<Stowed> stow() = 0;
   virtual RowStatuses statuses() = 0;
 };
 
