@@ -11,6 +11,22 @@ from vllm_fakes import BLOCK, SHAPE
 from vllm_on_devices import PREFILL, CacheMemory, OpenEngine, hand_off, load, share_prefix, tokens
 
 
+def test_blocks_of_a_device_are_stowed_and_its_memory_is_anothers(open_engine: OpenEngine) -> None:
+    prefill = open_engine("kv_producer", buddy_pool_size="1MiB", stow_after=0.05)
+    decode = open_engine("kv_consumer")
+    prompt = tokens(3 * BLOCK + 1)
+    given = hand_off(prefill, prompt)
+    prefill.step_until(lambda: prefill.is_idle)
+    assert prefill.counts["handoffs_stowed"] == 1
+    other = prefill.submit(tokens(12 * BLOCK, seed=9))  # is given the blocks that have just come back
+    prefill.run(other)
+    request = load(decode, prompt, given)
+    assert request.loaded_tokens == len(prompt)
+    assert decode.is_right(request)
+    prefill.step_until(lambda: prefill.counts.get("handoffs_taken") == 1)
+    assert prefill.node.counters()["p2pkv_buddy_pool_used_bytes"] == 0
+
+
 @pytest.mark.parametrize(("from_", "to"), [(True, True), (True, False), (False, True)])
 def test_blocks_are_handed_off_byte_for_byte(open_engine: OpenEngine, from_: bool, to: bool) -> None:
     prefill = open_engine("kv_producer", on_device=from_)

@@ -221,6 +221,7 @@ class HungUpOnce(Node):
     """A node that loses the way to its peer in the first ``n_lost`` gets."""
 
     n_lost = 1
+    lost: type[HungUp] = HungUp
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -229,7 +230,9 @@ class HungUpOnce(Node):
         def lose(node_id: str, name: str, rows: np.ndarray, **options: Any) -> Any:
             self.n_gets += 1
             return (
-                HungUp(len(rows)) if self.n_gets <= self.n_lost else get_async(node_id, name, rows, **options)
+                self.lost(len(rows))
+                if self.n_gets <= self.n_lost
+                else get_async(node_id, name, rows, **options)
             )
 
         self.transfers.get_async = lose  # type: ignore[method-assign]
@@ -239,9 +242,20 @@ class HungUpForGood(HungUpOnce):
     n_lost = 1000
 
 
+class Rejected(HungUp):
+    """What a grant says whose offer was stowed while it was pulled."""
+
+    def __init__(self, n_rows: int) -> None:
+        self._statuses = np.full(n_rows, RowStatus.REJECTED, np.uint8)
+
+
+class RejectedOnce(HungUpOnce):
+    lost = Rejected
+
+
 def test_a_way_that_was_lost_is_tried_again_and_given_up_soon(open_engine: Open) -> None:
     prefill = open_engine(role="kv_producer")
-    for kind, is_loaded in ((HungUpOnce, True), (HungUpForGood, False)):
+    for kind, is_loaded in ((HungUpOnce, True), (RejectedOnce, True), (HungUpForGood, False)):
         decode = open_engine(role="kv_consumer", start_node=kind)
         prompt = tokens(3 * BLOCK + 1, seed=int(is_loaded))
         request = load(decode, prompt, hand_off(prefill, prompt))

@@ -3,7 +3,8 @@
 Whole blocks cost one offer, made at once; a decode rank with an equal share takes it, and nobody here has to do
 anything. A rank that shares the model otherwise puts what it wants into the request's inbox (``wants.py``). Then the
 whole offers are withdrawn, and every decode rank is offered its part: the blocks are free again when all ranks that
-take from this one have said what they want, and have it, or when the lease ends.
+take from this one have said what they want, and have it, or when the lease ends. Before that if there is a buddy pool:
+what has not been taken for a while is stowed there (``stowing.py``), and the hand-off goes on without vLLM's blocks.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from p2pkv.integrations.boundary import Boundary, guarded
 from p2pkv.integrations.vllm_connector.caches import GroupCaches, KVCaches
 from p2pkv.integrations.vllm_connector.handoff import offers
 from p2pkv.integrations.vllm_connector.messages import Blocks, Leave
+from p2pkv.integrations.vllm_connector.settings import Instance
 from p2pkv.integrations.vllm_connector.shares import Pair, Place, Split, names, takers
 from p2pkv.integrations.vllm_connector.stats import Tally
+from p2pkv.integrations.vllm_connector.stowing import Copies
 from p2pkv.integrations.vllm_connector.tiles import Granules, Tiles
 from p2pkv.integrations.vllm_connector.wants import (
     MAX_RANKS,
@@ -48,15 +51,19 @@ _INBOXES = 256
 """Open at a time, of 64 KiB each; those of later requests are opened as earlier ones are taken or end."""
 _LOOK_S, _LOOK_AT_EACH_S = 0.002, 1e-4
 """Between two looks into the inboxes, and for each of them: looking takes some microseconds each."""
+_STOW_S = 0.005
+"""How long one request's blocks may be copied between two looks."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Left:
     """A finished request whose blocks are kept."""
 
     leave: Leave
     until: float
     """The end of the lease."""
+    stow_at: float
+    """When what has not been taken is copied, or tried to be copied once more."""
     stream: int | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards what follows, but for the last two, which are the looking thread's."""
@@ -65,6 +72,13 @@ class _Left:
     is_over: bool = False
     offers: dict[str, Offer] = field(default_factory=dict)
     """By name."""
+    rows: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    """Of the whole blocks, by the name of their offer, as long as they are not stowed."""
+    copies: Copies = field(default_factory=Copies)
+    is_stowed: bool = False
+    """Whether vLLM may have the blocks, though somebody may still take the hand-off."""
+    is_released: bool = False
+    """Whether it has them, and the looking thread sees to the end."""
     tp_size: int = 0
     """Of who takes parts; 0 while nobody does."""
     due: set[tuple[int, int, str]] = field(default_factory=set)
@@ -82,10 +96,11 @@ class Leaving:
     """All of one rank's. Its worker's thread adds and takes, one of its own looks for wants; closed by its owner."""
 
     def __init__(
-        self, node: Node, caches: KVCaches, place: Place, lease: float, boundary: Boundary, tally: Tally
+        self, node: Node, caches: KVCaches, place: Place, instance: Instance, boundary: Boundary, tally: Tally
     ) -> None:
         """Start without requests."""
-        self._node, self._caches, self._place, self._lease = node, caches, place, lease
+        self._node, self._caches, self._place = node, caches, place
+        self._lease, self._stow_after = instance.config.transfer_lease, instance.stow_after
         self.boundary, self._tally = boundary, tally
         self._log = LimitedLog(_log)
         self._changed = threading.Condition()  # guards the next two
@@ -103,7 +118,8 @@ class Leaving:
 
     def add(self, leave: Leave) -> None:
         """Keep a request's blocks, and offer them whole; what the worker has queued by now is waited for."""
-        left = _Left(leave, time.monotonic() + self._lease)
+        now = time.monotonic()
+        left = _Left(leave, now + self._lease, now + self._stow_after)
         with left.lock:
             with self._changed:
                 self._left.append(left)
@@ -121,6 +137,7 @@ class Leaving:
             for part in offers(left.leave.name, blocks.group, len(blocks.ids), caches.row_nbytes):
                 rows = caches.rows(blocks.ids[part.blocks.start : part.blocks.stop], part.rows)
                 left.offers[part.name] = self._node.transfers.offer(part.name, rows, stream=left.stream)
+                left.rows[part.name] = rows
         left.is_offered = True
         self._tally.count("handoffs_offered")
 
@@ -129,19 +146,25 @@ class Leaving:
         released: list[_Left] = []
         with self._changed:
             for left in self._left:
-                # one that is being offered in parts at this moment is not over
-                if left.lock.acquire(blocking=False):
+                # one that is being offered in parts, or copied, at this moment is not over
+                if not left.is_released and left.lock.acquire(blocking=False):
                     try:
                         left.is_over = left.is_taken()
+                        left.is_released = left.is_over or left.is_stowed
                     finally:
                         left.lock.release()
-                    if left.is_over:
+                    if left.is_released:
                         released.append(left)
             self._left = [left for left in self._left if not left.is_over]
         for left in released:
-            self._count(left)
-            self._take_back(end_of(left.leave.name))
+            if left.is_over:
+                self._end(left)
         return {left.leave.request_id for left in released}
+
+    def _end(self, left: _Left) -> None:
+        left.copies = Copies()
+        self._count(left)
+        self._take_back(end_of(left.leave.name))
 
     def _count(self, left: _Left) -> None:
         is_whole = left.is_offered and not left.due
@@ -172,6 +195,8 @@ class Leaving:
             for left in self._seen:
                 with about(left.leave.request_id):
                     self._look(left)
+                    self._stow(left)
+                    self._end_released(left)
 
     def _next(self) -> list[_Left] | None:
         """Wait for the time of the next look; return what is to be looked at, or None at the end."""
@@ -181,6 +206,55 @@ class Leaving:
             else:
                 self._changed.wait_for(lambda: self._left or self._is_closed)
             return None if self._is_closed else list(self._left)
+
+    @guarded("stow", miss=None)
+    def _stow(self, left: _Left) -> None:
+        """Copy some of what nobody has taken; once all of it is copied vLLM may have the blocks."""
+        if time.monotonic() < left.stow_at:
+            return
+        with left.lock:
+            if left.is_over or left.is_stowed or not left.is_offered:
+                return
+            until = time.monotonic() + _STOW_S
+            left.stow_at = time.monotonic() + self._stow_after  # after an error, or if there is no room
+            while left.rows:
+                if not self._stow_whole(left, next(iter(left.rows))):
+                    return
+                if time.monotonic() > until:
+                    left.stow_at = 0.0
+                    return
+            # none of them, or parts that were offered before the blocks were copied
+            if all(offer.stow() is not None or offer.done() for offer in left.offers.values()):
+                left.is_stowed = True
+                self._tally.count("handoffs_stowed")
+
+    def _stow_whole(self, left: _Left, name: str) -> bool:
+        """Copy what is, or was, offered under a name; say whether nothing of it is needed where it lies."""
+        rows, offer = left.rows[name], left.offers.get(name)
+        if offer is None:
+            # parts are offered instead, and more may be wanted: a copy that has no other name than this
+            own = self._node.transfers.offer(f"{name}/copy", rows, stream=left.stream)
+            copy = own.stow()
+            own.withdraw()
+        else:
+            copy = offer.stow()
+        if copy is None and (offer is None or not offer.done()):
+            return False
+        if copy is not None:
+            left.copies.add(rows, copy)
+        del left.rows[name]
+        return True
+
+    @guarded("release", miss=None)
+    def _end_released(self, left: _Left) -> None:
+        """See to the end of a hand-off whose blocks vLLM has had back before: it may take no steps by then."""
+        with left.lock:
+            if not left.is_released or left.is_over or not left.is_taken():
+                return
+            left.is_over = True
+        with self._changed:
+            self._left = [each for each in self._left if each is not left]
+        self._end(left)
 
     @guarded("want", miss=None)
     def _close_inbox(self, left: _Left) -> None:
@@ -268,6 +342,8 @@ class Leaving:
             raise UsageError(reason)
         granules = Granules(pair.granule, wanted.first, wanted.n)
         rows = _rows(caches, pair, granules, _of_group(left.leave.blocks, number))
+        if left.is_stowed:
+            rows = left.copies.of(rows)
         until = max(0.001, left.until - time.monotonic())
         for name, first, last in parts_of(left.leave.name, want, number, len(rows)):
             part = np.ascontiguousarray(rows[first:last])

@@ -30,6 +30,8 @@ class Ask:
     """None: not asked for yet."""
     has_come: bool = False
     """Whether :meth:`came` has seen all of it."""
+    had: NDArray[np.bool_] | None = None
+    """The rows that came before it was asked for once more: they are offered no more."""
 
     @property
     def is_done(self) -> bool:
@@ -37,14 +39,23 @@ class Ask:
 
     @property
     def is_lost(self) -> bool:
+        """Whether it may be had if it is asked for once more: the way was lost, or prefill has just stowed it."""
         if self.grant is None or not len(self.owners):
             return False
-        return bool((self.grant.statuses() == RowStatus.PEER_LOST).any())
+        return bool(np.isin(self.grant.statuses(), (RowStatus.PEER_LOST, RowStatus.REJECTED)).any())
+
+    def keep(self) -> None:
+        """Keep what has come: it is about to be asked for once more."""
+        if self.grant is not None:
+            self.had = self.end() == RowStatus.OK
+
+    def _with_had(self, statuses: RowStatuses) -> RowStatuses:
+        return statuses if self.had is None else np.where(self.had, np.uint8(RowStatus.OK), statuses)
 
     def came(self, deadline: float) -> bool:
         """Block until all is here, and say whether it is; at most until the deadline."""
         if self.grant is not None and not self.has_come:
-            statuses = self.grant.wait(max(0.0, deadline - time.monotonic()))
+            statuses = self._with_had(self.grant.wait(max(0.0, deadline - time.monotonic())))
             self.has_come = bool((statuses == RowStatus.OK).all())
         return self.has_come
 
@@ -53,7 +64,7 @@ class Ask:
         return (
             np.full(len(self.rows), RowStatus.PENDING, np.uint8)
             if self.grant is None
-            else self.grant.revoke()
+            else self._with_had(self.grant.revoke())
         )
 
 

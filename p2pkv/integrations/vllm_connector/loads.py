@@ -273,6 +273,7 @@ class Loads:
 
     def _get(self, load: Load, ask: Ask) -> None:
         left = max(0.001, load.deadline - time.monotonic())
+        ask.keep()
         ask.grant = self._node.transfers.get_async(
             ask.rank.node_id, ask.name, ask.rows, first_row=ask.first_row, timeout=left, stream=load.stream
         )

@@ -27,7 +27,7 @@ from p2pkv.integrations.vllm_connector.shares import Split
 
 _log = logging.getLogger(__name__)
 
-OWN_KEYS = frozenset({"load_deadline", "layer_deadline", "share_prefixes", "fetch_prefixes"})
+OWN_KEYS = frozenset({"load_deadline", "layer_deadline", "stow_after", "share_prefixes", "fetch_prefixes"})
 """Keys of ``kv_connector_extra_config`` that are the connector's; all others are the node's."""
 
 _STRONG_HASHES = ("sha256", "sha256_cbor")
@@ -78,6 +78,8 @@ class Instance:
     """Seconds from the start of a load until what is not there has failed."""
     layer_deadline: float | None
     """Seconds that a step may wait for hand-offs that are loaded by layer; None: none is."""
+    stow_after: float
+    """Seconds after which what nobody has taken is copied to the buddy pool; infinity: there is none."""
     groups: Groups
     hash_size: int
     """Tokens that a request's hash covers more than the one before it."""
@@ -132,6 +134,7 @@ class Instance:
             fetch_prefixes=_one_of(given, "fetch_prefixes", ("always", "measured", "never")),
             load_deadline=_seconds(given, "load_deadline", 10.0),
             layer_deadline=_layer_deadline(given, vllm_config, groups, publishes=publishes),
+            stow_after=_seconds(given, "stow_after", 2.0) if config.buddy_pool_nbytes else math.inf,
             groups=groups,
             hash_size=_hash_size(kv_cache_config, groups),
             world_size=world_size,
@@ -144,8 +147,9 @@ class Instance:
 
     def worker_config(self, rank: int, namespace: str) -> Config:
         """Return the settings of one rank's node."""
-        # nothing is ever put to it: what it wants, it gets
-        config = dataclasses.replace(self.config, namespace=namespace, buffer_size=0, buddy_pool_size=0)
+        # nothing is ever put to it: what it wants, it gets; what it offers may be stowed
+        stows = self.config.buddy_pool_size if self.is_producer else 0
+        config = dataclasses.replace(self.config, namespace=namespace, buffer_size=0, buddy_pool_size=stows)
         if not self.writes_prefixes:
             # what it never publishes needs no room; what it reads of others' needs a cache all the same
             pool_size = MIN_POOL_SIZE if self.reads_prefixes else 0

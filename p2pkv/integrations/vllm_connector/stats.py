@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 COUNTERS = {
     "handoffs_offered": "Requests whose KV was offered to decode",
     "handoffs_taken": "Offers that decode has taken",
+    "handoffs_stowed": "Offers that nobody had taken for a while, whose blocks were copied and freed",
     "handoffs_expired": "Offers that nobody took before their lease ended",
     "handoffs_loaded": "Requests whose KV was loaded from prefill",
     "handoffs_loaded_by_layer": "Of these, those that were loaded layer by layer, within the step that needed them",

@@ -85,8 +85,7 @@ class WorkerSide:
             self.node, instance.groups, parts, instance.first_index + rank, self._publishing.then, self._tally
         )
         self._fails_by_block = instance.groups.is_plain
-        lease = instance.config.transfer_lease
-        self._leaving = Leaving(self.node, caches, self._place, lease, self.boundary, self._tally)
+        self._leaving = Leaving(self.node, caches, self._place, instance, self.boundary, self._tally)
         self._failed: set[int] = set()
         self._last: dict[str, StepMetadata] = {}  # by part, the step of which it was done last
         self._heart = self._announce(instance) if rank == 0 else None
