@@ -29,12 +29,13 @@ class Instance:
         lease: float,
         deadline: float,
         start_node: Callable[[str], Node],
+        **settings: object,
     ) -> None:
-        """Start the nodes, each by its name."""
+        """Start the nodes, each by its name; ``settings`` are more of the connector's."""
         self.name, self.shape, self.lease, self.deadline = name, shape, lease, deadline
         with ThreadPoolExecutor(self.shape.n_ranks) as pool:
             self.nodes = list(pool.map(start_node, [f"{name}-{i}" for i in self.ranks]))
-        self.server = Server(self.nodes, role, shape, model, lease, deadline)
+        self.server = Server(self.nodes, role, shape, model, lease, deadline, **settings)
         self.free = list(range(1, N_BLOCKS))
         self.is_lost = False
         self.kept: list[dict[str, list[list[int]]]] = [{} for _ in self.ranks]

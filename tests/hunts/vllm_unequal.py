@@ -57,9 +57,16 @@ FAULTS = {
     "decode is lost": 1,
 }
 
+ASKS_LATE = "decode asks late"
+HARMLESS = ("none", "a rank offers late", ASKS_LATE)
+
 
 class World:
     """One schedule."""
+
+    faults = FAULTS
+    buddy_pool, stow_after = 0, 1.0
+    """Of prefill instances, in bytes and seconds: without a buddy pool nothing is stowed."""
 
     def __init__(self, seed: int, tally: Tally, late: Lateness) -> None:
         self.chance, self.tally, self.late = random.Random(seed), tally, late
@@ -89,15 +96,17 @@ class World:
     def start(self, role: str) -> Instance:
         lease = self.chance.choice([0.4, HEALTHY_LEASE_S, HEALTHY_LEASE_S])
         deadline = self.chance.choice([0.5, HEALTHY_S, HEALTHY_S])
-        shape, config = self.shape(), Config(join=[self.join], pool_size=0, transfer_lease=lease)
+        config = Config(join=[self.join], pool_size=0, transfer_lease=lease, buddy_pool_size=self.buddy_pool)
         instance = Instance(
             f"{role}-{next(self.numbers)}",
             role,
-            shape,
+            self.shape(),
             self.model,
             lease=lease,
             deadline=deadline,
             start_node=lambda name: Node.start(replace(config, node_id=name)),
+            buddy_pool_size=self.buddy_pool,
+            stow_after=self.stow_after,
         )
         self.note(f"{instance} starts, lease {lease}, deadline {deadline}")
         return instance
@@ -142,7 +151,7 @@ class World:
 
     def begin(self) -> None:
         """Have a prompt computed, and plan what befalls it."""
-        fault = self.chance.choices(list(FAULTS), list(FAULTS.values()))[0]
+        fault = self.chance.choices(list(self.faults), list(self.faults.values()))[0]
         seed, n_tokens = next(self.numbers), self.chance.randint(1, MOST_TOKENS)
         prefill, name = self.prefill, f"request-{seed}"
         tables = prefill.take(self.chance, n_tokens, self.model.n_kinds)
@@ -150,7 +159,7 @@ class World:
             return
         kv, handoff = self.model.kv(3, n_tokens, seed), prefill.server.handoff(name, n_tokens)
         over = HandOver(name, kv, prefill, handoff, tables, fault)
-        over.is_spoilt = fault not in ("none", "a rank offers late") or prefill.lease < HEALTHY_LEASE_S
+        over.is_spoilt = fault not in HARMLESS or prefill.lease < HEALTHY_LEASE_S
         self.note(f"{name} of {n_tokens} tokens, {prefill.name}: {fault}")
         self.open.append(over)
         odd_one = self.chance.choice(prefill.ranks)
@@ -160,7 +169,9 @@ class World:
             is_late = number == odd_one and fault in ("a rank offers late", "aborted")
             late = self.chance.uniform(0.05, 0.8) if is_late else 0.0
             self.after(late, over, partial(self.offer, over, number))
-        if fault != "never asked for":
+        if fault == ASKS_LATE:
+            self.after(self.chance.uniform(0.1, 1.5), over, partial(self.ask_soon, over))
+        elif fault != "never asked for":
             self.ask_soon(over)
         if fault == "prefill is lost":
             self.after(self.chance.choice([0.0, 0.01, 0.1, 0.5]), over, partial(self.lose, prefill))
@@ -275,13 +286,18 @@ class World:
         load.n_right += failed is None
         if load.n_right == len(decode.ranks) and of.had_at is None:
             of.had_at = self.seen
+        self.judge(load, number, failed)
+        rank.wipe({block for table in load.tables for block in table})
+
+    def judge(self, load: Load, number: int, failed: set[int] | None) -> None:
+        """Compare what a rank has with what it should have."""
+        rank, of = load.decode.server.ranks[number], load.of
         if failed is not None and not of.is_spoilt and of.late.worst < BUSY_S:
-            raise self.broken(f"{request_id} failed on rank {number}, and nothing had befallen it")
+            raise self.broken(f"{load.request_id} failed on rank {number}, and nothing had befallen it")
         if not rank.holds(of.kv, load.tables, besides=failed or ()):
-            raise self.broken(f"rank {number} has wrong bytes of {request_id}; failed are {failed}")
+            raise self.broken(f"rank {number} has wrong bytes of {load.request_id}; failed are {failed}")
         if failed and len(failed) < len({block for table in load.tables for block in table}):
             self.tally["loads in part"] += 1
-        rank.wipe({block for table in load.tables for block in table})
 
     def released(self, number: int, request_id: str) -> None:
         tables = self.prefill.kept[number].pop(request_id, None)
@@ -335,7 +351,8 @@ class World:
 
     def check_inboxes(self) -> None:
         """What wants were waited for in is there for others again."""
-        until = time.monotonic() + RELEASED_S
+        # what is stowed may be there until its lease ends
+        until = time.monotonic() + RELEASED_S + (self.prefill.lease if self.buddy_pool else 0)
         for number, rank in enumerate(self.prefill.server.ranks):
             leaving = rank.side._leaving
             while leaving._seen or len(leaving._slots) != len(leaving._rows):

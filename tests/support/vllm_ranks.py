@@ -169,9 +169,11 @@ class Server:
         model: Model,
         lease: float = 30.0,
         deadline: float = 30.0,
+        **more: object,
     ) -> None:
+        """``more``: settings of the connector."""
         self.shape, self.model = shape, model
-        settings = {"load_deadline": deadline, "transfer_lease": lease}
+        settings = {"load_deadline": deadline, "transfer_lease": lease, **more}
         self.ranks = [RankFake(nodes[i], role, shape, model, i, settings) for i in range(shape.n_ranks)]
         self.scheduler = SchedulerSide(self.ranks[0].instance)
         self.scheduler.connect([rank.side.describe() for rank in self.ranks])
