@@ -128,6 +128,7 @@ struct Setting {
   On to = On::kDevice;
   uint64_t staging_nbytes = 16 * kRowBytes;
   uint64_t buffer_nbytes = 0;
+  uint64_t buddy_pool_nbytes = 0;
   bool is_validating = true;
 };
 
@@ -148,6 +149,7 @@ struct Pair {
     Transfers::Options options;
     options.staging_nbytes = setting.staging_nbytes;
     options.buffer_nbytes = setting.buffer_nbytes;
+    options.buddy_pool_nbytes = setting.buddy_pool_nbytes;
     options.is_validating = setting.is_validating;
     return options;
   }

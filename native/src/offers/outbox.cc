@@ -263,6 +263,11 @@ void Outbox::close() {
   }
   send(posts);
   stager_.join();
+  {
+    // They read from the caller's memory, and write to the pool, which is closed next.
+    std::unique_lock lock(mutex_);
+    copied_.wait(lock, [this] { return stowing_.empty(); });
+  }
   const auto staging = staging_of_devices();
   if (!staging) return;
   staging->close();
