@@ -140,6 +140,23 @@ TEST(device_transfers_room_that_a_lost_device_was_to_fill_is_never_anothers) {
   fake.hold(0, 0);
 }
 
+// Of what nobody has taken, that is: a receiver may die half-way.
+TEST(device_transfers_of_which_some_rows_are_taken_have_the_others_stowed) {
+  Pair pair(kRows, with_buddy_pool());
+  const auto offer = pair.leave("half", kRows);
+  CHECK(all_are(wait(pair.get("half", kPart)), RowStatus::kOk));
+  while (offer->statuses()[0] == RowStatus::kPending) std::this_thread::yield();
+  const auto stowed = offer->stow();
+  CHECK(stowed && stowed->spans.size() == kRows);
+  for (uint32_t row = 0; stowed && row < kRows; ++row)
+    CHECK_EQ(stowed->spans[row].nbytes, row < kPart ? int64_t{0} : int64_t{kRowBytes});
+  pair.producer.fill(0xbad, 0, kRows);
+  CHECK(all_are(wait(pair.get("half", kPart, kPart)), RowStatus::kOk));
+  CHECK(pair.is_right(kRows));
+  CHECK(all_are(wait(offer), RowStatus::kOk));
+  CHECK(!offer->stow());
+}
+
 // P2PKV_HUNT sets how many offers are stowed while they are staged and pulled, and then written over.
 TEST(device_transfers_stowed_while_they_are_staged_and_pulled_are_never_wrong) {
   const char* given = std::getenv("P2PKV_HUNT");

@@ -53,7 +53,10 @@ class Stowed:
     def __init__(self, native: _native.Stowed) -> None:
         self._native = native
         self.spans: RowSpans = native.spans()
-        """Where each row lies; they may be offered, as registered memory may, as long as this is there."""
+        """Where each row lies, which may be offered, as registered memory may, as long as this is there.
+
+        Address and bytes are 0 of rows that somebody had taken before the others were stowed.
+        """
 
 
 class Offer:
@@ -84,8 +87,9 @@ class Offer:
     def stow(self) -> Stowed | None:
         """Copy the rows to the buddy pool and offer the copies: the memory is the caller's again, the offer goes on.
 
-        None, and the rows lie where they lay, if there is no room, a device has failed, the offer is over, or it is a
-        put. Blocks for the copy. A pull that is under way is ``REJECTED`` at its receiver, who may ask once more.
+        None, and what is not done lies where it lay, if there is no room for all, a device has failed, it is a put, or
+        the offer is over. Blocks for the copy. A pull that is under way is ``REJECTED`` at its receiver, who may ask
+        once more.
         """
         native = self._native.stow()
         return None if native is None else Stowed(native)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from p2pkv.errors import ConfigError
+from p2pkv.errors import ConfigError, UsageError
 from p2pkv.integrations.vllm_connector.stowing import Copies
 from vllm_engine import EngineFake
 from vllm_fakes import BLOCK
@@ -78,9 +78,10 @@ class Room:
 def test_parts_of_rows_are_found_in_their_copies() -> None:
     copies = Copies()
     copies.add(np.array([[1000, 100], [300, 50]]), Room(np.array([[7000, 100], [7128, 50]])))  # type: ignore[arg-type]
-    copies.add(np.array([[500, 10]]), Room(np.array([[9000, 10]])))  # type: ignore[arg-type]
+    # somebody had taken the second of these before
+    copies.add(np.array([[500, 10], [600, 10]]), Room(np.array([[9000, 10], [0, 0]])))  # type: ignore[arg-type]
     wanted = np.array([[1000, 100], [1090, 10], [300, 1], [349, 1], [505, 5]])
     assert copies.of(wanted).tolist() == [[7000, 100], [7090, 10], [7128, 1], [7177, 1], [9005, 5]]
-    for beyond in ([299, 1], [1090, 11], [350, 1], [510, 1], [400, 5]):
-        with pytest.raises(IndexError):
+    for beyond in ([299, 1], [1090, 11], [350, 1], [510, 1], [400, 5], [600, 1]):
+        with pytest.raises(UsageError, match="before the others were copied"):
             copies.of(np.array([beyond]))

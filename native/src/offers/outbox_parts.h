@@ -83,11 +83,16 @@ class Outbox::Parted final : public Offer {
   std::optional<Stowed> stow() override {
     Stowed all;
     for (const auto& part : parts_) {
-      auto some = part->stow();
-      if (!some) return std::nullopt;
-      all.spans.insert(all.spans.end(), some->spans.begin(), some->spans.end());
-      all.rooms.insert(all.rooms.end(), some->rooms.begin(), some->rooms.end());
+      if (const auto some = part->stow()) {
+        all.spans.insert(all.spans.end(), some->spans.begin(), some->spans.end());
+        all.rooms.insert(all.rooms.end(), some->rooms.begin(), some->rooms.end());
+      } else if (part->done()) {
+        all.spans.resize(all.spans.size() + part->n_rows(), kNotStowed);
+      } else {
+        return std::nullopt;
+      }
     }
+    if (all.rooms.empty()) return std::nullopt;
     return all;
   }
   RowStatuses statuses() override {

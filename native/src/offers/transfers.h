@@ -52,9 +52,12 @@ struct Rows {
   std::optional<uint64_t> stream = std::nullopt;
 };
 
+// A row that was over when the others of its offer were stowed: somebody had taken it.
+constexpr RowSpan kNotStowed{};
+
 // A copy of rows, in the buddy pool. Its room is free when this is gone and nobody is offered it any more.
 struct Stowed {
-  std::vector<RowSpan> spans;  // where each row lies
+  std::vector<RowSpan> spans;  // where each row lies, or kNotStowed
   std::vector<std::shared_ptr<const void>> rooms;
 };
 
@@ -68,9 +71,10 @@ class Offer {
   virtual void wait(const Deadline& deadline) = 0;
   // When it returns, no pull can succeed any more: those that did not are `reason`. Idempotent.
   virtual void withdraw(RowStatus reason) = 0;
-  // Copies the rows, and offers the copies from here on: when it returns them the memory is the caller's
-  // again. A pull that is under way is rejected, and may be asked for once more. None: there is no room, or
-  // some can't be copied, or the offer is over. Blocks for the copy. Not of what is put.
+  // Copies the rows that nobody has taken, and offers the copies from here on: when it returns them the
+  // memory is the caller's again. A pull that is under way is rejected, and may be asked for once more. None:
+  // there is no room for all, or some can't be copied, or the offer is over. Blocks for the copy. Not of what
+  // is put.
   virtual std::optional<Stowed> stow() = 0;
   virtual RowStatuses statuses() = 0;
 };

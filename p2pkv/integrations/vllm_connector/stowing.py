@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from p2pkv.errors import UsageError
 from p2pkv.transfers import Stowed
 
 
@@ -18,26 +19,26 @@ class Copies:
     def __init__(self) -> None:
         """Start without any."""
         self._stowed: list[Stowed] = []
-        self._rows = np.empty((0, 2), np.int64)  # by address
-        self._places = np.empty(0, np.int64)
+        # by address, behind an empty one that lies before all others
+        self._rows = np.zeros((1, 2), np.int64)
+        self._places = np.zeros(1, np.int64)
 
     def add(self, rows: NDArray[np.int64], stowed: Stowed) -> None:
         """Take the copies of some rows; ``rows`` is ``(n, 2)``: address and bytes of each, which overlap no others."""
         self._stowed.append(stowed)
-        all_rows = np.concatenate([self._rows, rows])
-        places = np.concatenate([self._places, stowed.spans[:, 0]])
+        is_copied = stowed.spans[:, 1] > 0
+        all_rows = np.concatenate([self._rows, rows[is_copied]])
+        places = np.concatenate([self._places, stowed.spans[is_copied, 0]])
         order = np.argsort(all_rows[:, 0])
         self._rows, self._places = all_rows[order], places[order]
 
     def of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where the copies of ``rows`` lie, each of which is a part of one that was added.
 
-        Raises IndexError for one that is not.
+        Raises UsageError for one that is not.
         """
         at = np.searchsorted(self._rows[:, 0], rows[:, 0], side="right") - 1
-        if len(rows) and at.min() < 0:
-            raise IndexError("a row before all that were copied")
         skipped = rows[:, 0] - self._rows[at, 0]
         if (skipped + rows[:, 1] > self._rows[at, 1]).any():
-            raise IndexError("a row of which only a part was copied")
+            raise UsageError("somebody had taken some of its blocks before the others were copied")
         return np.stack([self._places[at] + skipped, rows[:, 1]], axis=1)
