@@ -158,13 +158,16 @@ TEST(shm_closes_region_during_reads_by_two_threads) {
 
 TEST(tokens_admit_once) {
   TokenTable tokens;
-  const Token token = tokens.mint(7);
+  const Token secret{1, 2, 3};
+  const Token token = tokens.mint(7, secret);
   uint64_t grant = 0;
+  Token told{};
   Token wrong = token;
   wrong[31] ^= 1;
   CHECK(!tokens.redeem(wrong, &grant));
-  CHECK(tokens.redeem(token, &grant));
+  CHECK(tokens.redeem(token, &grant, &told));
   CHECK_EQ(grant, uint64_t{7});
+  CHECK(told == secret);
   CHECK(!tokens.redeem(token, &grant));
   const Token revoked = tokens.mint(8);
   tokens.revoke(8);

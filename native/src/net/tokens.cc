@@ -38,17 +38,17 @@ uint64_t TokenTable::new_grant() {
   return ++last_grant_;
 }
 
-Token TokenTable::mint(uint64_t grant) {
+Token TokenTable::mint(uint64_t grant, const Token& secret) {
   Token token;
   fill_random(token.data(), token.size());
   const std::lock_guard lock(mutex_);
   drop_expired();
   if (entries_.size() >= kMaxOutstanding) entries_.pop_front();
-  entries_.push_back({token, grant, Clock::now() + kLifetime});
+  entries_.push_back({token, secret, grant, Clock::now() + kLifetime});
   return token;
 }
 
-bool TokenTable::redeem(const Token& token, uint64_t* grant) {
+bool TokenTable::redeem(const Token& token, uint64_t* grant, Token* secret) {
   const std::lock_guard lock(mutex_);
   drop_expired();
   size_t found = entries_.size();
@@ -57,6 +57,7 @@ bool TokenTable::redeem(const Token& token, uint64_t* grant) {
   }
   if (found == entries_.size()) return false;
   *grant = entries_[found].grant;
+  if (secret != nullptr) *secret = entries_[found].secret;
   entries_.erase(entries_.begin() + static_cast<std::ptrdiff_t>(found));
   return true;
 }
