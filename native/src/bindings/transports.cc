@@ -217,6 +217,7 @@ void bind_transport(nb::module_& m) {
           },
           "remote"_a)
       .def("rail_totals", &Transport::rail_totals)
+      .def("n_forged", &Transport::n_forged)
       .def("close", &Transport::close, nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<TcpTransportBase, Transport>(m, "TcpTransport", nb::is_final(),
@@ -235,18 +236,21 @@ void bind_transport(nb::module_& m) {
   m.def(
       "tcp_transport",
       [](const std::string& host, Ports ports, uint32_t streams, const std::string& advertise,
-         const std::vector<std::string>& addresses) {
+         const std::vector<std::string>& addresses, bool encrypts, uint64_t rekey_after) {
         std::string error;
         std::shared_ptr<TcpTransportBase> transport;
         {
           const nb::gil_scoped_release unlocked;  // a host name may take its time
           const ListenAt listen{host, advertise, {ports.first, ports.second}};
-          transport = make_tcp_transport({listen, streams, addresses}, &error);
+          transport = make_tcp_transport({listen, streams, addresses, encrypts, rekey_after}, &error);
         }
         return or_raise(std::move(transport), error);
       },
       "host"_a = "127.0.0.1", "ports"_a = Ports{0, 0}, "streams"_a = 0, "advertise"_a = "",
-      "addresses"_a = std::vector<std::string>());
+      "addresses"_a = std::vector<std::string>(), "encrypts"_a = false,
+      "rekey_after"_a = RecordCipher::kRekeyAfter);
+  m.def("encryption_missing", &encryption_missing);
+  m.def("encryption_library", &encryption_library);
 }
 
 void bind_verbs(nb::module_& m) {

@@ -58,9 +58,9 @@ void Doorman::run() {
 
     size_t n_kept = 0;
     for (size_t i = 0; i < visitors_.size(); ++i) {
-      uint64_t grant = 0;
-      Verdict verdict = fds[first_visitor + i].revents ? hear(visitors_[i], &grant) : Verdict::kWaiting;
-      if (verdict == Verdict::kAdmitted) admit_(std::move(visitors_[i].connection), grant);
+      Admitted peer;
+      Verdict verdict = fds[first_visitor + i].revents ? hear(visitors_[i], &peer) : Verdict::kWaiting;
+      if (verdict == Verdict::kAdmitted) admit_(std::move(visitors_[i].connection), peer);
       if (verdict != Verdict::kWaiting || visitors_[i].deadline.passed()) continue;
       if (n_kept != i) visitors_[n_kept] = std::move(visitors_[i]);
       ++n_kept;
@@ -106,7 +106,7 @@ void Doorman::count() {
   n_counted_ = visitors_.size();
 }
 
-Doorman::Verdict Doorman::hear(Visitor& visitor, uint64_t* grant) {
+Doorman::Verdict Doorman::hear(Visitor& visitor, Admitted* peer) {
   auto* at = reinterpret_cast<uint8_t*>(&visitor.hello) + visitor.n_received;
   const ssize_t n = recv(visitor.connection.get(), at, sizeof(Hello) - visitor.n_received, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return Verdict::kWaiting;
@@ -115,7 +115,9 @@ Doorman::Verdict Doorman::hear(Visitor& visitor, uint64_t* grant) {
   if (visitor.n_received < sizeof(Hello)) return Verdict::kWaiting;
   const Hello& hello = visitor.hello;
   const bool is_ours = hello.magic == rules_.magic && hello.version == kFrameVersion;
-  return is_ours && tokens_.redeem(hello.token, grant) ? Verdict::kAdmitted : Verdict::kDropped;
+  if (!is_ours || !tokens_.redeem(hello.token, &peer->grant, &peer->secret)) return Verdict::kDropped;
+  peer->hello = hello;
+  return Verdict::kAdmitted;
 }
 
 int Doorman::poll_ms() const {

@@ -29,8 +29,14 @@ class Doorman {
     bool same_user_only;  // Unix sockets: the peer's uid must be ours
     const char* thread_name;
   };
+  // What is known of a peer that was let in.
+  struct Admitted {
+    uint64_t grant;
+    Token secret;  // that its token was minted with
+    Hello hello;   // as it came
+  };
   // Called on the doorman's thread with the connection of an admitted peer.
-  using Admit = std::function<void(UniqueFd connection, uint64_t grant)>;
+  using Admit = std::function<void(UniqueFd connection, const Admitted& peer)>;
 
   // `listeners`: one for each address at which it is knocked; all are one door.
   Doorman(std::vector<UniqueFd> listeners, Rules rules, Admit admit);
@@ -55,7 +61,7 @@ class Doorman {
   void accept_all(int listener);
   void drop_oldest();
   void count();
-  Verdict hear(Visitor& visitor, uint64_t* grant);
+  Verdict hear(Visitor& visitor, Admitted* peer);
   int poll_ms() const;
 
   const pid_t pid_ = getpid();

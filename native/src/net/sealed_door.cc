@@ -21,9 +21,9 @@ bool SealedDoor::start(const ListenAt& at, std::string* error) {
   }
   UniqueFd listener = listen_on(at, &address_, error);
   if (!listener) return false;
-  const auto admit = [this](UniqueFd connection, uint64_t grant) {
+  const auto admit = [this](UniqueFd connection, const Doorman::Admitted& peer) {
     set_liveness(connection.get());
-    admit_(SealedStream(std::move(connection), key_of(grant), Side::kOwner));
+    admit_(SealedStream(std::move(connection), key_of(peer.grant), Side::kOwner));
   };
   doorman_.reset(new Doorman(std::move(listener), {kind_.hello_magic, false, kind_.thread_name}, admit));
   return doorman_->start(error);

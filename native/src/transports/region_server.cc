@@ -91,7 +91,9 @@ std::unique_ptr<RegionServer> RegionServer::start(Rules rules, std::shared_ptr<R
   RegionServer* self = server.get();
   server->doorman_ = std::make_unique<Doorman>(
       std::move(listener), Doorman::Rules{self->rules_.hello_magic, true, self->rules_.door_thread},
-      [self](UniqueFd connection, uint64_t grant) { self->admit(std::move(connection), grant); });
+      [self](UniqueFd connection, const Doorman::Admitted& peer) {
+        self->admit(std::move(connection), peer.grant);
+      });
   if (!server->thread_.start(self->rules_.serving_thread, [self] { self->run(); })) {
     *error = std::string("cannot start the thread ") + self->rules_.serving_thread;
     return nullptr;

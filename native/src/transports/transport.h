@@ -130,6 +130,9 @@ class Transport : public Acceptor, public std::enable_shared_from_this<Transport
   std::string accept(std::string_view remote, std::string* error) override = 0;
   // Of each rail, by its number: what its failures and its bytes were. Empty where no endpoint has had any.
   virtual std::vector<RailTotals> rail_totals() const { return {}; }
+  // Records that came over encrypted connections and were not what the other end had sealed. Each ended its
+  // connection.
+  virtual uint64_t n_forged() const { return 0; }
   virtual void close() = 0;
 };
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "net/listener.h"
+#include "net/record_cipher.h"
 #include "transports/transport.h"
 
 namespace p2pkv {
@@ -27,7 +28,16 @@ struct TcpOptions {
   // Addresses or interfaces of this host, each a rail's end; none: what `listen` says, and the kernel
   // chooses from where.
   std::vector<std::string> addresses = {};
+  // Whether what goes over connections is encrypted; peers that don't do so are refused.
+  bool encrypts = false;
+  // Bytes after which each direction of a connection takes another key. Both ends must say the same.
+  uint64_t rekey_after = RecordCipher::kRekeyAfter;
 };
+
+// Empty, or what is missing for tcp to encrypt, and what to install.
+std::string encryption_missing();
+// As in "OpenSSL 3.0.19 27 Jan 2026", where nothing is missing.
+std::string encryption_library();
 
 class TcpTransportBase : public Transport {
  public:

@@ -9,6 +9,7 @@ namespace p2pkv::tcp {
 
 constexpr uint32_t kHelloMagic = 0x48543250;     // "P2TH"
 constexpr uint32_t kEndpointMagic = 0x45543250;  // "P2TE"
+constexpr uint32_t kSealedMagic = 0x53543250;    // "P2TS": the same, of an end that encrypts
 constexpr uint32_t kRegionMagic = 0x52543250;    // "P2TR"
 constexpr uint32_t kRequestMagic = 0x51543250;   // "P2TQ"
 constexpr uint32_t kChunkMagic = 0x43543250;     // "P2TC"
@@ -22,7 +23,7 @@ constexpr uint32_t kMaxSpans = 8192;
 constexpr uint64_t kMaxChunkBytes = 4 << 20;
 
 // The fixed part of Endpoint::describe; `n_tokens` tokens follow, one for each connection the reader may
-// make, and behind them the owner's further addresses.
+// make, and behind them the owner's further addresses. Of an end that encrypts, a CipherKey comes last.
 struct EndpointBlob {
   uint32_t magic;
   uint16_t version;

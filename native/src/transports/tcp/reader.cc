@@ -10,7 +10,7 @@ namespace p2pkv::tcp {
 std::string make_blob(Server& server, const Half& half) {
   const Address& first = server.addresses()[0];
   EndpointBlob blob{};
-  blob.magic = kEndpointMagic;
+  blob.magic = server.sealing() != nullptr ? kSealedMagic : kEndpointMagic;
   blob.version = kFrameVersion;
   blob.port = first.port;
   blob.family = first.family;
@@ -20,14 +20,29 @@ std::string make_blob(Server& server, const Half& half) {
   blob.more = static_cast<uint8_t>(kTakesMore | (half.n_addresses - 1));
   std::memcpy(blob.address, first.bytes, sizeof blob.address);
   std::string result = to_blob(blob);
-  for (uint32_t i = 0; i < half.n_tokens; ++i) result += to_blob(server.tokens().mint(half.grant));
+  // Kept with the tokens alone: who reads this node's memory later can't read what he had recorded before.
+  CipherKey session{};
+  if (server.sealing() != nullptr) fill_random(session.data(), session.size());
+  for (uint32_t i = 0; i < half.n_tokens; ++i) result += to_blob(server.tokens().mint(half.grant, session));
   for (size_t i = 1; i < half.n_addresses; ++i) {
     const Address& address = server.addresses()[i];
     AddressBlob more{address.port, address.family, 0, address.scope, {}};
     std::memcpy(more.address, address.bytes, sizeof more.address);
     result += to_blob(more);
   }
+  if (server.sealing() != nullptr) result += to_blob(session);
   return result;
+}
+
+bool take_blob(std::string_view remote, const Server& server, EndpointBlob* blob, std::string* error) {
+  const bool encrypts = server.sealing() != nullptr;
+  std::string other;
+  if (from_blob(remote, encrypts ? kEndpointMagic : kSealedMagic, blob, &other)) {
+    *error = encrypts ? "this node encrypts tcp and its peer does not; set encrypt: tcp on both"
+                      : "its peer encrypts tcp and this node does not; set encrypt: tcp on both";
+    return false;
+  }
+  return from_blob(remote, encrypts ? kSealedMagic : kEndpointMagic, blob, error);
 }
 
 TcpEndpoint::TcpEndpoint(TcpHome home) : home_(std::move(home)), grant_(home_.server->tokens().new_grant()) {}
@@ -43,7 +58,8 @@ bool TcpEndpoint::parse(std::string_view remote, std::vector<Address>* addresses
   EndpointBlob first;
   std::memcpy(&first, remote.data(), sizeof first);
   const size_t n_more = first.more & ~kTakesMore;
-  const size_t size = sizeof first + first.n_tokens * sizeof(Token) + n_more * sizeof(AddressBlob);
+  const size_t n_key = home_.server->sealing() != nullptr ? sizeof(CipherKey) : 0;
+  const size_t size = sizeof first + first.n_tokens * sizeof(Token) + n_more * sizeof(AddressBlob) + n_key;
   if (first.n_tokens == 0 || n_more >= kMaxAddresses || remote.size() != size) return false;
   const auto add = [&](const auto& blob) {
     Address address{blob.family, blob.port, blob.scope, {}};
@@ -69,7 +85,7 @@ bool TcpEndpoint::parse(std::string_view remote, std::vector<Address>* addresses
 
 bool TcpEndpoint::take_half(std::string_view remote, std::string* error) {
   EndpointBlob owner;
-  if (!from_blob(remote, kEndpointMagic, &owner, error)) return false;
+  if (!take_blob(remote, *home_.server, &owner, error)) return false;
   std::vector<Address> addresses;
   std::vector<Token> tokens;
   if (!parse(remote, &addresses, &tokens)) {
@@ -79,7 +95,8 @@ bool TcpEndpoint::take_half(std::string_view remote, std::string* error) {
   auto ends = pair_ends(*home_.locals, addresses);
   if (ends.size() > tokens.size()) ends.resize(tokens.size());
   std::string ports(remote.substr(0, sizeof owner));
-  ports += remote.substr(sizeof owner + tokens.size() * sizeof(Token));
+  ports += remote.substr(sizeof owner + tokens.size() * sizeof(Token),
+                         (addresses.size() - 1) * sizeof(AddressBlob));
   // What is measured never asks for more than there are tokens for: it would be asked for again by each
   // batch.
   const size_t room = std::max<size_t>(1, tokens.size() / ends.size());
@@ -96,7 +113,8 @@ bool TcpEndpoint::take_half(std::string_view remote, std::string* error) {
       auto strand = std::make_unique<Strand>();
       strand->rail = rail;
       strand->opened_ns = steady_now_ns();
-      strand->stream.connect(ends[rail].remote, ends[rail].local, tokens[next_token++]);
+      const Hello hello{kHelloMagic, kFrameVersion, 0, tokens[next_token++]};
+      strand->stream.connect(ends[rail].remote, ends[rail].local, hello, make_wire(remote, hello));
       if (has_sound && rails.is_doubted(rail)) {
         strand->state = Strand::State::kProving;
         strand->is_pinged = strand->is_unproven = true;
@@ -107,6 +125,14 @@ bool TcpEndpoint::take_half(std::string_view remote, std::string* error) {
   }
   home_.counters->have(ends.size());
   return true;
+}
+
+std::unique_ptr<Wire> TcpEndpoint::make_wire(std::string_view remote, const Hello& hello) const {
+  Sealing* sealing = home_.server->sealing();
+  if (sealing == nullptr) return plain_wire();
+  CipherKey session;
+  std::memcpy(session.data(), remote.data() + remote.size() - session.size(), session.size());
+  return sealing->wire(session, hello, Sender::kReader);
 }
 
 std::shared_ptr<RemoteRegion> TcpEndpoint::attach(std::string_view region, std::string* error) {

@@ -29,7 +29,8 @@ struct TcpHome {
   static constexpr uint32_t kMostMeasured = 4;  // where the number is measured
 };
 
-// How `server` presents itself, with `n_tokens` for the connections that its reader may make under one grant.
+// How `server` presents itself, with `n_tokens` for the connections that its reader may make under one grant,
+// and the key of their session if it encrypts.
 struct Half {
   uint32_t n_streams;
   uint32_t n_tokens;
@@ -37,6 +38,9 @@ struct Half {
   uint64_t grant;
 };
 std::string make_blob(Server& server, const Half& half);
+// Takes the fixed part of an end's half. False, with the reason in `error`, also for one that encrypts where
+// `server` doesn't, or the other way round.
+bool take_blob(std::string_view remote, const Server& server, EndpointBlob* blob, std::string* error);
 
 // A connection, and the thread that may drive it.
 struct Strand {
@@ -76,6 +80,7 @@ class TcpEndpoint final : public BatchEndpoint {
  private:
   friend class TcpBatch;
   bool parse(std::string_view remote, std::vector<Address>* addresses, std::vector<Token>* tokens) const;
+  std::unique_ptr<Wire> make_wire(std::string_view remote, const Hello& hello) const;
 
   const TcpHome home_;
   const uint64_t grant_;

@@ -7,17 +7,17 @@
 
 namespace p2pkv::tcp {
 std::unique_ptr<Server> Server::start(const std::vector<ListenAt>& at, std::shared_ptr<RegionTable> regions,
-                                      std::string* error) {
-  auto server = std::unique_ptr<Server>(new Server(std::move(regions)));
+                                      std::shared_ptr<Sealing> sealing, std::string* error) {
+  auto server = std::unique_ptr<Server>(new Server(std::move(regions), std::move(sealing)));
   std::vector<UniqueFd> listeners;
   for (const ListenAt& one : at) {
     listeners.push_back(listen_on(one, &server->addresses_.emplace_back(), error));
     if (!listeners.back()) return nullptr;
   }
   Server* self = server.get();
-  server->doorman_ =
-      std::make_unique<Doorman>(std::move(listeners), Doorman::Rules{kHelloMagic, false, "p2pkv-tcp-door"},
-                                [self](UniqueFd fd, uint64_t grant) { self->admit(std::move(fd), grant); });
+  server->doorman_ = std::make_unique<Doorman>(
+      std::move(listeners), Doorman::Rules{kHelloMagic, false, "p2pkv-tcp-door"},
+      [self](UniqueFd fd, const Doorman::Admitted& peer) { self->admit(std::move(fd), peer); });
   return server->doorman_->start(error) ? std::move(server) : nullptr;
 }
 
@@ -40,12 +40,13 @@ void Server::drop_grant(uint64_t grant) {
   }
 }
 
-void Server::admit(UniqueFd fd, uint64_t grant) {
+void Server::admit(UniqueFd fd, const Doorman::Admitted& peer) {
   set_liveness(fd.get());
+  auto wire = sealing_ ? sealing_->wire(peer.secret, peer.hello, Sender::kOwner) : plain_wire();
   const std::lock_guard lock(mutex_);
   if (is_closing_) return;
   make_room();
-  connections_.emplace_front(std::move(fd), grant);
+  connections_.emplace_front(std::move(fd), peer.grant, std::move(wire));
   const auto connection = connections_.begin();
   if (!connection->thread.start("p2pkv-tcp-serve", [this, connection] { serve(connection); })) {
     connections_.pop_front();
@@ -72,7 +73,7 @@ void Server::serve(std::list<Connection>::iterator connection) {
     const std::lock_guard lock(mutex_);  // admit() has stored the thread before it lets this through
     fd = connection->fd.get();
   }
-  Session(fd, stop_.fd(), regions_, &connection->used_ns).serve();
+  Session(fd, stop_.fd(), std::move(connection->wire), regions_, &connection->used_ns).serve();
   shutdown(fd, SHUT_RDWR);  // a forked child may keep it open, and the reader would wait for nobody
 
   NamedThread before;

@@ -14,6 +14,7 @@
 #include "net/listener.h"
 #include "transports/registered.h"
 #include "transports/tcp/frames.h"
+#include "transports/tcp/wire.h"
 
 namespace p2pkv::tcp {
 
@@ -23,36 +24,42 @@ class Server {
  public:
   static constexpr size_t kMaxConnections = 1024;
 
-  // Listens at each of `at`, which has one at least.
+  // Listens at each of `at`, which has one at least. `sealing`: null where nothing is encrypted.
   static std::unique_ptr<Server> start(const std::vector<ListenAt>& at, std::shared_ptr<RegionTable> regions,
-                                       std::string* error);
+                                       std::shared_ptr<Sealing> sealing, std::string* error);
   ~Server() { close(); }
   void close();
 
   // What peers are told, one for each that it listens at.
   const std::vector<Address>& addresses() const { return addresses_; }
   TokenTable& tokens() { return doorman_->tokens(); }
+  // Null where nothing is encrypted.
+  Sealing* sealing() const { return sealing_.get(); }
   // Hangs up on the connections of one grant.
   void drop_grant(uint64_t grant);
 
  private:
   struct Connection {
-    Connection(UniqueFd connection, uint64_t admitted_by) : fd(std::move(connection)), grant(admitted_by) {}
+    Connection(UniqueFd connection, uint64_t admitted_by, std::unique_ptr<Wire> over)
+        : fd(std::move(connection)), grant(admitted_by), wire(std::move(over)) {}
 
     UniqueFd fd;
     uint64_t grant;
+    std::unique_ptr<Wire> wire;  // until its thread serves it
     NamedThread thread;
     std::atomic<int64_t> used_ns{steady_now_ns()};  // when it came, or asked last
     bool is_doomed = false;                         // hung up on for another's sake
   };
 
-  explicit Server(std::shared_ptr<RegionTable> regions) : regions_(std::move(regions)) {}
-  void admit(UniqueFd fd, uint64_t grant);
+  Server(std::shared_ptr<RegionTable> regions, std::shared_ptr<Sealing> sealing)
+      : regions_(std::move(regions)), sealing_(std::move(sealing)) {}
+  void admit(UniqueFd fd, const Doorman::Admitted& peer);
   void make_room();
   void serve(std::list<Connection>::iterator connection);
 
   const pid_t pid_ = getpid();
   const std::shared_ptr<RegionTable> regions_;
+  const std::shared_ptr<Sealing> sealing_;
   std::vector<Address> addresses_;
   std::unique_ptr<Doorman> doorman_;
   Wakeup stop_;       // set once, and never cleared: wakes every connection's thread

@@ -1,10 +1,7 @@
 #include "transports/tcp/session.h"
 
 #include <poll.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -18,23 +15,7 @@
 namespace p2pkv::tcp {
 namespace {
 
-constexpr size_t kMaxSentPieces = 256;  // of one sendmsg; the kernel takes up to 1024
-
-// sendmsg of memory that its owner may be rewriting: what the reader gets counts only after the word has been
-// checked.
-ssize_t racy_sendmsg(int connection, const msghdr* message) {
-  constexpr int kFlags = MSG_DONTWAIT | MSG_NOSIGNAL;
-#if defined(__SANITIZE_THREAD__)
-  return syscall(SYS_sendmsg, connection, message,
-                 kFlags);  // past the sanitizer's own sendmsg, which would report it
-#else
-  return sendmsg(connection, message, kFlags);
-#endif
-}
-
-bool would_block(int error) {
-  return error == EAGAIN || error == EWOULDBLOCK;
-}
+constexpr size_t kMaxSentPieces = 256;  // at a time; the kernel takes up to 1024, a record of these
 
 }  // namespace
 
@@ -91,7 +72,7 @@ bool Session::respond() {
     skip = chunk.region ? chunk.nbytes - n_before + (chunk.n_ended > 0 ? 0 : skip) : 0;
     if (!send_chunk(chunk, first == spans_.size())) return false;
   }
-  return true;
+  return flush();
 }
 
 Session::Chunk Session::plan_chunk(size_t first, uint64_t skip) {
@@ -115,11 +96,10 @@ bool Session::send_chunk(const Chunk& chunk, bool is_last) {
   const ChunkHeader header{kChunkMagic, static_cast<uint32_t>(status),
                            request_id_, static_cast<uint32_t>(chunk.n_ended),
                            0,           chunk.nbytes};
-  const int more = is_last ? 0 : MSG_MORE;
-  if (!chunk.region) return send_exactly(&header, sizeof header, more);
+  if (!chunk.region) return send_exactly(&header, sizeof header, is_last);
   bool is_gone = false;
-  return send_exactly(&header, sizeof header, MSG_MORE) && send_bytes(chunk, &is_gone) &&
-         send_trailer(chunk, is_gone, more);
+  return send_exactly(&header, sizeof header, false) && send_bytes(chunk, &is_gone) &&
+         send_trailer(chunk, is_gone, is_last);
 }
 
 bool Session::send_bytes(const Chunk& chunk, bool* is_gone) {
@@ -136,33 +116,25 @@ bool Session::send_bytes(const Chunk& chunk, bool* is_gone) {
       if (nbytes > 0) pieces[n_pieces++] = {chunk.region->base() + spans_[i].offset + skip, nbytes};
       room -= nbytes;
     }
-    msghdr message{};
-    message.msg_iov = pieces.data();
-    message.msg_iovlen = n_pieces;
-    iovec zeros{const_cast<uint8_t*>(filler.data()), std::min<uint64_t>(left, filler.size())};
-    ssize_t n;
+    // No more than of the pieces: that is what the reader has room for at a time.
+    const iovec zeros{const_cast<uint8_t*>(filler.data()), std::min<uint64_t>(left - room, filler.size())};
+    size_t n = 0;
+    Wire::Progress progress;
     {
       const RegisteredRegion::Use use(*chunk.region);
-      if (!use) {
-        *is_gone = true;
-        message.msg_iov = &zeros;
-        message.msg_iovlen = 1;
-      }
-      n = racy_sendmsg(connection_, &message);
+      *is_gone |= !use;
+      progress = use ? wire_->send(connection_, pieces.data(), n_pieces, false, &n)
+                     : wire_->send(connection_, &zeros, 1, false, &n);
     }
-    if (n < 0) {
-      if (errno == EINTR) continue;
-      if (!would_block(errno) || !wait_for(POLLOUT, kStallMs)) return false;
-      continue;
-    }
-    left -= static_cast<uint64_t>(n);
-    for (done += static_cast<uint64_t>(n); left > 0 && done >= spans_[at].length; ++at)
-      done -= spans_[at].length;
+    if (progress == Wire::Progress::kLost) return false;
+    if (progress == Wire::Progress::kBlocked && !wait_for(POLLOUT, kStallMs)) return false;
+    left -= n;
+    for (done += n; left > 0 && done >= spans_[at].length; ++at) done -= spans_[at].length;
   }
   return true;
 }
 
-bool Session::send_trailer(const Chunk& chunk, bool is_gone, int flags) {
+bool Session::send_trailer(const Chunk& chunk, bool is_gone, bool is_last) {
   trailer_.assign(sizeof(ChunkTrailer), 0);
   ChunkTrailer trailer{};
   {
@@ -178,39 +150,45 @@ bool Session::send_trailer(const Chunk& chunk, bool is_gone, int flags) {
   }
   trailer.status = static_cast<uint32_t>(is_gone ? ChunkStatus::kRegionGone : ChunkStatus::kOk);
   std::memcpy(trailer_.data(), &trailer, sizeof trailer);
-  return send_exactly(trailer_.data(), trailer_.size(), flags);
+  return send_exactly(trailer_.data(), trailer_.size(), is_last);
 }
 
 bool Session::receive_exactly(void* to, size_t nbytes, bool may_idle) {
   auto* at = static_cast<uint8_t*>(to);
   while (nbytes > 0) {
-    const ssize_t n = recv(connection_, at, nbytes, MSG_DONTWAIT);
-    if (n == 0) return false;
-    if (n < 0) {
-      if (errno == EINTR) continue;
-      const bool is_idle = may_idle && at == to;
-      if (!would_block(errno) || !wait_for(POLLIN, is_idle ? -1 : kStallMs)) return false;
-      continue;
-    }
+    const iovec piece{at, nbytes};
+    size_t n = 0;
+    const Wire::Progress progress = wire_->receive(connection_, &piece, 1, &n);
+    if (progress == Wire::Progress::kLost) return false;
+    const bool is_idle = may_idle && at == to;
+    if (progress == Wire::Progress::kBlocked && !wait_for(POLLIN, is_idle ? -1 : kStallMs)) return false;
     at += n;
-    nbytes -= static_cast<size_t>(n);
+    nbytes -= n;
   }
   return true;
 }
 
-bool Session::send_exactly(const void* from, size_t nbytes, int flags) {
+bool Session::send_exactly(const void* from, size_t nbytes, bool is_last) {
   const auto* at = static_cast<const uint8_t*>(from);
   while (nbytes > 0) {
-    const ssize_t n = send(connection_, at, nbytes, MSG_DONTWAIT | MSG_NOSIGNAL | flags);
-    if (n < 0) {
-      if (errno == EINTR) continue;
-      if (!would_block(errno) || !wait_for(POLLOUT, kStallMs)) return false;
-      continue;
-    }
+    const iovec piece{const_cast<uint8_t*>(at), nbytes};
+    size_t n = 0;
+    const Wire::Progress progress = wire_->send(connection_, &piece, 1, is_last, &n);
+    if (progress == Wire::Progress::kLost) return false;
+    if (progress == Wire::Progress::kBlocked && !wait_for(POLLOUT, kStallMs)) return false;
     at += n;
-    nbytes -= static_cast<size_t>(n);
+    nbytes -= n;
   }
   return true;
+}
+
+// Returns once all that the wire has taken is with the kernel.
+bool Session::flush() {
+  for (;;) {
+    const Wire::Progress progress = wire_->flush(connection_);
+    if (progress != Wire::Progress::kBlocked) return progress == Wire::Progress::kMoved;
+    if (!wait_for(POLLOUT, kStallMs)) return false;
+  }
 }
 
 bool Session::wait_for(short events, int timeout_ms) {

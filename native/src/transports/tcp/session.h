@@ -9,23 +9,29 @@
 #include "base/fd.h"
 #include "transports/registered.h"
 #include "transports/tcp/frames.h"
+#include "transports/tcp/wire.h"
 
 namespace p2pkv::tcp {
 
 // Serves requests until the reader hangs up, misbehaves, makes no progress for kStallMs, or `stop` is
 // readable.
 //
-// What makes a word come after its bytes: it is loaded once the kernel has taken the last byte of the chunk,
-// behind a fence, and goes out in a message of its own. The bytes are copied by sendmsg (no zero-copy), so
-// what the kernel has taken no longer changes. A region is in use only around each non-blocking system call:
-// closing it never waits for a reader.
+// What makes a word come after its bytes: it is loaded once the wire has taken the last byte of the chunk,
+// behind a fence, and goes out in a message of its own. What the wire has taken, copied by the kernel or
+// sealed, no longer changes. A region is in use only around each non-blocking step of the wire: closing it
+// never waits for a reader.
 class Session {
  public:
   static constexpr int kStallMs = 30000;
 
   // `used_ns` is set to the time of each request.
-  Session(int connection, int stop, std::shared_ptr<RegionTable> regions, std::atomic<int64_t>* used_ns)
-      : connection_(connection), stop_(stop), regions_(std::move(regions)), used_ns_(used_ns) {}
+  Session(int connection, int stop, std::unique_ptr<Wire> wire, std::shared_ptr<RegionTable> regions,
+          std::atomic<int64_t>* used_ns)
+      : connection_(connection),
+        stop_(stop),
+        wire_(std::move(wire)),
+        regions_(std::move(regions)),
+        used_ns_(used_ns) {}
   void serve();
 
  private:
@@ -45,14 +51,16 @@ class Session {
   bool send_chunk(const Chunk& chunk, bool is_last);
   // Sends the chunk's bytes; zeros in their place, and `is_gone`, from where the region turned out closed.
   bool send_bytes(const Chunk& chunk, bool* is_gone);
-  bool send_trailer(const Chunk& chunk, bool is_gone, int flags);
+  bool send_trailer(const Chunk& chunk, bool is_gone, bool is_last);
 
   bool receive_exactly(void* to, size_t nbytes, bool may_idle);
-  bool send_exactly(const void* from, size_t nbytes, int flags);
+  bool send_exactly(const void* from, size_t nbytes, bool is_last);
+  bool flush();
   bool wait_for(short events, int timeout_ms);
 
   const int connection_;
   const int stop_;
+  const std::unique_ptr<Wire> wire_;
   const std::shared_ptr<RegionTable> regions_;
   std::atomic<int64_t>* const used_ns_;
   uint64_t request_id_ = 0;

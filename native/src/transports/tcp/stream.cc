@@ -15,8 +15,8 @@
 namespace p2pkv::tcp {
 namespace {
 
-constexpr size_t kMaxReceivedPieces = 256;  // of one recvmsg; the kernel takes up to 1024
-constexpr size_t kSinkBytes = 256 << 10;    // that are dropped by one recvmsg
+constexpr size_t kMaxReceivedPieces = 256;  // at a time; the kernel takes up to 1024, a record has no more
+constexpr size_t kSinkBytes = 256 << 10;    // that are dropped at a time
 
 template <typename T>
 void append(std::vector<uint8_t>& to, const T& value) {
@@ -29,9 +29,11 @@ const std::vector<Word> kNoWords;
 
 }  // namespace
 
-void Stream::connect(const Address& address, const LocalAddress* local, const Token& token) {
+void Stream::connect(const Address& address, const LocalAddress* local, const Hello& hello,
+                     std::unique_ptr<Wire> wire) {
   socket_ = start_connecting(address, local);
-  append(outgoing_, Hello{kHelloMagic, kFrameVersion, 0, token});
+  wire_ = std::move(wire);
+  append(outgoing_, hello);
   flush();
 }
 
@@ -89,7 +91,7 @@ void Stream::abandon() {
 
 bool Stream::has_news() const {
   pollfd fd{socket_.get(), POLLIN, 0};
-  return poll(&fd, 1, 0) > 0;
+  return wire_->holds_more() || poll(&fd, 1, 0) > 0;
 }
 
 void Stream::hear(uint64_t nbytes) {
@@ -130,15 +132,19 @@ Stream::Progress Stream::send_outgoing() {
 void Stream::request_next() {
   const size_t first = n_requested_;
   n_requested_ = std::min(share_.size(), first + kMaxSpans);
-  append(outgoing_, RequestHeader{kRequestMagic, kFrameVersion, 0, ++request_id_,
-                                  static_cast<uint32_t>(n_requested_ - first), 0});
+  const auto n_spans = static_cast<uint32_t>(n_requested_ - first);
+  const RequestHeader header{kRequestMagic, kFrameVersion, 0, ++request_id_, n_spans, 0};
+  std::vector<SpanRequest> requests;
+  requests.reserve(n_spans);
   for (size_t i = first; i < n_requested_; ++i) {
     const bool wants_word = plan_.is_validated(share_[i]);
-    append(outgoing_,
-           SpanRequest{plan_.remote_region, wants_word ? 1u : 0u, static_cast<uint64_t>(span(i).remote),
-                       static_cast<uint64_t>(span(i).length),
-                       wants_word ? (*plan_.words)[share_[i]].offset : 0});
+    requests.push_back({plan_.remote_region, wants_word ? 1u : 0u, static_cast<uint64_t>(span(i).remote),
+                        static_cast<uint64_t>(span(i).length),
+                        wants_word ? (*plan_.words)[share_[i]].offset : 0});
   }
+  const bool is_whole = wire_->append(&header, sizeof header, &outgoing_) &&
+                        wire_->append(requests.data(), n_spans * sizeof(SpanRequest), &outgoing_);
+  if (!is_whole) shut_down();
   expect_header();
 }
 
@@ -152,23 +158,21 @@ void Stream::expect_header() {
 // Takes what has arrived, bytes straight into local memory and what follows them into frame_.
 Stream::Progress Stream::receive() {
   std::array<iovec, kMaxReceivedPieces> pieces;
-  msghdr message{};
-  message.msg_iov = pieces.data();
-  message.msg_iovlen = gather(pieces.data());
-  ssize_t n;
+  const size_t n_pieces = gather(pieces.data());
+  size_t n = 0;
+  Wire::Progress progress;
   {
     std::optional<RegisteredRegion::Use> use;
     if (plan_.local != nullptr && !use.emplace(*plan_.local)) return Progress::kLocalClosed;
-    n = recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+    progress = wire_->receive(socket_.get(), pieces.data(), n_pieces, &n);
   }
-  if (n < 0 && errno == EINTR) return Progress::kMoved;
-  if (n < 0 && errno == EAGAIN) return Progress::kBlocked;
-  if (n <= 0) return Progress::kLost;
+  if (progress == Wire::Progress::kBlocked) return Progress::kBlocked;
+  if (progress == Wire::Progress::kLost) return Progress::kLost;
 
-  const uint64_t n_bytes = std::min(chunk_left_, static_cast<uint64_t>(n));
+  const uint64_t n_bytes = std::min<uint64_t>(chunk_left_, n);
   hear(n_bytes);
   took_bytes(n_bytes);
-  n_frame_ += static_cast<size_t>(n) - n_bytes;
+  n_frame_ += n - n_bytes;
   if (chunk_left_ > 0 || n_frame_ < frame_.size()) return Progress::kMoved;
   const bool is_sane = phase_ == Phase::kHeader ? on_header() : on_trailer();
   if (!is_sane) return Progress::kLost;

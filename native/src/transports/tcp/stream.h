@@ -12,6 +12,7 @@
 #include "transports/registered.h"
 #include "transports/tcp/frames.h"
 #include "transports/tcp/server.h"
+#include "transports/tcp/wire.h"
 
 namespace p2pkv::tcp {
 
@@ -32,8 +33,9 @@ class Stream {
   enum class Progress { kDone, kMoved, kBlocked, kLost, kLocalClosed };
 
   // Starts to connect and, as soon as that is possible, to greet. Without blocking. `local`: from where;
-  // null: the kernel chooses.
-  void connect(const Address& address, const LocalAddress* local, const Token& token);
+  // null: the kernel chooses. What follows the greeting goes over `wire`.
+  void connect(const Address& address, const LocalAddress* local, const Hello& hello,
+               std::unique_ptr<Wire> wire);
   // Sends what is to be sent, as far as possible: the Hello goes out before the server loses its patience.
   void flush();
   // Takes spans to read; the one before must be done.
@@ -80,6 +82,7 @@ class Stream {
   const Span& span(size_t i) const { return (*plan_.spans)[share_[i]]; }
 
   UniqueFd socket_;
+  std::unique_ptr<Wire> wire_;  // from connect() on
   std::atomic<int64_t> heard_ns_{0};
   std::atomic<int64_t> asked_ns_{0};
   std::atomic<uint64_t> n_bytes_{0};

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "net/libcrypto.h"
 #include "transports/batch_endpoint.h"
 #include "transports/tcp/frames.h"
 #include "transports/tcp/reader.h"
@@ -30,13 +31,25 @@ class TcpTransport final : public TcpTransportBase {
       at.push_back({local.text, {}, options.listen.ports, local.device});
     }
     if (at.empty()) at.push_back(options.listen);
-    transport->server_.reset(tcp::Server::start(at, transport->regions_, error).release());
+    std::shared_ptr<tcp::Sealing> sealing;
+    if (options.encrypts) {
+      const std::string missing = LibCrypto::missing();
+      if (!missing.empty()) {
+        *error = "tcp can't be encrypted: " + missing;
+        return nullptr;
+      }
+      sealing = std::make_shared<tcp::Sealing>(options.rekey_after);
+    }
+    transport->server_.reset(tcp::Server::start(at, transport->regions_, sealing, error).release());
     return transport->server_ ? transport : nullptr;
   }
   ~TcpTransport() override { close(); }
 
-  // Who reaches whom only connecting can tell.
-  std::string domain() const override { return "tcp"; }
+  // Who reaches whom only connecting can tell, but for who encrypts and who doesn't.
+  std::string domain() const override { return server_->sealing() != nullptr ? "tcp:aes-256-gcm" : "tcp"; }
+  uint64_t n_forged() const override {
+    return server_->sealing() != nullptr ? server_->sealing()->n_forged() : 0;
+  }
   std::vector<RailTotals> rail_totals() const override { return counters_.totals(); }
   uint16_t port() const override { return server_->addresses()[0].port; }
 
@@ -56,7 +69,7 @@ class TcpTransport final : public TcpTransportBase {
 
   std::string accept(std::string_view remote, std::string* error) override {
     tcp::EndpointBlob reader;
-    if (!from_blob(remote, tcp::kEndpointMagic, &reader, error)) return {};
+    if (!tcp::take_blob(remote, *server_, &reader, error)) return {};
     if (remote.size() < sizeof reader + reader.n_tokens * sizeof(Token)) {
       *error = "handshake is malformed";
       return {};
@@ -92,6 +105,14 @@ class TcpTransport final : public TcpTransportBase {
 
 std::shared_ptr<TcpTransportBase> make_tcp_transport(const TcpOptions& options, std::string* error) {
   return TcpTransport::start(options, error);
+}
+
+std::string encryption_missing() {
+  return LibCrypto::missing();
+}
+
+std::string encryption_library() {
+  return LibCrypto::version_text();
 }
 
 }  // namespace p2pkv
