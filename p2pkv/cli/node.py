@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from p2pkv import transports
 from p2pkv.cache.drained import Drained, sentence
 from p2pkv.cli.logs import Format, Level, LogFormat, LogLevel, write_logs
 from p2pkv.cli.settings import ConfigFile, Settings, load
@@ -57,11 +58,11 @@ def run_until_ended(config: Config) -> None:
     # One line a message, whatever the terminal's width: it may be read by a program.
     console = Console(highlight=False, soft_wrap=True)
     with EndingSignals() as ending, Node.start(config) as node:
-        transports = ", ".join(dict(_own(node).transports))
+        ways = transports.described(_own(node).transports)
         metrics = "" if node.metrics_port is None else f", metrics on port {node.metrics_port}"
         indexer = "" if node.indexer_port is None else f", indexer on port {node.indexer_port}"
         console.print(
-            Text(f"node {node.node_id} listens on {node.address}, transports {transports}{metrics}{indexer}")
+            Text(f"node {node.node_id} listens on {node.address}, transports {ways}{metrics}{indexer}")
         )
         known: dict[str, Member] = {}
         while True:

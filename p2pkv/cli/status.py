@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from p2pkv import transports
 from p2pkv.cli.busiest import hot_pages, lines, slow_peers
 from p2pkv.cli.output import AsJson
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
@@ -88,7 +89,7 @@ def _show(report: Report, address: str, members: list[Member], below: list[Text]
             f"{started:%Y-%m-%d %H:%M:%S} UTC",
             str(member.boot_epoch),
             Text(member.address),
-            Text(", ".join(member.transports)),
+            Text(transports.described(member.transports)),
         )
     printer.print(rows)
     for line in below:

@@ -19,7 +19,7 @@ from typing import Any
 from p2pkv.config.checks import DATA_PORTS, check
 from p2pkv.config.sources import gather
 from p2pkv.store_url import StoreUrl, is_store_url, read_store_url
-from p2pkv.transports import AllOptions, former_names, read_options, take_former
+from p2pkv.transports import AllOptions, encrypted, former_names, read_options, take_former
 from p2pkv.values import (
     as_bool,
     as_number,
@@ -84,6 +84,9 @@ class Config:
     )
     """Options of single transports, by transport and option, such as ``{"tcp": {"streams": 4}}``, or JSON of it;
     ``docs/transports.md`` lists them, and ``p2pkv doctor`` shows those in force."""
+    encrypt: tuple[str, ...] | list[str] | str = ()
+    """Transports, by name, that encrypt what they carry between nodes. Nodes that do so, and those that don't, read
+    nothing from each other over them; ``docs/security.md`` says which transports can, and what it protects."""
     pool_size: int | str = "256MiB"
     """Memory for published pages; an int in bytes or a text such as ``64MiB``. 0: no cache and no part of the
     directory, for a node that makes and takes offers only."""
@@ -190,7 +193,9 @@ class Config:
         _set = object.__setattr__
         _set(self, "join", as_tuple("join", self.join))
         _set(self, "transports", as_tuple("transports", self.transports))
-        _set(self, "transport_options", read_options(self.transport_options))
+        _set(self, "encrypt", as_tuple("encrypt", self.encrypt))
+        options = encrypted(tuple(self.encrypt), read_options(self.transport_options))
+        _set(self, "transport_options", options)
         _set(self, "routers", as_tuple("routers", self.routers))
         _set(self, "pool_size", parse_size("pool_size", self.pool_size))
         _set(self, "disk_size", parse_size("disk_size", self.disk_size))

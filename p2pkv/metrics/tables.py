@@ -183,6 +183,10 @@ LABELLED = {
         "Connections of a rail that were suspected or given up",
         ("transport", "rail", "reason"),
     ),
+    "p2pkv_forged_records_total": (
+        "Encrypted connections ended for bytes that the other end had not sent so",
+        ("transport",),
+    ),
 }
 """The same with labels. ``source`` of what is fetched: own_pool, disk, or the transport that brought it; of what is
 looked up: own_shard, location_cache, peers, earlier_owners (what newcomers did not know). ``peer``: the first 32 nodes

@@ -45,6 +45,14 @@ class Figures:
             "p2pkv_alone": is_alone,
         }
 
+    def forged(self) -> dict[str, dict[tuple[str, ...], float]]:
+        """Return how many connections of each transport were ended for what had been changed on the way."""
+        return {
+            "p2pkv_forged_records_total": {
+                (transport.name,): transport.n_forged() for transport in self._transports
+            }
+        }
+
     def rails(self) -> dict[str, dict[tuple[str, ...], float]]:
         """Return what went over each rail of each transport, and what failed there."""
         nbytes: dict[tuple[str, ...], float] = {}

@@ -185,6 +185,7 @@ class NodeParts:
             figures.build_info,
             BoundedPeers(self.peers.traffic).read,
             figures.rails,
+            figures.forged,
         ):
             self.metrics.watch_labelled(read_labelled)
 

@@ -26,7 +26,7 @@ from p2pkv.directory.view import Member, State, View
 from p2pkv.errors import ClosedError, TransportError
 from p2pkv.limited_log import LimitedLog
 from p2pkv.metrics import Metrics
-from p2pkv.transports import connecting
+from p2pkv.transports import connecting, unequal_encryption
 from p2pkv.transports.base import MemoryRegion, Resource, Transport
 from p2pkv.transports.native import for_core, region_for_core
 
@@ -75,6 +75,7 @@ class PeerConnections(Resource):
         """Name to domain of every transport, in order of preference."""
         self.numbers = {name: number for number, name in enumerate(self.domains)}
         """What the native layer calls each transport."""
+        self._log = LimitedLog(_log)
         self._lock = threading.RLock()  # held while the view changes
         first, most = RETRY_TRANSPORT_S
         self.native = _native.PeerConnections.start(
@@ -104,6 +105,16 @@ class PeerConnections(Resource):
     def _record(self, member: Member) -> tuple[int, int, bool, list[int]]:
         """Return what the native layer knows of a member: who it is, and the transports that lead to it, best first."""
         ways = [self.numbers[name] for name in connecting(self.domains, member.transports)]
+        for name, ours, theirs in unequal_encryption(self.domains, member.transports):
+            self._log.warning(
+                (member.node_id, name),
+                "peer %s is not read over %s, nor reads here: its end is '%s' and this one '%s'; "
+                "set encrypt to the same on both",
+                member.node_id,
+                name,
+                theirs,
+                ours,
+            )
         return member.key, member.boot_epoch, member.state is State.ALIVE, ways
 
     def hold(self, member: Member) -> None:

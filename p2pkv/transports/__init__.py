@@ -7,6 +7,7 @@ entry point of the group ``p2pkv.transports`` whose name is the transport's and 
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import logging
@@ -31,6 +32,15 @@ AllOptions = Mapping[str, Mapping[str, object]]
 """The setting ``transport_options``: by the name of a transport, the options that were set."""
 
 _NONE_SET: AllOptions = {}
+
+_ENCRYPT = "encrypt"
+"""The option of transports that can encrypt what they carry."""
+
+_CIPHER = "aes-256-gcm"
+"""What the domain of a transport that encrypts ends with."""
+
+_WITHIN_A_HOST = ("shm", "cuda_ipc", "local")
+"""Transports of which nothing is on a network."""
 
 AUTO = ("shm", "verbs", "tcp")
 """What ``transports: auto`` stands for, best first."""
@@ -78,7 +88,7 @@ def check_name(name: str) -> None:
     if name not in known:
         nearest = difflib.get_close_matches(name, [*known, "auto"], n=1)
         hint = f"did you mean '{nearest[0]}'?" if nearest else f"there are {', '.join(known)}"
-        raise ConfigError(f"unknown transport '{name}'; {hint}")
+        raise ConfigError(f"unknown transport {shown(name)}; {hint}")
 
 
 def options_of(name: str, values: Mapping[str, object] = UNSET) -> TransportOptions:
@@ -118,6 +128,35 @@ def read_options(setting: object) -> dict[str, dict[str, object]]:
         options = options_of(name, values)
         read[name] = {option: getattr(options, option) for option in values}
     return read
+
+
+def encrypted(names: Sequence[str], options: AllOptions) -> dict[str, dict[str, object]]:
+    """Return the options with ``encrypt`` set for the transports of these names: the setting ``encrypt``.
+
+    Raises :class:`~p2pkv.errors.ConfigError` for a transport that nobody has, that can't encrypt, or whose options say
+    that it shall not.
+    """
+    read = {name: dict(values) for name, values in options.items()}
+    for name in names:
+        try:
+            check_name(name)
+        except ConfigError as error:
+            raise ConfigError(f"encrypt: {error}") from error
+        if not _can_encrypt(name):
+            able = [known for known in BUILT_IN if _can_encrypt(known)]
+            raise ConfigError(f"encrypt: {name} can't encrypt what it carries; {', '.join(able)} can")
+        if read.setdefault(name, {}).setdefault(_ENCRYPT, True) is not True:
+            raise ConfigError(f"encrypt names {name}, but {SETTING} of {name} has encrypt false")
+    return read
+
+
+def _can_encrypt(name: str) -> bool:
+    return _ENCRYPT in {field.name for field in dataclasses.fields(options_of(name))}
+
+
+def encrypting(options: AllOptions) -> list[str]:
+    """Return the names of the transports that these options have encrypt."""
+    return [name for name, values in options.items() if values.get(_ENCRYPT) is True]
 
 
 def former_names() -> dict[str, tuple[str, str]]:
@@ -162,9 +201,12 @@ def take_former(values: Mapping[str, object]) -> dict[str, object]:
 def wanted(setting: str | Sequence[str], options: AllOptions = _NONE_SET) -> list[str]:
     """Return the names that the setting ``transports`` asks for, best first.
 
-    ``auto`` leaves out what can't run here; names given one by one must all be able to.
+    ``auto`` leaves out what can't run here; names given one by one, and those that are to encrypt, must be able to.
     """
     if setting == "auto":
+        # who asks for encryption must not go without the transport, as if the network were none
+        for name in encrypting(options):
+            transport_class(name, options)
         return [name for name in AUTO if _look_up(name, options)[1] is None]
     asked = [setting] if isinstance(setting, str) else list(setting)
     if not asked:
@@ -192,7 +234,21 @@ def create(setting: str | Sequence[str], settings: TransportSettings) -> list[Tr
             undo.callback(transport.close)
             started.append(transport)
         undo.pop_all()
+    _tell_of_plain(started, settings.options)
     return started
+
+
+def _tell_of_plain(started: Sequence[Transport], options: AllOptions) -> None:
+    """Say which transports carry pages as they are, though others encrypt: ``auto`` may prefer them."""
+    able = encrypting(options)
+    for transport in started if able else ():
+        if transport.name not in (*able, *_WITHIN_A_HOST):
+            _log.warning(
+                "transport %s carries pages to other hosts as they are, though %s encrypts: "
+                "let the setting transports name only those that may",
+                transport.name,
+                ", ".join(able),
+            )
 
 
 def remarks(name: str, settings: TransportSettings) -> list[Remark]:
@@ -208,6 +264,22 @@ def connecting(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
     ``ours``, best first.
     """
     return [name for name, domain in ours.items() if theirs.get(name) == domain]
+
+
+def unequal_encryption(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Return the transports that would connect two nodes if both encrypted them, or neither: name and both domains."""
+    return [
+        (name, domain, theirs[name])
+        for name, domain in ours.items()
+        if name in theirs and domain != theirs[name] and name in (domain, theirs[name])
+    ]
+
+
+def described(domains: Mapping[str, str]) -> str:
+    """Return a node's transports, by name and domain, as people read them: with those said that encrypt."""
+    return ", ".join(
+        f"{name} (encrypted)" if domain == f"{name}:{_CIPHER}" else name for name, domain in domains.items()
+    )
 
 
 def _look_up(name: str, options: AllOptions) -> tuple[type[Transport] | None, str | None]:

@@ -270,6 +270,10 @@ class Transport(Resource):
         """Return what became of reads over each rail, by its number; empty for a transport that has none."""
         return ()
 
+    def n_forged(self) -> int:
+        """Return how many encrypted connections were ended for bytes that the other end had not sent so."""
+        return 0
+
     @property
     def native(self) -> Any | None:
         """The object that accepts readers without the interpreter, or None for a transport in Python."""

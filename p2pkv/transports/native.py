@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from p2pkv import _native
@@ -17,6 +17,7 @@ from p2pkv.transports.base import (
     FdBacked,
     MemoryRegion,
     RailTotals,
+    Remark,
     RemoteRegion,
     Spans,
     Statuses,
@@ -155,6 +156,9 @@ class NativeTransport(Transport):
             for rail in self._native.rail_totals()
         ]
 
+    def n_forged(self) -> int:
+        return self._native.n_forged()
+
     def close(self) -> None:
         self._is_closed = True
         self._native.close()
@@ -195,6 +199,8 @@ class TcpOptions(TransportOptions):
     """Over how many connections an endpoint reads on each rail, 1 to 8; 0: as many as pay, which is measured."""
     addresses: tuple[str, ...] = ()
     """The rails' ends: addresses of this host, or its interfaces; none: the address that peers are told of the node."""
+    encrypt: bool = False
+    """Encrypt what goes over connections, with AES-256-GCM of OpenSSL's libcrypto; the setting ``encrypt`` sets it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -214,7 +220,7 @@ class TcpTransport(NativeTransport):
 
     Listens on ``host`` and ``port``, or without one on the first free one of ``ports``; see :class:`TcpOptions`.
     ``advertise`` is what peers connect to, needed if ``host`` is a wildcard. If there are ``addresses``, it listens
-    at those instead: each is the end of a rail.
+    at those instead: each is the end of a rail. One that encrypts, and one that doesn't, refuse each other.
     """
 
     name = "tcp"
@@ -229,10 +235,11 @@ class TcpTransport(NativeTransport):
         streams: int = 0,
         advertise: str = "",
         addresses: Sequence[str] = (),
+        encrypt: bool = False,
     ) -> None:
         try:
             native = _native.tcp_transport(
-                host, (port, port) if port else ports, streams, advertise, list(addresses)
+                host, (port, port) if port else ports, streams, advertise, list(addresses), encrypt
             )
         except RuntimeError as error:
             raise TransportError(f"cannot start the tcp transport: {error}") from error
@@ -249,11 +256,24 @@ class TcpTransport(NativeTransport):
             streams=options.streams,
             advertise=settings.advertise,
             addresses=options.addresses,
+            encrypt=options.encrypt,
         )
 
     @classmethod
     def unavailable(cls, options: Mapping[str, object] = UNSET) -> str | None:
-        return None
+        if not TcpOptions.parse(cls.name, options).encrypt:
+            return None
+        missing = _native.encryption_missing()
+        return f"tcp can't be encrypted: {missing}" if missing else None
+
+    @classmethod
+    def remarks(cls, settings: TransportSettings) -> Iterator[Remark]:
+        """Tell whether pages are encrypted, and by which library."""
+        if not settings.options_of(cls.name, TcpOptions).encrypt:
+            return
+        missing = _native.encryption_missing()
+        if not missing:
+            yield Remark("encryption", f"pages over tcp are encrypted, by {_native.encryption_library()}")
 
 
 def native_ways(transports: Sequence[Transport]) -> list[tuple[str, _native.Transport]]:
