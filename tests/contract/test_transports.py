@@ -9,6 +9,7 @@ import pytest
 
 import fake_nccl
 from p2pkv.testing.transport_contract import TransportContract
+from p2pkv.transports.native import TcpTransport
 from p2pkv.transports.ucx import UcxTransport
 
 
@@ -18,6 +19,16 @@ class TestShm(TransportContract):
 
 class TestTcp(TransportContract):
     factory = "p2pkv.transports.native:TcpTransport"
+    secret_at = 32  # in the first of several tokens
+
+
+_NO_LIBCRYPTO = TcpTransport.unavailable({"encrypt": True})
+
+
+@pytest.mark.skipif(_NO_LIBCRYPTO is not None, reason=str(_NO_LIBCRYPTO))
+@pytest.mark.usefixtures("_peers_find_support")
+class TestTcpEncrypted(TransportContract):
+    factory = "encrypted_tcp:transport"
     secret_at = 32  # in the first of several tokens
 
 
