@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.page import Locations, as_locations
-from p2pkv.transports import available, transport_class
-from p2pkv.transports.base import Endpoint, MemoryRegion, RemoteRegion, Status, Transport, TransportSettings
-from p2pkv_bench import outside, references
+from p2pkv.transports.base import Endpoint, MemoryRegion, RemoteRegion, Status, Transport
+from p2pkv_bench import bare, outside, references
 from p2pkv_bench.errors import BenchError
 from p2pkv_bench.pair import Move, Pages, Pair
 from p2pkv_bench.peer import Meeting
@@ -36,8 +35,11 @@ _LATENCIES = (50, 99)
 
 def rows(meeting: Meeting, plan: Plan) -> Iterator[Row]:
     """Measure every case of the plan over every transport that can run on this machine."""
-    names = [name for name, missing in available().items() if missing is None and name != "local"]
-    chosen = [name for name in plan.chosen_transports or names if name in names]
+    chosen = [
+        name
+        for name in bare.names()
+        if not plan.chosen_transports or name.partition(",")[0] in plan.chosen_transports
+    ]
     with Pair(meeting, "shm", plan.working_set) as pair, ExitStack() as undo:
         streams = undo.enter_context(closing(references.Streams(pair, _STREAMS)))
         for page_nbytes in plan.pages:
@@ -57,7 +59,7 @@ class _Reader:
 
     def __init__(self, name: str, pair: Pair, n_endpoints: int, region: str) -> None:
         self.name = name
-        self._transport: Transport = transport_class(name).create(TransportSettings())
+        self._transport: Transport = bare.start(name)
         array = pair.destination.array
         self._local: MemoryRegion = self._transport.register_memory(
             array, array.ctypes.data, array.nbytes, readable=False

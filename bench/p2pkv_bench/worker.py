@@ -15,8 +15,8 @@ from p2pkv.node import Node
 from p2pkv.page import as_bytes
 from p2pkv.pool import Pool
 from p2pkv.testing.processes import obey
-from p2pkv.transports import transport_class
-from p2pkv.transports.base import MemoryRegion, Transport, TransportSettings
+from p2pkv.transports.base import MemoryRegion, Transport
+from p2pkv_bench import bare
 from p2pkv_bench._native import serve_spans
 from p2pkv_bench.echo import EchoServer
 from p2pkv_bench.keys import keys_at
@@ -125,7 +125,7 @@ class Worker:
         pages = self.source.pages(page_nbytes)
         pool = Pool(self.source.array.nbytes * 5 // 4, owner=1, boot=1)
         for name in transports:
-            transport = transport_class(name).create(TransportSettings())
+            transport = bare.start(name)
             region = transport.register_memory(pool, pool.address, pool.nbytes, readable=True)
             self._bare[name] = (transport, region)  # which keeps the pool
         keys = np.zeros((len(pages), 16), np.uint8)
