@@ -28,17 +28,21 @@ class TooLargeError(Exception):
     """The body has more bytes than it may."""
 
 
+class CrumbledError(Exception):
+    """The body comes in more pieces than it may."""
+
+
 class ClientGoneError(Exception):
     """The client hung up."""
 
 
-async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive, most: int, hold: Hold) -> bytes:
+async def read_body(scope: Scope, receive: Receive, most: int, hold: Hold) -> bytes:
     """Return the request's body. Waits as long as the client takes, and for room: the caller bounds that.
 
     ``hold``: the request's. One that does not say how many bytes come, and has many, takes the most there may be.
-    Raises :class:`TooLargeError` as soon as it is known, and :class:`ClientGoneError`.
+    Raises :class:`TooLargeError` and :class:`CrumbledError` as soon as it is known, and :class:`ClientGoneError`.
     """
-    for name, value in headers:
+    for name, value in scope["headers"]:
         if name == b"content-length" and (not value.isdigit() or int(value) > most):
             raise TooLargeError
         if name == b"content-length" and not hold.is_enough(int(value)):
@@ -49,6 +53,8 @@ async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive, most: 
     while True:
         if message["type"] == "http.disconnect":
             raise ClientGoneError
+        if "p2pkv.is_crumbled" in scope:
+            raise CrumbledError
         chunk = message.get("body", b"")
         n_bytes += len(chunk)
         if n_bytes > most:

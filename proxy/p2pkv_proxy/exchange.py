@@ -11,7 +11,15 @@ import logging
 import time
 
 from p2pkv_proxy.answering import Answering
-from p2pkv_proxy.bodies import ClientGoneError, Receive, Scope, Send, TooLargeError, read_body
+from p2pkv_proxy.bodies import (
+    ClientGoneError,
+    CrumbledError,
+    Receive,
+    Scope,
+    Send,
+    TooLargeError,
+    read_body,
+)
 from p2pkv_proxy.call import AnsweredError, Call, InstanceError, Pair
 from p2pkv_proxy.cutting import Cut, CutError, Waits
 from p2pkv_proxy.last_words import LastWords
@@ -77,6 +85,10 @@ class Exchange:
             return "client_gone"
         except TooLargeError:
             await self.words.fail(413, f"the body has more than {self._settings.max_body} bytes", close=True)
+        except CrumbledError:
+            await self.words.fail(
+                400, "the body comes in too many pieces; send it in larger chunks", close=True
+            )
         except MalformedError as error:
             await self.words.fail(400, str(error))
         except RefusedError as error:
@@ -90,8 +102,7 @@ class Exchange:
 
     async def _serve(self) -> str:
         with self._waits.interruptible():
-            headers, most = self.scope["headers"], self._settings.max_body
-            raw = await read_body(headers, self._receive, most, self._hold)
+            raw = await read_body(self.scope, self._receive, self._settings.max_body, self._hold)
         self._waits.deadline = self.began + self._settings.request_timeout
         read = time.monotonic()
         self._nbytes = len(raw)

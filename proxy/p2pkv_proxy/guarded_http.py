@@ -17,6 +17,8 @@ HEADER_TIMEOUT_S = 10.0
 MAX_HEADER_BYTES = 64 * 1024
 MAX_PIPELINED = 16
 """Requests of one connection that wait for the one before; hardly any client sends a second."""
+MAX_PIECES = 1 << 16
+"""A body may come in: each costs as much as hundreds of its bytes, and all others wait meanwhile."""
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _HIDDEN = b"\r\nx-upgrd:"
 _NAME = b"upgrade:"
@@ -35,8 +37,8 @@ class GuardedProtocol(HttpToolsProtocol):
     So it does on who sends requests and requests without taking an answer; what they have sent is not read meanwhile.
 
     A request's scope has ``p2pkv.hang_up``, which ends the connection at once, the connection's ``p2pkv.transport``,
-    and the set ``p2pkv.on_gone`` of what is called when the client has gone: waiting for that by ASGI's ``receive``
-    would take a task for each request.
+    ``p2pkv.is_crumbled`` once its body has come in too many pieces, and the set ``p2pkv.on_gone`` of what is called
+    when the client has gone: waiting for that by ASGI's ``receive`` would take a task for each request.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -48,6 +50,8 @@ class GuardedProtocol(HttpToolsProtocol):
         """The end of what was passed on before, should a line's end be cut in two."""
         self._held = b""
         """What came behind it and may be the beginning of a header that is hidden."""
+        self._n_pieces = 0
+        """Of the body that comes."""
         self._on_gone: set[Callable[[], None]] = set()
         if IDLE not in self.app_state:  # which all connections of one server are given
             self.app_state[IDLE] = IdleConnections()
@@ -67,6 +71,8 @@ class GuardedProtocol(HttpToolsProtocol):
             tell()
 
     def data_received(self, data: bytes) -> None:
+        if self._n_pieces > MAX_PIECES:
+            return  # the request is refused, and the connection ends with it
         if self._in_headers:
             if self._header_bytes == 0:
                 data = data.lstrip(b"\r\n")  # such as some clients send behind a body (RFC 9112, 2.2)
@@ -94,7 +100,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._idle.discard(self)
         self._in_headers = False
-        self._header_bytes = 0
+        self._header_bytes = self._n_pieces = 0
         self._tail = self._held = b""
         self.scope["p2pkv.transport"] = self.transport  # type: ignore[typeddict-unknown-key]
         self.scope["p2pkv.on_gone"] = self._on_gone  # type: ignore[typeddict-unknown-key]
@@ -105,6 +111,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self.scope["p2pkv.hang_up"] = partial(self._hang_up_on, self.cycle)  # type: ignore[typeddict-unknown-key]
         if len(self.pipeline) > MAX_PIPELINED:
             self._hang_up()
+
+    def on_body(self, body: bytes) -> None:
+        self._n_pieces += 1
+        if self._n_pieces <= MAX_PIECES:
+            super().on_body(body)
+        else:
+            self.scope["p2pkv.is_crumbled"] = True  # type: ignore[typeddict-unknown-key]
 
     def on_message_complete(self) -> None:
         super().on_message_complete()

@@ -70,6 +70,23 @@ def test_an_oversized_body_is_refused_before_it_is_read() -> None:
     run(test)
 
 
+def test_a_body_in_too_many_pieces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarded_http, "MAX_PIECES", 100)
+
+    async def test(rig: Rig) -> None:
+        engine = await rig.engine(Role.BOTH)
+        front = await start(rig, [engine])
+        body = json.dumps(COMPLETION).encode()
+        for n_pieces, status in ((100, b"200"), (101, b"400"), (5000, b"400")):
+            pieces = [b" "] * (n_pieces - 1) + [body]
+            said = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+            head = await _say(front.port, POST + b"transfer-encoding: chunked\r\n\r\n" + said)
+            assert head.startswith(b"HTTP/1.1 " + status), n_pieces
+        assert len(engine.requests) == 1
+
+    run(test)
+
+
 def test_a_body_that_trickles_is_given_up() -> None:
     async def test(rig: Rig) -> None:
         front = await start(rig, [await rig.engine(Role.BOTH)], body_timeout=0.3)
