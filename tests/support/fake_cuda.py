@@ -7,33 +7,14 @@ through the driver crashes, and who forgets to wait has wrong bytes.
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
 import time
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-ROOT = Path(__file__).parents[2]
-_SOURCES = ROOT / "native" / "test" / "fake_cuda"
-_BUILT = ROOT / "build" / "fake_cuda" / "libfake_cuda.so"
-
-
-def library() -> Path:
-    """Return the emulated driver's library; builds it if its sources are newer."""
-    if _BUILT.exists() and all(_BUILT.stat().st_mtime > s.stat().st_mtime for s in _SOURCES.iterdir()):
-        return _BUILT
-    _BUILT.parent.mkdir(parents=True, exist_ok=True)
-    fresh = _BUILT.with_suffix(f".{os.getpid()}.so")
-    compiler = os.environ.get("CXX", "c++")
-    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"]
-    sources = [str(path) for path in sorted(_SOURCES.glob("*.cc"))]
-    subprocess.run([compiler, *flags, *sources, "-o", str(fresh)], check=True)
-    fresh.rename(_BUILT)  # at once: another process may be about to load it
-    return _BUILT
+from emulated import build
 
 
 class _Counts(ctypes.Structure):
@@ -83,7 +64,7 @@ class FakeCuda:
     """The emulated driver of this process; fake_cuda.h says what each call does."""
 
     def __init__(self) -> None:
-        self.path = str(library())
+        self.path = build("fake_cuda")
         self._library = ctypes.CDLL(self.path)
         self._library.fake_cuda_allocate.restype = ctypes.c_uint64
         self._library.fake_cuda_allocate_virtual.restype = ctypes.c_uint64

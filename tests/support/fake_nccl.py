@@ -7,38 +7,18 @@ and sides that mean different numbers of bytes.
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-from fake_cuda import ROOT, fake_cuda
+from emulated import build
+from fake_cuda import fake_cuda
 from p2pkv import _native
 from p2pkv.transports.nccl import NcclOptions, NcclTransport
 
-_SOURCES = ROOT / "native" / "test" / "fake_nccl"
-_BUILT = ROOT / "build" / "fake_nccl" / "libfake_nccl.so"
-
 REMOTE_ERROR = 6
 """``ncclRemoteError``."""
-
-
-def library(driver: str) -> Path:
-    """Return the emulated NCCL's library; builds it if its sources are newer. It stands on the library ``driver``."""
-    if _BUILT.exists() and all(_BUILT.stat().st_mtime > s.stat().st_mtime for s in _SOURCES.iterdir()):
-        return _BUILT
-    _BUILT.parent.mkdir(parents=True, exist_ok=True)
-    fresh = _BUILT.with_suffix(f".{os.getpid()}.so")
-    compiler = os.environ.get("CXX", "c++")
-    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"]
-    flags.append(f'-DP2PKV_FAKE_CUDA="{driver}"')
-    sources = [str(path) for path in sorted(_SOURCES.glob("*.cc"))]
-    subprocess.run([compiler, *flags, *sources, "-o", str(fresh), "-ldl"], check=True)
-    fresh.rename(_BUILT)  # at once: another process may be about to load it
-    return _BUILT
 
 
 class _Counts(ctypes.Structure):
@@ -62,7 +42,7 @@ class FakeNccl:
     def __init__(self) -> None:
         driver = fake_cuda().path
         _native.cuda_use_library(driver)
-        self.path = str(library(driver))
+        self.path = build("fake_nccl", driver=driver)
         self._library = ctypes.CDLL(self.path)
 
     def counts(self) -> Counts:
