@@ -6,6 +6,7 @@ is a filter on the tests' names. In all of these each folder is compiled as one 
 where nothing is built yet. ``run.py plain`` is for who changes a file and builds again: optimized like a wheel, with
 each file by itself, so that none leans on what another one includes, and with all that a debugger wants. ``run.py
 bare`` builds with the headers of verbs and UCX hidden: it must link, and runs the tests of what p2pkv says then.
+The exit status is 1 if a test has failed, and 3 if there was nothing to run, for it did not build.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import zmq
 NATIVE = Path(__file__).resolve().parents[1]
 BUILD = NATIVE.parent / "build"
 SANITIZERS = {"asan": "address,undefined", "tsan": "thread", "wheel": "", "plain": "", "bare": ""}
+DID_NOT_BUILD = 3
 DEFAULT = ["asan", "tsan", "wheel"]
 # Nothing of the bare build is worth optimizing, and nobody debugs what is built to be tested once.
 KINDS = {
@@ -133,7 +135,11 @@ def main(arguments: list[str]) -> int:
     for flavour in flavours:
         print(f"--- {flavour}", flush=True)
         began = time.monotonic()
-        program = build(flavour)
+        try:
+            program = build(flavour)
+        except subprocess.CalledProcessError as error:
+            print(f"native tests: {flavour} did not build: {error}")
+            return DID_NOT_BUILD
         built = time.monotonic()
         chosen = arguments or FILTERS.get(flavour, [])
         skipped = {"P2PKV_TEST_SKIP": OF_ONE_THREAD} if flavour == "tsan" and not chosen else {}

@@ -24,6 +24,8 @@ from mutations.tree import ROOT, Tree
 _SLOWNESS = 3.0
 """How much slower than the machine that the patches' times were taken on another one may be."""
 _LEFT_OUT = "left out"
+_DID_NOT_BUILD = 3
+"""The exit status of ``native/test/run.py`` that no test has failed for."""
 _STARTING_S = 300.0
 """What building native tests, importing and collecting may take before the hunt itself begins."""
 
@@ -86,6 +88,8 @@ def try_bug(tree: Tree, bug: Planted) -> Outcome:
         if done.returncode and bug.hunter[0] in ("pytest", "rdma") and done.returncode != 1:
             # only 1 means that tests failed; others that there was none, or that nothing could be imported
             verdict = "NOT RUN"
+        if bug.hunter[0] == "native" and done.returncode == _DID_NOT_BUILD:
+            verdict = "DID NOT BUILD"
         output = done.stdout
     except subprocess.TimeoutExpired as late:
         verdict, output = "TOO LATE", str(late.stdout or "")
