@@ -32,6 +32,8 @@ class _Counts(ctypes.Structure):
             "mappings",
             "copies_within",
             "launches",
+            "exports",
+            "exports_over_pcie",
             "freed_while_mapped",
         )
     ]
@@ -52,6 +54,8 @@ class Counts:
     mappings: int
     copies_within: int
     launches: int
+    exports: int
+    exports_over_pcie: int
     freed_while_mapped: int
 
     @property

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "cuda/dmabuf.h"
 #include "cuda/memory_calls.h"
 
 namespace p2pkv::cuda {
@@ -11,7 +12,6 @@ namespace {
 
 constexpr int kAllocationIsPinned = 1;  // CU_MEM_ALLOCATION_TYPE_PINNED
 constexpr int kMinimum = 0;             // CU_MEM_ALLOC_GRANULARITY_MINIMUM
-constexpr int kRangeIsDmabuf = 1;       // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 
 // What both kinds have in common: they are made and freed within the device's context, by whoever made them.
 class Allocation : public OwnMemory {
@@ -21,17 +21,9 @@ class Allocation : public OwnMemory {
   uint64_t address() const override { return address_; }
 
   UniqueFd export_dmabuf(std::string* error) override {
-    const auto range_handle = MemoryCalls::get().range_handle;
-    if (range_handle == nullptr) {
-      *error = "the CUDA driver has no cuMemGetHandleForAddressRange; one of CUDA 11.7 or newer is needed";
-      return UniqueFd();
-    }
-    int fd = -1;
-    Result result = kSuccess;
-    const auto get = [&] { result = range_handle(&fd, address_, nbytes_, kRangeIsDmabuf, 0); };
-    if (!device_->run_inside(get, error) || !succeeded("cuMemGetHandleForAddressRange", result, error))
-      return UniqueFd();
-    return UniqueFd(fd);
+    Dmabuf exported;
+    cuda::export_dmabuf(*device_, address_, nbytes_, DmabufWay::kAsItIs, &exported, error);
+    return std::move(exported.fd);
   }
 
  protected:

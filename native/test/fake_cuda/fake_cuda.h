@@ -55,6 +55,8 @@ struct FakeCudaCounts {
   int64_t mappings;            // of other processes' memory, here and now
   int64_t copies_within;       // since the library was loaded; the two below as well
   int64_t launches;            // since then too: calls that queued copies, one or many
+  int64_t exports;             // since then too: descriptors of memory for other devices, as it is
+  int64_t exports_over_pcie;   // and those that were asked for over PCIe
   int64_t freed_while_mapped;  // memory that was freed while another process mapped it by its handle
 };
 void fake_cuda_counts(FakeCudaCounts* counts);

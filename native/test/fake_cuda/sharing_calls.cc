@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kOutOfMemory = 2;
 constexpr int kNotSupported = 801;
+constexpr uint64_t kOverPcie = 1;
 constexpr size_t kGranule = 2 << 20;  // as of today's devices
 
 struct IpcHandle {
@@ -155,14 +156,23 @@ EXPORT int cuMemCreate(uint64_t* handle, size_t nbytes, const AllocationProperti
   return kSuccess;
 }
 
+// Whole pages of the host's alone, as the real one has it.
 EXPORT int cuMemGetHandleForAddressRange(int* descriptor, uint64_t pointer, size_t nbytes, int type,
-                                         uint64_t) {
+                                         uint64_t flags) {
   Context* context;
   if (const int result = check("cuMemGetHandleForAddressRange", &context)) return result;
+  const int by_pcie = flags == kOverPcie ? asked_for("cuMemGetHandleForAddressRange over PCIe") : kSuccess;
+  if (by_pcie != kSuccess) return by_pcie;
   const Lock lock(machine.mutex);
   uint64_t offset;
-  const Allocation* allocation = find(pointer, nbytes, &offset);
-  if (allocation == nullptr || allocation->fd < 0 || type != 1) return kInvalidValue;
+  const Allocation* allocation = find(pointer, 1, &offset);
+  if (allocation == nullptr || allocation->fd < 0 || type != 1 || flags > kOverPcie ||
+      offset % to_pages(1) != 0 || nbytes != to_pages(nbytes) ||
+      offset + nbytes > to_pages(allocation->nbytes))
+    return kInvalidValue;
+  if (offset != 0)
+    return kNotSupported;  // p2pkv exports whole allocations, and nothing else is looked at here
+  ++(flags == kOverPcie ? machine.counts.exports_over_pcie : machine.counts.exports);
   *descriptor = fcntl(allocation->fd, F_DUPFD_CLOEXEC, 3);
   return kSuccess;
 }
