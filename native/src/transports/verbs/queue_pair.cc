@@ -74,7 +74,7 @@ std::unique_ptr<QueuePair> QueuePair::create(std::shared_ptr<Rail> rail, Complet
   }
   ibv_qp_init_attr wanted{};
   wanted.send_cq = wanted.recv_cq = completions.cq_;
-  wanted.cap = {depths.reads, kReceives, depths.pieces, 0, 0};
+  wanted.cap = {depths.reads, kReceives, depths.pieces, depths.landings, 0};
   wanted.qp_type = IBV_QPT_RC;
   pair->qp_ = on.api().create_qp(on.domain(), &wanted);
   if (pair->qp_ == nullptr) {
@@ -179,9 +179,11 @@ bool QueuePair::post_good_bye(uint64_t id) {
   return post(&request);
 }
 
-bool QueuePair::post_receive(uint64_t id) {
+bool QueuePair::post_receive(uint64_t id, ibv_sge* landing) {
   ibv_recv_wr request{};
   request.wr_id = id;
+  request.sg_list = landing;
+  request.num_sge = landing ? 1 : 0;
   ibv_recv_wr* bad = nullptr;
   return ibv_post_recv(qp_, &request, &bad) == 0;
 }

@@ -39,8 +39,9 @@ class CompletionQueue {
 class QueuePair {
  public:
   struct Depths {
-    uint32_t reads;   // posted at a time
-    uint32_t pieces;  // of local memory in one read
+    uint32_t reads;         // posted at a time
+    uint32_t pieces;        // of local memory in one read
+    uint32_t landings = 0;  // places in local memory that one message may land in
   };
 
   // Null, with the reason in `error`. `completions` outlives it.
@@ -64,7 +65,8 @@ class QueuePair {
   bool post_probe(uint64_t id);
   // A message of nothing, for which the peer has posted one receive.
   bool post_good_bye(uint64_t id);
-  bool post_receive(uint64_t id);
+  // `landing`: null for a message of nothing.
+  bool post_receive(uint64_t id, ibv_sge* landing = nullptr);
 
   const Rail& rail() const { return *rail_; }
 
