@@ -29,31 +29,42 @@ _RAISE_LIMIT = (
 class VerbsOptions(TransportOptions):
     devices: tuple[str, ...] = former((), "verbs_devices")
     """The RDMA devices to use, each ``NAME[:PORT][=ADDRESS]``; none named: every usable one."""
+    library: str = _native.VERBS_LIBRARY
+    """The libibverbs to load: a path, or a name that the loader knows."""
+    gpudirect: bool = False
+    """Register memory of CUDA devices, so that rows of transfers go from device to device; see ``p2pkv doctor``."""
 
 
 class VerbsTransport(NativeTransport):
     """One-sided reads by RDMA devices, striped over all of them.
 
     ``devices`` names those to use, each ``NAME[:PORT][=ADDRESS]``; none means every usable one. Memory is locked from
-    its registration until that is closed.
+    its registration until that is closed. With ``gpudirect`` memory of CUDA devices can be registered too; it is tried
+    out then, for which its first and last 64 bytes must be left alone.
     """
 
     name = "verbs"
     options_class = VerbsOptions
     locks_memory = True
 
-    def __init__(self, devices: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        devices: Sequence[str] = (),
+        *,
+        library: str = _native.VERBS_LIBRARY,
+        gpudirect: bool = False,
+    ) -> None:
         try:
-            super().__init__(_native.verbs_transport(list(devices)))
+            super().__init__(_native.verbs_transport(list(devices), library, gpudirect))
         except RuntimeError as error:
             raise TransportError(f"cannot start the verbs transport: {error}") from error
 
     @classmethod
     def create(cls, settings: TransportSettings) -> VerbsTransport:
-        devices = settings.options_of(cls.name, VerbsOptions).devices
-        transport = cls(devices)
+        options = settings.options_of(cls.name, VerbsOptions)
+        transport = cls(options.devices, library=options.library, gpudirect=options.gpudirect)
         # the kernel counts memory once for every rail that it is registered on
-        needed = settings.registered_nbytes * transport._n_rails(devices)
+        needed = settings.registered_nbytes * transport._n_rails(options)
         limit = locked_memory_limit()
         if limit is not None and needed > limit:
             transport.close()
@@ -63,15 +74,15 @@ class VerbsTransport(NativeTransport):
             )
         return transport
 
-    def _n_rails(self, devices: Sequence[str]) -> int:
+    def _n_rails(self, options: VerbsOptions) -> int:
         link = "RoCE v2" if self.domain == "verbs:roce" else "InfiniBand"
-        usable = [port for port in ports() if not port.missing and port.link == link]
-        return min(len(devices) or len(usable), MAX_RAILS)
+        usable = [port for port in ports(options.library) if not port.missing and port.link == link]
+        return min(len(options.devices) or len(usable), MAX_RAILS)
 
     @classmethod
     def unavailable(cls, options: Mapping[str, object] = UNSET) -> str | None:
         try:
-            found = ports()
+            found = ports(VerbsOptions.parse(cls.name, options).library)
         except TransportError as error:
             return str(error)
         if all(port.missing for port in found):
@@ -85,7 +96,7 @@ class VerbsTransport(NativeTransport):
     def remarks(cls, settings: TransportSettings) -> Iterator[Remark]:
         """Tell of every port of every RDMA device."""
         try:
-            found = ports()
+            found = ports(settings.options_of(cls.name, VerbsOptions).library)
         except TransportError:
             return  # `unavailable` says it
         for port in found:
@@ -97,12 +108,12 @@ class VerbsTransport(NativeTransport):
             )
 
 
-def ports() -> Sequence[_native.VerbsPort]:
-    """Return every port of every RDMA device, usable or not; at least one.
+def ports(library: str = _native.VERBS_LIBRARY) -> Sequence[_native.VerbsPort]:
+    """Return every port of every RDMA device that this libibverbs knows, usable or not; at least one.
 
     Raises :class:`~p2pkv.errors.TransportError`, saying what is missing, where there are none.
     """
     try:
-        return _native.verbs_ports()
+        return _native.verbs_ports(library)
     except RuntimeError as error:
         raise TransportError(str(error)) from error

@@ -23,9 +23,10 @@ BELOW = {
     "disk": {"base", "page", "codec", "pool"},
     "transports": {"base", "page", "net"},
     **{f"transports/{name}": {"base", "page", "net", "transports"} for name in TRANSPORTS},
-    # the two that know of devices
+    # those that know of devices
     "transports/cuda_ipc": {"base", "page", "net", "cuda", "transports"},
     "transports/nccl": {"base", "page", "net", "cuda", "transports"},
+    "transports/verbs": {"base", "page", "net", "cuda", "transports"},
     "peers": {"base", "page", "transports"},
     "directory": {"base", "page", "net"},
     "control": {"base", "net", "page", "pool", "directory"},

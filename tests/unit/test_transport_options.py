@@ -97,7 +97,9 @@ def test_options_come_from_a_file_the_environment_and_the_command_line(tmp_path:
     lines = run("doctor", "--jsonl", "--set", f"transport_options={text}").stdout.splitlines()
     says = {finding["what"]: finding["says"] for finding in map(json.loads, lines)}
     assert says["options of tcp"] == "port 0, streams 4, addresses (), encrypt False"
-    assert says["options of verbs"] == "devices ('mlx5_0', 'mlx5_1')"
+    assert (
+        says["options of verbs"] == "devices ('mlx5_0', 'mlx5_1'), library 'libibverbs.so.1', gpudirect False"
+    )
 
 
 def test_a_transport_is_started_with_its_options() -> None:

@@ -266,28 +266,32 @@ void bind_verbs(nb::module_& m) {
       .def_ro("missing", &VerbsPort::missing);
 
   m.attr("HAS_VERBS") = has_verbs();
-  m.def("verbs_ports", [] {
-    std::string error;
-    std::vector<VerbsPort> ports;
-    {
-      const nb::gil_scoped_release unlocked;
-      ports = verbs_ports(&error);
-    }
-    or_raise(!ports.empty(), error);
-    return ports;
-  });
+  m.attr("VERBS_LIBRARY") = kVerbsLibrary;
+  m.def(
+      "verbs_ports",
+      [](const std::string& library) {
+        std::string error;
+        std::vector<VerbsPort> ports;
+        {
+          const nb::gil_scoped_release unlocked;
+          ports = verbs_ports(library, &error);
+        }
+        or_raise(!ports.empty(), error);
+        return ports;
+      },
+      "library"_a);
   m.def(
       "verbs_transport",
-      [](const std::vector<std::string>& devices) {
+      [](const std::vector<std::string>& devices, const std::string& library, bool reaches_devices) {
         std::string error;
         std::shared_ptr<Transport> transport;
         {
           const nb::gil_scoped_release unlocked;
-          transport = make_verbs_transport(devices, &error);
+          transport = make_verbs_transport({devices, library, reaches_devices}, &error);
         }
         return or_raise(std::move(transport), error);
       },
-      "devices"_a,
+      "devices"_a, "library"_a, "reaches_devices"_a,
       "Raises ``RuntimeError`` in a build without verbs, where ``HAS_VERBS`` is false: its headers were "
       "missing.");
 }

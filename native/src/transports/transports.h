@@ -62,12 +62,20 @@ struct VerbsPort {
 // Whether the headers were there when p2pkv was built.
 bool has_verbs();
 
-// The ports of this machine, usable or not. Empty, with what is missing in `error`, where there are none.
-std::vector<VerbsPort> verbs_ports(std::string* error);
+inline constexpr const char* kVerbsLibrary = "libibverbs.so.1";
 
-// Peers with RDMA devices. `devices`: which to use, each NAME[:PORT][=ADDRESS]; empty: every usable one.
-// Null, with the reason in `error`.
-std::shared_ptr<Transport> make_verbs_transport(const std::vector<std::string>& devices, std::string* error);
+// The ports of this machine, usable or not. Empty, with what is missing in `error`, where there are none.
+std::vector<VerbsPort> verbs_ports(const std::string& library, std::string* error);
+
+struct VerbsOptions {
+  std::vector<std::string> devices = {};  // to use, each NAME[:PORT][=ADDRESS]; empty: every usable one
+  std::string library = kVerbsLibrary;    // a path, or a name that the loader knows
+  bool reaches_devices = false;           // registers memory of CUDA devices, where that can be had
+};
+
+// Peers with RDMA devices. Null, with the reason in `error`.
+std::shared_ptr<Transport> make_verbs_transport(const VerbsOptions& options, std::string* error);
+
 struct UcxOptions {
   std::string host = "127.0.0.1";  // an address of this node, on which UCX listens and from which it connects
   std::string advertise;           // used instead when `host` is a wildcard

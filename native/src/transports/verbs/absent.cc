@@ -14,12 +14,12 @@ bool has_verbs() {
   return false;
 }
 
-std::vector<VerbsPort> verbs_ports(std::string* error) {
+std::vector<VerbsPort> verbs_ports(const std::string&, std::string* error) {
   *error = kMissing;
   return {};
 }
 
-std::shared_ptr<Transport> make_verbs_transport(const std::vector<std::string>&, std::string* error) {
+std::shared_ptr<Transport> make_verbs_transport(const VerbsOptions&, std::string* error) {
   *error = kMissing;
   return nullptr;
 }

@@ -4,11 +4,11 @@
 
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 namespace p2pkv::verbs {
 namespace {
-
-constexpr const char* kLibrary = "libibverbs.so.1";
 
 struct Loaded {
   Api api{};
@@ -19,17 +19,17 @@ template <typename Function>
 void find(void* library, const char* name, Function* function, std::string* error) {
   *function = reinterpret_cast<Function>(dlsym(library, name));
   if (*function == nullptr && error->empty()) {
-    *error = std::string(kLibrary) + " has no " + name + "; install rdma-core 32 or newer";
+    *error = std::string("has no ") + name + "; install rdma-core 32 or newer";
   }
 }
 
-Loaded load() {
+Loaded load(const std::string& name) {
   Loaded loaded;
   Api& api = loaded.api;
   std::string* error = &loaded.error;
-  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    *error = std::string(kLibrary) + " not found; apt-get install libibverbs1 ibverbs-providers (rdma-core)";
+    *error = name + " not found; apt-get install libibverbs1 ibverbs-providers (rdma-core)";
     return loaded;
   }
   find(library, "ibv_fork_init", &api.fork_init, error);
@@ -44,6 +44,8 @@ Loaded load() {
   find(library, "ibv_dealloc_pd", &api.dealloc_pd, error);
   find(library, "ibv_reg_mr", &api.reg_mr, error);
   find(library, "ibv_dereg_mr", &api.dereg_mr, error);
+  std::string ignored;
+  find(library, "ibv_reg_dmabuf_mr", &api.reg_dmabuf_mr, &ignored);
   find(library, "ibv_create_comp_channel", &api.create_comp_channel, error);
   find(library, "ibv_destroy_comp_channel", &api.destroy_comp_channel, error);
   find(library, "ibv_create_cq", &api.create_cq, error);
@@ -54,6 +56,7 @@ Loaded load() {
   find(library, "ibv_modify_qp", &api.modify_qp, error);
   find(library, "ibv_destroy_qp", &api.destroy_qp, error);
   find(library, "ibv_wc_status_str", &api.wc_status_str, error);
+  if (!error->empty()) *error = name + " " + *error;
   // Before anything else of the library. Without it a fork() of this process makes its memory and what the
   // device writes to part ways: reads would be called good whose bytes never arrived.
   if (error->empty() && api.fork_init() != 0) {
@@ -64,10 +67,14 @@ Loaded load() {
 
 }  // namespace
 
-const Api* Api::get(std::string* error) {
-  static const Loaded loaded = load();
-  if (loaded.error.empty()) return &loaded.api;
-  *error = loaded.error;
+const Api* Api::get(const std::string& library, std::string* error) {
+  static std::mutex loading;  // guards what follows, whose entries stay where they are
+  static auto& known = *new std::map<std::string, Loaded>;
+  const std::lock_guard lock(loading);
+  auto at = known.find(library);
+  if (at == known.end()) at = known.emplace(library, load(library)).first;
+  if (at->second.error.empty()) return &at->second.api;
+  *error = at->second.error;
   return nullptr;
 }
 

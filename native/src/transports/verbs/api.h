@@ -23,6 +23,8 @@ struct Api {
   decltype(&::ibv_dealloc_pd) dealloc_pd;
   ibv_mr* (*reg_mr)(ibv_pd*, void*, size_t, int);
   decltype(&::ibv_dereg_mr) dereg_mr;
+  // Null before rdma-core 34.
+  ibv_mr* (*reg_dmabuf_mr)(ibv_pd*, uint64_t offset, size_t nbytes, uint64_t address, int fd, int access);
   decltype(&::ibv_create_comp_channel) create_comp_channel;
   decltype(&::ibv_destroy_comp_channel) destroy_comp_channel;
   decltype(&::ibv_create_cq) create_cq;
@@ -34,8 +36,9 @@ struct Api {
   decltype(&::ibv_destroy_qp) destroy_qp;
   decltype(&::ibv_wc_status_str) wc_status_str;
 
-  // Loaded once a process, for good. Null, with what is missing in `error`.
-  static const Api* get(std::string* error);
+  // Of that library: a path, or a name that the loader knows. Each is loaded once a process, for good. Null,
+  // with what is missing in `error`.
+  static const Api* get(const std::string& library, std::string* error);
 };
 
 // Works with every libibverbs that Api accepts; 0 or an errno.

@@ -24,6 +24,7 @@ constexpr double kGoodByeS = 0.02;
 constexpr uint64_t kProbeId = UINT64_MAX;
 constexpr uint64_t kGoodByeId = UINT64_MAX - 1;
 constexpr uint64_t kReceiveId = UINT64_MAX - 2;
+constexpr uint64_t kPushId = UINT64_MAX - 3;
 constexpr uint32_t kExtraRequests = 2;  // a probe and a good-bye beside the reads
 
 Lane::Progress why(ibv_wc_status status) {
@@ -40,7 +41,8 @@ Lane::Progress why(ibv_wc_status status) {
 
 }  // namespace
 
-std::unique_ptr<Lane> Lane::create(std::shared_ptr<Rail> rail, uint8_t rail_number, std::string* error) {
+std::unique_ptr<Lane> Lane::create(std::shared_ptr<Rail> rail, uint8_t rail_number, bool reaches_devices,
+                                   std::string* error) {
   std::unique_ptr<Lane> lane(new Lane);
   const ibv_device_attr& limits = rail->limits();
   lane->rail_ = rail;
@@ -52,9 +54,13 @@ std::unique_ptr<Lane> Lane::create(std::shared_ptr<Rail> rail, uint8_t rail_numb
       Registration::create({rail}, lane->word_buffer_.base(), lane->word_buffer_.nbytes(), false, error);
   if (!lane->word_memory_) return nullptr;
   // Unsignalled reads report too when the pair fails.
-  const uint32_t n_entries = lane->depth_ + kExtraRequests + 1;
+  const uint32_t n_entries = lane->depth_ + kExtraRequests + 1 + Loopback::kCompletions;
   lane->completions_ = CompletionQueue::create(rail, n_entries, error);
   if (!lane->completions_) return nullptr;
+  if (reaches_devices) {
+    lane->loopback_ = Loopback::create(rail, *lane->completions_, kPushId, error);
+    if (!lane->loopback_) return nullptr;
+  }
   const QueuePair::Depths depths{lane->depth_ + kExtraRequests, lane->max_pieces_};
   lane->pair_ = QueuePair::create(std::move(rail), *lane->completions_, depths, error);
   return lane->pair_ ? std::move(lane) : nullptr;
@@ -71,7 +77,7 @@ void Lane::begin(const BatchMemory& batch, const std::vector<uint32_t>& share) {
     batch_.emplace(batch);
     const uint64_t message = std::min(kMaxRead, rail_->max_message());
     plan_.emplace(batch.spans, batch.words, ReadPlan::Limits{max_pieces_, message});
-    n_posted_ = n_signalled_ = n_arrived_ = n_chunks_posted_ = n_chunks_settled_ = 0;
+    n_posted_ = n_signalled_ = n_arrived_ = n_landed_ = n_chunks_posted_ = n_chunks_settled_ = 0;
   }
   asked_at_ = Clock::now();
   plan_->append(share);
@@ -87,8 +93,10 @@ Lane::Progress Lane::advance() {
   if (is_connecting()) return Progress::kBlocked;
   bool has_moved = false;
   const Progress progress = take_completions(&has_moved);
+  const bool is_pushing = progress != Progress::kMoved || push_to_device();
   settle_chunks();
   if (progress != Progress::kMoved) return progress;
+  if (!is_pushing) return Progress::kLost;
   if (n_chunks_settled_ == plan_->chunks().size()) return Progress::kDone;
   if (!post(&has_moved)) return Progress::kLost;
   return has_moved ? Progress::kMoved : Progress::kBlocked;
@@ -110,6 +118,8 @@ Lane::Progress Lane::take_completions(bool* has_moved) {
       if (completion.wr_id == kProbeId) {
         is_proven_ = true;
         is_probing_ = is_pinged_ = false;
+      } else if (completion.wr_id == kPushId) {
+        if (loopback_->completed()) n_landed_ = n_pushing_;
       } else {
         n_arrived_ = static_cast<uint32_t>(completion.wr_id);
       }
@@ -118,9 +128,27 @@ Lane::Progress Lane::take_completions(bool* has_moved) {
   return n < 0 ? Progress::kLost : Progress::kMoved;
 }
 
+// Has the bytes of chunks that have arrived pushed to the device that they are for: a rail may report reads
+// whose bytes the device does not have yet. False if that can't be had.
+bool Lane::push_to_device() {
+  if (!batch_->local.is_on_device()) {
+    n_landed_ = n_arrived_;
+    return true;
+  }
+  if (!loopback_) return false;
+  const auto& chunks = plan_->chunks();
+  uint32_t n_whole = n_landed_;
+  for (size_t i = n_chunks_settled_; i < chunks.size() && chunks[i].end_read <= n_arrived_; ++i)
+    n_whole = chunks[i].end_read;
+  if (n_whole == n_landed_ || loopback_->is_under_way()) return true;
+  // Any byte of the memory will do: what the rail has written before is pushed, wherever it lies.
+  n_pushing_ = n_whole;
+  return loopback_->begin(batch_->local.address(), batch_->local.local_key(rail_number_), 1);
+}
+
 void Lane::settle_chunks() {
   const auto& chunks = plan_->chunks();
-  while (n_chunks_settled_ < chunks.size() && chunks[n_chunks_settled_].end_read <= n_arrived_) {
+  while (n_chunks_settled_ < chunks.size() && chunks[n_chunks_settled_].end_read <= n_landed_) {
     const ReadPlan::Chunk& chunk = chunks[n_chunks_settled_++];
     for (uint32_t i = 0; i < chunk.n_expected; ++i) {
       const ReadPlan::Expected& expected = plan_->expected()[chunk.first_expected + i];
@@ -220,6 +248,7 @@ void Lane::finish() {
 
 void Lane::destroy() {
   pair_.reset();
+  loopback_.reset();
 }
 
 void Lane::say_good_bye() {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "transports/verbs/connector.h"
+#include "transports/verbs/loopback.h"
 #include "transports/verbs/memory.h"
 #include "transports/verbs/plan.h"
 #include "transports/verbs/queue_pair.h"
@@ -38,8 +39,9 @@ class Lane {
     kLocalClosed,
   };
 
-  // Null, with the reason in `error`.
-  static std::unique_ptr<Lane> create(std::shared_ptr<Rail> rail, uint8_t rail_number, std::string* error);
+  // `reaches_devices`: it may read into memory of devices. Null, with the reason in `error`.
+  static std::unique_ptr<Lane> create(std::shared_ptr<Rail> rail, uint8_t rail_number, bool reaches_devices,
+                                      std::string* error);
   ~Lane() { destroy(); }
 
   LaneBlob describe() const { return pair_->describe(rail_number_); }
@@ -87,6 +89,7 @@ class Lane {
   bool is_connecting() const { return !is_known(outcome_, 0.0); }
   bool post(bool* has_moved);
   Progress take_completions(bool* has_moved);
+  bool push_to_device();
   void settle_chunks();
   ibv_send_wr to_request(const PlannedRead& read, ibv_sge* pieces) const;
 
@@ -98,8 +101,9 @@ class Lane {
   const Pages word_buffer_{kChunksInFlight * kChunkWordBytes};
   std::shared_ptr<Registration> word_memory_;
   std::shared_ptr<CompletionQueue> completions_;
-  std::shared_ptr<QueuePair> pair_;  // destroyed before its completion queue
-  Outcome outcome_;                  // of connecting it; nothing is posted before it is known
+  std::shared_ptr<QueuePair> pair_;     // destroyed before its completion queue, as the next
+  std::unique_ptr<Loopback> loopback_;  // null unless it reaches devices
+  Outcome outcome_;                     // of connecting it; nothing is posted before it is known
 
   // Of the batch under way. Reads are numbered as in the plan.
   std::optional<BatchMemory> batch_;
@@ -107,6 +111,10 @@ class Lane {
   uint32_t n_posted_ = 0;
   uint32_t n_signalled_ = 0;  // reads up to the last that will report
   uint32_t n_arrived_ = 0;
+  // Reads whose bytes are in local memory for good: where that is a device's, it takes a read of the rail's
+  // own behind them.
+  uint32_t n_landed_ = 0;
+  uint32_t n_pushing_ = 0;  // reads that will be when the one under way has ended
   uint32_t n_chunks_settled_ = 0;
   uint32_t n_chunks_posted_ = 0;
   Clock::time_point heard_at_{}, asked_at_{};

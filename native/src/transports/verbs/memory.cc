@@ -47,6 +47,25 @@ std::shared_ptr<Registration> Registration::create(const Rails& rails, uint8_t* 
   return made;
 }
 
+std::shared_ptr<Registration> Registration::create_on_device(const Rails& rails, uint64_t address,
+                                                             bool readable, const RegisterOn& register_on,
+                                                             std::string* error) {
+  std::shared_ptr<Registration> made(new Registration);
+  made->rails_ = rails;
+  made->address_ = address;
+  made->is_on_device_ = true;
+  const int access = IBV_ACCESS_LOCAL_WRITE | (readable ? IBV_ACCESS_REMOTE_READ : 0);
+  for (const auto& rail : rails) {
+    ibv_mr* region = register_on(*rail, access);
+    if (region == nullptr) {
+      *error = rail->name() + ": " + std::strerror(errno);
+      return nullptr;
+    }
+    made->regions_.push_back(region);
+  }
+  return made;
+}
+
 Registration::~Registration() {
   for (size_t i = 0; i < regions_.size(); ++i) {
     if (rails_[i]->is_ours()) rails_[i]->api().dereg_mr(regions_[i]);

@@ -1,6 +1,7 @@
 // Memory that devices may read and write: locked, and registered on every rail.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,12 +21,19 @@ class Registration {
   // Peers may read it, and never more than that, if `readable`. Null, with the limit that was hit in `error`.
   static std::shared_ptr<Registration> create(const Rails& rails, uint8_t* base, uint64_t nbytes,
                                               bool readable, std::string* error);
+  // The same of memory of a CUDA device, which a rail gets to know by `register_on`: that returns null, with
+  // errno set, if it doesn't. Whether the rail finds the memory's bytes there is for the caller to see.
+  using RegisterOn = std::function<ibv_mr*(const Rail& rail, int access)>;
+  static std::shared_ptr<Registration> create_on_device(const Rails& rails, uint64_t address, bool readable,
+                                                        const RegisterOn& register_on, std::string* error);
   ~Registration();
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
 
   uint32_t local_key(size_t rail) const { return regions_[rail]->lkey; }
   uint64_t address() const { return address_; }
+  // Then a word is not to be trusted before what the rail has written was pushed there (Loopback).
+  bool is_on_device() const { return is_on_device_; }
   // What follows the RegionBlob.
   std::string keys() const;
 
@@ -34,6 +42,7 @@ class Registration {
 
   Rails rails_;
   uint64_t address_ = 0;
+  bool is_on_device_ = false;
   std::vector<ibv_mr*> regions_;  // by rail
 };
 

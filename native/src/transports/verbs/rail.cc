@@ -205,9 +205,9 @@ bool Rail::allocate(std::string* error) {
   return beacon_ != nullptr;
 }
 
-std::vector<VerbsPort> Rail::survey(std::string* error) {
+std::vector<VerbsPort> Rail::survey(const std::string& library, std::string* error) {
   std::vector<VerbsPort> ports;
-  const Api* api = Api::get(error);
+  const Api* api = Api::get(library, error);
   if (api == nullptr) return ports;
   const DeviceList list(*api);
   for (int i = 0; i < list.n; ++i) {
@@ -230,14 +230,15 @@ std::vector<VerbsPort> Rail::survey(std::string* error) {
   return ports;
 }
 
-std::vector<std::shared_ptr<Rail>> Rail::open(const std::vector<DeviceChoice>& choices, std::string* error) {
+std::vector<std::shared_ptr<Rail>> Rail::open(const std::string& library,
+                                              const std::vector<DeviceChoice>& choices, std::string* error) {
   std::vector<std::shared_ptr<Rail>> rails;
-  std::vector<VerbsPort> ports = survey(error);
+  std::vector<VerbsPort> ports = survey(library, error);
   if (ports.empty()) return rails;
   std::sort(ports.begin(), ports.end(), [](const auto& a, const auto& b) {
     return std::tie(a.device, a.port) < std::tie(b.device, b.port);
   });
-  const Api* api = Api::get(error);
+  const Api* api = Api::get(library, error);
   const DeviceList list(*api);
   const auto open_seen = [&](const VerbsPort& port, const DeviceChoice& choice) -> std::shared_ptr<Rail> {
     for (int i = 0; i < list.n; ++i) {

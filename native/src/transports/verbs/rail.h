@@ -63,12 +63,14 @@ class Rail {
   Rail(const Rail&) = delete;
   Rail& operator=(const Rail&) = delete;
 
-  // The rails of this machine: all that can be used if `choices` is empty. At most kMaxRails, sorted by name,
-  // all of one fabric. Empty, with the reason in `error`, if there are none or a chosen one can't be used.
-  static std::vector<std::shared_ptr<Rail>> open(const std::vector<DeviceChoice>& choices,
+  // The rails of this machine, as that libibverbs has them: all that can be used if `choices` is empty. At
+  // most kMaxRails, sorted by name, all of one fabric. Empty, with the reason in `error`, if there are none
+  // or a chosen one can't be used.
+  static std::vector<std::shared_ptr<Rail>> open(const std::string& library,
+                                                 const std::vector<DeviceChoice>& choices,
                                                  std::string* error);
   // Every port of every device, usable or not.
-  static std::vector<VerbsPort> survey(std::string* error);
+  static std::vector<VerbsPort> survey(const std::string& library, std::string* error);
 
   // False while the port is down or has lost its address.
   bool address(Address* now);

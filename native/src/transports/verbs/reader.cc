@@ -61,7 +61,7 @@ VerbsEndpoint::VerbsEndpoint(VerbsHome home) : home_(std::move(home)), nonce_(ra
 bool VerbsEndpoint::make_lanes() {
   if (home_.rails.empty()) failure_ = "the transport is closed";
   for (size_t i = 0; i < home_.rails.size(); ++i) {
-    auto lane = Lane::create(home_.rails[i], static_cast<uint8_t>(i), &failure_);
+    auto lane = Lane::create(home_.rails[i], static_cast<uint8_t>(i), home_.reaches_devices, &failure_);
     if (lane) lanes_.push_back({std::move(lane), {}});
   }
   return !lanes_.empty();

@@ -28,6 +28,7 @@ struct VerbsHome {
   std::shared_ptr<Connector> connector;
   PeerPortsBook* book;
   RailCounters* counters;
+  bool reaches_devices;
 };
 
 // Numbers that only the two ends know, from which both number their packets.

@@ -1,8 +1,10 @@
 // The verbs transport: puts the owner's and the reader's side together.
 #include <unistd.h>
 
+#include "cuda/device.h"
 #include "transports/batch_endpoint.h"
 #include "transports/transports.h"
+#include "transports/verbs/device_memory.h"
 #include "transports/verbs/memory.h"
 #include "transports/verbs/reader.h"
 #include "transports/verbs/server.h"
@@ -12,14 +14,16 @@ namespace {
 
 class VerbsTransport final : public Transport {
  public:
-  static std::shared_ptr<VerbsTransport> start(const std::vector<std::string>& devices, std::string* error) {
-    std::vector<verbs::DeviceChoice> choices(devices.size());
-    for (size_t i = 0; i < devices.size(); ++i) {
-      if (!verbs::parse_choice(devices[i], &choices[i], error)) return nullptr;
+  explicit VerbsTransport(bool reaches_devices) : reaches_devices_(reaches_devices) {}
+
+  static std::shared_ptr<VerbsTransport> start(const VerbsOptions& options, std::string* error) {
+    std::vector<verbs::DeviceChoice> choices(options.devices.size());
+    for (size_t i = 0; i < choices.size(); ++i) {
+      if (!verbs::parse_choice(options.devices[i], &choices[i], error)) return nullptr;
     }
-    auto transport = std::make_shared<VerbsTransport>();
+    auto transport = std::make_shared<VerbsTransport>(options.reaches_devices);
     auto& devices_in_use = transport->in_use_;
-    devices_in_use.rails = verbs::Rail::open(choices, error);
+    devices_in_use.rails = verbs::Rail::open(options.library, choices, error);
     if (devices_in_use.rails.empty()) return nullptr;
     transport->domain_ = "verbs:" + devices_in_use.rails[0]->fabric();
     devices_in_use.connector.reset(new verbs::Connector, DeleteUnlessForked<verbs::Connector>());
@@ -30,6 +34,7 @@ class VerbsTransport final : public Transport {
 
   // Who reaches whom within a fabric only connecting can tell.
   std::string domain() const override { return domain_; }
+  bool reads_devices() const override { return reaches_devices_; }
   std::vector<RailTotals> rail_totals() const override { return counters_.totals(); }
 
   std::shared_ptr<MemoryRegion> register_memory(uint8_t* base, uint64_t nbytes, int, bool readable,
@@ -39,8 +44,7 @@ class VerbsTransport final : public Transport {
       *error = "the transport is closed";
       return nullptr;
     }
-    auto registration = readable ? verbs::Registration::create(rails, base, nbytes, true, error)
-                                 : cache_.get(rails, base, nbytes, error);
+    auto registration = make_registration(rails, base, nbytes, readable, error);
     if (!registration) return nullptr;
     RegisteredRegion::Options options{base, nbytes, UniqueFd(), readable, verbs::kRegionMagic, {}};
     options.keys = registration->keys();
@@ -61,7 +65,7 @@ class VerbsTransport final : public Transport {
   std::shared_ptr<Endpoint> open() override {
     const InUse now = in_use();
     auto endpoint = std::make_shared<verbs::VerbsEndpoint>(
-        verbs::VerbsHome{shared_from_this(), now.rails, now.connector, &book_, &counters_});
+        verbs::VerbsHome{shared_from_this(), now.rails, now.connector, &book_, &counters_, reaches_devices_});
     if (!endpoints_.add(endpoint)) endpoint->close();
     return endpoint;
   }
@@ -97,6 +101,17 @@ class VerbsTransport final : public Transport {
     return in_use_;
   }
 
+  std::shared_ptr<verbs::Registration> make_registration(const verbs::Rails& rails, uint8_t* base,
+                                                         uint64_t nbytes, bool readable, std::string* error) {
+    const auto address = reinterpret_cast<uint64_t>(base);
+    cuda::DeviceRange range;
+    if (reaches_devices_ && cuda::find_device_range(address, &range))
+      return verbs::register_device_memory(rails, address, nbytes, readable, error);
+    return readable ? verbs::Registration::create(rails, base, nbytes, true, error)
+                    : cache_.get(rails, base, nbytes, error);
+  }
+
+  const bool reaches_devices_;
   std::string domain_;
   std::mutex mutex_;  // guards in_use_
   InUse in_use_;
@@ -115,12 +130,12 @@ bool has_verbs() {
   return true;
 }
 
-std::vector<VerbsPort> verbs_ports(std::string* error) {
-  return verbs::Rail::survey(error);
+std::vector<VerbsPort> verbs_ports(const std::string& library, std::string* error) {
+  return verbs::Rail::survey(library, error);
 }
 
-std::shared_ptr<Transport> make_verbs_transport(const std::vector<std::string>& devices, std::string* error) {
-  return VerbsTransport::start(devices, error);
+std::shared_ptr<Transport> make_verbs_transport(const VerbsOptions& options, std::string* error) {
+  return VerbsTransport::start(options, error);
 }
 
 }  // namespace p2pkv
