@@ -59,8 +59,10 @@ struct Party {
     if (on == On::kDevice) {
       device = p2pkv::cuda::Device::open(0, &error);
       address = fake.allocate(0, n_rows * kRowBytes);
-      memory = transfers->add_device_memory(address, n_rows * kRowBytes, is_readable, true, device, &error);
-      CHECK(memory != 0);
+      std::vector<Transfers::Refusal> refusals;
+      memory = transfers->add_device_memory(address, n_rows * kRowBytes, is_readable, true, device, &refusals,
+                                            &error);
+      CHECK(memory != 0 && refusals.empty());
       return;
     }
     shared = p2pkv::SharedRegion::create(n_rows * kRowBytes, &error);

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from p2pkv import _native
 from p2pkv.errors import DeviceError, TransportError
@@ -21,10 +21,20 @@ _log = logging.getLogger(__name__)
 class Registrations(Resource):
     """Thread-safe. ``table`` is what is registered now."""
 
-    def __init__(self, transports: Sequence[Transport], offers: _native.Transfers | None = None) -> None:
-        """``offers`` hear of what is registered; their ways are :func:`native_ways` of ``transports``."""
+    def __init__(
+        self,
+        transports: Sequence[Transport],
+        offers: _native.Transfers | None = None,
+        *,
+        count_refused: Callable[[str], None] = lambda transport: None,
+    ) -> None:
+        """``offers`` hear of what is registered; their ways are :func:`native_ways` of ``transports``.
+
+        ``count_refused`` is told of the name of a transport that reads devices and can't have some device memory.
+        """
         self._transports = {transport.name: transport for transport in transports}
         self._offers = offers
+        self._count_refused = count_refused
         self._ways = [name for name, _ in native_ways(transports)]
         # guards the replacing of the table; reentrant, since a signal's handler may close the node wherever a thread is
         self._lock = threading.RLock()
@@ -63,7 +73,8 @@ class Registrations(Resource):
         """Make memory of a CUDA device known to calls; ``buffer`` is kept alive until it is closed.
 
         ``is_readable``: rows of it may be offered. Transports that read devices get to know it; if one of them can't
-        have it, that is logged. Raises :class:`~p2pkv.errors.DeviceError` if there is no staging to be had for them.
+        have it, that is logged and counted, and over it rows are staged. Raises :class:`~p2pkv.errors.DeviceError` if
+        there is no staging to be had for them.
         """
         memory = Memory(
             address,
@@ -76,14 +87,19 @@ class Registrations(Resource):
         )
         if self._offers is not None:
             try:
-                memory.row_memory, reason = self._offers.add_device_memory(
+                memory.row_memory, refusals = self._offers.add_device_memory(
                     address, nbytes, is_readable, is_writable, device
                 )
             except RuntimeError as error:
                 raise DeviceError(f"cannot stage rows in device memory: {error}") from error
-            if reason:
+            for transport, reason in refusals:
+                self._count_refused(transport)
                 _log.warning(
-                    "rows of %d bytes of device memory at %#x are always staged: %s", nbytes, address, reason
+                    "rows of %d bytes of device memory at %#x are staged over %s: %s",
+                    nbytes,
+                    address,
+                    transport,
+                    reason,
                 )
         self._list(memory)
         return memory

@@ -91,6 +91,11 @@ class Metrics:
             "direction",
         )
         """``direction``: to_device, to_host."""
+        self.refused_device_memories = self._labelled(
+            "p2pkv_refused_device_memories",
+            "Registrations of device memory that a transport which reads devices could not have: its rows are staged",
+            "transport",
+        )
         self.indexer_requests = self._labelled(
             "p2pkv_indexer_requests", "Requests to this node's indexer", "outcome"
         )
@@ -160,7 +165,8 @@ class Metrics:
 
     def show_transports(self, names: Iterable[str]) -> None:
         """Show what is counted by transport for these, which the node has."""
-        self._show(self.transport_fallbacks, names)
+        for counter in (self.transport_fallbacks, self.refused_device_memories):
+            self._show(counter, names)
 
     def count(self, counter: LabelledCounter, label: str, n: int) -> None:
         """Add ``n`` under a counter's only label."""

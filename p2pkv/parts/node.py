@@ -246,7 +246,12 @@ class NodeParts:
         """Offers and pulls of registered memory, from one named node to another."""
 
     def _open_memory(self, undo: ExitStack) -> None:
-        self.registrations = Registrations(self.transports, self.offers)
+        refused = self.metrics.refused_device_memories
+        self.registrations = Registrations(
+            self.transports,
+            self.offers,
+            count_refused=lambda transport: self.metrics.count(refused, transport, 1),
+        )
         undo.callback(self.registrations.close)
         self.devices = DeviceMemory(self.registrations, self._config.device_staging_nbytes)
         undo.callback(self.devices.close)

@@ -120,18 +120,24 @@ uint32_t add_memory(Transfers& self, uint64_t address, uint64_t nbytes, bool is_
   return self.add_memory(address, nbytes, is_writable, std::move(regions), std::move(descriptions));
 }
 
-// Its number, and why not every way that reads devices has it; empty if each does.
-std::pair<uint32_t, std::string> add_device_memory(Transfers& self, uint64_t address, uint64_t nbytes,
-                                                   bool is_readable, bool is_writable,
-                                                   std::shared_ptr<cuda::Device> device) {
+using Refusals = std::vector<std::pair<std::string, std::string>>;
+
+// Its number, and the ways that read devices and were refused it, with their reasons.
+std::pair<uint32_t, Refusals> add_device_memory(Transfers& self, uint64_t address, uint64_t nbytes,
+                                                bool is_readable, bool is_writable,
+                                                std::shared_ptr<cuda::Device> device) {
+  std::vector<Transfers::Refusal> refused;
   std::string error;
   uint32_t id;
   {
     const nb::gil_scoped_release unlocked;
-    id = self.add_device_memory(address, nbytes, is_readable, is_writable, std::move(device), &error);
+    id = self.add_device_memory(address, nbytes, is_readable, is_writable, std::move(device), &refused,
+                                &error);
   }
   if (id == 0) throw std::runtime_error(error);
-  return {id, error};
+  Refusals refusals;
+  for (auto& [way, reason] : refused) refusals.emplace_back(std::move(way), std::move(reason));
+  return {id, std::move(refusals)};
 }
 
 void connect(Transfers& self, uint64_t node_key, uint64_t boot, const nb::bytes& door, double timeout) {

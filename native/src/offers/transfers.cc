@@ -59,10 +59,11 @@ class LinkedTransfers final : public Transfers {
   }
 
   uint32_t add_device_memory(uint64_t address, uint64_t nbytes, bool is_readable, bool is_writable,
-                             std::shared_ptr<cuda::Device> device, std::string* error) override {
+                             std::shared_ptr<cuda::Device> device, std::vector<Refusal>* refusals,
+                             std::string* error) override {
     if (!start_staging(device, is_readable, error)) return 0;
     RowMemory memory{0, address, nbytes, is_writable, {}, {}, std::move(device), is_readable};
-    register_directly(&memory, error);
+    register_directly(&memory, refusals);
     if (is_writable && memory.takes_directly()) say_what_is_direct();
     return memories_.add(std::move(memory));
   }
@@ -174,12 +175,14 @@ class LinkedTransfers final : public Transfers {
 
   // Makes a device's memory known to the ways that read devices. What they can't let peers read may still be
   // read into.
-  void register_directly(RowMemory* memory, std::string* error) const {
+  void register_directly(RowMemory* memory, std::vector<Refusal>* refusals) const {
     auto* const base = reinterpret_cast<uint8_t*>(memory->address);
     for (const Way& way : options_.ways) {
       std::shared_ptr<MemoryRegion> region;
       if (way.transport->reads_devices()) {
-        region = way.transport->register_memory(base, memory->nbytes, -1, memory->is_offerable, error);
+        std::string why;
+        region = way.transport->register_memory(base, memory->nbytes, -1, memory->is_offerable, &why);
+        if (!region) refusals->push_back({way.name, why});
         if (!region && memory->is_offerable && memory->is_writable) {
           std::string ignored;
           region = way.transport->register_memory(base, memory->nbytes, -1, false, &ignored);

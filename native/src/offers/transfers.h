@@ -112,6 +112,11 @@ class Transfers : public Acceptor {
     double keep_unclaimed_s = 60.0;
     bool is_validating = true;  // false exists for the test that must see the harm
   };
+  // A way that reads devices and can't have some device memory, or not let peers read it, and why.
+  struct Refusal {
+    std::string way;
+    std::string reason;
+  };
   // A number that grows or shows a state, under the name of its metric.
   using Reading = std::pair<const char*, uint64_t>;
 
@@ -127,10 +132,11 @@ class Transfers : public Acceptor {
                               std::vector<std::shared_ptr<MemoryRegion>> regions,
                               std::vector<std::string> descriptions) = 0;
   // The same for memory of a device: ways that read devices have it, and over all others its rows go through
-  // staging on both sides. 0, with the reason in `error`, if there is no staging to be had; else `error` says
-  // why one of those ways can't have it. `is_readable`: rows in it may be offered.
+  // staging on both sides. 0, with the reason in `error`, if there is no staging to be had. `is_readable`:
+  // rows in it may be offered.
   virtual uint32_t add_device_memory(uint64_t address, uint64_t nbytes, bool is_readable, bool is_writable,
-                                     std::shared_ptr<cuda::Device> device, std::string* error) = 0;
+                                     std::shared_ptr<cuda::Device> device, std::vector<Refusal>* refusals,
+                                     std::string* error) = 0;
   // What has last gone wrong with a device; empty: nothing so far.
   virtual std::string device_failure() = 0;
   // Withdraws the offers and revokes the grants that lie in it; returns when nothing copies from or to it.
