@@ -12,79 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from cluster import Cluster, NodeProcess, eventually
-from device_buffers import VirtualBuffer
+from device_ends import NBYTES, Ends, N
 from fake_cuda import FakeCuda, fake_cuda
-from p2pkv import Node, _native
+from p2pkv import _native
 from p2pkv.transfers import RowStatus
 from p2pkv.transports.cuda_ipc import CudaIpcTransport
-from transfer_pair import random_rows, start_nodes
 
-N, NBYTES = 64, 16384
 ROWS: dict[str, Any] = {"n": N, "nbytes": NBYTES}
 _OUT_OF_MEMORY = 2
-
-
-class Ends:
-    """A producer and a consumer in one process, with memory that it can map itself."""
-
-    def __init__(self, **settings: Any) -> None:
-        settings = {
-            "transports": ["cuda_ipc", "tcp"],
-            "cuda_library": fake_cuda().path,
-            "device_staging_size": 256 << 10,
-        } | settings
-        _native.cuda_use_library(fake_cuda().path)
-        self.buffers = [VirtualBuffer(N * NBYTES), VirtualBuffer(N * NBYTES)]
-        self.producer, self.consumer = start_nodes("producer", "consumer", **settings)
-        self.source = self.producer.register_memory(self.buffers[0].array, readable=True)
-        self.target = self.consumer.register_memory(self.buffers[1].array)
-        self._before = (0.0, 0.0, 0.0)
-
-    def meet(self) -> None:
-        """Hand all rows over once, which stages those that are asked for before the ways are known; then count anew."""
-        self.hand_over("before", 1)
-        self._before = self.went()
-
-    def rows(self, side: int) -> NDArray[np.int64]:
-        spans = np.full((N, 2), NBYTES, np.int64)
-        spans[:, 0] = self.buffers[side].address + np.arange(N) * NBYTES
-        return spans
-
-    def fill(self, seed: int) -> NDArray[np.uint8]:
-        data = random_rows(N, NBYTES, seed)
-        self.buffers[0].write(data)
-        return data
-
-    def hand_over(self, request: str, seed: int) -> None:
-        """Put all rows into a grant, and look at every byte."""
-        expected = self.fill(seed)
-        with self.consumer.transfers.grant(request, self.rows(1)) as grant:
-            put = self.producer.transfers.put(self.consumer.node_id, request, self.rows(0))
-            assert not put.any(), put
-            assert not grant.wait(5.0).any()
-        assert np.array_equal(self.buffers[1].read().reshape(N, NBYTES), expected)
-
-    def count(self, node: Node, name: str) -> float:
-        return node.counters()[f"p2pkv_{name}"]
-
-    def went(self) -> tuple[float, float, float]:
-        """Bytes that went directly, and those that were staged on either side, since both ends met."""
-        counts = (
-            self.count(self.consumer, "direct_bytes_total"),
-            self.count(self.producer, "staged_to_host_bytes_total"),
-            self.count(self.consumer, "staged_to_device_bytes_total"),
-        )
-        direct, to_host, to_device = (now - then for now, then in zip(counts, self._before, strict=True))
-        return direct, to_host, to_device
-
-    def close(self) -> None:
-        self.consumer.close()
-        self.producer.close()
-        for buffer in self.buffers:
-            buffer.close()
 
 
 @pytest.fixture
@@ -93,7 +30,7 @@ def open_ends(emulated: FakeCuda) -> Iterator[Callable[..., Ends]]:
     opened: list[Ends] = []
 
     def open_ends(**settings: Any) -> Ends:
-        opened.append(Ends(**settings))
+        opened.append(Ends(transports=["cuda_ipc", "tcp"], **settings))
         return opened[-1]
 
     yield open_ends
