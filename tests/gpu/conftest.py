@@ -16,7 +16,10 @@ import pytest
 from cluster import eventually
 from device_buffers import KINDS, REAL, DeviceBuffer, find_real
 from fake_cuda import FakeCuda, fake_cuda
+from fake_ibverbs import FakeIbverbs, fake_ibverbs
 from gpu.told import pytest_runtest_logreport, pytest_runtest_logstart  # noqa: F401  (pytest finds them here)
+from p2pkv import _native
+from p2pkv.transports.verbs import VerbsTransport
 from pair import Pair
 from vllm_on_devices import open_engine  # noqa: F401
 
@@ -85,6 +88,22 @@ def emulated(kind: str) -> Iterator[FakeCuda]:
     fake.reset()
     yield fake
     fake.reset()
+
+
+@pytest.fixture
+def cards(emulated: FakeCuda) -> Iterator[FakeIbverbs]:
+    """The emulated cards, which can be told to refuse and to deceive; everything of theirs is given back."""
+    if not _native.HAS_VERBS:
+        pytest.skip("p2pkv was built without verbs")
+    cards = fake_ibverbs()
+    if (reason := VerbsTransport.unavailable({"library": cards.path})) is not None:
+        pytest.skip(reason)
+    cards.reset()
+    before = cards.counts()
+    yield cards
+    cards.reset()
+    after = cards.counts()
+    assert (after.regions, after.queue_pairs) == (before.regions, before.queue_pairs)
 
 
 @pytest.fixture
