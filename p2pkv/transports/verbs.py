@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from p2pkv import _native
 from p2pkv.errors import TransportError
+from p2pkv.transports import gpudirect
 from p2pkv.transports.base import Remark, TransportSettings
 from p2pkv.transports.locked_memory import locked_memory_limit
 from p2pkv.transports.native import NativeTransport
@@ -94,7 +95,7 @@ class VerbsTransport(NativeTransport):
 
     @classmethod
     def remarks(cls, settings: TransportSettings) -> Iterator[Remark]:
-        """Tell of every port of every RDMA device."""
+        """Tell of every port of every RDMA device, and whether they reach the memory of a GPU."""
         try:
             found = ports(settings.options_of(cls.name, VerbsOptions).library)
         except TransportError:
@@ -106,6 +107,23 @@ class VerbsTransport(NativeTransport):
                 f"{port.link}, {port.state}, address {port.gid or 'none'}, MTU {port.mtu}, NUMA node {node}",
                 f"not used: {port.missing}" if port.missing else "",
             )
+        yield from cls._gpudirect(settings.options_of(cls.name, VerbsOptions))
+
+    @classmethod
+    def _gpudirect(cls, options: VerbsOptions) -> Iterator[Remark]:
+        """Try it out where there is a GPU, whether a node is told to use it or not."""
+        try:
+            _, devices = _native.cuda_driver()
+            if not devices:
+                return
+            transport = cls(options.devices, library=options.library, gpudirect=True)
+        except (RuntimeError, TransportError):
+            return  # it is said of the GPU, or of this transport
+        try:
+            for what, by_descriptor in gpudirect.KINDS:
+                yield gpudirect.try_out(transport, what, by_descriptor=by_descriptor, is_on=options.gpudirect)
+        finally:
+            transport.close()
 
 
 def ports(library: str = _native.VERBS_LIBRARY) -> Sequence[_native.VerbsPort]:

@@ -121,7 +121,8 @@ std::unique_ptr<MappedDeviceMemory> map_memory(std::shared_ptr<Device> device, c
   return std::make_unique<MappedDeviceMemory>(std::move(device), std::move(memory), nbytes);
 }
 
-nb::bytes read_memory(const MappedDeviceMemory& self) {
+template <typename Memory>
+nb::bytes read_memory(const Memory& self) {
   std::string bytes(self.nbytes, '\0');
   copy_once(
       self.device, self.memory->address(), self.nbytes, cuda::Direction::kToHost, [](uint8_t*) {},
@@ -140,13 +141,14 @@ void bind_cuda_memory(nb::module_& m) {
           "As cudaMalloc's, which other processes map by a handle, or as cuMemCreate's, by a descriptor.")
       .def_prop_ro("address", [](const OwnDeviceMemory& self) { return self.memory->address(); })
       .def("write", &write_memory, "data"_a, "Replace all of it.")
+      .def("read", &read_memory<OwnDeviceMemory>, "Return all of it.")
       .def("share", &tell_memory,
            "What another process maps it by, and a descriptor, which is the caller's, or -1.")
       .def("export_dmabuf", &export_memory,
            "Try to give it to the driver of another device, and take it back.");
   nb::class_<MappedDeviceMemory>(m, "CudaMapped", nb::is_final(), "Device memory of another process.")
       .def_static("map", &map_memory, "device"_a, "shared"_a, "fd"_a, "nbytes"_a)
-      .def("read", &read_memory);
+      .def("read", &read_memory<MappedDeviceMemory>);
 }
 
 }  // namespace p2pkv

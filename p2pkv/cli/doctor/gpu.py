@@ -141,10 +141,9 @@ def _dmabuf(device: _native.CudaDevice) -> Finding:
     modules = _MODULES.read_text() if _MODULES.exists() else ""
     is_loaded = re.search(r"^nvidia_peermem ", modules, re.MULTILINE) is not None
     peer = f"nvidia_peermem is {'loaded' if is_loaded else 'not loaded'}"
-    unused = "p2pkv does not use either: no transport reads device memory over a network card"
     try:
         _native.CudaMemory.allocate(device, _TRIED_NBYTES, by_descriptor=False).export_dmabuf()
     except RuntimeError as error:
         advice = "the open kernel modules of NVIDIA's driver, and Linux 5.12, export it"
-        return Finding(Verdict.NOTE, "dmabuf", f"{error}; {peer}; {unused}", advice)
-    return Finding(Verdict.GOOD, "dmabuf", f"device memory can be exported; {peer}; {unused}")
+        return Finding(Verdict.NOTE, "dmabuf", f"{error}; {peer}", advice)
+    return Finding(Verdict.GOOD, "dmabuf", f"device memory can be exported; {peer}")
