@@ -47,7 +47,13 @@ TESTS = {
         "test_device_hunts.py",
         "test_gpu_findings.py",
     ),
-    "rows": ("test_device_transfers.py", "test_device_transfer_faults.py", "test_cuda_ipc.py"),
+    "rows": (
+        "test_device_transfers.py",
+        "test_device_transfer_faults.py",
+        "test_cuda_ipc.py",
+        "test_gpudirect.py",
+        "test_gpudirect_findings.py",
+    ),
     "engines": ("test_vllm_on_devices.py", "test_engine_caches.py", "test_sglang_pd_on_devices.py"),
     "NCCL": ("test_nccl_between_processes.py",),
 }
