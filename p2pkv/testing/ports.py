@@ -7,6 +7,7 @@ process has a block of them to itself: it holds a Unix socket of the block's nam
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
 import socket
@@ -24,9 +25,11 @@ class _Ports:
     def __init__(self) -> None:
         """Claim a block; early, so that no test finds a descriptor more after its first call."""
         self._take_block()
+        atexit.register(self._end)
 
     def free(self) -> int:
-        if self._pid != os.getpid():  # forked: the block is its parent's
+        if self._pid != os.getpid():  # forked: the block is its parent's, who has a descriptor of its own
+            self._claim.close()
             self._take_block()
         return next(self._next)
 
@@ -34,6 +37,10 @@ class _Ports:
         self._pid = os.getpid()
         self._claim, block = _claim_block()
         self._next = _free_of(block)
+
+    def _end(self) -> None:
+        if self._pid == os.getpid():
+            self._claim.close()
 
 
 def _claim_block() -> tuple[socket.socket, range]:
