@@ -72,7 +72,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._n_pieces > MAX_PIECES:
-            return  # the request is refused, and the connection ends with it
+            if self.cycle.response_complete:
+                self._hang_up()
+            return  # until then: the request is refused, and the connection ends with that
         if self._in_headers:
             if self._header_bytes == 0:
                 data = data.lstrip(b"\r\n")  # such as some clients send behind a body (RFC 9112, 2.2)

@@ -70,6 +70,12 @@ def test_an_oversized_body_is_refused_before_it_is_read() -> None:
     run(test)
 
 
+async def _send_for_ever(writer: asyncio.StreamWriter, data: bytes) -> None:
+    while True:
+        writer.write(data)
+        await writer.drain()
+
+
 def test_a_body_in_too_many_pieces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarded_http, "MAX_PIECES", 100)
 
@@ -83,6 +89,12 @@ def test_a_body_in_too_many_pieces_is_refused(monkeypatch: pytest.MonkeyPatch) -
             head = await _say(front.port, POST + b"transfer-encoding: chunked\r\n\r\n" + said)
             assert head.startswith(b"HTTP/1.1 " + status), n_pieces
         assert len(engine.requests) == 1
+        # one that has its answer already, and goes on: there is nothing behind it that anybody could find
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(b"POST /nowhere HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404")
+        with pytest.raises(ConnectionError):
+            await _send_for_ever(writer, b"1\r\nx\r\n" * 1000)
 
     run(test)
 
