@@ -85,6 +85,7 @@ def emulated(kind: str) -> Iterator[FakeCuda]:
     if kind != "emulated":
         pytest.skip("a real driver can't be told to fail")
     fake = fake_cuda()
+    _native.cuda_use_library(fake.path)  # for tests that go to the driver past any node
     fake.reset()
     yield fake
     fake.reset()
