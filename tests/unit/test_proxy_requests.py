@@ -396,7 +396,7 @@ def test_an_open_breaker_refuses_nothing_that_nobody_else_can_do() -> None:
 def test_what_is_too_much_is_refused_with_a_time_to_try_again() -> None:
     async def test(rig: Rig) -> None:
         decode = await rig.engine(Role.DECODE, capacity=2)
-        front = await start(rig, [decode], max_in_flight=3)
+        front = await start(rig, [decode], max_in_flight=3, queue_timeout=0.1)
         decode.gate.clear()
         taken = [asyncio.ensure_future(front.post(COMPLETION)) for _ in range(2)]
         await until(lambda: len(decode.requests) == 2)
