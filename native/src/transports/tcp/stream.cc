@@ -134,16 +134,15 @@ void Stream::request_next() {
   n_requested_ = std::min(share_.size(), first + kMaxSpans);
   const auto n_spans = static_cast<uint32_t>(n_requested_ - first);
   const RequestHeader header{kRequestMagic, kFrameVersion, 0, ++request_id_, n_spans, 0};
-  std::vector<SpanRequest> requests;
-  requests.reserve(n_spans);
+  requests_.clear();
   for (size_t i = first; i < n_requested_; ++i) {
     const bool wants_word = plan_.is_validated(share_[i]);
-    requests.push_back({plan_.remote_region, wants_word ? 1u : 0u, static_cast<uint64_t>(span(i).remote),
-                        static_cast<uint64_t>(span(i).length),
-                        wants_word ? (*plan_.words)[share_[i]].offset : 0});
+    requests_.push_back({plan_.remote_region, wants_word ? 1u : 0u, static_cast<uint64_t>(span(i).remote),
+                         static_cast<uint64_t>(span(i).length),
+                         wants_word ? (*plan_.words)[share_[i]].offset : 0});
   }
   const bool is_whole = wire_->append(&header, sizeof header, &outgoing_) &&
-                        wire_->append(requests.data(), n_spans * sizeof(SpanRequest), &outgoing_);
+                        wire_->append(requests_.data(), n_spans * sizeof(SpanRequest), &outgoing_);
   if (!is_whole) shut_down();
   expect_header();
 }

@@ -87,6 +87,7 @@ class Stream {
   std::atomic<int64_t> asked_ns_{0};
   std::atomic<uint64_t> n_bytes_{0};
   int64_t longest_silence_ns_ = 0;
+  std::vector<SpanRequest> requests_;  // of one request; kept for its memory
   std::vector<uint8_t> outgoing_;
   size_t n_sent_ = 0;
 
