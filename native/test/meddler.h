@@ -2,8 +2,6 @@
 // record, and does one thing to it that he should not be able to do unseen.
 #pragma once
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -17,7 +15,7 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "check.h"
+#include "loopback_port.h"
 #include "net/frames.h"
 #include "net/record_cipher.h"
 
@@ -47,16 +45,7 @@ class Meddler {
 
   // Passes one connection on, to 127.0.0.1:`target`. `secret`: what must not be read on the wire.
   Meddler(uint16_t target, Plan plan, std::string secret)
-      : plan_(plan),
-        secret_(std::move(secret)),
-        target_(target),
-        listener_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in at = here(0);
-    socklen_t size = sizeof at;
-    CHECK(bind(listener_.get(), reinterpret_cast<sockaddr*>(&at), sizeof at) == 0);
-    CHECK(listen(listener_.get(), 4) == 0);
-    CHECK(getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&at), &size) == 0);
-    port_ = ntohs(at.sin_port);
+      : plan_(plan), secret_(std::move(secret)), target_(target), listener_(listen_at_loopback(&port_, 4)) {
     thread_ = std::thread([this] { run(); });
   }
   ~Meddler() {
@@ -80,14 +69,6 @@ class Meddler {
     bool is_raw = false;  // what comes is no records: nothing is encrypted
   };
 
-  static sockaddr_in here(uint16_t port) {
-    sockaddr_in at{};
-    at.sin_family = AF_INET;
-    at.sin_port = htons(port);
-    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    return at;
-  }
-
   // Whether there is something at the descriptor; false when the test ends.
   bool await(const std::array<int, 2>& fds, size_t n, size_t* ready) {
     std::array<pollfd, 3> waits{};
@@ -105,7 +86,7 @@ class Meddler {
     if (!await({listener_.get(), 0}, 1, &ready)) return;
     const UniqueFd near(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     const UniqueFd far(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const sockaddr_in at = here(target_);
+    const sockaddr_in at = at_loopback(target_);
     if (!near || connect(far.get(), reinterpret_cast<const sockaddr*>(&at), sizeof at) != 0) return;
     const timeval patience{0, 20'000};  // the end of the test is not waited for by who takes nothing
     ends_ = {near.get(), far.get()};
@@ -215,8 +196,8 @@ class Meddler {
   const Plan plan_;
   const std::string secret_;
   const uint16_t target_;
-  UniqueFd listener_;
   uint16_t port_ = 0;
+  UniqueFd listener_;  // which tells the port
   Wakeup wake_;
   std::array<int, 2> ends_{};
   std::array<Direction, 2> directions_;

@@ -2,8 +2,6 @@
 // here.
 #pragma once
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -17,7 +15,7 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "check.h"
+#include "loopback_port.h"
 #include "transports/tcp/frames.h"
 
 namespace p2pkv::test {
@@ -26,13 +24,7 @@ class Relay {
  public:
   // From 127.0.0.`host` to its port `target`.
   Relay(uint8_t host, uint16_t target)
-      : host_(host), target_(target), listener_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in at = here(0);
-    socklen_t size = sizeof at;
-    CHECK(bind(listener_.get(), reinterpret_cast<sockaddr*>(&at), sizeof at) == 0);
-    CHECK(listen(listener_.get(), 64) == 0);
-    CHECK(getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&at), &size) == 0);
-    port_ = ntohs(at.sin_port);
+      : host_(host), target_(target), listener_(listen_at_loopback(&port_, 64, host)) {
     thread_ = std::thread([this] { run(); });
   }
   ~Relay() {
@@ -64,14 +56,6 @@ class Relay {
   }
 
  private:
-  sockaddr_in here(uint16_t port) const {
-    sockaddr_in at{};
-    at.sin_family = AF_INET;
-    at.sin_port = htons(port);
-    at.sin_addr.s_addr = htonl((127u << 24) + host_);
-    return at;
-  }
-
   void run() {
     while (!is_closing_) {
       std::vector<pollfd> fds = {{wake_.fd(), POLLIN, 0}};
@@ -97,8 +81,8 @@ class Relay {
   void admit() {
     const int near = accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC);
     const int far = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in at = here(target_);
-    if (near < 0 || connect(far, reinterpret_cast<sockaddr*>(&at), sizeof at) != 0) {
+    const sockaddr_in at = at_loopback(target_, host_);
+    if (near < 0 || connect(far, reinterpret_cast<const sockaddr*>(&at), sizeof at) != 0) {
       ::close(near);
       ::close(far);
       return;
@@ -147,8 +131,8 @@ class Relay {
 
   const uint8_t host_;
   const uint16_t target_;
-  UniqueFd listener_;
   uint16_t port_ = 0;
+  UniqueFd listener_;  // which tells the port
   Wakeup wake_;
   std::map<int, int> pairs_;
   std::vector<char> buffer_ = std::vector<char>(64 << 10);

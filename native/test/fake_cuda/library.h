@@ -1,15 +1,12 @@
 // The emulated driver as the native tests use it: loaded once.
 #pragma once
 
-#include <dlfcn.h>
-
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <iostream>
 #include <string>
 #include <vector>
 
+#include "../emulated_library.h"
 #include "cuda/device.h"
 #include "fake_cuda.h"
 
@@ -48,33 +45,23 @@ struct FakeCuda {
   FakeCuda() {
     std::string error;
     cuda::use_library(P2PKV_FAKE_CUDA, &error);
-    void* library = dlopen(P2PKV_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) {
-      std::cerr << dlerror() << "\n";
-      abort();
-    }
-    find(library, "fake_cuda_allocate", &allocate);
-    find(library, "fake_cuda_allocate_virtual", &allocate_virtual);
-    find(library, "fake_cuda_free", &free);
-    find(library, "fake_cuda_write", &write);
-    find(library, "fake_cuda_read", &read);
-    find(library, "fake_cuda_stream", &stream);
-    find(library, "fake_cuda_destroy_stream", &destroy_stream);
-    find(library, "fake_cuda_launch_fill", &launch_fill);
-    find(library, "fake_cuda_fail", &fail);
-    find(library, "fake_cuda_lose", &lose);
-    find(library, "fake_cuda_delay_copies", &delay_copies);
-    find(library, "fake_cuda_hold", &hold);
-    find(library, "fake_cuda_let_through", &let_through);
-    find(library, "fake_cuda_lie_about_events", &lie_about_events);
-    find(library, "fake_cuda_reset", &reset);
-    find(library, "fake_cuda_counts", &read_counts);
-  }
-
-  template <typename Function>
-  static void find(void* library, const char* name, Function* out) {
-    *out = reinterpret_cast<Function>(dlsym(library, name));
-    if (*out == nullptr) abort();
+    const EmulatedLibrary library(P2PKV_FAKE_CUDA);
+    library.find("fake_cuda_allocate", &allocate);
+    library.find("fake_cuda_allocate_virtual", &allocate_virtual);
+    library.find("fake_cuda_free", &free);
+    library.find("fake_cuda_write", &write);
+    library.find("fake_cuda_read", &read);
+    library.find("fake_cuda_stream", &stream);
+    library.find("fake_cuda_destroy_stream", &destroy_stream);
+    library.find("fake_cuda_launch_fill", &launch_fill);
+    library.find("fake_cuda_fail", &fail);
+    library.find("fake_cuda_lose", &lose);
+    library.find("fake_cuda_delay_copies", &delay_copies);
+    library.find("fake_cuda_hold", &hold);
+    library.find("fake_cuda_let_through", &let_through);
+    library.find("fake_cuda_lie_about_events", &lie_about_events);
+    library.find("fake_cuda_reset", &reset);
+    library.find("fake_cuda_counts", &read_counts);
   }
 };
 

@@ -1,11 +1,7 @@
 // The emulated network cards as the native tests use them: loaded once.
 #pragma once
 
-#include <dlfcn.h>
-
-#include <cstdlib>
-#include <iostream>
-
+#include "../emulated_library.h"
 #include "../fake_cuda/library.h"
 #include "fake_ibverbs.h"
 
@@ -31,21 +27,11 @@ struct FakeIbverbs {
  private:
   FakeIbverbs() {
     FakeCuda::get();
-    void* library = dlopen(P2PKV_FAKE_IBVERBS, RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) {
-      std::cerr << dlerror() << "\n";
-      abort();
-    }
-    find(library, "fake_ibverbs_refuse", &refuse);
-    find(library, "fake_ibverbs_deceive", &deceive);
-    find(library, "fake_ibverbs_reset", &reset);
-    find(library, "fake_ibverbs_counts", &read_counts);
-  }
-
-  template <typename Function>
-  static void find(void* library, const char* name, Function* out) {
-    *out = reinterpret_cast<Function>(dlsym(library, name));
-    if (*out == nullptr) abort();
+    const EmulatedLibrary library(P2PKV_FAKE_IBVERBS);
+    library.find("fake_ibverbs_refuse", &refuse);
+    library.find("fake_ibverbs_deceive", &deceive);
+    library.find("fake_ibverbs_reset", &reset);
+    library.find("fake_ibverbs_counts", &read_counts);
   }
 };
 
