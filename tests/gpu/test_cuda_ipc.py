@@ -56,14 +56,7 @@ def test_rows_go_from_device_to_device_and_nothing_is_staged(open_ends: Callable
 def test_a_kernel_is_waited_for_on_both_sides(open_ends: Callable[..., Ends]) -> None:
     ends = open_ends()
     ends.meet()
-    for side, request in enumerate(("the producer's", "the receiver's")):
-        stream = ends.buffers[side].fill_later(0x5A + side)
-        streams = [stream, None] if side == 0 else [None, stream]
-        with ends.consumer.transfers.grant(request, ends.rows(1), stream=streams[1]) as grant:
-            put = ends.producer.transfers.put(ends.consumer.node_id, request, ends.rows(0), stream=streams[0])
-            assert not put.any()
-            assert not grant.wait(5.0).any()
-        assert (ends.buffers[1].read() == 0x5A).all()
+    ends.hand_over_behind_kernels()
     assert ends.went() == (2 * N * NBYTES, 0, 0)
 
 

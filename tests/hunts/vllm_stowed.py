@@ -9,12 +9,12 @@ does. Once all is over the pool is empty.
 
 from __future__ import annotations
 
-import gc
 import time
+from functools import partial
 
-from hunts.frame import Hunt, Stop, Tally
+from hunts.frame import Hunt, Tally
 from hunts.unequal_instances import Instance, Load
-from hunts.vllm_unequal import ASKS_LATE, FAULTS, RELEASED_S, World
+from hunts.vllm_unequal import ASKS_LATE, FAULTS, RELEASED_S, World, run_in
 from p2pkv.testing.lateness import Lateness
 
 AMPLE, SCANTY = 1 << 20, 24 << 10
@@ -73,23 +73,10 @@ class SlowWorld(World):
         super().close()
 
 
-def run(seed: int, tally: Tally, stop: Stop) -> None:
-    """Hand prompts over, and have decode be slow."""
-    with Lateness() as late:
-        world = SlowWorld(seed, tally, late)
-        try:
-            world.run(stop)
-        finally:
-            world.close()
-    world.check_all_untouched()
-    del world
-    gc.collect()  # nodes are in cycles, and keep their descriptors until those are found
-
-
 HUNT = Hunt(
     name="vllm_stowed",
     promise="however slow decode is, prefill has its blocks back soon, and decode the right bytes",
-    run=run,
+    run=partial(run_in, SlowWorld),
     effects=("offers stowed", "no room", "loads of copies", "loads right", "instances lost"),
     enough=20,
 )

@@ -368,10 +368,10 @@ class World:
                 instance.close()
 
 
-def run(seed: int, tally: Tally, stop: Stop) -> None:
-    """Hand prompts over, and have them befallen."""
+def run_in(make: Callable[[int, Tally, Lateness], World], seed: int, tally: Tally, stop: Stop) -> None:
+    """Hand prompts over in a world of that kind, and have them befallen."""
     with Lateness() as late:
-        world = World(seed, tally, late)
+        world = make(seed, tally, late)
         try:
             world.run(stop)
         finally:
@@ -384,7 +384,7 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
 HUNT = Hunt(
     name="vllm_unequal",
     promise="a hand-off between unequal vLLM instances has the right bytes or fails, ends in time, and leaks no block",
-    run=run,
+    run=partial(run_in, World),
     effects=("loads right", "loads failed", "loads in part", "aborted", "instances lost", "blocks back"),
     enough=20,
 )

@@ -52,6 +52,18 @@ class Ends:
             assert not grant.wait(5.0).any()
         assert np.array_equal(self.buffers[1].read().reshape(N, NBYTES), expected)
 
+    def hand_over_behind_kernels(self) -> None:
+        """Put all rows while a kernel has yet to write them, and again while one may still write to their places."""
+        for side, request in enumerate(("the producer's", "the receiver's")):
+            stream = self.buffers[side].fill_later(0x5A + side)
+            streams = [stream, None] if side == 0 else [None, stream]
+            transfers = self.producer.transfers
+            with self.consumer.transfers.grant(request, self.rows(1), stream=streams[1]) as grant:
+                put = transfers.put(self.consumer.node_id, request, self.rows(0), stream=streams[0])
+                assert not put.any()
+                assert not grant.wait(5.0).any()
+            assert (self.buffers[1].read() == 0x5A).all()
+
     def count(self, node: Node, name: str) -> float:
         return node.counters()[f"p2pkv_{name}"]
 
