@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import typer.main
@@ -17,22 +16,13 @@ import typer.main
 import p2pkv
 from p2pkv.cli import app
 from p2pkv.config import Config
+from scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 
 
-def _loaded(name: str) -> ModuleType:
-    """A tool's module by its path: there is no package of them."""
-    spec = importlib.util.spec_from_file_location(f"p2pkv_docs_{name}", ROOT / f"tools/docs/{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-reference = _loaded("reference")
-site = _loaded("site")
+reference = load_script("tools/docs/reference.py")
+site = load_script("tools/docs/site.py")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="mkdocs-material is not installed")

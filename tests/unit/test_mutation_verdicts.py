@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from mutations.__main__ import try_bug
 from mutations.planted import Planted
 from mutations.tree import Tree
-
-ROOT = Path(__file__).resolve().parents[2]
+from scripts import load_script
 
 
 class _TreeThatTells(Tree):
@@ -51,19 +48,10 @@ def test_a_bug_is_found_by_a_hunter_that_ran_and_failed(
     assert (outcome.verdict, outcome.is_good) == (verdict, verdict == "found")
 
 
-def _native_runner() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("native_test_run", ROOT / "native/test/run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_native_tests_that_do_not_build_end_otherwise_than_those_that_fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runner = _native_runner()
+    runner = load_script("native/test/run.py")
     monkeypatch.setattr(runner, "find", lambda tool: "/bin/false" if tool == "cmake" else None)
     assert runner.main(["plain", "x"]) == runner.DID_NOT_BUILD == 3
     assert "plain did not build" in capsys.readouterr().out
