@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
         self.waiting_since = 0.0
         """0 while nobody waits."""
         self.patience = Patience(owner.answer_timeout)
-        """With the engine, for the request it has."""
+        """It says how long the engine's next bytes are waited for, of the request it has."""
         self.idle_since = 0.0
         self._error: ConnectionFailedError | None = None
         self._is_used = False

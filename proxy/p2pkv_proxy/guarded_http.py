@@ -18,14 +18,14 @@ MAX_HEADER_BYTES = 64 * 1024
 MAX_PIPELINED = 16
 """Requests of one connection that wait for the one before; hardly any client sends a second."""
 MAX_PIECES = 1 << 16
-"""A body may come in: each costs as much as hundreds of its bytes, and all others wait meanwhile."""
+"""A body may come in no more pieces: each costs as much as hundreds of bytes, and all others wait meanwhile."""
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _HIDDEN = b"\r\nx-upgrd:"
 _NAME = b"upgrade:"
 _END = b"\r\n\r\n"
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,18})", re.IGNORECASE)
 _PIECES = b"\r\ntransfer-encoding:"
-"""Of a body whose end is not known from its headers."""
+"""Who says so does not say in the headers where the body ends."""
 UNSENT_S = 30
 """For a client to take the end of its answer."""
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -47,11 +47,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._in_headers = True
         self._tail = b""
-        """The end of what was passed on before, should a line's end be cut in two."""
+        """What was passed on before ended with this, should a line's end be cut in two."""
         self._held = b""
-        """What came behind it and may be the beginning of a header that is hidden."""
+        """This came behind it, and may be the beginning of a header that is hidden."""
         self._n_pieces = 0
-        """Of the body that comes."""
+        """So many has the body that comes had so far."""
         self._on_gone: set[Callable[[], None]] = set()
         if IDLE not in self.app_state:  # which all connections of one server are given
             self.app_state[IDLE] = IdleConnections()

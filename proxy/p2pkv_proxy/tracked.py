@@ -41,7 +41,7 @@ class Attempt:
         self.interrupt = interrupt
         """Called once if the instance is lost, so that nobody waits for it."""
         self.patience = patience
-        """With the instance's next bytes."""
+        """It says how long the instance's next bytes are waited for; None: nobody waits by it."""
 
 
 class Tracked:

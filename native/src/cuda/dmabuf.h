@@ -9,8 +9,8 @@
 
 namespace p2pkv::cuda {
 
-// By which way another device comes to the memory. Not every driver has the second, and where a device has
-// two ways (NVLink-C2C and PCIe) some network cards can use that one alone.
+// It says by which way another device comes to the memory. Not every driver has the second, and where a
+// device has two ways (NVLink-C2C and PCIe) some network cards can use that one alone.
 enum class DmabufWay : uint64_t { kAsItIs = 0, kOverPcie = 1 };
 
 struct Dmabuf {

@@ -29,7 +29,7 @@ class Doorman {
     bool same_user_only;  // Unix sockets: the peer's uid must be ours
     const char* thread_name;
   };
-  // What is known of a peer that was let in.
+  // This is what is known of a peer that was let in.
   struct Admitted {
     uint64_t grant;
     Token secret;  // that its token was minted with

@@ -31,10 +31,10 @@ CipherKey derive_key(const CipherKey& key, std::string_view label, std::string_v
 enum class Sender : uint8_t { kReader, kOwner };
 CipherKey connection_key(const CipherKey& session, const Hello& hello, Sender sender);
 
-// What both sides of a direction count.
+// It counts what both sides of a direction count.
 class RecordCipher {
  public:
-  // Of bytes in one record: they stay in a core's caches from the first step to the last.
+  // A record has no more bytes than stay in a core's caches from the first step to the last.
   static constexpr size_t kMostBytes = 64 << 10;
   static constexpr size_t kLengthBytes = 4, kTagBytes = 16;
   static constexpr size_t kOverhead = kLengthBytes + kTagBytes;
@@ -85,7 +85,7 @@ class RecordSealer : private RecordCipher {
 class RecordOpener : private RecordCipher {
  public:
   RecordOpener(const CipherKey& key, uint64_t rekey_after) : RecordCipher(key, rekey_after, false) {}
-  // What a record holds that begins with these kLengthBytes; 0: no record does.
+  // Returns what a record holds that begins with these kLengthBytes; 0: no record does.
   static size_t n_bytes(const uint8_t* record);
   // Decrypts a whole record where it lies. False if it is not what the other side sealed next: then what is
   // there now is to be looked at by nobody, and nothing that comes later is opened.

@@ -1,4 +1,4 @@
-// What comes over an encrypted connection, record by record.
+// It takes what comes over an encrypted connection, record by record.
 #pragma once
 
 #include <cstddef>

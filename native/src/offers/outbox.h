@@ -10,8 +10,8 @@
 // that reads devices' memory itself is told where the rows lie, as soon as their stream is done, and nothing
 // is staged for it.
 //
-// What nobody takes for long may be stowed: copied to the buddy pool, and offered from there under another
-// id.
+// Rows that nobody takes for long may be stowed: they are copied to the buddy pool, and offered from there
+// under another id.
 #pragma once
 
 #include <atomic>

@@ -8,7 +8,7 @@
 
 namespace p2pkv::offers {
 
-// What copies of all rows take, one behind the other, each padded; and the copies from devices.
+// They return what copies of all rows take, one behind the other, each padded, and the copies from devices.
 uint64_t copied_nbytes(const PlacedRows& placed);
 std::vector<cuda::DeviceCopy> copies_to(uint8_t* host, const PlacedRows& placed);
 

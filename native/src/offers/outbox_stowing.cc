@@ -1,4 +1,4 @@
-// Offers that nobody takes for long: their rows are copied to the buddy pool, and offered from there.
+// The rows of offers that nobody takes for long are copied to the buddy pool, and offered from there.
 #include <utility>
 
 #include "base/copy.h"
