@@ -99,6 +99,19 @@ void run_what_is_left(const char* filter, Tally& tally) {
   }
 }
 
+// Says how a process of tests ended that did not end well: not all that kills one says so itself.
+void say_end(pid_t process, int status) {
+  std::ostringstream line;
+  line << "FAILED  process " << process << ": ";
+  if (WIFSIGNALED(status)) {
+    line << "signal " << WTERMSIG(status) << " (" << strsignal(WTERMSIG(status)) << ")";
+  } else {
+    line << "exit status " << WEXITSTATUS(status);
+  }
+  line << "\n";
+  std::cout << line.str() << std::flush;
+}
+
 // Forks before anything has made a thread. Whether all processes came to their ends.
 bool run_in_processes(unsigned long n_processes, const char* filter, Tally& tally) {
   for (unsigned long i = 0; i < n_processes; ++i) {
@@ -111,7 +124,11 @@ bool run_in_processes(unsigned long n_processes, const char* filter, Tally& tall
   }
   bool all_ended = true;
   int status = 0;
-  while (wait(&status) > 0) all_ended &= status == 0;
+  for (pid_t ended = wait(&status); ended > 0; ended = wait(&status)) {
+    if (status == 0) continue;
+    all_ended = false;
+    say_end(ended, status);
+  }
   return all_ended;
 }
 

@@ -115,11 +115,14 @@ TEST(guests_go_in_turns_and_others_are_let_in_between) {
   const uint64_t ticket = holder.clear(kSource, 5);
   int64_t longest_turn = processor_ns() - began;
   size_t n_turns = 0;
+  // How long a turn takes is the machine's affair as well: what a turn does is counted.
   for (bool is_going = true; is_going; ++n_turns) {
     CHECK(!holder.guests.has_gone(ticket));
+    const uint64_t before = holder.guests.stats().pages;
     const int64_t turn = processor_ns();
     is_going = holder.guests.take_turn();
     longest_turn = std::max(longest_turn, processor_ns() - turn);
+    CHECK(before - holder.guests.stats().pages <= 1024);
   }
   const int64_t took = processor_ns() - began;
   is_over = true;
@@ -129,7 +132,6 @@ TEST(guests_go_in_turns_and_others_are_let_in_between) {
               static_cast<double>(longest_wait) / 1e6, n_waits);
   CHECK(holder.guests.has_gone(ticket));
   CHECK(n_turns >= kMany / 1024);
-  CHECK(longest_turn < took / 4);
   for (const uint64_t name : {uint64_t{0}, uint64_t{kMany / 2}, uint64_t{kMany - 1}})
     CHECK(!holder.is_there(name));
   CHECK(holder.is_there(kMany) && holder.is_there(kMany + 99));
