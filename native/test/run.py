@@ -37,7 +37,10 @@ OF_ONE_THREAD = "page_blocks_,verbs_plans_"
 FILTERS = {"bare": ["built_without"]}
 BARE = ["-DP2PKV_WITH_VERBS=OFF", "-DP2PKV_WITH_UCX=OFF"]
 OPTIONS = {
-    "ASAN_OPTIONS": "halt_on_error=1:handle_abort=1:detect_stack_use_after_return=1:strict_string_checks=1",
+    # What looks for leaks guesses where a library's thread_local lies by what __tls_get_addr returns, and takes one
+    # address in 256 for a header that is not there (GCC 12): it reads what that says, and dies.
+    "ASAN_OPTIONS": "halt_on_error=1:handle_abort=1:detect_stack_use_after_return=1:strict_string_checks=1:"
+    "intercept_tls_get_addr=0",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
     # libzmq is not instrumented: TSan sees what it copies, but not what it synchronizes by. And tests that kill the
     # processes they fork may come after others that have left threads.
