@@ -82,6 +82,21 @@ class HostPoolFake:
         pieces = [p for token in first_tokens for p in self._pieces(token // self.page_size)]
         return [int(p.ctypes.data) for p in pieces], [p.nbytes for p in pieces]
 
+    def get_split_heads_page_buffer_meta(
+        self, indices: Any, split_factor: int
+    ) -> tuple[list[int], list[int]]:
+        assert self.layout == "page_head"
+        assert len(indices) % self.page_size == 0
+        assert self.arrays[0].shape[2] % split_factor == 0, "heads don't divide"
+        pages = [token // self.page_size for token in indices.tolist()[:: self.page_size]]
+        pieces = [
+            shares[share]
+            for page in pages
+            for share in range(split_factor)
+            for shares in ([np.split(half, split_factor) for half in self._pieces(page)])
+        ]
+        return [int(p.ctypes.data) for p in pieces], [p.nbytes for p in pieces]
+
     def flat_page(self, page: int) -> np.ndarray:
         """Return a copy of a page in the order of SGLang's ``get_data_page(flat=True)``."""
         assert len(self.arrays) == 1, "SGLang has no flat pages of such pools"

@@ -81,8 +81,11 @@ def test_settings_that_would_hang_or_mix_ranks_are_refused() -> None:
         P2PKVHiCache(storage_config(extra_config={"deadline": 9}))
     with pytest.raises(ConfigError, match="extra_config must be a JSON object"):
         P2PKVHiCache(storage_config(extra_config=[1]))
-    with pytest.raises(UsageError, match="split by heads"):
-        P2PKVHiCache(storage_config(should_split_heads=True))
+    split = {"should_split_heads": True, "tp_size": 2}
+    with pytest.raises(ConfigError, match="interface_v1: 1"):
+        P2PKVHiCache(storage_config(tp_lcm_size=4, **split, extra_config={}))
+    with pytest.raises(ConfigError, match="tp_lcm_size must be a multiple of the 2 ranks of this server"):
+        P2PKVHiCache(storage_config(tp_lcm_size=3, **split))
     with pytest.raises(ConfigError, match="no tp_rank"):
         P2PKVHiCache(SimpleNamespace(tp_size=2, extra_config={}))
 

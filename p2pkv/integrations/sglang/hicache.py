@@ -20,7 +20,7 @@ from p2pkv.integrations.ranges import Range
 from p2pkv.integrations.sglang.heartbeat import announce_server
 from p2pkv.integrations.sglang.installed import StorageBase, batch_pages
 from p2pkv.integrations.sglang.keys import KeyPrefix
-from p2pkv.integrations.sglang.pools import HostPool, Indices, SGLangPool, buffers_of
+from p2pkv.integrations.sglang.pools import KV, HostPool, Indices, SGLangPool, buffers_of
 from p2pkv.integrations.sglang.settings import Rank, node_config
 from p2pkv.integrations.sglang.side_pools import PoolHits, PoolTransfer, served
 from p2pkv.integrations.sglang.staging import Staging
@@ -31,8 +31,6 @@ from p2pkv.node import Node
 from p2pkv.page import Outcome, Outcomes
 
 _log = logging.getLogger(__name__)
-
-_KV = "kv"
 
 
 class P2PKVHiCache(StorageBase):
@@ -54,11 +52,6 @@ class P2PKVHiCache(StorageBase):
         self.storage_config = storage_config
         self._weights = served_weights() if weights is None else weights
         self._rank = Rank.read(storage_config)
-        if getattr(storage_config, "should_split_heads", False):
-            raise UsageError(
-                "tp_lcm_size asks for pages split by heads, which p2pkv does not do; leave it away: "
-                "servers of different TP sizes then keep their own pages"
-            )
         self._config = node_config(storage_config, self._rank)
         self.node = start_node(self._config)
         self.boundary = Boundary("SGLang HiCache", self.node.metrics)
@@ -81,8 +74,8 @@ class P2PKVHiCache(StorageBase):
         self.mem_pool_host = mem_pool_host
         self._is_logical = not buffers_of(mem_pool_host)
         if not self._is_logical:
-            pool = HostPool(mem_pool_host, _KV, self._rank, self._weights)
-            self._adopt(pool, _KV)
+            pool = HostPool(mem_pool_host, KV, self._rank, self._weights)
+            self._adopt(pool, KV)
             self._warn_of_a_small_pool(pool)
         self._announce()
 
@@ -100,7 +93,7 @@ class P2PKVHiCache(StorageBase):
 
     def _announce(self) -> None:
         """Tell routers of this server, and what its pages' keys are made of."""
-        pool = self._pools.get(_KV)
+        pool = self._pools.get(KV)
         announce_server(
             self._config,
             self._rank.index,
@@ -114,7 +107,7 @@ class P2PKVHiCache(StorageBase):
     def register_mem_host_pool_v2(self, host_pool: SGLangPool, host_pool_name: str) -> None:
         """Take a pool by name; without a side pool that can't be stored nothing is stored, which is said in the end."""
         name = str(host_pool_name)
-        if name == _KV:
+        if name == KV:
             if getattr(self, "mem_pool_host", None) is not host_pool:
                 self.register_mem_pool_host(host_pool)
             return
@@ -152,7 +145,7 @@ class P2PKVHiCache(StorageBase):
         """Return how many pages from the first on are there without a gap; one look-up round for all."""
         if not keys or self._is_logical or self._unstored:
             return 0  # pages that are nowhere but in side pools, of which this call knows nothing
-        return _leading(self.node.exists(self._keys(keys)))
+        return _leading(self._of_pages(self.node.exists(self._keys(keys))))
 
     @guarded("exists", miss=PoolHits.none())
     def batch_exists_v2(
@@ -173,13 +166,13 @@ class P2PKVHiCache(StorageBase):
         self, keys: Sequence[str], host_indices: Indices, extra_info: object = None
     ) -> list[bool]:
         """Fetch pages into the KV pool, ``page_size`` of ``host_indices`` each; True for those that came."""
-        return self._get(_KV, keys, host_indices)
+        return self._get(KV, keys, host_indices)
 
     def batch_set_v1(
         self, keys: Sequence[str], host_indices: Indices, extra_info: object = None
     ) -> list[bool]:
         """Publish pages of the KV pool; True for those that any node can fetch now."""
-        return self._set(_KV, keys, host_indices)
+        return self._set(KV, keys, host_indices)
 
     def batch_get_v2(
         self, transfers: Sequence[PoolTransfer], extra_info: object = None
@@ -194,7 +187,7 @@ class P2PKVHiCache(StorageBase):
         return {t.name: self._set(str(t.name), t.keys or (), t.host_indices) for t in transfers}
 
     def _get(self, name: str, hashes: Sequence[str], indices: Indices | None) -> list[bool]:
-        if not hashes or (name == _KV and self._is_logical):
+        if not hashes or (name == KV and self._is_logical):
             return [True] * len(hashes)
         return self._fetch(name, hashes, indices) or [False] * len(hashes)
 
@@ -202,12 +195,12 @@ class P2PKVHiCache(StorageBase):
     def _fetch(self, name: str, hashes: Sequence[str], indices: Indices | None) -> list[bool]:
         began = time.monotonic()
         pool = self._pool(name)
-        outcomes = self.node.fetch(pool.keys(hashes), pool.pieces(len(hashes), indices))
+        outcomes = pool.of_pages(self.node.fetch(pool.keys(hashes), pool.pieces(len(hashes), indices)))
         self._reads.add(outcomes, pool.page_nbytes, time.monotonic() - began)
         return _as_bools(outcomes)
 
     def _set(self, name: str, hashes: Sequence[str], indices: Indices | None) -> list[bool]:
-        if not hashes or (name == _KV and self._is_logical):
+        if not hashes or (name == KV and self._is_logical):
             return [True] * len(hashes)
         return (not self._unstored and self._publish(name, hashes, indices)) or [False] * len(hashes)
 
@@ -215,7 +208,7 @@ class P2PKVHiCache(StorageBase):
     def _publish(self, name: str, hashes: Sequence[str], indices: Indices | None) -> list[bool]:
         began = time.monotonic()
         pool = self._pool(name)
-        outcomes = self.node.publish(pool.keys(hashes), pool.pieces(len(hashes), indices))
+        outcomes = pool.of_pages(self.node.publish(pool.keys(hashes), pool.pieces(len(hashes), indices)))
         self._writes.add(outcomes, pool.page_nbytes, time.monotonic() - began)
         return _as_bools(outcomes)
 
@@ -279,7 +272,9 @@ class P2PKVHiCache(StorageBase):
         """Return which of ``buffers`` can hold a page, and where they lie; each of the others is a failure."""
         if buffers is None or len(buffers) != len(keys):
             raise UsageError(f"{len(keys)} keys, but {'no' if buffers is None else len(buffers)} tensors")
-        pool = self._pools.get(_KV)
+        pool = self._pools.get(KV)
+        if pool is not None and pool.n_shares > 1:
+            raise UsageError("flat pages are not split by heads; set interface_v1 where tp_lcm_size is set")
         rows: list[int] = []
         pages: list[Range] = []
         for row, buffer in enumerate(buffers):
@@ -319,8 +314,12 @@ class P2PKVHiCache(StorageBase):
             raise UsageError(f"host pool {name!r} was not registered, or could not be stored") from None
 
     def _keys(self, hashes: Sequence[str]) -> list[str]:
-        pool = self._pools.get(_KV)
+        pool = self._pools.get(KV)
         return self._bare_prefix.keys(hashes) if pool is None else pool.keys(hashes)
+
+    def _of_pages(self, outcomes: Outcomes) -> Outcomes:
+        pool = self._pools.get(KV)
+        return outcomes if pool is None else pool.of_pages(outcomes)
 
 
 def _leading(outcomes: Outcomes) -> int:

@@ -39,7 +39,7 @@ HOST_KEYS = frozenset(
 MAX_DEADLINE_S = 5.0
 """SGLang waits 10 s for its storage threads when it detaches a backend; a call must be over well before."""
 
-_NOT_IN_KEYS = frozenset({"tp_rank", "tp_size", "dp_rank", "dp_size"})
+_NOT_IN_KEYS = frozenset({"tp_rank", "tp_size", "tp_lcm_size", "dp_rank", "dp_size"})
 """Replicas (dp) have the same pages; the tensor-parallel rank is the pools' business, some share across it."""
 
 
@@ -61,6 +61,8 @@ class Rank:
     """Precision and variant of the model, as the server was told."""
     writes: bool
     """False of ranks whose KV another one publishes. States are each rank's own, whoever publishes the KV."""
+    n_shares: int
+    """Ranks of a server of ``tp_lcm_size`` that have what this one has; its pages are stored by such shares."""
 
     @classmethod
     def read(cls, offered: object) -> Rank:
@@ -78,6 +80,14 @@ class Rank:
         index = 0
         for part in ("dp", "attn_cp", "pp", "tp"):
             index = index * numbers.get(f"{part}_size", 1) + numbers.get(f"{part}_rank", 0)
+        n_shares = 1
+        if getattr(offered, "should_split_heads", False):
+            n_shares, rest = divmod(numbers.get("tp_lcm_size", 0), numbers["tp_size"])
+            if n_shares < 1 or rest:
+                raise ConfigError(
+                    f"tp_lcm_size must be a multiple of the {numbers['tp_size']} ranks of this server, and is "
+                    f"{numbers.get('tp_lcm_size')}"
+                )
         return cls(
             model=str(getattr(offered, "model_name", None) or ""),
             tp_rank=numbers["tp_rank"],
@@ -92,6 +102,7 @@ class Rank:
             is_page_first=bool(getattr(offered, "is_page_first_layout", False)),
             kv_kind=kv_kind(),
             writes=bool(getattr(offered, "is_storage_writer", True)) or not has_no_states(),
+            n_shares=n_shares,
         )
 
     def namespace(self, tenant: str) -> str:
@@ -111,6 +122,11 @@ def node_config(offered: object, rank: Rank) -> Config:
     settings = getattr(offered, "extra_config", None) or {}
     if not isinstance(settings, Mapping):
         raise ConfigError(f"extra_config must be a JSON object, not {type(settings).__name__}")
+    if rank.n_shares > 1 and not settings.get("interface_v1"):
+        raise ConfigError(
+            "tp_lcm_size splits pages by their heads, which p2pkv does in SGLang's host pool only; "
+            "add interface_v1: 1 to the extra configuration"
+        )
     config = Config.load(settings, host_keys=HOST_KEYS)
     if config.deadline > MAX_DEADLINE_S:
         raise ConfigError(

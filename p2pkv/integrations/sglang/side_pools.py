@@ -65,9 +65,13 @@ def served(
     for transfer in stored:
         asked += pools[str(transfer.name)].keys(hashes)
     there = node.exists(asked) == Outcome.HIT if asked else np.zeros(0, bool)
-    rows = iter(there.reshape(-1, len(hashes)))
+    n_kv = len(kv_keys or ())
+    rows = iter(there[n_kv:].reshape(-1, len(hashes)))
     is_carried = any(transfer.hit_policy == ALL_PAGES for transfer in stored)
-    kv = np.full(len(hashes), is_carried) if kv_keys is None else next(rows)
+    # a page whose heads are split has several keys, and is there if all of them are
+    kv = np.full(len(hashes), is_carried)
+    if kv_keys is not None:
+        kv[:] = there[:n_kv].reshape(len(hashes), -1).all(axis=1)
     return prefixes_served(kv, transfers, {str(transfer.name): next(rows) for transfer in stored})
 
 
