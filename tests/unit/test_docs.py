@@ -157,3 +157,14 @@ def test_the_table_of_models_is_what_its_formula_says() -> None:
         nbytes = int(layers) * numbers * 2
         assert nbytes == int(said), model
         assert f"{nbytes * 64 / 2**20:.1f}" == page_mib, model
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_every_run_of_a_real_engine_stands_in_its_document(engine: str) -> None:
+    files = {
+        path.name
+        for path in (ROOT / "tests" / "engines").glob("test_real_*.py")
+        if f"pytest.mark.{engine}" in path.read_text()
+    }
+    table = (ROOT / "docs" / f"{engine}.md").read_text().partition("What was run, and how")[2]
+    assert set(re.findall(r"^\|.*`(test_real_\w+\.py)`", table, re.M)) == files
