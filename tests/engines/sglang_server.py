@@ -250,14 +250,19 @@ def backend(metrics_port: int | None, settings: Mapping[str, object]) -> dict[st
 
 
 def hicache_server(
-    log: Path, *, layout: str, settings: Mapping[str, object], options: Sequence[str] = ()
+    log: Path,
+    *,
+    layout: str,
+    settings: Mapping[str, object],
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> SGLangServer:
-    """Start a server whose L3 is p2pkv, with ``settings`` for its node."""
+    """Start a server whose L3 is p2pkv, with ``settings`` for its node; ``options`` come behind what all have."""
     metrics_port = lasting_port()
     extra = json.dumps(backend(metrics_port, settings))
     options = [*HICACHE, "--hicache-mem-layout", layout, "--hicache-storage-backend", "dynamic", *options]
     options += ["--hicache-storage-backend-extra-config", extra]
-    return SGLangServer(log, options, metrics_port=metrics_port)
+    return SGLangServer(log, options, environment=environment, metrics_port=metrics_port)
 
 
 def unattached_server(log: Path, *, layout: str) -> SGLangServer:
