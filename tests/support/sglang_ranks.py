@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +18,12 @@ from p2pkv.integrations.sglang.pd.heads import Split
 from p2pkv.integrations.sglang.pd.prefill import Chunk, PrefillSide
 from p2pkv.integrations.sglang.pd.rooms import Incoming, Progress
 from p2pkv.integrations.sglang.pd.rows import RequestRows, memories
+from p2pkv.integrations.sglang.pd.stages import Place
 from p2pkv.integrations.sglang.pd.wire import node_id
 from sglang_manager import Manager
 from sglang_servers import engine_args
 
-LAYERS, SLOTS, PAGE_TOKENS, K_BYTES, V_BYTES = 2, 8, 4, 16, 8
+LAYERS, SLOTS, PAGE_TOKENS, K_BYTES, V_BYTES = 3, 8, 4, 16, 8
 """SLOTS: pages of each rank's pool; K and V have heads of other sizes."""
 SETTLE_S = 60.0
 
@@ -43,15 +45,21 @@ def model_kv(n_heads: int, n_pages: int, seed: int) -> list[NDArray[np.uint8]]:
 
 
 class Rank:
-    """One rank of a server of ``size`` of them."""
+    """One rank of a server of ``size`` of them, with some of the layers: all of them unless they are named."""
 
     def __init__(
-        self, node: Node, context: zmq.Context[zmq.Socket[bytes]], rank: int, size: int, n_heads: int
+        self,
+        node: Node,
+        context: zmq.Context[zmq.Socket[bytes]],
+        rank: int,
+        size: int,
+        n_heads: int,
+        layers: range = range(LAYERS),
     ) -> None:
-        self.node, self.rank, self.size = node, rank, size
+        self.node, self.rank, self.size, self.layers = node, rank, size, layers
         self.heads = heads_of(rank, size, n_heads)
         n_here = self.heads[1] - self.heads[0]
-        widths = [K_BYTES] * LAYERS + [V_BYTES] * LAYERS
+        widths = [K_BYTES] * len(layers) + [V_BYTES] * len(layers)
         self.buffers = [np.zeros((SLOTS, PAGE_TOKENS, n_here, width), np.uint8) for width in widths]
         self.aux = np.zeros((4, 64), np.uint8)
         self.args: Any = engine_args(
@@ -70,20 +78,22 @@ class Rank:
         self.split = Split.of(self.args, size, rank, is_mla=False)
         self.boundary = Boundary("a test", node.metrics)
 
-    def own(self, kv: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return what this rank has of a buffer of the whole model."""
-        return kv[:, :, self.heads[0] : self.heads[1]]
+    def own(self, kv: list[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
+        """Return what this rank's buffers have of the whole model's."""
+        of_layers = [kv[kind * LAYERS + layer] for kind in range(2) for layer in self.layers]
+        return [whole[:, :, self.heads[0] : self.heads[1]] for whole in of_layers]
 
 
 class PrefillRank(Rank):
-    """A rank that offers."""
+    """A rank that offers, of some stage."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *given: Any, stage: int = 0, stages: Sequence[range] = (range(LAYERS),)) -> None:
+        super().__init__(*given, stages[stage])
         for address, nbytes in memories(self.args):
             self.node.register_address(address, nbytes, readable=True)
         put = self.node.transfers.put_async
-        self.side = PrefillSide(self.manager, self.rows, self.boundary, put, self.split)
+        place = Place(stage, len(stages), stages[stage].start)
+        self.side = PrefillSide(self.manager, self.rows, self.boundary, put, self.split, place)
         self._to = self.manager.server_socket.context.socket(zmq.PUSH)
         self._to.connect(f"tcp://127.0.0.1:{self.mail_port}")
 
@@ -91,8 +101,8 @@ class PrefillRank(Rank):
         """Compute a prompt's KV into some slots."""
         self.manager.update_status(room, 1)
         self.side.open(room)
-        for buffer, whole in zip(self.buffers, kv, strict=True):
-            buffer[slots] = self.own(whole)
+        for buffer, whole in zip(self.buffers, self.own(kv), strict=True):
+            buffer[slots] = whole
         self.aux[1] = room % 251
 
     def hear(self, message: list[bytes]) -> None:
@@ -117,12 +127,19 @@ class PrefillRank(Rank):
 class DecodeRank(Rank):
     """A rank that takes."""
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self, *given: Any, stages: Sequence[range] = ()) -> None:
+        """``stages``: the layers of each of prefill's, as this rank counts them."""
         super().__init__(*given)
         for address, nbytes in memories(self.args):
             self.node.register_address(address, nbytes)
         self.side = DecodeSide(
-            self.manager, self.rows, self.boundary, self.node.transfers.grant, self._members, self.split
+            self.manager,
+            self.rows,
+            self.boundary,
+            self.node.transfers.grant,
+            self._members,
+            self.split,
+            lambda *_: tuple(len(layers) for layers in stages),
         )
 
     def _members(self) -> dict[str, int]:
@@ -136,18 +153,23 @@ class DecodeRank(Rank):
         each = size // self.size
         return prefill[self.rank * each : (self.rank + 1) * each], 1
 
-    def ask(self, room: int, prefill: list[PrefillRank], slots: NDArray[np.int32]) -> Incoming:
-        """Grant some slots to a request, and have prefill told of it."""
+    def ask(
+        self, room: int, prefill: list[PrefillRank], slots: NDArray[np.int32], n_stages: int = 1
+    ) -> Incoming:
+        """Grant some slots to a request, and have prefill told of it: its ranks, those of a stage after another's."""
         self.manager.update_status(room, 1)
         for buffer in self.buffers:
             buffer[:] = 0
         self.aux[:] = 0
-        sources, n_peers = self.sources(prefill)
+        size = len(prefill) // n_stages
+        of_stages = [self.sources(prefill[stage * size : (stage + 1) * size]) for stage in range(n_stages)]
+        sources = [source for ranks, _ in of_stages for source in ranks]
+        n_peers = of_stages[0][1]
         infos = [
             {"rank_ip": "127.0.0.1", "rank_port": source.manager.rank_port, "is_dummy": False}
             for source in sources
         ]
-        info = SimpleNamespace(attn_tp_size=len(prefill))
+        info = SimpleNamespace(attn_tp_size=size, pp_size=n_stages)
         receiver: Any = SimpleNamespace(
             bootstrap_addr="a", bootstrap_room=room, bootstrap_infos=infos, prefill_info=info
         )

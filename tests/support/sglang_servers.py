@@ -134,7 +134,7 @@ class Servers:
             bootstrap_addr="a",
             bootstrap_room=room,
             bootstrap_infos=[info],
-            prefill_info=SimpleNamespace(attn_tp_size=1),
+            prefill_info=SimpleNamespace(attn_tp_size=1, pp_size=1),
         )
         incoming = self.decode.grant(receiver, PAGES, 0, None)
         message = self.decode.wanted(room, PAGES, None, 0, 1, is_dummy=False)

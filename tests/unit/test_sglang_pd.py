@@ -95,7 +95,7 @@ class Handle:
 
 
 SPLITS = {
-    "pp_size": "pipeline parallelism",
+    "pp_size": "pipeline parallelism of decode",
     "attn_cp_size": "attention context parallelism",
     "dcp_size": "decode context parallelism",
     "kv_shard_size": "KV cache sharding",
@@ -105,9 +105,11 @@ SPLITS = {
 @pytest.mark.parametrize("name", SPLITS)
 def test_a_way_of_splitting_a_model_that_is_not_known_is_named(name: str) -> None:
     sizes: Any = SimpleNamespace(**dict.fromkeys(SPLITS, 1))
-    assert unsupported(sizes) is None
+    assert unsupported(sizes, is_prefill=False) is None
     setattr(sizes, name, 2)
-    assert unsupported(sizes) == f"p2pkv's transfer backend does not do {SPLITS[name]} (size 2)"
+    said = f"p2pkv's transfer backend does not do {SPLITS[name]} (size 2)"
+    assert unsupported(sizes, is_prefill=False) == said
+    assert unsupported(sizes, is_prefill=True) == (None if name == "pp_size" else said)
 
 
 def test_both_servers_number_the_same_rows_alike_wherever_their_pages_lie() -> None:
@@ -115,11 +117,11 @@ def test_both_servers_number_the_same_rows_alike_wherever_their_pages_lie() -> N
     source = np.concatenate(
         [prefill.pages.spans(items(7, 2)), prefill.pages.spans(items(5)), prefill.end([items(4)], 3)]
     )
-    destination = decode.all(items(0, 1, 9), [items(1)], 0)
+    destination = np.concatenate([decode.pages.spans(items(0, 1, 9)), decode.end([items(1)], 0)])
     assert prefill.shape == decode.shape
     assert (source[:, 1] == destination[:, 1]).all()
-    assert source[prefill.first_page_row(2), 0] == 0x10000 + 5 * PAGE_BYTES
-    assert destination[decode.first_page_row(2), 0] == 0x10000 + 9 * PAGE_BYTES
+    assert source[2 * 2 * N_LAYERS, 0] == 0x10000 + 5 * PAGE_BYTES
+    assert destination[2 * 2 * N_LAYERS, 0] == 0x10000 + 9 * PAGE_BYTES
     assert len(destination) == 3 * 2 * N_LAYERS + 2 + 2
 
 
@@ -129,7 +131,7 @@ def test_an_item_that_no_buffer_has_is_refused() -> None:
         with pytest.raises(UsageError):
             rows.pages.spans(wrong)
     with pytest.raises(UsageError):
-        rows.all(items(0), [items(0)], 4)
+        rows.end([items(0)], 4)
 
 
 def test_buffers_without_bytes_have_no_rows() -> None:

@@ -73,8 +73,8 @@ def test_each_decode_rank_gets_its_heads(servers: Servers, from_size: int, to_si
     for rank, one in zip(decode, incoming, strict=True):
         eventually(lambda one=one: one.progress() is not Progress.PENDING, SETTLE_S)
         assert one.progress() is Progress.DONE, one.failure
-        for buffer, whole in zip(rank.buffers, kv, strict=True):
-            assert np.array_equal(buffer[here], rank.own(whole))
+        for buffer, whole in zip(rank.buffers, rank.own(kv), strict=True):
+            assert np.array_equal(buffer[here], whole)
             others = np.setdiff1d(np.arange(SLOTS), here)
             assert not buffer[others].any()
         assert (rank.aux[0] == room % 251).all()

@@ -212,7 +212,7 @@ class Decode:
             bootstrap_addr="a",
             bootstrap_room=ROOM,
             bootstrap_infos=[PREFILL],
-            prefill_info=SimpleNamespace(attn_tp_size=1),
+            prefill_info=SimpleNamespace(attn_tp_size=1, pp_size=1),
         )
         return self.side.grant(receiver, items(1, 2), 0, [items(4)])
 

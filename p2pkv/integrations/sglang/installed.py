@@ -18,6 +18,7 @@ __all__ = [
     "kv_kind",
     "served_model",
     "server_settings",
+    "stage_layers",
 ]
 
 _MODEL_CONFIG = ("sglang.srt.arg_groups.model_override_base", "model_config_of")
@@ -66,6 +67,14 @@ def kv_heads() -> int:
         return int(config_of(told).get_total_num_kv_heads())
     except (RuntimeError, ValueError):  # SGLang's word for layers that differ
         return 0
+
+
+def stage_layers(n_layers: int, n_stages: int) -> tuple[int, ...]:
+    """Return how many of a model's layers each pipeline stage has, as this process's SGLang shares them out."""
+    indices = find("sglang.srt.distributed.utils", "get_pp_indices")
+    assert indices is not None, "only SGLang has pipeline stages"
+    ends = [indices(n_layers, stage, n_stages) for stage in range(n_stages)]
+    return tuple(end - first for first, end in ends)
 
 
 def kv_kind() -> str:

@@ -27,6 +27,7 @@ from p2pkv.integrations.sglang.pd.heads import Split
 from p2pkv.integrations.sglang.pd.prefill import Chunk, P2PKVSender, PrefillSide
 from p2pkv.integrations.sglang.pd.rows import Items, KVArgs, RequestRows, memories
 from p2pkv.integrations.sglang.pd.settings import pd_config, require_known_memory
+from p2pkv.integrations.sglang.pd.stages import Place
 from p2pkv.node import Node
 
 __all__ = ["P2PKVBootstrapServer", "P2PKVManager", "P2PKVReceiver", "P2PKVSender"]
@@ -53,11 +54,13 @@ class P2PKVManager(CommonManager):
         """Start the node and join its cluster; errors of the configuration are raised here: SGLang does not start."""
         require_known_memory(device())
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
-        problem = unsupported(self)
+        is_prefill = getattr(disaggregation_mode, "value", None) == "prefill"
+        problem = unsupported(self, is_prefill=is_prefill)
         if problem is not None:
             raise ConfigError(problem)
-        is_prefill = getattr(disaggregation_mode, "value", None) == "prefill"
-        index = rank_index(getattr(args, "engine_rank", 0), getattr(args, "system_dp_rank", 0) or 0)
+        index = rank_index(
+            getattr(args, "engine_rank", 0), getattr(args, "system_dp_rank", 0) or 0, self.pp_rank
+        )
         config = pd_config(self.local_ip, self.rank_port, index=index)
         self.node = Node.start(config)
         self._memories = [
@@ -71,7 +74,9 @@ class P2PKVManager(CommonManager):
         )
         self.side: PrefillSide | DecodeSide
         if is_prefill:
-            self.side = PrefillSide(self, rows, self.boundary, self.node.transfers.put_async, split)
+            place = Place(self.pp_rank, self.pp_size, getattr(args, "prefill_start_layer", 0) or 0)
+            put = self.node.transfers.put_async
+            self.side = PrefillSide(self, rows, self.boundary, put, split, place)
         else:
             grant = self.node.transfers.grant
             self.side = DecodeSide(self, rows, self.boundary, grant, self._members, split)
@@ -132,8 +137,8 @@ class P2PKVManager(CommonManager):
         info = self.prefill_info_table.get(bootstrap_addr)
         if info is None:
             return None  # SGLang says so itself
-        if info.pp_size != 1 or info.attn_cp_size != 1:
-            return "p2pkv's transfer backend does no pipeline or context parallelism, and prefill does"
+        if info.attn_cp_size != 1:
+            return "p2pkv's transfer backend does no context parallelism, and prefill does"
         side = self.side
         assert isinstance(side, DecodeSide)
         return side.unequal(info)

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         attn_tp_rank: int
         attn_cp_size: int
         pp_size: int
+        pp_rank: int
         dcp_size: int
         kv_shard_size: int
 
@@ -147,9 +148,10 @@ def device() -> str:
     return str(_context("get_device").device)
 
 
-def rank_index(tp_rank: int, dp_rank: int) -> int:
+def rank_index(tp_rank: int, dp_rank: int, pp_rank: int) -> int:
     """Return the number of this scheduler process among those of its server."""
-    return int(dp_rank) * int(_context("get_parallel").tp_size) + int(tp_rank)
+    parallel = _context("get_parallel")
+    return (int(dp_rank) * int(parallel.pp_size) + int(pp_rank)) * int(parallel.tp_size) + int(tp_rank)
 
 
 def tcp_endpoint(host: str, port: int) -> str:
@@ -163,10 +165,10 @@ def _context(name: str) -> Any:
     return read()
 
 
-def unsupported(manager: CommonManager) -> str | None:
+def unsupported(manager: CommonManager, *, is_prefill: bool) -> str | None:
     """Say which way of splitting a model over ranks is on that this backend can't transfer, or None."""
     for name, size in (
-        ("pipeline parallelism", manager.pp_size),
+        ("pipeline parallelism of decode", 1 if is_prefill else manager.pp_size),
         ("attention context parallelism", manager.attn_cp_size),
         ("decode context parallelism", manager.dcp_size),
         ("KV cache sharding", manager.kv_shard_size),

@@ -21,10 +21,12 @@ import msgspec
 import numpy as np
 
 from p2pkv.integrations.boundary import Boundary, guarded
+from p2pkv.integrations.sglang.installed import stage_layers
 from p2pkv.integrations.sglang.pd.common import CommonManager, CommonReceiver, Poll, tcp_endpoint
 from p2pkv.integrations.sglang.pd.heads import HeadRows, Split, difference
 from p2pkv.integrations.sglang.pd.rooms import Absences, Incoming, MakeGrant, Producer, Progress, unmet
 from p2pkv.integrations.sglang.pd.rows import Items, RequestRows, Shape, Spans, state_items
+from p2pkv.integrations.sglang.pd.stages import Stages
 from p2pkv.integrations.sglang.pd.threads import Mailbox, Ticker
 from p2pkv.integrations.sglang.pd.wire import Wanted, node_id, pack
 from p2pkv.tracing import about
@@ -52,14 +54,19 @@ class DecodeSide:
         make_grant: MakeGrant,
         members: Callable[[], dict[str, int]],
         split: Split | None = None,
+        stage_layers: Callable[[int, int], tuple[int, ...]] = stage_layers,
     ) -> None:
-        """``members`` returns the boot epoch of each node of the cluster by its id; ``split`` is this rank's."""
+        """``members`` returns the boot epoch of each node of the cluster by its id; ``split`` is this rank's.
+
+        ``stage_layers`` returns the layers of each stage, given a model's layers and the number of stages.
+        """
         self._manager = manager
         self._split = Split() if split is None else split
         self._rows = rows
         self._shape = rows.shape
         self._make_grant = make_grant
         self._members = members
+        self._stage_layers = stage_layers
         self._names = (f"sglang {secrets.token_hex(8)} {n}" for n in count())
         self._lock = threading.Lock()  # guards _incoming and _finding
         # weak: a request that SGLang drops takes its grants with it
@@ -81,6 +88,8 @@ class DecodeSide:
         incoming.producers = tuple(
             Producer(node, self._members().get(node)) for node in _producers(receiver.bootstrap_infos or [])
         )
+        stages = self._stages_of(receiver.prefill_info)
+        incoming.layers = () if stages is None else stages.layers
         rows = self._expected(pages, state_items(states, len(self._rows.states)), slot, receiver.prefill_info)
         with about(str(receiver.bootstrap_room)):
             incoming.grant(self._make_grant, rows, timeout=min(self._manager.waiting_timeout, _MAX_GRANT_S))
@@ -89,17 +98,32 @@ class DecodeSide:
         return incoming
 
     def _expected(self, pages: Items, states: Sequence[Items], slot: int, prefill: PrefillInfo) -> Spans:
-        source = self._split_of(prefill)
-        if not self._split.is_apart_from(source):
-            return self._rows.all(pages, states, slot)
-        heads = HeadRows(self._rows.pages, source, self._split)
-        return np.concatenate([heads.incoming(pages), self._rows.end(states, slot)])
+        source, stages = self._split_of(prefill), self._stages_of(prefill)
+        parts = [self._rows.pages] if stages is None else stages.parts(self._rows.pages)
+        spans = [
+            HeadRows(part, source, self._split).incoming(pages)
+            if self._split.is_apart_from(source)
+            else part.spans(pages)
+            for part in parts
+        ]
+        return np.concatenate([*spans, self._rows.end(states, slot)])
+
+    def _stages_of(self, prefill: PrefillInfo) -> Stages | None:
+        """Return how the layers are shared among prefill's pipeline stages; None if it has one stage."""
+        if prefill.pp_size == 1:
+            return None
+        n_buffers = len(self._shape.pages)
+        n_layers = n_buffers if self._manager.is_mla_backend else n_buffers // 2
+        return Stages(self._stage_layers(n_layers, prefill.pp_size), n_buffers)
 
     def _split_of(self, prefill: PrefillInfo) -> Split:
         return msgspec.structs.replace(self._split, size=prefill.attn_tp_size, rank=0)
 
     def unequal(self, prefill: PrefillInfo) -> str | None:
-        """Say why the heads of a prefill server's ranks can't be shared among those of this one, or None."""
+        """Say why what a prefill server's ranks have can't be shared among those of this one, or None."""
+        stages = self._stages_of(prefill)
+        if stages is not None and (stages.problem() or self._shape.states):
+            return stages.problem() or "prefill has pipeline stages, and states can't be taken from several"
         source = self._split_of(prefill)
         if source.size == self._split.size or self._manager.is_mla_backend:
             return None
@@ -128,13 +152,13 @@ class DecodeSide:
     ) -> list[bytes]:
         """Return what to tell prefill of a request that was granted."""
         with self._lock:
-            name = self._incoming[room].name
+            incoming = self._incoming[room]
         items = state_items(states, len(self._rows.states))
         manager = self._manager
         return pack(
             Wanted(
                 room=room,
-                name=name,
+                name=incoming.name,
                 node_id=node_id(manager.local_ip, manager.rank_port),
                 host=manager.local_ip,
                 port=manager.rank_port,
@@ -145,6 +169,7 @@ class DecodeSide:
                 is_dummy=is_dummy,
                 shape=self._shape,
                 split=self._split,
+                layers=incoming.layers,
             )
         )
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from p2pkv.errors import UsageError
 from p2pkv.integrations.boundary import Boundary, guarded
+from p2pkv.integrations.sglang.pd import stages
 from p2pkv.integrations.sglang.pd.common import CommonManager, CommonSender, Poll
 from p2pkv.integrations.sglang.pd.heads import HeadRows, Split, difference
 from p2pkv.integrations.sglang.pd.rooms import Outgoing, Progress, PutAsync, Target
@@ -55,12 +56,14 @@ class PrefillSide:
         boundary: Boundary,
         put: PutAsync,
         split: Split | None = None,
+        place: stages.Place | None = None,
     ) -> None:
-        """``split``: of this rank; without it every rank of decode has to be like this one."""
+        """``split``: of this rank; without it every rank of decode has to be like this one. ``place``: its stage."""
         self._manager = manager
         self._rows = rows
         self._shape = rows.shape
         self._split = Split() if split is None else split
+        self._stage = stages.Place() if place is None else place
         self._boundary = boundary
         self._log = LimitedLog(_log)
         self._put = put
@@ -98,7 +101,7 @@ class PrefillSide:
             return  # under way or over: whoever asks again has missed its chance
         infos = manager.transfer_infos.setdefault(room, {})
         infos[wanted.node_id] = wanted
-        unlike = difference(self._shape, self._split, wanted.shape, wanted.split)
+        unlike = self._difference(wanted)
         if unlike is not None:
             manager.update_status(room, Poll.BOOTSTRAPPING)
             self._fail(room, f"prefill and decode have different KV: {unlike}")
@@ -107,6 +110,16 @@ class PrefillSide:
             manager.resolve_kv_replica_factor(infos)
             manager.req_to_decode_prefix_len[room] = wanted.decode_prefix_len
             manager.update_status(room, Poll.WAITING_FOR_INPUT)
+
+    def _difference(self, wanted: Wanted) -> str | None:
+        """Say why what decode wants is not what this rank has, or None."""
+        n_buffers, shape = len(self._shape.pages), wanted.shape
+        unlike = stages.difference(self._stage, n_buffers, wanted.layers, shape)
+        if unlike is not None:
+            return unlike
+        if wanted.layers:
+            shape = stages.Stages(wanted.layers, len(shape.pages)).part(shape, self._stage.stage)
+        return difference(self._shape, self._split, shape, wanted.split)
 
     def _decode_gave_up(self, room: int) -> None:
         with self._lock:
@@ -184,7 +197,7 @@ class PrefillSide:
                 target = Target(want.node_id, want.name)
                 first, pages, end = self._pages(want, chunk)
                 outgoing.offer(target, first, pages)
-                if chunk.is_last and self._place(want) == 0:
+                if chunk.is_last and self._place(want) == 0 and self._stage.is_last:
                     assert chunk.slot is not None, "SGLang sends the metadata with the last chunk"
                     outgoing.offer(target, end, self._rows.end(states, chunk.slot))
             if chunk.is_last:
@@ -201,15 +214,21 @@ class PrefillSide:
 
     def _pages(self, want: Wanted, chunk: Chunk) -> tuple[int, Spans, int]:
         """Return the first row of a chunk's pages, all of its rows, and the row behind all pages of the request."""
-        rows = self._rows
+        buffers = self._rows.pages
+        n_buffers = len(buffers.addresses)
+        n_before, n_all = 0, n_buffers
+        if want.layers:
+            layers = stages.Stages(want.layers, len(want.shape.pages))
+            n_before, n_all = layers.n_before(self._stage.stage), layers.n_buffers
         if not self._split.is_apart_from(want.split):
-            first, end = rows.first_page_row(chunk.first_page), rows.first_page_row(want.n_pages)
-            return first, rows.pages.spans(chunk.pages), end
-        heads = HeadRows(rows.pages, self._split, want.split)
+            first = n_before * want.n_pages + n_buffers * chunk.first_page
+            return first, buffers.spans(chunk.pages), n_all * want.n_pages
+        heads = HeadRows(buffers, self._split, want.split)
         assert heads.place is not None, "who has nothing for a decode rank is not asked"
         of_a_source = heads.n_rows(want.n_pages)
-        first = heads.place * of_a_source + heads.n_rows(chunk.first_page)
-        return first, heads.outgoing(chunk.pages), len(heads.sources) * of_a_source
+        of_a_buffer = len(heads.sources) * of_a_source // n_buffers
+        first = n_before * of_a_buffer + heads.place * of_a_source + heads.n_rows(chunk.first_page)
+        return first, heads.outgoing(chunk.pages), n_all * of_a_buffer
 
     def _fail(self, room: int, reason: str) -> None:
         self._manager.record_failure(room, reason)

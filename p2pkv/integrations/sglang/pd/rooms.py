@@ -198,6 +198,7 @@ class Incoming:
         self.bootstrap_addr = bootstrap_addr
         self.room = room
         self.producers: tuple[Producer, ...] = ()
+        self.layers: tuple[int, ...] = ()  # of each of prefill's stages, where it has several
         self.since = time.monotonic()
         self._lock = threading.Lock()
         self._grants: list[Grant] = []

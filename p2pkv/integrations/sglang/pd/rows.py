@@ -145,18 +145,10 @@ class RequestRows:
         states = tuple((name, b.shape) for name, b in zip(self.state_names, self.states, strict=True))
         return Shape(self.pages.shape, states, self.metadata.shape, self.model)
 
-    def first_page_row(self, page: int) -> int:
-        """Return the row at which the request's page number ``page`` begins."""
-        return page * len(self.pages.addresses)
-
     def end(self, states: Sequence[Items], slot: int) -> Spans:
         """Return what comes after the pages: the states, and the metadata of ``slot``."""
         parts = [buffers.spans(items) for buffers, items in zip(self.states, states, strict=True)]
         return np.concatenate([*parts, self.metadata.spans(np.array([slot], np.int32))])
-
-    def all(self, pages: Items, states: Sequence[Items], slot: int) -> Spans:
-        """Return every row of a request."""
-        return np.concatenate([self.pages.spans(pages), self.end(states, slot)])
 
 
 def state_items(states: Sequence[object] | None, n_components: int) -> list[Items]:

@@ -38,6 +38,8 @@ class Wanted(msgspec.Struct, frozen=True):
     """This prefill rank is to send nothing: another one has the same bytes."""
     shape: Shape
     split: Split = Split()
+    layers: tuple[int, ...] = ()
+    """Of each of prefill's pipeline stages, as decode counts them; none where prefill has one stage."""
 
     @property
     def required_dst_info_num(self) -> int:
@@ -71,7 +73,8 @@ def unpack(frames: list[bytes]) -> Wanted | None:
     if len(frames) != 2 or len(frames[1]) > _MAX_FRAME:
         raise ValueError(f"{len(frames)} frames, or one too long")
     wanted = _decoder.decode(frames[1])  # msgspec's errors are ValueErrors
-    if wanted.n_pages < 0 or any(n < 0 for n in wanted.n_states) or wanted.n_peers < 1:
+    counts = (wanted.n_pages, *wanted.n_states, wanted.n_peers - 1, *(n - 1 for n in wanted.layers))
+    if min(counts) < 0:
         raise ValueError(f"impossible counts in {wanted}")
     return wanted
 
