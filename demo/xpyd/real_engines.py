@@ -74,11 +74,12 @@ class SGLang:
         return [*cls.BOTH, *role, "--disaggregation-bootstrap-port", str(bootstrap_port)]
 
     @staticmethod
-    def tensor_parallel(n: int) -> Recipe:
-        """Return the options of a server of ``n`` ranks, and what its environment must have: a CPU for each."""
+    def parallel(n_ranks: int, n_stages: int = 1) -> Recipe:
+        """Return the options of a server of so many ranks a stage, and its environment: a CPU for each rank."""
         cpus = sorted(os.sched_getaffinity(0))
-        each = "|".join(str(cpus[rank % len(cpus)]) for rank in range(n))
-        return Recipe(["--tp-size", str(n)], {"SGLANG_CPU_OMP_THREADS_BIND": each})
+        each = "|".join(str(cpus[rank % len(cpus)]) for rank in range(n_ranks * n_stages))
+        sizes = ["--tp-size", str(n_ranks), "--pp-size", str(n_stages)]
+        return Recipe(sizes, {"SGLANG_CPU_OMP_THREADS_BIND": each})
 
     @staticmethod
     def node(join: str, metrics_port: int) -> dict[str, str]:

@@ -32,17 +32,20 @@ class Refused(Exception):
 class Pair:
     """A prefill and a decode server on this machine. Prefill can be started again at the same place.
 
-    Both announce themselves to ``router``, if there is one. ``ranks``: tensor parallel sizes of prefill and decode.
+    Both announce themselves to ``router``, if there is one. ``ranks``: tensor parallel sizes of prefill and decode;
+    ``stages``: of prefill's pipeline.
     """
 
-    def __init__(self, folder: Path, router: str = "", ranks: tuple[int, int] = (1, 1)) -> None:
+    def __init__(
+        self, folder: Path, router: str = "", ranks: tuple[int, int] = (1, 1), stages: int = 1
+    ) -> None:
         self._folder = folder
-        self._prefill_ranks = ranks[0]
+        self._prefill_ranks = ranks[0], stages
         self._announced = {"P2PKV_ROUTERS": router} if router else {}
         self._join = f"127.0.0.1:{lasting_port()}"
         self._port, self.bootstrap_port, self._n_starts = lasting_port(), lasting_port(), 0
         self.start_prefill()
-        self.decode = self._start("decode", SGLang.DECODE, lasting_port(), ranks[1])
+        self.decode = self._start("decode", SGLang.DECODE, lasting_port(), (ranks[1], 1))
 
     def start_prefill(self) -> None:
         """Start the prefill server."""
@@ -51,9 +54,9 @@ class Pair:
             f"prefill-{self._n_starts}", SGLang.PREFILL, self._port, self._prefill_ranks
         )
 
-    def _start(self, name: str, options: Sequence[str], port: int, ranks: int) -> SGLangServer:
+    def _start(self, name: str, options: Sequence[str], port: int, ranks: tuple[int, int]) -> SGLangServer:
         metrics_port = lasting_port()
-        split = SGLang.tensor_parallel(ranks) if ranks > 1 else Recipe(())
+        split = SGLang.parallel(*ranks) if ranks != (1, 1) else Recipe(())
         return SGLangServer(
             self._folder / f"{name}.log",
             [*SGLang.paired(options, self.bootstrap_port), *split.command],
