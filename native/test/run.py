@@ -49,7 +49,9 @@ OPTIONS = {
 }
 
 # What says why a run failed: a check, a test that hangs, how a process ended, whatever a sanitizer says for itself.
-TELLING = re.compile(r"^FAILED|^==\d+==|^SUMMARY: |: not so: |: .+ is not |runtime error: |came to no good end")
+TELLING = re.compile(
+    r"^FAILED|^==\d+==|^SUMMARY: |: not so: |: .+ is not |runtime error: |came to no good end"
+)
 MOST_TELLING_LINES = 15
 # The sanitizer's runtime has ended the process, not a finding: seen once with TSan of GCC 12, which wanted 340 TB.
 ITS_OWN_END = re.compile(r"Sanitizer failed to allocate")

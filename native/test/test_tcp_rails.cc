@@ -139,7 +139,8 @@ TEST(tcp_heals_a_rail_that_falls_silent) {
     const size_t rail = round % 2;
     wait_for(pair, rail);
     pair.relays[rail]->cut_after(round * kPage);
-    // A rail that was slow is asked for less than it may still carry: then a later read is the one that is cut.
+    // A rail that was slow is asked for less than it may still carry: then a later read is the one that is
+    // cut.
     for (const auto began = Deadline::Clock::now(); seconds_since(began) < 60;) {
       took.push_back(pair.read(kPages));
       if (pair.total(rail).n_silent > 0) break;

@@ -68,7 +68,7 @@ void RegionEndpoint::wait_for_owner(const Deadline& deadline) {
 }
 
 bool RegionEndpoint::advance() {
-  if (is_severed_ || is_closed_) return false;
+  if (is_severed_ || is_closed_ || is_lost_) return false;
   if (!is_greeted_) {
     const Hello hello{rules_.hello_magic, kFrameVersion, 0, owner_.token};
     if (!greet_owner(owner_name_, hello, &connecting_, &is_greeted_)) return false;
@@ -86,7 +86,8 @@ bool RegionEndpoint::advance() {
     to_answer_.push_back(std::move(to_ask_.front()));
     to_ask_.pop_front();
   }
-  return take_replies(owner->fd());
+  is_lost_ = !take_replies(owner->fd());
+  return !is_lost_;
 }
 
 bool RegionEndpoint::take_replies(int connection) {

@@ -106,6 +106,7 @@ class RegionEndpoint : public BatchEndpoint {
   OwnerDoor owner_{};
   std::string owner_name_;
   bool is_greeted_ = false;
+  bool is_lost_ = false;                                // a reply could not be taken, and does not come again
   UniqueFd connecting_;                                 // until it is greeted
   std::vector<std::weak_ptr<AskedRegion>> regions_;     // all ever attached
   std::deque<std::shared_ptr<AskedRegion>> to_ask_;     // not asked for yet
