@@ -2,7 +2,9 @@
 
     python -m demo.xpyd.policies --policies round_robin,prefix,predicted -- --trace TRACE --rate 5 --requests 100
 
-What is behind ``--`` goes to ``p2pkv bench serving``. The targets take turns, each with prompts of its own.
+With ``--routers 4`` each policy's router is compared with four that share its load, and with ``--silent`` also with
+four that tell each other nothing. What is behind ``--`` goes to ``p2pkv bench serving``. The targets take turns, each
+with prompts of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Callable
 
 from demo.xpyd.processes import Cluster
 from p2pkv.instances.heartbeat import Role
@@ -29,14 +32,25 @@ def main() -> int:
     parser.add_argument(
         "--no-tokenizer", action="store_true", help="routers know pages by what engines say of them alone"
     )
+    parser.add_argument(
+        "--page-seconds",
+        type=float,
+        default=0.0,
+        help="engines wait so long for a page instead of computing it",
+    )
+    parser.add_argument("--routers", type=int, default=1, help="beside each other, to compare with one")
+    parser.add_argument("--silent", action="store_true", help="compare also with as many that tell nothing")
     parser.add_argument("bench", nargs="*", help="options of p2pkv bench serving")
     options = parser.parse_args()
     policies = options.policies.split(",")
     engines = ["--pool-size", options.pool_size, *(["--no-tokenizer"] if options.no_tokenizer else [])]
+    engines += [f"--page-seconds={options.page_seconds}"]
     with Cluster(_options(policies[0], options), engines) as cluster:
-        targets = [f"{policies[0]}={cluster.url}"]
+        targets = {policies[0]: cluster.url}
         for policy in policies[1:]:
-            targets.append(f"{policy}={cluster.add_router(_options(policy, options))}")
+            targets[policy] = cluster.add_router(_options(policy, options))
+        if options.routers > 1:
+            targets |= _beside(cluster.add_router, f"{options.routers} routers", options)
         names = [f"prefill-{i}" for i in range(options.prefills)]
         for name in names:
             cluster.start(Role.PREFILL, name)
@@ -44,9 +58,21 @@ def main() -> int:
         for name in others:
             cluster.start(Role.DECODE, name)
         cluster.wait(*names, *others)
+        if options.routers > 1 and options.silent:
+            targets |= _beside(cluster.add_silent_router, f"{options.routers} silent routers", options)
         pages = [f"--metrics={cluster.urls[name]}/metrics" for name in (*names, *others)]
         command = [sys.executable, "-c", "from p2pkv.cli import main; main()", "bench", "serving"]
-        return subprocess.run([*command, *options.bench, *pages, *targets], check=False).returncode
+        command += [*options.bench, *pages, *(f"{name}={urls}" for name, urls in targets.items())]
+        return subprocess.run(command, check=False).returncode
+
+
+def _beside(add: Callable[[list[str]], str], what: str, options: argparse.Namespace) -> dict[str, str]:
+    """Have several routers for each policy; return their addresses by the policy and ``what`` they are."""
+    found = {}
+    for policy in options.policies.split(","):
+        urls = [add(_options(policy, options)) for _ in range(options.routers)]
+        found[f"{policy}, {what}"] = ",".join(urls)
+    return found
 
 
 def _options(policy: str, options: argparse.Namespace) -> list[str]:

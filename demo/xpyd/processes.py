@@ -160,6 +160,7 @@ class Cluster:
         self._instance_options = instance_options or []
         self.instances: dict[str, Process] = {}
         self._routers: list[RouterProcess] = []
+        self._roles: dict[str, Role] = {}
         self.urls: dict[str, str] = {}
         try:
             self.url = self.add_router(router_options)
@@ -177,11 +178,21 @@ class Cluster:
         self._heartbeats.append(heartbeats)
         return router.url
 
+    def add_silent_router(self, options: list[str]) -> str:
+        """Start a router that is told of nothing but the instances that there are now; return its address."""
+        router = RouterProcess(["--heartbeats", "", *options, *(self._as_options())])
+        self._routers.append(router)
+        return router.url
+
+    def _as_options(self) -> list[str]:
+        return [f"--{self._roles[name].value}={url},id={name}" for name, url in self.urls.items()]
+
     def start(self, role: Role, name: str) -> None:
         """Start an instance without waiting for it."""
         command = [sys.executable, "-m", "demo.xpyd.server", "--role", role.value, "--node-id", name]
         command += ["--join", self._join, *self._instance_options]
         command += [f"--router={heartbeats}" for heartbeats in self._heartbeats]
+        self._roles[name] = role
         self.instances[name] = Process(name, command)
 
     def wait(self, *names: str) -> None:

@@ -33,6 +33,7 @@ from demo.model import PAGE, Model, Shape, Tokens, decode, encode
 from demo.node_store import NodeStore
 from demo.paged_kv import PagedKV, page_keys
 from demo.xpyd.scheduler import Ending, Job, Scheduler
+from demo.xpyd.waiting import WaitingModel
 from p2pkv import Config, Node
 from p2pkv.control.secret import cluster_keys
 from p2pkv.exposition import Exposition
@@ -266,8 +267,11 @@ def main() -> int:
         "--no-tokenizer", action="store_true", help="routers don't know how texts become tokens"
     )
     parser.add_argument("--no-stdin", action="store_true", help="run until a signal, as a service")
+    parser.add_argument(
+        "--page-seconds", type=float, default=0.0, help="wait so long for a page instead of computing it"
+    )
     options = parser.parse_args()
-    model = Model(SHAPE)
+    model = WaitingModel(SHAPE, options.page_seconds) if options.page_seconds else Model(SHAPE)
     kv = PagedKV(N_PAGES, SHAPE.page)
     with ExitStack() as undo:
         node = undo.enter_context(

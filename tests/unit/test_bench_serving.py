@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from p2pkv.errors import ConfigError
+from p2pkv_bench.serving.cli import named
 from p2pkv_bench.serving.client import Answer
 from p2pkv_bench.serving.counters import grown, overhead, pages
 from p2pkv_bench.serving.figures import Promise, figures
@@ -73,3 +74,11 @@ def test_counters_are_read_by_what_they_grew() -> None:
     growth = grown(before, after)
     assert pages(growth) == {"shm": 4.0, "computed": 2.0}
     assert overhead(growth) == {"mean": 0.0005, "p99_below": 0.002}
+
+
+def test_a_target_has_a_name_and_one_or_more_addresses() -> None:
+    one, four = named(["http://a:1/", "four, told=http://b:1,http://b:2/"], "m")
+    assert (one.name, one.urls) == ("http://a:1/", ("http://a:1",))
+    assert (four.name, four.urls, four.model) == ("four, told", ("http://b:1", "http://b:2"), "m")
+    with pytest.raises(ConfigError, match="a name of its own"):
+        named(["a=http://b", "a=http://c"], "")

@@ -9,6 +9,7 @@ import pytest
 
 from demo.model import PAGE, Model, Shape, decode, encode
 from demo.paged_kv import OutOfPagesError, PagedKV, page_keys
+from demo.xpyd.waiting import WaitingModel
 
 SHAPE = Shape(n_layers=2)
 TOKENS = encode(bytes(np.random.default_rng(7).integers(0, 256, 5 * PAGE + 5, dtype=np.uint8)))
@@ -124,3 +125,27 @@ def test_a_full_cache_says_so_and_lends_nothing() -> None:
     with pytest.raises(OutOfPagesError, match="needs 3 pages; 2 of 2"):
         kv.take(3)
     assert len(kv.take(2)) == 2
+
+
+def test_a_waiting_model_takes_its_time_and_makes_up_for_late_wakings() -> None:
+    clock = [0.0]
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock[0] += seconds + 0.004  # the machine is late
+
+    shape = Shape(n_layers=1, width=8, n_heads=1, max_tokens=64)
+    model = WaitingModel(shape, 0.01, now=lambda: clock[0], sleep=sleep)
+    kv = PagedKV(2, shape.page)
+    first, second = pages = kv.take(2)
+    model.run_page([1] * PAGE, [first], kv)
+    hidden = model.run_page([2], pages, kv)
+    assert np.isfinite(kv.k[[first, second]]).all()
+    assert chr(model.next_token(hidden[0])) == " "
+    assert slept[1] == pytest.approx(slept[0] - 0.004)
+    clock[0] += 60.0  # idle; that is not made up for
+    before = clock[0]
+    for _ in range(10):
+        model.run_page([1] * PAGE, [first], kv)
+    assert clock[0] - before > 0.07

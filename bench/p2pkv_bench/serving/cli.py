@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _Targets = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[NAME=]URL...", help="Endpoints to compare; the first is the one to compare with."
+        metavar="[NAME=]URL[,URL]...",
+        help="Endpoints to compare, the first with the others; of several URLs each request goes to any.",
     ),
 ]
 
@@ -120,7 +121,7 @@ def serving(
         return
     with progress.status("starting") as status, ExitStack() as undo:
         plan = Plan(
-            targets=undo.enter_context(instant_targets()) if overhead else _named(targets or [], model),
+            targets=undo.enter_context(instant_targets()) if overhead else named(targets or [], model),
             load=load,
             rounds=rounds,
             promise=Promise(slo_first, slo_token),
@@ -137,10 +138,13 @@ def serving(
             progress.print(f"wrote {path}", markup=False)
 
 
-def _named(texts: list[str], model: str) -> tuple[Target, ...]:
+def named(texts: list[str], model: str) -> tuple[Target, ...]:
+    """Return the targets of a command line. Raises :class:`ConfigError` unless all have names of their own."""
     from p2pkv_bench.serving.client import Target
 
-    named = [text.partition("=") if "=" in text.partition("://")[0] else (text, "=", text) for text in texts]
-    if not named or len({name for name, _, _ in named}) != len(named):
+    parts = [text.partition("=") if "=" in text.partition("://")[0] else (text, "=", text) for text in texts]
+    if not parts or len({name for name, _, _ in parts}) != len(parts):
         raise ConfigError("give endpoints to measure, each [NAME=]URL with a name of its own; or --overhead")
-    return tuple(Target(name, url.rstrip("/"), model) for name, _, url in named)
+    return tuple(
+        Target(name, tuple(url.rstrip("/") for url in urls.split(",")), model) for name, _, urls in parts
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,10 +30,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An endpoint to measure."""
+    """What to measure: an endpoint, or several beside each other, among which requests are dealt out by chance."""
 
     name: str
-    url: str
+    urls: tuple[str, ...]
     model: str = ""
 
 
@@ -45,17 +46,19 @@ async def drive(
     async with aiohttp.ClientSession(
         timeout=limits, connector=connector, cookie_jar=aiohttp.DummyCookieJar()
     ) as session:
+        dealer = random.Random(len(load))  # noqa: S311 - no secret
         began = time.monotonic() + 0.05
         asking = []
         for number, one in enumerate(load):
             await asyncio.sleep(max(0.0, began + one.at - time.monotonic()))
-            asking.append(asyncio.ensure_future(_ask(session, target, one, began + one.at)))
+            url = dealer.choice(target.urls)
+            asking.append(asyncio.ensure_future(_ask(session, target.model, url, one, began + one.at)))
             if number % 20 == 0:
                 tell(number)
         return list(await asyncio.gather(*asking))
 
 
-async def _ask(session: aiohttp.ClientSession, target: Target, one: Arrival, due: float) -> Answer:
+async def _ask(session: aiohttp.ClientSession, model: str, url: str, one: Arrival, due: float) -> Answer:
     answer = Answer(one.n_new, late=time.monotonic() - due)
     body: dict[str, object] = {
         "prompt": one.prompt,
@@ -63,10 +66,10 @@ async def _ask(session: aiohttp.ClientSession, target: Target, one: Arrival, due
         "stream": True,
         "ignore_eos": True,
     }
-    if target.model:
-        body["model"] = target.model
+    if model:
+        body["model"] = model
     try:
-        async with session.post(f"{target.url}/v1/completions", json=body) as response:
+        async with session.post(f"{url}/v1/completions", json=body) as response:
             if response.status != 200:
                 answer.error = f"status {response.status}: {(await response.text())[:120]}"
             else:

@@ -26,7 +26,8 @@ def targets() -> Iterator[tuple[Target, ...]]:
         engine = undo.enter_context(process([sys.executable, "-m", "p2pkv_bench.serving.instant"])).line
         alone, _ = undo.enter_context(router(["--both", engine]))
         paired, _ = undo.enter_context(router(["--prefill", f"{engine},id=prefill", "--decode", engine]))
-        yield Target("straight", engine), Target("router", alone), Target("router, with a prefill", paired)
+        urls = {"straight": engine, "router": alone, "router, with a prefill": paired}
+        yield tuple(Target(name, (url,)) for name, url in urls.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def _round(plan: Plan, target: Target, load: Sequence[Arrival], total: _Sum, num
             f"round {number + 1} of {plan.rounds}, {target.name}: {n_sent} of {len(load)} requests sent"
         )
 
-    router = (f"{target.url}/metrics",)
+    router = tuple(f"{url}/metrics" for url in target.urls)
     before, router_before = counters.read(plan.metrics), counters.read(router)
     began = time.monotonic()
     total.answers += _run(drive(target, load, timeout=_REQUEST_S, tell=tell))
