@@ -49,7 +49,8 @@ _TEXTS = (
     *("disk_path", "disk_layout", "disk_fsync", "disk_write", "disk_admission", "disk_compression"),
     *("engine_url", "engine_role", "metrics_host", "dashboard_token"),
     *("attach", "attach_listen", "keeper"),
-    *("kv_events", "kv_events_replay", "kv_events_topic", "indexer", "indexer_token"),
+    *("kv_events", "kv_events_replay", "kv_events_topic", "kv_events_hashes"),
+    *("indexer", "indexer_token"),
 )
 
 
@@ -181,6 +182,7 @@ def _check_addresses(config: Config) -> None:
     for name in ("kv_events", "kv_events_replay"):
         if endpoint := getattr(config, name):
             check_endpoint(name, endpoint, is_exposed=bool(config.kv_events_exposed))
+    check_choice("kv_events_hashes", config.kv_events_hashes, ("bytes", "numbers"))
     if config.kv_events_replay and not config.kv_events:
         raise ConfigError("kv_events_replay is set, but kv_events is not: there is nothing to repeat")
     if config.kv_events and not config.pool_nbytes:

@@ -173,6 +173,9 @@ class Config:
     """``tcp://HOST:PORT`` where subscribers ask for events that they missed; empty: nowhere."""
     kv_events_topic: str = ""
     """The first frame of each message of events, which subscribers choose by."""
+    kv_events_hashes: str = "bytes"
+    """What pages are called by there: ``bytes``, their keys; ``numbers``, 8 bytes of these, which all of SGLang's own
+    readers, and vLLM's, take."""
     kv_events_exposed: bool | str = False
     """Let both be reached by other machines. Nothing of them is encrypted, and whoever connects is served."""
     indexer: str = ""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from p2pkv import _native
 from p2pkv.disk.tier import DiskTier
 from p2pkv.kv_events import messages
-from p2pkv.kv_events.messages import AllBlocksCleared, BlockRemoved, BlockStored
+from p2pkv.kv_events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Hashes
 from p2pkv.kv_events.publisher import EventPublisher
 from p2pkv.limited_log import LimitedLog
 from p2pkv.page import Keys
@@ -51,13 +51,19 @@ class EventFeed:
         pool: Pool,
         tier: DiskTier | None,
         epoch: Callable[[], int],
+        *,
+        hashes: Hashes = Hashes.BYTES,
     ) -> None:
-        """Take over ``publisher``; ``changes`` must be what ``pool`` and ``tier`` were made with."""
+        """Take over ``publisher``; ``changes`` must be what ``pool`` and ``tier`` were made with.
+
+        ``hashes`` says what subscribers get; followers in this process get keys.
+        """
         self._publisher = publisher
         self._changes = changes
         self._pool = pool
         self._tier = tier
         self._epoch = epoch
+        self._hashes = hashes
         self._log = LimitedLog(_log)
         # Used by the thread only.
         self._told_epoch = epoch()
@@ -100,7 +106,7 @@ class EventFeed:
                 self._closing.wait(_RETELL_S)
         try:
             # who follows need not learn from membership that nothing of this can be read any more
-            self._publisher.finish(messages.encode([AllBlocksCleared()], time.time()))
+            self._publisher.finish(messages.encode([AllBlocksCleared()], time.time(), self._hashes))
         finally:
             self._publisher.close()
 
@@ -166,7 +172,7 @@ class EventFeed:
                     follower("AllBlocksCleared", "", ())
                 else:
                     follower(type(event).__name__, event.medium or "", event.block_hashes)
-        self._publisher.send(messages.encode(events, time.time()))
+        self._publisher.send(messages.encode(events, time.time(), self._hashes))
         self._n_told += 1
 
     def readings(self) -> dict[str, float]:

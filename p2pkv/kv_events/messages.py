@@ -1,10 +1,13 @@
 """KV events as vLLM and SGLang send them: msgpack of a batch, whose events are maps with their type's name.
 
 Field names, their order in a batch and the defaults that are left out are those of ``vllm.distributed.kv_events``; its
-decoders read these messages. ``docs/events.md`` says what a node puts into the fields.
+decoders read these messages. ``docs/events.md`` says what a node puts into the fields. SGLang has the same schema, but
+for hashes, which are numbers there; vLLM takes both.
 """
 
 from __future__ import annotations
+
+from enum import Enum
 
 import msgspec
 
@@ -12,6 +15,15 @@ MEMORY = "CPU"
 """The ``medium`` of pages in a node's pool; vLLM's name for memory of the host."""
 DISK = "STORAGE"
 """The ``medium`` of pages in a node's disk tier."""
+
+
+class Hashes(Enum):
+    """What pages are called by in messages."""
+
+    BYTES = "bytes"
+    """Their keys."""
+    NUMBERS = "numbers"
+    """The last 8 bytes of their keys, big-endian and without a sign."""
 
 
 class KVCacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
@@ -64,6 +76,17 @@ def stored(keys: list[bytes], medium: str) -> BlockStored:
     return BlockStored(keys, None, [], 0, None, medium, None)
 
 
-def encode(events: list[BlockStored | BlockRemoved | AllBlocksCleared], now: float) -> bytes:
+def encode(
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared], now: float, hashes: Hashes = Hashes.BYTES
+) -> bytes:
     """Return the message of a batch; rank 0, which every consumer of vLLM's events knows."""
-    return _encoder.encode(KVEventBatch(now, events, 0))
+    if hashes is Hashes.BYTES:
+        return _encoder.encode(KVEventBatch(now, events, 0))
+    return _encoder.encode((now, [_with_numbers(event) for event in events], 0))
+
+
+def _with_numbers(event: BlockStored | BlockRemoved | AllBlocksCleared) -> dict[str, object]:
+    fields: dict[str, object] = {"type": type(event).__name__, **msgspec.structs.asdict(event)}
+    if not isinstance(event, AllBlocksCleared):
+        fields["block_hashes"] = [int.from_bytes(key[-8:], "big") for key in event.block_hashes]
+    return fields

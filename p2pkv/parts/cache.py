@@ -25,6 +25,7 @@ from p2pkv.directory.view import Member, View, node_key
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import ConfigError
 from p2pkv.kv_events.feed import LOG_CAPACITY, EventFeed
+from p2pkv.kv_events.messages import Hashes
 from p2pkv.kv_events.publisher import EventPublisher
 from p2pkv.memory import copies
 from p2pkv.memory.registrar import Registrar
@@ -298,7 +299,10 @@ class CacheParts:
             config.kv_events, config.kv_events_replay or None, config.kv_events_topic, first_sequence=boot
         )
         epochs = self._control.epochs
-        self.events = EventFeed(publisher, self._changes, self.pool, self.tier, lambda: epochs.own)
+        hashes = Hashes(config.kv_events_hashes)
+        self.events = EventFeed(
+            publisher, self._changes, self.pool, self.tier, lambda: epochs.own, hashes=hashes
+        )
         undo.callback(self.events.close)
         self.events.start()
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
+from cluster import eventually
 from event_subscriber import Subscriber, residents
 from p2pkv import Config, ConfigError, Node, _native, page_key
 from p2pkv.kv_events import messages, publisher
@@ -318,6 +319,46 @@ def golden_events() -> list[messages.BlockStored | messages.BlockRemoved | messa
 
 def test_a_batch_has_the_bytes_that_vllm_makes_of_the_same_events() -> None:
     assert messages.encode(golden_events(), 1234.5) == GOLDEN.read_bytes()
+
+
+def test_numbers_are_the_ends_of_keys_and_all_else_stays() -> None:
+    bare = msgspec.msgpack.decode(messages.encode(golden_events(), 1.0))
+    numbered = msgspec.msgpack.decode(messages.encode(golden_events(), 1.0, messages.Hashes.NUMBERS))
+    for event in bare[1]:
+        if "block_hashes" in event:
+            event["block_hashes"] = [int.from_bytes(key[8:], "big") for key in event["block_hashes"]]
+    assert numbered == bare
+    assert numbered[1][1]["block_hashes"] == [0x08090A0B0C0D0E0F, 0x18191A1B1C1D1E1F]
+
+
+def test_a_node_tells_subscribers_numbers_and_followers_keys(
+    start: Callable[..., tuple[Node, Subscriber]],
+) -> None:
+    node, _ = start(kv_events_hashes="numbers")
+    followed: set[bytes] = set()
+    node.follow_kv_events(lambda event, medium, keys: followed.update(keys))
+    publish(node, ["a"])
+    key = page_key("default", "a")
+    number = int.from_bytes(key[8:], "big")
+    assert node.kv_events_replay_endpoint is not None
+    with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
+        asking.setsockopt(zmq.LINGER, 0)
+        asking.connect(node.kv_events_replay_endpoint)
+        eventually(lambda: key in followed and number in numbers_told(asking), 20.0)
+    assert followed == {key}
+
+
+def numbers_told(asking: zmq.Socket[bytes]) -> set[int]:
+    """Return what pages are called in all that is repeated."""
+    asking.send_multipart((b"", bytes(8)))
+    found: set[int] = set()
+    while asking.poll(10_000):
+        batch = asking.recv_multipart()[-1]
+        if not batch:
+            break
+        for event in msgspec.msgpack.decode(batch)[1]:
+            found.update(event.get("block_hashes", ()))
+    return found
 
 
 def test_the_key_of_a_page_is_what_its_node_hashes(start: Callable[..., tuple[Node, Subscriber]]) -> None:
