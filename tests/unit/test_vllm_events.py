@@ -127,6 +127,22 @@ def test_blocks_that_do_not_follow_each_other_are_told_apart() -> None:
     assert (third.block_hashes, third.token_ids, third.block_size) == ([unknown], [], 0)
 
 
+@pytest.mark.parametrize("order", [(2, 1, 0), (1, 0, 2), (2, 0, 1), (0, 2, 1)])
+def test_no_block_is_told_before_the_one_that_it_follows(order: tuple[int, ...]) -> None:
+    events = BlockEvents()
+    events.connect([frozenset({0})])
+    group = Group(Kind.FULL, BLOCK)
+    request = RequestFake("1", list(range(4 * BLOCK)), None)
+    events.contents.note(request, 0, group, range(4), BLOCK)
+    chain = list(request.block_hashes[1:])
+    # a pool lists its pages in any order
+    events.hear([Change(0, "CPU", True, BlockName(0, chain[at])) for at in order])
+    (event,) = events.take()
+    assert event.block_hashes == chain
+    assert event.parent_block_hash == request.block_hashes[0]
+    assert event.token_ids == request.all_token_ids[BLOCK:]
+
+
 def test_blocks_of_which_nobody_knows_what_is_in_them_are_told_without_tokens() -> None:
     events = BlockEvents()
     events.connect([frozenset({0})])

@@ -59,16 +59,34 @@ class BlockContents:
             self._known = {name: self._known[name] for _, name in there if name in self._known}
 
     def runs(self, group: int, hashes: Sequence[bytes]) -> list[list[tuple[bytes, Contents | None]]]:
-        """Cut blocks into runs of which each block comes after the one before, as one event tells them."""
+        """Cut blocks into runs of which each block comes after the one before, as one event tells them.
+
+        No block is told before the one that it follows, if both are among them: an index drops those whose parents it
+        does not know.
+        """
         runs: list[list[tuple[bytes, Contents | None]]] = []
         last: tuple[bytes, Contents | None] | None = None
-        for block_hash in hashes:
+        for block_hash in self._parents_first(group, hashes):
             contents = self._known.get(BlockName(group, block_hash))
             if last is None or not _follows(contents, *last):
                 runs.append([])
             last = (block_hash, contents)
             runs[-1].append(last)
         return runs
+
+    def _parents_first(self, group: int, hashes: Sequence[bytes]) -> list[bytes]:
+        left = dict.fromkeys(hashes)
+        ordered: list[bytes] = []
+        for block_hash in hashes:
+            chain: list[bytes] = []
+            at: bytes | None = block_hash
+            while at is not None and at in left:
+                del left[at]
+                chain.append(at)
+                contents = self._known.get(BlockName(group, at))
+                at = contents.before if contents is not None else None
+            ordered += reversed(chain)
+        return ordered
 
 
 def _follows(contents: Contents | None, hash_before: bytes, before: Contents | None) -> bool:
