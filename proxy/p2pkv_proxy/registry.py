@@ -118,9 +118,15 @@ class Registry:
             tracked.expires = self._now() if not tracked.in_flight else float("inf")
 
     def note_probe(self, instance_id: str, *, is_healthy: bool) -> None:
-        """Take the result of a health check of a listed instance. Of one that is heard only a bad one says anything."""
+        """Take the result of a health check of a listed instance.
+
+        Of one that is heard a good one says only that its heartbeats are believed.
+        """
         tracked = self._tracked.get(instance_id)
-        if tracked is not None and tracked.is_listed and not (tracked.is_heard and is_healthy):
+        if tracked is None or not tracked.is_listed:
+            return
+        tracked.is_unreachable = not is_healthy
+        if not (tracked.is_heard and is_healthy):
             self._set_load(tracked, Load(State.READY if is_healthy else State.FAILING))
 
     @property
@@ -184,8 +190,10 @@ class Registry:
         tracked.instance = instance
         tracked.boot, tracked.sequence = heartbeat.boot, heartbeat.sequence
         tracked.expires = self._now() + self._lifetime
+        # heartbeats go on where only its HTTP stands still, and nobody could be served by it
+        is_stuck = tracked.is_unreachable and heartbeat.state is State.READY
         load = Load(
-            heartbeat.state,
+            State.FAILING if is_stuck else heartbeat.state,
             heartbeat.running,
             heartbeat.waiting,
             heartbeat.kv_tokens,

@@ -70,6 +70,8 @@ class Tracked:
         """Requests that had an answer, or its beginning if the client left."""
         self.is_contradicted = False
         """Its heartbeats say otherwise than its entry does."""
+        self.is_unreachable = False
+        """It is listed, and its health check fails, whatever its heartbeats say."""
         self.was_listed = False
         """The operator has named it, and does so no more."""
         self.is_draining_here = False

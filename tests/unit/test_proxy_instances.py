@@ -296,6 +296,25 @@ def test_a_listed_instance_stays_listed_whatever_its_heartbeats_say_and_when_the
     assert tracked.state is State.READY
 
 
+def test_an_instance_is_not_ready_while_its_health_check_fails_whatever_it_says() -> None:
+    registry = Registry()
+    registry.list_instance(instance("a"))
+    registry.note_probe("a", is_healthy=True)
+    tracked = registry.get("a")
+    assert tracked is not None
+    registry.note_heartbeat(beat("a", 1))
+    registry.note_probe("a", is_healthy=False)
+    for sequence in range(2, 5):
+        registry.note_heartbeat(beat("a", sequence))
+        assert tracked.state is State.FAILING
+    assert [event.text for event in registry.events].count("it is failing") == 1
+    registry.note_heartbeat(beat("a", 5, State.DRAINING))
+    assert tracked.state is State.DRAINING
+    registry.note_probe("a", is_healthy=True)
+    registry.note_heartbeat(beat("a", 6))
+    assert tracked.state is State.READY
+
+
 def test_a_listed_instance_is_what_the_operator_says_it_is(caplog: pytest.LogCaptureFixture) -> None:
     registry = Registry()
     registry.list_instance(instance("a"))
