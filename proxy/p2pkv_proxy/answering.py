@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from functools import partial
 
 from p2pkv_proxy.bodies import Scope
 from p2pkv_proxy.call import Call, InstanceError, Pair
@@ -78,7 +79,8 @@ class Answering:
                 try:
                     protocol = PROTOCOLS[mode] if call.raw is None else _PASSING
                     engines = self._services.engines
-                    answer = await protocol.open(engines, call, pair, undo, self._note_lost)
+                    note_lost = partial(self._note_lost, call)
+                    answer = await protocol.open(engines, call, pair, undo, note_lost)
                     if answer.pages is not None:  # not before the client has its first bytes
                         loop = asyncio.get_running_loop()
                         loop.call_soon(self._services.holdings.learn, call.prompt, answer.pages)
@@ -94,9 +96,12 @@ class Answering:
     def _traced(self, call: Call, pair: Pair, number: int) -> AbstractContextManager[Call]:
         return nullcontext(call) if self.span is None else self.span.attempt(call, pair, number)
 
-    def _note_lost(self, tracked: Tracked) -> None:
+    def _note_lost(self, call: Call, tracked: Tracked) -> None:
         if self._is_answering and tracked is not self._decode:
             return  # a prefill whose pages the decode has: it goes on alone
+        if not self._services.router.has_others(call.prompt, call.path, tracked):
+            # Busy is as silent as stopped. Its patience ends the wait, its connection, or who else comes to be ready.
+            return
         self.lost.append(tracked)
         self._waits.cut(Cut.INSTANCE_LOST)
 

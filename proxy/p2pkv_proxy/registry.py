@@ -233,8 +233,20 @@ class Registry:
             self._tell(tracked.id, f"it is {load.state.value}", level)
             if load.state is State.FAILING:
                 tracked.interrupt_unanswered()
+            if load.state is State.READY:
+                self._relieve(tracked)
         if State.FAILING in (load.state, before.state):
             tracked.note_health(is_failing=load.state is State.FAILING)
+
+    def _relieve(self, ready: Tracked) -> None:
+        """Tell requests without a byte of an answer that somebody is ready who may do what fails or is silent.
+
+        One that is heard again has what it had: those requests stay with it.
+        """
+        silent = [t for t in self._left_behind if t.load.state not in (State.LEFT, State.DRAINING)]
+        for tracked in (*(t for t in self if t.load.state is State.FAILING), *silent):
+            if tracked.id != ready.id:
+                tracked.interrupt_unanswered()
 
     def expire(self, late: float = 0.0) -> None:
         """Remove those not heard of in time; their requests without a byte of an answer go elsewhere.

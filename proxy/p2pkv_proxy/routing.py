@@ -99,6 +99,19 @@ class Router:
                 return self._pair(prompt, sides)
         raise self._refusal(able, ready)
 
+    def has_others(self, prompt: Prompt, path: str, than: Tracked) -> bool:
+        """Whether a request that waits at an instance could go elsewhere now, be it to wait there for room."""
+        try:
+            able = self._able(prompt, path)
+        except RefusedError:
+            return False
+        others = [t for t in able if t.id != than.id and t.state is State.READY]
+        sides = self._sides(prompt, others, time.monotonic())
+        if sides is None:
+            return False
+        is_alone = prompt.is_for_one or any(t.instance.role is Role.BOTH for t in sides.decodes)
+        return bool(sides.prefills) or is_alone or not self.settings.strict_pd
+
     def _able(self, prompt: Prompt, path: str) -> list[Tracked]:
         able = sorted(self._registry, key=lambda tracked: tracked.id)
         if path == "/generate":

@@ -315,6 +315,26 @@ def test_an_instance_is_not_ready_while_its_health_check_fails_whatever_it_says(
     assert tracked.state is State.READY
 
 
+def test_what_waits_where_something_fails_is_told_when_another_one_is_ready() -> None:
+    clock = Clock()
+    registry = Registry(lifetime=10.0, now=clock)
+    interrupted: list[str] = []
+    for name in ("failing", "left", "silent"):
+        registry.note_heartbeat(beat(name, 1))
+        tracked = registry.get(name)
+        assert tracked is not None
+        tracked.begin(5, clock.now, lambda name=name: interrupted.append(name))  # type: ignore[misc]
+    clock.now += 11.0
+    registry.note_heartbeat(beat("failing", 2, State.FAILING))
+    registry.note_heartbeat(beat("left", 2, State.LEFT))
+    registry.expire()
+    assert interrupted == ["failing", "silent"]  # and nobody else could do it
+    registry.note_heartbeat(beat("silent", 2))
+    assert interrupted[2:] == ["failing"]  # who is heard again has what it had
+    registry.note_heartbeat(beat("other", 1))
+    assert interrupted[3:] == ["failing", "silent"]
+
+
 def test_a_listed_instance_is_what_the_operator_says_it_is(caplog: pytest.LogCaptureFixture) -> None:
     registry = Registry()
     registry.list_instance(instance("a"))
