@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from p2pkv.errors import ConfigError
 from p2pkv.exposition import Exposition
 from p2pkv.metrics import Metrics
+from p2pkv.served_port import ServedPort
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -43,8 +43,8 @@ class Page:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class MetricsServer:
-    """Serves from construction to :meth:`close`, on threads of its own.
+class MetricsServer(ServedPort):
+    """Answers each request on a thread of its own.
 
     ``not_ready`` says why this node should not be given work, or None. ``more`` answers what else is served here, and
     returns None for what is not. Raises :class:`ConfigError` if the port is taken.
@@ -62,14 +62,12 @@ class MetricsServer:
         self._more = more
         self._not_ready = not_ready
         try:
-            self._server = make_server(
+            server = make_server(
                 host, port, self._answer, _ServerV6 if ":" in host else _Server, handler_class=_Quiet
             )
         except OSError as error:
             raise ConfigError(f"cannot serve metrics on {host}:{port}: {error.strerror or error}") from error
-        self.port = int(self._server.server_port)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="p2pkv-metrics", daemon=True)
-        self._thread.start()
+        super().__init__(server, "p2pkv-metrics")
 
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         page = self._page(environ["PATH_INFO"], environ)
@@ -87,12 +85,6 @@ class MetricsServer:
             reason = self._not_ready()
             return _text("200 OK", "ready") if reason is None else _text("503 Service Unavailable", reason)
         return self._more(environ) or _text("404 Not Found", "there is /, /metrics, /healthz and /readyz")
-
-    def close(self) -> None:
-        """Stop serving; waits for the thread. Idempotent."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 def _text(status: str, text: str) -> Page:

@@ -27,6 +27,7 @@ from p2pkv.indexer.indexer import Indexer
 from p2pkv.indexer.openapi import description
 from p2pkv.indexer.refusal import Refusal
 from p2pkv.limited_log import LimitedLog
+from p2pkv.served_port import ServedPort
 
 MAX_CONNECTIONS = 64
 MAX_BODY = 4 << 20
@@ -44,8 +45,8 @@ class _Connection:
     """Since when nothing of it was answered; None while an answer is made."""
 
 
-class IndexerServer:
-    """Serves from construction to :meth:`close`. Raises :class:`~p2pkv.errors.ConfigError` if it can't listen.
+class IndexerServer(ServedPort):
+    """Raises :class:`~p2pkv.errors.ConfigError` if it can't listen.
 
     ``token`` is what who asks has to show; empty: nothing, which is for loopback only. ``count`` is told of each
     request whether it was ``answered``, ``refused`` or ``failed``.
@@ -83,15 +84,11 @@ class IndexerServer:
             raise ConfigError(
                 f"cannot serve the indexer on {host}:{port}: {error.strerror or error}"
             ) from error
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, name="p2pkv-indexer", daemon=True)
-        self._thread.start()
+        super().__init__(self._server, "p2pkv-indexer")
 
     def close(self) -> None:
         """Stop serving, and end connections; waits for their threads. Idempotent."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().close()
         self._server.end_connections()
 
     def refusal(self, headers: Message[str, str]) -> Refusal | None:

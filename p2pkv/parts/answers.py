@@ -1,4 +1,7 @@
-"""What a node answers besides pages: questions of peers and of the command line, indexer queries, scrapes, its page."""
+"""What a node answers besides pages: questions of peers and of the command line, indexer queries, scrapes, its page.
+
+Its ports it has before it joins: others hear nothing of a node whose port is taken, start after start.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from p2pkv.explain.watch import NamespaceWatch
 from p2pkv.explain.working_sets import WorkingSets
 from p2pkv.metrics_server import MetricsServer
 from p2pkv.parts.cache import CacheParts
-from p2pkv.parts.indexer import serve_indexer
+from p2pkv.parts.indexer import make_indexer_server
+from p2pkv.served_port import ServedPort
 
 if TYPE_CHECKING:
     from p2pkv.parts.node import NodeParts
@@ -49,26 +53,49 @@ def _answer_drain(caching: CacheParts, config: Config, body: bytes) -> bytes:
     return encode_drained(caching.drainer.drained)
 
 
-def serve_http(parts: NodeParts, config: Config, undo: ExitStack) -> tuple[int | None, int | None]:
-    """Answer the indexer's queries, and scrapes beside the node's page, where that is wanted; return both ports."""
-    indexer_port = None
-    if config.indexer and parts.caching is not None:
-        indexer = serve_indexer(
-            config,
-            parts.caching.directory,
-            parts.control,
-            lambda: parts.membership.view().present(),
-            parts.metrics,
-        )
-        undo.callback(indexer.close)
-        indexer_port = indexer.port
-    if config.metrics_port is None:
-        return indexer_port, None
+class HttpPorts:
+    """Where a node answers the indexer's queries, and scrapes beside its page, as far as either is wanted.
+
+    The ports are taken at construction and given back at the end of ``undo``; nothing is answered before
+    :meth:`serve`.
+    """
+
+    def __init__(self, parts: NodeParts, config: Config, undo: ExitStack) -> None:
+        self._indexer = self._metrics = None
+        if config.indexer and parts.caching is not None:
+            self._indexer = make_indexer_server(
+                config,
+                parts.caching.directory,
+                parts.control,
+                lambda: parts.membership.view().present(),
+                parts.metrics,
+            )
+            undo.callback(self._indexer.close)
+        if config.metrics_port is not None:
+            self._metrics = _metrics_server(parts, config, config.metrics_port)
+            undo.callback(self._metrics.close)
+
+    def serve(self, undo: ExitStack) -> tuple[int | None, int | None]:
+        """Begin to answer, until ``undo`` comes to this call's part; return the ports of both."""
+        return _serve(self._indexer, undo), _serve(self._metrics, undo)
+
+
+def _metrics_server(parts: NodeParts, config: Config, port: int) -> MetricsServer:
     host = config.metrics_host or parts.control.host
     reading = ClusterReading(
-        config.node_id, config.cluster, parts.control.client, parts.membership.view, parts.metrics.counters
+        config.node_id,
+        config.cluster,
+        parts.control.client,
+        lambda: parts.membership.view(),
+        parts.metrics.counters,
     )
     site = Site(host, config.dashboard_token, reading.read, parts.explainer.explain)
-    server = MetricsServer(host, config.metrics_port, parts.metrics, parts.not_ready, site.answer)
-    undo.callback(server.close)
-    return indexer_port, server.port
+    return MetricsServer(host, port, parts.metrics, parts.not_ready, site.answer)
+
+
+def _serve(port: ServedPort | None, undo: ExitStack) -> int | None:
+    if port is None:
+        return None
+    undo.callback(port.close)
+    port.start()
+    return port.port

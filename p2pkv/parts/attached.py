@@ -231,6 +231,7 @@ class AttachedParts:
                 config.metrics_host or "127.0.0.1", config.metrics_port, self.metrics, weakly(self._not_ready)
             )
             undo.callback(server.close)
+            server.start()
             self.metrics_port = server.port
 
     def _readings(self) -> dict[str, float]:

@@ -19,14 +19,14 @@ from p2pkv.parts.control import ControlParts
 _log = logging.getLogger(__name__)
 
 
-def serve_indexer(
+def make_indexer_server(
     config: Config,
     directory: DirectoryClient,
     control: ControlParts,
     members: Callable[[], Iterable[Member]],
     metrics: Metrics,
 ) -> IndexerServer:
-    """Serve it where ``indexer`` says."""
+    """Take the address that ``indexer`` says, to be served from there."""
     indexer = Indexer(directory.get, lambda name: Namespace(name, control.epochs), members)
     return IndexerServer(
         split_address("indexer", config.indexer),

@@ -36,7 +36,7 @@ from p2pkv.memory.staging import use_library as use_cuda_library
 from p2pkv.metrics import BoundedPeers, Metrics, Readings
 from p2pkv.offers.transfers import Transfers, start_offers
 from p2pkv.page import Keys, Namespace
-from p2pkv.parts.answers import answer_questions, serve_http
+from p2pkv.parts.answers import HttpPorts, answer_questions
 from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.control import ControlParts
 from p2pkv.parts.figures import Figures, meeting_places
@@ -106,6 +106,8 @@ class NodeParts:
         require_memory(config.registered_nbytes - kept.left_nbytes, available_memory())
         self._connect(undo, gate, extra_transports)
         self._make_cache(undo, kept, requests)
+        # A port that is taken ends the start here, before anybody has heard of this node.
+        http_ports = HttpPorts(self, config, undo)
         self.epochs = self._keep_epochs(undo)
         self.membership = self._join(undo, clock, timing)
         self.epochs.learn(time.monotonic() + _LEARN_S)  # before anything is published
@@ -113,7 +115,7 @@ class NodeParts:
         self._begin_serving(undo, spans)
         self._watch_figures()
         answer_questions(self, config, undo)
-        self.indexer_port, self.metrics_port = serve_http(self, config, undo)
+        self.indexer_port, self.metrics_port = http_ports.serve(undo)
 
     def _make_spans(self, requests: Requests) -> Spans | None:
         config = self._config

@@ -30,7 +30,8 @@ BELOW = {
     "timings": "_native exemplars",
     "metrics": "_native timings",
     "exposition": "metrics",
-    "metrics_server": "errors exposition metrics",
+    "served_port": "",
+    "metrics_server": "errors exposition metrics served_port",
     "lifetime": "_native",
     "limited_log": "",
     "message_types": "",
@@ -56,10 +57,11 @@ BELOW = {
     "keeper": "attach errors limited_log transports",
     "explain": "_native control directory disk errors limited_log message_types metrics page pool transports",
     "dashboard": "address control directory errors explain metrics_server",
-    "indexer": "directory errors limited_log message_types page",
+    "indexer": "directory errors limited_log message_types page served_port",
     "kv_events": "_native disk errors page pool limited_log",
     "parts": "_native address attach cache config control dashboard descriptors directory disk errors explain indexer "
-    "keeper kv_events lifetime limited_log memory metrics metrics_server offers page peers pool tracing transports",
+    "keeper kv_events lifetime limited_log memory metrics metrics_server offers page peers pool served_port tracing "
+    "transports",
     "node": "_native arrays attach cache config directory errors explain lifetime memory offers page parts peers "
     "transports",
     "__init__": "_native cache config directory errors memory node page peers",

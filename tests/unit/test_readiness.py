@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 import urllib.error
 import urllib.request
 
@@ -46,6 +48,21 @@ def test_a_node_that_is_alone_is_alive_and_not_ready_until_another_comes() -> No
 def test_the_first_node_of_a_cluster_is_ready(join: tuple[str, ...]) -> None:
     with Node.start(_config("first", join=join, metrics_port=0)) as node:
         assert _get(node, "/readyz") == (200, "ready\n")
+
+
+@pytest.mark.parametrize("setting", ["metrics_port", "indexer"])
+def test_others_hear_nothing_of_a_node_whose_port_is_taken(
+    setting: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    join, taken = f"127.0.0.1:{free_port()}", free_port()
+    value = taken if setting == "metrics_port" else f"127.0.0.1:{taken}"
+    with Node.start(_config("good", join=join)) as good, socket.create_server(("127.0.0.1", taken)):
+        caplog.set_level(logging.INFO)
+        with pytest.raises(ConfigError, match="Address already in use"):
+            Node.start(_config("bad", join=join, **{setting: value}))
+        # who joins is heard of by the node that it joins before its start goes on
+        assert "node bad" not in caplog.text
+        assert [member.node_id for member in good.members()] == ["good"]
 
 
 def test_the_port_serves_what_it_says_and_nothing_else() -> None:
