@@ -23,9 +23,11 @@ DISK_FSYNC = ("never", "seal", "batch")
 DISK_WRITE = ("write_through", "on_evict")
 """When a page goes to the disk."""
 DISK_ADMISSION = ("all", "second_use")
+"""Which pages go to the disk."""
 DISK_COMPRESSION = ("off", "zstd")
+"""How the disk has its pages."""
 COMPRESSION = ("off", "lossless", "auto")
-"""Which pages do."""
+"""How the pool has its pages."""
 ENGINE_ROLES = ("", "prefill", "decode", "both")
 """Empty: what the engine's own settings say."""
 HUGE_PAGES = {"off": 0, "2MiB": 2 << 20, "1GiB": 1 << 30}
