@@ -18,7 +18,8 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-xpyd bench bench-xpyd bench-peers test test-native test-slow test-hunts test-mutations test-chaos \
-        test-rdma test-rdma-slow test-gpu gpu-evidence test-sglang test-sglang-pd test-vllm wheel test-wheel test-deploy docs check format clean
+        test-arm test-rdma test-rdma-slow test-gpu gpu-evidence test-sglang test-sglang-pd test-vllm wheel test-wheel test-deploy \
+        docs check format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -75,6 +76,9 @@ test: $(STAMP)  ## all fast tests, some at a time
 
 test-native: $(STAMP)  ## the native tests under ASan + UBSan, under TSan and as in a wheel
 	$(BIN)/python native/test/run.py
+
+test-arm: $(STAMP)  ## native tests of what is written for aarch64, cross-compiled and emulated; needs qemu-user-static
+	$(BIN)/python native/test/run.py aarch64
 
 test-slow: $(STAMP)  ## the long tests: 1,000 connect and kill cycles, the full torn-read hunt
 	$(BIN)/python -m pytest -m slow
