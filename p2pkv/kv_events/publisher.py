@@ -51,10 +51,9 @@ class _Replay:
 class EventPublisher:
     """Used by one thread after it is made. Raises :class:`~p2pkv.errors.ConfigError` for an address in use."""
 
-    def __init__(self, endpoint: str, replay_endpoint: str | None, topic: str, first_sequence: int) -> None:
-        """``first_sequence`` must be above all that an earlier publisher at this address sent."""
+    def __init__(self, endpoint: str, replay_endpoint: str | None, topic: str) -> None:
         self._topic = topic.encode()
-        self._first = self._next = first_sequence
+        self._first = self._next = 0
         self._kept: deque[bytes] = deque(maxlen=KEPT)  # the last is number `_next - 1`
         self._replays: dict[bytes, _Replay] = {}  # by asker; who waited longest is first
         self._is_held = False
@@ -85,6 +84,10 @@ class EventPublisher:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
             raise ConfigError(f"cannot listen on {setting} {endpoint!r}: {error}") from error
+
+    def begin(self, first_sequence: int) -> None:
+        """Number batches from here on, before the first: above all that an earlier publisher at this address sent."""
+        self._first = self._next = first_sequence
 
     def send(self, batch: bytes) -> None:
         """Send an encoded batch to whoever listens, and keep it. Never blocks."""

@@ -1,6 +1,6 @@
 """What a node answers besides pages: questions of peers and of the command line, indexer queries, scrapes, its page.
 
-Its ports it has before it joins: others hear nothing of a node whose port is taken, start after start.
+It has its ports before it joins, so that others hear nothing of a node whose port is taken, start after start.
 """
 
 from __future__ import annotations

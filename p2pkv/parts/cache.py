@@ -115,6 +115,7 @@ class CacheParts:
         self._let_peers_read(transports, undo)
         self.directory_server.serve_touches(self.pool.native)
         undo.callback(self.directory_server.serve_touches, None)
+        self._publisher = self._take_event_ports(undo)
 
     def serve(
         self,
@@ -136,7 +137,8 @@ class CacheParts:
         undo.callback(epochs.take_back_from, None, None)
         if epochs.own != self._left_epoch:
             self.pool.purge()  # what was left is of before a bump that came while this node was away
-        self._tell_events(boot, undo)
+        if self._publisher is not None:
+            self._tell_events(self._publisher, boot, undo)
         self.followers = Followers(
             self._own_key, self.guests, self._control.client, self._members, self._metrics
         )
@@ -290,16 +292,20 @@ class CacheParts:
         self._control.server.loop.serve_promotions(tier.native)
         return tier
 
-    def _tell_events(self, boot: int, undo: ExitStack) -> None:
+    def _take_event_ports(self, undo: ExitStack) -> EventPublisher | None:
+        """Take them before this node joins, as :class:`~p2pkv.parts.answers.HttpPorts` does."""
         config = self._config
         if not config.kv_events:
-            return
+            return None
+        publisher = EventPublisher(config.kv_events, config.kv_events_replay or None, config.kv_events_topic)
+        undo.callback(publisher.close)
+        return publisher
+
+    def _tell_events(self, publisher: EventPublisher, boot: int, undo: ExitStack) -> None:
         # Boot epochs grow by nanoseconds: after a restart subscribers see a gap, never a number they have seen.
-        publisher = EventPublisher(
-            config.kv_events, config.kv_events_replay or None, config.kv_events_topic, first_sequence=boot
-        )
+        publisher.begin(boot)
         epochs = self._control.epochs
-        hashes = Hashes(config.kv_events_hashes)
+        hashes = Hashes(self._config.kv_events_hashes)
         self.events = EventFeed(
             publisher, self._changes, self.pool, self.tier, lambda: epochs.own, hashes=hashes
         )

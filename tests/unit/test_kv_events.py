@@ -141,7 +141,7 @@ def test_a_node_that_closes_says_that_nothing_is_there(
 def test_a_goodbye_waits_for_nobody_who_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a bound it hangs until the test's time is over."""
     monkeypatch.setattr(publisher, "GOODBYE_S", 0.05)
-    events = EventPublisher(LOOPBACK, None, "", 0)
+    events = EventPublisher(LOOPBACK, None, "")
     context = zmq.Context()
     silent = context.socket(zmq.SUB)
     silent.set_hwm(1)
@@ -229,7 +229,8 @@ def test_a_request_that_is_none_is_not_answered_and_the_next_one_is(
 
 
 def test_batches_are_repeated_from_a_sequence_on_and_the_end_is_told() -> None:
-    events = EventPublisher(LOOPBACK, LOOPBACK, "pages", 100)
+    events = EventPublisher(LOOPBACK, LOOPBACK, "pages")
+    events.begin(100)
     context = zmq.Context()
     asking = context.socket(zmq.DEALER)
     try:
@@ -251,7 +252,8 @@ def test_batches_are_repeated_from_a_sequence_on_and_the_end_is_told() -> None:
 
 
 def test_a_long_replay_holds_up_no_turn_and_is_whole() -> None:
-    events = EventPublisher(LOOPBACK, LOOPBACK, "", 100)
+    events = EventPublisher(LOOPBACK, LOOPBACK, "")
+    events.begin(100)
     context = zmq.Context()
     asking = context.socket(zmq.DEALER)
     asking.set_hwm(0)
@@ -280,7 +282,8 @@ def test_a_long_replay_holds_up_no_turn_and_is_whole() -> None:
 def test_askers_who_never_read_keep_nobody_else_out_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher, "REPLAYS", 2)
     monkeypatch.setattr(publisher, "STUCK_S", 0.2)
-    events = EventPublisher(LOOPBACK, LOOPBACK, "", 100)
+    events = EventPublisher(LOOPBACK, LOOPBACK, "")
+    events.begin(100)
     context = zmq.Context()
     try:
         for _ in range(publisher.KEPT):  # 40 MiB: more than the kernel takes for an asker

@@ -50,16 +50,26 @@ def test_the_first_node_of_a_cluster_is_ready(join: tuple[str, ...]) -> None:
         assert _get(node, "/readyz") == (200, "ready\n")
 
 
-@pytest.mark.parametrize("setting", ["metrics_port", "indexer"])
+TAKEN = free_port()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"metrics_port": TAKEN},
+        {"indexer": f"127.0.0.1:{TAKEN}"},
+        {"kv_events": f"tcp://127.0.0.1:{TAKEN}"},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
 def test_others_hear_nothing_of_a_node_whose_port_is_taken(
-    setting: str, caplog: pytest.LogCaptureFixture
+    setting: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    join, taken = f"127.0.0.1:{free_port()}", free_port()
-    value = taken if setting == "metrics_port" else f"127.0.0.1:{taken}"
-    with Node.start(_config("good", join=join)) as good, socket.create_server(("127.0.0.1", taken)):
+    join = f"127.0.0.1:{free_port()}"
+    with Node.start(_config("good", join=join)) as good, socket.create_server(("127.0.0.1", TAKEN)):
         caplog.set_level(logging.INFO)
         with pytest.raises(ConfigError, match="Address already in use"):
-            Node.start(_config("bad", join=join, **{setting: value}))
+            Node.start(_config("bad", join=join, **setting))
         # who joins is heard of by the node that it joins before its start goes on
         assert "node bad" not in caplog.text
         assert [member.node_id for member in good.members()] == ["good"]

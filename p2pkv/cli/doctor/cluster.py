@@ -152,7 +152,7 @@ def _kv_events(config: Config) -> Finding:
     what = "kv_events"
     try:
         # the node's own sockets: what they can't bind, such as both at one port, it can't either
-        probe = EventPublisher(config.kv_events, config.kv_events_replay or None, "", 0)
+        probe = EventPublisher(config.kv_events, config.kv_events_replay or None, "")
     except ConfigError as error:
         return Finding(Verdict.BAD, what, str(error), "choose another address or a free port for it")
     probe.close()
