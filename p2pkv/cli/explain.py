@@ -10,6 +10,7 @@ import typer
 from p2pkv.cli.output import AsJson, AsLines, print_parts
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
 from p2pkv.cli.settings import ConfigFile, Settings, load
+from p2pkv.config import Config
 from p2pkv.control.secret import cluster_keys
 from p2pkv.errors import UsageError
 from p2pkv.explain.asking import question_about
@@ -26,7 +27,10 @@ def explain(
     join: Join = None,
     namespace: Annotated[
         str | None,
-        typer.Option(help="The namespace that it was published in. Default: each node's own is looked in."),
+        typer.Option(
+            help="The namespace that it was published in. Default: the setting 'namespace', where that is given; "
+            "else each node's own is looked in."
+        ),
     ] = None,
     is_id: Annotated[
         bool,
@@ -60,7 +64,9 @@ def explain(
             typer.echo(json.dumps(request_record(found)) if as_json else "\n".join(request_lines(found)))
         return
     page_id = _hexadecimal(key) if is_id else None
-    question = question_about(None if is_id else key, page_id, namespace)
+    # Whoever gave another one than the default means it.
+    given = loaded.namespace if loaded.namespace != Config().namespace else None
+    question = question_about(None if is_id else key, page_id, given if namespace is None else namespace)
     with Outsider(cluster_keys(loaded.secret_file)) as outsider:
         explained = outsider.explain(question, addresses_to_ask(loaded, timeout), timeout)
     if as_json:

@@ -230,6 +230,8 @@ def test_the_command_asks_without_joining_and_says_it_in_sentences_and_in_json(t
     assert by_id["places"] == told["places"]
     other = json.loads(_invoke(two, "k", "--namespace", "another", "--json"))
     assert other["verdict"] == "other_namespace"
+    as_setting = json.loads(_invoke(two, "k", "--set", "namespace=another", "--json"))
+    assert as_setting["verdict"] == "other_namespace"
 
 
 def test_an_outsider_finds_pages_in_whatever_namespace_their_nodes_have(world: World) -> None:
