@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def draw(rows: Sequence[Row], file: Path, about: Mapping[str, object]) -> list[Path]:
     """Draw what the rows of one thread say over page sizes, and how all rows stand to their targets; write PNG and SVG.
 
-    Fetches and publishes as ratios to their first reference; transports side by side as throughput, and as how long
+    Fetches and publishes as ratios, with an axis for each first reference; transports as throughput, and as how long
     single calls took. The machine that ``about`` describes is the title, with the day.
     """
     # half a second that a run without a plot need not wait
@@ -31,8 +31,12 @@ def draw(rows: Sequence[Row], file: Path, about: Mapping[str, object]) -> list[P
     ratios = [row for row in single if row.suite in ("fetch", "publish") and row.references]
     throughput = [row for row in single if row.suite == "transports" and row.unit == "GB/s"]
     latency = [row for row in single if row.suite == "transports" and row.unit == "us"]
+    references = dict.fromkeys(row.references[0].name for row in ratios)
     panels = [
-        (ratios, "ratio to the reference of the same bytes", _ratio, _ratio_name),
+        *(
+            ([row for row in ratios if row.references[0].name == name], f"of {name}", _ratio, _ratio_name)
+            for name in references
+        ),
         (throughput, "GB/s, validated", _value, _name),
         (latency, "microseconds a call", _value, _name),
     ]
@@ -59,7 +63,7 @@ def draw(rows: Sequence[Row], file: Path, about: Mapping[str, object]) -> list[P
             axis.set_yscale("log")
         else:
             axis.set_ylim(bottom=0)
-        if points is ratios:
+        if value_of is _ratio:
             axis.axhline(1.0, color="gray", linewidth=0.8)
         axis.legend(fontsize="x-small")
     if judged:
@@ -121,4 +125,4 @@ def _name(row: Row) -> str:
 
 def _ratio_name(row: Row) -> str:
     name = " ".join(part for part in (row.suite, row.transport, row.case) if part)
-    return f"{name}, {row.batch} a call / {row.references[0].name}"
+    return f"{name}, {row.batch} a call"

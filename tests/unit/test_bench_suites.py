@@ -138,6 +138,24 @@ def test_a_picture_has_every_row_with_a_target_and_says_on_which_side_it_is(tmp_
     )
 
 
+def test_what_has_different_references_is_on_different_axes(tmp_path: Path) -> None:
+    rows = [
+        make_row(
+            {"p2pkv": [1.0], reference: [1.0]},
+            suite="fetch",
+            case="cached",
+            transport="shm",
+            unit="GB/s",
+            page_nbytes=MIB,
+            batch=32,
+        )
+        for reference in ("memcpy", "raw stream")
+    ]
+    words = _words(draw(rows, tmp_path / "out", {"cpu": "some", "cores": 2, "load": 1.0})[1])
+    assert "of memcpy" in words
+    assert "of raw stream" in words
+
+
 def _words(svg: Path) -> str:
     """Return what a picture says: letters are drawn, and their text is a comment beside them."""
     return " ".join(re.findall(r"<!-- (.*?) -->", svg.read_text()))
