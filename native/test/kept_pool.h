@@ -31,6 +31,7 @@ PoolOptions kept_options(uint64_t n_granules) {
   options.boot = 8;
   options.now_ns = fake_now_ns;
   options.memory.is_kept = true;
+  options.is_shown = true;
   return options;
 }
 

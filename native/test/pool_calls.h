@@ -50,6 +50,7 @@ int64_t fake_now_ns() {
   options.pinned_limit = pinned_limit;
   options.evictions_kept = evictions_kept;
   options.now_ns = fake_now_ns;
+  options.is_shown = true;
   std::string error;
   auto pool = Pool::create(options, &error);
   CHECK(pool != nullptr);

@@ -211,8 +211,7 @@ TEST(pool_kept_records_that_are_damaged_are_refused) {
 
 TEST(pool_kept_is_handed_to_readers_for_reading_only) {
   auto pool = make_kept_pool(2);
-  CHECK(!p2pkv::is_sealed_for_writers(pool->region().fd()));
-  const p2pkv::UniqueFd reader = p2pkv::open_read_only(pool->region().fd());
+  const p2pkv::UniqueFd reader = p2pkv::for_readers(pool->region().fd());
   CHECK(reader);
   const size_t nbytes = pool->region().nbytes();
   CHECK(mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, reader.get(), 0) == MAP_FAILED);

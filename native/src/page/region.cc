@@ -176,9 +176,10 @@ UniqueFd open_read_only(int fd) {
   return UniqueFd(open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY | O_CLOEXEC));
 }
 
-bool is_sealed_for_writers(int fd) {
+UniqueFd for_readers(int fd) {
   const int seals = fcntl(fd, F_GET_SEALS);
-  return seals >= 0 && (seals & F_SEAL_FUTURE_WRITE) != 0;
+  const bool is_sealed_for_writers = seals >= 0 && (seals & F_SEAL_FUTURE_WRITE) != 0;
+  return is_sealed_for_writers ? UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 3)) : open_read_only(fd);
 }
 
 std::unique_ptr<ReadOnlyMapping> ReadOnlyMapping::map(int fd, size_t nbytes, std::string* error) {

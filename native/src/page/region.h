@@ -68,8 +68,10 @@ class SharedRegion {
 // to be had.
 UniqueFd open_read_only(int fd);
 
-// Whether the memfd can't be written to but through mappings that its owner has made already.
-bool is_sealed_for_writers(int fd);
+// Another descriptor of a memfd to hand to readers: of one that can't be written to but through mappings that
+// its owner has made already, or one through which it can be read only. Nothing, with errno set, if there is
+// none to be had.
+UniqueFd for_readers(int fd);
 
 // A reader's read-only mapping of a peer's memfd. `map` refuses a descriptor that is not sealed or has
 // another size: a peer that could shrink it would kill the reader with SIGBUS.

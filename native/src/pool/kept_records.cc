@@ -7,7 +7,6 @@
 
 #include "base/checksum.h"
 #include "base/clock.h"
-#include "page/packed_location.h"
 #include "page/words.h"
 
 namespace p2pkv {
@@ -15,7 +14,6 @@ namespace {
 
 constexpr uint64_t kMagic = 0x3144524345525032;  // "2PRECRD1"
 constexpr uint32_t kVersion = 1;
-constexpr size_t kRecordsOffset = 64 << 10;
 // Words are of 62 bits at a start and grow: what is beyond this was never one.
 constexpr uint64_t kGreatestWord = uint64_t{1} << 63;
 constexpr uint64_t kGreatestStamp = uint64_t{1} << 48;
@@ -25,21 +23,6 @@ void store(uint64_t* at, uint64_t value) {
 }
 
 }  // namespace
-
-struct KeptRecords::Record {
-  Key key;
-  uint64_t length;
-  uint32_t packed;  // in units of kPackedUnit
-  uint32_t n_granules;
-  uint64_t checksum;
-  uint64_t generation;
-  uint64_t sum;  // of all before, and of the granule
-  uint64_t use;  // when it was used, times two, and 1 if it is a guest: one store, whatever moment it is
-
-  uint64_t make_sum(uint32_t granule) const {
-    return p2pkv::checksum(this, offsetof(Record, sum)) ^ (granule + 1) * uint64_t{0x9e3779b97f4a7c15};
-  }
-};
 
 // Two of them are there: the one that counts, and the one that is written next.
 struct KeptRecords::Epochs {
@@ -68,16 +51,15 @@ KeptRecords::KeptRecords(std::unique_ptr<SharedRegion> region, WriterLock lock)
     : lock_(std::move(lock)),
       region_(std::move(region)),
       header_(reinterpret_cast<Header*>(region_->base())),
-      records_(reinterpret_cast<Record*>(region_->base() + kRecordsOffset)) {
-  static_assert(sizeof(Record) == 64, "a record should be one cache line");
+      records_(reinterpret_cast<PageRecord*>(region_->base() + kRecordsOffset)) {
   static_assert(sizeof(Header) <= kRecordsOffset);
 }
 
-std::unique_ptr<KeptRecords> KeptRecords::create(const Layout& layout, std::string* error) {
+std::unique_ptr<KeptRecords> KeptRecords::create(const Layout& layout, bool is_kept, std::string* error) {
   RegionOptions options;
-  options.is_kept = options.is_lazy = true;
-  auto region =
-      SharedRegion::create(kRecordsOffset + size_t{layout.n_granules} * sizeof(Record), error, options);
+  options.is_kept = is_kept;
+  options.is_lazy = true;
+  auto region = SharedRegion::create(records_nbytes(layout.n_granules), error, options);
   if (!region) return nullptr;
   WriterLock lock = WriterLock::take(region->fd(), Deadline::after(1), error);
   if (!lock) return nullptr;
@@ -85,7 +67,7 @@ std::unique_ptr<KeptRecords> KeptRecords::create(const Layout& layout, std::stri
   Header& header = *records->header_;
   header.magic = kMagic;
   header.version = kVersion;
-  header.record_nbytes = sizeof(Record);
+  header.record_nbytes = sizeof(PageRecord);
   header.layout = layout;
   header.sum = header.make_sum();
   records->write_epochs({});
@@ -96,12 +78,11 @@ std::unique_ptr<KeptRecords> KeptRecords::adopt(int fd, WriterLock lock, const L
                                                 std::string* error) {
   RegionOptions options;
   options.is_lazy = true;
-  auto region =
-      SharedRegion::adopt(fd, kRecordsOffset + size_t{layout.n_granules} * sizeof(Record), error, options);
+  auto region = SharedRegion::adopt(fd, records_nbytes(layout.n_granules), error, options);
   if (!region) return nullptr;
   auto records = std::unique_ptr<KeptRecords>(new KeptRecords(std::move(region), std::move(lock)));
   const Header& header = *records->header_;
-  if (header.magic != kMagic || header.version != kVersion || header.record_nbytes != sizeof(Record)) {
+  if (header.magic != kMagic || header.version != kVersion || header.record_nbytes != sizeof(PageRecord)) {
     *error = "its records are of another version of p2pkv, " + std::to_string(header.version) + " and not " +
              std::to_string(kVersion);
     return nullptr;
@@ -118,7 +99,7 @@ std::unique_ptr<KeptRecords> KeptRecords::adopt(int fd, WriterLock lock, const L
 }
 
 void KeptRecords::write(uint32_t granule, const Page& page, uint32_t n_granules, uint64_t stamp) {
-  Record& record = records_[granule];
+  PageRecord& record = records_[granule];
   record.key = page.key;
   record.length = page.length;
   record.packed = static_cast<uint32_t>(page.packed);
@@ -171,14 +152,12 @@ bool KeptRecords::read(const uint8_t* words, std::vector<Left>* pages, uint64_t*
 }
 
 bool KeptRecords::read_page(uint32_t granule, uint64_t word, Left* left) const {
-  const Record& record = records_[granule];
+  const PageRecord& record = records_[granule];
   const Layout& layout = header_->layout;
-  const uint64_t stored =
-      record.packed != 0 ? uint64_t{record.packed} * kPackedUnit : std::max<uint64_t>(record.length, 1);
   if (record.generation != word || record.sum != record.make_sum(granule)) return false;
   if (record.n_granules == 0 || record.n_granules > layout.n_granules - granule) return false;
-  if (stored > uint64_t{record.n_granules} * layout.granule || record.use >> 1 >= kGreatestStamp)
-    return false;
+  if (record.stored_nbytes() > uint64_t{record.n_granules} * layout.granule) return false;
+  if (record.use >> 1 >= kGreatestStamp) return false;
   left->granule = granule;
   left->n_granules = record.n_granules;
   Page& page = left->page;
@@ -188,7 +167,7 @@ bool KeptRecords::read_page(uint32_t granule, uint64_t word, Left* left) const {
   page.checksum = record.checksum;
   page.generation = record.generation;
   page.stamp = record.use >> 1;
-  page.is_guest = record.use & 1;
+  page.is_guest = record.is_guest() ? 1 : 0;
   return page.length == record.length && page.packed == record.packed;
 }
 

@@ -1,8 +1,8 @@
-// Keeps what a pool's successor has to know of its pages, in shared memory of its own: a record a granule.
+// Keeps what a pool's successor and its host's engines have to know of its pages, in shared memory of its
+// own.
 //
-// A page's record is written before its word turns even, and not again while it is even, but for when it was
-// used and whose it is. So a process that is killed at any moment leaves a whole record for each page whose
-// word is even, and nothing that counts for the others. docs/design.md, "Memory that outlives its node".
+// A process that is killed at any moment leaves a whole record (pool/page_record.h) for each page whose word
+// is even, and nothing that counts for the others. docs/design.md, "Memory that outlives its node".
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,7 @@
 #include "page/namespace_epochs.h"
 #include "page/region.h"
 #include "page/writer_lock.h"
+#include "pool/page_record.h"
 #include "pool/page_table.h"
 
 namespace p2pkv {
@@ -38,8 +39,8 @@ class KeptRecords {
     uint32_t n_granules;
   };
 
-  // Makes those of a new pool; null, with the reason in `error`.
-  static std::unique_ptr<KeptRecords> create(const Layout& layout, std::string* error);
+  // Makes those of a new pool; null, with the reason in `error`. `is_kept`: a successor may write to them.
+  static std::unique_ptr<KeptRecords> create(const Layout& layout, bool is_kept, std::string* error);
   // Takes those that a predecessor has left, who can write no more: `lock` is of `fd`. Null, with the reason
   // in `error`, and then nothing was changed, if they are of another version or of another pool.
   static std::unique_ptr<KeptRecords> adopt(int fd, WriterLock lock, const Layout& layout,
@@ -64,7 +65,6 @@ class KeptRecords {
   void release();
 
  private:
-  struct Record;
   struct Epochs;
   struct Header;
 
@@ -74,7 +74,7 @@ class KeptRecords {
   WriterLock lock_;  // goes after the mapping
   std::unique_ptr<SharedRegion> region_;
   Header* header_;
-  Record* records_;
+  PageRecord* records_;
 };
 
 }  // namespace p2pkv

@@ -18,14 +18,6 @@ constexpr size_t kPagesPerTurn = 128;
 // What a record has bits for.
 constexpr uint64_t kLongestPage = (uint64_t{1} << 40) - 1;
 
-uint64_t length_of(const PageBatch& batch, size_t i) {
-  uint64_t length = 0;
-  for (size_t k = 0; k < batch.n_pieces; ++k) {
-    length += static_cast<uint64_t>(batch.pieces[i * batch.n_pieces + k].nbytes);
-  }
-  return length;
-}
-
 // Odd, and of 62 bits: a location of an earlier boot is not taken for one of this, and no word ever wraps.
 uint64_t random_start() {
   std::random_device random;
@@ -80,22 +72,34 @@ std::shared_ptr<Pool> Pool::create(PoolOptions options, std::string* error) {
   auto region = SharedRegion::create(made.region_nbytes(), error, made.options.memory);
   if (!region) return nullptr;
   std::unique_ptr<KeptRecords> kept;
-  if (made.options.memory.is_kept) {
-    kept = KeptRecords::create(made.layout(region->fd()), error);
+  if (const bool is_kept = made.options.memory.is_kept; is_kept || made.options.is_shown) {
+    kept = KeptRecords::create(made.layout(region->fd()), is_kept, error);
     if (!kept) return nullptr;
   }
+  std::unique_ptr<PageIndex> index;
+  if (!made.make_index(&index, error)) return nullptr;
   const uint64_t first_word = random_start();
   std::fill_n(reinterpret_cast<uint64_t*>(region->base()), made.n_granules, first_word);
   store_fence();
-  return std::shared_ptr<Pool>(new Pool(made, std::move(region), std::move(kept), first_word));
+  return std::shared_ptr<Pool>(
+      new Pool(made, {std::move(region), std::move(kept), std::move(index)}, first_word));
 }
 
-Pool::Pool(const Plan& plan, std::unique_ptr<SharedRegion> region, std::unique_ptr<KeptRecords> kept,
-           uint64_t first_word)
+bool Pool::Plan::make_index(std::unique_ptr<PageIndex>* index, std::string* error) const {
+  if (!options.is_shown) return true;
+  *index = PageIndex::create({options.owner, options.boot, region_nbytes(), data_offset, options.granule,
+                              static_cast<uint32_t>(n_granules), 0, options.region,
+                              options.memory.is_kept ? uint64_t{1} : uint64_t{0}},
+                             error);
+  return *index != nullptr;
+}
+
+Pool::Pool(const Plan& plan, Memory memory, uint64_t first_word)
     : options_(plan.options),
       data_offset_(plan.data_offset),
-      kept_(std::move(kept)),
-      region_(std::move(region)),
+      kept_(std::move(memory.kept)),
+      region_(std::move(memory.region)),
+      index_(std::move(memory.index)),
       log_(options_.evictions_kept),
       packing_(options_.packing),
       pages_(static_cast<uint32_t>(plan.n_granules)),
@@ -127,7 +131,7 @@ Location Pool::location_of(uint32_t granule) const {
 uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* locations,
                        const Deadline& deadline, Consent* consent) {
   std::vector<Draft> drafts(batch.n_pages);
-  for (size_t i = 0; i < batch.n_pages; ++i) drafts[i].length = length_of(batch, i);
+  for (size_t i = 0; i < batch.n_pages; ++i) drafts[i].length = batch.length_of(i);
   std::vector<codec::Block> tables;  // the drafts' sizes point into it
   if (options_.packing != Packing::kOff) tables = measure(batch, &drafts, deadline);
   uint64_t n_hidden;
@@ -265,7 +269,7 @@ PoolStatus Pool::commit(const Key& key, const Draft& draft, Location* location) 
   page.checksum = draft.checksum;
   page.is_guest = draft.is_guest ? 1 : 0;
   blocks_.commit(draft.granule);
-  pages_.insert(draft.granule);
+  enter(draft.granule);
   note(draft.granule, PageEvent::kStored);
   ++n_stored_;
   *location = location_of(draft.granule);
@@ -285,7 +289,7 @@ void Pool::fetch(const PageBatch& batch, FetchStatus* statuses, const Deadline& 
       statuses[i] = FetchStatus::kMiss;
       if (granule == PageTable::kNone) continue;
       statuses[i] = FetchStatus::kOtherLength;
-      if (pages_[granule].length != length_of(batch, i)) continue;
+      if (pages_[granule].length != batch.length_of(i)) continue;
       statuses[i] = FetchStatus::kHit;
       ++pages_[granule].n_copies;
       blocks_.touch(granule);

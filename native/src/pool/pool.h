@@ -19,6 +19,7 @@
 #include "pool/kept_records.h"
 #include "pool/packing_choice.h"
 #include "pool/page_blocks.h"
+#include "pool/page_index.h"
 #include "pool/page_table.h"
 #include "pool/pin_table.h"
 
@@ -48,6 +49,13 @@ struct PageBatch {
   size_t n_pieces;
   const Key* keys;
   const Piece* pieces;
+
+  // Bytes of a page's pieces.
+  uint64_t length_of(size_t page) const {
+    uint64_t length = 0;
+    for (size_t k = 0; k < n_pieces; ++k) length += static_cast<uint64_t>(pieces[page * n_pieces + k].nbytes);
+    return length;
+  }
 };
 
 // Whom a publish asks whose pages lie in the memory of another process, which may want it back at any time.
@@ -81,6 +89,7 @@ struct PoolOptions {
   uint32_t region = 0;      // goes into every location
   bool has_disk = false;    // goes into every location of an own page
   Packing packing = Packing::kOff;
+  bool is_shown = false;          // processes of this host find its pages by themselves (pool/mapped_pool.h)
   uint64_t pinned_limit = 0;      // bytes of blocks that pins may hold; 0: half of the pool
   RegionOptions memory;           // how it is made; where it is kept, a successor may go on with it
   size_t evictions_kept = 65536;  // a guess: a second of evictions of 64 KiB pages at 4 GB/s
@@ -196,8 +205,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // The same, but the pages stay as they are, for a successor. Of memory that is kept.
   bool leave_memory();
 
-  // The descriptor of a kept pool's records; -1 where it has none.
+  // The descriptor of the records of a pool that is kept or shown; -1 where it has none.
   int records_fd() const { return kept_ ? kept_->fd() : -1; }
+  // That of the index of one that is shown; -1 where it has none.
+  int index_fd() const { return index_ ? index_->fd() : -1; }
   // Keeps what must be known of epochs to find, and not to find, what is here; it does nothing in a pool that
   // is not kept, or released.
   void keep_epochs(const std::vector<NamespaceEpoch>& epochs);
@@ -210,7 +221,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const SharedRegion& region() const { return *region_; }
   uint64_t data_offset() const { return data_offset_; }
   // Locations name this boot of the owner from now on.
-  void set_boot(uint64_t boot) { boot_ = boot; }
+  void set_boot(uint64_t boot) {
+    boot_ = boot;
+    if (index_) index_->set_boot(boot);
+  }
   uint32_t granule() const { return options_.granule; }
   uint64_t data_nbytes() const { return options_.nbytes; }
 
@@ -243,10 +257,18 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
     uint64_t region_nbytes() const { return data_offset + options.nbytes; }
     KeptRecords::Layout layout(int region) const;
+    // Makes it if the pool is to be shown; false, with the reason in `error`, if it is not to be had.
+    bool make_index(std::unique_ptr<PageIndex>* index, std::string* error) const;
   };
 
-  Pool(const Plan& plan, std::unique_ptr<SharedRegion> region, std::unique_ptr<KeptRecords> kept,
-       uint64_t first_word);
+  // What it all lies in.
+  struct Memory {
+    std::unique_ptr<SharedRegion> region;
+    std::unique_ptr<KeptRecords> kept;
+    std::unique_ptr<PageIndex> index;
+  };
+
+  Pool(const Plan& plan, Memory memory, uint64_t first_word);
 
   static bool plan(PoolOptions options, Plan* plan, std::string* error);
   void unmap();
@@ -272,6 +294,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   int64_t lease_end(double seconds) const;
   uint64_t pin_one(uint32_t granule, int64_t deadline_ns);
   void evicted(uint32_t granule);
+  void enter(uint32_t granule);
+  void leave(uint32_t granule);
   void take_out(uint32_t granule, PageEvent why);
   void note(uint32_t granule, PageEvent event);
   void note_refused(const Key& key, PoolStatus status);
@@ -289,8 +313,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::atomic<uint64_t> boot_{options_.boot};
   const uint64_t data_offset_;
   const std::unique_ptr<KeptRecords>
-      kept_;  // null: nobody goes on with this memory. It has the writers' lock
+      kept_;  // null: nobody reads them but this process. It has the writers' lock
   const std::unique_ptr<SharedRegion> region_;
+  const std::unique_ptr<PageIndex> index_;  // null: it is not shown
   std::vector<NamespaceEpoch> first_epochs_;
   EvictionLog log_;
   PackingChoice packing_;

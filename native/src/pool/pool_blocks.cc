@@ -30,11 +30,22 @@ void Pool::let_in(Room* room) {
   room->n_hidden_by_others += n_hidden_ - before;
 }
 
+// The page is committed, and can be found from now on, here and by who is shown this pool.
+void Pool::enter(uint32_t granule) {
+  pages_.insert(granule);
+  if (index_) index_->insert(pages_[granule].key, granule);
+}
+
+void Pool::leave(uint32_t granule) {
+  if (index_) index_->erase(pages_[granule].key, granule);
+  pages_.erase(granule);
+}
+
 // The page goes to make room for another.
 void Pool::evicted(uint32_t granule) {
   log_.push(pages_[granule].key, location_of(granule));
   note(granule, PageEvent::kEvicted);
-  pages_.erase(granule);
+  leave(granule);
   ++n_evicted_;
   ++n_hidden_;
 }
@@ -42,7 +53,7 @@ void Pool::evicted(uint32_t granule) {
 // Takes a committed page out of sight.
 void Pool::take_out(uint32_t granule, PageEvent why) {
   note(granule, why);
-  pages_.erase(granule);
+  leave(granule);
   ++n_hidden_;
   blocks_.retract(granule);
 }

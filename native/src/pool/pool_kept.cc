@@ -27,6 +27,8 @@ std::shared_ptr<Pool> Pool::adopt(PoolOptions options, int pool, int records, Wr
   std::vector<KeptRecords::Left> pages;
   std::vector<NamespaceEpoch> epochs;
   uint64_t greatest = 0;
+  std::unique_ptr<PageIndex> index;
+  if (!made.make_index(&index, error)) return nullptr;
   if (!kept->read(region->base(), &pages, &greatest, error)) return nullptr;
   if (!kept->read_epochs(&epochs)) {
     *error = "what it says of epochs is damaged";
@@ -34,7 +36,7 @@ std::shared_ptr<Pool> Pool::adopt(PoolOptions options, int pool, int records, Wr
   }
   // Generations go on above all that there ever were: every word has been one, or one more.
   auto adopted = std::shared_ptr<Pool>(
-      new Pool(made, std::move(region), std::move(kept), (greatest & ~uint64_t{1}) + 1));
+      new Pool(made, {std::move(region), std::move(kept), std::move(index)}, (greatest & ~uint64_t{1}) + 1));
   adopted->first_epochs_ = std::move(epochs);
   if (adopted->take_left(pages)) return adopted;
   *error = "two of its pages have one key";
@@ -47,7 +49,7 @@ bool Pool::take_left(const std::vector<KeptRecords::Left>& pages) {
   blocks_.adopt(pages);
   for (const KeptRecords::Left& left : pages) {
     if (pages_.find(left.page.key) != PageTable::kNone) return false;
-    pages_.insert(left.granule);
+    enter(left.granule);
   }
   for (const KeptRecords::Left& left : pages) {
     if (left.page.is_guest != 0) take_out(left.granule, PageEvent::kCleared);
@@ -63,7 +65,7 @@ bool Pool::leave_memory() {
   bool is_copied_out = false;
   uint32_t at = 0;
   for (uint32_t page; (page = blocks_.next_page(&at, UINT32_MAX)) != PageBlocks::kNone;) {
-    pages_.erase(page);
+    pages_.erase(page);  // and not from the index: who is shown this pool goes on reading it
     ++n_hidden_;
     n_left += blocks_.length_of(page);
     is_copied_out = is_copied_out || pages_[page].is_held();

@@ -83,7 +83,7 @@ class ShmTransport final : public Transport {
       return UniqueFd();
     }
     // Where the kernel keeps nobody from writing, readers get a descriptor that can only be read.
-    UniqueFd copy = is_sealed_for_writers(fd) ? UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 3)) : open_read_only(fd);
+    UniqueFd copy = for_readers(fd);
     if (!copy)
       *error = std::string("cannot duplicate the descriptor of shared memory: ") + std::strerror(errno);
     return copy;
