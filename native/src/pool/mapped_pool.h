@@ -1,0 +1,115 @@
+// The pool of another process of this host, as one sees it who maps it read-only: he finds pages by its
+// index, copies them out, and asks nobody.
+//
+// What a page's word proves holds here as everywhere (page/words.h), whoever writes to the pool meanwhile:
+// its owner, nobody, since that has ended, or a successor that goes on with the memory, whose words go on
+// above those of before.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/thread.h"
+#include "page/region.h"
+#include "pool/page_index.h"
+#include "pool/page_record.h"
+#include "pool/pool.h"
+
+namespace p2pkv {
+
+// A pool's region as it is mapped here. Several of what follows may have it: a successor's pool lies where
+// its predecessor's did, and what of it is mapped in already stays so.
+class MappedRegion {
+ public:
+  MappedRegion(std::unique_ptr<ReadOnlyMapping> mapping, uint64_t inode)
+      : mapping_(std::move(mapping)), inode_(inode) {}
+  ~MappedRegion();
+
+  // Has a thread map all of it in ahead of its first use, if none has done so.
+  void map_in();
+  const uint8_t* base() const { return mapping_->base(); }
+  size_t nbytes() const { return mapping_->nbytes(); }
+  uint64_t inode() const { return inode_; }
+
+ private:
+  const std::unique_ptr<ReadOnlyMapping> mapping_;
+  const uint64_t inode_;  // of its memfd
+  std::atomic<bool> is_over_{false};
+  std::once_flag begun_;
+  NamedThread thread_;
+};
+
+// Thread-safe: it is never written to.
+class MappedPool {
+ public:
+  // Maps what a pool has; the descriptors stay the caller's. `known` is the region of an earlier one, if
+  // there was one. Null, with the reason in `error`.
+  static std::shared_ptr<MappedPool> map(int index, int records, int region,
+                                         std::shared_ptr<MappedRegion> known, std::string* error);
+
+  // Copies out the pages that are there. What is not proven right is a miss, and so are guests, which their
+  // sources may have taken back, and pages of another length. A page whose copy has begun is copied to its
+  // end; the others are given up at the deadline. `check_sums`: the bytes must have the page's checksum too.
+  void fetch(const PageBatch& batch, bool check_sums, FetchStatus* statuses, const Deadline& deadline) const;
+  // Says which pages are there, and where.
+  void lookup(const Key* keys, size_t n, uint8_t* found, Location* locations) const;
+  uint64_t owner() const { return header_->owner; }
+  uint64_t boot() const;
+  bool is_kept() const { return header_->is_kept != 0; }
+  const std::shared_ptr<MappedRegion>& region() const { return region_; }
+
+ private:
+  // A page that was there, under this word: what the record said then.
+  struct Candidate {
+    uint32_t granule;
+    PageRecord record;
+  };
+
+  MappedPool(std::unique_ptr<ReadOnlyMapping> index, std::unique_ptr<ReadOnlyMapping> records,
+             std::shared_ptr<MappedRegion> region);
+
+  bool find(const Key& key, Candidate* found) const;
+  bool is_there(const Candidate& page) const;
+  bool copy_out(const PageBatch& batch, size_t i, const Candidate& page, bool check_sums) const;
+  Location location_of(const Candidate& page) const;
+  const uint32_t* head_of(const Key& key) const { return heads_ + (hash_of(key) & (header_->n_buckets - 1)); }
+  const uint8_t* word_at(uint32_t granule) const {
+    return region_->base() + size_t{granule} * sizeof(uint64_t);
+  }
+
+  const std::unique_ptr<ReadOnlyMapping> index_, records_;
+  const std::shared_ptr<MappedRegion> region_;
+  const PageIndexHeader* const header_;
+  const uint32_t* const heads_;
+  const uint32_t* const next_;
+};
+
+// The one of this moment: another one when the pool's owner has another one, none while there is none.
+class CurrentMappedPool {
+ public:
+  std::shared_ptr<MappedPool> get() const {
+    const std::lock_guard lock(mutex_);
+    return pool_;
+  }
+  void set(std::shared_ptr<MappedPool> pool) {
+    {
+      const std::lock_guard lock(mutex_);
+      pool_.swap(pool);
+    }
+    // what was there is unmapped by whoever lets go of it last, without the lock
+  }
+  // As the pool's own; nothing is found while there is none.
+  void lookup(const Key* keys, size_t n, uint8_t* found, Location* locations) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<MappedPool> pool_;
+};
+
+}  // namespace p2pkv

@@ -1,0 +1,167 @@
+// Who maps a pool finds its pages by himself, whoever writes to it, or nobody, and never has another's bytes.
+#include <atomic>
+#include <iostream>
+#include <random>
+#include <thread>
+
+#include "kept_pool.h"
+#include "pool/mapped_pool.h"
+#include "seed.h"
+
+namespace {
+
+using p2pkv::Deadline;
+using p2pkv::MappedPool;
+using p2pkv::MappedRegion;
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr uint64_t kEnoughHits = 2000;
+#else
+constexpr uint64_t kEnoughHits = 20000;
+#endif
+constexpr uint64_t kNames = 200;
+
+std::shared_ptr<MappedPool> map(const Pool& pool, std::shared_ptr<MappedRegion> known = nullptr) {
+  std::string error;
+  const auto region = p2pkv::for_readers(pool.region().fd());
+  const auto records = p2pkv::for_readers(pool.records_fd());
+  auto mapped = MappedPool::map(pool.index_fd(), records.get(), region.get(), std::move(known), &error);
+  if (!mapped) std::fprintf(stderr, "not mapped: %s\n", error.c_str());
+  CHECK(mapped != nullptr);
+  return mapped;
+}
+
+// The page's bytes, empty for a miss.
+Bytes fetch(const MappedPool& pool, uint64_t name, size_t nbytes, bool check_sums = false) {
+  const Key key = key_of(name);
+  Bytes bytes(nbytes);
+  const Piece piece = piece_of(bytes);
+  FetchStatus status{};
+  pool.fetch({1, 1, &key, &piece}, check_sums, &status, Deadline::after(60));
+  CHECK(status == FetchStatus::kHit || status == FetchStatus::kMiss);
+  return status == FetchStatus::kHit ? bytes : Bytes{};
+}
+
+// Sizes differ, so that blocks are cut and merged.
+size_t nbytes_of(uint64_t name) {
+  return (1 + name % 5) * 3000;
+}
+
+TEST(mapped_pool_has_what_its_owner_has) {
+  const auto pool = make_pool(64);
+  const auto mapped = map(*pool);
+  CHECK(fetch(*mapped, 1, 3000).empty());
+  for (uint64_t name = 0; name < 12; ++name) publish(*pool, name, nbytes_of(name));
+  for (uint64_t name = 0; name < 12; ++name) {
+    CHECK(fetch(*mapped, name, nbytes_of(name), true) == bytes_of(name, nbytes_of(name)));
+    CHECK(fetch(*mapped, name, nbytes_of(name) + 1).empty());
+    const Key key = key_of(name);
+    uint8_t found[2] = {};
+    Location at[2] = {};
+    pool->lookup(&key, 1, &found[0], &at[0]);
+    mapped->lookup(&key, 1, &found[1], &at[1]);
+    CHECK(found[0] != 0 && found[1] != 0 && std::memcmp(&at[0], &at[1], sizeof at[0]) == 0);
+  }
+  for (uint64_t name = 0; name < 12; name += 2) retract(*pool, name);
+  for (uint64_t name = 0; name < 12; ++name)
+    CHECK_EQ(fetch(*mapped, name, nbytes_of(name)).empty(), name % 2 == 0);
+  pool->purge();
+  for (uint64_t name = 0; name < 12; ++name) CHECK(fetch(*mapped, name, nbytes_of(name)).empty());
+}
+
+TEST(mapped_pool_has_no_guests_until_they_are_own_pages) {
+  const auto pool = make_pool(8);
+  const auto mapped = map(*pool);
+  const Bytes bytes = bytes_of(1, kGranule);
+  p2pkv::Block block;
+  block.key = key_of(1);
+  block.length = kGranule;
+  block.is_guest = true;
+  PoolStatus status{};
+  pool->reserve_blocks(&block, 1, &status);
+  std::memcpy(block.data, bytes.data(), bytes.size());
+  const uint8_t is_filled = 1;
+  uint8_t found = 0;
+  uint64_t ticket = 0;
+  Location location{};
+  pool->commit_blocks(&block, 1, &is_filled, 0, &found, &ticket, &location);
+  CHECK(found != 0 && fetch(*mapped, 1, kGranule).empty());
+  pool->make_own(&block.key, &location.generation, 1);
+  CHECK(fetch(*mapped, 1, kGranule) == bytes);
+}
+
+TEST(mapped_pool_that_was_left_is_read_without_a_node_and_by_its_successors_words) {
+  auto pool = make_kept_pool(16);
+  const KeptMemory memory(*pool);
+  const auto first = map(*pool);
+  for (uint64_t name = 0; name < 4; ++name) publish(*pool, name, kGranule);
+  CHECK(pool->leave_memory());
+  pool.reset();
+  for (uint64_t name = 0; name < 4; ++name) CHECK(fetch(*first, name, kGranule) == bytes_of(name, kGranule));
+  CHECK(fetch(*first, 4, kGranule).empty());
+
+  const auto next = adopt(memory, 16);
+  const auto second = map(*next, first->region());
+  CHECK(second->region() == first->region());
+  CHECK(retract(*next, 0));
+  for (uint64_t name = 4; name < 19; ++name) publish(*next, name, kGranule);  // evicts 1 and 2
+  for (uint64_t name = 0; name < 19; ++name) {
+    const Bytes wanted = name < 3 ? Bytes{} : bytes_of(name, kGranule);
+    CHECK(fetch(*second, name, kGranule) == wanted);
+    // whoever has the index of before finds some of it, and nothing else
+    const Bytes found = fetch(*first, name, kGranule);
+    CHECK(found.empty() || found == wanted);
+  }
+  CHECK(fetch(*first, 3, kGranule) == bytes_of(3, kGranule));
+}
+
+TEST(mapped_pool_refuses_memory_that_does_not_fit_together) {
+  const auto small = make_pool(8);
+  const auto large = make_pool(1024);
+  std::string error;
+  const auto map_these = [&](int index, int records, int region) {
+    return MappedPool::map(index, records, region, nullptr, &error);
+  };
+  CHECK(map_these(large->index_fd(), large->records_fd(), small->region().fd()) == nullptr);
+  CHECK(map_these(large->index_fd(), small->records_fd(), large->region().fd()) == nullptr);
+  CHECK(map_these(small->region().fd(), small->records_fd(), small->region().fd()) == nullptr);
+  CHECK(!error.empty());
+}
+
+// Publishes and takes back until it is told to end; the pool has room for an eighth of all pages.
+void work(Pool& pool, const std::atomic<bool>& is_over, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  while (!is_over) {
+    const uint64_t name = random() % kNames;
+    if (random() % 8 == 0) {
+      retract(pool, name);
+    } else {
+      publish(pool, name, nbytes_of(name));
+    }
+  }
+}
+
+TEST(mapped_pool_never_has_a_mixed_page_whoever_writes) {
+  const uint64_t seed = p2pkv::test::seed("mapped_pool_never_has_a_mixed_page_whoever_writes");
+  const auto pool = make_pool(64);
+  const auto mapped = map(*pool);
+  std::atomic<bool> is_over{false};
+  std::vector<std::thread> writers;
+  for (uint64_t i = 0; i < 2; ++i) writers.emplace_back([&, i] { work(*pool, is_over, seed + i); });
+  std::mt19937_64 random(seed);
+  uint64_t n_hits = 0, n_wrong = 0;
+  const Deadline end = Deadline::after(60);
+  while (n_hits < kEnoughHits && !end.passed()) {
+    const uint64_t name = random() % kNames;
+    const Bytes bytes = fetch(*mapped, name, nbytes_of(name));
+    if (bytes.empty()) continue;
+    ++n_hits;
+    if (bytes != bytes_of(name, nbytes_of(name))) ++n_wrong;
+  }
+  is_over = true;
+  for (auto& writer : writers) writer.join();
+  CHECK_EQ(n_wrong, 0u);
+  CHECK_EQ(n_hits, kEnoughHits);
+}
+
+}  // namespace
