@@ -102,6 +102,7 @@ class Pool:
         compression: str = "off",
         changes: _native.ChangeLog | None = None,
         is_kept: bool = False,
+        is_shown: bool = False,
         left: tuple[int, int] | None = None,
         lock: _native.WriterLock | None = None,
     ) -> None:
@@ -114,6 +115,7 @@ class Pool:
         The memory of a pool that ``is_kept`` can be gone on with by another process that has the descriptors :attr:`fd`
         and ``native.records_fd``: it gives them as ``left``, which stay the caller's, with the ``lock`` of the second,
         which becomes the pool's. ``ConfigError`` says why what was left can't be used; then nothing was changed.
+        Of one that ``is_shown`` other processes of this host find pages by themselves.
         """
         try:
             # for the parts of the core that use it directly
@@ -131,6 +133,7 @@ class Pool:
                 packing=COMPRESSION.index(compression),
                 changes=changes,
                 is_kept=is_kept,
+                is_shown=is_shown,
                 left=left,
                 lock=lock,
             )

@@ -62,7 +62,7 @@ struct HostsNode {
   }
   std::shared_ptr<Attachment> attach() {
     std::string error;
-    auto attached = Attachment::open(path, Deadline::after(10), &error);
+    auto attached = Attachment::open(path, nullptr, Deadline::after(10), &error);
     CHECK(attached != nullptr);
     return attached;
   }

@@ -3,16 +3,17 @@
 - *Publish*: the node pulls the pages out of the engine's memory into its own pool, and they are its pages from then on.
   Its native thread tells its own shard of the directory; this engine tells the others, in the node's name and under the
   node's number, so that no call waits for the node's interpreter.
-- *Fetch, exists*: as in a node, by the same code, with a pool that nothing is ever put into. The host's node is one of
-  those that are read, out of its memory: what is known to lie there is found without it, even while it is stopped.
+- *Fetch, exists*: as in a node, by the same code, with the host's node's pool in place of an own one: what lies there
+  is found in its memory, whether or not the directory knows of it, and while the node is stopped or away.
 - *Epochs*: the node shows a number that grows with every bump it hears of. Who sees another one asks before it hashes
-  a key, so that a bump the node has heard of holds for its engines as well.
+  a key, so that a bump the node has heard of holds for its engines as well. While the node is no member nobody hears
+  for them: then each call asks another member first, and misses if none answers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -28,6 +29,9 @@ from p2pkv.memory.registrations import Registrations
 from p2pkv.metrics import Metrics
 from p2pkv.page import Keys, Outcomes, Pages, Whereabouts, as_locations
 
+_ELSEWHERE_S = 0.2
+"""How long a call waits for what another member knows of epochs, while the host's node is away; a guess."""
+
 
 class AttachedCache:
     """Thread-safe. ``deadline`` is a time of ``time.monotonic()``; calls return by then."""
@@ -41,18 +45,26 @@ class AttachedCache:
         client: ControlClient,
         registrations: Registrations,
         epochs: _native.NamespaceEpochs,
+        learn_elsewhere: Callable[[float], bool],
         metrics: Metrics,
     ) -> None:
-        """``reader`` fetches; it has a pool without pages."""
+        """``reader`` fetches; it has a pool without pages.
+
+        ``learn_elsewhere`` has some other member say what it knows of epochs, by a deadline: whether one has, or there
+        is no other.
+        """
         self._reader = reader
         self._own_host = own_host
         self._directory = directory
         self._client = client
         self._registrations = registrations
         self._epochs = epochs
+        self._learn_elsewhere = learn_elsewhere
         self._metrics = metrics
         self._known: tuple[_native.Attachment, int] | None = None
         """The node, and its number of bumps, as of when its epochs were asked for last."""
+        self.is_host_member = True
+        """Whether the host's node is a member as far as is known, so that bumps are not over before it has heard."""
 
     def publish(
         self,
@@ -68,7 +80,7 @@ class AttachedCache:
         attachment = self._own_host.attachment
         if attachment is not None:
             attachment.call_ahead()
-        is_fresh = self._learn_epochs(deadline)
+        is_fresh = attachment is not None and self._learn_epochs(deadline)
         in_epoch, ids = self._reader.hash(keys)
         call = check_call(ids, pages, self._registrations.table, stream, writable=False)
         if call.device_of is not None:
@@ -163,11 +175,14 @@ class AttachedCache:
     def _learn_epochs(self, deadline: float) -> bool:
         """Know every bump that the node has heard of; False if it knows of one and does not say which.
 
-        Costs one load of shared memory, unless there was a bump.
+        Costs one load of shared memory, unless there was a bump. While the node is away it is every bump that another
+        member has heard of, and costs a question: what lies in the node's pool is found all the same.
         """
         attachment = self._own_host.attachment
-        if attachment is None:
-            return True
+        if attachment is None or not self.is_host_member:
+            if self._own_host.pool.get() is None:
+                return True  # what others have they have taken back
+            return self._learn_elsewhere(min(deadline, time.monotonic() + _ELSEWHERE_S))
         version = attachment.epochs_version
         if self._known == (attachment, version):
             return True

@@ -57,6 +57,7 @@ class Following(Resource):
         self._lock = threading.RLock()  # held while the view changes
         self.view = View()
         self._wanted = threading.Event()
+        self._is_to_be_said = False
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -75,6 +76,11 @@ class Following(Resource):
         """Ask there from now on, and soon: the host's node has come back."""
         self._address = address
         self._asked_whole = 0.0
+        self._wanted.set()
+
+    def say_again(self) -> None:
+        """Have the thread tell of the view soon, though it is no other: what is made of it is."""
+        self._is_to_be_said = True
         self._wanted.set()
 
     def start(self) -> None:
@@ -98,6 +104,10 @@ class Following(Resource):
                 )
 
     def _turn(self) -> None:
+        if self._is_to_be_said:
+            self._is_to_be_said = False
+            with self._lock:
+                self._on_change(self.view, self.view)
         is_known = self._is_same(self._address)
         if is_known is None:  # it does not answer: somebody else may know what has become of it
             others = [member.address for member in self.view.present() if member.address != self._address]

@@ -22,6 +22,9 @@ _ANSWER_S = 5.0
 """How long a node that has let a connection in may take to answer."""
 _RETRY_S = 0.1
 """How often an engine without its node looks whether it is back: so it is attached within a second."""
+_HOLD_S = 300.0
+"""How long the memory of a node that is away is read, which its keeper may have given up meanwhile; a guess: an upgrade
+takes less, images that are fetched for it included."""
 _SHARE_S = 30.0
 """For telling the node of one memory: mapping a large one takes a while."""
 
@@ -38,19 +41,31 @@ class SharedMemory:
 class OwnHost(Resource):
     """Thread-safe. A thread keeps the attachment, from :meth:`start` to :meth:`close`."""
 
-    def __init__(self, path: str, on_attached: Callable[[_native.Attachment], None]) -> None:
-        """Attach; ``on_attached`` is called by the thread whenever that was done anew.
+    def __init__(
+        self,
+        path: str,
+        on_attached: Callable[[_native.Attachment, int], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        """Attach; ``on_attached`` is called by the thread whenever that was done anew, with the node's boot epoch.
+
+        ``on_lost`` is called by it when the node has gone.
 
         Raises :class:`~p2pkv.errors.ControlError` if no node lets this engine in.
         """
         self.path = path
         self.n_attached = 1
+        self._gone_at = 0.0
         self._on_attached = on_attached
+        self._on_lost = on_lost
         self._log = LimitedLog(_log)
         self._lock = threading.RLock()  # guards what is shared, and the attachment's replacement
         self._shared: dict[int, SharedMemory] = {}
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
+        self.pool = _native.CurrentMappedPool()
+        """The node's pool: also while the node is away, if somebody keeps its memory."""
+        self._is_mapping_in = False
         try:
             self._attachment: _native.Attachment | None = _native.Attachment.open(path, _ANSWER_S)
         except RuntimeError as error:
@@ -58,6 +73,7 @@ class OwnHost(Resource):
                 f"cannot attach to the node at 'unix:{path}': {error}; start one there (p2pkv node with "
                 "attach_listen), or leave attach out"
             ) from error
+        self.pool.set(self._attachment.take_pool())
 
     @property
     def attachment(self) -> _native.Attachment | None:
@@ -68,6 +84,13 @@ class OwnHost(Resource):
         """Attach again from now on, when the node has gone."""
         self._thread = threading.Thread(target=self._run, name="p2pkv-own-host", daemon=True)
         self._thread.start()
+
+    def map_in(self) -> None:
+        """Have a thread map the node's pool in ahead of its first use, and those of the node's successors."""
+        self._is_mapping_in = True
+        pool = self.pool.get()
+        if pool is not None:
+            pool.map_in()
 
     def share(self, memory: SharedMemory) -> None:
         """Have the node read ``memory`` where it is, now and whenever it comes back."""
@@ -100,9 +123,7 @@ class OwnHost(Resource):
             attachment = self._attachment
             if attachment is not None:
                 if attachment.wait_gone(3600.0) and not self._closing.is_set():
-                    _log.warning("the host's node at unix:%s has gone; it is looked for", self.path)
-                    self._attachment = None
-                    attachment.close()
+                    self._lose(attachment)
                 continue
             try:
                 self._attach_again()
@@ -112,9 +133,30 @@ class OwnHost(Resource):
                 self._log.error(type(error).__name__, "not attached again; trying once more", exc_info=error)
                 self._closing.wait(_RETRY_S)
 
+    def _lose(self, attachment: _native.Attachment) -> None:
+        _log.warning("the host's node at unix:%s has gone; it is looked for", self.path)
+        self._attachment = None
+        self._gone_at = time.monotonic()
+        attachment.close()
+        pool = self.pool.get()
+        if pool is not None and not pool.is_kept:
+            self.pool.set(None)  # else this process would hold its memory while the next node makes its own
+        self._on_lost()
+
+    def _let_go_of_pool(self) -> None:
+        """Hold the memory of a node no longer that does not come back."""
+        if self.pool.get() is not None and time.monotonic() - self._gone_at > _HOLD_S:
+            _log.warning("the host's node at unix:%s does not come back: its pool is let go of", self.path)
+            self.pool.set(None)
+
     def _attach_again(self) -> None:
-        attachment = _native.Attachment.open(self.path, _ANSWER_S)
-        self._on_attached(attachment)  # who it is must be known before anything is stored there
+        self._let_go_of_pool()
+        attachment = _native.Attachment.open(self.path, _ANSWER_S, self.pool.get())
+        pool = attachment.take_pool()
+        self._on_attached(attachment, pool.boot)  # who it is must be known before anything is stored there
+        self.pool.set(pool)
+        if self._is_mapping_in:
+            self.map_in()
         with self._lock:
             shared = list(self._shared.values())
             self._attachment = attachment
@@ -143,3 +185,4 @@ class OwnHost(Resource):
         self.interrupt()
         if self._thread is not None:
             self._thread.join()
+        self.pool.set(None)

@@ -1,10 +1,10 @@
 """The data path: publish pages, see where they are, fetch them.
 
-A fetch, from top to bottom: pages of this node's own pool are copied, those on its disk read; for the others the
-location is looked up, in the location cache and then in the directory; owners bring back into their pools what lies on
-their disks; the pages are read from their owners' pools, all owners at once; every read
-is validated by the page's generation word, and what fails that is looked up once more. What is not proven right by the
-deadline is a miss. Nothing here is done per page: batches go to native code and come back as arrays.
+A fetch, from top to bottom: pages of this node's own pool (an attached engine's: of its host's node) are copied, those
+on its disk read; for the others the location is looked up, in the location cache and then in the directory; owners
+bring back into their pools what lies on their disks; the pages are read from their owners' pools, all owners at once;
+every read is validated by the page's generation word, and what fails that is looked up once more. What is not proven
+right by the deadline is a miss. Nothing here is done per page: batches go to native code and come back as arrays.
 """
 
 from __future__ import annotations
@@ -77,16 +77,19 @@ class PageCache:
         history: _native.PageHistory | None = None,
         others: _native.OtherHolders | None = None,
         touches: _native.Touches | None = None,
+        of_host: _native.CurrentMappedPool | None = None,
     ) -> None:
         """``others``: where the directory puts other holders of pages; None: none is read from but the first.
 
-        ``touches`` takes what is read from peers; None: their owners don't hear of it.
+        ``touches`` takes what is read from peers; None: their owners don't hear of it. ``of_host`` has the pool of this
+        host's node, if this is an engine that is attached: it takes the place of the own one, which is empty.
         """
         self.namespace = namespace
         self._guests = guests
         self._withdrawals = Withdrawals(pool, tier, directory, followers, taking_back)
         self._is_draining = False
         self._pool = pool
+        self._look_in_pool = pool.native.lookup if of_host is None else of_host.lookup
         self._directory = directory
         self._registrations = registrations
         self._shard = shard
@@ -112,6 +115,7 @@ class PageCache:
             history,
             others,
             touches,
+            of_host,
         )
         self._counts = FetchCounts(self._sources, source_names, metrics)
 
@@ -215,7 +219,7 @@ class PageCache:
         """Say which pages some live node has; their locations are remembered for the fetch that follows."""
         began = time.monotonic()
         _, ids = self.hash(keys)
-        outcomes, _ = self._pool.native.lookup(ids)
+        outcomes, _ = self._look_in_pool(ids)
         rows = np.flatnonzero(outcomes == 0)
         if len(rows) and self._tier is not None:
             outcomes[rows] = self._tier.contains(ids[rows])
@@ -229,7 +233,8 @@ class PageCache:
         """Say which pages some live node has, and where; their locations are remembered too."""
         began = time.monotonic()
         _, ids = self.hash(keys)
-        found, locations = self._pool.lookup(ids)
+        found, own = self._look_in_pool(ids)
+        locations = as_locations(own)
         rows = np.flatnonzero(found == 0)
         if len(rows) and self._tier is not None:
             found[rows] = self._tier.contains(ids[rows])

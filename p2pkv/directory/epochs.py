@@ -161,6 +161,20 @@ class EpochKeeper(Resource):
         members = list(self._members())
         self._tell(self._random.sample(members, min(_ASKED_FIRST, len(members))), self._known.all(), deadline)
 
+    def learn_from_one(self, members: Sequence[Member], deadline: float) -> bool:
+        """Ask some of these members what they know; True as soon as one has said it, False at the deadline.
+
+        Whoever answers has heard of every bump that has returned without having missed him.
+        """
+        asked = self._random.sample(members, min(_ASKED_FIRST, len(members)))
+        told = self._known.all()
+        with self._client.send([_request(member, told) for member in asked]) as calls:
+            while calls.are_pending() and (left := deadline - time.monotonic()) > 0:
+                answer = calls.next(left)
+                if answer is not None and self._take(asked[answer[0]], answer[1]):
+                    return True
+        return False
+
     def start(self) -> None:
         """Go on asking and telling."""
         self._thread = threading.Thread(target=self._run, name="p2pkv-epochs", daemon=True)

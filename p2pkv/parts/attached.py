@@ -66,10 +66,11 @@ class AttachedParts:
         # Drawn: no member has it, and two engines of one node_id are two engines.
         self.own_key = secrets.randbits(64)
         self._host_key = 0
+        self._lost_boot = 0  # of the host's node; it has gone, whatever the view says
+        self._reached = View()  # that without it
         self.metrics_port: int | None = None
         self.indexer_port: int | None = None
         self.routers = KnownRouters()  # which tell members of themselves, so the host's node is asked
-        self._is_built = False
         with ExitStack() as undo:
             self._build(undo, extra_transports)
             self._undo = undo.pop_all()
@@ -80,7 +81,7 @@ class AttachedParts:
             raise_limit()
         require_descriptors()
         self.metrics = Metrics()
-        self.own_host = OwnHost(config.attach_path, weakly(self._attached_again))
+        self.own_host = OwnHost(config.attach_path, weakly(self._attached_again), weakly(self._host_lost))
         undo.callback(self.own_host.close)
         self._open_control(undo)
         self._start_transports(undo, extra_transports)
@@ -113,8 +114,7 @@ class AttachedParts:
         self.own_host.start()
         self._show_metrics(undo)
         # Last: while a thread maps the pool in, which takes longer the larger it is, nobody else can map anything.
-        self._is_built = True
-        self._hold_host(View(), self.following.view)
+        self.own_host.map_in()
 
     def _open_control(self, undo: ExitStack) -> None:
         keys = cluster_keys(self._config.secret_file)
@@ -200,6 +200,7 @@ class AttachedParts:
             taking_back=TakingBack(config.node_id),
             others=self._other_holders,
             touches=touches,
+            of_host=self.own_host.pool,
         )
         cache = AttachedCache(
             reader=reader,
@@ -208,6 +209,7 @@ class AttachedParts:
             client=self.client,
             registrations=self.registrations,
             epochs=self.epochs_known,
+            learn_elsewhere=weakly(self._learn_elsewhere),
             metrics=self.metrics,
         )
         undo.callback(cache.close)
@@ -287,33 +289,43 @@ class AttachedParts:
     def _by_key(self) -> Mapping[int, Member]:
         return {member.key: member for member in self.following.view.present()}
 
-    def _attached_again(self, attachment: _native.Attachment) -> None:
+    def _learn_elsewhere(self, deadline: float) -> bool:
+        others = [member for member in self._reached.present() if member.key != self._host_key]
+        return not others or self.epochs.learn_from_one(others, deadline)
+
+    def _attached_again(self, attachment: _native.Attachment, boot: int) -> None:
         self._host_key = attachment.node_key
+        if boot == self._lost_boot:  # it had hung up, and lives
+            self._lost_boot = 0
+            self.following.say_again()
         self.following.follow(attachment.address)
 
-    def _view_changed(self, old: View, new: View) -> None:
+    def _host_lost(self) -> None:
+        """Ask it nothing until it is back: members find out later that it has gone, and the only one never does."""
+        host = self.following.view.by_key(self._host_key)
+        self._lost_boot = 0 if host is None else host.boot_epoch
+        self.following.say_again()
+
+    def _view_changed(self, _: View, new: View) -> None:
+        old = self._reached
+        reached = self._reached = View(member for member in new.values() if not self._is_lost(member))
         gone = [
             member
             for member in old.present()
-            if (now := new.get(member.node_id)) is None
+            if (now := reached.get(member.node_id)) is None
             or not now.is_present
             or now.boot_epoch != member.boot_epoch
         ]
-        self.peers.set_view(new)  # before anything is located at a member that it does not know
-        self.directory.set_view(new)
+        self.peers.set_view(reached)  # before anything is located at a member that it does not know
+        self.directory.set_view(reached)
         for member in gone:
             self.caching.cache.drop_owner(node_key(member.node_id))
             self.client.forget(member.address)
-        self._hold_host(old, new)
+        host = reached.by_key(self._host_key)
+        self.caching.cache.is_host_member = host is not None and host.is_present
 
-    def _hold_host(self, old: View, new: View) -> None:
-        """Map the pool of the host's node in, and keep it so, as soon as there is one, or another one."""
-        if not self._is_built:
-            return
-        known, host = old.by_key(self._host_key), new.by_key(self._host_key)
-        is_new = known is None or host is None or known.boot_epoch != host.boot_epoch
-        if is_new and host is not None and host.is_present:
-            self.peers.hold(host)
+    def _is_lost(self, member: Member) -> bool:
+        return member.key == self._host_key and member.boot_epoch == self._lost_boot
 
     def interrupt(self) -> None:
         """Let the calls under way end at once, with misses or ClosedError."""

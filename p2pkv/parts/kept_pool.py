@@ -110,6 +110,7 @@ class KeptPool:
             compression=config.compression,
             changes=changes,
             is_kept=is_kept,
+            is_shown=bool(config.attach_listen_path),
             left=left,
             lock=lock,
         )

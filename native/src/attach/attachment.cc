@@ -19,14 +19,6 @@ int64_t as_address(const void* at) {
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(at));
 }
 
-uint64_t length_of(const PageBatch& batch, size_t page) {
-  uint64_t length = 0;
-  for (size_t k = 0; k < batch.n_pieces; ++k) {
-    length += static_cast<uint64_t>(batch.pieces[page * batch.n_pieces + k].nbytes);
-  }
-  return length;
-}
-
 std::string why_not_taken(uint32_t status) {
   switch (static_cast<MemoryStatus>(status)) {
     case MemoryStatus::kNotSealed:
@@ -44,8 +36,8 @@ std::string why_not_taken(uint32_t status) {
 
 }  // namespace
 
-std::shared_ptr<Attachment> Attachment::open(const std::string& path, const Deadline& deadline,
-                                             std::string* error) {
+std::shared_ptr<Attachment> Attachment::open(const std::string& path, std::shared_ptr<MappedRegion> known,
+                                             const Deadline& deadline, std::string* error) {
   UniqueFd connection = knock(path, error);
   if (!connection) return nullptr;
   auto made = std::shared_ptr<Attachment>(new Attachment(path, std::move(connection)),
@@ -55,7 +47,24 @@ std::shared_ptr<Attachment> Attachment::open(const std::string& path, const Dead
   if (!greet(made->connection_.get(), hello, -1, deadline, &made->welcome_, &area, error)) return nullptr;
   made->welcome_.address[kAddressBytes - 1] = '\0';
   made->area_ = ReadOnlyMapping::map(area.get(), area_nbytes<HostArea>(), error);
-  return made->area_ ? made : nullptr;
+  if (!made->area_ || !made->hear_of_pool(std::move(known), deadline, error)) return nullptr;
+  return made;
+}
+
+bool Attachment::hear_of_pool(std::shared_ptr<MappedRegion> known, const Deadline& deadline,
+                              std::string* error) {
+  UniqueFd fds[kPoolParts];
+  for (uint32_t part = 0; part < kPoolParts;) {
+    ShownPart shown;
+    *error = "the node there does not show its pool";
+    if (!wait_readable(connection_.get(), deadline)) return false;
+    const Received received = receive_packet(connection_.get(), &shown, &fds[part]);
+    if (received == Received::kNothing) continue;
+    if (received != Received::kPacket || shown.magic != kPoolMagic || shown.part != part) return false;
+    ++part;
+  }
+  pool_ = MappedPool::map(fds[0].get(), fds[1].get(), fds[2].get(), std::move(known), error);
+  return pool_ != nullptr;
 }
 
 void Attachment::close() {
@@ -278,7 +287,7 @@ size_t Attachment::round_of(const PageBatch& batch, size_t first, bool is_staged
   size_t n = 0;
   uint64_t nbytes = 0;
   while (first + n < batch.n_pages && n < most) {
-    nbytes += length_of(batch, first + n);
+    nbytes += batch.length_of(first + n);
     if (is_staged && n > 0 && nbytes > kStagingBytes) break;
     ++n;
   }
@@ -305,7 +314,7 @@ Attachment::Answer Attachment::publish(const PageBatch& batch, const Deadline& d
     }
     bool lengths_agree = true;
     for (size_t i = 0; i < batch.n_pages; ++i) {
-      if (known.is_found[i] == 0 || known.locations[i].length == length_of(batch, i)) continue;
+      if (known.is_found[i] == 0 || known.locations[i].length == batch.length_of(i)) continue;
       answer.statuses[i] = PoolStatus::kOtherLength;
       answer.locations[i] = known.locations[i];
       lengths_agree = false;
@@ -336,7 +345,7 @@ bool Attachment::stage(EngineLine& line, const PageBatch& batch, size_t first, s
   uint64_t nbytes = 0;
   for (size_t i = 0; i < n; ++i) {
     offsets[i] = nbytes;
-    nbytes += length_of(batch, first + i);
+    nbytes += batch.length_of(first + i);
   }
   if (!make_staging(line, nbytes, deadline)) return false;
   const auto copy_page = [&](size_t i) {

@@ -16,6 +16,7 @@
 #include "base/thread.h"
 #include "page/location.h"
 #include "page/region.h"
+#include "pool/mapped_pool.h"
 #include "pool/pool.h"
 
 namespace p2pkv::attaching {
@@ -41,13 +42,16 @@ class Attachment {
     bool is_lost = false;  // the node has gone, or was never there to be asked
   };
 
-  // Attaches to the node that listens at `path`. Null, with the reason in `error`.
-  static std::shared_ptr<Attachment> open(const std::string& path, const Deadline& deadline,
-                                          std::string* error);
+  // Attaches to the node that listens at `path`. `known`: the pool's region as an earlier life of the node
+  // showed it, if there was one. Null, with the reason in `error`.
+  static std::shared_ptr<Attachment> open(const std::string& path, std::shared_ptr<MappedRegion> known,
+                                          const Deadline& deadline, std::string* error);
   ~Attachment() { close(); }
 
   uint64_t node_key() const { return welcome_.node_key; }
   std::string address() const { return std::string(welcome_.address); }
+  // Hands over the node's pool, which may outlive both; once.
+  std::shared_ptr<MappedPool> take_pool() { return std::move(pool_); }
   // Another number after each change of any namespace's epoch that the node has heard of.
   uint64_t epochs_version() const {
     return load_word_of(reinterpret_cast<const HostArea*>(area_->base())->epochs_version);
@@ -84,6 +88,7 @@ class Attachment {
   Attachment(std::string path, UniqueFd connection)
       : path_(std::move(path)), connection_(std::move(connection)) {}
 
+  bool hear_of_pool(std::shared_ptr<MappedRegion> known, const Deadline& deadline, std::string* error);
   std::unique_ptr<EngineLine> borrow(const Deadline& deadline);
   void give_back(std::unique_ptr<EngineLine> line, bool is_usable);
   std::string tell(const MemoryRequest& request, int fd, const Deadline& deadline);
@@ -103,6 +108,7 @@ class Attachment {
   const UniqueFd connection_;
   Welcome welcome_{};
   std::unique_ptr<ReadOnlyMapping> area_;
+  std::shared_ptr<MappedPool> pool_;
   Wakeup wake_;
   std::atomic<bool> is_closing_{false};
 

@@ -11,9 +11,10 @@
 
 namespace p2pkv::attaching {
 
-constexpr uint16_t kVersion = 2;
+constexpr uint16_t kVersion = 3;
 constexpr uint32_t kHelloMagic = 0x48413250;    // "P2AH"
 constexpr uint32_t kWelcomeMagic = 0x57413250;  // "P2AW"
+constexpr uint32_t kPoolMagic = 0x50413250;     // "P2AP"
 constexpr uint32_t kMemoryMagic = 0x4d413250;   // "P2AM"
 constexpr uint32_t kReplyMagic = 0x52413250;    // "P2AR"
 constexpr uint32_t kCallMagic = 0x43413250;     // "P2AC"
@@ -58,6 +59,18 @@ struct Welcome {
   char address[kAddressBytes];  // of the node's control socket, padded with zeros
 };
 static_assert(sizeof(Welcome) == 32 + kAddressBytes);
+
+// What the node's pool consists of, which an engine maps read-only (pool/mapped_pool.h).
+enum class PoolPart : uint32_t { kIndex = 0, kRecords = 1, kRegion = 2 };
+constexpr uint32_t kPoolParts = 3;
+
+// Node to engine, after the Welcome, for each part in this order: its memfd comes along. Numbers in it are
+// laid out as this version has them.
+struct ShownPart {
+  uint32_t magic;
+  uint32_t part;
+};
+static_assert(sizeof(ShownPart) == 8);
 
 enum class MemoryChange : uint32_t { kAdd = 1, kForget = 2 };
 

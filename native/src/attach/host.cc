@@ -14,6 +14,10 @@
 namespace p2pkv::attaching {
 std::shared_ptr<Host> Host::start(UniqueFd listener, const HostParts& parts, NamespaceEpochs& epochs,
                                   const Identity& identity, std::string* error) {
+  if (parts.pool.index_fd() < 0) {
+    *error = "the pool is not one that engines can be shown";
+    return nullptr;
+  }
   auto host = std::shared_ptr<Host>(new Host(std::move(listener), parts, epochs, identity),
                                     DeleteUnlessForked<Host>());
   host->area_ = SharedRegion::create(area_nbytes<HostArea>(), error);
@@ -126,8 +130,18 @@ bool Host::admit_engine(UniqueFd* connection) {
   engine->memories = std::make_shared<EngineMemories>();
   fill_random(&engine->secret, sizeof engine->secret);
   if (!send_packet(engine->connection.get(), welcome(*engine), area_->fd())) return false;
+  if (!show_pool(engine->connection.get())) return false;
   const std::lock_guard lock(mutex_);
   engines_.push_back(engine);
+  return true;
+}
+
+bool Host::show_pool(int connection) const {
+  const int parts[kPoolParts] = {parts_.pool.index_fd(), parts_.pool.records_fd(), parts_.pool.region().fd()};
+  for (uint32_t part = 0; part < kPoolParts; ++part) {
+    const UniqueFd fd = for_readers(parts[part]);
+    if (!fd || !send_packet(connection, ShownPart{kPoolMagic, part}, fd.get())) return false;
+  }
   return true;
 }
 

@@ -48,8 +48,8 @@ class Host {
     std::string address;
   };
 
-  // `listener`: a Unix socket of whole packets that listens. All of `parts` and `epochs` outlive this. Null,
-  // with the reason in `error`.
+  // `listener`: a Unix socket of whole packets that listens. All of `parts` and `epochs` outlive this; the
+  // pool is one that is shown. Null, with the reason in `error`.
   static std::shared_ptr<Host> start(UniqueFd listener, const HostParts& parts, NamespaceEpochs& epochs,
                                      const Identity& identity, std::string* error);
   ~Host() { close(); }
@@ -77,6 +77,7 @@ class Host {
   // These return false when the connection is to be closed.
   bool greet(UniqueFd* connection);
   bool admit_engine(UniqueFd* connection);
+  bool show_pool(int connection) const;
   bool admit_line(UniqueFd* connection, const Hello& hello, int area);
   bool hear(Engine& engine);
   void refuse(int connection, Refusal why);

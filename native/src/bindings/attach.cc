@@ -58,12 +58,14 @@ Counts stats_of(Host& host) {
   return out;
 }
 
-std::shared_ptr<Attachment> open_attachment(const std::string& path, double timeout) {
+std::shared_ptr<Attachment> open_attachment(const std::string& path, double timeout,
+                                            const std::shared_ptr<MappedPool>& before) {
   std::string error;
   std::shared_ptr<Attachment> attachment;
   {
     const nb::gil_scoped_release unlocked;
-    attachment = Attachment::open(path, Deadline::after(timeout), &error);
+    attachment =
+        Attachment::open(path, before ? before->region() : nullptr, Deadline::after(timeout), &error);
   }
   if (!attachment) throw std::runtime_error(error);
   return attachment;
@@ -157,7 +159,8 @@ void bind_attach(nb::module_& m) {
       .def_ro("n_not_tried", &Published::n_not_tried)
       .def_ro("misfit", &Published::misfit);
   nb::class_<Attachment>(m, "Attachment", "An engine's end of it. See native/src/attach/attachment.h.")
-      .def_static("open", &open_attachment, "path"_a, "timeout"_a)
+      .def_static("open", &open_attachment, "path"_a, "timeout"_a, "before"_a.none() = nb::none())
+      .def("take_pool", &Attachment::take_pool)
       .def_prop_ro("node_key", &Attachment::node_key)
       .def_prop_ro("address", &Attachment::address)
       .def_prop_ro("epochs_version", &Attachment::epochs_version)

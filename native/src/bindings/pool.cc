@@ -17,6 +17,7 @@
 #include "bindings/bindings.h"
 #include "bindings/page_batch.h"
 #include "cache/location_cache.h"
+#include "pool/mapped_pool.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -49,7 +50,7 @@ std::shared_ptr<Pool> create_pool(uint64_t nbytes, uint32_t granule, uint64_t ow
                                   uint32_t region, bool has_disk, uint64_t pinned_limit,
                                   size_t evictions_kept, size_t huge_page, bool prefault_behind,
                                   uint8_t packing, std::shared_ptr<ChangeLog> changes, bool is_kept,
-                                  std::optional<std::pair<int, int>> left, WriterLock* lock) {
+                                  std::optional<std::pair<int, int>> left, WriterLock* lock, bool is_shown) {
   PoolOptions options{};
   options.nbytes = nbytes;
   options.granule = granule;
@@ -61,6 +62,7 @@ std::shared_ptr<Pool> create_pool(uint64_t nbytes, uint32_t granule, uint64_t ow
   options.evictions_kept = evictions_kept;
   options.changes = std::move(changes);
   options.memory = {huge_page, prefault_behind, is_kept};
+  options.is_shown = is_shown;
   if (left && lock == nullptr) throw nb::value_error("memory that was left needs its lock");
   if (packing > static_cast<uint8_t>(Packing::kAuto)) throw nb::value_error("packing is 0, 1 or 2");
   options.packing = static_cast<Packing>(packing);
@@ -106,7 +108,7 @@ Bytes fetch(Pool& pool, const KeyArray& keys, const PieceArray& pieces) {
 }
 
 // For the calls that take keys and say which were found and where: look-ups of pool and cache, and retract.
-template <typename Owner, void (Owner::*method)(const Key*, size_t, uint8_t*, Location*)>
+template <typename Owner, auto method>
 std::pair<Bytes, Bytes> find(Owner& owner, const KeyArray& keys) {
   const Key* data = require_keys(keys);
   const size_t n = keys.shape(0);
@@ -345,7 +347,8 @@ void bind_pool(nb::module_& m) {
       .def(nb::new_(&create_pool), "nbytes"_a, nb::kw_only(), "granule"_a = 4096, "owner"_a = 0, "boot"_a = 0,
            "region"_a = 0, "has_disk"_a = false, "pinned_limit"_a = 0, "evictions_kept"_a = 65536,
            "huge_page"_a = 0, "prefault_behind"_a = false, "packing"_a = 0, "changes"_a.none() = nb::none(),
-           "is_kept"_a = false, "left"_a.none() = nb::none(), "lock"_a.none() = nb::none())
+           "is_kept"_a = false, "left"_a.none() = nb::none(), "lock"_a.none() = nb::none(),
+           "is_shown"_a = false)
       .def("set_boot", &Pool::set_boot, "boot"_a)
       .def("publish", publish, "keys"_a.noconvert(), "pieces"_a.noconvert(), "timeout"_a = kNoHurry)
       .def("fetch", fetch, "keys"_a.noconvert(), "pieces"_a.noconvert())
@@ -376,6 +379,17 @@ void bind_pool(nb::module_& m) {
       .def_prop_ro("granule", &Pool::granule)
       .def_prop_ro("words_offset", [](Pool&) { return 0; })
       .def_prop_ro("data_offset", &Pool::data_offset);
+  nb::class_<MappedPool>(
+      m, "MappedPool",
+      "The pool of this host's node, as an engine maps it. See native/src/pool/mapped_pool.h.")
+      .def("map_in", [](MappedPool& pool) { pool.region()->map_in(); })
+      .def_prop_ro("boot", &MappedPool::boot)
+      .def_prop_ro("is_kept", &MappedPool::is_kept);
+  nb::class_<CurrentMappedPool>(m, "CurrentMappedPool", "That of this moment.")
+      .def(nb::init<>())
+      .def("lookup", find<CurrentMappedPool, &CurrentMappedPool::lookup>, "keys"_a.noconvert())
+      .def("set", &CurrentMappedPool::set, "pool"_a.none(), Released())
+      .def("get", &CurrentMappedPool::get);
   bind_location_cache(m);
   bind_checksum(m);
 }

@@ -194,7 +194,8 @@ void bind_sources(nb::module_& m) {
           [](FetchSources* self, Pool& pool, Tier* tier, LocationCache& locations, Shard& shard,
              PeerConnections& peers, uint64_t own_key, bool check_sums, std::shared_ptr<Timings> fetches,
              std::shared_ptr<Timings> reads, std::shared_ptr<PageHistory> history,
-             std::shared_ptr<OtherHolders> others, std::shared_ptr<Touches> touches) {
+             std::shared_ptr<OtherHolders> others, std::shared_ptr<Touches> touches,
+             std::shared_ptr<CurrentMappedPool> of_host) {
             if (fetches->n_labels() != FetchBatch::kFarthests ||
                 reads->n_labels() != FetchSources::n_sources(peers)) {
               throw nb::value_error(
@@ -210,12 +211,13 @@ void bind_sources(nb::module_& m) {
                                                  check_sums,
                                                  {std::move(fetches), std::move(reads), std::move(history)},
                                                  std::move(others),
-                                                 std::move(touches)});
+                                                 std::move(touches),
+                                                 std::move(of_host)});
           },
           "pool"_a, "tier"_a.none(), "locations"_a, "shard"_a, "peers"_a, "own_key"_a, "check_sums"_a,
           "fetches"_a, "reads"_a, "history"_a.none() = nb::none(), "others"_a.none() = nb::none(),
-          "touches"_a.none() = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
-          nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>())
+          "touches"_a.none() = nb::none(), "of_host"_a.none() = nb::none(), nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>())
       .def("fetch_rows", &fetch_rows, "prefix"_a, "keys"_a.none(), "array"_a, "memories"_a, "timeout"_a,
            "disk_timeout"_a)
       .def("gather", &gather, "batch"_a, "memories"_a, "timeout"_a, "disk_timeout"_a)

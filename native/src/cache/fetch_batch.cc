@@ -53,13 +53,29 @@ bool FetchBatch::take_own(Pool* pool, const Deadline& deadline, Taken* taken) {
     if (statuses[page] == FetchStatus::kOtherLength) lengths_agree = false;
     if (statuses[page] == FetchStatus::kTimedOut) fail(page, Status::kTimedOut);
     if (statuses[page] == FetchStatus::kUnreadable) miss(page, kUnreadable);
-    if (statuses[page] != FetchStatus::kHit) continue;
-    hits_[page] = 1;
-    states_[page] = State::kSettled;
-    ++taken->n_pages;
-    taken->nbytes += lengths_[page];
+    if (statuses[page] == FetchStatus::kHit) took(page, taken);
   }
   return lengths_agree;
+}
+
+void FetchBatch::took(size_t page, Taken* taken) {
+  hits_[page] = 1;
+  states_[page] = State::kSettled;
+  ++taken->n_pages;
+  taken->nbytes += lengths_[page];
+}
+
+// An engine has no pool of its own, so that all pages are still to be found: the batch goes there as it is.
+void FetchBatch::take_mapped(const MappedPool& pool, bool check_sums, const Deadline& deadline, Taken* taken,
+                             std::vector<size_t>* pages) {
+  std::vector<FetchStatus> statuses(n_pages());
+  pool.fetch(as_page_batch(), check_sums, statuses.data(), deadline);
+  for (size_t page = 0; page < n_pages(); ++page) {
+    if (statuses[page] == FetchStatus::kTimedOut) fail(page, Status::kTimedOut);
+    if (statuses[page] != FetchStatus::kHit) continue;
+    took(page, taken);
+    pages->push_back(page);
+  }
 }
 
 void FetchBatch::take_from_disk(Tier* tier, const Deadline& deadline, Taken* taken) {
@@ -80,12 +96,7 @@ void FetchBatch::take_from_disk(Tier* tier, const Deadline& deadline, Taken* tak
   std::vector<disk::ReadStatus> statuses(pages.size());
   tier->read({pages.size(), n_pieces_, keys.data(), pieces.data()}, deadline, statuses.data());
   for (size_t i = 0; i < pages.size(); ++i) {
-    if (statuses[i] != disk::ReadStatus::kHit) continue;
-    const auto page = static_cast<size_t>(pages[i]);
-    hits_[page] = 1;
-    states_[page] = State::kSettled;
-    ++taken->n_pages;
-    taken->nbytes += lengths_[page];
+    if (statuses[i] == disk::ReadStatus::kHit) took(static_cast<size_t>(pages[i]), taken);
   }
 }
 

@@ -17,12 +17,13 @@
 #include "disk/tier.h"
 #include "page/location.h"
 #include "page/status.h"
+#include "pool/mapped_pool.h"
 #include "pool/pool.h"
 #include "transports/transport.h"
 
 namespace p2pkv {
 
-// Used by one thread, but for `unpack_lent`. Local memory is written by `take_own`, by the reads of the plans
+// Used by one thread, but for `unpack_lent`. Local memory is written by `take_...`, by the reads of the plans
 // and by unpacking what these brought.
 class FetchBatch {
  public:
@@ -67,6 +68,9 @@ class FetchBatch {
   // Copies the pages that this node's own pool has; what is not copied by the deadline is missed. False if
   // one of them has another length there.
   bool take_own(Pool* pool, const Deadline& deadline, Taken* taken);
+  // Copies those of the rest that the pool of this host's node has. Appends them to `pages`.
+  void take_mapped(const MappedPool& pool, bool check_sums, const Deadline& deadline, Taken* taken,
+                   std::vector<size_t>* pages);
 
   // Reads what is still missing and lies on this node's disk. What is not there by the deadline stays
   // missing.
@@ -154,6 +158,7 @@ class FetchBatch {
 
   void group(size_t page, Owner* owner);
   PageBatch as_page_batch() const { return {n_pages(), n_pieces_, keys_.data(), pieces_.data()}; }
+  void took(size_t page, Taken* taken);
   void unpack(const Owner& owner, const Deadline& deadline);
   Status worst_of(size_t page) const;
   void note_reads_from(const Owner& owner, Touches* touches) const;

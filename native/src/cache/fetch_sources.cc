@@ -14,11 +14,8 @@ FetchSources::Found FetchSources::gather(FetchBatch& batch, const std::vector<Lo
   FetchBatch::Taken own;
   const Stopwatch copying;
   found.lengths_agree = batch.take_own(&parts_.pool, deadline, &own);
-  count(kOwnPool, own);
-  if (own.n_pages > 0) {
-    parts_.watched.reads->add(kOwnPool, own.nbytes, copying.ns());
-    batch.came_from(FetchBatch::kFromOwnPool);
-  }
+  took_own(batch, own, copying);
+  if (parts_.of_host) gather_from_host(batch, deadline);
   if (parts_.tier != nullptr) {
     FetchBatch::Taken disk;
     const Stopwatch reading;
@@ -42,6 +39,26 @@ FetchSources::Found FetchSources::gather(FetchBatch& batch, const std::vector<Lo
   }
   if (batch.is_over()) ended(batch);
   return found;
+}
+
+void FetchSources::took_own(FetchBatch& batch, const FetchBatch::Taken& own, const Stopwatch& copying) {
+  if (own.n_pages == 0) return;
+  count(kOwnPool, own);
+  parts_.watched.reads->add(kOwnPool, own.nbytes, copying.ns());
+  batch.came_from(FetchBatch::kFromOwnPool);
+}
+
+// Its pages count as the own ones: an engine has no others.
+void FetchSources::gather_from_host(FetchBatch& batch, const Deadline& deadline) {
+  const auto pool = parts_.of_host->get();
+  if (!pool) return;
+  const Stopwatch copying;
+  FetchBatch::Taken taken;
+  std::vector<size_t> pages;
+  batch.take_mapped(*pool, parts_.check_sums, deadline, &taken, &pages);
+  took_own(batch, taken, copying);
+  if (parts_.touches && !pages.empty())
+    parts_.touches->note({pool->owner(), pool->boot()}, batch.keys(), pages);
 }
 
 void FetchSources::read(FetchBatch& batch, const std::vector<LocalMemory>& memories, const Deadline& deadline,

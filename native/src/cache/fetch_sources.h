@@ -48,8 +48,9 @@ class FetchSources {
     uint64_t own_key;
     bool check_sums;
     Watched watched;
-    std::shared_ptr<OtherHolders> others;  // null: pages are read from the first holder that is named
-    std::shared_ptr<Touches> touches;      // null: owners are not told what is read from them
+    std::shared_ptr<OtherHolders> others;        // null: pages are read from the first holder that is named
+    std::shared_ptr<Touches> touches;            // null: owners are not told what is read from them
+    std::shared_ptr<CurrentMappedPool> of_host;  // null: this is no engine that is attached
   };
   // How a round of reads may end.
   struct Round {
@@ -67,8 +68,9 @@ class FetchSources {
   // How many sources there are: what `reads` has labels for.
   static size_t n_sources(const PeerConnections& peers) { return kFirstWay + peers.n_ways(); }
 
-  // Takes what the own pool and the own disk have, and reads the rest from its owners if the location cache
-  // knows where all of it lies and all of it can be read at once. What is left is for others to look up.
+  // Takes what the own pool, that of the host's node and the own disk have, and reads the rest from its
+  // owners if the location cache knows where all of it lies and all of it can be read at once. What is left
+  // is for others to look up.
   Found gather(FetchBatch& batch, const std::vector<LocalMemory>& memories, const Deadline& deadline,
                const Deadline& disk_deadline);
   // Reads what is located from its owners.
@@ -97,6 +99,8 @@ class FetchSources {
   };
 
   void count(size_t source, const FetchBatch::Taken& taken);
+  void took_own(FetchBatch& batch, const FetchBatch::Taken& own, const Stopwatch& copying);
+  void gather_from_host(FetchBatch& batch, const Deadline& deadline);
   void ended(const FetchBatch& batch);
 
   const Parts parts_;
