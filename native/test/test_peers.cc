@@ -138,19 +138,6 @@ TEST(peers_idle_connections_are_closed_after_a_while) {
   }
 }
 
-TEST(peers_that_are_held_are_connected_to_at_once_and_stay_so) {
-  FakePeers peers(open_good, {.idle = 0.05});
-  peers.connections->hold(FakePeers::peer(1));
-  CHECK(eventually([&] { return peers.n_opened == 1; }));
-  std::vector<PeerConnections::ConnectionPtr> lent;
-  for (int i = 0; i < 8; ++i) lent.push_back(peers.borrow(1 + static_cast<uint64_t>(i) % 2));
-  const int n_opened = peers.n_opened;
-  for (const auto& connection : lent) peers.connections->give_back(connection);
-  CHECK(eventually([&] { return peers.n_closed() == static_cast<size_t>(n_opened) - 1; }));
-  CHECK(peers.borrow(1));
-  CHECK_EQ(peers.n_opened.load(), n_opened);
-}
-
 TEST(peers_too_slow_to_connect_to_within_a_call_are_connected_to_between_calls) {
   std::atomic<bool> is_up{false};
   FakePeers peers(

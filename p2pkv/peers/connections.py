@@ -117,13 +117,6 @@ class PeerConnections(Resource):
             )
         return member.key, member.boot_epoch, member.state is State.ALIVE, ways
 
-    def hold(self, member: Member) -> None:
-        """Connect to a member of the view now, in the background, and keep a connection for as long as it is there.
-
-        On one host its pool is mapped in meanwhile, and stays so: who reads it first does not wait for that.
-        """
-        self.native.hold(member.key, member.boot_epoch)
-
     def traffic(self) -> list[PeerTraffic]:
         """Return what was read from whom, over what."""
         names, view = list(self.domains), self._opener.view

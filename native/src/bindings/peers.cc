@@ -134,13 +134,6 @@ void bind_peers(nb::module_& m) {
           "opener"_a, "n_ways"_a, nb::kw_only(), "avoid"_a, "fair_chance"_a, "patient_connect"_a,
           "retry_first"_a, "retry_most"_a, "idle"_a)
       .def("change", &change, "changed"_a, "gone"_a)
-      .def(
-          "hold",
-          [](PeerConnections& self, uint64_t key, uint64_t boot) {
-            const nb::gil_scoped_release unlocked;
-            self.hold({key, boot});
-          },
-          "key"_a, "boot"_a)
       .def("traffic", &traffic)
       .def("interrupt", &PeerConnections::interrupt, nb::call_guard<nb::gil_scoped_release>())
       .def("close", &PeerConnections::close, nb::call_guard<nb::gil_scoped_release>());

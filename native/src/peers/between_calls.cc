@@ -42,18 +42,6 @@ void PeerConnections::connect_between_calls(PeerId id, size_t way) {
   if (!is_started) end(false);
 }
 
-void PeerConnections::hold(PeerId id) {
-  size_t way = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    Peer* peer = find(id);
-    if (peer == nullptr || !peer->is_member || peer->member.ways.empty()) return;
-    peer->is_held = true;
-    way = peer->member.ways.front();
-  }
-  connect_between_calls(id, way);
-}
-
 bool PeerConnections::is_proven(PeerId id, size_t way, const Deadline& deadline) {
   const auto scratch = hooks_.scratch(way);
   const ConnectionPtr connection = scratch ? open(id, way, deadline) : nullptr;
@@ -103,15 +91,12 @@ void PeerConnections::sweep() {
     auto oldest = Clock::time_point::max();
     std::vector<ConnectionPtr> closing;
     for (auto& [id, peer] : peers_) {
-      const ConnectionPtr held = peer.is_held && !peer.idle.empty() ? peer.idle.back() : nullptr;
       std::erase_if(peer.idle, [&](const ConnectionPtr& connection) {
-        if (connection->idle_since > until || connection == held) return false;
+        if (connection->idle_since > until) return false;
         closing.push_back(connection);
         return true;
       });
-      if (!peer.idle.empty() && peer.idle.front() != held) {
-        oldest = std::min(oldest, peer.idle.front()->idle_since);
-      }
+      if (!peer.idle.empty()) oldest = std::min(oldest, peer.idle.front()->idle_since);
     }
     if (!closing.empty()) {
       lock.unlock();

@@ -110,9 +110,6 @@ class PeerConnections {
   // Takes what has changed in the view. Idle connections to nodes that are gone, or that were restarted, are
   // closed, but those of links.
   void change(const std::vector<Member>& changed, const std::vector<uint64_t>& gone);
-  // Connects to this peer now, on another thread, and keeps a connection to it from now on, however long
-  // nobody needs it.
-  void hold(PeerId peer);
   // Lends connections to the pulls of a link from now on. No other link of this node has its number.
   void add_link(PeerId peer, uint64_t link);
   // Lends none any more, and closes the idle ones that were opened over the link.
@@ -166,7 +163,6 @@ class PeerConnections {
   struct Peer {
     Member member;
     bool is_member = false;
-    bool is_held = false;
     std::vector<Way> ways;
     // The same ways as the pulls of each link find them: who opened a link says itself that it is this peer,
     // and what becomes of its connections is not blamed on the peer of the view.
