@@ -50,6 +50,10 @@ class Other:
         pages = zip(keys, rows, outcomes, strict=True)
         return {key: np.unique(row)[:4].tolist() for key, row, outcome in pages if outcome}
 
+    def bump(self) -> None:
+        """Take everything back, whoever of the members does not hear of it."""
+        self._node.bump(timeout=1.0)
+
 
 def be_host(path: str, join: str, keeper: str = "") -> None:
     """Be the node until stdin ends."""

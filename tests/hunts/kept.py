@@ -3,7 +3,9 @@
 The hunter is an engine that publishes through its host's node, whose memory a keeper has. The node is killed in the
 middle of a publish, or ends as it should, and the next one goes on where it was; so does the keeper now and then, while
 the node lives. Pages of every life are read by the engine and from another host, before, while and after the node is
-away: each is one 64-bit number over and over. A bump takes back all that there is, in whatever life.
+away: each is one 64-bit number over and over. A bump takes back all that there is, in whatever life. While the
+node is away the engine goes on with what lies in its pool: each page that was published is a hit, and none that a bump
+has taken back meanwhile, which the node is not there to hear of.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import random
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 
 import numpy as np
@@ -113,8 +116,8 @@ class Hunter:
         else:
             self.host.close(30.0 * PATIENCE)
             self.tally["ended"] += 1
-        self.found(self._some())  # whoever is away is a miss, and nothing else
         self.host.close()
+        self.check_while_away()
         self.n_adopted = self._start_host()
         self.check()
 
@@ -138,14 +141,38 @@ class Hunter:
         last, rest = self.published[-_MOST_CHECKED // 2 :], self.published[: -_MOST_CHECKED // 2]
         return last + self.chance.sample(rest, min(len(rest), _MOST_CHECKED // 2))
 
-    def check(self) -> None:
+    def check_while_away(self) -> None:
+        """Look for everything in the pool of a node that is dead, and for nothing that it has not heard of."""
+        until = time.monotonic() + _BACK_S * PATIENCE
+        while self.node.counters()["p2pkv_attached"]:
+            if time.monotonic() > until:
+                raise Broken("an engine does not notice that its node has gone")
+            time.sleep(0.01)  # looked at again; nobody says so
+        self._find_all(self.found, "by an engine whose node is away, though its memory is kept")
+        self.tally["away"] += 1
+        if self.chance.random() < 0.3:
+            self.other.send("bump")
+            self.other.answer(30.0 * PATIENCE)
+            if still := self.found(self._some()):
+                raise Broken(f"{len(still)} pages are found that a bump took back while their node was away")
+            self._taken_back()
+
+    def _taken_back(self) -> None:
+        self.taken_back += self.published
+        self.published = []
+        self.tally["bumps"] += 1
+
+    def _find_all(self, find: Callable[[list[int]], set[int]], how: str) -> None:
         wanted = self._some()
         until = time.monotonic() + _BACK_S * PATIENCE
-        for find in (self.found, self.found_elsewhere):
-            while missing := set(wanted) - find(wanted):
-                if time.monotonic() > until:
-                    raise Broken(f"{len(missing)} of {len(wanted)} pages are not found by a node's successor")
-            self.tally["found"] += len(wanted)
+        while missing := set(wanted) - find(wanted):
+            if time.monotonic() > until:
+                raise Broken(f"{len(missing)} of {len(wanted)} pages are not found {how}")
+        self.tally["found"] += len(wanted)
+
+    def check(self) -> None:
+        self._find_all(self.found, "by a node's successor's engine")
+        self._find_all(self.found_elsewhere, "by others of a node's successor")
         gone = self.chance.sample(self.taken_back, min(len(self.taken_back), _MOST_CHECKED))
         if gone and (still := self.found(gone) | self.found_elsewhere(gone)):
             raise Broken(f"{len(still)} pages are found that a bump took back in an earlier life")
@@ -154,9 +181,7 @@ class Hunter:
         """Take everything back."""
         if self.node.bump(timeout=10.0 * PATIENCE).unreached:
             return
-        self.taken_back += self.published
-        self.published = []
-        self.tally["bumps"] += 1
+        self._taken_back()
 
     def close(self) -> None:
         self.node.close()
@@ -193,5 +218,5 @@ HUNT = Hunt(
     "kept",
     "a node that is killed or ends goes on with its pages: none is lost, and none is another's",
     run,
-    effects=("killed", "ended", "found", "bumps", "keepers"),
+    effects=("killed", "ended", "found", "away", "bumps", "keepers"),
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pages
+from can_encrypt import needs_libcrypto
 from cluster import eventually
 from p2pkv import ClosedError, Config, Drained, Node, UsageError
 from p2pkv.cache.drained import pack_drain
@@ -66,8 +67,15 @@ def left(drained: Drained) -> int:
     return drained.n_pages - drained.n_handed_over
 
 
-def test_its_pages_are_others_own_and_outlive_it_and_them(start: Callable[..., Node]) -> None:
-    first, second, third = start("first"), start("second"), start("third")
+@pytest.mark.parametrize(
+    "settings",
+    [{}, pytest.param({"transports": ["tcp"], "encrypt": "tcp"}, marks=needs_libcrypto)],
+    ids=["plain", "encrypted"],
+)
+def test_its_pages_are_others_own_and_outlive_it_and_them(
+    start: Callable[..., Node], settings: dict[str, object]
+) -> None:
+    first, second, third = (start(node_id, **settings) for node_id in ("first", "second", "third"))
     assert published(first) == len(KEYS)
     drained = first.drain(10.0)
     assert (drained.n_handed_over, drained.n_adopted, drained.reason) == (len(KEYS), len(KEYS), "")

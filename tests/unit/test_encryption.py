@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from can_encrypt import needs_libcrypto
 from cluster import eventually
 from p2pkv import Config, Node, transports
 from p2pkv.errors import ConfigError, TransportError
@@ -17,10 +18,6 @@ from p2pkv.transports.base import TransportSettings
 from p2pkv.transports.native import TcpTransport
 from pair import Pair
 from transfer_pair import TransferPair
-
-needs_libcrypto = pytest.mark.skipif(
-    (missing := TcpTransport.unavailable({"encrypt": True})) is not None, reason=str(missing)
-)
 
 
 def test_the_setting_is_an_option_of_the_transport() -> None:
@@ -88,6 +85,38 @@ def test_nodes_that_encrypt_read_each_other(tmp_path: Path) -> None:
     assert pair.fetch_is_right(pair.publish())
     assert pair.reader.counters()['p2pkv_forged_records_total{transport="tcp"}'] == 0
     pair.close()
+
+
+@needs_libcrypto
+def test_what_lies_on_a_peers_disk_comes_over_it(tmp_path: Path) -> None:
+    common = {
+        "join": [f"127.0.0.1:{free_port()}"],
+        "transports": ["tcp"],
+        "encrypt": "tcp",
+        "pool_size": "64KiB",
+    }
+    disk = {"disk_path": str(tmp_path / "disk"), "disk_size": "8MiB"}
+    keys = [f"k{i}" for i in range(8)]
+    rows, target = np.ones((8, 4096), np.uint8), np.zeros((8, 4096), np.uint8)
+    with (
+        Node.start(Config.load({"node_id": "owner"} | common | disk, environ={})) as owner,
+        Node.start(Config(node_id="reader", **common)) as reader,
+    ):
+        eventually(lambda: len(owner.members()) == len(reader.members()) == 2, 20.0)
+        owner.register_memory(rows)
+        reader.register_memory(target)
+        # a disk that is late is not waited for: what it was to have would be left out
+        eventually(lambda: owner.counters()["p2pkv_disk_suspended"] == 0, 20.0)
+        assert owner.publish(keys, rows, timeout=20.0).all()
+        eventually(lambda: owner.counters()["p2pkv_disk_stored_pages_total"] == len(keys), 20.0)
+        for first in (0, 8):  # they have no room beside the first ones
+            owner.publish([f"more {first + i}" for i in range(8)], rows, timeout=20.0)
+        assert owner.whereabouts(keys).is_on_disk.all()
+        eventually(lambda: bool(reader.fetch(keys, target, timeout=5.0).all()), 20.0)
+        counted = reader.counters()
+    assert target.all()
+    assert counted['p2pkv_fetched_pages_total{source="tcp"}'] >= len(keys)
+    assert counted['p2pkv_forged_records_total{transport="tcp"}'] == 0
 
 
 @needs_libcrypto

@@ -11,10 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from can_encrypt import needs_libcrypto
 from cluster import eventually
 from p2pkv import Config, Node
+from p2pkv.directory.announcer import Announcer
 from p2pkv.errors import ConfigError
 from p2pkv.keeper.server import KeeperServer
+from p2pkv.testing.lateness import Lateness
 from pages import fill, wrong
 
 KEYS = [f"page-{i}" for i in range(32)]
@@ -92,15 +95,26 @@ def test_a_successor_has_the_pages_and_goes_on(keeper: str) -> None:
         assert fetch(third, LATER) == adopted(third) > 0
 
 
-def test_others_and_engines_find_them_again(keeper: str, tmp_path: Path) -> None:
+@pytest.fixture
+def listen(tmp_path: Path) -> str:
+    """Where a host's node lets its engines in."""
     (tmp_path / "host").mkdir(mode=0o700)
-    settings = {"attach_listen": f"unix:{tmp_path}/host/s", "directory_check": _NEVER_S}
+    return f"unix:{tmp_path}/host/s"
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [{}, pytest.param({"transports": ["tcp"], "encrypt": "tcp"}, marks=needs_libcrypto)],
+    ids=["plain", "encrypted"],
+)
+def test_others_and_engines_find_them_again(keeper: str, listen: str, wire: dict[str, object]) -> None:
+    settings = {"attach_listen": listen, "directory_check": _NEVER_S} | wire
     first = Node.start(config(keeper, **settings))
     publish(first, KEYS)
     join = {"join": [first.address]}
     with (
-        Node.start(Config(node_id="other", pool_size="1MiB", deadline=20.0, **join)) as other,
-        Node.start(Config(node_id="engine", attach=settings["attach_listen"], deadline=20.0)) as engine,
+        Node.start(Config(node_id="other", pool_size="1MiB", deadline=20.0, **join, **wire)) as other,
+        Node.start(Config(node_id="engine", attach=listen, deadline=20.0, **wire)) as engine,
     ):
         join = {"join": [other.address]}
         for reader in (other, engine):
@@ -109,6 +123,75 @@ def test_others_and_engines_find_them_again(keeper: str, tmp_path: Path) -> None
         with Node.start(config(keeper, **settings, **join)):
             for reader in (other, engine):
                 eventually(lambda reader=reader: fetch(reader, KEYS) == len(KEYS), 10.0)
+
+
+def engine_at(listen: str) -> Node:
+    return Node.start(Config(node_id="engine", attach=listen, deadline=20.0))
+
+
+def wait_attached(engine: Node, is_attached: float) -> None:
+    eventually(lambda: engine.counters()["p2pkv_attached"] == is_attached, 10.0)
+
+
+def test_engines_find_what_the_pool_of_their_node_has_while_it_is_away_and_before_it_announces_it(
+    keeper: str, listen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Node.start(config(keeper, attach_listen=listen))
+    publish(first, KEYS)
+    with engine_at(listen) as engine:
+        first.close()
+        wait_attached(engine, 0)
+        assert fetch(engine, KEYS) == len(KEYS)
+        assert engine.exists(KEYS).all()
+        assert engine.whereabouts(KEYS).outcomes.all()
+        assert not engine.exists(LATER).any()
+        monkeypatch.setattr(Announcer, "owe_everything", lambda _: None)
+        with Node.start(config(keeper, attach_listen=listen, directory_check=_NEVER_S)) as second:
+            wait_attached(engine, 1)
+            assert fetch(engine, KEYS) == len(KEYS)
+            publish(second, LATER[:8])
+            second.retract(KEYS[:8])
+            assert fetch(engine, [*KEYS, *LATER[:8]]) == len(KEYS)
+
+
+def test_an_engine_lets_go_of_memory_that_nobody_keeps(listen: str) -> None:
+    first = Node.start(Config(node_id="host", attach_listen=listen, pool_size="4MiB"))
+    publish(first, KEYS)
+    with engine_at(listen) as engine:
+        assert fetch(engine, KEYS) == len(KEYS)
+        first.close()
+        wait_attached(engine, 0)
+        eventually(lambda: engine._parts.own_host.pool.get() is None, 10.0)
+        assert fetch(engine, KEYS) == 0
+
+
+def test_an_engine_whose_node_has_gone_misses_without_waiting(listen: str) -> None:
+    first = Node.start(Config(node_id="host", attach_listen=listen, pool_size="4MiB"))
+    with engine_at(listen) as engine:
+        first.close()
+        wait_attached(engine, 0)
+        eventually(lambda: not engine._parts._reached, 10.0)
+        with Lateness() as late:
+            assert not engine.exists(KEYS).any()
+            assert fetch(engine, KEYS) == 0
+        assert late.seconds - late.worst < 10.0  # of 40 that it may take
+
+
+def test_a_bump_that_a_node_was_not_there_to_hear_holds_for_its_engines(keeper: str, listen: str) -> None:
+    first = Node.start(config(keeper, attach_listen=listen))
+    publish(first, KEYS)
+    with (
+        Node.start(Config(node_id="other", pool_size="1MiB", join=[first.address])) as other,
+        engine_at(listen) as engine,
+    ):
+        engine._parts.epochs.close()  # what asks the members once a second
+        eventually(lambda: len(other.members()) == len(engine.members()) == 2, 10.0)
+        first.close()
+        wait_attached(engine, 0)
+        eventually(lambda: fetch(engine, KEYS) == len(KEYS), 10.0)
+        other.bump(timeout=20.0)
+        assert fetch(engine, KEYS) == 0
+        assert engine.epoch == other.epoch
 
 
 def test_what_a_bump_took_back_is_not_found_by_a_successor(keeper: str) -> None:
