@@ -10,8 +10,8 @@ _SHARE = 0.2
 """Retries for each request. A guess; what Envoy and Finagle take."""
 _A_SECOND = 10.0
 """Retries that are always allowed: where requests are few, each may be tried on every instance."""
-_MOST = 100.0
-"""What may be saved up: a dead instance costs all that it had at once."""
+_MOST = 1000.0
+"""What may be saved up: an instance that dies costs all that it had at once, which may be hundreds."""
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.25
 
