@@ -1,5 +1,10 @@
-// Who maps a pool finds its pages by himself, whoever writes to it, or nobody, and never has another's bytes.
+// A process that maps a pool finds its pages, whoever writes to it, or nobody, and never has another page's
+// bytes.
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <atomic>
+#include <cstring>
 #include <iostream>
 #include <random>
 #include <thread>
@@ -67,6 +72,68 @@ TEST(mapped_pool_has_what_its_owner_has) {
     CHECK_EQ(fetch(*mapped, name, nbytes_of(name)).empty(), name % 2 == 0);
   pool->purge();
   for (uint64_t name = 0; name < 12; ++name) CHECK(fetch(*mapped, name, nbytes_of(name)).empty());
+}
+
+// An index of the same bytes as a pool's, which a test writes to as a node gone wild may.
+std::unique_ptr<p2pkv::SharedRegion> copy_of_index(const Pool& pool) {
+  std::string error;
+  const auto index = p2pkv::UniqueFd(fcntl(pool.index_fd(), F_DUPFD_CLOEXEC, 3));
+  struct stat info{};
+  CHECK_EQ(fstat(index.get(), &info), 0);
+  const auto nbytes = static_cast<size_t>(info.st_size);
+  const auto mapping = p2pkv::ReadOnlyMapping::map(index.get(), nbytes, &error);
+  auto copy = p2pkv::SharedRegion::create(nbytes, &error);
+  CHECK(mapping != nullptr && copy != nullptr);
+  std::memcpy(copy->base(), mapping->base(), nbytes);
+  return copy;
+}
+
+TEST(mapped_pool_is_one_whose_parts_fit_together) {
+  const auto pool = make_pool(64);
+  publish(*pool, 1, 3000);
+  const auto index = copy_of_index(*pool);
+  auto& header = *reinterpret_cast<p2pkv::PageIndexHeader*>(index->base());
+  const auto records = p2pkv::for_readers(pool->records_fd());
+  const auto region = p2pkv::for_readers(pool->region().fd());
+  const p2pkv::PageIndexHeader right = header;
+  std::string error;
+  const auto mapped = [&] {
+    return MappedPool::map(index->fd(), records.get(), region.get(), nullptr, &error);
+  };
+  CHECK(mapped() != nullptr);
+  // Of huge pages a region is longer than the pool that lies in it.
+  header.region_nbytes = right.data_offset + uint64_t{right.n_granules} * right.granule;
+  CHECK(mapped() != nullptr && fetch(*mapped(), 1, 3000) == bytes_of(1, 3000));
+  const auto is_refused = [&](auto field, auto value) {
+    header = right;
+    header.*field = value;
+    return mapped() == nullptr;
+  };
+  using Header = p2pkv::PageIndexHeader;
+  CHECK(is_refused(&Header::region_nbytes, right.region_nbytes + 1));
+  CHECK(is_refused(&Header::data_offset, uint64_t{8}));
+  CHECK(is_refused(&Header::data_offset, ~uint64_t{0}));
+  CHECK(is_refused(&Header::n_granules, ~uint32_t{0}));
+  CHECK(is_refused(&Header::granule, right.granule * 2));
+  CHECK(is_refused(&Header::n_buckets, uint32_t{0}));
+  CHECK(is_refused(&Header::n_buckets, right.n_buckets * 4));
+}
+
+TEST(mapped_pool_is_read_as_it_was_when_it_was_mapped) {
+  const auto pool = make_pool(64);
+  publish(*pool, 1, 3000);
+  const auto index = copy_of_index(*pool);
+  std::string error;
+  const auto records = p2pkv::for_readers(pool->records_fd());
+  const auto region = p2pkv::for_readers(pool->region().fd());
+  const auto mapped = MappedPool::map(index->fd(), records.get(), region.get(), nullptr, &error);
+  CHECK(mapped != nullptr);
+  auto& header = *reinterpret_cast<p2pkv::PageIndexHeader*>(index->base());
+  header = {~uint64_t{0}, 7, ~uint64_t{0}, ~uint64_t{0}, ~uint32_t{0}, ~uint32_t{0}, 1U << 31, 9, 9};
+  CHECK(fetch(*mapped, 1, 3000) == bytes_of(1, 3000));
+  CHECK_EQ(mapped->boot(), 7u);
+  std::memset(index->base() + p2pkv::kIndexChainsOffset, 0xff, index->nbytes() - p2pkv::kIndexChainsOffset);
+  CHECK(fetch(*mapped, 1, 3000).empty());
 }
 
 TEST(mapped_pool_has_no_guests_until_they_are_own_pages) {

@@ -44,6 +44,14 @@ class NamedThread {
     return is_started;
   }
 
+  // Runs `body` in a thread that nobody waits for. False, and not run, when the system has none to give.
+  static bool run_behind(const char* name, std::function<void()> body) {
+    NamedThread thread;
+    if (!thread.start(name, std::move(body))) return false;
+    thread.thread_.detach();
+    return true;
+  }
+
   // Waits for the thread to end. In a forked child, where it does not exist, only forgets it.
   void join() {
     if (!thread_.joinable()) return;

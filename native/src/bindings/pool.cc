@@ -385,11 +385,11 @@ void bind_pool(nb::module_& m) {
       .def("map_in", [](MappedPool& pool) { pool.region()->map_in(); })
       .def_prop_ro("boot", &MappedPool::boot)
       .def_prop_ro("is_kept", &MappedPool::is_kept);
-  nb::class_<CurrentMappedPool>(m, "CurrentMappedPool", "That of this moment.")
+  nb::class_<CurrentMappedPool>(m, "CurrentMappedPool", "Holds the mapped pool of this moment, or none.")
       .def(nb::init<>())
       .def("lookup", find<CurrentMappedPool, &CurrentMappedPool::lookup>, "keys"_a.noconvert())
       .def("set", &CurrentMappedPool::set, "pool"_a.none(), Released())
-      .def("get", &CurrentMappedPool::get);
+      .def("get", &CurrentMappedPool::get, nb::sig("def get(self) -> MappedPool | None"));
   bind_location_cache(m);
   bind_checksum(m);
 }

@@ -36,6 +36,7 @@ constexpr int kSeals = kKeptSeals | F_SEAL_FUTURE_WRITE;
 // he is handed.
 constexpr mode_t kKeptMode = 0400;
 constexpr size_t kPopulateStep = size_t{2} << 20;
+constexpr size_t kUnmapStep = size_t{1} << 30;  // a multiple of every huge page
 
 std::string describe_error(const char* what, size_t nbytes) {
   return std::string(what) + " " + std::to_string(nbytes) + " bytes: " + std::strerror(errno);
@@ -198,11 +199,15 @@ std::unique_ptr<ReadOnlyMapping> ReadOnlyMapping::map(int fd, size_t nbytes, std
     *error = describe_error("cannot map a peer's shared memory of", nbytes);
     return nullptr;
   }
+  // A forked child, which reads nothing, would hold the memory of an owner that has gone.
+  madvise(base, nbytes, MADV_DONTFORK);
   return std::unique_ptr<ReadOnlyMapping>(new ReadOnlyMapping(static_cast<const uint8_t*>(base), nbytes));
 }
 
 ReadOnlyMapping::~ReadOnlyMapping() {
-  munmap(const_cast<uint8_t*>(base_), nbytes_);
+  // In steps, so that what else this process maps meanwhile does not wait for all of it.
+  for (size_t at = 0; at < nbytes_; at += kUnmapStep)
+    munmap(const_cast<uint8_t*>(base_) + at, std::min(kUnmapStep, nbytes_ - at));
 }
 
 void ReadOnlyMapping::prefault(size_t offset, size_t nbytes) const {

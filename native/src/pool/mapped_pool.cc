@@ -16,14 +16,18 @@
 namespace p2pkv {
 namespace {
 
-// Chains are of two pages on average; one that is followed while it changes may lead into others.
+// Chains are of two pages on average; one that is followed while it changes may lead into others. A guess.
 constexpr int kMostSteps = 64;
-constexpr size_t kPrefaultStep = size_t{2} << 20;
+constexpr size_t kPrefaultStep = size_t{2} << 20;  // a huge page
+// It takes the kernel a tenth of a second a GiB to clear memory away.
+constexpr size_t kUnmappedBehind = size_t{64} << 20;
 
-// Others may write to it meanwhile: what was read counts only once the page's word has proven it.
-__attribute__((no_sanitize("thread"), noinline)) void copy_record(const PageRecord* from, PageRecord* to) {
-  const auto* words = reinterpret_cast<const volatile uint64_t*>(from);
-  uint64_t copied[sizeof(PageRecord) / sizeof(uint64_t)];
+// Others may write to it meanwhile: what was read counts only once it is proven, a page by its word.
+template <typename T>
+__attribute__((no_sanitize("thread"), noinline)) void copy_words(const void* from, T* to) {
+  static_assert(sizeof(T) % sizeof(uint64_t) == 0);
+  const auto* words = static_cast<const volatile uint64_t*>(from);
+  uint64_t copied[sizeof(T) / sizeof(uint64_t)];
   for (size_t i = 0; i < std::size(copied); ++i) copied[i] = words[i];
   std::memcpy(to, copied, sizeof *to);
 }
@@ -39,11 +43,13 @@ std::unique_ptr<ReadOnlyMapping> map_whole(int fd, size_t at_least, std::string*
 
 std::shared_ptr<MappedRegion> map_region(int fd, std::shared_ptr<MappedRegion> known, std::string* error) {
   struct stat info{};
-  // No other memfd has this number while that one is mapped.
-  if (fstat(fd, &info) == 0 && known && known->inode() == info.st_ino) return known;
+  const bool is_known = fstat(fd, &info) == 0;
+  const MappedRegion::Name name{info.st_dev, info.st_ino};
+  // No other memfd has this name while that one is mapped.
+  if (is_known && known && known->name() == name) return known;
   auto mapping = map_whole(fd, 1, error);
   if (!mapping) return nullptr;
-  return std::make_shared<MappedRegion>(std::move(mapping), static_cast<uint64_t>(info.st_ino));
+  return std::make_shared<MappedRegion>(std::move(mapping), name);
 }
 
 }  // namespace
@@ -51,6 +57,8 @@ std::shared_ptr<MappedRegion> map_region(int fd, std::shared_ptr<MappedRegion> k
 MappedRegion::~MappedRegion() {
   is_over_ = true;
   thread_.join();
+  if (nbytes() >= kUnmappedBehind)
+    NamedThread::run_behind("p2pkv-unmap", [mapping = std::move(mapping_)]() mutable { mapping.reset(); });
 }
 
 void MappedRegion::map_in() {
@@ -62,14 +70,15 @@ void MappedRegion::map_in() {
   });
 }
 
-MappedPool::MappedPool(std::unique_ptr<ReadOnlyMapping> index, std::unique_ptr<ReadOnlyMapping> records,
-                       std::shared_ptr<MappedRegion> region)
+MappedPool::MappedPool(const PageIndexHeader& about, std::unique_ptr<ReadOnlyMapping> index,
+                       std::unique_ptr<ReadOnlyMapping> records, std::shared_ptr<MappedRegion> region)
     : index_(std::move(index)),
       records_(std::move(records)),
       region_(std::move(region)),
-      header_(reinterpret_cast<const PageIndexHeader*>(index_->base())),
+      about_(about),
+      boot_(&reinterpret_cast<const PageIndexHeader*>(index_->base())->boot),
       heads_(reinterpret_cast<const uint32_t*>(index_->base() + kIndexChainsOffset)),
-      next_(heads_ + header_->n_buckets) {}
+      next_(heads_ + about_.n_buckets) {}
 
 std::shared_ptr<MappedPool> MappedPool::map(int index, int records, int region,
                                             std::shared_ptr<MappedRegion> known, std::string* error) {
@@ -79,23 +88,25 @@ std::shared_ptr<MappedPool> MappedPool::map(int index, int records, int region,
   if (!mapped_records) return nullptr;
   auto mapped_region = map_region(region, std::move(known), error);
   if (!mapped_region) return nullptr;
-  const auto& about = *reinterpret_cast<const PageIndexHeader*>(mapped_index->base());
+  PageIndexHeader about;
+  copy_words(mapped_index->base(), &about);
   const uint64_t words = uint64_t{about.n_granules} * sizeof(uint64_t);
   if (!std::has_single_bit(about.n_buckets) ||
       mapped_index->nbytes() < index_nbytes(about.n_buckets, about.n_granules) ||
       mapped_records->nbytes() < records_nbytes(about.n_granules) ||
-      mapped_region->nbytes() != about.region_nbytes || about.data_offset < words ||
+      // Of huge pages it is more than the pool has use for.
+      mapped_region->nbytes() < about.region_nbytes || about.data_offset < words ||
       about.data_offset > about.region_nbytes ||
       about.region_nbytes - about.data_offset < uint64_t{about.n_granules} * about.granule) {
     *error = "the memory of the host's node does not fit together";
     return nullptr;
   }
   return std::shared_ptr<MappedPool>(
-      new MappedPool(std::move(mapped_index), std::move(mapped_records), std::move(mapped_region)));
+      new MappedPool(about, std::move(mapped_index), std::move(mapped_records), std::move(mapped_region)));
 }
 
 uint64_t MappedPool::boot() const {
-  return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(header_->boot)).load(std::memory_order_acquire);
+  return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(*boot_)).load(std::memory_order_acquire);
 }
 
 // Whether the page is still the one that was found, after all of it was read.
@@ -106,16 +117,16 @@ bool MappedPool::is_there(const Candidate& page) const {
 bool MappedPool::find(const Key& key, Candidate* found) const {
   const auto* records = reinterpret_cast<const PageRecord*>(records_->base() + kRecordsOffset);
   uint32_t link = load_link(head_of(key));
-  for (int step = 0; link != 0 && link <= header_->n_granules && step < kMostSteps; ++step) {
+  for (int step = 0; link != 0 && link <= about_.n_granules && step < kMostSteps; ++step) {
     const uint32_t granule = link - 1;
     // First the word: the record of a page that is not there yet may be another's by the time that it is.
     const uint64_t word = load_word(word_at(granule));
     PageRecord& record = found->record;
-    copy_record(&records[granule], &record);
+    copy_words(&records[granule], &record);
     found->granule = granule;
     if (is_committed(word) && record.generation == word && record.key == key && is_there(*found)) {
-      return !record.is_guest() && record.n_granules <= header_->n_granules - granule &&
-             record.stored_nbytes() <= uint64_t{record.n_granules} * header_->granule;
+      return !record.is_guest() && record.n_granules <= about_.n_granules - granule &&
+             record.stored_nbytes() <= uint64_t{record.n_granules} * about_.granule;
     }
     link = load_link(&next_[granule]);
   }
@@ -145,7 +156,7 @@ void MappedPool::fetch(const PageBatch& batch, bool check_sums, FetchStatus* sta
 }
 
 bool MappedPool::copy_out(const PageBatch& batch, size_t i, const Candidate& page, bool check_sums) const {
-  const uint8_t* from = region_->base() + header_->data_offset + uint64_t{page.granule} * header_->granule;
+  const uint8_t* from = region_->base() + about_.data_offset + uint64_t{page.granule} * about_.granule;
   const codec::Bytes bytes{batch.pieces + i * batch.n_pieces, batch.n_pieces};
   bool is_whole = true;
   if (page.record.packed != 0) {
@@ -167,17 +178,17 @@ bool MappedPool::copy_out(const PageBatch& batch, size_t i, const Candidate& pag
   return sum.finish() == page.record.checksum;
 }
 
-// As its owner says it, but for a disk: whoever looks here does not ask there.
+// The location is what the page's owner would say, without its disk: whoever looks here does not ask there.
 Location MappedPool::location_of(const Candidate& page) const {
   const PageRecord& record = page.record;
-  return {header_->owner,
+  return {about_.owner,
           boot(),
-          header_->data_offset + uint64_t{page.granule} * header_->granule,
+          about_.data_offset + uint64_t{page.granule} * about_.granule,
           record.length,
           uint64_t{page.granule} * sizeof(uint64_t),
           record.generation | (record.packed != 0 ? 1 : 0),
           record.checksum,
-          header_->region,
+          about_.region,
           kResident | record.packed << kPackedShift};
 }
 

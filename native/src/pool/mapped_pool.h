@@ -1,5 +1,5 @@
-// The pool of another process of this host, as one sees it who maps it read-only: he finds pages by its
-// index, copies them out, and asks nobody.
+// The pool of another process of this host: a process that maps it read-only finds pages by its index, copies
+// them out, and asks nobody.
 //
 // What a page's word proves holds here as everywhere (page/words.h), whoever writes to the pool meanwhile:
 // its owner, nobody, since that has ended, or a successor that goes on with the memory, whose words go on
@@ -27,19 +27,24 @@ namespace p2pkv {
 // its predecessor's did, and what of it is mapped in already stays so.
 class MappedRegion {
  public:
-  MappedRegion(std::unique_ptr<ReadOnlyMapping> mapping, uint64_t inode)
-      : mapping_(std::move(mapping)), inode_(inode) {}
+  // What a memfd is known by, while it is mapped: its device and its inode.
+  using Name = std::pair<uint64_t, uint64_t>;
+
+  MappedRegion(std::unique_ptr<ReadOnlyMapping> mapping, Name name)
+      : mapping_(std::move(mapping)), name_(name) {}
+  // Unmaps a large one behind the caller's back: it may be the last who has the memory, which the kernel then
+  // clears away, and may hold the interpreter's lock.
   ~MappedRegion();
 
   // Has a thread map all of it in ahead of its first use, if none has done so.
   void map_in();
   const uint8_t* base() const { return mapping_->base(); }
   size_t nbytes() const { return mapping_->nbytes(); }
-  uint64_t inode() const { return inode_; }
+  const Name& name() const { return name_; }
 
  private:
-  const std::unique_ptr<ReadOnlyMapping> mapping_;
-  const uint64_t inode_;  // of its memfd
+  std::shared_ptr<ReadOnlyMapping> mapping_;
+  const Name name_;
   std::atomic<bool> is_over_{false};
   std::once_flag begun_;
   NamedThread thread_;
@@ -59,9 +64,9 @@ class MappedPool {
   void fetch(const PageBatch& batch, bool check_sums, FetchStatus* statuses, const Deadline& deadline) const;
   // Says which pages are there, and where.
   void lookup(const Key* keys, size_t n, uint8_t* found, Location* locations) const;
-  uint64_t owner() const { return header_->owner; }
+  uint64_t owner() const { return about_.owner; }
   uint64_t boot() const;
-  bool is_kept() const { return header_->is_kept != 0; }
+  bool is_kept() const { return about_.is_kept != 0; }
   const std::shared_ptr<MappedRegion>& region() const { return region_; }
 
  private:
@@ -71,26 +76,28 @@ class MappedPool {
     PageRecord record;
   };
 
-  MappedPool(std::unique_ptr<ReadOnlyMapping> index, std::unique_ptr<ReadOnlyMapping> records,
-             std::shared_ptr<MappedRegion> region);
+  MappedPool(const PageIndexHeader& about, std::unique_ptr<ReadOnlyMapping> index,
+             std::unique_ptr<ReadOnlyMapping> records, std::shared_ptr<MappedRegion> region);
 
   bool find(const Key& key, Candidate* found) const;
   bool is_there(const Candidate& page) const;
   bool copy_out(const PageBatch& batch, size_t i, const Candidate& page, bool check_sums) const;
   Location location_of(const Candidate& page) const;
-  const uint32_t* head_of(const Key& key) const { return heads_ + (hash_of(key) & (header_->n_buckets - 1)); }
+  const uint32_t* head_of(const Key& key) const { return heads_ + (hash_of(key) & (about_.n_buckets - 1)); }
   const uint8_t* word_at(uint32_t granule) const {
     return region_->base() + size_t{granule} * sizeof(uint64_t);
   }
 
   const std::unique_ptr<ReadOnlyMapping> index_, records_;
   const std::shared_ptr<MappedRegion> region_;
-  const PageIndexHeader* const header_;
+  const PageIndexHeader
+      about_;  // as it was when it was found to fit: its owner may yet write to it by mistake
+  const uint64_t* const boot_;  // which alone changes
   const uint32_t* const heads_;
   const uint32_t* const next_;
 };
 
-// The one of this moment: another one when the pool's owner has another one, none while there is none.
+// Holds the mapped pool of this moment: another one when the owner has another one, none while there is none.
 class CurrentMappedPool {
  public:
   std::shared_ptr<MappedPool> get() const {
@@ -102,9 +109,9 @@ class CurrentMappedPool {
       const std::lock_guard lock(mutex_);
       pool_.swap(pool);
     }
-    // what was there is unmapped by whoever lets go of it last, without the lock
+    // What was there is unmapped by whoever lets go of it last, without the lock.
   }
-  // As the pool's own; nothing is found while there is none.
+  // Looks up as `MappedPool` does; it finds nothing while there is none.
   void lookup(const Key* keys, size_t n, uint8_t* found, Location* locations) const;
 
  private:

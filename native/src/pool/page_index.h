@@ -18,8 +18,8 @@ namespace p2pkv {
 
 // The beginning of an index. Engines and nodes of one version of attaching have the same (attach/frames.h).
 struct PageIndexHeader {
-  uint64_t owner;  // node key
-  uint64_t boot;   // that locations name; it changes
+  uint64_t owner;  // the node's key
+  uint64_t boot;   // the one that locations name; it changes
   uint64_t region_nbytes;
   uint64_t data_offset;
   uint32_t granule;
@@ -50,7 +50,7 @@ class PageIndex {
   void set_boot(uint64_t boot);
   // The page with this key, which no other one has, begins at this granule. Its word is even.
   void insert(const Key& key, uint32_t granule);
-  // It begins there no more.
+  // The page begins there no more.
   void erase(const Key& key, uint32_t granule);
 
  private:

@@ -261,7 +261,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
     bool make_index(std::unique_ptr<PageIndex>* index, std::string* error) const;
   };
 
-  // What it all lies in.
+  // Holds the mappings that a pool lies in; `kept` and `index` may be null.
   struct Memory {
     std::unique_ptr<SharedRegion> region;
     std::unique_ptr<KeptRecords> kept;
@@ -312,8 +312,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const PoolOptions options_;
   std::atomic<uint64_t> boot_{options_.boot};
   const uint64_t data_offset_;
-  const std::unique_ptr<KeptRecords>
-      kept_;  // null: nobody reads them but this process. It has the writers' lock
+  // Null: only this process reads them. It has the writers' lock.
+  const std::unique_ptr<KeptRecords> kept_;
   const std::unique_ptr<SharedRegion> region_;
   const std::unique_ptr<PageIndex> index_;  // null: it is not shown
   std::vector<NamespaceEpoch> first_epochs_;
