@@ -85,6 +85,11 @@ class Whereabouts:
     nbytes: NDArray[np.uint64]
     """The page's length; 0 for a page on this node's own disk, of which it is not known without reading."""
 
+    @classmethod
+    def nowhere(cls, n: int) -> Whereabouts:
+        """Return that none of ``n`` pages is found."""
+        return cls(np.zeros(n, np.uint8), np.zeros(n, np.uint64), np.zeros(n, bool), np.zeros(n, np.uint64))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:

@@ -45,13 +45,13 @@ class AttachedCache:
         client: ControlClient,
         registrations: Registrations,
         epochs: _native.NamespaceEpochs,
-        learn_elsewhere: Callable[[float], bool],
+        learn_elsewhere: Callable[[float], bool | None],
         metrics: Metrics,
     ) -> None:
         """``reader`` fetches; it has a pool without pages.
 
-        ``learn_elsewhere`` has some other member say what it knows of epochs, by a deadline: whether one has, or there
-        is no other.
+        ``learn_elsewhere`` has some other member say what it knows of epochs, by a deadline: whether one has, and None
+        if there is no other.
         """
         self._reader = reader
         self._own_host = own_host
@@ -64,7 +64,7 @@ class AttachedCache:
         self._known: tuple[_native.Attachment, int] | None = None
         """The node, and its number of bumps, as of when its epochs were asked for last."""
         self.is_host_member = True
-        """Whether the host's node is a member as far as is known, so that bumps are not over before it has heard."""
+        """Whether the view has the host's node as a member, so that no bump is over before it has heard of it."""
 
     def publish(
         self,
@@ -145,19 +145,26 @@ class AttachedCache:
         self, keys: Sequence[str | bytes], pages: Pages, deadline: float, *, stream: int | None = None
     ) -> Outcomes:
         """As :meth:`PageCache.fetch`."""
+        had_pool = self._own_host.pool.get() is not None
         if not self._learn_epochs(deadline):
             return np.zeros(len(self._reader.hash(keys)[1]), np.uint8)
-        return self._reader.fetch(keys, pages, deadline, stream=stream)
+        outcomes = self._reader.fetch(keys, pages, deadline, stream=stream)
+        if not had_pool and self._own_host.pool.get() is not None:
+            outcomes[:] = (
+                0  # the pool has come meanwhile, and whether the epochs were its own nobody had asked
+            )
+        return outcomes
 
     def exists(self, keys: Sequence[str | bytes], deadline: float) -> Outcomes:
-        """As :meth:`PageCache.exists`."""
+        """As :meth:`PageCache.exists`. A hint: it does not look whether the pool has come meanwhile."""
         if not self._learn_epochs(deadline):
             return np.zeros(len(self._reader.hash(keys)[1]), np.uint8)
         return self._reader.exists(keys, deadline)
 
     def whereabouts(self, keys: Sequence[str | bytes], deadline: float) -> Whereabouts:
         """As :meth:`PageCache.whereabouts`."""
-        self._learn_epochs(deadline)
+        if not self._learn_epochs(deadline):
+            return Whereabouts.nowhere(len(self._reader.hash(keys)[1]))
         return self._reader.whereabouts(keys, deadline)
 
     def hash(self, keys: Sequence[str | bytes]) -> tuple[int, Keys]:
@@ -179,10 +186,19 @@ class AttachedCache:
         member has heard of, and costs a question: what lies in the node's pool is found all the same.
         """
         attachment = self._own_host.attachment
-        if attachment is None or not self.is_host_member:
-            if self._own_host.pool.get() is None:
-                return True  # what others have they have taken back
-            return self._learn_elsewhere(min(deadline, time.monotonic() + _ELSEWHERE_S))
+        if attachment is not None and not self.learn_from(attachment, deadline):
+            return False
+        if attachment is not None and self.is_host_member:
+            return True
+        if self._own_host.pool.get() is None:
+            return True  # nothing is read but pools of nodes that live, which take back what a bump names
+        told = self._learn_elsewhere(min(deadline, time.monotonic() + _ELSEWHERE_S))
+        if told is None:  # then nobody but the node can have heard of a bump
+            return attachment is not None or self._known == self._own_host.lost
+        return told
+
+    def learn_from(self, attachment: _native.Attachment, deadline: float) -> bool:
+        """Know every bump that this node has heard of; False if it does not say which in time."""
         version = attachment.epochs_version
         if self._known == (attachment, version):
             return True

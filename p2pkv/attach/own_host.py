@@ -23,8 +23,8 @@ _ANSWER_S = 5.0
 _RETRY_S = 0.1
 """How often an engine without its node looks whether it is back: so it is attached within a second."""
 _HOLD_S = 300.0
-"""How long the memory of a node that is away is read, which its keeper may have given up meanwhile; a guess: an upgrade
-takes less, images that are fetched for it included."""
+"""How long an engine reads on in the memory of a node that is away. Its keeper may have given it up meanwhile; this is
+a guess: an upgrade takes less, images that are fetched for it included."""
 _SHARE_S = 30.0
 """For telling the node of one memory: mapping a large one takes a while."""
 
@@ -45,11 +45,11 @@ class OwnHost(Resource):
         self,
         path: str,
         on_attached: Callable[[_native.Attachment, int], None],
-        on_lost: Callable[[], None],
+        on_lost: Callable[[int], None],
     ) -> None:
         """Attach; ``on_attached`` is called by the thread whenever that was done anew, with the node's boot epoch.
 
-        ``on_lost`` is called by it when the node has gone.
+        ``on_lost`` is called by it when the node has gone, with the boot epoch of the life that has ended.
 
         Raises :class:`~p2pkv.errors.ControlError` if no node lets this engine in.
         """
@@ -64,7 +64,9 @@ class OwnHost(Resource):
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self.pool = _native.CurrentMappedPool()
-        """The node's pool: also while the node is away, if somebody keeps its memory."""
+        """The node's pool; it stays while the node is away if a keeper has its memory."""
+        self.lost: tuple[_native.Attachment, int] | None = None
+        """The node that has gone last, and the number of the bumps that it had heard of."""
         self._is_mapping_in = False
         try:
             self._attachment: _native.Attachment | None = _native.Attachment.open(path, _ANSWER_S)
@@ -121,13 +123,13 @@ class OwnHost(Resource):
     def _run(self) -> None:
         while not self._closing.is_set():
             attachment = self._attachment
-            if attachment is not None:
-                if attachment.wait_gone(3600.0) and not self._closing.is_set():
-                    self._lose(attachment)
-                continue
             try:
-                self._attach_again()
-            except RuntimeError:
+                if attachment is None:
+                    self._attach_again()
+                elif attachment.wait_gone(3600.0) and not self._closing.is_set():
+                    self._lose(attachment)
+            except RuntimeError as error:
+                self._log.warning(str(error), "not attached to the node at unix:%s yet: %s", self.path, error)
                 self._closing.wait(_RETRY_S)
             except Exception as error:  # noqa: BLE001  # the top of a thread's loop
                 self._log.error(type(error).__name__, "not attached again; trying once more", exc_info=error)
@@ -137,11 +139,13 @@ class OwnHost(Resource):
         _log.warning("the host's node at unix:%s has gone; it is looked for", self.path)
         self._attachment = None
         self._gone_at = time.monotonic()
+        self.lost = (attachment, attachment.epochs_version)
         attachment.close()
         pool = self.pool.get()
+        boot = 0 if pool is None else pool.boot
         if pool is not None and not pool.is_kept:
             self.pool.set(None)  # else this process would hold its memory while the next node makes its own
-        self._on_lost()
+        self._on_lost(boot)
 
     def _let_go_of_pool(self) -> None:
         """Hold the memory of a node no longer that does not come back."""
@@ -160,10 +164,11 @@ class OwnHost(Resource):
         with self._lock:
             shared = list(self._shared.values())
             self._attachment = attachment
-        for memory in shared:
-            self._tell(attachment, memory)
         if self._closing.is_set():
             attachment.close()
+            return
+        for memory in shared:
+            self._tell(attachment, memory)
         self.n_attached += 1
         _log.info("attached to the host's node at unix:%s again", self.path)
 

@@ -164,7 +164,7 @@ class EpochKeeper(Resource):
     def learn_from_one(self, members: Sequence[Member], deadline: float) -> bool:
         """Ask some of these members what they know; True as soon as one has said it, False at the deadline.
 
-        Whoever answers has heard of every bump that has returned without having missed him.
+        A member that answers knows every bump that has returned, unless the bump named it as one that was not reached.
         """
         asked = self._random.sample(members, min(_ASKED_FIRST, len(members)))
         told = self._known.all()

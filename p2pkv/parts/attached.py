@@ -66,8 +66,10 @@ class AttachedParts:
         # Drawn: no member has it, and two engines of one node_id are two engines.
         self.own_key = secrets.randbits(64)
         self._host_key = 0
-        self._lost_boot = 0  # of the host's node; it has gone, whatever the view says
-        self._reached = View()  # that without it
+        self._lost_boot = 0
+        """The boot of the host's node that has gone, whatever the view says; 0 if none has."""
+        self._reached = View()
+        """The view without a node that is lost so."""
         self.metrics_port: int | None = None
         self.indexer_port: int | None = None
         self.routers = KnownRouters()  # which tell members of themselves, so the host's node is asked
@@ -108,6 +110,8 @@ class AttachedParts:
         if attachment is not None:
             self._host_key = attachment.node_key
             self.following.look(attachment.address, _MEET_S)
+            # so that calls know how much the node knew if it goes before the first of them
+            self.caching.cache.learn_from(attachment, time.monotonic() + _MEET_S)
         self.epochs.learn(time.monotonic() + _MEET_S)
         self.epochs.start()
         self.following.start()
@@ -289,21 +293,20 @@ class AttachedParts:
     def _by_key(self) -> Mapping[int, Member]:
         return {member.key: member for member in self.following.view.present()}
 
-    def _learn_elsewhere(self, deadline: float) -> bool:
-        others = [member for member in self._reached.present() if member.key != self._host_key]
-        return not others or self.epochs.learn_from_one(others, deadline)
+    def _learn_elsewhere(self, deadline: float) -> bool | None:
+        others = list(self._reached.present())
+        return self.epochs.learn_from_one(others, deadline) if others else None
 
     def _attached_again(self, attachment: _native.Attachment, boot: int) -> None:
         self._host_key = attachment.node_key
-        if boot == self._lost_boot:  # it had hung up, and lives
+        if boot == self._lost_boot:  # the node had only hung up
             self._lost_boot = 0
             self.following.say_again()
         self.following.follow(attachment.address)
 
-    def _host_lost(self) -> None:
-        """Ask it nothing until it is back: members find out later that it has gone, and the only one never does."""
-        host = self.following.view.by_key(self._host_key)
-        self._lost_boot = 0 if host is None else host.boot_epoch
+    def _host_lost(self, boot: int) -> None:
+        """Leave the node out of the view until it is back: members notice later, and an only member never."""
+        self._lost_boot = boot
         self.following.say_again()
 
     def _view_changed(self, _: View, new: View) -> None:

@@ -82,7 +82,7 @@ class KeptPool:
             lock.release()
             _log.warning("the pool that was left is not gone on with, and this one starts empty: %s", error)
             assert self._keeper is not None
-            self._let_go()  # its memory goes before another is made
+            self._let_go()  # its memory goes before another is made, once engines that read it have let go, too
             self._keeper.drop()
             return None
         self.n_adopted = pool.stats()["pages"]

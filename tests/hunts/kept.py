@@ -142,7 +142,7 @@ class Hunter:
         return last + self.chance.sample(rest, min(len(rest), _MOST_CHECKED // 2))
 
     def check_while_away(self) -> None:
-        """Look for everything in the pool of a node that is dead, and for nothing that it has not heard of."""
+        """Find all that a dead node's kept pool has, and nothing that a bump took back meanwhile."""
         until = time.monotonic() + _BACK_S * PATIENCE
         while self.node.counters()["p2pkv_attached"]:
             if time.monotonic() > until:
@@ -171,7 +171,7 @@ class Hunter:
         self.tally["found"] += len(wanted)
 
     def check(self) -> None:
-        self._find_all(self.found, "by a node's successor's engine")
+        self._find_all(self.found, "by an engine of the node's successor")
         self._find_all(self.found_elsewhere, "by others of a node's successor")
         gone = self.chance.sample(self.taken_back, min(len(self.taken_back), _MOST_CHECKED))
         if gone and (still := self.found(gone) | self.found_elsewhere(gone)):

@@ -184,14 +184,30 @@ def test_a_bump_that_a_node_was_not_there_to_hear_holds_for_its_engines(keeper: 
         Node.start(Config(node_id="other", pool_size="1MiB", join=[first.address])) as other,
         engine_at(listen) as engine,
     ):
-        engine._parts.epochs.close()  # what asks the members once a second
+        engine._parts.epochs.close()  # its thread would ask the members once a second
         eventually(lambda: len(other.members()) == len(engine.members()) == 2, 10.0)
         first.close()
         wait_attached(engine, 0)
         eventually(lambda: fetch(engine, KEYS) == len(KEYS), 10.0)
         other.bump(timeout=20.0)
+        # Until a member answers in time nothing is found, and from then on nothing of before.
+        eventually(lambda: fetch(engine, KEYS) == 0 and engine.epoch == other.epoch, 10.0)
         assert fetch(engine, KEYS) == 0
-        assert engine.epoch == other.epoch
+
+
+def test_a_bump_that_a_lone_node_heard_and_went_with_holds_for_its_engines(keeper: str, listen: str) -> None:
+    first = Node.start(config(keeper, attach_listen=listen))
+    with Node.start(Config(node_id="engine", attach=listen, namespace="model", deadline=20.0)) as engine:
+        engine._parts.epochs.close()  # its thread would ask the node once a second
+        publish(engine, KEYS)
+        assert fetch(engine, KEYS) == len(KEYS)
+        first.bump("model")
+        first.close()
+        wait_attached(engine, 0)
+        eventually(lambda: not engine._parts._reached, 10.0)
+        assert fetch(engine, KEYS) == 0
+        assert not engine.exists(KEYS).any()
+        assert not engine.whereabouts(KEYS).outcomes.any()
 
 
 def test_what_a_bump_took_back_is_not_found_by_a_successor(keeper: str) -> None:
