@@ -23,7 +23,8 @@ class ServedPort:
 
     def close(self) -> None:
         """Stop serving and give the port back; waits for the thread. Idempotent."""
+        # shutdown() waits for ever if the thread never ran.
         if self._thread.ident is not None:
-            self._listening.shutdown()  # would wait for ever for a thread that never ran
+            self._listening.shutdown()
             self._thread.join()
         self._listening.server_close()

@@ -64,7 +64,7 @@ def explain(
             typer.echo(json.dumps(request_record(found)) if as_json else "\n".join(request_lines(found)))
         return
     page_id = _hexadecimal(key) if is_id else None
-    # Whoever gave another one than the default means it.
+    # The default may be given, and may be nobody's choice: then each node looks in its own.
     given = loaded.namespace if loaded.namespace != Config().namespace else None
     question = question_about(None if is_id else key, page_id, given if namespace is None else namespace)
     with Outsider(cluster_keys(loaded.secret_file)) as outsider:

@@ -25,9 +25,9 @@ DISK_WRITE = ("write_through", "on_evict")
 DISK_ADMISSION = ("all", "second_use")
 """Which pages go to the disk."""
 DISK_COMPRESSION = ("off", "zstd")
-"""How the disk has its pages."""
+"""In which form the disk keeps pages."""
 COMPRESSION = ("off", "lossless", "auto")
-"""How the pool has its pages."""
+"""In which form the pool keeps pages."""
 ENGINE_ROLES = ("", "prefill", "decode", "both")
 """Empty: what the engine's own settings say."""
 HUGE_PAGES = {"off": 0, "2MiB": 2 << 20, "1GiB": 1 << 30}

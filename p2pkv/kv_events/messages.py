@@ -21,9 +21,9 @@ class Hashes(Enum):
     """What pages are called by in messages."""
 
     BYTES = "bytes"
-    """Their keys."""
+    """Pages are called by their keys."""
     NUMBERS = "numbers"
-    """The last 8 bytes of their keys, big-endian and without a sign."""
+    """Pages are called by the last 8 bytes of their keys, big-endian and without a sign."""
 
 
 class KVCacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):

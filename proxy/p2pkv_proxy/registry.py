@@ -114,6 +114,7 @@ class Registry:
         tracked = self._tracked.get(instance_id)
         if tracked is not None and tracked.is_listed:
             tracked.entry, tracked.was_listed = None, True
+            tracked.is_unreachable = False  # nobody asks it any more, so nobody would take that back
             tracked.load = Load(State.DRAINING)
             tracked.expires = self._now() if not tracked.in_flight else float("inf")
 

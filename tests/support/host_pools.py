@@ -93,7 +93,7 @@ class HostPoolFake:
             shares[share]
             for page in pages
             for share in range(split_factor)
-            for shares in ([np.split(half, split_factor) for half in self._pieces(page)])
+            for shares in [np.split(half, split_factor) for half in self._pieces(page)]
         ]
         return [int(p.ctypes.data) for p in pieces], [p.nbytes for p in pieces]
 

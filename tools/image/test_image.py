@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BASE, SUITE = "docker.io/library/debian:trixie-slim", "trixie"
 IMAGE = "localhost/p2pkv"
 LARGEST = 200_000_000
-"""Bytes, unpacked."""
+"""The most bytes that the unpacked image may have."""
 LEFT_OUT = (
     "usr/share/man",
     "usr/share/info",
@@ -78,7 +78,10 @@ def make_base() -> None:
         run("debootstrap", "--variant=minbase", SUITE, folder)
         for left_out in LEFT_OUT:
             for path in (Path(folder) / left_out).iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
         container = buildah("from", "scratch")
         buildah("add", "--quiet", container, folder, "/")
         buildah("commit", "--quiet", "--rm", container, BASE)

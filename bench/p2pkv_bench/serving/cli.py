@@ -143,7 +143,8 @@ def named(texts: list[str], model: str) -> tuple[Target, ...]:
     from p2pkv_bench.serving.client import Target
 
     parts = [text.partition("=") if "=" in text.partition("://")[0] else (text, "=", text) for text in texts]
-    if not parts or len({name for name, _, _ in parts}) != len(parts):
+    has_empty = any(not url for _, _, urls in parts for url in urls.split(","))
+    if not parts or has_empty or len({name for name, _, _ in parts}) != len(parts):
         raise ConfigError("give endpoints to measure, each [NAME=]URL with a name of its own; or --overhead")
     return tuple(
         Target(name, tuple(url.rstrip("/") for url in urls.split(",")), model) for name, _, urls in parts

@@ -6,6 +6,7 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any
 
+from p2pkv.errors import UsageError
 from p2pkv.integrations import engine
 from p2pkv.integrations.identity import config_digest, file_digest
 
@@ -70,10 +71,19 @@ def kv_heads() -> int:
 
 
 def stage_layers(n_layers: int, n_stages: int) -> tuple[int, ...]:
-    """Return how many of a model's layers each pipeline stage has, as this process's SGLang shares them out."""
+    """Return how many of a model's layers each pipeline stage has, as this process's SGLang shares them out.
+
+    Raises :class:`~p2pkv.errors.UsageError` if this process was told of another number of stages or layers.
+    """
     indices = find("sglang.srt.distributed.utils", "get_pp_indices")
     assert indices is not None, "only SGLang has pipeline stages"
-    ends = [indices(n_layers, stage, n_stages) for stage in range(n_stages)]
+    try:
+        ends = [indices(n_layers, stage, n_stages) for stage in range(n_stages)]
+    except ValueError as error:
+        raise UsageError(
+            f"prefill has {n_stages} pipeline stages, and how they share {n_layers} layers is not known: {error}; "
+            "SGLANG_PP_LAYER_PARTITION must be the same for both servers"
+        ) from error
     return tuple(end - first for first, end in ends)
 
 

@@ -26,10 +26,8 @@ class KeyPrefix:
         places = [f"tp {rank.tp_rank * n_shares + share}/{size}" for share in range(n_shares)]
         self._kinds = [f"{kind} {place}" for place in (["every tp rank"] if is_shared else places)]
         self._weights = weights
-        self._made: tuple[str, list[str]] = (
-            "",
-            [],
-        )  # the weights' name, and prefixes with it; replaced as one
+        self._made: tuple[str, list[str]] = ("", [])
+        """The weights' name and the prefixes made with it; both are replaced at once."""
 
     def __str__(self) -> str:
         """Return the prefix, of a page's first share, with the weights as they are now."""

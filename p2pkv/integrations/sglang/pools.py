@@ -72,7 +72,11 @@ class HostPool:
         self.n_shares = rank.n_shares if name == KV else 1
         try:
             addresses, lengths = self._lie(_tokens(self.page_size))
-        except (NotImplementedError, ValueError, AssertionError) as error:
+        except (
+            NotImplementedError,
+            ValueError,
+            AssertionError,
+        ) as error:  # SGLang asserts that the heads divide
             in_shares = f" in {self.n_shares} shares of its heads" if self.n_shares > 1 else ""
             raise UsageError(
                 f"host pool {name!r} can't say where its pages lie{in_shares}: {error or type(error).__name__}"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from p2pkv.errors import UsageError
 from p2pkv.integrations.boundary import Boundary, guarded
 from p2pkv.integrations.sglang.installed import stage_layers
 from p2pkv.integrations.sglang.pd.common import CommonManager, CommonReceiver, Poll, tcp_endpoint
@@ -121,7 +122,10 @@ class DecodeSide:
 
     def unequal(self, prefill: PrefillInfo) -> str | None:
         """Say why what a prefill server's ranks have can't be shared among those of this one, or None."""
-        stages = self._stages_of(prefill)
+        try:
+            stages = self._stages_of(prefill)
+        except UsageError as error:
+            return str(error)
         if stages is not None and (stages.problem() or self._shape.states):
             return stages.problem() or "prefill has pipeline stages, and states can't be taken from several"
         source = self._split_of(prefill)

@@ -58,7 +58,10 @@ class PrefillSide:
         split: Split | None = None,
         place: stages.Place | None = None,
     ) -> None:
-        """``split``: of this rank; without it every rank of decode has to be like this one. ``place``: its stage."""
+        """``split`` says which heads this rank has; without it every rank of decode has to be like this one.
+
+        ``place`` says which pipeline stage it is.
+        """
         self._manager = manager
         self._rows = rows
         self._shape = rows.shape

@@ -198,7 +198,8 @@ class Incoming:
         self.bootstrap_addr = bootstrap_addr
         self.room = room
         self.producers: tuple[Producer, ...] = ()
-        self.layers: tuple[int, ...] = ()  # of each of prefill's stages, where it has several
+        self.layers: tuple[int, ...] = ()
+        """How many layers each of prefill's stages has; empty where it has one stage."""
         self.since = time.monotonic()
         self._lock = threading.Lock()
         self._grants: list[Grant] = []

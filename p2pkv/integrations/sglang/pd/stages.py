@@ -21,7 +21,7 @@ class Place:
     stage: int = 0
     n_stages: int = 1
     first_layer: int = 0
-    """Of the model's layers."""
+    """The number of this stage's first layer among the model's."""
 
     @property
     def is_last(self) -> bool:
@@ -34,18 +34,18 @@ class Stages:
     """How the layers whose buffers a decode rank has are shared among prefill's stages."""
 
     layers: tuple[int, ...]
-    """Of each stage."""
+    """How many layers each stage has."""
     n_buffers: int
-    """Of all layers: one a layer, or those of K and then those of V."""
+    """How many buffers all layers have: one a layer, or those of K and then those of V."""
 
     @property
     def n_layers(self) -> int:
-        """Layers of the model."""
+        """How many layers the model has."""
         return sum(self.layers)
 
     @property
     def of_a_layer(self) -> int:
-        """Buffers of one layer."""
+        """How many buffers a layer has."""
         return self.n_buffers // self.n_layers
 
     def problem(self) -> str | None:

@@ -39,7 +39,7 @@ class Wanted(msgspec.Struct, frozen=True):
     shape: Shape
     split: Split = Split()
     layers: tuple[int, ...] = ()
-    """Of each of prefill's pipeline stages, as decode counts them; none where prefill has one stage."""
+    """How many layers each of prefill's stages has, as decode counts them; empty where it has one stage."""
 
     @property
     def required_dst_info_num(self) -> int:
