@@ -81,7 +81,10 @@ def ask(server: SGLangServer, prompt: list[int], seen: Seen) -> None:
     began = time.monotonic()
     connection.request("POST", "/generate", body, {"Content-Type": "application/json"})
     lines: list[bytes] = []
-    for line in connection.getresponse():
+    response = connection.getresponse()
+    if response.status != 200:
+        sys.exit(f"HTTP {response.status}: {response.read(500)!r}; see {server.log}")
+    for line in response:
         if line.startswith(b"data: {"):
             if not lines:
                 seen.first_s.append(time.monotonic() - began)

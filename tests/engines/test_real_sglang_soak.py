@@ -85,6 +85,9 @@ class Soak:
         self.events: Counter[str] = Counter()
         self._alone = SGLangServer(folder / "alone.log", ["--disable-radix-cache"])
         self.servers = {name: self._start(name) for name in ("first", "second")}
+
+    def wait_until_ready(self) -> None:
+        """Block until all answer, and the two have met."""
         for server in (self._alone, *self.servers.values()):
             server.wait_until_ready()
         meet(*self.servers.values())
@@ -221,8 +224,11 @@ class Soak:
 @pytest.fixture
 def soak(tmp_path: Path, other_weights: Path) -> Iterator[Soak]:
     soak = Soak(tmp_path, other_weights)
-    yield soak
-    soak.close()
+    try:
+        soak.wait_until_ready()
+        yield soak
+    finally:
+        soak.close()
 
 
 def test_outputs_are_right_whatever_goes_wrong(soak: Soak) -> None:

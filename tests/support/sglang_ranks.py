@@ -103,7 +103,7 @@ class PrefillRank(Rank):
         self.side.open(room)
         for buffer, whole in zip(self.buffers, self.own(kv), strict=True):
             buffer[slots] = whole
-        self.aux[1] = room % 251
+        self.aux[1] = (room + self.layers.stop) % 251  # what the last stage says of a request is what counts
 
     def hear(self, message: list[bytes]) -> None:
         self._to.send_multipart(message)
@@ -183,6 +183,34 @@ class DecodeRank(Rank):
     def close(self) -> None:
         self.side.stop()
         self.manager.close()
+
+
+def hand_over(
+    prefill: list[PrefillRank],
+    decode: list[DecodeRank],
+    room: int,
+    kv: list[NDArray[np.uint8]],
+    *,
+    seed: int,
+    n_stages: int = 1,
+) -> None:
+    """Hand a prompt's KV over, between slots that ``seed`` says: each decode rank then has its part and no more."""
+    random, n_pages = np.random.default_rng(seed), len(kv[0])
+    there, here = (random.permutation(SLOTS)[:n_pages].astype(np.int32) for _ in range(2))
+    for source in prefill:
+        source.begin(room, kv, there)
+    incoming = [rank.ask(room, prefill, here, n_stages) for rank in decode]
+    for source in prefill:
+        source.send(room, there)
+    for rank, one in zip(decode, incoming, strict=True):
+        eventually(lambda one=one: one.progress() is not Progress.PENDING, SETTLE_S)  # type: ignore[misc]
+        assert one.progress() is Progress.DONE, one.failure
+        for buffer, whole in zip(rank.buffers, rank.own(kv), strict=True):
+            assert np.array_equal(buffer[here], whole)
+            assert not buffer[np.setdiff1d(np.arange(SLOTS), here)].any()
+        assert (rank.aux[0] == prefill[-1].aux[1]).all()
+    for source in prefill:
+        eventually(lambda source=source: source.is_done(room), SETTLE_S)  # type: ignore[misc]
 
 
 def start_nodes(n: int, join: str) -> list[Node]:

@@ -8,16 +8,14 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import zmq
 
 from cluster import eventually
 from p2pkv.integrations.sglang.pd.heads import HeadRows, Split, difference
-from p2pkv.integrations.sglang.pd.rooms import Progress
 from p2pkv.integrations.sglang.pd.rows import Shape
 from p2pkv.testing.ports import free_port
-from sglang_ranks import SETTLE_S, SLOTS, DecodeRank, PrefillRank, heads_of, model_kv, start_nodes
+from sglang_ranks import SETTLE_S, DecodeRank, PrefillRank, hand_over, heads_of, model_kv, start_nodes
 
 SIZES = (1, 2, 4, 8)
 N_PAGES = 5
@@ -63,23 +61,8 @@ def test_each_decode_rank_gets_its_heads(servers: Servers, from_size: int, to_si
     prefill, decode = servers.prefill[from_size], servers.decode[to_size]
     room = next(servers.rooms)
     kv = model_kv(servers.n_heads, N_PAGES, seed=room)
-    random = np.random.default_rng(room)
-    there, here = (random.permutation(SLOTS)[:N_PAGES].astype(np.int32) for _ in range(2))
+    hand_over(prefill, decode, room, kv, seed=room)
     for source in prefill:
-        source.begin(room, kv, there)
-    incoming = [rank.ask(room, prefill, here) for rank in decode]
-    for source in prefill:
-        source.send(room, there)
-    for rank, one in zip(decode, incoming, strict=True):
-        eventually(lambda one=one: one.progress() is not Progress.PENDING, SETTLE_S)
-        assert one.progress() is Progress.DONE, one.failure
-        for buffer, whole in zip(rank.buffers, rank.own(kv), strict=True):
-            assert np.array_equal(buffer[here], whole)
-            others = np.setdiff1d(np.arange(SLOTS), here)
-            assert not buffer[others].any()
-        assert (rank.aux[0] == room % 251).all()
-    for source in prefill:
-        eventually(lambda source=source: source.is_done(room), SETTLE_S)
         source.side.close(room, None)
 
 

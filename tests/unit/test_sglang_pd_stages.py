@@ -13,11 +13,10 @@ import zmq
 
 from cluster import eventually
 from p2pkv import UsageError
-from p2pkv.integrations.sglang.pd.rooms import Progress
 from p2pkv.integrations.sglang.pd.rows import Shape
 from p2pkv.integrations.sglang.pd.stages import Place, difference
 from p2pkv.testing.ports import free_port
-from sglang_ranks import SETTLE_S, SLOTS, DecodeRank, PrefillRank, model_kv, start_nodes
+from sglang_ranks import SETTLE_S, DecodeRank, PrefillRank, hand_over, model_kv, start_nodes
 
 N_HEADS, N_PAGES = 4, 5
 STAGES = {
@@ -91,23 +90,7 @@ def test_decode_has_the_layers_of_all_stages(
     servers = start(stages, *sizes)
     room = 7
     kv = model_kv(N_HEADS, N_PAGES, seed=sum(sizes) * len(stages))
-    random = np.random.default_rng(len(stages))
-    there, here = (random.permutation(SLOTS)[:N_PAGES].astype(np.int32) for _ in range(2))
-    for source in servers.prefill:
-        source.begin(room, kv, there)
-        source.aux[1] = source.layers.stop  # what the last stage says of a request is what counts
-    incoming = [rank.ask(room, servers.prefill, here, len(stages)) for rank in servers.decode]
-    for source in servers.prefill:
-        source.send(room, there)
-    for rank, one in zip(servers.decode, incoming, strict=True):
-        eventually(lambda one=one: one.progress() is not Progress.PENDING, SETTLE_S)
-        assert one.progress() is Progress.DONE, one.failure
-        for buffer, whole in zip(rank.buffers, rank.own(kv), strict=True):
-            assert np.array_equal(buffer[here], whole)
-            assert not buffer[np.setdiff1d(np.arange(SLOTS), here)].any()
-        assert (rank.aux[0] == stages[-1].stop).all()
-    for source in servers.prefill:
-        eventually(lambda source=source: source.is_done(room), SETTLE_S)
+    hand_over(servers.prefill, servers.decode, room, kv, seed=len(stages), n_stages=len(stages))
 
 
 def test_stages_that_decode_counts_otherwise_fail_the_request_on_both_sides(start: Any) -> None:
