@@ -46,6 +46,10 @@ class Member(msgspec.Struct, frozen=True):
     transports: str
 
 
+OWN_HOST = "its host"
+"""What an attached engine calls its host's node, whose pool lies mapped in it."""
+
+
 class Traffic(msgspec.Struct, frozen=True):
     """Pages that came from one node while a command ran."""
 
@@ -54,6 +58,7 @@ class Traffic(msgspec.Struct, frozen=True):
     n_pages: int
     nbytes: int
     seconds: float
+    """How long reading took; 0 where nobody measures it."""
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):

@@ -181,7 +181,7 @@ class Report:
                 way.transport,
                 str(way.n_pages),
                 f"{way.nbytes / MIB:g}",
-                f"{way.seconds * 1e3:.2f}",
+                f"{way.seconds * 1e3:.2f}" if way.seconds else "-",
                 f"{way.nbytes / way.seconds / 1e9:.2f}" if way.seconds else "-",
             )
         self._print(table)

@@ -85,7 +85,7 @@ class Survived(Answered):
     def problems(self) -> list[str]:
         """Say what went wrong, one sentence each."""
         problems = self._differences(f"the successor of {self.engine_name}")
-        elsewhere = {way.source for way in self.generated.traffic} - {self.host_node}
+        elsewhere = {way.source for way in self.generated.traffic} - {self.host_node, messages.OWN_HOST}
         if elsewhere:
             problems.append(f"{self.request.name}: pages came from {', '.join(sorted(elsewhere))}")
         return problems

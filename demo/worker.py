@@ -34,10 +34,11 @@ attached has its host's node's."""
 class Worker:
     """Answers commands with an engine that shares its pages and one that doesn't, over the same cache."""
 
-    def __init__(self, model: Model, node: Node, answers: IO[bytes]) -> None:
+    def __init__(self, model: Model, node: Node, answers: IO[bytes], *, is_attached: bool = False) -> None:
         """``kv`` is registered with ``node``: close the node before dropping the worker."""
         self.kv = PagedKV(N_PAGES, model.shape.page)
         self._node = node
+        self._is_attached = is_attached
         self._answers = answers
         self._shared = Engine(model, self.kv, NodeStore(node, self.kv))
         self._alone = Engine(model, self.kv, None)
@@ -80,10 +81,18 @@ class Worker:
 
     def _traffic(self) -> dict[tuple[str, str], messages.Traffic]:
         """All that this node has fetched so far, by the node it came from and the transport."""
-        return {
-            (p.node_id, p.transport): messages.Traffic(p.node_id, p.transport, p.n_pages, p.nbytes, p.seconds)
+        ways = [
+            messages.Traffic(p.node_id, p.transport, p.n_pages, p.nbytes, p.seconds)
             for p in self._node.peers()
-        }
+        ]
+        if self._is_attached:
+            counters = self._node.counters()
+            n_pages, nbytes = (
+                int(counters[f'p2pkv_fetched_{what}_total{{source="own_pool"}}'])
+                for what in ("pages", "bytes")
+            )
+            ways.append(messages.Traffic(messages.OWN_HOST, "mapped", n_pages, nbytes, 0.0))
+        return {(way.source, way.transport): way for way in ways}
 
     def _traffic_since(self, before: dict[tuple[str, str], messages.Traffic]) -> list[messages.Traffic]:
         moved = []
@@ -126,7 +135,7 @@ def main() -> int:
             )
         )
         try:
-            worker = Worker(model, node, answers)
+            worker = Worker(model, node, answers, is_attached=bool(options.attach))
             worker.warm_up()
             worker.say(messages.Ready())
             for line in sys.stdin.buffer:

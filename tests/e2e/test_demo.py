@@ -43,7 +43,7 @@ def test_both_prefill_engines_serve_and_one_is_survived_by_its_pages() -> None:
     assert "prefill-1: reused 608 tokens, computed 96" in done.stdout
     assert "prefill-0 is killed" in done.stdout
     assert "prefill-0, started anew: reused 608 tokens that its predecessor computed" in done.stdout
-    assert re.search(r"prefill-0 +│ host-0 +│ shm +│ +38 ", done.stdout)
+    assert re.search(r"prefill-0 +│ its host +│ mapped +│ +38 ", done.stdout)
     assert done.stdout.count("same output, token for token") == 3
     assert done.stdout.count("same KV, bit for bit") == 3
 
