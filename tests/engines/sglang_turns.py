@@ -3,7 +3,8 @@
 ``python tests/engines/sglang_turns.py none file p2pkv`` starts two servers with each in turn, and sends every
 conversation's turns to one and the other of them alternately, as a router without affinity does. It prints where the
 prompts' tokens came from and how long the first token took, and ends with an error unless all answers are the same.
-``file`` is a folder that both servers have, in memory where ``/dev/shm`` is. ``P2PKV_TURNS`` is 30 unless it is set.
+``file`` is a folder that both servers have, in memory where ``/dev/shm`` is. ``P2PKV_TURNS`` is 10 unless it is set. A
+turn is longer than the 256 tokens below which SGLang looks nothing up.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from sglang_prompts import PAGE, cached, meet  # noqa: E402
 from sglang_server import HICACHE, SGLangServer, hicache_server, lasting_port  # noqa: E402
 
 N_CONVERSATIONS = 4
-N_TURNS = int(os.environ.get("P2PKV_TURNS", "30"))
-SYSTEM_TOKENS, TURN_TOKENS, N_TOKENS = 32 * PAGE, 3 * PAGE, 8
+N_TURNS = int(os.environ.get("P2PKV_TURNS", "10"))
+SYSTEM_TOKENS, TURN_TOKENS, N_TOKENS = 32 * PAGE, 20 * PAGE, 8
 LAYOUT = "page_first_direct"
 
 Pair = tuple[SGLangServer, SGLangServer]
