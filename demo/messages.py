@@ -47,7 +47,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 OWN_HOST = "its host"
-"""What an attached engine calls its host's node, whose pool lies mapped in it."""
+"""An attached engine calls its host's node so, whose pool it has mapped."""
 
 
 class Traffic(msgspec.Struct, frozen=True):

@@ -42,6 +42,24 @@ std::shared_ptr<Pool> make_kept_pool(uint64_t n_granules) {
   return pool;
 }
 
+// Stores a page as an own one or as a guest, and returns where it lies.
+[[maybe_unused]] Location store_as(bool is_guest, Pool& pool, uint64_t name, const Bytes& bytes) {
+  p2pkv::Block block;
+  block.key = key_of(name);
+  block.length = bytes.size();
+  block.is_guest = is_guest;
+  PoolStatus status{};
+  pool.reserve_blocks(&block, 1, &status);
+  std::memcpy(block.data, bytes.data(), bytes.size());
+  const uint8_t is_filled = 1;
+  uint8_t found = 0;
+  uint64_t ticket = 0;
+  Location location{};
+  pool.commit_blocks(&block, 1, &is_filled, 0, &found, &ticket, &location);
+  CHECK(found != 0);
+  return location;
+}
+
 // Null, with the reason in `error`.
 std::shared_ptr<Pool> try_to_adopt(const KeptMemory& memory, const PoolOptions& options, std::string* error) {
   auto lock = p2pkv::WriterLock::take(memory.records.get(), p2pkv::Deadline::after(20), error);

@@ -140,20 +140,10 @@ TEST(mapped_pool_has_no_guests_until_they_are_own_pages) {
   const auto pool = make_pool(8);
   const auto mapped = map(*pool);
   const Bytes bytes = bytes_of(1, kGranule);
-  p2pkv::Block block;
-  block.key = key_of(1);
-  block.length = kGranule;
-  block.is_guest = true;
-  PoolStatus status{};
-  pool->reserve_blocks(&block, 1, &status);
-  std::memcpy(block.data, bytes.data(), bytes.size());
-  const uint8_t is_filled = 1;
-  uint8_t found = 0;
-  uint64_t ticket = 0;
-  Location location{};
-  pool->commit_blocks(&block, 1, &is_filled, 0, &found, &ticket, &location);
-  CHECK(found != 0 && fetch(*mapped, 1, kGranule).empty());
-  pool->make_own(&block.key, &location.generation, 1);
+  const Location location = store_as(true, *pool, 1, bytes);
+  CHECK(fetch(*mapped, 1, kGranule).empty());
+  const Key key = key_of(1);
+  pool->make_own(&key, &location.generation, 1);
   CHECK(fetch(*mapped, 1, kGranule) == bytes);
 }
 

@@ -78,19 +78,9 @@ TEST(pool_kept_guests_are_not_taken_over) {
   const KeptMemory memory(*pool);
   const Bytes bytes = bytes_of(1, kGranule);
   for (uint64_t name = 1; name < 4; ++name) {
-    p2pkv::Block block;
-    block.key = key_of(name);
-    block.length = kGranule;
-    block.is_guest = name != 3;
-    PoolStatus status{};
-    pool->reserve_blocks(&block, 1, &status);
-    std::memcpy(block.data, bytes.data(), bytes.size());
-    const uint8_t is_filled = 1;
-    uint8_t found = 0;
-    uint64_t ticket = 0;
-    Location location{};
-    pool->commit_blocks(&block, 1, &is_filled, 0, &found, &ticket, &location);
-    if (name == 2) pool->make_own(&block.key, &location.generation, 1);
+    const Location location = store_as(name != 3, *pool, name, bytes);
+    const Key key = key_of(name);
+    if (name == 2) pool->make_own(&key, &location.generation, 1);
   }
   CHECK(pool->leave_memory());
   pool.reset();

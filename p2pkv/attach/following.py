@@ -57,7 +57,7 @@ class Following(Resource):
         self._lock = threading.RLock()  # held while the view changes
         self.view = View()
         self._wanted = threading.Event()
-        self._is_to_be_said = threading.Event()
+        self._n_wanted = self._n_reported = 0  # times that the same view is to be reported, and was
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -80,7 +80,7 @@ class Following(Resource):
 
     def say_again(self) -> None:
         """Have the thread report the same view soon: its owner makes something else of it now."""
-        self._is_to_be_said.set()
+        self._n_wanted += 1
         self._wanted.set()
 
     def start(self) -> None:
@@ -104,8 +104,11 @@ class Following(Resource):
                 )
 
     def _turn(self) -> None:
-        if self._is_to_be_said.is_set():
-            self._report_again()
+        n_wanted = self._n_wanted
+        if n_wanted != self._n_reported:
+            with self._lock:
+                self._on_change(self.view, self.view)
+            self._n_reported = n_wanted
         is_known = self._is_same(self._address)
         if is_known is None:  # it does not answer: somebody else may know what has become of it
             others = [member.address for member in self.view.present() if member.address != self._address]
@@ -114,15 +117,6 @@ class Following(Resource):
         elif not is_known or time.monotonic() - self._asked_whole > _WHOLE_S:
             self._take_from(self._address, _ANSWER_S)
             self._ask_routers()
-
-    def _report_again(self) -> None:
-        self._is_to_be_said.clear()
-        try:
-            with self._lock:
-                self._on_change(self.view, self.view)
-        except Exception:
-            self._is_to_be_said.set()
-            raise
 
     def _ask_routers(self) -> None:
         reply = self._client.ask(Request(self._address, Kind.ROUTERS), _ANSWER_S)

@@ -94,7 +94,7 @@ std::shared_ptr<MappedPool> MappedPool::map(int index, int records, int region,
   if (!std::has_single_bit(about.n_buckets) ||
       mapped_index->nbytes() < index_nbytes(about.n_buckets, about.n_granules) ||
       mapped_records->nbytes() < records_nbytes(about.n_granules) ||
-      // Of huge pages it is more than the pool has use for.
+      // A region of huge pages is longer than what lies in it.
       mapped_region->nbytes() < about.region_nbytes || about.data_offset < words ||
       about.data_offset > about.region_nbytes ||
       about.region_nbytes - about.data_offset < uint64_t{about.n_granules} * about.granule) {

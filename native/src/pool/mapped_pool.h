@@ -27,7 +27,7 @@ namespace p2pkv {
 // its predecessor's did, and what of it is mapped in already stays so.
 class MappedRegion {
  public:
-  // What a memfd is known by, while it is mapped: its device and its inode.
+  // Its device and its inode name a memfd while it is mapped.
   using Name = std::pair<uint64_t, uint64_t>;
 
   MappedRegion(std::unique_ptr<ReadOnlyMapping> mapping, Name name)
