@@ -13,15 +13,23 @@
 
 namespace {
 
-// The pool's granules that pages use, in thousandths, after so many publishes of random sizes.
+// The pool's granules that pages use, in thousandths, over the second half of so many publishes of random
+// sizes. One moment says little: a large page that was just made room for leaves a hole, and a small pool
+// shows it by a twentieth.
 uint32_t usable_share(uint32_t n_granules, const std::vector<uint32_t>& sizes, uint64_t n_publishes) {
   std::mt19937_64 random(p2pkv::test::seed("usable_share"));
   Model model(n_granules);
-  for (uint64_t name = 0; name < n_publishes; ++name)
+  uint64_t n_used = 0;
+  uint64_t n_moments = 0;
+  for (uint64_t name = 0; name < n_publishes; ++name) {
     CHECK(model.publish(sizes[random() % sizes.size()], name).length > 0);
+    if (name < n_publishes / 2 || name % 100 != 0) continue;
+    n_used += model.blocks.n_used();
+    ++n_moments;
+  }
   CHECK(model.n_evicted > 0);
   CHECK_EQ(model.n_paged(), model.blocks.n_used());
-  return static_cast<uint32_t>(uint64_t{1000} * model.n_paged() / n_granules);
+  return static_cast<uint32_t>(1000 * n_used / n_moments / n_granules);
 }
 
 TEST(page_blocks_of_one_size_use_all_of_the_pool_and_go_oldest_first) {
@@ -37,15 +45,15 @@ TEST(page_blocks_of_one_size_use_all_of_the_pool_and_go_oldest_first) {
 }
 
 TEST(page_blocks_of_three_sizes_leave_little_unused) {
-  CHECK(usable_share(1 << 18, {576, 753, 1099}, 20000) >= 930);
-  CHECK(usable_share(1 << 18, {9, 576, 4096}, 20000) >= 930);
+  CHECK(usable_share(1 << 18, {576, 753, 1099}, 20000) >= 940);
+  CHECK(usable_share(1 << 18, {9, 576, 4096}, 20000) >= 970);
 }
 
 TEST(page_blocks_of_many_sizes_and_small_pools_leave_more_unused) {
   std::vector<uint32_t> sizes;
   for (uint32_t i = 0; i < 40; ++i) sizes.push_back(100 + 53 * i);
-  CHECK(usable_share(1 << 17, sizes, 20000) >= 900);
-  CHECK(usable_share(49152, {576, 753, 1099}, 20000) >= 900);
+  CHECK(usable_share(1 << 17, sizes, 20000) >= 920);
+  CHECK(usable_share(49152, {576, 753, 1099}, 20000) >= 920);
 }
 
 TEST(page_blocks_of_more_sizes_than_are_kept_are_rounded_up_by_a_sixteenth_at_most) {
