@@ -22,6 +22,7 @@ SUITES = (
         "indexer",
         "rails",
         "attach",
+        "ring",
     ),
 )
 LONG = frozenset(SUITES[SUITES.index("threads") :]) | {"load"}

@@ -17,6 +17,7 @@ from p2pkv_bench import (
     overhead,
     publish,
     rails,
+    ring,
     room,
     scrape,
     shard,
@@ -53,6 +54,7 @@ _SUITES: Mapping[str, Callable[[Meeting, Plan], Iterator[Row]]] = {
     "indexer": indexer.rows,
     "rails": rails.rows,
     "attach": attached.rows,
+    "ring": ring.rows,
 }
 
 

@@ -1,14 +1,18 @@
 """The ring: which members hold the directory entry of a page.
 
-Consistent hashing: each member has virtual nodes on a circle of 64 bits, a key belongs to the first distinct
-members at or after its position. An immutable function of the members' ids and weights alone, so that two
+Consistent hashing: each member with a seat has virtual nodes on a circle of 64 bits, a key belongs to the first
+distinct members at or after its position. An immutable function of the members' ids and weights alone, so that two
 nodes with the same view agree without talking. Looking up is numpy throughout: nothing in Python is done
 per key.
+
+There are :data:`SEATS` seats, and in a larger cluster a hash of their ids says who has them (rendezvous hashing): a
+look-up of a prompt's pages would else ask nearly as many members as it has pages, and each node would hold a channel
+to every other one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -21,6 +25,9 @@ from p2pkv.page import KEY_BYTES, Keys
 
 VIRTUAL_NODES = 160
 """For a member of weight 1: the busiest of 32 has about a fifth more than its share."""
+
+SEATS = 64
+"""Members that hold entries, at most. The same in every node of a cluster: it is no setting."""
 
 NOBODY = -1
 """As an owner's index: there are fewer members than replicas."""
@@ -35,8 +42,12 @@ class Ring:
     """Where directory entries belong, for one view. Immutable, so any thread may use it."""
 
     members: tuple[Member, ...]
-    """Those present, alive or suspected, by node id; one of weight 0 holds no entries, and has no points."""
+    """Those present, alive or suspected, by node id; one of weight 0 or without a seat holds no entries."""
     replicas: int
+    _boots: tuple[tuple[str, int, float], ...]
+    """Ids, boots and weights of those with a seat."""
+    _seats: Owners
+    """As :attr:`successors`, of indexes into them."""
     points: NDArray[np.uint64]
     """``(m,)``: the virtual nodes' positions, sorted."""
     successors: Owners
@@ -49,25 +60,22 @@ class Ring:
         present = (member for member in members if member.is_present)
         self.members = tuple(sorted(present, key=lambda member: member.node_id))
         self.replicas = replicas
-        self._boots = tuple((member.node_id, member.boot_epoch, member.weight) for member in self.members)
-        if like is not None and (like._boots, like.replicas) == (self._boots, replicas):
-            self.points, self.successors = like.points, like.successors
+        seated = _seated(self.members)
+        self._boots = tuple((member.node_id, member.boot_epoch, member.weight) for _, member in seated)
+        if like is not None and like.is_like(self):
+            self.points, self._seats = like.points, like._seats
         else:
-            self._place()
+            self._place([member for _, member in seated])
+        # the last place is where NOBODY, as an index, points
+        self.successors = np.array([*(index for index, _ in seated), NOBODY], np.int32)[self._seats]
 
-    def _place(self) -> None:
-        owners = [np.empty(0, np.int32)]
-        points = [np.empty(0, np.uint64)]
-        bearing = [(index, member) for index, member in enumerate(self.members) if member.weight > 0]
-        for index, member in bearing:
-            points.append(_points(member.node_id, member.weight))
-            owners.append(np.full(len(points[-1]), index, np.int32))
+    def _place(self, seated: Sequence[Member]) -> None:
+        points = [np.empty(0, np.uint64), *(_points(member.node_id, member.weight) for member in seated)]
+        seats = np.repeat(np.arange(-1, len(seated), dtype=np.int32), [len(each) for each in points])
         # stable: should two points ever coincide, the order of node ids decides, on every node alike
         order = np.argsort(np.concatenate(points), kind="stable")
         self.points = np.concatenate(points)[order]
-        self.successors = _successors(
-            np.concatenate(owners)[order], min(self.replicas, len(bearing)), self.replicas
-        )
+        self._seats = _successors(seats[order], min(self.replicas, len(seated)), self.replicas)
 
     def share(self, node_key: int) -> float:
         """Return which part of all keys has this member for its first owner."""
@@ -113,6 +121,20 @@ def moved(old: Ring, new: Ring, keys: Keys) -> NDArray[np.bool_]:
     kept = (now[:, :, None] == before[:, None, :]).any(axis=2)
     gained: NDArray[np.bool_] = (~kept & (now != NOBODY)).any(axis=1)
     return gained
+
+
+def _seated(members: Sequence[Member]) -> list[tuple[int, Member]]:
+    """Return who has a seat, with their indexes: who joins or leaves changes this by one member at most."""
+    bearing = [(index, member) for index, member in enumerate(members) if member.weight > 0]
+    if len(bearing) > SEATS:
+        bearing.sort(key=lambda each: (_rank(each[1].node_id) / each[1].weight, each[1].node_id))
+        bearing = sorted(bearing[:SEATS], key=lambda each: each[0])
+    return bearing
+
+
+@lru_cache(MAX_MEMBERS)
+def _rank(node_id: str) -> int:
+    return int.from_bytes(blake2b(b"seat/" + node_id.encode(), digest_size=8).digest(), "little")
 
 
 @lru_cache(MAX_MEMBERS)

@@ -1,5 +1,7 @@
 """Laws of the ring, over any clusters."""
 
+from unittest import mock
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,3 +85,20 @@ def test_shares_are_balanced(n_members, prefix):
     shares = np.bincount(ring.owners(many).ravel(), minlength=n_members) * n_members / (2 * len(many))
     assert shares.max() < 1.4
     assert shares.min() > 0.6
+
+
+@settings(deadline=None, max_examples=60)
+@given(clusters(min_size=2), replica_counts, st.integers(1, 5))
+def test_one_join_or_loss_moves_the_entries_of_two_seats_at_most(members, replicas, seats):
+    with mock.patch("p2pkv.directory.ring.SEATS", seats):
+        few, many = Ring(members[:-1], replicas), Ring(members, replicas)
+    before, after = owner_ids(few), owner_ids(many)
+    holders, holders_then = set(before.ravel().tolist()) - {""}, set(after.ravel().tolist()) - {""}
+    assert len(holders_then) <= seats
+    assert holders_then - holders <= {members[-1].node_id}
+    assert len(holders - holders_then) <= 1
+    concerned = list(holders ^ holders_then)
+    untouched = ~(np.isin(before, concerned).any(axis=1) | np.isin(after, concerned).any(axis=1))
+    assert (before[untouched] == after[untouched]).all()
+    for old, new in ((few, many), (many, few)):
+        assert not moved(old, new, KEYS)[untouched].any()

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from p2pkv.directory.ring import NOBODY, Ring, moved
+from p2pkv.directory.ring import NOBODY, SEATS, Ring, moved
 from p2pkv.directory.view import Member, State
 from p2pkv.errors import UsageError
 
@@ -100,9 +100,10 @@ def test_placement_is_the_same_in_every_process():
         "import numpy as np\n"
         "from p2pkv.directory.ring import Ring\n"
         "from p2pkv.directory.view import Member\n"
-        "ring = Ring([Member(f'n{i}', 1, f'h{i}:7000') for i in (2, 0, 3, 1)], 2)\n"
-        "keys = np.random.default_rng(0).integers(0, 256, (500, 16), np.uint8)\n"
-        "print(ring.owners(keys).tobytes().hex())\n"
+        "for order in ((2, 0, 3, 1), range(99, -1, -1)):\n"  # the second has more members than there are seats
+        "    ring = Ring([Member(f'n{i}', 1, f'h{i}:7000') for i in order], 2)\n"
+        "    keys = np.random.default_rng(0).integers(0, 256, (500, 16), np.uint8)\n"
+        "    print(ring.owners(keys).tobytes().hex())\n"
     )
     outputs = {
         subprocess.run(
@@ -114,9 +115,43 @@ def test_placement_is_the_same_in_every_process():
         ).stdout.strip()
         for seed in ("1", "2")
     }
-    assert outputs == {Ring(members(4), 2).owners(keys(500)).tobytes().hex()}
+    here = [Ring(members(n), 2).owners(keys(500)).tobytes().hex() for n in (4, 100)]
+    assert outputs == {"\n".join(here)}
 
 
 def test_placement_never_changes_between_releases():
     # moving entries of a running cluster during an upgrade would cost every page once
     assert Ring(members(4), 2).owners(keys(6)).tolist() == [[3, 1], [2, 1], [3, 0], [2, 3], [3, 1], [3, 0]]
+    of_seats = Ring(members(1000), 2)
+    assert of_seats.owners(keys(4)).tolist() == [[960, 686], [439, 87], [241, 765], [339, 875]]
+
+
+def test_as_many_members_as_there_are_seats_hold_entries():
+    many = keys(20_000)
+    for n_members in (SEATS, SEATS + 1, 1000):
+        ring = Ring(members(n_members), 2)
+        assert len(np.unique(ring.owners(many))) == SEATS
+        assert sum(ring.share(member.key) > 0 for member in ring.members) == SEATS
+
+
+def test_who_has_no_seat_comes_and_goes_unnoticed():
+    everybody = members(200)
+    ring = Ring(everybody, 2)
+    holders = {ring.members[index].node_id for index in np.unique(ring.owners(keys(20_000)))}
+    for member in everybody:
+        without = Ring([other for other in everybody if other is not member], 2, like=ring)
+        assert without.is_like(ring) == (member.node_id not in holders)
+        if member.node_id not in holders:
+            assert without.points is ring.points
+            before = [ring.members[index] for index in ring.owners(keys(500)).ravel()]
+            assert before == [without.members[index] for index in without.owners(keys(500)).ravel()]
+
+
+def test_a_members_weight_is_its_chance_of_a_seat():
+    # a quarter of 1,000 members weighs three times as much as the others: half of the seats are theirs, by the mean
+    n_heavy = 0
+    for cluster in range(20):
+        weighed = [Member(f"{cluster}-{i}", 1, "h:1", weight=3.0 if i % 4 == 0 else 1.0) for i in range(1000)]
+        ring = Ring(weighed, 1)
+        n_heavy += sum(ring.share(member.key) > 0 for member in weighed[::4])
+    assert 0.43 < n_heavy / (20 * SEATS) < 0.57
