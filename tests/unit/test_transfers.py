@@ -268,6 +268,54 @@ def test_a_get_waits_for_the_rows_that_were_never_offered_and_for_no_others(pair
     assert all_are(got.wait(60.0)[16:], RowStatus.OK, N - 16)
 
 
+@pytest.mark.parametrize("is_offered_first", [True, False])
+@pytest.mark.parametrize("n_first", [N, 1])
+def test_of_two_gets_for_one_offer_the_first_has_it_and_the_other_hears_so(
+    pair: TransferPair, n_first: int, is_offered_first: bool
+) -> None:
+    other = np.zeros_like(pair.target)
+    with pair.consumer.register_memory(other):
+        for _ in range(20):
+            request = pair.name()
+            if is_offered_first:
+                offer = pair.producer.transfers.offer(request, pair.from_rows())
+            asked = [
+                pair.consumer.transfers.get_async(pair.producer.node_id, request, rows, timeout=60.0)
+                for rows in (pair.to_rows(0, n_first), spans_of(other)[: N + 1 - n_first])
+            ]
+            if not is_offered_first:
+                offer = pair.producer.transfers.offer(request, pair.from_rows())
+            first, second = (grant.wait(30.0) for grant in asked)
+            assert all_are(first, RowStatus.OK, n_first)
+            assert pair.is_right(0, n_first)
+            assert all_are(second, RowStatus.GONE, N + 1 - n_first)
+            assert offer.wait(30.0)[0] == RowStatus.OK
+    assert not other.any()
+
+
+def test_what_the_first_of_two_gets_leaves_the_other_has(pair: TransferPair) -> None:
+    other = np.zeros_like(pair.target)
+    n_left = 0
+    with pair.consumer.register_memory(other):
+        for _ in range(60):
+            request = pair.name()
+            other[:] = 0
+            offer = pair.producer.transfers.offer(request, pair.from_rows())
+            first, second = (
+                pair.consumer.transfers.get_async(pair.producer.node_id, request, rows, timeout=60.0)
+                for rows in (pair.to_rows(), spans_of(other))
+            )
+            first.revoke()
+            had = second.wait(30.0)
+            if all_are(had, RowStatus.OK):
+                n_left += 1
+                assert np.array_equal(other, pair.source)
+            else:  # the first had it before it was revoked
+                assert all_are(had, RowStatus.GONE)
+            assert all_are(offer.wait(30.0), RowStatus.OK)
+    assert n_left > 0
+
+
 def test_what_is_over_is_remembered_for_a_lease() -> None:
     pair = TransferPair(4, NBYTES, transfer_lease=2.0)
     pair.producer.transfers.offer("short", pair.from_rows()).withdraw()

@@ -61,9 +61,16 @@ bool Inbox::take_offer(const std::shared_ptr<Incoming>& incoming, uint64_t ask, 
   const OfferKey key{incoming->link->id(), incoming->offer};
   const auto known = incoming_.find(key);
   if (known != incoming_.end()) {
-    // It was put, waits here, and is now an answer as well; or it is being pulled for another asker.
-    if (known->second->state != Incoming::State::kWaiting) return true;
-    end(*std::shared_ptr(known->second));
+    const auto before = known->second;
+    if (ask != 0 && before->ask != 0 && before->ask != ask) {
+      auto& next = before->next_asks;
+      if (asks_.contains(ask) && std::find(next.begin(), next.end(), ask) == next.end()) next.push_back(ask);
+      return true;
+    }
+    // It was put, waits here, and is now an answer as well; or the same asker is told where else it lies.
+    if (before->state != Incoming::State::kWaiting) return true;
+    incoming->next_asks = std::exchange(before->next_asks, {});
+    end(*before);
   }
   std::shared_ptr<Request> request;
   if (ask != 0) {
@@ -123,6 +130,28 @@ void Inbox::end(Incoming& incoming) {
   const auto known = incoming_.find(key);
   if (known != incoming_.end() && known->second.get() == &incoming) incoming_.erase(known);
   if (request) drop_unused(request);
+  pass_on(incoming);
+}
+
+// What its asker leaves with the producer is for who asked next and still waits.
+void Inbox::pass_on(Incoming& incoming) {
+  std::vector<uint64_t> asks = std::exchange(incoming.next_asks, {});
+  std::erase_if(asks, [this](uint64_t ask) { return !asks_.contains(ask); });
+  if (asks.empty() || is_closed_) return;
+  const uint64_t ask = asks.front();
+  const auto next = std::make_shared<Incoming>(incoming, ask);
+  next->next_asks.assign(asks.begin() + 1, asks.end());
+  take_offer(next, ask, {});
+}
+
+// Nobody else will have what is over for its asker.
+void Inbox::end_for_next(Incoming& incoming, RowStatus status) {
+  for (const uint64_t ask : std::exchange(incoming.next_asks, {})) {
+    const auto asked = asks_.find(ask);
+    if (asked == asks_.end() || !asked->second->grant) continue;
+    const auto grant = asked->second->grant;  // closes with its last row
+    settle_rows(*grant, incoming.first_row, incoming.end_row(), status);
+  }
 }
 
 void Inbox::drop_unused(const std::shared_ptr<Request>& request) {
@@ -193,6 +222,7 @@ void Inbox::prove(const std::shared_ptr<Incoming>& incoming, bool is_valid) {
     }
     if (is_valid) n_granted_rows_ += n_rows;
   }
+  end_for_next(*incoming, is_valid ? RowStatus::kGone : RowStatus::kRejected);
   end(*incoming);
 }
 
@@ -204,6 +234,7 @@ bool Inbox::withdrawn(const Link& link, wire::Reader body) {
   if (found == incoming_.end() || found->second->state != Incoming::State::kWaiting) return true;
   const auto incoming = found->second;
   fail_rows(*incoming, RowStatus::kRejected);
+  end_for_next(*incoming, RowStatus::kRejected);
   end(*incoming);
   return true;
 }
@@ -219,13 +250,8 @@ bool Inbox::gone(const Link& link, uint32_t count, wire::Reader body) {
     const auto asked = asks_.find(record->ask);
     if (asked == asks_.end() || asked->second->from.get() != &link || !asked->second->grant) continue;
     const auto grant = asked->second->grant;  // closes with its last row
-    const uint64_t end = uint64_t{grant->first_row} + grant->placed.rows.size();
-    const uint64_t gone_end = uint64_t{record->first_row} + record->n_rows;
-    for (uint64_t row = std::max(grant->first_row, record->first_row); row < std::min(end, gone_end); ++row) {
-      const size_t at = row - grant->first_row;
-      // What an offer is bringing is that one's to fail.
-      if (grant->is_taken[at] == 0) settle_row(*grant, at, RowStatus::kGone);
-    }
+    const uint64_t end = uint64_t{record->first_row} + record->n_rows;
+    settle_rows(*grant, record->first_row, end, RowStatus::kGone);
   }
   return true;
 }
@@ -251,6 +277,7 @@ void Inbox::lost(const Link& link) {
     }
     for (const auto& incoming : theirs) {
       fail_rows(*incoming, RowStatus::kPeerLost);
+      incoming->next_asks.clear();  // their gets are closed below
       end(*incoming);
     }
     std::vector<std::shared_ptr<Granted>> gets;

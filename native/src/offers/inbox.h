@@ -78,6 +78,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   std::shared_ptr<Granted> add_grant(const std::shared_ptr<Request>& request, const Rows& rows,
                                      PlacedRows placed, const Deadline& deadline);
   void settle_row(Granted& grant, size_t row, RowStatus status);
+  void settle_rows(Granted& grant, uint64_t first, uint64_t end, RowStatus status);
   void close_grant(Granted& grant, RowStatus reason);
   void revoke(Granted& grant, RowStatus reason);
   void break_off(const Jobs& jobs);
@@ -94,6 +95,8 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   RowStatus take_message(const std::shared_ptr<Link>& link, OfferMessage message);
   bool take_offer(const std::shared_ptr<Incoming>& incoming, uint64_t ask, const std::string& name);
   void end(Incoming& incoming);
+  void pass_on(Incoming& incoming);
+  void end_for_next(Incoming& incoming, RowStatus status);
   void fail_rows(Incoming& incoming, RowStatus status);
   void drop_unused(const std::shared_ptr<Request>& request);
   void queue(const std::shared_ptr<Backlog>& backlog);

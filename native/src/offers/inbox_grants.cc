@@ -96,6 +96,15 @@ void Inbox::settle_row(Granted& grant, size_t row, RowStatus status) {
   if (--grant.n_pending == 0) close_grant(grant, status);
 }
 
+// Rows that nobody brings. What an offer is bringing is that one's to fail.
+void Inbox::settle_rows(Granted& grant, uint64_t first, uint64_t end, RowStatus status) {
+  const uint64_t grant_end = uint64_t{grant.first_row} + grant.placed.rows.size();
+  for (uint64_t row = std::max<uint64_t>(grant.first_row, first); row < std::min(grant_end, end); ++row) {
+    const size_t at = row - grant.first_row;
+    if (grant.is_taken[at] == 0) settle_row(grant, at, status);
+  }
+}
+
 // From here on nothing new is pulled into it. What is being pulled goes on until its job ends.
 void Inbox::close_grant(Granted& grant, RowStatus reason) {
   for (RowStatus& status : grant.statuses_now) {

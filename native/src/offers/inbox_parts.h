@@ -83,11 +83,24 @@ struct Inbox::Incoming {
   Incoming(std::shared_ptr<Link> link, OfferMessage message, std::shared_ptr<const void> share)
       : link(std::move(link)),
         offer(message.record.offer),
+        ask(message.record.ask),
         first_row(message.record.first_row),
         rows(std::move(message.rows)),
         padded_nbytes(message.padded_nbytes),
         lease(after_ms(message.record.lease_ms)),
         share(std::move(share)),
+        statuses(this->rows.size(), RowStatus::kPending) {}
+
+  // The same, for another who asked for it.
+  Incoming(const Incoming& other, uint64_t ask)
+      : link(other.link),
+        offer(other.offer),
+        ask(ask),
+        first_row(other.first_row),
+        rows(other.rows),
+        padded_nbytes(other.padded_nbytes),
+        lease(other.lease),
+        share(other.share),
         statuses(this->rows.size(), RowStatus::kPending) {}
 
   // What remembering it takes, about.
@@ -97,6 +110,7 @@ struct Inbox::Incoming {
 
   const std::shared_ptr<Link> link;
   const uint64_t offer;
+  const uint64_t ask;  // 0: it is put
   const uint32_t first_row;
   const std::vector<RowRecord> rows;
   const uint64_t padded_nbytes;  // of a block for all of them
@@ -109,7 +123,8 @@ struct Inbox::Incoming {
   std::shared_ptr<Granted> into;  // or
   std::shared_ptr<Block> block;   // into which they are pulled
   bool is_in_pool = false;
-  Clock::time_point expires_at{};  // once stored
+  Clock::time_point expires_at{};   // once stored
+  std::vector<uint64_t> next_asks;  // whose turn it is, one after the other, if this one leaves it
 
   bool lies_on_device() const { return (rows.front().flags & kOnDevice) != 0; }
   uint32_t end_row() const { return first_row + static_cast<uint32_t>(rows.size()); }

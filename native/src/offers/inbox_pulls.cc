@@ -146,8 +146,9 @@ bool Inbox::can_take(const Batch& batch, const Incoming& incoming) {
   return true;
 }
 
-// Forgets an offer, until it is told again, from its producer's staging.
+// Forgets an offer, until it is told again, from its producer's staging: to all who ask for it.
 void Inbox::have_staged(Batch& batch, const std::shared_ptr<Incoming>& incoming) {
+  incoming->next_asks.clear();
   wire::append(batch.to_stage, incoming->offer);
   ++batch.n_to_stage;
   end(*incoming);
