@@ -1,81 +1,120 @@
-"""Conversations of many turns on two SGLang servers, with p2pkv, SGLang's ``file`` backend and no storage: run by hand.
+"""Conversations of many turns on two SGLang servers, with different storages in turn: run by hand.
 
-``python tests/engines/sglang_turns.py none file p2pkv`` starts two servers with each in turn, and sends every
-conversation's turns to one and the other of them alternately, as a router without affinity does. It prints where the
-prompts' tokens came from and how long the first token took, and ends with an error unless all answers are the same.
-``file`` is a folder that both servers have, in memory where ``/dev/shm`` is. ``P2PKV_TURNS`` is 10 unless it is set. A
-turn is longer than the 256 tokens below which SGLang looks nothing up.
+``python tests/engines/sglang_turns.py none file mooncake p2pkv`` starts two servers with each (``turns.py``). It prints
+where the prompts' tokens came from and how long the first token took, and ends with an error unless all answers are the
+same. ``P2PKV_TURNS`` is 10 unless it is set. ``file`` is SGLang's, a folder that both servers have. ``mooncake`` is
+Mooncake's store as SGLang has it, over tcp, with a master of its own; it needs ``pip install --no-deps
+mooncake-transfer-engine-non-cuda==0.3.13.post1`` in ``.venv-sglang``.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-import os
-import statistics
+import socket
+import subprocess
 import sys
-import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from random import Random
 
 _TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(_TESTS / "support"), str(_TESTS / "engines"), str(_TESTS.parent)]
 
-from sglang_prompts import PAGE, cached, meet  # noqa: E402
-from sglang_server import HICACHE, SGLangServer, hicache_server, lasting_port  # noqa: E402
+from sglang_prompts import cached, meet  # noqa: E402
+from sglang_server import HICACHE, READY_S, SGLangServer, hicache_server, lasting_port  # noqa: E402
+from turns import N_TOKENS, TURN_TOKENS, Pair, Seen, Start, compare  # noqa: E402
 
-N_CONVERSATIONS = 4
-N_TURNS = int(os.environ.get("P2PKV_TURNS", "10"))
-SYSTEM_TOKENS, TURN_TOKENS, N_TOKENS = 32 * PAGE, 20 * PAGE, 8
+from cluster import eventually  # noqa: E402
+from demo.xpyd.real_engines import SGLang  # noqa: E402
+
 LAYOUT = "page_first_direct"
-
-Pair = tuple[SGLangServer, SGLangServer]
-
-
-@dataclass(slots=True)
-class Seen:
-    """What became of all turns with one kind of storage."""
-
-    answers: list[list[int]] = field(default_factory=list)
-    tokens: Counter[str] = field(default_factory=Counter)
-    first_s: list[float] = field(default_factory=list)
+OPTIONS = [*HICACHE, "--hicache-mem-layout", LAYOUT]
+SEGMENT = 128 << 20
+"""Bytes for pages that each server of Mooncake's store gives, as p2pkv's servers do."""
 
 
-def without(folder: Path) -> Pair:
-    options = [*HICACHE, "--hicache-mem-layout", LAYOUT]
-    return SGLangServer(folder / "none-1.log", options), SGLangServer(folder / "none-2.log", options)
+def without(folder: Path, undo: ExitStack) -> Pair:
+    return ready([SGLangServer(folder / f"none-{i}.log", OPTIONS) for i in (1, 2)], undo)
 
 
-def with_file(folder: Path) -> Pair:
-    options = [*HICACHE, "--hicache-mem-layout", LAYOUT, "--hicache-storage-backend", "file"]
+def with_file(folder: Path, undo: ExitStack) -> Pair:
+    options = [*OPTIONS, "--hicache-storage-backend", "file"]
     where = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(folder / "pages")}
-    first, second = (SGLangServer(folder / f"file-{i}.log", options, environment=where) for i in (1, 2))
-    return first, second
+    return ready([SGLangServer(folder / f"file-{i}.log", options, environment=where) for i in (1, 2)], undo)
 
 
-def with_p2pkv(folder: Path) -> Pair:
+def with_mooncake(folder: Path, undo: ExitStack) -> Pair:
+    extra = {
+        "master_server_address": mooncake_master(folder, undo),
+        "local_hostname": "127.0.0.1",
+        "metadata_server": "P2PHANDSHAKE",
+        "protocol": "tcp",
+        "global_segment_size": SEGMENT,
+    }
+    options = [*OPTIONS, "--hicache-storage-backend", "mooncake"]
+    options += ["--hicache-storage-backend-extra-config", json.dumps(extra)]
+    return ready([SGLangServer(folder / f"mooncake-{i}.log", options) for i in (1, 2)], undo)
+
+
+def mooncake_master(folder: Path, undo: ExitStack) -> str:
+    """Start the process that knows where Mooncake's objects are; return its address."""
+    program = next(SGLang.VENV.glob("lib/python3*/site-packages/mooncake/mooncake_master"))
+    program.chmod(0o755)  # wheels lose that, and Mooncake's own starter mends it so
+    port = lasting_port()
+    options = ["--rpc_address=127.0.0.1", f"--rpc_port={port}"]
+    options += ["--metrics_host=127.0.0.1", f"--metrics_port={lasting_port()}"]
+    with (folder / "master.log").open("wb") as log:
+        master = subprocess.Popen([program, *options], stdout=log, stderr=subprocess.STDOUT)
+    undo.callback(master.wait)
+    undo.callback(master.kill)
+
+    def listens() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    eventually(listens, 30.0)
+    return f"127.0.0.1:{port}"
+
+
+def with_p2pkv(folder: Path, undo: ExitStack) -> Pair:
     join = f"127.0.0.1:{lasting_port()}"
-    first, second = (
+    servers = [
         hicache_server(
             folder / f"{name}.log",
             layout=LAYOUT,
             settings={"node_id": name, "join": [join], "pool_size": "128MiB"},
         )
         for name in ("first", "second")
-    )
-    return first, second
+    ]
+    pair = ready(servers, undo)
+    meet(*servers)
+    return pair
 
 
-STORAGES: dict[str, Callable[[Path], Pair]] = {"none": without, "file": with_file, "p2pkv": with_p2pkv}
+STORAGES: dict[str, Start] = {
+    "none": without,
+    "file": with_file,
+    "mooncake": with_mooncake,
+    "p2pkv": with_p2pkv,
+}
+
+
+def ready(servers: list[SGLangServer], undo: ExitStack) -> Pair:
+    """Have two servers ended with ``undo``, and return them when they answer."""
+    for server in servers:
+        undo.callback(server.kill)
+    for server in servers:
+        server.wait_until_ready()
+        # with its first long prompt a machine's first server compiles what names pages, which says nothing of a storage
+        server.generate([300] * TURN_TOKENS, 1, timeout=READY_S)
+    first, second = servers
+    return Pair((partial(ask, first), partial(ask, second)), lambda seen: None)
 
 
 def ask(server: SGLangServer, prompt: list[int], seen: Seen) -> None:
-    """Have ``server`` answer, and note when its first token came."""
+    """Have ``server`` answer, and note when its first token came and where its prompt's KV was."""
     sampling = {"temperature": 0, "max_new_tokens": N_TOKENS, "ignore_eos": True}
     body = json.dumps({"input_ids": prompt, "sampling_params": sampling, "stream": True})
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
@@ -95,52 +134,9 @@ def ask(server: SGLangServer, prompt: list[int], seen: Seen) -> None:
     came = cached(answer)
     seen.answers.append(list(answer["output_ids"]))
     seen.tokens.update(
-        prompt=len(prompt),
-        storage=came["storage"],
-        host=came["host"],
-        device=came["all"] - came["storage"] - came["host"],
+        storage=came["storage"], host=came["host"], device=came["all"] - came["storage"] - came["host"]
     )
 
 
-def run(pair: Pair) -> Seen:
-    """Hold all conversations, a turn of each at a time."""
-    seen = Seen()
-    system = [Random(0).randrange(300, 4000) for _ in range(SYSTEM_TOKENS)]
-    spoken = [Random(i + 1) for i in range(N_CONVERSATIONS)]
-    prompts = [list(system) for _ in spoken]
-    for turn in range(N_TURNS):
-        for i, (random, prompt) in enumerate(zip(spoken, prompts, strict=True)):
-            prompt += [random.randrange(300, 4000) for _ in range(TURN_TOKENS)]
-            ask(pair[(turn + i) % 2], prompt, seen)
-    return seen
-
-
-def main(names: list[str]) -> None:
-    found: dict[str, Seen] = {}
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    for name in names:
-        with tempfile.TemporaryDirectory(dir=memory) as folder, ExitStack() as undo:
-            pair = STORAGES[name](Path(folder))
-            for server in pair:
-                undo.callback(server.kill)
-            for server in pair:
-                server.wait_until_ready()
-            if name == "p2pkv":
-                meet(*pair)
-            found[name] = run(pair)
-    print("storage  first token, ms: median    p90     from device   host   storage  computed")
-    for name, seen in found.items():
-        total = seen.tokens["prompt"]
-        shares = [seen.tokens[where] / total for where in ("device", "host", "storage")]
-        times = statistics.quantiles(seen.first_s, n=10)
-        print(
-            f"{name:8} {statistics.median(seen.first_s) * 1e3:24.0f} {times[8] * 1e3:6.0f} "
-            + "".join(f"{share:12.0%}" for share in [*shares, 1 - sum(shares)])
-        )
-    if any(seen.answers != found[names[0]].answers for seen in found.values()):
-        sys.exit("the answers are not the same")
-    print(f"{len(found[names[0]].answers)} answers, the same with each")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(STORAGES))
+    compare(STORAGES, sys.argv[1:] or list(STORAGES), ("device", "host", "storage"))

@@ -19,7 +19,7 @@ from random import Random
 
 import pytest
 from sglang_prompts import NOTICED_S, PAGE, cached, meet
-from sglang_server import SGLangServer, hicache_server
+from sglang_server import READY_S, SGLangServer, hicache_server
 
 from cluster import eventually
 from demo.xpyd.real_engines import SGLang, lasting_port
@@ -90,6 +90,8 @@ class Soak:
         """Block until all answer, and the two have met."""
         for server in (self._alone, *self.servers.values()):
             server.wait_until_ready()
+            # with its first prompt a machine's first server compiles what names pages, which is no request's time
+            server.generate(self._conversations.draw(), 1, timeout=READY_S)
         meet(*self.servers.values())
 
     def _start(self, name: str) -> SGLangServer:
