@@ -120,3 +120,43 @@ TEST(whoever_raises_an_epoch_returns_when_the_pages_are_taken_back) {
   for (std::thread& thread : threads) thread.join();
   CHECK_EQ(epochs.n_raised(), uint64_t{2000});
 }
+
+namespace {
+
+constexpr int64_t kBelieved = 500;
+
+}  // namespace
+
+TEST(a_vigil_is_shown_as_long_as_somebody_is_awake) {
+  p2pkv::Vigil vigil;
+  int64_t until = 0;
+  vigil.show_in(&until);
+  vigil.turned(1000);
+  CHECK_EQ(until, int64_t{0});  // nobody has said for how long it is to be believed
+  vigil.keep(kBelieved);
+  for (int64_t now = 2000; now <= 9000; now += kBelieved) {
+    vigil.turned(now);
+    CHECK_EQ(until, now + kBelieved);
+  }
+  vigil.show_in(nullptr);
+  vigil.turned(9100);
+  CHECK_EQ(until, 9000 + kBelieved);
+}
+
+TEST(who_has_slept_keeps_no_vigil_until_it_has_asked_after_that) {
+  p2pkv::Vigil vigil;
+  int64_t until = 0;
+  vigil.show_in(&until);
+  vigil.keep(kBelieved);
+  vigil.turned(1000);
+  const uint64_t n_before = vigil.n_sleeps();
+  vigil.turned(1000 + kBelieved + 1);
+  CHECK_EQ(until, 1000 + kBelieved);
+  vigil.caught_up(n_before);  // asked before it slept
+  vigil.turned(1600);
+  CHECK_EQ(until, 1000 + kBelieved);
+  vigil.caught_up(vigil.n_sleeps());
+  CHECK_EQ(until, 1000 + kBelieved);  // it may sleep again by now: only who is awake says so
+  vigil.turned(1700);
+  CHECK_EQ(until, 1700 + kBelieved);
+}

@@ -6,8 +6,8 @@
 - *Fetch, exists*: as in a node, by the same code, with the host's node's pool in place of an own one: what lies there
   is found in its memory, whether or not the directory knows of it, and while the node is stopped or away.
 - *Epochs*: the node shows a number that grows with every bump it hears of. Who sees another one asks before it hashes
-  a key, so that a bump the node has heard of holds for its engines as well. While the node is no member nobody hears
-  for them: then each call asks another member first, and misses if none answers.
+  a key, so that a bump the node has heard of holds for its engines as well. While the node is no member, or does not
+  say that it is awake, nobody hears for them: then each call asks another member first, and misses if none answers.
 """
 
 from __future__ import annotations
@@ -182,20 +182,32 @@ class AttachedCache:
     def _learn_epochs(self, deadline: float) -> bool:
         """Know every bump that the node has heard of; False if it knows of one and does not say which.
 
-        Costs one load of shared memory, unless there was a bump. While the node is away it is every bump that another
-        member has heard of, and costs a question: what lies in the node's pool is found all the same.
+        Costs two loads of shared memory, unless there was a bump. While the node is away, or stopped for so long that a
+        bump may be over without it, it is every bump that another member has heard of, and costs a question: what lies
+        in the node's pool is found all the same.
         """
         attachment = self._own_host.attachment
-        if attachment is not None and not self.learn_from(attachment, deadline):
-            return False
-        if attachment is not None and self.is_host_member:
-            return True
+        if attachment is not None:
+            is_believed = self.is_host_member and attachment.is_believed
+            if not self.learn_from(attachment, deadline):
+                return False
+            if is_believed:
+                return True
         if self._own_host.pool.get() is None:
             return True  # nothing is read but pools of nodes that live, which take back what a bump names
         told = self._learn_elsewhere(min(deadline, time.monotonic() + _ELSEWHERE_S))
         if told is None:  # then nobody but the node can have heard of a bump
             return attachment is not None or self._known == self._own_host.lost
-        return told
+        return told or self._is_believed_again(attachment, deadline)
+
+    def _is_believed_again(self, attachment: _native.Attachment | None, deadline: float) -> bool:
+        """Rely on the node after all: it was late itself while nobody else has answered, on a busy machine."""
+        return (
+            attachment is not None
+            and self.is_host_member
+            and attachment.is_believed
+            and self.learn_from(attachment, deadline)
+        )
 
     def learn_from(self, attachment: _native.Attachment, deadline: float) -> bool:
         """Know every bump that this node has heard of; False if it does not say which in time."""

@@ -204,6 +204,7 @@ class EpochKeeper(Resource):
 
     def _turn(self, chosen: dict[_Boot, Member]) -> None:
         """Tell those who are new, and somebody at random."""
+        n_sleeps = self._known.n_sleeps
         members = {_boot(member): member for member in self._members()}
         if members:
             boot = self._random.choice(list(members))
@@ -211,7 +212,9 @@ class EpochKeeper(Resource):
         with self._lock:
             self._deaf &= members.keys()
             asked = [member for boot, member in chosen.items() if boot not in self._deaf]
-        self._tell(asked, self._known.all(), time.monotonic() + _ANSWER_S)
+        heard = self._tell(asked, self._known.all(), time.monotonic() + _ANSWER_S)
+        if heard or not asked:
+            self._known.caught_up(n_sleeps)
         self._note()
 
     def _note(self) -> None:

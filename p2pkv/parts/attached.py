@@ -294,7 +294,9 @@ class AttachedParts:
         return {member.key: member for member in self.following.view.present()}
 
     def _learn_elsewhere(self, deadline: float) -> bool | None:
-        others = list(self._reached.present())
+        # The own node, while it is attached to, is why others are asked: it says what it knows by itself.
+        is_away = self.own_host.attachment is None
+        others = [member for member in self._reached.present() if is_away or member.key != self._host_key]
         return self.epochs.learn_from_one(others, deadline) if others else None
 
     def _attached_again(self, attachment: _native.Attachment, boot: int) -> None:

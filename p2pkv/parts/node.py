@@ -285,6 +285,7 @@ class NodeParts:
 
     def _join(self, undo: ExitStack, clock: Clock, timing: Timing) -> Membership:
         config, caching = self._config, self.caching
+        self.control.epochs.keep_vigil(timing.surely_believed)
         confirmed = {} if caching is None else {"on_confirmed": caching.directory.confirm_view}
         membership = self._engine(
             ControlNetwork(self.control.server, self.control.gossip, self._take_router),

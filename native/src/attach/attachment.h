@@ -16,6 +16,7 @@
 #include "base/thread.h"
 #include "page/location.h"
 #include "page/region.h"
+#include "page/vigil.h"
 #include "pool/mapped_pool.h"
 #include "pool/pool.h"
 
@@ -27,6 +28,8 @@ class Attachment {
   static constexpr size_t kMostLines = 8;
   // A staging has at least so many bytes, so that large batches take few rounds.
   static constexpr uint64_t kStagingBytes = 16 << 20;
+  // No node is relied on for longer; nanoseconds. What says more is of another clock.
+  static constexpr int64_t kLongestBelief = 60'000'000'000;
 
   // It says what became of the pages of a publish, or of a look-up, with one entry a page.
   struct Answer {
@@ -53,8 +56,13 @@ class Attachment {
   // Hands over the node's pool, which may outlive both; once.
   std::shared_ptr<MappedPool> take_pool() { return std::move(pool_); }
   // Another number after each change of any namespace's epoch that the node has heard of.
-  uint64_t epochs_version() const {
-    return load_word_of(reinterpret_cast<const HostArea*>(area_->base())->epochs_version);
+  uint64_t epochs_version() const { return load_word_of(shown().epochs_version); }
+  // Whether the node has heard of every bump that is over by now: it is awake, or was a moment ago. What
+  // `epochs_version` says after it counts. False too where the two have clocks of their own.
+  bool is_believed() const {
+    const int64_t until = __atomic_load_n(&shown().believed_until, __ATOMIC_SEQ_CST);
+    const int64_t left = until - boot_now_ns();
+    return left >= 0 && left <= kLongestBelief;
   }
 
   // Lets the node read this memory, whose memfd is `fd`; empty, or why it can't, in one sentence.
@@ -88,6 +96,7 @@ class Attachment {
   Attachment(std::string path, UniqueFd connection)
       : path_(std::move(path)), connection_(std::move(connection)) {}
 
+  const HostArea& shown() const { return *reinterpret_cast<const HostArea*>(area_->base()); }
   bool hear_of_pool(std::shared_ptr<MappedRegion> known, const Deadline& deadline, std::string* error);
   std::unique_ptr<EngineLine> borrow(const Deadline& deadline);
   void give_back(std::unique_ptr<EngineLine> line, bool is_usable);

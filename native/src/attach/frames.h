@@ -160,6 +160,7 @@ static_assert(offsetof(AnswerArea, statuses) == 64);
 // Written by the node alone, for all its engines.
 struct HostArea {
   uint64_t epochs_version;  // NamespaceEpochs::version
+  int64_t believed_until;   // as time of `boot_now_ns`: no bump that is over by then is unknown to the node
 };
 
 constexpr size_t kAreaAlignment = 4096;

@@ -22,7 +22,9 @@ std::shared_ptr<Host> Host::start(UniqueFd listener, const HostParts& parts, Nam
                                     DeleteUnlessForked<Host>());
   host->area_ = SharedRegion::create(area_nbytes<HostArea>(), error);
   if (!host->area_) return nullptr;
-  epochs.show_version(&reinterpret_cast<HostArea*>(host->area_->base())->epochs_version);
+  auto* const shown = reinterpret_cast<HostArea*>(host->area_->base());
+  epochs.show_version(&shown->epochs_version);
+  epochs.vigil().show_in(&shown->believed_until);
   Host* self = host.get();
   if (!host->disposer_.start() || !host->thread_.start("p2pkv-attach", [self] { self->run(); })) {
     *error = "cannot start a thread for engines that attach";
@@ -45,6 +47,7 @@ void Host::close() {
   engines.clear();  // ends the lines
   disposer_.close();
   visitors_.clear();
+  epochs_.vigil().show_in(nullptr);
   epochs_.show_version(nullptr);
 }
 

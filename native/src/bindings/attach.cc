@@ -164,6 +164,7 @@ void bind_attach(nb::module_& m) {
       .def_prop_ro("node_key", &Attachment::node_key)
       .def_prop_ro("address", &Attachment::address)
       .def_prop_ro("epochs_version", &Attachment::epochs_version)
+      .def_prop_ro("is_believed", &Attachment::is_believed)
       .def(
           "share",
           [](Attachment& self, uint64_t address, uint64_t nbytes, int fd, double timeout) {

@@ -88,6 +88,16 @@ void bind_epochs(nb::module_& m) {
            nb::call_guard<nb::gil_scoped_release>())
       .def("keep_in", keep_in, "pool"_a.none(), nb::call_guard<nb::gil_scoped_release>())
       .def("raise_to", raise, "told"_a)
+      .def(
+          "keep_vigil",
+          [](NamespaceEpochs& self, double seconds) {
+            self.vigil().keep(static_cast<int64_t>(seconds * 1e9));
+          },
+          "seconds"_a)
+      .def_prop_ro("n_sleeps", [](NamespaceEpochs& self) { return self.vigil().n_sleeps(); })
+      .def(
+          "caught_up", [](NamespaceEpochs& self, uint64_t n_sleeps) { self.vigil().caught_up(n_sleeps); },
+          "n_sleeps"_a)
       .def("all", all)
       .def_prop_ro("own", &NamespaceEpochs::own)
       .def_prop_ro("version", &NamespaceEpochs::version)

@@ -39,7 +39,10 @@ ControlLoop::ControlLoop(void* socket, std::shared_ptr<Shard> shard, std::shared
   thread_ = std::make_unique<ZmqServerThread>(
       socket, "p2pkv-control", kTickMs,
       ZmqServerThread::Callbacks{[this](Frames frames) { received(std::move(frames)); }, [this] { woken(); },
-                                 [this] { shard_->sweep(shard_->now()); }});
+                                 [this] {
+                                   if (boot_ != 0) epochs_->vigil().turned();  // else nobody is heard
+                                   shard_->sweep(shard_->now());
+                                 }});
 }
 
 void ControlLoop::announce(uint64_t node_key, uint64_t boot) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "page/location.h"
+#include "page/vigil.h"
 
 namespace p2pkv {
 
@@ -60,6 +61,8 @@ class NamespaceEpochs {
   uint64_t version() const { return version_.load(std::memory_order_acquire); }
   // How often it has grown since `follow`.
   uint64_t n_raised() const { return n_raised_.load(std::memory_order_relaxed); }
+  // Whether there can be any that this node was not told of.
+  Vigil& vigil() { return vigil_; }
 
  private:
   struct Before {
@@ -76,6 +79,7 @@ class NamespaceEpochs {
   std::atomic<uint64_t> own_{0};
   std::atomic<uint64_t> version_{0};
   std::atomic<uint64_t> n_raised_{0};
+  Vigil vigil_;
   // Held while pages are taken back as well: who raises what another thread is raising returns after it.
   std::mutex raising_;
   mutable std::mutex mutex_;  // guards all below

@@ -72,6 +72,15 @@ class Timing:
     were dead and the restarted get a higher boot even with a clock set back; a paused node that comes back
     later than this assumes it."""
 
+    @property
+    def surely_believed(self) -> float:
+        """How long after it was awake and could be reached a node is a member to all others, whatever they had missed.
+
+        It is given up when it has been suspected for ``suspicion``, and who suspects it asks in each round: a node that
+        was awake in the last of these rounds has answered.
+        """
+        return self.suspicion - self.probe_interval
+
 
 class Punctuality:
     """Measures how late this thread comes back, compared with what it promised; what it computes is not lateness."""
