@@ -221,4 +221,46 @@ TEST(mapped_pool_never_has_a_mixed_page_whoever_writes) {
   CHECK_EQ(n_hits, kEnoughHits);
 }
 
+uint64_t bytes_held(int fd) {
+  struct stat info{};
+  CHECK_EQ(fstat(fd, &info), 0);
+  return static_cast<uint64_t>(info.st_blocks) * 512;
+}
+
+TEST(mapped_pool_finds_nothing_wrong_in_memory_that_is_given_back_and_that_goes_at_once) {
+  constexpr uint64_t kGranules = 4096, kLarge = 16 * kGranule, kPages = kGranules / 16;
+  for (int round = 0; round < 5; ++round) {
+    auto pool = make_kept_pool(kGranules);
+    for (uint64_t name = 0; name < kPages; ++name) publish(*pool, name, kLarge);
+    const KeptMemory memory(*pool);
+    const auto mapped = map(*pool);
+    CHECK(pool->leave_memory());
+    pool.reset();
+    const uint64_t n_before = bytes_held(memory.pool.get());
+    CHECK(n_before >= kPages * kLarge);
+    std::atomic<uint64_t> n_hits{0}, n_wrong{0};
+    std::atomic<bool> is_over{false};
+    std::vector<std::thread> readers;
+    for (uint64_t i = 0; i < 3; ++i) {
+      readers.emplace_back([&, i] {
+        for (uint64_t name = i * 50; !is_over; name = (name + 1) % kPages) {
+          const Bytes bytes = fetch(*mapped, name, kLarge);
+          if (bytes.empty()) continue;
+          ++n_hits;
+          if (bytes != bytes_of(name, kLarge)) ++n_wrong;
+        }
+      });
+    }
+    while (n_hits < 100) std::this_thread::yield();
+    std::string error;
+    CHECK(p2pkv::KeptRecords::give_back(memory.records.get(), memory.pool.get(), &error));
+    is_over = true;
+    for (auto& reader : readers) reader.join();
+    CHECK_EQ(n_wrong, 0u);
+    // but for the words, and for what a reader had begun to copy
+    CHECK(bytes_held(memory.pool.get()) < n_before / 8);
+    for (uint64_t name = 0; name < kPages; ++name) CHECK(fetch(*mapped, name, kLarge).empty());
+  }
+}
+
 }  // namespace

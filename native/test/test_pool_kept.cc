@@ -210,4 +210,45 @@ TEST(pool_kept_is_handed_to_readers_for_reading_only) {
   CHECK(p2pkv::ReadOnlyMapping::map(reader.get(), nbytes, &error) != nullptr);
 }
 
+TEST(pool_kept_memory_is_given_back_only_where_nobody_writes_and_its_words_are_known) {
+  auto pool = make_kept_pool(kGranules);
+  const KeptMemory memory(*pool);
+  auto other = make_kept_pool(kGranules);
+  const KeptMemory others(*other);
+  publish(*pool, 1, kGranule);
+  std::string error;
+  const auto give_back = [&](const KeptMemory& records, const KeptMemory& of) {
+    return p2pkv::KeptRecords::give_back(records.records.get(), of.pool.get(), &error);
+  };
+  CHECK(!give_back(memory, memory));  // its process writes to it
+  CHECK(fetch(*pool, 1, kGranule) == bytes_of(1, kGranule));
+  CHECK(pool->leave_memory());
+  pool.reset();
+  CHECK(other->leave_memory());
+  other.reset();
+  CHECK(!give_back(others, memory));
+  {
+    const Writable records(memory.records.get(), kGranule);
+    ++records.base[1];  // of its magic
+    CHECK(!give_back(memory, memory));
+    --records.base[1];
+  }
+  const auto next = adopt(memory, kGranules);
+  CHECK(fetch(*next, 1, kGranule) == bytes_of(1, kGranule));
+}
+
+TEST(pool_kept_memory_that_was_given_back_is_a_pool_without_pages) {
+  auto pool = make_kept_pool(kGranules);
+  const KeptMemory memory(*pool);
+  const Location last = publish(*pool, 1, kGranule).location;
+  CHECK(pool->leave_memory());
+  pool.reset();
+  std::string error;
+  CHECK(p2pkv::KeptRecords::give_back(memory.records.get(), memory.pool.get(), &error));
+  const auto next = adopt(memory, kGranules);
+  CHECK_EQ(next->stats().pages, 0u);
+  CHECK(publish(*next, 2, kGranule).location.generation > last.generation);
+  CHECK(fetch(*next, 2, kGranule) == bytes_of(2, kGranule));
+}
+
 }  // namespace

@@ -82,7 +82,11 @@ class KeptPool:
             lock.release()
             _log.warning("the pool that was left is not gone on with, and this one starts empty: %s", error)
             assert self._keeper is not None
-            self._let_go()  # its memory goes before another is made, once engines that read it have let go, too
+            # Before another is made: engines of this host may have it mapped for minutes.
+            still_there = _native.give_back_kept(left.region, left.records)
+            if still_there:
+                _log.warning("its memory goes when nobody maps it any more: %s", still_there)
+            self._let_go()
             self._keeper.drop()
             return None
         self.n_adopted = pool.stats()["pages"]

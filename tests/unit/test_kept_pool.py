@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -249,7 +250,7 @@ def test_a_node_that_has_drained_closes_though_its_keeper_has_gone(
     assert "does not answer" in caplog.text
 
 
-def test_memory_of_another_size_is_left_alone_and_a_new_one_made(
+def test_memory_of_another_size_is_not_gone_on_with_and_a_new_one_made(
     keeper: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Node.start(config(keeper)) as first:
@@ -260,6 +261,27 @@ def test_memory_of_another_size_is_left_alone_and_a_new_one_made(
     assert "this one starts empty: cannot make a pool: it has" in caplog.text
     with Node.start(config(keeper, pool_size="8MiB")) as third:
         assert fetch(third, KEYS) == len(KEYS)
+
+
+def test_memory_that_a_successor_does_not_go_on_with_goes_at_once_though_an_engine_maps_it(
+    keeper: str, listen: str
+) -> None:
+    first = Node.start(config(keeper, attach_listen=listen, pool_size="32MiB"))
+    publish(first, KEYS)
+    memory = os.dup(first._parts.caching.pool.fd)
+    try:
+        with engine_at(listen) as engine:
+            assert fetch(engine, KEYS) == len(KEYS)
+            engine._parts.own_host.interrupt()  # it stays with this pool, and attaches to no other
+            first.close()
+            assert os.fstat(memory).st_blocks * 512 >= 32 << 20
+            with Node.start(config(keeper, attach_listen=listen, pool_size="16MiB")) as second:
+                assert adopted(second) == 0
+                assert engine._parts.own_host.pool.get() is not None
+                assert os.fstat(memory).st_blocks * 512 < 2 << 20
+                assert fetch(engine, KEYS) == 0
+    finally:
+        os.close(memory)
 
 
 def test_two_nodes_of_one_id_do_not_write_to_one_pool(keeper: str, monkeypatch: pytest.MonkeyPatch) -> None:

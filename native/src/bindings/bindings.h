@@ -18,6 +18,7 @@ using Counts = nanobind::typed<nanobind::dict, std::string, uint64_t>;
 void bind_gate(nanobind::module_& m);
 void bind_timings(nanobind::module_& m);
 void bind_changes(nanobind::module_& m);
+void bind_kept_pool(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_copies(nanobind::module_& m);
 void bind_transports(nanobind::module_& m);

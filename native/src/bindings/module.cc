@@ -13,6 +13,7 @@ NB_MODULE(_native, m) {
   p2pkv::bind_gate(m);
   p2pkv::bind_timings(m);
   p2pkv::bind_changes(m);  // before those who take one
+  p2pkv::bind_kept_pool(m);
   p2pkv::bind_pool(m);
   p2pkv::bind_copies(m);
   p2pkv::bind_transports(m);

@@ -32,20 +32,6 @@ Bytes give_locations(std::vector<Location> locations) {
   return give<uint8_t>(std::move(locations), {n, sizeof(Location)});
 }
 
-WriterLock take_writer_lock(int records, double timeout) {
-  std::string error;
-  WriterLock lock;
-  {
-    const nb::gil_scoped_release unlocked;
-    lock = WriterLock::take(records, Deadline::after(timeout), &error);
-  }
-  if (!lock) {
-    PyErr_SetString(PyExc_OSError, error.c_str());
-    throw nb::python_error();
-  }
-  return lock;
-}
-
 std::shared_ptr<Pool> create_pool(uint64_t nbytes, uint32_t granule, uint64_t owner, uint64_t boot,
                                   uint32_t region, bool has_disk, uint64_t pinned_limit,
                                   size_t evictions_kept, size_t huge_page, bool prefault_behind,
@@ -339,10 +325,6 @@ void bind_location_cache(nb::module_& m) {
 
 void bind_pool(nb::module_& m) {
   using Released = nb::call_guard<nb::gil_scoped_release>;
-  nb::class_<WriterLock>(m, "WriterLock",
-                         "Says who writes to kept memory. See native/src/page/writer_lock.h.")
-      .def_static("take", take_writer_lock, "records"_a, "timeout"_a)
-      .def("release", &WriterLock::release);
   nb::class_<Pool>(m, "Pool", "Pages in one region of memory. See p2pkv/pool.py.")
       .def(nb::new_(&create_pool), "nbytes"_a, nb::kw_only(), "granule"_a = 4096, "owner"_a = 0, "boot"_a = 0,
            "region"_a = 0, "has_disk"_a = false, "pinned_limit"_a = 0, "evictions_kept"_a = 65536,

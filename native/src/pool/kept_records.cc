@@ -1,6 +1,10 @@
 #include "pool/kept_records.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <utility>
@@ -20,6 +24,20 @@ constexpr uint64_t kGreatestStamp = uint64_t{1} << 48;
 
 void store(uint64_t* at, uint64_t value) {
   std::atomic_ref<uint64_t>(*at).store(value, std::memory_order_release);
+}
+
+size_t size_of(int fd) {
+  struct stat info{};
+  return fstat(fd, &info) == 0 ? static_cast<size_t>(info.st_size) : 0;
+}
+
+// Gives back what lies behind `offset`, for all who map it.
+bool punch(int fd, size_t offset, std::string* error) {
+  const auto at = static_cast<off_t>(offset);
+  const auto nbytes = static_cast<off_t>(size_of(fd)) - at;
+  if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, nbytes) == 0) return true;
+  *error = std::string("cannot give memory back: ") + std::strerror(errno);
+  return false;
 }
 
 }  // namespace
@@ -74,11 +92,11 @@ std::unique_ptr<KeptRecords> KeptRecords::create(const Layout& layout, bool is_k
   return records;
 }
 
-std::unique_ptr<KeptRecords> KeptRecords::adopt(int fd, WriterLock lock, const Layout& layout,
-                                                std::string* error) {
+std::unique_ptr<KeptRecords> KeptRecords::map_left(int fd, size_t nbytes, WriterLock lock,
+                                                   std::string* error) {
   RegionOptions options;
   options.is_lazy = true;
-  auto region = SharedRegion::adopt(fd, records_nbytes(layout.n_granules), error, options);
+  auto region = SharedRegion::adopt(fd, nbytes, error, options);
   if (!region) return nullptr;
   auto records = std::unique_ptr<KeptRecords>(new KeptRecords(std::move(region), std::move(lock)));
   const Header& header = *records->header_;
@@ -91,11 +109,43 @@ std::unique_ptr<KeptRecords> KeptRecords::adopt(int fd, WriterLock lock, const L
     *error = "the beginning of its records is damaged";
     return nullptr;
   }
-  if (header.layout != layout) {
+  return records;
+}
+
+std::unique_ptr<KeptRecords> KeptRecords::adopt(int fd, WriterLock lock, const Layout& layout,
+                                                std::string* error) {
+  auto records = map_left(fd, records_nbytes(layout.n_granules), std::move(lock), error);
+  if (records && records->header_->layout != layout) {
     *error = "it is of a pool with another size, granule or owner";
     return nullptr;
   }
   return records;
+}
+
+bool KeptRecords::give_back(int records, int pool, std::string* error) {
+  WriterLock lock = WriterLock::take(records, Deadline::after(1), error);
+  if (!lock) return false;
+  const auto left = map_left(records, size_of(records), std::move(lock), error);
+  if (!left) return false;
+  const Layout& layout = left->header_->layout;
+  RegionOptions options;
+  options.is_lazy = true;
+  const auto region = SharedRegion::adopt(pool, layout.region_nbytes, error, options);
+  if (!region) return false;
+  struct stat info{};
+  if (fstat(pool, &info) != 0 || info.st_ino != layout.pool_inode ||
+      left->region_->nbytes() != records_nbytes(layout.n_granules)) {
+    *error = "its records are not of this pool";
+    return false;
+  }
+  // First the words, the generation kept in them: who goes on with it after all, because this process is
+  // killed here, finds a pool without pages. Whoever has copied bytes that went meanwhile sees the word.
+  for (uint32_t granule = 0; granule < layout.n_granules; ++granule) {
+    uint8_t* const word = region->base() + size_t{granule} * sizeof(uint64_t);
+    store_word_ahead(word, load_word(word) | 1);
+  }
+  store_fence();
+  return punch(pool, layout.data_offset, error) && punch(records, kRecordsOffset, error);
 }
 
 void KeptRecords::write(uint32_t granule, const Page& page, uint32_t n_granules, uint64_t stamp) {

@@ -46,6 +46,12 @@ class KeptRecords {
   static std::unique_ptr<KeptRecords> adopt(int fd, WriterLock lock, const Layout& layout,
                                             std::string* error);
 
+  // Gives a pool's memory back that nobody will go on with, though readers may map it for a while yet: all
+  // its pages are misses to them first, and then the memory of these and of their records goes. What the
+  // words need stays, a 512th of it. False, with the reason in `error`, if somebody writes to it, or it can't
+  // be told where its words are; then nothing was changed.
+  static bool give_back(int records, int pool, std::string* error);
+
   int fd() const { return region_->fd(); }
 
   // A block of `n_granules` is about to become this page, used at `stamp`.
@@ -69,6 +75,8 @@ class KeptRecords {
   struct Header;
 
   KeptRecords(std::unique_ptr<SharedRegion> region, WriterLock lock);
+  // Maps those that were left, and finds that they are whole; null, with the reason in `error`.
+  static std::unique_ptr<KeptRecords> map_left(int fd, size_t nbytes, WriterLock lock, std::string* error);
   bool read_page(uint32_t granule, uint64_t word, Left* page) const;
 
   WriterLock lock_;  // goes after the mapping
