@@ -343,7 +343,7 @@ void Inbox::close() {
     retired_.clear();
   }
   for (const auto& puller : pullers) puller->stop();
-  for (const auto& grant : grants) revoke(*grant, RowStatus::kCanceled);
+  revoke(grants, RowStatus::kCanceled);
   break_off(jobs);
   for (const auto& puller : pullers) puller->close();
   if (const auto landing = landing_of_devices()) landing->area().close();

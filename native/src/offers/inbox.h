@@ -39,7 +39,8 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
 
   // For whoever puts. Null, with the reason in `error`, if the request is granted already.
   std::shared_ptr<Grant> grant(Rows rows, PlacedRows placed, const Deadline& deadline, std::string* error);
-  // Asks the peer at the other end of `from`; without one it is lost already.
+  // Asks the peer at the other end of `from`; without one it is lost already. More rows than an ask has are
+  // asked for in several, and end together.
   std::shared_ptr<Grant> get(const std::shared_ptr<Link>& from, Rows rows, PlacedRows placed,
                              const Deadline& deadline);
   // Ends the grants that lie in this memory.
@@ -65,6 +66,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
 
  private:
   class Granted;
+  class Asked;
   struct Request;
   struct Incoming;
   struct StoredRow;
@@ -80,7 +82,9 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   void settle_row(Granted& grant, size_t row, RowStatus status);
   void settle_rows(Granted& grant, uint64_t first, uint64_t end, RowStatus status);
   void close_grant(Granted& grant, RowStatus reason);
-  void revoke(Granted& grant, RowStatus reason);
+  std::shared_ptr<Granted> ask(const std::shared_ptr<Link>& from, const Rows& rows, PlacedRows placed,
+                               const Deadline& deadline);
+  void revoke(const std::vector<std::shared_ptr<Granted>>& grants, RowStatus reason);
   void break_off(const Jobs& jobs);
   void begin_writing(Granted& grant);
   void end_writing(Granted& grant);

@@ -55,24 +55,38 @@ std::shared_ptr<Grant> Inbox::grant(Rows rows, PlacedRows placed, const Deadline
 
 std::shared_ptr<Grant> Inbox::get(const std::shared_ptr<Link>& from, Rows rows, PlacedRows placed,
                                   const Deadline& deadline) {
+  const size_t n_rows = placed.rows.size();
+  std::vector<PlacedRows> cut;
+  for (size_t first = 0; n_rows > Transfers::kMaxRows && first < n_rows; first += Transfers::kMaxRows)
+    cut.push_back(placed.part(first, std::min(Transfers::kMaxRows, n_rows - first)));
+  // Held until all is asked for: nothing is pulled before, so whoever offers it knows of every ask when it
+  // hears that something was taken.
+  const std::lock_guard lock(mutex_);
+  if (cut.empty()) return ask(from, rows, std::move(placed), deadline);
+  Rows some{rows.request, rows.first_row, {}, rows.stream};
+  std::vector<std::shared_ptr<Granted>> parts;
+  for (PlacedRows& part : cut) {
+    const auto n = static_cast<uint32_t>(part.rows.size());
+    parts.push_back(ask(from, some, std::move(part), deadline));
+    some.first_row += n;
+  }
+  return std::make_shared<Asked>(shared_from_this(), std::move(parts));
+}
+
+std::shared_ptr<Inbox::Granted> Inbox::ask(const std::shared_ptr<Link>& from, const Rows& rows,
+                                           PlacedRows placed, const Deadline& deadline) {
   auto request = std::make_shared<Request>();
   request->name = rows.request;
   request->from = from;
+  request->ask = ++last_ask_;
+  asks_[request->ask] = request;
   const auto n_rows = static_cast<uint32_t>(placed.rows.size());
-  std::shared_ptr<Granted> grant;
-  {
-    const std::lock_guard lock(mutex_);
-    request->ask = ++last_ask_;
-    asks_[request->ask] = request;
-    grant = add_grant(request, rows, std::move(placed), deadline);
-  }
+  auto grant = add_grant(request, rows, std::move(placed), deadline);
   std::string body;
   wire::append(body, AskRecord{request->ask, left_ms(deadline), rows.first_row, n_rows,
                                static_cast<uint32_t>(rows.request.size())});
   body += rows.request;
-  if (from && from->post(Kind::kAsk, 0, 1, body)) return grant;
-  const std::lock_guard lock(mutex_);
-  close_grant(*grant, RowStatus::kPeerLost);
+  if (!from || !from->post(Kind::kAsk, 0, 1, body)) close_grant(*grant, RowStatus::kPeerLost);
   return grant;
 }
 
@@ -135,16 +149,20 @@ void Inbox::close_grant(Granted& grant, RowStatus reason) {
   }
 }
 
-void Inbox::revoke(Granted& grant, RowStatus reason) {
+void Inbox::revoke(const std::vector<std::shared_ptr<Granted>>& grants, RowStatus reason) {
   Jobs jobs;
   {
     const std::lock_guard lock(mutex_);
-    close_grant(grant, reason);
-    jobs = grant.jobs;
+    for (const auto& grant : grants) {
+      close_grant(*grant, reason);
+      jobs.insert(jobs.end(), grant->jobs.begin(), grant->jobs.end());
+    }
   }
   break_off(jobs);
   std::unique_lock lock(mutex_);
-  grant.changed.wait(lock, [&grant] { return grant.n_writing == 0; });
+  for (const auto& grant : grants) {
+    grant->changed.wait(lock, [&grant] { return grant->n_writing == 0; });
+  }
 }
 
 void Inbox::break_off(const Jobs& jobs) {
@@ -166,7 +184,7 @@ void Inbox::revoke_memory(uint32_t memory_id) {
       }
     }
   }
-  for (const auto& grant : grants) revoke(*grant, RowStatus::kCanceled);
+  revoke(grants, RowStatus::kCanceled);
 }
 
 void Inbox::begin_writing(Granted& grant) {

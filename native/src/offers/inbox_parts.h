@@ -1,6 +1,8 @@
 // What an Inbox is made of; for its own files. All of it is guarded by the inbox's lock.
 #pragma once
 
+#include <algorithm>
+
 #include "offers/inbox.h"
 
 namespace p2pkv::offers {
@@ -31,7 +33,7 @@ class Inbox::Granted final : public Grant, public std::enable_shared_from_this<I
 
   bool done() override;
   void wait(const Deadline& until) override;
-  void revoke(RowStatus reason) override { home_->revoke(*this, reason); }
+  void revoke(RowStatus reason) override { home_->revoke({shared_from_this()}, reason); }
   RowStatuses statuses() override;
 
   // Nothing writes to the memory, and nothing will.
@@ -55,6 +57,33 @@ class Inbox::Granted final : public Grant, public std::enable_shared_from_this<I
 
  private:
   const std::shared_ptr<Inbox> home_;
+};
+
+// A get of more rows than an ask has: what is asked for at once, and ends at once.
+class Inbox::Asked final : public Grant {
+ public:
+  Asked(std::shared_ptr<Inbox> home, std::vector<std::shared_ptr<Granted>> parts)
+      : home_(std::move(home)), parts_(std::move(parts)) {}
+
+  bool done() override {
+    return std::all_of(parts_.begin(), parts_.end(), [](const auto& part) { return part->done(); });
+  }
+  void wait(const Deadline& until) override {
+    for (const auto& part : parts_) part->wait(until);
+  }
+  void revoke(RowStatus reason) override { home_->revoke(parts_, reason); }
+  RowStatuses statuses() override {
+    RowStatuses all;
+    for (const auto& part : parts_) {
+      const RowStatuses some = part->statuses();
+      all.insert(all.end(), some.begin(), some.end());
+    }
+    return all;
+  }
+
+ private:
+  const std::shared_ptr<Inbox> home_;
+  const std::vector<std::shared_ptr<Granted>> parts_;
 };
 
 // The rows of one name: those that are put by anybody, or those that one peer is asked for.

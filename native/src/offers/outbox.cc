@@ -40,15 +40,8 @@ RowStatuses Outbox::Outgoing::statuses() {
 
 std::shared_ptr<Offer> Outbox::offer(uint64_t to, const std::shared_ptr<Link>& link, Rows rows,
                                      PlacedRows placed, const Deadline& lease, std::string* error) {
-  std::vector<std::shared_ptr<Outgoing>> parts;
-  const auto staging = placed.lie_on_devices() ? staging_of_devices() : nullptr;
-  if (staging) {
-    parts = split(rows, placed, lease, *staging, error);
-    if (parts.empty()) return nullptr;
-  } else {
-    parts.push_back(
-        std::make_shared<Outgoing>(shared_from_this(), rows, rows.first_row, std::move(placed), lease));
-  }
+  auto parts = split(rows, std::move(placed), lease, error);
+  if (parts.empty()) return nullptr;
   std::vector<Post> posts;
   {
     const std::lock_guard lock(mutex_);
@@ -129,18 +122,21 @@ void Outbox::withdraw_memory(uint32_t memory_id) {
 
 bool Outbox::pulled(const std::shared_ptr<Link>& link, uint32_t count, wire::Reader body) {
   std::string verdicts;
+  std::vector<Post> posts;
   {
     const std::lock_guard lock(mutex_);
     for (uint32_t i = 0; i < count; ++i) {
-      if (!judge(link, body, &verdicts)) return false;
+      if (!judge(link, body, &verdicts, &posts)) return false;
     }
   }
   link->post(Kind::kSettled, 0, count, verdicts);
+  send(posts);
   return true;
 }
 
 // Takes one receiver's report and says whether the offer was valid until now.
-bool Outbox::judge(const std::shared_ptr<Link>& link, wire::Reader& body, std::string* verdicts) {
+bool Outbox::judge(const std::shared_ptr<Link>& link, wire::Reader& body, std::string* verdicts,
+                   std::vector<Post>* posts) {
   const auto message = take_pulled(body);
   if (!message) return false;
   const auto& [record, statuses] = *message;
@@ -153,7 +149,8 @@ bool Outbox::judge(const std::shared_ptr<Link>& link, wire::Reader& body, std::s
     ++n_late_;
     return true;
   }
-  Outgoing& offer = *found->second;
+  const auto taken = found->second;  // its end forgets it
+  Outgoing& offer = *taken;
   for (size_t row = 0; row < statuses.size(); ++row) {
     const RowStatus status = statuses[row];
     offer.statuses_now[row] = status <= RowStatus::kDeviceFailed ? status : RowStatus::kCanceled;
@@ -165,6 +162,7 @@ bool Outbox::judge(const std::shared_ptr<Link>& link, wire::Reader& body, std::s
   // The receiver knows that it ended: nobody is to be told.
   offer.told.clear();
   end(offer, RowStatus::kOutOfRange, nullptr);
+  end_rest(offer, posts);
   return true;
 }
 

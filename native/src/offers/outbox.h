@@ -4,11 +4,13 @@
 // the same lock as every withdrawal, it is decided whether the offer was valid all the time. An offer's id
 // never names another one, and an ended one never comes back.
 //
-// Rows of devices are offered in parts, each of which is copied to staging by a thread of its own before
-// anybody is told of it: at once if it is put, and when somebody asks for it otherwise. What nobody asks for
-// any more gives its place to others; and is staged again, under another id, when somebody does. A receiver
-// that reads devices' memory itself is told where the rows lie, as soon as their stream is done, and nothing
-// is staged for it.
+// More rows than one message has are offered in parts, which are told, pulled and proven one by one.
+//
+// Rows of devices are offered in parts as well, each of which is copied to staging by a thread of its own
+// before anybody is told of it: at once if it is put, and when somebody asks for it otherwise. What nobody
+// asks for any more gives its place to others; and is staged again, under another id, when somebody does. A
+// receiver that reads devices' memory itself is told where the rows lie, as soon as their stream is done, and
+// nothing is staged for it.
 //
 // Rows that nobody takes for long may be stowed: they are copied to the buddy pool, and offered from there
 // under another id.
@@ -104,14 +106,17 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   void remember_gone(const Outgoing& offer);
   void refuse_gone(const Ask& ask, std::vector<Post>* posts);
   void forget(const Link& link);
-  bool judge(const std::shared_ptr<Link>& link, wire::Reader& body, std::string* verdicts);
+  bool judge(const std::shared_ptr<Link>& link, wire::Reader& body, std::string* verdicts,
+             std::vector<Post>* posts);
   void end(Outgoing& offer, RowStatus reason, std::vector<Post>* posts);
   static void send(const std::vector<Post>& posts);
 
-  // outbox_staging.cc
-  std::vector<std::shared_ptr<Outgoing>> split(const Rows& rows, const PlacedRows& placed,
-                                               const Deadline& lease, const StagingArea& staging,
+  // outbox_split.cc
+  std::vector<std::shared_ptr<Outgoing>> split(const Rows& rows, PlacedRows placed, const Deadline& lease,
                                                std::string* error);
+  void end_rest(const Outgoing& taken, std::vector<Post>* posts);
+
+  // outbox_staging.cc
   // Null: no memory of devices was registered, or this is closed.
   std::shared_ptr<StagingArea> staging_of_devices();
   void queue_staging(const std::shared_ptr<Outgoing>& offer);

@@ -45,6 +45,9 @@ class Outbox::Outgoing final : public Offer, public std::enable_shared_from_this
   // Never change once it is offered.
   uint64_t to = 0;
   std::weak_ptr<Link> link;  // to that node
+  // The parts of the caller's offer, this one among them; null: it is all of it,
+  // or of devices.
+  std::shared_ptr<const std::vector<std::weak_ptr<Outgoing>>> parts;
   const std::string request;
   const uint32_t first_row;
   const Deadline lease;
@@ -66,7 +69,7 @@ class Outbox::Outgoing final : public Offer, public std::enable_shared_from_this
   const std::shared_ptr<Outbox> home_;
 };
 
-// An offer whose rows are told in several parts.
+// A caller's offer whose rows are told in several parts.
 class Outbox::Parted final : public Offer {
  public:
   explicit Parted(std::vector<std::shared_ptr<Outgoing>> parts) : parts_(std::move(parts)) {}

@@ -1,4 +1,4 @@
-// Offers of device memory: into which parts they are cut, and when each is in staging.
+// Offers of device memory: when each part is in staging.
 #include <algorithm>
 #include <utility>
 
@@ -27,41 +27,6 @@ bool Outbox::start_staging(std::shared_ptr<StagingArea> staging) {
   const std::lock_guard lock(mutex_);
   staging_ = std::move(staging);
   return stager_.start("p2pkv-stage", [this] { stage(); });
-}
-
-// Parts of consecutive rows that lie on one device, or in host memory. None, with the reason in `error`, if a
-// row is larger than all of the staging.
-std::vector<std::shared_ptr<Outbox::Outgoing>> Outbox::split(const Rows& rows, const PlacedRows& placed,
-                                                             const Deadline& lease,
-                                                             const StagingArea& staging, std::string* error) {
-  std::vector<std::shared_ptr<Outgoing>> parts;
-  const auto point = StreamPoint::mark(rows.stream, placed);
-  const uint64_t most = staging.piece_nbytes();
-  PlacedRows part;
-  uint64_t nbytes = 0;
-  const auto finish = [&](size_t end) {
-    const auto first_row = rows.first_row + static_cast<uint32_t>(end - part.rows.size());
-    parts.push_back(std::make_shared<Outgoing>(shared_from_this(), rows, first_row, std::exchange(part, {}),
-                                               lease, point));
-    nbytes = 0;
-  };
-  for (size_t i = 0; i < placed.rows.size(); ++i) {
-    const PlacedRows::Row& row = placed.rows[i];
-    const auto& device = placed.device_of(row);
-    const uint64_t padded = StagingArea::padded(row.length);
-    if (device && padded > staging.largest()) {
-      *error = "row " + std::to_string(i) + " has " + std::to_string(row.length) +
-               " bytes of device memory, and the staging has room for " + std::to_string(staging.largest()) +
-               " of one row";
-      return {};
-    }
-    const bool is_another = !part.rows.empty() && part.device_of(part.rows.front()) != device;
-    if (is_another || (device && !part.rows.empty() && nbytes + padded > most)) finish(i);
-    part.append(placed.memories[row.memory], row.offset, row.length);
-    nbytes += padded;
-  }
-  finish(placed.rows.size());
-  return parts;
 }
 
 void Outbox::queue_staging(const std::shared_ptr<Outgoing>& offer) {

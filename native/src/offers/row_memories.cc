@@ -48,6 +48,14 @@ void PlacedRows::append(const std::shared_ptr<const RowMemory>& memory, uint64_t
   rows.push_back({static_cast<uint32_t>(number), offset, length});
 }
 
+PlacedRows PlacedRows::part(size_t first, size_t n) const {
+  PlacedRows some;
+  some.rows.reserve(n);
+  for (size_t i = first; i < first + n; ++i)
+    some.append(memories[rows[i].memory], rows[i].offset, rows[i].length);
+  return some;
+}
+
 RowMemories::RowMemories() {
   // So that an offer of an earlier life names nothing in this one.
   fill_random(&next_id_, sizeof next_id_);

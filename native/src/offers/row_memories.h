@@ -56,6 +56,8 @@ struct PlacedRows {
   uint64_t nbytes() const;
   // Appends a row of memory that may be known already.
   void append(const std::shared_ptr<const RowMemory>& memory, uint64_t offset, uint64_t length);
+  // Returns `n` of the rows from `first` on.
+  PlacedRows part(size_t first, size_t n) const;
 };
 
 // What is registered, by address and by the number that peers know it by. Offers outlive the calls that made

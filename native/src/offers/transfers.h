@@ -93,7 +93,7 @@ class Grant {
 
 class Transfers : public Acceptor {
  public:
-  static constexpr size_t kMaxRows = 32768;       // an offer or grant: its frame stays below a MiB
+  static constexpr size_t kMaxRows = 32768;       // of one message, which stays below a MiB; calls have any
   static constexpr size_t kMaxRequestName = 512;  // bytes
 
   struct Way {
