@@ -7,7 +7,6 @@ Only calls are checked here, and the first connection to a peer is opened. Every
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,29 +14,25 @@ import numpy as np
 
 from p2pkv import _native
 from p2pkv.config import Config
-from p2pkv.directory.view import Member, State, View, node_key
-from p2pkv.errors import ClosedError, ConfigError, NotRegisteredError, TransportError, UsageError
+from p2pkv.directory.view import State, View
+from p2pkv.errors import ConfigError, NotRegisteredError, UsageError
 from p2pkv.lifetime import Gate
 from p2pkv.limited_log import LimitedLog
 from p2pkv.offers.handles import Grant, Offer, RowSpans, RowStatus, RowStatuses
+from p2pkv.offers.meeting import DEATH_GRACE_S, Connect, Meeting
 
 _log = logging.getLogger(__name__)
 
-NAME = "transfers"
-"""What CONNECT asks for; no transport may be called so."""
 MAX_ROWS = 32768
 MAX_REQUEST_NAME = 512
 MAX_SECONDS = 3600.0
-DEATH_GRACE_S = 3.0
-"""How long a verdict of death must stand until it costs transfers anything. One that a busy machine has brought about
-is taken back by the node itself, which hears of it within a second or two."""
+_MAX_ROW = 2**32 - 1
+"""Rows are numbered below it, on the wire as well. How many there are is nobody's business: what is too much for one
+message goes in several."""
 _UNREGISTERED = "lies in no registered memory"
 """How native/src/offers/transfers.cc ends what it says of a row outside every registered memory."""
 _CONNECT_S = 1.0
 """What calls that return at once may wait for a peer's first connection."""
-
-Connect = Callable[[Member, str, bytes, float], "tuple[bytes, bytes] | None"]
-"""``(member, name, our half, deadline)`` to the peer's half; None: no answer, or refused."""
 
 
 def start_offers(
@@ -82,14 +77,25 @@ class Transfers:
         config: Config,
     ) -> None:
         self._native = native
-        self._connect = connect
-        self._view = view
+        self._meeting = Meeting(native, connect, view)
         self._gate = gate
         self._timeout = config.deadline
         self._lease = config.transfer_lease
         self._log = LimitedLog(_log)
-        self._lock = threading.Lock()  # guards the next
-        self._connecting: dict[str, threading.Lock] = {}  # each held while that node is connected to
+
+    def meet(self, node_id: str, boot_epoch: int | None = None, *, timeout: float | None = None) -> bool:
+        """Wait until a node is a member, in this boot if one is given, and connect to it; return whether it is one.
+
+        One that has been started anew since is not waited for, and one that is unknown or dead for three seconds at
+        most, by all callers together. What can't be connected to in time is there all the same; calls try it again.
+        """
+        with self._gate:
+            deadline = time.monotonic() + self._seconds("timeout", timeout, self._timeout)
+            return self._meeting.meet(node_id, boot_epoch, deadline)
+
+    def interrupt(self) -> None:
+        """Let nobody wait for a node any more: this one is being closed."""
+        self._meeting.close()
 
     def offer(
         self,
@@ -129,7 +135,7 @@ class Transfers:
         with self._gate:
             deadline = time.monotonic() + self._seconds("timeout", timeout, self._timeout)
             spans = self._checked(request, spans, first_row)
-            key = self._reach(node_id, deadline)
+            key = self._meeting.reach(node_id, deadline)
             left = max(0.0, deadline - time.monotonic())
             offer = self._offer(key, request, spans, first_row, left, stream)
         offer.wait(max(0.0, deadline - time.monotonic()))
@@ -153,7 +159,7 @@ class Transfers:
         with self._gate:
             seconds = self._seconds("lease", lease, self._lease)
             spans = self._checked(request, spans, first_row)
-            key = self._reach(node_id, time.monotonic() + min(seconds, _CONNECT_S))
+            key = self._meeting.reach(node_id, time.monotonic() + min(seconds, _CONNECT_S))
             return self._offer(key, request, spans, first_row, seconds, stream)
 
     def grant(
@@ -258,7 +264,7 @@ class Transfers:
     ) -> Grant:
         with self._gate:
             spans = self._checked(request, spans, first_row)
-            key = self._reach(node_id, connect_by)
+            key = self._meeting.reach(node_id, connect_by)
             left = max(0.0, deadline - time.monotonic())
             return self._grant(key, request, spans, first_row, left, stream)
 
@@ -267,6 +273,7 @@ class Transfers:
 
         On those found dead after ``grace`` seconds only, for they may object; an ended process has hung up itself.
         """
+        self._meeting.view_changed(new)
         for was in old.values():
             now = new.get(was.node_id)
             if now is None or now.boot_epoch != was.boot_epoch or now.state is State.LEFT:
@@ -332,13 +339,15 @@ class Transfers:
             )
         if not isinstance(spans, np.ndarray) or spans.dtype != np.int64 or spans.shape[1:] != (2,):
             raise UsageError("spans must be an (n, 2) int64 array of addresses and lengths")
-        if not 1 <= len(spans) <= MAX_ROWS:
-            raise UsageError(f"an offer or grant has 1 to {MAX_ROWS} rows, not {len(spans)}")
+        if not len(spans):
+            raise UsageError("an offer or grant has one row at least")
+        if isinstance(first_row, bool) or not 0 <= first_row <= 2**31:
+            raise UsageError(f"first_row must be 0 to 2**31, not {first_row!r}")
+        if first_row + len(spans) > _MAX_ROW:
+            raise UsageError(f"rows are numbered below {_MAX_ROW}; these end at {first_row + len(spans)}")
         if int(spans.min()) <= 0:
             row = int(np.argmin(spans.min(axis=1)))
             raise UsageError(f"row {row} has address {spans[row, 0]} and length {spans[row, 1]}")
-        if isinstance(first_row, bool) or not 0 <= first_row <= 2**31:
-            raise UsageError(f"first_row must be 0 to 2**31, not {first_row!r}")
         return np.ascontiguousarray(spans)
 
     def _seconds(self, name: str, given: float | None, default: float) -> float:
@@ -346,32 +355,3 @@ class Transfers:
         if isinstance(seconds, (bool, str, bytes)) or not 0 < seconds <= MAX_SECONDS:
             raise UsageError(f"{name} must be above 0 and at most {MAX_SECONDS:g} seconds, not {seconds!r}")
         return seconds
-
-    def _reach(self, node_id: str, deadline: float) -> int:
-        """Connect to a node if it is not yet; its rows are lost if that fails."""
-        key = node_key(node_id)
-        if self._native.is_connected(key):
-            return key
-        with self._lock:
-            connecting = self._connecting.setdefault(node_id, threading.Lock())
-        if not connecting.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            return key
-        try:
-            if not self._native.is_connected(key):
-                self._open(node_id, key, deadline)
-        finally:
-            connecting.release()
-        return key
-
-    def _open(self, node_id: str, key: int, deadline: float) -> None:
-        member = self._view().get(node_id)
-        if member is None or not member.is_present:
-            _log.info("no member %s to transfer with", node_id)
-            return
-        try:
-            answer = self._connect(member, NAME, _native.Transfers.request(), deadline)
-            if answer is not None:
-                door, _ = answer
-                self._native.connect(key, member.boot_epoch, door, max(0.0, deadline - time.monotonic()))
-        except (ClosedError, TransportError, RuntimeError) as error:
-            self._log.warning(node_id, "cannot connect to %s for transfers: %s", node_id, error)

@@ -351,6 +351,7 @@ class NodeParts:
         self.epochs.interrupt()
         self.peers.interrupt()
         self.devices.interrupt()
+        self.transfers.interrupt()
         self.offers.close()
 
     def close(self) -> None:
