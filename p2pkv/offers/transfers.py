@@ -23,7 +23,6 @@ from p2pkv.offers.meeting import DEATH_GRACE_S, Connect, Meeting
 
 _log = logging.getLogger(__name__)
 
-MAX_ROWS = 32768
 MAX_REQUEST_NAME = 512
 MAX_SECONDS = 3600.0
 _MAX_ROW = 2**32 - 1

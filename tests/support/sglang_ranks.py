@@ -91,9 +91,10 @@ class PrefillRank(Rank):
         super().__init__(*given, stages[stage])
         for address, nbytes in memories(self.args):
             self.node.register_address(address, nbytes, readable=True)
-        put = self.node.transfers.put_async
         place = Place(stage, len(stages), stages[stage].start)
-        self.side = PrefillSide(self.manager, self.rows, self.boundary, put, self.split, place)
+        self.side = PrefillSide(
+            self.manager, self.rows, self.boundary, self.node.transfers, self.split, place
+        )
         self._to = self.manager.server_socket.context.socket(zmq.PUSH)
         self._to.connect(f"tcp://127.0.0.1:{self.mail_port}")
 

@@ -104,7 +104,10 @@ class Servers:
             self.p.manager,
             self.p.rows,
             self.p.boundary,
-            lambda *given, **options: self.put(*given, **options),
+            SimpleNamespace(
+                meet=self.p.node.transfers.meet,
+                put_async=lambda *given, **options: self.put(*given, **options),
+            ),
         )
         self.decode = DecodeSide(
             self.d.manager,

@@ -16,11 +16,9 @@ from p2pkv.integrations.sglang import plugin
 from p2pkv.integrations.sglang.pd.common import unsupported
 from p2pkv.integrations.sglang.pd.rooms import Absences, Incoming, Outgoing, Producer, Progress, Target, flaw
 from p2pkv.integrations.sglang.pd.rows import (
-    MAX_ROWS,
     Buffers,
     RequestRows,
     Spans,
-    cut,
     memories,
     state_items,
 )
@@ -57,6 +55,11 @@ class Transfers:
     """``node.transfers`` of a test: rows go nowhere, their statuses are set by hand."""
 
     made: list[Handle] = field(default_factory=list)
+    met: list[str] = field(default_factory=list)
+
+    def meet(self, node_id: str, *, timeout: float | None = None) -> bool:
+        self.met.append(node_id)
+        return True
 
     def put_async(self, node_id: str, request: str, spans: Spans, *, first_row: int = 0) -> Handle:
         self.made.append(Handle(request, first_row, spans))
@@ -144,16 +147,6 @@ def test_states_that_sglang_leaves_out_have_no_rows() -> None:
     assert [len(i) for i in state_items([None, [3, 4]], 2)] == [0, 2]
 
 
-def test_long_requests_are_cut_where_an_offer_ends() -> None:
-    spans = np.zeros((MAX_ROWS + 10, 2), np.int64)
-    assert [(part, row, len(rows)) for part, row, rows in cut(0, spans)] == [(0, 0, MAX_ROWS), (1, 0, 10)]
-    assert [(part, row, len(rows)) for part, row, rows in cut(MAX_ROWS - 4, spans[:10])] == [
-        (0, MAX_ROWS - 4, 4),
-        (1, 0, 6),
-    ]
-    assert list(cut(5, spans[:0])) == []
-
-
 def test_buffers_that_overlap_are_one_memory() -> None:
     args = kv_args(kv_data_ptrs=[0x10000, 0x10000, 0x10100, 0x40000, 0x50000, 0x60000])
     got = memories(args)
@@ -232,7 +225,7 @@ def test_a_malformed_message_is_an_error_and_nothing_else(frames: list[bytes]) -
 
 def test_prefill_is_done_when_decode_has_every_row() -> None:
     transfers = Transfers()
-    outgoing = Outgoing(transfers.put_async)
+    outgoing = Outgoing(transfers)
     spans = RequestRows.of(kv_args()).pages.spans(items(1, 2))
     outgoing.offer(Target("d", "r"), 6, spans)
     assert outgoing.progress() is Progress.PENDING
@@ -240,12 +233,12 @@ def test_prefill_is_done_when_decode_has_every_row() -> None:
     assert outgoing.progress() is Progress.PENDING, "more chunks may come"
     outgoing.complete()
     assert outgoing.progress() is Progress.DONE
-    assert (transfers.made[0].request, transfers.made[0].first_row) == ("r/0", 6)
+    assert (transfers.made[0].request, transfers.made[0].first_row) == ("r", 6)
 
 
 def test_prefill_fails_with_the_first_row_that_does() -> None:
     transfers = Transfers()
-    outgoing = Outgoing(transfers.put_async)
+    outgoing = Outgoing(transfers)
     outgoing.offer(Target("d", "r"), 0, np.ones((2, 2), np.int64))
     transfers.made[0].rows[:] = OK, PEER_LOST
     assert outgoing.progress() is Progress.FAILED
@@ -254,65 +247,57 @@ def test_prefill_fails_with_the_first_row_that_does() -> None:
     assert len(transfers.made) == 1, "what can't succeed any more is not offered"
 
 
-@pytest.mark.parametrize(("n_lost", "expected"), [(1, Progress.PENDING), (9, Progress.FAILED)])
-def test_a_node_that_is_slow_to_be_reached_is_tried_again(n_lost: int, expected: Progress) -> None:
+def test_decodes_node_is_met_before_it_is_offered_anything() -> None:
     transfers = Transfers()
-
-    def put(*given: Any, **options: Any) -> Handle:
-        handle = transfers.put_async(*given, **options)
-        if len(transfers.made) <= n_lost:
-            handle.rows[:] = PEER_LOST
-        return handle
-
-    outgoing = Outgoing(put, pause=0.001)
+    outgoing = Outgoing(transfers)
+    outgoing.offer(Target("d", "r"), 0, np.ones((0, 2), np.int64))
+    assert transfers.met == [], "a chunk without rows needs nobody"
     outgoing.offer(Target("d", "r"), 0, np.ones((2, 2), np.int64))
-    assert outgoing.progress() is expected
+    assert transfers.met == ["d"]
+
+
+def test_what_is_closed_while_decodes_node_is_met_is_not_offered() -> None:
+    class Slow(Transfers):
+        def meet(self, node_id: str, *, timeout: float | None = None) -> bool:
+            outgoing.close()
+            return True
+
+    transfers = Slow()
+    outgoing = Outgoing(transfers)
+    outgoing.offer(Target("d", "r"), 0, np.ones((2, 2), np.int64))
+    assert transfers.made == []
 
 
 def test_nothing_is_offered_once_prefill_may_reuse_its_pages() -> None:
     transfers = Transfers()
-    outgoing = Outgoing(transfers.put_async)
+    outgoing = Outgoing(transfers)
     outgoing.offer(Target("d", "r"), 0, np.ones((2, 2), np.int64))
     outgoing.close()
     outgoing.offer(Target("d", "r"), 2, np.ones((2, 2), np.int64))
     assert [made.is_over for made in transfers.made] == [True]
 
 
-def test_decode_is_done_when_every_part_is_there() -> None:
+def test_decode_is_done_when_every_row_is_there() -> None:
     transfers = Transfers()
     incoming = Incoming("r", "a", 1)
-    incoming.grant(transfers.grant, np.ones((MAX_ROWS + 1, 2), np.int64), timeout=1.0)
-    first, second = transfers.made
-    first.rows[:] = OK
+    incoming.grant(transfers.grant, np.ones((3, 2), np.int64), timeout=1.0)
+    (made,) = transfers.made
+    made.rows[:2] = OK
     assert incoming.progress() is Progress.PENDING
-    second.rows[:] = OK
+    made.rows[:] = OK
     assert incoming.progress() is Progress.DONE
-    assert [first.request, second.request] == ["r/0", "r/1"]
+    assert made.request == "r"
 
 
 def test_decode_revokes_what_it_granted_before_its_pages_are_reused() -> None:
     transfers = Transfers()
     incoming = Incoming("r", "a", 1)
-    incoming.grant(transfers.grant, np.ones((MAX_ROWS + 1, 2), np.int64), timeout=1.0)
+    incoming.grant(transfers.grant, np.ones((3, 2), np.int64), timeout=1.0)
     assert not incoming.is_closed
     incoming.close()
     assert incoming.is_closed
-    assert [made.is_over for made in transfers.made] == [True, True]
+    assert [made.is_over for made in transfers.made] == [True]
     assert incoming.progress() is Progress.FAILED
-
-
-def test_a_grant_that_fails_half_way_leaves_nothing_granted() -> None:
-    transfers = Transfers()
-
-    def grant(request: str, spans: Spans, **options: object) -> Handle:
-        if transfers.made:
-            raise UsageError("the second part")
-        return transfers.grant(request, spans)
-
-    incoming = Incoming("r", "a", 1)
-    with pytest.raises(UsageError):
-        incoming.grant(grant, np.ones((MAX_ROWS + 1, 2), np.int64), timeout=1.0)
-    assert transfers.made[0].is_over
 
 
 def test_a_failure_is_said_in_words() -> None:

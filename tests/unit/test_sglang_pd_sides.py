@@ -56,7 +56,7 @@ class Prefill:
         self.transfers = traced(Transfers(), spans)
         self.manager = manager
         self.side = PrefillSide(
-            manager, RequestRows.of(manager.kv_args), Boundary("a test", Metrics()), self.transfers.put_async
+            manager, RequestRows.of(manager.kv_args), Boundary("a test", Metrics()), self.transfers
         )
         self.side.open(ROOM)
         self._socket = manager.server_socket.context.socket(zmq.PUSH)

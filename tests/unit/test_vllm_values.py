@@ -18,7 +18,6 @@ from p2pkv.integrations.vllm_connector.handoff import OFFER_NBYTES, Handoff, Ran
 from p2pkv.integrations.vllm_connector.settings import Instance
 from p2pkv.integrations.vllm_connector.shares import Share, Split, spell
 from p2pkv.integrations.vllm_connector.stats import Tally
-from p2pkv.offers.transfers import MAX_ROWS
 from vllm_fakes import (
     LAYERS,
     SHAPE,
@@ -146,8 +145,8 @@ def test_a_block_is_all_of_the_kernels_smaller_ones(n_parts: int, layers_within:
     assert found.layers_of(range(found.n_rows)) == set(tensors)
 
 
-@pytest.mark.parametrize("n_blocks", [0, 1, 7, 500, MAX_ROWS + 1])
-@pytest.mark.parametrize("row_nbytes", [[32 << 10] * 48, [1 << 30, 1, 1 << 23], [8] * (MAX_ROWS + 3)])
+@pytest.mark.parametrize("n_blocks", [0, 1, 7, 500, 40000])
+@pytest.mark.parametrize("row_nbytes", [[32 << 10] * 48, [1 << 30, 1, 1 << 23], [8] * 40000])
 def test_offers_of_a_hand_off_have_every_row_of_every_block_once(
     n_blocks: int, row_nbytes: list[int]
 ) -> None:
@@ -156,9 +155,8 @@ def test_offers_of_a_hand_off_have_every_row_of_every_block_once(
     names = []
     for part in offers("name", 0, n_blocks, row_nbytes):
         names.append(part.name)
-        seen[part.rows.start : part.rows.stop, part.blocks.start : part.blocks.stop] += 1
-        n_rows += len(part.rows) * len(part.blocks)
-        assert 1 <= len(part.rows) * len(part.blocks) <= MAX_ROWS
+        seen[part.rows.start : part.rows.stop] += 1
+        n_rows += len(part.rows) * n_blocks
         nbytes = sum(row_nbytes[part.rows.start : part.rows.stop]) * n_blocks
         assert len(part.rows) == 1 or nbytes <= OFFER_NBYTES
     assert (seen == 1).all()

@@ -18,9 +18,8 @@ import numpy as np
 
 from p2pkv.errors import UsageError
 from p2pkv.integrations.vllm_connector.shares import Share, Split
-from p2pkv.offers.transfers import MAX_ROWS
 
-VERSION = 6
+VERSION = 7
 """Of the hand-off's fields. Another one is refused with both named; fields that are not known are ignored."""
 
 OFFER_NBYTES = 4 << 20
@@ -131,33 +130,28 @@ def draw_name(request_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What one offer of a hand-off holds: some rows of each of some blocks, block after block."""
+    """What one offer of a hand-off holds: some rows of each of its blocks, block after block."""
 
     name: str
     rows: range
     """Numbers of a block's rows: those of layers that follow each other."""
-    blocks: range
-    """Places among the blocks that are handed off."""
 
 
 def offers(name: str, group: int, n_blocks: int, row_nbytes: Sequence[int]) -> Iterator[Stretch]:
     """Yield the offers that a hand-off of a group consists of, the first layers' first.
 
     ``row_nbytes`` are the lengths of a block's rows. Both sides count alike: an offer has as many layers as stay below
-    :data:`OFFER_NBYTES`, one at least, and of these as many blocks as there may be rows.
+    :data:`OFFER_NBYTES`, one at least.
     """
-    for rows in _runs(row_nbytes, OFFER_NBYTES // max(1, n_blocks)):
-        size = MAX_ROWS // len(rows)
-        for first in range(0, n_blocks, size):
-            blocks = range(first, min(first + size, n_blocks))
-            yield Stretch(f"{name}/{group}/{rows.start}/{first}", rows, blocks)
+    for rows in _runs(row_nbytes, OFFER_NBYTES // n_blocks) if n_blocks else ():
+        yield Stretch(f"{name}/{group}/{rows.start}", rows)
 
 
 def _runs(row_nbytes: Sequence[int], limit: int) -> Iterator[range]:
-    """Cut a block's rows into runs of ``limit`` bytes and :data:`MAX_ROWS` rows at most, but of one row at least."""
+    """Cut a block's rows into runs of ``limit`` bytes at most, but of one row at least."""
     first = nbytes = 0
     for row, length in enumerate(row_nbytes):
-        if row > first and (nbytes + length > limit or row - first == MAX_ROWS):
+        if row > first and nbytes + length > limit:
             yield range(first, row)
             first, nbytes = row, 0
         nbytes += length

@@ -37,7 +37,7 @@ from p2pkv.integrations.vllm_connector.wants import (
     WantedGroup,
     end_of,
     inbox,
-    parts_of,
+    part_of,
     refusal_of,
 )
 from p2pkv.limited_log import LimitedLog
@@ -135,7 +135,7 @@ class Leaving:
             if caches is None:
                 continue
             for part in offers(left.leave.name, blocks.group, len(blocks.ids), caches.row_nbytes):
-                rows = caches.rows(blocks.ids[part.blocks.start : part.blocks.stop], part.rows)
+                rows = caches.rows(blocks.ids, part.rows)
                 left.offers[part.name] = self._node.transfers.offer(part.name, rows, stream=left.stream)
                 left.rows[part.name] = rows
         left.is_offered = True
@@ -345,11 +345,11 @@ class Leaving:
         if left.is_stowed:
             rows = left.copies.of(rows)
         until = max(0.001, left.until - time.monotonic())
-        for name, first, last in parts_of(left.leave.name, want, number, len(rows)):
-            part = np.ascontiguousarray(rows[first:last])
-            # who has an equal rank asks for the same
-            if name not in left.offers or left.offers[name].done():
-                left.offers[name] = self._node.transfers.offer(name, part, lease=until, stream=left.stream)
+        name = part_of(left.leave.name, want, number)
+        # who has an equal rank asks for the same
+        if name not in left.offers or left.offers[name].done():
+            rows = np.ascontiguousarray(rows)
+            left.offers[name] = self._node.transfers.offer(name, rows, lease=until, stream=left.stream)
 
 
 def _rows(caches: GroupCaches, pair: Pair, granules: Granules, blocks: Blocks | None) -> NDArray[np.int64]:

@@ -21,7 +21,6 @@ from p2pkv.integrations.vllm_connector.by_layer import StepLoads
 from p2pkv.integrations.vllm_connector.caches import KVCaches
 from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank, offers
 from p2pkv.integrations.vllm_connector.load import Ask, Load
-from p2pkv.integrations.vllm_connector.meeting import Meeting
 from p2pkv.integrations.vllm_connector.messages import Blocks, Fetch, Pull
 from p2pkv.integrations.vllm_connector.prefixes import Part
 from p2pkv.integrations.vllm_connector.settings import Fingerprint, Instance
@@ -45,7 +44,7 @@ than a second."""
 
 
 def _among(wanted: Blocks | None, offered: range) -> tuple[list[int], int]:
-    """Return the ids of the blocks that are both wanted and in an offer, and the place in it of the first."""
+    """Return the ids of the blocks that are both wanted and offered, and the place of the first among the offered."""
     if wanted is None:
         return [], 0
     first = max(wanted.first, offered.start)
@@ -84,7 +83,6 @@ class Loads:
         self._fetching = ThreadPoolExecutor(_FETCHING, thread_name_prefix="p2pkv-vllm-fetch")
         self._loads: list[tuple[Load, Future[None]]] = []
         self._telling: list[tuple[Wants, float]] = []  # of loads that have ended, and until when
-        self._meeting = Meeting(node, self._closing)
         self._step = StepLoads(caches.layers, self._settle)
         # where one row of an offer goes whose blocks nobody needs: taking it tells prefill so
         self._unwanted = np.zeros(caches.max_row_nbytes, np.uint8)
@@ -216,7 +214,7 @@ class Loads:
         # who is loaded from by layer was there a moment ago
         until = time.monotonic() if load.is_by_layer else load.deadline
         for rank in sources:
-            if not self._meeting.is_there(rank, until):
+            if not self._is_there(rank, until):
                 return f"prefill's node {rank.node_id} is not there any more"
         if wants:
             load.wants = Wants(self._node, handoff.name, wants)
@@ -246,10 +244,8 @@ class Loads:
             if caches is None:
                 continue
             offered = group.needed(handoff.n_tokens)
+            block_ids, first_block = _among(wanted.get(number), offered)
             for part in offers(handoff.name, number, len(offered), caches.row_nbytes):
-                block_ids, first_block = _among(
-                    wanted.get(number), offered[part.blocks.start : part.blocks.stop]
-                )
                 owners = np.repeat(np.asarray(block_ids, np.int64), len(part.rows))
                 rows, first_row = caches.rows(block_ids, part.rows), first_block * len(part.rows)
                 if not block_ids:
@@ -263,13 +259,17 @@ class Loads:
         self._closing.wait(_PAUSE_S)
         for ask in load.asks:
             if ask.is_lost:
-                if not self._meeting.is_there(ask.rank, load.deadline):
+                if not self._is_there(ask.rank, load.deadline):
                     load.n_repeats = _MAX_REPEATS
                     return f"prefill's node {ask.rank.node_id} is lost"
                 self._get(load, ask)
         if load.wants is not None:
             load.wants.put(max(0.001, load.deadline - time.monotonic()))
         return ""
+
+    def _is_there(self, rank: Rank, until: float) -> bool:
+        left = max(0.001, until - time.monotonic())
+        return self._node.transfers.meet(rank.node_id, rank.boot_epoch, timeout=left)
 
     def _get(self, load: Load, ask: Ask) -> None:
         left = max(0.001, load.deadline - time.monotonic())

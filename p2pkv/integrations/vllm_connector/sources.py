@@ -18,7 +18,7 @@ from p2pkv.integrations.vllm_connector.handoff import Handoff, Rank
 from p2pkv.integrations.vllm_connector.messages import Blocks
 from p2pkv.integrations.vllm_connector.shares import Pair, Place, Share, givers, names
 from p2pkv.integrations.vllm_connector.tiles import Granules, Tiles
-from p2pkv.integrations.vllm_connector.wants import MAX_RANKS, Want, WantedGroup, parts_of
+from p2pkv.integrations.vllm_connector.wants import MAX_RANKS, Want, WantedGroup, part_of
 from p2pkv.transfers import HeadMap
 
 
@@ -76,9 +76,9 @@ def plan(
         want = Want(place.rank, place.tp_rank, place.split.tp_size, tuple(asked))
         wants.append((source, want))
         parts += [
-            Part(source, name, rows[first:last], owners[first:last])
+            Part(source, part_of(handoff.name, want, number), rows, owners)
             for number, (rows, owners) in rows_of.items()
-            for name, first, last in parts_of(handoff.name, want, number, len(rows))
+            if len(rows)
         ]
     return Plan(tuple(wants), tuple(parts))
 

@@ -2,7 +2,7 @@
 
 A prefill instance does not know who will take a hand-off, so it offers its blocks whole. A decode rank that shares the
 model otherwise *puts* one row to each rank that it takes from, under :func:`inbox`; the prefill rank then offers it
-what it wants instead, under :func:`parts_of`, for which the decode rank is asking already.
+what it wants instead, under :func:`part_of`, for which the decode rank is asking already.
 
 If nothing will come the decode rank hears so at once: it asks for a row besides that is offered only to be taken back,
 under :func:`refusal_of` when the prefill rank does not give what is wanted, under :func:`end_of` when it needs the
@@ -12,7 +12,7 @@ blocks no more.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -25,7 +25,6 @@ from p2pkv.integrations.vllm_connector.handoff import Rank
 from p2pkv.integrations.vllm_connector.shares import Share
 from p2pkv.message_types import worked_out
 from p2pkv.node import Node
-from p2pkv.offers.transfers import MAX_ROWS
 from p2pkv.transfers import Grant, Offer, RowStatus
 
 WANT_NBYTES = 1024
@@ -87,14 +86,13 @@ def inbox(handoff: str) -> str:
     return f"{handoff}/wants"
 
 
-def parts_of(handoff: str, want: Want, group: int, n_rows: int) -> Iterator[tuple[str, int, int]]:
-    """Yield the name, the first and the last (exclusive) row of each offer that answers a want, of one group.
+def part_of(handoff: str, want: Want, group: int) -> str:
+    """Return the name of the offer that answers a want, of one group.
 
     Whoever wants something else, as a rank of the same number in an instance of other stages does, finds nothing under
-    these names: what is a layer's row to one is another's to the other.
+    that name: what is a layer's row to one is another's to the other.
     """
-    for first in range(0, n_rows, MAX_ROWS):
-        yield f"{handoff}/{_digest(want)}/{group}/{first}", first, min(first + MAX_ROWS, n_rows)
+    return f"{handoff}/{_digest(want)}/{group}"
 
 
 def end_of(handoff: str) -> str:

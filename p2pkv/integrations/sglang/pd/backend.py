@@ -75,8 +75,7 @@ class P2PKVManager(CommonManager):
         self.side: PrefillSide | DecodeSide
         if is_prefill:
             place = Place(self.pp_rank, self.pp_size, getattr(args, "prefill_start_layer", 0) or 0)
-            put = self.node.transfers.put_async
-            self.side = PrefillSide(self, rows, self.boundary, put, split, place)
+            self.side = PrefillSide(self, rows, self.boundary, self.node.transfers, split, place)
         else:
             grant = self.node.transfers.grant
             self.side = DecodeSide(self, rows, self.boundary, grant, self._members, split)

@@ -18,7 +18,7 @@ from p2pkv.integrations.boundary import Boundary, guarded
 from p2pkv.integrations.sglang.pd import stages
 from p2pkv.integrations.sglang.pd.common import CommonManager, CommonSender, Poll
 from p2pkv.integrations.sglang.pd.heads import HeadRows, Split, difference
-from p2pkv.integrations.sglang.pd.rooms import Outgoing, Progress, PutAsync, Target
+from p2pkv.integrations.sglang.pd.rooms import Outgoing, Progress, Putting, Target
 from p2pkv.integrations.sglang.pd.rows import Items, RequestRows, Spans, state_items
 from p2pkv.integrations.sglang.pd.threads import Mailbox, Worker
 from p2pkv.integrations.sglang.pd.wire import Wanted, unpack, unpack_abort
@@ -54,7 +54,7 @@ class PrefillSide:
         manager: CommonManager,
         rows: RequestRows,
         boundary: Boundary,
-        put: PutAsync,
+        transfers: Putting,
         split: Split | None = None,
         place: stages.Place | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class PrefillSide:
         self._stage = stages.Place() if place is None else place
         self._boundary = boundary
         self._log = LimitedLog(_log)
-        self._put = put
+        self._transfers = transfers
         self._lock = threading.Lock()  # guards what follows
         self._outgoing: dict[int, Outgoing] = {}
         self._open: set[int] = set()
@@ -159,7 +159,7 @@ class PrefillSide:
         with self._lock:
             outgoing = self._outgoing.get(room)
             if outgoing is None:
-                outgoing = self._outgoing[room] = Outgoing(self._put)
+                outgoing = self._outgoing[room] = Outgoing(self._transfers)
         # all chunks of a request go through one thread: they are offered in order
         worker = self._workers[zlib.crc32(real[0].node_id.encode()) % len(self._workers)]
 

@@ -11,16 +11,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from p2pkv.integrations.sglang.pd.rows import Spans, cut
-from p2pkv.offers.transfers import DEATH_GRACE_S
+from p2pkv.integrations.sglang.pd.rows import Spans
+from p2pkv.offers.meeting import DEATH_GRACE_S
 from p2pkv.transfers import RowStatus, RowStatuses
 
-_PENDING, _PEER_LOST = RowStatus.PENDING, RowStatus.PEER_LOST
+_PENDING = RowStatus.PENDING
 _WORDS = {
     RowStatus.OUT_OF_RANGE: "differ from what was granted",
     RowStatus.REJECTED: "were withdrawn by prefill",
@@ -34,11 +33,9 @@ _WORDS = {
 """As a person reads it in SGLang's log."""
 
 
-_ATTEMPTS = 7
-_PAUSE_S = 0.5
-"""To reach a node, and between: together as long as a verdict of death may be taken back. A node that was stopped is
-known to be back only a second after it asks for KV again, and on a busy machine the first connection can take longer
-than the second it is given."""
+_MEET_S = DEATH_GRACE_S
+"""How long decode's node is waited for, until it is a member and connected to. One that was stopped is known to be back
+only a second after it asks for KV again, and on a busy machine a first connection may take longer than that."""
 
 
 class Offer(Protocol):
@@ -57,10 +54,11 @@ class Grant(Protocol):
     def revoke(self) -> RowStatuses: ...
 
 
-class PutAsync(Protocol):
-    """``node.transfers.put_async``."""
+class Putting(Protocol):
+    """What is used of ``node.transfers`` at prefill."""
 
-    def __call__(self, node_id: str, request: str, spans: Spans, *, first_row: int = 0) -> Offer: ...
+    def meet(self, node_id: str, *, timeout: float | None = None) -> bool: ...
+    def put_async(self, node_id: str, request: str, spans: Spans, *, first_row: int = 0) -> Offer: ...
 
 
 class MakeGrant(Protocol):
@@ -79,11 +77,6 @@ class Progress(Enum):
     FAILED = "failed"
 
 
-def part_name(request: str, part: int) -> str:
-    """Return the name under which a part of a request is transferred."""
-    return f"{request}/{part}"
-
-
 def flaw(statuses: RowStatuses) -> str | None:
     """Say what became of the rows that are not there, or None if all are."""
     if (statuses <= _PENDING).all():
@@ -91,10 +84,6 @@ def flaw(statuses: RowStatuses) -> str | None:
     counts = Counter(RowStatus(int(s)) for s in statuses if s > _PENDING)
     told = ", ".join(f"{n} {_WORDS[status]}" for status, n in counts.most_common())
     return f"of {len(statuses)} pieces of KV {told}"
-
-
-def _is_unreached(offer: Offer) -> bool:
-    return offer.done() and bool((offer.statuses() == _PEER_LOST).all())
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,28 +102,24 @@ class Outgoing:
     connecting to a node takes (1 s), and for none once the two are connected.
     """
 
-    def __init__(self, put: PutAsync, *, pause: float = _PAUSE_S) -> None:
-        """``pause``: seconds before a node that was not reached is tried again."""
-        self._put = put
-        self._pause = pause
+    def __init__(self, transfers: Putting) -> None:
+        self._transfers = transfers
         self._lock = threading.Lock()
         self._offers: list[Offer] = []
         self._is_complete = False
-        self._closed = threading.Event()
+        self._is_closed = False
         self._failure: str | None = None
 
     def offer(self, target: Target, first_row: int, spans: Spans) -> None:
-        """Offer rows to ``target``; blocks while its node is being connected to. Does nothing once closed."""
-        for part, row, rows in cut(first_row, spans):
-            for attempts_left in reversed(range(_ATTEMPTS)):
-                with self._lock:
-                    if self._closed.is_set() or self._failure is not None:
-                        return
-                    offer = self._put(target.node_id, part_name(target.request, part), rows, first_row=row)
-                    if not attempts_left or not _is_unreached(offer):
-                        self._offers.append(offer)
-                        break
-                self._closed.wait(self._pause)
+        """Offer rows to ``target``; blocks until its node is connected to. Does nothing once closed."""
+        if not len(spans):
+            return
+        self._transfers.meet(target.node_id, timeout=_MEET_S)
+        with self._lock:
+            if self._is_closed or self._failure is not None:
+                return
+            offer = self._transfers.put_async(target.node_id, target.request, spans, first_row=first_row)
+            self._offers.append(offer)
 
     def complete(self) -> None:
         """Say that everything is offered."""
@@ -173,7 +158,7 @@ class Outgoing:
     def close(self) -> None:
         """Withdraw what was not pulled: the memory is the caller's. Idempotent."""
         with self._lock:
-            self._closed.set()
+            self._is_closed = True
             offers, self._offers = self._offers, []
             for offer in offers:
                 offer.withdraw()
@@ -190,7 +175,7 @@ class Producer:
 class Incoming:
     """The memory decode has granted to one request. Thread-safe.
 
-    After :meth:`close` nothing writes to that memory any more. ``_lock`` guards ``_grants``.
+    After :meth:`close` nothing writes to that memory any more. ``_lock`` guards ``_grant`` and what follows it.
     """
 
     def __init__(self, name: str, bootstrap_addr: str, room: int) -> None:
@@ -202,29 +187,25 @@ class Incoming:
         """How many layers each of prefill's stages has; empty where it has one stage."""
         self.since = time.monotonic()
         self._lock = threading.Lock()
-        self._grants: list[Grant] = []
-        self._n_rows = 0
+        self._grant: Grant | None = None
         self._failure: str | None = None
         self._is_closed = False
 
     def grant(self, make: MakeGrant, spans: Spans, *, timeout: float) -> None:
-        """Let the rows of this request be written to ``spans``. What was granted before an error is taken back."""
-        with ExitStack() as undo:
-            undo.callback(self.close)
-            for part, row, rows in cut(0, spans):
-                grant = make(part_name(self.name, part), rows, first_row=row, timeout=timeout)
-                with self._lock:
-                    self._grants.append(grant)
-            undo.pop_all()
+        """Let the rows of this request be written to ``spans``."""
+        grant = make(self.name, spans, timeout=timeout)
+        with self._lock:
+            self._grant = grant
 
     def progress(self) -> Progress:
         """Look where it is; never blocks."""
         with self._lock:
-            if self._failure is None and not self._is_closed:
-                done = [grant for grant in self._grants if grant.done()]
-                self._failure = next(filter(None, (flaw(grant.statuses()) for grant in done)), None)
+            if self._failure is None and self._grant is not None:
+                if not self._grant.done():
+                    return Progress.PENDING
+                self._failure = flaw(self._grant.statuses())
                 if self._failure is None:
-                    return Progress.DONE if len(done) == len(self._grants) else Progress.PENDING
+                    return Progress.DONE
             return Progress.FAILED
 
     @property
@@ -243,9 +224,9 @@ class Incoming:
         """Revoke: what was not there by now never comes. Idempotent."""
         with self._lock:
             self._is_closed = True
-            for grant in self._grants:
-                grant.revoke()
-            self._grants = []
+            if self._grant is not None:
+                self._grant.revoke()
+            self._grant = None
 
 
 class Absences:

@@ -7,7 +7,7 @@ its memory lies, SGLang says at start (``KVArgs``); which items a request has, i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pkv.errors import UsageError
-from p2pkv.offers.transfers import MAX_ROWS
 
 Spans = NDArray[np.int64]
 """``(n, 2)``: address and bytes of each row."""
@@ -156,16 +155,6 @@ def state_items(states: Sequence[object] | None, n_components: int) -> list[Item
     given = list(states or [])[:n_components]
     given += [None] * (n_components - len(given))
     return [np.zeros(0, np.int32) if s is None else np.asarray(s, np.int32).reshape(-1) for s in given]
-
-
-def cut(first_row: int, spans: Spans) -> Iterator[tuple[int, int, Spans]]:
-    """Yield part, first row within the part and spans, so that no part has more than :data:`MAX_ROWS` rows."""
-    done = 0
-    while done < len(spans):
-        part, row = divmod(first_row + done, MAX_ROWS)
-        n = min(MAX_ROWS - row, len(spans) - done)
-        yield part, row, spans[done : done + n]
-        done += n
 
 
 def memories(args: KVArgs) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ import msgspec
 from p2pkv.integrations.sglang.pd.heads import Split
 from p2pkv.integrations.sglang.pd.rows import Shape
 
-TAG = b"P2PKV-PD-2"
+TAG = b"P2PKV-PD-3"
 """Frame 0 of every message; another version of the format has another number."""
 _MAX_FRAME = 1 << 20
 
