@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from cluster import eventually
 from p2pkv import Config, Node
+from p2pkv.testing.lateness import returns_within
+from p2pkv.transfers import RowStatus
 
 _SERIAL = itertools.count()
 
@@ -38,6 +40,11 @@ def spans_of(rows: NDArray[Any]) -> NDArray[np.int64]:
     return spans
 
 
+def all_are(statuses: NDArray[np.uint8], status: RowStatus, n: int = 64) -> bool:
+    """Say whether there are statuses of ``n`` rows, and all of them are this one."""
+    return len(statuses) == n and set(statuses.tolist()) == {int(status)}
+
+
 class TransferPair:
     """A producer and a consumer, each with registered rows. Row ``i`` of ``source`` has other bytes than row ``j``."""
 
@@ -63,6 +70,14 @@ class TransferPair:
     def is_right(self, first: int = 0, n: int | None = None) -> bool:
         part = slice(first, None if n is None else first + n)
         return bool(np.array_equal(self.source[part], self.target[part]))
+
+    def is_refused_at_once(self, request: str) -> bool:
+        """Ask for what is over, with a deadline that is far away."""
+        refused = self.producer.counters()["p2pkv_gone_asks_total"]
+        with returns_within(0.5):
+            got = self.consumer.transfers.get(self.producer.node_id, request, self.to_rows(), timeout=60.0)
+        assert self.producer.counters()["p2pkv_gone_asks_total"] == refused + 1
+        return all_are(got, RowStatus.GONE, len(self.target))
 
     def counter(self, name: str) -> float:
         return self.consumer.counters()[name]
