@@ -163,7 +163,8 @@ class Worker:
             expected = _pattern(len(statuses), nbytes, seed)
             wrong = int(((rows != expected).any(axis=1) & (statuses == RowStatus.OK)).sum())
         names = sorted({RowStatus(s).name for s in statuses})
-        return {"statuses": names, "seconds": late.seconds - late.worst, "wrong": wrong}
+        n_ok = int((statuses == RowStatus.OK).sum())
+        return {"statuses": names, "n_ok": n_ok, "seconds": late.seconds - late.worst, "wrong": wrong}
 
     def free_device(self) -> dict[str, Any]:
         """Close the device memory, and free it; say how long the first took, and whether others mapped it still."""
