@@ -39,6 +39,10 @@ def announce(
         str, typer.Option(help="A page that is 200 while the engine is well.")
     ] = "/health",
     secret_file: Annotated[str | None, typer.Option(metavar="FILE", help="The cluster's secret.")] = None,
+    accepted_secret_file: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="A secret that routers may go by besides; may be repeated."),
+    ] = None,
     interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS")] = INTERVAL_S,
     log_level: LogLevel = Level.INFO,
     log_format: LogFormat = Format.TEXT,
@@ -63,7 +67,8 @@ def announce(
         )
     )
     check = EngineCheck(instance.url, health_path, timeout=interval)
-    heart = Heart(instance, router, cluster_keys(secret_file), check.look, interval=interval)
+    keys = cluster_keys(secret_file, accepted_secret_file or ())
+    heart = Heart(instance, router, keys, check.look, interval=interval)
 
     def drain(number: int, frame: FrameType | None) -> None:
         check.is_draining = True

@@ -42,7 +42,7 @@ def drain(
     """
     loaded = load(config, settings, **({"join": join} if join else {}))
     wait_s = timeout if seconds is None else seconds + _BEYOND_S
-    with Outsider(cluster_keys(loaded.secret_file)) as outsider:
+    with Outsider(cluster_keys(loaded.secret_file, loaded.accepted_secret_files)) as outsider:
         drained = outsider.drain(node_id, addresses_to_ask(loaded, timeout), seconds, wait_s)
     if as_json or as_lines:
         typer.echo(json.dumps(None if drained is None else asdict(drained)))

@@ -56,7 +56,7 @@ def explain(
     if is_request:
         if is_id or namespace is not None:
             raise UsageError("--request stands alone: a request has no namespace, and is no page")
-        with Outsider(cluster_keys(loaded.secret_file)) as outsider:
+        with Outsider(cluster_keys(loaded.secret_file, loaded.accepted_secret_files)) as outsider:
             found = outsider.explain_request(key, addresses_to_ask(loaded, timeout), timeout)
         if as_lines:
             print_parts(request_record(found), "request", ("calls",))
@@ -67,7 +67,7 @@ def explain(
     # The default may be given, and may be nobody's choice: then each node looks in its own.
     given = loaded.namespace if loaded.namespace != Config().namespace else None
     question = question_about(None if is_id else key, page_id, given if namespace is None else namespace)
-    with Outsider(cluster_keys(loaded.secret_file)) as outsider:
+    with Outsider(cluster_keys(loaded.secret_file, loaded.accepted_secret_files)) as outsider:
         explained = outsider.explain(question, addresses_to_ask(loaded, timeout), timeout)
     if as_json:
         typer.echo(json.dumps(record(explained)))

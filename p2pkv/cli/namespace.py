@@ -68,7 +68,7 @@ def purge(
 
 def _bump(name: str, join: Join, config: ConfigFile, settings: Settings, timeout: float) -> Bump:
     loaded = load(config, settings, **({"join": join} if join else {}))
-    with Outsider(cluster_keys(loaded.secret_file)) as outsider:
+    with Outsider(cluster_keys(loaded.secret_file, loaded.accepted_secret_files)) as outsider:
         return outsider.bump(name, addresses_to_ask(loaded, timeout), timeout)
 
 

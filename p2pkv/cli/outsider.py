@@ -50,7 +50,9 @@ def addresses_to_ask(config: Config, timeout: float) -> tuple[str, ...]:
         return config.join_addresses
     if config.store is None:
         raise ConfigError("whom to ask is missing: give --join HOST:PORT, or the setting 'join'")
-    sight = look(config.store, cluster_keys(config.secret_file), config.cluster, timeout)
+    sight = look(
+        config.store, cluster_keys(config.secret_file, config.accepted_secret_files), config.cluster, timeout
+    )
     if not sight.members:
         why = "".join(f"; that of {name!r} is refused: {reason}" for name, reason in sight.refused.items())
         raise ControlError(

@@ -36,7 +36,7 @@ def status(
     """Show the members of a running cluster, as the first node that answers sees them, hot pages and slow peers."""
     loaded = load(config, settings, **({"join": join} if join else {}))
     addresses = addresses_to_ask(loaded, timeout)
-    with Outsider(cluster_keys(loaded.secret_file)) as outsider:
+    with Outsider(cluster_keys(loaded.secret_file, loaded.accepted_secret_files)) as outsider:
         report, address = outsider.members(addresses, timeout)
         alive = [member for member in report.members if member.state is State.ALIVE]
         counters = {} if as_lines else outsider.counters(alive, timeout)

@@ -54,7 +54,7 @@ def top(
     """Watch the nodes of a running cluster: pages and bytes a second, misses, room, hot pages, slow peers."""
     loaded = load(config, settings, **({"join": join} if join else {}))
     addresses = addresses_to_ask(loaded, timeout)
-    with Outsider(cluster_keys(loaded.secret_file)) as outsider:
+    with Outsider(cluster_keys(loaded.secret_file, loaded.accepted_secret_files)) as outsider:
         n_readings = (count or 1) if as_json else (count or None)
         readings = islice(_readings(outsider, addresses, every, timeout), n_readings)
         try:

@@ -81,6 +81,8 @@ def _check_texts(config: Config) -> None:
             raise ConfigError(f"{name} must be 16 to 256 letters, digits, '.', '_', '~' or '-'")
     if config.secret_file == "":
         raise ConfigError("secret_file is empty; name a file, or leave it out for a private secret")
+    if config.accepted_secret_files and config.secret_file is None:
+        raise ConfigError("accepted_secret_files are accepted besides secret_file; set that, too")
 
 
 def _check_values(config: Config) -> None:

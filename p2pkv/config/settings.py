@@ -77,6 +77,9 @@ class Config:
     name of an engine that another package provides."""
     secret_file: str | None = None
     """The cluster's secret, mode 0600. Without one a private one is made and the node stays on loopback."""
+    accepted_secret_files: tuple[str, ...] | list[str] | str = ()
+    """Secrets that other nodes may go by besides, while a cluster is moved from one to another: the one of before, or
+    the next. ``docs/security.md`` has the three steps."""
     transports: tuple[str, ...] | list[str] | str = "auto"
     """Transports in order of preference, or ``auto``."""
     transport_options: Mapping[str, Mapping[str, object]] | str = dataclasses.field(
@@ -195,6 +198,7 @@ class Config:
     def __post_init__(self) -> None:
         _set = object.__setattr__
         _set(self, "join", as_tuple("join", self.join))
+        _set(self, "accepted_secret_files", as_tuple("accepted_secret_files", self.accepted_secret_files))
         _set(self, "transports", as_tuple("transports", self.transports))
         _set(self, "encrypt", as_tuple("encrypt", self.encrypt))
         options = encrypted(tuple(self.encrypt), read_options(self.transport_options))

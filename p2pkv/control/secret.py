@@ -2,6 +2,9 @@
 
 Every node of a cluster derives one and the same key pair from the secret. A client has to know the server's public key
 to speak CURVE at all, and the server admits that one client key only: whoever lacks the secret gets neither.
+
+While a cluster is moved to another secret, its servers go by one secret or the other, each by one. Clients have both,
+and find out by which one a server goes.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import hashlib
 import os
 import secrets
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +31,17 @@ such as a run of ones, often has."""
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ClusterKeys:
-    """A CURVE key pair in Z85, as ZMQ takes it."""
+    """A CURVE key pair in Z85, as ZMQ takes it: by it servers go, and clients first."""
 
     public: bytes
     private: bytes
+    accepted: tuple[ClusterKeys, ...] = ()
+    """Those by which servers may go besides: of the secret of before, or of the next one."""
+
+    @property
+    def all(self) -> tuple[ClusterKeys, ...]:
+        """Every pair by which a server may go."""
+        return (self, *self.accepted)
 
     @property
     def public_raw(self) -> bytes:
@@ -38,37 +49,44 @@ class ClusterKeys:
         return zmq.utils.z85.decode(self.public)
 
 
-def cluster_keys(secret_file: str | None) -> ClusterKeys:
+def cluster_keys(secret_file: str | None, accepted: Sequence[str] = ()) -> ClusterKeys:
     """Derive the cluster's keys from ``secret_file``, or from this user's private secret, made if there is none.
 
-    Raises :class:`~p2pkv.errors.ConfigError` if the file can't be read, is readable by others, or is too short.
+    ``accepted`` names the files of other secrets that are valid as well. Raises :class:`~p2pkv.errors.ConfigError` if a
+    file can't be read, is readable by others, or is too short.
     """
-    path = Path(secret_file) if secret_file is not None else _private_secret()
-    secret = _read_secret(path)
-    raw = hashlib.blake2b(secret, digest_size=32, person=b"p2pkv-curve-1").digest()
+    public, private = _pair_of(Path(secret_file) if secret_file is not None else _private_secret())
+    others = dict(_pair_of(Path(name), "accepted_secret_files") for name in accepted)
+    others.pop(public, None)  # a file may have been filled with the new secret already
+    return ClusterKeys(public, private, tuple(ClusterKeys(*pair) for pair in others.items()))
+
+
+def _pair_of(path: Path, setting: str = "secret_file") -> tuple[bytes, bytes]:
+    """Return the public and the private key that follow from a file's secret."""
+    raw = hashlib.blake2b(_read_secret(path, setting), digest_size=32, person=b"p2pkv-curve-1").digest()
     private = zmq.utils.z85.encode(raw)
-    return ClusterKeys(public=zmq.curve_public(private), private=private)
+    return zmq.curve_public(private), private
 
 
-def _read_secret(path: Path) -> bytes:
+def _read_secret(path: Path, setting: str) -> bytes:
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             secret = file.read(65536).strip()
     except OSError as error:
-        raise ConfigError(f"cannot read secret_file {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {setting} {path}: {error.strerror}") from error
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigError(
-            f"secret_file {path} has mode {stat.S_IMODE(mode):04o}, so others can read it; chmod 600 it"
+            f"{setting} {path} has mode {stat.S_IMODE(mode):04o}, so others can read it; chmod 600 it"
         )
     if len(secret) < MIN_SECRET_BYTES:
         raise ConfigError(
-            f"secret_file {path} holds {len(secret)} bytes; at least {MIN_SECRET_BYTES} are needed, "
+            f"{setting} {path} holds {len(secret)} bytes; at least {MIN_SECRET_BYTES} are needed, "
             f"for example from: head -c 32 /dev/urandom | base64 > {path}"
         )
     if len(set(secret)) < _MIN_DIFFERENT_BYTES:
         raise ConfigError(
-            f"secret_file {path} has only {len(set(secret))} different bytes and is soon guessed; take a random one, "
+            f"{setting} {path} has only {len(set(secret))} different bytes and is soon guessed; take a random one, "
             f"for example from: head -c 32 /dev/urandom | base64 > {path}"
         )
     return secret

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
 
@@ -154,6 +154,13 @@ class Request:
     boot: int = 0
 
 
+class Line(NamedTuple):
+    """A socket that leads to a peer, if that goes by these keys."""
+
+    socket: Socket
+    keys: ClusterKeys
+
+
 class ControlClient:
     """Asks peers. Thread-safe; blocks in :meth:`Calls.next` only, and never past what that is given."""
 
@@ -163,7 +170,9 @@ class ControlClient:
         self._keys = keys
         # guards _idle and is_closed; reentrant, since a signal's handler may close the node wherever a thread is
         self._lock = threading.RLock()
-        self._idle: dict[str, list[Socket]] = {}
+        self._idle: dict[str, list[Line]] = {}
+        # The keys that a server has answered by, by its address; kept only where it may go by several. Guarded too.
+        self._proven: dict[str, ClusterKeys] = {}
         self.is_closed = False
         """Whether calls are to end."""
         self._request_ids = count(1)
@@ -184,66 +193,81 @@ class ControlClient:
     def forget(self, address: str) -> None:
         """Close the idle sockets to a peer that is gone."""
         with self._lock:
-            sockets = self._idle.pop(address, [])
-        for socket in sockets:
-            socket.close()
+            lines = self._idle.pop(address, [])
+            self._proven.pop(address, None)
+        for line in lines:
+            line.socket.close()
 
     def close(self) -> None:
         """Close idle sockets. Calls under way end with :class:`ClosedError` within :data:`_GLANCE_MS`."""
         with self._lock:
             self.is_closed = True
-            idle = [socket for sockets in self._idle.values() for socket in sockets]
+            idle = [line for lines in self._idle.values() for line in lines]
             self._idle.clear()
-        for socket in idle:
-            socket.close()
+        for line in idle:
+            line.socket.close()
 
-    def _borrow(self, address: str) -> Socket | None:
-        """Return a socket to a peer; None if there is none.
+    def _borrow(self, address: str) -> list[Line]:
+        """Return sockets to a peer, of which one at most leads to it: it goes by one of several secrets.
 
-        Then nobody can have this address, or its name is not known yet, or this process can't have another socket.
+        None of them if nobody can have this address, or its name is not known yet, or this process can't have another
+        socket.
         """
         with self._lock:
             if self.is_closed:
                 raise ClosedError("the node is closed")
             if idle := self._idle.get(address):
-                return idle.pop()
+                return [idle.pop()]
+            proven = self._proven.get(address)
         if (numeric := self._names.numeric(address)) is None:
-            return None
+            return []
+        lines: list[Line] = []
         try:
-            return self._connect(numeric)
+            for keys in self._keys.all if proven is None else (proven,):
+                lines.append(Line(self._connect(numeric, keys), keys))
         except zmq.ZMQError as error:
+            for line in lines:
+                line.socket.close()
             if self.is_closed or isinstance(error, zmq.ContextTerminated):
                 raise ClosedError("the node is closed") from error
             self._complain(address, error)
-            return None
+            return []
+        return lines
 
     def _complain(self, address: str, error: zmq.ZMQError) -> None:
         advice = "; raise RLIMIT_NOFILE (ulimit -n 65536)" if error.errno == errno.EMFILE else ""
         message = "cannot ask %s, as if it were silent: %s%s"
         self.log.warning(error.errno, message, address, error.strerror, advice)
 
-    def _connect(self, address: str) -> Socket:
+    def _connect(self, address: str, keys: ClusterKeys) -> Socket:
         socket = self._context.socket(zmq.DEALER)
         with ExitStack() as undo:
             undo.callback(socket.close)
             socket.linger = 0
             socket.rcvtimeo = _GLANCE_MS
-            socket.curve_serverkey = self._keys.public
-            socket.curve_publickey = self._keys.public
-            socket.curve_secretkey = self._keys.private
+            socket.curve_serverkey = keys.public
+            socket.curve_publickey = keys.public
+            socket.curve_secretkey = keys.private
             socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
             socket.setsockopt(zmq.IPV6, 1)
             socket.connect(f"tcp://{address}")
             undo.pop_all()
         return socket
 
-    def _give_back(self, address: str, socket: Socket) -> None:
+    def _give_back(self, address: str, line: Line) -> None:
         with self._lock:
             idle = self._idle.setdefault(address, [])
+            if not self.is_closed and self._keys.accepted:
+                self._proven[address] = line.keys
             if not self.is_closed and len(idle) < _IDLE_SOCKETS:
-                idle.append(socket)
+                idle.append(line)
                 return
-        socket.close()
+        line.socket.close()
+
+    def _doubt(self, address: str) -> None:
+        """Find out anew by which secret it goes, if there are several: it may have been started again with another."""
+        if self._keys.accepted:
+            self.forget(address)
 
 
 class Calls:
@@ -255,7 +279,9 @@ class Calls:
     def __init__(self, client: ControlClient, requests: Sequence[Request]) -> None:
         self._client = client
         self._requests = requests
-        self._pending: dict[Socket, tuple[int, int]] = {}  # socket -> (index, request id)
+        self._pending: dict[
+            Socket, tuple[int, int, Line]
+        ] = {}  # socket -> (index, request id, what it is of)
         with ExitStack() as undo:
             undo.callback(self.close)
             for index, request in enumerate(requests):
@@ -264,14 +290,15 @@ class Calls:
 
     def _send(self, index: int, request: Request) -> None:
         request_id = next(self._client._request_ids)
-        socket = self._client._borrow(request.address)
-        if socket is None:
+        lines = self._client._borrow(request.address)
+        if not lines:
             return
-        self._pending[socket] = (index, request_id)
         message = pack_request(
             request.kind, request_id, boot=request.boot, count=request.count, body=request.body
         )
-        socket.send(message, zmq.DONTWAIT)
+        for line in lines:
+            self._pending[line.socket] = (index, request_id, line)
+            line.socket.send(message, zmq.DONTWAIT)
 
     def next(self, timeout: float) -> tuple[int, Reply] | None:
         """Return the index of a request and its reply; None after ``timeout`` seconds or when all are answered.
@@ -309,7 +336,9 @@ class Calls:
             yield answer
 
     def _receive(self, socket: Socket, flags: int) -> tuple[int, Reply] | None:
-        index, request_id = self._pending[socket]
+        if socket not in self._pending:
+            return None  # another one had the answer, or nonsense
+        index, request_id, line = self._pending[socket]
         request = self._requests[index]
         try:
             reply = unpack_reply(socket.recv(flags), request.kind, request_id)
@@ -318,19 +347,30 @@ class Calls:
         except (ControlError, VersionError) as error:
             message = "peer %s gave an answer that can't be used: %s"
             self._client.log.warning(request.address, message, request.address, error)
-            del self._pending[socket]
+            self._let_go(socket, index)
             socket.close()
             return None
         if reply is None:
             return None
-        del self._pending[socket]
-        self._client._give_back(request.address, socket)
+        self._let_go(socket, index)
+        self._client._give_back(request.address, line)
         return index, reply
+
+    def _let_go(self, socket: Socket, index: int) -> None:
+        """Wait no more for this socket, and close those by which the same request went nowhere."""
+        del self._pending[socket]
+        if not self._client._keys.accepted:
+            return
+        for other in [other for other, (of, _, _) in self._pending.items() if of == index]:
+            del self._pending[other]
+            other.close()
 
     def close(self) -> None:
         """Give up what is not answered: a late reply must not meet the socket's next request."""
         for socket in self._pending:
             socket.close()
+        for index in {index for index, _, _ in self._pending.values()}:
+            self._client._doubt(self._requests[index].address)
         self._pending.clear()
 
     def __enter__(self) -> Self:

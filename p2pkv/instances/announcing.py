@@ -40,5 +40,5 @@ def announce(config: Config, engine: Instance, found: Callable[[], Sequence[str]
     """
     instance = described(config, engine)
     check = EngineCheck(instance.url, "/health", timeout=_CHECK_S.get(instance.mode, _CHECK_S_ELSE))
-    keys = cluster_keys(config.secret_file)
+    keys = cluster_keys(config.secret_file, config.accepted_secret_files)
     return Heart(instance, config.router_addresses, keys, check.look, found=found)

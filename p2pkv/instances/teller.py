@@ -20,6 +20,8 @@ _REPEAT_S = 60.0
 """Until the same is said again of the same router."""
 _LINGER_MS = 200
 """For a good-bye to go out."""
+_OTHER_SECRET_MS = 1000
+"""Between two knocks at a router that may go by several secrets: by all but one of them it refuses us for ever."""
 _MOST_QUEUED = 64
 """Messages for a router that does not read: what comes after them is not sent."""
 
@@ -46,11 +48,15 @@ class Teller:
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.setsockopt(zmq.SNDHWM, _MOST_QUEUED)
         self._socket.linger = _LINGER_MS
-        self._socket.curve_serverkey = keys.public
-        self._socket.curve_publickey = keys.public
-        self._socket.curve_secretkey = keys.private
         self._socket.setsockopt(zmq.IPV6, 1)
-        self._socket.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
+        if keys.accepted:
+            self._socket.reconnect_ivl = _OTHER_SECRET_MS
+        # The router goes by one of them; what is sent goes where we have been let in.
+        for pair in keys.all:
+            self._socket.curve_serverkey = pair.public
+            self._socket.curve_publickey = pair.public
+            self._socket.curve_secretkey = pair.private
+            self._socket.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
 
     def send(self, message: bytes, *, on_first: Callable[[], None] | None = None) -> bool:
         """Send it if the router has let us in; whether it has. ``on_first`` is called if it had not before."""

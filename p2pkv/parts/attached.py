@@ -121,7 +121,7 @@ class AttachedParts:
         self.own_host.map_in()
 
     def _open_control(self, undo: ExitStack) -> None:
-        keys = cluster_keys(self._config.secret_file)
+        keys = cluster_keys(self._config.secret_file, self._config.accepted_secret_files)
         context: zmq.Context[Socket] = zmq.Context()
         context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         undo.callback(context.destroy, 0)

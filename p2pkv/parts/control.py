@@ -26,7 +26,7 @@ class ControlParts:
     """Answers peers from its making on."""
 
     def __init__(self, config: Config, undo: ExitStack) -> None:
-        self.keys = keys = cluster_keys(config.secret_file)
+        self.keys = keys = cluster_keys(config.secret_file, config.accepted_secret_files)
         context: zmq.Context[Socket] = zmq.Context()
         context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         # Not `term`, which waits for sockets that a call lost when it was interrupted. By then nobody uses any.

@@ -60,6 +60,10 @@ def proxy(
     secret_file: Annotated[
         str | None, typer.Option(metavar="FILE", help="The cluster's secret; without it: this user's.")
     ] = None,
+    accepted_secret_file: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="A secret that nodes may go by besides; may be repeated."),
+    ] = None,
     api_keys: Annotated[
         Path | None,
         typer.Option(
@@ -254,7 +258,7 @@ def proxy(
         heartbeats=heartbeats or None,
         lifetime=lifetime,
         join=tuple(join or ()),
-        keys=cluster_keys(secret_file) if heartbeats or join else None,
+        keys=cluster_keys(secret_file, accepted_secret_file or ()) if heartbeats or join else None,
         has_own_secret=secret_file is None,
         ext_proc=ext_proc,
         replicas=tuple(replica or ()),

@@ -67,6 +67,7 @@ AT_START = frozenset(
         "mode",
         "heartbeats",
         "secret_file",
+        "accepted_secret_file",
         "join",
         "ext_proc",
         "replica",

@@ -59,10 +59,16 @@ def _secret(config: Config) -> tuple[Finding, ClusterKeys | None]:
             says = f"none is set, and a private one can't be made at {path}: {error.strerror}"
             return Finding(Verdict.BAD, "secret", says, "set secret_file, or XDG_STATE_HOME"), None
     try:
-        keys = cluster_keys(str(path))
+        cluster_keys(str(path))
     except ConfigError as error:
         return Finding(Verdict.BAD, "secret", str(error), _secret_advice(path)), None
-    return Finding(Verdict.GOOD, "secret", f"{path} ({kind})"), keys
+    try:
+        keys = cluster_keys(str(path), config.accepted_secret_files)
+    except ConfigError as error:
+        advice = "have accepted_secret_files name secrets that are valid as well, or leave it out"
+        return Finding(Verdict.BAD, "secret", str(error), advice), None
+    besides = f"; accepted besides: {', '.join(config.accepted_secret_files)}" if keys.accepted else ""
+    return Finding(Verdict.GOOD, "secret", f"{path} ({kind}){besides}"), keys
 
 
 def _try_to_write_below(folder: Path) -> None:

@@ -24,16 +24,21 @@ MAX_RECORD_BYTES = 8192
 
 
 class Seal:
-    """Seals and opens the records of one cluster. Has no state: any thread may use it."""
+    """Seals and opens the records of one cluster. Has no state: any thread may use it.
+
+    What was sealed with a secret that is accepted besides is opened too.
+    """
 
     def __init__(self, keys: ClusterKeys, cluster: str) -> None:
-        self._key = blake2b(keys.private, digest_size=32, person=b"p2pkv-record-1").digest()
+        self._keys = tuple(
+            blake2b(pair.private, digest_size=32, person=b"p2pkv-record-1").digest() for pair in keys.all
+        )
         self._cluster = cluster
 
     def close(self, member: Member) -> bytes:
         """Return the sealed record of a member, told by itself."""
         blob = encode(member.node_id, [member], cluster=self._cluster)
-        return MAGIC + bytes([VERSION]) + self._sum(blob) + blob
+        return MAGIC + bytes([VERSION]) + _sum(self._keys[0], blob) + blob
 
     def open(self, sealed: bytes) -> Member:
         """Return the member of a sealed record.
@@ -49,7 +54,8 @@ class Seal:
                 f"it is a record of version {version}, and this node reads {VERSION}: upgrade one of the two"
             )
         blob = sealed[_HEAD:]
-        if not hmac.compare_digest(self._sum(blob), sealed[len(MAGIC) + 1 : _HEAD]):
+        told = sealed[len(MAGIC) + 1 : _HEAD]
+        if not any(hmac.compare_digest(_sum(key, blob), told) for key in self._keys):
             raise ViewError(
                 "it was not sealed with this cluster's secret; have all nodes the same secret_file?"
             )
@@ -60,5 +66,6 @@ class Seal:
             raise ViewError("it is not what one node says of itself")
         return report.members[0]
 
-    def _sum(self, blob: bytes) -> bytes:
-        return blake2b(blob, key=self._key, digest_size=_SUM).digest()
+
+def _sum(key: bytes, blob: bytes) -> bytes:
+    return blake2b(blob, key=key, digest_size=_SUM).digest()
