@@ -54,6 +54,7 @@ std::shared_ptr<Offer> Outbox::offer(uint64_t to, const std::shared_ptr<Link>& l
       return nullptr;
     }
     for (const auto& part : parts) add(part, link, &posts);
+    send_if_several(&posts);
   }
   send(posts);
   // A link that was cut meanwhile has told its loss to those that were offered before.
@@ -271,6 +272,12 @@ void Outbox::close() {
   staging->close();
   const std::lock_guard lock(mutex_);
   staging_ = nullptr;
+}
+
+// Those of several asks of one node have to go out before the verdict on the first does, which waits for the
+// lock: else the second is told of what is over, and takes it in vain.
+void Outbox::send_if_several(std::vector<Post>* posts) {
+  if (posts->size() > 1) send(std::exchange(*posts, {}));
 }
 
 void Outbox::send(const std::vector<Post>& posts) {

@@ -109,6 +109,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   bool judge(const std::shared_ptr<Link>& link, wire::Reader& body, std::string* verdicts,
              std::vector<Post>* posts);
   void end(Outgoing& offer, RowStatus reason, std::vector<Post>* posts);
+  static void send_if_several(std::vector<Post>* posts);
   static void send(const std::vector<Post>& posts);
 
   // outbox_split.cc

@@ -108,6 +108,7 @@ void Outbox::stage_one(std::unique_lock<std::mutex>& lock) {
   room_.release();
   offer->settled.notify_all();
   copied_.notify_all();
+  send_if_several(&posts);
   lock.unlock();
   send(posts);
   lock.lock();

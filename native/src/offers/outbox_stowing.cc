@@ -43,6 +43,7 @@ void Outbox::stow_now(const std::shared_ptr<Outgoing>& offer, std::unique_lock<s
   }
   offer->settled.notify_all();
   copied_.notify_all();
+  send_if_several(&posts);
   lock.unlock();
   send(posts);
   lock.lock();
