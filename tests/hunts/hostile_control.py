@@ -56,7 +56,7 @@ def attack(rng: random.Random, tally: Tally, stop: Stop) -> None:
             tally["honest fetches"] += 1
         finally:
             client.close()
-            context.term()
+            context.destroy(0)  # also of what a failure has left open
             pair.close()
 
 
@@ -94,9 +94,11 @@ def _say(client: ControlClient, address: str, rng: random.Random) -> None:
         at = rng.randrange(8)
         message = message[:at] + bytes([message[at] ^ 1 << rng.randrange(8)]) + message[at + 1 :]
     frames = [message] if rng.random() < 0.9 else [message, b"", message]
-    socket = client._borrow(address)
-    if socket is None:
+    lines = client._borrow(address)
+    if not lines:
         return
+    (line,) = lines  # the member knows one secret
+    socket = line.socket
     try:
         socket.send_multipart(frames, zmq.DONTWAIT)
         if rng.random() < 0.3:
@@ -104,7 +106,7 @@ def _say(client: ControlClient, address: str, rng: random.Random) -> None:
     except (zmq.ZMQError, P2PKVError):
         pass  # his queue is full
     if rng.random() < 0.5:
-        client._give_back(address, socket)
+        client._give_back(address, line)
     else:
         socket.close()
 
