@@ -1,4 +1,4 @@
-"""What the directory's ring costs and spares at sizes of clusters that nobody has on one machine."""
+"""Rings of clusters that nobody has on one machine are built here, to measure what they cost and spare."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ void Inbox::end(Incoming& incoming) {
   pass_on(incoming);
 }
 
-// What its asker leaves with the producer is for who asked next and still waits.
+// Gives what its asker leaves with the producer to who asked next and still waits.
 void Inbox::pass_on(Incoming& incoming) {
   std::vector<uint64_t> asks = std::exchange(incoming.next_asks, {});
   std::erase_if(asks, [this](uint64_t ask) { return !asks_.contains(ask); });

@@ -42,7 +42,7 @@ std::vector<std::shared_ptr<Outbox::Outgoing>> Outbox::split(const Rows& rows, P
     nbytes += padded;
   }
   finish(placed.rows.size());
-  // What is staged of devices is given up part by part, as ever: `stow` copies what nobody has taken of it.
+  // Parts that are staged of devices are given up one by one: `stow` copies those that nobody has taken.
   if (parts.size() == 1 || staging) return parts;
   const auto all = std::make_shared<const std::vector<std::weak_ptr<Outgoing>>>(parts.begin(), parts.end());
   for (const auto& one : parts) one->parts = all;

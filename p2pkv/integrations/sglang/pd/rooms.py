@@ -55,7 +55,7 @@ class Grant(Protocol):
 
 
 class Putting(Protocol):
-    """What is used of ``node.transfers`` at prefill."""
+    """Prefill uses no more than this of ``node.transfers``."""
 
     def meet(self, node_id: str, *, timeout: float | None = None) -> bool: ...
     def put_async(self, node_id: str, request: str, spans: Spans, *, first_row: int = 0) -> Offer: ...
