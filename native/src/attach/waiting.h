@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <utility>
 
 #include "attach/frames.h"
 #include "base/clock.h"
@@ -57,23 +58,39 @@ class Waiting {
   // Measured between two processes: a thread that sleeps is back after 15 to 60 us, and a core that has gone
   // to sleep with it takes longest. What does not come within this comes from a busy machine, or not at all.
   static constexpr std::chrono::microseconds kAwake{60};
-  // After so many waits that were in vain only one of kTrialEvery is tried: waiting awake takes a core.
+  // After so many waits that were in vain only one of kTrialEvery is tried: waiting awake takes a core. A
+  // core that others want has it dearer: who yields it is back when they have had their turns, after 3 ms
+  // each.
   static constexpr uint32_t kMostInVain = 4;
   static constexpr uint32_t kTrialEvery = 16;
+  static constexpr uint32_t kCrowdedTrialEvery = 256;
 
   template <typename IsThere>
   bool stay_awake(const IsThere& is_there, const Deadline& deadline, bool is_expected) {
     if (is_there()) return true;
-    if (!is_expected && n_in_vain_ >= kMostInVain && ++n_waits_ % kTrialEvery != 0) return false;
-    const auto end = std::min(deadline.at(), Deadline::Clock::now() + kAwake);
-    while (Deadline::Clock::now() < end) {
-      sched_yield();  // where another thread has a use for this core, it has it
-      if (!is_there()) continue;
-      n_in_vain_ = 0;
-      return true;
+    const bool is_trial = is_worth_trying();
+    if (!is_trial && !is_expected) return false;
+    // What this end was called for comes in a moment: a core that others want is not given away meanwhile.
+    const bool yields = is_trial || !is_crowded_;
+    auto now = Deadline::Clock::now();
+    const auto end = std::min(deadline.at(), now + kAwake);
+    bool is_seen = false;
+    while (!is_seen && now < end) {
+      if (yields) sched_yield();  // where another thread has a use for this core, it has it
+      is_seen = is_there();
+      const auto before = std::exchange(now, Deadline::Clock::now());
+      if (yields) is_crowded_ = now - before > kAwake;
     }
-    ++n_in_vain_;
-    return false;
+    if (is_crowded_) {
+      n_in_vain_ = kMostInVain;  // it may have been seen, but by one who came too late for it
+    } else {
+      n_in_vain_ = is_seen ? 0 : n_in_vain_ + 1;
+    }
+    return is_seen;
+  }
+
+  bool is_worth_trying() {
+    return n_in_vain_ < kMostInVain || ++n_waits_ % (is_crowded_ ? kCrowdedTrialEvery : kTrialEvery) == 0;
   }
 
   // Reads whatever was sent; kNothing, unless the other end has gone or has sent something else.
@@ -90,6 +107,7 @@ class Waiting {
   uint64_t& is_awake_;
   uint32_t n_in_vain_ = 0;
   uint32_t n_waits_ = 0;
+  bool is_crowded_ = false;  // others wanted this core when it was last yielded
 };
 
 }  // namespace p2pkv::attaching
