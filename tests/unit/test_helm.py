@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -111,7 +112,39 @@ def test_what_it_makes_keeps_to_the_schemas_and_is_what_a_node_takes(values: dic
 
 
 @pytest.mark.parametrize(
-    "values", [{"memory": "9GB"}, {"diks": {}}, {"settings": {"pool_size": "1GiB", "data_ports": "7"}}]
+    ("values", "copied", "accepted"),
+    [
+        ({"acceptedSecretKeys": ["next"]}, {"secret": "secret", "accepted-next": "next"}, ["accepted-next"]),
+        (
+            {"secretKey": "next", "acceptedSecretKeys": ["secret"]},
+            {"secret": "next", "accepted-secret": "secret"},
+            ["accepted-secret"],
+        ),
+        ({"secretKey": "next"}, {"secret": "next"}, []),
+    ],
+)
+def test_each_round_of_another_secret_is_values(
+    values: dict[str, object], copied: dict[str, str], accepted: list[str]
+) -> None:
+    documents = rendered(**values)
+    [secret] = documents["DaemonSet"]["spec"]["template"]["spec"]["initContainers"]
+    commands = [shlex.split(command) for command in secret["command"][-1].split(" && ")]
+    assert commands == [
+        ["install", "-m", "0600", f"/given/{key}", f"/private/{name}"] for name, key in copied.items()
+    ]
+    config = Config.load(json.loads(documents["ConfigMap"]["data"]["node.json"]), environ={})
+    assert config.secret_file == "/private/secret"
+    assert list(config.accepted_secret_files) == [f"/private/{name}" for name in accepted]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"memory": "9GB"},
+        {"diks": {}},
+        {"acceptedSecretKeys": ["next; reboot"]},
+        {"settings": {"pool_size": "1GiB", "data_ports": "7"}},
+    ],
 )
 def test_values_that_are_none_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(HelmValuesError):
