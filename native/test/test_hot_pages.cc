@@ -1,4 +1,5 @@
 // Which pages are fetched most, beside an exact count.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -98,6 +99,31 @@ TEST(hot_pages_are_found_among_many_with_their_rates) {
     }
   }
   CHECK_EQ(n_known, all.size());
+}
+
+// As many as 8,000 tokens have that all requests begin with, in pages of 16, each request with pages of its own behind.
+TEST(hot_pages_know_a_long_prompt) {
+  now_ns = 0;
+  HotPages hot(test_now);
+  constexpr uint64_t kHot = 500;
+  constexpr int kRequests = 32;
+  std::vector<Key> prompt;
+  for (uint64_t name = 0; name < kHot; ++name) prompt.push_back(key_of(name));
+  for (uint64_t request = 1; request <= kRequests; ++request) {
+    hot.note(prompt, std::vector<uint8_t>(kHot, 1));
+    for (uint64_t own = 0; own < 100; ++own) fetch(&hot, 1000 * request + own);
+  }
+  now_ns = 5'000'000'000;
+  size_t n_known = 0;
+  size_t n_others = 0;
+  for (const HotPages::Hot& page : hot.list(HotPages::kPlaces)) {
+    const bool is_hot = page.n_looks >= 4 && page.reads_a_second > 0.5 * kRequests / 5;
+    const bool is_prompts = std::find(prompt.begin(), prompt.end(), page.key) != prompt.end();
+    n_known += is_hot && is_prompts ? 1 : 0;
+    n_others += is_hot && !is_prompts ? 1 : 0;
+  }
+  CHECK(n_known > kHot * 8 / 10);
+  CHECK_EQ(n_others, 0u);
 }
 
 TEST(hot_pages_are_noted_by_threads_at_once) {

@@ -432,9 +432,12 @@ class PageCache:
         """Pages that calls have found so far, wherever they came from."""
         return self._counts.n_fetched
 
-    def hot_pages(self, most: int) -> list[tuple[bytes, float]]:
-        """Return the ids of the pages that calls found most often in the last 10 to 20 seconds, with finds a second."""
-        return self._sources.hot_pages(most)
+    def hot_pages(self, most: int, least_looks: int = 1) -> list[tuple[bytes, float]]:
+        """Return the ids of the pages that calls found most often in the last 10 to 20 seconds, with finds a second.
+
+        Of many finds a sample is looked at: pages that were seen in it fewer than ``least_looks`` times are left out.
+        """
+        return self._sources.hot_pages(most, least_looks)
 
     def readings(self) -> dict[str, float]:
         """Return what native code has counted of fetches, by the names of the metrics."""

@@ -151,15 +151,17 @@ std::vector<std::pair<size_t, uint64_t>> fetched(const FetchSources& self) {
   return all;
 }
 
-// Ids of the pages that were fetched most lately, and how often a second.
-std::vector<std::pair<nb::bytes, double>> hot_pages(FetchSources& self, size_t most) {
+// Ids of the pages that were fetched most lately, and how often a second; those known from fewer looks are left out.
+std::vector<std::pair<nb::bytes, double>> hot_pages(FetchSources& self, size_t most, uint32_t least_looks) {
   std::vector<HotPages::Hot> hot;
   {
     const nb::gil_scoped_release release;
     hot = self.hot_pages(most);
   }
   std::vector<std::pair<nb::bytes, double>> out;
-  for (const auto& [key, rate] : hot) out.emplace_back(nb::bytes(key.bytes, sizeof key.bytes), rate);
+  for (const auto& [key, rate, n_looks] : hot) {
+    if (n_looks >= least_looks) out.emplace_back(nb::bytes(key.bytes, sizeof key.bytes), rate);
+  }
   return out;
 }
 
@@ -231,7 +233,7 @@ void bind_sources(nb::module_& m) {
           },
           "batch"_a, "has_promoted"_a)
       .def("fetched", &fetched)
-      .def("hot_pages", &hot_pages, "most"_a)
+      .def("hot_pages", &hot_pages, "most"_a, "least_looks"_a = 1)
       .def("checks",
            [](const FetchSources& self) -> Counts {
              const auto checks = self.checks();

@@ -15,15 +15,21 @@ void HotPages::note(const std::vector<Key>& keys, const std::vector<uint8_t>& hi
 }
 
 std::vector<HotPages::Hot> HotPages::list(size_t most) {
-  std::unordered_map<Key, uint64_t, KeyHash> counts;
+  struct Known {
+    uint64_t count = 0;
+    uint32_t n_looks = 0;
+  };
+  std::unordered_map<Key, Known, KeyHash> known;
   double seconds = 0;
   {
     const std::lock_guard lock(mutex_);
     turn();
     const auto add = [&](const Window& window) {
-      for (size_t i = 0; i < window.n_places; ++i) {
-        const Place& place = window.places[i];
-        if (place.count > place.over) counts[place.key] += place.count - place.over;
+      for (const Place& place : window.places) {
+        if (place.count <= place.over) continue;
+        Known& page = known[place.key];
+        page.count += place.count - place.over;
+        page.n_looks += place.n_looks;
       }
     };
     add(now_);
@@ -32,7 +38,9 @@ std::vector<HotPages::Hot> HotPages::list(size_t most) {
     seconds = std::max(1.0, static_cast<double>(ns) / 1e9);
   }
   std::vector<Hot> hot;
-  for (const auto& [key, count] : counts) hot.push_back({key, static_cast<double>(count) / seconds});
+  for (const auto& [key, page] : known) {
+    hot.push_back({key, static_cast<double>(page.count) / seconds, page.n_looks});
+  }
   const auto is_hotter = [](const Hot& a, const Hot& b) { return a.reads_a_second > b.reads_a_second; };
   const size_t n = std::min(most, hot.size());
   std::partial_sort(hot.begin(), hot.begin() + static_cast<ptrdiff_t>(n), hot.end(), is_hotter);
@@ -52,20 +60,26 @@ void HotPages::turn() {
 void HotPages::look_at(const Key& key) {
   Window& window = now_;
   const uint64_t hash = hash_of(key);
-  const auto known = std::find(window.hashes.begin(), window.hashes.begin() + window.n_places, hash);
-  auto place = window.places.begin() + (known - window.hashes.begin());
-  if (known == window.hashes.begin() + window.n_places) {
-    if (window.n_places < kPlaces) {
-      ++window.n_places;
+  const size_t set = (hash >> 32) % kSets;  // other bits than those that name a shard's stripe or slot
+  const auto first = window.places.begin() + static_cast<ptrdiff_t>(set * kWays);
+  const auto hashes = window.hashes.begin() + static_cast<ptrdiff_t>(set * kWays);
+  uint8_t& n_places = window.n_places[set];
+  const auto known = std::find(hashes, hashes + n_places, hash);
+  auto place = first + (known - hashes);
+  if (known == hashes + n_places) {
+    if (n_places < kWays) {
+      ++n_places;
     } else {
       const auto is_rarer = [](const Place& a, const Place& b) { return a.count < b.count; };
-      place = std::min_element(window.places.begin(), window.places.end(), is_rarer);
+      place = std::min_element(first, first + kWays, is_rarer);
       place->over = place->count;
     }
-    window.hashes[static_cast<size_t>(place - window.places.begin())] = hash;
+    hashes[place - first] = hash;
     place->key = key;
+    place->n_looks = 0;
   }
   place->count += window.weight;
+  ++place->n_looks;
   if (++window.n_looks % kLooksAWeight == 0) window.weight = std::min(2 * window.weight, kMostWeight);
   until_next_ = 1 + static_cast<uint32_t>(chance_() % (2 * window.weight - 1));  // on the average its weight
 }

@@ -4,6 +4,9 @@
 // 2005): a page that has no place takes that of the page with the least count, and remembers that this count
 // may be the other's. So no frequent page is overlooked, and a count less what may be another's is never too
 // large. Of many fetches a sample is looked at, each page with the weight of those that were not.
+//
+// Each page has its place in one of several sets, by its hash, as in a processor's cache: so a look costs the same
+// however many places there are, and all pages of a long prompt that many requests begin with have one.
 #pragma once
 
 #include <array>
@@ -21,12 +24,15 @@ namespace p2pkv {
 // Thread-safe. Fetches of several threads don't wait for each other: what can't be noted at once is left out.
 class HotPages {
  public:
-  static constexpr size_t kPlaces = 128;
+  static constexpr size_t kSets = 64;
+  static constexpr size_t kWays = 16;
+  static constexpr size_t kPlaces = kSets * kWays;
   static constexpr int64_t kWindowNs = 10'000'000'000;
 
   struct Hot {
     Key key;
     double reads_a_second;  // at least, but for what sampling gets wrong
+    uint32_t n_looks;       // that this is known from: of few the rate says little
   };
 
   explicit HotPages(int64_t (*now_ns)() = steady_now_ns) : now_ns_(now_ns), now_{.began_ns = now_ns()} {}
@@ -46,12 +52,13 @@ class HotPages {
     Key key;
     uint64_t count = 0;
     uint64_t over = 0;  // of it, what may be those that had the place before
+    uint32_t n_looks = 0;
   };
   struct Window {
     int64_t began_ns = 0;
-    size_t n_places = 0;
     uint32_t n_looks = 0;
     uint32_t weight = 1;
+    std::array<uint8_t, kSets> n_places{};  // of each set, that are taken
     std::array<uint64_t, kPlaces> hashes{};
     std::array<Place, kPlaces> places{};
   };
