@@ -176,6 +176,11 @@ class Pool:
         """Where the first granule begins in the region."""
         return self.native.data_offset
 
+    def block_nbytes(self, lengths: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return how many bytes of the pool pages of these lengths take; of lengths that can't be right, very many."""
+        bounded = np.minimum(lengths, np.uint64(1 << 40)).astype(np.int64)
+        return np.asarray(-(-bounded // self.granule) * self.granule, np.int64)
+
     def publish(self, keys: Keys, pieces: Pieces, timeout: float = math.inf) -> Published:
         """Copy in the pages that are not there yet, evicting what was used longest ago.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,16 @@ class PrefetchOutcome(IntEnum):
 
 Settled = Callable[[PrefetchOutcome, int], None]
 """Counts so many pages of an outcome."""
+Stored = Callable[[int], None]
+"""Counts so many bytes of pages that were brought."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """What counts the pages of a prefetch."""
+
+    settled: Settled
+    stored: Stored
 
 
 class Prefetch:
@@ -61,15 +72,20 @@ class Prefetch:
         epoch: int,
         deadline: float,
         room: int,
-        settled: Settled,
+        counting: Counting,
         located: NDArray[np.uint8] | None = None,
+        is_asked_for: bool = True,
     ) -> None:
         self.ids, self.epoch, self.deadline = ids, epoch, deadline
         self.room = room
-        """Bytes of pages that it may still bring; counted by the thread that brings them."""
+        """Bytes of blocks that it may still fill; counted by the thread that brings the pages."""
         self.located = located
         """``(n, 64)``: where the pages are said to lie; None: the directory is asked."""
-        self._tell = settled
+        self.is_asked_for = is_asked_for
+        """Whether somebody asked for the pages, and did not only read them often."""
+        self.sources = np.zeros(len(ids), np.uint64)
+        """Whose guests the pages are that were brought, by node key; written by the thread that brings them."""
+        self._counting = counting
         # Guards what follows; reentrant, since a signal's handler may close it wherever a thread is.
         self._lock = threading.RLock()
         self._outcomes = np.zeros(len(ids), np.uint8)
@@ -129,9 +145,14 @@ class Prefetch:
             n = int(np.count_nonzero(is_open))
             self._n_pending -= n
             is_done = self._n_pending == 0
-        self._tell(outcome, n)
+        self._counting.settled(outcome, n)
         if is_done:
             self._is_done.set()
+
+    def note_stored(self, rows: NDArray[np.int64], sources: NDArray[np.uint64], nbytes: int) -> None:
+        """Take note of pages that are in the pool now, as guests of these nodes; they are settled afterwards."""
+        self.sources[rows] = sources
+        self._counting.stored(nbytes)
 
     def settle_rest(self, outcome: PrefetchOutcome) -> None:
         """Say what becomes of all pages that were not taken."""

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.cache.guests import Sources, StoreStatus, Word
-from p2pkv.cache.prefetch import Prefetch, PrefetchOutcome
+from p2pkv.cache.prefetch import Counting, Prefetch, PrefetchOutcome
 from p2pkv.directory.client import DirectoryClient, Lease
 from p2pkv.disk.tier import DiskTier
 from p2pkv.errors import ClosedError, P2PKVError
 from p2pkv.limited_log import LimitedLog
 from p2pkv.memory.registered import Memory
 from p2pkv.metrics import Metrics
-from p2pkv.page import RESIDENT, Keys, Outcomes, Pieces, as_locations
+from p2pkv.page import LOCATION, RESIDENT, Keys, Outcomes, Pieces, as_locations
 from p2pkv.pool import Pool
 
 _log = logging.getLogger(__name__)
@@ -76,8 +76,12 @@ class Prefetcher:
         register: Callable[[NDArray[np.uint8]], Memory],
         room: int,
         metrics: Metrics,
+        others: _native.OtherHolders | None,
     ) -> None:
-        """``room``: bytes of pages that one prefetch may bring; ``register`` makes memory that ``read`` can write."""
+        """``room``: bytes of blocks that one prefetch may fill; ``register`` makes memory that ``read`` can write.
+
+        ``others``: where look-ups put other holders of pages; None: pages are brought from the first one or not at all.
+        """
         self._pool = pool
         self._tier = tier
         self._own_key = own_key
@@ -88,12 +92,17 @@ class Prefetcher:
         self._register = register
         self._room = room
         self._batch_nbytes = min(_STAGING, pool.largest_page // 8)
+        self._others = others
         self._metrics = metrics
+        self._counting = Counting(self._count, lambda nbytes: metrics.prefetched_bytes.inc(nbytes))
+        self.on_asked_for: Callable[[Keys], None] = lambda _: None
+        """Called with pages that somebody wants to have here, before they are looked for."""
         self._log = LimitedLog(_log)
         # Guards what follows; reentrant, since a signal's handler may close the node wherever a thread is.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiting: deque[Prefetch] = deque()
+        self._hot: Prefetch | None = None
         self._is_closed = False
         self._thread: threading.Thread | None = None
         # Used by the thread only.
@@ -102,7 +111,7 @@ class Prefetcher:
 
     def submit(self, ids: Keys, epoch: int, deadline: float) -> Prefetch:
         """Have pages brought that were hashed in ``epoch``; those that wait already come first. Never blocks."""
-        prefetch = Prefetch(ids, epoch, deadline, self._room, self._count)
+        prefetch = Prefetch(ids, epoch, deadline, self._room, self._counting)
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the node is closed")
@@ -117,12 +126,27 @@ class Prefetcher:
 
     def take_over(self, ids: Keys, raw: NDArray[np.uint8], epoch: int, deadline: float) -> Prefetch:
         """Have pages brought from where they are said to lie, before all that waits: their owner is about to leave."""
-        nbytes = int(as_locations(raw)["length"].sum())
-        prefetch = Prefetch(ids, epoch, deadline, nbytes, self._count, raw)
+        nbytes = int(self._pool.block_nbytes(as_locations(raw)["length"]).sum())
+        prefetch = Prefetch(ids, epoch, deadline, nbytes, self._counting, raw)
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the node is closed")
             self._waiting.appendleft(prefetch)
+            self._start()
+            self._changed.notify_all()
+        return prefetch
+
+    def bring_hot(
+        self, ids: Keys, epoch: int, deadline: float, room: int, counting: Counting
+    ) -> Prefetch | None:
+        """Have pages brought that nobody has asked for, while nothing else waits; None while others of that kind do."""
+        prefetch = Prefetch(ids, epoch, deadline, room, counting, is_asked_for=False)
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("the node is closed")
+            if self._hot is not None and not self._hot.is_taken:
+                return None
+            self._hot = prefetch
             self._start()
             self._changed.notify_all()
         return prefetch
@@ -155,9 +179,11 @@ class Prefetcher:
         with self._lock:
             while self._waiting and self._waiting[0].is_taken:
                 self._waiting.popleft()
-            if not self._waiting and not self._is_closed:
+            if self._hot is not None and self._hot.is_taken:
+                self._hot = None
+            if not self._waiting and self._hot is None and not self._is_closed:
                 self._changed.wait(None if until is None else max(0.0, until - time.monotonic()))
-            return self._waiting[0] if self._waiting else None
+            return self._waiting[0] if self._waiting else self._hot
 
     # --- one batch
 
@@ -183,6 +209,8 @@ class Prefetcher:
 
     def _find_here(self, prefetch: Prefetch, rows: NDArray[np.int64], until: float) -> NDArray[np.int64]:
         """Settle pages of this node's own pool and disk; return the other rows."""
+        if prefetch.is_asked_for:
+            self.on_asked_for(prefetch.ids[rows])
         found, _ = self._pool.lookup(prefetch.ids[rows])
         there = found.astype(bool)
         self._pool.native.touch(prefetch.ids[rows[there]])
@@ -201,7 +229,9 @@ class Prefetcher:
 
     def _bring_from_peers(self, prefetch: Prefetch, rows: NDArray[np.int64], until: float) -> None:
         if prefetch.located is not None:
-            self._bring_located(prefetch, rows, np.ascontiguousarray(prefetch.located[rows]), until)
+            raw = np.ascontiguousarray(prefetch.located[rows])
+            left = self._bring_located(prefetch, rows, raw, until)
+            prefetch.settle(left, PrefetchOutcome.NOT_OWNED)
             return
         now = time.monotonic()
         found, raw = self._directory.get(prefetch.ids[rows], now + (until - now) * _LOOK_UP_SHARE)
@@ -210,7 +240,7 @@ class Prefetcher:
         rows, raw = rows[there], np.ascontiguousarray(raw[there])
         is_cold = as_locations(raw)["flags"] & RESIDENT == 0
         if not is_cold.any():
-            self._bring_located(prefetch, rows, raw, until)
+            self._bring_from_others(prefetch, self._bring_located(prefetch, rows, raw, until), until)
             return
         asked = np.ascontiguousarray(raw[is_cold])
         lease = Lease(max(0.0, until - time.monotonic()), secrets.randbits(64))
@@ -221,9 +251,28 @@ class Prefetcher:
             is_resident[is_cold] = is_back
             prefetch.settle(rows[~is_resident], PrefetchOutcome.NOT_READ)
             raw = np.ascontiguousarray(raw[is_resident])
-            self._bring_located(prefetch, rows[is_resident], raw, until)
+            left = self._bring_located(prefetch, rows[is_resident], raw, until)
+            self._bring_from_others(prefetch, left, until)
         finally:
             self._directory.release(lease, asked)
+
+    def _bring_from_others(self, prefetch: Prefetch, rows: NDArray[np.int64], until: float) -> None:
+        """Bring pages whose first holder does not own them from whoever else the directory has named."""
+        others = {row: self._others_of(prefetch.ids[row : row + 1]) for row in rows.tolist()}
+        while len(rows):
+            is_known = np.array([bool(others[row]) for row in rows.tolist()])
+            prefetch.settle(rows[~is_known], PrefetchOutcome.NOT_OWNED)
+            rows = rows[is_known]
+            raw = np.array([others[row].pop(0) for row in rows.tolist()], np.uint8)
+            rows = self._bring_located(prefetch, rows, raw.reshape(-1, LOCATION.itemsize), until)
+
+    def _others_of(self, key: Keys) -> list[NDArray[np.uint8]]:
+        if self._others is None:
+            return []
+        raw = self._others.of(key)
+        locations = as_locations(raw)
+        is_good = (locations["flags"] & RESIDENT != 0) & (locations["owner"] != self._own_key)
+        return list(raw[is_good])
 
     def _promote(
         self, ids: Keys, raw: NDArray[np.uint8], until: float, lease: Lease
@@ -237,7 +286,8 @@ class Prefetcher:
 
     def _bring_located(
         self, prefetch: Prefetch, rows: NDArray[np.int64], raw: NDArray[np.uint8], until: float
-    ) -> None:
+    ) -> NDArray[np.int64]:
+        """Bring pages from their owners; return the rows of those that lie there as guests, or no more."""
         locations = as_locations(raw)
         # Before anything is read: what is taken back from here on is heard of here.
         words = self._sources.follow(prefetch.ids[rows], locations, until) if len(rows) else {}
@@ -246,12 +296,12 @@ class Prefetcher:
         is_own = np.zeros(len(rows), bool)
         for owner, word in words.items():
             is_own[locations["owner"] == owner] = word.is_own
-        prefetch.settle(rows[has_answered & ~is_own], PrefetchOutcome.NOT_OWNED)
         for part in self._parts(prefetch, rows, locations["length"], np.flatnonzero(is_own)):
             if time.monotonic() >= until:
                 prefetch.settle(rows[is_own], PrefetchOutcome.TIMED_OUT)
-                return
+                break
             self._read_and_store(prefetch, rows[part], np.ascontiguousarray(raw[part]), words, until)
+        return rows[has_answered & ~is_own]
 
     def _parts(
         self,
@@ -263,15 +313,17 @@ class Prefetcher:
         """Yield those chosen that this prefetch still may bring, as many at a time as fit the staging memory."""
         part: list[int] = []
         nbytes = 0
+        blocks = self._pool.block_nbytes(lengths)
         for index in chosen.tolist():
             length = int(lengths[index])
             if length == 0:  # no page is empty: whoever says so is wrong
                 prefetch.settle(rows[index : index + 1], PrefetchOutcome.NOT_READ)
                 continue
-            if length > min(prefetch.room, self._pool.largest_page):
+            block = int(blocks[index])
+            if block > prefetch.room or length > self._pool.largest_page:
                 prefetch.settle(rows[index : index + 1], PrefetchOutcome.NO_ROOM)
                 continue
-            prefetch.room -= length
+            prefetch.room -= block
             if part and nbytes + length > self._batch_nbytes:
                 yield np.array(part)
                 part, nbytes = [], 0
@@ -308,7 +360,8 @@ class Prefetcher:
         if is_stored.any():
             stored = as_locations(np.ascontiguousarray(where[is_stored]))
             self._directory.put(ids[is_stored], stored, until)
-            self._metrics.prefetched_bytes.inc(int(stored["length"].sum()))
+            sources = locations["owner"][is_read][is_stored]
+            prefetch.note_stored(rows[is_stored], sources, int(stored["length"].sum()))
         for status, outcome in _BY_STORE.items():
             prefetch.settle(rows[statuses == status], outcome)
 
@@ -331,7 +384,7 @@ class Prefetcher:
         """Bring no more; what waits is canceled. Never blocks."""
         with self._lock:
             self._is_closed = True
-            waiting = list(self._waiting)
+            waiting = [*self._waiting, *([] if self._hot is None else [self._hot])]
             self._changed.notify_all()
         for prefetch in waiting:
             prefetch.close()

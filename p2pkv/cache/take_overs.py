@@ -127,7 +127,7 @@ class TakeOvers(Resource):
             return outcomes
         free = self._free()
         found, _ = receiver.pool.lookup(ids)
-        sizes = np.where(found.astype(bool), 0, self._blocks(locations))
+        sizes = np.where(found.astype(bool), 0, receiver.pool.block_nbytes(locations["length"]))
         room = free + (self._may_replace(leaver) if may_replace else 0)
         chosen = np.flatnonzero(np.cumsum(sizes) <= room)
         if not len(chosen):
@@ -152,11 +152,6 @@ class TakeOvers(Resource):
         with self._lock:
             ids = taken.in_order_of_use()
         self._receiver.pool.native.touch(ids)
-
-    def _blocks(self, locations: Locations) -> NDArray[np.int64]:
-        granule = self._receiver.pool.granule
-        lengths = np.minimum(locations["length"], np.uint64(1 << 40)).astype(np.int64)
-        return np.asarray(-(-lengths // granule) * granule, np.int64)
 
     def _free(self) -> int:
         stats = self._receiver.pool.stats()
