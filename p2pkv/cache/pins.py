@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,6 +72,8 @@ class Pins:
         self._pool = pool
         self._limit = limit
         self._metrics = metrics
+        self.on_asked_for: Callable[[Keys], None] = lambda _: None
+        """Called with pages that are to be pinned, before they are looked for."""
         # Guards what follows; reentrant, since a signal's handler may release a pin wherever a thread is.
         self._lock = threading.RLock()
         self._nbytes: dict[Pin, int] = {}
@@ -79,6 +82,7 @@ class Pins:
         """Keep those of the pages that are in the pool there for ``ttl`` seconds, as far as there is room."""
         if isinstance(ttl, (bool, str, bytes)) or not 0 < ttl <= MAX_TTL_S:
             raise UsageError(f"ttl must be above 0 and at most {MAX_TTL_S:.0f} seconds, not {ttl!r}")
+        self.on_asked_for(ids)
         with self._lock:
             self._forget_ended()
             room = max(0, self._limit - sum(self._nbytes.values())) if len(self._nbytes) < _MOST_PINS else 0

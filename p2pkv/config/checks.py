@@ -114,7 +114,7 @@ def _check_values(config: Config) -> None:
         raise ConfigError(f"deadline must be above 0 and at most 3600 seconds, not {config.deadline}")
     if not 0 <= config.drain <= 3600:
         raise ConfigError(f"drain must be 0 to 3600 seconds, not {config.drain}")
-    for name, most in (("pin_share", 0.5), ("prefetch_share", 1.0)):
+    for name, most in (("pin_share", 0.5), ("prefetch_share", 1.0), ("hot_share", 0.5)):
         if not 0 <= getattr(config, name) <= most:
             raise ConfigError(f"{name} must be 0 to {most:g} of the pool, not {getattr(config, name)}")
     if not 1 <= config.directory_check <= 86400:

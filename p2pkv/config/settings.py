@@ -103,6 +103,9 @@ class Config:
     """How much of the pool the pins of ``Node.pin`` may hold together; half of it at most."""
     prefetch_share: float = 0.5
     """How much of the pool one prefetch may fill."""
+    hot_share: float = 0.0
+    """How much of the pool pages of other nodes may have that come there because calls here fetch them often; 0: none
+    come. ``docs/operations.md`` says when it pays."""
     drain: float = 10.0
     """Seconds in which ``p2pkv node`` hands its pages over to other nodes when it is to end; 0: it leaves at once."""
     deadline: float = 1.0
@@ -212,6 +215,7 @@ class Config:
         _set(self, "transfer_lease", as_number("transfer_lease", self.transfer_lease, float))
         _set(self, "pin_share", as_number("pin_share", self.pin_share, float))
         _set(self, "prefetch_share", as_number("prefetch_share", self.prefetch_share, float))
+        _set(self, "hot_share", as_number("hot_share", self.hot_share, float))
         _set(self, "drain", as_number("drain", self.drain, float))
         _set(self, "deadline", as_number("deadline", self.deadline, float))
         _set(self, "replicas", as_number("replicas", self.replicas, int))

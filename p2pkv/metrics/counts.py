@@ -51,6 +51,18 @@ class Metrics:
         self.prefetched_bytes = self._counter(
             "p2pkv_prefetched_bytes", "Bytes of pages brought from other nodes into the pool"
         )
+        self.hot_pages = self._labelled(
+            "p2pkv_hot_pages",
+            "Pages fetched often from others that were to be brought into the pool",
+            "outcome",
+        )
+        """``outcome``: those of :class:`~p2pkv.PrefetchOutcome`; no_room: beyond the share or the rate too."""
+        self.hot_bytes = self._counter(
+            "p2pkv_hot_bytes", "Bytes of such pages that were brought into the pool"
+        )
+        self.cooled_guests = self._counter(
+            "p2pkv_cooled_guests", "Such pages taken out of the pool because they were fetched seldom"
+        )
         self.handed_over_pages = self._labelled(
             "p2pkv_handed_over_pages", "Pages that another node was asked to prefetch", "outcome"
         )
@@ -143,6 +155,7 @@ class Metrics:
             (self.looked_up_pages, ("own_shard", "peers", "earlier_owners")),
             (self.indexer_requests, ("answered", "refused", "failed")),
             (self.prefetched_pages, PREFETCH_OUTCOMES),
+            (self.hot_pages, PREFETCH_OUTCOMES),
             (self.handed_over_pages, ("accepted", "refused")),
             (self.drained_pages, ("handed_over", "left", "gone")),
             (self.pinned_pages, ("pinned", "absent", "no_room")),

@@ -35,6 +35,7 @@ from p2pkv.metrics import Metrics, Readings
 from p2pkv.page import Namespace, scopes
 from p2pkv.parts.cache_figures import CacheFigures
 from p2pkv.parts.control import ControlParts
+from p2pkv.parts.hot_guests import start_hot_guests
 from p2pkv.parts.kept_pool import KeptPool
 from p2pkv.peers.connections import PeerConnections
 from p2pkv.transports.base import Transport
@@ -44,10 +45,7 @@ OTHER_HOLDERS = 16384
 
 
 class CacheParts:
-    """Knows the directory from its making on; has a pool from :meth:`open_pool` on.
-
-    It answers for that pool from :meth:`serve` on.
-    """
+    """Knows the directory from its making on, has a pool from :meth:`open_pool` on, answers from :meth:`serve` on."""
 
     def __init__(
         self,
@@ -140,7 +138,7 @@ class CacheParts:
         if self._publisher is not None:
             self._tell_events(self._publisher, boot, undo)
         self.followers = Followers(
-            self._own_key, self.guests, self._control.client, self._members, self._metrics
+            self._own_key, self.guests, self._control.client, self.members, self._metrics
         )
         self.followers.view_changed()
         taking_back = TakingBack(config.node_id)
@@ -218,14 +216,16 @@ class CacheParts:
             tier=self.tier,
             own_key=self._own_key,
             native=self.guests,
-            sources=Sources(self._own_key, self.guests, client, self._members),
+            sources=Sources(self._own_key, self.guests, client, self.members),
             directory=self.directory,
             read=self.cache.read_located,
             register=lambda array: registrar.register(array, None, is_readable=False),
             room=int(config.prefetch_share * capacity),
             metrics=self._metrics,
+            others=self._other_holders,
         )
         undo.callback(self.prefetcher.close)
+        self.hot_guests = start_hot_guests(self, config, self._control.epochs, self._metrics, undo=undo)
         loop.serve_guests(self.guests)
         undo.callback(loop.serve_guests, None)
         self.hand_overs = HandOvers(
@@ -237,7 +237,6 @@ class CacheParts:
             self._metrics,
         )
         undo.callback(self.hand_overs.close)
-
         self._take_over(undo)
 
     def _make_drainer(self, taking_back: TakingBack) -> Drainer:
@@ -247,7 +246,7 @@ class CacheParts:
             own_key=self._own_key,
             boot=lambda: self._boot,
             client=self._control.client,
-            members=self._members,
+            members=self.members,
             followers=self.followers,
             taking_back=taking_back,
             directory=self.directory,
@@ -272,7 +271,7 @@ class CacheParts:
             directory=self.directory,
             namespace=self._namespace,
             epoch=lambda: self._control.epochs.own,
-            members=self._members,
+            members=self.members,
             is_draining=lambda: self.drainer.has_begun,
             metrics=self._metrics,
         )
@@ -326,7 +325,8 @@ class CacheParts:
         """Whether this node has handed its pages over, as far as it could."""
         return self._is_serving and self.drainer.drained is not None
 
-    def _members(self) -> Mapping[int, Member]:
+    def members(self) -> Mapping[int, Member]:
+        """Return those that pages are read from, by their keys."""
         return self._others
 
     @property
@@ -393,6 +393,6 @@ class CacheParts:
         yield self.cache.readings
         yield self.working_set.readings
         yield self.kept.readings
-        for part in (self.tier, self.events, self.attach_host):
+        for part in (self.tier, self.events, self.attach_host, self.hot_guests):
             if part is not None:
                 yield part.readings

@@ -44,6 +44,7 @@ class CacheFigures:
             "p2pkv_pool_pages": pool["pages"],
             "p2pkv_pins_bytes": self._parts.pins.nbytes,
             "p2pkv_guest_pages": guests["pages"],
+            "p2pkv_fetched_guest_pages_total": pool["guest_hits"],
             "p2pkv_taken_back_guests_total": guests["taken_back"],
             "p2pkv_lost_sources_total": guests["sources_lost"],
             "p2pkv_followers": len(self._parts.guests.followers()),

@@ -65,6 +65,13 @@ size_t take_out(Guests& self, const KeyArray& keys) {
   return self.take_out(data, n);
 }
 
+size_t evict(Guests& self, const KeyArray& keys) {
+  const Key* data = require_keys(keys);
+  const size_t n = keys.shape(0);
+  const nb::gil_scoped_release unlocked;
+  return self.evict(data, n);
+}
+
 Counts stats(Guests& self) {
   Guests::Stats stats;
   {
@@ -112,6 +119,7 @@ void bind_guests(nb::module_& m) {
            "locations"_a.noconvert(), "epoch"_a)
       .def("adopt", adopt, "source"_a, "log"_a, "number"_a)
       .def("take_out", take_out, "keys"_a.noconvert())
+      .def("evict", evict, "keys"_a.noconvert())
       .def("take_out_all", &Guests::take_out_all, Released())
       .def("sources", &Guests::sources, Released())
       .def("stats", stats);

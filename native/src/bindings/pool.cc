@@ -227,6 +227,7 @@ Counts stats_of_pool(Pool& pool) {
   named["packing_nanoseconds"] = stats.packed.nanoseconds;
   named["is_packing"] = stats.packed.is_on ? 1 : 0;
   named["untold_evictions"] = stats.untold_evictions;
+  named["guest_hits"] = stats.guest_hits;
   return named;
 }
 

@@ -228,10 +228,12 @@ bool Guests::has(const Key& key, uint64_t generation) {
 size_t Guests::take_out(const Key* keys, size_t n) {
   if (!is_used_) return 0;
   const Lock lock(mutex_);
-  std::vector<Key> those;
-  std::copy_if(keys, keys + n, std::back_inserter(those),
-               [this](const Key& key) { return guests_.count(key) > 0; });
-  return remove(those);
+  return remove(those_of(keys, n));
+}
+
+size_t Guests::evict(const Key* keys, size_t n) {
+  const Lock lock(mutex_);
+  return remove(those_of(keys, n), PageEvent::kEvicted);
 }
 
 void Guests::take_out_all() {
@@ -323,8 +325,15 @@ void Guests::forget_evicted() {
   }
 }
 
+std::vector<Key> Guests::those_of(const Key* keys, size_t n) const {
+  std::vector<Key> those;
+  std::copy_if(keys, keys + n, std::back_inserter(those),
+               [this](const Key& key) { return guests_.count(key) > 0; });
+  return those;
+}
+
 // Of guests. Returns how many were in the pool until now.
-size_t Guests::remove(const std::vector<Key>& keys) {
+size_t Guests::remove(const std::vector<Key>& keys, PageEvent why) {
   std::vector<Key> those;  // each once, whoever named some twice
   std::vector<uint64_t> generations;
   for (const Key& key : keys) {
@@ -334,7 +343,7 @@ size_t Guests::remove(const std::vector<Key>& keys) {
     generations.push_back(guest->second.generation);
     forget(key);
   }
-  return pool_->retract_exactly(those.data(), generations.data(), those.size());
+  return pool_->retract_exactly(those.data(), generations.data(), those.size(), why);
 }
 
 void Guests::lose(uint64_t source, TakenBack known) {

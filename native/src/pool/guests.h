@@ -126,6 +126,8 @@ class Guests {
   // Takes out the guests among these pages; returns how many there were. Costs nothing while nothing was
   // ever stored.
   size_t take_out(const Key* keys, size_t n);
+  // The same, of guests that this node has no use for any more.
+  size_t evict(const Key* keys, size_t n);
   // The sources whose guests are here, after some that the pool has evicted were forgotten. What was
   // `followed` but not stored yet is forgotten too: one thread follows, stores and calls this.
   std::vector<uint64_t> sources();
@@ -159,7 +161,8 @@ class Guests {
   void add(const Key& key, uint64_t source, uint64_t generation);
   void forget(const Key& key);
   void forget_evicted();
-  size_t remove(const std::vector<Key>& keys);
+  size_t remove(const std::vector<Key>& keys, PageEvent why = PageEvent::kRetracted);
+  std::vector<Key> those_of(const Key* keys, size_t n) const;
   void lose(uint64_t source, TakenBack known);
   void let_go(Source* source);
 

@@ -307,8 +307,10 @@ void Pool::fetch(const PageBatch& batch, FetchStatus* statuses, const Deadline& 
     if (granules[i] != PageTable::kNone) statuses[i] = FetchStatus::kTimedOut;
   }
   const Lock lock(mutex_);
-  for (const uint32_t granule : granules) {
+  for (size_t i = 0; i < batch.n_pages; ++i) {
+    const uint32_t granule = granules[i];
     if (granule == PageTable::kNone) continue;
+    n_guest_hits_ += statuses[i] == FetchStatus::kHit ? pages_[granule].is_guest : 0;
     --pages_[granule].n_copies;
     release_if_unheld(granule);
   }
@@ -337,7 +339,7 @@ void Pool::retract(const Key* keys, size_t n, uint8_t* found, Location* location
   }
 }
 
-size_t Pool::retract_exactly(const Key* keys, const uint64_t* generations, size_t n) {
+size_t Pool::retract_exactly(const Key* keys, const uint64_t* generations, size_t n, PageEvent why) {
   size_t n_retracted = 0;
   {
     const Lock lock(mutex_);
@@ -346,7 +348,7 @@ size_t Pool::retract_exactly(const Key* keys, const uint64_t* generations, size_
       const uint32_t granule = pages_.find(keys[i]);
       if (granule == PageTable::kNone || pages_[granule].generation != generations[i]) continue;
       log_.push(keys[i], location_of(granule));
-      take_out(granule, PageEvent::kRetracted);
+      take_out(granule, why);
       ++n_retracted;
     }
   }
@@ -439,7 +441,7 @@ PoolStats Pool::stats() {
   expire_pins();
   const uint64_t used = uint64_t{blocks_.n_used()} * options_.granule;
   return {options_.nbytes, used,       pages_.size(),    pinned_bytes_, n_stored_,
-          n_evicted_,      n_no_room_, log_.n_dropped(), log_.size(),   packing_.pages()};
+          n_evicted_,      n_no_room_, log_.n_dropped(), log_.size(),   n_guest_hits_, packing_.pages()};
 }
 
 }  // namespace p2pkv

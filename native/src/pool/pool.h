@@ -108,6 +108,7 @@ struct PoolStats {
   uint64_t no_room_pages;
   uint64_t dropped_evictions;  // records the log had no room for
   uint64_t untold_evictions;   // records that nobody has drained yet
+  uint64_t guest_hits;         // pages of other nodes that this one's calls fetched; only grows
   PackedPages packed;
 };
 
@@ -177,7 +178,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // block is freed when the last hold goes.
   void retract(const Key* keys, size_t n, uint8_t* found, Location* locations);
   // Takes out those pages that still have these generations, logging them as evicted; returns their number.
-  size_t retract_exactly(const Key* keys, const uint64_t* generations, size_t n);
+  size_t retract_exactly(const Key* keys, const uint64_t* generations, size_t n,
+                         PageEvent why = PageEvent::kRetracted);
   // Takes out all pages that are there when it is called, and maybe some that are published meanwhile,
   // logging them as evicted; returns their number. `why` goes into the history.
   uint64_t purge(PageEvent why = PageEvent::kCleared);
@@ -327,6 +329,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   uint64_t n_stored_ = 0;
   uint64_t n_evicted_ = 0;
   uint64_t n_no_room_ = 0;
+  uint64_t n_guest_hits_ = 0;
   uint64_t n_hidden_ = 0;
   bool is_released_ = false;
 };
