@@ -1,0 +1,250 @@
+"""Pages that calls fetch often from others come into the own pool, within bounds, and go again.
+
+End to end: ``tests/e2e/test_hot_pages.py``. The hunt `guests` looks for those that were taken back and are found.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import pages
+from cluster import eventually
+from p2pkv import Config, Node, PrefetchOutcome, UsageError
+from p2pkv.cache.hot_guests import HotGuests, Limits
+from p2pkv.errors import ConfigError
+from p2pkv.parts.cache import CacheParts
+from p2pkv.parts.hot_guests import make_hot_guests
+
+PAGE = 4096
+N_ROOM = 64
+KEYS = [f"k{i}" for i in range(12)]
+SETTLE_S = 30.0
+BROUGHT = 'p2pkv_hot_pages_total{outcome="brought"}'
+
+
+class Reader:
+    """A node whose calls find its pages as often as the test says."""
+
+    def __init__(self, node: Node, n_pages: int, limits: Limits | None = None) -> None:
+        self.node = node
+        caching = node._parts.caching
+        assert isinstance(caching, CacheParts)
+        self.caching = caching
+        self.rates: dict[bytes, float] = {}
+        self.now = 0.0
+        made = make_hot_guests(caching, node._parts.control.epochs, node.metrics, 0, touch=True)
+        self.hot = HotGuests(
+            replace(made._around, hot_pages=self.hot_pages),
+            n_pages * PAGE,
+            limits=limits,
+            clock=lambda: self.now,
+        )
+        caching.pins.on_asked_for = caching.prefetcher.on_asked_for = self.hot.asked_for
+
+    def hot_pages(self, most: int, least_looks: int) -> list[tuple[bytes, float]]:
+        return sorted(self.rates.items(), key=lambda page: -page[1])[:most]
+
+    def ids(self, keys: list[str]) -> np.ndarray:
+        return self.caching.cache.hash(keys)[1]
+
+    def heat(self, keys: list[str], rate: float) -> None:
+        self.rates |= dict.fromkeys(map(bytes, self.ids(keys)), rate)
+
+    def turn(self, seconds: float = 1.0) -> int:
+        """Look once, and again when all that was to come has come; return how many hot guests there are."""
+        self.now += seconds
+        self.hot.turn()
+        eventually(
+            lambda: self.caching.prefetcher._hot is None or self.caching.prefetcher._hot.done(), SETTLE_S
+        )
+        self.hot.turn()
+        return int(self.hot.readings()["p2pkv_hot_guest_pages"])
+
+    def here(self, keys: list[str] = KEYS) -> list[str]:
+        found, _ = self.caching.pool.lookup(self.ids(keys))
+        return [key for key, is_here in zip(keys, found.tolist(), strict=True) if is_here]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Node]]:
+    nodes: list[Node] = []
+
+    def start(node_id: str, **settings: object) -> Node:
+        join = [node.address for node in nodes][:1]
+        defaults = {"pool_size": N_ROOM * PAGE, "buffer_size": 0, "deadline": 5.0, "join": join}
+        nodes.append(node := Node.start(Config(node_id=node_id, **(defaults | settings))))  # type: ignore[arg-type]
+        eventually(lambda: all(len(other.members()) == len(nodes) for other in nodes), SETTLE_S)
+        return node
+
+    yield start
+    for node in reversed(nodes):
+        node.close()
+
+
+def published(node: Node, keys: list[str] = KEYS) -> None:
+    memory = np.zeros((len(keys), PAGE), np.uint8)
+    pages.fill(memory, keys)
+    with node.register_memory(memory):
+        assert node.publish(keys, memory).all()
+
+
+def found(node: Node, keys: list[str] = KEYS) -> list[str]:
+    memory = np.zeros((len(keys), PAGE), np.uint8)
+    with node.register_memory(memory):
+        hits = node.fetch(keys, memory)
+    assert pages.wrong(memory, keys, hits) == []
+    return [key for key, hit in zip(keys, hits, strict=True) if hit]
+
+
+def test_hot_pages_come_and_are_found_here(start: Callable[..., Node]) -> None:
+    owner = start("owner")
+    reader = Reader(start("reader"), 16)
+    published(owner)
+    reader.heat(KEYS[:8], 3.0)
+    reader.heat(KEYS[8:], 0.1)
+    assert reader.turn() == 8
+    assert reader.here() == KEYS[:8]
+    assert found(reader.node) == KEYS
+    counted = reader.node.counters()
+    assert counted[BROUGHT] == 8
+    assert counted["p2pkv_hot_bytes_total"] == 8 * PAGE
+    assert counted["p2pkv_fetched_guest_pages_total"] == 8
+    assert counted['p2pkv_prefetched_pages_total{outcome="brought"}'] == 0
+    owner.retract(KEYS[:2])
+    assert found(reader.node) == KEYS[2:]
+    assert reader.turn() == 6
+
+
+def test_what_has_cooled_goes(start: Callable[..., Node]) -> None:
+    published(start("owner"))
+    reader = Reader(start("reader"), 16)
+    reader.heat(KEYS, 3.0)
+    assert reader.turn() == len(KEYS)
+    reader.heat(KEYS[:4], 0.3)
+    assert reader.turn() == len(KEYS), "what is between the two bounds stays, and does not come and go"
+    reader.heat(KEYS[:4], 0.2)
+    assert reader.turn() == len(KEYS) - 4
+    assert reader.here() == KEYS[4:]
+    assert reader.node.counters()["p2pkv_cooled_guests_total"] == 4
+    assert found(reader.node) == KEYS, "its owner has it"
+
+
+def test_what_somebody_asked_for_stays(start: Callable[..., Node]) -> None:
+    published(start("owner"))
+    reader = Reader(start("reader"), 16)
+    reader.heat(KEYS, 3.0)
+    assert reader.turn() == len(KEYS)
+    prefetch = reader.node.prefetch(KEYS[:3])
+    assert prefetch.wait(SETTLE_S)
+    assert (prefetch.outcomes == PrefetchOutcome.PRESENT).all()
+    with reader.node.pin(KEYS[3:6], 60.0) as pin:
+        assert pin.outcomes.all()
+        reader.rates.clear()
+        assert reader.turn() == 0
+        assert reader.here() == KEYS[:6]
+
+
+def test_the_share_is_never_passed(start: Callable[..., Node]) -> None:
+    published(start("owner"))
+    reader = Reader(start("reader"), 5)
+    reader.heat(KEYS, 3.0)
+    for _ in range(4):
+        assert reader.turn() == 5
+        assert len(reader.here()) == 5
+    assert reader.node.counters()['p2pkv_hot_pages_total{outcome="no_room"}'] >= 7
+
+
+def test_odd_lengths_take_whole_blocks_of_the_share(start: Callable[..., Node]) -> None:
+    owner = start("owner")
+    reader = Reader(start("reader"), 5)
+    memory = np.ones((len(KEYS), 100), np.uint8)
+    with owner.register_memory(memory):
+        assert owner.publish(KEYS, memory).all()
+    reader.heat(KEYS, 3.0)
+    assert reader.turn() == 5
+    assert reader.hot.readings()["p2pkv_hot_guest_bytes"] == 5 * PAGE
+
+
+def test_much_hotter_pages_take_the_place_of_the_least_hot(start: Callable[..., Node]) -> None:
+    published(start("owner"))
+    reader = Reader(start("reader"), 4)
+    reader.heat(KEYS[:4], 2.0)
+    assert reader.turn() == 4
+    reader.heat(KEYS[4:6], 3.0)
+    assert reader.turn() == 4
+    assert reader.here() == KEYS[:4], "a little hotter is no reason"
+    reader.heat(KEYS[4:6], 30.0)
+    reader.heat(KEYS[1:3], 1.0)
+    assert reader.turn() == 4
+    assert reader.here() == [KEYS[0], *KEYS[3:6]]
+
+
+def test_so_many_bytes_come_in_a_second_and_no_more(start: Callable[..., Node]) -> None:
+    published(start("owner"))
+    reader = Reader(start("reader"), 16, Limits(bytes_a_second=3 * PAGE))
+    reader.heat(KEYS, 3.0)
+    assert [reader.turn() for _ in range(5)] == [3, 6, 9, 12, 12]
+
+
+def test_nothing_comes_until_what_was_hot_before_a_bump_is_forgotten(start: Callable[..., Node]) -> None:
+    owner = start("owner")
+    reader = Reader(start("reader"), 16)
+    published(owner)
+    reader.heat(KEYS, 3.0)
+    assert reader.turn() == len(KEYS)
+    owner.bump()
+    assert reader.here() == []
+    published(owner)
+    reader.rates.clear()
+    reader.heat(KEYS, 3.0)
+    assert reader.turn() == 0
+    assert reader.turn(19.0) == 0
+    assert reader.turn(2.0) == len(KEYS)
+
+
+def test_pages_come_from_their_owner_whoever_has_them_as_guests(start: Callable[..., Node]) -> None:
+    """Whoever is named first, the source of a guest is who owns it: what that takes back goes everywhere."""
+    owner = start("owner")
+    readers = [Reader(start(f"reader {i}"), 16) for i in range(3)]
+    published(owner)
+    for reader in readers:
+        reader.heat(KEYS, 3.0)
+        # Over the control socket, before there is a channel, one holder is named.
+        eventually(lambda reader=reader: reader.turn(11.0) == len(KEYS), SETTLE_S)
+    assert owner.counters()["p2pkv_followers"] == 3
+    owner.retract(KEYS)
+    assert [reader.here() for reader in readers] == [[], [], []]
+
+
+def test_owners_hear_that_their_pages_are_used(start: Callable[..., Node]) -> None:
+    owner = start("owner")
+    reader = Reader(start("reader"), 16)
+    published(owner)
+    reader.heat(KEYS, 3.0)
+
+    def is_heard() -> bool:
+        reader.turn()
+        found(reader.node, ["nowhere"])  # a look-up makes a channel
+        return owner.counters()["p2pkv_heard_touches_total"] >= len(KEYS)
+
+    eventually(is_heard, SETTLE_S)
+
+
+def test_nothing_comes_where_no_share_is_set(start: Callable[..., Node]) -> None:
+    published(start("owner"))
+    reader = start("reader")
+    assert reader._parts.caching is not None
+    assert reader._parts.caching.hot_guests is None
+    assert "p2pkv-hot-guests" not in {thread.name for thread in threading.enumerate()}
+    assert "p2pkv_hot_guest_pages" not in reader.counters()
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.6, "many"])
+def test_a_share_that_is_none_is_refused(share: object) -> None:
+    with pytest.raises((ConfigError, UsageError), match="hot_share"):
+        Config(hot_share=share)  # type: ignore[arg-type]
