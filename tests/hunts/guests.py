@@ -1,7 +1,8 @@
 """What its publishers took back, or a bump ended, is found nowhere, wherever it was brought; pins bound and end.
 
 Some nodes, with disks or without, publish, fetch, prefetch, pin, hand over, retract and clear the same keys all the
-time, each in a thread of its own, in pools that hold less than all. Meanwhile the namespace is bumped, and nodes are
+time, each in a thread of its own, in pools that hold less than all, and bring what they have fetched a few times, as
+hot guests. Meanwhile the namespace is bumped, and nodes are
 closed and started again. Every page says of which key and version it is, and when that was made. In the end pins are
 held against a flood of new pages, and must end.
 """
@@ -18,16 +19,20 @@ import numpy as np
 
 from hunts.frame import Broken, Hunt, Stop, Tally
 from hunts.guests_history import N_KEYS, PAGE, Bumped, History
+from hunts.hot_guests import hot_guests_of
 from hunts.schedules import drawn, scratch, turns
 from p2pkv import Config, Node, Pin, Prefetch, PrefetchOutcome
+from p2pkv.cache.hot_guests import HotGuests
 
 POOL = 96 * PAGE
 BATCH = 8
 DEADLINE = 4.0
 PIN_SHARE = 0.25
+HOT_ROOM = 16 * PAGE
 _EFFECTS = {
     "pages brought": 'p2pkv_prefetched_pages_total{outcome="brought"}',
     "bytes brought from elsewhere": "p2pkv_prefetched_bytes_total",
+    "hot pages brought": 'p2pkv_hot_pages_total{outcome="brought"}',
     "guests taken back": "p2pkv_taken_back_guests_total",
     "pages handed over": 'p2pkv_handed_over_pages_total{outcome="accepted"}',
     "pages pinned": 'p2pkv_pinned_pages_total{outcome="pinned"}',
@@ -47,6 +52,7 @@ class Worker:
         self.disk = {} if disk is None else {"disk_size": 8 << 20, "disk_path": str(disk)}
         self.started = 0.0
         self.node: Node | None = None
+        self.hot: HotGuests | None = None
         self.thread: threading.Thread | None = None
         self.is_over = threading.Event()
         self.pins: list[Pin] = []
@@ -69,6 +75,7 @@ class Worker:
             )
         )
         self.node.register_memory(self.memory)
+        self.hot = hot_guests_of(self.node, HOT_ROOM)
 
     def work(self) -> None:
         self.is_over.clear()
@@ -89,6 +96,9 @@ class Worker:
         for effect, name in _EFFECTS.items():
             self.world.tally[effect] += int(counted.get(name, 0.0))
         prefetches, self.prefetches, self.pins = self.prefetches, [], []
+        if self.hot is not None:
+            self.hot.close()
+            self.hot = None
         self.node.close()
         self.node = None
         for prefetch in prefetches:
@@ -101,6 +111,7 @@ class Worker:
             (self.fetch, 6),
             (self.prefetch, 5),
             (self.hand_over, 1),
+            (self.bring_hot, 5),
             (self.retract, 4),
             (self.clear, 0.2),
             (self.pin, 1.5),
@@ -150,6 +161,14 @@ class Worker:
         elif how < 0.7:
             self.await_done(prefetch)
         self.prefetches = [one for one in self.prefetches if not one.done()] + [prefetch]
+
+    def bring_hot(self) -> None:
+        assert self.hot is not None
+        self.hot.turn()
+        if (nbytes := self.hot.readings()["p2pkv_hot_guest_bytes"]) > HOT_ROOM:
+            raise self.world.broken(
+                f"{self.node_id} has {nbytes:.0f} bytes of hot guests, and room for {HOT_ROOM}"
+            )
 
     def await_done(self, prefetch: Prefetch) -> None:
         if not prefetch.wait(60.0):
