@@ -23,6 +23,7 @@ SUITES = (
         "rails",
         "attach",
         "ring",
+        "hot",
     ),
 )
 LONG = frozenset(SUITES[SUITES.index("threads") :]) | {"load"}

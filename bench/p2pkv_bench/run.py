@@ -12,6 +12,7 @@ from p2pkv_bench import (
     disk,
     exists,
     fetch,
+    hot,
     indexer,
     native_clients,
     overhead,
@@ -55,6 +56,7 @@ _SUITES: Mapping[str, Callable[[Meeting, Plan], Iterator[Row]]] = {
     "rails": rails.rows,
     "attach": attached.rows,
     "ring": ring.rows,
+    "hot": hot.rows,
 }
 
 

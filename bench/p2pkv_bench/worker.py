@@ -21,6 +21,7 @@ from p2pkv_bench._native import serve_spans
 from p2pkv_bench.echo import EchoServer
 from p2pkv_bench.keys import keys_at
 from p2pkv_bench.load import Load
+from p2pkv_bench.reads import Reads
 from p2pkv_bench.transfer_ends import FarTransfers
 from p2pkv_bench.working_set import Rotation, Source
 
@@ -37,6 +38,7 @@ class Worker:
         self._echo: EchoServer | None = None
         self._load: Load | None = None
         self._transfers: FarTransfers | None = None
+        self._reads: Reads | None = None
         self._n_keys = 0
 
     def start(self, config: dict[str, Any], working_set: int, readable: bool = False) -> str:
@@ -95,6 +97,20 @@ class Worker:
             self._n_keys += batch
             n_published += int(self.node.publish(keys, pages[first : first + batch]).sum())
         return n_published * page_nbytes
+
+    def prepare_reads(self, page_nbytes: int, prefix: str, shard: str, n_pages: int) -> None:
+        """Prepare to read the pages that another process has published so."""
+        keys = keys_at(self.node, shard, prefix, n_pages)
+        self._reads = Reads(self.node, keys, self.source.pages(page_nbytes)[:n_pages])
+
+    def read_for(self, seconds: float, batch: int) -> dict[str, Any]:
+        """Read them over and over for so long; see :meth:`Reads.run`."""
+        assert self._reads is not None
+        return self._reads.run(seconds, batch)
+
+    def processor_seconds(self) -> float:
+        """Return how long processors have worked for this process."""
+        return time.process_time()
 
     def serve_streams(self) -> int:
         """Accept streams and send them what they ask for; returns the port."""
