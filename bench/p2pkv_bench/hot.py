@@ -84,7 +84,7 @@ class _Crowd:
             reader.send("read_for", seconds=seconds, batch=_BATCH)
         answers = [reader.answer() for reader in self._readers]
         spent = self._owner.call("processor_seconds") - before
-        gb = sum(answer["nbytes"] for answer in answers) / 1e9 / seconds
+        gb: float = sum(answer["nbytes"] for answer in answers) / 1e9 / seconds
         if figures is not None:
             figures.read.append(gb)
             figures.from_owner.append(sum(a["from_others"] for a in answers) / 1e9 / seconds)
@@ -131,8 +131,8 @@ def _rows(case: str, transport: str, figures: dict[str, _Figures]) -> Iterator[R
             "owner_ms": "the owner's processor time",
             "p99": f"a call of {_BATCH}, p99",
         }[name]
-        # the first round of each warms up, as in all suites; a reader that reads nothing from others has a figure of 0
-        values = {who: [max(value, 1e-9) for value in getattr(of, name)[1:]] for who, of in figures.items()}
+        # the first round of each warms up, as in all suites
+        values = {who: getattr(of, name)[1:] for who, of in figures.items()}
         yield make_row(
             values,
             suite="hot",

@@ -101,7 +101,8 @@ TEST(hot_pages_are_found_among_many_with_their_rates) {
   CHECK_EQ(n_known, all.size());
 }
 
-// As many as 8,000 tokens have that all requests begin with, in pages of 16, each request with pages of its own behind.
+// As many as 8,000 tokens have that all requests begin with, in pages of 16, each request with pages of its
+// own behind.
 TEST(hot_pages_know_a_long_prompt) {
   now_ns = 0;
   HotPages hot(test_now);

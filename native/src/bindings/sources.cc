@@ -151,7 +151,8 @@ std::vector<std::pair<size_t, uint64_t>> fetched(const FetchSources& self) {
   return all;
 }
 
-// Ids of the pages that were fetched most lately, and how often a second; those known from fewer looks are left out.
+// Ids of the pages that were fetched most lately, and how often a second; those known from fewer looks are
+// left out.
 std::vector<std::pair<nb::bytes, double>> hot_pages(FetchSources& self, size_t most, uint32_t least_looks) {
   std::vector<HotPages::Hot> hot;
   {

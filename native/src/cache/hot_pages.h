@@ -5,8 +5,8 @@
 // may be the other's. So no frequent page is overlooked, and a count less what may be another's is never too
 // large. Of many fetches a sample is looked at, each page with the weight of those that were not.
 //
-// Each page has its place in one of several sets, by its hash, as in a processor's cache: so a look costs the same
-// however many places there are, and all pages of a long prompt that many requests begin with have one.
+// Each page has its place in one of several sets, by its hash, as in a processor's cache: so a look costs the
+// same however many places there are, and all pages of a long prompt that many requests begin with have one.
 #pragma once
 
 #include <array>

@@ -217,7 +217,7 @@ class Shard {
   bool is_confirmed_ = false;             // ever
   uint32_t confirmed_since_ = 0;          // without a gap
   uint32_t confirmed_at_ = 0;
-  size_t next_sweep_ = 0;  // used by the sweeping thread only
+  size_t next_sweep_ = 0;             // used by the sweeping thread only
   std::atomic<uint64_t> n_draws_{0};  // questions for holders so far
   // How many stripes may have leftovers, and one that was being swept when that was found out.
   std::atomic<size_t> n_unswept_{0};

@@ -440,8 +440,8 @@ PoolStats Pool::stats() {
   const Lock lock(mutex_);
   expire_pins();
   const uint64_t used = uint64_t{blocks_.n_used()} * options_.granule;
-  return {options_.nbytes, used,       pages_.size(),    pinned_bytes_, n_stored_,
-          n_evicted_,      n_no_room_, log_.n_dropped(), log_.size(),   n_guest_hits_, packing_.pages()};
+  return {options_.nbytes,  used,        pages_.size(), pinned_bytes_,   n_stored_, n_evicted_, n_no_room_,
+          log_.n_dropped(), log_.size(), n_guest_hits_, packing_.pages()};
 }
 
 }  // namespace p2pkv
