@@ -93,8 +93,11 @@ class Prefetcher:
         self._room = room
         self._batch_nbytes = min(_STAGING, pool.largest_page // 8)
         self._others = others
-        self._metrics = metrics
-        self._counting = Counting(self._count, lambda nbytes: metrics.prefetched_bytes.inc(nbytes))
+        # It must not lead back to this one: what a closed node had open goes with its last reference.
+        self._counting = Counting(
+            lambda outcome, n: metrics.count(metrics.prefetched_pages, outcome.name.lower(), n),
+            lambda nbytes: metrics.prefetched_bytes.inc(nbytes),
+        )
         self.on_asked_for: Callable[[Keys], None] = lambda _: None
         """Called with pages that somebody wants to have here, before they are looked for."""
         self._log = LimitedLog(_log)
@@ -155,9 +158,6 @@ class Prefetcher:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="p2pkv-prefetch", daemon=True)
             self._thread.start()
-
-    def _count(self, outcome: PrefetchOutcome, n: int) -> None:
-        self._metrics.count(self._metrics.prefetched_pages, outcome.name.lower(), n)
 
     def _run(self) -> None:
         next_poll, has_sources = time.monotonic(), False

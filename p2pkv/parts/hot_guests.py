@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from p2pkv import _native
 from p2pkv.cache.hot_guests import HotGuests, Limits, Surroundings
 from p2pkv.config import Config
+from p2pkv.lifetime import weakly
 from p2pkv.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -44,7 +45,10 @@ def make_hot_guests(
     limits: Limits | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> HotGuests:
-    """Return what looks when it is told to, or from its start on. ``touch``: owners hear of what is used here."""
+    """Return what looks when it is told to, or from its start on; the caller keeps it for as long as ``parts``.
+
+    ``touch``: owners hear of what is used here.
+    """
     around = Surroundings(
         pool=parts.pool,
         tier=parts.tier,
@@ -58,5 +62,5 @@ def make_hot_guests(
         metrics=metrics,
     )
     hot_guests = HotGuests(around, room, limits=limits, clock=clock)
-    parts.pins.on_asked_for = parts.prefetcher.on_asked_for = hot_guests.asked_for
+    parts.pins.on_asked_for = parts.prefetcher.on_asked_for = weakly(hot_guests.asked_for)
     return hot_guests
