@@ -18,6 +18,7 @@ from typing import Any
 
 from p2pkv.config.checks import DATA_PORTS, check
 from p2pkv.config.sources import gather
+from p2pkv.config.tenants import Tenants, check_tenants, read_tenants
 from p2pkv.store_url import StoreUrl, is_store_url, read_store_url
 from p2pkv.transports import AllOptions, encrypted, former_names, read_options, take_former
 from p2pkv.values import (
@@ -80,6 +81,10 @@ class Config:
     accepted_secret_files: tuple[str, ...] | list[str] | str = ()
     """Secrets that other nodes may go by besides, while a cluster is moved from one to another: the one of before, or
     the next. ``docs/security.md`` has the three steps."""
+    tenants: Tenants | str = dataclasses.field(default_factory=dict, hash=False)
+    """Namespaces with a secret of their own, and so with a pool and quotas of their own, by their first word: such as
+    ``{"acme": {"secret_file": "/etc/p2pkv/acme", "pool_size": "8GiB", "requests": 64}}``, or JSON of it;
+    ``docs/operations.md`` has what each may say."""
     transports: tuple[str, ...] | list[str] | str = "auto"
     """Transports in order of preference, or ``auto``."""
     transport_options: Mapping[str, Mapping[str, object]] | str = dataclasses.field(
@@ -204,6 +209,7 @@ class Config:
         _set(self, "accepted_secret_files", as_tuple("accepted_secret_files", self.accepted_secret_files))
         _set(self, "transports", as_tuple("transports", self.transports))
         _set(self, "encrypt", as_tuple("encrypt", self.encrypt))
+        _set(self, "tenants", read_tenants(self.tenants))
         options = encrypted(tuple(self.encrypt), read_options(self.transport_options))
         _set(self, "transport_options", options)
         _set(self, "routers", as_tuple("routers", self.routers))
@@ -230,6 +236,7 @@ class Config:
         if self.metrics_port is not None:
             _set(self, "metrics_port", as_number("metrics_port", self.metrics_port, int))
         check(self)
+        check_tenants(self)
         if self.listen.startswith("*:"):  # ZMQ's word for it, which nobody else knows
             _set(self, "listen", f"0.0.0.0{self.listen[1:]}")
         _set(self, "node_id", str(self.node_id))  # the wire knows plain strings only
@@ -281,6 +288,12 @@ class Config:
         """``transport_options`` as mappings."""
         assert not isinstance(self.transport_options, str)
         return self.transport_options
+
+    @property
+    def tenants_by_name(self) -> Tenants:
+        """``tenants`` as a mapping of mappings."""
+        assert not isinstance(self.tenants, str)
+        return self.tenants
 
     @property
     def attach_path(self) -> str:
