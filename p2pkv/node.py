@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from p2pkv import lifetime
 from p2pkv._native import FaultyFiles
 from p2pkv.arrays.host import HostArray, SupportsCudaArray
 from p2pkv.attach.cache import AttachedCache
+from p2pkv.cache.call_limit import LimitedCache
 from p2pkv.cache.drained import MAX_DRAIN_S, Drained
 from p2pkv.cache.hand_overs import HandOver
 from p2pkv.cache.page_cache import PageCache
@@ -29,6 +31,7 @@ from p2pkv.page import Outcomes, Pages, Whereabouts
 from p2pkv.parts.attached import AttachedCaching, AttachedParts
 from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.node import NodeParts
+from p2pkv.parts.tenants import Place, TenantNodes, limited, plan_tenants
 from p2pkv.peers.connections import PeerTraffic
 from p2pkv.transports.base import Transport
 
@@ -48,16 +51,27 @@ class Node:
     _timing = Timing()  # and are more patient where a machine is emulated
     _disk_faults: FaultyFiles | None = None  # and have disks fail
 
-    def __init__(self, config: Config, extra_transports: Sequence[Transport] = ()) -> None:
-        """Build without joining; use :meth:`start`."""
+    def __init__(
+        self, config: Config, extra_transports: Sequence[Transport] = (), place: Place | None = None
+    ) -> None:
+        """Build without joining; use :meth:`start`. A tenant's node has a ``place`` in the node around it."""
         self.config = config
         self._gate = Gate(f"node {config.node_id}")
-        self._parts: NodeParts | AttachedParts = (
-            AttachedParts(config, extra_transports)
-            if config.attach
-            else NodeParts(config, self._gate, extra_transports, self._clock, self._timing, self._disk_faults)
-        )
+        place = place or Place(plan_tenants(config))
+        with ExitStack() as undo:
+            self._parts = self._build(extra_transports, place)
+            undo.callback(self._parts.close)
+            self._tenants = TenantNodes(
+                place.tenants, self._parts.records, lambda config, place: Node(config, place=place)
+            )
+            undo.pop_all()
         self.metrics = self._parts.metrics
+        if self._tenants.by_name:
+            self.metrics.watch_labelled(self._tenants.readings)
+        self._limit = place.limit
+        self._limited = None
+        if self._limit is not None and isinstance(self._parts, NodeParts) and self._parts.caching is not None:
+            self._limited = limited(self._parts.caching.cache, self._limit, self.metrics)
         self.metrics_port = self._parts.metrics_port
         """Where metrics are served, if anywhere."""
         self.indexer_port = self._parts.indexer_port
@@ -68,6 +82,19 @@ class Node:
         self.kv_events_replay_endpoint = None if events is None else events.replay_endpoint
         """Where missed ones are asked for; None without ``kv_events_replay``."""
         lifetime.watch(self, self._gate)
+
+    def _build(self, extra_transports: Sequence[Transport], place: Place) -> NodeParts | AttachedParts:
+        if self.config.attach:
+            return AttachedParts(self.config, extra_transports)
+        return NodeParts(
+            self.config,
+            self._gate,
+            extra_transports,
+            self._clock,
+            self._timing,
+            self._disk_faults,
+            place,
+        )
 
     @classmethod
     def start(cls, config: Config, *, extra_transports: Sequence[Transport] = ()) -> Self:
@@ -83,6 +110,21 @@ class Node:
                 "of a JSON file"
             )
         return cls(config, extra_transports)
+
+    def tenant(self, name: str) -> Node:
+        """Return the node of a tenant: its calls are those of this node, in the tenant's namespace and pool.
+
+        It has memory registered with it by itself, and ends with this node. Raises
+        :class:`~p2pkv.errors.UsageError` if the setting ``tenants`` has no such name: this node lacks its secret.
+        """
+        tenant = self._tenants.by_name.get(name)
+        if tenant is None:
+            names = ", ".join(self._tenants.by_name) or "none"
+            raise UsageError(
+                f"node {self.node_id} has no tenant {name!r}, it has {names}; give it the tenant's secret_file in the "
+                "setting tenants"
+            )
+        return tenant
 
     def register_memory(
         self, buffer: HostArray | SupportsCudaArray, *, nbytes: int | None = None, readable: bool = False
@@ -239,18 +281,23 @@ class Node:
         Raises :class:`~p2pkv.errors.UsageError` for a time that is none.
         """
         with self._gate:
-            return self._caching.drainer.drain(_drain_seconds(seconds))
+            self._tenants.begin_drain(_drain_seconds(seconds))
+            return self._tenants.drain_with(self._caching.drainer.drain(seconds), seconds)
 
     def begin_drain(self, seconds: float) -> None:
-        """Do the same in the background: :attr:`drained` says when it is done. Never blocks."""
+        """Do the same in the background: :attr:`drained` says when it is done. Never blocks. So do tenants' nodes."""
         with self._gate:
-            self._caching.drainer.begin(_drain_seconds(seconds))
+            self._tenants.begin_drain(_drain_seconds(seconds))
+            self._caching.drainer.begin(seconds)
 
     @property
     def drained(self) -> Drained | None:
-        """What became of this node's pages, once it has drained, whoever asked it to; None before."""
+        """What became of this node's pages, once it has drained, whoever asked it to; None before.
+
+        Those of tenants' nodes are counted in.
+        """
         caching = self._parts.caching
-        return None if caching is None else caching.drained
+        return None if caching is None else self._tenants.drained(caching.drained)
 
     def clear(self) -> int:
         """Take back every page that this node published; return their number. The directory hears of it soon."""
@@ -278,6 +325,9 @@ class Node:
             name = self.config.namespace if namespace is None else namespace
             if not isinstance(name, str) or not name:
                 raise UsageError(f"a namespace is called by a text that is not empty, not {namespace!r}")
+            tenant = self._tenants.by_name.get(name.split(" ")[0])
+            if tenant is not None:
+                return tenant.bump(name, timeout=timeout)
             return self._parts.epochs.bump(name, self._deadline(timeout))
 
     def explain(self, key: str | bytes, *, timeout: float | None = None) -> Explanation:
@@ -345,6 +395,9 @@ class Node:
         if self._gate.shut():
             lifetime.forget(self)
             self._parts.interrupt()
+            if self._limit is not None:
+                self._limit.close()
+            self._tenants.close()
             self._gate.drain(self._parts.close)
 
     def __repr__(self) -> str:
@@ -362,7 +415,9 @@ class Node:
         return self._parts.transfers
 
     @property
-    def _cache(self) -> PageCache | AttachedCache:
+    def _cache(self) -> PageCache | AttachedCache | LimitedCache:
+        if self._limited is not None:
+            return self._limited
         caching = self._parts.caching
         if caching is None:
             raise self._without_cache()

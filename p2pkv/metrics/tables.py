@@ -51,6 +51,7 @@ READINGS = {
     "p2pkv_late_fetches_total": "Fetches that missed pages because their time was over",
     "p2pkv_namespace_peers": "Peers with this node's namespace, as of when nothing was found with any",
     "p2pkv_fruitless_look_ups_total": "Pages asked of peers while no page was found with any, in rounds of that kind",
+    "p2pkv_limited_calls_total": "Calls of a tenant that missed at their deadlines: as many as it may were under way",
     "p2pkv_shard_entries": "Live entries of this node's shard",
     "p2pkv_shard_tombstones": "Dropped entries kept against late messages",
     "p2pkv_shard_bytes": "Memory of this node's shard",
@@ -185,6 +186,15 @@ LABELLED = {
     "p2pkv_rail_failures_total": (
         "Connections of a rail that were suspected or given up",
         ("transport", "rail", "reason"),
+    ),
+    "p2pkv_tenant_members": ("Nodes of a tenant's cluster, as its node here sees them", ("tenant",)),
+    "p2pkv_tenant_pool_capacity_bytes": ("Room for a tenant's pages here", ("tenant",)),
+    "p2pkv_tenant_pool_used_bytes": ("Bytes of allocated blocks of a tenant's pool", ("tenant",)),
+    "p2pkv_tenant_pool_pages": ("Committed pages of a tenant", ("tenant",)),
+    "p2pkv_tenant_disk_used_bytes": ("Bytes that a tenant's folder on disk occupies at most", ("tenant",)),
+    "p2pkv_tenant_limited_calls_total": (
+        "Calls of a tenant that missed, waiting for others to end",
+        ("tenant",),
     ),
     "p2pkv_forged_records_total": (
         "Encrypted connections ended for bytes that the other end had not sent so",

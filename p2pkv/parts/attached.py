@@ -72,6 +72,7 @@ class AttachedParts:
         """The view without a node that is lost so."""
         self.metrics_port: int | None = None
         self.indexer_port: int | None = None
+        self.records = None  # an engine has no tenants: its host's node may
         self.routers = KnownRouters()  # which tell members of themselves, so the host's node is asked
         with ExitStack() as undo:
             self._build(undo, extra_transports)

@@ -15,7 +15,6 @@ from p2pkv.descriptors import raise_limit, require_descriptors
 from p2pkv.directory.epochs import EpochKeeper
 from p2pkv.directory.membership.base import Identity, Listeners, Membership
 from p2pkv.directory.membership.control_network import ControlNetwork
-from p2pkv.directory.membership.engines import make_engine
 from p2pkv.directory.membership.timing import Clock, Timing
 from p2pkv.directory.routers import KnownRouters
 from p2pkv.directory.view import Member, View, node_key
@@ -41,6 +40,7 @@ from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.control import ControlParts
 from p2pkv.parts.figures import Figures, meeting_places
 from p2pkv.parts.kept_pool import KeptPool
+from p2pkv.parts.tenants import Place, carry_records, membership_engine
 from p2pkv.peers.connections import PeerConnections
 from p2pkv.tracing import CALLS, STEPS, TRANSFERS, Spans
 from p2pkv.transports.base import Transport, TransportSettings
@@ -67,6 +67,7 @@ class NodeParts:
         clock: Clock,
         timing: Timing,
         disk_faults: FaultyFiles | None = None,
+        place: Place | None = None,
     ) -> None:
         """Build, start and join; whatever fails, nothing is left running.
 
@@ -74,6 +75,7 @@ class NodeParts:
         are closed with the rest.
         """
         self._config = config
+        self._place = place or Place()
         self._disk_faults = disk_faults  # for tests: what the calls of the disk tier go through
         self.own_key = node_key(config.node_id)
         self.routers = KnownRouters()
@@ -128,7 +130,8 @@ class NodeParts:
         """Have what peers are spoken to with and read over, and memory for it."""
         config = self._config
         self.control = ControlParts(config, undo)
-        self._engine = make_engine(config.membership, self.control.keys, config.cluster)
+        self._engine = membership_engine(config, self.control.keys, self._place)
+        self.records = carry_records(config, self.control, self._place, undo)
         self._start_transports(undo, extra_transports)
         self.peers = PeerConnections(self.transports, self.control.handshakes.connect, self.metrics)
         self.metrics.show_transports(self.peers.domains)
@@ -276,19 +279,19 @@ class NodeParts:
     def _others(self, view: View) -> list[Member]:
         return [member for member in view.present() if member.node_id != self._config.node_id]
 
-    def _take_router(self, blob: bytes) -> bool:
-        """Take a router's news, and have engines that are attached be told; whether it was that."""
-        is_news = self.routers.take(blob)
-        if is_news:
+    def _take_news(self, blob: bytes) -> bool:
+        """Take a router's news, and have engines that are attached be told, or a tenant's; whether it was that."""
+        if self.routers.take(blob):
             self.control.server.loop.set_routers(self.routers.pack())
-        return is_news
+            return True
+        return self.records is not None and self.records.take(blob)
 
     def _join(self, undo: ExitStack, clock: Clock, timing: Timing) -> Membership:
         config, caching = self._config, self.caching
         self.control.epochs.keep_vigil(timing.surely_believed)
         confirmed = {} if caching is None else {"on_confirmed": caching.directory.confirm_view}
         membership = self._engine(
-            ControlNetwork(self.control.server, self.control.gossip, self._take_router),
+            ControlNetwork(self.control.server, self.control.gossip, self._take_news),
             Identity(
                 config.node_id,
                 self.peers.domains,
@@ -380,6 +383,8 @@ class NodeParts:
         if len(new.present()) > 1:
             self._has_met.set()
         self.witness.met(new.values())
+        if self.records is not None:
+            self.records.set_view(new)
         self.peers.set_view(new)  # before anything is located at a member that it does not know
         if self.caching is not None:
             self.caching.view_changed(new, gone)

@@ -1,0 +1,227 @@
+"""A node's tenants: whether their secrets are secrets, what each is started with, and all of them while they run.
+
+A tenant's node is a whole node, in the cluster of the tenant's secret. All that the node around it does for it is to
+start and end it, to tell other members where it is, and to show some of its figures.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from p2pkv.cache.call_limit import CallLimit, LimitedCache
+from p2pkv.cache.drained import Drained
+from p2pkv.cache.page_cache import PageCache
+from p2pkv.config import Config
+from p2pkv.config.tenants import tenant_config
+from p2pkv.control.secret import ClusterKeys, cluster_keys
+from p2pkv.directory.membership.base import Membership
+from p2pkv.directory.membership.control_network import ControlNetwork
+from p2pkv.directory.membership.engines import make_engine
+from p2pkv.directory.membership.registered import RegisteredMembership
+from p2pkv.directory.registry.among_members import RecordExchange
+from p2pkv.directory.registry.seal import Seal
+from p2pkv.directory.registry.store import Registry
+from p2pkv.errors import ClosedError, ConfigError, P2PKVError
+from p2pkv.memory.available import available_memory, require_memory
+from p2pkv.metrics import Metrics
+from p2pkv.parts.control import ControlParts
+
+_SHOWN = {
+    "p2pkv_tenant_members": "p2pkv_members",
+    "p2pkv_tenant_pool_capacity_bytes": "p2pkv_pool_capacity_bytes",
+    "p2pkv_tenant_pool_used_bytes": "p2pkv_pool_used_bytes",
+    "p2pkv_tenant_pool_pages": "p2pkv_pool_pages",
+    "p2pkv_tenant_disk_used_bytes": "p2pkv_disk_used_bytes",
+    "p2pkv_tenant_limited_calls_total": "p2pkv_limited_calls_total",
+}
+"""What the node around them shows of its tenants, and what their own nodes call it."""
+
+
+class Tenant(NamedTuple):
+    """What a tenant's node is started with."""
+
+    name: str
+    config: Config
+    seal: Seal
+    """With it the records are sealed by which the tenant's nodes find each other."""
+    most_calls: int
+    """Calls under way at once; 0: no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a node stands beside others of its process: around tenants' nodes, or as one, or alone."""
+
+    tenants: Sequence[Tenant] = ()
+    registry: Registry | None = None
+    """Of a tenant's node: where it finds the tenant's other nodes."""
+    limit: CallLimit | None = None
+    """Of a tenant's node, if it has one."""
+
+
+def plan_tenants(config: Config) -> list[Tenant]:
+    """Return what the tenants of a node are started with.
+
+    Raises :class:`~p2pkv.errors.ConfigError` for a secret that can't be read or that somebody else has, and for pools
+    that the machine has no memory for.
+    """
+    if not config.tenants:
+        return []
+    owners: dict[bytes, str] = {}
+    own = cluster_keys(config.secret_file, config.accepted_secret_files)
+    for pair in own.all:
+        owners[pair.public] = "the cluster"
+    planned = []
+    for name, settings in config.tenants_by_name.items():
+        own_config = tenant_config(config, name)
+        try:
+            keys = cluster_keys(own_config.secret_file, own_config.accepted_secret_files)
+        except ConfigError as error:
+            raise ConfigError(f"tenants: {name}: {error}") from error
+        for pair in keys.all:
+            other = owners.setdefault(pair.public, f"tenant {name}")
+            if other != f"tenant {name}":
+                raise ConfigError(
+                    f"tenants: {name}: its secret in {own_config.secret_file} is also that of {other}, so whoever has "
+                    "one could read what is the other's; give each a secret of its own, for example from: head -c 32 "
+                    "/dev/urandom | base64"
+                )
+        limit = settings["requests"]
+        assert isinstance(limit, int)
+        planned.append(Tenant(name, own_config, Seal(keys, own_config.cluster), limit))
+    total = config.registered_nbytes + sum(tenant.config.registered_nbytes for tenant in planned)
+    try:
+        require_memory(total, available_memory())
+    except ConfigError as error:
+        raise ConfigError(f"with the pools of its tenants: {error}") from error
+    return planned
+
+
+def membership_engine(config: Config, keys: ClusterKeys, place: Place) -> Callable[..., Membership]:
+    """Return what a node's membership engine is made by. Raises ConfigError if it can't be had."""
+    if place.registry is None:
+        return make_engine(config.membership, keys, config.cluster)
+    return functools.partial(RegisteredMembership, registry=place.registry, seal=Seal(keys, config.cluster))
+
+
+def limited(cache: PageCache, limit: CallLimit, metrics: Metrics) -> LimitedCache:
+    """Return the calls of a tenant's cache, as many at a time as its limit lets in."""
+    metrics.watch(limit.readings)
+    return LimitedCache(cache, limit)
+
+
+def carry_records(
+    config: Config, control: ControlParts, place: Place, undo: ExitStack
+) -> RecordExchange | None:
+    """Have the records of tenants' nodes told among members, where this node has tenants."""
+    if not place.tenants:
+        return None
+    network = ControlNetwork(control.server, control.gossip)
+    seals = {tenant.name: tenant.seal for tenant in place.tenants}
+    exchange = RecordExchange(seals, config.cluster, config.node_id, network.tell)
+    undo.callback(exchange.close)
+    return exchange
+
+
+class TenantNode(Protocol):
+    """What the node around them asks of its tenants' nodes."""
+
+    def close(self) -> None:
+        """Leave the tenant's cluster."""
+
+    def begin_drain(self, seconds: float) -> None:
+        """Begin to hand pages over."""
+
+    def drain(self, seconds: float) -> Drained:
+        """Hand pages over, and wait for the end of that."""
+
+    @property
+    def drained(self) -> Drained | None:
+        """What became of them."""
+
+    def counters(self) -> dict[str, float]:
+        """Every counter and reading."""
+
+
+N = TypeVar("N", bound=TenantNode)
+
+
+class TenantNodes(Generic[N]):
+    """The tenants' nodes of one node, while they run. They are started and closed by its thread alone."""
+
+    def __init__(
+        self,
+        tenants: Sequence[Tenant],
+        records: RecordExchange | None,
+        start: Callable[[Config, Place], N],
+    ) -> None:
+        """Start all, or none: an error says whose it is. Without tenants there are no ``records`` either."""
+        self.by_name: dict[str, N] = {}
+        if records is None:
+            return
+        with ExitStack() as undo:
+            for tenant in tenants:
+                limit = CallLimit(tenant.most_calls) if tenant.most_calls else None
+                place = Place(registry=records.registry(tenant.name), limit=limit)
+                try:
+                    node = start(tenant.config, place)
+                except P2PKVError as error:
+                    raise type(error)(f"tenants: {tenant.name}: {error}") from error
+                undo.callback(node.close)
+                self.by_name[tenant.name] = node
+            undo.pop_all()
+
+    def close(self) -> None:
+        """Have all leave their clusters. Idempotent."""
+        for node in self.by_name.values():
+            node.close()
+
+    def begin_drain(self, seconds: float) -> None:
+        """Have all hand their pages over; who is closed has done with his."""
+        for node in self.by_name.values():
+            with suppress(ClosedError):
+                node.begin_drain(seconds)
+
+    def drain_with(self, own: Drained, seconds: float) -> Drained:
+        """Wait until all have drained, which they have begun to; return that with ``own``."""
+        every = [own]
+        for node in self.by_name.values():
+            with suppress(ClosedError):
+                every.append(node.drain(seconds))
+        return _together(every)
+
+    def drained(self, own: Drained | None) -> Drained | None:
+        """Return what became of the pages of all nodes and of ``own``; None until all have drained."""
+        every = [own, *(node.drained for node in self.by_name.values())]
+        known = [drained for drained in every if drained is not None]
+        return _together(known) if len(known) == len(every) else None
+
+    def readings(self) -> dict[str, dict[tuple[str, ...], float]]:
+        """Return what is shown of tenants, by the names of the metrics and of the tenants."""
+        read = {}
+        for name, node in self.by_name.items():
+            with suppress(ClosedError):
+                read[(name,)] = node.counters()
+        return {
+            metric: {labels: counted[source] for labels, counted in read.items() if source in counted}
+            for metric, source in _SHOWN.items()
+        }
+
+
+def _together(every: Sequence[Drained]) -> Drained:
+    receivers: dict[str, int] = {}
+    for drained in every:
+        for node_id, n_pages in drained.receivers.items():
+            receivers[node_id] = receivers.get(node_id, 0) + n_pages
+    return Drained(
+        n_pages=sum(drained.n_pages for drained in every),
+        n_handed_over=sum(drained.n_handed_over for drained in every),
+        n_adopted=sum(drained.n_adopted for drained in every),
+        receivers=receivers,
+        reason="; ".join(dict.fromkeys(drained.reason for drained in every if drained.reason)),
+        seconds=max(drained.seconds for drained in every),
+    )
