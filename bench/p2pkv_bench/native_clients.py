@@ -16,8 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from p2pkv import _native
+from p2pkv.cache.call_limit import LimitedCache
 from p2pkv.control.wire import MAX_ENTRIES, Kind
 from p2pkv.directory.asking import Lines
+from p2pkv.directory.client import DirectoryClient
 from p2pkv.directory.routes import Route
 from p2pkv.node import Node
 from p2pkv.page import LOCATION, RESIDENT, Keys
@@ -74,9 +76,15 @@ class _Figure:
     clients: float
 
 
+def _directory_of(node: Node) -> DirectoryClient:
+    cache = node._cache
+    assert not isinstance(cache, LimitedCache), "the nodes of this benchmark are no tenants'"
+    return cache._directory
+
+
 def _published(node: Node) -> list[Keys]:
     """Put entries of made-up pages of ``node`` at the other node's shard; return their keys by batches."""
-    directory = node._cache._directory
+    directory = _directory_of(node)
     keys = np.random.default_rng(1).integers(0, 256, (3 * _ENTRIES, 16), np.uint8)
     is_others = np.array(_native.AskBatch(keys, None, directory._routes.now.table).waiting(), bool)
     keys = np.ascontiguousarray(keys[is_others][:_ENTRIES])
@@ -102,8 +110,8 @@ class _Client:
     """What one thread asks with: a channel, and memory for the answers."""
 
     def __init__(self, node: Node, batches: list[Keys]) -> None:
-        self._owners = node._cache._directory._owners
-        self._route: Route = node._cache._directory._routes.now
+        self._owners = _directory_of(node)._owners
+        self._route: Route = _directory_of(node)._routes.now
         self._batches = batches
         self._found = np.zeros(_BATCH, np.uint8)
         self._locations = np.zeros((_BATCH, LOCATION.itemsize), np.uint8)

@@ -15,6 +15,7 @@ from p2pkv.cli.output import AsJson
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.cli.tables import console, table
+from p2pkv.cli.tenants import tenant_lines, tenants
 from p2pkv.control.secret import cluster_keys
 from p2pkv.directory.view import Member, Report, State
 
@@ -43,6 +44,7 @@ def status(
         answering = [member for member in alive if member.node_id in counters]
         hot = hot_pages(outsider.hot_pages(answering, timeout))
     slow = slow_peers(counters, {})
+    served = tenants(counters)
     members = sorted(report.members, key=lambda member: (member.state, member.node_id))
     if as_json:
         typer.echo(
@@ -53,6 +55,7 @@ def status(
                     "members": [_record(member) for member in members],
                     "hot_pages": [page._asdict() for page in hot],
                     "slow_peers": [peer._asdict() for peer in slow],
+                    "tenants": [tenant._asdict() for tenant in served],
                 }
             )
         )
@@ -60,7 +63,7 @@ def status(
         for member in members:
             typer.echo(json.dumps(_record(member)))
     else:
-        _show(report, address, members, list(lines(hot, slow)))
+        _show(report, address, members, [*tenant_lines(served), *lines(hot, slow)])
     if check and any(member.state in (State.SUSPECT, State.DEAD) for member in members):
         raise typer.Exit(1)
 
