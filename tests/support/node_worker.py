@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import mmap
 import os
 import random
@@ -69,6 +70,8 @@ class Worker:
         else:
             self.memory = np.zeros(memory, np.uint8)
             self.node.register_memory(self.memory, readable=readable)
+        for name in self.node.config.tenants_by_name:
+            self.node.tenant(name).register_memory(self.memory)
         if device:
             self.device = KINDS[device](memory)
             self.device_memory = self.node.register_memory(self.device.array, readable=readable)
@@ -92,28 +95,31 @@ class Worker:
             return self.device.read()[: n * nbytes].reshape(n, nbytes)
         return self._rows(n, nbytes)
 
-    def publish(self, keys: list[str], nbytes: int, timeout: float = 2.0) -> list[int]:
+    def _node(self, tenant: str) -> Node:
+        """Return the node, or that of a tenant of it."""
         assert self.node is not None
-        rows = self._rows(len(keys), nbytes)
-        pages.fill(rows, keys)
-        return [int(outcome) for outcome in self.node.publish(keys, rows, timeout=timeout)]
+        return self.node.tenant(tenant) if tenant else self.node
 
-    def fetch(self, keys: list[str], nbytes: int, timeout: float = 2.0) -> dict[str, Any]:
-        assert self.node is not None
+    def publish(self, keys: list[str], nbytes: int, timeout: float = 2.0, tenant: str = "") -> list[int]:
+        """Publish pages whose bytes follow from their keys, and of a tenant's from its name as well."""
+        rows = self._rows(len(keys), nbytes)
+        pages.fill(rows, _of_tenant(tenant, keys))
+        return [int(outcome) for outcome in self._node(tenant).publish(keys, rows, timeout=timeout)]
+
+    def fetch(self, keys: list[str], nbytes: int, timeout: float = 2.0, tenant: str = "") -> dict[str, Any]:
         rows = self._rows(len(keys), nbytes)
         rows[:] = 0
         with Lateness() as late:
-            outcomes = self.node.fetch(keys, rows, timeout=timeout)
+            outcomes = self._node(tenant).fetch(keys, rows, timeout=timeout)
         return {
             "hits": [int(outcome) for outcome in outcomes],
-            "wrong": pages.wrong(rows, keys, outcomes),
+            "wrong": pages.wrong(rows, _of_tenant(tenant, keys), outcomes),
             "seconds": late.seconds - late.worst,
         }
 
-    def exists(self, keys: list[str], timeout: float = 2.0) -> dict[str, Any]:
-        assert self.node is not None
+    def exists(self, keys: list[str], timeout: float = 2.0, tenant: str = "") -> dict[str, Any]:
         with Lateness() as late:
-            outcomes = self.node.exists(keys, timeout=timeout)
+            outcomes = self._node(tenant).exists(keys, timeout=timeout)
         return {"hits": [int(o) for o in outcomes], "seconds": late.seconds - late.worst}
 
     def retract(self, keys: list[str]) -> list[int]:
@@ -124,11 +130,10 @@ class Worker:
         assert self.node is not None
         return self.node.clear()
 
-    def members(self) -> list[dict[str, Any]]:
-        assert self.node is not None
+    def members(self, tenant: str = "") -> list[dict[str, Any]]:
         return [
             {"node_id": m.node_id, "boot_epoch": m.boot_epoch, "state": m.state.name}
-            for m in self.node.members()
+            for m in self._node(tenant).members()
         ]
 
     def offer(self, request: str, n: int, nbytes: int, seed: int, to: str = "", lease: float = 30.0) -> None:
@@ -219,9 +224,8 @@ class Worker:
     def late(self) -> float:
         return self.watched.worst
 
-    def counters(self) -> dict[str, float]:
-        assert self.node is not None
-        return self.node.counters()
+    def counters(self, tenant: str = "") -> dict[str, float]:
+        return self._node(tenant).counters()
 
     def hold_gil(self, seconds: float) -> float:
         say({"result": {"holding": True}})
@@ -240,6 +244,7 @@ class Worker:
     def close(self) -> None:
         assert self.node is not None
         self.node.close()
+        gc.collect()  # whoever counts what is left means what will stay
 
     def churn(self, progress: str, sizes: list[int], seed: int, seconds: float, batch: int) -> int:
         """Publish fresh batches for ``seconds``; the number of the next one stands in the file ``progress``.
@@ -294,6 +299,11 @@ def _hunted(number: int, sizes: list[int], seed: int, batch: int) -> tuple[list[
     """Return the keys of a batch of the hunt, and the size of its pages."""
     nbytes = random.Random(f"{seed}/{number}").choice(sizes)
     return [f"hunt-{number}-{i}" for i in range(batch)], nbytes
+
+
+def _of_tenant(tenant: str, keys: list[str]) -> list[str]:
+    """Return what the bytes of a tenant's pages follow from."""
+    return [f"{tenant} {key}" for key in keys] if tenant else keys
 
 
 def _pattern(n: int, nbytes: int, seed: int) -> NDArray[np.uint8]:
