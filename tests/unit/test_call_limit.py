@@ -1,0 +1,103 @@
+"""The limit of a tenant's calls: who comes beyond it waits, and misses at his deadline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from p2pkv import Config, Node, UsageError
+from p2pkv.cache.call_limit import CallLimit
+from tenancy import Secrets, settings
+
+N, NBYTES = 8, 4096
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Secrets:
+    return Secrets(tmp_path)
+
+
+@pytest.fixture
+def nodes() -> Iterator[list[Node]]:
+    started: list[Node] = []
+    yield started
+    for node in started:
+        node.close()
+
+
+def test_who_comes_beyond_the_limit_waits_or_misses(secret: Secrets, nodes: list[Node]) -> None:
+    given = settings(secret, "acme")
+    given["tenants"]["acme"]["requests"] = 1
+    nodes.append(Node.start(Config(**given)))
+    node, rows = nodes[0].tenant("acme"), np.zeros((N, NBYTES), np.uint8)
+    node.register_memory(rows)
+    keys = [f"page-{i}" for i in range(N)]
+    assert node.publish(keys, rows).all()
+    limit = node._limit
+    assert limit is not None
+    with limit.entered(time.monotonic() + 1.0) as is_in:
+        assert is_in
+        began = time.monotonic()
+        for outcomes in (
+            node.fetch(keys, rows, timeout=0.2),
+            node.exists(keys, timeout=0.2),
+            node.publish(["other"], rows[:1], timeout=0.2),
+            node.whereabouts(keys, timeout=0.2).outcomes,
+        ):
+            assert not outcomes.any()
+        assert time.monotonic() - began >= 0.8
+        assert node.counters()["p2pkv_limited_calls_total"] == 4
+        assert nodes[0].counters()['p2pkv_tenant_limited_calls_total{tenant="acme"}'] == 4
+        with pytest.raises(UsageError, match="the batch is empty"):
+            node.exists([], timeout=0.2)
+        assert node.retract(keys[:1]).all(), "what gives room back is not kept waiting"
+        waiting: list[Any] = []
+        thread = threading.Thread(target=lambda: waiting.append(node.exists(keys[1:], timeout=60.0)))
+        thread.start()
+    thread.join()
+    assert waiting[0].all(), "it came in when the other call had ended"
+
+
+def test_a_node_that_is_closed_lets_nobody_wait() -> None:
+    limit = CallLimit(1)
+    seen: list[bool] = []
+
+    def wait() -> None:
+        with limit.entered(time.monotonic() + 3600.0) as is_in:
+            seen.append(is_in)
+
+    with limit.entered(time.monotonic()) as is_in:
+        assert is_in
+        thread = threading.Thread(target=wait)
+        thread.start()
+        limit.close()
+        thread.join()
+    assert seen == [False]
+
+
+def test_never_more_are_in_than_the_limit_says() -> None:
+    limit, lock, now, most = CallLimit(3), threading.Lock(), [0], [0]
+
+    def call() -> None:
+        for _ in range(200):
+            with limit.entered(time.monotonic() + 60.0) as is_in:
+                assert is_in
+                with lock:
+                    now[0] += 1
+                    most[0] = max(most[0], now[0])
+                with lock:
+                    now[0] -= 1
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 1 <= most[0] <= 3
+    assert limit.n_refused == 0

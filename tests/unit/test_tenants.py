@@ -1,0 +1,183 @@
+"""Tenants of a node: what their settings may be, and what the node around them does for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster import eventually
+from p2pkv import Config, ConfigError, Node, UsageError
+from p2pkv.cli import app
+from p2pkv.config.tenants import tenant_config
+from p2pkv.testing.ports import free_port
+from tenancy import Secrets, settings
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Secrets:
+    return Secrets(tmp_path)
+
+
+@pytest.fixture
+def nodes() -> Iterator[list[Node]]:
+    started: list[Node] = []
+    yield started
+    for node in started:
+        node.close()
+
+
+# settings
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("{", "tenants must be JSON such as"),
+        ([], "tenants must have an object of settings for each"),
+        ({"acme": "x"}, "tenants must have an object of settings for each"),
+        ({"acme eu": {"secret_file": "x"}}, "first word of its namespaces"),
+        ({"": {"secret_file": "x"}}, "first word of its namespaces"),
+        ({"acme": {}}, "acme: secret_file is missing"),
+        ({"acme": {"secret_file": "x", "pool_sise": 1}}, "did you mean 'pool_size'?"),
+        ({"acme": {"secret_file": "x", "namespace": "y"}}, "acme: unknown setting 'namespace'"),
+        ({"acme": {"secret_file": "x", "pool_size": 0}}, "acme: pool_size is 0"),
+        ({"acme": {"secret_file": "x", "pool_size": "4KiB"}}, "acme: pool_size is 4096 bytes"),
+        ({"acme": {"secret_file": "x", "requests": -1}}, "acme: requests must be 0"),
+        ({"acme": {"secret_file": "x", "disk_path": "/d"}}, "acme: disk_path is '/d', but disk_size is 0"),
+        ({"acme": {"secret_file": "x", "cluster": "p2pkv"}}, "cluster is 'p2pkv', which this node has"),
+        ({"default": {"secret_file": "x"}}, "'default' is one of tenants"),
+        ({str(i): {"secret_file": "x"} for i in range(17)}, "tenants has 17, and a node takes 16"),
+    ],
+)
+def test_what_is_wrong_of_tenants_is_said_by_name(wrong: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config(node_id="n", tenants=wrong)
+    assert said in str(caught.value)
+
+
+def test_two_can_not_have_one_folder() -> None:
+    disk = {"secret_file": "x", "disk_path": "/d", "disk_size": "1GiB"}
+    with pytest.raises(
+        ConfigError, match="tenants: zen: disk_path is '/d', which acme has; give each its own"
+    ):
+        Config(node_id="n", tenants={"acme": disk, "zen": disk})
+
+
+def test_a_disk_needs_a_node_id_for_tenants_too() -> None:
+    with pytest.raises(ConfigError, match="tenants: acme: disk_size is set, but node_id is not"):
+        Config(tenants={"acme": {"secret_file": "x", "disk_size": "1GiB"}})
+
+
+def test_an_engine_that_attaches_has_no_tenants() -> None:
+    with pytest.raises(ConfigError, match="attaches to the attach_listen of that tenant"):
+        Config(attach="unix:/run/p2pkv/host", tenants={"acme": {"secret_file": "x"}})
+
+
+def test_a_tenant_has_nothing_of_what_the_node_has_for_itself() -> None:
+    config = Config(
+        node_id="n",
+        metrics_port=0,
+        kv_events="tcp://127.0.0.1:0",
+        join=["127.0.0.1:7400"],
+        disk_size="1GiB",
+        verify="checksum",
+        tenants='{"acme": {"secret_file": "x"}}',
+    )
+    own = tenant_config(config, "acme")
+    assert (own.metrics_port, own.kv_events, own.join_addresses, own.disk_nbytes) == (None, "", (), 0)
+    assert (own.verify, own.namespace, own.node_id) == ("checksum", "acme", "n")
+    assert own.cluster not in (
+        config.cluster,
+        tenant_config(dataclasses.replace(config, cluster="x"), "acme").cluster,
+    )
+
+
+@pytest.mark.parametrize("whose", ["cluster", "acme"])
+def test_a_secret_that_somebody_else_has_is_refused(whose: str, secret: Secrets) -> None:
+    given = settings(secret, "acme")
+    given["tenants"]["zen"] = {"secret_file": secret(whose)}
+    said = "the cluster" if whose == "cluster" else "tenant acme"
+    with pytest.raises(ConfigError, match=f"tenants: zen: its secret in .* is also that of {said}"):
+        Node.start(Config(**given))
+
+
+def test_a_secret_that_others_can_read_is_refused(secret: Secrets) -> None:
+    given = settings(secret, "acme")
+    Path(secret("acme")).chmod(0o644)
+    with pytest.raises(ConfigError, match=r"tenants: acme: secret_file .* has mode 0644.*chmod 600"):
+        Node.start(Config(**given))
+
+
+def test_a_secret_that_is_not_there_is_refused(secret: Secrets) -> None:
+    given = settings(secret)
+    given["tenants"]["acme"] = {"secret_file": secret("acme") + "-not"}
+    with pytest.raises(ConfigError, match=r"tenants: acme: cannot read secret_file .*No such file"):
+        Node.start(Config(**given))
+
+
+def test_pools_that_do_not_fit_together_are_refused(secret: Secrets) -> None:
+    given = settings(secret, "acme")
+    given["tenants"]["acme"]["pool_size"] = 1 << 50
+    with pytest.raises(ConfigError, match="with the pools of its tenants: pool_size"):
+        Node.start(Config(**given))
+
+
+def test_what_a_tenant_lacks_ends_the_start_and_leaves_nothing(secret: Secrets) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        given = settings(secret, "acme", "zen")
+        given["tenants"]["zen"]["metrics_port"] = taken.getsockname()[1]
+        with pytest.raises(Exception, match="tenants: zen: "):
+            Node.start(Config(**given))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("p2pkv")]
+
+
+# a node with tenants
+
+
+def test_a_tenant_that_is_not_there_is_said_to_be_so(secret: Secrets, nodes: list[Node]) -> None:
+    nodes.append(Node.start(Config(**settings(secret, "acme"))))
+    with pytest.raises(
+        UsageError, match="has no tenant 'zen', it has acme; give it the tenant's secret_file"
+    ):
+        nodes[0].tenant("zen")
+
+
+def test_figures_of_tenants_stand_among_those_of_the_node(secret: Secrets, nodes: list[Node]) -> None:
+    nodes.append(Node.start(Config(**settings(secret, "acme", "zen"))))
+    counters = nodes[0].counters()
+    for name in ("acme", "zen"):
+        assert counters[f'p2pkv_tenant_members{{tenant="{name}"}}'] == 1
+        assert counters[f'p2pkv_tenant_pool_capacity_bytes{{tenant="{name}"}}'] == 1 << 20
+
+
+def test_a_bump_goes_to_the_tenant_of_the_namespace(secret: Secrets, nodes: list[Node]) -> None:
+    nodes.append(Node.start(Config(**settings(secret, "acme", "zen"))))
+    nodes[0].bump("acme")
+    assert nodes[0].tenant("acme").epoch > 0
+    assert nodes[0].epoch == nodes[0].tenant("zen").epoch == 0
+    nodes[0].bump("zen vllm model=m")
+    assert nodes[0].tenant("zen").epoch == 0, "it is of a part of that namespace, and of the tenant's own not"
+    assert nodes[0].tenant("zen").counters()["p2pkv_bumps_total"] == 0
+
+
+def test_status_says_who_serves_which_tenant(secret: Secrets, nodes: list[Node]) -> None:
+    join = [f"127.0.0.1:{free_port()}"]
+    for node_id, own in (("a", ("acme", "zen")), ("b", ("acme",))):
+        nodes.append(Node.start(Config(node_id=node_id, **settings(secret, *own, join=join))))
+    eventually(lambda: len(nodes[1].tenant("acme").members()) == 2, 10.0)
+    eventually(lambda: len(nodes[1].members()) == 2, 10.0)
+    arguments = ["status", "--join", join[0], "--set", f"secret_file={secret('cluster')}"]
+    told = CliRunner().invoke(app, arguments)
+    assert told.exit_code == 0
+    assert "tenant acme at a, b: 2 nodes of its own cluster, 0 pages in 0.0 of 2.0 MiB" in told.stdout
+    assert "tenant zen at a: 1 nodes" in told.stdout
+    [acme, zen] = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)["tenants"]
+    assert (acme["name"], acme["nodes"], zen["n_members"]) == ("acme", ["a", "b"], 1)
