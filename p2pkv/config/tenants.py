@@ -140,6 +140,11 @@ def check_tenants(config: Config) -> None:
             "attach is set, so tenants must not be: they are the business of the host's node. An engine of a tenant "
             "attaches to the attach_listen of that tenant there, and has the tenant's secret_file"
         )
+    if "ucx" in config.transport_names:
+        raise ConfigError(
+            "tenants: transports names ucx, over which a peer may itself name addresses of this process, a tenant's "
+            "pool among them, whichever cluster let it in; leave ucx out, or tenants"
+        )
     word = config.namespace.split(" ")[0]
     if word in config.tenants:
         raise ConfigError(

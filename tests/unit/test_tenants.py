@@ -76,6 +76,11 @@ def test_a_disk_needs_a_node_id_for_tenants_too() -> None:
         Config(tenants={"acme": {"secret_file": "x", "disk_size": "1GiB"}})
 
 
+def test_a_transport_by_which_one_cluster_could_reach_anothers_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tenants: transports names ucx"):
+        Config(transports=["tcp", "ucx"], tenants={"acme": {"secret_file": "x"}})
+
+
 def test_an_engine_that_attaches_has_no_tenants() -> None:
     with pytest.raises(ConfigError, match="attaches to the attach_listen of that tenant"):
         Config(attach="unix:/run/p2pkv/host", tenants={"acme": {"secret_file": "x"}})
