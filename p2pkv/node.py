@@ -66,12 +66,11 @@ class Node:
             )
             undo.pop_all()
         self.metrics = self._parts.metrics
-        if self._tenants.by_name:
-            self.metrics.watch_labelled(self._tenants.readings)
-        self._limit = place.limit
-        self._limited = None
-        if self._limit is not None and isinstance(self._parts, NodeParts) and self._parts.caching is not None:
-            self._limited = limited(self._parts.caching.cache, self._limit, self.metrics)
+        self._limit, self._limited = place.limit, None
+        if isinstance(self._parts, NodeParts):
+            self._tenants.attend(self._parts, config.drain)
+            if self._limit is not None and self._parts.caching is not None:
+                self._limited = limited(self._parts.caching.cache, self._limit, self.metrics)
         self.metrics_port = self._parts.metrics_port
         """Where metrics are served, if anywhere."""
         self.indexer_port = self._parts.indexer_port
@@ -281,14 +280,16 @@ class Node:
         Raises :class:`~p2pkv.errors.UsageError` for a time that is none.
         """
         with self._gate:
+            drainer = self._caching.drainer
             self._tenants.begin_drain(_drain_seconds(seconds))
-            return self._tenants.drain_with(self._caching.drainer.drain(seconds), seconds)
+            return self._tenants.drain_with(drainer.drain(seconds), seconds)
 
     def begin_drain(self, seconds: float) -> None:
         """Do the same in the background: :attr:`drained` says when it is done. Never blocks. So do tenants' nodes."""
         with self._gate:
+            drainer = self._caching.drainer
             self._tenants.begin_drain(_drain_seconds(seconds))
-            self._caching.drainer.begin(seconds)
+            drainer.begin(seconds)
 
     @property
     def drained(self) -> Drained | None:

@@ -28,6 +28,7 @@ from p2pkv.directory.registry.store import Registry
 from p2pkv.errors import ClosedError, ConfigError, P2PKVError
 from p2pkv.memory.available import available_memory, require_memory
 from p2pkv.metrics import Metrics
+from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.control import ControlParts
 
 _SHOWN = {
@@ -147,6 +148,16 @@ class TenantNode(Protocol):
         """Every counter and reading."""
 
 
+class AroundTenants(Protocol):
+    """What tenants' nodes ask of the node around them."""
+
+    metrics: Metrics
+
+    @property
+    def caching(self) -> CacheParts | None:
+        """Its cache, if it has one."""
+
+
 N = TypeVar("N", bound=TenantNode)
 
 
@@ -174,6 +185,22 @@ class TenantNodes(Generic[N]):
                 undo.callback(node.close)
                 self.by_name[tenant.name] = node
             undo.pop_all()
+
+    def attend(self, around: AroundTenants, drain_seconds: float) -> None:
+        """Be shown by the node around them, and drain when it is told to, whoever tells it."""
+        if not self.by_name:
+            return
+        around.metrics.watch_labelled(self.readings)
+        caching = around.caching
+        if caching is None:
+            return
+        tell_members = caching.on_drain
+
+        def on_drain() -> None:
+            tell_members()
+            self.begin_drain(drain_seconds)  # which changes nothing where the caller has named another time
+
+        caching.on_drain = on_drain
 
     def close(self) -> None:
         """Have all leave their clusters. Idempotent."""

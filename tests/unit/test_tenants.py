@@ -186,3 +186,16 @@ def test_status_says_who_serves_which_tenant(secret: Secrets, nodes: list[Node])
     assert "tenant zen at a: 1 nodes" in told.stdout
     [acme, zen] = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)["tenants"]
     assert (acme["name"], acme["nodes"], zen["n_members"]) == ("acme", ["a", "b"], 1)
+
+
+def test_a_node_that_is_told_to_drain_by_others_has_its_tenants_drain(
+    secret: Secrets, nodes: list[Node]
+) -> None:
+    nodes.append(Node.start(Config(drain=5.0, **settings(secret, "acme"))))
+    told = CliRunner().invoke(
+        app,
+        ["drain", nodes[0].node_id, "--join", nodes[0].address, "--set", f"secret_file={secret('cluster')}"],
+    )
+    assert told.exit_code == 0, told.output
+    eventually(lambda: nodes[0].drained is not None, 10.0)
+    assert nodes[0].tenant("acme").drained is not None
