@@ -201,3 +201,22 @@ def test_what_tenants_take_is_given_back(cluster: Cluster, secret: Secrets, tmp_
     # what the allocator keeps of memory that threads have given back grows for a few rounds, without tenants too
     assert footprints[2].is_as_flat_as(footprints[0], rss=1 << 30)
     assert footprints[0].n_segments == 0
+
+
+def test_a_tenant_is_moved_to_another_secret_node_by_node(cluster: Cluster, secret: Secrets) -> None:
+    def start(name: str, uses: str, accepts: list[str]) -> NodeProcess:
+        own = {"secret_file": secret(uses), "accepted_secret_files": [secret(other) for other in accepts]}
+        node = cluster.start(name, tenants={"acme": own | {"pool_size": "16MiB"}})
+        assert all(node.call("publish", keys=[f"{name}-{key}" for key in KEYS], nbytes=NBYTES, tenant="acme"))
+        return node
+
+    nodes = {name: start(name, "old", []) for name in ("a", "b")}
+    for uses, accepts in (("old", ["new"]), ("new", ["old"]), ("new", [])):
+        for name in nodes:
+            nodes[name].call("close")
+            nodes[name].close()
+            nodes[name] = start(name, uses, accepts)
+            meet("acme", *nodes.values())
+            for reader in nodes.values():
+                for owner in nodes:
+                    all_are_fetched(reader, [f"{owner}-{key}" for key in KEYS], "acme")
