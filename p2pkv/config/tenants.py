@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from p2pkv.errors import ConfigError
+from p2pkv.transports import unconfining
 from p2pkv.values import as_number, nearest, parse_size, shown
 
 if TYPE_CHECKING:
@@ -140,10 +141,10 @@ def check_tenants(config: Config) -> None:
             "attach is set, so tenants must not be: they are the business of the host's node. An engine of a tenant "
             "attaches to the attach_listen of that tenant there, and has the tenant's secret_file"
         )
-    if "ucx" in config.transport_names:
+    for name in unconfining([name for name in config.transport_names if name != "auto"]):
         raise ConfigError(
-            "tenants: transports names ucx, over which a peer may itself name addresses of this process, a tenant's "
-            "pool among them, whichever cluster let it in; leave ucx out, or tenants"
+            f"tenants: transports names {name}, over which a peer may itself name addresses of this process, a "
+            "tenant's pool among them, whichever cluster let it in; leave it out, or tenants"
         )
     word = config.namespace.split(" ")[0]
     if word in config.tenants:

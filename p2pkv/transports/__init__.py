@@ -154,6 +154,14 @@ def _can_encrypt(name: str) -> bool:
     return _ENCRYPT in {field.name for field in dataclasses.fields(options_of(name))}
 
 
+def unconfining(names: Sequence[str]) -> list[str]:
+    """Return those of the names whose transports may let a peer reach memory that it was given no region of."""
+    loaded = {name: _load(name)[0] for name in names}
+    return [
+        name for name, transport in loaded.items() if transport is not None and not transport.confines_peers
+    ]
+
+
 def encrypting(options: AllOptions) -> list[str]:
     """Return the names of the transports that these options have encrypt."""
     return [name for name, values in options.items() if values.get(_ENCRYPT) is True]

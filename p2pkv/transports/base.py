@@ -227,6 +227,8 @@ class Transport(Resource):
     """What ``transport_options`` may say of it."""
     locks_memory: ClassVar[bool] = False
     """Whether what is registered is locked in memory, so that RLIMIT_MEMLOCK bounds it."""
+    confines_peers: ClassVar[bool] = True
+    """Whether a peer that was let in reaches this end's own regions only, and no other memory of the process."""
 
     @classmethod
     @abstractmethod

@@ -88,6 +88,7 @@ class UcxTransport(NativeTransport):
 
     name = "ucx"
     options_class = UcxOptions
+    confines_peers = False  # over tcp UCX takes whatever address a peer names
 
     def __init__(
         self,

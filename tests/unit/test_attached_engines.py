@@ -101,7 +101,7 @@ def test_an_engine_hears_of_routers_from_its_node(tmp_path: Path) -> None:
         Node.start(Config(node_id="host", attach_listen=path, pool_size="1MiB")) as host,
         Node.start(Config(attach=path)) as engine,
     ):
-        assert host._parts._take_router(pack_news("10.0.0.1:8100", 600.0))
+        assert host._parts._take_news(pack_news("10.0.0.1:8100", 600.0))
         eventually(lambda: engine.routers() == ("10.0.0.1:8100",), 10.0)
 
 
