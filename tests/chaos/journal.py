@@ -18,6 +18,11 @@ about to happen is written before it happens, so whoever reads a consequence can
 | ``tick`` | four times a second | ``t``: every lateness until then has been written |
 | ``hot`` | after a hot page is published, before it is taken back | ``add`` or ``drop``: page numbers |
 | ``broken`` | at once | ``what`` |
+| ``hushed`` | when an engine publishes nothing until it may again | ``id`` |
+| ``bump`` | after | ``b``, ``e``, ``w``, ``id``, ``unreached`` members, or what it raised |
+| ``forget`` | when an engine takes nothing for published any more | ``t`` |
+| ``drained`` | when a host's node has handed over its pages | ``t``, ``n`` pages, ``h`` handed over, ``a`` adopted |
+| ``refused`` | when a process could not start, and will try again | ``why`` |
 | ``looked`` | answer to ``look`` | ``id``, ``found``: owner -> page numbers |
 | ``ended`` | after close | ``b``, ``e`` |
 """

@@ -25,6 +25,8 @@ N_PAGES = 96
 N_HOT = 16
 BATCH = 16
 DEADLINE_S = 0.5
+BUMP_S = 4.0
+"""Of a bump: a member that is stopped is given up after a second and a half."""
 _PAUSE_S = 0.09
 """Between the calls of a thread: light enough that a shared machine shows p2pkv's lateness, not its own."""
 HOT = "hot"
@@ -133,7 +135,7 @@ class PageLoad(Threads):
             call()
         self._journal.write("take", **watch.span, j=numbers)
 
-    def _exists(self, rng: Random, into: Guarded) -> None:
+    def _exists(self, rng: Random, into: Guarded | None) -> None:
         owner, numbers = self._some(rng)
         keys = [key(owner, number) for number in numbers]
         self._timed("exists", lambda: self._node.exists(keys, timeout=DEADLINE_S))

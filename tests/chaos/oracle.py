@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from .journal import JournalReader, Record
-from .load import DEADLINE_S, HOT
+from .load import BUMP_S, DEADLINE_S, HOT
 
 GRACE_S = 0.1
 """What every call may take beyond its timeout."""
@@ -33,7 +33,7 @@ _BYSTANDERS = 0.9
 """The share of earlier pages that nodes must find which a fault does not concern; one that is busy suspects others."""
 _ENOUGH = 100
 """Pages asked for; fewer say nothing."""
-_TIMEOUT_S: defaultdict[str, float] = defaultdict(lambda: DEADLINE_S, {"withdraw": 0.0})
+_TIMEOUT_S: defaultdict[str, float] = defaultdict(lambda: DEADLINE_S, {"withdraw": 0.0, "bump": BUMP_S})
 
 
 @dataclass(slots=True)
@@ -68,6 +68,12 @@ class Past:
     current: dict[int, int] = field(default_factory=dict)
     """The version of each page that was published last."""
     ended: float | None = None
+    up_at: float = 0.0
+    """When its process was up last."""
+    answered: int = -1
+    """The number of the driver's last command that it has done, of those that it waits for."""
+    drained: Record | None = None
+    """What became of the pages of a host's node, until the driver has judged it."""
 
     def leave(self, numbers: Iterable[int], now: float) -> None:
         """Expect nobody to find these pages from now on."""
@@ -96,7 +102,10 @@ class Watch:
 class Oracle:
     """Reads the journals; ``broken`` has what it found, in plain words."""
 
-    def __init__(self, readers: dict[str, JournalReader], disks: Iterable[str]) -> None:
+    def __init__(
+        self, readers: dict[str, JournalReader], disks: Iterable[str], kept: Iterable[str] = ()
+    ) -> None:
+        """``disks`` have what was published when they are started again; ``kept`` is what others have all the while."""
         self.past = {name: Past(reader) for name, reader in readers.items()}
         self.host_late: list[tuple[float, float]] = []
         """When the driver itself could not run: nobody is late then."""
@@ -107,6 +116,7 @@ class Oracle:
         self.looked: dict[int, dict[str, dict[str, list[int]]]] = defaultdict(dict)
         self.watch: Watch | None = None
         self._disks = set(disks)
+        self._kept = set(kept)
         self._unjudged: list[tuple[str, Record]] = []
         self._slow: list[tuple[str, str, Record]] = []
         self._refused: dict[tuple[str, int], set[int]] = {}
@@ -126,16 +136,22 @@ class Oracle:
         """Note that a node's process is about to be killed."""
         past = self.past[name]
         past.is_up, past.killed_at = False, now
+        if name in self._kept:
+            return
         past.leave(past.pages, now)
         past.published.clear()
         past.hot.clear()
+
+    def ends(self, name: str) -> None:
+        """Note that a process is about to be told to end; it is started again."""
+        self.past[name].is_up = False
 
     def _take(self, name: str, past: Past, record: Record) -> None:
         kind = record["k"]
         if kind == "broken":
             self.broken.append(record["what"])
         elif kind == "up":
-            self._started(name, past)
+            self._started(name, past, record["t"])
         elif kind == "publish>":
             for number, version in zip(record["j"], record["v"], strict=True):
                 past.pages[number].setdefault(version, Version(record["t"]))
@@ -180,10 +196,24 @@ class Oracle:
             self.looked[record["id"]][name] = record["found"]
         elif kind == "ended":
             past.ended = record["e"] - record["b"]
+        elif kind == "hushed":
+            past.answered = record["id"]
+        elif kind == "bump":
+            past.answered = record["id"]
+            self._bumped(name, record)
+        elif kind == "forget":
+            past.published.clear()
+            past.leave(past.pages, record["t"])
+        elif kind == "drained":
+            past.drained = record
+        elif kind == "refused":
+            self.tally["refused starts"] += 1
 
-    def _started(self, name: str, past: Past) -> None:
+    def _started(self, name: str, past: Past, now: float) -> None:
         past.n_starts += 1
-        past.is_up = True
+        past.is_up, past.up_at, past.ended = True, now, None
+        if name in self._kept:
+            return
         past.published.clear()
         past.hot.clear()
         if name in self._disks and past.n_starts > 1:
@@ -201,6 +231,17 @@ class Oracle:
                 if version.until == inf:
                     version.until = record["e"]
         self._called(name, "clear" if is_clear else "retract", record, 0, 0)
+
+    def _bumped(self, name: str, record: Record) -> None:
+        """Expect nothing of what anybody had published to be found, if everybody has heard that it was taken back."""
+        self._called(name, "bump", record, 1, not record["unreached"])
+        if record["unreached"]:
+            return
+        for each in self._kept:
+            for versions in self.past[each].pages.values():
+                for version in versions.values():
+                    if version.since < record["b"] and version.until == inf:
+                        version.until, version.is_cleared = record["e"], True
 
     def _called(self, name: str, what: str, record: Record, n_rows: int, n_hits: int) -> None:
         self.tally["calls"] += 1

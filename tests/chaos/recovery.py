@@ -1,7 +1,7 @@
 """Whether everything is found again once all faults are over, and how soon; whether processes are back at their level.
 
-Asked of all nodes at once, again and again: fetch every page that its owner's publish called a hit and that was not
-taken back. Nobody publishes again what its owner believes to be published, for engines don't either. Of a node
+Asked of all that have a load, at once, again and again: fetch every page that its owner's publish called a hit and that
+was not taken back. Nobody publishes again what its owner believes to be published, for engines don't either. Of a node
 whose disk may have been full the pages count that it can fetch itself.
 """
 
@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .fleet import Fleet, Level
 from .load import HOT, N_PAGES
 from .oracle import Oracle
+from .processes import Level, Processes
 
-BOUND_S = 20.0
-"""How long after the last fault everything may take to be found."""
 SHARE = 0.95
 """Of every owner's pages, at every reader."""
 SLACK = Level(descriptors=12, threads=8, mappings=80)
 """What a process may hold beyond its level: pooled connections, and the heaps that glibc gives their threads."""
 _ANSWER_S = 10.0
+START_S = 20.0
+"""The most that is allowed for starting processes, where that does not count: much of it is Python's imports."""
 _LEVEL_S = 15.0
 
 Wait = Callable[[float], None]
@@ -32,7 +32,7 @@ Wait = Callable[[float], None]
 class Recovery:
     """Asks the nodes of a run; ``wait`` is the driver's."""
 
-    fleet: Fleet
+    fleet: Processes
     oracle: Oracle
     wait: Wait
     n_looks: int = 0
@@ -40,11 +40,11 @@ class Recovery:
     """What was not as it has to be when it was looked last."""
 
     def seconds(self, since: float) -> float:
-        """Wait until every node finds every page; return how long after ``since`` that was, infinity if it was not.
+        """Wait until everybody finds every page; return how long after ``since`` that was, infinity if it was not.
 
-        Then ``missing`` says what is wrong.
+        Then ``missing`` says what is wrong. A fleet may count from when all processes were up again, if that is later.
         """
-        for number in range(self.fleet.n):
+        for number in self.fleet.loaded:
             self.fleet.tell(number, do="calm")
         late = len(self.oracle.host_late)
         while True:
@@ -52,12 +52,22 @@ class Recovery:
             if self._all_found():
                 break
             host_s = sum(end - begin for begin, end in self.oracle.host_late[late:])
-            if asked > since + BOUND_S + host_s:
+            if asked > self._begun(since) + self.fleet.bound_s + host_s:
                 return float("inf")
             self.wait(0.3)
-        for number in range(self.fleet.n):
+        since = self._begun(since)
+        for number in self.fleet.loaded:
             self.fleet.tell(number, do="go")
         return max(0.0, asked - since)
+
+    def _begun(self, since: float) -> float:
+        """Return from when on everything may take the bound to be found."""
+        if not self.fleet.counts_from_up:
+            return since
+        past = self.oracle.past.values()
+        if not all(each.is_up for each in past):
+            return max(since, min(time.monotonic(), since + START_S))
+        return max(since, min(since + START_S, max(each.up_at for each in past)))
 
     def _all_found(self) -> bool:
         self.missing = self._missing()
@@ -69,6 +79,7 @@ class Recovery:
         down = [name for name in names if not self.oracle.past[name].is_up]
         if down:
             return [f"{name} has not started yet" for name in down]
+        names = [names[number] for number in self.fleet.loaded]
         expected = {name: sorted(self.oracle.past[name].published) for name in names}
         unpublished = [
             f"{name} has published {len(pages)} of its {N_PAGES} pages"
@@ -86,10 +97,10 @@ class Recovery:
 
     def _ask(self, pages: dict[str, list[int]]) -> dict[str, dict[str, list[int]]]:
         self.n_looks += 1
-        for number in range(self.fleet.n):
+        for number in self.fleet.loaded:
             self.fleet.tell(number, do="look", id=self.n_looks, pages=pages)
         until = time.monotonic() + _ANSWER_S
-        while len(self.oracle.looked[self.n_looks]) < self.fleet.n and time.monotonic() < until:
+        while len(self.oracle.looked[self.n_looks]) < len(self.fleet.loaded) and time.monotonic() < until:
             self.wait(0.05)
         return self.oracle.looked.pop(self.n_looks)
 
@@ -108,18 +119,24 @@ class Recovery:
 
     def levels(self) -> dict[str, Level]:
         """Return what every process holds now."""
-        return {name: self.fleet.level(number) for number, name in enumerate(self.fleet.names)}
+        return self.fleet.levels()
 
     def above(self, before: dict[str, Level]) -> list[str]:
-        """Wait until no process holds more than any held ``before``, and the slack; return who does for too long."""
-        ceiling = _ceiling(list(before.values()))
+        """Wait until no process holds more than any of its kind ``before``, and the slack; return who does too long."""
+        kinds = {name: self.fleet.kind_of(name) for name in before}
+        ceilings = {
+            kind: _ceiling([level for name, level in before.items() if kinds[name] == kind])
+            for kind in set(kinds.values())
+        }
         until = time.monotonic() + _LEVEL_S
         while True:
             over = [
-                f"{name} holds {level}" for name, level in self.levels().items() if not _fits(level, ceiling)
+                f"{name} holds {level}; at the quiet start at most {ceilings[kinds[name]]} with slack"
+                for name, level in self.levels().items()
+                if not _fits(level, ceilings[kinds[name]])
             ]
             if not over or time.monotonic() > until:
-                return [f"{text}; at the quiet start at most {ceiling} with slack" for text in over]
+                return over
             self.wait(0.5)
 
 

@@ -7,8 +7,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from .fleet import Fleet
 from .oracle import Oracle
+from .processes import Processes
 from .schedule import Round
 
 _EVERY_S = 5.0
@@ -16,7 +16,8 @@ _TAIL = 15
 _FRAME = "/threading.py"
 """Frames that every thread has; they are left out."""
 _DUMP_S = 1.0
-_CALLS = ("publish", "fetch", "exists", "retract", "clear", "get", "receive", "put", "withdraw")
+_CALLS = ("publish", "fetch", "exists", "retract", "clear", "get", "receive", "put", "withdraw", "bump")
+_OF_HOSTS = ("rounds of secrets", "bumps left out", "drained pages", "handed over pages", "drains in part")
 
 
 @dataclass(slots=True)
@@ -62,12 +63,15 @@ class Report:
         if tally["bystanders asked"]:
             found, asked = tally["bystanders found"], tally["bystanders asked"]
             print(f"while a single link was cut, bystanders found {found} of {asked} pages")
+        rest = (*_OF_HOSTS, "refused starts")
+        if any(tally[what] for what in rest):
+            print(", ".join(f"{tally[what]} {what}" for what in rest))
         print(
             f"taken-back hits {tally['taken back hits']}, late calls {tally['late calls']} "
             f"(worst by {self.oracle.worst_late_s:.3f} s), broken promises {len(self.oracle.broken)}"
         )
 
-    def failure(self, fleet: Fleet) -> None:
+    def failure(self, fleet: Processes) -> None:
         """Print the broken promises, the rounds so far, and every process's log with its stacks."""
         print("\nBROKEN")
         for text in self.oracle.broken[:20]:

@@ -51,11 +51,13 @@ class Event:
     at: float
     lasts: float
     amount: float = 0.0
+    names: tuple[str, ...] = ()
+    """What to call them, if not by their numbers."""
 
     def __str__(self) -> str:
         """Say it in a few words."""
         amount = f" {self.amount:+g}" if self.amount else ""
-        nodes = "-".join(f"n{node}" for node in self.nodes)
+        nodes = "-".join(self.names or (f"n{node}" for node in self.nodes))
         return f"{self.kind} {nodes}{amount} {self.at:.1f}..{self.at + self.lasts:.1f} s"
 
 

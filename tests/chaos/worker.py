@@ -1,4 +1,4 @@
-"""One node process: ``python -m chaos.worker SETTINGS`` (JSON); commands come as JSON lines on stdin.
+"""One process of a fleet: ``python -m chaos.worker SETTINGS`` (JSON); commands come as JSON lines on stdin.
 
 Its wall clock is its own (``time.time_ns`` is replaced before p2pkv is imported, for time namespaces know no wall
 clock). A metronome measures how late a timer of 10 ms comes: what this process could not do, being stopped, starved or
@@ -21,9 +21,12 @@ from typing import TYPE_CHECKING, Any
 from .journal import Journal, JournalReader
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from p2pkv import Node
 
     from .load import PageLoad
+    from .threads import Threads
 
 _TICK_S = 0.01
 _LATE_S = 0.003
@@ -100,40 +103,64 @@ def main() -> None:
     )
     logging.getLogger().addHandler(Expulsions(journal))
 
-    from p2pkv import Config, Node
-
-    from .contents import Guarded
     from .exchange import Exchange
-    from .load import BATCH, PageLoad
+    from .host_worker import be_engine, be_host
+    from .load import PageLoad
+
+    if settings["role"] == "host":
+        be_host(settings, clock, journal)
+    elif settings["role"] == "engine":
+        be_engine(settings, clock, journal, past)
+    else:
+        node = start(settings, clock, journal)
+        load = PageLoad(node, settings["names"], journal, past=past, seed=settings["seed"])
+        exchange = Exchange(node, settings["names"], journal, seed=settings["seed"])
+        serve(node, [load, exchange], lambda ask, into: obey(ask, load, clock, journal, into), journal)
+
+
+def start(settings: dict[str, Any], clock: Clock, journal: Journal) -> Node:
+    """Start the node, and say so."""
+    from p2pkv import Config, Node
 
     began = time.monotonic()
     node = Node.start(Config(**settings["config"]))
-    boot = next(member.boot_epoch for member in node.members() if member.node_id == node.node_id)
+    # an attached engine is no member
+    boot = next((member.boot_epoch for member in node.members() if member.node_id == node.node_id), 0)
     took = time.monotonic() - began
     journal.write("up", t=time.monotonic(), boot=boot, s=took, off=clock.ahead_s)
-    load = PageLoad(node, settings["names"], journal, past=past, seed=settings["seed"])
-    exchange = Exchange(node, settings["names"], journal, seed=settings["seed"])
+    return node
+
+
+def serve(
+    node: Node, loads: Sequence[Threads], obey: Callable[[dict[str, Any], Any], None], journal: Journal
+) -> None:
+    """Use the node, and do what the driver says until that is ``end``; then close it."""
+    from .contents import Guarded
+    from .load import BATCH
+
     into = Guarded(BATCH)
     reading = node.register_memory(into.rows)
-    load.start()
-    exchange.start()
+    for load in loads:
+        load.start()
     for line in sys.stdin:
         ask = json.loads(line)
         if ask["do"] == "end":
             break
-        obey(ask, load, clock, journal, into)
-    load.stop()
-    exchange.stop()
+        obey(ask, into)
+    for load in loads:
+        load.stop()
     reading.close()
     close(node, journal)
 
 
-def obey(ask: dict[str, Any], load: PageLoad, clock: Clock, journal: Journal, into: Any) -> None:
-    """Do one command of the driver's."""
+def obey(ask: dict[str, Any], load: PageLoad | None, clock: Clock, journal: Journal, into: Any) -> None:
+    """Do one command of the driver's; without a load those of it are for others."""
     if ask["do"] == "hold":
         ctypes.PyDLL(None).usleep(int(ask["s"] * 1e6))  # a PyDLL call keeps the GIL
     elif ask["do"] == "clock":
         clock.ahead_s += ask["s"]
+    elif load is None:
+        return
     elif ask["do"] == "calm":
         load.calm.set()
     elif ask["do"] == "go":
