@@ -19,6 +19,7 @@ import numpy as np
 
 from p2pkv import _native
 from p2pkv.attach.own_host import OwnHost
+from p2pkv.attach.unsettled import Unsettled
 from p2pkv.cache.call import PageCall, check_call
 from p2pkv.cache.page_cache import PageCache
 from p2pkv.control.sockets import ControlClient, Request
@@ -31,6 +32,8 @@ from p2pkv.page import Keys, Outcomes, Pages, Whereabouts, as_locations
 
 _ELSEWHERE_S = 0.2
 """How long a call waits for what another member knows of epochs, while the host's node is away; a guess."""
+_UNSETTLED_S = 0.05
+"""For naming pages to the host's node, whose native thread answers at once; a publish may wait for it."""
 
 
 class AttachedCache:
@@ -46,6 +49,7 @@ class AttachedCache:
         registrations: Registrations,
         epochs: _native.NamespaceEpochs,
         learn_elsewhere: Callable[[float], bool | None],
+        unsettled: Unsettled,
         metrics: Metrics,
     ) -> None:
         """``reader`` fetches; it has a pool without pages.
@@ -60,6 +64,7 @@ class AttachedCache:
         self._registrations = registrations
         self._epochs = epochs
         self._learn_elsewhere = learn_elsewhere
+        self._unsettled = unsettled
         self._metrics = metrics
         self._known: tuple[_native.Attachment, int] | None = None
         """The node, and its number of bumps, as of when its epochs were asked for last."""
@@ -102,11 +107,22 @@ class AttachedCache:
             return self._unpublished("draining", len(ids))
         outcomes = published.is_known()
         n_published = published.n_known
-        if not published.is_told or beside is not self._directory.beside(attachment.node_key):
+        now = self._directory.beside(attachment.node_key)
+        if not published.is_told or beside is not now:
+            beside = now
             outcomes = self._tell(attachment.node_key, call.ids, published, outcomes, deadline)
             n_published = int(np.count_nonzero(outcomes))
+        self._unsettled.add(call.ids)
+        if beside is not self._directory.beside(attachment.node_key):
+            self.tell_unsettled()  # the view has changed before they were among what is told then
         self._count(published, n_published, began)
         return outcomes
+
+    def tell_unsettled(self) -> None:
+        """Have the host's node see to what was told by an earlier view. To be called when another one is gone by."""
+        attachment = self._own_host.attachment
+        if attachment is not None and (keys := self._unsettled.take()) is not None:
+            attachment.tell_missed(keys, _UNSETTLED_S)
 
     def _tell(
         self,

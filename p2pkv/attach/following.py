@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from random import Random
 
+from p2pkv.attach.unsettled import Unsettled
 from p2pkv.control.sockets import ControlClient, Request
 from p2pkv.control.wire import PROBE_REPLY, Kind
 from p2pkv.directory.view import Member, View, decode, encode
@@ -41,15 +42,17 @@ class Following(Resource):
         on_change: Callable[[View, View], None],
         on_confirmed: Callable[[], None],
         take_routers: Callable[[bytes], None],
+        unsettled: Unsettled,
     ) -> None:
         """``on_change`` is called with the view before and the new one, ``on_confirmed`` after each look.
 
-        ``take_routers`` is shown what the host's node knows of routers.
+        ``take_routers`` is shown what the host's node knows of routers, and ``unsettled`` that it has the same view.
         """
         self._client = client
         self._on_change = on_change
         self._on_confirmed = on_confirmed
         self._take_routers = take_routers
+        self._unsettled = unsettled
         self._log = LimitedLog(_log)
         self._random = Random()  # noqa: S311 - whom to ask, nothing secret
         self._address = ""
@@ -129,11 +132,13 @@ class Following(Resource):
 
     def _is_same(self, address: str) -> bool | None:
         """Whether the view there has the digest of this one; None if nobody answers."""
+        mark = self._unsettled.ask()
         reply = self._client.ask(Request(address, Kind.PROBE), _ANSWER_S)
         if reply is None or not reply.ok or len(reply.body) != PROBE_REPLY.size:
             return None
         is_same: bool = PROBE_REPLY.unpack(reply.body)[1] == self.view.digest
         if is_same:
+            self._unsettled.settle(mark)
             self._on_confirmed()
         return is_same
 

@@ -16,6 +16,7 @@ from p2pkv.attach.cache import AttachedCache, unsupported
 from p2pkv.attach.following import Following
 from p2pkv.attach.mapped import descriptor_of
 from p2pkv.attach.own_host import OwnHost, SharedMemory
+from p2pkv.attach.unsettled import Unsettled
 from p2pkv.cache.guests import Followers, TakingBack
 from p2pkv.cache.page_cache import PageCache
 from p2pkv.cache.touching import Touching
@@ -68,6 +69,7 @@ class AttachedParts:
         self._host_key = 0
         self._lost_boot = 0
         """The boot of the host's node that has gone, whatever the view says; 0 if none has."""
+        self._unsettled = Unsettled()
         self._reached = View()
         """The view without a node that is lost so."""
         self.metrics_port: int | None = None
@@ -101,7 +103,11 @@ class AttachedParts:
         self.epochs_known.follow(scopes(config.namespace))
         self._open_directory(undo, handshakes)
         self.following = Following(
-            self.client, weakly(self._view_changed), self.directory.confirm_view, self.routers.take_all
+            self.client,
+            weakly(self._view_changed),
+            self.directory.confirm_view,
+            self.routers.take_all,
+            self._unsettled,
         )
         undo.callback(self.following.close)
         self.epochs = EpochKeeper(self.epochs_known, self.client, weakly(self._members))
@@ -215,6 +221,7 @@ class AttachedParts:
             registrations=self.registrations,
             epochs=self.epochs_known,
             learn_elsewhere=weakly(self._learn_elsewhere),
+            unsettled=self._unsettled,
             metrics=self.metrics,
         )
         undo.callback(cache.close)
@@ -324,6 +331,7 @@ class AttachedParts:
         ]
         self.peers.set_view(reached)  # before anything is located at a member that it does not know
         self.directory.set_view(reached)
+        self.caching.cache.tell_unsettled()
         for member in gone:
             self.caching.cache.drop_owner(node_key(member.node_id))
             self.client.forget(member.address)

@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from cluster import eventually
 from p2pkv import Config, Node
 from p2pkv.attach.cache import AttachedCache
+from p2pkv.directory.ring import Ring
 from p2pkv.directory.routers import pack_news
 from p2pkv.page import row_pieces
 from p2pkv.testing.ports import free_port
@@ -92,6 +93,30 @@ def test_pages_whose_engine_ended_before_it_told_the_directory_are_found_from_ot
             assert 0 < told.sum() < len(keys)  # the others' entries lie at the other node
             assert not other.exists(keys, timeout=20.0).all()
         eventually(lambda: other.exists(keys, timeout=20.0).all(), 5.0)
+
+
+def test_what_was_published_by_an_earlier_view_than_the_nodes_is_put_where_it_belongs(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    path, join = f"unix:{tmp_path}/s", [f"127.0.0.1:{free_port()}"]
+    keys, pages = [f"page-{i}" for i in range(64)], np.ones((64, 4096), np.uint8)
+    with (
+        Node.start(Config(node_id="host", join=join, replicas=1, attach_listen=path)) as host,
+        Node.start(Config(attach=path, replicas=1)) as engine,
+    ):
+        engine.register_memory(pages)
+        engine._parts.following.close()  # so that it does not hear of who joins
+        with Node.start(Config(node_id="other", join=join, replicas=1, pool_size="1MiB")) as other:
+            eventually(lambda: len(other.members()) == len(host.members()) == 2, 10.0)
+            announcer = host._parts.caching.announcer
+            eventually(lambda: announcer._pass is None and len(announcer._rings) == 1, 10.0)
+            assert engine.publish(keys, pages, timeout=20.0).all()
+            engine._parts.following._turn()
+            assert len(engine.members()) == 2
+            ring = Ring(host.members(), 1)
+            own = [member.node_id for member in ring.members].index("other")
+            n = int((ring.owners(engine._cache.hash(keys)[1]) == own).sum())
+            assert n > 0
+            eventually(lambda: other.counters()["p2pkv_shard_entries"] == n, 5.0)
 
 
 def test_an_engine_hears_of_routers_from_its_node(tmp_path: Path) -> None:
