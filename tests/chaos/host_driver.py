@@ -113,10 +113,10 @@ class HostDriver(Driver):
             self.oracle.tally["handed over pages"] += record["h"]
             if record["h"] == record["n"] and record["a"] >= record["h"]:
                 continue
-            if alone:
+            if alone and record["h"] < record["n"]:
                 self.oracle.broken.append(
-                    f"{name} handed over {record['h']} of {record['n']} pages, of which {record['a']} were adopted, "
-                    f"though nothing else befell anybody: {record['why']}"
+                    f"{name} handed over {record['h']} of {record['n']} pages, though nothing else befell anybody: "
+                    f"{record['why']}"
                 )
             self.oracle.tally["drains in part"] += 1
             self._forget()

@@ -21,7 +21,7 @@ KINDS = {
     "unplug": 1,
     "slow": 1,
     "reset": 2,
-    "bump": 2,
+    "bump": 5,
     "rotate": 1,
 }
 """Every kind, and how often it is drawn; ``rotate`` is not drawn, but comes in every fifth round."""
@@ -77,7 +77,8 @@ def _event(rng: Random, kind: str, names: list[str], n_hosts: int) -> Event:
     if kind in ("drain", "keeper", "unplug", "slow", "reset"):
         nodes = (host,)
     elif kind == "bump":
-        nodes = (engine,)
+        # half of them begin before anything else befalls anybody, so that everybody hears of them
+        nodes, at = (engine,), rng.choice((0.0, at))
     elif kind == "etcd":
         nodes = ()
     elif kind in ("cut", "oneway"):
