@@ -93,9 +93,12 @@ test-mutations: $(STAMP)  ## bugs that are put back one by one, each of which it
 	@PYTHONPATH=tests:tests/support $(BIN)/python -m mutations $(ARGS)
 
 # real processes in network namespaces: needs root and iproute2, and says so and is skipped without
-test-chaos: $(STAMP)  ## real nodes under kills, stops, cuts, full disks, held interpreters; SECONDS=300 SEED=n
+# FLEET=hosts needs Debian's etcd as well
+FLEET ?=
+test-chaos: $(STAMP)  ## real nodes under kills, stops, cuts, full disks, held interpreters; SECONDS=300 SEED=n FLEET=hosts
 	@tools/system-packages $(PYTHON) chaos
-	@PYTHONPATH=tests:tests/support $(BIN)/python -m chaos $(SEED:%=--seed %) $(SECONDS:%=--seconds %) $(ARGS)
+	@$(if $(filter hosts,$(FLEET)),tools/system-packages $(PYTHON) etcd,true)
+	@PYTHONPATH=tests:tests/support $(BIN)/python -m chaos $(FLEET:%=--fleet %) $(SEED:%=--seed %) $(SECONDS:%=--seconds %) $(ARGS)
 
 # verbs is built in only where its headers were there when p2pkv was installed
 $(VENV)/.rdma: $(STAMP) tools/system-packages

@@ -44,6 +44,9 @@ def bench(
     pages: Annotated[str, typer.Option(metavar="SIZES", help="Such as 64KiB,1MiB.")] = "",
     batches: Annotated[str, typer.Option(metavar="NUMBERS", help="Pages a call, such as 1,32.")] = "",
     threads: Annotated[str, typer.Option(metavar="NUMBERS", help="Threads that call, such as 1,4.")] = "",
+    processes: Annotated[
+        str, typer.Option(metavar="NUMBERS", help="Node processes of the suite processes, such as 16,64.")
+    ] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that count; one more warms up.")] = 5,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a line of JSON a row instead of tables.")
@@ -70,6 +73,7 @@ def bench(
         pages=sizes_of("--pages", pages, chosen.working_set) or chosen.pages,
         batches=numbers_of("--batches", batches) or chosen.batches,
         threads=numbers_of("--threads", threads) or chosen.threads,
+        processes=numbers_of("--processes", processes) or chosen.processes,
     )
     about = machine.describe()
     began = time.monotonic()

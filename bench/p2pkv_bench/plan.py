@@ -24,6 +24,7 @@ SUITES = (
         "attach",
         "ring",
         "hot",
+        "processes",
     ),
 )
 LONG = frozenset(SUITES[SUITES.index("threads") :]) | {"load"}
@@ -46,6 +47,8 @@ class Plan:
     pages: tuple[int, ...] = PAGES
     batches: tuple[int, ...] = BATCHES
     threads: tuple[int, ...] = THREADS
+    processes: tuple[int, ...] = (64,)
+    """How many node processes the suite of that name starts, one size after another."""
     rounds: int = 5
     round_nbytes: int = 64 * MIB
     """What one contestant moves in one round, at least a call a thread."""

@@ -16,6 +16,7 @@ from p2pkv_bench import (
     indexer,
     native_clients,
     overhead,
+    processes,
     publish,
     rails,
     ring,
@@ -57,6 +58,7 @@ _SUITES: Mapping[str, Callable[[Meeting, Plan], Iterator[Row]]] = {
     "attach": attached.rows,
     "ring": ring.rows,
     "hot": hot.rows,
+    "processes": processes.rows,
 }
 
 

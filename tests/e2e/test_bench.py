@@ -96,3 +96,22 @@ def test_other_systems_that_are_not_here_are_named_and_p2pkv_is_compared_with_me
         compared = [reference["name"] for reference in row["references"]]
         for system in SYSTEMS:
             assert system.name in compared or f"{system.name} is left out" in result.stderr
+
+
+def test_a_cluster_of_processes_says_what_it_holds_and_what_comes_and_goes_costs() -> None:
+    options = ["processes", "--processes", "6", "--json"]
+    result = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=500, check=False)
+    assert result.returncode == 0, result.stderr
+    rows = {
+        row["case"].removeprefix("6 processes: "): row["value"]
+        for row in map(json.loads, result.stdout.splitlines())
+    }
+    assert rows["members that hold the entries of 128 pages"]["median"] == 6
+    # a look-up asks each other owner once; what nobody asked for comes on top
+    assert 4 <= rows["requests of a first look-up, to all others"]["median"] <= 12
+    assert 1.0 <= rows["entries of the fullest, as a multiple of the mean"]["median"] < 1.5
+    for what in ("a join", "a kill"):
+        assert 5 < rows[f"the same, of all entries, by {what}"]["median"] < 30
+    assert rows["all see one that joins after"]["median"] > 0
+    assert rows["all know of a kill after"]["median"] > 0
+    assert rows["descriptors a process"]["high"] < 500

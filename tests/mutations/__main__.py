@@ -46,6 +46,10 @@ class Outcome:
 
 def missing(bug: Planted) -> str | None:
     """Return why the bug's hunter can't run here, None if it can."""
+    if bug.hunter[0] == "chaos" and (os.geteuid() != 0 or shutil.which("ip") is None):
+        return "needs root and what `tools/system-packages PYTHON chaos` installs"
+    if bug.hunter[0] == "chaos" and "hosts" in bug.hunter and shutil.which("etcd") is None:
+        return "needs what `tools/system-packages PYTHON etcd` installs"
     if bug.hunter[0] != "rdma" or (os.geteuid() == 0 and shutil.which("qemu-system-x86_64")):
         return None
     return "needs root and what `tools/system-packages PYTHON rdma` installs"
@@ -74,7 +78,7 @@ def command_of(tree: Tree, bug: Planted, seconds: float) -> list[str]:
     if kind == "rdma":
         vm = ["tests/rdma_vm/vm.py", "--timeout", f"{seconds + _STARTING_S:g}", str(tree.python)]
         return [*vm, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "rdma_slow", *arguments]
-    return ["-m", "chaos", "--seed", arguments[0], "--seconds", arguments[1]]
+    return ["-m", "chaos", "--seed", arguments[0], "--seconds", arguments[1], *arguments[2:]]
 
 
 def try_bug(tree: Tree, bug: Planted) -> Outcome:
