@@ -1,4 +1,4 @@
-"""Real nodes, or whole hosts, in network namespaces under a seeded schedule of faults, every byte and every deadline judged.
+"""Real nodes, or whole hosts, in network namespaces: a seeded schedule of faults, every byte and deadline judged.
 
 ``make test-chaos SECONDS=300 SEED=7``, with ``FLEET=hosts`` of hosts; docs/testing.md, Chaos.
 
