@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from . import faults, host_schedule
 from .driver import Driver
 from .hosts import Hosts
-from .load import BUMP_S
+from .load import BUMP_S, N_HOT
 from .schedule import Event, Round
 
 _HUSH_S = 2.0
@@ -111,7 +111,8 @@ class HostDriver(Driver):
                 continue
             self.oracle.tally["drained pages"] += record["n"]
             self.oracle.tally["handed over pages"] += record["h"]
-            if record["h"] == record["n"] and record["a"] >= record["h"]:
+            # who has a hot page as his own already need not adopt it
+            if record["h"] == record["n"] and record["a"] >= record["h"] - N_HOT:
                 continue
             if alone and record["h"] < record["n"]:
                 self.oracle.broken.append(
