@@ -49,8 +49,8 @@ class Pair:
             self.transport = transport
             self._readable = readable
             self.owner = undo.enter_context(Peer())
-            # Room for the pages of two sizes and a half: where a pool has to sweep the place of an earlier size, a few of
-            # this one's pages that lie there go as well.
+            # Room for the pages of two sizes and a half: where a pool has to sweep the place of an earlier size, a few
+            # of this one's pages that lie there go as well.
             pool_size = working_set * 5 // 2 + MIB
             settings = meeting.settings(OWNER, transports=[transport], pool_size=pool_size)
             self.owner.call("start", config=settings, working_set=working_set, readable=readable)
