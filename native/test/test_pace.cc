@@ -38,6 +38,17 @@ TEST(pace_is_late_for_few_reads_whatever_the_network_is_like) {
   }
 }
 
+TEST(pace_is_not_told_by_a_peer_that_stood_still_what_a_read_takes) {
+  Pace fresh, known;
+  fresh.note(1 << 14, milliseconds(1000));
+  CHECK(fresh.late_after(1 << 14) < milliseconds(60));
+  for (int i = 0; i < 10; ++i) known.note(1 << 14, microseconds(200));
+  for (int i = 0; i < 4; ++i) known.note(1 << 14, milliseconds(1000));
+  CHECK(known.late_after(1 << 14) < milliseconds(10));
+  for (int i = 0; i < 40; ++i) known.note(1 << 14, milliseconds(500));  // it has got slower
+  CHECK(known.late_after(1 << 14) > milliseconds(500));
+}
+
 TEST(pace_knows_a_late_peer_until_it_is_in_time) {
   Pace pace;
   CHECK(!pace.is_slow());

@@ -9,13 +9,18 @@ size_t Pace::class_of(uint64_t nbytes) {
   return std::clamp<size_t>(static_cast<size_t>(std::bit_width(nbytes)), 1, kClasses - 1);
 }
 
-Pace::Clock::duration Pace::late_after(uint64_t nbytes) const {
+int64_t Pace::guess_ns(uint64_t nbytes) {
   const uint64_t bounded = std::min<uint64_t>(nbytes, uint64_t{1} << 40);
-  return late(class_of(nbytes), kGuessNs + kGuessNsAByte * static_cast<int64_t>(bounded));
+  return kGuessNs + kGuessNsAByte * static_cast<int64_t>(bounded);
+}
+
+Pace::Clock::duration Pace::late_after(uint64_t nbytes) const {
+  return late(class_of(nbytes), guess_ns(nbytes));
 }
 
 Pace::Clock::duration Pace::late_connecting() const {
-  return std::max<Clock::duration>(late(kConnecting, 2 * kGuessNs), std::chrono::nanoseconds(kGuessNs / 2));
+  return std::max<Clock::duration>(late(kConnecting, kConnectingGuessNs),
+                                   std::chrono::nanoseconds(kGuessNs / 2));
 }
 
 Pace::Clock::duration Pace::late(size_t index, int64_t guess_ns) const {
@@ -27,21 +32,25 @@ Pace::Clock::duration Pace::late(size_t index, int64_t guess_ns) const {
 }
 
 void Pace::note(uint64_t nbytes, Clock::duration took) {
-  note_class(class_of(nbytes), took);
+  note_class(class_of(nbytes), took, guess_ns(nbytes));
 }
 
 void Pace::note_connected(Clock::duration took) {
-  note_class(kConnecting, took);
+  note_class(kConnecting, took, kConnectingGuessNs);
 }
 
-void Pace::note_class(size_t index, Clock::duration took) {
+void Pace::note_class(size_t index, Clock::duration took, int64_t guess_ns) {
   Class& known = classes_[index];
   const int64_t took_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(took).count();
   const int64_t ns = known.ns.load(std::memory_order_relaxed);
   const uint32_t n = known.n.load(std::memory_order_relaxed);
   if (n < kFirstReads) {
     known.n.store(n + 1, std::memory_order_relaxed);
-    if (took_ns > ns) known.ns.store(took_ns, std::memory_order_relaxed);
+    // Of a peer that stood still one read says nothing about the next: it must not make a second one wait as
+    // long. Where all get slower, some dozens say so.
+    const int64_t floor_ns = n < kFewReads ? guess_ns : std::chrono::nanoseconds(kFloor).count();
+    const int64_t base_ns = std::max(ns, floor_ns);
+    if (took_ns > ns) known.ns.store(std::min(took_ns, base_ns + base_ns / 5), std::memory_order_relaxed);
     return;
   }
   // Where one of 100 is above, what 99 take off is what the one puts on.

@@ -38,10 +38,12 @@ class Pace {
  private:
   // Where a class has told so few reads, a guess counts: 20 ms, and 10 ns a byte, which is 100 MB/s.
   static constexpr uint32_t kFewReads = 8;
-  // So many reads are looked at for the longest; from then on the estimate is moved by what it is told.
+  // Of so many reads the longest counts, as far as one may count; from then on the estimate goes down as
+  // well.
   static constexpr uint32_t kFirstReads = 64;
   static constexpr int64_t kGuessNs = 20'000'000;
   static constexpr int64_t kGuessNsAByte = 10;
+  static constexpr int64_t kConnectingGuessNs = 2 * kGuessNs;
   static constexpr int64_t kFirstSlowNs = 50'000'000;
   static constexpr int64_t kMostSlowNs = 1'000'000'000;
   static constexpr size_t kConnecting = 0;  // the class of no bytes
@@ -53,8 +55,9 @@ class Pace {
   };
 
   static size_t class_of(uint64_t nbytes);
+  static int64_t guess_ns(uint64_t nbytes);
   Clock::duration late(size_t index, int64_t guess_ns) const;
-  void note_class(size_t index, Clock::duration took);
+  void note_class(size_t index, Clock::duration took, int64_t guess_ns);
 
   std::array<Class, kClasses> classes_;
   std::atomic<int64_t> slow_until_ns_{0};
