@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -17,11 +18,14 @@ from p2pkv.page import Keys, Outcome, Outcomes, Pages, Whereabouts
 
 
 class CallLimit:
-    """Lets at most ``most`` calls in at a time. Thread-safe."""
+    """Lets at most ``most`` calls in at a time, in the order in which they come. Thread-safe."""
 
     def __init__(self, most: int) -> None:
-        self._condition = threading.Condition()  # it guards both counts, and is notified when a call ends
+        self._condition = (
+            threading.Condition()
+        )  # guards what follows, and is notified when a call ends or gives up
         self._left = most
+        self._waiting: deque[object] = deque()
         self._is_closed = False
         self.n_refused = 0
         """Calls that were over before they were let in."""
@@ -30,9 +34,7 @@ class CallLimit:
     def entered(self, deadline: float) -> Iterator[bool]:
         """Wait for a place until ``deadline``; whether there is one, which is given back at the end."""
         with self._condition:
-            seconds = max(0.0, deadline - time.monotonic())
-            self._condition.wait_for(lambda: self._left > 0 or self._is_closed, seconds)
-            is_in = self._left > 0 and not self._is_closed
+            is_in = self._wait(max(0.0, deadline - time.monotonic()))
             self._left -= is_in
             self.n_refused += not is_in
         try:
@@ -41,7 +43,20 @@ class CallLimit:
             if is_in:
                 with self._condition:
                     self._left += 1
-                    self._condition.notify()
+                    self._condition.notify_all()  # whose turn it is only he knows
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait, with the lock, for a place that nobody has come for before; whether there is one."""
+        turn = object()
+        self._waiting.append(turn)
+        try:
+            self._condition.wait_for(
+                lambda: self._is_closed or (self._left > 0 and self._waiting[0] is turn), seconds
+            )
+            return not self._is_closed and self._left > 0 and self._waiting[0] is turn
+        finally:
+            self._waiting.remove(turn)
+            self._condition.notify_all()  # the next one may be first now
 
     def close(self) -> None:
         """Let nobody in any more, nor wait. Idempotent."""
@@ -70,7 +85,9 @@ class LimitedCache:
         stream: int | None = None,
         epoch: int | None = None,
     ) -> Outcomes:
-        """As :meth:`PageCache.publish`."""
+        """As :meth:`PageCache.publish`. A bump while it waits ends it: the pages are of the epoch at the call."""
+        if epoch is None:
+            epoch, _ = self._cache.hash(keys)
         with self._limit.entered(deadline) as is_in:
             if is_in:
                 return self._cache.publish(keys, pages, deadline, stream=stream, epoch=epoch)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cluster import eventually
 from p2pkv import Config, Node, UsageError
 from p2pkv.cache.call_limit import CallLimit
 from tenancy import Secrets, settings
@@ -60,8 +61,50 @@ def test_who_comes_beyond_the_limit_waits_or_misses(secret: Secrets, nodes: list
         waiting: list[Any] = []
         thread = threading.Thread(target=lambda: waiting.append(node.exists(keys[1:], timeout=60.0)))
         thread.start()
+        eventually(lambda: len(limit._waiting) == 1, 60.0)
+        began = time.monotonic()
     thread.join()
     assert waiting[0].all(), "it came in when the other call had ended"
+    assert time.monotonic() - began < 30.0, "and not at its deadline"
+
+
+def test_what_waits_while_the_namespace_is_bumped_is_not_published_after_it(
+    secret: Secrets, nodes: list[Node]
+) -> None:
+    given = settings(secret, "acme")
+    given["tenants"]["acme"]["requests"] = 1
+    nodes.append(Node.start(Config(**given)))
+    node, rows = nodes[0].tenant("acme"), np.zeros((1, NBYTES), np.uint8)
+    node.register_memory(rows)
+    limit = node._limit
+    assert limit is not None
+    outcomes: list[Any] = []
+    thread = threading.Thread(target=lambda: outcomes.append(node.publish(["page"], rows, timeout=60.0)))
+    with limit.entered(time.monotonic() + 1.0):
+        thread.start()
+        eventually(lambda: len(limit._waiting) == 1, 60.0)
+        nodes[0].bump("acme")
+    thread.join()
+    assert not outcomes[0].any()
+    assert not node.exists(["page"]).any(), "its bytes are those of before the bump"
+
+
+def test_who_came_first_goes_in_first() -> None:
+    limit, order, threads = CallLimit(1), list[int](), list[threading.Thread]()
+
+    def call(number: int) -> None:
+        with limit.entered(time.monotonic() + 60.0) as is_in:
+            assert is_in
+            order.append(number)
+
+    with limit.entered(time.monotonic()):
+        for number in range(5):
+            threads.append(threading.Thread(target=call, args=(number,)))
+            threads[-1].start()
+            eventually(lambda n=number: len(limit._waiting) == n + 1, 60.0)
+    for thread in threads:
+        thread.join()
+    assert order == list(range(5))
 
 
 def test_a_node_that_is_closed_lets_nobody_wait() -> None:
