@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -10,9 +11,11 @@ import typer
 from p2pkv.cli.output import AsJson, AsLines
 from p2pkv.cli.outsider import Join, Outsider, addresses_to_ask
 from p2pkv.cli.settings import ConfigFile, Settings, load
+from p2pkv.cli.tenants import tenants
 from p2pkv.control.secret import cluster_keys
 from p2pkv.directory.epochs import Bump
-from p2pkv.errors import ControlError
+from p2pkv.directory.view import State
+from p2pkv.errors import ConfigError, ControlError
 
 app = typer.Typer(help="What is done to a namespace in the whole cluster.", no_args_is_help=True)
 
@@ -69,7 +72,22 @@ def purge(
 def _bump(name: str, join: Join, config: ConfigFile, settings: Settings, timeout: float) -> Bump:
     loaded = load(config, settings, **({"join": join} if join else {}))
     with Outsider(cluster_keys(loaded.secret_file, loaded.accepted_secret_files)) as outsider:
-        return outsider.bump(name, addresses_to_ask(loaded, timeout), timeout)
+        addresses = addresses_to_ask(loaded, timeout)
+        _refuse_tenant(name, outsider, addresses, timeout)
+        return outsider.bump(name, addresses, timeout)
+
+
+def _refuse_tenant(name: str, outsider: Outsider, addresses: Sequence[str], timeout: float) -> None:
+    """Raise ConfigError if a node serves the namespace as a tenant: the cluster's members have none of its pages."""
+    report, _ = outsider.members(addresses, timeout)
+    alive = [member for member in report.members if member.state is State.ALIVE]
+    for tenant in tenants(outsider.counters(alive, timeout)):
+        if tenant.name == name.split(" ")[0]:
+            raise ConfigError(
+                f"{tenant.name} is a tenant of {', '.join(tenant.nodes)}: ask its own cluster, with the tenant's "
+                f"secret_file and --join of an address that the tenant's settings name as listen; or have a program "
+                f"that serves it call node.bump({name!r})"
+            )
 
 
 def _say(done: Bump, text: str, *, as_json: bool) -> None:

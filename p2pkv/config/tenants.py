@@ -26,6 +26,7 @@ _DEFAULT_POOL_SIZE = "256MiB"
 _EXAMPLE = '{"acme": {"secret_file": "/etc/p2pkv/acme", "pool_size": "8GiB"}}'
 _OWN = (
     *("secret_file", "accepted_secret_files", "cluster", "listen", "attach_listen", "metrics_port"),
+    "dashboard_token",
     *("pool_size", "disk_path", "disk_size", "buffer_size", "buddy_pool_size"),
 )
 """Settings of a node that a tenant has for itself."""
@@ -46,6 +47,7 @@ _FROM_NOTHING: Mapping[str, object] = {
     "attach_listen": "",
     "keeper": "",
     "metrics_port": None,
+    "dashboard_token": "",
     "kv_events": "",
     "kv_events_replay": "",
     "indexer": "",
