@@ -12,7 +12,7 @@ from p2pkv._native import FaultyFiles
 from p2pkv.arrays.host import HostArray, SupportsCudaArray
 from p2pkv.attach.cache import AttachedCache
 from p2pkv.cache.call_limit import LimitedCache
-from p2pkv.cache.drained import MAX_DRAIN_S, Drained
+from p2pkv.cache.drained import DRAIN_SLACK_S, MAX_DRAIN_S, Drained
 from p2pkv.cache.hand_overs import HandOver
 from p2pkv.cache.page_cache import PageCache
 from p2pkv.cache.pins import Pin
@@ -31,7 +31,7 @@ from p2pkv.page import Outcomes, Pages, Whereabouts
 from p2pkv.parts.attached import AttachedCaching, AttachedParts
 from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.node import NodeParts
-from p2pkv.parts.tenants import Place, TenantNodes, limited, plan_tenants
+from p2pkv.parts.tenants import Place, TenantNodes, limited, plan_tenants, reached_as
 from p2pkv.peers.connections import PeerTraffic
 from p2pkv.transports.base import Transport
 
@@ -57,18 +57,21 @@ class Node:
         """Build without joining; use :meth:`start`. A tenant's node has a ``place`` in the node around it."""
         self.config = config
         self._gate = Gate(f"node {config.node_id}")
+        self._is_closed = False
         place = place or Place(plan_tenants(config))
         with ExitStack() as undo:
             self._parts = self._build(extra_transports, place)
             undo.callback(self._parts.close)
             self._tenants = TenantNodes(
-                place.tenants, self._parts.records, lambda config, place: Node(config, place=place)
+                place.tenants,
+                self._parts.records,
+                lambda config, place: Node(reached_as(config, self._parts.address), place=place),
             )
             undo.pop_all()
         self.metrics = self._parts.metrics
         self._limit, self._limited = place.limit, None
         if isinstance(self._parts, NodeParts):
-            self._tenants.attend(self._parts, config.drain)
+            self._tenants.attend(self._parts)
             if self._limit is not None and self._parts.caching is not None:
                 self._limited = limited(self._parts.caching.cache, self._limit, self.metrics)
         self.metrics_port = self._parts.metrics_port
@@ -281,8 +284,9 @@ class Node:
         """
         with self._gate:
             drainer = self._caching.drainer
-            self._tenants.begin_drain(_drain_seconds(seconds))
-            return self._tenants.drain_with(drainer.drain(seconds), seconds)
+            deadline = time.monotonic() + _drain_seconds(seconds) + DRAIN_SLACK_S
+            self._tenants.begin_drain(seconds)
+            return self._tenants.drain_with(drainer.drain(seconds), deadline)
 
     def begin_drain(self, seconds: float) -> None:
         """Do the same in the background: :attr:`drained` says when it is done. Never blocks. So do tenants' nodes."""
@@ -299,6 +303,12 @@ class Node:
         """
         caching = self._parts.caching
         return None if caching is None else self._tenants.drained(caching.drained)
+
+    @property
+    def draining_within(self) -> float | None:
+        """Seconds within which this node was told to hand its pages over, whoever told it; None: nobody has."""
+        caching = self._parts.caching
+        return None if caching is None else caching.drainer.seconds
 
     def clear(self) -> int:
         """Take back every page that this node published; return their number. The directory hears of it soon."""
@@ -396,10 +406,18 @@ class Node:
         if self._gate.shut():
             lifetime.forget(self)
             self._parts.interrupt()
+            self._is_closed = True
             if self._limit is not None:
                 self._limit.close()
-            self._tenants.close()
-            self._gate.drain(self._parts.close)
+            try:
+                self._tenants.close()
+            finally:
+                self._gate.drain(self._parts.close)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this node has left its cluster, or is about to."""
+        return self._is_closed
 
     def __repr__(self) -> str:
         return f"<p2pkv.Node {self.node_id!r} at {self.address}>"

@@ -142,11 +142,11 @@ class Drainer:
         followers: Followers,
         taking_back: TakingBack,
         directory: DirectoryClient,
-        retire: Callable[[], None],
+        retire: Callable[[float], None],
         fall_silent: Callable[[float], None],
         metrics: Metrics,
     ) -> None:
-        """``retire`` ends publishing here, and tells peers that this node is draining.
+        """``retire`` ends publishing here for a drain of so many seconds, and tells peers that this node is draining.
 
         ``fall_silent`` ends all telling of where this node's pages are; it blocks until its argument at most.
         """
@@ -165,6 +165,8 @@ class Drainer:
         self._draining = threading.Lock()  # held by who drains
         self._starting = threading.Lock()  # guards `_thread`
         self._has_begun = threading.Event()
+        self.seconds: float | None = None
+        """What this node was told to drain within; None: it was not."""
         self._drained: Drained | None = None
         self._thread: threading.Thread | None = None
 
@@ -183,7 +185,8 @@ class Drainer:
         self._has_begun.set()
         with self._draining:
             if self._drained is None:
-                self._retire()
+                self.seconds = seconds
+                self._retire(seconds)
                 self._drained = self._drain(seconds)
                 _log.info("%s", sentence(self._drained))
             return self._drained
@@ -196,7 +199,8 @@ class Drainer:
         with self._starting:
             if self._thread is None and not self.has_begun:
                 self._has_begun.set()
-                self._retire()
+                self.seconds = seconds
+                self._retire(seconds)
                 self._thread = threading.Thread(
                     target=self._run, args=(seconds,), name="p2pkv-drain", daemon=True
                 )

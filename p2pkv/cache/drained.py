@@ -11,6 +11,8 @@ from p2pkv.control.wire import U32
 from p2pkv.errors import ControlError
 from p2pkv.message_types import worked_out
 
+DRAIN_SLACK_S = 1.0
+"""For how long more than a drain may take it is waited for that others are done with theirs, which began with it."""
 MAX_DRAIN_S = 3600.0
 _AS_CONFIGURED = 0xFFFF_FFFF
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from p2pkv import transports
-from p2pkv.cache.drained import Drained, sentence
+from p2pkv.cache.drained import DRAIN_SLACK_S, Drained, sentence
 from p2pkv.cli.logs import Format, Level, LogFormat, LogLevel, write_logs
 from p2pkv.cli.settings import ConfigFile, Settings, load
 from p2pkv.cli.signals import EndingSignals
@@ -79,12 +80,19 @@ def run_until_ended(config: Config) -> None:
 
 def _drained(node: Node, ending: EndingSignals) -> Drained | None:
     """Have the node hand its pages over, if it has not yet; None if it has none, or another signal came first."""
-    # where a keeper has the pages now, the next life of this node goes on with them
+    # where a keeper has the pages now, the next life of this node goes on with them; tenants' pages it does not have
     is_kept = node.counters().get("p2pkv_pool_is_kept") == 1
-    if node.config.drain and node.config.pool_nbytes and not is_kept and node.drained is None:
-        node.begin_drain(node.config.drain)
-        while node.drained is None and not ending.wait(_LOOK_S / 4, times=2):
-            pass
+    is_own = bool(node.config.pool_nbytes) and not is_kept
+    nodes = [node] if is_own else [node.tenant(name) for name in node.config.tenants_by_name]
+    if node.config.drain and node.drained is None:
+        for each in nodes:
+            each.begin_drain(node.config.drain)
+        # a tenant's that somebody else has told to take longer does not keep this process
+        seconds = max(node.config.drain, node.draining_within or 0.0)
+        until = time.monotonic() + seconds + DRAIN_SLACK_S
+        while any(each.drained is None for each in nodes) and time.monotonic() < until:
+            if ending.wait(_LOOK_S / 4, times=2):
+                break
     return node.drained
 
 

@@ -42,7 +42,7 @@ def answer_questions(parts: NodeParts, config: Config, undo: ExitStack) -> None:
         undo.callback(watch.close)
         parts.metrics.watch(watch.readings)
         watch.start()
-        caching.on_drain = parts.membership.drain
+        caching.on_drain = lambda _: parts.membership.drain()
         undo.callback(QuestionServer(loop, Kind.DRAIN, partial(_answer_drain, caching, config)).close)
     undo.callback(QuestionServer(loop, Kind.EXPLAIN, parts.witness.answer).close)
 

@@ -65,7 +65,7 @@ class CacheParts:
         self._boot = 0
         self.attach_host: Host | None = None
         """What engines of this host attach to; None where ``attach_listen`` is not set."""
-        self.on_drain: Callable[[], None] = lambda: None
+        self.on_drain: Callable[[float], None] = lambda _: None
         """Called when this node begins to hand its pages over, to leave: it tells its peers."""
         self._others: Mapping[int, Member] = {}  # the members that pages are read from, by their keys
         self.figures = CacheFigures(self, control, metrics, own_key)
@@ -255,11 +255,11 @@ class CacheParts:
             metrics=self._metrics,
         )
 
-    def _retire(self) -> None:
+    def _retire(self, seconds: float) -> None:
         self.cache.drain()
         if self.attach_host is not None:
             self.attach_host.drain()
-        self.on_drain()
+        self.on_drain(seconds)
 
     def _take_over(self, undo: ExitStack) -> None:
         """Take over the pages of nodes that are about to leave."""

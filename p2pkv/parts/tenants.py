@@ -6,7 +6,9 @@ start and end it, to tell other members where it is, and to show some of its fig
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from p2pkv.metrics import Metrics
 from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.control import ControlParts
 
+_LOOK_S = 0.02
 _SHOWN = {
     "p2pkv_tenant_members": "p2pkv_members",
     "p2pkv_tenant_pool_capacity_bytes": "p2pkv_pool_capacity_bytes",
@@ -104,6 +107,17 @@ def plan_tenants(config: Config) -> list[Tenant]:
     return planned
 
 
+def reached_as(config: Config, address: str) -> Config:
+    """Return a tenant's settings with the host of the node around it, at ``address``, where they name a wildcard.
+
+    A tenant's node has no join address that would tell which of this machine's addresses peers reach.
+    """
+    host, _, port = config.listen.rpartition(":")
+    if host not in ("0.0.0.0", "[::]", "*"):
+        return config
+    return dataclasses.replace(config, listen=f"{address.rpartition(':')[0]}:{port}")
+
+
 def membership_engine(config: Config, keys: ClusterKeys, place: Place) -> Callable[..., Membership]:
     """Return what a node's membership engine is made by. Raises ConfigError if it can't be had."""
     if place.registry is None:
@@ -139,8 +153,9 @@ class TenantNode(Protocol):
     def begin_drain(self, seconds: float) -> None:
         """Begin to hand pages over."""
 
-    def drain(self, seconds: float) -> Drained:
-        """Hand pages over, and wait for the end of that."""
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has left, or is about to."""
 
     @property
     def drained(self) -> Drained | None:
@@ -188,7 +203,7 @@ class TenantNodes(Generic[N]):
                 self.by_name[tenant.name] = node
             undo.pop_all()
 
-    def attend(self, around: AroundTenants, drain_seconds: float) -> None:
+    def attend(self, around: AroundTenants) -> None:
         """Be shown by the node around them, and drain when it is told to, whoever tells it."""
         if not self.by_name:
             return
@@ -198,16 +213,19 @@ class TenantNodes(Generic[N]):
             return
         tell_members = caching.on_drain
 
-        def on_drain() -> None:
-            tell_members()
-            self.begin_drain(drain_seconds)  # which changes nothing where the caller has named another time
+        def on_drain(seconds: float) -> None:
+            tell_members(seconds)
+            self.begin_drain(seconds)  # which changes nothing where they have begun
 
         caching.on_drain = on_drain
+        if (seconds := caching.drainer.seconds) is not None:
+            self.begin_drain(seconds)  # it was told to while they were started
 
     def close(self) -> None:
-        """Have all leave their clusters. Idempotent."""
-        for node in self.by_name.values():
-            node.close()
+        """Have all leave their clusters, whatever one of them raises. Idempotent."""
+        with ExitStack() as undo:
+            for node in self.by_name.values():
+                undo.callback(node.close)
 
     def begin_drain(self, seconds: float) -> None:
         """Have all hand their pages over; who is closed has done with his."""
@@ -215,17 +233,22 @@ class TenantNodes(Generic[N]):
             with suppress(ClosedError):
                 node.begin_drain(seconds)
 
-    def drain_with(self, own: Drained, seconds: float) -> Drained:
-        """Wait until all have drained, which they have begun to; return that with ``own``."""
+    def drain_with(self, own: Drained, deadline: float) -> Drained:
+        """Wait until all have drained, which they have begun to; return that with ``own``.
+
+        One that is late by ``deadline``, since somebody else has told it to take longer, is not waited for.
+        """
         every = [own]
-        for node in self.by_name.values():
-            with suppress(ClosedError):
-                every.append(node.drain(seconds))
+        for name, node in self.by_name.items():
+            while node.drained is None and not node.is_closed and time.monotonic() < deadline:
+                time.sleep(_LOOK_S)  # it is looked at again; nobody says so
+            if not node.is_closed:
+                every.append(node.drained or Drained(0, 0, 0, {}, f"tenant {name} is not done yet", 0.0))
         return _together(every)
 
     def drained(self, own: Drained | None) -> Drained | None:
-        """Return what became of the pages of all nodes and of ``own``; None until all have drained."""
-        every = [own, *(node.drained for node in self.by_name.values())]
+        """Return what became of the pages of all nodes and of ``own``; None until all have drained that are open."""
+        every = [own, *(node.drained for node in self.by_name.values() if not node.is_closed)]
         known = [drained for drained in every if drained is not None]
         return _together(known) if len(known) == len(every) else None
 

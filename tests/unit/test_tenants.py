@@ -17,6 +17,7 @@ from cluster import eventually
 from p2pkv import Config, ConfigError, Node, UsageError
 from p2pkv.cli import app
 from p2pkv.config.tenants import tenant_config
+from p2pkv.parts.node import NodeParts
 from p2pkv.testing.ports import free_port
 from tenancy import Secrets, settings
 
@@ -163,14 +164,58 @@ def test_figures_of_tenants_stand_among_those_of_the_node(secret: Secrets, nodes
         assert counters[f'p2pkv_tenant_pool_capacity_bytes{{tenant="{name}"}}'] == 1 << 20
 
 
+def n_bumped(node: Node) -> int:
+    """Return of how many namespaces a node knows a bump."""
+    parts = node._parts
+    assert isinstance(parts, NodeParts)
+    return len(parts.control.epochs.all())
+
+
 def test_a_bump_goes_to_the_tenant_of_the_namespace(secret: Secrets, nodes: list[Node]) -> None:
     nodes.append(Node.start(Config(**settings(secret, "acme", "zen"))))
     nodes[0].bump("acme")
     assert nodes[0].tenant("acme").epoch > 0
     assert nodes[0].epoch == nodes[0].tenant("zen").epoch == 0
     nodes[0].bump("zen vllm model=m")
+    assert n_bumped(nodes[0]) == 0, "the cluster has none of a tenant's"
+    assert n_bumped(nodes[0].tenant("zen")) == n_bumped(nodes[0].tenant("acme")) == 1
     assert nodes[0].tenant("zen").epoch == 0, "it is of a part of that namespace, and of the tenant's own not"
-    assert nodes[0].tenant("zen").counters()["p2pkv_bumps_total"] == 0
+
+
+def test_the_commands_with_the_clusters_secret_do_not_bump_a_tenant(
+    secret: Secrets, nodes: list[Node]
+) -> None:
+    nodes.append(Node.start(Config(**settings(secret, "acme"))))
+    command = ["namespace", "bump", "--join", nodes[0].address, "--set", f"secret_file={secret('cluster')}"]
+    refused = CliRunner().invoke(app, [*command, "acme vllm"])
+    assert "acme is a tenant of" in str(refused.exception)
+    assert CliRunner().invoke(app, [*command, "default"]).exit_code == 0
+
+
+def test_tenants_of_a_node_that_listens_everywhere_are_found_where_it_is(
+    secret: Secrets, nodes: list[Node]
+) -> None:
+    port = free_port()
+    given = settings(secret, "acme") | {"listen": f"0.0.0.0:{port}", "join": [f"127.0.0.1:{port}"]}
+    nodes.append(Node.start(Config(**given)))
+    host = nodes[0].address.rpartition(":")[0]
+    assert nodes[0].tenant("acme").address.startswith(f"{host}:")
+
+
+def test_a_tenant_that_was_closed_by_itself_is_not_waited_for(secret: Secrets, nodes: list[Node]) -> None:
+    nodes.append(Node.start(Config(**settings(secret, "acme", "zen"))))
+    nodes[0].tenant("acme").close()
+    nodes[0].begin_drain(0.0)
+    eventually(lambda: nodes[0].drained is not None, 60.0)
+
+
+def test_who_tells_a_node_to_drain_says_for_how_long_to_its_tenants_too(
+    secret: Secrets, nodes: list[Node]
+) -> None:
+    nodes.append(Node.start(Config(**settings(secret, "acme"), drain=0)))
+    command = ["drain", nodes[0].node_id, "--seconds", "7", "--join", nodes[0].address]
+    CliRunner().invoke(app, [*command, "--set", f"secret_file={secret('cluster')}"])
+    assert nodes[0].tenant("acme").draining_within == nodes[0].draining_within == 7.0
 
 
 def test_status_says_who_serves_which_tenant(secret: Secrets, nodes: list[Node]) -> None:
