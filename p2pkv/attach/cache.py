@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -32,8 +33,6 @@ from p2pkv.page import Keys, Outcomes, Pages, Whereabouts, as_locations
 
 _ELSEWHERE_S = 0.2
 """How long a call waits for what another member knows of epochs, while the host's node is away; a guess."""
-_UNSETTLED_S = 0.05
-"""For naming pages to the host's node, whose native thread answers at once; a publish may wait for it."""
 
 
 class AttachedCache:
@@ -65,6 +64,7 @@ class AttachedCache:
         self._epochs = epochs
         self._learn_elsewhere = learn_elsewhere
         self._unsettled = unsettled
+        unsettled.node = lambda: own_host.attachment
         self._metrics = metrics
         self._known: tuple[_native.Attachment, int] | None = None
         """The node, and its number of bumps, as of when its epochs were asked for last."""
@@ -112,17 +112,16 @@ class AttachedCache:
             beside = now
             outcomes = self._tell(attachment.node_key, call.ids, published, outcomes, deadline)
             n_published = int(np.count_nonzero(outcomes))
-        self._unsettled.add(call.ids)
+        self._unsettled.add(call.ids[outcomes.astype(bool)])
         if beside is not self._directory.beside(attachment.node_key):
-            self.tell_unsettled()  # the view has changed before they were among what is told then
+            self.tell_unsettled(deadline)  # the view has changed before they were among what is told then
         self._count(published, n_published, began)
         return outcomes
 
-    def tell_unsettled(self) -> None:
+    def tell_unsettled(self, deadline: float = math.inf) -> None:
         """Have the host's node see to what was told by an earlier view. To be called when another one is gone by."""
-        attachment = self._own_host.attachment
-        if attachment is not None and (keys := self._unsettled.take()) is not None:
-            attachment.tell_missed(keys, _UNSETTLED_S)
+        self._unsettled.call_due()
+        self._unsettled.tell_due(deadline - time.monotonic())
 
     def _tell(
         self,

@@ -46,7 +46,8 @@ class Following(Resource):
     ) -> None:
         """``on_change`` is called with the view before and the new one, ``on_confirmed`` after each look.
 
-        ``take_routers`` is shown what the host's node knows of routers, and ``unsettled`` that it has the same view.
+        ``take_routers`` is shown what the host's node knows of routers, and ``unsettled`` that it has the same view,
+        and each look.
         """
         self._client = client
         self._on_change = on_change
@@ -112,6 +113,7 @@ class Following(Resource):
             with self._lock:
                 self._on_change(self.view, self.view)
             self._n_reported = n_wanted
+        self._unsettled.tell_due()
         is_known = self._is_same(self._address)
         if is_known is None:  # it does not answer: somebody else may know what has become of it
             others = [member.address for member in self.view.present() if member.address != self._address]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from cluster import eventually
@@ -14,7 +17,7 @@ from p2pkv import Config, Node
 from p2pkv.attach.cache import AttachedCache
 from p2pkv.directory.ring import Ring
 from p2pkv.directory.routers import pack_news
-from p2pkv.page import row_pieces
+from p2pkv.page import Keys, row_pieces
 from p2pkv.testing.ports import free_port
 from p2pkv.tracing import about
 from spans import exported_to
@@ -95,28 +98,91 @@ def test_pages_whose_engine_ended_before_it_told_the_directory_are_found_from_ot
         eventually(lambda: other.exists(keys, timeout=20.0).all(), 5.0)
 
 
-def test_what_was_published_by_an_earlier_view_than_the_nodes_is_put_where_it_belongs(tmp_path: Path) -> None:
+class Behind:
+    """An engine that has published by an earlier view than its node's, whose next look tells it of another member."""
+
+    def __init__(self, host: Node, other: Node, engine: Node) -> None:
+        keys, pages = [f"page-{i}" for i in range(64)], np.ones((64, 4096), np.uint8)
+        eventually(lambda: len(other.members()) == len(host.members()) == 2, 10.0)
+        announcer = host._parts.caching.announcer
+        eventually(
+            lambda: announcer._pass is None and [len(ring.members) for ring in announcer._rings] == [2], 10.0
+        )
+        engine.register_memory(pages)
+        assert engine.publish(keys, pages, timeout=20.0).all()
+        assert isinstance(engine._cache, AttachedCache)
+        self.cache = engine._cache
+        self.look = engine._parts.following._turn
+        ring = Ring(host.members(), 1)
+        own = [member.node_id for member in ring.members].index("other")
+        self.n_moved = int((ring.owners(engine._cache.hash(keys)[1]) == own).sum())
+        assert self.n_moved > 0
+        self.other = other
+
+    def is_put(self) -> bool:
+        """Whether the other member has the entries that are its."""
+        return self.other.counters()["p2pkv_shard_entries"] == self.n_moved
+
+
+@pytest.fixture
+def behind(tmp_path: Path) -> Iterator[Behind]:
     tmp_path.chmod(0o700)
     path, join = f"unix:{tmp_path}/s", [f"127.0.0.1:{free_port()}"]
-    keys, pages = [f"page-{i}" for i in range(64)], np.ones((64, 4096), np.uint8)
     with (
         Node.start(Config(node_id="host", join=join, replicas=1, attach_listen=path)) as host,
         Node.start(Config(attach=path, replicas=1)) as engine,
     ):
-        engine.register_memory(pages)
         engine._parts.following.close()  # so that it does not hear of who joins
         with Node.start(Config(node_id="other", join=join, replicas=1, pool_size="1MiB")) as other:
-            eventually(lambda: len(other.members()) == len(host.members()) == 2, 10.0)
-            announcer = host._parts.caching.announcer
-            eventually(lambda: announcer._pass is None and len(announcer._rings) == 1, 10.0)
-            assert engine.publish(keys, pages, timeout=20.0).all()
-            engine._parts.following._turn()
-            assert len(engine.members()) == 2
-            ring = Ring(host.members(), 1)
-            own = [member.node_id for member in ring.members].index("other")
-            n = int((ring.owners(engine._cache.hash(keys)[1]) == own).sum())
-            assert n > 0
-            eventually(lambda: other.counters()["p2pkv_shard_entries"] == n, 5.0)
+            yield Behind(host, other, engine)
+
+
+def test_what_was_published_by_an_earlier_view_than_the_nodes_is_put_where_it_belongs(behind: Behind) -> None:
+    behind.look()
+    eventually(behind.is_put, 5.0)
+
+
+class Deaf:
+    """A host's node that does not hear what it is named, in the place of the one that an engine is attached to."""
+
+    def __init__(self) -> None:
+        self.timeouts: list[float] = []
+
+    def tell_missed(self, _keys: Keys, timeout: float) -> None:
+        self.timeouts.append(timeout)
+
+
+def test_what_the_node_has_not_heard_is_named_to_it_once_more(
+    behind: Behind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaf = Deaf()
+    with monkeypatch.context() as patched:
+        patched.setattr(behind.cache._unsettled, "node", lambda: deaf)
+        behind.look()
+    assert len(deaf.timeouts) == 1
+    behind.look()
+    eventually(behind.is_put, 5.0)
+
+
+def test_while_there_is_no_node_nothing_is_forgotten(behind: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(behind.cache._unsettled, "node", lambda: None)
+        for _ in range(4):
+            behind.look()
+    behind.look()
+    eventually(behind.is_put, 5.0)
+
+
+def test_a_publish_names_nothing_beyond_its_deadline(behind: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
+    deaf = Deaf()
+    with monkeypatch.context() as patched:
+        patched.setattr(behind.cache._unsettled, "node", lambda: deaf)
+        behind.cache.tell_unsettled(time.monotonic() - 1.0)
+        assert deaf.timeouts == []
+        behind.cache.tell_unsettled(time.monotonic() + 0.02)
+    assert all(0 < timeout <= 0.02 for timeout in deaf.timeouts)
+    behind.look()
+    eventually(behind.is_put, 5.0)
 
 
 def test_an_engine_hears_of_routers_from_its_node(tmp_path: Path) -> None:
