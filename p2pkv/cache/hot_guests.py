@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -42,9 +43,11 @@ _MOST = 2048
 """Pages that the sketch may name: all of its two windows."""
 _BRING_S = 10.0
 """What one round of pages may take."""
-_RETRY_S = 10.0
-"""For so long a page that could not be brought is left alone."""
-_NEED_NO_REST = (PrefetchOutcome.BROUGHT, PrefetchOutcome.PRESENT, PrefetchOutcome.NO_ROOM)
+_REST_S, _LONGEST_REST_S = 10.0, 300.0
+"""For so long a page that could not be brought is left alone: the first time, and in the end."""
+_NEED_NO_REST = (PrefetchOutcome.BROUGHT, PrefetchOutcome.PRESENT, PrefetchOutcome.CANCELED)
+_STAYS_SO = (PrefetchOutcome.NO_ROOM, PrefetchOutcome.NOT_OWNED)
+"""What most likely becomes of a page the next time as well, so that it rests twice as long each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,24 @@ class _Guest:
     generation: int
     nbytes: int
     source: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """Pages that are being brought together."""
+
+    prefetch: Prefetch
+    keys: frozenset[bytes]
+    room: int
+    """Bytes that they may fill."""
+    is_hurried: bool
+    """Whether it was too little time that bounded their bytes, and not the share: the next round has as many again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    until: float
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +135,13 @@ class HotGuests(Resource):
         self._log = LimitedLog(_log)
         self._turning = threading.Lock()  # is held for a turn, and guards what follows
         self._budget, self._budgeted = float(self._limits.bytes_a_second), clock()
-        self._left: dict[bytes, float] = {}  # pages that were not brought, and until when they are left alone
+        self._left: dict[bytes, _Rest] = {}  # hot pages that were not brought, and until when they are left
         self._epoch, self._blind_until = around.epoch(), 0.0
         # Guards what follows; reentrant, since a signal's handler may pin pages wherever a thread is.
         self._lock = threading.RLock()
         self._guests: dict[bytes, _Guest] = {}
-        # What is under way, and the bytes that it may fill; it is changed in turns only.
-        self._bringing: tuple[Prefetch, int] | None = None
-        self._asked_for: set[bytes] = set()  # since those that are being brought were chosen
+        self._bringing: _Round | None = None  # changed in turns only
+        self._asked_for: set[bytes] = set()  # of those that are being brought, since they were chosen
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         metrics = around.metrics
@@ -144,7 +164,7 @@ class HotGuests(Resource):
             for key in keys:
                 self._guests.pop(key, None)
             if self._bringing is not None:
-                self._asked_for.update(keys)
+                self._asked_for |= self._bringing.keys.intersection(keys)
 
     def turn(self) -> None:
         """Take note of what has come and gone, let go of what has cooled, and have more brought.
@@ -179,7 +199,7 @@ class HotGuests(Resource):
             self._thread.join()
         with self._turning:
             if self._bringing is not None:
-                self._bringing[0].close()
+                self._bringing.prefetch.close()
 
     # --- a turn, with `_turning`
 
@@ -192,13 +212,20 @@ class HotGuests(Resource):
 
     def _take_in(self, now: float) -> None:
         """Take note of pages that have been brought since."""
-        if self._bringing is None or not self._bringing[0].done():
+        bringing = self._bringing
+        if bringing is None:
             return
-        prefetch, room = self._bringing
-        self._budget -= room - prefetch.room
+        prefetch = bringing.prefetch
+        if time.monotonic() >= prefetch.deadline:
+            prefetch.close()  # it may never have its turn, while one prefetch comes after the other
+        if not prefetch.done():
+            return
+        n_filled = bringing.room - prefetch.room
+        self._budget -= n_filled
         for row, outcome in enumerate(prefetch.outcomes.tolist()):
-            if outcome not in _NEED_NO_REST:
-                self._left[bytes(prefetch.ids[row])] = now + _RETRY_S
+            is_next = outcome == PrefetchOutcome.NO_ROOM and bringing.is_hurried and n_filled > 0
+            if outcome not in _NEED_NO_REST and not is_next:
+                self._have_rest(bytes(prefetch.ids[row]), outcome in _STAYS_SO, now)
         # Those without a source came back from this node's own disk, and are its own.
         rows = np.flatnonzero(prefetch.sources)
         ids = np.ascontiguousarray(prefetch.ids[rows])
@@ -214,8 +241,14 @@ class HotGuests(Resource):
             self._asked_for.clear()
             self._bringing = None
 
+    def _have_rest(self, key: bytes, is_longer: bool, now: float) -> None:
+        before = self._left.get(key)
+        seconds = _REST_S if before is None or not is_longer else min(2 * before.seconds, _LONGEST_REST_S)
+        self._left[key] = _Rest(now + seconds, seconds)
+
     def _forget_gone(self) -> None:
-        """Forget what was evicted or taken back, or published over."""
+        """Forget what was evicted or taken back, was published over, or is this node's own since its owner left."""
+        sources = set(self._around.guests.sources())
         with self._lock:
             keys = list(self._guests)
             if not keys:
@@ -224,7 +257,8 @@ class HotGuests(Resource):
             for key, is_there, generation in zip(
                 keys, found.tolist(), where["generation"].tolist(), strict=True
             ):
-                if not is_there or generation != self._guests[key].generation:
+                guest = self._guests[key]
+                if not is_there or generation != guest.generation or guest.source not in sources:
                     del self._guests[key]
 
     def _let_go(self, keys: list[bytes]) -> None:
@@ -249,34 +283,46 @@ class HotGuests(Resource):
                 self._around.metrics.told_touches.inc(n_told)
 
     def _bring(self, rates: dict[bytes, float], now: float) -> None:
-        self._left = {key: until for key, until in self._left.items() if until > now}
-        hot = self._wanted()
+        # Those that have cooled are forgotten, so that they are no more than the sketch has places.
+        cool_rate = self._limits.cool_rate
+        self._left = {key: rest for key, rest in self._left.items() if rates.get(key, 0.0) >= cool_rate}
+        hot = self._wanted(now)
         if not hot:
             return
-        with self._lock:
-            nbytes = sum(guest.nbytes for guest in self._guests.values())
-            largest = max((guest.nbytes for guest in self._guests.values()), default=0)
+        nbytes, smallest, largest = self._blocks()
         if nbytes + largest > self._room:
-            self._make_room([rate for _, rate in hot], rates)
-            with self._lock:
-                nbytes = sum(guest.nbytes for guest in self._guests.values())
+            self._make_room([rate for _, rate in hot], rates, self._room - nbytes, largest)
+            nbytes, _, _ = self._blocks()
         room = int(min(self._budget, self._room - nbytes))
-        if room <= 0:
-            self._counting.settled(PrefetchOutcome.NO_ROOM, len(hot))
+        # What is left of a share that is full is no room: nothing would be looked up but for that to be found out.
+        keys = [key for key, _ in hot[: max(0, room // smallest)]]
+        self._counting.settled(PrefetchOutcome.NO_ROOM, len(hot) - len(keys))
+        if not keys:
             return
-        ids = _ids([key for key, _ in hot])
         with self._lock:  # who asks for one of them from now on is heard of
             prefetch = self._around.prefetcher.bring_hot(
-                ids, self._epoch, time.monotonic() + _BRING_S, room, self._counting
+                _ids(keys), self._epoch, time.monotonic() + _BRING_S, room, self._counting
             )
-            self._bringing = None if prefetch is None else (prefetch, room)
+            if prefetch is not None:
+                is_hurried = self._budget < self._room - nbytes
+                self._bringing = _Round(prefetch, frozenset(keys), room, is_hurried)
 
-    def _wanted(self) -> list[tuple[bytes, float]]:
+    def _blocks(self) -> tuple[int, int, int]:
+        """Return the bytes of all blocks of hot guests, and of the smallest and the largest of them.
+
+        While there are none these two are of a page of a single byte: nobody knows how long pages are before they come.
+        """
+        with self._lock:
+            blocks = [guest.nbytes for guest in self._guests.values()]
+        least = self._around.pool.granule
+        return sum(blocks), min(blocks, default=least), max(blocks, default=least)
+
+    def _wanted(self, now: float) -> list[tuple[bytes, float]]:
         """Return the hot pages that are neither here nor left alone, the hottest first, with finds a second."""
         hot = [
             (key, rate)
             for key, rate in self._around.hot_pages(_MOST, self._limits.least_looks)
-            if rate >= self._limits.hot_rate and key not in self._left
+            if rate >= self._limits.hot_rate and ((rest := self._left.get(key)) is None or rest.until <= now)
         ]
         if not hot:
             return []
@@ -286,15 +332,26 @@ class HotGuests(Resource):
             is_here |= self._around.tier.contains(ids)
         return [page for page, here in zip(hot, is_here.tolist(), strict=True) if not here]
 
-    def _make_room(self, wanted: list[float], rates: dict[bytes, float]) -> None:
-        """Let those guests go that are much less hot than pages which are not here: the least against the most."""
+    def _make_room(self, wanted: list[float], rates: dict[bytes, float], free: int, block: int) -> None:
+        """Let those guests go that are much less hot than pages which are not here: the least against the most.
+
+        None goes but where what goes makes room for a whole page, for one that may come now. How long that will be is
+        not known: it is taken to be as long as the longest of the guests, whose ``block`` this is.
+        """
         with self._lock:
-            coolest_first = sorted(self._guests, key=partial(_rate, rates))
-        going = []
-        for key, rate in zip(coolest_first, wanted, strict=False):
-            if rate < _MUCH_HOTTER * rates.get(key, 0.0):
+            guests = [(key, guest.nbytes) for key, guest in self._guests.items()]
+        coolest_first = deque(sorted(guests, key=partial(_rate, rates)))
+        going: list[bytes] = []
+        for rate in wanted[: max(0, int(self._budget // block))]:
+            together: list[bytes] = []
+            while free < block and coolest_first and rate >= _MUCH_HOTTER * _rate(rates, coolest_first[0]):
+                key, nbytes = coolest_first.popleft()
+                together.append(key)
+                free += nbytes
+            if free < block:
                 break
-            going.append(key)
+            free -= block
+            going += together
         self._let_go(going)
 
     def _run(self) -> None:
@@ -311,5 +368,5 @@ def _ids(keys: list[bytes]) -> Keys:
     return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
 
 
-def _rate(rates: dict[bytes, float], key: bytes) -> float:
-    return rates.get(key, 0.0)
+def _rate(rates: dict[bytes, float], guest: tuple[bytes, int]) -> float:
+    return rates.get(guest[0], 0.0)

@@ -73,7 +73,7 @@ class Pins:
         self._limit = limit
         self._metrics = metrics
         self.on_asked_for: Callable[[Keys], None] = lambda _: None
-        """Called with pages that are to be pinned, before they are looked for."""
+        """Called with pages that are to be pinned, before they are looked for and after they were pinned."""
         # Guards what follows; reentrant, since a signal's handler may release a pin wherever a thread is.
         self._lock = threading.RLock()
         self._nbytes: dict[Pin, int] = {}
@@ -90,6 +90,8 @@ class Pins:
             # after the pool's own lease began, so that what is counted here is counted for as long as that
             pin = Pin(self, found, tickets, time.monotonic() + ttl)
             self._nbytes[pin] = self._pool.pinned_nbytes(tickets)
+        # Once more: one that nobody had asked for may have come in between, and would go again when it cools.
+        self.on_asked_for(ids)
         there, _ = self._pool.lookup(ids)
         n_pinned, n_absent = int(found.sum()), int(np.count_nonzero((there == 0) & (found == 0)))
         self._metrics.count(self._metrics.pinned_pages, "pinned", n_pinned)

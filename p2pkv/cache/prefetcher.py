@@ -36,8 +36,8 @@ _BATCH = 64
 _STAGING = 8 << 20
 """Bytes of memory that pages are read into on their way, and of the pool that is reserved for them: an eighth of it at
 most, so that what is published finds room. More if a single page is longer."""
-_BATCH_S = 5.0
-"""What a batch may take of its prefetch's time."""
+_BATCH_S, _HOT_BATCH_S = 5.0, 0.5
+"""What a batch may take of its prefetch's time; one that nobody asked for holds up what somebody does."""
 _LOOK_UP_SHARE, _PROMOTE_SHARE = 0.2, 0.5
 """Of a batch's time that is left: for the directory, and for owners' disks."""
 _POLL_S = 1.0
@@ -195,7 +195,7 @@ class Prefetcher:
             return
         rows = prefetch.take(_BATCH)
         try:
-            until = min(prefetch.deadline, now + _BATCH_S)
+            until = min(prefetch.deadline, now + (_BATCH_S if prefetch.is_asked_for else _HOT_BATCH_S))
             left = self._find_here(prefetch, rows, until)
             if len(left):
                 self._bring_from_peers(prefetch, left, until)
@@ -359,9 +359,10 @@ class Prefetcher:
         is_stored = statuses == StoreStatus.STORED
         if is_stored.any():
             stored = as_locations(np.ascontiguousarray(where[is_stored]))
-            self._directory.put(ids[is_stored], stored, until)
             sources = locations["owner"][is_read][is_stored]
+            # before they are announced, which may raise: they are there, and fill what they fill
             prefetch.note_stored(rows[is_stored], sources, int(stored["length"].sum()))
+            self._directory.put(ids[is_stored], stored, until)
         for status, outcome in _BY_STORE.items():
             prefetch.settle(rows[statuses == status], outcome)
 

@@ -6,17 +6,24 @@ End to end: ``tests/e2e/test_hot_pages.py``. The hunt `guests` looks for those t
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import pages
 from cluster import eventually
 from p2pkv import Config, Node, PrefetchOutcome, UsageError
+from p2pkv.cache import prefetcher
 from p2pkv.cache.hot_guests import HotGuests, Limits
-from p2pkv.errors import ConfigError
+from p2pkv.cache.prefetch import Counting, Prefetch
+from p2pkv.directory.view import node_key
+from p2pkv.errors import ConfigError, ControlError
+from p2pkv.page import Keys
 from p2pkv.parts.cache import CacheParts
 from p2pkv.parts.hot_guests import make_hot_guests
 
@@ -24,13 +31,14 @@ PAGE = 4096
 N_ROOM = 64
 KEYS = [f"k{i}" for i in range(12)]
 SETTLE_S = 30.0
+COOLED = "p2pkv_cooled_guests_total"
 BROUGHT = 'p2pkv_hot_pages_total{outcome="brought"}'
 
 
 class Reader:
     """A node whose calls find its pages as often as the test says."""
 
-    def __init__(self, node: Node, n_pages: int, limits: Limits | None = None) -> None:
+    def __init__(self, node: Node, n_pages: float, limits: Limits | None = None) -> None:
         self.node = node
         caching = node._parts.caching
         assert isinstance(caching, CacheParts)
@@ -40,7 +48,7 @@ class Reader:
         made = make_hot_guests(caching, node._parts.control.epochs, node.metrics, 0, touch=True)
         self.hot = HotGuests(
             replace(made._around, hot_pages=self.hot_pages),
-            n_pages * PAGE,
+            int(n_pages * PAGE),
             limits=limits,
             clock=lambda: self.now,
         )
@@ -86,11 +94,31 @@ def start() -> Iterator[Callable[..., Node]]:
         node.close()
 
 
-def published(node: Node, keys: list[str] = KEYS) -> None:
-    memory = np.zeros((len(keys), PAGE), np.uint8)
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a batch of hot pages take long, so that no test depends on how busy the machine is."""
+    monkeypatch.setattr(prefetcher, "_HOT_BATCH_S", 5.0)
+
+
+def published(node: Node, keys: list[str] = KEYS, nbytes: int = PAGE) -> None:
+    memory = np.zeros((len(keys), nbytes), np.uint8)
     pages.fill(memory, keys)
     with node.register_memory(memory):
         assert node.publish(keys, memory).all()
+
+
+def asked_of(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return what grows with each time that pages are to be brought, by the pages."""
+    asked: list[list[str]] = []
+    names = {bytes(key): name for name in [*KEYS, "long"] for key in reader.ids([name])}
+    bring_hot = reader.caching.prefetcher.bring_hot
+
+    def bring(ids: Keys, *others: Any) -> Prefetch | None:
+        asked.append([names[bytes(key)] for key in ids])
+        return bring_hot(ids, *others)
+
+    monkeypatch.setattr(reader.caching.prefetcher, "bring_hot", bring)
+    return asked
 
 
 def found(node: Node, keys: list[str] = KEYS) -> list[str]:
@@ -157,6 +185,192 @@ def test_the_share_is_never_passed(start: Callable[..., Node]) -> None:
         assert reader.turn() == 5
         assert len(reader.here()) == 5
     assert reader.node.counters()['p2pkv_hot_pages_total{outcome="no_room"}'] >= 7
+
+
+def test_what_is_left_of_a_full_share_is_no_room(start: Callable[..., Node]) -> None:
+    published(start("owner"))
+    reader = Reader(start("reader"), 5.5)
+    reader.heat(KEYS, 3.0)
+    assert reader.turn() == 5
+    for _ in range(20):
+        reader.now += 1.0
+        reader.hot.turn()
+        assert reader.hot._bringing is None, "nothing is looked up where nothing can come"
+    assert reader.here() == KEYS[:5]
+
+
+def test_no_more_are_looked_up_than_there_may_be_room_for(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(start("owner"))
+    reader = Reader(start("reader"), 5)
+    asked = asked_of(reader, monkeypatch)
+    reader.heat(KEYS[:7], 3.0)
+    reader.heat(KEYS[7:], 5.0)
+    assert reader.turn() == 5
+    assert asked == [KEYS[7:]]
+
+
+def test_a_page_that_is_too_long_for_the_room_rests_for_longer_each_time(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = start("owner")
+    published(owner, KEYS[:3])
+    published(owner, ["long"], 3 * PAGE)
+    reader = Reader(start("reader"), 4)
+    asked = asked_of(reader, monkeypatch)
+    reader.heat(KEYS[:3], 3.0)
+    assert reader.turn() == 3
+    reader.heat(["long"], 4.0)
+    tries = []
+    for second in range(1, 100):
+        asked.clear()
+        assert reader.turn() == 3
+        tries += [second] if asked else []
+    assert tries == [1, 11, 31, 71]
+    reader.heat(["long"], 0.1)
+    reader.turn()
+    reader.heat(["long"], 4.0)
+    asked.clear()
+    reader.turn()
+    assert asked == [["long"]], "it has cooled, and is another one"
+
+
+def test_what_only_had_no_time_comes_next(start: Callable[..., Node]) -> None:
+    owner = start("owner")
+    published(owner, KEYS[:6], 2 * PAGE)
+    reader = Reader(start("reader"), 32, Limits(bytes_a_second=4 * PAGE))
+    reader.heat(KEYS[:6], 3.0)
+    assert [reader.turn() for _ in range(4)] == [2, 4, 6, 6]
+
+
+def test_none_goes_for_a_page_that_has_no_room_then(start: Callable[..., Node]) -> None:
+    owner = start("owner")
+    published(owner, KEYS[:2])
+    published(owner, ["long"], 4 * PAGE)
+    published(owner, KEYS[2:4], 4 * PAGE)
+    reader = Reader(start("reader"), 6)
+    reader.heat(KEYS[:2], 1.0)
+    reader.heat(["long"], 20.0)
+    assert reader.turn() == 3
+    reader.heat(KEYS[2:3], 30.0)
+    assert reader.turn() == 3
+    assert reader.node.counters()[COOLED] == 0, "two small ones make no room for a long one"
+    reader.heat(["long"], 10.0)
+    assert reader.turn() == 1
+    assert reader.here(KEYS[:4]) == [KEYS[2]]
+    assert reader.here(["long"]) == []
+
+
+def test_none_goes_for_pages_that_may_not_come_yet(start: Callable[..., Node]) -> None:
+    published(start("owner"))
+    reader = Reader(start("reader"), 4, Limits(bytes_a_second=2 * PAGE))
+    reader.heat(KEYS[:4], 1.0)
+    assert [reader.turn(), reader.turn()] == [2, 4]
+    reader.heat(KEYS[4:8], 30.0)
+    assert reader.turn() == 4
+    assert reader.node.counters()[COOLED] == 2
+    assert len(reader.here(KEYS[4:])) == 2
+
+
+def test_what_never_had_its_turn_is_closed_and_who_asks_meanwhile_costs_nothing(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while one prefetch comes after the other."""
+    published(start("owner"))
+    reader = Reader(start("reader"), 16)
+
+    def never(ids: Keys, epoch: int, deadline: float, room: int, counting: Counting) -> Prefetch:
+        return Prefetch(ids, epoch, deadline, room, counting, is_asked_for=False)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reader.caching.prefetcher, "bring_hot", never)
+        reader.heat(KEYS, 3.0)
+        reader.hot.turn()
+        bringing = reader.hot._bringing
+        assert bringing is not None
+        reader.hot.asked_for(reader.ids([f"other {i}" for i in range(1000)]))
+        reader.hot.asked_for(reader.ids(["other", KEYS[3]]))
+        assert reader.hot._asked_for == set(map(bytes, reader.ids([KEYS[3]])))
+        reader.hot.turn()
+        assert reader.hot._bringing is bringing, "its time is not over"
+        bringing.prefetch.deadline = 0.0
+    assert reader.turn() == len(KEYS)
+    assert bringing.prefetch.done()
+
+
+def test_what_nobody_asked_for_holds_nobody_up(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(start("owner"))
+    reader = Reader(start("reader"), 16)
+    seconds: dict[bool, float] = {}
+    find_here = reader.caching.prefetcher._find_here
+
+    def finding(prefetch: Prefetch, rows: NDArray[np.int64], until: float) -> NDArray[np.int64]:
+        seconds[prefetch.is_asked_for] = until - time.monotonic()
+        return find_here(prefetch, rows, until)
+
+    monkeypatch.setattr(prefetcher, "_HOT_BATCH_S", 0.5)
+    monkeypatch.setattr(reader.caching.prefetcher, "_find_here", finding)
+    reader.heat(KEYS[:1], 3.0)
+    reader.turn()
+    assert reader.node.prefetch(KEYS[1:]).wait(SETTLE_S)
+    assert seconds[False] <= 0.5
+    assert seconds[True] > 0.5
+
+
+def test_pages_that_nobody_hears_of_are_counted(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(start("owner"))
+    reader = Reader(start("reader"), 16)
+
+    def fail(*_: object) -> None:
+        raise ControlError("nobody hears")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reader.caching.directory, "put", fail)
+        reader.heat(KEYS[:4], 3.0)
+        assert reader.turn() == len(reader.here()) == 4
+    assert reader.node.counters()["p2pkv_hot_bytes_total"] == 4 * PAGE
+    reader.rates.clear()
+    assert reader.turn() == len(reader.here()) == 0
+
+
+def test_a_page_that_comes_just_before_it_is_pinned_stays(
+    start: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(start("owner"))
+    reader = Reader(start("reader"), 16)
+    pin = reader.caching.pool.pin
+
+    def pin_what_came(*args: Any) -> Any:
+        reader.heat(KEYS, 3.0)
+        assert reader.turn() == len(KEYS)
+        return pin(*args)
+
+    monkeypatch.setattr(reader.caching.pool, "pin", pin_what_came)
+    with reader.node.pin(KEYS[:3], 60.0) as pinned:
+        assert pinned.outcomes.all()
+        reader.rates.clear()
+        assert reader.turn() == 0
+        assert reader.here() == KEYS[:3]
+
+
+def test_pages_that_are_this_nodes_own_since_their_owner_left_are_no_guests(
+    start: Callable[..., Node],
+) -> None:
+    owner = start("owner")
+    reader = Reader(start("reader"), 5)
+    published(owner)
+    reader.heat(KEYS, 3.0)
+    assert reader.turn() == 5
+    assert owner._parts.caching is not None
+    log, number = owner._parts.caching.guests.taken_back()
+    assert len(reader.caching.guests.adopt(node_key("owner"), log, number)) == 5
+    assert reader.turn() == 5
+    assert reader.here() == KEYS[:10], "the share is free again"
 
 
 def test_odd_lengths_take_whole_blocks_of_the_share(start: Callable[..., Node]) -> None:
