@@ -89,17 +89,20 @@ TEST(hot_pages_are_found_among_many_with_their_rates) {
     CHECK(said > 0.5 * real);
     CHECK(said < 1.5 * real);
   }
-  size_t n_known = 0;
+  size_t n_known = 0, n_overrated = 0;
   const auto all = hot.list(HotPages::kPlaces);
   std::unordered_map<Key, double, p2pkv::KeyHash> said_of;
   for (const HotPages::Hot& page : all) said_of[page.key] = page.reads_a_second;
   for (const auto& [name, count] : counts) {
     const auto said = said_of.find(key_of(name));
     if (said == said_of.end()) continue;
-    // a page that is looked at twice counts for 512
-    CHECK(said->second < 1.5 * count / 9.9 + 55);
+    // Each look counts for 256 reads. Of pages that were read ten times one in 100,000 is looked at thrice,
+    // and one in 10^12 six times.
+    n_overrated += said->second < 1.5 * count / 9.9 + 55 ? 0 : 1;
+    CHECK(said->second < 1.5 * count / 9.9 + 160);
     ++n_known;
   }
+  CHECK(n_overrated <= 10);
   CHECK_EQ(n_known, all.size());
 }
 
