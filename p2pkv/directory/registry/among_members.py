@@ -27,6 +27,7 @@ from p2pkv.directory.registry.store import Listing, Outranks, Registry
 from p2pkv.directory.view import VIEW_VERSION, Member, View
 from p2pkv.errors import VersionError, ViewError
 from p2pkv.limited_log import LimitedLog
+from p2pkv.message_types import worked_out
 from p2pkv.page import name_digest
 
 _log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class _News(msgspec.Struct):
     tenant: TenantNews | None = None
 
 
+@worked_out
 class _Told(msgspec.Struct):
     """A view without members: what nodes that know of no tenants read."""
 
