@@ -45,7 +45,8 @@ BELOW = {
     "pool": "_native config errors page",
     "control": "_native address errors page state_home limited_log",
     "disk": "_native config errors page pool state_home limited_log",
-    "directory": "_native address control disk errors limited_log message_types metrics page plugins pool store_url transports",
+    "directory": "_native address control disk errors limited_log message_types metrics page plugins pool store_url "
+    "transports",
     "membership": "directory",
     "recompute": "errors metrics",
     "peers": "_native control directory errors metrics transports limited_log",

@@ -12,7 +12,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, RemoteDisconnected
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 
 from p2pkv.errors import RegistryError
@@ -230,8 +230,12 @@ def _reason(error: Exception, tls: TlsFiles | None) -> str:
         return "does not answer in time"
     if isinstance(error, socket.gaierror):
         return f"can't be looked up: {error.strerror}"
-    if isinstance(error, RemoteDisconnected) and tls is None:
-        return f"breaks off: {error}; does it want TLS? Then begin with etcds://"
+    if isinstance(error, ConnectionResetError):  # RemoteDisconnected is one
+        # Who is greeted in a way that he does not speak may hang up, and what he said before be lost with it.
+        other = (
+            "is it plain HTTP, or is a cert missing?" if tls else "does it want TLS? Then begin with etcds://"
+        )
+        return f"breaks off: {error.strerror or error}; {other}"
     if isinstance(error, OSError) and error.strerror:
         return f"can't be reached: {error.strerror}"
     return f"breaks off: {error}" if str(error) else f"breaks off: {type(error).__name__}"
