@@ -156,7 +156,7 @@ class HotGuests(Resource):
         self._thread.start()
 
     def asked_for(self, ids: Keys) -> None:
-        """Take those of these pages that are hot guests for guests that somebody has asked for."""
+        """Take those of these pages that are hot guests for such no more: somebody has asked for them, or has them."""
         with self._lock:
             if not self._guests and self._bringing is None:
                 return
@@ -247,8 +247,7 @@ class HotGuests(Resource):
         self._left[key] = _Rest(now + seconds, seconds)
 
     def _forget_gone(self) -> None:
-        """Forget what was evicted or taken back, was published over, or is this node's own since its owner left."""
-        sources = set(self._around.guests.sources())
+        """Forget what was evicted or taken back, or published over."""
         with self._lock:
             keys = list(self._guests)
             if not keys:
@@ -257,8 +256,7 @@ class HotGuests(Resource):
             for key, is_there, generation in zip(
                 keys, found.tolist(), where["generation"].tolist(), strict=True
             ):
-                guest = self._guests[key]
-                if not is_there or generation != guest.generation or guest.source not in sources:
+                if not is_there or generation != self._guests[key].generation:
                     del self._guests[key]
 
     def _let_go(self, keys: list[bytes]) -> None:

@@ -99,7 +99,7 @@ class Prefetcher:
             lambda nbytes: metrics.prefetched_bytes.inc(nbytes),
         )
         self.on_asked_for: Callable[[Keys], None] = lambda _: None
-        """Called with pages that somebody wants to have here, before they are looked for."""
+        """Called with pages that somebody wants to have here, before they are looked for, or that are own ones now."""
         self._log = LimitedLog(_log)
         # Guards what follows; reentrant, since a signal's handler may close the node wherever a thread is.
         self._lock = threading.RLock()

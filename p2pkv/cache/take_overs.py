@@ -175,6 +175,7 @@ class TakeOvers(Resource):
         if len(body) != LET_GO.size:
             raise ControlError("a let-go of a wrong length")
         keys = self._receiver.guests.adopt(*LET_GO.unpack(body))
+        self._receiver.prefetcher.on_asked_for(keys)
         with self._lock:
             taken, self._taken = list(self._taken.values()), {}
         for one in taken:

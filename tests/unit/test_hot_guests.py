@@ -21,7 +21,6 @@ from p2pkv import Config, Node, PrefetchOutcome, UsageError
 from p2pkv.cache import prefetcher
 from p2pkv.cache.hot_guests import HotGuests, Limits
 from p2pkv.cache.prefetch import Counting, Prefetch
-from p2pkv.directory.view import node_key
 from p2pkv.errors import ConfigError, ControlError
 from p2pkv.page import Keys
 from p2pkv.parts.cache import CacheParts
@@ -367,8 +366,7 @@ def test_pages_that_are_this_nodes_own_since_their_owner_left_are_no_guests(
     reader.heat(KEYS, 3.0)
     assert reader.turn() == 5
     assert owner._parts.caching is not None
-    log, number = owner._parts.caching.guests.taken_back()
-    assert len(reader.caching.guests.adopt(node_key("owner"), log, number)) == 5
+    assert owner._parts.caching.followers.let_go(time.monotonic() + 60.0) == 5
     assert reader.turn() == 5
     assert reader.here() == KEYS[:10], "the share is free again"
 
