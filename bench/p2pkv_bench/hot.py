@@ -31,12 +31,12 @@ _WORKING_SET = 256 * MIB
 _READER_POOL = 64 * MIB
 _SHARE = 0.5
 _WARM_S = 4.0
-"""For pages to become hot and come: a look a second, and four finds."""
+"""So long it takes pages to become hot and to come: a look a second, and four finds."""
 
 
 @dataclass
 class _Figures:
-    """What the rounds of one cluster came to, a value a round."""
+    """Holds what the rounds of one cluster came to, a value a round."""
 
     read: list[float] = field(default_factory=list)  # GB/s of all readers
     from_owner: list[float] = field(default_factory=list)  # GB/s of them that came over the network

@@ -42,7 +42,7 @@ _PID = re.compile(r"pid=(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What all members of a cluster have counted together by now."""
+    """Holds what all members of a cluster have counted together by now."""
 
     at: float
     entries: dict[str, float]

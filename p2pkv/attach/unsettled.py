@@ -21,11 +21,11 @@ import numpy as np
 from p2pkv.page import Keys
 
 MOST_KEYS = 1 << 16
-"""That are remembered, of which the oldest go: the node's shard takes no more of them to see to, either."""
+"""So many are remembered, and then the oldest go: the node's shard takes no more of them to see to, either."""
 _TELL_S = 0.05
-"""For naming pages to the node, whose native thread answers at once."""
+"""So long naming pages to the node may take, whose native thread answers at once."""
 _TIMES = 2
-"""That the node is named a page."""
+"""So often the node is named each page."""
 
 
 class Node(Protocol):

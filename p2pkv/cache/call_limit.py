@@ -21,9 +21,8 @@ class CallLimit:
     """Lets at most ``most`` calls in at a time, in the order in which they come. Thread-safe."""
 
     def __init__(self, most: int) -> None:
-        self._condition = (
-            threading.Condition()
-        )  # guards what follows, and is notified when a call ends or gives up
+        # Guards what follows, and is notified when a call ends or gives up.
+        self._condition = threading.Condition()
         self._left = most
         self._waiting: deque[object] = deque()
         self._is_closed = False

@@ -166,7 +166,7 @@ class Drainer:
         self._starting = threading.Lock()  # guards `_thread`
         self._has_begun = threading.Event()
         self.seconds: float | None = None
-        """What this node was told to drain within; None: it was not."""
+        """Within how many seconds this node was told to drain; None while nobody has told it to."""
         self._drained: Drained | None = None
         self._thread: threading.Thread | None = None
 

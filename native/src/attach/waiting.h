@@ -70,7 +70,8 @@ class Waiting {
     if (is_there()) return true;
     const bool is_trial = is_worth_trying();
     if (!is_trial && !is_expected) return false;
-    // What this end was called for comes in a moment: a core that others want is not given away meanwhile.
+    // This end gives no core away that others want while it waits for what it was called for: that comes in a
+    // moment.
     const bool yields = is_trial || !is_crowded_;
     auto now = Deadline::Clock::now();
     const auto end = std::min(deadline.at(), now + kAwake);

@@ -46,8 +46,8 @@ void Pace::note_class(size_t index, Clock::duration took, int64_t guess_ns) {
   const uint32_t n = known.n.load(std::memory_order_relaxed);
   if (n < kFirstReads) {
     known.n.store(n + 1, std::memory_order_relaxed);
-    // Of a peer that stood still one read says nothing about the next: it must not make a second one wait as
-    // long. Where all get slower, some dozens say so.
+    // A read of a peer that stood still says nothing about the next one, and must not make that wait as long.
+    // Where all get slower, some dozens of reads say so.
     const int64_t floor_ns = n < kFewReads ? guess_ns : std::chrono::nanoseconds(kFloor).count();
     const int64_t base_ns = std::max(ns, floor_ns);
     if (took_ns > ns) known.ns.store(std::min(took_ns, base_ns + base_ns / 5), std::memory_order_relaxed);

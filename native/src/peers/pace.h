@@ -38,8 +38,7 @@ class Pace {
  private:
   // Where a class has told so few reads, a guess counts: 20 ms, and 10 ns a byte, which is 100 MB/s.
   static constexpr uint32_t kFewReads = 8;
-  // Of so many reads the longest counts, as far as one may count; from then on the estimate goes down as
-  // well.
+  // The longest of so many reads counts, as far as one may count; after them the estimate goes down as well.
   static constexpr uint32_t kFirstReads = 64;
   static constexpr int64_t kGuessNs = 20'000'000;
   static constexpr int64_t kGuessNsAByte = 10;
