@@ -59,7 +59,7 @@ class DeviceBuffer(ABC):
         """Give the memory back."""
 
 
-class _Interface:
+class DeviceRows:
     """What CuPy and numba show of theirs."""
 
     def __init__(self, address: int, shape: tuple[int, ...], **entries: Any) -> None:
@@ -84,10 +84,10 @@ class EmulatedBuffer(DeviceBuffer):
 
     @property
     def array(self) -> Any:
-        return _Interface(self._address, (self.nbytes,))
+        return DeviceRows(self._address, (self.nbytes,))
 
     def rows(self, n: int, nbytes: int, **entries: Any) -> Any:
-        return _Interface(self._address, (n, nbytes), **entries)
+        return DeviceRows(self._address, (n, nbytes), **entries)
 
     def tensor(self, shape: tuple[int, ...]) -> DLPackTensor:
         return DLPackTensor(self._address, shape, self.device)
