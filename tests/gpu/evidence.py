@@ -3,8 +3,9 @@
 ``make gpu-evidence`` runs it, on a real device or, without one, on the emulated driver, whose speed says nothing. All
 parts together end within nine minutes, for machines that are lent by the minute. They are in order of worth, each has a
 limit, and after each the files are written anew: a run that is cut short leaves what it has seen, and names what it has
-not. ``--plan`` tells the order, and what is left out when all is as slow as it may be. The files are made to be kept:
-``docs/evidence/NAME.json`` for programs, ``NAME.txt`` for people.
+not. ``--plan`` tells the order, and what is left out when all is as slow as it may be. On a machine of many cores those
+that measure nothing go together (``--together``), and the speeds come alone, before and after. The files are made to be
+kept: ``docs/evidence/NAME.json`` for programs, ``NAME.txt`` for people.
 
 The exit status is 1 if something failed, and 2 if nothing did but not all was seen.
 """
@@ -20,15 +21,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from device_buffers import find_real
-from gpu.evidence_runs import ROOT, run_doctor, run_figures, run_tests
+from gpu.evidence_runs import ROOT, end_all, run_doctor, run_figures, run_tests
 
 BUDGET_S = 540.0
+_CORES_OF_A_STEP = 2
+"""A step has several processes: so many cores each, and steps at a time don't slow each other down."""
 _LIBRARIES = (
     "p2pkv",
     "numpy",
@@ -55,6 +59,7 @@ TESTS = {
         "test_gpudirect_findings.py",
     ),
     "engines": ("test_vllm_on_devices.py", "test_engine_caches.py", "test_sglang_pd_on_devices.py"),
+    "libraries": ("test_torch_memory.py",),
     "NCCL": ("test_nccl_between_processes.py",),
 }
 """The files of ``tests/gpu``, by what they are about."""
@@ -67,22 +72,27 @@ class Step:
     """The most seconds that it may take."""
     run: Callable[[float, str], dict[str, Any]]
     """``(seconds, kind)`` to what was seen, which has an ``outcome``."""
+    is_alone: bool = False
+    """Whether nothing else may run beside it: it measures, or tells what an idle machine can do."""
 
 
 def steps(others: Sequence[str] = ()) -> list[Step]:
     """Return all steps, in order of worth; ``others``: kinds of real device memory beside the first."""
     of_others = [
-        Step(f"tests of pages in memory of {other}", 60.0, run_of("pages", other)) for other in others
+        Step(f"tests of {about} in memory of {other}", 60.0, run_of(about, other))
+        for about in ("pages", "rows", "engines")
+        for other in others
     ]
     return [
-        Step("what this machine can do", 30.0, run_doctor),
+        Step("what this machine can do", 30.0, run_doctor, is_alone=True),
         Step("tests of pages in device memory", 90.0, run_of("pages")),
-        Step("speed of pages into device memory", 40.0, figures("pages")),
+        Step("speed of pages in device memory", 60.0, figures("pages"), is_alone=True),
         Step("hunt into device memory over shm, 50,000 hits", 60.0, figures("hunt-shm")),
         Step("tests of rows from device to device", 80.0, run_of("rows")),
-        Step("speed of rows from device to device", 50.0, figures("rows")),
+        Step("speed of rows from device to device", 50.0, figures("rows"), is_alone=True),
         Step("hunt into device memory over tcp, 50,000 hits", 60.0, figures("hunt-tcp")),
         Step("tests of engines with caches in device memory", 60.0, run_of("engines")),
+        Step("tests of what torch and CuPy do with a device", 60.0, run_of("libraries")),
         *of_others,
         Step("tests of NCCL between two processes", 90.0, run_of("NCCL")),
     ]
@@ -107,6 +117,24 @@ def plan(budget: float, others: Sequence[str] = ()) -> str:
         left -= seconds
         lines.append(f"{step.name}: {says}")
     return "\n".join(lines)
+
+
+def run_steps(
+    wanted: Sequence[Step], n_together: int, run: Callable[[Step], dict[str, Any]]
+) -> Iterator[tuple[Step, dict[str, Any]]]:
+    """Yield each step with what was seen of it: so many at a time, but for those that must be alone.
+
+    With more than one at a time, those that must be alone come first.
+    """
+    if n_together > 1:
+        wanted = sorted(wanted, key=lambda step: not step.is_alone)
+    alone = [step for step in wanted if step.is_alone or n_together == 1]
+    for step in alone:
+        yield step, run(step)
+    with ThreadPoolExecutor(max(1, n_together)) as threads:
+        running = {threads.submit(run, step): step for step in wanted if step not in alone}
+        for future in as_completed(running):
+            yield running[future], future.result()
 
 
 def machine() -> dict[str, str]:
@@ -225,6 +253,12 @@ def main() -> int:
         default=BUDGET_S,
         help="seconds for all steps together; each gets its share of what is more than 540",
     )
+    parser.add_argument(
+        "--together",
+        type=int,
+        default=max(1, (os.cpu_count() or 1) // _CORES_OF_A_STEP),
+        help="steps at a time, of those that measure nothing",
+    )
     parser.add_argument("--plan", action="store_true", help="tell the order of the steps, and run none")
     parser.add_argument("--commit", default="", help="what is tried, where there is no git to say it")
     options = parser.parse_args()
@@ -232,15 +266,23 @@ def main() -> int:
     if options.plan:
         print(plan(options.budget, kinds[1:]))
         return 0
-    # so that whoever ends this run ends what it has started
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+
+    def end(*_: object) -> None:  # whoever ends this run ends what it has started
+        end_all()
+        sys.exit(1)
+
+    signal.signal(signal.SIGTERM, end)
     until = time.monotonic() + options.budget
     found, stem = begin(kinds, reason, options.commit)
-    for step in steps(kinds[1:]):
+
+    def run(step: Step) -> dict[str, Any]:
         seconds = min(most(step, options.budget), until - time.monotonic())
-        found["parts"][step.name] = step.run(seconds, kinds[0] if kinds else "emulated")
+        return step.run(seconds, kinds[0] if kinds else "emulated")
+
+    for step, seen in run_steps(steps(kinds[1:]), options.together, run):
+        found["parts"][step.name] = seen
         keep(found, options.into, stem)
-        print(f"{step.name}: {found['parts'][step.name]['outcome']}", flush=True)
+        print(f"{step.name}: {seen['outcome']}", flush=True)
     print(text_of(found))
     return status_of(found)
 

@@ -20,11 +20,14 @@ import numpy as np
 from cluster import Cluster, NodeProcess
 from device_buffers import KINDS, DeviceBuffer
 from fake_cuda import fake_cuda
-from p2pkv import Node
+from p2pkv import Node, Pieces
 from pair import Pair
 from torn_reads import hunt
 
 _PAGES = ((64 << 10, 128), (256 << 10, 128), (1 << 20, 64))
+_PIECES = ((8 << 10, 64), (16 << 10, 64), (64 << 10, 32))
+"""Bytes of a piece, and how many make up a page: what vLLM's layers of K and V are."""
+_PAGES_OF_PIECES = 128
 _ROWS = ((64 << 10, 512), (1 << 20, 128), (8 << 20, 32))
 _EMULATED_SHARE = 8
 """The emulated driver's speed says nothing: an eighth of each case moves bytes in all the same ways."""
@@ -79,6 +82,86 @@ def _settings(kind: str) -> dict[str, Any]:
 
 
 def measure_pages(kind: str, seconds: float) -> Iterator[Figure]:
+    """Fetch pages into device memory and publish them from there, beside a copy of as many page-locked bytes."""
+    half = seconds / 2
+    yield from measure_fetches(kind, half)
+    yield from measure_pieces(kind, half)
+
+
+def measure_pieces(kind: str, seconds: float) -> Iterator[Figure]:
+    """Fetch pages whose pieces lie apart in device memory, and publish them."""
+    pace = Pace(seconds, 2 * len(_PIECES))
+    for nbytes, n_pieces in _PIECES:
+        n_pages = _PAGES_OF_PIECES // (_EMULATED_SHARE if kind == "emulated" else 1)
+        figure: Figure = {"n": n_pages, "nbytes": nbytes * n_pieces}
+        total = n_pages * nbytes * n_pieces
+        if why := pace.why_not(total):
+            yield figure | {"what": f"in pieces of {nbytes >> 10} KiB", "left_out": why}
+            continue
+        with tempfile.TemporaryDirectory(prefix="p2pkv-evidence-") as folder:
+            pair = Pair(Path(folder), transports=["shm"], pool_size=2 * total, **_settings(kind))
+            buffer = KINDS[kind](2 * total)
+            try:
+                for way, found in _move_pieces(pair, buffer, n_pages, n_pieces, nbytes, pace):
+                    yield figure | {"what": f"{way} in pieces of {nbytes >> 10} KiB"} | found
+            finally:
+                pair.close()
+                buffer.close()
+
+
+def _move_pieces(
+    pair: Pair, buffer: DeviceBuffer, n_pages: int, n_pieces: int, nbytes: int, pace: Pace
+) -> Iterator[tuple[str, Figure]]:
+    """Yield how fast pages come into the buffer, every other piece of it, and how fast they are published."""
+    total = n_pages * n_pieces * nbytes
+    source = np.random.default_rng(2).integers(0, 256, (n_pages, n_pieces * nbytes), np.uint8)
+    pair.owner.register_memory(source)
+    pair.reader.register_memory(buffer.array)
+    # piece j of page i lies in layer j, as in an engine's caches
+    layers = np.arange(n_pieces, dtype=np.int64) * n_pages * 2 * nbytes
+    slots = np.arange(n_pages, dtype=np.int64) * 2 * nbytes
+    places = np.empty((n_pages, n_pieces, 2), np.int64)
+    places[..., 0] = buffer.address + slots[:, None] + layers[None, :]
+    places[..., 1] = nbytes
+    pieces = Pieces(places)
+    keys = [f"pieces {nbytes} {i}" for i in range(n_pages)]
+    if not pair.owner.publish(keys, source, timeout=30.0).all():
+        yield "published", {"problem": f"{n_pages} pages were not all published"}
+        return
+    copy = buffer.copier(total)
+    began = time.monotonic()
+    fetches, publishes, copies = [], [], []
+    n_rounds = _MOST
+    while len(copies) < n_rounds + 1:
+        before = time.monotonic()
+        outcomes = pair.reader.fetch(keys, pieces, timeout=30.0)
+        fetches.append(time.monotonic() - before)
+        if not outcomes.all():
+            yield "fetched", {"problem": f"{np.count_nonzero(outcomes == 0)} of {n_pages} pages were missed"}
+            return
+        if len(fetches) == 1:
+            there = buffer.read().reshape(n_pieces, n_pages, 2, nbytes)[:, :, 0].transpose(1, 0, 2)
+            if not np.array_equal(there.reshape(n_pages, -1), source):
+                yield "fetched", {"problem": f"wrong bytes in {n_pages} pages"}
+                return
+        own = [f"own {key}" for key in keys]
+        before = time.monotonic()
+        outcomes = pair.reader.publish(own, pieces, timeout=30.0)
+        publishes.append(time.monotonic() - before)
+        if not outcomes.all():
+            yield "published", {"problem": f"{np.count_nonzero(outcomes == 0)} pages were not published"}
+            return
+        pair.reader.retract(own)
+        before = time.monotonic()
+        copy()
+        copies.append(time.monotonic() - before)
+        if len(copies) == 1:
+            n_rounds = pace.rounds(time.monotonic() - began, total)
+    yield "fetched over shm", _compared(total, fetches[1:], copies[1:])
+    yield "published", _compared(total, publishes[1:], copies[1:])
+
+
+def measure_fetches(kind: str, seconds: float) -> Iterator[Figure]:
     """Fetch pages over shm into device memory, beside a copy of as many page-locked bytes, in turns."""
     pace = Pace(seconds, len(_PAGES))
     for nbytes, n_pages in amounts(_PAGES, kind):

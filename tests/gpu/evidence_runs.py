@@ -20,6 +20,8 @@ NO_TIME = "not run: no time was left"
 _TEST_S = 60.0
 """One test that hangs leaves the others of its part some time: so much, or half of the part's where that is more."""
 _SLOWEST = 5
+_under_way: set[int] = set()
+"""Process groups."""
 
 
 def run_apart(
@@ -34,6 +36,7 @@ def run_apart(
         with subprocess.Popen(
             command, cwd=ROOT, env=os.environ | environ, stdout=out, stderr=err, start_new_session=True
         ) as process:
+            _under_way.add(process.pid)
             try:
                 status: int | None = process.wait(seconds)
             except subprocess.TimeoutExpired:
@@ -41,11 +44,18 @@ def run_apart(
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
+                _under_way.discard(process.pid)
         texts = []
         for file in (out, err):
             file.seek(0)
             texts.append(file.read().decode(errors="replace"))
     return status, *texts
+
+
+def end_all() -> None:
+    """Kill what any thread runs apart, with all that it has started."""
+    for group in list(_under_way):
+        os.killpg(group, signal.SIGKILL)
 
 
 def objects(text: str) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,19 @@ from typing import Any
 import pytest
 
 from cluster import eventually
-from gpu.evidence import BUDGET_S, TESTS, begin, keep, machine, plan, status_of, steps, text_of
+from gpu.evidence import (
+    BUDGET_S,
+    TESTS,
+    Step,
+    begin,
+    keep,
+    machine,
+    plan,
+    run_steps,
+    status_of,
+    steps,
+    text_of,
+)
 from gpu.evidence_figures import Pace
 from gpu.evidence_runs import NO_TIME, ROOT, objects, run_apart, run_figures, run_tests
 
@@ -178,7 +191,32 @@ def test_a_larger_budget_gives_each_step_its_share() -> None:
 def test_every_other_library_of_device_memory_has_a_part_of_its_own() -> None:
     names = [step.name for step in steps(["torch"])]
     assert "tests of pages in memory of torch" in names
-    assert len(names) == len(steps()) + 1
+    assert len(names) == len(steps()) + 3
+
+
+def test_what_measures_is_alone_and_the_others_go_together() -> None:
+    n_together, under_way, most_at_once, seen_alone = 3, 0, 0, []
+    lock, all_there = threading.Lock(), threading.Barrier(n_together)
+
+    def run(step: Step) -> dict[str, Any]:
+        nonlocal under_way, most_at_once
+        with lock:
+            under_way += 1
+            most_at_once = max(most_at_once, under_way)
+        if step.is_alone:
+            seen_alone.append(under_way)
+        else:
+            all_there.wait(10.0)
+        with lock:
+            under_way -= 1
+        return {"outcome": "passed"}
+
+    wanted = [Step(f"step {i}", 1.0, lambda *_: {}, is_alone=i % 3 == 0) for i in range(9)]
+    done = [step.name for step, _ in run_steps(wanted, n_together, run)]
+    assert sorted(done) == [step.name for step in wanted]
+    assert most_at_once == n_together
+    assert seen_alone == [1, 1, 1]
+    assert [step.name for step, _ in run_steps(wanted, 1, lambda _: {})] == [step.name for step in wanted]
 
 
 def test_every_test_of_devices_is_in_a_part() -> None:

@@ -4,7 +4,9 @@ Where there is a network, for the Python of the other machine::
 
     python tools/without_network/wheels.py collect build/carried --python 3.12 --has numpy,cmake
 
-And there, with a C++ compiler, by the Python whose packages (torch, CuPy) the tests are to see as well::
+With ``--build-with PYTHON``, an interpreter of that version, p2pkv is built here too, which costs no time there: for a
+machine of the same kind, whose C library is as new as this one's. And there, by the Python whose packages (torch, CuPy)
+the tests are to see as well, and with a C++ compiler if p2pkv was not built here::
 
     python3 tools/without_network/wheels.py install build/carried
 
@@ -20,6 +22,8 @@ import shutil
 import site
 import subprocess
 import sys
+import tempfile
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,8 +61,25 @@ def collect(folder: Path, python: str, has: set[str]) -> None:
     print(f"{len(list(folder.glob('*.whl')))} wheels of {nbytes / 2**20:.0f} MiB in {folder}")
 
 
+def build(folder: Path, python: Path) -> None:
+    """Build p2pkv for that interpreter."""
+    with tempfile.TemporaryDirectory(prefix="p2pkv-build-") as venv:
+        subprocess.run([python, "-m", "venv", venv], check=True)
+        pip = [f"{venv}/bin/python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder)]
+        subprocess.run([*pip, str(ROOT)], check=True)
+
+
+def install_built(pip: list[str], wheel: Path) -> None:
+    """Install p2pkv as it was built; its native core lies beside the modules of this tree too, which come first."""
+    subprocess.run([*pip, "--no-deps", str(wheel)], check=True)
+    with zipfile.ZipFile(wheel) as packed:
+        for name in packed.namelist():
+            if Path(name).suffix in (".so", ".pyi"):
+                packed.extract(name, ROOT)
+
+
 def install(folder: Path) -> None:
-    """Make .venv, which sees this Python's packages too, and build p2pkv there."""
+    """Make .venv, which sees this Python's packages too, and build p2pkv there if it was not carried."""
     venv = ROOT / ".venv"
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     python = venv / "bin/python"
@@ -71,7 +92,10 @@ def install(folder: Path) -> None:
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]
     pip += [f"--find-links={folder}"]
     subprocess.run([*pip, *requirements()], check=True)
-    subprocess.run([*pip, "--no-build-isolation", "--no-deps", "--editable", str(ROOT)], check=True)
+    if built := list(folder.glob("p2pkv-*.whl")):
+        install_built(pip, built[0])
+    else:
+        subprocess.run([*pip, "--no-build-isolation", "--no-deps", "--editable", str(ROOT)], check=True)
     if shutil.which("make") is not None:  # which would look at what is older than what
         subprocess.run(["make", "--quiet", "build/python-modules"], cwd=ROOT, check=True)
     (venv / ".installed").touch()
@@ -86,9 +110,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="of the wheels")
     parser.add_argument("--python", default="3.12", help="the other machine's")
     parser.add_argument("--has", default="", help="packages that are there, with commas between them")
+    parser.add_argument("--build-with", type=Path, help="an interpreter here of the other machine's version")
     options = parser.parse_args()
     if options.what == "collect":
         collect(options.folder, options.python, {name for name in options.has.split(",") if name})
+        if options.build_with is not None:
+            build(options.folder, options.build_with)
     else:
         install(options.folder.resolve())
 
