@@ -125,11 +125,12 @@ class PrimaryContextDevice final : public Device {
     return mark_stream(driver_, shared_from_this(), context, handle, error);
   }
 
-  bool lock_memory(void* host, uint64_t nbytes, std::string* error) override {
+  bool lock_memory(void* host, uint64_t nbytes, std::string* error, bool is_read_only) override {
     const CurrentContext current(driver_, context_);
     if (current.result() != kSuccess) return fail("cuCtxPushCurrent", current.result(), error);
-    const Result result = LockedMemory::get().lock(
-        host, nbytes, [&] { return driver_.host_register(host, nbytes, kHostRegisterPortable); });
+    const unsigned flags = kHostRegisterPortable | (is_read_only ? kHostRegisterReadOnly : 0);
+    const Result result =
+        LockedMemory::get().lock(host, nbytes, [&] { return driver_.host_register(host, nbytes, flags); });
     if (result == kSuccess) return true;
     return fail(("cuMemHostRegister of " + std::to_string(nbytes) + " bytes").c_str(), result, error);
   }

@@ -38,6 +38,8 @@ struct DeviceCopy {
   uint64_t device;  // address
   uint8_t* host;
   uint64_t nbytes;
+  // The host memory before it was page-locked apart: the driver refuses a copy of both in one.
+  bool is_apart = false;
 };
 
 // Between two places of devices: of this one, or of others that it reaches.
@@ -119,8 +121,9 @@ class Device : public std::enable_shared_from_this<Device> {
   // its device. False, with the reason in `error`, if it was not called.
   virtual bool run_inside(const std::function<void()>& body, std::string* error) = 0;
   // Page-locks memory for all devices. The same memory may be locked several times, by whoever needs it, and
-  // stays so until each has unlocked it.
-  virtual bool lock_memory(void* host, uint64_t nbytes, std::string* error) = 0;
+  // stays so until each has unlocked it. `is_read_only`: this process can't write to it, and so devices
+  // don't.
+  virtual bool lock_memory(void* host, uint64_t nbytes, std::string* error, bool is_read_only = false) = 0;
   virtual void unlock_memory(void* host) = 0;
   // Where the device finds page-locked memory. False, with the reason in `error`, if it doesn't.
   virtual bool find_address(void* host, uint64_t* address, std::string* error) = 0;

@@ -23,6 +23,7 @@ constexpr Result kSuccess = 0;
 constexpr Result kOutOfMemory = 2;
 constexpr Result kNotReady = 600;
 constexpr unsigned kHostRegisterPortable = 1;  // page-locked for every context
+constexpr unsigned kHostRegisterReadOnly = 8;  // as the mapping is: without it the driver refuses one
 constexpr unsigned kStreamNonBlocking = 1;     // does not wait for the legacy default stream
 constexpr unsigned kEventDisableTiming = 2;
 constexpr int kCaptureModeRelaxed = 2;

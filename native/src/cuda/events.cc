@@ -10,8 +10,10 @@ namespace p2pkv::cuda {
 namespace {
 
 // A copy of a few MiB takes some 100 us: that long a core is worth less than the delay of being woken.
-constexpr auto kSpin = std::chrono::microseconds(50);
-constexpr auto kFirstNap = std::chrono::microseconds(20);
+constexpr auto kSpin = std::chrono::microseconds(200);
+// Then naps are a part of what it took so far, so that this is about all they can add to it. The kernel makes
+// each some 50 us longer.
+constexpr auto kPartOfTaken = 8;
 constexpr auto kLongestNap = std::chrono::microseconds(500);
 
 class EventMark final : public StreamMark {
@@ -48,17 +50,16 @@ class EventMark final : public StreamMark {
 
 Result await_event(const Driver& driver, EventHandle event, const Deadline* deadline) {
   const auto began = Deadline::Clock::now();
-  auto nap = kFirstNap;
   while (true) {
     const Result result = driver.event_query(event);
     if (result != kNotReady) return result;
     if (deadline != nullptr && deadline->passed()) return kNotReady;
-    if (Deadline::Clock::now() - began < kSpin) {
+    const auto taken = Deadline::Clock::now() - began;
+    if (taken < kSpin) {
       std::this_thread::yield();
       continue;
     }
-    std::this_thread::sleep_for(nap);
-    nap = std::min(2 * nap, kLongestNap);
+    std::this_thread::sleep_for(std::min<Deadline::Clock::duration>(taken / kPartOfTaken, kLongestNap));
   }
 }
 

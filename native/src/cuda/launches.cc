@@ -11,10 +11,10 @@ constexpr size_t kMostTogether = 1024;
 }  // namespace
 
 // Copies that go on where the last one ends, on both sides, are one with it.
-void Launches::Gathered::add(DevicePointer to_, DevicePointer from_, uint64_t n) {
+void Launches::Gathered::add(DevicePointer to_, DevicePointer from_, uint64_t n, bool is_apart) {
   if (n == 0) return;
   const bool goes_on =
-      !to.empty() && to.back() + nbytes.back() == to_ && from.back() + nbytes.back() == from_;
+      !is_apart && !to.empty() && to.back() + nbytes.back() == to_ && from.back() + nbytes.back() == from_;
   if (goes_on) {
     nbytes.back() += n;
     return;
@@ -30,8 +30,8 @@ bool Launches::launch(std::span<const DeviceCopy> copies, Direction direction, S
   const bool is_to_device = direction == Direction::kToDevice;
   for (const DeviceCopy& copy : copies) {
     const auto host = reinterpret_cast<DevicePointer>(copy.host);
-    is_to_device ? gathered.add(copy.device, host, copy.nbytes)
-                 : gathered.add(host, copy.device, copy.nbytes);
+    is_to_device ? gathered.add(copy.device, host, copy.nbytes, copy.is_apart)
+                 : gathered.add(host, copy.device, copy.nbytes, copy.is_apart);
   }
   const auto launch_one = [&](DevicePointer to, DevicePointer from, uint64_t nbytes) {
     return is_to_device ? driver_.copy_to_device(to, reinterpret_cast<const void*>(from), nbytes, stream)

@@ -36,7 +36,7 @@ class Launches {
     std::vector<DevicePointer> from;
     std::vector<size_t> nbytes;
 
-    void add(DevicePointer to, DevicePointer from, uint64_t nbytes);
+    void add(DevicePointer to, DevicePointer from, uint64_t nbytes, bool is_apart = false);
   };
 
   template <typename LaunchOne>

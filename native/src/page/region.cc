@@ -169,6 +169,7 @@ void SharedRegion::release() {
   if (base_ == nullptr) return;
   stop_ = true;
   prefaulting_.join();
+  kept_.drop();
   munmap(std::exchange(base_, nullptr), nbytes_);
   close(std::exchange(fd_, -1));
 }
@@ -205,6 +206,7 @@ std::unique_ptr<ReadOnlyMapping> ReadOnlyMapping::map(int fd, size_t nbytes, std
 }
 
 ReadOnlyMapping::~ReadOnlyMapping() {
+  kept_.drop();
   // In steps, so that what else this process maps meanwhile does not wait for all of it.
   for (size_t at = 0; at < nbytes_; at += kUnmapStep)
     munmap(const_cast<uint8_t*>(base_) + at, std::min(kUnmapStep, nbytes_ - at));

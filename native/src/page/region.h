@@ -9,6 +9,7 @@
 
 #include "base/fd.h"
 #include "base/thread.h"
+#include "page/page_taker.h"
 
 namespace p2pkv {
 
@@ -51,6 +52,8 @@ class SharedRegion {
   uint8_t* base() const { return base_; }
   size_t nbytes() const { return nbytes_; }
   int fd() const { return fd_; }
+  // As MappedBytes says.
+  Kept& kept() const { return kept_; }
 
  private:
   SharedRegion(uint8_t* base, size_t nbytes, int fd) : base_(base), nbytes_(nbytes), fd_(fd) {}
@@ -62,6 +65,7 @@ class SharedRegion {
   int fd_;
   std::atomic<bool> stop_{false};
   NamedThread prefaulting_;
+  mutable Kept kept_;
 };
 
 // Another descriptor of a memfd, through which it can be read only. Nothing, with errno set, if there is none
@@ -85,6 +89,8 @@ class ReadOnlyMapping {
 
   const uint8_t* base() const { return base_; }
   size_t nbytes() const { return nbytes_; }
+  // As MappedBytes says.
+  Kept& kept() const { return kept_; }
 
   // Maps `[offset, offset + nbytes)` in ahead of its first use; a hint, so failures are of no consequence.
   void prefault(size_t offset, size_t nbytes) const;
@@ -93,6 +99,7 @@ class ReadOnlyMapping {
   ReadOnlyMapping(const uint8_t* base, size_t nbytes) : base_(base), nbytes_(nbytes) {}
   const uint8_t* base_;
   size_t nbytes_;
+  mutable Kept kept_;
 };
 
 }  // namespace p2pkv

@@ -1,4 +1,7 @@
 // CUDA's calls, of the emulated machine.
+#include <sys/mman.h>
+
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 
@@ -103,9 +106,12 @@ EXPORT int cuThreadExchangeStreamCaptureMode(int* mode) {
   return kSuccess;
 }
 
-EXPORT int cuMemHostRegister_v2(void* host, size_t nbytes, unsigned) {
+EXPORT int cuMemHostRegister_v2(void* host, size_t nbytes, unsigned flags) {
   Context* context;
   if (const int result = check("cuMemHostRegister", &context)) return result;
+  // As a real driver does (580.159): what can't be written to has to be said to be read only.
+  const bool is_writable = madvise(host, 4096, MADV_POPULATE_WRITE) == 0 || errno != EINVAL;
+  if (!is_writable && (flags & 8) == 0 /* CU_MEMHOSTREGISTER_READ_ONLY */) return kInvalidValue;
   const Lock lock(machine.mutex);
   if (is_locked(host, 1)) return kAlreadyRegistered;
   machine.locked[reinterpret_cast<uint64_t>(host)] = nbytes;
