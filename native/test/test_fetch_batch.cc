@@ -276,12 +276,12 @@ TEST(fetch_batch_unpacks_what_is_lent_where_it_lies) {
     const auto& owner = located.batch.group_by_owner(99).at(0);
     const FetchBatch::Leg leg{1, true};
     const auto plan = located.batch.plan(owner, leg, landed.pieces[0].address);
-    CHECK(plan.unpacked == (std::vector<size_t>{0}));
+    CHECK(plan.taken == (std::vector<size_t>{0}));
     CHECK_EQ(plan.spans.size(), 1u);
     CHECK(plan.spans[0].local == 0 && plan.spans[0].remote == 512);
     CHECK_EQ(plan.spans[0].length, static_cast<int64_t>(landed.packed.size()));
     CHECK(plan.words.at(0).offset == 64 && plan.words.at(0).value == 6);
-    located.batch.unpack_lent(0, landed.packed.data());
+    located.batch.take_lent(0, landed.packed.data());
     CHECK_EQ(located.batch.outcomes()[0], 0);  // it is not proven yet
     located.batch.land(owner, leg, {status});
     located.batch.settle(owner, true, Deadline::after(0));
@@ -300,7 +300,7 @@ TEST(fetch_batch_has_nothing_unpacked_where_it_lies_that_lies_in_two_memories) {
   landed.locate(&located);
   const auto& owner = located.batch.group_by_owner(99).at(0);
   const auto plan = located.batch.plan(owner, {1, true}, 0);
-  CHECK(plan.unpacked.empty());
+  CHECK(plan.taken.empty());
   CHECK_EQ(plan.spans.size(), 2u);
 }
 

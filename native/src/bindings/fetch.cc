@@ -1,10 +1,12 @@
 // Bindings of the per-page work of a call: keys, checks, and a fetch from its keys to its outcomes.
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,6 +19,7 @@
 #include "bindings/bindings.h"
 #include "bindings/key_texts.h"
 #include "cache/fetch_batch.h"
+#include "cuda/landing.h"
 #include "page/key_hash.h"
 #include "page/page_checks.h"
 
@@ -144,6 +147,12 @@ void bind_batch(nb::module_& m) {
   nb::class_<FetchBatch>(m, "FetchBatch",
                          "A fetch from its keys to its outcomes. See native/src/cache/fetch_batch.h.")
       .def("__init__", &make_batch, "keys"_a, "pieces"_a, "memory_of"_a)
+      .def(
+          "take_with",
+          [](FetchBatch& self, std::shared_ptr<cuda::Landing> landing) {
+            self.take_with(std::move(landing));
+          },
+          "landing"_a)
       .def("take_from_disk", &take_from_disk, "tier"_a, "timeout"_a)
       .def("unlocated", &unlocated)
       .def("locate", &locate_pages, "pages"_a, "found"_a, "locations"_a, "shard"_a, "cache"_a)

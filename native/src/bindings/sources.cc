@@ -138,6 +138,11 @@ std::pair<bool, bool> gather(FetchSources& self, FetchBatch& batch, const LocalM
   return {found.lengths_agree, found.has_read};
 }
 
+void gather_taken(FetchSources& self, FetchBatch& batch, const LocalMemories& memories, double timeout) {
+  const nb::gil_scoped_release release;
+  self.gather_taken(batch, memories.all, Deadline::after(timeout));
+}
+
 void read_sources(FetchSources& self, FetchBatch& batch, const LocalMemories& memories, double timeout,
                   bool is_elsewhere_good, bool may_look_again, bool is_use) {
   const nb::gil_scoped_release release;
@@ -224,6 +229,7 @@ void bind_sources(nb::module_& m) {
       .def("fetch_rows", &fetch_rows, "prefix"_a, "keys"_a.none(), "array"_a, "memories"_a, "timeout"_a,
            "disk_timeout"_a)
       .def("gather", &gather, "batch"_a, "memories"_a, "timeout"_a, "disk_timeout"_a)
+      .def("gather_taken", &gather_taken, "batch"_a, "memories"_a, "timeout"_a)
       .def("read", &read_sources, "batch"_a, "memories"_a, "timeout"_a, "elsewhere"_a, "look_again"_a,
            "use"_a)
       .def(

@@ -47,7 +47,7 @@ FetchBatch::FetchBatch(std::vector<Key> keys, std::vector<Piece> pieces, std::ve
 
 bool FetchBatch::take_own(Pool* pool, const Deadline& deadline, Taken* taken) {
   std::vector<FetchStatus> statuses(n_pages());
-  pool->fetch(as_page_batch(), statuses.data(), deadline);
+  pool->fetch(as_page_batch(), statuses.data(), deadline, taker());
   bool lengths_agree = true;
   for (size_t page = 0; page < n_pages(); ++page) {
     if (statuses[page] == FetchStatus::kOtherLength) lengths_agree = false;
@@ -181,6 +181,7 @@ const std::vector<FetchBatch::Owner>& FetchBatch::group_by_owner(uint64_t own_ke
       miss_kinds_[page] = kNotPromoted;
       continue;
     }
+    if (taker_ && packed_nbytes(location) != 0) continue;  // it can't be taken as it is
     if (location.owner == own_key || !can_prove(location)) {
       fail(page, Status::kRejected);
       continue;
@@ -222,8 +223,8 @@ void FetchBatch::each_span(const Owner& owner, const Leg& leg, const Take& take)
   for (const size_t page : owner.pages) {
     const size_t first = page * n_pieces_, end = first + n_pieces_;
     uint64_t remote = locations_[page].offset;  // off the wire: it may be anything, and wrap
-    if (is_unpacked_lent(page, leg)) {
-      take(first, end, Piece{0, static_cast<int64_t>(packed_nbytes(locations_[page]))}, remote);
+    if (is_taken_lent(page, leg)) {
+      take(first, end, Piece{0, static_cast<int64_t>(stored_nbytes(locations_[page]))}, remote);
       continue;
     }
     uint64_t before = 0;
@@ -237,8 +238,8 @@ void FetchBatch::each_span(const Owner& owner, const Leg& leg, const Take& take)
 }
 
 // Where a page lies in several memories, a leg keeps only one of them open.
-bool FetchBatch::is_unpacked_lent(size_t page, const Leg& leg) const {
-  if (!leg.is_lent || packed_nbytes(locations_[page]) == 0) return false;
+bool FetchBatch::is_taken_lent(size_t page, const Leg& leg) const {
+  if (!leg.is_lent || (packed_nbytes(locations_[page]) == 0 && !taker_)) return false;
   const auto first = memory_of_.begin() + static_cast<ptrdiff_t>(page * n_pieces_);
   return std::all_of(first, first + static_cast<ptrdiff_t>(n_pieces_),
                      [&](int32_t memory) { return memory == leg.memory; });
@@ -248,20 +249,21 @@ FetchBatch::Plan FetchBatch::plan(const Owner& owner, const Leg& leg, int64_t ba
   Plan plan;
   plan.spans.reserve(owner.pages.size() * n_pieces_);
   plan.words.reserve(owner.pages.size() * n_pieces_);
-  bool has_unpacked = false;
+  bool has_taken = false;
   each_span(owner, leg, [&](size_t first, size_t end, const Piece& to, uint64_t remote) {
     const size_t page = first / n_pieces_;
-    const bool is_unpacked = is_unpacked_lent(page, leg);
-    has_unpacked = has_unpacked || is_unpacked;
-    plan.spans.push_back({is_unpacked ? 0 : to.address - base, static_cast<int64_t>(remote), to.nbytes});
+    const bool is_taken = is_taken_lent(page, leg);
+    has_taken = has_taken || is_taken;
+    plan.spans.push_back({is_taken ? 0 : to.address - base, static_cast<int64_t>(remote), to.nbytes});
     plan.words.push_back({locations_[page].word_offset, word_value(locations_[page])});
-    if (leg.is_lent) plan.unpacked.push_back(is_unpacked ? page : Takes::kCopied);
+    if (leg.is_lent) plan.taken.push_back(is_taken ? page : Takes::kCopied);
   });
-  if (!has_unpacked) plan.unpacked.clear();
+  if (!has_taken) plan.taken.clear();
   return plan;
 }
 
-void FetchBatch::unpack_lent(size_t page, const uint8_t* from) {
+void FetchBatch::take_lent(size_t page, const uint8_t* from) {
+  if (taker_) return taker_->take(page, from);
   const codec::Bytes bytes{&pieces_[page * n_pieces_], n_pieces_};
   const bool is_good = codec::unpack_shared(from, packed_nbytes(locations_[page]), bytes);
   unpacked_[page] = is_good ? Unpacked::kDone : Unpacked::kFailed;
@@ -300,6 +302,10 @@ FetchBatch::Taken FetchBatch::settle(const Owner& owner, bool check_sums, const 
       continue;
     }
     states_[page] = State::kSettled;
+    if (taker_ && !taker_->has(page)) {
+      miss(page, kNotFound);
+      continue;
+    }
     if (check_sums && !has_right_checksum(page)) {
       miss(page, kChecksum);
       ++n_failed_checks_[kChecksum];

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/timings.h"
@@ -16,6 +18,7 @@
 #include "directory/shard.h"
 #include "disk/tier.h"
 #include "page/location.h"
+#include "page/page_taker.h"
 #include "page/status.h"
 #include "pool/mapped_pool.h"
 #include "pool/pool.h"
@@ -23,7 +26,7 @@
 
 namespace p2pkv {
 
-// Used by one thread, but for `unpack_lent`. Local memory is written by `take_...`, by the reads of the plans
+// Used by one thread, but for `take_lent`. Local memory is written by `take_...`, by the reads of the plans
 // and by unpacking what these brought.
 class FetchBatch {
  public:
@@ -53,8 +56,8 @@ class FetchBatch {
   };
   struct Plan {
     std::vector<Span> spans;
-    std::vector<Word> words;       // one a span
-    std::vector<size_t> unpacked;  // Takes::tags: the page that a span is unpacked to; empty if none is lent
+    std::vector<Word> words;    // one a span
+    std::vector<size_t> taken;  // Takes::tags: the page that a span is taken for; empty if none is
   };
   struct Taken {
     size_t n_pages = 0;
@@ -64,6 +67,11 @@ class FetchBatch {
   // `memory_of` says for each piece in which registered memory it lies.
   FetchBatch(std::vector<Key> keys, std::vector<Piece> pieces, std::vector<int32_t> memory_of,
              size_t n_pieces);
+
+  // Has pages taken where they lie, instead of being copied to the pieces, which nothing is written to then.
+  // What can't be taken is left: the batch says what was, and is good for nothing else.
+  void take_with(std::shared_ptr<PageTaker> taker) { taker_ = std::move(taker); }
+  PageTaker* taker() const { return taker_.get(); }
 
   // Copies the pages that this node's own pool has; what is not copied by the deadline is missed. False if
   // one of them has another length there.
@@ -103,9 +111,9 @@ class FetchBatch {
   };
   // `base`: where the leg's memory begins.
   Plan plan(const Owner& owner, const Leg& leg, int64_t base) const;
-  // Unpacks a page, one of `Plan::unpacked`, out of memory that its owner may be writing to. Called by any
-  // thread while the plan is read, once for a page.
-  void unpack_lent(size_t page, const uint8_t* from);
+  // Takes a page, one of `Plan::taken`, out of memory that its owner may be writing to. Called by any thread
+  // while the plan is read, once for a page.
+  void take_lent(size_t page, const uint8_t* from);
   // Takes what became of the spans of a plan; returns the worst of it.
   Status land(const Owner& owner, const Leg& leg, const std::vector<Status>& statuses);
   // Counts an owner's pages as hits if all their pieces are OK and, if asked for, their checksum is right.
@@ -165,7 +173,7 @@ class FetchBatch {
   void fail(size_t page, Status status);
   void miss(size_t page, Miss why);
   Piece read_part(size_t page, size_t piece, uint64_t before) const;
-  bool is_unpacked_lent(size_t page, const Leg& leg) const;
+  bool is_taken_lent(size_t page, const Leg& leg) const;
   template <typename Take>
   void each_span(const Owner& owner, const Leg& leg, const Take& take) const;
   bool has_right_checksum(size_t page) const;
@@ -178,6 +186,7 @@ class FetchBatch {
   const std::vector<Piece> pieces_;
   const std::vector<int32_t> memory_of_;
   const size_t n_pieces_;
+  std::shared_ptr<PageTaker> taker_;  // null: pages are copied
   std::vector<uint64_t> lengths_;
   std::vector<Location> locations_;
   std::vector<State> states_;

@@ -41,6 +41,19 @@ FetchSources::Found FetchSources::gather(FetchBatch& batch, const std::vector<Lo
   return found;
 }
 
+void FetchSources::gather_taken(FetchBatch& batch, const std::vector<LocalMemory>& memories,
+                                const Deadline& deadline) {
+  FetchBatch::Taken own;
+  const Stopwatch copying;
+  batch.take_own(&parts_.pool, deadline, &own);
+  took_own(batch, own, copying);
+  const size_t n_located = batch.locate_cached(&parts_.locations, &parts_.shard);
+  n_located_.fetch_add(n_located, std::memory_order_relaxed);
+  if (n_located > 0) read(batch, memories, deadline, {.is_elsewhere_good = false});
+  if (batch.is_over()) return ended(batch);
+  hot_.note(batch.keys(), batch.outcomes());
+}
+
 void FetchSources::took_own(FetchBatch& batch, const FetchBatch::Taken& own, const Stopwatch& copying) {
   if (own.n_pages == 0) return;
   count(kOwnPool, own);

@@ -73,6 +73,10 @@ class FetchSources {
   // is for others to look up.
   Found gather(FetchBatch& batch, const std::vector<LocalMemory>& memories, const Deadline& deadline,
                const Deadline& disk_deadline);
+  // Has the batch's taker take what is known to lie in memory that this process maps: in the own pool, and in
+  // those of peers whose pages the location cache has. Nobody is asked, and nothing counts as missed: the
+  // rest is for another batch.
+  void gather_taken(FetchBatch& batch, const std::vector<LocalMemory>& memories, const Deadline& deadline);
   // Reads what is located from its owners.
   void read(FetchBatch& batch, const std::vector<LocalMemory>& memories, const Deadline& deadline,
             const Round& round);

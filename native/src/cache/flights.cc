@@ -42,6 +42,11 @@ void Flights::set_out(const FetchBatch::Owner& owner, bool is_alone) {
   const PeerId peer{owner.key, owner.boot};
   bool is_worth_connecting = false;
   auto connection = peers_.borrow_idle(peer, &is_worth_connecting);
+  if (batch_.taker() != nullptr && (!connection || connection->endpoint->lender() == nullptr)) {
+    // Nothing of this peer is mapped, as far as is known: no time is spent on finding out.
+    if (connection) peers_.give_back(connection);
+    return (void)batch_.settle(owner, false, deadline_);
+  }
   if (elsewhere_ != nullptr && avoid_slow(owner, connection.get())) {
     if (connection) peers_.give_back(connection);
     return go_on(owner, Hedges::kSlow);
@@ -146,14 +151,16 @@ void Flights::read_leg(Flight& flight) {
   FetchBatch::Plan plan = batch_.plan(*flight.owner, leg, memory.address);
   const Connection& connection = *flight.connection;
   std::shared_ptr<MemoryRegion> local = memory.regions.at(connection.way);
-  if (plan.unpacked.empty()) {
+  if (plan.taken.empty()) {
     flight.transfer = connection.endpoint->read(std::move(local), connection.remote, std::move(plan.spans),
                                                 std::move(plan.words));
     return;
   }
   // The batch outlives the transfer: what is not over when a flight ends is called off.
-  Takes takes{std::move(plan.unpacked),
-              [this](size_t page, const uint8_t* from) { batch_.unpack_lent(page, from); }};
+  Takes takes{
+      std::move(plan.taken), [this](size_t page, const uint8_t* from) { batch_.take_lent(page, from); }, {}};
+  if (PageTaker* taker = batch_.taker())
+    takes.land = [taker](const MappedBytes& memory) { taker->land(memory); };
   flight.transfer = connection.endpoint->lender()->lend(
       std::move(local), connection.remote, std::move(plan.spans), std::move(plan.words), std::move(takes));
 }

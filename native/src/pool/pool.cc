@@ -238,18 +238,6 @@ bool Pool::copy_in(const PageBatch& batch, size_t i, Draft* draft) {
   return true;
 }
 
-bool Pool::copy_out(const PageBatch& batch, size_t i, uint32_t granule) const {
-  const uint8_t* from = data_at(granule);
-  // what is held keeps its record as well
-  if (pages_[granule].packed != 0) return unpack_out(batch, i, granule);
-  for (size_t k = 0; k < batch.n_pieces; ++k) {
-    const Piece& piece = batch.pieces[i * batch.n_pieces + k];
-    copy_bytes(reinterpret_cast<void*>(piece.address), from, static_cast<size_t>(piece.nbytes));
-    from += piece.nbytes;
-  }
-  return true;
-}
-
 PoolStatus Pool::commit(const Key& key, const Draft& draft, Location* location) {
   if (is_released_) {
     blocks_.drop(draft.granule);
@@ -277,44 +265,6 @@ PoolStatus Pool::commit(const Key& key, const Draft& draft, Location* location) 
 }
 
 // --- fetch, lookup
-
-void Pool::fetch(const PageBatch& batch, FetchStatus* statuses, const Deadline& deadline) {
-  std::vector<uint32_t> granules(batch.n_pages, PageTable::kNone);
-  uint64_t nbytes = 0;
-  {
-    const Lock lock(mutex_);
-    for (size_t i = 0; i < batch.n_pages; ++i) pages_.prefetch(batch.keys[i]);
-    for (size_t i = batch.n_pages; i-- > 0;) {
-      const uint32_t granule = pages_.find(batch.keys[i]);
-      statuses[i] = FetchStatus::kMiss;
-      if (granule == PageTable::kNone) continue;
-      statuses[i] = FetchStatus::kOtherLength;
-      if (pages_[granule].length != batch.length_of(i)) continue;
-      statuses[i] = FetchStatus::kHit;
-      ++pages_[granule].n_copies;
-      blocks_.touch(granule);
-      granules[i] = granule;
-      nbytes += pages_[granule].length;
-    }
-  }
-  const auto copy_page = [&](size_t i) {
-    if (granules[i] != PageTable::kNone && !copy_out(batch, i, granules[i]))
-      statuses[i] = FetchStatus::kUnreadable;
-  };
-  const size_t n_copied =
-      make_copies({batch.n_pages, nbytes, std::ref(copy_page)}, [&] { return deadline.passed(); });
-  for (size_t i = n_copied; i < batch.n_pages; ++i) {
-    if (granules[i] != PageTable::kNone) statuses[i] = FetchStatus::kTimedOut;
-  }
-  const Lock lock(mutex_);
-  for (size_t i = 0; i < batch.n_pages; ++i) {
-    const uint32_t granule = granules[i];
-    if (granule == PageTable::kNone) continue;
-    n_guest_hits_ += statuses[i] == FetchStatus::kHit ? pages_[granule].is_guest : 0;
-    --pages_[granule].n_copies;
-    release_if_unheld(granule);
-  }
-}
 
 void Pool::lookup(const Key* keys, size_t n, uint8_t* found, Location* locations) {
   const Lock lock(mutex_);

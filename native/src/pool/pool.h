@@ -146,8 +146,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   uint64_t publish(const PageBatch& batch, PoolStatus* statuses, Location* locations,
                    const Deadline& deadline = Deadline::after(kNoHurry), Consent* consent = nullptr);
   // Copies out. A page whose length differs from its pieces' sum is left alone. The deadline is as above.
+  // With a `taker` pages are taken instead, and those that it does not have are misses; so are packed ones.
   void fetch(const PageBatch& batch, FetchStatus* statuses,
-             const Deadline& deadline = Deadline::after(kNoHurry));
+             const Deadline& deadline = Deadline::after(kNoHurry), PageTaker* taker = nullptr);
   void lookup(const Key* keys, size_t n, uint8_t* found, Location* locations);
 
   // Finds room for pages whose key, length and checksum are set, evicting as a publish does. `kStored`: it
@@ -282,6 +283,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Without the lock, and by several threads at once. False if nothing of use was written.
   bool copy_in(const PageBatch& batch, size_t i, Draft* draft);
   bool copy_out(const PageBatch& batch, size_t i, uint32_t granule) const;
+  void have_taken(const std::vector<uint32_t>& granules, PageTaker& taker, FetchStatus* statuses,
+                  const Deadline& deadline);
   bool pack_in(const PageBatch& batch, size_t i, Draft* draft);
   bool unpack_out(const PageBatch& batch, size_t i, uint32_t granule) const;
   uint64_t granules_of(const Draft& draft) const;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "net/acceptor.h"
+#include "page/page_taker.h"
 #include "page/status.h"
 #include "page/words.h"
 
@@ -64,6 +65,9 @@ struct Takes {
   // a span, by the thread that drives the transfer or a helper of its copies. What it makes counts only if
   // the span becomes kOk: its word is loaded afterwards.
   std::function<void(size_t tag, const uint8_t* from)> take;
+  // If it is there, `take` only notes where a span lies, and its bytes are taken by this, which is called
+  // before the words of these spans are loaded. When it returns nobody reads there any more.
+  std::function<void(const MappedBytes& memory)> land;
 
   bool is_taken(size_t span) const { return !tags.empty() && tags[span] != kCopied; }
 };

@@ -14,6 +14,8 @@ namespace {
 constexpr uint64_t kSliceBytes = 8 << 20;
 // What one done() may move, so that it does not block for long.
 constexpr uint64_t kPollBytes = 4 << 20;
+// The same of spans that are landed together: who does that is faster, and takes long to begin.
+constexpr uint64_t kLandedSlice = 64 << 20;
 // Larger spans are copied in parts, which two threads can share.
 constexpr uint64_t kPartBytes = 512 << 10;
 
@@ -97,9 +99,11 @@ bool ShmBatch::copy_slice(const Deadline* deadline) {
     abort(Status::kCanceled);
     return false;
   }
-  const uint64_t n_cut = cut_parts(deadline ? kSliceBytes : kPollBytes, kPartBytes);
+  const uint64_t at_once = takes_.land ? kLandedSlice : deadline ? kSliceBytes : kPollBytes;
+  const uint64_t n_cut = cut_parts(at_once, kPartBytes);
   const size_t n_made = make_copies({parts().size(), n_cut, [this](size_t i) { copy_part(parts()[i]); }},
                                     [&] { return is_aborted() || (deadline && deadline->passed()); });
+  if (takes_.land) takes_.land({mapping_->base(), mapping_->nbytes(), true, mapping_->kept()});
   settle_parts(n_made);
   if (is_complete()) mapping_.reset();  // a settled transfer must not keep that of a closed endpoint
   return true;
