@@ -239,6 +239,11 @@ class Transport(Resource):
         """
 
     @classmethod
+    def untried(cls, settings: TransportSettings) -> str | None:
+        """Return None, or one sentence saying why a process can't read from itself over it, though nothing be wrong."""
+        return None
+
+    @classmethod
     def create(cls, settings: TransportSettings) -> Self:
         """Start the transport for a node; its own options are ``settings.options_of(cls.name, ...)``."""
         return cls()

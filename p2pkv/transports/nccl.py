@@ -25,6 +25,8 @@ from p2pkv.transports.native import NativeTransport
 from p2pkv.transports.options import UNSET, TransportOptions
 
 _SONAME = "libnccl.so.2"
+_SEVERAL_RANKS = (2, 30)
+"""The first version that can have several ranks on a GPU."""
 _MOST_CHANNELS = 32
 """NCCL has no more for two ranks."""
 _MOST_COMMUNICATORS = 1024
@@ -157,6 +159,19 @@ class NcclTransport(NativeTransport):
             ports=settings.ports,
             options=settings.options_of(cls.name, NcclOptions),
         )
+
+    @classmethod
+    def untried(cls, settings: TransportSettings) -> str | None:
+        """Two ends in one process are two ranks on one GPU, which NCCL has to be allowed, and was never before 2.30."""
+        if missing_library(settings.options_of(cls.name, NcclOptions).library) is not None:
+            return None  # `unavailable` says it
+        _, version = _native.nccl_library()
+        major, minor = (int(number) for number in version.split(".")[:2])
+        if (major, minor) < _SEVERAL_RANKS:
+            return f"NCCL {version} has one rank on a GPU, so that one process can't try it out; 2.30 has several"
+        if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+            return "one process can try it out if NCCL may have two ranks on a GPU (NCCL_MULTI_RANK_GPU_ENABLE=1)"
+        return None
 
     @classmethod
     def remarks(cls, settings: TransportSettings) -> Iterator[Remark]:

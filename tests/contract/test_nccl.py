@@ -175,3 +175,22 @@ def test_the_doctor_tells_of_the_library() -> None:
     (remark,) = NcclTransport.remarks(settings)
     assert path in remark.says
     assert _native.nccl_library()[1] in remark.says
+
+
+@pytest.mark.parametrize(
+    ("version", "allowed", "says"),
+    [
+        ("2.28.9", "1", "one rank on a GPU"),
+        ("2.30.1", "", "NCCL_MULTI_RANK_GPU_ENABLE=1"),
+        ("2.30.1", "1", ""),
+    ],
+)
+def test_the_doctor_does_not_try_what_nccl_refuses_one_process(
+    monkeypatch: pytest.MonkeyPatch, version: str, allowed: str, says: str
+) -> None:
+    path = fake_nccl().path
+    settings = TransportSettings(options={"nccl": {"library": path}})
+    monkeypatch.setattr(_native, "nccl_library", lambda: (path, version))
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", allowed)
+    why = NcclTransport.untried(settings)
+    assert (says in why) if why is not None else not says

@@ -62,6 +62,8 @@ def _try_out(name: str, settings: TransportSettings, *, is_wanted: bool) -> Find
             return Finding(Verdict.BAD, what, str(error), advice)
         return Finding(Verdict.NOTE, what, str(error))
     try:
+        if (why := transport.untried(settings)) is not None:
+            return Finding(Verdict.NOTE, what, f"it starts; {why}")
         return Finding(Verdict.GOOD, what, read_from_itself(transport))
     except P2PKVError as error:
         return Finding(Verdict.BAD, what, str(error), f"leave {name} out of 'transports'")
