@@ -1,5 +1,7 @@
 """Pages of device memory: in rounds through staging, each as if the call had been for that host memory.
 
+Those that lie in memory which this process maps don't come that way (``device_direct.py``), but the rest does.
+
 A fetch reads a round's pages into the staging, where they are proven as everywhere, and copies those that were hits to
 the device; a publish copies a round's pages into the staging, and the pool takes them from there. So a page is sealed,
 and a hit reported, only when the copy has ended; the next round is under way by then. A copy that was begun can't be
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.cache.call import PageCall
+from p2pkv.cache.device_direct import DirectPages
 from p2pkv.cache.staging_room import Round, StagingRoom
 from p2pkv.errors import UsageError
 from p2pkv.memory.staging import DeviceMemory, Staging
@@ -43,19 +46,33 @@ class _Waited(IntEnum):
 class DevicePages:
     """Thread-safe. Calls wait for each other where the staging has no room for all of them."""
 
-    def __init__(self, devices: DeviceMemory, pool: Pool, metrics: Metrics) -> None:
+    def __init__(
+        self, devices: DeviceMemory, pool: Pool, metrics: Metrics, direct: DirectPages | None
+    ) -> None:
+        """``direct``: None: all pages go through the staging."""
         self._devices = devices
+        self._direct = direct
         self._pool = pool
         self._metrics = metrics
 
     def fetch(self, call: PageCall, fetch_to_host: FetchToHost, deadline: float) -> Outcomes:
         """Bring pages into device memory; they are there, for kernels launched from now on, when it returns."""
-        n = len(call.ids)
-        outcomes = np.zeros(n, np.uint8)
         run = self._start(call, deadline)
         if run.problem is not None:
-            self._metrics.count(self._metrics.missed_pages, run.problem, n)
-            return outcomes
+            self._metrics.count(self._metrics.missed_pages, run.problem, len(call.ids))
+            return np.zeros(len(call.ids), np.uint8)
+        if self._direct is None:
+            return self._fetch_rounds(run, fetch_to_host, deadline)
+        outcomes = self._direct.fetch(run, deadline)
+        left = np.flatnonzero(outcomes == 0)
+        if len(left):
+            rest = run if len(left) == len(outcomes) else run.chosen(left)
+            outcomes[left] = self._fetch_rounds(rest, fetch_to_host, deadline)
+        return outcomes
+
+    def _fetch_rounds(self, run: _Run, fetch_to_host: FetchToHost, deadline: float) -> Outcomes:
+        call, n = run.call, len(run.call.ids)
+        outcomes = np.zeros(n, np.uint8)
         first = 0
         with ExitStack() as undo:
             room = self._borrow(run, deadline, undo)
@@ -223,6 +240,10 @@ class _Run:
         self.index_of = index_of  # (n, p): index into the devices
         self.problem: str | None = None
         self._ends = np.cumsum(call.lengths)
+
+    def chosen(self, rows: NDArray[np.intp]) -> _Run:
+        """Return the same for some of the pages, in this order."""
+        return _Run(_chosen(self.call, rows), self.staging, self.devices, self.index_of[rows])
 
     @property
     def is_broken(self) -> bool:

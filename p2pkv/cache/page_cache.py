@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from p2pkv import _native
 from p2pkv.cache.call import PageCall, check_call
+from p2pkv.cache.device_direct import DirectPages
 from p2pkv.cache.device_rounds import DevicePages
 from p2pkv.cache.fetch_counts import FetchCounts
 from p2pkv.cache.guests import Followers, TakingBack
@@ -70,6 +71,7 @@ class PageCache:
         check_sums: bool,
         metrics: Metrics,
         devices: DeviceMemory,
+        device_direct: int = 0,
         tier: DiskTier | None = None,
         guests: _native.Guests,
         followers: Followers,
@@ -79,7 +81,9 @@ class PageCache:
         touches: _native.Touches | None = None,
         of_host: _native.CurrentMappedPool | None = None,
     ) -> None:
-        """``others``: where the directory puts other holders of pages; None: none is read from but the first.
+        """``device_direct``: bytes of mapped memory that devices may copy from; 0: all their pages are staged.
+
+        ``others``: where the directory puts other holders of pages; None: none is read from but the first.
 
         ``touches`` takes what is read from peers; None: their owners don't hear of it. ``of_host`` has the pool of this
         host's node, if this is an engine that is attached: it takes the place of the own one, which is empty.
@@ -97,7 +101,6 @@ class PageCache:
         self._tier = tier
         self._warmer = Warmer(directory, own_key)
         self._metrics = metrics
-        self._device_pages = DevicePages(devices, pool, metrics)
         # Bounded in time, so that a page that moved is found again; stale entries cost a second look-up, no more.
         self.locations = _native.LocationCache(65536, 10.0)
         self._timings = timings = metrics.timings
@@ -117,6 +120,10 @@ class PageCache:
             touches,
             of_host,
         )
+        # whose checksums are to be compared have to be in host memory for that
+        is_direct = device_direct > 0 and not check_sums and of_host is None
+        direct = DirectPages(self._sources, devices, device_direct, metrics) if is_direct else None
+        self._device_pages = DevicePages(devices, pool, metrics, direct)
         self._counts = FetchCounts(self._sources, source_names, metrics)
 
     def publish(

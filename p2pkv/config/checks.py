@@ -122,6 +122,8 @@ def _check_values(config: Config) -> None:
     for name in ("buffer_size", "buddy_pool_size"):
         if not 0 <= getattr(config, name) <= MAX_BUFFER_SIZE:
             raise ConfigError(f"{name} must be 0 to {MAX_BUFFER_SIZE} bytes, not {getattr(config, name)}")
+    if config.device_direct_nbytes < 0:
+        raise ConfigError(f"device_direct_size must be 0 or more bytes, not {config.device_direct_nbytes}")
     if not MIN_STAGING_SIZE <= config.device_staging_nbytes <= MAX_BUFFER_SIZE:
         raise ConfigError(
             f"device_staging_size must be {MIN_STAGING_SIZE} to {MAX_BUFFER_SIZE} bytes, not "

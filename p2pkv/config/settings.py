@@ -149,6 +149,8 @@ class Config:
     """Pinned host memory for what the receive buffer has no room for; 0: none, such rows wait with their producers."""
     device_staging_size: int | str = "64MiB"
     """Page-locked host memory that pages in device memory go through; there only once some is registered."""
+    device_direct_size: int | str = "16GiB"
+    """Memory of this host's pools that may be page-locked for devices to copy pages from; 0: all are staged."""
     cuda_library: str = "auto"
     """The NVIDIA driver's library: ``auto`` is libcuda.so.1, wherever the loader finds it; else a path."""
     transfer_lease: float = 60.0
@@ -218,6 +220,7 @@ class Config:
         _set(self, "buffer_size", parse_size("buffer_size", self.buffer_size))
         _set(self, "buddy_pool_size", parse_size("buddy_pool_size", self.buddy_pool_size))
         _set(self, "device_staging_size", parse_size("device_staging_size", self.device_staging_size))
+        _set(self, "device_direct_size", parse_size("device_direct_size", self.device_direct_size))
         _set(self, "transfer_lease", as_number("transfer_lease", self.transfer_lease, float))
         _set(self, "pin_share", as_number("pin_share", self.pin_share, float))
         _set(self, "prefetch_share", as_number("prefetch_share", self.prefetch_share, float))
@@ -324,6 +327,11 @@ class Config:
     def buddy_pool_nbytes(self) -> int:
         """``buddy_pool_size`` in bytes."""
         return int(self.buddy_pool_size)
+
+    @property
+    def device_direct_nbytes(self) -> int:
+        """``device_direct_size`` in bytes."""
+        return int(self.device_direct_size)
 
     @property
     def device_staging_nbytes(self) -> int:

@@ -103,6 +103,10 @@ class Metrics:
             "direction",
         )
         """``direction``: to_device, to_host."""
+        self.device_direct_bytes = self._counter(
+            "p2pkv_device_direct_bytes",
+            "Bytes of pages that devices copied from where they lie in a pool of this host",
+        )
         self.refused_device_memories = self._labelled(
             "p2pkv_refused_device_memories",
             "Registrations of device memory that a transport which reads devices could not have: its rows are staged",

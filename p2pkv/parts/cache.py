@@ -154,6 +154,7 @@ class CacheParts:
             check_sums=config.verify == "checksum",
             metrics=self._metrics,
             devices=devices,
+            device_direct=config.device_direct_nbytes,
             tier=self.tier,
             guests=self.guests,
             followers=self.followers,

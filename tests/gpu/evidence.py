@@ -45,6 +45,7 @@ _LIBRARIES = (
 TESTS = {
     "pages": (
         "test_device_pages.py",
+        "test_direct_pages.py",
         "test_streams.py",
         "test_driver_failures.py",
         "test_overlapping_rounds.py",

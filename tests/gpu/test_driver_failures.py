@@ -92,7 +92,8 @@ def test_a_device_lost_in_the_middle_of_a_copy_costs_misses(
         assert not getattr(pair.owner, call)(keys, memory.rows(N, NBYTES), timeout=30.0).any()
     assert len([record for record in caplog.records if "device memory" in record.message]) == 1
     counters = pair.owner.counters()
-    assert counters["p2pkv_device_staging_lost_bytes"] == 1 << 16  # a device might still write there
+    # A device might still write there. A fetch was on its way out of the pool, where it reads and no more.
+    assert counters["p2pkv_device_staging_lost_bytes"] == (1 << 16 if call == "publish" else 0)
     host_keys = pair.publish()  # the rest of the node works
     assert pair.fetch_is_right(host_keys)
 
@@ -153,12 +154,12 @@ def test_everything_is_given_back(
     pair = make_pair(transports=["shm"])
     keys = pair.publish()
     n_registered = len(pair.reader._parts.registrations.table.memories)
-    steady: tuple[int, ...] = ()
+    steady: list[tuple[int, ...]] = []
     for _ in range(200):
         with pair.reader.register_memory(memory.array):
             assert pair.reader.fetch(keys, memory.rows(N, NBYTES)).all()
-        steady = steady or emulated.counts().held
-    assert emulated.counts().held == steady
+        steady.append(emulated.counts().held)
+    assert steady[-1] == steady[1]  # by the second the owner's pool is mapped, and locked for the device
     assert len(pair.reader._parts.registrations.table.memories) == n_registered
     assert pair.reader.counters()["p2pkv_device_staging_used_bytes"] == 0
     pair.close()

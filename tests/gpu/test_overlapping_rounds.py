@@ -27,7 +27,7 @@ PATIENCE = 30.0
 
 @pytest.fixture
 def pair(emulated: FakeCuda, make_pair: Callable[..., Pair]) -> Pair:
-    return make_pair(transports=["shm"], device_staging_size=STAGING, touch=False)
+    return make_pair(transports=["shm"], device_staging_size=STAGING, device_direct_size=0, touch=False)
 
 
 @pytest.fixture
