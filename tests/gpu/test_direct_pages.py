@@ -12,6 +12,7 @@ import pytest
 from cluster import eventually
 from device_buffers import DeviceBuffer
 from fake_cuda import FakeCuda
+from p2pkv.errors import UsageError
 from pair import NBYTES, N, Pair
 
 Allocate = Callable[[int], DeviceBuffer]
@@ -134,3 +135,19 @@ def test_pages_that_were_locked_apart_come_whole(make_pair: Callable[..., Pair],
         assert getattr(pair, of).fetch(keys, memory.rows(n, nbytes), timeout=PATIENCE).all()
         assert np.array_equal(memory.read().reshape(n, nbytes), source)
     assert (_direct(pair, "owner"), _direct(pair)) == (n * nbytes, n * nbytes)
+
+
+@pytest.mark.parametrize("of", ["owner", "reader"])
+def test_memory_of_another_length_is_refused_and_no_neighbour_is_read(
+    pair: Pair, allocate: Allocate, destination: DeviceBuffer, of: str
+) -> None:
+    """Bytes behind a page are another page's, and its word proves nothing of them."""
+    _warm(pair, destination)
+    keys = pair.publish()
+    assert pair.reader.exists(keys).all()
+    node = getattr(pair, of)
+    memory = allocate(2 * N * NBYTES)
+    node.register_memory(memory.array)
+    with pytest.raises(UsageError, match=f"{2 * NBYTES}"):
+        node.fetch(keys, memory.rows(N, 2 * NBYTES), timeout=PATIENCE)
+    assert _direct(pair, of) == 0

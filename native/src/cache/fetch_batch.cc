@@ -181,7 +181,8 @@ const std::vector<FetchBatch::Owner>& FetchBatch::group_by_owner(uint64_t own_ke
       miss_kinds_[page] = kNotPromoted;
       continue;
     }
-    if (taker_ && packed_nbytes(location) != 0) continue;  // it can't be taken as it is
+    // It can't be taken as it is, and by the length of the memory that it is for, which may be another.
+    if (taker_ && (packed_nbytes(location) != 0 || location.length != lengths_[page])) continue;
     if (location.owner == own_key || !can_prove(location)) {
       fail(page, Status::kRejected);
       continue;
