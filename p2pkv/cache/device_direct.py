@@ -19,9 +19,6 @@ from p2pkv.memory.staging import DeviceMemory, Staging
 from p2pkv.metrics import Metrics
 from p2pkv.page import Outcomes
 
-_TIME_SHARE = 0.5
-"""Of a call's time. An owner that stops amid it must not cost the pages that come another way."""
-
 
 class DeviceCall(Protocol):
     """A call for pages of devices, and what it goes by."""
@@ -57,8 +54,7 @@ class DirectPages:
         pieces[:, 0, 1] = call.lengths
         batch = _native.FetchBatch(call.ids, pieces, np.zeros((len(call.ids), 1), np.int32))
         batch.take_with(landing)
-        left = _TIME_SHARE * (deadline - time.monotonic())
-        self._sources.gather_taken(batch, wanted.staging.table.native, left)
+        self._sources.gather_taken(batch, wanted.staging.table.native, deadline - time.monotonic())
         if landing.failure:
             self._devices.report(landing.failure, wanted.devices)
         outcomes: Outcomes = batch.outcomes()

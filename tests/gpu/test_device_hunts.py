@@ -22,15 +22,21 @@ def with_device(kind: str, cuda_settings: dict[str, object]) -> dict[str, Any]:
     return {"device": kind, "device_staging_size": STAGING, **cuda_settings}
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(("transport", "direct"), [("shm", "1GiB"), ("shm", "0"), ("tcp", "1GiB")])
 def test_no_hit_is_ever_wrong(
-    cluster: Cluster, tmp_path: Path, transport: str, with_device: dict[str, Any]
+    cluster: Cluster, tmp_path: Path, transport: str, direct: str, with_device: dict[str, Any]
 ) -> None:
+    options = with_device | {"device_direct_size": direct}
     n_hits, n_wrong = hunt(
-        cluster, tmp_path, transport, SIZES, hits=1_000, seconds=100.0, reader_options=with_device
+        cluster, tmp_path, transport, SIZES, hits=1_000, seconds=100.0, reader_options=options
     )
     assert n_wrong == 0
     assert n_hits >= 1_000, "too few hits to prove anything"
+    of_readers = [node.call("counters") for node in cluster.nodes[1:]]
+    n_direct = sum(counters["p2pkv_device_direct_bytes_total"] for counters in of_readers)
+    n_staged = sum(counters['p2pkv_staged_bytes_total{direction="to_device"}'] for counters in of_readers)
+    is_direct = (transport, direct) == ("shm", "1GiB")
+    assert (n_direct > n_staged) == is_direct, "the pages took another way than the one that is hunted"
 
 
 @pytest.mark.slow

@@ -48,8 +48,14 @@ void FetchSources::gather_taken(FetchBatch& batch, const std::vector<LocalMemory
   batch.take_own(&parts_.pool, deadline, &own);
   took_own(batch, own, copying);
   const size_t n_located = batch.locate_cached(&parts_.locations, &parts_.shard);
-  n_located_.fetch_add(n_located, std::memory_order_relaxed);
-  if (n_located > 0) read(batch, memories, deadline, {.is_elsewhere_good = false});
+  if (n_located > 0 && !deadline.passed()) read(batch, memories, deadline, {.is_elsewhere_good = false});
+  // What is left is looked for once more by another batch, and counted there.
+  std::vector<Key> came;
+  for (size_t page = 0; page < batch.n_pages(); ++page) {
+    if (batch.outcomes()[page] != 0) came.push_back(batch.keys()[page]);
+  }
+  n_located_.fetch_add(came.size() - own.n_pages, std::memory_order_relaxed);
+  if (parts_.tier != nullptr) parts_.tier->note_fetched(came.data(), came.size());
   if (batch.is_over()) return ended(batch);
   hot_.note(batch.keys(), batch.outcomes());
 }

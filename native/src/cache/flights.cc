@@ -42,8 +42,8 @@ void Flights::set_out(const FetchBatch::Owner& owner, bool is_alone) {
   const PeerId peer{owner.key, owner.boot};
   bool is_worth_connecting = false;
   auto connection = peers_.borrow_idle(peer, &is_worth_connecting);
-  if (batch_.taker() != nullptr && (!connection || connection->endpoint->lender() == nullptr)) {
-    // Nothing of this peer is mapped, as far as is known: no time is spent on finding out.
+  if (batch_.taker() != nullptr && (!connection || !is_mapped(*connection))) {
+    // No time is spent on finding out what this peer has.
     if (connection) peers_.give_back(connection);
     return (void)batch_.settle(owner, false, deadline_);
   }
@@ -117,8 +117,10 @@ bool Flights::land(Flight& flight) {
     return false;
   }
   const auto took = Clock::now() - flight.began;
-  if (worst == Status::kOk) flight.connection->pace->note(owner.nbytes, took);
-  if (!ends_endpoint(worst)) flight.connection->pace->was_in_time();
+  if (batch_.taker() == nullptr) {  // what devices take says nothing of how fast the peer is
+    if (worst == Status::kOk) flight.connection->pace->note(owner.nbytes, took);
+    if (!ends_endpoint(worst)) flight.connection->pace->was_in_time();
+  }
   const size_t n_taken = settle(flight, worst, took, 0);
   // Most flights bring all: their pages are not looked at for others who hold them.
   if (n_taken < owner.pages.size()) go_on(owner, Hedges::kFailed);
@@ -138,6 +140,12 @@ size_t Flights::settle(Flight& flight, Status worst, Clock::duration took, uint6
   taken_[flight.connection->way].nbytes += taken.nbytes;
   if (elsewhere_ != nullptr) elsewhere_->hedges.note_read();
   return taken.n_pages;
+}
+
+// Whether pages can be taken out of the peer's memory without anything of the peer.
+bool Flights::is_mapped(const Connection& connection) {
+  Lender* lender = connection.endpoint->lender();
+  return lender != nullptr && connection.remote && lender->maps(*connection.remote);
 }
 
 FetchBatch::Leg Flights::leg_of(const Flight& flight) {

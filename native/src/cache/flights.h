@@ -98,6 +98,7 @@ class Flights {
   void leave_late_boarding();
   // Goes on to the next holders of the pages of a settled group.
   void go_on(const FetchBatch::Owner& owner, Hedges::Why why);
+  static bool is_mapped(const Connection& connection);
   static FetchBatch::Leg leg_of(const Flight& flight);
   void read_leg(Flight& flight);
   static double seconds_until(Clock::time_point at);

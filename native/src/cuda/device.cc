@@ -138,8 +138,10 @@ class PrimaryContextDevice final : public Device {
   void unlock_memory(void* host) override {
     if (getpid() != pid_) return;
     const CurrentContext current(driver_, context_);
-    if (current.result() == kSuccess)
-      LockedMemory::get().unlock(host, [&] { driver_.host_unregister(host); });
+    // Forgotten in any case: other memory may come to lie there.
+    LockedMemory::get().unlock(host, [&] {
+      if (current.result() == kSuccess) driver_.host_unregister(host);
+    });
   }
 
   bool find_address(void* host, uint64_t* address, std::string* error) override {

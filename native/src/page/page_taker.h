@@ -20,6 +20,10 @@ class Kept {
     if (!kept_) kept_ = make();
     return kept_;
   }
+  bool has() {
+    const std::lock_guard lock(mutex_);
+    return kept_ != nullptr;
+  }
   void drop() {
     std::shared_ptr<void> dropped;  // which goes without the lock
     const std::lock_guard lock(mutex_);

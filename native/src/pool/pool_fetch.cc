@@ -41,7 +41,7 @@ void Pool::have_taken(const std::vector<uint32_t>& granules, PageTaker& taker, F
     land();
     nbytes = 0;
   }
-  land();
+  if (nbytes > 0) land();
   for (size_t i = 0; i < granules.size(); ++i) {
     if (granules[i] != PageTable::kNone && !taker.has(i)) statuses[i] = FetchStatus::kMiss;
   }

@@ -81,6 +81,8 @@ class Lender {
   virtual std::shared_ptr<Transfer> lend(std::shared_ptr<MemoryRegion> local,
                                          std::shared_ptr<RemoteRegion> remote, std::vector<Span> spans,
                                          std::vector<Word> words, Takes takes) = 0;
+  // Whether the peer's memory is mapped already: then spans are taken without anything of the peer.
+  virtual bool maps(const RemoteRegion& remote) = 0;
 };
 
 // What a batch needs of an endpoint, once its handshake is over. One transfer at a time.

@@ -5,7 +5,8 @@
 namespace p2pkv::shm {
 
 bool Mappings::start(std::string* error) {
-  if (thread_.start("p2pkv-shm-touch", [this] { run(); })) return true;
+  dying_->is_served = unmapping_.start("p2pkv-shm-unmap", [dying = dying_] { unmap(*dying); });
+  if (dying_->is_served && thread_.start("p2pkv-shm-touch", [this] { run(); })) return true;
   *error = "cannot start a thread for the shm transport";
   return false;
 }
@@ -17,6 +18,35 @@ void Mappings::close() {
     changed_.notify_all();
   }
   thread_.join();
+  {
+    const std::lock_guard lock(dying_->mutex);
+    dying_->is_closing = true;
+    dying_->changed.notify_all();
+  }
+  unmapping_.join();
+}
+
+// Ends when there is nothing left to unmap.
+void Mappings::unmap(Dying& dying) {
+  std::unique_lock lock(dying.mutex);
+  for (;;) {
+    dying.changed.wait(lock, [&] { return dying.is_closing || !dying.mappings.empty(); });
+    if (dying.mappings.empty()) break;
+    auto mapping = std::move(dying.mappings.front());
+    dying.mappings.pop_front();
+    lock.unlock();
+    mapping.reset();
+    lock.lock();
+  }
+  dying.is_served = false;
+}
+
+void Mappings::end(Dying& dying, std::unique_ptr<ReadOnlyMapping> mapping) {
+  if (!mapping->kept().has()) return;
+  const std::lock_guard lock(dying.mutex);
+  if (!dying.is_served) return;
+  dying.mappings.push_back(std::move(mapping));
+  dying.changed.notify_one();
 }
 
 std::shared_ptr<ReadOnlyMapping> Mappings::get(const std::string& socket_name, uint32_t region, int fd,
@@ -30,8 +60,11 @@ std::shared_ptr<ReadOnlyMapping> Mappings::get(const std::string& socket_name, u
     *error = "the peer announced another size for a region that is mapped already";
     return nullptr;
   }
-  mapping = ReadOnlyMapping::map(fd, nbytes, error);
-  if (!mapping) return nullptr;
+  auto fresh = ReadOnlyMapping::map(fd, nbytes, error);
+  if (!fresh) return nullptr;
+  mapping = std::shared_ptr<ReadOnlyMapping>(fresh.release(), [dying = dying_](ReadOnlyMapping* dead) {
+    end(*dying, std::unique_ptr<ReadOnlyMapping>(dead));
+  });
   known = mapping;
   to_prefault_.push_back(mapping);
   changed_.notify_one();

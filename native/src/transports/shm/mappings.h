@@ -15,7 +15,9 @@
 namespace p2pkv::shm {
 
 // A mapping lives for as long as an endpoint uses it. A thread maps the pages of new ones in ahead of their
-// first use, a step at a time, so that neither a deadline nor an unmapping waits for it.
+// first use, a step at a time, so that neither a deadline nor an unmapping waits for it. Another unmaps those
+// that something is kept with: to unlock what devices could reach takes a driver long, and it is the last
+// call to a peer that has gone which lets go.
 class Mappings {
  public:
   // It takes 0.2 ms, for which no thread of the process can map or unmap anything.
@@ -32,7 +34,17 @@ class Mappings {
                                        std::string* error);
 
  private:
+  struct Dying {
+    std::mutex mutex;  // guards all below
+    std::condition_variable changed;
+    std::deque<std::unique_ptr<ReadOnlyMapping>> mappings;
+    bool is_served = false;  // by the thread
+    bool is_closing = false;
+  };
+
   void run();
+  static void unmap(Dying& dying);
+  static void end(Dying& dying, std::unique_ptr<ReadOnlyMapping> mapping);
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
@@ -40,6 +52,8 @@ class Mappings {
   std::deque<std::weak_ptr<ReadOnlyMapping>> to_prefault_;
   bool is_closing_ = false;
   NamedThread thread_;
+  const std::shared_ptr<Dying> dying_ = std::make_shared<Dying>();  // a mapping may outlive all this
+  NamedThread unmapping_;
 };
 
 }  // namespace p2pkv::shm

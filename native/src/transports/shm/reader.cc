@@ -16,6 +16,7 @@ constexpr uint64_t kSliceBytes = 8 << 20;
 constexpr uint64_t kPollBytes = 4 << 20;
 // The same of spans that are landed together: who does that is faster, and takes long to begin.
 constexpr uint64_t kLandedSlice = 64 << 20;
+constexpr uint64_t kLandedPoll = 16 << 20;
 // Larger spans are copied in parts, which two threads can share.
 constexpr uint64_t kPartBytes = 512 << 10;
 
@@ -44,6 +45,11 @@ std::shared_ptr<Transfer> ShmEndpoint::lend(std::shared_ptr<MemoryRegion> local,
                                             std::vector<Word> words, Takes takes) {
   return post(std::move(local), std::move(remote),
               {nullptr, std::move(spans), std::move(words), {}, std::move(takes)});
+}
+
+bool ShmEndpoint::maps(const RemoteRegion& remote) {
+  const auto* region = dynamic_cast<const ShmRemoteRegion*>(&remote);
+  return region != nullptr && mapping(*region) != nullptr;
 }
 
 std::shared_ptr<ReadOnlyMapping> ShmEndpoint::mapping(const ShmRemoteRegion& region) {
@@ -99,14 +105,25 @@ bool ShmBatch::copy_slice(const Deadline* deadline) {
     abort(Status::kCanceled);
     return false;
   }
-  const uint64_t at_once = takes_.land ? kLandedSlice : deadline ? kSliceBytes : kPollBytes;
-  const uint64_t n_cut = cut_parts(at_once, kPartBytes);
+  if (takes_.land) {
+    cut_parts(deadline ? kLandedSlice : kLandedPoll, kPartBytes);
+    land_parts();
+    return true;
+  }
+  const uint64_t n_cut = cut_parts(deadline ? kSliceBytes : kPollBytes, kPartBytes);
   const size_t n_made = make_copies({parts().size(), n_cut, [this](size_t i) { copy_part(parts()[i]); }},
                                     [&] { return is_aborted() || (deadline && deadline->passed()); });
-  if (takes_.land) takes_.land({mapping_->base(), mapping_->nbytes(), true, mapping_->kept()});
   settle_parts(n_made);
   if (is_complete()) mapping_.reset();  // a settled transfer must not keep that of a closed endpoint
   return true;
+}
+
+// Noting a span takes no time worth a second thread, nor is it to be measured as if bytes had been copied.
+void ShmBatch::land_parts() {
+  for (const Part& part : parts()) copy_part(part);
+  takes_.land({mapping_->base(), mapping_->nbytes(), true, mapping_->kept()});
+  settle_parts(parts().size());
+  if (is_complete()) mapping_.reset();
 }
 
 void ShmBatch::copy_part(const Part& part) {

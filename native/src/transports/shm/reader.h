@@ -37,6 +37,7 @@ class ShmEndpoint final : public RegionEndpoint, public Lender {
   Lender* lender() override { return this; }
   std::shared_ptr<Transfer> lend(std::shared_ptr<MemoryRegion> local, std::shared_ptr<RemoteRegion> remote,
                                  std::vector<Span> spans, std::vector<Word> words, Takes takes) override;
+  bool maps(const RemoteRegion& remote) override;
 
   // Null once the endpoint is closed.
   std::shared_ptr<ReadOnlyMapping> mapping(const ShmRemoteRegion& region);
@@ -72,6 +73,7 @@ class ShmBatch final : public RegionBatch {
   void quiesce() override { mapping_.reset(); }  // copies have ended; the peer's memory is let go of at once
 
  private:
+  void land_parts();
   void copy_part(const Part& part);
 
   const std::shared_ptr<ShmEndpoint> endpoint_;
