@@ -9,6 +9,13 @@
 
 using namespace fake;
 
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr unsigned kReadOnly = 8;  // CU_MEMHOSTREGISTER_READ_ONLY
+
+}  // namespace
+
 EXPORT int cuInit(unsigned) {
   if (const int result = asked_for("cuInit")) return result;
   machine.is_initialized = true;
@@ -110,8 +117,10 @@ EXPORT int cuMemHostRegister_v2(void* host, size_t nbytes, unsigned flags) {
   Context* context;
   if (const int result = check("cuMemHostRegister", &context)) return result;
   // As a real driver does (580.159): what can't be written to has to be said to be read only.
-  const bool is_writable = madvise(host, 4096, MADV_POPULATE_WRITE) == 0 || errno != EINVAL;
-  if (!is_writable && (flags & 8) == 0 /* CU_MEMHOSTREGISTER_READ_ONLY */) return kInvalidValue;
+  const auto page = reinterpret_cast<uint64_t>(host) / kPage * kPage;
+  const bool is_writable =
+      madvise(reinterpret_cast<void*>(page), kPage, MADV_POPULATE_WRITE) == 0 || errno != EINVAL;
+  if (!is_writable && (flags & kReadOnly) == 0) return kInvalidValue;
   const Lock lock(machine.mutex);
   if (is_locked(host, 1)) return kAlreadyRegistered;
   machine.locked[reinterpret_cast<uint64_t>(host)] = nbytes;
