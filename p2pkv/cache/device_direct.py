@@ -48,7 +48,7 @@ class DirectPages:
         """
         call = wanted.call
         landing = _native.CudaLanding(wanted.devices, wanted.index_of, call.pieces, self._most_locked)
-        # Of one piece, which only its length counts of: nothing is written there.
+        # Each page has one piece, of which only the length counts: nothing is written there.
         pieces = np.empty((len(call.ids), 1, 2), np.int64)
         pieces[:, 0, 0] = wanted.staging.native.address
         pieces[:, 0, 1] = call.lengths

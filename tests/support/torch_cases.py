@@ -1,4 +1,4 @@
-"""What is done with torch's memory on a real device: ``python -m torch_cases NAME`` does one case.
+"""Cases of torch's memory on a real device: ``python -m torch_cases NAME`` does one of them.
 
 A process of its own does it, and ends with status 0 if all was well. Torch chooses where memory comes from when it is
 imported, an error of a kernel ends a context for good, and a fork is no thing to try among other tests.
@@ -57,7 +57,7 @@ def memory(pair: Pair) -> None:
 
 
 def streams(pair: Pair) -> None:
-    """What a stream still has to do is waited for: one of torch's own, the legacy default one, and the thread's."""
+    """A call waits for what a stream still has to do: one of torch's own, the legacy default one, the thread's."""
     torch = importlib.import_module("torch")
     source = torch.zeros((N, NBYTES), dtype=torch.uint8, device="cuda")
     destination = torch.zeros_like(source)

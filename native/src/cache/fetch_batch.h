@@ -69,7 +69,7 @@ class FetchBatch {
              size_t n_pieces);
 
   // Has pages taken where they lie, instead of being copied to the pieces, which nothing is written to then.
-  // What can't be taken is left: the batch says what was, and is good for nothing else.
+  // The batch leaves what can't be taken, says what was taken, and is good for nothing else.
   void take_with(std::shared_ptr<PageTaker> taker) { taker_ = std::move(taker); }
   PageTaker* taker() const { return taker_.get(); }
 

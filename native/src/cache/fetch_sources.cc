@@ -49,7 +49,7 @@ void FetchSources::gather_taken(FetchBatch& batch, const std::vector<LocalMemory
   took_own(batch, own, copying);
   const size_t n_located = batch.locate_cached(&parts_.locations, &parts_.shard);
   if (n_located > 0 && !deadline.passed()) read(batch, memories, deadline, {.is_elsewhere_good = false});
-  // What is left is looked for once more by another batch, and counted there.
+  // Another batch looks once more for what is left, and counts it.
   std::vector<Key> came;
   for (size_t page = 0; page < batch.n_pages(); ++page) {
     if (batch.outcomes()[page] != 0) came.push_back(batch.keys()[page]);

@@ -14,7 +14,7 @@ namespace p2pkv {
 // Something that is kept with mapped memory, and goes before it is unmapped. Thread-safe.
 class Kept {
  public:
-  // What is kept, which `make` makes if there is nothing yet; null if it can't.
+  // Returns what is kept, which `make` makes if there is nothing yet; null if it can't.
   std::shared_ptr<void> get(const std::function<std::shared_ptr<void>()>& make) {
     const std::lock_guard lock(mutex_);
     if (!kept_) kept_ = make();
@@ -43,7 +43,7 @@ struct MappedBytes {
   Kept& kept;
 };
 
-// What is taken for one call.
+// A call has its pages taken by one of these.
 class PageTaker {
  public:
   virtual ~PageTaker() = default;

@@ -14,7 +14,7 @@ namespace {
 constexpr uint64_t kSliceBytes = 8 << 20;
 // What one done() may move, so that it does not block for long.
 constexpr uint64_t kPollBytes = 4 << 20;
-// The same of spans that are landed together: who does that is faster, and takes long to begin.
+// Spans that are landed together make larger slices: a device is faster, and takes long to begin.
 constexpr uint64_t kLandedSlice = 64 << 20;
 constexpr uint64_t kLandedPoll = 16 << 20;
 // Larger spans are copied in parts, which two threads can share.
