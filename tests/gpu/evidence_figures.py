@@ -10,10 +10,10 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,7 @@ _HITS = 50_000
 _MEETING_S = 10.0
 
 Figure = dict[str, Any]
+T = TypeVar("T")
 
 
 class Pace:
@@ -128,14 +129,15 @@ def _move_pieces(
     if not pair.owner.publish(keys, source, timeout=30.0).all():
         yield "published", {"problem": f"{n_pages} pages were not all published"}
         return
+    own = [f"own {key}" for key in keys]
     copy = buffer.copier(total)
     began = time.monotonic()
-    fetches, publishes, copies = [], [], []
+    fetches: list[float] = []
+    publishes: list[float] = []
+    copies: list[float] = []
     n_rounds = _MOST
     while len(copies) < n_rounds + 1:
-        before = time.monotonic()
-        outcomes = pair.reader.fetch(keys, pieces, timeout=30.0)
-        fetches.append(time.monotonic() - before)
+        outcomes = _timed(fetches, lambda: pair.reader.fetch(keys, pieces, timeout=30.0))
         if not outcomes.all():
             yield "fetched", {"problem": f"{np.count_nonzero(outcomes == 0)} of {n_pages} pages were missed"}
             return
@@ -144,17 +146,12 @@ def _move_pieces(
             if not np.array_equal(there.reshape(n_pages, -1), source):
                 yield "fetched", {"problem": f"wrong bytes in {n_pages} pages"}
                 return
-        own = [f"own {key}" for key in keys]
-        before = time.monotonic()
-        outcomes = pair.reader.publish(own, pieces, timeout=30.0)
-        publishes.append(time.monotonic() - before)
+        outcomes = _timed(publishes, lambda: pair.reader.publish(own, pieces, timeout=30.0))
         if not outcomes.all():
             yield "published", {"problem": f"{np.count_nonzero(outcomes == 0)} pages were not published"}
             return
         pair.reader.retract(own)
-        before = time.monotonic()
-        copy()
-        copies.append(time.monotonic() - before)
+        _timed(copies, copy)
         if len(copies) == 1:
             n_rounds = pace.rounds(time.monotonic() - began, total)
     yield "fetched over shm", _compared(total, fetches[1:], copies[1:])
@@ -198,21 +195,25 @@ def _fetch(owner: Node, reader: Node, buffer: DeviceBuffer, n_pages: int, nbytes
     copies: list[float] = []
     n_rounds = _MOST
     while len(copies) < n_rounds + 1:
-        before = time.monotonic()
-        outcomes = reader.fetch(keys, buffer.rows(n_pages, nbytes), timeout=30.0)
-        fetches.append(time.monotonic() - before)
+        outcomes = _timed(fetches, lambda: reader.fetch(keys, buffer.rows(n_pages, nbytes), timeout=30.0))
         if not outcomes.all():
             return {
                 "problem": f"{np.count_nonzero(outcomes == 0)} of {n_pages} pages of {nbytes} bytes were missed"
             }
         if len(fetches) == 1 and not np.array_equal(buffer.read().reshape(n_pages, nbytes), source):
             return {"problem": f"wrong bytes in {n_pages} pages of {nbytes}"}
-        before = time.monotonic()
-        copy()
-        copies.append(time.monotonic() - before)
+        _timed(copies, copy)
         if len(copies) == 1:
             n_rounds = pace.rounds(time.monotonic() - began, total)
     return _compared(total, fetches[1:], copies[1:])  # the first ones warm up
+
+
+def _timed(times: list[float], call: Callable[[], T]) -> T:
+    """Add how long a call takes, and return what it returned."""
+    before = time.monotonic()
+    result = call()
+    times.append(time.monotonic() - before)
+    return result
 
 
 def _compared(nbytes: int, ours: list[float], copies: list[float]) -> Figure:
