@@ -71,6 +71,16 @@ std::shared_ptr<Device> open_device(int ordinal) {
   return device;
 }
 
+void lend_blocks(Device& device, unsigned n_blocks) {
+  std::string error;
+  bool is_lent;
+  {
+    const nb::gil_scoped_release unlocked;
+    is_lent = device.lend_blocks(n_blocks, &error);
+  }
+  if (!is_lent) throw std::runtime_error(error);
+}
+
 std::shared_ptr<Staging> create_staging(std::shared_ptr<Device> device, uint64_t nbytes) {
   std::string error;
   std::shared_ptr<Staging> staging;
@@ -187,13 +197,16 @@ void bind_cuda(nb::module_& m) {
   m.def("cuda_begin_copies", &begin_copies, "devices"_a, "device_of"_a, "on_device"_a, "on_host"_a,
         "chosen"_a.none(), "is_to_device"_a,
         "Pieces are (n, p, 2), ``device_of`` (n, p) indices into ``devices``. None of them is needed after "
-        "it.");
+        "it. Those on the host are page-locked.");
   nb::class_<Device>(m, "CudaDevice", nb::is_final(), "A device of this host. See native/src/cuda/device.h.")
       .def_static("open", &open_device, "ordinal"_a)
       .def_prop_ro("ordinal", &Device::ordinal)
       .def_prop_ro("is_lost", &Device::is_lost)
       .def_prop_ro("gathers_copies", &Device::gathers_copies)
-      .def("mark", &mark, "stream"_a);
+      .def("mark", &mark, "stream"_a)
+      .def("lend_blocks", &lend_blocks, "n_blocks"_a,
+           "Has a kernel of so many blocks copy small pieces from now on, for all of this process. Raises "
+           "RuntimeError if it can't be.");
   nb::class_<Landing>(m, "CudaLanding", nb::is_final(),
                       "What devices copy from where it lies. See native/src/cuda/landing.h.")
       .def("__init__", &make_landing, "devices"_a, "device_of"_a, "on_device"_a, "most_locked"_a)

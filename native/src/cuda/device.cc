@@ -71,6 +71,7 @@ class PrimaryContextDevice final : public Device {
       const CurrentContext current(driver_, context_);
       if (current.result() == kSuccess) {
         events_.end();
+        launches_.end();
         for (StreamHandle stream : streams_) {
           if (stream != nullptr) driver_.stream_destroy(stream);
         }
@@ -97,11 +98,20 @@ class PrimaryContextDevice final : public Device {
   bool is_lost() const override { return is_lost_; }
   bool gathers_copies() const override { return launches_.are_gathered(); }
 
-  std::unique_ptr<CopiesUnderWay> begin_copy(std::span<const DeviceCopy> copies,
-                                             Direction direction) override {
+  std::unique_ptr<CopiesUnderWay> begin_copy(std::span<const DeviceCopy> copies, Direction direction,
+                                             HostMemory host) override {
     return begin(static_cast<size_t>(direction), [&](StreamHandle stream, std::string* error) {
-      return launches_.launch(copies, direction, stream, error);
+      return launches_.launch(copies, direction, host, stream, error);
     });
+  }
+
+  bool lend_blocks(unsigned n_blocks, std::string* error) override {
+    const CurrentContext current(driver_, context_);
+    if (current.result() != kSuccess) return fail("cuCtxPushCurrent", current.result(), error);
+    std::string why;
+    if (launches_.kernel().lend(handle_, n_blocks, &why)) return true;
+    *error = name() + ": " + why;
+    return false;
   }
 
   CopyOutcome copy_within(std::span<const InnerCopy> copies, std::string* error) override {

@@ -51,6 +51,9 @@ struct InnerCopy {
 
 enum class Direction : uint8_t { kToDevice, kToHost };
 
+// What is known of the host memory of copies. A kernel may only touch what is page-locked.
+enum class HostMemory : uint8_t { kAny, kLocked };
+
 enum class CopyOutcome : uint8_t {
   kDone = 0,
   kFailed = 1,  // some bytes were not copied; nothing is under way any more
@@ -98,12 +101,16 @@ class Device : public std::enable_shared_from_this<Device> {
   // memory should be page-locked (Staging): otherwise the driver copies it once more. What lies in a row on
   // both sides is copied as one; in which order copies of one call are made nobody knows. Device memory that
   // was written is seen by kernels launched after they have ended.
-  virtual std::unique_ptr<CopiesUnderWay> begin_copy(std::span<const DeviceCopy> copies,
-                                                     Direction direction) = 0;
+  virtual std::unique_ptr<CopiesUnderWay> begin_copy(std::span<const DeviceCopy> copies, Direction direction,
+                                                     HostMemory host = HostMemory::kAny) = 0;
   // The same, and waits for them.
-  CopyOutcome copy(std::span<const DeviceCopy> copies, Direction direction, std::string* error) {
-    return begin_copy(copies, direction)->wait(error);
+  CopyOutcome copy(std::span<const DeviceCopy> copies, Direction direction, std::string* error,
+                   HostMemory host = HostMemory::kAny) {
+    return begin_copy(copies, direction, host)->wait(error);
   }
+  // Has small pieces of locked memory copied by a kernel of so many blocks from now on (PieceKernel), for all
+  // who use the device in this process. False, with the reason in `error`, if they go on as before.
+  virtual bool lend_blocks(unsigned n_blocks, std::string* error) = 0;
   // Copies between devices, and waits for them. After kLost bytes may still be written to `to`.
   virtual CopyOutcome copy_within(std::span<const InnerCopy> copies, std::string* error) = 0;
   // Marks what has been queued on a stream until now. 0 and 1 are the legacy default stream, 2 the calling

@@ -53,6 +53,11 @@ bool find_all(void* library, std::string* error) {
          find(library, "cuGetErrorString", &driver.get_error_string, error);
 }
 
+template <typename Function>
+void find_if_there(void* library, const char* name, Function* out) {
+  *out = reinterpret_cast<Function>(dlsym(library, name));
+}
+
 // A call as it was in a version of CUDA; null in drivers that don't have it so.
 template <typename Function>
 void find_version(void* library, const char* name, int version, Function* out) {
@@ -77,6 +82,11 @@ bool bind(int flags, std::string* error) {
   }
   is_bound = find_all(library, error);
   find_version(library, "cuMemcpyBatchAsync", kBatchesSince, &driver.copy_batch);
+  find_if_there(library, "cuDeviceGetAttribute", &driver.device_get_attribute);
+  find_if_there(library, "cuModuleLoadData", &driver.module_load_data);
+  find_if_there(library, "cuModuleUnload", &driver.module_unload);
+  find_if_there(library, "cuModuleGetFunction", &driver.module_get_function);
+  find_if_there(library, "cuLaunchKernel", &driver.launch_kernel);
   opened = library;
   return is_bound;
 }

@@ -17,11 +17,14 @@ using DeviceHandle = int;
 using ContextHandle = struct CUctx_st*;
 using StreamHandle = struct CUstream_st*;
 using EventHandle = struct CUevent_st*;
+using ModuleHandle = struct CUmod_st*;
+using FunctionHandle = struct CUfunc_st*;
 using DevicePointer = uint64_t;
 
 constexpr Result kSuccess = 0;
 constexpr Result kOutOfMemory = 2;
 constexpr Result kNotReady = 600;
+constexpr Result kNotSupported = 801;
 constexpr unsigned kHostRegisterPortable = 1;  // page-locked for every context
 constexpr unsigned kHostRegisterReadOnly = 8;  // as the mapping is: without it the driver refuses one
 constexpr unsigned kStreamNonBlocking = 1;     // does not wait for the legacy default stream
@@ -35,6 +38,8 @@ constexpr int kAttributeDeviceOrdinal = 9;
 constexpr int kAttributeRangeStart = 11;
 constexpr int kAttributeRangeSize = 12;
 constexpr unsigned kMemoryTypeDevice = 2;
+
+constexpr int kAttributeUsesHostPointers = 91;  // CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 
 struct MemoryLocation {  // CUmemLocation; all zero: no hint
   int kind;
@@ -80,6 +85,14 @@ struct Driver {
   Result (*event_record)(EventHandle event, StreamHandle stream);
   Result (*event_query)(EventHandle event);
   Result (*event_destroy)(EventHandle event);
+  // For kernels of one's own. Null where the library lacks one of them.
+  Result (*device_get_attribute)(int* value, int attribute, DeviceHandle device);
+  Result (*module_load_data)(ModuleHandle* module, const void* image);
+  Result (*module_unload)(ModuleHandle module);
+  Result (*module_get_function)(FunctionHandle* function, ModuleHandle module, const char* name);
+  Result (*launch_kernel)(FunctionHandle function, unsigned blocks_x, unsigned blocks_y, unsigned blocks_z,
+                          unsigned threads_x, unsigned threads_y, unsigned threads_z, unsigned shared_nbytes,
+                          StreamHandle stream, void** parameters, void** extra);
   Result (*get_error_name)(Result error, const char** name);
   Result (*get_error_string)(Result error, const char** text);
 
@@ -92,6 +105,10 @@ struct Driver {
   // A call that not every driver has; null: this one doesn't. Only once `get` has succeeded.
   static void* find_call(const char* name);
 
+  bool has_kernels() const {
+    return device_get_attribute != nullptr && module_load_data != nullptr && module_unload != nullptr &&
+           module_get_function != nullptr && launch_kernel != nullptr;
+  }
   // "cuMemHostRegister_v2: CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
   std::string describe(const char* call, Result error) const;
 };

@@ -39,7 +39,8 @@ void Landing::land(const MappedBytes& memory) {
   std::vector<std::unique_ptr<CopiesUnderWay>> under_way;
   for (size_t i = 0; i < places_.devices.size(); ++i) {
     if (!copies_[i].empty())
-      under_way.push_back(places_.devices[i]->begin_copy(copies_[i], Direction::kToDevice));
+      under_way.push_back(
+          places_.devices[i]->begin_copy(copies_[i], Direction::kToDevice, HostMemory::kLocked));
   }
   // All of them, whatever becomes of one: nothing may be read here once this returns.
   for (const auto& copies : under_way) {

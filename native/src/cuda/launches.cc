@@ -1,6 +1,7 @@
 #include "cuda/launches.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace p2pkv::cuda {
 namespace {
@@ -24,8 +25,8 @@ void Launches::Gathered::add(DevicePointer to_, DevicePointer from_, uint64_t n,
   nbytes.push_back(n);
 }
 
-bool Launches::launch(std::span<const DeviceCopy> copies, Direction direction, StreamHandle stream,
-                      std::string* error) {
+bool Launches::launch(std::span<const DeviceCopy> copies, Direction direction, HostMemory host,
+                      StreamHandle stream, std::string* error) {
   Gathered gathered;
   const bool is_to_device = direction == Direction::kToDevice;
   for (const DeviceCopy& copy : copies) {
@@ -33,6 +34,7 @@ bool Launches::launch(std::span<const DeviceCopy> copies, Direction direction, S
     is_to_device ? gathered.add(copy.device, host, copy.nbytes, copy.is_apart)
                  : gathered.add(host, copy.device, copy.nbytes, copy.is_apart);
   }
+  if (host == HostMemory::kLocked) have_kernel_copy(&gathered, stream);
   const auto launch_one = [&](DevicePointer to, DevicePointer from, uint64_t nbytes) {
     return is_to_device ? driver_.copy_to_device(to, reinterpret_cast<const void*>(from), nbytes, stream)
                         : driver_.copy_to_host(reinterpret_cast<void*>(to), from, nbytes, stream);
@@ -48,6 +50,21 @@ bool Launches::launch_within(std::span<const InnerCopy> copies, StreamHandle str
     return driver_.copy_on_devices(to, from, nbytes, stream);
   };
   return launch_all(gathered, stream, "cuMemcpyDtoDAsync", launch_one, error);
+}
+
+// Takes out what the kernel copies. What it does not launch the engines copy as before.
+void Launches::have_kernel_copy(Gathered* copies, StreamHandle stream) {
+  std::vector<InnerCopy> small;
+  Gathered rest;
+  for (size_t i = 0; i < copies->to.size(); ++i) {
+    const InnerCopy copy{copies->to[i], copies->from[i], copies->nbytes[i]};
+    if (kernel_.takes(copy)) {
+      small.push_back(copy);
+    } else {
+      rest.add(copy.to, copy.from, copy.nbytes, true);
+    }
+  }
+  if (!small.empty() && kernel_.launch(small, stream) == kSuccess) *copies = std::move(rest);
 }
 
 template <typename LaunchOne>

@@ -16,7 +16,9 @@ PiecesUnderWay begin_copy_pieces(const std::vector<std::shared_ptr<Device>>& dev
                            reinterpret_cast<uint8_t*>(copies.on_host[i].address),
                            static_cast<uint64_t>(copies.on_host[i].nbytes)});
     }
-    if (!of_device.empty()) begun.of_devices_.push_back(devices[index]->begin_copy(of_device, direction));
+    if (!of_device.empty()) {
+      begun.of_devices_.push_back(devices[index]->begin_copy(of_device, direction, HostMemory::kLocked));
+    }
   }
   return begun;
 }

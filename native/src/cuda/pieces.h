@@ -17,7 +17,7 @@ struct PieceCopies {
   size_t n_pages;
   size_t n_pieces;
   const Piece* on_device;
-  const Piece* on_host;      // as long as those on the device
+  const Piece* on_host;      // page-locked, and as long as those on the device
   const int32_t* device_of;  // of each piece: index into the devices of the call
   const uint8_t* chosen;     // pages to copy; null: all
 };

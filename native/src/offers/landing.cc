@@ -144,7 +144,8 @@ void Landing::begin_copies(const std::vector<PullRow*>& rows, Round* round, Stre
     const uint64_t to = row.local->address + row.local_offset + piece.offset;
     landed.push_back({row.local->device, {to, round->loan.data() + piece.staged_at, piece.nbytes}});
   }
-  round->copies = begin(std::move(landed), point, deadline, [&job] { return job.is_broken(); });
+  round->copies = begin(std::move(landed), cuda::HostMemory::kLocked, point, deadline,
+                        [&job] { return job.is_broken(); });
 }
 
 // Waits for a round's copies, and gives its room back.
@@ -165,14 +166,14 @@ void Landing::land(std::optional<Round>* round, std::vector<PullRow*>& rows, Pul
 
 bool Landing::copy(std::vector<LandedRow>& rows, StreamPoint* point, const Deadline& deadline,
                    const std::function<bool()>& gives_up) {
-  LandingRows begun = begin(std::move(rows), point, deadline, gives_up);
+  LandingRows begun = begin(std::move(rows), cuda::HostMemory::kAny, point, deadline, gives_up);
   const bool is_sound = finish(&begun);
   rows = std::move(begun.rows);
   return is_sound;
 }
 
-LandingRows Landing::begin(std::vector<LandedRow> rows, StreamPoint* point, const Deadline& deadline,
-                           const std::function<bool()>& gives_up) {
+LandingRows Landing::begin(std::vector<LandedRow> rows, cuda::HostMemory from, StreamPoint* point,
+                           const Deadline& deadline, const std::function<bool()>& gives_up) {
   std::map<std::shared_ptr<cuda::Device>, std::vector<cuda::DeviceCopy>> by_device;
   for (const LandedRow& row : rows) by_device[row.device].push_back(row.copy);
   LandingRows begun{std::move(rows), {}};
@@ -181,7 +182,7 @@ LandingRows Landing::begin(std::vector<LandedRow> rows, StreamPoint* point, cons
     const bool was_lost = device->is_lost();
     const auto waited = point ? point->wait(deadline, gives_up, &error) : cuda::StreamOutcome::kDone;
     auto under_way = waited == cuda::StreamOutcome::kDone
-                         ? device->begin_copy(copies, cuda::Direction::kToDevice)
+                         ? device->begin_copy(copies, cuda::Direction::kToDevice, from)
                          : nullptr;
     begun.of_devices.push_back({device, was_lost, waited, std::move(under_way), std::move(error)});
   }

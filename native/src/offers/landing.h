@@ -78,8 +78,8 @@ class Landing {
     LandingRows copies;
   };
 
-  LandingRows begin(std::vector<LandedRow> rows, StreamPoint* point, const Deadline& deadline,
-                    const std::function<bool()>& gives_up);
+  LandingRows begin(std::vector<LandedRow> rows, cuda::HostMemory from, StreamPoint* point,
+                    const Deadline& deadline, const std::function<bool()>& gives_up);
   bool finish(LandingRows* begun);
   void read_directly(PeerReader& reader, const std::vector<PullRow*>& rows, StreamPoint* point,
                      const Deadline& deadline, PullJob& job);

@@ -85,7 +85,8 @@ void Outbox::stage_one(std::unique_lock<std::mutex>& lock) {
   if (offer->point) waited = offer->point->wait(offer->lease, [&] { return is_unwanted(*offer); }, &error);
   if (waited == cuda::StreamOutcome::kDone && !is_to_copy) outcome = cuda::CopyOutcome::kDone;
   if (waited == cuda::StreamOutcome::kDone && is_to_copy)
-    outcome = offer->device->copy(copies_to(room_.data(), offer->placed), cuda::Direction::kToHost, &error);
+    outcome = offer->device->copy(copies_to(room_.data(), offer->placed), cuda::Direction::kToHost, &error,
+                                  cuda::HostMemory::kLocked);
   lock.lock();
   copying_ = nullptr;
   std::vector<Post> posts;

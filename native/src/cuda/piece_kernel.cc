@@ -1,0 +1,92 @@
+#include "cuda/piece_kernel.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "cuda/piece_kernel_text.h"
+
+namespace p2pkv::cuda {
+namespace {
+
+// What one warp copies at a time: small enough that all of them have some of a page, and large enough that to
+// learn of it costs little.
+constexpr uint64_t kSlice = 8 << 10;
+
+std::vector<InnerCopy> cut(std::span<const InnerCopy> copies) {
+  std::vector<InnerCopy> slices;
+  slices.reserve(copies.size());
+  for (InnerCopy copy : copies) {
+    while (copy.nbytes > 0) {
+      const uint64_t n = std::min(copy.nbytes, kSlice);
+      slices.push_back({copy.to, copy.from, n});
+      copy = {copy.to + n, copy.from + n, copy.nbytes - n};
+    }
+  }
+  return slices;
+}
+
+}  // namespace
+
+bool PieceKernel::lend(DeviceHandle device, unsigned n_blocks, std::string* error) {
+  const std::lock_guard lock(loading_);
+  if (n_blocks <= n_blocks_) return true;
+  if (module_ == nullptr && load(device, error) != kSuccess) return false;
+  n_blocks_ = n_blocks;
+  return true;
+}
+
+Result PieceKernel::load(DeviceHandle device, std::string* error) {
+  const auto fail = [&](const char* call, Result result) {
+    *error = driver_.describe(call, result);
+    return result;
+  };
+  if (!driver_.has_kernels()) return fail("finding cuLaunchKernel and what belongs to it", kNotSupported);
+  int is_same_address = 0;  // page-locked memory is to the device where it is to the processor
+  Result result = driver_.device_get_attribute(&is_same_address, kAttributeUsesHostPointers, device);
+  if (result == kSuccess && is_same_address == 0) result = kNotSupported;
+  if (result != kSuccess) return fail("addressing page-locked memory as the processor does", result);
+  result = driver_.module_load_data(&module_, piece_kernel_text().c_str());
+  if (result != kSuccess) return fail("cuModuleLoadData", result);
+  result = driver_.module_get_function(&few_, module_, kFewSlicesKernel);
+  if (result == kSuccess) result = driver_.module_get_function(&many_, module_, kManySlicesKernel);
+  if (result == kSuccess) return result;
+  driver_.module_unload(module_);
+  module_ = nullptr;
+  return fail("cuModuleGetFunction", result);
+}
+
+void PieceKernel::end() {
+  const std::lock_guard lock(loading_);
+  n_blocks_ = 0;
+  if (module_ != nullptr) driver_.module_unload(module_);
+  module_ = nullptr;
+}
+
+Result PieceKernel::launch(std::span<const InnerCopy> copies, StreamHandle stream) {
+  const std::vector<InnerCopy> slices = cut(copies);
+  std::span<const InnerCopy> left(slices);
+  while (!left.empty()) {
+    const bool are_few = left.size() <= std::size(FewSlices{}.of);
+    const size_t n = std::min(left.size(), std::size(ManySlices{}.of));
+    const Result result = are_few ? launch_some<FewSlices>(left.first(n), few_, stream)
+                                  : launch_some<ManySlices>(left.first(n), many_, stream);
+    if (result != kSuccess) return result;
+    left = left.subspan(n);
+  }
+  return kSuccess;
+}
+
+template <typename Parameters>
+Result PieceKernel::launch_some(std::span<const InnerCopy> slices, FunctionHandle function,
+                                StreamHandle stream) {
+  Parameters parameters;
+  parameters.n = slices.size();
+  std::copy(slices.begin(), slices.end(), parameters.of);
+  void* pointers[] = {&parameters};
+  constexpr size_t kWarps = kKernelThreads / kWarp;  // of a block
+  const size_t n_busy = (slices.size() + kWarps - 1) / kWarps;
+  const auto n_blocks = static_cast<unsigned>(std::min<size_t>(n_blocks_, n_busy));
+  return driver_.launch_kernel(function, n_blocks, 1, 1, kKernelThreads, 1, 1, 0, stream, pointers, nullptr);
+}
+
+}  // namespace p2pkv::cuda
