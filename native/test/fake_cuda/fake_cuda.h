@@ -57,6 +57,8 @@ struct FakeCudaCounts {
   int64_t launches;            // since then too: calls that queued copies, one or many
   int64_t exports;             // since then too: descriptors of memory for other devices, as it is
   int64_t exports_over_pcie;   // and those that were asked for over PCIe
+  int64_t modules;             // loaded
+  int64_t kernel_slices;       // since the library was loaded: that kernels were launched for
   int64_t freed_while_mapped;  // memory that was freed while another process mapped it by its handle
 };
 void fake_cuda_counts(FakeCudaCounts* counts);
