@@ -43,6 +43,8 @@ MAX_SOCKET_PATH = 107
 """Bytes of the path of a Unix socket."""
 MAX_BUFFER_SIZE = 2**43
 """So many bytes the receive buffer's allocator can count in blocks of 4 KiB."""
+MAX_KERNEL_BLOCKS = 256
+"""No device has more multiprocessors."""
 
 
 _TEXTS = (
@@ -124,6 +126,11 @@ def _check_values(config: Config) -> None:
             raise ConfigError(f"{name} must be 0 to {MAX_BUFFER_SIZE} bytes, not {getattr(config, name)}")
     if config.device_direct_nbytes < 0:
         raise ConfigError(f"device_direct_size must be 0 or more bytes, not {config.device_direct_nbytes}")
+    if not 0 <= config.device_kernel_blocks <= MAX_KERNEL_BLOCKS:
+        raise ConfigError(
+            f"device_kernel_blocks must be 0 to {MAX_KERNEL_BLOCKS}, not {config.device_kernel_blocks}; 8 to 16 are "
+            "as fast as PCIe"
+        )
     if not MIN_STAGING_SIZE <= config.device_staging_nbytes <= MAX_BUFFER_SIZE:
         raise ConfigError(
             f"device_staging_size must be {MIN_STAGING_SIZE} to {MAX_BUFFER_SIZE} bytes, not "

@@ -151,6 +151,8 @@ class Config:
     """Page-locked host memory that pages in device memory go through; there only once some is registered."""
     device_direct_size: int | str = "16GiB"
     """Memory of this host's pools that may be page-locked for devices to copy pages from; 0: all are staged."""
+    device_kernel_blocks: int = 0
+    """Blocks of a kernel that copies small pieces, each up to a multiprocessor meanwhile; 0: copy engines do all."""
     cuda_library: str = "auto"
     """The NVIDIA driver's library: ``auto`` is libcuda.so.1, wherever the loader finds it; else a path."""
     transfer_lease: float = 60.0

@@ -35,8 +35,10 @@ class Staging:
 class DeviceMemory(Resource):
     """The devices of one node and their staging. Thread-safe."""
 
-    def __init__(self, registrations: Registrations, staging_nbytes: int) -> None:
+    def __init__(self, registrations: Registrations, staging_nbytes: int, kernel_blocks: int = 0) -> None:
+        """``kernel_blocks``: what a device lends for copies of small pieces; 0: nothing."""
         self._registrations = registrations
+        self._kernel_blocks = kernel_blocks
         self._staging_nbytes = staging_nbytes
         # guards all below; held while the staging is made. Reentrant, for a signal's handler may close the node
         self._lock = threading.RLock()
@@ -69,12 +71,23 @@ class DeviceMemory(Resource):
         with self._lock:
             try:
                 if ordinal not in self._devices:
-                    self._devices[ordinal] = _native.CudaDevice.open(ordinal)
+                    self._devices[ordinal] = self._open(ordinal)
                 if self._staging is None:
                     self._staging = self._make_staging(self._devices[ordinal])
                 return self._devices[ordinal]
             except RuntimeError as error:
                 raise DeviceError(f"cannot use device memory: {error}") from error
+
+    def _open(self, ordinal: int) -> _native.CudaDevice:
+        device = _native.CudaDevice.open(ordinal)
+        if self._kernel_blocks:
+            try:
+                device.lend_blocks(self._kernel_blocks)
+            except RuntimeError as error:
+                _log.warning(
+                    "copy engines copy small pieces too, though device_kernel_blocks is set: %s", str(error)
+                )
+        return device
 
     def _make_staging(self, device: _native.CudaDevice) -> Staging:
         native = _native.CudaStaging.create(device, self._staging_nbytes)

@@ -155,7 +155,9 @@ class AttachedParts:
     def _open_memory(self, undo: ExitStack) -> None:
         self.registrations = Registrations(self.transports)
         undo.callback(self.registrations.close)
-        self.devices = DeviceMemory(self.registrations, self._config.device_staging_nbytes)
+        self.devices = DeviceMemory(
+            self.registrations, self._config.device_staging_nbytes, self._config.device_kernel_blocks
+        )
         undo.callback(self.devices.close)
         self.registrar = SharingRegistrar(Registrar(self.registrations, self.devices), self.own_host)
 

@@ -258,7 +258,9 @@ class NodeParts:
             count_refused=lambda transport: self.metrics.count(refused, transport, 1),
         )
         undo.callback(self.registrations.close)
-        self.devices = DeviceMemory(self.registrations, self._config.device_staging_nbytes)
+        self.devices = DeviceMemory(
+            self.registrations, self._config.device_staging_nbytes, self._config.device_kernel_blocks
+        )
         undo.callback(self.devices.close)
         self.registrar = Registrar(self.registrations, self.devices)
 

@@ -91,6 +91,7 @@ def steps(others: Sequence[str] = ()) -> list[Step]:
         Step("hunt into device memory over shm, 50,000 hits", 60.0, figures("hunt-shm")),
         Step("tests of rows from device to device", 80.0, run_of("rows")),
         Step("speed of rows from device to device", 50.0, figures("rows"), is_alone=True),
+        Step("hunt into device memory by a kernel, 50,000 hits", 60.0, figures("hunt-kernel")),
         Step("hunt into device memory over tcp, 50,000 hits", 60.0, figures("hunt-tcp")),
         Step("tests of engines with caches in device memory", 60.0, run_of("engines")),
         Step("tests of what torch and CuPy do with a device", 60.0, run_of("libraries")),

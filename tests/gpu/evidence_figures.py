@@ -11,6 +11,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol, TypeVar
@@ -28,6 +29,8 @@ _PAGES = ((64 << 10, 128), (256 << 10, 128), (1 << 20, 64))
 _PIECES = ((8 << 10, 64), (16 << 10, 64), (64 << 10, 32))
 """Bytes of a piece, and how many make up a page: what vLLM's layers of K and V are."""
 _PAGES_OF_PIECES = 128
+_LENT = (0, 16)
+"""Blocks for a kernel that copies pieces: without, and so many that the device keeps up with PCIe."""
 _ROWS = ((64 << 10, 512), (1 << 20, 128), (8 << 20, 32))
 _EMULATED_SHARE = 8
 """The emulated driver's speed says nothing: an eighth of each case moves bytes in all the same ways."""
@@ -91,20 +94,22 @@ def measure_pages(kind: str, seconds: float) -> Iterator[Figure]:
 
 def measure_pieces(kind: str, seconds: float) -> Iterator[Figure]:
     """Fetch pages whose pieces lie apart in device memory, and publish them."""
-    pace = Pace(seconds, 2 * len(_PIECES))
-    for nbytes, n_pieces in _PIECES:
+    pace = Pace(seconds, 2 * len(_PIECES) * len(_LENT))
+    for (nbytes, n_pieces), blocks in product(_PIECES, _LENT):
+        by = f", by a kernel of {blocks} blocks" if blocks else ""
         n_pages = _PAGES_OF_PIECES // (_EMULATED_SHARE if kind == "emulated" else 1)
         figure: Figure = {"n": n_pages, "nbytes": nbytes * n_pieces}
         total = n_pages * nbytes * n_pieces
         if why := pace.why_not(total):
-            yield figure | {"what": f"in pieces of {nbytes >> 10} KiB", "left_out": why}
+            yield figure | {"what": f"in pieces of {nbytes >> 10} KiB{by}", "left_out": why}
             continue
         with tempfile.TemporaryDirectory(prefix="p2pkv-evidence-") as folder:
-            pair = Pair(Path(folder), transports=["shm"], pool_size=2 * total, **_settings(kind))
+            settings = _settings(kind) | {"device_kernel_blocks": blocks}
+            pair = Pair(Path(folder), transports=["shm"], pool_size=2 * total, **settings)
             buffer = KINDS[kind](2 * total)
             try:
                 for way, found in _move_pieces(pair, buffer, n_pages, n_pieces, nbytes, pace):
-                    yield figure | {"what": f"{way} in pieces of {nbytes >> 10} KiB"} | found
+                    yield figure | {"what": f"{way} in pieces of {nbytes >> 10} KiB{by}"} | found
             finally:
                 pair.close()
                 buffer.close()
@@ -280,13 +285,18 @@ def _put_rounds(
     return times
 
 
-def hunts_over(transport: str) -> Measure:
-    """Have two readers fetch into device memory what a producer overwrites, and check every byte of every hit."""
+def hunts_over(transport: str, blocks: int = 0) -> Measure:
+    """Have two readers fetch into device memory what a producer overwrites, and check every byte of every hit.
+
+    ``blocks``: for a kernel that copies what is not large.
+    """
 
     def measure(kind: str, seconds: float) -> Iterator[Figure]:
         seed = int.from_bytes(np.random.default_rng().bytes(4), "little")
         reader = {"device": kind, "device_staging_size": _HUNTED_STAGING, **_settings(kind)}
-        figure: Figure = {"what": f"hits over {transport} into device memory", "seed": seed}
+        reader["device_kernel_blocks"] = blocks
+        by = f", by a kernel of {blocks} blocks" if blocks else ""
+        figure: Figure = {"what": f"hits over {transport} into device memory{by}", "seed": seed}
         with tempfile.TemporaryDirectory(prefix="p2pkv-evidence-") as folder, Cluster() as cluster:
             began = time.monotonic()
             n_hits, n_wrong = hunt(
@@ -314,6 +324,7 @@ MEASURES: Mapping[str, Measure] = {
     "rows": measure_rows,
     "hunt-shm": hunts_over("shm"),
     "hunt-tcp": hunts_over("tcp"),
+    "hunt-kernel": hunts_over("shm", _LENT[-1]),
 }
 
 

@@ -22,11 +22,14 @@ def with_device(kind: str, cuda_settings: dict[str, object]) -> dict[str, Any]:
     return {"device": kind, "device_staging_size": STAGING, **cuda_settings}
 
 
-@pytest.mark.parametrize(("transport", "direct"), [("shm", "1GiB"), ("shm", "0"), ("tcp", "1GiB")])
+@pytest.mark.parametrize(
+    ("transport", "direct", "blocks"),
+    [("shm", "1GiB", 0), ("shm", "1GiB", 4), ("shm", "0", 0), ("tcp", "1GiB", 4)],
+)
 def test_no_hit_is_ever_wrong(
-    cluster: Cluster, tmp_path: Path, transport: str, direct: str, with_device: dict[str, Any]
+    cluster: Cluster, tmp_path: Path, transport: str, direct: str, blocks: int, with_device: dict[str, Any]
 ) -> None:
-    options = with_device | {"device_direct_size": direct}
+    options = with_device | {"device_direct_size": direct, "device_kernel_blocks": blocks}
     n_hits, n_wrong = hunt(
         cluster, tmp_path, transport, SIZES, hits=1_000, seconds=100.0, reader_options=options
     )

@@ -11,7 +11,8 @@ import pytest
 
 from cluster import eventually
 from device_buffers import DeviceBuffer
-from fake_cuda import FakeCuda
+from fake_cuda import FakeCuda, fake_cuda
+from p2pkv import Pieces
 from p2pkv.errors import UsageError
 from pair import NBYTES, N, Pair
 
@@ -151,3 +152,57 @@ def test_memory_of_another_length_is_refused_and_no_neighbour_is_read(
     with pytest.raises(UsageError, match=f"{2 * NBYTES}"):
         node.fetch(keys, memory.rows(N, 2 * NBYTES), timeout=PATIENCE)
     assert _direct(pair, of) == 0
+
+
+@pytest.mark.parametrize("blocks", [0, 4])
+@pytest.mark.parametrize("direct", ["1GiB", 0])
+def test_small_pieces_come_and_go_by_a_kernel_where_blocks_are_lent(
+    kind: str, make_pair: Callable[..., Pair], allocate: Allocate, direct: str | int, blocks: int
+) -> None:
+    """Pages in pieces of 8 KiB, as layers of an engine's cache are, and one of a length that is no multiple of 16."""
+    n_pages, lengths = 24, [8192] * 7 + [8200]
+    pair = make_pair(
+        transports=["shm"], pool_size="64MiB", device_direct_size=direct, device_kernel_blocks=blocks
+    )
+    stride = 16384
+    nbytes = n_pages * len(lengths) * stride
+    memory = allocate(nbytes)
+    places = np.empty((n_pages, len(lengths), 2), np.int64)
+    places[..., 0] = memory.address + np.arange(n_pages * len(lengths)).reshape(n_pages, -1) * stride
+    places[..., 1] = lengths
+    pieces = Pieces(places)
+    source = np.random.default_rng(6).integers(0, 256, (n_pages, sum(lengths)), np.uint8)
+    pair.owner.register_memory(source)
+    for node in pair.nodes:
+        node.register_memory(memory.array)
+    keys = [f"page {i}" for i in range(n_pages)]
+    assert pair.owner.publish(keys, source).all()
+    before = fake_cuda().counts().kernel_slices if kind == "emulated" else 0
+    for round_ in range(2):  # the first read of a peer's pool is staged
+        memory.write(np.zeros(nbytes, np.uint8))
+        assert pair.reader.fetch(keys, pieces, timeout=PATIENCE).all(), round_
+        there = memory.read().reshape(n_pages, len(lengths), stride)
+        came = np.concatenate([there[:, i, :length] for i, length in enumerate(lengths)], axis=1)
+        assert np.array_equal(came, source)
+        assert not there[:, :-1, 8192:].any(), "something was written beside the pieces"
+    own = [f"own {key}" for key in keys]
+    assert pair.reader.publish(own, pieces, timeout=PATIENCE).all()
+    back = np.zeros_like(source)
+    pair.owner.register_memory(back)
+    assert pair.owner.fetch(own, back, timeout=PATIENCE).all()
+    assert np.array_equal(back, source)
+    if kind == "emulated":
+        assert (fake_cuda().counts().kernel_slices > before) == (blocks > 0)
+
+
+def test_a_device_that_has_no_use_for_blocks_is_said_and_copies_as_before(
+    emulated: FakeCuda, make_pair: Callable[..., Pair], allocate: Allocate, caplog: pytest.LogCaptureFixture
+) -> None:
+    emulated.fail("cuModuleLoadData", 209)
+    pair = make_pair(transports=["shm"], device_kernel_blocks=4)
+    memory = allocate(N * NBYTES)
+    pair.reader.register_memory(memory.array)
+    assert _arrives(pair, pair.publish(), memory)
+    assert (
+        "copy engines copy small pieces too, though device_kernel_blocks is set: CUDA device 0" in caplog.text
+    )

@@ -34,6 +34,8 @@ class _Counts(ctypes.Structure):
             "launches",
             "exports",
             "exports_over_pcie",
+            "modules",
+            "kernel_slices",
             "freed_while_mapped",
         )
     ]
@@ -56,12 +58,14 @@ class Counts:
     launches: int
     exports: int
     exports_over_pcie: int
+    modules: int
+    kernel_slices: int
     freed_while_mapped: int
 
     @property
-    def held(self) -> tuple[int, int, int, int, int]:
+    def held(self) -> tuple[int, ...]:
         """What must be the same again when everything was given back."""
-        return self.contexts, self.streams, self.events, self.locked_bytes, self.mappings
+        return self.contexts, self.streams, self.events, self.locked_bytes, self.mappings, self.modules
 
 
 class FakeCuda:

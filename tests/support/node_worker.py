@@ -259,7 +259,11 @@ class Worker:
                 keys, nbytes = _hunted(counter, sizes, seed, batch)
                 rows = self._rows(len(keys), nbytes)
                 pages.fill(rows, keys)
-                self.node.publish(keys, rows)
+                if self.device is None:
+                    self.node.publish(keys, rows)
+                else:
+                    self.device.write(rows)
+                    self.node.publish(keys, self.device.rows(len(keys), nbytes))
                 counter += 1
                 shared[:8] = counter.to_bytes(8, "little")
         return counter

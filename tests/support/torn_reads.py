@@ -27,12 +27,14 @@ def hunt(
     seed: int | None = None,
     shares_copies: bool = False,
     compression: str = "off",
+    producer_options: dict[str, object] | None = None,
 ) -> tuple[int, int]:
     """Return the hits of all readers, and how many of them had a wrong byte; ``batch`` pages are read at a time.
 
     With ``disk`` the producer has a disk tier there, so that pages go to it and come back. ``reader_options`` are what
     the readers have beside; ``prepare`` is called with each reader before its hunt. With ``shares_copies`` two threads
     of each process copy every batch. ``compression`` is the producer's; half of the pages can be packed.
+    ``producer_options`` are what it has beside: with a device it publishes from there.
     """
     seed = random.randrange(2**32) if seed is None else seed
     print(f"seed {seed}")
@@ -48,7 +50,12 @@ def hunt(
     pool_size = 8 * batch * sum(sizes) // len(sizes)
     below = {"disk_path": str(disk), "disk_size": "256MiB"} if disk is not None else {}
     producer = cluster.start(
-        "producer", pool_size=max(pool_size, 256 << 10), compression=compression, **options, **below
+        "producer",
+        pool_size=max(pool_size, 256 << 10),
+        compression=compression,
+        **options,
+        **below,
+        **(producer_options or {}),
     )
     readers = [cluster.start(f"reader-{i}", **options, **(reader_options or {})) for i in range(2)]
     cluster.meet(producer, *readers)
