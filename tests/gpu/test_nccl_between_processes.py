@@ -1,4 +1,7 @@
-"""Nodes over NCCL in processes of their own, on one GPU: with two ranks on it, or each as if on another host."""
+"""Nodes over NCCL in processes of their own, on one GPU: with two ranks on it, or each as if on another host.
+
+On a real device ``P2PKV_TEST_NCCL`` is the path of a libnccl, if that of the packages is too old for two ranks on it.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,12 @@ from torn_reads import hunt
 SIZES = [16 << 10, 64 << 10, 256 << 10]
 _SECONDS = 100.0
 """For a hunt: NCCL takes seconds to connect two processes."""
+_LIBRARY = os.environ.get("P2PKV_TEST_NCCL", "auto")
 _VERSION = """
+import sys
 from p2pkv import _native
 from p2pkv.transports import nccl
-print(nccl.missing_library("auto") or _native.nccl_library()[1])
+print(nccl.missing_library(sys.argv[1]) or _native.nccl_library()[1])
 """
 
 
@@ -46,7 +51,7 @@ class Ranks(Cluster):
 def _refuses_two_ranks() -> str:
     """Return why the real NCCL does not have two ranks on a GPU, or nothing."""
     told = subprocess.run(
-        [sys.executable, "-c", _VERSION], capture_output=True, text=True, check=True
+        [sys.executable, "-c", _VERSION, _LIBRARY], capture_output=True, text=True, check=True
     ).stdout.strip()
     numbers = told.split(".")
     if not all(number.isdigit() for number in numbers):
@@ -62,9 +67,9 @@ def _refuses_two_ranks() -> str:
 def ranks(request: pytest.FixtureRequest, kind: str, cuda_settings: dict[str, object]) -> Iterator[Ranks]:
     as_one_host = request.param == "two ranks on a GPU"
     options: dict[str, Any] = dict(cuda_settings)
-    if kind == "emulated":
-        options["transport_options"] = {"nccl": {"library": fake_nccl().path}}
-    elif as_one_host and (reason := _refuses_two_ranks()):
+    library = fake_nccl().path if kind == "emulated" else _LIBRARY
+    options["transport_options"] = {"nccl": {"library": library}}
+    if kind != "emulated" and as_one_host and (reason := _refuses_two_ranks()):
         pytest.skip(reason)
     with Ranks(as_one_host=as_one_host, **options) as ranks:
         yield ranks
