@@ -120,6 +120,27 @@ struct PageUse {
 };
 static_assert(sizeof(PageUse) == 32);
 
+// What has become of a page since somebody stored it.
+enum class PageFate : uint8_t {
+  kGone,    // whatever is there now under its key is another
+  kUnused,  // since it was looked at last
+  kUsed,
+  kHeld,      // by a pin, or by somebody who copies it
+  kTakenOut,  // just now
+};
+
+// A page as somebody remembers it who stored it.
+struct StoredPage {
+  Key key;
+  uint64_t generation;  // of its committed word, which is even
+  uint64_t stamp;       // when it was used last, as far as he knows (SizeQueues)
+  uint64_t nbytes;      // of its block
+  PageFate fate;
+};
+
+// Which of these pages go: none, those that nobody has used, or all that nobody holds.
+enum class TakeOut : uint8_t { kNone, kUnused, kAll };
+
 // Thread-safe. One mutex guards all bookkeeping; bytes are copied without it, and what takes more than a few
 // hundred steps lets others in between.
 //
@@ -181,6 +202,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Takes out those pages that still have these generations, logging them as evicted; returns their number.
   size_t retract_exactly(const Key* keys, const uint64_t* generations, size_t n,
                          PageEvent why = PageEvent::kRetracted);
+  // Says what has become of pages, and when those that are there were used, and takes some out, logging them
+  // as evicted. At most some hundred pages a call: it lets nobody in between.
+  void review(StoredPage* pages, size_t n, TakeOut which);
   // Takes out all pages that are there when it is called, and maybe some that are published meanwhile,
   // logging them as evicted; returns their number. `why` goes into the history.
   uint64_t purge(PageEvent why = PageEvent::kCleared);
