@@ -138,4 +138,6 @@ class Host(Resource):
             "p2pkv_attach_withdrawn_total": stats["withdrawn"],
             "p2pkv_attach_stored_pages_total": stats["stored_pages"],
             "p2pkv_attach_stored_bytes_total": stats["stored_bytes"],
+            "p2pkv_attach_largest_share_bytes": stats["largest_charge"],
+            "p2pkv_attach_share_evicted_pages_total": stats["taken_out"],
         }

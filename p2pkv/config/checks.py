@@ -41,6 +41,8 @@ MAX_REPLICAS = 8
 MIN_STAGING_SIZE = 1 << 16
 MAX_SOCKET_PATH = 107
 """Bytes of the path of a Unix socket."""
+MAX_ATTACH_REQUESTS = 8
+"""Of one attached engine at once: each takes a thread and a place for a request, 1.6 MiB of memory."""
 MAX_BUFFER_SIZE = 2**43
 """So many bytes the receive buffer's allocator can count in blocks of 4 KiB."""
 MAX_KERNEL_BLOCKS = 256
@@ -116,7 +118,8 @@ def _check_values(config: Config) -> None:
         raise ConfigError(f"deadline must be above 0 and at most 3600 seconds, not {config.deadline}")
     if not 0 <= config.drain <= 3600:
         raise ConfigError(f"drain must be 0 to 3600 seconds, not {config.drain}")
-    for name, most in (("pin_share", 0.5), ("prefetch_share", 1.0), ("hot_share", 0.5)):
+    shares = (("pin_share", 0.5), ("prefetch_share", 1.0), ("hot_share", 0.5), ("attach_share", 1.0))
+    for name, most in shares:
         if not 0 <= getattr(config, name) <= most:
             raise ConfigError(f"{name} must be 0 to {most:g} of the pool, not {getattr(config, name)}")
     if not 1 <= config.directory_check <= 86400:
@@ -223,10 +226,18 @@ def _check_attaching(config: Config) -> None:
             )
     if config.attach_listen and not config.pool_nbytes:
         raise ConfigError("attach_listen is set, but pool_size is 0: engines attach to a node for its pool")
+    if not 1 <= config.attach_requests <= MAX_ATTACH_REQUESTS:
+        raise ConfigError(f"attach_requests must be 1 to {MAX_ATTACH_REQUESTS}, not {config.attach_requests}")
+    if config.attach_share and config.disk_nbytes and config.disk_write == "on_evict":
+        raise ConfigError(
+            "attach_share is set, and disk_write is 'on_evict': what goes for being above a share is not the oldest of "
+            "the pool, which is what is written ahead, and so would not reach the disk; use 'write_through'"
+        )
     if not config.attach:
         return
     for name, is_set in (
         ("attach_listen", config.attach_listen),
+        ("attach_share", config.attach_share),
         ("keeper", config.keeper),
         ("disk_size", config.disk_nbytes),
         ("kv_events", config.kv_events),

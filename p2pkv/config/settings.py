@@ -168,6 +168,12 @@ class Config:
     attach_listen: str = ""
     """``unix:/PATH`` where engines of this host attach to this node, whose pool is theirs then; empty: nowhere. The
     folder has to be this user's alone."""
+    attach_share: float = 0.0
+    """How much of the pool the pages may have that one attached engine published: above it the engine's own oldest go,
+    and nobody else's. 0: as much as there is; ``docs/attach.md`` says who is charged for what."""
+    attach_requests: int = 8
+    """How many requests of one attached engine are served at once, 8 at most; further ones wait, within their
+    deadlines."""
     keeper: str = ""
     """Who keeps the pool's memory while this node is restarted, so that it goes on with its pages: ``systemd``, for a
     service that has a descriptor store, or ``unix:/PATH`` of a ``p2pkv keeper``; empty: nobody. Needs a ``node_id``."""
@@ -227,6 +233,8 @@ class Config:
         _set(self, "pin_share", as_number("pin_share", self.pin_share, float))
         _set(self, "prefetch_share", as_number("prefetch_share", self.prefetch_share, float))
         _set(self, "hot_share", as_number("hot_share", self.hot_share, float))
+        _set(self, "attach_share", as_number("attach_share", self.attach_share, float))
+        _set(self, "attach_requests", as_number("attach_requests", self.attach_requests, int))
         _set(self, "drain", as_number("drain", self.drain, float))
         _set(self, "deadline", as_number("deadline", self.deadline, float))
         _set(self, "replicas", as_number("replicas", self.replicas, int))

@@ -191,8 +191,7 @@ class CacheParts:
 
     def _end_pool(self) -> None:
         """Leave the memory to a successor, unless its pages were handed over: those are others' now."""
-        has_handed_over = self._is_serving and self.drainer.has_begun
-        self.kept.end(self.pool, is_left=not has_handed_over)
+        self.kept.end(self.pool, is_left=not (self._is_serving and self.drainer.has_begun))
 
     def _start_host(self, listener: int) -> _native.AttachHost:
         return _native.AttachHost.start(
@@ -205,6 +204,8 @@ class CacheParts:
             self._control.epochs,
             self._own_key,
             self._control.server.address,
+            share=int(self._config.attach_share * self.pool.largest_page),
+            requests=self._config.attach_requests,
         )
 
     def _serve_guests(self, registrar: Registrar, undo: ExitStack) -> None:

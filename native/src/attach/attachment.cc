@@ -164,6 +164,11 @@ bool Attachment::place(const PageBatch& batch, std::vector<MemoryPiece>* places)
 
 // --- lines
 
+size_t Attachment::most_lines() const {
+  const uint64_t told = load_word_of(shown().most_requests);
+  return told == 0 ? kMostLines : std::min<size_t>(told, kMostLines);
+}
+
 std::unique_ptr<EngineLine> Attachment::borrow(const Deadline& deadline) {
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -174,7 +179,7 @@ std::unique_ptr<EngineLine> Attachment::borrow(const Deadline& deadline) {
       borrowed_.push_back(line.get());
       return line;
     }
-    if (borrowed_.size() + n_opening_ < kMostLines) break;
+    if (borrowed_.size() + n_opening_ < most_lines()) break;
     if (given_back_.wait_until(lock, deadline.at()) == std::cv_status::timeout) return nullptr;
   }
   ++n_opening_;
@@ -270,7 +275,7 @@ Attachment::Answer Attachment::look_up(const Key* keys, size_t n, const Deadline
   if (line) {
     ask_of_keys(*line, RequestKind::kLookUp, keys, n, deadline, &answer, &line.is_usable);
   } else {
-    answer.is_lost = true;
+    answer.is_lost = !deadline.passed();
   }
   return answer;
 }
@@ -298,7 +303,9 @@ Attachment::Answer Attachment::publish(const PageBatch& batch, const Deadline& d
   Answer answer(batch.n_pages);
   BorrowedLine line(*this, deadline);
   if (!line || batch.n_pieces > kMaxPieces) {
-    answer.is_lost = true;
+    answer.is_lost = line || !deadline.passed();
+    // As many as may be were under way all the time.
+    if (!answer.is_lost) std::fill(answer.statuses.begin(), answer.statuses.end(), PoolStatus::kTimedOut);
     return answer;
   }
   std::vector<MemoryPiece> places;

@@ -98,6 +98,9 @@ class Attachment {
 
   const HostArea& shown() const { return *reinterpret_cast<const HostArea*>(area_->base()); }
   bool hear_of_pool(std::shared_ptr<MappedRegion> known, const Deadline& deadline, std::string* error);
+  // How many requests may be under way: as many as both sides agree to.
+  size_t most_lines() const;
+  // Waits for one of as many as there may be; null at the deadline, or where the node has gone.
   std::unique_ptr<EngineLine> borrow(const Deadline& deadline);
   void give_back(std::unique_ptr<EngineLine> line, bool is_usable);
   std::string tell(const MemoryRequest& request, int fd, const Deadline& deadline);

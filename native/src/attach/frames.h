@@ -161,6 +161,7 @@ static_assert(offsetof(AnswerArea, statuses) == 64);
 struct HostArea {
   uint64_t epochs_version;  // NamespaceEpochs::version
   int64_t believed_until;   // as time of `boot_now_ns`: no bump that is over by then is unknown to the node
+  uint64_t most_requests;   // of one engine that it serves at once; 0: it does not say
 };
 
 constexpr size_t kAreaAlignment = 4096;

@@ -12,17 +12,29 @@
 #include "net/tokens.h"
 
 namespace p2pkv::attaching {
+
+Host::Host(UniqueFd listener, const HostParts& parts, NamespaceEpochs& epochs, const Identity& identity,
+           const Limits& limits)
+    : listener_(std::move(listener)),
+      parts_(parts),
+      epochs_(epochs),
+      identity_(identity),
+      limits_{limits.pool_nbytes, std::min(limits.requests, kMostLines)},
+      shares_(limits.pool_nbytes == 0 ? nullptr
+                                      : std::make_unique<EngineShares>(parts.pool, limits.pool_nbytes)) {}
+
 std::shared_ptr<Host> Host::start(UniqueFd listener, const HostParts& parts, NamespaceEpochs& epochs,
-                                  const Identity& identity, std::string* error) {
+                                  const Identity& identity, const Limits& limits, std::string* error) {
   if (parts.pool.index_fd() < 0) {
     *error = "the pool is not one that engines can be shown";
     return nullptr;
   }
-  auto host = std::shared_ptr<Host>(new Host(std::move(listener), parts, epochs, identity),
+  auto host = std::shared_ptr<Host>(new Host(std::move(listener), parts, epochs, identity, limits),
                                     DeleteUnlessForked<Host>());
   host->area_ = SharedRegion::create(area_nbytes<HostArea>(), error);
   if (!host->area_) return nullptr;
   auto* const shown = reinterpret_cast<HostArea*>(host->area_->base());
+  shown->most_requests = host->limits_.requests;
   epochs.show_version(&shown->epochs_version);
   epochs.vigil().show_in(&shown->believed_until);
   Host* self = host.get();
@@ -67,6 +79,7 @@ void Host::run() {
       const bool is_over = fds[next].revents != 0 && !hear(**engine);
       const auto current = engine++;
       if (!is_over) continue;
+      if (shares_) shares_->leave(*(*current)->parts.account);
       disposer_.take(*current);
       const std::lock_guard lock(mutex_);
       engines_.erase(current);
@@ -130,10 +143,14 @@ bool Host::admit_engine(UniqueFd* connection) {
   const auto engine = std::make_shared<Engine>();
   engine->connection = std::move(*connection);
   engine->number = next_number_++;
-  engine->memories = std::make_shared<EngineMemories>();
+  engine->parts.memories = std::make_shared<EngineMemories>();
   fill_random(&engine->secret, sizeof engine->secret);
   if (!send_packet(engine->connection.get(), welcome(*engine), area_->fd())) return false;
   if (!show_pool(engine->connection.get())) return false;
+  if (shares_) {
+    engine->parts.shares = shares_.get();
+    engine->parts.account = &shares_->open();
+  }
   const std::lock_guard lock(mutex_);
   engines_.push_back(engine);
   return true;
@@ -159,11 +176,11 @@ bool Host::admit_line(UniqueFd* connection, const Hello& hello, int area) {
   }
   const std::shared_ptr<Engine>& engine = *found;
   refusal = Refusal::kTooMany;
-  if (engine->lines.size() >= kMostLines) {
+  if (engine->lines.size() >= limits_.requests) {
     refuse(connection->get(), refusal);
     return false;
   }
-  auto line = HostLine::open(connection, area, engine->memories, parts_, counts_, &refusal);
+  auto line = HostLine::open(connection, area, engine->parts, parts_, counts_, &refusal);
   if (!line) {
     refuse(connection->get(), refusal);
     return false;
@@ -186,9 +203,10 @@ bool Host::hear(Engine& engine) {
   }
   MemoryReply reply{kReplyMagic, request.memory, 0, 0};
   if (request.change == static_cast<uint32_t>(MemoryChange::kAdd)) {
-    reply.status = static_cast<uint32_t>(engine.memories->add(request.memory, memory.get(), request.nbytes));
+    reply.status =
+        static_cast<uint32_t>(engine.parts.memories->add(request.memory, memory.get(), request.nbytes));
   } else {
-    disposer_.take(engine.memories->forget(request.memory));
+    disposer_.take(engine.parts.memories->forget(request.memory));
   }
   return send_packet(engine.connection.get(), reply);
 }
@@ -213,12 +231,14 @@ Host::Stats Host::stats() {
               counts_.n_requests,
               counts_.n_withdrawn,
               counts_.n_stored_pages,
-              counts_.n_stored_bytes};
+              counts_.n_stored_bytes,
+              shares_ ? shares_->largest_charge() : 0,
+              shares_ ? shares_->n_taken_out() : 0};
   const std::lock_guard lock(mutex_);
   for (const auto& engine : engines_) {
     ++stats.engines;
     stats.lines += engine->lines.size();
-    stats.memory_bytes += engine->memories->nbytes();
+    stats.memory_bytes += engine->parts.memories->nbytes();
   }
   return stats;
 }

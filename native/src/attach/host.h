@@ -16,6 +16,7 @@
 
 #include "attach/disposer.h"
 #include "attach/engine_memory.h"
+#include "attach/engine_shares.h"
 #include "attach/frames.h"
 #include "attach/host_line.h"
 #include "base/fd.h"
@@ -28,7 +29,7 @@ namespace p2pkv::attaching {
 class Host {
  public:
   static constexpr size_t kMostEngines = 64;
-  static constexpr size_t kMostLines = 8;      // of one engine: its requests under way
+  static constexpr size_t kMostLines = 8;  // of one engine: its requests under way, whatever `Limits` says
   static constexpr size_t kMostVisitors = 16;  // who have not said yet what they want; the oldest has to go
 
   struct Stats {
@@ -40,6 +41,14 @@ class Host {
     uint64_t n_withdrawn;
     uint64_t n_stored_pages;
     uint64_t n_stored_bytes;
+    uint64_t largest_charge;  // bytes of the pool that are charged to one engine
+    uint64_t n_taken_out;     // pages, for being above their engine's share
+  };
+
+  // Of each engine.
+  struct Limits {
+    uint64_t pool_nbytes = 0;            // that its pages may have; 0: all of the pool
+    size_t requests = Host::kMostLines;  // under way at once; kMostLines at most
   };
 
   // Engines are told this of the node.
@@ -51,7 +60,7 @@ class Host {
   // `listener`: a Unix socket of whole packets that listens. All of `parts` and `epochs` outlive this; the
   // pool is one that is shown. Null, with the reason in `error`.
   static std::shared_ptr<Host> start(UniqueFd listener, const HostParts& parts, NamespaceEpochs& epochs,
-                                     const Identity& identity, std::string* error);
+                                     const Identity& identity, const Limits& limits, std::string* error);
   ~Host() { close(); }
 
   // Stores nothing any more that is published.
@@ -65,12 +74,12 @@ class Host {
     UniqueFd connection;
     uint64_t number;
     uint64_t secret;
-    std::shared_ptr<EngineMemories> memories;
+    EngineParts parts;
     std::list<std::unique_ptr<HostLine>> lines;
   };
 
-  Host(UniqueFd listener, const HostParts& parts, NamespaceEpochs& epochs, const Identity& identity)
-      : listener_(std::move(listener)), parts_(parts), epochs_(epochs), identity_(identity) {}
+  Host(UniqueFd listener, const HostParts& parts, NamespaceEpochs& epochs, const Identity& identity,
+       const Limits& limits);
 
   void run();
   void let_in();
@@ -88,6 +97,8 @@ class Host {
   const HostParts parts_;
   NamespaceEpochs& epochs_;
   const Identity identity_;
+  const Limits limits_;
+  std::unique_ptr<EngineShares> shares_;  // null where engines may have all of the pool; outlives every line
   std::unique_ptr<SharedRegion> area_;
   std::atomic<bool> is_draining_{false};
   std::atomic<uint64_t> n_refused_{0};

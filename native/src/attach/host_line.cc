@@ -32,10 +32,9 @@ class HostLine::Consented final : public Consent {
   const uint64_t id_;
 };
 
-std::unique_ptr<HostLine> HostLine::open(UniqueFd* connection, int request,
-                                         std::shared_ptr<EngineMemories> memories, const HostParts& parts,
-                                         LineCounts& counts, Refusal* refusal) {
-  auto line = std::unique_ptr<HostLine>(new HostLine(std::move(memories), parts, counts));
+std::unique_ptr<HostLine> HostLine::open(UniqueFd* connection, int request, EngineParts engine,
+                                         const HostParts& parts, LineCounts& counts, Refusal* refusal) {
+  auto line = std::unique_ptr<HostLine>(new HostLine(std::move(engine), parts, counts));
   std::string error;
   line->request_mapping_ = ReadOnlyMapping::map(request, area_nbytes<RequestArea>(), &error);
   *refusal = Refusal::kBadMemory;
@@ -137,7 +136,7 @@ bool HostLine::take_pieces(Request* request) const {
   request->pieces.reserve(n);
   for (const MemoryPiece& piece : given) {
     if (memory == nullptr || piece.memory != number) {
-      auto found = memories_->find(piece.memory);
+      auto found = engine_.memories->find(piece.memory);
       if (!found) return false;
       number = piece.memory;
       memory = found.get();
@@ -169,7 +168,11 @@ void HostLine::publish(uint64_t id, const Request& request) {
   Consented consent(*this, id);
   const PageBatch batch{n, request.n_pieces, request.keys.data(), request.pieces.data()};
   const Deadline deadline = Deadline::after(static_cast<double>(request.timeout_ns) / 1e9);
-  parts_.pool.publish(batch, statuses.data(), locations.data(), deadline, &consent);
+  if (engine_.shares == nullptr) {
+    parts_.pool.publish(batch, statuses.data(), locations.data(), deadline, &consent);
+  } else {
+    publish_within_share(batch, statuses.data(), locations.data(), deadline, &consent);
+  }
   if (is_withdrawn(id)) ++counts_.n_withdrawn;
   const bool has_lost = parts_.guests.take_out(request.keys.data(), n) > 0;
   answer_->sequence = parts_.sequences.next();
@@ -189,6 +192,21 @@ void HostLine::publish(uint64_t id, const Request& request) {
   }
   announce(request);
   if (!untold.empty()) untold_.add(id, std::move(untold), deadline);
+}
+
+void HostLine::publish_within_share(const PageBatch& batch, PoolStatus* statuses, Location* locations,
+                                    const Deadline& deadline, Consent* consent) {
+  const EngineShares::Admitted admitted = engine_.shares->admit(*engine_.account, batch);
+  const size_t n = admitted.n_pages;
+  const PageBatch front{n, batch.n_pieces, batch.keys, batch.pieces};
+  parts_.pool.publish(front, statuses, locations, deadline, consent);
+  engine_.shares->settle(*engine_.account, admitted, batch.keys, statuses, locations);
+  if (n == batch.n_pages) return;
+  // The rest has no room in the share, unless it is there already.
+  std::vector<uint8_t> is_there(batch.n_pages - n);
+  parts_.pool.lookup(batch.keys + n, is_there.size(), is_there.data(), locations + n);
+  for (size_t i = n; i < batch.n_pages; ++i)
+    statuses[i] = is_there[i - n] != 0 ? PoolStatus::kExists : PoolStatus::kNoRoom;
 }
 
 // Tells the node's own shard, and its disk; the engine tells the other owners of the entries.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attach/engine_memory.h"
+#include "attach/engine_shares.h"
 #include "attach/frames.h"
 #include "attach/untold.h"
 #include "attach/waiting.h"
@@ -31,6 +32,13 @@ struct HostParts {
   Tier* tier;  // null: this node has no disk
 };
 
+// What the lines of one engine have in common. The memories are its own.
+struct EngineParts {
+  std::shared_ptr<EngineMemories> memories;
+  EngineShares* shares = nullptr;  // null: its pages may have all of the pool
+  EngineShares::Account* account = nullptr;
+};
+
 // What lines have done; they only grow.
 struct LineCounts {
   std::atomic<uint64_t> n_requests{0};
@@ -44,9 +52,8 @@ class HostLine final {
  public:
   // Takes the connection, or is null, with the reason in `refusal`. `request` is the memfd of the engine's
   // RequestArea.
-  static std::unique_ptr<HostLine> open(UniqueFd* connection, int request,
-                                        std::shared_ptr<EngineMemories> memories, const HostParts& parts,
-                                        LineCounts& counts, Refusal* refusal);
+  static std::unique_ptr<HostLine> open(UniqueFd* connection, int request, EngineParts engine,
+                                        const HostParts& parts, LineCounts& counts, Refusal* refusal);
   ~HostLine() { close(); }
 
   // Begins to answer; `ended` is called by the thread when there is nobody to answer any more.
@@ -71,14 +78,17 @@ class HostLine final {
     std::vector<std::shared_ptr<MappedMemory>> memories;  // that they lie in
   };
 
-  HostLine(std::shared_ptr<EngineMemories> memories, const HostParts& parts, LineCounts& counts)
-      : memories_(std::move(memories)), parts_(parts), counts_(counts) {}
+  HostLine(EngineParts engine, const HostParts& parts, LineCounts& counts)
+      : engine_(std::move(engine)), parts_(parts), counts_(counts) {}
 
   void run();
   bool answer(uint64_t id);
   bool take(uint64_t id, Request* request) const;
   bool take_pieces(Request* request) const;
   void publish(uint64_t id, const Request& request);
+  // As the pool's, within the engine's share.
+  void publish_within_share(const PageBatch& batch, PoolStatus* statuses, Location* locations,
+                            const Deadline& deadline, Consent* consent);
   void look_up(const Request& request);
   void announce(const Request& request);
   void tell(const std::vector<Key>& untold);
@@ -88,7 +98,7 @@ class HostLine final {
   bool is_withdrawn(uint64_t id) const { return is_closing_ || load_word_of(request_->withdrawn) >= id; }
 
   UniqueFd connection_;  // stays the same from `open` on
-  const std::shared_ptr<EngineMemories> memories_;
+  const EngineParts engine_;
   const HostParts parts_;
   LineCounts& counts_;
   std::unique_ptr<ReadOnlyMapping> request_mapping_;

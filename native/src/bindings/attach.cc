@@ -35,11 +35,11 @@ using Bytes = Array<uint8_t>;
 
 std::shared_ptr<Host> start_host(int listener, Pool& pool, Guests& guests, Shard& shard, Sequences& sequences,
                                  Tier* tier, NamespaceEpochs& epochs, uint64_t node_key,
-                                 const std::string& address) {
+                                 const std::string& address, uint64_t share, size_t requests) {
   std::string error;
   UniqueFd own(dup(listener));
   auto host = Host::start(std::move(own), {pool, guests, shard, sequences, tier}, epochs, {node_key, address},
-                          &error);
+                          {share, requests}, &error);
   if (!host) throw std::runtime_error(error);
   return host;
 }
@@ -55,6 +55,8 @@ Counts stats_of(Host& host) {
   out["withdrawn"] = stats.n_withdrawn;
   out["stored_pages"] = stats.n_stored_pages;
   out["stored_bytes"] = stats.n_stored_bytes;
+  out["largest_charge"] = stats.largest_charge;
+  out["taken_out"] = stats.n_taken_out;
   return out;
 }
 
@@ -133,9 +135,9 @@ void bind_attach(nb::module_& m) {
   using Released = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Host>(m, "AttachHost", "What engines of this host attach to. See native/src/attach/host.h.")
       .def_static("start", &start_host, "listener"_a, "pool"_a, "guests"_a, "shard"_a, "sequences"_a,
-                  "tier"_a.none(), "epochs"_a, "node_key"_a, "address"_a, nb::keep_alive<0, 2>(),
-                  nb::keep_alive<0, 3>(), nb::keep_alive<0, 4>(), nb::keep_alive<0, 5>(),
-                  nb::keep_alive<0, 6>(), nb::keep_alive<0, 7>())
+                  "tier"_a.none(), "epochs"_a, "node_key"_a, "address"_a, "share"_a, "requests"_a,
+                  nb::keep_alive<0, 2>(), nb::keep_alive<0, 3>(), nb::keep_alive<0, 4>(),
+                  nb::keep_alive<0, 5>(), nb::keep_alive<0, 6>(), nb::keep_alive<0, 7>())
       .def("drain", &Host::drain)
       .def("stats", &stats_of)
       .def("close", &Host::close, Released());
