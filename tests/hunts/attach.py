@@ -22,11 +22,10 @@ from contextlib import closing
 import numpy as np
 from numpy.typing import NDArray
 
-from hunts.attach_processes import VICTIM_NBYTES, child, rows_of, victim_keys
+from hunts.attach_processes import VICTIM_NBYTES, child, lines_left, rows_of, victim_keys
 from hunts.frame import Broken, Hunt, Stop, Tally
 from p2pkv import Config, Node, SharedRegion
 from p2pkv.testing.lateness import Lateness
-from p2pkv.testing.processes import ChildEndedError, ChildProcess
 from patience import PATIENCE
 
 _MOST_PAGES = 32
@@ -136,7 +135,7 @@ class Hunter:
             victim.kill()
             victim.close()
             self.other.resume()
-        said += _lines_left(victim)
+        said += lines_left(victim, 30.0 * PATIENCE)
         self.check_published(name, said[-2:])
         self.check_told(name, said[-1] + 1)
         self.tally["killed"] += 1
@@ -215,16 +214,6 @@ class Hunter:
         gc.collect()  # a closed node is in cycles, and keeps what it was shown until they are looked for
         self.host.close(10.0)
         self.other.close(10.0)
-
-
-def _lines_left(ended: ChildProcess) -> list[int]:
-    """Return the numbers that it had said before it ended."""
-    numbers = []
-    while True:
-        try:
-            numbers.append(int(ended.read(30.0 * PATIENCE)))
-        except ChildEndedError:
-            return numbers
 
 
 def run(seed: int, tally: Tally, stop: Stop) -> None:

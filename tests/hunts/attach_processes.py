@@ -1,8 +1,12 @@
-"""The processes of the hunt ``attach``: a host's node, a member of another host, and an engine that is killed."""
+"""The processes of the hunts of attached engines.
+
+A host's node, a member of another host, an engine that is killed, and one that publishes without end.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +15,12 @@ from numpy.typing import NDArray
 from p2pkv import Config, Node, SharedRegion
 from p2pkv.keeper.server import KeeperServer
 from p2pkv.testing.nursery import nursery
-from p2pkv.testing.processes import ChildProcess, obey, say
+from p2pkv.testing.processes import ChildEndedError, ChildProcess, obey, say
 
 _PROGRAM = str(Path(__file__).resolve())
 VICTIM_PAGES, VICTIM_NBYTES = 8, 16384
+GREEDY_PAGES = 8
+_GREEDY_THREADS = 3
 _NEVER_S = 86400.0
 """Of ``directory_check``: what an owner of entries was not told of is not looked for, so somebody has to say it."""
 
@@ -33,6 +39,22 @@ def victim_keys(name: str, batch: int) -> tuple[list[str], list[int]]:
     """Return the keys of a batch of the engine that is killed, and the number that each page is made of."""
     values = [batch * VICTIM_PAGES + i + 1 for i in range(VICTIM_PAGES)]
     return [f"{name}-{value}" for value in values], values
+
+
+def greedy_keys(name: str, batch: int) -> tuple[list[str], list[int]]:
+    """Return the keys of a batch of an engine without measure, and the number that each page is made of."""
+    values = [batch * GREEDY_PAGES + i + 1 for i in range(GREEDY_PAGES)]
+    return [f"{name}-{value}" for value in values], values
+
+
+def lines_left(ended: ChildProcess, timeout: float) -> list[int]:
+    """Return the numbers that it had said before it ended; its output ends within ``timeout`` seconds."""
+    numbers = []
+    while True:
+        try:
+            numbers.append(int(ended.read(timeout)))
+        except ChildEndedError:
+            return numbers
 
 
 class Other:
@@ -101,6 +123,25 @@ def be_victim(name: str, path: str) -> None:
             say(batch)
 
 
+def be_greedy(name: str, path: str, nbytes: str) -> None:
+    """Publish from several threads until killed; the first says the number of each batch that is published whole."""
+    with Node.start(Config(node_id=name, attach=path, replicas=1)) as node:
+
+        def publish(of: str, tell: bool) -> None:
+            region = SharedRegion.create(GREEDY_PAGES * int(nbytes))
+            node.register_address(region.address, region.nbytes, region)
+            rows = rows_of(region.array, GREEDY_PAGES, int(nbytes))
+            for batch in range(1 << 30):
+                keys, values = greedy_keys(of, batch)
+                rows[:] = np.array(values, np.uint64)[:, None]
+                if node.publish(keys, rows.view(np.uint8), timeout=30.0).all() and tell:
+                    say(batch)
+
+        for i in range(1, _GREEDY_THREADS):
+            threading.Thread(target=publish, args=(f"{name}-{i}", False), daemon=True).start()
+        publish(name, tell=True)
+
+
 def main() -> None:
     """Be who the arguments say."""
     role, *arguments = sys.argv[1:]
@@ -108,6 +149,8 @@ def main() -> None:
         be_host(*arguments)
     elif role == "other":
         be_other()
+    elif role == "greedy":
+        be_greedy(*arguments)
     elif role == "keeper":
         be_keeper(*arguments)
     else:

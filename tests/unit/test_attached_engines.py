@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from p2pkv import Config, Node
 from p2pkv.attach.cache import AttachedCache
 from p2pkv.directory.ring import Ring
 from p2pkv.directory.routers import pack_news
+from p2pkv.errors import ConfigError, UsageError
 from p2pkv.page import Keys, row_pieces
 from p2pkv.testing.ports import free_port
 from p2pkv.tracing import about
@@ -239,3 +241,49 @@ def test_the_host_keeps_what_its_engines_read(tmp_path: Path) -> None:
             assert engine.publish(more, memory[:12], timeout=20.0).all()
         assert engine.fetch(read, memory[:4], timeout=20.0).all()
         assert not host.exists(unread, timeout=20.0).any()
+
+
+def test_an_engine_that_publishes_without_end_takes_out_its_own_pages(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    path = f"unix:{tmp_path}/s"
+    pages = np.ones((4, NBYTES), np.uint8)
+    quiet_keys, last = [f"quiet-{i}" for i in range(4)], []
+    config = Config(node_id="host", attach_listen=path, pool_size=N_ROOM * NBYTES, attach_share=0.25)
+    with (
+        Node.start(config) as host,
+        Node.start(Config(attach=path)) as quiet,
+        Node.start(Config(attach=path)) as greedy,
+    ):
+        for engine in (quiet, greedy):
+            engine.register_memory(pages)
+        assert quiet.publish(quiet_keys, pages, timeout=20.0).all()
+        for batch in range(2 * N_ROOM // len(pages)):
+            last = [f"greedy-{batch}-{i}" for i in range(len(pages))]
+            assert greedy.publish(last, pages, timeout=20.0).all()
+        assert quiet.fetch(quiet_keys, pages, timeout=20.0).all()
+        assert greedy.fetch(last, pages, timeout=20.0).all()
+        told = host.counters()
+    assert told["p2pkv_attach_largest_share_bytes"] == 0.25 * N_ROOM * NBYTES
+    assert told["p2pkv_attach_share_evicted_pages_total"] == 2 * N_ROOM - N_ROOM // 4
+    assert told["p2pkv_pool_used_bytes"] == (0.25 * N_ROOM + 4) * NBYTES
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"attach_share": -0.1}, "attach_share must be 0 to 1 of the pool, not -0.1"),
+        ({"attach_share": 1.5}, "attach_share must be 0 to 1 of the pool, not 1.5"),
+        ({"attach_share": float("nan")}, "attach_share must be"),
+        ({"attach_share": "some"}, "attach_share must be"),
+        ({"attach_requests": 0}, "attach_requests must be 1 to 8, not 0"),
+        ({"attach_requests": 9}, "attach_requests must be 1 to 8, not 9"),
+        ({"attach": "unix:/tmp/s", "attach_share": 0.5}, "the business of the host's node"),
+        (
+            {"node_id": "n", "attach_share": 0.5, "disk_size": "1GiB", "disk_write": "on_evict"},
+            "use 'write_through'",
+        ),
+    ],
+)
+def test_limits_of_engines_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises((ConfigError, UsageError), match=said):
+        Config(**settings)
