@@ -73,25 +73,24 @@ TEST(attach_an_engine_has_as_many_requests_under_way_as_its_node_serves) {
 TEST(attach_who_gets_no_turn_misses_at_its_deadline) {
   HostsNode node(4096, {0, 1});
   const auto engine = node.attach();
-  std::atomic<bool> is_over{false};
-  constexpr size_t kLarge = 1024 * kGranule;
-  Bytes large(kLarge);
+  constexpr size_t kLarge = 1024 * kGranule, kTurns = 40;
+  std::atomic<size_t> n_turns{0};
   std::thread busy([&] {
+    Bytes large(kLarge);
     const Piece piece = piece_of(large);
-    for (uint64_t name = 1'000'000; !is_over; ++name) {
-      const Key key = key_of(name);
+    for (; n_turns < kTurns; ++n_turns) {
+      const Key key = key_of(1'000'000 + n_turns);
       engine->publish({1, 1, &key, &piece}, Deadline::after(60));
     }
   });
   Bytes memory(4 * kPage);
   const EnginePages pages(memory.data(), 4);
   size_t n_late = 0;
-  for (const auto end = Deadline::after(60); n_late < 50 && !end.passed();) {
+  while (n_turns < kTurns) {
     const auto answer = engine->publish(pages.get(), Deadline::after(1e-6));
     CHECK(!answer.is_lost);  // its node is there, and does what it can
     n_late += answer.statuses[0] == PoolStatus::kTimedOut ? 1 : 0;
   }
-  is_over = true;
   busy.join();
-  CHECK_EQ(n_late, 50U);
+  CHECK(n_late > 0);
 }
