@@ -63,8 +63,7 @@ class CacheParts:
         self._metrics = metrics
         self._is_serving = False
         self._boot = 0
-        self.attach_host: Host | None = None
-        """What engines of this host attach to; None where ``attach_listen`` is not set."""
+        self.attach_host: Host | None = None  # what engines attach to, where `attach_listen` is set
         self.on_drain: Callable[[float], None] = lambda _: None
         """Called when this node begins to hand its pages over, to leave: it tells its peers."""
         self._others: Mapping[int, Member] = {}  # the members that pages are read from, by their keys
@@ -191,7 +190,8 @@ class CacheParts:
 
     def _end_pool(self) -> None:
         """Leave the memory to a successor, unless its pages were handed over: those are others' now."""
-        self.kept.end(self.pool, is_left=not (self._is_serving and self.drainer.has_begun))
+        has_handed_over = self._is_serving and self.drainer.has_begun
+        self.kept.end(self.pool, is_left=not has_handed_over)
 
     def _start_host(self, listener: int) -> _native.AttachHost:
         return _native.AttachHost.start(
