@@ -5,63 +5,43 @@ What only gives room back (:meth:`LimitedCache.retract`, :meth:`LimitedCache.cle
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 
+from p2pkv import _native
 from p2pkv.cache.page_cache import PageCache
 from p2pkv.page import Keys, Outcome, Outcomes, Pages, Whereabouts
 
 
 class CallLimit:
-    """Lets at most ``most`` calls in at a time, in the order in which they come. Thread-safe."""
+    """Lets at most ``most`` calls in at a time, in the order in which they come. Thread-safe.
+
+    Places are counted natively, so that an exception of a signal's handler, which may come between any two steps here,
+    never costs one.
+    """
 
     def __init__(self, most: int) -> None:
-        # Guards what follows, and is notified when a call ends or gives up.
-        self._condition = threading.Condition()
-        self._left = most
-        self._waiting: deque[object] = deque()
-        self._is_closed = False
-        self.n_refused = 0
+        self._native = _native.CallLimit(most)
+
+    def entered(self, deadline: float) -> _native.CallPlace:
+        """Wait for a place until ``deadline``; ``with`` says whether there is one, and gives it back at its end."""
+        return self._native.entered(deadline - time.monotonic())
+
+    @property
+    def n_refused(self) -> int:
         """Calls that were over before they were let in."""
+        return self._native.n_refused
 
-    @contextmanager
-    def entered(self, deadline: float) -> Iterator[bool]:
-        """Wait for a place until ``deadline``; whether there is one, which is given back at the end."""
-        with self._condition:
-            is_in = self._wait(max(0.0, deadline - time.monotonic()))
-            self._left -= is_in
-            self.n_refused += not is_in
-        try:
-            yield is_in
-        finally:
-            if is_in:
-                with self._condition:
-                    self._left += 1
-                    self._condition.notify_all()  # whose turn it is only he knows
-
-    def _wait(self, seconds: float) -> bool:
-        """Wait, with the lock, for a place that nobody has come for before; whether there is one."""
-        turn = object()
-        self._waiting.append(turn)
-        try:
-            self._condition.wait_for(
-                lambda: self._is_closed or (self._left > 0 and self._waiting[0] is turn), seconds
-            )
-            return not self._is_closed and self._left > 0 and self._waiting[0] is turn
-        finally:
-            self._waiting.remove(turn)
-            self._condition.notify_all()  # the next one may be first now
+    @property
+    def n_waiting(self) -> int:
+        """Calls that wait for a place now."""
+        return self._native.n_waiting
 
     def close(self) -> None:
         """Let nobody in any more, nor wait. Idempotent."""
-        with self._condition:
-            self._is_closed = True
-            self._condition.notify_all()
+        self._native.close()
 
     def readings(self) -> dict[str, float]:
         """Return what is counted, by the names of the metrics."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -61,7 +64,7 @@ def test_who_comes_beyond_the_limit_waits_or_misses(secret: Secrets, nodes: list
         waiting: list[Any] = []
         thread = threading.Thread(target=lambda: waiting.append(node.exists(keys[1:], timeout=60.0)))
         thread.start()
-        eventually(lambda: len(limit._waiting) == 1, 60.0)
+        eventually(lambda: limit.n_waiting == 1, 60.0)
         began = time.monotonic()
     thread.join()
     assert waiting[0].all(), "it came in when the other call had ended"
@@ -82,7 +85,7 @@ def test_what_waits_while_the_namespace_is_bumped_is_not_published_after_it(
     thread = threading.Thread(target=lambda: outcomes.append(node.publish(["page"], rows, timeout=60.0)))
     with limit.entered(time.monotonic() + 1.0):
         thread.start()
-        eventually(lambda: len(limit._waiting) == 1, 60.0)
+        eventually(lambda: limit.n_waiting == 1, 60.0)
         nodes[0].bump("acme")
     thread.join()
     assert not outcomes[0].any()
@@ -101,7 +104,7 @@ def test_who_came_first_goes_in_first() -> None:
         for number in range(5):
             threads.append(threading.Thread(target=call, args=(number,)))
             threads[-1].start()
-            eventually(lambda n=number: len(limit._waiting) == n + 1, 60.0)
+            eventually(lambda n=number: limit.n_waiting == n + 1, 60.0)
     for thread in threads:
         thread.join()
     assert order == list(range(5))
@@ -122,6 +125,49 @@ def test_a_node_that_is_closed_lets_nobody_wait() -> None:
         limit.close()
         thread.join()
     assert seen == [False]
+
+
+class _Interrupted(Exception):
+    pass
+
+
+def test_no_place_is_lost_to_an_exception_that_comes_at_any_moment() -> None:
+    limit, is_over, main = CallLimit(2), threading.Event(), threading.get_ident()
+
+    def call() -> None:
+        for _ in range(1000):
+            with limit.entered(time.monotonic() + 5.0) as is_in:
+                assert is_in
+
+    def interrupt() -> None:
+        chance = random.Random(7)
+        while not is_over.is_set():
+            time.sleep(chance.uniform(0, 0.0005))  # the random moments are the test
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    def raise_within_call(_: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code is call.__code__:
+                raise _Interrupted
+            frame = frame.f_back
+
+    n_interrupted, thread = 0, threading.Thread(target=interrupt)
+    before = signal.signal(signal.SIGUSR1, raise_within_call)
+    try:
+        thread.start()
+        while n_interrupted < 2000 and not limit.n_refused:
+            try:
+                call()
+            except _Interrupted:
+                n_interrupted += 1
+    finally:
+        is_over.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    with limit.entered(time.monotonic()) as first, limit.entered(time.monotonic()) as second:
+        assert first
+        assert second
+    assert limit.n_refused == 0
 
 
 def test_never_more_are_in_than_the_limit_says() -> None:

@@ -1,14 +1,17 @@
-// Python's view of the gate. Native for one reason: an exception that a signal's handler raises (Ctrl-C, a
-// test's time-out) may come between any two steps of Python code, but not within a call of native code. A
-// gate in Python loses count that way, and whoever closes it waits for ever.
+// Python's view of the gate, and of a limit of calls. Native for one reason: an exception that a signal's
+// handler raises (Ctrl-C, a test's time-out) may come between any two steps of Python code, but not within a
+// call of native code. A gate in Python loses count that way, and whoever closes it waits for ever; a limit
+// loses places.
 #include "base/gate.h"
 
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "base/call_limit.h"
 #include "bindings/bindings.h"
 
 namespace nb = nanobind;
@@ -62,9 +65,48 @@ class BoundGate {
   nb::object finish_ = nb::none();
 };
 
+// A place within a limit, or none. It is given back once: at the end of a `with`, or when nobody has it any
+// more, since an exception may come before the `with` has begun.
+class CallPlace {
+ public:
+  CallPlace(std::shared_ptr<CallLimit> limit, double timeout)
+      : limit_(std::move(limit)), is_in_(limit_->enter(Deadline::after(timeout))) {}
+  ~CallPlace() { give_back(); }
+  CallPlace(const CallPlace&) = delete;
+  CallPlace& operator=(const CallPlace&) = delete;
+
+  bool is_in() const { return is_in_; }
+  void give_back() {
+    if (std::exchange(is_in_, false)) limit_->leave();
+  }
+
+ private:
+  const std::shared_ptr<CallLimit> limit_;
+  bool is_in_;
+};
+
+std::shared_ptr<CallPlace> enter_limit(const std::shared_ptr<CallLimit>& limit, double timeout) {
+  const nb::gil_scoped_release unlocked;
+  return std::make_shared<CallPlace>(limit, timeout);
+}
+
 }  // namespace
 
 void bind_gate(nb::module_& m) {
+  nb::class_<CallPlace>(m, "CallPlace", nb::is_final(),
+                        "A place within a limit of calls, or none: ``with`` says which.")
+      .def("__enter__", &CallPlace::is_in)
+      .def(
+          "__exit__", [](CallPlace& self, const nb::args&) { self.give_back(); },
+          nb::sig("def __exit__(self, *exc_info: object) -> None"));
+  nb::class_<CallLimit>(
+      m, "CallLimit", nb::is_final(),
+      "How many calls are under way at once; thread-safe. See native/src/base/call_limit.h.")
+      .def(nb::init<size_t>(), "most"_a)
+      .def("entered", &enter_limit, "timeout"_a, "Wait for a place, at most ``timeout`` seconds.")
+      .def("close", &CallLimit::close, "Let nobody in any more, nor wait.")
+      .def_prop_ro("n_refused", &CallLimit::n_refused)
+      .def_prop_ro("n_waiting", &CallLimit::n_waiting);
   nb::class_<BoundGate>(m, "Gate", nb::is_final(),
                         "Around every call of something that may be closed meanwhile; thread-safe. Raises "
                         "``ClosedError`` at who enters once it is shut. See p2pkv/lifetime.py.")
