@@ -69,3 +69,18 @@ TEST(call_limit_nobody_waits_at_a_closed_one) {
   limit.leave();
   CHECK(!limit.enter(Deadline::after(3600)));
 }
+
+TEST(call_limit_two_who_leave_at_once_give_back_two_places) {
+  CallLimit limit(2);
+  for (int round = 0; round < 500; ++round) {
+    for (int i = 0; i < 2; ++i) CHECK(limit.enter(Deadline::after(0)));
+    std::thread waiting([&] {
+      CHECK(limit.enter(Deadline::after(60)));
+      limit.leave();
+    });
+    while (limit.n_waiting() == 0) std::this_thread::yield();
+    limit.leave();
+    limit.leave();  // mostly before the one who waits has woken
+    waiting.join();
+  }
+}
