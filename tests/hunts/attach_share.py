@@ -3,7 +3,8 @@
 The host's node is the hunter's. Two quiet engines have published what they need, less than is left to them, and read
 it now and then, or not for long: no page of it is ever missing. Beside them one or two greedy engines, each a process
 of its own (``hunts.attach_processes``), publish without end from several threads at once, until they are killed and
-started again. One engine is away at a time: of two, each may go on with what the other is charged for. A page is one 64-bit number over and over, so that a mixed one is seen.
+started again. One engine is away at a time: of two, each may go on with what the other is charged for. A page is one
+64-bit number over and over, so that a mixed one is seen.
 """
 
 from __future__ import annotations
