@@ -176,9 +176,8 @@ class DevicePages:
                 f"a page of {largest} bytes does not fit the staging of device memory, which takes pages of up to "
                 f"{staging.native.largest}; raise device_staging_size"
             )
-        ordinals, index = np.unique(call.device_of, return_inverse=True)
-        devices = self._devices.devices(ordinals.tolist())
-        run = _Run(call, staging, devices, index.reshape(call.device_of.shape).astype(np.int32))
+        ordinals, index = number_devices(call.device_of)
+        run = _Run(call, staging, self._devices.devices(ordinals), index)
         if run.is_broken:
             run.problem = "device"
         elif call.stream is not None:
@@ -259,6 +258,17 @@ class _Run:
         """Return the first page of those before ``last`` that find room."""
         begins = self._ends - self.call.lengths
         return int(np.searchsorted(begins, int(self._ends[last - 1]) - nbytes, side="left"))
+
+
+def number_devices(device_of: NDArray[np.int32]) -> tuple[list[int], NDArray[np.int32]]:
+    """Return the ordinals that there are, each once, and of each piece the index into them."""
+    first = device_of.flat[0]
+    if (
+        device_of == first
+    ).all():  # as nearly always, and sorting thousands of pieces takes longer than to launch them
+        return [int(first)], np.zeros(device_of.shape, np.int32)
+    ordinals, index = np.unique(device_of, return_inverse=True)
+    return ordinals.tolist(), index.reshape(device_of.shape).astype(np.int32)
 
 
 def _chosen(call: PageCall, rows: NDArray[np.intp]) -> PageCall:

@@ -36,8 +36,10 @@ _EMULATED_SHARE = 8
 """The emulated driver's speed says nothing: an eighth of each case moves bytes in all the same ways."""
 _FEWEST, _MOST = 3, 7
 """Rounds of a figure, whose median counts."""
-_ROUNDS_FOR_PREPARING = 6
+_ROUNDS_FOR_PREPARING = 10
 """About so many rounds' time goes into filling, clearing and comparing."""
+_WARMING = 5
+"""Rounds that do not count: each locks 64 MiB of a pool, which the next ones find locked."""
 _HUNTED = [16 << 10, 64 << 10, 256 << 10]
 _HUNTED_STAGING = 1 << 19
 _HITS = 50_000
@@ -141,7 +143,7 @@ def _move_pieces(
     publishes: list[float] = []
     copies: list[float] = []
     n_rounds = _MOST
-    while len(copies) < n_rounds + 1:
+    while len(copies) < n_rounds + _WARMING:
         outcomes = _timed(fetches, lambda: pair.reader.fetch(keys, pieces, timeout=30.0))
         if not outcomes.all():
             yield "fetched", {"problem": f"{np.count_nonzero(outcomes == 0)} of {n_pages} pages were missed"}
@@ -159,8 +161,8 @@ def _move_pieces(
         _timed(copies, copy)
         if len(copies) == 1:
             n_rounds = pace.rounds(time.monotonic() - began, total)
-    yield "fetched over shm", _compared(total, fetches[1:], copies[1:])
-    yield "published", _compared(total, publishes[1:], copies[1:])
+    yield "fetched over shm", _compared(total, fetches[_WARMING:], copies[_WARMING:])
+    yield "published", _compared(total, publishes[_WARMING:], copies[_WARMING:])
 
 
 def measure_fetches(kind: str, seconds: float) -> Iterator[Figure]:
@@ -199,7 +201,7 @@ def _fetch(owner: Node, reader: Node, buffer: DeviceBuffer, n_pages: int, nbytes
     fetches: list[float] = []
     copies: list[float] = []
     n_rounds = _MOST
-    while len(copies) < n_rounds + 1:
+    while len(copies) < n_rounds + _WARMING:
         outcomes = _timed(fetches, lambda: reader.fetch(keys, buffer.rows(n_pages, nbytes), timeout=30.0))
         if not outcomes.all():
             return {
@@ -210,7 +212,7 @@ def _fetch(owner: Node, reader: Node, buffer: DeviceBuffer, n_pages: int, nbytes
         _timed(copies, copy)
         if len(copies) == 1:
             n_rounds = pace.rounds(time.monotonic() - began, total)
-    return _compared(total, fetches[1:], copies[1:])  # the first ones warm up
+    return _compared(total, fetches[_WARMING:], copies[_WARMING:])
 
 
 def _timed(times: list[float], call: Callable[[], T]) -> T:

@@ -1,7 +1,7 @@
 #include "cuda/piece_kernel.h"
 
 #include <algorithm>
-#include <iterator>
+#include <type_traits>
 
 #include "cuda/piece_kernel_text.h"
 
@@ -11,19 +11,8 @@ namespace {
 // What one warp copies at a time: small enough that all of them have some of a page, and large enough that to
 // learn of it costs little.
 constexpr uint64_t kSlice = 8 << 10;
-
-std::vector<InnerCopy> cut(std::span<const InnerCopy> copies) {
-  std::vector<InnerCopy> slices;
-  slices.reserve(copies.size());
-  for (InnerCopy copy : copies) {
-    while (copy.nbytes > 0) {
-      const uint64_t n = std::min(copy.nbytes, kSlice);
-      slices.push_back({copy.to, copy.from, n});
-      copy = {copy.to + n, copy.from + n, copy.nbytes - n};
-    }
-  }
-  return slices;
-}
+constexpr size_t kFew = std::extent_v<decltype(FewSlices::of)>;
+constexpr size_t kMany = std::extent_v<decltype(ManySlices::of)>;
 
 }  // namespace
 
@@ -62,18 +51,28 @@ void PieceKernel::end() {
   module_ = nullptr;
 }
 
+// What has been cut is launched, few slices first: the device is at work while the others are being cut.
 Result PieceKernel::launch(std::span<const InnerCopy> copies, StreamHandle stream) {
-  const std::vector<InnerCopy> slices = cut(copies);
-  std::span<const InnerCopy> left(slices);
-  while (!left.empty()) {
-    const bool are_few = left.size() <= std::size(FewSlices{}.of);
-    const size_t n = std::min(left.size(), std::size(ManySlices{}.of));
-    const Result result = are_few ? launch_some<FewSlices>(left.first(n), few_, stream)
-                                  : launch_some<ManySlices>(left.first(n), many_, stream);
-    if (result != kSuccess) return result;
-    left = left.subspan(n);
+  std::vector<InnerCopy> slices;
+  slices.reserve(kMany);
+  size_t most = kFew;
+  const auto launch_cut = [&] {
+    const Result result = slices.size() <= kFew ? launch_some<FewSlices>(slices, few_, stream)
+                                                : launch_some<ManySlices>(slices, many_, stream);
+    slices.clear();
+    most = kMany;
+    return result;
+  };
+  for (InnerCopy copy : copies) {
+    while (copy.nbytes > 0) {
+      const uint64_t n = std::min(copy.nbytes, kSlice);
+      slices.push_back({copy.to, copy.from, n});
+      copy = {copy.to + n, copy.from + n, copy.nbytes - n};
+      if (slices.size() < most) continue;
+      if (const Result result = launch_cut(); result != kSuccess) return result;
+    }
   }
-  return kSuccess;
+  return slices.empty() ? kSuccess : launch_cut();
 }
 
 template <typename Parameters>
