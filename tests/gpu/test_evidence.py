@@ -106,7 +106,7 @@ def test_a_case_that_there_is_no_time_for_is_left_out() -> None:
     assert pace.rounds(1e-6, 1) == 7
     assert pace.why_not(1000) == ""
     assert pace.rounds(30.0, 1000) == 3
-    assert pace.why_not(1000).startswith("it takes some 270 s, and ")
+    assert pace.why_not(1000).startswith("it takes some 390 s, and ")
 
 
 def test_the_text_has_the_machine_the_failures_and_the_speeds() -> None:
