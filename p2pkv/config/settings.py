@@ -229,6 +229,7 @@ class Config:
         _set(self, "buddy_pool_size", parse_size("buddy_pool_size", self.buddy_pool_size))
         _set(self, "device_staging_size", parse_size("device_staging_size", self.device_staging_size))
         _set(self, "device_direct_size", parse_size("device_direct_size", self.device_direct_size))
+        _set(self, "device_kernel_blocks", as_number("device_kernel_blocks", self.device_kernel_blocks, int))
         _set(self, "transfer_lease", as_number("transfer_lease", self.transfer_lease, float))
         _set(self, "pin_share", as_number("pin_share", self.pin_share, float))
         _set(self, "prefetch_share", as_number("prefetch_share", self.prefetch_share, float))

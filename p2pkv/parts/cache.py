@@ -204,7 +204,10 @@ class CacheParts:
             self._control.epochs,
             self._own_key,
             self._control.server.address,
-            share=int(self._config.attach_share * self.pool.largest_page),
+            # a share of next to nothing is one, and not none
+            share=max(
+                int(self._config.attach_share > 0), int(self._config.attach_share * self.pool.largest_page)
+            ),
             requests=self._config.attach_requests,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -275,3 +276,15 @@ def test_every_way_to_write_a_wildcard_is_known_to_all_parts(tmp_path: Path) -> 
     settings = {"secret_file": secret, "pool_size": "1MiB", "buffer_size": 0}
     with Node.start(Config(listen="*:0", join=["127.0.0.1:9"], **settings)) as node:  # type: ignore[arg-type]
         assert node.address.startswith("127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    "name", sorted(f.name for f in fields(Config) if type(f.default) in (int, float, bool))
+)
+def test_the_environment_s_text_of_a_number_is_the_number(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every setting that is a number or a switch, so that none is forgotten that comes."""
+    default = getattr(Config(), name)
+    monkeypatch.setenv(f"P2PKV_{name.upper()}", str(default).lower())
+    found = getattr(Config.load(), name)
+    assert found == default
+    assert type(found) is type(default)
