@@ -84,3 +84,20 @@ TEST(call_limit_two_who_leave_at_once_give_back_two_places) {
     waiting.join();
   }
 }
+
+TEST(call_limit_is_left_by_who_gives_up_and_keeps_its_places) {
+  CallLimit limit(1);
+  CHECK(limit.enter(Deadline::after(0)));
+  int n_asked = 0;
+  CHECK(!limit.enter(Deadline::after(60), [&] { return ++n_asked == 2; }));
+  CHECK_EQ(n_asked, 2);
+  CHECK_EQ(limit.n_waiting(), size_t{0});
+  CHECK_EQ(limit.n_refused(), uint64_t{0});
+  // A place that comes while he is asked is his, for him to give back.
+  CHECK(limit.enter(Deadline::after(60), [&] {
+    limit.leave();
+    return true;
+  }));
+  limit.leave();
+  CHECK(limit.enter(Deadline::after(0)));
+}

@@ -110,6 +110,28 @@ def test_who_came_first_goes_in_first() -> None:
     assert order == list(range(5))
 
 
+def test_a_signal_s_handler_interrupts_who_waits() -> None:
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise Interrupted
+
+    limit, before = CallLimit(1), signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with limit.entered(time.monotonic()):
+            began = time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Interrupted):
+                limit.entered(began + 3600.0)
+            assert time.monotonic() - began < 60.0
+        assert limit.n_waiting == limit.n_refused == 0
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with limit.entered(time.monotonic()) as is_in:
+        assert is_in, "its place was not lost"
+
+
 def test_a_node_that_is_closed_lets_nobody_wait() -> None:
     limit = CallLimit(1)
     seen: list[bool] = []

@@ -1,18 +1,40 @@
 #include "base/call_limit.h"
 
+#include <algorithm>
+#include <chrono>
+
 namespace p2pkv {
 
-bool CallLimit::enter(const Deadline& deadline) {
+namespace {
+
+// Between looks whether who waits gives up.
+constexpr auto kLook = std::chrono::milliseconds(50);
+
+}  // namespace
+
+bool CallLimit::enter(const Deadline& deadline, const std::function<bool()>& gives_up) {
   std::unique_lock lock(mutex_);
   if (!is_closed_ && n_left_ > 0) {
     --n_left_;
     return true;
   }
   const auto own = waiting_.emplace(waiting_.end());
-  own->changed.wait_until(lock, deadline.at(), [&] { return own->is_in || is_closed_; });
+  const auto is_over = [&] { return own->is_in || is_closed_ || deadline.passed(); };
+  bool has_given_up = false;
+  while (!has_given_up && !is_over()) {
+    if (!gives_up) {
+      own->changed.wait_until(lock, deadline.at());
+      continue;
+    }
+    if (own->changed.wait_until(lock, std::min(deadline.at(), Deadline::Clock::now() + kLook), is_over))
+      continue;
+    lock.unlock();  // it may take its time, and close this; the place in the row stays
+    has_given_up = gives_up();
+    lock.lock();
+  }
   const bool is_in = own->is_in;
   waiting_.erase(own);
-  if (!is_in) ++n_refused_;
+  if (!is_in && !has_given_up) ++n_refused_;
   return is_in;
 }
 

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <mutex>
 
@@ -18,7 +19,8 @@ class CallLimit {
   explicit CallLimit(size_t most) : n_left_(most) {}
 
   // Waits for a place; false, which is counted, if there was none by the deadline, or once this is closed.
-  bool enter(const Deadline& deadline);
+  // `gives_up` is asked every 50 ms, without the lock; a place may have come when it says so.
+  bool enter(const Deadline& deadline, const std::function<bool()>& gives_up = {});
   void leave();
   // Lets nobody in any more, nor wait. Idempotent.
   void close();

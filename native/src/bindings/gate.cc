@@ -6,7 +6,9 @@
 
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <unistd.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -69,8 +71,8 @@ class BoundGate {
 // more, since an exception may come before the `with` has begun.
 class CallPlace {
  public:
-  CallPlace(std::shared_ptr<CallLimit> limit, double timeout)
-      : limit_(std::move(limit)), is_in_(limit_->enter(Deadline::after(timeout))) {}
+  CallPlace(std::shared_ptr<CallLimit> limit, double timeout, const std::function<bool()>& gives_up)
+      : limit_(std::move(limit)), is_in_(limit_->enter(Deadline::after(timeout), gives_up)) {}
   ~CallPlace() { give_back(); }
   CallPlace(const CallPlace&) = delete;
   CallPlace& operator=(const CallPlace&) = delete;
@@ -86,8 +88,21 @@ class CallPlace {
 };
 
 std::shared_ptr<CallPlace> enter_limit(const std::shared_ptr<CallLimit>& limit, double timeout) {
-  const nb::gil_scoped_release unlocked;
-  return std::make_shared<CallPlace>(limit, timeout);
+  bool is_interrupted = false;
+  std::function<bool()> gives_up;
+  if (gettid() == getpid()) {  // handlers of signals run in the main thread, which waits here
+    gives_up = [&] {
+      const nb::gil_scoped_acquire locked;
+      return is_interrupted = PyErr_CheckSignals() != 0;
+    };
+  }
+  std::shared_ptr<CallPlace> place;
+  {
+    const nb::gil_scoped_release unlocked;
+    place = std::make_shared<CallPlace>(limit, timeout, gives_up);
+  }
+  if (is_interrupted) throw nb::python_error();  // a place that came meanwhile is given back
+  return place;
 }
 
 }  // namespace
