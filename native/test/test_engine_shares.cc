@@ -115,6 +115,7 @@ TEST(shares_keep_the_front_of_a_batch_that_is_larger) {
   CHECK_EQ(outcome.n_admitted, 8U);
   CHECK_EQ(shared.count(0, 8), 8U);
   CHECK_EQ(shared.publish(engine, {100}, 9 * kGranule).n_admitted, 0U);  // one that is larger by itself
+  CHECK_EQ(shared.count(0, 8), 8U);                                      // nothing has gone for it
 }
 
 TEST(shares_are_not_used_by_what_is_there_already) {

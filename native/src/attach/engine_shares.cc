@@ -10,7 +10,7 @@ constexpr size_t kReviewed = 64;
 // After so many that a publish found used, pages go whether or not they were: it must not take long where all
 // are. A guess.
 constexpr size_t kMostSpared = 512;
-// What is looked for among the remembered for each page that is stored, if more is remembered than the pool
+// So many of the remembered are looked at for each page that is stored, if more is remembered than the pool
 // can have: two, so that fewer are remembered from then on.
 constexpr size_t kLooksPerPage = 2;
 
@@ -61,14 +61,18 @@ EngineShares::Admitted EngineShares::admit(Account& account, const PageBatch& ba
     account.in_flight_ -= nbytes;
     return {n, 0};
   }
+  size_t n_admitted = n;
+  const auto cut_while = [&](const auto& is_too_much) {
+    while (n_admitted > 0 && nbytes > 0 && is_too_much()) {
+      --n_admitted;
+      account.in_flight_ -= added[n_admitted];
+      nbytes -= added[n_admitted];
+    }
+  };
+  cut_while([&] { return account.in_flight_ > share_; });  // nothing is to go for what can't be stored anyway
   make_room(account);
   spared_.clear();
-  size_t n_admitted = n;
-  while (n_admitted > 0 && nbytes > 0 && is_above()) {
-    --n_admitted;
-    account.in_flight_ -= added[n_admitted];
-    nbytes -= added[n_admitted];
-  }
+  cut_while(is_above);
   return {n_admitted, nbytes};
 }
 
@@ -130,7 +134,9 @@ void EngineShares::settle(Account& account, const Admitted& admitted, const Key*
     const uint64_t nbytes = block_nbytes(packed != 0 ? packed : location.length);
     stored.push_back({keys[i], location.generation & ~uint64_t{1}, 0, nbytes, PageFate::kUnused});
   }
-  pool_.review(stored.data(), stored.size(), TakeOut::kNone);  // says when they were stored, by its stamps
+  // It says when they were stored, by its stamps.
+  for (size_t i = 0; i < stored.size(); i += kReviewed)
+    pool_.review(&stored[i], std::min(kReviewed, stored.size() - i), TakeOut::kNone);
   const std::lock_guard lock(mutex_);
   account.in_flight_ -= admitted.nbytes;
   for (const StoredPage& page : stored) {

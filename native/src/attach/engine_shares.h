@@ -1,5 +1,5 @@
-// How much of the pool each engine's pages may have: who publishes without end takes out its own, and nobody
-// else's.
+// How much of the pool each engine's pages may have: who publishes without end takes out its own first. It
+// counts bytes: where blocks differ in size, the pool may still have to make room among others' pages.
 //
 // An engine is charged for what it stored, whoever reads it: for a page that two publish, the one is whose
 // copy was first. Its oldest pages go first, but those that were used since have a second chance. When it
@@ -27,7 +27,7 @@ class EngineShares {
  public:
   class Account;
 
-  // What a publish may do.
+  // It says what a publish may do.
   struct Admitted {
     size_t n_pages;   // of its front may be published
     uint64_t nbytes;  // that it may add to the pool; to be settled

@@ -45,7 +45,7 @@ class Host {
     uint64_t n_taken_out;     // pages, for being above their engine's share
   };
 
-  // Of each engine.
+  // Each engine has these.
   struct Limits {
     uint64_t pool_nbytes = 0;            // that its pages may have; 0: all of the pool
     size_t requests = Host::kMostLines;  // under way at once; kMostLines at most

@@ -32,7 +32,7 @@ struct HostParts {
   Tier* tier;  // null: this node has no disk
 };
 
-// What the lines of one engine have in common. The memories are its own.
+// The lines of one engine have this in common. The memories are its own.
 struct EngineParts {
   std::shared_ptr<EngineMemories> memories;
   EngineShares* shares = nullptr;  // null: its pages may have all of the pool
