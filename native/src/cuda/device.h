@@ -51,7 +51,7 @@ struct InnerCopy {
 
 enum class Direction : uint8_t { kToDevice, kToHost };
 
-// What is known of the host memory of copies. A kernel may only touch what is page-locked.
+// It says what is known of the host memory of copies: a kernel may only touch what is page-locked.
 enum class HostMemory : uint8_t { kAny, kLocked };
 
 enum class CopyOutcome : uint8_t {

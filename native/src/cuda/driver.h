@@ -85,7 +85,7 @@ struct Driver {
   Result (*event_record)(EventHandle event, StreamHandle stream);
   Result (*event_query)(EventHandle event);
   Result (*event_destroy)(EventHandle event);
-  // For kernels of one's own. Null where the library lacks one of them.
+  // These are for kernels of one's own, and null where the library lacks them.
   Result (*device_get_attribute)(int* value, int attribute, DeviceHandle device);
   Result (*module_load_data)(ModuleHandle* module, const void* image);
   Result (*module_unload)(ModuleHandle module);

@@ -8,8 +8,8 @@
 namespace p2pkv::cuda {
 namespace {
 
-// What one warp copies at a time: small enough that all of them have some of a page, and large enough that to
-// learn of it costs little.
+// One warp copies so much at a time: it is small enough that all of them have some of a page, and large
+// enough that to learn of it costs little.
 constexpr uint64_t kSlice = 8 << 10;
 constexpr size_t kFew = std::extent_v<decltype(FewSlices::of)>;
 constexpr size_t kMany = std::extent_v<decltype(ManySlices::of)>;
@@ -35,7 +35,10 @@ Result PieceKernel::load(DeviceHandle device, std::string* error) {
   if (result == kSuccess && is_same_address == 0) result = kNotSupported;
   if (result != kSuccess) return fail("addressing page-locked memory as the processor does", result);
   result = driver_.module_load_data(&module_, piece_kernel_text().c_str());
-  if (result != kSuccess) return fail("cuModuleLoadData", result);
+  if (result != kSuccess) {
+    module_ = nullptr;  // whatever the driver has left there
+    return fail("cuModuleLoadData", result);
+  }
   result = driver_.module_get_function(&few_, module_, kFewSlicesKernel);
   if (result == kSuccess) result = driver_.module_get_function(&many_, module_, kManySlicesKernel);
   if (result == kSuccess) return result;
@@ -51,7 +54,7 @@ void PieceKernel::end() {
   module_ = nullptr;
 }
 
-// What has been cut is launched, few slices first: the device is at work while the others are being cut.
+// It launches what has been cut, few slices first: the device is at work while the others are being cut.
 Result PieceKernel::launch(std::span<const InnerCopy> copies, StreamHandle stream) {
   std::vector<InnerCopy> slices;
   slices.reserve(kMany);

@@ -26,8 +26,8 @@ class PieceKernel {
 
   explicit PieceKernel(const Driver& driver) : driver_(driver) {}
 
-  // So many blocks of 1,024 threads are its own while it copies; the most that anybody has lent count. False,
-  // with the reason in `error`, if this device, or its driver, has no use for them.
+  // Each copy may have so many blocks of 1,024 threads; the most that anybody has lent count. False, with the
+  // reason in `error`, if this device, or its driver, has no use for them.
   bool lend(DeviceHandle device, unsigned n_blocks, std::string* error);
   // Before the context goes, and when all copies have ended.
   void end();
