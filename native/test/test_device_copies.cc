@@ -89,7 +89,7 @@ TEST(device_copies_between_devices_are_gathered_too) {
   for (size_t i = 0; i < s.n; ++i)
     inner.push_back({other.address() + 2 * i * kPiece, s.memory.address() + 2 * i * kPiece, kPiece});
   const int64_t before = s.launches();
-  CHECK(s.device->copy_within(inner, &s.error) == CopyOutcome::kDone);
+  CHECK(s.device->copy_within(inner, InnerMemory::kAny, &s.error) == CopyOutcome::kDone);
   CHECK_EQ(s.launches() - before, 1);
   const auto here = s.memory.bytes(), there = other.bytes();
   for (size_t i = 0; i < s.n; ++i)

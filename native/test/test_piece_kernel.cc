@@ -96,6 +96,28 @@ TEST(piece_kernel_leaves_to_the_engines_what_it_is_no_good_for) {
   CHECK_EQ(f.n_slices(), 0);
 }
 
+// Larger ones as well, up to a megabyte: there is no PCIe to wait for.
+TEST(piece_kernel_copies_within_its_device) {
+  Fixture f;
+  CHECK(f.device->lend_blocks(4, &f.error));
+  OnDevice memory(kNbytes), other(kNbytes);
+  const DeviceCopy all{memory.address(), f.host.data(), kNbytes};
+  CHECK(f.device->copy({&all, 1}, Direction::kToDevice, &f.error) == CopyOutcome::kDone);
+  std::vector<InnerCopy> copies;
+  std::vector<uint8_t> wanted = other.bytes();
+  uint64_t at = 0;
+  for (const uint64_t nbytes : {uint64_t{1024}, uint64_t{256 << 10}, uint64_t{1 << 20}, uint64_t{4100}}) {
+    copies.push_back({other.address() + at, memory.address() + at, nbytes});
+    std::memcpy(&wanted[at], &f.host[at], nbytes);
+    at += nbytes + 4096;
+  }
+  CHECK(f.device->copy_within(copies, InnerMemory::kOwn, &f.error) == CopyOutcome::kDone);
+  CHECK(other.bytes() == wanted);
+  CHECK_EQ(f.n_slices(), 1 + 32 + 128);  // not of what is crooked
+  CHECK(f.device->copy_within(copies, InnerMemory::kAny, &f.error) == CopyOutcome::kDone);
+  CHECK_EQ(f.n_slices(), 1 + 32 + 128);
+}
+
 TEST(piece_kernel_is_used_only_where_blocks_were_lent) {
   Fixture f;
   OnDevice memory(kNbytes);

@@ -114,10 +114,12 @@ class PrimaryContextDevice final : public Device {
     return false;
   }
 
-  CopyOutcome copy_within(std::span<const InnerCopy> copies, std::string* error) override {
-    return begin(kWithin, [&](StreamHandle stream,
-                              std::string* why) { return launches_.launch_within(copies, stream, why); })
-        ->wait(error);
+  CopyOutcome copy_within(std::span<const InnerCopy> copies, InnerMemory memory,
+                          std::string* error) override {
+    const auto launch = [&](StreamHandle stream, std::string* why) {
+      return launches_.launch_within(copies, memory, stream, why);
+    };
+    return begin(kWithin, launch)->wait(error);
   }
 
   std::unique_ptr<StreamMark> mark(uint64_t stream, std::string* error) override {

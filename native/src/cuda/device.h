@@ -54,6 +54,10 @@ enum class Direction : uint8_t { kToDevice, kToHost };
 // It says what is known of the host memory of copies: a kernel may only touch what is page-locked.
 enum class HostMemory : uint8_t { kAny, kLocked };
 
+// It says what is known of both places of copies between devices: a kernel may only touch what lies on its
+// own.
+enum class InnerMemory : uint8_t { kAny, kOwn };
+
 enum class CopyOutcome : uint8_t {
   kDone = 0,
   kFailed = 1,  // some bytes were not copied; nothing is under way any more
@@ -108,11 +112,13 @@ class Device : public std::enable_shared_from_this<Device> {
                    HostMemory host = HostMemory::kAny) {
     return begin_copy(copies, direction, host)->wait(error);
   }
-  // Has small pieces of locked memory copied by a kernel of so many blocks from now on (PieceKernel), for all
-  // who use the device in this process. False, with the reason in `error`, if they go on as before.
+  // Has small pieces of locked memory and of the device's own copied by a kernel of so many blocks from now
+  // on (PieceKernel), for all who use the device in this process. False, with the reason in `error`, if they
+  // go on as before.
   virtual bool lend_blocks(unsigned n_blocks, std::string* error) = 0;
   // Copies between devices, and waits for them. After kLost bytes may still be written to `to`.
-  virtual CopyOutcome copy_within(std::span<const InnerCopy> copies, std::string* error) = 0;
+  virtual CopyOutcome copy_within(std::span<const InnerCopy> copies, InnerMemory memory,
+                                  std::string* error) = 0;
   // Marks what has been queued on a stream until now. 0 and 1 are the legacy default stream, 2 the calling
   // thread's default stream, as in __cuda_array_interface__; else a stream's handle. Null, with the reason in
   // `error`.

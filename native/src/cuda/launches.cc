@@ -34,7 +34,7 @@ bool Launches::launch(std::span<const DeviceCopy> copies, Direction direction, H
     is_to_device ? gathered.add(copy.device, host, copy.nbytes, copy.is_apart)
                  : gathered.add(host, copy.device, copy.nbytes, copy.is_apart);
   }
-  if (host == HostMemory::kLocked) have_kernel_copy(&gathered, stream);
+  if (host == HostMemory::kLocked) have_kernel_copy(&gathered, PieceKernel::kLargestPiece, stream);
   const auto launch_one = [&](DevicePointer to, DevicePointer from, uint64_t nbytes) {
     return is_to_device ? driver_.copy_to_device(to, reinterpret_cast<const void*>(from), nbytes, stream)
                         : driver_.copy_to_host(reinterpret_cast<void*>(to), from, nbytes, stream);
@@ -43,9 +43,11 @@ bool Launches::launch(std::span<const DeviceCopy> copies, Direction direction, H
   return launch_all(gathered, stream, call, launch_one, error);
 }
 
-bool Launches::launch_within(std::span<const InnerCopy> copies, StreamHandle stream, std::string* error) {
+bool Launches::launch_within(std::span<const InnerCopy> copies, InnerMemory memory, StreamHandle stream,
+                             std::string* error) {
   Gathered gathered;
   for (const InnerCopy& copy : copies) gathered.add(copy.to, copy.from, copy.nbytes);
+  if (memory == InnerMemory::kOwn) have_kernel_copy(&gathered, PieceKernel::kLargestInner, stream);
   const auto launch_one = [&](DevicePointer to, DevicePointer from, uint64_t nbytes) {
     return driver_.copy_on_devices(to, from, nbytes, stream);
   };
@@ -53,12 +55,12 @@ bool Launches::launch_within(std::span<const InnerCopy> copies, StreamHandle str
 }
 
 // Takes out what the kernel copies. What it does not launch the engines copy as before.
-void Launches::have_kernel_copy(Gathered* copies, StreamHandle stream) {
+void Launches::have_kernel_copy(Gathered* copies, uint64_t largest, StreamHandle stream) {
   std::vector<InnerCopy> small;
   Gathered rest;
   for (size_t i = 0; i < copies->to.size(); ++i) {
     const InnerCopy copy{copies->to[i], copies->from[i], copies->nbytes[i]};
-    if (kernel_.takes(copy)) {
+    if (kernel_.takes(copy, largest)) {
       small.push_back(copy);
     } else {
       rest.add(copy.to, copy.from, copy.nbytes, true);

@@ -30,7 +30,8 @@ class Launches {
   // False, with the reason in `error`, if not all could be launched; those that were go on.
   bool launch(std::span<const DeviceCopy> copies, Direction direction, HostMemory host, StreamHandle stream,
               std::string* error);
-  bool launch_within(std::span<const InnerCopy> copies, StreamHandle stream, std::string* error);
+  bool launch_within(std::span<const InnerCopy> copies, InnerMemory memory, StreamHandle stream,
+                     std::string* error);
 
   // Whether several go to a launch: the driver can, and has not refused.
   bool are_gathered() const { return driver_.copy_batch != nullptr && !is_refused_; }
@@ -49,7 +50,7 @@ class Launches {
   bool launch_all(Gathered& copies, StreamHandle stream, const char* call, const LaunchOne& launch_one,
                   std::string* error);
   Result launch_gathered(Gathered& copies, StreamHandle stream);
-  void have_kernel_copy(Gathered* copies, StreamHandle stream);
+  void have_kernel_copy(Gathered* copies, uint64_t largest, StreamHandle stream);
 
   const Driver& driver_;
   PieceKernel kernel_;

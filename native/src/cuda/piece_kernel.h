@@ -1,9 +1,10 @@
 // Small pieces copied by multiprocessors that the operator has lent, instead of by the copy engines.
 //
 // Copy engines take about a microsecond a piece, in which PCIe moves 50 KiB: KV that lies in pieces of 8 KiB
-// comes at a fifth of what it could. A kernel reads and writes page-locked memory by itself, some thousand
-// pieces a launch. It takes away from what else the device computes, and memory that is not what it was said
-// to be breaks the context, where an engine's copy only fails: so it is off unless it was asked for.
+// comes at a fifth of what it could. Within a device a piece costs three to five. A kernel reads and writes
+// page-locked memory and its device's by itself, some thousand pieces a launch. It takes away from what else
+// the device computes, and memory that is not what it was said to be breaks the context, where an engine's
+// copy only fails: so it is off unless it was asked for.
 #pragma once
 
 #include <atomic>
@@ -21,8 +22,9 @@ namespace p2pkv::cuda {
 // Of one device, within whose context all is called. Thread-safe.
 class PieceKernel {
  public:
-  // The largest piece that a copy engine is too slow for.
+  // The largest piece that a copy engine is too slow for: between host and device, and within the device.
   static constexpr uint64_t kLargestPiece = 128 << 10;
+  static constexpr uint64_t kLargestInner = 1 << 20;
 
   explicit PieceKernel(const Driver& driver) : driver_(driver) {}
 
@@ -33,9 +35,8 @@ class PieceKernel {
   void end();
 
   // Whether it copies such a piece; both addresses are ones that the device reads and writes by itself.
-  bool takes(const InnerCopy& copy) const {
-    return n_blocks_ > 0 && copy.nbytes <= kLargestPiece &&
-           (copy.to | copy.from | copy.nbytes) % kAlignment == 0;
+  bool takes(const InnerCopy& copy, uint64_t largest) const {
+    return n_blocks_ > 0 && copy.nbytes <= largest && (copy.to | copy.from | copy.nbytes) % kAlignment == 0;
   }
   // Some may have been launched where it gives an error.
   Result launch(std::span<const InnerCopy> copies, StreamHandle stream);

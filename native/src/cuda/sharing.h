@@ -45,6 +45,11 @@ class MappedMemory {
   virtual ~MappedMemory() = default;
   // Of the first byte that was shared.
   virtual uint64_t address() const = 0;
+  // Whether it is known to lie on the device that maps it; else it may be another one's, which that reaches.
+  InnerMemory memory() const { return memory_; }
+
+ private:
+  InnerMemory memory_ = InnerMemory::kAny;
 };
 
 }  // namespace p2pkv::cuda

@@ -5,6 +5,7 @@
 // it, whoever had that; and mappings go when the owner hangs up, whether or not anybody reads.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -24,6 +25,8 @@ namespace p2pkv::cuda_ipc {
 struct Mapped {
   std::shared_ptr<OwnerSocket> connection;  // first: it outlives the memory
   std::unique_ptr<cuda::MappedMemory> memory;
+  // Of the next slice that is copied from there: as much as was seen to take as long as one may. 0: not seen.
+  std::atomic<uint64_t> slice_nbytes = 0;
 };
 
 // Thread-safe.

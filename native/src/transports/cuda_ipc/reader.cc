@@ -19,6 +19,13 @@ constexpr uint64_t kLargestSlice = 1 << 30;
 // What can't be mapped is not tried again for so long; the driver may have been short of something.
 constexpr std::chrono::seconds kUnmappable{1};
 
+// What is to be copied next after `nbytes` of a slice that might have had as many as `planned`.
+uint64_t next_slice(uint64_t planned, uint64_t nbytes, std::chrono::duration<double> took) {
+  if (took > kSliceTakes * 2) return std::max(planned / 2, kFirstSlice);
+  const bool is_too_small = nbytes >= planned / 2 && took < kSliceTakes / 2;
+  return is_too_small ? std::min(2 * planned, kLargestSlice) : planned;
+}
+
 }  // namespace
 
 DeviceEndpoint::DeviceEndpoint(CudaIpcHome home)
@@ -126,12 +133,6 @@ void DeviceEndpoint::release() {
   if (hold) hold->let_go();
 }
 
-// The region is mapped for a slice alone, as its owner may want it back.
-bool DeviceBatch::begin() {
-  slice_nbytes_ = kFirstSlice;
-  return true;
-}
-
 // A copy that was begun is waited for, whatever the deadline is.
 bool DeviceBatch::copy_slice(const Deadline*) {
   const RegisteredRegion::Use use(*local_);
@@ -147,17 +148,19 @@ bool DeviceBatch::copy_slice(const Deadline*) {
     return false;
   }
   if (!mapped) return give_up();
-  const uint64_t nbytes = cut_parts(slice_nbytes_, UINT64_MAX);
+  const uint64_t planned = std::max(mapped->slice_nbytes.load(), kFirstSlice);
+  const uint64_t nbytes = cut_parts(planned, UINT64_MAX);
   const auto copies = copies_of(reinterpret_cast<uint64_t>(local_->base()), mapped->memory->address());
   const auto began = Clock::now();
   std::string why;
-  const auto outcome = copies.empty() ? cuda::CopyOutcome::kDone : device->copy_within(copies, &why);
+  const auto outcome =
+      copies.empty() ? cuda::CopyOutcome::kDone : device->copy_within(copies, mapped->memory->memory(), &why);
   if (outcome == cuda::CopyOutcome::kFailed) return give_up();
   if (outcome == cuda::CopyOutcome::kLost) {
     abort(Status::kPeerLost);
     return false;
   }
-  learn(nbytes, Clock::now() - began);
+  mapped->slice_nbytes = next_slice(planned, nbytes, Clock::now() - began);
   settle_parts(parts().size());
   return true;
 }
@@ -184,12 +187,6 @@ bool DeviceBatch::is_proven(size_t span) const {
   const Word& word = words_[span];
   return remote_->words && word_lies_within(word.offset, remote_->words->nbytes()) &&
          load_word_after_bytes(remote_->words->base() + word.offset) == word.value;
-}
-
-void DeviceBatch::learn(uint64_t nbytes, std::chrono::duration<double> took) {
-  if (nbytes < slice_nbytes_ / 2) return;  // what is small says nothing of speed
-  if (took < kSliceTakes / 2) slice_nbytes_ = std::min(2 * slice_nbytes_, kLargestSlice);
-  if (took > kSliceTakes * 2) slice_nbytes_ = std::max(slice_nbytes_ / 2, kFirstSlice);
 }
 
 }  // namespace p2pkv::cuda_ipc

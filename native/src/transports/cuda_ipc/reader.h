@@ -77,7 +77,8 @@ class DeviceBatch final : public RegionBatch {
   ~DeviceBatch() override { settle(Status::kCanceled); }
 
  protected:
-  bool begin() override;
+  // The region is mapped for a slice alone, as its owner may want it back.
+  bool begin() override { return true; }
   bool copy_slice(const Deadline* deadline) override;
   bool is_proven(size_t span) const override;
   void quiesce() override {}  // no copy outlives the call that began it
@@ -87,11 +88,9 @@ class DeviceBatch final : public RegionBatch {
 
   bool give_up();
   std::vector<cuda::InnerCopy> copies_of(uint64_t to, uint64_t from) const;
-  void learn(uint64_t nbytes, std::chrono::duration<double> took);
 
   const std::shared_ptr<DeviceEndpoint> endpoint_;
   const std::shared_ptr<DeviceRegion> remote_;
-  uint64_t slice_nbytes_ = 0;  // of the next slice; of the driving thread alone
 };
 
 }  // namespace p2pkv::cuda_ipc
