@@ -22,6 +22,7 @@ from p2pkv.transports.cuda_ipc import CudaIpcTransport
 
 ROWS: dict[str, Any] = {"n": N, "nbytes": NBYTES}
 _OUT_OF_MEMORY = 2
+PATIENCE = 30.0
 
 
 @pytest.fixture
@@ -58,6 +59,44 @@ def test_a_kernel_is_waited_for_on_both_sides(open_ends: Callable[..., Ends]) ->
     ends.meet()
     ends.hand_over_behind_kernels()
     assert ends.went() == (2 * N * NBYTES, 0, 0)
+
+
+def test_rows_behind_two_streams_wait_for_their_own(emulated: FakeCuda, open_ends: Callable[..., Ends]) -> None:
+    """The second half of the rows is put while the first half's stream is waited for, and its own takes longer."""
+    ends = open_ends()
+    ends.meet()
+    halves = [slice(0, N // 2), slice(N // 2, N)]
+    streams = [emulated.stream(0) for _ in halves]
+    offers = []
+    with ends.consumer.transfers.grant("both", ends.rows(1), timeout=PATIENCE) as grant:
+        for half, stream, delay_us in zip(halves, streams, (100_000, 500_000), strict=True):
+            address = ends.buffers[0].address + half.start * NBYTES
+            emulated.launch_fill(stream, address, 0x5A, N // 2 * NBYTES, delay_us=delay_us)
+            rows = ends.rows(0)[half]
+            offers.append(
+                ends.producer.transfers.put_async(
+                    ends.consumer.node_id, "both", rows, first_row=half.start, stream=stream
+                )
+            )
+        assert not grant.wait(PATIENCE).any()
+    assert (ends.buffers[1].read() == 0x5A).all()
+    assert not any(offer.wait(PATIENCE).any() for offer in offers)
+    assert ends.went() == (N * NBYTES, 0, 0)
+    for stream in streams:
+        emulated.destroy_stream(stream)
+
+
+def test_a_kernel_copies_small_rows_if_it_may(emulated: FakeCuda, open_ends: Callable[..., Ends]) -> None:
+    ends = open_ends(device_kernel_blocks=4)
+    ends.meet()
+    before = emulated.counts().kernel_slices
+    spans = [ends.rows(side)[:: -1 if side else 1] for side in (0, 1)]  # so that no two rows are one copy
+    expected = ends.fill(12)
+    with ends.consumer.transfers.grant("small", spans[1], timeout=PATIENCE) as grant:
+        assert not ends.producer.transfers.put(ends.consumer.node_id, "small", spans[0]).any()
+        assert not grant.wait(PATIENCE).any()
+    assert np.array_equal(ends.buffers[1].read().reshape(N, NBYTES)[::-1], expected)
+    assert emulated.counts().kernel_slices - before == N * NBYTES // (8 << 10)
 
 
 def test_rows_without_a_grant_are_staged_and_kept(open_ends: Callable[..., Ends]) -> None:

@@ -9,6 +9,8 @@ namespace {
 
 // Of one turn of a backlog; then others of the same peer get theirs.
 constexpr uint64_t kBatchBytes = 32 << 20;
+// What goes from device to device counts so much less: it comes at least so much faster.
+constexpr uint64_t kFasterDirectly = 8;
 constexpr size_t kBatchOffers = 512;
 // Below what a message may have.
 constexpr size_t kReportBytes = 512 << 10;
@@ -104,7 +106,7 @@ bool Inbox::place(Batch& batch, const std::shared_ptr<Incoming>& incoming) {
       batch.rows.push_back(
           {batch.grant->placed.memories[to.memory], to.offset, incoming->rows[row], Status::kPending});
       batch.places.emplace_back(number, row);
-      batch.nbytes += to.length;
+      batch.nbytes += incoming->lies_on_device() ? to.length / kFasterDirectly : to.length;
       if (batch.grant->placed.device_of(to)) batch.is_for_devices = true;
     }
     if (places.empty()) {

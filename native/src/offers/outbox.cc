@@ -81,7 +81,9 @@ void Outbox::add(const std::shared_ptr<Outgoing>& offer, const std::shared_ptr<L
   offer->id = ++next_id_;
   live_.emplace(offer->id, offer);
   by_request_[offer->request].emplace(Key{offer->to, offer->first_row}, offer);
-  if (!offer->device) {
+  const bool is_ready = offer->device && !offer->point && !needs_room(*offer);
+  if (is_ready) offer->is_ready = true;
+  if (!offer->device || is_ready) {
     tell(*offer, posts);
   } else if (offer->to != 0 || is_asked_for(*offer)) {
     queue_staging(offer);

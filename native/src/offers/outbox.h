@@ -125,6 +125,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   bool take_first();
   bool needs_room(const Outgoing& offer) const;
   void stage_one(std::unique_lock<std::mutex>& lock);
+  void tell_behind(const Outgoing& first, std::vector<Post>* posts);
   bool is_unwanted(const Outgoing& offer);
   void unstage(Outgoing& offer);
   void unstage_unwanted(std::vector<Post>* posts);

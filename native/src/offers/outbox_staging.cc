@@ -98,6 +98,7 @@ void Outbox::stage_one(std::unique_lock<std::mutex>& lock) {
       offer->is_ready = true;
       tell(*offer, &posts);
     }
+    if (!is_to_copy) tell_behind(*offer, &posts);
   } else if (offer->stowed) {
     // Somebody else's copy of it is offered by now.
   } else if (!offer->is_done && waited == cuda::StreamOutcome::kTimedOut) {
@@ -113,6 +114,21 @@ void Outbox::stage_one(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   send(posts);
   lock.lock();
+}
+
+// Parts that wait for the same mark, and need no room either: who reads them has them all at once.
+void Outbox::tell_behind(const Outgoing& first, std::vector<Post>* posts) {
+  std::vector<std::shared_ptr<Outgoing>> ready;
+  std::erase_if(staging_queue_, [&](const auto& offer) {
+    const bool is_ready =
+        offer->point == first.point && !offer->is_done && !offer->stowed && !needs_room(*offer);
+    if (is_ready) ready.push_back(offer);
+    return is_ready;
+  });
+  for (const auto& offer : ready) {
+    offer->is_ready = true;
+    tell(*offer, posts);
+  }
 }
 
 bool Outbox::is_unwanted(const Outgoing& offer) {
