@@ -129,7 +129,7 @@ Location Pool::location_of(uint32_t granule) const {
 // --- publish
 
 uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* locations,
-                       const Deadline& deadline, Consent* consent) {
+                       const Deadline& deadline, Consent* consent, PageGiver* giver) {
   std::vector<Draft> drafts(batch.n_pages);
   for (size_t i = 0; i < batch.n_pages; ++i) drafts[i].length = batch.length_of(i);
   std::vector<codec::Block> tables;  // the drafts' sizes point into it
@@ -159,7 +159,9 @@ uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* l
       statuses[i] = PoolStatus::kChanged;
   };
   const auto is_over = [&] { return deadline.passed() || (consent != nullptr && consent->is_withdrawn()); };
-  const size_t n_copied = make_copies({batch.n_pages, nbytes, std::ref(copy_page)}, is_over);
+  if (giver != nullptr) have_given(batch, *giver, &drafts, statuses, deadline);
+  const size_t n_copied =
+      giver != nullptr ? batch.n_pages : make_copies({batch.n_pages, nbytes, std::ref(copy_page)}, is_over);
   const size_t n_kept = consent == nullptr || consent->begin_commit() ? n_copied : 0;
   for (size_t i = n_kept; i < batch.n_pages; ++i) {
     if (statuses[i] != PoolStatus::kStored) continue;
@@ -171,10 +173,10 @@ uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* l
   for (size_t i = batch.n_pages; i-- > 0;) {
     if (i % kPagesPerTurn == kPagesPerTurn - 1) mutex_.let_in();
     const uint32_t granule = drafts[i].granule;
+    const bool is_there = statuses[i] == PoolStatus::kExists || statuses[i] == PoolStatus::kOtherLength;
     if (statuses[i] == PoolStatus::kStored) {
       statuses[i] = commit(batch.keys[i], drafts[i], &locations[i]);
-    } else if (granule != PageBlocks::kNone &&
-               (statuses[i] == PoolStatus::kTimedOut || statuses[i] == PoolStatus::kChanged)) {
+    } else if (granule != PageBlocks::kNone && !is_there) {
       blocks_.drop(granule);
     } else if (granule != PageBlocks::kNone) {
       if (pages_[granule].state == PageState::kCommitted) blocks_.touch(granule);

@@ -14,6 +14,7 @@
 #include "codec/packed.h"
 #include "page/change_log.h"
 #include "page/location.h"
+#include "page/page_giver.h"
 #include "page/region.h"
 #include "pool/eviction_log.h"
 #include "pool/kept_records.h"
@@ -164,8 +165,12 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // had its room: if it is still that, all that can be read then is still there.
   // A page whose copy has begun is copied to its end; the others are given up at the deadline. What
   // `consent`, if there is one, does not agree to is kTimedOut.
+  // With a `giver`, of a pool that takes given ones, pages are brought by it, and of their pieces only the
+  // lengths count. What it can't bring is kNotTried.
   uint64_t publish(const PageBatch& batch, PoolStatus* statuses, Location* locations,
-                   const Deadline& deadline = Deadline::after(kNoHurry), Consent* consent = nullptr);
+                   const Deadline& deadline = Deadline::after(kNoHurry), Consent* consent = nullptr,
+                   PageGiver* giver = nullptr);
+  bool takes_given() const;
   // Copies out. A page whose length differs from its pieces' sum is left alone. The deadline is as above.
   // With a `taker` pages are taken instead, and those that it does not have are misses; so are packed ones.
   void fetch(const PageBatch& batch, FetchStatus* statuses,
@@ -306,6 +311,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
                                     const Deadline& deadline);
   // Without the lock, and by several threads at once. False if nothing of use was written.
   bool copy_in(const PageBatch& batch, size_t i, Draft* draft);
+  void have_given(const PageBatch& batch, PageGiver& giver, std::vector<Draft>* drafts, PoolStatus* statuses,
+                  const Deadline& deadline);
   bool copy_out(const PageBatch& batch, size_t i, uint32_t granule) const;
   void have_taken(const std::vector<uint32_t>& granules, PageTaker& taker, FetchStatus* statuses,
                   const Deadline& deadline);
