@@ -17,6 +17,7 @@
 #include "bindings/bindings.h"
 #include "cuda/device.h"
 #include "cuda/landing.h"
+#include "cuda/lifting.h"
 #include "cuda/pieces.h"
 #include "cuda/staging.h"
 
@@ -28,6 +29,7 @@ namespace {
 
 using cuda::Device;
 using cuda::Landing;
+using cuda::Lifting;
 using cuda::Staging;
 
 std::optional<std::tuple<uint64_t, uint64_t, int>> device_range(uint64_t address) {
@@ -149,21 +151,23 @@ cuda::PiecesUnderWay begin_copies(const std::vector<std::shared_ptr<Device>>& de
   return cuda::begin_copy_pieces(devices, copies, direction);
 }
 
-void make_landing(Landing* self, const std::vector<std::shared_ptr<Device>>& devices,
-                  const ArrayOf<int32_t, kAnySize, kAnySize>& device_of, const PieceArray& on_device,
-                  uint64_t most_locked) {
+// Places a Landing or a Lifting.
+template <typename Pages>
+void make_places(Pages* self, const std::vector<std::shared_ptr<Device>>& devices,
+                 const ArrayOf<int32_t, kAnySize, kAnySize>& device_of, const PieceArray& on_device,
+                 uint64_t most_locked) {
   const auto* indices = require<int32_t>(device_of, "device_of", {kAnySize, kAnySize});
   const size_t n_pages = device_of.shape(0);
   const size_t n_pieces = device_of.shape(1);
   const Piece* pieces = require_pieces(on_device, "on_device", n_pages, n_pieces);
   const size_t n = n_pages * n_pieces;
-  if (devices.empty() || n == 0) throw nb::value_error("a landing has pages, and devices that they lie on");
+  if (devices.empty() || n == 0) throw nb::value_error("there are no pages, or no devices that they lie on");
   for (size_t i = 0; i < n; ++i) {
     if (indices[i] < 0 || static_cast<size_t>(indices[i]) >= devices.size())
       throw nb::index_error("device_of: no such device");
     if (pieces[i].nbytes < 0) throw nb::value_error("a piece has a negative length");
   }
-  new (self) Landing({devices, {pieces, pieces + n}, {indices, indices + n}, n_pieces}, most_locked);
+  new (self) Pages({devices, {pieces, pieces + n}, {indices, indices + n}, n_pieces}, most_locked);
 }
 
 std::tuple<int, std::string> wait_for_copies(cuda::PiecesUnderWay& copies) {
@@ -209,8 +213,12 @@ void bind_cuda(nb::module_& m) {
            "RuntimeError if it can't be.");
   nb::class_<Landing>(m, "CudaLanding", nb::is_final(),
                       "What devices copy from where it lies. See native/src/cuda/landing.h.")
-      .def("__init__", &make_landing, "devices"_a, "device_of"_a, "on_device"_a, "most_locked"_a)
+      .def("__init__", &make_places<Landing>, "devices"_a, "device_of"_a, "on_device"_a, "most_locked"_a)
       .def_prop_ro("failure", &Landing::failure);
+  nb::class_<Lifting>(m, "CudaLifting", nb::is_final(),
+                      "What devices write to where it is to lie. See native/src/cuda/lifting.h.")
+      .def("__init__", &make_places<Lifting>, "devices"_a, "device_of"_a, "on_device"_a, "most_locked"_a)
+      .def_prop_ro("failure", &Lifting::failure);
   nb::class_<cuda::StreamMark>(m, "CudaMark", nb::is_final(), "A point of a stream, to be waited for.")
       .def("wait", &wait_for_mark, "timeout"_a, "``StreamOutcome``, and why.");
   nb::class_<Staging::Loan>(m, "CudaLoan", nb::is_final(),

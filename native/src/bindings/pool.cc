@@ -17,6 +17,7 @@
 #include "bindings/bindings.h"
 #include "bindings/page_batch.h"
 #include "cache/location_cache.h"
+#include "cuda/lifting.h"
 #include "pool/mapped_pool.h"
 
 namespace nb = nanobind;
@@ -65,13 +66,15 @@ std::shared_ptr<Pool> create_pool(uint64_t nbytes, uint32_t granule, uint64_t ow
 
 // Beside statuses and locations: how many pages can be read now, and the bytes that were copied.
 std::tuple<Bytes, Bytes, size_t, uint64_t> publish(Pool& pool, const KeyArray& keys, const PieceArray& pieces,
-                                                   double timeout) {
+                                                   double timeout, cuda::Lifting* lifting) {
   const PageBatch batch = require_batch(&keys, pieces);
+  if (lifting != nullptr && (lifting->n_pages() != batch.n_pages || !pool.takes_given()))
+    throw nb::value_error("the pool takes no pages of devices, or not so many of these");
   std::vector<PoolStatus> statuses(batch.n_pages);
   std::vector<Location> locations(batch.n_pages);
   {
     const nb::gil_scoped_release unlocked;
-    pool.publish(batch, statuses.data(), locations.data(), Deadline::after(timeout));
+    pool.publish(batch, statuses.data(), locations.data(), Deadline::after(timeout), nullptr, lifting);
   }
   size_t n_there = 0;
   uint64_t stored_bytes = 0;
@@ -333,7 +336,9 @@ void bind_pool(nb::module_& m) {
            "is_kept"_a = false, "left"_a.none() = nb::none(), "lock"_a.none() = nb::none(),
            "is_shown"_a = false)
       .def("set_boot", &Pool::set_boot, "boot"_a)
-      .def("publish", publish, "keys"_a.noconvert(), "pieces"_a.noconvert(), "timeout"_a = kNoHurry)
+      .def("publish", publish, "keys"_a.noconvert(), "pieces"_a.noconvert(), "timeout"_a = kNoHurry,
+           "lifting"_a.none() = nb::none())
+      .def_prop_ro("takes_given", &Pool::takes_given)
       .def("fetch", fetch, "keys"_a.noconvert(), "pieces"_a.noconvert())
       .def("lookup", lookup, "keys"_a.noconvert())
       .def("pin", pin, "keys"_a.noconvert(), "lease_seconds"_a, "most_bytes"_a = UINT64_MAX)
