@@ -176,18 +176,32 @@ class Pool:
         """Where the first granule begins in the region."""
         return self.native.data_offset
 
+    @property
+    def takes_given(self) -> bool:
+        """Whether devices may write into it: no, if a successor may go on with its memory, or pages are packed."""
+        return self.native.takes_given
+
     def block_nbytes(self, lengths: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return how many bytes of the pool pages of these lengths take; of lengths that can't be right, very many."""
         bounded = np.minimum(lengths, np.uint64(1 << 40)).astype(np.int64)
         return np.asarray(-(-bounded // self.granule) * self.granule, np.int64)
 
-    def publish(self, keys: Keys, pieces: Pieces, timeout: float = math.inf) -> Published:
+    def publish(
+        self,
+        keys: Keys,
+        pieces: Pieces,
+        timeout: float = math.inf,
+        lifting: _native.CudaLifting | None = None,
+    ) -> Published:
         """Copy in the pages that are not there yet, evicting what was used longest ago.
 
         Nothing is stored if one of them is there with another length. The keys of a batch must differ. The pieces'
         memory is read during the call only. What is not copied within ``timeout`` seconds is left out.
+
+        With a ``lifting`` the pieces lie on its devices, which write them into the pool: one that
+        :attr:`takes_given`. What they could not write is ``NOT_TRIED``.
         """
-        statuses, locations, n_readable, nbytes = self.native.publish(keys, pieces, timeout)
+        statuses, locations, n_readable, nbytes = self.native.publish(keys, pieces, timeout, lifting)
         return Published(statuses, as_locations(locations), n_readable, nbytes)
 
     def fetch(self, keys: Keys, pieces: Pieces) -> NDArray[np.uint8]:

@@ -1,8 +1,10 @@
 """Pages that devices copy from where they lie: in the own pool, and in those of peers whose memory this process maps.
 
-The memory is page-locked where it is used (native/src/cuda/lockable.h), and what a device has copied is proven as
-everywhere: the page's generation is loaded when the copy has ended. So no byte is copied in host memory, and a page
-comes as fast as the device reads. Nobody is asked for anything: what can't be had like this goes through the staging.
+And those that they write to where they are to lie, in the own pool. The memory is page-locked where it is used
+(native/src/cuda/lockable.h), and what a device has copied is proven as everywhere: a fetch loads the page's generation
+when the copy has ended, and a publish takes the checksum then, and lets the page be seen. So no byte is copied in host
+memory, and a page comes as fast as the device reads or writes. Nobody is asked for anything: what can't be had like
+this goes through the staging.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from p2pkv.cache.call import PageCall
 from p2pkv.memory.staging import DeviceMemory, Staging
 from p2pkv.metrics import Metrics
 from p2pkv.page import Outcomes
+from p2pkv.pool import Pool, Published
 
 
 class DeviceCall(Protocol):
@@ -58,5 +61,20 @@ class DirectPages:
         if landing.failure:
             self._devices.report(landing.failure, wanted.devices)
         outcomes: Outcomes = batch.outcomes()
-        self._metrics.device_direct_bytes.inc(int(call.lengths[outcomes == 1].sum()))
+        self._metrics.count(
+            self._metrics.device_direct_bytes, "to_device", int(call.lengths[outcomes == 1].sum())
+        )
         return outcomes
+
+    def publish(self, given: DeviceCall, pool: Pool, deadline: float) -> Published:
+        """Have devices write pages into the own pool; those that are ``NOT_TRIED`` may yet come another way.
+
+        A device's failure is reported.
+        """
+        call = given.call
+        lifting = _native.CudaLifting(given.devices, given.index_of, call.pieces, self._most_locked)
+        published = pool.publish(call.ids, call.pieces, max(0.0, deadline - time.monotonic()), lifting)
+        if lifting.failure:
+            self._devices.report(lifting.failure, given.devices)
+        self._metrics.count(self._metrics.device_direct_bytes, "to_host", published.nbytes)
+        return published

@@ -1,6 +1,7 @@
 """Pages of device memory: in rounds through staging, each as if the call had been for that host memory.
 
-Those that lie in memory which this process maps don't come that way (``device_direct.py``), but the rest does.
+Those that lie, or are to lie, in memory which this process maps don't come that way (``device_direct.py``), but the
+rest does.
 
 A fetch reads a round's pages into the staging, where they are proven as everywhere, and copies those that were hits to
 the device; a publish copies a round's pages into the staging, and the pool takes them from there. So a page is sealed,
@@ -120,13 +121,28 @@ class DevicePages:
             self._pool.native.touch(call.ids[known == 1])
             run = self._start(_chosen(call, wanted), deadline)
             if run.problem is None:
-                statuses[wanted], nbytes = self._publish_rounds(run, deadline)
+                statuses[wanted], nbytes = self._publish_wanted(run, deadline)
         self._pool.native.touch(call.ids)
         # Of all of them now: what a round stored, a later one of a batch larger than the pool may have evicted.
         there, locations = self._pool.lookup(call.ids)
         statuses[(statuses <= PoolStatus.EXISTS) & (there == 0)] = PoolStatus.NO_ROOM
         n_readable = int(np.count_nonzero(statuses <= PoolStatus.EXISTS))
         return Published(statuses, locations, n_readable, nbytes)
+
+    def _publish_wanted(self, run: _Run, deadline: float) -> tuple[NDArray[np.uint8], int]:
+        if self._direct is None or not self._pool.takes_given:
+            return self._publish_rounds(run, deadline)
+        direct = self._direct.publish(run, self._pool, deadline)
+        statuses, nbytes = direct.statuses, direct.nbytes
+        if (statuses == PoolStatus.OTHER_LENGTH).any():
+            return statuses, nbytes  # and so nothing was to be stored
+        statuses[statuses == PoolStatus.TIMED_OUT] = PoolStatus.NOT_TRIED
+        left = np.flatnonzero(statuses == PoolStatus.NOT_TRIED)
+        if len(left):
+            rest = run if len(left) == len(statuses) else run.chosen(left)
+            statuses[left], nbytes_staged = self._publish_rounds(rest, deadline)
+            nbytes += nbytes_staged
+        return statuses, nbytes
 
     def _publish_rounds(self, run: _Run, deadline: float) -> tuple[NDArray[np.uint8], int]:
         last = len(run.call.ids)

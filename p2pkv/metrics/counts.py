@@ -103,10 +103,12 @@ class Metrics:
             "direction",
         )
         """``direction``: to_device, to_host."""
-        self.device_direct_bytes = self._counter(
+        self.device_direct_bytes = self._labelled(
             "p2pkv_device_direct_bytes",
-            "Bytes of pages that devices copied from where they lie in a pool of this host",
+            "Bytes of pages that devices copied from, or to, where they lie in a pool of this host",
+            "direction",
         )
+        """``direction``: to_device, to_host."""
         self.refused_device_memories = self._labelled(
             "p2pkv_refused_device_memories",
             "Registrations of device memory that a transport which reads devices could not have: its rows are staged",
@@ -156,6 +158,7 @@ class Metrics:
                 ("no_room", "no_directory", "timed_out", "epoch", "changed", "draining", "device", "host"),
             ),
             (self.staged_bytes, ("to_device", "to_host")),
+            (self.device_direct_bytes, ("to_device", "to_host")),
             (self.looked_up_pages, ("own_shard", "peers", "earlier_owners")),
             (self.indexer_requests, ("answered", "refused", "failed")),
             (self.prefetched_pages, PREFETCH_OUTCOMES),

@@ -134,3 +134,4 @@ def make_pair(tmp_path: Path, cuda_settings: dict[str, object]) -> Iterator[Call
     yield make
     for pair in pairs:
         pair.close()
+    pairs.clear()  # pytest keeps `make` for longer, and a pool that a lost device may write to goes with its last user

@@ -46,6 +46,7 @@ TESTS = {
     "pages": (
         "test_device_pages.py",
         "test_direct_pages.py",
+        "test_direct_publishing.py",
         "test_streams.py",
         "test_driver_failures.py",
         "test_overlapping_rounds.py",

@@ -61,7 +61,9 @@ def test_a_kernel_is_waited_for_on_both_sides(open_ends: Callable[..., Ends]) ->
     assert ends.went() == (2 * N * NBYTES, 0, 0)
 
 
-def test_rows_behind_two_streams_wait_for_their_own(emulated: FakeCuda, open_ends: Callable[..., Ends]) -> None:
+def test_rows_behind_two_streams_wait_for_their_own(
+    emulated: FakeCuda, open_ends: Callable[..., Ends]
+) -> None:
     """The second half of the rows is put while the first half's stream is waited for, and its own takes longer."""
     ends = open_ends()
     ends.meet()

@@ -36,10 +36,31 @@ def test_no_hit_is_ever_wrong(
     assert n_wrong == 0
     assert n_hits >= 1_000, "too few hits to prove anything"
     of_readers = [node.call("counters") for node in cluster.nodes[1:]]
-    n_direct = sum(counters["p2pkv_device_direct_bytes_total"] for counters in of_readers)
+    n_direct = sum(
+        counters['p2pkv_device_direct_bytes_total{direction="to_device"}'] for counters in of_readers
+    )
     n_staged = sum(counters['p2pkv_staged_bytes_total{direction="to_device"}'] for counters in of_readers)
     is_direct = (transport, direct) == ("shm", "1GiB")
     assert (n_direct > n_staged) == is_direct, "the pages took another way than the one that is hunted"
+
+
+@pytest.mark.parametrize(("transport", "direct"), [("shm", "1GiB"), ("tcp", "1GiB"), ("shm", "0")])
+def test_no_page_that_a_device_wrote_is_ever_wrong(
+    cluster: Cluster, tmp_path: Path, transport: str, direct: str, with_device: dict[str, Any]
+) -> None:
+    """The producer publishes from a device, and its pool is small: what it writes over others may be reading."""
+    options = with_device | {"device_direct_size": direct}
+    n_hits, n_wrong = hunt(
+        cluster, tmp_path, transport, SIZES, hits=1_000, seconds=100.0, producer_options=options
+    )
+    assert n_wrong == 0
+    assert n_hits >= 1_000, "too few hits to prove anything"
+    producer = cluster.nodes[0]
+    producer.answer()  # it has stopped publishing
+    counters = producer.call("counters")
+    ways = ("device_direct", "staged")
+    n_direct, n_staged = (counters[f'p2pkv_{way}_bytes_total{{direction="to_host"}}'] for way in ways)
+    assert (n_direct > n_staged) == (direct != "0"), "the pages took another way than the one that is hunted"
 
 
 @pytest.mark.slow

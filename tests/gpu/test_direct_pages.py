@@ -34,8 +34,8 @@ def destination(pair: Pair, allocate: Allocate) -> DeviceBuffer:
     return memory
 
 
-def _direct(pair: Pair, of: str = "reader") -> float:
-    return getattr(pair, of).counters()["p2pkv_device_direct_bytes_total"]
+def _direct(pair: Pair, of: str = "reader", direction: str = "to_device") -> float:
+    return getattr(pair, of).counters()[f'p2pkv_device_direct_bytes_total{{direction="{direction}"}}']
 
 
 def _staged(pair: Pair, of: str = "reader") -> float:

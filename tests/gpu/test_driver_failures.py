@@ -58,7 +58,10 @@ def test_a_copy_that_fails_costs_misses(
     assert np.array_equal(memory.read().reshape(N, NBYTES), pair.source)
 
 
-def test_a_copy_that_fails_publishes_nothing(emulated: FakeCuda, pair: Pair, allocate: Allocate) -> None:
+def test_a_copy_that_fails_publishes_nothing(
+    emulated: FakeCuda, make_pair: Callable[..., Pair], allocate: Allocate
+) -> None:
+    pair = make_pair(transports=["shm"], device_direct_size=0)
     memory = allocate(N * NBYTES)
     pair.owner.register_memory(memory.array)
     keys = pair.fresh_keys()
@@ -69,10 +72,19 @@ def test_a_copy_that_fails_publishes_nothing(emulated: FakeCuda, pair: Pair, all
     assert pair.owner.publish(keys, memory.rows(N, NBYTES)).all()
 
 
-@pytest.mark.parametrize("call", ["publish", "fetch"])
+@pytest.mark.parametrize(
+    ("call", "direct", "n_lost"), [("publish", 0, 1 << 16), ("publish", "1GiB", 0), ("fetch", "1GiB", 0)]
+)
 def test_a_device_lost_in_the_middle_of_a_copy_costs_misses(
-    emulated: FakeCuda, pair: Pair, allocate: Allocate, caplog: pytest.LogCaptureFixture, call: str
+    emulated: FakeCuda,
+    make_pair: Callable[..., Pair],
+    allocate: Allocate,
+    caplog: pytest.LogCaptureFixture,
+    call: str,
+    direct: int | str,
+    n_lost: int,
 ) -> None:
+    pair = make_pair(transports=["shm"], device_staging_size=1 << 16, device_direct_size=direct)
     memory = allocate(N * NBYTES)
     pair.owner.register_memory(memory.array)
     keys = pair.fresh_keys() if call == "publish" else pair.publish()
@@ -93,7 +105,7 @@ def test_a_device_lost_in_the_middle_of_a_copy_costs_misses(
     assert len([record for record in caplog.records if "device memory" in record.message]) == 1
     counters = pair.owner.counters()
     # A device might still write there. A fetch was on its way out of the pool, where it reads and no more.
-    assert counters["p2pkv_device_staging_lost_bytes"] == (1 << 16 if call == "publish" else 0)
+    assert counters["p2pkv_device_staging_lost_bytes"] == n_lost
     host_keys = pair.publish()  # the rest of the node works
     assert pair.fetch_is_right(host_keys)
 
