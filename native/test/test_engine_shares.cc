@@ -13,6 +13,8 @@
 
 namespace {
 
+using p2pkv::Deadline;
+using p2pkv::PoolShare;
 using p2pkv::attaching::EngineShares;
 
 // A pool whose pages are of one granule each, and engines that may have `share` of them.
@@ -21,7 +23,6 @@ struct Shared {
       : pool(make_pool(n_granules)), shares(*pool, share * kGranule) {}
 
   struct Outcome {
-    size_t n_admitted;
     std::vector<PoolStatus> statuses;
     std::vector<Location> locations;
     size_t count(PoolStatus status) const {
@@ -29,20 +30,19 @@ struct Shared {
     }
   };
 
-  Outcome publish(EngineShares::Account& account, const std::vector<uint64_t>& names,
-                  size_t nbytes = kGranule) {
+  PoolShare open(uint64_t mark = 0) { return shares.open(mark); }
+  Outcome publish(const PoolShare& share, const std::vector<uint64_t>& names, size_t nbytes = kGranule) {
     const Bytes bytes = bytes_of(1, nbytes);
     std::vector<Key> keys;
     for (const uint64_t name : names) keys.push_back(key_of(name));
     const std::vector<Piece> pieces(names.size(), piece_of(bytes));
-    const auto admitted = shares.admit(account, {names.size(), 1, keys.data(), pieces.data()});
-    Outcome outcome{admitted.n_pages, std::vector<PoolStatus>(admitted.n_pages),
-                    std::vector<Location>(admitted.n_pages)};
-    pool->publish({admitted.n_pages, 1, keys.data(), pieces.data()}, outcome.statuses.data(),
-                  outcome.locations.data());
-    shares.settle(account, admitted, keys.data(), outcome.statuses.data(), outcome.locations.data());
+    Outcome outcome{std::vector<PoolStatus>(names.size()), std::vector<Location>(names.size())};
+    pool->publish({names.size(), 1, keys.data(), pieces.data()}, outcome.statuses.data(),
+                  outcome.locations.data(), Deadline::after(30), nullptr, share);
     return outcome;
   }
+  uint64_t charged(const PoolShare& share) { return pool->charged_nbytes(share.account) / kGranule; }
+  uint64_t n_evicted() { return pool->share_stats().evicted_pages; }
   void touch(uint64_t name) {
     const Key key = key_of(name);
     CHECK_EQ(pool->touch(&key, 1), 1U);
@@ -67,8 +67,8 @@ std::vector<uint64_t> names(uint64_t first, uint64_t end) {
 
 TEST(shares_who_publishes_without_end_takes_out_his_own_pages_alone) {
   Shared shared(64, 24);
-  auto& quiet = shared.shares.open();
-  auto& greedy = shared.shares.open();
+  const auto quiet = shared.open();
+  const auto greedy = shared.open();
   shared.publish(quiet, names(0, 24));
   for (uint64_t first = 1000; first < 3000; first += 4) {
     CHECK_EQ(shared.publish(greedy, names(first, first + 4)).count(PoolStatus::kStored), 4U);
@@ -79,13 +79,13 @@ TEST(shares_who_publishes_without_end_takes_out_his_own_pages_alone) {
   CHECK_EQ(shared.count(2976, 3000), 24U);  // the oldest go first
   shared.publish(greedy, {5000});
   CHECK_EQ(shared.count(2976, 2979), 3U);  // and of a batch its end, as in the pool
-  CHECK_EQ(shared.shares.n_taken_out(), 2001U - 24U);
+  CHECK_EQ(shared.n_evicted(), 2001U - 24U);
   CHECK_EQ(shared.shares.largest_charge(), 24U * kGranule);
 }
 
 TEST(shares_a_page_that_was_used_since_has_a_second_chance) {
   Shared shared(64, 8);
-  auto& engine = shared.shares.open();
+  const auto engine = shared.open();
   shared.publish(engine, names(0, 8));
   for (uint64_t name = 8; name < 100; ++name) {
     shared.touch(0);
@@ -97,7 +97,7 @@ TEST(shares_a_page_that_was_used_since_has_a_second_chance) {
 
 TEST(shares_hold_where_every_page_is_used) {
   Shared shared(4096, 1024);
-  auto& engine = shared.shares.open();
+  const auto engine = shared.open();
   for (uint64_t first = 0; first < 8192; first += 64) {
     shared.publish(engine, names(first, first + 64));
     for (uint64_t name = 0; name < first; ++name) {
@@ -110,37 +110,40 @@ TEST(shares_hold_where_every_page_is_used) {
 
 TEST(shares_keep_the_front_of_a_batch_that_is_larger) {
   Shared shared(64, 8);
-  auto& engine = shared.shares.open();
+  const auto engine = shared.open();
   const auto outcome = shared.publish(engine, names(0, 12));
-  CHECK_EQ(outcome.n_admitted, 8U);
+  CHECK_EQ(outcome.count(PoolStatus::kStored), 8U);
+  CHECK_EQ(outcome.count(PoolStatus::kNoRoom), 4U);
   CHECK_EQ(shared.count(0, 8), 8U);
-  CHECK_EQ(shared.publish(engine, {100}, 9 * kGranule).n_admitted, 0U);  // one that is larger by itself
-  CHECK_EQ(shared.count(0, 8), 8U);                                      // nothing has gone for it
+  // One that is larger by itself.
+  CHECK_EQ(shared.publish(engine, {100}, 9 * kGranule).count(PoolStatus::kNoRoom), 1U);
+  CHECK_EQ(shared.count(0, 8), 8U);  // nothing has gone for it
+  CHECK_EQ(shared.pool->share_stats().refused_pages, 5U);
 }
 
 TEST(shares_are_not_used_by_what_is_there_already) {
   Shared shared(64, 8);
-  auto& first = shared.shares.open();
-  auto& second = shared.shares.open();
+  const auto first = shared.open();
+  const auto second = shared.open();
   shared.publish(first, names(0, 8));
   for (int round = 0; round < 5; ++round) {
     CHECK_EQ(shared.publish(first, names(0, 8)).count(PoolStatus::kExists), 8U);
     CHECK_EQ(shared.publish(second, names(0, 8)).count(PoolStatus::kExists), 8U);
   }
-  CHECK_EQ(shared.shares.n_taken_out(), 0U);
+  CHECK_EQ(shared.n_evicted(), 0U);
   shared.publish(second, names(100, 108));  // it has been charged for none of the first's
   CHECK_EQ(shared.count(0, 8) + shared.count(100, 108), 16U);
   CHECK_EQ(shared.publish(first, names(0, 8), 2 * kGranule).count(PoolStatus::kOtherLength), 8U);
-  CHECK_EQ(shared.shares.n_taken_out(), 0U);
+  CHECK_EQ(shared.n_evicted(), 0U);
   CHECK_EQ(shared.publish(first, names(8, 16)).count(PoolStatus::kStored), 8U);  // nothing was left in flight
 }
 
 TEST(shares_of_who_has_left_go_to_the_next) {
   Shared shared(64, 16);
-  auto& quiet = shared.shares.open();
+  const auto quiet = shared.open();
   shared.publish(quiet, names(0, 16));
   for (uint64_t life = 1; life < 50; ++life) {
-    auto& engine = shared.shares.open();
+    const auto engine = shared.open();
     shared.publish(engine, names(life * 100, life * 100 + 16));
     shared.shares.leave(engine);
     CHECK_EQ(shared.count(100, life * 100 + 16), 16U);
@@ -149,64 +152,143 @@ TEST(shares_of_who_has_left_go_to_the_next) {
   CHECK_EQ(shared.count(4900, 4916), 16U);  // they outlive it
 }
 
+TEST(shares_are_found_again_by_who_left_them) {
+  Shared shared(256, 16);
+  std::vector<PoolShare> left;
+  for (uint64_t mark = 1; mark <= 4; ++mark) left.push_back(shared.open(mark));
+  const auto twin = shared.open(4);  // somebody of the same name has one of his own
+  for (size_t i = 0; i < 4; ++i) CHECK(twin.account != left[i].account);
+  for (const PoolShare& share : left) shared.shares.leave(share);
+  for (const uint64_t mark : {2, 4, 1, 3}) CHECK_EQ(shared.open(mark).account, left[mark - 1].account);
+  shared.shares.leave(left[0]);
+  shared.shares.leave(left[1]);
+  CHECK_EQ(shared.open(77).account, left[1].account);  // who is not known: there are never more than engines
+  CHECK_EQ(shared.open(2).account, left[0].account);
+  CHECK_EQ(shared.open(0).account, twin.account + 1);
+}
+
 TEST(shares_leave_pinned_pages_where_they_are) {
   Shared shared(64, 8);
-  auto& engine = shared.shares.open();
+  const auto engine = shared.open();
   shared.publish(engine, names(0, 8));
   std::vector<uint64_t> tickets;
   for (uint64_t name = 0; name < 6; ++name) tickets.push_back(pin(*shared.pool, name, 1000));
-  CHECK_EQ(shared.publish(engine, names(8, 12)).n_admitted, 2U);
+  CHECK_EQ(shared.publish(engine, names(8, 12)).count(PoolStatus::kStored), 2U);
   CHECK_EQ(shared.count(0, 6), 6U);
   for (const uint64_t ticket : tickets) CHECK(unpin(*shared.pool, ticket));
-  CHECK_EQ(shared.publish(engine, names(12, 20)).n_admitted, 8U);
+  CHECK_EQ(shared.publish(engine, names(12, 20)).count(PoolStatus::kStored), 8U);
   CHECK_EQ(shared.count(0, 20), 8U);
 }
 
-TEST(shares_forget_what_the_pool_has_taken_out) {
-  Shared shared(64, 64);
-  std::vector<EngineShares::Account*> engines;
-  for (int i = 0; i < 8; ++i) engines.push_back(&shared.shares.open());
-  for (uint64_t first = 0; first < 8000; first += 4) {
-    shared.publish(*engines[first / 64 % 8], names(first, first + 4));
-    CHECK(shared.shares.n_charges() <= 2 * 64);
+// What is charged is what is there, whoever has taken out what, as a count of the pool's pages says.
+TEST(shares_are_charged_for_what_is_there) {
+  constexpr size_t kEngines = 5;
+  std::mt19937_64 chance(p2pkv::test::seed("shares_are_charged"));
+  for (int life = 0; life < 20; ++life) {
+    Shared shared(100, 40);  // together more than the pool: it takes out the oldest, too
+    std::vector<PoolShare> engines;
+    for (size_t i = 0; i < kEngines; ++i) engines.push_back(shared.open());
+    std::map<uint64_t, std::pair<size_t, size_t>> stored;  // by name: the engine, and granules
+    std::vector<uint64_t> tickets;
+    for (int step = 0; step < 300; ++step) {
+      const size_t engine = chance() % kEngines;
+      const size_t n_granules = 1 + chance() % 5;
+      std::set<uint64_t> wanted;
+      for (size_t i = 1 + chance() % 6; i > 0; --i) wanted.insert(chance() % 100 * 8 + n_granules);
+      const std::vector<uint64_t> batch(wanted.begin(), wanted.end());
+      const auto outcome = shared.publish(engines[engine], batch, n_granules * kGranule);
+      for (size_t i = 0; i < batch.size(); ++i) {
+        if (outcome.statuses[i] == PoolStatus::kStored) stored[batch[i]] = {engine, n_granules};
+      }
+      if (!stored.empty()) {
+        auto page = stored.lower_bound(chance() % 800);
+        if (page == stored.end()) page = stored.begin();
+        const uint64_t what = chance() % 8;
+        if (what == 0) static_cast<void>(retract(*shared.pool, page->first));
+        if (what == 1) publish(*shared.pool, 10'000 + chance() % 50, 3 * kGranule);  // nobody's
+        if (what == 2 && contains(*shared.pool, page->first))
+          tickets.push_back(pin(*shared.pool, page->first, 1000));
+        if (what == 3 && !tickets.empty()) {
+          unpin(*shared.pool, tickets.back());
+          tickets.pop_back();
+        }
+        if (step % 100 == 99) {
+          while (!tickets.empty()) {
+            unpin(*shared.pool, tickets.back());
+            tickets.pop_back();
+          }
+          if (chance() % 2 == 0) shared.pool->purge();
+        }
+      }
+      std::vector<uint64_t> there(kEngines);
+      for (auto at = stored.begin(); at != stored.end();) {
+        const auto& [name, page] = *at;
+        const bool is_there = contains(*shared.pool, name);
+        if (is_there) there[page.first] += page.second;
+        at = is_there ? std::next(at) : stored.erase(at);
+      }
+      for (size_t i = 0; i < kEngines; ++i) {
+        // What was taken out and is held takes room until it is let go.
+        CHECK(tickets.empty() ? shared.charged(engines[i]) == there[i]
+                              : shared.charged(engines[i]) >= there[i]);
+        CHECK(shared.charged(engines[i]) <= 40);
+      }
+    }
   }
-  CHECK_EQ(shared.shares.n_taken_out(), 0U);  // what was new to the pool went for what was old there
 }
 
-// Each page that goes was its publisher's, and goes when he publishes: the pool has room for all shares.
+TEST(shares_a_search_among_pinned_pages_ends) {
+  constexpr uint64_t kPages = 20'000;
+  Shared shared(3 * kPages, kPages);
+  const auto engine = shared.open();
+  shared.publish(engine, names(0, kPages));
+  std::vector<uint64_t> tickets;
+  for (uint64_t name = 0; name < kPages; ++name) tickets.push_back(pin(*shared.pool, name, 1000));
+  CHECK_EQ(shared.publish(engine, names(kPages, kPages + 100)).count(PoolStatus::kNoRoom), 100U);
+}
+
+// Each page that goes was its publisher's, and goes when he publishes, whatever the sizes: the pool has room
+// for all shares, and for hardly more.
 TEST(shares_of_others_are_never_touched) {
-  constexpr size_t kEngines = 4, kShare = 32;
+  constexpr size_t kEngines = 4, kShare = 64;
   std::mt19937_64 chance(p2pkv::test::seed("shares_of_others"));
+  size_t n_stored = 0, n_refused = 0;
   for (int life = 0; life < 20; ++life) {
-    // Pages of up to three granules leave gaps that none fits.
-    Shared shared(kEngines * kShare * 4, kShare);
-    std::vector<EngineShares::Account*> accounts;
-    for (size_t i = 0; i < kEngines; ++i) accounts.push_back(&shared.shares.open());
+    Shared shared(kEngines * kShare + 16, kShare);
+    std::vector<PoolShare> accounts;
+    for (size_t i = 0; i < kEngines; ++i) accounts.push_back(shared.open());
     std::vector<std::map<uint64_t, size_t>> stored(kEngines);  // names and granules, by engine
     for (int step = 0; step < 400; ++step) {
       const size_t engine = chance() % kEngines;
-      const size_t n_granules = 1 + chance() % 3;
+      const size_t n_granules = std::vector<size_t>{1, 1, 2, 3, 16}[chance() % 5];
       std::set<uint64_t> wanted;
-      for (size_t i = 1 + chance() % 16; i > 0; --i) wanted.insert(chance() % 400 * 4 + n_granules);
+      for (size_t i = 1 + chance() % (n_granules == 16 ? 2 : 16); i > 0; --i)
+        wanted.insert(chance() % 400 * 32 + n_granules);
       const std::vector<uint64_t> batch(wanted.begin(), wanted.end());
-      const auto outcome = shared.publish(*accounts[engine], batch, n_granules * kGranule);
-      CHECK_EQ(outcome.n_admitted, batch.size() * n_granules <= kShare ? batch.size() : outcome.n_admitted);
+      const uint64_t before = shared.charged(accounts[engine]);
+      std::vector<bool> was_there;
+      for (const uint64_t name : batch) was_there.push_back(contains(*shared.pool, name));
+      const auto outcome = shared.publish(accounts[engine], batch, n_granules * kGranule);
       for (size_t other = 0; other < kEngines; ++other) {
         for (auto page = stored[other].begin(); page != stored[other].end();) {
           if (contains(*shared.pool, page->first)) {
             ++page;
             continue;
           }
-          CHECK_EQ(other, engine);
+          CHECK(other == engine || before < kShare / 2);
           page = stored[other].erase(page);
         }
       }
       size_t n_used = 0;
-      for (size_t i = 0; i < outcome.n_admitted; ++i) {
-        CHECK(outcome.statuses[i] == PoolStatus::kStored || outcome.statuses[i] == PoolStatus::kExists);
+      for (size_t i = 0; i < batch.size(); ++i) {
         if (outcome.statuses[i] == PoolStatus::kStored) stored[engine][batch[i]] = n_granules;
+        // What it has already does not go for the rest of its own batch.
+        CHECK(!was_there[i] || outcome.statuses[i] == PoolStatus::kExists);
+        n_refused += outcome.statuses[i] == PoolStatus::kNoRoom ? 1 : 0;
       }
+      n_stored += outcome.count(PoolStatus::kStored);
       for (const auto& [name, granules] : stored[engine]) n_used += granules;
+      CHECK_EQ(n_used, shared.charged(accounts[engine]));
       CHECK(n_used <= kShare);
       if (chance() % 4 == 0 && !stored[engine].empty()) {
         const uint64_t name = stored[engine].begin()->first;
@@ -215,4 +297,6 @@ TEST(shares_of_others_are_never_touched) {
       }
     }
   }
+  std::printf("%zu stored, %zu refused\n", n_stored, n_refused);
+  CHECK(n_refused < n_stored / 20);
 }

@@ -169,7 +169,7 @@ void give_and_read(Pool& pool, uint64_t seed, Scribbler* scribbler, Counts* coun
     UnsteadyGiver giver(random, names, scribbler);
     const Deadline deadline = Deadline::after(random() % 8 == 0 ? 0.0 : 60.0);
     pool.publish({kBatch, 1, keys.data(), given.data()}, statuses.data(), locations.data(), deadline, nullptr,
-                 &giver);
+                 {}, &giver);
     for (size_t i = 0; i < kBatch; ++i) {
       counts->given += statuses[i] == PoolStatus::kStored;
       counts->not_brought += statuses[i] == PoolStatus::kNotTried;

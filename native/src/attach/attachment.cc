@@ -37,12 +37,12 @@ std::string why_not_taken(uint32_t status) {
 }  // namespace
 
 std::shared_ptr<Attachment> Attachment::open(const std::string& path, std::shared_ptr<MappedRegion> known,
-                                             const Deadline& deadline, std::string* error) {
+                                             const Deadline& deadline, std::string* error, uint64_t mark) {
   UniqueFd connection = knock(path, error);
   if (!connection) return nullptr;
   auto made = std::shared_ptr<Attachment>(new Attachment(path, std::move(connection)),
                                           DeleteUnlessForked<Attachment>());
-  const Hello hello{kHelloMagic, kVersion, static_cast<uint16_t>(Purpose::kEngine), 0, 0};
+  const Hello hello{kHelloMagic, kVersion, static_cast<uint16_t>(Purpose::kEngine), mark, 0};
   UniqueFd area;
   if (!greet(made->connection_.get(), hello, -1, deadline, &made->welcome_, &area, error)) return nullptr;
   made->welcome_.address[kAddressBytes - 1] = '\0';

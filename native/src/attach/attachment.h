@@ -46,9 +46,10 @@ class Attachment {
   };
 
   // Attaches to the node that listens at `path`. `known`: the pool's region as an earlier life of the node
-  // showed it, if there was one. Null, with the reason in `error`.
+  // showed it, if there was one. `mark`: by it the node knows the engine when it comes again; 0: it does not.
+  // Null, with the reason in `error`.
   static std::shared_ptr<Attachment> open(const std::string& path, std::shared_ptr<MappedRegion> known,
-                                          const Deadline& deadline, std::string* error);
+                                          const Deadline& deadline, std::string* error, uint64_t mark = 0);
   ~Attachment() { close(); }
 
   uint64_t node_key() const { return welcome_.node_key; }

@@ -29,7 +29,8 @@ constexpr size_t kAddressBytes = 264;
 enum class Purpose : uint16_t { kEngine = 1, kLine = 2 };
 
 // First packet of a connection. A line names its engine by what its Welcome said, and brings the memfd of its
-// RequestArea along.
+// RequestArea along. An engine says in `engine` what it calls itself, life after life, or 0: it finds the
+// share of the pool by it that it left.
 struct Hello {
   uint32_t magic;
   uint16_t version;

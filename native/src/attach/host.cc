@@ -79,7 +79,7 @@ void Host::run() {
       const bool is_over = fds[next].revents != 0 && !hear(**engine);
       const auto current = engine++;
       if (!is_over) continue;
-      if (shares_) shares_->leave(*(*current)->parts.account);
+      if (shares_) shares_->leave((*current)->parts.share);
       disposer_.take(*current);
       const std::lock_guard lock(mutex_);
       engines_.erase(current);
@@ -120,7 +120,7 @@ bool Host::greet(UniqueFd* connection) {
     refuse(connection->get(), Refusal::kVersion);
     return false;
   }
-  if (hello.purpose == static_cast<uint16_t>(Purpose::kEngine)) return admit_engine(connection);
+  if (hello.purpose == static_cast<uint16_t>(Purpose::kEngine)) return admit_engine(connection, hello.engine);
   if (hello.purpose != static_cast<uint16_t>(Purpose::kLine)) return false;
   return admit_line(connection, hello, area.get());
 }
@@ -135,7 +135,7 @@ Welcome Host::welcome(const Engine& engine) const {
   return welcome;
 }
 
-bool Host::admit_engine(UniqueFd* connection) {
+bool Host::admit_engine(UniqueFd* connection, uint64_t mark) {
   if (engines_.size() >= kMostEngines) {
     refuse(connection->get(), Refusal::kTooMany);
     return false;
@@ -147,10 +147,7 @@ bool Host::admit_engine(UniqueFd* connection) {
   fill_random(&engine->secret, sizeof engine->secret);
   if (!send_packet(engine->connection.get(), welcome(*engine), area_->fd())) return false;
   if (!show_pool(engine->connection.get())) return false;
-  if (shares_) {
-    engine->parts.shares = shares_.get();
-    engine->parts.account = &shares_->open();
-  }
+  if (shares_) engine->parts.share = shares_->open(mark);
   const std::lock_guard lock(mutex_);
   engines_.push_back(engine);
   return true;
@@ -224,6 +221,7 @@ void Host::reap() {
 }
 
 Host::Stats Host::stats() {
+  const ShareStats of_shares = parts_.pool.share_stats();
   Stats stats{0,
               0,
               0,
@@ -233,7 +231,8 @@ Host::Stats Host::stats() {
               counts_.n_stored_pages,
               counts_.n_stored_bytes,
               shares_ ? shares_->largest_charge() : 0,
-              shares_ ? shares_->n_taken_out() : 0};
+              of_shares.evicted_pages,
+              of_shares.refused_pages};
   const std::lock_guard lock(mutex_);
   for (const auto& engine : engines_) {
     ++stats.engines;

@@ -30,6 +30,7 @@ class Host {
  public:
   static constexpr size_t kMostEngines = 64;
   static constexpr size_t kMostLines = 8;  // of one engine: its requests under way, whatever `Limits` says
+  static_assert(kMostEngines <= Pool::kMostAccounts);
   static constexpr size_t kMostVisitors = 16;  // who have not said yet what they want; the oldest has to go
 
   struct Stats {
@@ -43,6 +44,7 @@ class Host {
     uint64_t n_stored_bytes;
     uint64_t largest_charge;  // bytes of the pool that are charged to one engine
     uint64_t n_taken_out;     // pages, for being above their engine's share
+    uint64_t n_not_taken;     // pages that had no room in their engine's share
   };
 
   // Each engine has these.
@@ -85,7 +87,7 @@ class Host {
   void let_in();
   // These return false when the connection is to be closed.
   bool greet(UniqueFd* connection);
-  bool admit_engine(UniqueFd* connection);
+  bool admit_engine(UniqueFd* connection, uint64_t mark);
   bool show_pool(int connection) const;
   bool admit_line(UniqueFd* connection, const Hello& hello, int area);
   bool hear(Engine& engine);

@@ -168,11 +168,7 @@ void HostLine::publish(uint64_t id, const Request& request) {
   Consented consent(*this, id);
   const PageBatch batch{n, request.n_pieces, request.keys.data(), request.pieces.data()};
   const Deadline deadline = Deadline::after(static_cast<double>(request.timeout_ns) / 1e9);
-  if (engine_.shares == nullptr) {
-    parts_.pool.publish(batch, statuses.data(), locations.data(), deadline, &consent);
-  } else {
-    publish_within_share(batch, statuses.data(), locations.data(), deadline, &consent);
-  }
+  parts_.pool.publish(batch, statuses.data(), locations.data(), deadline, &consent, engine_.share);
   if (is_withdrawn(id)) ++counts_.n_withdrawn;
   const bool has_lost = parts_.guests.take_out(request.keys.data(), n) > 0;
   answer_->sequence = parts_.sequences.next();
@@ -192,21 +188,6 @@ void HostLine::publish(uint64_t id, const Request& request) {
   }
   announce(request);
   if (!untold.empty()) untold_.add(id, std::move(untold), deadline);
-}
-
-void HostLine::publish_within_share(const PageBatch& batch, PoolStatus* statuses, Location* locations,
-                                    const Deadline& deadline, Consent* consent) {
-  const EngineShares::Admitted admitted = engine_.shares->admit(*engine_.account, batch);
-  const size_t n = admitted.n_pages;
-  const PageBatch front{n, batch.n_pieces, batch.keys, batch.pieces};
-  parts_.pool.publish(front, statuses, locations, deadline, consent);
-  engine_.shares->settle(*engine_.account, admitted, batch.keys, statuses, locations);
-  if (n == batch.n_pages) return;
-  // The rest has no room in the share, unless it is there already.
-  std::vector<uint8_t> is_there(batch.n_pages - n);
-  parts_.pool.lookup(batch.keys + n, is_there.size(), is_there.data(), locations + n);
-  for (size_t i = n; i < batch.n_pages; ++i)
-    statuses[i] = is_there[i - n] != 0 ? PoolStatus::kExists : PoolStatus::kNoRoom;
 }
 
 // Tells the node's own shard, and its disk; the engine tells the other owners of the entries.

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "attach/engine_memory.h"
-#include "attach/engine_shares.h"
 #include "attach/frames.h"
 #include "attach/untold.h"
 #include "attach/waiting.h"
@@ -35,8 +34,7 @@ struct HostParts {
 // The lines of one engine have this in common. The memories are its own.
 struct EngineParts {
   std::shared_ptr<EngineMemories> memories;
-  EngineShares* shares = nullptr;  // null: its pages may have all of the pool
-  EngineShares::Account* account = nullptr;
+  PoolShare share{};
 };
 
 // What lines have done; they only grow.
@@ -86,9 +84,6 @@ class HostLine final {
   bool take(uint64_t id, Request* request) const;
   bool take_pieces(Request* request) const;
   void publish(uint64_t id, const Request& request);
-  // As the pool's, within the engine's share.
-  void publish_within_share(const PageBatch& batch, PoolStatus* statuses, Location* locations,
-                            const Deadline& deadline, Consent* consent);
   void look_up(const Request& request);
   void announce(const Request& request);
   void tell(const std::vector<Key>& untold);

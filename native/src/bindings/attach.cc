@@ -57,17 +57,18 @@ Counts stats_of(Host& host) {
   out["stored_bytes"] = stats.n_stored_bytes;
   out["largest_charge"] = stats.largest_charge;
   out["taken_out"] = stats.n_taken_out;
+  out["not_taken"] = stats.n_not_taken;
   return out;
 }
 
 std::shared_ptr<Attachment> open_attachment(const std::string& path, double timeout,
-                                            const std::shared_ptr<MappedPool>& before) {
+                                            const std::shared_ptr<MappedPool>& before, uint64_t mark) {
   std::string error;
   std::shared_ptr<Attachment> attachment;
   {
     const nb::gil_scoped_release unlocked;
     attachment =
-        Attachment::open(path, before ? before->region() : nullptr, Deadline::after(timeout), &error);
+        Attachment::open(path, before ? before->region() : nullptr, Deadline::after(timeout), &error, mark);
   }
   if (!attachment) throw std::runtime_error(error);
   return attachment;
@@ -161,7 +162,8 @@ void bind_attach(nb::module_& m) {
       .def_ro("n_not_tried", &Published::n_not_tried)
       .def_ro("misfit", &Published::misfit);
   nb::class_<Attachment>(m, "Attachment", "An engine's end of it. See native/src/attach/attachment.h.")
-      .def_static("open", &open_attachment, "path"_a, "timeout"_a, "before"_a.none() = nb::none())
+      .def_static("open", &open_attachment, "path"_a, "timeout"_a, "before"_a.none() = nb::none(),
+                  "mark"_a = 0)
       .def("take_pool", &Attachment::take_pool)
       .def_prop_ro("node_key", &Attachment::node_key)
       .def_prop_ro("address", &Attachment::address)

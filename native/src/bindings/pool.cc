@@ -74,7 +74,7 @@ std::tuple<Bytes, Bytes, size_t, uint64_t> publish(Pool& pool, const KeyArray& k
   std::vector<Location> locations(batch.n_pages);
   {
     const nb::gil_scoped_release unlocked;
-    pool.publish(batch, statuses.data(), locations.data(), Deadline::after(timeout), nullptr, lifting);
+    pool.publish(batch, statuses.data(), locations.data(), Deadline::after(timeout), nullptr, {}, lifting);
   }
   size_t n_there = 0;
   uint64_t stored_bytes = 0;

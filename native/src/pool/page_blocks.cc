@@ -50,9 +50,10 @@ void PageBlocks::leave(uint32_t page) {
   pages_[page].state = PageState::kLeft;
 }
 
-PageBlocks::Search PageBlocks::search_for(uint32_t n_granules) {
+PageBlocks::Search PageBlocks::search_for(uint32_t n_granules, const Share& share) {
   Search search;
-  search.size_ = sizes_.enter(n_granules);
+  search.share_ = share;
+  search.size_ = sizes_.enter(n_granules, share.account);
   if (search.size_ >= windows_.size()) {
     windows_.resize(search.size_ + 1);
     last_searches_.resize(search.size_ + 1);

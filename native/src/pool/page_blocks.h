@@ -4,7 +4,8 @@
 // Pages of one size take each other's blocks as they are, the one used longest ago first. When another size's
 // pages are older, the size opens a *window* where pages are oldest on average, and sweeps it one own page
 // after the other: what its next page needs is evicted, what is left over of the last victim is kept for the
-// page after. docs/design.md, "Room for pages", says why this and not another way.
+// page after. docs/design.md, "Room for pages", says why this and not another way, and what becomes of pages
+// of who has a share of the pool.
 #pragma once
 
 #include <cstdint>
@@ -39,14 +40,27 @@ class PageBlocks {
     kNoRoom,  // everything that could go for it is held or reserved; the search is over
   };
 
+  // Whose a page is to be, and how many granules his pages may have together.
+  struct Share {
+    uint32_t account = 0;  // SizeQueues; 0: nobody's
+    uint64_t n_granules = UINT64_MAX;
+  };
+
   // A page's search for a block. What it found lies in `block`.
   class Search {
    public:
     uint32_t block = kNone;
 
+    // Whether it was over because others' pages were not to go for it.
+    bool is_confined() const { return is_confined_; }
+
    private:
     friend class PageBlocks;
+    Share share_;
     uint32_t size_ = 0;
+    bool is_confined_ = false;  // it takes no page of another account
+    bool is_let_out_ = false;   // nor is it to be confined again
+    uint32_t n_passed_ = 0;     // pages of the account that were held
     uint32_t n_windows_ = 0;    // opened so far
     uint32_t scanned_ = kNone;  // once all else was in vain: the place up to which it looked for a run
     uint32_t run_ = 0;          // where the run begins that it is in
@@ -69,8 +83,10 @@ class PageBlocks {
     if (kept_ != nullptr) kept_->use(page, pages_[page].stamp, pages_[page].is_guest != 0);
   }
 
-  // A search for `n_granules`, at most as many as there are. It ends with `reserve`, or with `give_up`.
-  Search search_for(uint32_t n_granules);
+  // A search for `n_granules`, at most as many as there are. It ends with `reserve`, or with `give_up`. What
+  // the account has is never more than its share, with what is searched for.
+  Search search_for(uint32_t n_granules, const Share& share);
+  Search search_for(uint32_t n_granules) { return search_for(n_granules, {}); }
   Found reserve(Search* search);
   void give_up(const Search& search);
 
@@ -97,6 +113,10 @@ class PageBlocks {
   // Granules of reserved blocks, pages, and what is held of retracted ones.
   uint32_t n_used() const { return n_used_; }
   uint32_t length_of(uint32_t block) const { return space_.length_of(block); }
+  // Granules of all blocks of an account's, and of those that are searched for.
+  uint64_t n_charged(uint32_t account) const { return sizes_.n_charged(account); }
+  // Pages that went for others of their own account, which was at its share; only grows.
+  uint64_t n_gone_for_shares() const { return n_gone_for_shares_; }
 
  private:
   // Where a size puts its next page, and where its window ends. A hint: the blocks there may have changed.
@@ -104,33 +124,47 @@ class PageBlocks {
     uint32_t cursor = kNone;  // kNone: there is no window
     uint32_t limit = 0;
   };
-  // What is done under one hold of the lock.
+  // What is done under one hold of the lock, and how much it may be: about 50 us of cache misses each, on a
+  // busy machine.
+  static constexpr uint32_t kMostLooked = 512;
+  static constexpr uint32_t kMostEvicted = 64;
   struct Turn {
     uint32_t n_looked = 0;
     uint32_t n_evicted = 0;
   };
 
   Found find_room(Search* search);
+  Found find_place(Search* search);
   Found fit(Search* search);
   Found make_room(Search* search);
+  Found keep_to_share(Search* search);
+  Found oldest_of_account(Search* search, uint32_t* page);
+  Found make_room_among_own(Search* search);
+  void open_window_at(Search* search, uint32_t page);
+  void confine(Search* search);
+  bool is_anothers(uint32_t page, const Search& search) const;
   Found take_in_place(Search* search, uint32_t page);
   uint32_t unheld_oldest(uint32_t size);
+  uint32_t unheld_oldest_of_length(uint32_t n_granules);
   uint32_t unheld_oldest();
+  template <typename Oldest>
+  uint32_t pass_held(Oldest oldest);
 
   Found advance(Search* search);
   Found skip_to_room(Search* search, uint32_t* at);
   bool clear(Search* search, uint32_t at);
-  bool open_window(uint32_t size, uint32_t eldest);
+  bool open_window(const Search& search, uint32_t eldest);
   void close_window(uint32_t size);
   void close_other_windows(uint32_t size);
   bool close_sleeping_windows(uint32_t n_granules);
-  uint32_t window_length(uint32_t n_granules) const;
+  uint32_t window_length(const Search& search) const;
   Found scan_for_run(Search* search);
 
   bool is_stub_of(uint32_t block, uint32_t size) const;
-  bool must_stay(uint32_t block, uint32_t size) const;
+  bool must_stay(uint32_t block, const Search& search) const;
   void keep_for(uint32_t block, uint32_t size);
-  void evict(uint32_t page);
+  void evict(const Search& search, uint32_t page);
+  void goes_for(const Search& search, uint32_t page);
   void hide(uint32_t page);
   void require_own(uint32_t block, uint32_t n_granules) const;
   AgeMap::Run run_of(uint32_t block) const { return {block, space_.length_of(block)}; }
@@ -147,6 +181,7 @@ class PageBlocks {
   std::vector<uint64_t> last_searches_;  // by size: what had been committed when it last wanted a block
   uint64_t last_generation_;             // even; no word is above it by more than one
   uint32_t n_used_ = 0;
+  uint64_t n_gone_for_shares_ = 0;
   Turn turn_;
   bool has_hidden_ = false;  // words turned odd in this turn, and no fence yet
 };

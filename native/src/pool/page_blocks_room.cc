@@ -8,9 +8,6 @@
 namespace p2pkv {
 namespace {
 
-// What is done under one hold of the lock: about 50 us of cache misses each, on a busy machine.
-constexpr uint32_t kMostLooked = 512;
-constexpr uint32_t kMostEvicted = 64;
 // Pages that turn out to be held, made young so that the next search need not pass them again.
 constexpr int kMostPassed = 64;
 // Windows that one search opens: a size with pages of its own can still take the oldest of them.
@@ -23,7 +20,23 @@ constexpr uint32_t kSleepShare = 8;
 
 }  // namespace
 
+// Who has a share and finds no place in it that is long enough may take others' oldest, as everybody does,
+// but only while he has less than a half of it.
 PageBlocks::Found PageBlocks::find_room(Search* search) {
+  const Share& share = search->share_;
+  if (share.account == 0) return find_place(search);
+  confine(search);
+  if (const Found found = keep_to_share(search); found != Found::kNoRoom) return found;
+  if (sizes_.n_charged(share.account) > share.n_granules) return Found::kNoRoom;
+  confine(search);
+  const Found found = find_place(search);
+  if (found != Found::kNoRoom || !search->is_confined_) return found;
+  if (sizes_.n_charged(share.account) > share.n_granules / 2) return Found::kNoRoom;
+  search->is_let_out_ = true;
+  return Found::kAgain;
+}
+
+PageBlocks::Found PageBlocks::find_place(Search* search) {
   if (windows_[search->size_].cursor != kNone) {
     if (const Found found = advance(search); found != Found::kNoRoom) return found;
   }
@@ -31,7 +44,8 @@ PageBlocks::Found PageBlocks::find_room(Search* search) {
   Found found = fit(search);
   if (found == Found::kNoRoom && close_sleeping_windows(sizes_.n_granules(search->size_)))
     found = fit(search);
-  return found == Found::kNoRoom ? make_room(search) : found;
+  if (found != Found::kNoRoom) return found;
+  return search->is_confined_ ? make_room_among_own(search) : make_room(search);
 }
 
 // Free room: a small rest as it is, a large one as a window.
@@ -46,7 +60,7 @@ PageBlocks::Found PageBlocks::fit(Search* search) {
     search->block = block;
     return Found::kBlock;
   }
-  const uint32_t taken = std::min(window_length(n), length / n * n);
+  const uint32_t taken = std::min(window_length(*search), length / n * n);
   space_.take(block, taken);
   keep_for(block, search->size_);
   windows_[search->size_] = {block, block + taken};
@@ -57,13 +71,13 @@ PageBlocks::Found PageBlocks::fit(Search* search) {
 PageBlocks::Found PageBlocks::make_room(Search* search) {
   const uint32_t size = search->size_;
   uint32_t eldest = unheld_oldest();
-  const uint32_t own = unheld_oldest(size);
+  const uint32_t own = unheld_oldest_of_length(sizes_.n_granules(size));
   if (own != kNone && (eldest == kNone || sizes_.is_about_as_old(own, eldest)))
     return take_in_place(search, own);
   const uint32_t most = own == kNone ? kMostFirstWindows : kMostWindows;
   for (; search->n_windows_ < most && eldest != kNone; eldest = sizes_.oldest()) {
     const bool is_first = search->n_windows_++ == 0;
-    if (open_window(size, eldest)) {
+    if (open_window(*search, eldest)) {
       if (const Found found = advance(search); found != Found::kNoRoom) return found;
     } else if (own == kNone && is_first) {
       close_other_windows(size);  // a size that has nothing yet may break in where others are at work
@@ -78,23 +92,34 @@ PageBlocks::Found PageBlocks::make_room(Search* search) {
 }
 
 PageBlocks::Found PageBlocks::take_in_place(Search* search, uint32_t page) {
+  goes_for(*search, page);
   on_evict_(page);
   hide(page);
   has_hidden_ = true;
   ages_.remove(run_of(page), pages_[page].stamp);
-  sizes_.leave(search->size_);  // the page's use of it; the search's goes on as the new page's
+  sizes_.leave(pages_[page].size);  // the page's use of it; the search's goes on as the new page's
   search->block = page;
   return Found::kBlock;
 }
 
 // What is held is in use, so it becomes young: the next search need not pass it again.
-uint32_t PageBlocks::unheld_oldest(uint32_t size) {
+template <typename Oldest>
+uint32_t PageBlocks::pass_held(Oldest oldest) {
   for (int passed = 0; passed < kMostPassed; ++passed) {
-    const uint32_t page = sizes_.oldest(size);
+    const uint32_t page = oldest();
     if (page == kNone || !pages_[page].is_held()) return page;
     touch(page);
   }
   return kNone;
+}
+
+uint32_t PageBlocks::unheld_oldest(uint32_t size) {
+  return pass_held([=, this] { return sizes_.oldest(size); });
+}
+
+// Whosever it is: a page takes the block of another that is as long.
+uint32_t PageBlocks::unheld_oldest_of_length(uint32_t n_granules) {
+  return pass_held([=, this] { return sizes_.oldest_of_length(n_granules); });
 }
 
 // The oldest of all sizes that nobody holds; one that is held if there are too many of them.
@@ -118,14 +143,16 @@ void PageBlocks::keep_for(uint32_t block, uint32_t size) {
   pages_[block].size = size;
 }
 
-// Whether a sweep for this size has to leave the block as it is.
-bool PageBlocks::must_stay(uint32_t block, uint32_t size) const {
+// Whether a sweep for this search has to leave the block as it is.
+bool PageBlocks::must_stay(uint32_t block, const Search& search) const {
   if (space_.is_free(block)) return false;
   const Page& page = pages_[block];
-  return page.state == PageState::kCommitted ? page.is_held() : !is_stub_of(block, size);
+  if (page.state != PageState::kCommitted) return !is_stub_of(block, search.size_);
+  return page.is_held() || is_anothers(block, search);
 }
 
-void PageBlocks::evict(uint32_t page) {
+void PageBlocks::evict(const Search& search, uint32_t page) {
+  goes_for(search, page);
   on_evict_(page);
   hide(page);
   has_hidden_ = true;
@@ -137,9 +164,11 @@ void PageBlocks::evict(uint32_t page) {
 
 // At least eight pages, so that windows are rare and what is left over between them is little; and two of the
 // stretches whose ages are known.
-uint32_t PageBlocks::window_length(uint32_t n) const {
+uint32_t PageBlocks::window_length(const Search& search) const {
+  const uint32_t n = sizes_.n_granules(search.size_);
   const uint64_t wanted = std::max(uint64_t{8} * n, uint64_t{2} * ages_.unit());
-  const uint64_t length = std::min<uint64_t>(wanted, n_granules() / kWindowShare);
+  const uint64_t of = std::min<uint64_t>(n_granules(), search.share_.n_granules);
+  const uint64_t length = std::min<uint64_t>(wanted, of / kWindowShare);
   return static_cast<uint32_t>(std::max<uint64_t>(length / n, 1) * n);
 }
 
@@ -170,9 +199,10 @@ bool PageBlocks::close_sleeping_windows(uint32_t n) {
 }
 
 // Opens a window where pages are oldest on average. False if there is no place for one.
-bool PageBlocks::open_window(uint32_t size, uint32_t eldest) {
+bool PageBlocks::open_window(const Search& search, uint32_t eldest) {
+  const uint32_t size = search.size_;
   const uint32_t n = sizes_.n_granules(size);
-  const uint32_t length = window_length(n);
+  const uint32_t length = window_length(search);
   ages_.open_all();
   for (const Window& window : windows_) {
     if (window.cursor < n_granules()) ages_.close(window.cursor, std::max(window.limit, window.cursor + 1));
@@ -233,7 +263,7 @@ PageBlocks::Found PageBlocks::skip_to_room(Search* search, uint32_t* at) {
     }
     ++turn_.n_looked;
     const uint32_t next = end + space_.length_of(end);
-    if (must_stay(end, size)) {
+    if (must_stay(end, *search)) {
       const uint32_t limit = window.limit;
       close_window(size);  // what it kept is of no use to it any more
       window = {next, limit};
@@ -252,7 +282,7 @@ bool PageBlocks::clear(Search* search, uint32_t at) {
     space_.take(at, space_.length_of(at));
   } else if (pages_[at].state == PageState::kCommitted) {
     if (turn_.n_evicted == kMostEvicted) return false;
-    evict(at);
+    evict(*search, at);
   }
   keep_for(at, size);
   const uint32_t n = sizes_.n_granules(size);
@@ -261,7 +291,7 @@ bool PageBlocks::clear(Search* search, uint32_t at) {
     if (!space_.is_free(next)) {
       if (pages_[next].state == PageState::kCommitted) {
         if (turn_.n_evicted == kMostEvicted) return false;
-        evict(next);
+        evict(*search, next);
       }
       pages_[next].state = PageState::kNone;
     }
@@ -283,7 +313,7 @@ PageBlocks::Found PageBlocks::scan_for_run(Search* search) {
     if (turn_.n_looked > kMostLooked) return Found::kAgain;
     const uint32_t block = search->scanned_;
     search->scanned_ += space_.length_of(block);
-    if (must_stay(block, size)) {
+    if (must_stay(block, *search)) {
       search->run_ = search->scanned_;
     } else if (search->scanned_ - search->run_ >= n) {
       windows_[size] = {search->run_, search->run_ + n};

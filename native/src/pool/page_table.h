@@ -31,9 +31,9 @@ struct Page {
   uint32_t n_leases;  // pins that callers hold
   uint32_t n_copies;  // batches that are copying it out, or rely on its staying
   // One word: the record is a cache line.
-  uint64_t stamp : 50;    // when it was used last (SizeQueues), while committed
+  uint64_t stamp : 48;    // when it was used last (SizeQueues), while committed
   uint64_t is_guest : 1;  // another node's, which this one's disk does not take
-  uint64_t size : 10;     // whose block it is (SizeQueues), while there is one
+  uint64_t size : 12;     // whose block it is (SizeQueues), while there is one
   PageState state : 3;
 
   bool is_held() const { return n_leases > 0 || n_copies > 0; }

@@ -129,7 +129,7 @@ Location Pool::location_of(uint32_t granule) const {
 // --- publish
 
 uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* locations,
-                       const Deadline& deadline, Consent* consent, PageGiver* giver) {
+                       const Deadline& deadline, Consent* consent, const PoolShare& share, PageGiver* giver) {
   std::vector<Draft> drafts(batch.n_pages);
   for (size_t i = 0; i < batch.n_pages; ++i) drafts[i].length = batch.length_of(i);
   std::vector<codec::Block> tables;  // the drafts' sizes point into it
@@ -139,7 +139,8 @@ uint64_t Pool::publish(const PageBatch& batch, PoolStatus* statuses, Location* l
     const Lock lock(mutex_);
     expire_pins();
     if (!touch_existing(batch, drafts, statuses, locations)) return n_hidden_;
-    Room room{deadline};
+    if (share.account != 0) hold_existing(batch, &drafts);
+    Room room{deadline, share};
     for (size_t i = 0; i < batch.n_pages; ++i) {
       if (i % kPagesPerTurn == kPagesPerTurn - 1) let_in(&room);
       statuses[i] = reserve(batch.keys[i], &drafts[i], &room);
@@ -211,6 +212,7 @@ bool Pool::touch_existing(const PageBatch& batch, const std::vector<Draft>& draf
 // kStored means that the draft has a block now. What is there already is held until the batch's commit: the
 // batch's own reservations must not evict its front.
 PoolStatus Pool::reserve(const Key& key, Draft* draft, Room* room) {
+  if (still_holds(draft)) return PoolStatus::kExists;
   const uint32_t existing = pages_.find(key);
   if (existing != PageTable::kNone) {
     draft->granule = existing;
@@ -221,7 +223,7 @@ PoolStatus Pool::reserve(const Key& key, Draft* draft, Room* room) {
   if (n_granules > blocks_.n_granules() || draft->length > kLongestPage) return PoolStatus::kTooLarge;
   if (is_released_) room->refusal = PoolStatus::kNoRoom;
   if (room->refusal == PoolStatus::kStored) draft->granule = allocate(n_granules, room);
-  if (room->refusal == PoolStatus::kNoRoom) ++n_no_room_;
+  if (room->refusal == PoolStatus::kNoRoom) count_no_room(*room);
   note_refused(key, room->refusal);
   return room->refusal;
 }

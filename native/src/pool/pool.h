@@ -121,26 +121,19 @@ struct PageUse {
 };
 static_assert(sizeof(PageUse) == 32);
 
-// What has become of a page since somebody stored it.
-enum class PageFate : uint8_t {
-  kGone,    // whatever is there now under its key is another
-  kUnused,  // since it was looked at last
-  kUsed,
-  kHeld,      // by a pin, or by somebody who copies it
-  kTakenOut,  // just now
+// Whose pages a publish stores, and how much of the pool they may have together, with what he publishes at
+// the same time: for more than that his own go. There are `Pool::kMostAccounts`, numbered from 1 on.
+struct PoolShare {
+  uint32_t account = 0;  // nobody's: it has no limit
+  uint64_t nbytes = UINT64_MAX;
 };
 
-// A page as somebody remembers it who stored it.
-struct StoredPage {
-  Key key;
-  uint64_t generation;  // of its committed word, which is even
-  uint64_t stamp;       // when it was used last, as far as he knows (SizeQueues)
-  uint64_t nbytes;      // of its block
-  PageFate fate;
+// What shares of the pool cost those who have them.
+struct ShareStats {
+  uint64_t evicted_pages;  // that went for others of their own account; these counters only grow
+  uint64_t
+      refused_pages;  // that were not stored, since no page of their own account was there to go for them
 };
-
-// Which of these pages go: none, those that nobody has used, or all that nobody holds.
-enum class TakeOut : uint8_t { kNone, kUnused, kAll };
 
 // Thread-safe. One mutex guards all bookkeeping; bytes are copied without it, and what takes more than a few
 // hundred steps lets others in between.
@@ -148,6 +141,8 @@ enum class TakeOut : uint8_t { kNone, kUnused, kAll };
 // The region is [generation words, one per granule | padding to 4096 | data]; PageBlocks has the invariants.
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
+  static constexpr uint32_t kMostAccounts = SizeQueues::kMostAccounts;
+
   // Null, with the reason in `error`.
   static std::shared_ptr<Pool> create(PoolOptions options, std::string* error);
 
@@ -164,12 +159,13 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // nothing if a page of the batch is there with another length. Returns `n_hidden` as it was when the batch
   // had its room: if it is still that, all that can be read then is still there.
   // A page whose copy has begun is copied to its end; the others are given up at the deadline. What
-  // `consent`, if there is one, does not agree to is kTimedOut.
+  // `consent`, if there is one, does not agree to is kTimedOut. What has no room in the `share` is kNoRoom;
+  // what the batch has that is there already does not go for the rest of it then.
   // With a `giver`, of a pool that takes given ones, pages are brought by it, and of their pieces only the
   // lengths count. What it can't bring is kNotTried.
   uint64_t publish(const PageBatch& batch, PoolStatus* statuses, Location* locations,
                    const Deadline& deadline = Deadline::after(kNoHurry), Consent* consent = nullptr,
-                   PageGiver* giver = nullptr);
+                   const PoolShare& share = {}, PageGiver* giver = nullptr);
   bool takes_given() const;
   // Copies out. A page whose length differs from its pieces' sum is left alone. The deadline is as above.
   // With a `taker` pages are taken instead, and those that it does not have are misses; so are packed ones.
@@ -207,9 +203,6 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Takes out those pages that still have these generations, logging them as evicted; returns their number.
   size_t retract_exactly(const Key* keys, const uint64_t* generations, size_t n,
                          PageEvent why = PageEvent::kRetracted);
-  // Says what has become of pages, and when those that are there were used, and takes some out, logging them
-  // as evicted. At most some hundred pages a call: it lets nobody in between.
-  void review(StoredPage* pages, size_t n, TakeOut which);
   // Takes out all pages that are there when it is called, and maybe some that are published meanwhile,
   // logging them as evicted; returns their number. `why` goes into the history.
   uint64_t purge(PageEvent why = PageEvent::kCleared);
@@ -248,6 +241,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const std::vector<NamespaceEpoch>& first_epochs() const { return first_epochs_; }
 
   PoolStats stats();
+  ShareStats share_stats();
+  // Bytes of the blocks of an account's pages, of those that are being stored, and of taken out ones that are
+  // held.
+  uint64_t charged_nbytes(uint32_t account);
   // How many pages were taken out of sight so far, by eviction or otherwise.
   uint64_t n_hidden();
   const SharedRegion& region() const { return *region_; }
@@ -276,6 +273,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // again.
   struct Room {
     const Deadline& deadline;
+    PoolShare share{};
+    bool is_share_full = false;                // that is why there is no room
     PoolStatus refusal = PoolStatus::kStored;  // from then on kNoRoom or kTimedOut, for all that follow
     uint64_t n_hidden_by_others = 0;           // while they were let in
   };
@@ -324,6 +323,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   bool touch_existing(const PageBatch& batch, const std::vector<Draft>& drafts, PoolStatus* statuses,
                       Location* locations);
   PoolStatus reserve(const Key& key, Draft* draft, Room* room);
+  void hold_existing(const PageBatch& batch, std::vector<Draft>* drafts);
+  bool still_holds(Draft* draft);
+  void count_no_room(const Room& room);
   PoolStatus commit(const Key& key, const Draft& draft, Location* location);
   uint32_t allocate(uint64_t n_granules, Room* room);
   void let_in(Room* room);
@@ -363,6 +365,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   uint64_t n_stored_ = 0;
   uint64_t n_evicted_ = 0;
   uint64_t n_no_room_ = 0;
+  uint64_t n_over_share_ = 0;  // pages of these
   uint64_t n_guest_hits_ = 0;
   uint64_t n_hidden_ = 0;
   bool is_released_ = false;

@@ -7,12 +7,15 @@ namespace p2pkv {
 
 // kNone, with the room's refusal, if there is none to be had. Lets others in meanwhile.
 uint32_t Pool::allocate(uint64_t n_granules, Room* room) {
-  auto search = blocks_.search_for(static_cast<uint32_t>(std::max<uint64_t>(n_granules, 1)));
+  const PoolShare& share = room->share;
+  auto search = blocks_.search_for(static_cast<uint32_t>(std::max<uint64_t>(n_granules, 1)),
+                                   {share.account, share.nbytes / options_.granule});
   for (;;) {
     const PageBlocks::Found found = blocks_.reserve(&search);
     if (found == PageBlocks::Found::kBlock) return search.block;
     if (found == PageBlocks::Found::kNoRoom) {
       room->refusal = PoolStatus::kNoRoom;
+      room->is_share_full = search.is_confined();
       return PageBlocks::kNone;
     }
     let_in(room);

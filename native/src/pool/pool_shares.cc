@@ -1,36 +1,41 @@
-// Pages that go because somebody has more of the pool than he may have, and not because they are the oldest.
+// Publishes of who has a share of the pool.
 #include "pool/pool.h"
 
 namespace p2pkv {
 
-void Pool::review(StoredPage* pages, size_t n, TakeOut which) {
-  uint64_t n_taken = 0;
-  {
-    const Lock lock(mutex_);
-    expire_pins();
-    for (size_t i = 0; i < n; ++i) pages_.prefetch(pages[i].key);
-    for (size_t i = 0; i < n; ++i) {
-      StoredPage& page = pages[i];
-      const uint32_t granule = pages_.find(page.key);
-      if (granule == PageTable::kNone || pages_[granule].generation != page.generation) {
-        page.fate = PageFate::kGone;
-        continue;
-      }
-      const uint64_t stamp = pages_[granule].stamp;
-      page.fate = pages_[granule].is_held() ? PageFate::kHeld
-                  : stamp > page.stamp      ? PageFate::kUsed
-                                            : PageFate::kUnused;
-      page.stamp = stamp;
-      if (page.fate == PageFate::kHeld || which == TakeOut::kNone) continue;
-      if (page.fate == PageFate::kUsed && which == TakeOut::kUnused) continue;
-      log_.push(page.key, location_of(granule));
-      take_out(granule, PageEvent::kEvicted);
-      page.fate = PageFate::kTakenOut;
-      ++n_taken;
-    }
-    n_evicted_ += n_taken;
+// What the batch has that is there already: it must not go for the rest, for it would be stored anew.
+void Pool::hold_existing(const PageBatch& batch, std::vector<Draft>* drafts) {
+  for (size_t i = 0; i < batch.n_pages; ++i) {
+    const uint32_t existing = pages_.find(batch.keys[i]);
+    if (existing == PageTable::kNone) continue;
+    (*drafts)[i].granule = existing;
+    ++pages_[existing].n_copies;
   }
-  if (n_taken > 0) log_.announce();
+}
+
+// Others may have taken it out since; then there is nothing to hold.
+bool Pool::still_holds(Draft* draft) {
+  if (draft->granule == PageBlocks::kNone) return false;
+  if (pages_[draft->granule].state == PageState::kCommitted) return true;
+  --pages_[draft->granule].n_copies;
+  release_if_unheld(draft->granule);
+  draft->granule = PageBlocks::kNone;
+  return false;
+}
+
+void Pool::count_no_room(const Room& room) {
+  ++n_no_room_;
+  if (room.is_share_full) ++n_over_share_;
+}
+
+uint64_t Pool::charged_nbytes(uint32_t account) {
+  const Lock lock(mutex_);
+  return uint64_t{options_.granule} * blocks_.n_charged(account);
+}
+
+ShareStats Pool::share_stats() {
+  const Lock lock(mutex_);
+  return {blocks_.n_gone_for_shares(), n_over_share_};
 }
 
 }  // namespace p2pkv

@@ -8,6 +8,9 @@ namespace {
 
 constexpr uint32_t kMinTicksBits = 16;
 constexpr uint32_t kStepsAnOctave = 16;
+// A page's record has room for 4,096 sizes. Once there are so many of them, further ones are rounded up to
+// powers of two, of which each account has 32 at most.
+constexpr size_t kManySizes = 1984;
 
 // A pool is at least 65,536 ticks, or as many as it has granules.
 uint32_t tick_bits_for(uint32_t n_granules) {
@@ -16,7 +19,7 @@ uint32_t tick_bits_for(uint32_t n_granules) {
   return bits;
 }
 
-uint32_t rounded_up(uint32_t n_granules) {
+uint32_t next_step(uint32_t n_granules) {
   if (n_granules <= kStepsAnOctave) return n_granules;
   const uint32_t step = std::bit_floor(n_granules - 1) / kStepsAnOctave;
   return (n_granules + step - 1) / step * step;
@@ -27,50 +30,56 @@ uint32_t rounded_up(uint32_t n_granules) {
 SizeQueues::SizeQueues(PageTable& pages, uint32_t n_granules)
     : pages_(pages), n_granules_(n_granules), tick_bits_(tick_bits_for(n_granules)) {}
 
-uint32_t SizeQueues::find(uint32_t n_granules) const {
-  for (uint32_t size = 0; size < sizes_.size(); ++size) {
-    if (sizes_[size].n_granules == n_granules) return size;
-  }
-  return kNone;
+uint32_t SizeQueues::find(uint32_t n_granules, uint32_t account) const {
+  const auto is_it = [&](const Size& one) { return one.n_granules == n_granules && one.account == account; };
+  // A batch's pages are mostly of one size.
+  if (last_entered_ < sizes_.size() && is_it(sizes_[last_entered_])) return last_entered_;
+  const auto found = std::find_if(sizes_.begin(), sizes_.end(), is_it);
+  return found == sizes_.end() ? kNone : static_cast<uint32_t>(found - sizes_.begin());
 }
 
-uint32_t SizeQueues::enter(uint32_t n_granules) {
-  // A batch's pages are mostly of one size.
-  if (last_entered_ < sizes_.size() && sizes_[last_entered_].n_granules == n_granules) {
-    ++sizes_[last_entered_].n_users;
-    return last_entered_;
-  }
-  uint32_t size = find(n_granules);
+uint32_t SizeQueues::enter(uint32_t n_granules, uint32_t account) {
+  uint32_t size = find(n_granules, account);
   if (size == kNone) {
-    const auto is_exact = [](const Size& other) { return other.n_users > 0; };
-    const auto n_used = static_cast<size_t>(std::count_if(sizes_.begin(), sizes_.end(), is_exact));
-    if (n_used >= kMostExact) {
-      n_granules = std::min(rounded_up(n_granules), n_granules_);
-      size = find(n_granules);
-    }
+    n_granules = rounded_up(n_granules, account);
+    size = find(n_granules, account);
   }
-  return use(size, n_granules);
+  return use(size, n_granules, account);
+}
+
+uint32_t SizeQueues::rounded_up(uint32_t n_granules, uint32_t account) const {
+  size_t n_used = 0, n_own = 0;
+  for (const Size& size : sizes_) {
+    if (size.n_users == 0) continue;
+    ++n_used;
+    if (size.account == account) ++n_own;
+  }
+  if (n_used >= kManySizes) return std::min(std::bit_ceil(n_granules), n_granules_);
+  return n_own < kMostExact ? n_granules : std::min(next_step(n_granules), n_granules_);
 }
 
 uint32_t SizeQueues::enter_exactly(uint32_t n_granules) {
-  return use(find(n_granules), n_granules);
+  return use(find(n_granules, 0), n_granules, 0);
 }
 
-uint32_t SizeQueues::use(uint32_t size, uint32_t n_granules) {
+uint32_t SizeQueues::use(uint32_t size, uint32_t n_granules, uint32_t account) {
   if (size == kNone) {
     const auto unused =
         std::find_if(sizes_.begin(), sizes_.end(), [](const Size& s) { return s.n_users == 0; });
     size = static_cast<uint32_t>(unused - sizes_.begin());
     if (unused == sizes_.end()) sizes_.emplace_back();
     sizes_[size].n_granules = n_granules;
+    sizes_[size].account = account;
   }
   ++sizes_[size].n_users;
+  n_charged_[account] += n_granules;
   last_entered_ = size;
   return size;
 }
 
 void SizeQueues::leave(uint32_t size) {
   --sizes_[size].n_users;
+  n_charged_[sizes_[size].account] -= sizes_[size].n_granules;
 }
 
 void SizeQueues::oldest_changed(Size& size) {
@@ -108,12 +117,26 @@ void SizeQueues::unlink(uint32_t granule) {
   }
 }
 
-uint32_t SizeQueues::oldest() const {
+template <typename Counts>
+uint32_t SizeQueues::oldest_where(Counts counts) const {
   const Size* best = nullptr;
   for (const Size& size : sizes_) {
-    if (size.oldest != kNone && (best == nullptr || size.oldest_stamp < best->oldest_stamp)) best = &size;
+    if (size.oldest == kNone || !counts(size)) continue;
+    if (best == nullptr || size.oldest_stamp < best->oldest_stamp) best = &size;
   }
   return best == nullptr ? kNone : best->oldest;
+}
+
+uint32_t SizeQueues::oldest() const {
+  return oldest_where([](const Size&) { return true; });
+}
+
+uint32_t SizeQueues::oldest_of_account(uint32_t account) const {
+  return oldest_where([=](const Size& size) { return size.account == account; });
+}
+
+uint32_t SizeQueues::oldest_of_length(uint32_t n_granules) const {
+  return oldest_where([=](const Size& size) { return size.n_granules == n_granules; });
 }
 
 bool SizeQueues::is_about_as_old(uint32_t page, uint32_t eldest) const {
