@@ -53,9 +53,9 @@ struct HostsNode {
     unlink(path.c_str());
     rmdir(directory.c_str());
   }
-  std::shared_ptr<Attachment> attach() {
+  std::shared_ptr<Attachment> attach(uint64_t mark = 0) {
     std::string error;
-    auto attached = Attachment::open(path, nullptr, Deadline::after(10), &error);
+    auto attached = Attachment::open(path, nullptr, Deadline::after(10), &error, mark);
     CHECK(attached != nullptr);
     return attached;
   }

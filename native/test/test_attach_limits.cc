@@ -4,7 +4,34 @@
 #include <thread>
 #include <vector>
 
+#include "attach/engine_line.h"
+#include "attach/turns.h"
 #include "hosts_node.h"
+
+namespace {
+
+using p2pkv::attaching::EngineLine;
+using p2pkv::attaching::Turns;
+using p2pkv::attaching::Welcome;
+
+// An engine that opens as many lines as it likes: one of a version that has not heard of a limit.
+struct Heedless {
+  explicit Heedless(const std::string& at) : path(at), connection(p2pkv::attaching::knock(path, &error)) {
+    const p2pkv::attaching::Hello hello{p2pkv::attaching::kHelloMagic, p2pkv::attaching::kVersion,
+                                        static_cast<uint16_t>(p2pkv::attaching::Purpose::kEngine), 0, 0};
+    UniqueFd area;
+    CHECK(p2pkv::attaching::greet(connection.get(), hello, -1, Deadline::after(30), &welcome, &area, &error));
+  }
+  std::unique_ptr<EngineLine> open_line() {
+    return EngineLine::open(path, welcome, Deadline::after(30), &error);
+  }
+
+  std::string path, error;
+  UniqueFd connection;
+  Welcome welcome{};
+};
+
+}  // namespace
 
 TEST(attach_an_engine_has_no_more_of_the_pool_than_its_share) {
   constexpr uint64_t kShare = 16;  // pages
@@ -93,4 +120,94 @@ TEST(attach_who_gets_no_turn_misses_at_its_deadline) {
   }
   busy.join();
   CHECK(n_late > 0);
+}
+
+TEST(attach_an_engine_that_heeds_no_limit_waits_and_is_not_refused) {
+  HostsNode node(64, {0, 1});
+  Heedless engine(node.path);
+  std::vector<std::unique_ptr<EngineLine>> lines;
+  for (size_t i = 0; i < Host::kMostLines; ++i) {
+    lines.push_back(engine.open_line());
+    CHECK(lines.back() != nullptr);
+  }
+  std::atomic<size_t> n_answered{0};
+  std::vector<std::thread> threads;
+  for (const auto& line : lines) {
+    threads.emplace_back([&] {
+      for (uint64_t round = 0; round < 50; ++round) {
+        line->request().kind = static_cast<uint32_t>(p2pkv::attaching::RequestKind::kLookUp);
+        line->request().n_pages = 1;
+        line->request().timeout_ns = 60'000'000'000;
+        line->request().keys[0] = key_of(round);
+        if (line->ask(Deadline::after(60)) != EngineLine::Asked::kAnswered) break;
+        n_answered += line->answer().n_pages;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(n_answered.load(), 50 * Host::kMostLines);
+  CHECK_EQ(node.host->stats().n_refused, 0U);
+  CHECK(engine.open_line() == nullptr);  // one more than a node of any version lets in
+  CHECK_EQ(node.host->stats().n_refused, 1U);
+}
+
+TEST(attach_a_line_that_is_closed_is_in_nobodys_way) {
+  HostsNode node(64, {0, 1});
+  Heedless engine(node.path);
+  std::vector<std::unique_ptr<EngineLine>> lines(Host::kMostLines);
+  for (size_t i = 0; i < 40 * Host::kMostLines; ++i) {
+    lines[i % Host::kMostLines].reset();
+    lines[i % Host::kMostLines] = engine.open_line();
+    CHECK(lines[i % Host::kMostLines] != nullptr);
+  }
+  CHECK_EQ(node.host->stats().n_refused, 0U);
+}
+
+TEST(attach_no_more_have_a_turn_than_there_are) {
+  constexpr size_t kTurns = 2;
+  Turns turns(kTurns);
+  std::atomic<size_t> n_served{0}, n_most{0}, n_done{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 200; ++round) {
+        CHECK(turns.take(Deadline::after(60), [] { return false; }));
+        const size_t n = ++n_served;
+        for (size_t most = n_most; n > most && !n_most.compare_exchange_weak(most, n);) continue;
+        std::this_thread::yield();
+        --n_served;
+        ++n_done;
+        turns.give_back();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(n_done.load(), 8U * 200U);
+  CHECK(n_most <= kTurns);
+  for (size_t i = 0; i < kTurns; ++i) CHECK(turns.take(Deadline::after(0), [] { return false; }));
+  CHECK(!turns.take(Deadline::after(0), [] { return false; }));
+  CHECK(!turns.take(Deadline::after(60), [] { return true; }));
+  turns.give_back();
+  CHECK(turns.take(Deadline::after(0), [] { return false; }));
+}
+
+TEST(attach_engines_that_are_away_at_once_go_on_with_their_own_shares) {
+  HostsNode node(64 * 2, {16 * kPage, 8});
+  auto quiet = node.attach(1), greedy = node.attach(2);
+  Bytes memory(4 * kPage);
+  EnginePages pages(memory.data(), 4);
+  quiet->publish(pages.get(), Deadline::after(30));
+  const auto leave = [&](const std::shared_ptr<Attachment>& engine, uint64_t n_others) {
+    engine->close();
+    for (const auto end = Deadline::after(30); node.host->stats().engines > n_others && !end.passed();)
+      std::this_thread::yield();
+  };
+  leave(greedy, 1);
+  leave(quiet, 0);
+  greedy = node.attach(2);
+  for (uint64_t round = 0; round < 20; ++round) {
+    for (size_t i = 0; i < 4; ++i) pages.keys[i] = key_of(1000 + round * 4 + i);
+    greedy->publish(pages.get(), Deadline::after(30));
+  }
+  for (uint64_t i = 0; i < 4; ++i) CHECK(holds_byte(*node.pool, i, static_cast<uint8_t>(i + 1)));
 }

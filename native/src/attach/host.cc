@@ -144,6 +144,7 @@ bool Host::admit_engine(UniqueFd* connection, uint64_t mark) {
   engine->connection = std::move(*connection);
   engine->number = next_number_++;
   engine->parts.memories = std::make_shared<EngineMemories>();
+  engine->parts.turns = std::make_shared<Turns>(limits_.requests);
   fill_random(&engine->secret, sizeof engine->secret);
   if (!send_packet(engine->connection.get(), welcome(*engine), area_->fd())) return false;
   if (!show_pool(engine->connection.get())) return false;
@@ -173,7 +174,11 @@ bool Host::admit_line(UniqueFd* connection, const Hello& hello, int area) {
   }
   const std::shared_ptr<Engine>& engine = *found;
   refusal = Refusal::kTooMany;
-  if (engine->lines.size() >= limits_.requests) {
+  // One that its engine has closed may still be at work; its successor is let in all the same.
+  const auto n_left = std::count_if(engine->lines.begin(), engine->lines.end(),
+                                    [](const auto& line) { return line->is_left(); });
+  const size_t n_lines = engine->lines.size();
+  if (n_lines - static_cast<size_t>(n_left) >= kMostLines || n_lines >= 2 * kMostLines) {
     refuse(connection->get(), refusal);
     return false;
   }

@@ -1,5 +1,6 @@
 #include "attach/host_line.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -60,8 +61,14 @@ bool HostLine::start(const std::atomic<bool>& is_draining, std::function<void()>
 
 void HostLine::close() {
   is_closing_ = true;
+  engine_.turns->wake();
   shutdown(connection_.get(), SHUT_RDWR);
   thread_.join();
+}
+
+bool HostLine::is_left() const {
+  pollfd fd{connection_.get(), POLLRDHUP, 0};
+  return has_ended_ || (poll(&fd, 1, 0) > 0 && (fd.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0);
 }
 
 void HostLine::run() {
@@ -91,9 +98,27 @@ bool HostLine::answer(uint64_t id) {
     ++counts_.n_withdrawn;
     return true;
   }
-  Request request;
+  Request request{RequestKind::kPublish, 0, 0, Deadline::after(0), {}, {}, {}};
   if (!take(id, &request)) return is_withdrawn(id);
   ++counts_.n_requests;
+  if (engine_.turns->take(request.deadline, [&] { return is_withdrawn(id); })) {
+    serve(id, request);
+    engine_.turns->give_back();
+  } else {
+    give_up(request);
+  }
+  answer_->n_pages = static_cast<uint32_t>(request.n_pages);
+  return true;
+}
+
+// As many others of its engine were served all the time as may be.
+void HostLine::give_up(const Request& request) {
+  std::fill_n(answer_->is_found, request.n_pages, uint8_t{0});
+  std::fill_n(answer_->statuses, request.n_pages, static_cast<uint8_t>(PoolStatus::kTimedOut));
+  if (request.kind == RequestKind::kMissed) tell(request.keys);
+}
+
+void HostLine::serve(uint64_t id, const Request& request) {
   answer_->is_draining = *is_draining_;
   switch (request.kind) {
     case RequestKind::kPublish:
@@ -106,15 +131,13 @@ bool HostLine::answer(uint64_t id) {
       tell(request.keys);
       break;
   }
-  answer_->n_pages = static_cast<uint32_t>(request.n_pages);
-  return true;
 }
 
 bool HostLine::take(uint64_t id, Request* request) const {
   request->kind = static_cast<RequestKind>(request_->kind);
   request->n_pages = request_->n_pages;
   request->n_pieces = request_->n_pieces;
-  request->timeout_ns = request_->timeout_ns;
+  request->deadline = Deadline::after(static_cast<double>(request_->timeout_ns) / 1e9);
   const bool is_publish = request->kind == RequestKind::kPublish;
   if (!is_publish && request->kind != RequestKind::kLookUp && request->kind != RequestKind::kMissed) {
     return false;
@@ -167,7 +190,7 @@ void HostLine::publish(uint64_t id, const Request& request) {
   parts_.guests.take_out(request.keys.data(), n);
   Consented consent(*this, id);
   const PageBatch batch{n, request.n_pieces, request.keys.data(), request.pieces.data()};
-  const Deadline deadline = Deadline::after(static_cast<double>(request.timeout_ns) / 1e9);
+  const Deadline& deadline = request.deadline;
   parts_.pool.publish(batch, statuses.data(), locations.data(), deadline, &consent, engine_.share);
   if (is_withdrawn(id)) ++counts_.n_withdrawn;
   const bool has_lost = parts_.guests.take_out(request.keys.data(), n) > 0;

@@ -9,6 +9,7 @@
 
 #include "attach/engine_memory.h"
 #include "attach/frames.h"
+#include "attach/turns.h"
 #include "attach/untold.h"
 #include "attach/waiting.h"
 #include "base/fd.h"
@@ -31,9 +32,10 @@ struct HostParts {
   Tier* tier;  // null: this node has no disk
 };
 
-// The lines of one engine have this in common. The memories are its own.
+// The lines of one engine have this in common. The memories and turns are its own.
 struct EngineParts {
   std::shared_ptr<EngineMemories> memories;
+  std::shared_ptr<Turns> turns;
   PoolShare share{};
 };
 
@@ -62,6 +64,8 @@ class HostLine final {
   int answer_fd() const { return answer_region_->fd(); }
   int connection() const { return connection_.get(); }
   bool has_ended() const { return has_ended_; }
+  // Whether its engine has closed it, though what it asked for last may still be under way.
+  bool is_left() const;
 
  private:
   class Consented;
@@ -70,7 +74,7 @@ class HostLine final {
     RequestKind kind;
     size_t n_pages;
     size_t n_pieces;
-    int64_t timeout_ns;
+    Deadline deadline;
     std::vector<Key> keys;
     std::vector<Piece> pieces;                            // addresses in this process
     std::vector<std::shared_ptr<MappedMemory>> memories;  // that they lie in
@@ -83,6 +87,8 @@ class HostLine final {
   bool answer(uint64_t id);
   bool take(uint64_t id, Request* request) const;
   bool take_pieces(Request* request) const;
+  void serve(uint64_t id, const Request& request);
+  void give_up(const Request& request);
   void publish(uint64_t id, const Request& request);
   void look_up(const Request& request);
   void announce(const Request& request);
