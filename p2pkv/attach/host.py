@@ -140,4 +140,5 @@ class Host(Resource):
             "p2pkv_attach_stored_bytes_total": stats["stored_bytes"],
             "p2pkv_attach_largest_share_bytes": stats["largest_charge"],
             "p2pkv_attach_share_evicted_pages_total": stats["taken_out"],
+            "p2pkv_attach_share_refused_pages_total": stats["not_taken"],
         }

@@ -44,16 +44,19 @@ class OwnHost(Resource):
     def __init__(
         self,
         path: str,
+        mark: int,
         on_attached: Callable[[_native.Attachment, int], None],
         on_lost: Callable[[int], None],
     ) -> None:
         """Attach; ``on_attached`` is called by the thread whenever that was done anew, with the node's boot epoch.
 
+        ``mark`` is what the node knows this engine by, life after life: its pages are then charged to the same share.
         ``on_lost`` is called by it when the node has gone, with the boot epoch of the life that has ended.
 
         Raises :class:`~p2pkv.errors.ControlError` if no node lets this engine in.
         """
         self.path = path
+        self._mark = mark
         self.n_attached = 1
         self._gone_at = 0.0
         self._on_attached = on_attached
@@ -69,7 +72,7 @@ class OwnHost(Resource):
         """The node that has gone last, and the number of the bumps that it had heard of."""
         self._is_mapping_in = False
         try:
-            self._attachment: _native.Attachment | None = _native.Attachment.open(path, _ANSWER_S)
+            self._attachment: _native.Attachment | None = _native.Attachment.open(path, _ANSWER_S, mark=mark)
         except RuntimeError as error:
             raise ControlError(
                 f"cannot attach to the node at 'unix:{path}': {error}; start one there (p2pkv node with "
@@ -155,7 +158,7 @@ class OwnHost(Resource):
 
     def _attach_again(self) -> None:
         self._let_go_of_pool()
-        attachment = _native.Attachment.open(self.path, _ANSWER_S, self.pool.get())
+        attachment = _native.Attachment.open(self.path, _ANSWER_S, self.pool.get(), self._mark)
         pool = attachment.take_pool()
         self._on_attached(attachment, pool.boot)  # who it is must be known before anything is stored there
         self.pool.set(pool)

@@ -77,6 +77,7 @@ READINGS = {
     "p2pkv_attach_stored_bytes_total": "Bytes of these pages",
     "p2pkv_attach_largest_share_bytes": "Most bytes of the pool that one attached engine has; 0 without attach_share",
     "p2pkv_attach_share_evicted_pages_total": "Pages that went because their engine was above attach_share",
+    "p2pkv_attach_share_refused_pages_total": "Pages of attached engines not stored for want of room in attach_share",
     "p2pkv_kv_event_batches_total": "Messages of KV events sent",
     "p2pkv_kv_event_retellings_total": "Times that KV events told all: at start, after a bump or a loss, when asked",
     "p2pkv_membership_malformed_views_total": "Views that no node could have sent",

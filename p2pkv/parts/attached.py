@@ -86,7 +86,12 @@ class AttachedParts:
             raise_limit()
         require_descriptors()
         self.metrics = Metrics()
-        self.own_host = OwnHost(config.attach_path, weakly(self._attached_again), weakly(self._host_lost))
+        self.own_host = OwnHost(
+            config.attach_path,
+            node_key(config.node_id),
+            weakly(self._attached_again),
+            weakly(self._host_lost),
+        )
         undo.callback(self.own_host.close)
         self._open_control(undo)
         self._start_transports(undo, extra_transports)

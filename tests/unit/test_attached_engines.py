@@ -266,6 +266,42 @@ def test_an_engine_that_publishes_without_end_takes_out_its_own_pages(tmp_path: 
     assert told["p2pkv_attach_largest_share_bytes"] == 0.25 * N_ROOM * NBYTES
     assert told["p2pkv_attach_share_evicted_pages_total"] == 2 * N_ROOM - N_ROOM // 4
     assert told["p2pkv_pool_used_bytes"] == (0.25 * N_ROOM + 4) * NBYTES
+    assert told["p2pkv_attach_share_refused_pages_total"] == 0
+
+
+def test_what_has_no_room_in_a_share_is_counted(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    path = f"unix:{tmp_path}/s"
+    n_share = N_ROOM // 4
+    pages = np.ones((n_share + 3, NBYTES), np.uint8)
+    config = Config(node_id="host", attach_listen=path, pool_size=N_ROOM * NBYTES, attach_share=0.25)
+    with Node.start(config) as host, Node.start(Config(attach=path)) as engine:
+        engine.register_memory(pages)
+        outcomes = engine.publish([f"k{i}" for i in range(len(pages))], pages, timeout=20.0)
+        assert outcomes[:n_share].all()
+        assert not outcomes[n_share:].any()
+        assert host.counters()["p2pkv_attach_share_refused_pages_total"] == 3
+
+
+def test_engines_that_are_away_at_once_find_their_own_shares_again(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    path = f"unix:{tmp_path}/s"
+    pages = np.ones((4, NBYTES), np.uint8)
+    quiet_keys = [f"quiet-{i}" for i in range(4)]
+    config = Config(node_id="host", attach_listen=path, pool_size=N_ROOM * NBYTES, attach_share=0.25)
+    with Node.start(config) as host:
+        with (
+            Node.start(Config(node_id="quiet", attach=path)) as quiet,
+            Node.start(Config(node_id="greedy", attach=path)),
+        ):
+            quiet.register_memory(pages)
+            assert quiet.publish(quiet_keys, pages, timeout=20.0).all()
+        with Node.start(Config(node_id="greedy", attach=path)) as greedy:
+            greedy.register_memory(pages)
+            for batch in range(2 * N_ROOM // len(pages)):
+                keys = [f"greedy-{batch}-{i}" for i in range(len(pages))]
+                assert greedy.publish(keys, pages, timeout=20.0).all()
+        assert host.exists(quiet_keys, timeout=20.0).all()
 
 
 @pytest.mark.parametrize(
