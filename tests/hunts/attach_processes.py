@@ -47,6 +47,11 @@ def greedy_keys(name: str, batch: int) -> tuple[list[str], list[int]]:
     return [f"{name}-{value}" for value in values], values
 
 
+def greedy_size(batch: int, sizes: list[int]) -> int:
+    """Return how many bytes each page of this batch has."""
+    return sizes[batch // 2 % len(sizes)]
+
+
 def lines_left(ended: ChildProcess, timeout: float) -> list[int]:
     """Return the numbers that it had said before it ended; its output ends within ``timeout`` seconds."""
     numbers = []
@@ -123,16 +128,20 @@ def be_victim(name: str, path: str) -> None:
             say(batch)
 
 
-def be_greedy(name: str, path: str, nbytes: str) -> None:
-    """Publish from several threads until killed; the first says the number of each batch that is published whole."""
-    with Node.start(Config(node_id=name, attach=path, replicas=1)) as node:
+def be_greedy(node_id: str, name: str, path: str, *nbytes: str) -> None:
+    """Publish from several threads until killed; the first says the number of each batch that is published whole.
+
+    Keys begin with ``name``; pages have these sizes by turns.
+    """
+    sizes = [int(size) for size in nbytes]
+    with Node.start(Config(node_id=node_id, attach=path, replicas=1)) as node:
 
         def publish(of: str, tell: bool) -> None:
-            region = SharedRegion.create(GREEDY_PAGES * int(nbytes))
+            region = SharedRegion.create(GREEDY_PAGES * max(sizes))
             node.register_address(region.address, region.nbytes, region)
-            rows = rows_of(region.array, GREEDY_PAGES, int(nbytes))
             for batch in range(1 << 30):
                 keys, values = greedy_keys(of, batch)
+                rows = rows_of(region.array, GREEDY_PAGES, greedy_size(batch, sizes))
                 rows[:] = np.array(values, np.uint64)[:, None]
                 if node.publish(keys, rows.view(np.uint8), timeout=30.0).all() and tell:
                     say(batch)

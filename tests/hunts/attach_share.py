@@ -3,8 +3,8 @@
 The host's node is the hunter's. Two quiet engines have published what they need, less than is left to them, and read
 it now and then, or not for long: no page of it is ever missing. Beside them one or two greedy engines, each a process
 of its own (``hunts.attach_processes``), publish without end from several threads at once, until they are killed and
-started again. One engine is away at a time: of two, each may go on with what the other is charged for. A page is one
-64-bit number over and over, so that a mixed one is seen.
+started again, while a quiet one is away as well or not. Pages are of two sizes, and the greedy ones publish both by
+turns. A page is one 64-bit number over and over, so that a mixed one is seen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing
 
 import numpy as np
 
-from hunts.attach_processes import GREEDY_PAGES, child, greedy_keys, lines_left, rows_of
+from hunts.attach_processes import GREEDY_PAGES, child, greedy_keys, greedy_size, lines_left, rows_of
 from hunts.frame import Broken, Hunt, Stop, Tally
 from p2pkv import Config, Node, SharedRegion
 from p2pkv.testing.processes import ChildProcess
@@ -73,7 +73,6 @@ class Quiet:
         self.publish(self._chance.sample(range(len(self._values)), min(16, len(self._values))))
 
     def start_again(self) -> None:
-        self.close()
         self._start()
 
     def _keys(self, which: range | list[int]) -> list[str]:
@@ -88,16 +87,17 @@ class Quiet:
 class Greedy:
     """An engine that publishes without end, life after life."""
 
-    def __init__(self, name: str, path: str, nbytes: int, node: Node) -> None:
-        self._name, self._path, self._nbytes, self._node = name, path, nbytes, node
+    def __init__(self, name: str, path: str, sizes: list[int], node: Node) -> None:
+        self._name, self._path, self._sizes, self._node = name, path, sizes, node
         self._n_lives = 0
         self._child = self._start()
-        self._to = np.zeros(GREEDY_PAGES * nbytes, np.uint8)
+        self._to = np.zeros(GREEDY_PAGES * max(sizes), np.uint8)
         node.register_memory(self._to)
 
     def _start(self) -> ChildProcess:
         self._n_lives += 1
-        return child("greedy", f"{self._name}-{self._n_lives}", self._path, str(self._nbytes))
+        keys_of = f"{self._name}-{self._n_lives}"
+        return child("greedy", self._name, keys_of, self._path, *map(str, self._sizes))
 
     def publish(self, n: int) -> int:
         """Have it publish some batches; return the number of the last one."""
@@ -107,7 +107,7 @@ class Greedy:
         return last
 
     def kill(self) -> int:
-        """Kill it and start it again; return how many pages are still there of those it said last to be published.
+        """Kill it; return how many pages are still there of those it said last to be published.
 
         Its other threads may have taken them out since: the share is theirs as well.
         """
@@ -116,13 +116,15 @@ class Greedy:
         self._child.close()
         last = ([last, *lines_left(self._child, _SURE_S)])[-1]
         keys, values = greedy_keys(f"{self._name}-{self._n_lives}", last)
-        rows = rows_of(self._to, len(keys), self._nbytes)
+        rows = rows_of(self._to, len(keys), greedy_size(last, self._sizes))
         outcomes = self._node.fetch(keys, rows.view(np.uint8), timeout=_SURE_S).astype(bool)
         if (rows[outcomes] != np.array(values, np.uint64)[outcomes, None]).any():
             raise Broken("a page of an engine that was killed is served with other bytes")
-        self._child = self._start()
-        self.publish(1)  # until it is attached: of two that are away each may go on with what the other had
         return int(outcomes.sum())
+
+    def start_again(self) -> None:
+        self._child = self._start()
+        self.publish(1)
 
     def close(self) -> None:
         self._child.kill()
@@ -138,7 +140,7 @@ def _check_room(host: Node, n_greedy: int) -> None:
 
 def run(seed: int, tally: Tally, stop: Stop) -> None:
     chance = random.Random(seed)
-    nbytes, n_greedy = chance.choice([4096, 16384, 65536]), chance.choice([1, 1, 2])
+    sizes, n_greedy = chance.sample([4096, 16384, 65536, 131072], 2), chance.choice([1, 1, 2])
     with ExitStack() as undo:
         undo.callback(gc.collect)
         folder = undo.enter_context(
@@ -155,11 +157,11 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
         )
         host = undo.enter_context(Node.start(config))
         quiet = [
-            undo.enter_context(closing(Quiet(f"quiet-{i}", path, nbytes, 10**6 * (i + 1), chance)))
+            undo.enter_context(closing(Quiet(f"quiet-{i}", path, sizes[i], 10**6 * (i + 1), chance)))
             for i in range(2)
         ]
         greedy = [
-            undo.enter_context(closing(Greedy(f"greedy-{i}", path, nbytes, host))) for i in range(n_greedy)
+            undo.enter_context(closing(Greedy(f"greedy-{i}", path, sizes, host))) for i in range(n_greedy)
         ]
         for _ in range(_STEPS):
             if stop():
@@ -168,12 +170,21 @@ def run(seed: int, tally: Tally, stop: Stop) -> None:
             _check_room(host, n_greedy)
             what = chance.random()
             if what < 0.25:
-                tally["outlived"] += chance.choice(greedy).kill()
+                one = chance.choice(greedy)
+                tally["outlived"] += one.kill()
+                one.start_again()
                 tally["killed"] += 1
-            elif what < 0.35:
-                chance.choice(quiet).start_again()
+            elif what < 0.4:
+                other, one = chance.choice(quiet), chance.choice(greedy)
+                if both := chance.random() < 0.5:
+                    one.kill()
+                    tally["away at once"] += 1
+                other.close()
+                if both:
+                    one.start_again()
+                other.start_again()
                 tally["restarts"] += 1
-            elif what < 0.5:
+            elif what < 0.55:
                 chance.choice(quiet).publish_again()
             elif what < 0.9:
                 tally["hits"] += quiet[0].check()
@@ -192,5 +203,5 @@ HUNT = Hunt(
     "attach_share",
     "an engine that publishes without end takes out its own pages, and nobody else's",
     run,
-    effects=("hits", "killed", "outlived", "restarts", "taken out"),
+    effects=("hits", "killed", "outlived", "restarts", "away at once", "taken out"),
 )
